@@ -1,19 +1,6 @@
-"""Values of an event as words: bytes, shares and times in their own units, counts with their noun.
+"""Progress of long commands on stderr: bars on a terminal, one line an event in a file.
 
-Where some work stands: which stages there are, which is at work, how much of it is done.
-
-Work that is part of other work announces stages of its own (`merger.events`): they lie within the stage that
-was at work then, and end when the outer work begins its next one.
-
-Each event of long work as a sentence in plain words; one that is not known here still reads.
-
-Events of training and merging are described in `merger.events`, of how a merge goes in docs/merging.md.
-
-Progress where nobody watches: a sentence for each event, and one more where nothing came for a while.
-
-Progress on a terminal: stages, part done and time left, bytes saved, each query's ratio; it redraws itself.
-
-What a long command shows while it works: a live table on a terminal, sentences elsewhere.
+The events are those of `merger.events`; each has a sentence here, and an unknown one is printed with its fields.
 """
 
 from __future__ import annotations
@@ -21,555 +8,342 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from gemel.text import duration, number, percent, size
-from models.errors import one_line
+from models.errors import join_names, one_line
 
 if TYPE_CHECKING:
     from merger.events import Progress
 
-
-NAMED = 3
-
-
-def format_field(name: str, value: Any) -> str:
-    """One field of an event that nothing is known about: its name and value."""
-    said = name.replace("_", " ")
-    if isinstance(value, Mapping):
-        return f"{said} " + ", ".join(f"{key} {format_value(item)}" for key, item in value.items())
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        if name.endswith("bytes"):
-            return f"{name.removesuffix('bytes').rstrip('_').replace('_', ' ')} {size(value)}".strip()
-        if name.endswith("fraction"):
-            return f"{name.removesuffix('fraction').rstrip('_').replace('_', ' ')} {percent(value)}".strip()
-        if name == "seconds":
-            return duration(value)
-    return f"{said} {format_value(value)}"
-
-
-def format_value(value: Any) -> str:
-    """A value as a person writes it."""
-    if isinstance(value, float):
-        return f"{value:.3f}" if abs(value) >= 0.01 or not value else f"{value:.2g}"
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return ", ".join(format_value(item) for item in value)
-    return str(value)
-
-
-def join_names(names: Sequence[str]) -> str:
-    """Names with commas, the first few of them."""
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
-
-
-def count_noun(count: int, one: str, many: str | None = None) -> str:
-    """A count and its noun."""
-    return f"{count} {one if count == 1 else many or one + 's'}"
-
-
-def worst_ratio(ratios: Mapping[str, float]) -> tuple[str, float]:
-    """The query that keeps least, and what it keeps."""
-    return min(ratios.items(), key=lambda item: item[1])
-
-
-def metric_name(name: str) -> str:
-    """A metric's name in words."""
-    return {"f1": "F1"}.get(name, name.replace("_", " "))
+Fields = Mapping[str, Any]
+INTERVAL_S = 60.0
+"""A log shows a frequent event, and that a stage still runs, at most once in this time."""
+FREQUENT_EVENTS = ("epoch", "part")
+POLL_INTERVAL_S = 1.0
+MAX_NAMES = 3
 
 
 @dataclass
 class StageLevel:
-    """The stages of one piece of work; `at` is the place of the one at work, None before the first.
-
-    Stages that were not `said_before` are those that began so far.
-    """
+    """The stages of one piece of work; `announced` is False where they became known one by one."""
 
     names: list[str]
-    at: int | None = None
-    said_before: bool = True
+    current: int | None = None
+    announced: bool = True
 
-    @property
-    def stage(self) -> str | None:
-        """The name of the stage at work."""
-        return None if self.at is None else self.names[self.at]
+    def describe(self) -> str:
+        """The running stage, with its number where the count is known."""
+        if self.current is None:
+            return ""
+        count = f" ({self.current + 1} of {len(self.names)})" if self.announced else ""
+        return self.names[self.current] + count
 
 
 class StageTracker:
-    """What the events `stages`, `stage` and `part` came to; `hear` each with the time it came (seconds)."""
+    """Which stages are announced and running, and how much of the running one is done.
 
-    def __init__(self, now: float) -> None:
+    Work within other work announces stages of its own: they are nested in the stage that runs, and end with it. No
+    time left is shown that goes beyond `limit_s` after the start.
+    """
+
+    def __init__(self, now: float, limit_s: float | None = None) -> None:
         self.levels: list[StageLevel] = []
         self.began = now
         self.done: float | None = None
-        self.ends: float | None = None
+        self.ends_at: float | None = None
+        self._limit = None if limit_s is None else now + limit_s
 
-    def hear(self, event: str, fields: Mapping[str, Any], now: float) -> None:
-        """Take note of an event; others than the three change nothing."""
+    def update(self, event: str, fields: Fields, now: float) -> None:
+        """Apply one of the events `stages`, `stage` and `part`; others change nothing."""
         if event == "stages":
-            self._announced([str(name) for name in fields["names"]])
+            self._announce([str(name) for name in fields["names"]])
         elif event == "stage":
-            self._begun(str(fields["name"]))
-            self.began, self.done, self.ends = now, None, None
+            self._begin(str(fields["name"]))
+            self.began, self.done, self.ends_at = now, None, None
         elif event == "part":
             left = fields.get("seconds_left")
-            self.done, self.ends = fields["done"], None if left is None else now + left
+            self.done, self.ends_at = fields["done"], None if left is None else now + left
+            if self.ends_at is not None and self._limit is not None:
+                self.ends_at = min(self.ends_at, max(now, self._limit))
 
-    def _announced(self, names: list[str]) -> None:
-        for place, level in enumerate(self.levels):
-            if level.names == names or level.at is None:  # the same work once more, or what never began
-                del self.levels[place:]
+    def _announce(self, names: list[str]) -> None:
+        for index, level in enumerate(self.levels):
+            if level.names == names or level.current is None:  # the same work again, or stages that never began
+                del self.levels[index:]
                 break
         self.levels.append(StageLevel(names))
 
-    def _begun(self, name: str) -> None:
-        for place in reversed(range(len(self.levels))):
-            level = self.levels[place]
+    def _begin(self, name: str) -> None:
+        for index in reversed(range(len(self.levels))):
+            level = self.levels[index]
             if name in level.names:
-                del self.levels[place + 1 :]
-                level.at = level.names.index(name)
+                del self.levels[index + 1 :]
+                level.current = level.names.index(name)
                 return
-        if not self.levels or self.levels[-1].said_before:
-            self.levels.append(StageLevel([], said_before=False))
+        if not self.levels or self.levels[-1].announced:
+            self.levels.append(StageLevel([], announced=False))
         self.levels[-1].names.append(name)
-        self.levels[-1].at = len(self.levels[-1].names) - 1
+        self.levels[-1].current = len(self.levels[-1].names) - 1
 
-    def announced(self) -> str:
-        """The stages announced last, as one sentence."""
-        level, outer = self.levels[-1], self.levels[-2].stage if len(self.levels) > 1 else None
-        count = len(level.names)
-        what = f"{count} stages" if count != 1 else "one stage"
-        return f"{outer or 'this'} takes {what}: {', '.join(level.names)}"
+    def describe_announced(self) -> str:
+        """The stages that were announced last."""
+        names = self.levels[-1].names
+        count = "1 stage" if len(names) == 1 else f"{len(names)} stages"
+        return f"{count}: {', '.join(names)}"
 
-    def stage(self) -> str:
-        """The stage at work as a sentence, within the outer ones."""
-        parts = [
-            f"{level.stage} ({level.at + 1} of {len(level.names)})" if level.said_before else f"{level.stage}"
-            for level in self.levels
-            if level.at is not None
-        ]
+    def describe_stage(self) -> str:
+        """The running stage, after the stages that it is part of."""
+        return ", ".join(text for level in self.levels if (text := level.describe()))
+
+    def describe_part(self, now: float) -> str:
+        """How long the running stage has taken, how much of it is done, and how long the rest takes."""
+        parts = [f"{duration(now - self.began)} so far"]
+        if self.done is not None:
+            parts.append(f"{percent(self.done, 0)} done")
+            if self.ends_at is not None and self.ends_at > now:
+                parts.append(f"about {duration(max(1.0, self.ends_at - now))} left")
         return ", ".join(parts)
-
-    def still(self, now: float) -> str:
-        """What is said when nothing else was for a while."""
-        stage = next((level.stage for level in reversed(self.levels) if level.stage), None)
-        if stage is None:
-            return f"still at work, for {duration(now - self.began)} now"
-        if self.done is None:
-            return f"still at '{stage}', for {duration(now - self.began)} now"
-        return f"still at '{stage}': {self.part(now)}"
-
-    def part(self, now: float) -> str:
-        """How much of the stage at work is done, and how long the rest takes; empty where nobody knows.
-
-        Where that time is over and nothing more was told, how long it has taken.
-        """
-        if self.done is None:
-            return ""
-        done = f"{percent(self.done, 0)} done"
-        if self.ends is None:
-            return done
-        if self.ends < now:
-            return f"{done}, after {duration(now - self.began)}"
-        return f"{done}, about {duration(max(1.0, self.ends - now))} left"
-
-
-def stage_marks(level: StageLevel) -> Sequence[tuple[str, str]]:
-    """(mark, name) of each stage of a level: done, at work, or to come."""
-    at = -1 if level.at is None else level.at
-    return [("✓" if i < at else "▸" if i == at else "·", name) for i, name in enumerate(level.names)]
-
-
-Fields = Mapping[str, Any]
-
-
-def format_event(event: str, fields: Fields) -> str:
-    """What is told of an event, in one line, without a full stop."""
-    return one_line(_sentence(event, fields))
-
-
-def _sentence(event: str, fields: Fields) -> str:
-    known = EVENT_FORMATS.get(event)
-    if known is not None:
-        try:
-            return known(fields)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            pass  # fields that a newer worker names otherwise
-    words = ", ".join(format_field(name, value) for name, value in fields.items() if value is not None)
-    return event.replace("_", " ") + (f" ({words})" if words else "")
-
-
-def _warning(f: Fields) -> str:
-    return f"take note: {f['text']}"
-
-
-def _query(f: Fields) -> str:
-    return f"training the original of {f['query']}, {f['index']} of {f['count']}"
-
-
-def _cycle(f: Fields) -> str:
-    return f"{f['query']}: training cycle {f['cycle']} of at most {f['cycles']} ends at {number(f['val'])} on val"
-
-
-def _original(f: Fields) -> str:
-    took = f", after {duration(f['seconds'])}" if "seconds" in f else ""
-    test = f", {number(f['test'])} on test" if "test" in f else ""
-    return f"the original of {f['query']} is trained: {metric_name(f['metric'])} {number(f['val'])} on val{test}{took}"
-
-
-def _epoch(f: Fields) -> str:
-    queries = f["queries"]
-    who = "all together" if len(queries) > 1 else f"{queries[0]}"
-    text = f"training {who}, epoch {f['epoch']} of {f['epochs']}"
-    ratios = f.get("ratios")
-    if not ratios:
-        return f"{text}: loss {f['loss']:.3g}" if "loss" in f else text
-    if len(ratios) == 1:
-        return f"{text}: it keeps {number(next(iter(ratios.values())), 2)} of its original"
-    query, ratio = worst_ratio(ratios)
-    return f"{text}: worst query keeps {number(ratio, 2)} of its original ({query})"
-
-
-def _reference(f: Fields) -> str:
-    return (
-        f"the original of {f['query']} reaches {metric_name(f['metric'])} {number(f['val'])} on val; "
-        f"merged it must keep at least {number(f['needed'])}"
-    )
-
-
-def _precision(f: Fields) -> str:
-    times = [
-        f"{name} {1000 * f[name]:.0f} ms" for name in ("fp32", "tf32", "bf16") if isinstance(f.get(name), (int, float))
-    ]
-    return f"{f['model']} trains in {f['chosen']}" + (f" (a step takes {', '.join(times)})" if times else "")
-
-
-def _layout(f: Fields) -> str:
-    kinds = {
-        kind: [query for query, own in f["precisions"].items() if own == kind] for kind in f["precisions"].values()
-    }
-    computed = "; ".join(f"{kind} for {join_names(queries)}" for kind, queries in kinds.items())
-    why = f", since memory was not enough for {' or for '.join(f['full'])}" if f["full"] else ", all of which fits"
-    return f"a step has {f['chosen']}{why}" + (f"; precision: {computed}" if computed else "")
-
-
-def _workers(f: Fields) -> str:
-    where = f" in the Ray cluster {f['on']}" if f.get("on") else " at once"
-    threads = f", {f['threads']} threads each" if isinstance(f.get("threads"), int) else ""
-    return f"{count_noun(f['workers'], 'worker')}{where}{threads}"
-
-
-def _crew(f: Fields) -> str:
-    parts = "; ".join(f"{', '.join(own) or 'none'} ({percent(load)})" for own, load in zip(f["queries"], f["loads"]))
-    return (
-        f"{len(f['queries'])} processes, queries by FLOPs and by what they share: {parts}; "
-        f"gradients of up to {size(f['crossing_bytes'])} cross a step"
-    )
-
-
-def _sums(f: Fields) -> str:
-    given = ", ".join(size(nbytes / max(1, f["steps"])) for nbytes in f["given_bytes"])
-    return f"in {f['steps']} steps the processes handed over {given} of gradients a step to be summed"
-
-
-def _ancestry(f: Fields) -> str:
-    kinship = min(f["kinship"].values(), default=0.0)
-    if f["common"]:
-        return f"the originals are related: their weights are close (kinship {number(kinship, 2)} of 1)"
-    return (
-        f"the originals are not related: each learned by itself (kinship {number(kinship, 2)} of 1), so the same "
-        "feature may sit in other channels"
-    )
-
-
-def _equal(f: Fields) -> str:
-    as_is = f"; {join_names(f['settled'])} share nothing else and stay as they are" if f["settled"] else ""
-    sets = count_noun(f["sets"], "set of layers is", "sets of layers are")
-    return f"{sets} equal already: {size(f['saved_bytes'])} less without any training{as_is}"
-
-
-def _aligned(f: Fields) -> str:
-    return (
-        f"{f['query']}: {f['moved']} of {f['channels']} channels change places, so that they match those of the others"
-    )
-
-
-def _start(f: Fields) -> str:
-    name, _, solved = f["start"].partition(", ")
-    what = {
-        "mean": "the mean of all weights",
-        "aligned mean": "the mean of all weights, channels matched first",
-    }.get(name, f"the weights of {name}")
-    again = ", then solved for layer by layer" if solved else ""
-    return f"starting from {what}{again}: {percent(f['error'], 0)} of what the models knew is lost before training"
-
-
-def _rate(f: Fields) -> str:
-    tried = f"tried the learning rate {f['rate']:g} for {f['epochs']:g} epochs"
-    if "features" in f:
-        tried += f" ({_way(f)})"
-    if "regained" in f:
-        return f"{tried}: {percent(max(0.0, f['regained']), 0)} of what was lost is back"
-    if f["ratio"] is None:
-        return f"{tried}: the training diverged"
-    return f"{tried}: the worst query keeps {number(f['ratio'], 2)} of its original"
-
-
-def _recipe(f: Fields) -> str:
-    return f"training at the learning rate {f['rate']:g}, {f['epochs']} epochs at a time, {_way(f)}"
-
-
-def _way(f: Fields) -> str:
-    return f"features weigh {f['features']:g}, private weights move at {f['private']:g} of the rate"
-
-
-def _waits(f: Fields) -> str:
-    why = f"it loses {percent(f['lost'], 0)} at the start" if "lost" in f else f"it keeps only {number(f['ratio'], 2)}"
-    return f"{f['waits']} waits until the others are merged: {why} ({number(f['required'], 2)} is required)"
-
-
-def _accepted(f: Fields) -> str:
-    return f"the others are merged: {size(f['saved_bytes'])} saved; now those that waited join"
-
-
-def _adopting(f: Fields) -> str:
-    return "with all layers shared every query is lost: on with models that become parts of others"
-
-
-def _takes(f: Fields) -> str:
-    layers = f"{f['takes']} takes over {count_noun(f['layers'], 'layer', 'layers')} of {f['from']}"
-    kept = "kept" if f["accepted"] else f"{number(f['required'])} is required"
-    return f"{layers}: {number(f['ratio'])} of its original ({kept}); {size(f['accepted_bytes'])} saved this way"
-
-
-def _alone(f: Fields) -> str:
-    reached = "enough" if f["ratio"] >= f["required"] else f"{number(f['required'])} is required"
-    return f"{f['query']}, its private parts trained by themselves: {number(f['ratio'])} of its original ({reached})"
-
-
-def _repair(f: Fields) -> str:
-    if f["repair"] == "leaves":
-        return f"{f['query']} does not reach what is required and keeps its original, unshared"
-    return (
-        f"{f['query']} gets help ({f['repair']}): it keeps {number(f['ratio'])} of its original "
-        f"({number(f['required'])} is required)"
-    )
-
-
-def _widths(f: Fields) -> str:
-    held = f"; not yet enough for {join_names(f['in_the_way'])}" if f["in_the_way"] else ""
-    query, ratio = worst_ratio(f["ratios"])
-    stored = ", ".join(f"{size(nbytes)} {name}" for name, nbytes in f["stored_bytes"].items() if nbytes)
-    return f"stored in fewer bits ({stored}): worst query keeps {number(ratio, 2)} of its original ({query}){held}"
-
-
-def _prefix(f: Fields) -> str:
-    return (
-        f"{f['query']} shares its first {f['prefix']} of {f['layers']} layers and keeps {number(f['ratio'], 2)} of "
-        "its original"
-    )
-
-
-def _attempt(f: Fields) -> str:
-    if "prefix" in f:
-        held = "enough" if f["held"] else "too little"
-        return f"{f['query']} with {count_noun(f['prefix'], 'frozen layer')} keeps {number(f['ratio'], 2)}: {held}"
-    kept, tried = len(f["kept"]), len(f["members"])
-    outcome = "the training diverged" if f["diverged"] else f"{kept} of {tried} layers can share"
-    return f"round {f['round']}, {_kind(f['group'])}: {outcome}"
-
-
-def _round(f: Fields) -> str:
-    members = f.get("members") or ()
-    ratios = f.get("ratios")
-    worse = f"; worst query keeps {number(worst_ratio(ratios)[1], 2)} of its original" if ratios else ""
-    shares = f"{count_noun(len(members), 'layer')} share" if members else "nothing is shared"
-    of = f" of at most {size(f['ceiling_bytes'])}" if "ceiling_bytes" in f else ""
-    return (
-        f"round {f['round']} of {f['rounds']}, {_kind(f['signature'])}: {shares}, {size(f['saved_bytes'])}{of} "
-        f"saved so far{worse}"
-    )
-
-
-def _kind(signature: str) -> str:
-    return " ".join(signature.split()[:2])
-
-
-def _test(f: Fields) -> str:
-    what = f" {metric_name(f['metric'])} {number(f['original'])} became {number(f['merged'])}," if "metric" in f else ""
-    text = f"{f['query']} on test:{what} {percent(f['ratio'])} of its original"
-    met = f["met"] if "met" in f else f["ratio"] is not None and f["ratio"] >= f["target"]
-    if not f.get("worth", True):
-        return f"{text}; no evidence, since the original is too weak"
-    return f"{text}; target {'met' if met else 'missed'}"
-
-
-def _evaluate(f: Fields) -> str:
-    return f"judging {f['query']}, its original beside it, on test"
-
-
-def _stream(f: Fields) -> str:
-    return f"playing the stream to the {f['arm']} in {size(f['memory_bytes'])} of memory ({f['memory']})"
-
-
-def _profile(f: Fields) -> str:
-    return f"measuring what {f['query']} costs on this machine"
-
-
-EVENT_FORMATS: dict[str, Callable[[Fields], str]] = {
-    "warning": _warning, "query": _query, "cycle": _cycle, "original": _original, "epoch": _epoch,
-    "reference": _reference, "precision": _precision, "layout": _layout, "workers": _workers,
-    "crew": _crew, "sums": _sums,
-    "ancestry": _ancestry, "equal": _equal, "aligned": _aligned, "start": _start, "rate": _rate,
-    "recipe": _recipe, "adopting": _adopting, "takes": _takes, "waits": _waits,
-    "accepted": _accepted, "alone": _alone, "repair": _repair,
-    "widths": _widths, "prefix": _prefix,
-    "attempt": _attempt, "round": _round, "test": _test,
-    "evaluate": _evaluate, "stream": _stream, "profile": _profile,
-}  # fmt: skip
-
-
-QUIET_S = 2.0
-"""Of events that come often, one in so many seconds is told."""
-SILENT_S = 8.0
-"""After so long without a word it is said what is still going on; with the second between two looks, under 10."""
-FREQUENT = ("epoch",)
 
 
 class ProgressLog:
-    """One line per event; `beat` says what is going on where nothing was said for long. Safe from any thread."""
+    """One line an event, at most one a minute for frequent events and for a stage that still runs. Thread-safe."""
 
-    def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic, limit_s: float | None = None) -> None:
         self._out, self._clock, self._lock = out, clock, threading.Lock()
-        self._started = self._said = clock()
-        self._last = dict.fromkeys(FREQUENT, self._started - QUIET_S)
-        self._standing = StageTracker(self._started)
+        self._started = self._printed_at = clock()
+        self._tracker = StageTracker(self._started, limit_s)
 
     def __call__(self, event: str, **fields: Any) -> None:
         with self._lock:
             now = self._clock()
-            self._standing.hear(event, fields, now)
-            if event == "part":
-                self._beat(now)
-                return
-            if event in FREQUENT:
-                if now - self._last[event] < QUIET_S:
-                    return
-                self._last[event] = now
+            self._tracker.update(event, fields, now)
             if event == "stages":
-                self._say(self._standing.announced(), now)
+                self._print(self._tracker.describe_announced(), now)
             elif event == "stage":
-                self._say(self._standing.stage(), now)
-            else:
-                self._say(format_event(event, fields), now)
+                self._print(self._tracker.describe_stage(), now)
+            elif event not in FREQUENT_EVENTS:
+                self._print(format_event(event, fields), now)
+            elif now - self._printed_at >= INTERVAL_S:
+                text = format_event(event, fields) if event != "part" else self._tracker.describe_stage()
+                self._print(f"{text}; {self._tracker.describe_part(now)}", now)
 
-    def beat(self) -> None:
-        """Say what is going on, if nothing was said for long."""
+    def print_if_quiet(self) -> None:
+        """Print the running stage if nothing was printed for a minute."""
         with self._lock:
-            self._beat(self._clock())
+            if (now := self._clock()) - self._printed_at >= INTERVAL_S:
+                self._print(f"{self._tracker.describe_stage() or 'running'}; {self._tracker.describe_part(now)}", now)
 
-    def _beat(self, now: float) -> None:
-        if now - self._said >= SILENT_S:
-            self._say(self._standing.still(now), now)
-
-    def _say(self, text: str, now: float) -> None:
-        self._said = now
+    def _print(self, text: str, now: float) -> None:
+        self._printed_at = now
         print(f"[{now - self._started:6.1f} s] {text}", file=self._out, flush=True)
 
 
-REFRESH_PER_S = 4
-BAR_CELLS = 30
+class ProgressBars:
+    """A bar for the running stage below the events, on a terminal."""
 
-
-class ProgressTable:
-    """A table that redraws itself from another thread."""
-
-    def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, out: TextIO, limit_s: float | None = None) -> None:
         from rich.console import Console
-        from rich.live import Live as RichLive
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        self._clock, self._started = clock, clock()
-        self._standing = StageTracker(self._started)
-        self._last = ""
-        self._saved = ""
-        self._scores: dict[str, tuple[str, str]] = {}
-        self.live = RichLive(get_renderable=self.draw, console=Console(file=out), refresh_per_second=REFRESH_PER_S)
+        self._tracker = StageTracker(time.monotonic(), limit_s)
+        self.bars = Progress(
+            SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(),
+            TextColumn("{task.fields[part]}", markup=False), TimeElapsedColumn(), console=Console(file=out),
+        )  # fmt: skip
+        self._stage = self.bars.add_task("starting", total=None, part="")
 
     def __call__(self, event: str, **fields: Any) -> None:
-        self._standing.hear(event, fields, self._clock())
-        if event in ("stages", "stage", "part"):
-            return
-        if event == "warning":
-            self.live.console.print(format_event(event, fields), style="yellow", highlight=False, markup=False)
-            return
-        self._last = format_event(event, fields)
-        self._note_scores(event, fields)
-        if "saved_bytes" in fields:
-            of = f" of at most {size(fields['ceiling_bytes'])}" if "ceiling_bytes" in fields else ""
-            self._saved = f"{size(fields['saved_bytes'])} saved{of}"
-
-    def _note_scores(self, event: str, fields: dict[str, Any]) -> None:
-        ratios = dict(fields.get("ratios") or {})
-        if isinstance(fields.get("query"), str) and isinstance(fields.get("ratio"), (int, float)):
-            ratios[fields["query"]] = fields["ratio"]
-        met = fields.get("met")
-        style = {True: "green", False: "red"}.get(met, "") if isinstance(met, bool) else ""
-        self._scores |= {query: (f"{percent(ratio)} of the original", style) for query, ratio in ratios.items()}
-        if event == "original" and {"query", "metric", "test"} <= fields.keys():
-            self._scores[fields["query"]] = (f"{metric_name(fields['metric'])} {number(fields['test'])} on test", "")
-
-    def draw(self) -> Any:
-        """The table as it stands (rich's renderable)."""
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
-        now, standing = self._clock(), self._standing
-        rows: list[Any] = [
-            Text(f"{'  ' * depth}{mark} {name}", style="bold" if mark == "▸" else "dim")
-            for depth, level in enumerate(standing.levels)
-            for mark, name in stage_marks(level)
-        ]
-        if standing.done is not None:
-            filled = round(BAR_CELLS * standing.done)
-            rows.append(Text(f"{'━' * filled}{'╌' * (BAR_CELLS - filled)} {standing.part(now)}"))
-        grid = Table.grid(padding=(0, 2))
-        grid.add_row("elapsed", duration(now - self._started))
-        if self._last:
-            grid.add_row("now", Text(self._last))
-        if self._saved:
-            grid.add_row("bytes", Text(self._saved))
-        for query, (score, style) in self._scores.items():
-            grid.add_row(Text(query), Text(score, style=style))
-        return Group(*rows, grid)
-
-
-LOOK_EVERY_S = 1.0
-"""How often it is looked whether nothing was said for long."""
+        now = time.monotonic()
+        self._tracker.update(event, fields, now)
+        if event == "stage":
+            self.bars.reset(self._stage, total=None, description=self._tracker.describe_stage(), part="")
+        elif event == "part":
+            part = self._tracker.describe_part(now).partition(", ")[2]
+            self.bars.update(self._stage, total=1.0, completed=fields["done"], part=part)
+        elif event == "epoch":
+            self.bars.update(self._stage, part=format_event(event, fields))
+        elif event != "stages":
+            style = "yellow" if event == "warning" else None
+            self.bars.console.print(format_event(event, fields), style=style, highlight=False, markup=False)
 
 
 @contextmanager
-def show_progress(out: TextIO | None = None) -> Iterator[Progress]:
-    """Progress on `out` (stderr when None): live on a terminal, sentences elsewhere, never silent for 10 s."""
+def show_progress(out: TextIO | None = None, limit_s: float | None = None) -> Iterator[Progress]:
+    """Progress on `out` (default stderr): bars on a terminal, lines elsewhere. `limit_s` bounds the time left."""
     stream = out if out is not None else sys.stderr
     if stream.isatty():
-        progress = ProgressTable(stream)
-        with progress.live:
+        progress = ProgressBars(stream, limit_s)
+        with progress.bars:
             yield progress
         return
-    lines, over = ProgressLog(stream), threading.Event()
+    log, finished = ProgressLog(stream, limit_s=limit_s), threading.Event()
 
-    def look() -> None:
-        while not over.wait(LOOK_EVERY_S):
-            lines.beat()
+    def watch() -> None:
+        while not finished.wait(POLL_INTERVAL_S):
+            log.print_if_quiet()
 
-    looking = threading.Thread(target=look, name="progress", daemon=True)
-    looking.start()
+    watcher = threading.Thread(target=watch, name="progress", daemon=True)
+    watcher.start()
     try:
-        yield lines
+        yield log
     finally:
-        over.set()
-        looking.join()
+        finished.set()
+        watcher.join()
+
+
+def format_event(event: str, fields: Fields) -> str:
+    """One line about an event, without a full stop."""
+    known = EVENT_FORMATS.get(event)
+    if known is not None:
+        try:
+            return one_line(known(fields))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            pass  # a worker of another version may send other fields
+    values = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in fields.items() if value is not None)
+    return one_line(event.replace("_", " ") + (f" ({values})" if values else ""))
+
+
+def _names(names: Any) -> str:
+    return join_names(list(names), MAX_NAMES)
+
+
+def _metric(name: str) -> str:
+    return {"f1": "F1"}.get(name, name.replace("_", " "))
+
+
+def _original(f: Fields) -> str:
+    test = f", {number(f['test'])} on test" if "test" in f else ""
+    took = f", in {duration(f['seconds'])}" if "seconds" in f else ""
+    return f"{f['query']}: original trained, {_metric(f['metric'])} {number(f['val'])} on val{test}{took}"
+
+
+def _epoch(f: Fields) -> str:
+    text = f"epoch {f['epoch']} of {f['epochs']} ({'joint' if len(f['queries']) > 1 else f['queries'][0]})"
+    if not f.get("ratios"):
+        return f"{text}: loss {f['loss']:.3g}" if "loss" in f else text
+    query, ratio = min(f["ratios"].items(), key=lambda item: item[1])
+    return f"{text}: lowest ratio {number(ratio, 2)} ({query})"
+
+
+def _precision(f: Fields) -> str:
+    times = [f"{name} {1000 * f[name]:.0f} ms" for name in ("fp32", "tf32", "bf16") if isinstance(f.get(name), float)]
+    return f"{f['model']} trains in {f['chosen']}" + (f" (one step: {', '.join(times)})" if times else "")
+
+
+def _workers(f: Fields) -> str:
+    where = f" in the Ray cluster {f['on']}" if f.get("on") else ""
+    threads = f", {f['threads']} threads each" if isinstance(f.get("threads"), int) else ""
+    return f"{f['workers']} workers{where}{threads}"
+
+
+def _ancestry(f: Fields) -> str:
+    similarity = number(min(f["kinship"].values(), default=0.0), 2)
+    if f["common"]:
+        return f"the originals come from the same pretrained weights (weight similarity {similarity})"
+    return "the originals are not from the same pretrained weights; expect smaller savings"
+
+
+def _start(f: Fields) -> str:
+    name, _, solved = f["start"].partition(", ")
+    weights = {"mean": "the mean of all weights", "aligned mean": "the mean of all weights, channels permuted to match"}
+    fitted = ", refitted layer by layer by least squares" if solved else ""
+    return (
+        f"initial weights: {weights.get(name, f'the weights of {name}')}{fitted}; "
+        f"{percent(f['error'], 0)} of the outputs' variance is lost before training"
+    )
+
+
+def _rate(f: Fields) -> str:
+    trial = f"learning rate {f['rate']:g} for {f['epochs']:g} epochs"
+    if "regained" in f:
+        return f"{trial}: regains {percent(max(0.0, f['regained']), 0)} of the loss"
+    return f"{trial}: diverged" if f["ratio"] is None else f"{trial}: lowest ratio {number(f['ratio'], 2)}"
+
+
+def _deferred(f: Fields) -> str:
+    why = f"initial loss {percent(f['lost'], 0)}" if "lost" in f else f"ratio {number(f['ratio'], 2)}"
+    return f"{f['waits']}: merged after the others ({why}, {number(f['required'], 2)} is required)"
+
+
+def _takes(f: Fields) -> str:
+    outcome = "accepted" if f["accepted"] else f"rejected, {number(f['required'])} is required"
+    return f"{f['takes']}: receives {f['layers']} layers of {f['from']}, ratio {number(f['ratio'])} ({outcome})"
+
+
+def _repair(f: Fields) -> str:
+    if f["repair"] == "leaves" or "ratio" not in f:
+        return f"{f['query']}: below its target, falls back to its original weights"
+    return f"{f['query']}: repair by {f['repair']}, ratio {number(f['ratio'])} ({number(f['required'])} is required)"
+
+
+def _widths(f: Fields) -> str:
+    stored = ", ".join(f"{size(nbytes)} {name}" for name, nbytes in f["stored_bytes"].items() if nbytes)
+    below = f"; below target: {_names(f['in_the_way'])}" if f["in_the_way"] else ""
+    return f"quantized weights: {stored}; lowest ratio {number(min(f['ratios'].values()), 2)}{below}"
+
+
+def _attempt(f: Fields) -> str:
+    if "prefix" in f:
+        outcome = "enough" if f["held"] else "not enough"
+        return f"{f['query']}: {f['prefix']} frozen layers, ratio {number(f['ratio'], 2)} ({outcome})"
+    outcome = "diverged" if f["diverged"] else f"{len(f['kept'])} of {len(f['members'])} layers share"
+    return f"round {f['round']}, {' '.join(f['group'].split()[:2])}: {outcome}"
+
+
+def _round(f: Fields) -> str:
+    bound = f" of at most {size(f['ceiling_bytes'])}" if "ceiling_bytes" in f else ""
+    lowest = f", lowest ratio {number(min(f['ratios'].values()), 2)}" if f.get("ratios") else ""
+    group = " ".join(f["signature"].split()[:2])
+    return f"round {f['round']} of {f['rounds']}, {group}: {size(f['saved_bytes'])}{bound} saved{lowest}"
+
+
+def _test(f: Fields) -> str:
+    values = f"{_metric(f['metric'])} {number(f['original'])} -> {number(f['merged'])}, " if "metric" in f else ""
+    text = f"{f['query']} on test: {values}ratio {number(f['ratio'])}"
+    if not f.get("worth", True):
+        return f"{text} (no evidence: the original is too weak)"
+    met = f["met"] if "met" in f else f["ratio"] is not None and f["ratio"] >= f["target"]
+    return f"{text} (target {'met' if met else 'missed'})"
+
+
+EVENT_FORMATS: dict[str, Callable[[Fields], str]] = {
+    "warning": lambda f: f"note: {f['text']}",
+    "query": lambda f: f"{f['query']}: training the original ({f['index']} of {f['count']})",
+    "cycle": lambda f: f"{f['query']}: cycle {f['cycle']} of at most {f['cycles']}, {number(f['val'])} on val",
+    "original": _original,
+    "epoch": _epoch,
+    "reference": lambda f: (
+        f"{f['query']}: original {_metric(f['metric'])} {number(f['val'])} on val, {number(f['needed'])} is required"
+    ),
+    "precision": _precision,
+    "layout": lambda f: f"one training step: {f['chosen']}" + (", limited by memory" if f["full"] else ""),
+    "workers": _workers,
+    "crew": lambda f: f"{len(f['queries'])} processes: {'; '.join(', '.join(own) or 'none' for own in f['queries'])}",
+    "sums": lambda f: f"{f['steps']} steps, gradients of {size(sum(f['given_bytes']))} summed",
+    "ancestry": _ancestry,
+    "equal": lambda f: f"{f['sets']} sets of layers are identical: {size(f['saved_bytes'])} saved without training",
+    "aligned": lambda f: f"{f['query']}: permuted {f['moved']:,} of {f['channels']:,} channels to match other models",
+    "start": _start,
+    "rate": _rate,
+    "recipe": lambda f: f"training: learning rate {f['rate']:g}, {f['epochs']} epochs an attempt",
+    "adopting": lambda f: (
+        f"no query meets its target with all layers shared; sharing sub-networks: {_names(f['queries'])}"
+    ),
+    "takes": _takes,
+    "waits": _deferred,
+    "accepted": lambda f: f"{size(f['saved_bytes'])} saved; merging the deferred queries next",
+    "alone": lambda f: f"{f['query']}: norms and head trained, ratio {number(f['ratio'])}",
+    "repair": _repair,
+    "widths": _widths,
+    "prefix": lambda f: f"{f['query']}: shares {f['prefix']} of {f['layers']} layers, ratio {number(f['ratio'], 2)}",
+    "attempt": _attempt,
+    "round": _round,
+    "test": _test,
+    "evaluate": lambda f: f"{f['query']}: evaluating merged model and original on test",
+    "stream": lambda f: f"simulating the stream: {f['arm']}, {size(f['memory_bytes'])} ({f['memory']})",
+    "profile": lambda f: f"{f['query']}: measuring",
+}

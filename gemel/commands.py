@@ -1,0 +1,755 @@
+"""The commands of `gemel`: each parses its options, calls one function of the public API, and formats the result.
+
+Heavy imports are inside the commands, so that `gemel --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import inspect as introspection
+import json
+import logging
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from typer import Argument, Option
+
+from gemel.conditions import (
+    DEFAULT_DEVICE,
+    DEFAULT_PLACEMENT,
+    DEMO_DEVICE,
+    EVERY_DEVICE,
+    MEASURED,
+    Conditions,
+    Objective,
+    PlacementOptions,
+    Shared,
+)
+from gemel.process import ExitCode, LogHandler, StartupSignals
+from gemel.text import duration, number, percent, size, table
+from models.errors import BundleError, InputError, one_line
+
+METHODS = (
+    "top-down", "gemel", "earliest", "latest", "random", "one-model", "mainstream", "ceiling", "joint", "none",
+)  # fmt: skip
+METHODS_WITHOUT_SHARING = ("joint", "none")
+RECIPE_OPTIONS = ("epochs", "frames_per_epoch", "rate", "batch", "distill", "features")
+MERGE_BOUNDS = ("margin", "min_saving", "max_minutes", "max_flops", "precision", "weights")
+MAX_SEED = 2**32 - 1
+MAX_SIMULATED_S = 7 * 24 * 3600.0
+LOG_TIMEOUT_S = 0.3
+INSTALLED_SCRIPTS = ("gemel", "gemel/__main__.py")
+"""The main file of a process that was started for a command: the installed script, or `python -m gemel`."""
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """What a command returns: JSON values, the same as text (printed to stderr if `on_stderr`), and its exit code.
+
+    `leave_threads`: the process ends without waiting for its threads. `silent`: another rank prints the result.
+    """
+
+    data: dict[str, Any]
+    text: str
+    exit_code: int = ExitCode.DONE
+    on_stderr: bool = False
+    leave_threads: bool = False
+    silent: bool = False
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """A parsed command line: `run` does the work, `as_json` prints its result as JSON."""
+
+    run: Callable[[], CommandResult]
+    as_json: bool
+
+
+def _group(summary: str) -> typer.Typer:
+    settings = {"max_content_width": 100}
+    return typer.Typer(
+        help=summary, rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False,
+        context_settings=settings,
+    )  # fmt: skip
+
+
+app = _group("Run more vision models on one edge box by sharing their weights.")
+bundle_group = _group("Look at, check, export, ship and sign bundles.")
+drift_group = _group("Check whether a box still answers as its originals would.")
+service_group = _group("Run a box as a systemd service.")
+
+JsonFlag = Annotated[bool, Option("--json", help="One JSON object on stdout, logs on stderr.")]
+
+
+def command(group: typer.Typer, name: str) -> Callable[[Callable[..., CommandResult]], Callable[..., CommandResult]]:
+    """Register a function as a command with its own options and `--json`; parsing returns an Invocation of it."""
+
+    def register(function: Callable[..., CommandResult]) -> Callable[..., CommandResult]:
+        def parse(as_json: bool, **options: Any) -> Invocation:
+            return Invocation(partial(function, **options), as_json)
+
+        signature = introspection.signature(function, eval_str=True)
+        flag = introspection.Parameter(
+            "as_json", introspection.Parameter.KEYWORD_ONLY, default=False, annotation=JsonFlag
+        )
+        parameters = [*signature.parameters.values(), flag]
+        parse.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        parse.__annotations__ = {one.name: one.annotation for one in parameters}
+        parse.__doc__ = function.__doc__
+        group.command(name)(parse)
+        return function
+
+    return register
+
+
+def _integer(low: int, high: int) -> Callable[[Any], int]:
+    def parse(text: Any) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if not low <= value <= high:
+            raise typer.BadParameter(f"'{text}' is not a whole number from {low} to {high}")
+        return value
+
+    return parse
+
+
+def _number(low: float, high: float, above: bool = False) -> Callable[[Any], float]:
+    """A parser of finite numbers from `low` (exclusive if `above`) to `high`."""
+
+    def parse(text: Any) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high or (above and value == low):
+            bounds = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
+            raise typer.BadParameter(f"'{text}' is not a number {bounds}")
+        return value
+
+    return parse
+
+
+def _check_factories(names: list[str]) -> list[str]:
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
+            raise typer.BadParameter(f"'{name}' is not written as MODULE:NAME")
+    return names
+
+
+def _parse_batch(text: Any) -> int | str:
+    return text if text == "dynamic" else _integer(1, 4096)(text)
+
+
+def _integer_option(name: str, low: int, high: int, help: str) -> Any:
+    return Option(name, parser=_integer(low, high), metavar="N", help=help)
+
+
+def _number_option(name: str, low: float, high: float, help: str, above: bool = False) -> Any:
+    return Option(name, parser=_number(low, high, above), metavar="N", help=help)
+
+
+Workload = Annotated[str, Argument(metavar="WORKLOAD", help="A workload file (YAML).")]
+BundlePath = Annotated[str, Argument(metavar="BUNDLE", help="A bundle.")]
+Source = Annotated[str, Argument(metavar="BUNDLE|WORKLOAD", help="A bundle, or a workload file for its originals.")]
+Config = Annotated[str, Argument(metavar="CONFIG", help="A box config (YAML).")]
+OutFile = Annotated[str, Option("-o", "--out", metavar="FILE", help="The file to write.")]
+Seed = Annotated[int, _integer_option("--seed", 0, MAX_SEED, "Seed of everything random.")]
+Factories = Annotated[
+    list[str],
+    Option("--factory", metavar="MODULE:NAME", callback=_check_factories,
+           help="A model of your own in the bundle to allow, from here or Python's path; may be repeated."),
+]  # fmt: skip
+Memory = Annotated[
+    str, Option("--memory", metavar="M", help="min, 50%, 75% or all of what the originals need, or a size: 512MiB.")
+]
+Device = Annotated[
+    str | None,
+    Option("--device", metavar="PROFILE", show_default=False,
+           help=f"Device profile of the virtual clock (default {DEFAULT_DEVICE}), or {MEASURED}: BUNDLE.profile.json, "
+           f"which is also the default where it exists. For plan also {EVERY_DEVICE}, to compare."),
+]  # fmt: skip
+Policy = Annotated[str, Option("--policy", metavar="P", help="Scheduling policy: adaptive, gemel or time-sharing.")]
+AllShared = Annotated[bool, Option("--shared", help="A workload's models share all layers that they can.")]
+Overflow = Annotated[
+    bool, Option("--overflow", help="Run a query too large for the memory: what does not fit is copied in every run.")
+]
+
+
+@command(app, "demo")
+def run_demo(
+    out: Annotated[str, Option("--out", metavar="DIR", help="Folder of the demo.")] = "gemel-demo",
+    device: Annotated[str, Option("--device", metavar="PROFILE", help="Device profile.")] = DEMO_DEVICE,
+    seed: Seed = 0,
+) -> CommandResult:
+    """Train, merge, run and evaluate rendered camera clips, in about three minutes."""
+    from gemel import demo
+    from gemel.progress import show_progress
+
+    with show_progress() as progress:
+        result = demo.run_demo(out, device, seed, progress)
+    return CommandResult(result.to_json(), result.to_text(), _code(result.met))
+
+
+@command(app, "inspect")
+def inspect_workload(
+    workload: Workload,
+    weights: Annotated[bool, Option("--weights", help="Read the weights; pair repeated layers by similarity.")] = False,
+    signature: Annotated[
+        Literal["wide", "strict"],
+        Option("--signature", help="What lets two layers share: equal weight shapes, or all settings (the paper's)."),
+    ] = "wide",
+) -> CommandResult:
+    """Models, bytes, groups of shareable layers and the layer-sharing bound of a workload."""
+    from gemel import api
+
+    found = api.inspect(workload, signature, weights)
+    for line in found.warnings:
+        print(one_line(f"warning: {line}"), file=sys.stderr)
+    return CommandResult(found.to_json(), found.to_text())
+
+
+@command(app, "train")
+def train_originals(
+    workload: Workload,
+    query: Annotated[
+        list[str] | None, Option("--query", metavar="ID", help="Train this one again; repeatable.")
+    ] = None,
+    resume: Annotated[bool, Option("--resume", help="Continue an interrupted training.")] = False,
+    passes: Annotated[
+        int | None, _integer_option("--passes", 1, 10**12, "Frames shown in the first cycle (default 4000).")
+    ] = None,
+    rate: Annotated[
+        float | None, _number_option("--rate", 0, 10, "AdamW's peak learning rate (default 0.001).", above=True)
+    ] = None,
+    cycles: Annotated[int | None, _integer_option("--cycles", 1, 1000, "Maximum cycles (default 3).")] = None,
+    seed: Seed = 0,
+) -> CommandResult:
+    """Train the originals that have no weights yet."""
+    from gemel.progress import show_progress
+    from merger import TrainOptions, train_originals
+    from models.workload import load_workload
+
+    options = TrainOptions(**_given(passes=passes, rate=rate, max_cycles=cycles))
+    with show_progress() as progress:
+        results = train_originals(load_workload(workload), query or None, seed, progress, options, resume)
+    rows = [(one.id, one.metric, number(one.val), number(one.test), duration(one.seconds)) for one in results]
+    text = table(("query", "metric", "val", "test", "time"), rows) if rows else "all queries have weights already"
+    return CommandResult({"queries": [asdict(one) for one in results]}, text)
+
+
+@command(app, "merge")
+def _merge(
+    workload: Workload,
+    out: OutFile,
+    method: Annotated[str, Option("--method", metavar="M", help=f"One of: {', '.join(METHODS)}.")] = METHODS[0],
+    resume: Annotated[bool, Option("--resume", help="Continue an interrupted merge to the same file.")] = False,
+    epochs: Annotated[
+        int | None, _integer_option("--epochs", 1, 10**6, "Maximum epochs of one attempt (default 4).")
+    ] = None,
+    frames_per_epoch: Annotated[
+        int | None, _integer_option("--frames-per-epoch", 1, 10**9, "Maximum frames per query and epoch (default 512).")
+    ] = None,
+    batch: Annotated[
+        int | None, _integer_option("--batch", 1, 2**16, "Frames of a query in one step (default 16).")
+    ] = None,
+    rate: Annotated[
+        float | None,
+        _number_option("--rate", 0, 10, "AdamW's peak learning rate (default: chosen on val).", above=True),
+    ] = None,
+    distill: Annotated[
+        float | None,
+        _number_option("--distill", 0, 1, "Weight of the originals' outputs against labels (default 0.5)."),
+    ] = None,
+    features: Annotated[
+        float | None, _number_option("--features", 0, 10**6, "Weight of the feature loss (default: the method's own).")
+    ] = None,
+    precision: Annotated[
+        Literal["auto", "fp32", "tf32", "bf16"] | None, Option("--precision", help="Precision of the training.")
+    ] = None,
+    margin: Annotated[
+        float | None, _number_option("--margin", 0, 1, "Margin above the target on val (default: an interval).")
+    ] = None,
+    weights: Annotated[
+        Literal["fp32", "fp16", "int8", "int4"] | None,
+        Option("--weights", help="Fewest bits tried for stored and resident weights (default fp32)."),
+    ] = None,
+    min_saving: Annotated[
+        float | None, _number_option("--min-saving", 0, 1, "Skip groups that save a smaller fraction of all bytes.")
+    ] = None,
+    max_minutes: Annotated[
+        float | None,
+        _number_option("--max-minutes", 0, 10**7, "Begin nothing new after this time (default: no limit)."),
+    ] = None,
+    max_flops: Annotated[
+        float | None, _number_option("--max-flops", 0, 1e30, "Begin nothing new after these FLOPs (default: no limit).")
+    ] = None,
+    threads: Annotated[
+        int | None, _integer_option("--threads", 1, 4096, "Threads of each training; fixes the result with --ray.")
+    ] = None,
+    ray: Annotated[
+        str | None, Option("--ray", metavar="ADDRESS", help="A Ray cluster: local, auto, HOST:PORT or ray://...")
+    ] = None,
+    seed: Seed = 0,
+) -> CommandResult:
+    """Share weights between the queries' models and write a bundle."""
+    from gemel.evaluation_text import scores_text
+    from gemel.merge_outcomes import MergeOutcomes
+    from gemel.progress import show_progress
+    from merger import MergeOptions, Recipe, Resources, merge
+    from merger.distributed import process_group
+    from models.bundle import open_bundle
+    from models.workload import load_workload
+
+    options = dict(locals())
+    recipe = Recipe(**_given(**{name: options[name] for name in RECIPE_OPTIONS}))
+    bounds = _given(**{name: options[name] for name in MERGE_BOUNDS})
+    load = load_workload(workload)
+    limit_s = None if max_minutes is None else 60 * max_minutes
+    with process_group() as ranks, show_progress(limit_s=limit_s) as progress:
+        resources = Resources(threads, ray, ranks)
+        merge_options = MergeOptions(recipe, rate is None, resources=resources, **bounds)
+        report = merge(load, out, method, resume, seed, progress, merge_options)
+        if ranks.rank:
+            return CommandResult({}, "", _code(report.met), silent=True)
+    result = report.to_json()
+    text = (
+        f"{scores_text(result['queries'])}\n\n{report.bundle}: {size(report.bytes_before)} became "
+        f"{size(report.bytes_after)}, {percent(report.saved_fraction)} saved (layer-sharing bound "
+        f"{percent(report.ceiling_fraction)}), in {duration(report.seconds)}"
+    )
+    if method not in METHODS_WITHOUT_SHARING and (why := MergeOutcomes.of(open_bundle(report.bundle)).why_nothing()):
+        text += f"\n{why}"
+    return CommandResult(result, text, _code(report.met))
+
+
+app.add_typer(bundle_group, name="bundle")
+
+
+@command(bundle_group, "show")
+def show_bundle(
+    bundle: BundlePath, sets: Annotated[bool, Option("--sets", help="One line for every set of layers.")] = False
+) -> CommandResult:
+    """What a bundle holds, and the outcome of each set of layers in the merge."""
+    from gemel.bundle_summary import summarize_bundle
+    from models.bundle import open_bundle
+
+    found = summarize_bundle(open_bundle(bundle))
+    return CommandResult(found.to_json(), found.to_text(sets))
+
+
+@command(bundle_group, "verify")
+def verify_bundle(
+    bundle: BundlePath,
+    factory: Factories = [],  # noqa: B006
+    config: Annotated[
+        str | None, Option("--config", metavar="FILE", help="A box config: use its `factories` and `public_key`.")
+    ] = None,
+    public_key: Annotated[
+        str | None, Option("--public-key", metavar="FILE", help="Require a signature by this Ed25519 key.")
+    ] = None,
+) -> CommandResult:
+    """Rehash every tensor and check the manifest; exit code 1 when the bundle is refused."""
+    from models.bundle import open_bundle, unchecked
+    from models.bundle import verify_bundle as find_problems
+    from models.bundle.signing import check_signature
+
+    folder, keys = Path.cwd(), [public_key] if public_key else []
+    factories = list(factory)
+    if config is not None:
+        from edge_runtime.config import load_config
+
+        box = load_config(config)
+        factories, folder = [*factories, *box.factories], box.path.resolve().parent
+        keys += [str(box.public_key)] if box.public_key else []
+    problems = find_problems(bundle, factories, folder)
+    if not problems:
+        for key in keys:
+            try:
+                check_signature(open_bundle(bundle), key)
+            except BundleError as error:
+                problems.append(error.problem)
+    skipped = unchecked(bundle, factories)
+    lines = [one_line(f"{bundle}: {line}") for line in (*(problems or ["sound"]), *skipped)]
+    data = {"ok": not problems, "problems": problems, "unchecked": skipped}
+    return CommandResult(data, "\n".join(lines), _code(not problems))
+
+
+@command(bundle_group, "export")
+def export_query(
+    bundle: BundlePath,
+    query: Annotated[str, Option("--query", metavar="ID", help="The query to export.")],
+    out: OutFile,
+    batch: Annotated[
+        Any, Option("--batch", parser=_parse_batch, metavar="N|dynamic", show_default=False,
+                    help="Frames at once (default dynamic; 1 for two-stage detectors).")
+    ] = None,
+    factory: Factories = [],  # noqa: B006
+) -> CommandResult:  # fmt: skip
+    """Write one query's model as an ONNX file."""
+    from gemel import api
+
+    written = api.export(bundle, query, out, batch, factory)
+    frames, *outputs = (
+        f"{name} ({', '.join(map(str, shape))})" for name, shape in (*written.inputs.items(), *written.outputs.items())
+    )
+    text = f"{written.path}: {size(written.nbytes)}, opset {written.opset}; {frames} -> {', '.join(outputs)}"
+    return CommandResult({"query": query, **written.to_json()}, text)
+
+
+@command(bundle_group, "diff")
+def write_delta(
+    old: Annotated[str, Argument(metavar="OLD", help="The bundle on the box.")],
+    new: Annotated[str, Argument(metavar="NEW", help="The bundle to ship.")],
+    out: Annotated[
+        str | None, Option("-o", "--out", metavar="FILE", help="The update; without it, only sizes.")
+    ] = None,
+) -> CommandResult:
+    """Write the tensors of NEW that OLD lacks, as an update."""
+    from models.bundle.delta import write_update
+
+    update = write_update(old, new, out)
+    counts = f"{size(update.bytes)} in place of {size(update.bundle_bytes)}, {update.tensors} of {update.of_tensors}"
+    return CommandResult({"update": out, **update.to_json()}, one_line(f"{out or 'an update'}: {counts} tensors"))
+
+
+@command(bundle_group, "apply")
+def apply_delta(
+    old: Annotated[str, Argument(metavar="OLD", help="The bundle on this machine.")],
+    update: Annotated[str, Argument(metavar="UPDATE", help="A file that `gemel bundle diff` wrote.")],
+    out: OutFile,
+) -> CommandResult:
+    """Make the new bundle, byte for byte, from the old one and an update."""
+    from models.bundle.delta import apply_update
+
+    made = apply_update(old, update, out)
+    text = f"{out}: {size(made['bytes'])}, SHA-256 {made['digest']}"
+    return CommandResult({"bundle": out, **made}, one_line(text))
+
+
+@command(bundle_group, "sign")
+def sign_bundle(
+    bundle: BundlePath, key: Annotated[str, Option("--key", metavar="FILE", help="A private Ed25519 key.")]
+) -> CommandResult:
+    """Sign a bundle in place."""
+    from models.bundle import signing
+
+    signing.sign_bundle(bundle, key)
+    return CommandResult({"bundle": bundle, "signed": True}, one_line(f"{bundle}: signed"))
+
+
+@command(app, "run")
+def run_box(
+    config: Config,
+    check: Annotated[bool, Option("--check", help="Check config, bundle, cameras and sinks, then stop.")] = False,
+) -> CommandResult:
+    """Run the box: cameras in, results out, under a memory budget."""
+    from edge_runtime.daemon import run
+    from gemel.box_text import box_text, checked_text
+
+    _startup.restore()
+    handler = LogHandler()
+    handler.addFilter(lambda record: not record.getMessage().startswith("ledger: "))  # printed as a table below
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    try:
+        summary = run(config, check=check)
+    finally:
+        handler.drain(LOG_TIMEOUT_S)
+    if check:
+        return CommandResult(summary, checked_text(config, summary), on_stderr=True, leave_threads=True)
+    problems = [*summary["unwritten"], *([summary["fault"]] if summary["fault"] else [])]
+    text = "\n".join([box_text(summary), *(f"gemel: {line}" for line in problems)])
+    # The results may go to stdout, so the summary goes to stderr.
+    return CommandResult(summary, text, _box_exit_code(summary), on_stderr=True, leave_threads=True)
+
+
+def _box_exit_code(summary: dict[str, Any]) -> ExitCode:
+    """A box that was stopped by a signal is done; one whose cameras all ended falls short if a camera failed."""
+    if summary["fault"]:
+        return ExitCode.SHORT
+    if summary["stopped_by"].startswith("SIG"):
+        return ExitCode.DONE
+    if summary["unwritten"]:
+        return ExitCode.BAD_INPUT
+    return _code(all(camera["error"] is None for camera in summary["cameras"]))
+
+
+_startup = StartupSignals()
+
+
+def prepare_process(words: Sequence[str]) -> None:
+    """Settings of a process that runs `gemel run`: one heap, and an immediate end while its libraries are imported."""
+    if words[:1] != ["run"]:
+        return
+    script = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
+    if any(script.match(name) for name in INSTALLED_SCRIPTS):
+        from models.process import use_one_arena
+
+        use_one_arena()
+    if "--check" not in words:
+        _startup.install(partial(_startup_output, "--json" in words))
+
+
+def _startup_output(as_json: bool, signal_name: str) -> tuple[str, str]:
+    return json.dumps(
+        empty_summary(signal_name)
+    ) + "\n" if as_json else "", f"{signal_name} came before the box served\n"
+
+
+@command(app, "reload")
+def reload_box(config: Config) -> CommandResult:
+    """Let a running box apply its config and bundle as they are now; a box that refuses serves on unchanged."""
+    from gemel import service
+
+    found = service.reload_box(config)
+    if found["applied"]:
+        return CommandResult(found, f"{config}: applied")
+    return CommandResult(found, f"{config}: not applied, the box serves on: {found['reason']}", ExitCode.SHORT)
+
+
+app.add_typer(service_group, name="service")
+
+
+@service_group.callback()
+def _keep_group() -> None:
+    """Run a box as a systemd service."""
+
+
+@command(service_group, "install")
+def install_service(
+    config: Config,
+    out: Annotated[
+        str | None, Option("-o", "--out", metavar="FILE", help="The unit (default in /etc/systemd).")
+    ] = None,
+    user: Annotated[
+        str | None, Option("--user", metavar="NAME", help="User of the service (default the config's owner, not root).")
+    ] = None,
+    environment: Annotated[
+        str | None, Option("--environment", metavar="FILE", help="Lines NAME=VALUE for each ${NAME} of the config.")
+    ] = None,
+) -> CommandResult:
+    """Write the systemd unit that runs a box; the printed command starts it."""
+    from edge_runtime.config import any_device, load_config
+    from gemel import service
+
+    path = Path(out) if out else service.UNIT_PATH
+    variables_file = Path(environment) if environment else None
+    variables = {} if variables_file is None else service.read_variables(variables_file)
+    box = load_config(config, {**os.environ, **variables}, any_device)
+    warnings = service.install_unit(box, path, user, variables_file)
+    then = f"systemctl daemon-reload && systemctl enable --now {path.name}"
+    lines = [*(f"warning: {line}" for line in warnings), f"{path}: written; start it with: {then}"]
+    return CommandResult({"unit": str(path), "then": then, "warnings": warnings}, "\n".join(map(one_line, lines)))
+
+
+@command(app, "eval")
+def evaluate_bundle(
+    bundle: BundlePath,
+    workload: Workload,
+    out: Annotated[str, Option("-o", "--out", metavar="DIR", help="Folder of report.html and report.json.")],
+    device: Device = None,
+    memory: Memory = "min",
+    wall: Annotated[
+        float,
+        _number_option("--wall", 0, 600, "Also run on this machine for these seconds, to check the virtual clock."),
+    ] = 0.0,
+    fiftyone: Annotated[
+        str | None, Option("--fiftyone", metavar="DIR", help="New folder for test frames and predictions (COCO).")
+    ] = None,
+    seeds: Annotated[int, _integer_option("--seeds", 1, 1000, "Streams that are drawn and averaged.")] = 3,
+) -> CommandResult:
+    """Offline and streaming accuracy of a bundle, as a report; exit code 1 when a query misses its target."""
+    from gemel.evaluation import REPORT_HTML, EvalOptions, evaluate
+    from gemel.evaluation_text import conclusion_text, evaluation_text
+    from gemel.progress import show_progress
+
+    with show_progress() as progress:
+        options = EvalOptions(device or DEFAULT_DEVICE, seeds, memory, wall, Path(fiftyone) if fiftyone else None)
+        document = evaluate(bundle, workload, out, options, progress)
+    text = f"{evaluation_text(document)}\n\n{conclusion_text(document)}\nreport: {Path(out) / REPORT_HTML}"
+    return CommandResult(document, text, _code(all(row["met"] for row in document["offline"])))
+
+
+@command(app, "report")
+def compare_reports(
+    reports: Annotated[list[str], Argument(metavar="REPORT...", help="A report.json, or its folder.")],
+    out: Annotated[str, Option("-o", "--out", metavar="FILE", help="The page (HTML); replaced if it exists.")],
+) -> CommandResult:
+    """Compare several evaluations of one workload on a page."""
+    from gemel import api
+
+    found = api.compare_reports(reports, out)
+    rows = [
+        (one["letter"], one["bundle"], one["method"], size(one["bytes"]["after"]), f"{one['met']} of {one['of']}",
+         percent(one["worst_ratio"]))
+        for one in found["reports"]
+    ]  # fmt: skip
+    rows_text = table(("", "bundle", "method", "bytes", "targets met", "worst query"), rows)
+    return CommandResult(found, "\n".join([rows_text, "", found["answer"], *found["differences"], f"report: {out}"]))
+
+
+app.add_typer(drift_group, name="drift")
+
+
+@drift_group.callback()
+def _keep_drift_group() -> None:
+    """Check whether a box still answers as its originals would."""
+
+
+@command(drift_group, "check")
+def check_drift(
+    spool: Annotated[str, Argument(metavar="SPOOL", help="The `spool` folder of the box's config, or a copy.")],
+    workload: Workload,
+    out: Annotated[
+        str | None, Option("-o", "--out", metavar="FILE", help="Write a bundle with the failing queries reverted.")
+    ] = None,
+    bundle: Annotated[
+        str | None, Option("--bundle", metavar="FILE", help="The box's bundle (default: named in SPOOL's ledger).")
+    ] = None,
+) -> CommandResult:
+    """Compare a box's predictions with its originals' on sampled frames; exit code 1 when a query is below target."""
+    from gemel import drift
+    from gemel.progress import show_progress
+
+    with show_progress() as progress:
+        found = drift.check_drift(spool, workload, out, bundle, progress)
+    met = all(row["ratio"] is None or row["ratio"] >= row["target"] for row in found["queries"])
+    return CommandResult(found, drift.format_check(found), _code(met))
+
+
+@command(app, "simulate")
+def _simulate(
+    source: Annotated[str | None, Argument(metavar="BUNDLE|WORKLOAD")] = None,
+    device: Device = None,
+    memory: Memory = "min",
+    policy: Policy = "adaptive",
+    shared: AllShared = False,
+    overflow: Overflow = False,
+    factory: Factories = [],  # noqa: B006
+    seed: Seed = 0,
+    duration_s: Annotated[
+        float, Option("--duration", parser=_number(0, MAX_SIMULATED_S, above=True), metavar="S", help="Seconds.")
+    ] = 60.0,
+    replay: Annotated[
+        str | None, Option("--replay", metavar="TRACE", help="Replay what a box recorded (`trace:` in its config).")
+    ] = None,
+) -> CommandResult:
+    """Run the box's schedule on a virtual clock."""
+    from gemel.planner import format_replay, replay_run, simulate_box
+
+    if replay is not None:
+        replayed = replay_run(replay)
+        return CommandResult(replayed.to_json(), format_replay(replayed))
+    if source is None:
+        raise InputError("gemel simulate", "nothing to simulate", "give a bundle, a workload or --replay TRACE")
+    conditions = Conditions(memory, device, policy, shared, overflow, tuple(factory), seed)
+    found = simulate_box(source, conditions, duration_s)
+    return CommandResult(found.to_json(), found.to_text())
+
+
+@command(app, "plan")
+def plan_box(
+    source: Source,
+    device: Device = None,
+    memory: Memory = "min",
+    policy: Policy = "adaptive",
+    shared: AllShared = False,
+    overflow: Overflow = False,
+    factory: Factories = [],  # noqa: B006
+    seed: Seed = 0,
+) -> CommandResult:
+    """What fits, what swaps and which rate each query will have, before anything is shipped."""
+    from gemel import planner
+
+    plan = planner.plan_every_device if device == EVERY_DEVICE else planner.plan_box
+    found = plan(source, Conditions(memory, device, policy, shared, overflow, tuple(factory), seed))
+    return CommandResult(found.to_json(), found.to_text())
+
+
+@command(app, "profile")
+def profile_bundle(
+    bundle: BundlePath,
+    device: Annotated[
+        Literal["cpu", "cuda"] | None, Option("--device", help="Where to measure (default: cuda if available).")
+    ] = None,
+    engine: Annotated[str, Option("--engine", metavar="NAME", help="An engine of docs/engines.md.")] = "auto",
+    workload: Annotated[
+        str | None, Option("--workload", metavar="FILE", help="Measure how accuracy falls with age on its val footage.")
+    ] = None,
+    factory: Factories = [],  # noqa: B006
+) -> CommandResult:
+    """Measure what a bundle's queries cost on this machine; writes BUNDLE.profile.json."""
+    from gemel import profiler
+    from gemel.progress import show_progress
+
+    with show_progress() as progress:
+        found = profiler.profile_bundle(bundle, device, factory, progress=progress, engine=engine, workload=workload)
+    return CommandResult(found.to_json(), found.to_text())
+
+
+@command(app, "place")
+def place_fleet(
+    fleet: Annotated[str, Argument(metavar="FLEET", help="A fleet file (YAML).")],
+    out: Annotated[str, Option("-o", "--out", metavar="DIR", help="Folder of placement.json and one workload a box.")],
+    objective: Annotated[
+        Objective,
+        Option(
+            "--objective", help="boxes: cheapest set of boxes; frames: most frames in time; fair: best worst query."
+        ),
+    ] = "boxes",
+    shared: Annotated[
+        Shared, Option("--shared", help="What models on one box share: what merges keep, all they can, or nothing.")
+    ] = "predicted",
+    min_frames: Annotated[
+        float, _number_option("--min-frames", 0, 1, "Fraction of its frames that every box must have time for.")
+    ] = 0.0,
+    before: Annotated[
+        str | None, Option("--from", metavar="DIR", help="The placement now; few bytes are moved from it.")
+    ] = None,
+    max_seconds: Annotated[
+        float, _number_option("--max-seconds", 0, 86_400, "Time limit of the search.", above=True)
+    ] = DEFAULT_PLACEMENT.seconds,
+    seed: Seed = 0,
+) -> CommandResult:
+    """Decide which queries of a fleet run on which box; exit code 1 when some have no box."""
+    from gemel.fleet import load_fleet
+    from gemel.placement import find_placement, read_placement, reserve_folder
+    from gemel.progress import show_progress
+
+    load = load_fleet(fleet)
+    reserve_folder(out, load)
+    options = PlacementOptions(objective, shared, min_frames, seed, max_seconds)
+    with show_progress() as progress:
+        found = find_placement(load, options, read_placement(before) if before else {}, progress)
+    found.write(out)
+    return CommandResult(found.to_json(), found.to_text(), _code(not found.unplaced))
+
+
+@command(app, "doctor")
+def diagnose_machine(
+    folder: Annotated[
+        str | None, Option("--folder", metavar="DIR", help="Where storage is measured (default: temporary folder).")
+    ] = None,
+) -> CommandResult:
+    """Measure this machine: copy and storage bandwidth, engines available."""
+    from gemel.doctor import diagnose
+
+    found = diagnose(folder)
+    return CommandResult(found.to_json(), found.to_text())
+
+
+def _code(met: bool) -> ExitCode:
+    return ExitCode.DONE if met else ExitCode.SHORT
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that were given on the command line."""
+    return {name: value for name, value in options.items() if value is not None}

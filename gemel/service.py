@@ -1,0 +1,188 @@
+"""A box as a systemd service: its unit, and the request to reload its config. Imports no torch."""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import os
+import pwd
+import re
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from edge_runtime.config import BoxConfig
+from edge_runtime.http.auth import Access, parse_access
+from edge_runtime.variables import NAMED, Variables
+from models.errors import InputError, one_line
+from models.io import open_atomic, parse_json, read_bounded, read_mapping
+
+MAX_BYTES = 1 << 16
+UNIT_PATH, STATE_FOLDER = Path("/etc/systemd/system/gemel.service"), Path("/var/lib")
+UNIT_MARK = "# Written by `gemel service install`, which may write it again."
+RELOAD_TIMEOUT_S = 600.0
+"""A box may compile engines before it answers."""
+DEFAULT_BIND = "127.0.0.1:8080"
+
+
+def install_unit(
+    config: BoxConfig, path: Path = UNIT_PATH, user: str | None = None, environment: Path | None = None
+) -> list[str]:
+    """Write the unit to `path`, over an older unit of Gemel only; InputError where it cannot be written.
+
+    Returns what would still keep the box from serving, one line each.
+    """
+    user = user or find_owner(config.path)
+    text = render_unit(config, user, environment)
+    if os.path.lexists(path) and not read_bounded(path, MAX_BYTES, "name another file").startswith(UNIT_MARK.encode()):
+        raise InputError(path, "was not written by Gemel", "move it away, or name another file with -o")
+    with open_atomic(path, overwrite=True) as file:
+        file.write(text.encode())
+    path.chmod(0o644)
+    return [*_missing_variables(config, environment), *([] if user else _inaccessible_paths(config, path.stem))]
+
+
+def find_owner(path: Path) -> str | None:
+    """The user that owns a file; None for root and for an unknown user."""
+    try:
+        number = path.stat().st_uid
+        return pwd.getpwuid(number).pw_name if number else None
+    except (OSError, KeyError):
+        return None
+
+
+def render_unit(config: BoxConfig, user: str | None = None, environment: Path | None = None) -> str:
+    """The unit (gemel.service.in) that runs this config as `user`, or as a new system user if None.
+
+    The service may write only to the folders of results, ledger and trace. `environment` is a file of NAME=VALUE lines.
+    """
+    if user is not None and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", user) is None:
+        raise InputError(config.path, f"'{user}' is not a user name", "give an existing user", "--user")
+    path = config.path.resolve()
+    needs_devices = config.device != "cpu" or any(
+        one.is_device or one.decoder == "gstreamer" for one in config.cameras.values()
+    )
+    return (files("gemel") / "gemel.service.in").read_text().format(
+        mark=UNIT_MARK,
+        name=_escape(path.name, "config"),
+        python=_quote_argument(sys.executable),
+        config=_quote_argument(path),
+        folder=_escape(str(path.parent), "config"),
+        user="DynamicUser=yes" if user is None else f"User={user}",
+        environment="" if environment is None
+        else f"EnvironmentFile={_escape(str(environment.resolve()), 'environment')}\n",
+        writable="".join(f"ReadWritePaths={_quote(folder)}\n" for folder in _writable_folders(config)),
+        devices="SupplementaryGroups=video" if needs_devices else "PrivateDevices=yes",
+    )  # fmt: skip
+
+
+def read_variables(environment: Path) -> dict[str, str]:
+    """The variables that a file of NAME=VALUE lines sets, as systemd reads it."""
+    text = read_bounded(environment, MAX_BYTES, "name a file of lines NAME=VALUE").decode(errors="replace")
+    return {
+        name: value.strip().strip("\"'") for name, value in re.findall(r"^\s*([A-Za-z_]\w*)=(.*)$", text, re.MULTILINE)
+    }
+
+
+def reload_box(config: str | Path, timeout_s: float = RELOAD_TIMEOUT_S) -> dict[str, Any]:
+    """Ask the running box of this config, over HTTP, to apply it; returns `applied` and the `reason` where it was not.
+
+    Only `http` of the config is read. Raises InputError where it has no `http` or no token, where no box answers, or
+    where the token is refused.
+    """
+    path = Path(config)
+    access = _read_access(path)
+    where = f"{access.host}:{access.port}"
+    connection = http.client.HTTPConnection(_local_address(access.host), access.port, timeout=timeout_s)
+    try:
+        connection.request("POST", "/api/reload", headers={"Authorization": f"Bearer {access.token}"})
+        response = connection.getresponse()
+        body = response.read(MAX_BYTES)
+    except (OSError, http.client.HTTPException) as error:
+        problem = f"no box answers at {where}: {str(error) or type(error).__name__}"
+        raise InputError(path, problem, "start it with `gemel run`", "http") from error
+    finally:
+        connection.close()
+    if response.status == 200:
+        return {"applied": True, "reason": None}
+    if response.status == 409:
+        return {"applied": False, "reason": _reason(body)}
+    problem = f"the box at {where} answers {response.status}: {one_line(body[:200].decode(errors='replace'))}"
+    raise InputError(path, problem, "give the token that the box was started with", "http.token_file")
+
+
+def _read_access(path: Path) -> Access:
+    given = read_mapping(path, "box config", "`bundle:`, `budget:` and `cameras:`").get("http")
+    keys = Variables(path, os.environ).filled(given if isinstance(given, Mapping) else {}, "http")
+    bind, token_file = keys.get("bind", DEFAULT_BIND), keys.get("token_file")
+    if not isinstance(bind, str) or not isinstance(token_file, str):
+        problem = "a reload needs HTTP and a token"
+        raise InputError(path, problem, "give it `http: {token_file: ...}`, or send the process SIGHUP", "http")
+    return parse_access(bind, path.resolve().parent / token_file, path)
+
+
+def _local_address(host: str) -> str:
+    """The loopback address for a box that listens on all addresses."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    return ("127.0.0.1" if address.version == 4 else "::1") if address.is_unspecified else host
+
+
+def _reason(body: bytes) -> str:
+    try:
+        return one_line(parse_json(body)["reason"])
+    except (ValueError, KeyError, TypeError):
+        return "the box gives no reason"
+
+
+def _writable_folders(config: BoxConfig) -> list[Path]:
+    folders = [path.parent for path in (config.trace, *(getattr(sink, "path", None) for sink in config.sinks)) if path]
+    if config.spool is not None:
+        folders.append(config.spool.path if config.spool.path.is_dir() else config.spool.path.parent)
+    return list(dict.fromkeys(path.resolve() for path in folders))
+
+
+def _missing_variables(config: BoxConfig, environment: Path | None) -> Iterator[str]:
+    text = read_bounded(config.path, MAX_BYTES, "give an existing box config").decode(errors="replace")
+    known = {} if environment is None else read_variables(environment)
+    if missing := sorted(set(NAMED.findall(text)) - known.keys()):
+        yield f"a service has no {', '.join(missing)} in its environment; name a file that sets it: --environment FILE"
+
+
+def _inaccessible_paths(config: BoxConfig, unit: str) -> Iterator[str]:
+    """What a new system user can neither write nor read."""
+    state = STATE_FOLDER / unit
+    for folder in _writable_folders(config):
+        if state not in (folder, *folder.parents) and not _is_permitted(folder, stat.S_IWOTH):
+            yield f"{folder}: the service's user cannot write there; write below {state}, or give it a --user"
+    clips = [Path(one.source) for one in config.cameras.values() if not one.live]
+    for path in (config.path, config.bundle, config.public_key, config.token_file, *clips):
+        if path is not None and not _is_permitted(path, stat.S_IROTH):
+            yield f"{path}: the service's user cannot read it; let others read it, or give it a --user"
+
+
+def _is_permitted(path: Path, mode: int) -> bool:
+    try:
+        return bool(path.stat().st_mode & mode)
+    except OSError:  # a missing file is reported by the box itself
+        return True
+
+
+def _quote(path: str | Path) -> str:
+    return f'"{_escape(os.fspath(path), "config")}"'
+
+
+def _quote_argument(path: str | Path) -> str:
+    return _quote(path).replace("$", "$$")
+
+
+def _escape(text: str, key: str) -> str:
+    """Text for one line of a unit: without quotes, specifiers escaped."""
+    if not text.isprintable() or '"' in text or "\\" in text:
+        raise InputError(text, "cannot be written in a systemd unit", "give it a plain name", key)
+    return text.replace("%", "%%")
