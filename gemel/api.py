@@ -11,7 +11,7 @@ from gemel.conditions import DEFAULT_CONDITIONS, DEFAULT_DEVICE, Conditions
 if TYPE_CHECKING:
     from gemel.conditions import Objective, Shared
     from gemel.inspection import Inspection
-    from gemel.placing.placement import Placement
+    from gemel.placement import Placement
     from gemel.planner import BoxPlan, SimulationResult
     from merger import MergeOptions, MergeReport, TrainOptions, TrainResult
     from models.bundle import Bundle
@@ -119,13 +119,13 @@ def place(
     """
     from gemel.conditions import PlacementOptions
     from gemel.fleet import load_fleet
-    from gemel.placing.placement import before_of, earlier
-    from gemel.placing.placing import place_fleet
+    from gemel.placement import find_placement, read_placement, reserve_folder
 
-    asked = load_fleet(fleet)
+    load = load_fleet(fleet)
     if out is not None:
-        earlier(out, asked)
-    found = place_fleet(asked, PlacementOptions(objective, shared, min_frames, seed), before_of(before))
+        reserve_folder(out, load)
+    options = PlacementOptions(objective, shared, min_frames, seed)
+    found = find_placement(load, options, read_placement(before) if before else None)
     if out is not None:
         found.write(out)
     return found

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str], signals: SignalHandlers, owns_process: bool) -> int:
     out = sys.stdout
     try:
-        invocation = _parse(words)
+        invocation = parse_command(words)
         if not isinstance(invocation, Invocation):  # --help was printed
             _print("", out)
             return invocation or ExitCode.DONE
@@ -81,7 +81,8 @@ def _run(words: Sequence[str], signals: SignalHandlers, owns_process: bool) -> i
         return _report(_describe(error), ExitCode.BAD_INPUT)
 
 
-def _parse(words: Sequence[str]) -> Invocation | int | None:
+def parse_command(words: Sequence[str]) -> Invocation | int | None:
+    """The command of these words with its options, not run yet; the exit code of --help, which is printed."""
     try:
         return command_tree().main(list(words), prog_name="gemel", standalone_mode=False)
     except typer.Exit as done:

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
+from edge_runtime.summary import empty_summary
 from gemel.conditions import (
     DEFAULT_DEVICE,
     DEFAULT_PLACEMENT,
@@ -627,7 +628,7 @@ def check_drift(
 
 @command(app, "simulate")
 def _simulate(
-    source: Annotated[str | None, Argument(metavar="BUNDLE|WORKLOAD")] = None,
+    source: Annotated[str | None, Argument(metavar="BUNDLE|WORKLOAD", help="Left out with --replay.")] = None,
     device: Device = None,
     memory: Memory = "min",
     policy: Policy = "adaptive",

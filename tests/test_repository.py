@@ -31,13 +31,13 @@ def test_makefile_required_targets_exist(repository: Path):
 
 
 def test_readme_gemel_commands_parse(repository: Path):
-    from gemel.cli import build_parser
+    from gemel.cli import parse_command
 
     text = (repository / "README.md").read_text()
     commands = re.findall(r"(?:^    |`)gemel ([^#`\n]+)", text, re.MULTILINE)
     assert {command.split()[0] for command in commands} >= {"merge", "run", "eval", "inspect", "train"}
     for command in commands:
-        build_parser().parse_args(command.split())
+        parse_command(command.split())
 
 
 def test_readme_local_links_exist(repository: Path):

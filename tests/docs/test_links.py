@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
-from gemel.cli import build_parser
+from gemel.cli import command_tree
 from tests.docs.pages import NAMES, PAGES, REPOSITORY, lines_of_code
 
 ROOMS = "gemel|merger|edge_runtime|models|video_samples|benchmarks|tests|docs"
@@ -62,22 +61,14 @@ def test_every_page_that_the_code_names_exists() -> None:
 def check_command(command: str) -> None:
     """Whether the command line knows the command and each of its options."""
     words = [word.strip("[],()") for word in command.split()[1:]]
-    parser = build_parser()
-    while words and words[0] in (found := commands(parser)):
-        parser = found[words.pop(0)]
-    if words and commands(parser):
+    group = command_tree()
+    while words and words[0] in getattr(group, "commands", {}):
+        group = group.commands[words.pop(0)]
+    if words and hasattr(group, "commands"):
         assert words[0].startswith("-"), f"{command}: no such command"
-    known = {option for action in parser._actions for option in action.option_strings}
+    known = {option for parameter in group.params for option in parameter.opts} | {"--help"}
     named = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
     assert set(named) <= known, f"{command}: no such option"
-
-
-def commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The sub-commands of a parser."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            return dict(action.choices)
-    return {}
 
 
 def anchors(page: Path) -> set[str]:

@@ -30,9 +30,10 @@ from edge_runtime.daemon import run
 from edge_runtime.queues import Frame
 from edge_runtime.results import RunIdentity, result_record
 from edge_runtime.samples import sample_bytes
-from gemel.conditions import PlacementOptions as Wished
+from gemel.conditions import PlacementOptions
 from gemel.evaluation import EvalOptions, evaluate
-from gemel.placing.placing import place_fleet
+from gemel.fleet import load_fleet
+from gemel.placement import find_placement
 from gemel.profiler import profile_bundle
 from merger import MergeOptions, Recipe, merge
 from merger.merging import MEASURING
@@ -106,7 +107,7 @@ def _write_fleet(folder: Path) -> None:
     ]
     fleet = {"name": "city", "boxes": boxes, "workloads": ["workload.yaml"]}
     (folder / "fleet.yaml").write_text(yaml.safe_dump(fleet))
-    place_fleet(folder / "fleet.yaml", Wished(seconds=2)).write(folder / PLACED)
+    find_placement(load_fleet(folder / "fleet.yaml"), PlacementOptions(seconds=2)).write(folder / PLACED)
 
 
 def _write_half_a_merge(folder: Path) -> None:

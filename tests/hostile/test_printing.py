@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from gemel import cli
-from gemel.commands.outcome import Outcome
-from gemel.commands.shown import OneLine
+from gemel.commands import CommandResult, Invocation
 from gemel.merge_outcomes import MergeOutcomes
+from gemel.process import OneLineFormatter
 from gemel.progress import ProgressLog, format_event
 from gemel.text import table
 from models.errors import InputError, one_line
@@ -71,7 +71,7 @@ def test_errors_tables_and_sentences_are_lines(given: str, shown: str) -> None:
     assert table(("a",), [(given,)]).split("\n")[-1] == shown
     assert shown in format_event("warning", {"text": given}) and shown in format_event("unknown", {"what": given})
     record = logging.LogRecord("gemel.run", logging.INFO, "", 0, "camera %s", (given,), None)
-    assert OneLine("%(message)s").format(record) == f"camera {shown}"
+    assert OneLineFormatter("%(message)s").format(record) == f"camera {shown}"
     out = io.StringIO()
     ProgressLog(out)("warning", text=given)
     assert out.getvalue().count("\n") == 1 and shown in out.getvalue()
@@ -80,7 +80,7 @@ def test_errors_tables_and_sentences_are_lines(given: str, shown: str) -> None:
 @each
 def test_a_log_of_a_merge_forges_no_line(given: str, shown: str) -> None:
     repair = {"query": given, "repair": given, "required": 0.9, "ratio": 0.8, "flops": 1.0}
-    text = MergeOutcomes((), (repair,), (), (), given).to_text()
+    text = MergeOutcomes((), (repair,), (), given).to_text()
     assert len(text.split("\n")) == 3 and all(line.isprintable() for line in text.split("\n"))
 
 
@@ -95,12 +95,11 @@ def test_a_result_can_be_shown_wherever_it_goes(encoding: str) -> None:
 
 def test_json_holds_what_was_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     given = "".join(bad for bad, _ in HARM.values())
-    monkeypatch.setattr("gemel.commands.doctor.doctor", lambda _: Outcome({"given": given}, ""))
+    result = Invocation(lambda: CommandResult({"given": given}, ""), as_json=True)
+    monkeypatch.setattr("gemel.cli.parse_command", lambda _: result)
     assert cli.main(["doctor", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"given": given}
 
 
 def test_a_usage_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        cli.main(["plan", "x", "--se\ned"])
-    assert left.value.code == 2 and capsys.readouterr().err.count("\n") == 1
+    assert cli.main(["plan", "x", "--se\ned"]) == 2 and capsys.readouterr().err.count("\n") == 1

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 import merger.events as progress_module
-from gemel.commands.outcome import DONE, FELL_SHORT, INTERRUPTED
+from gemel.process import ExitCode
 from merger import merge
 from merger.core.context import MergeContext
 from merger.merging import ceiling_fraction
@@ -173,8 +173,8 @@ def test_ctrl_c_leaves_no_bundle_and_a_folder_to_go_on_from(workload: Workload, 
     process.stderr.readline()  # the merge has begun
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
-    assert process.returncode in (INTERRUPTED, DONE, FELL_SHORT)  # it may have been quicker
-    assert out.exists() == (process.returncode != INTERRUPTED)
+    assert process.returncode in (ExitCode.INTERRUPTED, ExitCode.DONE, ExitCode.SHORT)  # it may have been quicker
+    assert out.exists() == (process.returncode != ExitCode.INTERRUPTED)
     assert not list(tmp_path.glob(".*.tmp"))
 
 

@@ -72,7 +72,7 @@ def test_a_signal_and_a_second_one_end_a_process_with_one_line_and_exit_code_130
 
     script = (
         f"import signal; signal.signal({number}, signal.SIG_DFL)  # whoever started the tests may ignore it\n"
-        "import gemel.commands.inspect as c; c.inspect = lambda _: open('wait').read()\n"
+        "import gemel.api as api; api.inspect = lambda *_: open('wait').read()\n"
         "import sys; from gemel.cli import main; sys.exit(main())"
     )
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}

@@ -1,6 +1,6 @@
 """Boxes that a city's queries need with sharing and without: the workloads of this folder's neighbour, some times over.
 
-Usage: python -m benchmarks.placing.city [--times 1 3] [--memory 512MiB] [--device jetson-nano]
+Usage: python -m benchmarks.placement.city [--times 1 3] [--memory 512MiB] [--device jetson-nano]
        [--min-frames 0] [--seconds 60]
 
 Every workload of benchmarks/workloads stands for one place, `--times` is how many such places of each there are; ids
@@ -20,7 +20,8 @@ import yaml
 
 from benchmarks.machine import machine
 from gemel.conditions import PlacementOptions
-from gemel.placing.placing import place_fleet
+from gemel.fleet import load_fleet
+from gemel.placement import find_placement
 from gemel.text import percent, table
 
 WORKLOADS = Path(__file__).resolve().parents[1] / "workloads"
@@ -42,7 +43,7 @@ def main() -> None:
             apart = 0
             for shared in ("none", "predicted", "ceiling"):
                 asked = PlacementOptions("boxes", shared, given.min_frames, seconds=given.seconds)
-                found = place_fleet(path, asked)
+                found = find_placement(load_fleet(path), asked)
                 apart = apart or len(found.boxes)
                 rows.append((
                     count - len(found.unplaced), shared, len(found.boxes), f"{found.bound:g}", percent(found.gap),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from benchmarks.placing.city import WORKLOADS, city
-from benchmarks.placing.predicted import predicted_of_ceiling
+from benchmarks.placement.city import WORKLOADS, city
+from benchmarks.placement.predicted import predicted_of_ceiling
 from gemel.fleet import load_fleet
 
 

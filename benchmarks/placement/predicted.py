@@ -1,6 +1,6 @@
 """How near `--shared predicted` comes to what merges saved: every recorded merge at 95 % of the method `wide`.
 
-Usage: python -m benchmarks.placing.predicted
+Usage: python -m benchmarks.placement.predicted
 
 Reads the cells of benchmarks/measured; nothing is run. A row for each record: bytes saved as predicted and as measured,
 both as a part of the ceiling.
@@ -15,7 +15,7 @@ import yaml
 
 from benchmarks.merging.cells import read_cells
 from gemel.fleet import load_fleet
-from gemel.placing.needs import needs_of
+from gemel.placement import measure_demands
 from gemel.text import table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,9 +45,9 @@ def predicted_of_ceiling(workload: Path) -> float:
         path.write_text(yaml.safe_dump({"name": "one", "boxes": boxes, "workloads": [str(workload)]}))
         fleet = load_fleet(path)
         apart, predicted, ceiling = (
-            needs.weights(needs.asked)
+            demands.weight_bytes(demands.total)
             for shared in ("none", "predicted", "ceiling")
-            for needs in [needs_of(fleet, shared, timed=False)]
+            for demands in [measure_demands(fleet, shared, timed=False)]
         )
     return (apart - predicted) / (apart - ceiling)
 
