@@ -588,6 +588,7 @@ def _lock(output: Path, path: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        path.unlink(missing_ok=True)  # while it is held; FileLock notices a file that was unlinked meanwhile
         lock.release()
 
 

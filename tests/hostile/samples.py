@@ -1,18 +1,15 @@
-"""A small valid file of every kind that a command reads, made once: what hostile cases damage.
+"""A small valid file of every kind that a command reads, made once; hostile cases damage them.
 
-In the folder: `workload.yaml` (queries `a` and `b`: cifar_resnet20; `d`: fastestdet), its `data/`, `weights/`
+The folder holds `workload.yaml` (queries `a` and `b`: cifar_resnet20; `d`: fastestdet), its `data/`, `weights/`
 (a.safetensors, b.pt, d.safetensors) and the clip `gate.mp4`; the bundle `b.safetensors` with `.log.jsonl` and
-`.profile.json`; an interrupted merge of `merge.yaml` (a and b alone) to `half.safetensors`, whose state lies in
-`half.safetensors.work`; `box.yaml`, which runs the bundle, and the `trace.jsonl` of such a run; `one.yaml` and
-`detector.yaml` (a and d alone); `yolo.yaml`, whose one query reads the darknet file `yolo.weights`;
-`old.safetensors` (a alone, signed with `box-key`), which `b.update` makes `b.safetensors` of; `spool/`, as a box leaves
-it that runs `old.safetensors`, with one sample; `report/`, what `gemel eval` says of `old.safetensors`; `fleet.yaml`,
-two kinds of boxes for `workload.yaml`, and `placed/`, where `gemel place` has put its queries.
+`.profile.json`; `box.yaml`, which runs the bundle, and the `trace.jsonl` of such a run; `merge.yaml` (a and b),
+`one.yaml` (a), `detector.yaml` (d); `yolo.yaml`, whose query reads the darknet file `yolo.weights`;
+`old.safetensors` (a alone, signed with `box-key`), which `b.update` turns into `b.safetensors`; `spool/` with one
+sample of a box that runs `old.safetensors`; `report/`, the evaluation of `old.safetensors`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -30,13 +27,9 @@ from edge_runtime.daemon import run
 from edge_runtime.queues import Frame
 from edge_runtime.results import RunIdentity, result_record
 from edge_runtime.samples import sample_bytes
-from gemel.conditions import PlacementOptions
 from gemel.evaluation import EvalOptions, evaluate
-from gemel.fleet import load_fleet
-from gemel.placement import find_placement
 from gemel.profiler import profile_bundle
 from merger import MergeOptions, Recipe, merge
-from merger.merging import MEASURING
 from models.bundle import open_bundle
 from models.bundle.delta import write_update
 from models.bundle.signing import sign_bundle
@@ -54,15 +47,10 @@ CLASSIFIED = [
     {"id": "a", **CLASSIFIER, "weights": "weights/a.safetensors", "data": "data/a"},
     {"id": "b", **CLASSIFIER, "weights": "weights/b.pt", "data": "data/b"},
 ]
-BUNDLE, HALF, DARKNET = "b.safetensors", "half.safetensors", "yolo.weights"
+BUNDLE, DARKNET = "b.safetensors", "yolo.weights"
 OLD, UPDATE = "old.safetensors", "b.update"
-SAMPLE, REPORT, PLACED = "spool/samples/1.png", "report", "placed"
+SAMPLE, REPORT = "spool/samples/1.png", "report"
 OPTIONS = MergeOptions(Recipe(epochs=1, frames_per_epoch=4, batch=2, rate=1e-3), choose_rate=False, precision="fp32")
-RESUME = (
-    "merge", "merge.yaml", "-o", HALF, "--resume", "--epochs", 1, "--frames-per-epoch", 4, "--batch", 2,
-    "--rate", 1e-3, "--precision", "fp32",
-)  # fmt: skip
-"""The command that goes on with the interrupted merge."""
 FRAMES = 4
 
 
@@ -79,12 +67,10 @@ def write_house(folder: Path) -> None:
     _write_darknet(folder / DARKNET)
     _write_box(folder)
     merge(load_workload(folder / "workload.yaml"), folder / BUNDLE, options=OPTIONS)
-    _write_half_a_merge(folder)
     _write_update(folder)
     _write_spool(folder)
     evaluate(folder / OLD, folder / "one.yaml", folder / REPORT, EvalOptions("jetson-nano", seeds=1))
     profile_bundle(folder / BUNDLE, "cpu", rounds=1, engine="torch")
-    _write_fleet(folder)
     run(folder / "box.yaml")
     (folder / "results.jsonl").unlink()
 
@@ -97,28 +83,6 @@ def copy_house(house: Path, folder: Path) -> None:
 def copy_file(source: str | Path, target: str | Path) -> None:
     """One of its files."""
     os.link(source, target) if os.fspath(source).endswith(DARKNET) else shutil.copyfile(source, target)
-
-
-def _write_fleet(folder: Path) -> None:
-    """Boxes that reach the camera, and all placed."""
-    boxes = [
-        {"id": "small", "device": "jetson-nano", "memory": "2MiB", "count": 2, "cameras": ["gate"]},
-        {"id": "large", "device": "orin-nano-8gb", "memory": "1GiB", "cost": 3},
-    ]
-    fleet = {"name": "city", "boxes": boxes, "workloads": ["workload.yaml"]}
-    (folder / "fleet.yaml").write_text(yaml.safe_dump(fleet))
-    find_placement(load_fleet(folder / "fleet.yaml"), PlacementOptions(seconds=2)).write(folder / PLACED)
-
-
-def _write_half_a_merge(folder: Path) -> None:
-    """Interrupted when all was accepted, before the bundle was written."""
-
-    def interrupt(event: str, **said: object) -> None:
-        if said.get("name") == MEASURING or (event == "stage" and MEASURING in map(str, said.values())):
-            raise KeyboardInterrupt
-
-    with contextlib.suppress(KeyboardInterrupt):
-        merge(load_workload(folder / "merge.yaml"), folder / HALF, progress=interrupt, options=OPTIONS)
 
 
 def _write_update(folder: Path) -> None:

@@ -18,9 +18,7 @@ from random import Random
 from typing import Any
 
 import torch
-import yaml
 
-from merger.checkpoint import save_sealed
 from models.bundle.format import ALIGNMENT_BYTES, DIGEST_KEY
 from tests.hostile.mutated.mutations import VALUES, damaged_bytes, damaged_tree
 
@@ -128,7 +126,6 @@ def _dump_torch(tree: Any) -> bytes:
     return out.getvalue()
 
 
-YAML = Codec(yaml.safe_load, lambda tree: yaml.safe_dump(tree, sort_keys=False).encode())
 JSON = Codec(json.loads, _dump_json)
 LINES = Codec(_load_lines, _dump_lines)
 SAFETENSORS = Codec(_load_container, _dump_container)
@@ -167,13 +164,3 @@ def damaged_darknet(data: bytes, random: Random) -> bytes:
         return struct.pack("<3i", *numbers) + data[12:]
     cut = random.choice((0, 1, 12, 20, 24, 3000, len(data) - 4, len(data) - 1, len(data) + 1, len(data) + 4))
     return (data + b"\x7f" * 8)[:cut]
-
-
-def damaged_head(data: bytes, random: Random) -> bytes:
-    """A checkpoint's counts, log and identity, sealed again; its tensors stay."""
-    content = dict(_loaded(_load_torch, data))
-    rest = {key: content.pop(key) for key in ("journal", "accepted")}
-    head = damaged_tree(content, random, TORCH.values)
-    out = io.BytesIO()
-    save_sealed({**head, **rest} if isinstance(head, dict) else head, out)
-    return out.getvalue()

@@ -1,7 +1,7 @@
 """Damaged files of every kind, as long as asked: `python -m tests.hostile.mutated.fuzz --minutes 10`.
 
 The seed is printed and repeats the run. Each finding is written under `out/fuzz` (the smallest file of those that fail
-alike, and beside it the command and what came of it). The counts per kind end it: refused, found wanting, taken,
+alike, and beside it the command and what came of it). The counts per kind end it: refused, found wanting, accepted,
 findings; exit code 1 if there are any.
 """
 
@@ -24,11 +24,11 @@ from random import Random
 from typing import Any
 
 from tests.hostile.harness import Runaway
-from tests.hostile.mutated.kinds import KINDS, Bench, Case, drawn
+from tests.hostile.mutated.kinds import KINDS, Case, Workbench, draw_case
 from tests.hostile.samples import write_house
 
 HANGS_S = 60.0
-OUTCOMES = {2: "refused", 1: "wanting", 0: "taken"}
+OUTCOMES = {2: "refused", 1: "wanting", 0: "accepted"}
 
 
 def work(whole: Path, folder: Path, names: list[str], seed: str, end: float) -> None:
@@ -37,23 +37,23 @@ def work(whole: Path, folder: Path, names: list[str], seed: str, end: float) -> 
     The case at hand lies in `now.bin` and `now.json`, so that one which kills the process is known.
     """
     random = Random(seed)
-    bench = Bench(whole, folder / "house")
+    bench = Workbench(whole, folder / "house")
     with (folder / "lines.jsonl").open("a") as lines:
         while time.time() < end:
-            case = drawn(random.choice(names), whole, random)
+            case = draw_case(random.choice(names), whole, random)
             (folder / "now.bin").write_bytes(case.data)
             (folder / "now.json").write_text(json.dumps({"kind": case.kind, "command": [*map(str, case.command)]}))
-            outcome, told = _outcome(bench, case)
-            line = {"kind": case.kind, "outcome": outcome, "bytes": len(case.data), "told": told}
+            outcome, message = _outcome(bench, case)
+            line = {"kind": case.kind, "outcome": outcome, "bytes": len(case.data), "message": message}
             if outcome == "finding":
                 _keep(folder, case.data, line)
             print(json.dumps(line), file=lines, flush=True)
 
 
-def _outcome(bench: Bench, case: Case) -> tuple[str, str]:
+def _outcome(bench: Workbench, case: Case) -> tuple[str, str]:
     """How a case came out, and what was wrong with that; the first line of it says what is alike."""
     try:
-        return OUTCOMES[bench.judged(case)], ""
+        return OUTCOMES[bench.evaluate(case)], ""
     except AssertionError as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         return "finding", f"{where.name}: {where.line}\n{error}"
@@ -108,7 +108,7 @@ def fuzz(minutes: float, seed: int, names: list[str], out: Path, workers: int) -
             for line in _lines(place):
                 counts[line["kind"], line["outcome"]] += 1
                 if line["outcome"] == "finding":
-                    alike = f"{line['kind']}: {line['told'].partition(chr(10))[0]}"
+                    alike = f"{line['kind']}: {line['message'].partition(chr(10))[0]}"
                     if alike not in findings or line["bytes"] < findings[alike][0]:
                         findings[alike] = (line["bytes"], place / line["file"], line)
         _write_findings(out, findings)
@@ -126,7 +126,7 @@ def _note_dead(place: Path, why: str) -> None:
         raise RuntimeError(f"a worker {why}")
     now = json.loads((place / "now.json").read_text())
     data = (place / "now.bin").read_bytes()
-    line = {"kind": now["kind"], "outcome": "finding", "bytes": len(data), "told": why}
+    line = {"kind": now["kind"], "outcome": "finding", "bytes": len(data), "message": why}
     _keep(place, data, line)
     (place / "now.json").unlink()
     with (place / "lines.jsonl").open("a") as lines:
@@ -145,14 +145,14 @@ def _write_findings(out: Path, findings: dict[str, tuple[int, Path, dict[str, An
         folder.mkdir(parents=True)
         shutil.copyfile(path, folder / Path(KINDS[line["kind"]].file).name)
         command = f"gemel {' '.join(line['command'])}"
-        (folder / "told.txt").write_text(f"{command}\n{line['told']}\n", errors="backslashreplace")
+        (folder / "message.txt").write_text(f"{command}\n{line['message']}\n", errors="backslashreplace")
         print(f"{folder}: {command}: {alike}")
 
 
 def shown(counts: Counter[tuple[str, str]]) -> str:
     """The counts as a table of markdown."""
     columns = (*OUTCOMES.values(), "finding")
-    rows = ["| kind | tried | refused | found wanting | taken | findings |", "| --- | --: | --: | --: | --: | --: |"]
+    rows = ["| kind | tried | refused | found wanting | accepted | findings |", "| --- | --: | --: | --: | --: | --: |"]
     for kind in (*(kind for kind in KINDS if any(kind == one for one, _ in counts)), "all"):
         per = [
             sum(count for (one, what), count in counts.items() if kind in (one, "all") and what == column)

@@ -1,4 +1,4 @@
-"""Damaged files of every kind: refused in one line, found wanting or taken, and nothing else changed."""
+"""Damaged files of every kind: refused in one line, found wanting or accepted, and nothing else changed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.exhaustive import every
-from tests.hostile.mutated.kinds import KINDS, Bench, drawn
+from tests.hostile.mutated.kinds import KINDS, Workbench, draw_case
 
 MANY = 15
 
@@ -18,8 +18,8 @@ MANY = 15
 @pytest.mark.parametrize(
     ("name", "examples"), every([(name, count) for name in KINDS for count in (4, MANY)], [(name, 4) for name in KINDS])
 )
-def test_a_damaged_file_is_refused_or_harmless(whole_house: Path, tmp_path: Path, name: str, examples: int) -> None:
-    bench = Bench(whole_house, tmp_path / "house")
+def test_damaged_file_is_refused_or_harmless(whole_house: Path, tmp_path: Path, name: str, examples: int) -> None:
+    bench = Workbench(whole_house, tmp_path / "house")
 
     @settings(
         max_examples=examples, derandomize=True, database=None, deadline=None,
@@ -28,6 +28,6 @@ def test_a_damaged_file_is_refused_or_harmless(whole_house: Path, tmp_path: Path
     )  # fmt: skip
     @given(st.randoms(use_true_random=False))
     def hold(random: Random) -> None:
-        bench.judged(drawn(name, whole_house, random))
+        bench.evaluate(draw_case(name, whole_house, random))
 
     hold()

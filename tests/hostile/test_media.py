@@ -1,0 +1,204 @@
+"""Pictures, videos and annotations from others: refused in one line that names the file, without libraries' output."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from models.data import load_split
+from models.errors import InputError
+from models.pictures import MAX_PICTURE_BYTES, read_picture
+from models.video import OPTIONS, PROTOCOLS, Video, opencv
+from models.workload import load_workload
+from tests.hostile.harness import check_refused, run_command
+
+Make = Callable[[Path], Any]
+
+
+def _encoded(kind: str = "JPEG", mode: str = "RGB", **options: Any) -> bytes:
+    image = np.random.default_rng(0).integers(0, 256, (32, 48, 3), np.uint8)
+    made = io.BytesIO()
+    Image.fromarray(image).convert(mode).save(made, kind, **options)
+    return made.getvalue()
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">L", len(data)) + kind + data + struct.pack(">L", zlib.crc32(kind + data))
+
+
+def _png(width: int, height: int, data: bytes = b"", more: bytes = b"") -> bytes:
+    head = struct.pack(">LLBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", head) + more + _chunk(b"IDAT", data) + _chunk(b"IEND", b"")
+
+
+def _jpeg_of(width: int, height: int) -> bytes:
+    """A picture whose header claims other sides."""
+    data = _encoded()
+    at = data.index(b"\xff\xc0") + 5
+    return data[:at] + struct.pack(">HH", height, width) + data[at + 4 :]
+
+
+JPEG, PNG = _encoded(), _encoded("PNG")
+PICTURES: dict[str, bytes | Make] = {
+    "empty": b"",
+    "garbage": bytes(range(256)) * 40,
+    "half a JPEG": JPEG[: len(JPEG) // 2],
+    "half a PNG": PNG[: len(PNG) // 2],
+    "PNG of 30,000 x 30,000": _png(30_000, 30_000, zlib.compress(bytes(10**7))),
+    "PNG of 2^31 x 2^31": _png(2**31 - 1, 2**31 - 1),
+    "PNG of no sides": _png(0, 0),
+    "PNG whose text unpacks to 100 MB": _png(
+        8, 8, zlib.compress(bytes(200)), _chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(10**8)))
+    ),
+    "JPEG of 65,535 x 65,535": _jpeg_of(65535, 65535),
+    "SVG": b'<svg xmlns="http://www.w3.org/2000/svg"><image href="file:///etc/passwd"/></svg>',
+    "GIF": _encoded("GIF"),
+    "EPS": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 100 100\n(/etc/passwd) run\n",
+    "more than 64 MB": lambda path: (path.write_bytes(JPEG), os.truncate(path, MAX_PICTURE_BYTES + 1)),
+    "pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+    "/dev/zero": lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
+}
+
+
+@pytest.mark.parametrize("content", PICTURES.values(), ids=PICTURES)
+def test_damaged_picture_is_refused(tmp_path: Path, content: bytes | Make, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "u9__9.jpg"
+    path.write_bytes(content if isinstance(content, bytes) else b"")
+    if callable(content):
+        content(path)
+    with pytest.raises(InputError, match=re.escape(str(path))) as caught:
+        read_picture(path)
+    assert "\n" not in str(caught.value) and capfd.readouterr() == ("", "")
+
+
+def test_merge_names_a_damaged_picture(house: Path) -> None:
+    (house / "data" / "a" / "test" / "empty" / "u9__9.jpg").write_bytes(JPEG[:300])
+    result = run_command(["merge", "one.yaml", "-o", "new.safetensors", "--method", "none"], house).check_bounds()
+    assert result.code == 2 and "u9__9.jpg" in result.err.splitlines()[-1] and not result.changed
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_picture_is_turned_as_opencv_turns_it(tmp_path: Path, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x112] = orientation
+    path = tmp_path / "a.jpg"
+    path.write_bytes(_encoded(exif=exif))
+    expected = cv2.imread(str(path), cv2.IMREAD_COLOR)
+    assert expected is not None and np.array_equal(read_picture(path), expected[..., ::-1])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [_encoded(progressive=True), _encoded(mode="CMYK"), _encoded("PNG", mode="RGBA"), _encoded("PNG", mode="P"),
+     cv2.imencode(".png", np.full((32, 48), 40_000, np.uint16))[1].tobytes(), JPEG + bytes(1000),
+     _encoded(exif=b"Exif\0\0" + bytes(range(256)))],
+)  # fmt: skip
+def test_valid_picture_of_every_kind_is_read(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "a.jpg").write_bytes(data)
+    image = read_picture(tmp_path / "a.jpg")
+    assert image.shape == (32, 48, 3) and image.dtype == np.uint8
+
+
+VIDEOS: dict[str, Make] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "garbage": lambda path: path.write_bytes(bytes(range(256)) * 400),
+    "without its index": lambda path: path.write_bytes(path.read_bytes().partition(b"moov")[0][:-4]),
+    "picture": lambda path: path.write_bytes(PNG),
+    "playlist of /etc/passwd": lambda path: path.write_text("#EXTM3U\n#EXTINF:10,\n/etc/passwd\n#EXT-X-ENDLIST\n"),
+    "playlist behind an ID3 tag": lambda path: path.write_bytes(b"ID3\4\0\0\0\0\0\0#EXTM3U\n#EXTINF:10,\ngate.mp4\n"),
+    "concatenation": lambda path: path.write_text("ffconcat version 1.0\nfile gate.mp4\n"),
+    "session description": lambda path: path.write_text("v=0\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 5004 RTP/AVP 96\n"),
+    "pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+    "/dev/zero": lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
+}
+
+
+@pytest.mark.parametrize("make", VIDEOS.values(), ids=VIDEOS)
+def test_damaged_video_is_refused_as_data(house: Path, make: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    (house / "film.mp4").write_bytes((house / "gate.mp4").read_bytes())
+    make(house / "film.mp4")
+    document = yaml.safe_load((house / "one.yaml").read_text())
+    document["queries"][0]["data"] = "film.mp4"
+    (house / "one.yaml").write_text(yaml.safe_dump(document))
+    with pytest.raises(InputError, match=re.escape(str((house / "film.mp4").resolve()))):
+        load_split(load_workload(house / "one.yaml").queries[0], "train")
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("claimed", "value"), [("FPS", 1e9), ("FPS", float("nan")), ("size", 65_535)])
+def test_video_with_absurd_claims_is_bounded(house: Path, claimed: str, value: float, monkeypatch) -> None:
+    real = cv2.VideoCapture
+    sizes = (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT)
+
+    class Claiming:
+        def __init__(self, *given: Any) -> None:
+            self._real = real(*given)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._real, name)
+
+        def get(self, what: int) -> float:
+            return value if what in (sizes if claimed == "size" else (cv2.CAP_PROP_FPS,)) else self._real.get(what)
+
+    monkeypatch.setattr(cv2, "VideoCapture", Claiming)
+    if claimed == "FPS":
+        assert Video(str(house / "gate.mp4")).fps is None
+    else:
+        with pytest.raises(InputError, match="pixels"):
+            Video(str(house / "gate.mp4"))
+
+
+def test_opencv_opens_no_other_files_and_keeps_the_users_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given in ("rtsp_transport;udp", "protocol_whitelist;file"):
+        opencv.cache_clear()
+        monkeypatch.setenv(OPTIONS, given)
+        opencv()
+        options = dict(one.split(";") for one in os.environ[OPTIONS].split("|"))
+        assert os.environ[OPTIONS].startswith(given)
+        assert "concat" not in options["format_whitelist"].split(",") and "subfile" not in PROTOCOLS
+    opencv.cache_clear()
+    monkeypatch.delenv(OPTIONS)
+    opencv()
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda d: d["annotations"][0].update(bbox=[1, 2, -3, 4]), "bbox"),
+        (lambda d: d["annotations"][0].update(bbox=[1, 2, 1e308, 4]), "bbox"),
+        (lambda d: d["annotations"][0].update(image_id=99), "image_id"),
+        (lambda d: d["images"][0].update(file_name="../../../../etc/passwd"), "file_name"),
+        (lambda d: d["images"].append(d["images"][0]), "occurs twice"),
+        (lambda d: d["images"][1].update(id=True), "images[1].id"),
+        (lambda d: d.pop("categories"), "categories"),
+        (lambda d: d["categories"][0].update(name="bus"), "no category 'car'"),
+    ],
+)
+def test_damaged_annotations_are_refused(house: Path, change: Callable[[dict], Any], problem: str) -> None:
+    path = house / "data" / "d" / "test" / "annotations.json"
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+    with pytest.raises(InputError, match=re.escape(problem)):
+        load_split(load_workload(house / "detector.yaml").queries[0], "test")
+
+
+@pytest.mark.parametrize("source", ["file:///etc/passwd", "concat://a", "gopher://x/", "data://text"])
+def test_camera_source_that_is_no_stream_is_refused(house: Path, source: str) -> None:
+    config = yaml.safe_load((house / "box.yaml").read_text())
+    config["cameras"]["gate"]["source"] = source
+    (house / "box.yaml").write_text(yaml.safe_dump(config))
+    check_refused(["run", "box.yaml", "--check"], house, "box.yaml", "cameras.gate.source")

@@ -1,0 +1,177 @@
+"""Weights files from others: refused in one line that names the file; nothing in them is executed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.exhaustive import one_in
+from tests.hostile.harness import check_refused
+
+FIRST, SHAPE = "conv1.weight", (16, 3, 3, 3)
+Make = Callable[[Path], Any]
+
+
+def _container(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def _tensor(dtype: str = "F32", shape: Any = (1,), offsets: Any = (0, 4)) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+HEADERS: dict[str, bytes] = {
+    "empty": b"",
+    "garbage": bytes(range(256)) * 9,
+    "header longer than the file": _container({}, length=1000),
+    "header of 2^63": _container({}, length=2**63),
+    "header is a list": _container([1]),
+    "deep header": _container(b'{"a":' + DEEP + b"}"),
+    "tensor without a shape": _container({"x": {"dtype": "F32", "data_offsets": [0, 4]}}, bytes(4)),
+    "unknown dtype": _container({"x": _tensor("F33")}, bytes(4)),
+    "negative shape": _container({"x": _tensor(shape=[-1])}, bytes(4)),
+    "shape overflows": _container({"x": _tensor(shape=[2**62, 8])}, bytes(4)),
+    "offsets beyond the file": _container({"x": _tensor(offsets=[0, 4 * 10**12], shape=[10**12])}, bytes(4)),
+    "tensors overlap": _container({"x": _tensor(), "y": _tensor()}, bytes(4)),
+    "hole between tensors": _container({"x": _tensor(), "y": _tensor(offsets=[8, 12])}, bytes(12)),
+    "bytes too many": _container({"x": _tensor()}, bytes(400)),
+    "50,000 tensors": _container({f"tensor{i:060}": _tensor(shape=[0], offsets=[0, 0]) for i in range(50_000)}),
+    "other tensors": _container({"x": _tensor()}, bytes(4)),
+    "name forges a line": _container({"x\n/etc/passwd: sound": _tensor()}, bytes(4)),
+    "name of 1e5 letters": _container({"x" * 100_000: _tensor()}, bytes(4)),
+}
+
+
+class _Bomb:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("was-run",)
+
+
+def _saved(change: Callable[[dict[str, Any]], Any]) -> Make:
+    """The weights as torch saves them, changed."""
+
+    def make(path: Path) -> None:
+        state = dict(torch.load(path, weights_only=True))
+        other = change(state)
+        torch.save(state if other is None else other, path)
+
+    return make
+
+
+def _first(value: Callable[[], Any]) -> Make:
+    """Another value in place of the first tensor."""
+    return _saved(lambda state: state.update({FIRST: value()}))
+
+
+def _bytes(change: Callable[[bytes], bytes]) -> Make:
+    return lambda path: path.write_bytes(change(path.read_bytes()))
+
+
+def _rezipped(change: Callable[[str, bytes], bytes], kind: int = zipfile.ZIP_STORED) -> Make:
+    """The parts of the zip, each changed."""
+
+    def make(path: Path) -> None:
+        made = BytesIO()
+        with zipfile.ZipFile(path) as old, zipfile.ZipFile(made, "w", kind) as new:
+            for part in old.infolist():
+                new.writestr(part.filename, change(part.filename, old.read(part)))
+        path.write_bytes(made.getvalue())
+
+    return make
+
+
+def _pickled(data: bytes) -> Make:
+    return _rezipped(lambda name, old: data if name.endswith("data.pkl") else old)
+
+
+PICKLES: dict[str, Make] = {
+    "empty": _bytes(lambda data: b""),
+    "garbage": _bytes(lambda data: bytes(range(256)) * 9),
+    "half": _bytes(lambda data: data[: len(data) // 2]),
+    "zip of something else": _rezipped(lambda name, data: b"text"),
+    "zip bomb": _rezipped(lambda name, data: bytes(10**9) if name.endswith("/0") else data, zipfile.ZIP_DEFLATED),
+    "storage cut short": _rezipped(lambda name, data: data[:-4] if name.endswith("data/0") else data),
+    "code": lambda path: torch.save({FIRST: _Bomb()}, path),
+    "code beside the state": _saved(lambda state: {"state_dict": state, "hook": _Bomb()}),
+    "code in an old pickle": lambda path: path.write_bytes(pickle.dumps(_Bomb())),
+    "code in a key": _pickled(b"\x80\2}cposix\nsystem\n(X\5\0\0\0touchtRK\1s."),
+    "whole module": lambda path: torch.save(nn.Linear(2, 2), path),
+    "1e5 lists in lists": _pickled(b"\x80\2}X\1\0\0\0a" + b"]" * 10**5 + b"a" * (10**5 - 1) + b"s."),
+    "nothing on the stack": _pickled(b"\x80\2\x85."),
+    "claims 1e12 bytes": _pickled(b"\x80\2\x8e" + struct.pack("<Q", 10**12) + b"x."),
+    "a list": _saved(lambda state: list(state.values())),
+    "keys of numbers": _saved(lambda state: {1: torch.zeros(1)}),
+    "text inside": _first(lambda: "weights"),
+    "name forges a line": _saved(lambda state: {"x\n/etc/passwd: sound": torch.zeros(1)}),
+    "meta tensor": _first(lambda: torch.zeros(SHAPE, device="meta")),
+    "sparse tensor": _first(lambda: torch.zeros(SHAPE).to_sparse()),
+    "complex numbers": _first(lambda: torch.zeros(SHAPE, dtype=torch.complex64)),
+    "integers": _first(lambda: torch.zeros(SHAPE, dtype=torch.int8)),
+    "NaN": _first(lambda: torch.full(SHAPE, torch.nan)),
+    "too large for 32 bits": _first(lambda: torch.full(SHAPE, 1e300, dtype=torch.float64)),
+    "another shape": _first(lambda: torch.zeros(3, 16, 3, 3)),
+    "1e12 numbers that are one": _first(lambda: torch.zeros(1).expand(10**12)),
+}
+
+
+def _darknet(head: bytes, change: int = 0) -> Make:
+    """A file with this head, and so many bytes longer than it should be."""
+
+    def make(path: Path) -> None:
+        size = path.stat().st_size
+        path.unlink()  # the file is linked
+        path.write_bytes(head)
+        os.truncate(path, size + change)
+
+    return make
+
+
+HEAD = struct.pack("<3iq", 0, 2, 5, 0)
+DARKNETS: dict[str, Make] = {
+    "another format's header": _darknet(b"PK\3\4" * 5),
+    "version of 2^31": _darknet(struct.pack("<3iq", 0, 2**31 - 1, 5, 0)),
+    "a byte less": _darknet(HEAD, -1),
+    "a value more": _darknet(HEAD, 4),
+    "100 GB": _darknet(HEAD, 10**11),
+    "NaN": _darknet(HEAD + struct.pack("<f", float("nan"))),
+}
+
+
+@pytest.mark.parametrize("data", HEADERS.values(), ids=HEADERS)
+def test_damaged_safetensors_is_refused(house: Path, data: bytes) -> None:
+    (house / "weights" / "a.safetensors").write_bytes(data)
+    check_refused(["inspect", "one.yaml", "--weights"], house, house / "weights" / "a.safetensors", "weights (a)")
+
+
+@pytest.mark.parametrize("make", one_in(2, PICKLES.values()), ids=PICKLES)
+def test_damaged_pickle_is_refused_and_not_executed(house: Path, make: Make) -> None:
+    make(house / "weights" / "b.pt")
+    check_refused(["inspect", "merge.yaml", "--weights"], house, house / "weights" / "b.pt", "weights (b)")
+    assert not (house / "was-run").exists()
+
+
+@pytest.mark.parametrize("make", DARKNETS.values(), ids=DARKNETS)
+def test_damaged_darknet_file_is_refused(house: Path, make: Make) -> None:
+    make(house / "yolo.weights")
+    check_refused(["inspect", "yolo.yaml", "--weights"], house, house / "yolo.weights", "weights (y)")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "endless"])
+def test_weights_that_are_no_regular_file_are_refused(house: Path, kind: str) -> None:
+    path = house / "weights" / "a.safetensors"
+    path.unlink()
+    {"pipe": os.mkfifo, "folder": os.mkdir, "endless": lambda path: os.symlink("/dev/zero", path)}[kind](path)
+    check_refused(["inspect", "one.yaml", "--weights"], house, "weights (a)")
