@@ -240,15 +240,6 @@ def test_a_file_says_what_it_takes_and_gives_and_nothing_of_where_it_was_made(sm
     assert [path.name for path in tmp_path.iterdir()] == ["small.onnx"]
 
 
-def test_exporting_leaves_the_model_in_the_mode_it_had(small, tmp_path):
-    small.train()
-    before = {key: value.clone() for key, value in small.state_dict().items()}
-    export_onnx(small, tmp_path / "small.onnx", 16, 3)
-    assert small.training and small.norm.training
-    assert all(torch.equal(before[key], value) for key, value in small.state_dict().items())
-    assert_alike(run(tmp_path / "small.onnx", frames(3, 16)), answer(small.eval(), frames(3, 16)))
-
-
 class Branching(Small):
     """Which way it goes depends on the frame's values: no graph says so."""
 
@@ -292,9 +283,3 @@ def test_bad_input_is_refused_before_any_work(small, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="do not fit one ONNX file"):
         export_onnx(small, tmp_path / "small.onnx", 16)
     assert [path.name for path in tmp_path.iterdir()] == ["there.onnx"]
-
-
-def test_a_two_stage_detector_needs_a_fixed_batch(tmp_path):
-    module = zoo.build("fasterrcnn_mobilenet_v3_large_320_fpn", CLASSES, {}, 64, "detection", "meta")
-    with pytest.raises(InputError, match="batch: a two-stage detector needs a fixed batch; give a number"):
-        export_onnx(module, tmp_path / "two.onnx", 64, "dynamic")

@@ -46,23 +46,6 @@ def test_an_update_holds_what_is_new_alone(sample, changed: Path, update: Path) 
     assert held == {name for name, one in new.items() if not one.is_pad} - old.keys() and len(held) == 1
 
 
-def test_what_is_counted_is_what_would_be_written(sample, changed: Path, update: Path) -> None:
-    counted = write_update(sample.path, changed, None)
-    assert counted.bytes == update.stat().st_size
-    assert (counted.tensors, counted.bundle_bytes) == (1, changed.stat().st_size)
-
-
-def test_between_equal_bundles_only_the_header_ships(sample, tmp_path: Path) -> None:
-    assert write_update(sample.path, sample.path, tmp_path / "none").tensors == 0
-    apply_update(sample.path, tmp_path / "none", tmp_path / "same")
-    assert (tmp_path / "same").read_bytes() == sample.path.read_bytes()
-
-
-def test_any_bundle_with_the_tensors_will_do(sample, changed: Path, update: Path, tmp_path: Path) -> None:
-    apply_update(changed, update, tmp_path / "again")
-    assert (tmp_path / "again").read_bytes() == changed.read_bytes()
-
-
 def test_another_bundle_is_refused(sample, changed: Path, tmp_path: Path) -> None:
     for model in sample.models.values():
         with torch.no_grad():

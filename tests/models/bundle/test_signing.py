@@ -36,25 +36,10 @@ def test_what_was_signed_is_known_by_the_public_key(sample, tmp_path: Path, form
     assert is_signed(signed) and verify_bundle(sample.path) == [] and signed.header.entries == tensors
 
 
-def test_a_bundle_without_a_signature_is_refused(sample, tmp_path: Path) -> None:
-    assert not is_signed(open_bundle(sample.path))
-    with pytest.raises(BundleError, match="is not signed"):
-        check_signature(open_bundle(sample.path), keys(tmp_path)[1])
-
-
 def test_somebody_elses_signature_is_refused(sample, tmp_path: Path) -> None:
     sign_bundle(sample.path, keys(tmp_path, "theirs")[0])
     with pytest.raises(BundleError, match="not by the owner"):
         check_signature(open_bundle(sample.path), keys(tmp_path, "ours")[1])
-
-
-def test_signing_again_takes_the_place_of_the_signature(sample, tmp_path: Path) -> None:
-    (first, _), (second, public) = keys(tmp_path, "first"), keys(tmp_path, "second")
-    sign_bundle(sample.path, first)
-    size = sample.path.stat().st_size
-    sign_bundle(sample.path, second)
-    check_signature(open_bundle(sample.path), public)
-    assert sample.path.stat().st_size == size
 
 
 @pytest.mark.parametrize("change", ["manifest", "signature", "name", "short"])

@@ -13,14 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from models.bundle import open_bundle, unchecked, verify_bundle
-from models.bundle.format import Entry, encode_header, parse_header
+from models.bundle.format import encode_header, parse_header
 from models.errors import BundleError
 
 same_file = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-def test_a_sound_bundle_has_no_problems(sample):
-    assert verify_bundle(sample.path) == []
 
 
 @same_file
@@ -32,31 +28,6 @@ def test_one_flipped_bit_anywhere_is_found(sample, data):
     assert problems_of(sample.path, content)
 
 
-@pytest.mark.parametrize("bit", [0, 5, 7])
-def test_a_flipped_bit_is_found_in_every_part_of_the_file(sample, bit):
-    content = sample.path.read_bytes()
-    header = parse_header(content)
-    tensor = next(entry for entry in header.entries.values() if not entry.is_pad)
-    pad = next(entry for entry in header.entries.values() if entry.is_pad)
-    digest = content.index(b"gemel.digest") + len(b'gemel.digest":"')
-    parts = {
-        "length": 0,
-        "top of length": 7,
-        "digest": digest + 10,
-        "manifest": content.index(b"bridge"),
-        "evidence": content.index(b"0.978"),
-        "offsets": content.index(b"data_offsets"),
-        "header padding": header.data_start - 1,
-        "tensor": header.data_start + tensor.begin,
-        "gap filler": header.data_start + pad.begin,
-        "last byte": len(content) - 1,
-    }
-    for part, position in parts.items():
-        damaged = bytearray(content)
-        damaged[position] ^= 1 << bit
-        assert problems_of(sample.path, damaged), part
-
-
 @same_file
 @given(data=st.data())
 def test_a_truncated_file_is_refused_when_opened(sample, data):
@@ -64,10 +35,6 @@ def test_a_truncated_file_is_refused_when_opened(sample, data):
     assert problems_of(sample.path, content[: data.draw(st.integers(0, len(content) - 1), "bytes left")])
     with pytest.raises(BundleError):
         open_bundle(sample.path.with_name("damaged.safetensors"))
-
-
-def test_bytes_after_the_last_tensor_are_refused(sample):
-    assert "longer than its tensors" in problems_of(sample.path, sample.path.read_bytes() + b"\0")[0]
 
 
 def test_a_missing_tensor_is_named_with_its_path(sample, rewrite):
@@ -78,26 +45,10 @@ def test_a_missing_tensor_is_named_with_its_path(sample, rewrite):
         open_bundle(sample.path)
 
 
-def test_a_tensor_that_nobody_uses_is_refused(sample, rewrite):
-    def add(manifest, data, types):
-        data["f" * 64], types["f" * 64] = bytes(4), ("F32", (1,))
-
-    rewrite(sample.path, add)
-    assert any("belongs to no query" in problem for problem in verify_bundle(sample.path))
-
-
 def test_a_tensor_replaced_under_its_name_is_found(sample, rewrite):
     name = sample.manifest.queries[0].tensors["fc.weight"]
     rewrite(sample.path, lambda manifest, data, types: data.update({name: bytes(len(data[name]))}))
     assert verify_bundle(sample.path) == [f"tensor {name} is damaged: its bytes do not match its name"]
-
-
-def test_a_shape_that_does_not_fit_the_architecture_is_found(sample, rewrite):
-    name = sample.manifest.queries[0].tensors["fc.weight"]
-    rewrite(sample.path, lambda manifest, data, types: types.update({name: ("F32", (4, 4))}))
-    problems = verify_bundle(sample.path)
-    assert "query north: fc.weight has shape (4, 4), tiny_norm needs (2, 8)" in problems
-    assert any("do not match its name" in problem for problem in problems)
 
 
 def test_tensors_out_of_load_order_are_found(sample, rewrite):
@@ -196,11 +147,6 @@ def test_all_but_the_architecture_of_a_foreign_model_is_checked_and_that_too_whe
     assert verify_bundle(sample.path) == [f"tensor {name} is damaged: its bytes do not match its name"]
 
 
-@pytest.mark.parametrize("length", [0, 1, 1 << 20, 99_999_999, 1 << 40, (1 << 64) - 1])
-def test_an_absurd_header_length_is_refused(sample, length):
-    assert problems_of(sample.path, length.to_bytes(8, "little") + sample.path.read_bytes()[8:])
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -227,32 +173,6 @@ def test_a_header_that_lies_is_refused_at_once(sample, change, reason):
     problems = problems_of(sample.path, sealed(document) + content[8 + length :])
     assert reason in problems[0]
     assert time.process_time() - started < 5
-
-
-def test_overlapping_tensors_and_holes_are_refused(sample):
-    content = sample.path.read_bytes()
-    header = parse_header(content)
-    text = header.metadata["gemel.manifest"]
-    entries = list(header.entries.values())
-    body = content[header.data_start :]
-    last = entries[-1]
-    for shift, reason in ((-4, "overlaps"), (4, "leaves a hole")):
-        moved = Entry(last.name, last.dtype, last.shape, last.begin + shift, last.end + shift)
-        damaged = encode_header([*entries[:-1], moved], {"gemel.manifest": text}) + body
-        assert reason in problems_of(sample.path, damaged)[0]
-
-
-def test_tensors_out_of_alignment_are_refused(sample):
-    content = sample.path.read_bytes()
-    header = parse_header(content)
-    kept = [entry for entry in header.entries.values() if not entry.is_pad]
-    at, entries, body = 0, [], b""
-    for entry in sorted(kept, key=lambda entry: -entry.nbytes):
-        entries.append(Entry(entry.name, entry.dtype, entry.shape, at, at + entry.nbytes))
-        body += content[header.data_start :][entry.begin : entry.end]
-        at += entry.nbytes
-    damaged = encode_header(entries, {"gemel.manifest": header.metadata["gemel.manifest"]}) + body
-    assert any("not at a multiple of 512" in problem for problem in problems_of(sample.path, damaged))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 
 from models.data import load_split
 from models.errors import InputError
-from models.pictures import list_pictures
 from models.predictions import Boxes
 from models.preprocess import crop
 from models.workload import Query
@@ -41,27 +39,12 @@ def test_classified_frames_carry_label_unit_and_time(tmp_path: Path) -> None:
     assert split.frames[0].shape == (20, 30, 3)
 
 
-def test_frames_are_rgb(tmp_path: Path) -> None:
-    image = np.zeros((4, 4, 3), np.uint8)
-    image[..., 2] = 255  # red, as OpenCV orders it
-    (tmp_path / "train/empty").mkdir(parents=True)
-    cv2.imwrite(str(tmp_path / "train/empty/a.png"), image)
-    _image(tmp_path / "train/busy/b.png")
-    assert load_split(_query(tmp_path), "train").frames[0][0, 0].tolist() == [255, 0, 0]
-
-
 def test_names_without_units_are_cut_into_ten_blocks(tmp_path: Path) -> None:
     for index in range(40):
         _image(tmp_path / f"val/{'busy' if index % 2 else 'empty'}/{index:03d}.png")
     split = load_split(_query(tmp_path), "val")
     assert len(set(split.units)) == 10 and split.units.count("block-0") == 4
     assert split.times_s[3] == 3.0
-
-
-def test_folders_of_other_classes_are_left_out(tmp_path: Path) -> None:
-    for label in ("empty", "busy", "unknown"):
-        _image(tmp_path / f"train/{label}/a.png")
-    assert len(load_split(_query(tmp_path), "train")) == 2
 
 
 def _coco(folder: Path, categories=("car", "bus"), **changes) -> None:
@@ -110,13 +93,6 @@ def test_faults_of_data_are_named(tmp_path: Path, prepare, task, classes, messag
     assert str(tmp_path) in str(caught.value)
 
 
-def test_no_data_and_absent_data_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"q: data \(q\): has no data"):
-        load_split(dataclasses.replace(_query(tmp_path), data=None), "test")
-    with pytest.raises(InputError, match="does not exist"):
-        load_split(_query(tmp_path / "absent"), "test")
-
-
 def test_an_image_that_does_not_decode_is_named_when_it_is_read(tmp_path: Path) -> None:
     _image(tmp_path / "test/empty/a.png")
     (tmp_path / "test/busy").mkdir()
@@ -136,13 +112,6 @@ def test_a_folder_of_frames_is_cut_in_time_and_cropped(tmp_path: Path) -> None:
     assert splits["train"].frames[0].shape == (10, 10, 3)
 
 
-def test_frames_whose_numbers_have_no_leading_zeros_stand_as_they_came(tmp_path: Path) -> None:
-    for index in (*range(12), "٣"):
-        _image(tmp_path / f"frame {index}.jpg")
-    names = [path.stem.removeprefix("frame ") for path in list_pictures(tmp_path)]
-    assert names == [*map(str, range(12)), "٣"]
-
-
 def test_a_video_is_thinned_to_the_fps_of_the_query(tmp_path: Path) -> None:
     path = tmp_path / "clip.avi"
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10, (32, 24))
@@ -152,13 +121,6 @@ def test_a_video_is_thinned_to_the_fps_of_the_query(tmp_path: Path) -> None:
     query = _query(path, fps=5.0)
     assert len(load_split(query, "train")) == 15
     assert load_split(query, "test").times_s[:2] == (4.0, 4.2)
-
-
-def test_a_file_that_is_no_video_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "clip.mp4"
-    path.write_bytes(b"nothing")
-    with pytest.raises(InputError, match=r"clip\.mp4: .*not a video with frames"):
-        load_split(_query(path), "train")
 
 
 def test_crop_takes_the_roi() -> None:

@@ -60,13 +60,6 @@ def test_the_first_frame_that_does_not_decode_is_told_of(query: Query) -> None:
         PreparedFrames(query, _split(loaders)).load()
 
 
-def test_frames_kept_on_a_device_come_from_there(query: Query) -> None:
-    found = PreparedFrames(query, _split([lambda: _frame(1) for _ in range(3)]))
-    assert found.keep_on(torch.device("meta"))
-    batch = found.batch([1, 1])
-    assert batch.device.type == "meta" and batch.dtype == torch.uint8 and batch.shape == (2, 3, 32, 32)
-
-
 def test_frames_stay_where_they_were_when_a_card_has_no_room(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     found = PreparedFrames(query, _split([lambda: _frame(7)]))
 

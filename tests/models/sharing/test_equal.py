@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from models.sharing.layers import Layer
 from models.sharing.plan import SharingPlan
-from models.sharing.similarity import add_identical, ceiling_with_copies, copies, identical_sets, queries_identical
+from models.sharing.similarity import add_identical, copies, identical_sets, queries_identical
 
 PLAN = SharingPlan(((("a", "x"), ("b", "x"), ("c", "x")), (("a", "y"), ("b", "y")), (("d", "z"), ("e", "z"))))
 
@@ -47,12 +46,3 @@ def test_a_copy_is_a_model_that_is_another_tensor_by_tensor() -> None:
     models = {"one": (one, other), "two": (one, one), "three": (one, other), "four": (other, one), "five": (one, other)}
     found = copies({query: {"w": w.clone(), "n": n.clone()} for query, (w, n) in models.items()} | {"six": {"w": one}})
     assert found == {"three": "one", "five": "one"}
-
-
-def test_nothing_of_a_copy_need_be_stored() -> None:
-    layers = [Layer(query, "w", "conv", "conv", 100, head=False) for query in "abc"]
-    layers += [Layer(query, "head", "linear", "linear", 10, head=True) for query in "abc"]
-    sizes = dict.fromkeys("abc", 130)
-    assert ceiling_with_copies(layers, sizes, ()) == 200
-    assert ceiling_with_copies(layers, sizes, ("c",)) == 100 + 130
-    assert ceiling_with_copies(layers, sizes, ("b", "c")) == 260

@@ -62,13 +62,6 @@ def test_tied_layers_use_one_parameter_and_private_biases() -> None:
     assert first.bias is not second.bias
 
 
-def test_queries_that_are_not_given_are_left_out() -> None:
-    models = {"b": _models()["b"]}
-    before = models["b"].get_parameter("conv.weight")
-    tie(models, SharingPlan(((A, B),)))
-    assert models["b"].get_parameter("conv.weight") is before
-
-
 def test_unequal_shapes_are_refused() -> None:
     models = _models()
     models["b"] = _named(nn.Conv2d(2, 3, 1))
@@ -81,10 +74,3 @@ def test_layers_of_one_model_share_too() -> None:
     model = nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU(), nn.Conv2d(2, 2, 1))
     tie({"a": model}, SharingPlan(((("a", "0"), ("a", "2")),)))
     assert model.get_parameter("0.weight") is model.get_parameter("2.weight")
-
-
-def test_layers_come_beside_others_into_their_sets_or_into_new_ones() -> None:
-    plan = SharingPlan(((("a", "x"), ("b", "x")),))
-    more = plan.with_pairs([(("b", "x"), ("c", "x")), (("a", "y"), ("c", "z")), (("a", "y"), ("d", "z"))])
-    assert more.shared == ((("a", "x"), ("b", "x"), ("c", "x")), (("a", "y"), ("c", "z"), ("d", "z")))
-    assert plan.shared == ((("a", "x"), ("b", "x")),)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -10,15 +9,13 @@ import torch
 from torch import nn
 from torchvision.models.detection import ssdlite320_mobilenet_v3_large
 from torchvision.models.detection._utils import SSDMatcher
-from torchvision.models.detection.anchor_utils import DefaultBoxGenerator
-from torchvision.models.detection.ssd import SSDHead
 from torchvision.ops import box_iou
 
 from models import zoo
-from models.detector import BoxTarget, Candidates, Detector
+from models.detector import BoxTarget
 from models.predictions import Boxes
-from models.tasks import MAX_DETECTIONS, augment_boxes, task_of
-from models.zoo.detectors.single_stage import MATCH_IOU, SingleStage, distill_loss, match, single_stage
+from models.tasks import augment_boxes, task_of
+from models.zoo.detectors.single_stage import MATCH_IOU, SingleStage, distill_loss, match
 
 torch.set_num_threads(1)
 
@@ -57,12 +54,6 @@ def test_matching_is_torchvisions():
         assert ours[frame].tolist() == theirs.tolist()
 
 
-def test_every_object_has_a_default_box_however_small_it_is():
-    target = BoxTarget(torch.tensor([[0.30, 0.30, 0.33, 0.33]]), torch.tensor([0]))
-    matched = match(Grid().boxes, target.boxes[None], torch.ones(1, 1, dtype=torch.bool))
-    assert matched[0].nonzero().tolist() != [] and (matched[0] >= 0).nonzero().flatten().tolist() == [5]
-
-
 def test_loss_agrees_with_torchvisions_ssd():
     model: Any = zoo.build("ssdlite320_mobilenet_v3_large", CLASSES, {}, 96, "detection")
     theirs: Any = ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=3)
@@ -83,12 +74,6 @@ def test_loss_agrees_with_torchvisions_ssd():
     )
     ours = model.loss((logits, deltas), targets)
     assert float(ours) == pytest.approx(float(expected["classification"] + expected["bbox_regression"]), rel=1e-4)
-
-
-def test_frames_without_objects_still_teach_the_background():
-    empty = BoxTarget(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
-    quiet, loud = outputs_for({}), outputs_for({5: (1, 8.0)})
-    assert Grid().loss(quiet, [empty]) < Grid().loss(loud, [empty])
 
 
 def test_distillation_is_zero_at_the_originals_outputs_and_sees_misses_and_false_alarms():
@@ -121,26 +106,6 @@ def test_answers_suppress_what_overlaps_within_a_class_only():
     assert len(TASK.predictions(model, outputs_for(two_kinds), [(100, 100)], CLASSES, 0.5)[0].boxes) == 2
 
 
-class Suppressed(Detector):
-    """A detector that suppresses inside; its outputs are the candidates themselves."""
-
-    nms_iou = None
-
-    def candidates(self, outputs: list[Candidates], min_score: float) -> list[Candidates]:
-        return [Candidates(*(part[found.scores >= min_score] for part in found)) for found in outputs]
-
-
-def test_answers_of_a_detector_that_suppressed_inside_are_only_sorted_and_cut():
-    count = 3 * MAX_DETECTIONS
-    scores = torch.linspace(0.0, 1.0, count)
-    boxes = torch.tensor([[0.1, 0.2, 0.5, 0.6]]).repeat(count, 1)
-    found = Candidates(boxes, scores, torch.arange(count) % 2)
-    answer = TASK.predictions(Suppressed(), [found, found], [(100, 50)] * 2, CLASSES)[1]
-    assert answer.scores == tuple(scores.flip(0)[:MAX_DETECTIONS].tolist())
-    assert answer.classes[:2] == ("bus", "car") and answer.boxes[0] == pytest.approx((10.0, 10.0, 50.0, 30.0))
-    assert len(TASK.predictions(Suppressed(), [found], [(9, 9)], CLASSES, 0.995)[0].scores) == 2
-
-
 def test_truth_goes_through_targets_and_perfect_outputs_back_to_itself():
     truth = Boxes(("bus", "dog", "car"), ((10.0, 20.0, 60.0, 90.0), (0, 0, 9, 9), (200.0, 100.0, 260.0, 150.0)))
     target = TASK.targets([truth], [(300, 200)], CLASSES)[0]
@@ -159,17 +124,6 @@ def test_truth_goes_through_targets_and_perfect_outputs_back_to_itself():
     assert TASK.metric_of(TASK.tallies([answer], [seen], CLASSES)[0]) == 1
 
 
-def test_objects_without_area_or_outside_the_frame_are_no_targets():
-    truth = Boxes(("car", "car", "car"), ((5, 5, 5, 9), (120, 10, 140, 20), (90, 90, 110, 110)))
-    target = TASK.targets([truth], [(100, 100)], CLASSES)[0]
-    torch.testing.assert_close(target.boxes, torch.tensor([[0.9, 0.9, 1.0, 1.0]]))
-
-
-def test_an_originals_answer_becomes_the_truth_above_its_threshold():
-    answer = TASK.predictions(Grid(), outputs_for({5: (1, 2.0), 10: (2, 4.0)}), [(100, 100)], CLASSES)[0]
-    assert TASK.labels_of(answer, 0.9).classes == ("bus",)
-
-
 def test_augmentation_carries_the_boxes_along():
     images = torch.zeros(24, 3, 128, 128, dtype=torch.uint8)
     images[:, :, 40:72, 24:64] = 220
@@ -183,57 +137,3 @@ def test_augmentation_carries_the_boxes_along():
         seen = torch.tensor([left, top, right + 1, bottom + 1]) / 128
         torch.testing.assert_close(target.boxes[0], seen, atol=0.02, rtol=0)
     assert len({tuple(target.boxes[0].tolist()) for target in moved}) == 24
-
-
-def test_augmentation_is_repeatable_and_drops_what_leaves_the_frame():
-    images = torch.randint(0, 255, (16, 3, 32, 32), dtype=torch.uint8)
-    corner = BoxTarget(torch.tensor([[0.0, 0.0, 0.08, 0.08], [0.4, 0.4, 0.6, 0.6]]), torch.tensor([0, 1]))
-    runs = [augment_boxes(images, [corner] * 16, torch.Generator().manual_seed(5)) for _ in range(2)]
-    assert torch.equal(runs[0][0], runs[1][0])
-    lengths = {len(target.labels) for target in runs[0][1]}
-    assert lengths == {1, 2}
-    for target in runs[0][1]:
-        assert 1 in target.labels.tolist() and len(target.boxes) == len(target.labels)
-        assert target.boxes.min() >= 0 and target.boxes.max() <= 1
-
-
-class TinyMaps(nn.Module):
-    """Two convolutions and one map of 8 x 8 cells for frames of 32 x 32."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Conv2d(3, 16, 5, stride=2, padding=2), nn.ReLU(), nn.Conv2d(16, 32, 5, stride=2, padding=2), nn.ReLU()
-        )
-
-    def forward(self, x: torch.Tensor) -> OrderedDict[str, torch.Tensor]:
-        return OrderedDict(map=self.layers(x))
-
-
-def test_a_small_detector_learns_where_a_square_is():
-    torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(0)
-    default_boxes = DefaultBoxGenerator([[]], scales=[0.3, 0.3])
-    model = single_stage(TinyMaps(), lambda channels, boxes: SSDHead(channels, boxes, 2), default_boxes, 32)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=5e-3)
-
-    def frames(count: int) -> tuple[torch.Tensor, list[Boxes]]:
-        low = torch.randint(1, 21, (count, 2), generator=generator).tolist()
-        images = torch.zeros(count, 3, 32, 32)
-        for image, (x, y) in zip(images, low):
-            image[:, y : y + 9, x : x + 9] = 2.0
-        return images, [Boxes(("square",), ((x, y, x + 9.0, y + 9.0),)) for x, y in low]
-
-    for _ in range(80):
-        images, truths = frames(16)
-        targets = TASK.targets(truths, [(32, 32)] * 16, ("square",))
-        loss = TASK.loss(model, model(images), targets)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-    images, truths = frames(64)
-    with torch.inference_mode():
-        answers = TASK.predictions(model, model(images), [(32, 32)] * 64, ("square",))
-    threshold = TASK.choose_threshold(answers[:32], truths[:32])
-    rest = zip(answers[32:], truths[32:])
-    assert TASK.metric_of(TASK.tallies(*zip(*rest), ("square",), threshold)) > 0.9

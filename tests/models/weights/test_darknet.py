@@ -8,13 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from models import zoo
 from models.darknet import DarknetLayer, read_darknet
 from models.errors import InputError
-from models.weights import load_matching, load_weights
-from models.workload import Query
 
 
 class Net(nn.Module):
@@ -52,12 +49,6 @@ def test_values_come_in_darknets_order(tmp_path, version):
     assert torch.equal(torch.cat([tensor.flatten() for tensor in tensors.values()]), torch.arange(NET_VALUES).float())
     own = Net().state_dict()
     assert all(tensor.shape == own[name].shape for name, tensor in tensors.items())
-
-
-def test_a_file_of_the_first_convolutions_alone_gives_those(tmp_path):
-    tensors = read_darknet(write(tmp_path / "net.conv.1", np.arange(124)), Net())
-    assert list(tensors)[-1] == "first.weight"
-    assert len(tensors) == 5
 
 
 def test_a_file_of_another_class_count_gives_outputs_of_its_own_width(tmp_path):
@@ -105,51 +96,3 @@ def test_a_bad_file_gives_one_line(tmp_path, case):
     assert line.startswith(f"{path}: weights (gate): ")
     assert fault in line
     assert "\n" not in line
-
-
-def test_an_architecture_that_is_not_darknets_is_named(tmp_path):
-    with pytest.raises(InputError, match="darknet's weights do not fit Linear; use them with yolov3 or yolov3_tiny"):
-        read_darknet(write(tmp_path / "net.weights", np.zeros(5)), nn.Linear(2, 1))
-
-
-def test_a_query_loads_darknets_weights(tmp_path):
-    path, state = tiny_weights(tmp_path, classes=2)
-    model = zoo.build("yolov3_tiny", ["car", "bus"], {}, 416, "detection")
-    load_weights(query(path, ("car", "bus")), model)
-    own = model.state_dict()
-    assert all(torch.equal(own[name], tensor) for name, tensor in state.items())
-    assert own["backbone.layers.0.norm.running_var"].min() > 0
-
-
-def test_a_query_of_other_classes_is_told_so_and_starts_from_the_backbone(tmp_path):
-    path, state = tiny_weights(tmp_path, classes=80)
-    model = zoo.build("yolov3_tiny", ["car", "bus"], {}, 416, "detection")
-    with pytest.raises(InputError, match=r"only the head does not fit the class list .*\(255,\) and should be \(21,"):
-        load_weights(query(path, ("car", "bus")), model)
-    loaded = load_matching(model, path)
-    assert set(state) - set(loaded) == {f"levels.{i}.output.{part}" for i in (0, 1) for part in ("weight", "bias")}
-    assert torch.equal(model.get_parameter("levels.1.expand.conv.weight"), state["levels.1.expand.conv.weight"])
-
-
-def tiny_weights(folder: Path, classes: int) -> tuple[Path, dict[str, Tensor]]:
-    """A file of random values for Tiny YOLOv3 and what it holds by name."""
-    model = zoo.build("yolov3_tiny", [str(index) for index in range(classes)], {}, 416, "detection", device="meta")
-    own = model.state_dict()
-    generator = torch.Generator().manual_seed(0)
-    state = {}
-    assert isinstance(model, nn.Module)
-    for layer in model.darknet_layers():  # type: ignore[operator]
-        names = [f"{layer.norm}.{part}" for part in ("bias", "weight", "running_mean", "running_var")]
-        for name in [*(names if layer.norm else [f"{layer.conv}.bias"]), f"{layer.conv}.weight"]:
-            state[name] = torch.rand(own[name].shape, generator=generator) + 0.1
-    values = torch.cat([tensor.flatten() for tensor in state.values()]).numpy()
-    return write(folder / "tiny.weights", values), state
-
-
-def query(weights: Path, classes: tuple[str, ...]) -> Query:
-    """A query with this weights file."""
-    return Query(
-        id="gate", camera="bridge", task="detection", classes=classes, model="yolov3_tiny", model_args={},
-        input_size=416, weights=weights, init=None, fps=None, sla_ms=100.0, roi=None, min_score=0.0, priority=1,
-        data=None, accuracy_target=0.95,
-    )  # fmt: skip

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from models import zoo
 from models.errors import InputError
-from models.weights import Published, current_names, fetch, find_published, fingerprint, load_matching, load_weights
+from models.weights import Published, fetch, find_published, load_weights
 from models.workload import Query, load_workload
-from models.zoo.registry import ENTRIES
 
 SQUEEZENET = "SqueezeNet1_1_Weights.IMAGENET1K_V1"
 
@@ -96,23 +95,6 @@ def test_a_download_of_another_hash_is_refused_and_leaves_nothing(cache, site, m
     assert list(cache.iterdir()) == []
 
 
-def test_without_a_network_one_line_says_where_the_file_may_be_put(cache, site, monkeypatch) -> None:
-    _, address = site
-    for url in (f"{address}/net-01234567.pth", "http://127.0.0.1:1/net-01234567.pth"):
-        with pytest.raises(InputError) as caught:
-            fetch(published_at(monkeypatch, url), "weights (gate)")
-        line = str(caught.value)
-        assert line.startswith(f"torchvision:{SQUEEZENET}: weights (gate): cannot be downloaded (")
-        assert line.endswith(f"put net-01234567.pth into {cache}") and "\n" not in line
-    assert list(cache.iterdir()) == []
-
-
-def test_a_cache_that_cannot_be_made_is_one_line(cache) -> None:
-    cache.parent.write_text("a file where the folder should be")
-    with pytest.raises(InputError, match=r"cannot be downloaded \((File exists|Not a directory)\)"):
-        fetch(Published(SQUEEZENET))
-
-
 @pytest.mark.parametrize(
     ("text", "model", "name"),
     [
@@ -152,36 +134,6 @@ def test_an_unknown_name_is_one_line_when_the_workload_is_read(tmp_path, text: s
         assert fault in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_published_weights_change_a_fingerprint_with_their_file() -> None:
-    first, second = (Published(f"ResNet50_Weights.IMAGENET1K_V{version}") for version in (1, 2))
-    assert fingerprint(first) != fingerprint(second) != fingerprint(None) == b""
-
-
-def test_published_weights_load_and_another_class_count_is_named(cache) -> None:
-    trained = zoo.build("squeezenet1_1", 1000, {}, 64)
-    published = put(cache, SQUEEZENET, trained.state_dict())
-    query = ask("squeezenet1_1", 64, published)
-    loaded = load_weights(query, zoo.build_query(query))
-    assert all(torch.equal(tensor, trained.state_dict()[name]) for name, tensor in loaded.state_dict().items())
-    query = ask("squeezenet1_1", 64, published, classes=3)
-    with pytest.raises(InputError) as caught:
-        load_weights(query, zoo.build_query(query))
-    line = str(caught.value)
-    assert line.startswith(
-        f"torchvision:{SQUEEZENET}: weights (gate): only the head does not fit the class list (3 in the query)"
-    )
-    assert "give them as `init:` and train" in line
-
-
-def test_a_damaged_file_in_the_cache_is_named(cache) -> None:
-    published = put(cache, SQUEEZENET, {"a": torch.zeros(1)})
-    file = fetch(published)
-    file.write_bytes(file.read_bytes()[:100])
-    query = ask("squeezenet1_1", 64, published)
-    with pytest.raises(InputError, match=f"{file.name}: weights .gate.: is truncated or no PyTorch file"):
-        load_weights(query, zoo.build_query(query))
-
-
 @pytest.mark.parametrize(
     ("model", "heads"),
     [("googlenet", ("aux1.fc1.weight", "aux2.conv.bn.num_batches_tracked")), ("inception_v3", ("AuxLogits.fc.bias",))],
@@ -203,40 +155,3 @@ OLDER_NAMES = {
         ("rpn.head.conv.0.0.", "rpn.head.conv."),
     ),
 }
-
-
-def under_older_names(name: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A state as the published file of that name has it."""
-    older = {}
-    for key, tensor in state.items():
-        for now, before in OLDER_NAMES[name]:
-            key = key.replace(now, before)
-        older[key] = tensor
-    assert older.keys() != state.keys()
-    return older
-
-
-@pytest.mark.parametrize("name", OLDER_NAMES)
-def test_older_tensor_names_of_published_files_are_todays(name: str) -> None:
-    entry = next(one for one in ENTRIES.values() if name.lower().startswith(f"{one.published}_weights"))
-    model = zoo.build(entry.name, entry.width, {}, 64, entry.task, device="meta")
-    assert current_names(model, under_older_names(name, model.state_dict())).keys() == model.state_dict().keys()
-
-
-def test_a_published_file_with_older_tensor_names_loads(cache) -> None:
-    name = "DenseNet121_Weights.IMAGENET1K_V1"
-    trained = zoo.build("densenet121", 1000, {}, 64).state_dict()
-    query = ask("densenet121", 64, put(cache, name, under_older_names(name, trained)))
-    loaded = load_weights(query, zoo.build_query(query)).state_dict()
-    assert all(torch.equal(tensor, trained[key]) for key, tensor in loaded.items())
-
-
-def test_a_detector_starts_from_a_published_classifier(cache) -> None:
-    trained = zoo.build("resnet18", 1000, {}, 64).state_dict()
-    published = put(cache, "ResNet18_Weights.IMAGENET1K_V1", trained)
-    model = zoo.build("ssd_resnet18", ["car"], {}, 64, "detection")
-    head = {key: tensor.clone() for key, tensor in model.state_dict().items() if key.startswith("head.")}
-    loaded = load_matching(model, published)
-    assert set(loaded) == {f"backbone.{key}" for key in trained if not key.startswith("fc.")}
-    assert torch.equal(model.state_dict()["backbone.layer4.1.conv2.weight"], trained["layer4.1.conv2.weight"])
-    assert all(torch.equal(model.state_dict()[key], tensor) for key, tensor in head.items())

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from torch import nn
 
 from models import zoo
 from models.errors import InputError
@@ -56,44 +55,6 @@ def test_a_factory_beside_the_workload_is_found_though_its_file_is_called_models
     assert [layer.path for layer in layers_of(query)] == ["conv", "fc"]
     assert [layer.head for layer in layers_of(query)] == [False, True]
     assert str(tmp_path) not in sys.path
-
-
-def test_two_workloads_may_each_have_a_module_of_one_name(tmp_path) -> None:
-    for name, width in (("a", 4), ("b", 8)):
-        (tmp_path / name).mkdir()
-        query = ask(tmp_path / name, f"{NET}\ndef make(num_classes):\n    return Net(num_classes, {width})")
-        assert zoo.build_query(query).get_parameter("conv.weight").shape[0] == width
-    first = load_workload(tmp_path / "a" / "workload.yaml").query("gate")
-    assert zoo.build_query(first).get_parameter("conv.weight").shape[0] == 4
-    assert layers_of(first)[0].bytes == 4 * 27 * 4
-
-
-def test_a_factory_may_lie_in_a_package_and_import_its_neighbours(tmp_path) -> None:
-    (tmp_path / "nets").mkdir()
-    (tmp_path / "nets" / "__init__.py").touch()
-    (tmp_path / "nets" / "blocks.py").write_text(HEADER + NET)
-    (tmp_path / "gemel_test_neighbour.py").write_text("WIDTH = 5\n")
-    (tmp_path / "nets" / "small.py").write_text(
-        "from gemel_test_neighbour import WIDTH\nfrom .blocks import Net\n\ndef make(num_classes, input_size):\n"
-        "    assert input_size == 32\n    return Net(num_classes, WIDTH)\n"
-    )
-    query = ask(tmp_path, "", "nets.small:make")
-    assert zoo.build_query(query, "meta").get_parameter("conv.weight").shape[0] == 5
-
-
-def test_a_factory_on_pythons_path_is_found_from_any_folder(tmp_path) -> None:
-    query = ask(tmp_path, "", "tests.merger.tiny:tiny_net", input_size=24)
-    assert type(zoo.build_query(query, "meta")).__name__ == "TinyNet"
-
-
-def test_a_factory_may_look_at_values_while_it_builds(tmp_path) -> None:
-    rates = "[rate.item() for rate in torch.linspace(0, 0.2, 3)]"
-    source = f"{NET}\ndef make(num_classes):\n    return Net(num_classes, width=len({rates}))"
-    query = ask(tmp_path, source)
-    drawn = torch.random.get_rng_state()
-    model = zoo.build_query(query, "meta")
-    assert torch.equal(torch.random.get_rng_state(), drawn)
-    assert model.get_parameter("conv.weight").is_meta and layers_of(query)[0].bytes == 3 * 27 * 4
 
 
 MAKE = "def make(num_classes):\n    net = Net(num_classes)\n    {}\n    return net\n"
@@ -147,25 +108,6 @@ def test_a_factory_at_fault_is_one_line_with_file_key_and_query(tmp_path, case: 
     assert fault in line
 
 
-def test_parameters_that_lie_side_by_side_in_one_buffer_are_no_fault(tmp_path) -> None:
-    apart = "flat = torch.zeros(9); net.a = nn.Parameter(flat[:5]); net.b = nn.Parameter(flat[5:])"
-    assert isinstance(zoo.build_query(ask(tmp_path, NET + MAKE.format(apart))), nn.Module)
-
-
-def test_inspect_needs_no_meta_device_from_a_users_forward(tmp_path) -> None:
-    """A forward that looks at values cannot run without any; its class count is checked when weights are loaded."""
-    source = NET + (
-        "class Odd(Net):\n    def forward(self, x):\n        return super().forward(x) * float(x.sum() >= 0)\n"
-        "def make(num_classes, wide=0):\n    return Odd(num_classes + wide)"
-    )
-    query = ask(tmp_path, source)
-    assert len(layers_of(query)) == 2
-    zoo.check_input(query, zoo.build_query(query))
-    wider = ask(tmp_path, source, model_args={"wide": 1})
-    with pytest.raises(InputError, match="answers with 3 classes where 2 were asked for"):
-        zoo.check_input(wider, zoo.build_query(wider))
-
-
 def test_loading_checks_the_input_size_and_leaves_the_modes_of_the_parts(tmp_path) -> None:
     source = NET + "def make(num_classes):\n    net = Net(num_classes)\n    net.conv.eval()\n    return net"
     query = ask(tmp_path, source)
@@ -205,17 +147,6 @@ class Found(OneStage):
 def test_a_users_detector_derives_from_the_contract(tmp_path) -> None:
     query = ask(tmp_path, DETECTOR + "make = Found", task="detection")
     assert zoo.build_query(query).get_parameter("conv.weight").shape[0] == 3
-
-
-@pytest.mark.parametrize(
-    ("source", "fault"),
-    [
-        (NET + "make = Net", "Net is no detector: it lacks candidates, loss, distill, exported; derive it from"),
-        (DETECTOR + "class Half(Found):\n    loss = Detector.loss\nmake = Half", "Half is no detector: it lacks loss"),
-    ],
-)
-def test_a_detector_without_the_contracts_methods_names_them(tmp_path, source: str, fault: str) -> None:
-    assert fault in refusal(ask(tmp_path, source, task="detection"))
 
 
 @pytest.mark.parametrize("model", ["models.py:make", "models:", "a:b:c", "../models:make"])

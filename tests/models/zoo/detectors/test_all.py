@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torchvision
@@ -26,16 +24,6 @@ def detector(name: str, classes: int = 2, size: int | None = None, device: str =
     model = zoo.build(name, [f"class{i}" for i in range(classes)], args, size, "detection", device=device)
     assert isinstance(model, SingleStage)
     return model.eval()
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_outputs_line_up_with_default_boxes(name):
-    model = detector(name, classes=3)
-    with torch.inference_mode():
-        logits, deltas = model(torch.zeros(2, 3, SMALL[name], SMALL[name]))
-    boxes = model.default_boxes()
-    assert logits.shape == (2, len(boxes), 4)
-    assert deltas.shape == (2, len(boxes), 4)
 
 
 @pytest.mark.parametrize("name", [*SMALL, "ssd300_vgg16"])
@@ -78,38 +66,9 @@ def test_a_classifiers_weights_fit_under_backbone(name, classifier):
     assert all(own[f"backbone.{key}"].shape == value.shape for key, value in features.items())
 
 
-def test_mobilenet_maps_are_what_the_features_compute():
-    model: Any = detector("ssdlite320_mobilenet_v2")
-    x = torch.rand(1, 3, 96, 96)
-    with torch.inference_mode():
-        maps = list(model.backbone(x).values())
-        whole = model.backbone.features(x)
-    assert [(m.shape[1], m.shape[2]) for m in maps[:3]] == [(192, 12), (576, 6), (1280, 3)]
-    torch.testing.assert_close(maps[2], whole)
-
-
-def test_default_boxes_made_under_inference_mode_can_train_later():
-    model = detector("ssd_resnet18")
-    with torch.inference_mode():
-        boxes = model.default_boxes()
-    assert not boxes.is_inference()
-    assert float((boxes[:, 2:] - boxes[:, :2]).min()) > 0
-
-
 def test_two_scales_are_spread_in_equal_ratios_and_more_are_taken_as_they_are():
     assert spread([0.1, 0.8], 3) == pytest.approx([0.1, 0.2, 0.4, 0.8])
     assert spread([0.1, 0.2, 0.5], 2) == [0.1, 0.2, 0.5]
     for wrong in ([0.5], [0.5, 0.1], [0.1, 0.2, 0.3], [0.0, 0.4]):
         with pytest.raises(ValueError, match="rising numbers"):
             spread(wrong, 3)
-
-
-def test_scales_of_the_workload_reach_the_default_boxes():
-    coarse = detector("ssd_resnet18", scales=[0.3, 0.9]).default_boxes()
-    fine = detector("ssd_resnet18", scales=[0.03, 0.3]).default_boxes()
-    assert (coarse[:, 2] - coarse[:, 0]).min() > (fine[:, 2] - fine[:, 0]).min() * 5
-
-
-def test_an_input_too_small_for_the_last_map_says_so():
-    with pytest.raises(Exception, match="input_size 100 is too small"):
-        detector("ssd300_vgg16", size=100, device="meta")

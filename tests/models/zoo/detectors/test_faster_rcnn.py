@@ -9,19 +9,13 @@ import pytest
 import torch
 import torchvision
 from torch import Tensor
-from torch.utils._pytree import tree_map
-from torch.utils.flop_counter import FlopCounterMode
-from torchvision.ops import box_iou
 
 from models import zoo
-from models.cost import flops
 from models.detector import BoxTarget
 from models.zoo.registry import ENTRIES
 from tests.models.zoo.detectors.against_torchvision import (
-    CLASSES,
     SIZE,
     as_torchvision,
-    descend,
     detector,
     frames,
     squares,
@@ -32,13 +26,6 @@ SMALL = "fasterrcnn_mobilenet_v3_large_320_fpn"
 NAMES = tuple(name for name in zoo.names("detection") if name.startswith("fasterrcnn"))
 PUBLISHED = tuple(name for name in NAMES if ENTRIES[name].published)
 EMPTY = BoxTarget(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
-
-
-def quick(**model_args: Any) -> Any:
-    """The smallest detector, learning from an eighth of the regions it would."""
-    model = detector(SMALL, **model_args)
-    model.roi_heads.fg_bg_sampler.batch_size_per_image = 64
-    return model
 
 
 def lively(name: str) -> Any:
@@ -148,38 +135,6 @@ def test_rows_beyond_what_was_found_are_zero_and_are_no_candidates():
     assert not without_proposals[1].any()
 
 
-@pytest.mark.exhaustive
-def test_it_finds_the_object_of_each_frame_after_a_few_steps():
-    model = quick(anchor_scale=0.5)
-    images, targets = squares()
-    losses = descend(model, images, lambda outputs: model.loss(outputs, targets), steps=18)
-    assert losses[-1] < 0.5 * losses[0]
-    with torch.inference_mode():
-        found = model.candidates(model(images), 0.0)
-    for frame, target in zip(found, targets):
-        best = int(frame.scores.argmax())
-        assert frame.labels[best] == target.labels[0]
-        assert float(box_iou(frame.boxes[best : best + 1], target.boxes)) > 0.5
-
-
-def test_a_few_steps_of_distillation_come_nearer_to_the_original(small):
-    model = quick()
-    images = frames()
-    with torch.inference_mode():
-        wanted = small(images)
-    wanted = tuple(part.float().clone() for part in wanted)
-    losses = descend(model, images, lambda outputs: model.distill(outputs, wanted), steps=6)
-    assert losses[-1] < 0.9 * losses[0]
-
-
-@pytest.mark.parametrize(("dilated", "cells"), [(False, 4), (True, 8)])
-def test_the_single_map_lies_at_stride_32_or_dilated_at_16(dilated, cells):
-    model: Any = zoo.build("fasterrcnn_resnet50_c5", ("car",), {"dilated": dilated}, SIZE, "detection", device="meta")
-    maps = model.backbone(torch.empty(1, 3, SIZE, SIZE, device="meta"))
-    assert [one.shape for one in maps.values()] == [(1, 2048, cells, cells)]
-    assert len(model.anchors) == 15 * cells**2 and model.strides == [SIZE // cells]
-
-
 @pytest.mark.parametrize("name", ["fasterrcnn_resnet50_c5", "fasterrcnn_resnet101_fpn"])
 def test_a_classifiers_weights_fit_under_the_backbone(name):
     with torch.device("meta"):
@@ -187,38 +142,3 @@ def test_a_classifiers_weights_fit_under_the_backbone(name):
     own = zoo.build(name, ("car",), {}, SIZE, "detection", device="meta").state_dict()
     features = {key: value for key, value in pretrained.items() if not key.startswith("fc.")}
     assert all(own[f"backbone.body.{key}"].shape == value.shape for key, value in features.items())
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_it_runs_on_the_meta_device_with_its_anchors_kept_out_of_the_weights(name):
-    model: Any = zoo.build(name, ("car",), {}, 160, "detection", device="meta").eval()
-    boxes, scores, labels = model(torch.empty(2, 3, 160, 160, device="meta"))
-    assert boxes.shape == (2, 100, 4) and scores.shape == labels.shape == (2, 100)
-    assert not any("anchor" in key for key in model.state_dict())
-
-
-def test_on_the_meta_device_it_costs_as_much_as_on_the_busiest_frame(small, monkeypatch):
-    def counted(least_objectness: float, overlap: float) -> int:
-        monkeypatch.setattr(small.rpn, "score_thresh", least_objectness)
-        monkeypatch.setattr(small.rpn, "nms_thresh", overlap)
-        with FlopCounterMode(display=False) as counter, torch.inference_mode():
-            small(frames(count=1))
-        return counter.get_total_flops()
-
-    most = flops(zoo.build(SMALL, CLASSES, {}, SIZE, "detection", device="meta"), SIZE)
-    none, some, every = counted(1.1, 0.7), counted(0.05, 0.7), counted(0.0, 1.0)
-    assert none < some < every <= most < 1.2 * every  # a few boxes lie outside the frame and are none
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_it_runs_in_bfloat16_and_its_losses_in_float32(small, training):
-    images, targets = squares()
-    with torch.no_grad():
-        with torch.autocast("cpu", torch.bfloat16):
-            outputs = small.train(training)(images)
-        wanted = tree_map(lambda value: value.float(), outputs)
-        if training:
-            assert torch.isfinite(small.loss(wanted, targets))
-        else:
-            assert all(torch.isfinite(value).all() for value in wanted) and outputs[0].dtype == torch.float32
-    small.eval()

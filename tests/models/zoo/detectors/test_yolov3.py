@@ -14,8 +14,6 @@ from torch import Tensor
 from models import zoo
 from models.cost import flops
 from models.darknet import read_darknet
-from models.detector import BoxTarget
-from models.errors import InputError
 from models.zoo.detectors.yolov3 import YOLOv3, assign
 
 COCO = [f"class{index}" for index in range(80)]
@@ -163,43 +161,6 @@ def test_the_anchor_of_the_objects_shape_answers_in_the_cell_of_its_centre():
     assert answers.tolist() == [[0, first_fine + (100 // 8 * 52 + 200 // 8) * 3 + 1]]
 
 
-def test_equal_anchors_of_two_maps_both_answer():
-    model = model_of("yolov3_tiny", classes=1, device="meta")
-    priors = model.priors((torch.zeros(1, 18, 13, 13), torch.zeros(1, 18, 26, 26)))
-    box = torch.tensor([[100.0, 100.0, 181.0, 182.0]]) / 416
-    rows = assign(priors, box)[0].nonzero().flatten()
-    assert (rows >= 13 * 13 * 3).tolist() == [False, True]
-
-
-def test_a_false_alarm_on_an_object_another_anchor_answers_for_costs_nothing():
-    model = model_of("yolov3_tiny", classes=1, device="meta")
-    target = [BoxTarget(torch.tensor([[100.0, 100.0, 135.0, 156.0]]) / 416, torch.tensor([0]))]
-
-    def loss(objectness_of_another: float, shift: int) -> float:
-        maps = [torch.full((1, 18, side, side), -9.0) for side in (13, 26)]
-        maps[1][0, 2:4], maps[1][0, 8:10] = 0.0, 0.0
-        # The first anchor of a cell near the object's, 23 x 27, enlarged to 35 x 56: as good as the second.
-        own = (int(128 / 16), int(117.5 / 16) + shift)
-        values = [0.0, 0.0, np.log(35 / 23), np.log(56 / 27), objectness_of_another]
-        maps[1][0, :5, own[0], own[1]] = torch.tensor(values)
-        return float(model.loss(tuple(maps), target))
-
-    assert loss(3.0, shift=0) == pytest.approx(loss(-9.0, shift=0), abs=1e-3)
-    assert loss(3.0, shift=6) > loss(-9.0, shift=6) + 2
-
-
-def test_frames_without_objects_only_ask_for_silence():
-    model = model_of("yolov3_tiny", classes=2, device="meta")
-    maps = [torch.zeros(2, 21, side, side, requires_grad=True) for side in (13, 26)]
-    nothing = BoxTarget(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
-    model.loss(tuple(maps), [nothing, nothing]).backward()
-    for each in maps:
-        assert each.grad is not None
-        gradient = each.grad.view(2, 3, 7, -1)
-        assert bool((gradient[:, :, 4] > 0).all())
-        assert not gradient[:, :, [0, 1, 2, 3, 5, 6]].any()
-
-
 def test_distillation_ends_where_both_agree():
     model = model_of("yolov3_tiny", classes=2, device="meta")
     generator = torch.Generator().manual_seed(0)
@@ -209,42 +170,3 @@ def test_distillation_ends_where_both_agree():
         changed = [each.clone() for each in teacher]
         changed[1][:, channel] += 1
         assert float(model.distill(tuple(changed), teacher)) > 0.01
-
-
-@pytest.mark.parametrize(
-    ("size", "args", "fault"),
-    [
-        (400, {}, "input_size must be a multiple of 32, not 400"),
-        (416, {"anchors": [[1, 2], [3, 4]]}, "anchors must be 6 pairs"),
-        (416, {"anchors": [[0, 2]] * 6}, "anchors must be 6 pairs"),
-    ],
-)
-def test_what_the_network_cannot_take_gives_one_line(size, args, fault):
-    with pytest.raises(InputError, match=re.escape(fault)):
-        model_of("yolov3_tiny", size=size, device="meta", **args)
-
-
-def test_tiny_yolo_learns_where_the_squares_are():
-    torch.manual_seed(0)
-    model = model_of("yolov3_tiny", classes=2, size=96, anchors=[[16, 16]] * 3 + [[32, 32]] * 3).train()
-    images = torch.zeros(4, 3, 96, 96)
-    targets = []
-    for index, (x, y, side) in enumerate([(10, 20, 16), (50, 40, 32), (70, 8, 16), (8, 56, 32)]):
-        kind = int(side == 32)
-        images[index, kind, y : y + side, x : x + side] = 1
-        targets.append(BoxTarget(torch.tensor([[x, y, x + side, y + side]]) / 96, torch.tensor([kind])))
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    losses = []
-    for _ in range(40):
-        loss = model.loss(model(images), targets)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0] / 5
-    with torch.inference_mode():
-        found = model.candidates(model(images), 0.3)
-    for answer, target in zip(found, targets):
-        best = int(answer.scores.argmax())
-        assert int(answer.labels[best]) == int(target.labels)
-        torch.testing.assert_close(answer.boxes[best], target.boxes[0], atol=0.05, rtol=0)

@@ -1,0 +1,64 @@
+"""The allocator keeps or returns memory on request; native output can be silenced."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from models.process import without_native_output
+
+FAULTS = """
+import resource, sys, torch
+from models.process import keep_freed_memory
+if sys.argv[1] == "keep":
+    assert keep_freed_memory() and keep_freed_memory()
+for _ in range(40):  # until the heap has found its size
+    torch.ones(1 << 24)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    torch.ones(1 << 24)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+TRIM = """
+import ctypes
+from models.process import freeze_garbage_collector, trim_heap, use_one_arena
+assert use_one_arena()
+freeze_garbage_collector()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+blocks = [libc.malloc(size) for _ in range(400) for size in (100000, 16)]
+for block in blocks[::2]: ctypes.memset(block, 1, 100000)
+for block in blocks[:-2:2]: libc.free(block)
+before = resident()
+assert trim_heap()
+print(before - resident())
+"""
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc's malloc")
+
+
+def run(code: str, *words: str) -> int:
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+@glibc
+def test_keep_freed_memory_reuses_pages() -> None:
+    assert run(FAULTS, "keep") < run(FAULTS, "plain") / 10
+
+
+@glibc
+def test_trim_heap_returns_free_pages() -> None:
+    assert run(TRIM) > 30e6
+
+
+def test_native_output_is_dropped_inside_the_block_only(capfd: pytest.CaptureFixture[str]) -> None:
+    with without_native_output():
+        os.write(1, b"hidden\n")
+    os.write(1, b"shown\n")
+    assert capfd.readouterr().out == "shown\n"
