@@ -1,4 +1,4 @@
-"""Architectures by name: `build_query` makes a query's model, `preprocess_of` says how its input is scaled."""
+"""Architectures by name: `build_query` builds a query's model, `preprocess_of` says how its input is scaled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -28,47 +28,20 @@ from models.zoo.user_models import (
     reason,
 )
 
-__all__ = [
-    "build",
-    "build_query",
-    "check_input",
-    "check_name",
-    "folder_of",
-    "is_zoo_name",
-    "names",
-    "naming",
-    "preprocess_of",
-    "width_of",
-]
+if TYPE_CHECKING:
+    from models.workload import Query
 
 USUAL_WIDTH = 2000
-"""Classes up to which no architecture of the zoo becomes larger than it was published by much."""
+"""Class counts up to this make no architecture of the zoo much larger than it was published."""
 
-for _family in pkgutil.walk_packages(__path__, f"{__name__}."):  # every module here enters its models into the registry
+for _family in pkgutil.walk_packages(__path__, f"{__name__}."):  # every module here registers its models
     importlib.import_module(_family.name)
 OWN = frozenset(ENTRIES)
-"""The names that this project itself entered; others may enter more."""
-
-
-class Asked(Protocol):
-    """What a query of a workload, or of a bundle, says about its model."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def task(self) -> str: ...
-    @property
-    def classes(self) -> tuple[str, ...]: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def model_args(self) -> dict[str, Any]: ...
-    @property
-    def input_size(self) -> int: ...
+"""The names that this project registered; others may register more."""
 
 
 def names(task: str | None = None) -> list[str]:
-    """All names of the zoo, or those that answer one task."""
+    """All names of the zoo, or those of one task."""
     return sorted(name for name, entry in ENTRIES.items() if task in (None, entry.task))
 
 
@@ -85,7 +58,7 @@ def check_name(model: str, task: str, where: str, key: str = "model") -> None:
             raise InputError(where, f"'{model}' is no name of a factory", FORM, key)
     elif entry is None:
         near = difflib.get_close_matches(model.lower().replace("-", "_"), names(task), n=3)
-        hint = f"did you mean {', '.join(near)}?" if near else "docs/zoo.md lists the zoo,"
+        hint = f"did you mean {', '.join(near)}?" if near else "`gemel inspect --zoo` lists what is,"
         raise InputError(where, f"'{model}' is not in the zoo", f"{hint} or give package.module:factory", key)
     elif entry.task != task:
         raise InputError(where, f"'{model}' does {entry.task}, not {task}", f"use one of {', '.join(names(task))}", key)
@@ -107,48 +80,48 @@ def build(
 ) -> nn.Module:
     """Build an architecture with random weights; on device "meta" nothing is allocated.
 
-    A name `package.module:factory` is imported, from `folder` first and from Python's path after it: whether it may be
-    is the caller's to know. `classes` may be the width itself, as a factory counts it (`width_of`).
+    A name `package.module:factory` is imported, from `folder` first and from Python's path after it; the caller decides
+    whether that is allowed. `classes` may be the width itself, as a factory counts it (`width_of`).
     Classification: x f32 (N, 3, S, S) -> logits (N, C). Detection: see models.detector. Raises InputError when the
     model cannot be built, and for a user's own module that could not be merged or has another width.
     """
     width = classes if isinstance(classes, int) else width_of(task, classes)
     args = dict(model_args or {})
     if is_zoo_name(model):
-        return _from_zoo(model, width, input_size, args, device)
-    module = _from_user(model, foreign_factory(model, folder), width, input_size, args, device)
+        return _build_zoo_model(model, width, input_size, args, device)
+    module = _build_user_model(model, foreign_factory(model, folder), width, input_size, args, device)
     check_foreign(model, module, task)
     module = module.to(device)
-    answer = answer_on_meta(module, input_size) if task == "classification" else None
-    if answer is not None:
-        check_logits(model, answer, width)
+    outputs = answer_on_meta(module, input_size) if task == "classification" else None
+    if outputs is not None:
+        check_logits(model, outputs, width)
     return module
 
 
-def build_query(query: Asked, device: str | torch.device = "cpu") -> nn.Module:
-    """Build a query's own model with random weights; what is wrong with it names the query and its workload file."""
+def build_query(query: Query, device: str | torch.device = "cpu") -> nn.Module:
+    """Build a query's own model with random weights; errors name the query and its workload file."""
     with naming(query):
         args = (query.model, query.classes, query.model_args, query.input_size, query.task)
         return build(*args, device=device, folder=folder_of(query))
 
 
-def check_input(query: Asked, module: nn.Module) -> None:
+def check_input(query: Query, module: nn.Module) -> None:
     """Raise InputError when the query's model cannot take frames of its input size, or has another class count.
 
-    One frame goes through on the meta device (some ten milliseconds), so nothing is computed.
+    One frame goes through on the meta device (about ten milliseconds), where nothing is computed.
     """
     with naming(query):
         check_answer(query.model, module, query.input_size, query.task, width_of(query.task, query.classes))
 
 
-def folder_of(query: Asked) -> Path | None:
-    """The folder of the query's workload file where it names a factory, which may lie there; else None."""
+def folder_of(query: Query) -> Path | None:
+    """The folder of the query's workload file, where its factory may lie; None for a zoo model."""
     file: Path | None = getattr(query, "file", None)
     return None if file is None or is_zoo_name(query.model) else file.parent
 
 
 @contextmanager
-def naming(query: Asked) -> Iterator[None]:
+def naming(query: Query) -> Iterator[None]:
     """Let an error about a query's model begin with the workload file and the query."""
     try:
         yield
@@ -164,10 +137,10 @@ def preprocess_of(model: str, input_size: int) -> Preprocess:
     return Preprocess(input_size, entry.mean, entry.std)
 
 
-def _from_user(
+def _build_user_model(
     model: str, factory: Factory, width: int, input_size: int, args: dict[str, Any], device: str | torch.device
 ) -> nn.Module:
-    """A user's own model; one that asks for values while it is built, which "meta" has none of, lies on the CPU."""
+    """A user's own model; one that reads values while it is built, which "meta" has none of, is built on the CPU."""
     try:
         with built_on(device):
             return build_foreign(model, factory, width, input_size, args)
@@ -178,26 +151,29 @@ def _from_user(
         return build_foreign(model, factory, width, input_size, args)
 
 
-def _from_zoo(model: str, width: int, input_size: int, args: dict[str, Any], device: str | torch.device) -> nn.Module:
+def _build_zoo_model(
+    model: str, width: int, input_size: int, args: dict[str, Any], device: str | torch.device
+) -> nn.Module:
     """A zoo model; one of unusual size is built on the meta device first, where its bytes are counted."""
     if model in OWN:
         check_arguments(model, args)
-    if args or width > USUAL_WIDTH or torch.device(device).type == "meta":
+    is_meta = torch.device(device).type == "meta"
+    if args or width > USUAL_WIDTH or is_meta:
         with built_on("meta"):
-            module = _built(model, width, input_size, args)
+            module = _call_factory(model, width, input_size, args)
         check_size(model, module)
-        if torch.device(device).type == "meta":
+        if is_meta:
             return module
     with built_on(device):
-        return _built(model, width, input_size, args)
+        return _call_factory(model, width, input_size, args)
 
 
-def _built(model: str, width: int, input_size: int, args: dict[str, Any]) -> nn.Module:
+def _call_factory(model: str, width: int, input_size: int, args: dict[str, Any]) -> nn.Module:
     try:
         return ENTRIES[model].factory(width, input_size=input_size, **args)
     except Exception as error:  # within their bounds arguments may still contradict each other, in many ways
         if not args and not isinstance(error, TypeError | ValueError):
             raise
         key = "input_size" if "input_size" in str(error) else "model_args"
-        said = error if isinstance(error, TypeError | ValueError) else reason(error)
-        raise InputError(model, f"cannot be built: {said}", f"correct `{key}`", key) from error
+        text = error if isinstance(error, TypeError | ValueError) else reason(error)
+        raise InputError(model, f"cannot be built: {text}", f"correct `{key}`", key) from error

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,8 @@ class ZooEntry:
     """One architecture: `factory(num_classes, input_size, **model_args)` builds it with random weights.
 
     `input_size` is the side it was published with, `width` the classes (a detector's background among them),
-    `published` torchvision's name for it, whose weights fit it, and `auxiliary` how the names of those published
-    tensors begin that only its training needed.
+    `published` torchvision's name for it, whose weights fit it, and `auxiliary` the prefixes of published tensors that
+    only its training needed.
     """
 
     name: str
@@ -55,104 +55,54 @@ def register(
     auxiliary: tuple[str, ...] = (),
     width: int | None = None,
 ) -> Callable[[Factory], Factory]:
-    """Enter a factory into the zoo under `name`; detectors count the background among num_classes."""
+    """Add a factory to the zoo under `name`; detectors count the background among num_classes."""
 
-    def enter(factory: Factory) -> Factory:
+    def add(factory: Factory) -> Factory:
         if name in ENTRIES:
             raise ValueError(f"the zoo has two entries named {name}")
         classes = width or PUBLISHED_WIDTH[task]
         ENTRIES[name] = ZooEntry(name, task, factory, *scaling, input_size, published, auxiliary, classes)
         return factory
 
-    return enter
+    return add
 
 
 MAX_BYTES = 2**31
-"""Of one model's weights: some four times those of the largest in the zoo."""
-REMEDY = "correct `model_args`"
-MAX_TOLD = 60
-
-
-class Kind(NamedTuple):
-    """What an argument must be: in words, and whether a value is it."""
-
-    wanted: str
-    is_one: Callable[[Any], bool]
-
-
-def _number(least: float, most: float) -> Kind:
-    return Kind(f"a number from {least:g} to {most:g}", lambda value: _is_number(value) and least <= value <= most)
-
-
-def _whole(least: int, most: int) -> Kind:
-    wanted = f"a whole number from {least} to {most}"
-    return Kind(wanted, lambda value: type(value) is int and least <= value <= most)
-
-
-def _list(of: Kind, least: int, most: int) -> Kind:
-    count = f"{most}" if least == most else f"{least} to {most}"
-
-    def is_one(value: Any) -> bool:
-        return isinstance(value, list | tuple) and least <= len(value) <= most and all(map(of.is_one, value))
-
-    return Kind(f"a list of {count}, each {of.wanted}", is_one)
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
-
-
-_TRUTH = Kind("true or false", lambda value: isinstance(value, bool))
-_PART = _number(0, 1)
-_POSITIVE = _number(1e-3, 1e4)
-ARGUMENTS: dict[str, Kind] = {
-    **dict.fromkeys(("dropout", "attention_dropout", "stochastic_depth_prob", "drop_rate"), _PART),
-    **dict.fromkeys(("zero_init_residual", "memory_efficient", "transform_input", "init_weights"), _TRUTH),
-    **dict.fromkeys(("reduced_tail", "dilated"), _TRUTH),
-    "width_mult": _number(0.05, 16),
-    "round_nearest": _whole(1, 256),
-    "groups": _whole(1, 256),
-    "width_per_group": _whole(1, 1024),
-    "replace_stride_with_dilation": _list(_TRUTH, 3, 3),
-    "bn_size": _whole(1, 64),
-    "layer_scale": _PART,
-    "mlp_ratio": _number(0.25, 16),
-    "representation_size": _whole(1, 65536),
-    "stem_width": _whole(1, 1024),
-    "anchor_scale": _number(0.01, 100),
-    "scales": _list(_number(0, 100), 2, 16),
-    "aspect_ratios": _list(_POSITIVE, 0, 16),
-    "anchors": _list(_list(_number(0, 1e4), 2, 2), 1, 32),
-}
+"""Of one model's weights: about four times those of the largest in the zoo."""
+MAX_NUMBER, MAX_ITEMS, MAX_ARGUMENT_DEPTH = 65_536, 32, 2
+ARGUMENTS = frozenset((
+    "dropout", "attention_dropout", "stochastic_depth_prob", "drop_rate", "zero_init_residual", "memory_efficient",
+    "transform_input", "init_weights", "reduced_tail", "dilated", "width_mult", "round_nearest", "groups",
+    "width_per_group", "replace_stride_with_dilation", "bn_size", "layer_scale", "mlp_ratio", "representation_size",
+    "stem_width", "anchor_scale", "scales", "aspect_ratios", "anchors",
+))  # fmt: skip
+"""The arguments that a file may give a zoo model; each architecture takes some of them."""
 
 
 def check_arguments(model: str, args: Mapping[str, Any]) -> None:
-    """Raise InputError for an argument that no zoo model takes from a file, and for one beyond its bounds."""
+    """Raise InputError for an unknown argument, and for a value that is no boolean, bounded number or list of such."""
     for name, value in args.items():
-        kind = ARGUMENTS.get(name)
-        if kind is None:
-            fault = f"cannot be built: it takes no argument {_shown(name)} from a file"
-            raise InputError(model, fault, f"there are {', '.join(ARGUMENTS)}", "model_args")
-        if not kind.is_one(value):
-            raise InputError(
-                model, f"cannot be built: {name} is {_shown(value)}, not {kind.wanted}", REMEDY, "model_args"
-            )
+        if name not in ARGUMENTS:
+            problem = f"cannot be built: it takes no argument '{name[:60]}' from a file"
+            raise InputError(model, problem, f"there are {', '.join(sorted(ARGUMENTS))}", "model_args")
+        if not _is_bounded(value, MAX_ARGUMENT_DEPTH):
+            wanted = f"true, false, a number from 0 to {MAX_NUMBER:,}, or a list of at most {MAX_ITEMS}"
+            problem = f"cannot be built: {name} is {str(value)[:60]}, not {wanted}"
+            raise InputError(model, problem, "correct `model_args`", "model_args")
+
+
+def _is_bounded(value: Any, depth: int) -> bool:
+    if isinstance(value, list | tuple):
+        return depth > 0 and len(value) <= MAX_ITEMS and all(_is_bounded(item, depth - 1) for item in value)
+    return type(value) in (bool, int, float) and math.isfinite(value) and 0 <= value <= MAX_NUMBER
 
 
 def check_size(model: str, module: nn.Module) -> None:
-    """Raise InputError for an architecture, built on the device "meta", whose weights nobody could hold."""
+    """Raise InputError for an architecture, built on the device "meta", whose weights exceed MAX_BYTES."""
     nbytes = sum(tensor.nbytes for tensor in module.state_dict().values())
     if nbytes > MAX_BYTES:
-        fault = f"cannot be built: its weights would take {size_text(nbytes)}, more than {size_text(MAX_BYTES)}"
-        raise InputError(model, fault, f"{REMEDY} or `classes`", "model_args")
-
-
-def _shown(value: object) -> str:
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits, lists within lists
-        return f"a {type(value).__name__}"
-    return text if len(text) <= MAX_TOLD else f"{text[:MAX_TOLD]}..."
+        problem = f"cannot be built: its weights would take {size_text(nbytes)}, more than {size_text(MAX_BYTES)}"
+        raise InputError(model, problem, "correct `model_args` or `classes`", "model_args")
 
 
 FILLS = frozenset({Tensor.normal_, Tensor.uniform_, Tensor.erfinv_})
@@ -160,6 +110,8 @@ FILLS = frozenset({Tensor.normal_, Tensor.uniform_, Tensor.erfinv_})
 
 
 class _Unfilled(TorchFunctionMode):
+    """Skips random initialisation on the meta device."""
+
     def __torch_function__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in FILLS or getattr(func, "__module__", None) == nn.init.__name__:
@@ -171,7 +123,7 @@ class _Unfilled(TorchFunctionMode):
 
 @contextmanager
 def built_on(device: str | torch.device) -> Iterator[None]:
-    """What is built inside lies on this device."""
+    """Build modules on this device; on "meta" nothing is allocated or drawn at random."""
     if torch.device(device).type != "meta":
         with torch.device(device):
             yield
