@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.batchnorm import recalibrate_batchnorm
+from models.batchnorm import has_folded_norms, recalibrate_batchnorm, unfold_batchnorm
 
 torch.set_num_threads(1)
 
@@ -54,3 +54,30 @@ def test_calibration_leaves_norms_at_rest_alone():
     recalibrate_batchnorm(model, batches())
     assert torch.equal(resting.running_mean, before[resting])
     assert not torch.equal(model[5].running_mean, before[model[5]])
+
+
+def test_unfolding_keeps_the_function_and_carries_it_into_train_mode():
+    model = network().eval()
+    with torch.no_grad():
+        model[1].bias.copy_(torch.randn(6))
+        model[5].weight.copy_(torch.rand(4) + 0.5)
+    data = torch.cat(batches())
+    before = model(data)
+    model[3].p = 0.0
+    as_it_trained = (model.train()(data) - before).abs().mean()
+    model = model.eval()
+    for norm in (model[1], model[5]):
+        norm.reset_running_stats()
+    assert has_folded_norms(model)
+    unfold_batchnorm(model, [data])
+    torch.testing.assert_close(model(data), before, atol=1e-4, rtol=1e-4)
+    assert not has_folded_norms(model)
+    assert (model.train()(data) - before).abs().mean() < 1e-3 < as_it_trained
+
+
+def test_a_model_that_trained_has_no_folded_norms():
+    model = network()
+    assert has_folded_norms(model)
+    model.train()(batches(1)[0])
+    assert not has_folded_norms(model)
+    assert not has_folded_norms(nn.Linear(2, 2))

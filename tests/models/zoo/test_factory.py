@@ -61,7 +61,7 @@ MAKE = "def make(num_classes):\n    net = Net(num_classes)\n    {}\n    return n
 BAD = {
     "raises": (
         "def make(num_classes):\n    raise KeyError('stem')",
-        "cannot be built: KeyError: 'stem' (models.py, line 4); mend the factory",
+        "cannot be built: KeyError: 'stem' (models.py, line 4); correct the factory",
     ),
     "no module": ("def make(num_classes):\n    return [1]", "the factory returned list; it must return a torch nn."),
     "missing": (NET + "def build(num_classes):\n    return Net(2)", "models has no 'make'; name a function"),
