@@ -1,23 +1,36 @@
-"""What to do with a bundle, in one sentence, and whom merging made worse: the report's first words."""
+"""The report's first sentence: which queries to ship, how certain that is, and which queries merging made worse."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from gemel.text import number, percent, size
 
 VISIBLE_DIFFERENCE = 0.005
-"""A streaming accuracy that falls by less is the same to two decimals, and is not called worse."""
+"""Accuracies that differ by less are equal to two decimals."""
+MIN_CLIPS = 5
+"""Clips or tracks of test footage below which a bootstrap interval says little."""
 COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
-SHARES_NOTHING = ("none", "joint")
-"""Methods that are there to be compared with, and never share."""
+BASELINES = ("none", "joint")
+"""Methods that never share."""
+ORIGINALS, MERGED = "originals", "merged"
+Document = Mapping[str, Any]
+
+
+class Tone(str, Enum):
+    """How the page colours the conclusion."""
+
+    GOOD = "good"
+    MIXED = "mixed"
+    BAD = "bad"
 
 
 @dataclass(frozen=True)
 class WorseQuery:
-    """A query that merging made worse, and how; `decides` says that this keeps it from being shipped."""
+    """A query that merging made worse, and how; `decides`: this alone keeps the query from being shipped."""
 
     query: str
     text: str
@@ -26,61 +39,151 @@ class WorseQuery:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What to do: `tone` is good, mixed or bad; `ship` are the queries that can be shipped."""
+    """What to do; `ship` are the queries that can be shipped."""
 
     sentence: str
-    tone: str
+    tone: Tone
     ship: tuple[str, ...]
     worse: tuple[WorseQuery, ...]
 
 
-def draw_conclusion(document: Mapping[str, Any]) -> Conclusion:
-    """Judge a report document (`gemel.evaluation`) at the memory that was asked for.
+@dataclass(frozen=True)
+class MemorySetting:
+    """A memory budget that was simulated for both arms."""
 
-    A query can be shipped when its original is evidence, its target is met on test, and at that memory its streaming
-    accuracy keeps the same part of what the originals have. Made worse, and named, is also every query whose streaming
-    accuracy is below the originals' at that or another memory setting.
+    name: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class StreamScores:
+    """Accuracy on the stream of both arms, over all queries.
+
+    Where the queries have one metric these are means of it. F1 and balanced accuracy have no common mean: there each
+    accuracy is divided by the original's accuracy offline first, and `relative` is set.
     """
-    offline, counts = document["offline"], document["bytes"]
-    worse = _worse(document)
+
+    originals: float
+    merged: float
+    relative: bool
+
+    def format(self, value: float) -> str:
+        """A score as text."""
+        return percent(value, 0) if self.relative else number(value, 2)
+
+    @property
+    def noun(self) -> str:
+        """What the scores are, in words."""
+        return "share of offline accuracy kept on the stream" if self.relative else "accuracy on the stream"
+
+
+def draw_conclusion(document: Document) -> Conclusion:
+    """Judge a report document (`gemel.evaluation`) at its headline memory.
+
+    A query can be shipped when its original is evidence, its target is met on test, and its streaming accuracy at that
+    memory keeps the same fraction of the originals'. A query whose streaming accuracy is below the originals' at any
+    memory setting is named as worse.
+    """
+    offline = document["offline"]
+    worse = _worse_queries(document)
     if not document["shared"]:
-        return Conclusion(f"Nothing could be shared, because {_why_nothing(document)}.", "bad", (), tuple(worse))
+        return Conclusion(f"Nothing could be shared: {_reason_nothing_shared(document)}.", Tone.BAD, (), worse)
     weak = [row["query"] for row in offline if not row["worth"]]
-    falling = list(dict.fromkeys(one.query for one in worse if one.decides))
-    ship = tuple(row["query"] for row in offline if row["query"] not in {*weak, *falling})
-    gain = f"{percent(counts['saved_fraction'], 0)} less memory for weights{_stream_gain(document)}"
-    if len(ship) == len(offline):
-        kept = f"all {_count(len(ship))} queries keep their accuracy target" if len(ship) > 1 else "its target is kept"
-        return Conclusion(f"Ship it: {kept}, with {gain}.", "good", ship, tuple(worse))
-    reasons = [f"{_listed(falling)} {'fall' if len(falling) > 1 else 'falls'} short"] if falling else []
+    failing = list(dict.fromkeys(one.query for one in worse if one.decides))
+    ship = tuple(row["query"] for row in offline if row["query"] not in {*weak, *failing})
+    reasons = [f"{_join(failing)} {'fall' if len(failing) > 1 else 'falls'} short"] if failing else []
     if weak:
-        originals = "the originals of" if len(weak) > 1 else "the original of"
-        reasons.append(f"{originals} {_listed(weak)} {'are' if len(weak) > 1 else 'is'} too weak to judge by")
+        reasons.append(f"the original{'s' * (len(weak) > 1)} of {_join(weak)} {_verb(weak)} too weak to judge by")
     if not ship:
-        return Conclusion(f"Don't ship it: {' and '.join(reasons)}.", "bad", (), tuple(worse))
-    part = f"{_count(len(ship))} of {_count(len(offline))}"
-    return Conclusion(f"Ship it for {part}: {' and '.join(reasons)}; {gain}.", "mixed", ship, tuple(worse))
+        return Conclusion(f"Don't ship it: {' and '.join(reasons)}.", Tone.BAD, (), worse)
+    gain = f"{percent(document['bytes']['saved_fraction'], 0)} less memory for weights; {stream_gain(document)}"
+    unsure = _uncertainty([row for row in offline if row["query"] in ship])
+    if reasons:
+        count = f"{_count(len(ship))} of {_count(len(offline))}"
+        parts = [" and ".join(reasons), *([unsure] if unsure else []), gain]
+        return Conclusion(f"Ship it for {count}: {'; '.join(parts)}.", Tone.MIXED, ship, worse)
+    targets = f"all {_count(len(ship))} queries meet" if len(ship) > 1 else "the query meets"
+    if unsure:
+        own = "their" if len(ship) > 1 else "its"
+        return Conclusion(f"{_capital(targets)} {own} accuracy target, {unsure}. {_capital(gain)}.",
+                          Tone.MIXED, ship, worse)  # fmt: skip
+    own = "their" if len(ship) > 1 else "its"
+    return Conclusion(f"Ship it: {targets} {own} accuracy target, with {gain}.", Tone.GOOD, ship, worse)
 
 
-def reported_memory(document: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Name and bytes of the memory setting asked for, the least where none was; None without streams."""
+def memory_settings_of(document: Document) -> list[MemorySetting]:
+    """The simulated memory settings, from small to large."""
     settings = {row["memory"]: row["memory_bytes"] for row in document["streaming"]}
-    if "asked" in document and document["asked"]["memory"] in settings:
-        return document["asked"]["memory"], document["asked"]["memory_bytes"]
-    return min(settings.items(), key=lambda one: one[1]) if settings else None
+    return [MemorySetting(*one) for one in sorted(settings.items(), key=lambda one: one[1])]
 
 
-def stream_accuracies(document: Mapping[str, Any], memory: str) -> dict[str, tuple[float, float]]:
-    """Query -> streaming accuracy of its original and merged at a memory setting; 0 where there is none."""
+def headline_memory(document: Document) -> MemorySetting | None:
+    """The memory setting that the conclusion is for; None without streams."""
+    settings = memory_settings_of(document)
+    wanted = document.get("headline", {}).get("memory")
+    return next((one for one in settings if one.name == wanted), settings[0] if settings else None)
+
+
+def stream_accuracies(document: Document, memory: str) -> dict[str, tuple[float, float]]:
+    """Query -> streaming accuracy (original, merged) at a memory setting."""
     found: dict[str, dict[str, float]] = {}
     for row in document["streaming"]:
         if row["memory"] == memory:
             found.setdefault(row["query"], {})[row["arm"]] = row["accuracy"] or 0.0
-    return {query: (arms["originals"], arms["merged"]) for query, arms in found.items()}
+    return {query: (arms[ORIGINALS], arms[MERGED]) for query, arms in found.items()}
 
 
-def _worse(document: Mapping[str, Any]) -> list[WorseQuery]:
-    """Those who missed their target first, then those worse on the stream, at the memory asked for before others."""
+def score_divisors(offline: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
+    """Query -> what its accuracy is divided by before means over queries are taken; None: one metric, plain means."""
+    if len({row["metric"] for row in offline}) == 1:
+        return None
+    return {row["query"]: row["original"] or 1.0 for row in offline}
+
+
+def stream_scores(document: Document, memory: str) -> StreamScores:
+    """Both arms over all queries at a memory setting."""
+    divisors = score_divisors(document["offline"])
+    pairs = [
+        (before / (divisors or {}).get(query, 1.0), after / (divisors or {}).get(query, 1.0))
+        for query, (before, after) in stream_accuracies(document, memory).items()
+    ]
+    before, after = (sum(arm) / len(arm) for arm in zip(*pairs, strict=True))
+    return StreamScores(before, after, divisors is not None)
+
+
+def device_name(document: Document) -> str:
+    """The device that times are of; a modelled one is called so wherever its figures appear."""
+    device = document["device"]
+    return f"a modelled {device['title']}" if device["modelled"] else device["title"]
+
+
+def stream_gain(document: Document) -> str:
+    """What merging brings on the stream at the headline memory, in words."""
+    setting = headline_memory(document)
+    if setting is None:
+        return "no streams were simulated"
+    scores = stream_scores(document, setting.name)
+    place = f"with {size(setting.nbytes)} on {device_name(document)}"
+    if abs(scores.merged - scores.originals) < VISIBLE_DIFFERENCE:
+        return f"merging changes nothing on the stream {place} ({scores.noun} {scores.format(scores.originals)} both)"
+    return f"{scores.noun} {scores.format(scores.merged)} (originals {scores.format(scores.originals)}) {place}"
+
+
+def _uncertainty(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How many of the queries to be shipped are beyond doubt, and which need more test footage; empty where all are."""
+    unsure = [row["query"] for row in rows if not row["certain"]]
+    short = [row["query"] for row in rows if row["certain"] and row["units"] < MIN_CLIPS]
+    parts = []
+    if unsure:
+        parts.append(f"{len(rows) - len(unsure)} of {len(rows)} beyond doubt")
+        parts.append(f"{_join(unsure)} {'need' if len(unsure) > 1 else 'needs'} more test footage")
+    if short:
+        parts.append(f"the test footage of {_join(short)} has fewer than {MIN_CLIPS} clips")
+    return "; ".join(parts)
+
+
+def _worse_queries(document: Document) -> tuple[WorseQuery, ...]:
+    """Queries that miss their target first, then those worse on the stream, headline memory first."""
     found = [
         WorseQuery(
             row["query"],
@@ -90,45 +193,32 @@ def _worse(document: Mapping[str, Any]) -> list[WorseQuery]:
         for row in document["offline"]
         if row["worth"] and not row["met"]
     ]
-    asked = reported_memory(document)
-    settings = {row["memory"]: row["memory_bytes"] for row in document["streaming"]}
-    order = sorted(settings, key=lambda name: (asked is None or name != asked[0], settings[name]))
-    streamed = {memory: stream_accuracies(document, memory) for memory in order}
+    headline = headline_memory(document)
+    settings = sorted(memory_settings_of(document), key=lambda one: one != headline)
+    streamed = {one.name: stream_accuracies(document, one.name) for one in settings}
     for row in document["offline"]:
         falls = []
-        for memory in order:
-            before, after = streamed[memory].get(row["query"], (0.0, 0.0))
+        for setting in settings:
+            before, after = streamed[setting.name].get(row["query"], (0.0, 0.0))
             if before - after > VISIBLE_DIFFERENCE:
-                falls.append((memory, before, after))
+                falls.append((setting, before, after))
         if falls:
-            found.append(_worse_on_stream(row, falls, settings, asked))
-    return found
+            found.append(_worse_on_stream(row, falls, headline))
+    return tuple(found)
 
 
 def _worse_on_stream(
-    row: Mapping[str, Any],
-    falls: Sequence[tuple[str, float, float]],
-    settings: Mapping[str, int],
-    asked: tuple[str, int] | None,
+    row: Mapping[str, Any], falls: Sequence[tuple[MemorySetting, float, float]], headline: MemorySetting | None
 ) -> WorseQuery:
-    """One line for a query, whatever the number of memory settings: (setting, accuracy before, after) each."""
     starved = any(after < before / 2 for _, before, after in falls)
-    parts = [f"{number(b, 2)} became {number(a, 2)} with {size(settings[memory])} ({memory})" for memory, b, a in falls]
-    decides = any(asked is not None and name == asked[0] and a < row["target"] * b for name, b, a in falls)
+    parts = [f"{number(b, 2)} -> {number(a, 2)} with {size(setting.nbytes)} ({setting.name})" for setting, b, a in falls]
+    decides = any(setting == headline and after < row["target"] * before for setting, before, after in falls)
     return WorseQuery(row["query"], f"{'starved' if starved else 'worse'} on the stream: {', '.join(parts)}", decides)
 
 
-def _stream_gain(document: Mapping[str, Any]) -> str:
-    asked = reported_memory(document)
-    if asked is None:
-        return ""
-    before, after = (sum(arm) / len(arm) for arm in zip(*stream_accuracies(document, asked[0]).values(), strict=True))
-    return f"; the stream is answered at {number(after, 2)} instead of {number(before, 2)} in {size(asked[1])}"
-
-
-def _why_nothing(document: Mapping[str, Any]) -> str:
-    if document["method"] in SHARES_NOTHING:
-        return f"method {document['method']} is there to compare with and shares nothing"
+def _reason_nothing_shared(document: Document) -> str:
+    if document["method"] in BASELINES:
+        return f"method {document['method']} is a baseline that shares nothing"
     if not document["bytes"]["ceiling_fraction"]:
         return "no two of the models have a layer of the same shape"
     return "no two models kept their accuracy targets with a layer in common"
@@ -138,5 +228,13 @@ def _count(count: int) -> str:
     return COUNTS[count] if count < len(COUNTS) else str(count)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _verb(names: Sequence[str]) -> str:
+    return "are" if len(names) > 1 else "is"
+
+
+def _join(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,4 +1,4 @@
-"""The paper that pages are written on: one template and one style for all, every text escaped, nothing from outside."""
+"""Jinja templates of the pages: autoescaped, one style sheet inlined, nothing loaded from outside."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ NAMES = {"f1": "F1", "shared_part": "shared", "private": "its own"}
 
 
 def render_template(page: str, **values: Any) -> str:
-    """A page of `pages/` with these values; the same values give the same text."""
-    sheet = _environment().get_template(page)
-    return sheet.render(css=Markup(_own("style.css")), draw=drawing, **values)
+    """A page of `pages/` with these values; equal values give equal text."""
+    return _environment().get_template(page).render(css=Markup(_page_file("style.css")), draw=drawing, **values)
 
 
 def without_line_breaks(value: Any) -> Any:
-    """The same document, but no text in it, keys included, holds what would end, hide or turn a line of the page."""
+    """The same document with line breaks, control and bidirectional characters of all texts (keys too) escaped."""
     if isinstance(value, Mapping):
         return {one_line(key): without_line_breaks(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -37,13 +36,13 @@ def whole_percent(value: float | None) -> str:
     return percent(value, 0)
 
 
-def short(value: float | None) -> str:
-    """A figure to two decimals."""
+def two_decimals(value: float | None) -> str:
+    """A number to two decimals."""
     return number(value, 2)
 
 
 def milliseconds(value: float | None) -> str:
-    """A time as 8.3 ms, 120 ms or 2.4 s; a dash where there is none."""
+    """A time as 8.3 ms, 120 ms or 2.4 s; a dash for None."""
     if value is None:
         return "-"
     if value >= 1000:
@@ -51,15 +50,15 @@ def milliseconds(value: float | None) -> str:
     return f"{value:.0f} ms" if value >= 10 else f"{value:.2g} ms"
 
 
-def several_times(values: Sequence[float]) -> str:
+def joined_times(values: Sequence[float]) -> str:
     """Times in one unit, as 80 / 120 / 400 ms."""
     in_seconds = max(values) >= 10_000
-    told = [f"{value / 1000:.1f}" if in_seconds else f"{value:.0f}" for value in values]
-    return f"{' / '.join(told)} {'s' if in_seconds else 'ms'}"
+    parts = [f"{value / 1000:.1f}" if in_seconds else f"{value:.0f}" for value in values]
+    return f"{' / '.join(parts)} {'s' if in_seconds else 'ms'}"
 
 
 def words(name: str) -> str:
-    """A key as people say it."""
+    """A JSON key as text."""
     return NAMES.get(name, name.replace("_", " "))
 
 
@@ -73,14 +72,20 @@ def _environment() -> Any:
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     made = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=FunctionLoader(_own)
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=FunctionLoader(_page_file),
     )
     made.filters.update(
-        size=size, percent=percent, percent0=whole_percent, number=short, words=words, breakable=breakable
+        size=size, percent=percent, percent0=whole_percent, number=two_decimals, words=words, breakable=breakable
     )
-    made.globals.update(percent0=whole_percent, short=short, milliseconds=milliseconds, ages_said=several_times)
+    made.globals.update(
+        percent0=whole_percent, two_decimals=two_decimals, milliseconds=milliseconds, joined_times=joined_times
+    )
     return made
 
 
-def _own(name: str) -> str:
+def _page_file(name: str) -> str:
     return files("gemel.report").joinpath("pages").joinpath(name).read_text(encoding="utf-8")
