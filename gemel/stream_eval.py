@@ -1,11 +1,9 @@
-"""Streaming accuracy: what a query knew at each moment, not what its model would have said given time.
+"""Streaming accuracy of merged models and originals over the same streams, with the same device memory.
 
-Li, Wang and Ramanan 2020 ("Towards Streaming Perception", sAP): at each labelled frame's time the newest
-finished result is scored, however old. Here each query's test units (clips or tracks) are played back to
-back, in an order and with a phase drawn from a seed; the schedule decides on a virtual clock which frames are
-looked at and when that ends. Pure functions over plain values: the answers were predicted once, offline.
-
-Both arms on the virtual clock: merged and originals over the same streams, under the same bytes of memory.
+sAP (Li, Wang and Ramanan 2020, "Towards Streaming Perception"): at each labelled frame's time the newest finished
+result is scored, however old. A query's test clips or tracks are played back to back, in an order and with a phase
+drawn from a seed; the scheduler decides on a virtual clock which frames run and when they finish. Predictions are made
+once, offline.
 """
 
 from __future__ import annotations
@@ -21,17 +19,23 @@ from typing import Any, Protocol
 import numpy as np
 
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
-from edge_runtime.scheduler.costs import Costs, coalesced
-from edge_runtime.simulation.simulator import FrameOutcome, Simulation, age_ms, simulate
+from edge_runtime.rehearsal.simulator import FrameOutcome, Simulation, age_ms, simulate
+from edge_runtime.schedule.costs import Costs
+from edge_runtime.schedule.pieces import condensed
+from gemel.report.conclusion import MERGED, ORIGINALS
 from models.tasks import task_of
 from models.workload import Query
 
 DEFAULT_INTERVAL_S = 1.0
 CLOCK_SLACK_S = 1e-6
+TIMELINE_S = 4.0
+AGE_PERCENTILES = (50, 95, 99)
+LEDGER_COUNTS = ("received", "processed", "late", "failed", "pending")
+ARMS = (MERGED, ORIGINALS)
 
 
 class Outcome(Protocol):
-    """What became of one delivered frame (`edge_runtime.simulation.simulator.FrameOutcome`)."""
+    """A delivered frame of a query: its index among the query's frames, and when it finished (None: never)."""
 
     @property
     def query(self) -> str: ...
@@ -45,7 +49,7 @@ class Outcome(Protocol):
 
 @dataclass(frozen=True)
 class Footage:
-    """When a query's labelled test frames were taken: each frame's unit, and seconds into it."""
+    """When a query's labelled test frames were taken: each frame's unit (clip or track), and seconds into it."""
 
     units: tuple[str, ...]
     times_s: tuple[float, ...]
@@ -56,9 +60,8 @@ class Footage:
 class Stream:
     """A query's labelled frames on the stream's clock.
 
-    Per labelled moment, in order of time: `at_s` seconds, `frames` the index in the test split, `plays` which
-    playing of a unit it belongs to. `delivered` are the moments (positions in `at_s`) whose frames the camera
-    hands over.
+    Per labelled moment, in order of time: `at_s` seconds, `frames` the index in the test split, `plays` the number of
+    the unit's playing. `delivered` are the moments (positions in `at_s`) whose frames the camera delivers.
     """
 
     at_s: tuple[float, ...]
@@ -71,29 +74,135 @@ class Stream:
         return tuple(self.at_s[moment] for moment in self.delivered)
 
 
+@dataclass(frozen=True)
+class QueryTest:
+    """One query's test split: when its frames were taken, their labels, and both arms' predictions, frame by frame."""
+
+    query: Query
+    footage: Footage
+    labels: Sequence[Any]
+    threshold: float
+    predictions: Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class StreamResults:
+    """Rows of the report, for each arm at each memory setting; `timeline` is that of the least memory."""
+
+    streaming: list[dict[str, Any]]
+    ledger: list[dict[str, Any]]
+    timeline: list[dict[str, Any]]
+    transfers: list[dict[str, Any]]
+
+
+def evaluate_streams(
+    tests: Sequence[QueryTest],
+    costs: Mapping[str, Costs],
+    memory: Mapping[str, int],
+    seeds: Iterable[int],
+    progress: Callable[..., None],
+    policy: str = DEFAULT_POLICY,
+) -> StreamResults:
+    """Simulate every arm (a key of `costs`) at every memory setting (bytes), once per seed.
+
+    The streams of a seed are the same for all arms and settings. Accuracies are means over seeds, with the lowest and
+    the highest as `spread`; ages are pooled over seeds, frames are summed.
+    """
+    costs = {arm: condensed(cost) for arm, cost in costs.items()}
+    streams = {seed: build_streams({one.query.id: one.footage for one in tests}, seed) for seed in seeds}
+    scorers = {(arm, one.query.id): Scorer(one, arm) for arm in costs for one in tests}
+    results = StreamResults([], [], [], [])
+    for setting, nbytes in memory.items():
+        for arm, cost in costs.items():
+            progress("stream", arm=arm, memory=setting, memory_bytes=nbytes)
+            simulations = {
+                seed: simulate(
+                    cost, {query: one.arrivals() for query, one in own.items()}, nbytes, policy_named(policy)
+                )
+                for seed, own in streams.items()
+            }
+            key = {"arm": arm, "memory": setting, "memory_bytes": nbytes}
+            outcomes = {seed: _by_query(simulation.frames) for seed, simulation in simulations.items()}
+            for one in tests:
+                query = one.query.id
+                runs = [(streams[seed][query], found.get(query, [])) for seed, found in outcomes.items()]
+                results.streaming.append({**key, **_accuracy_row(one, scorers[arm, query], runs)})
+            ledger = sum_ledgers(list(simulations.values()))
+            results.ledger.extend({**key, **row} for row in ledger)
+            results.transfers.append({**key, **_transfer_row(ledger, simulations.values())})
+            if nbytes == min(memory.values()):
+                results.timeline.append({**key, **residency_timeline(next(iter(simulations.values())))})
+    return results
+
+
+class Scorer:
+    """The task's metric over a stream; each pair of (predicted frame, labelled frame) is compared once."""
+
+    def __init__(self, test: QueryTest, arm: str) -> None:
+        self._test, self._predictions = test, test.predictions[arm]
+        self._task = task_of(test.query.task)
+        self._tallies: dict[tuple[int | None, int], np.ndarray] = {}
+
+    def __call__(self, stream: Stream, latest: Sequence[int | None]) -> float:
+        pairs = list(zip(latest, stream.frames, strict=True))
+        self._compare(list(dict.fromkeys(pair for pair in pairs if pair not in self._tallies)))
+        return self._task.metric_of(np.sum([self._tallies[pair] for pair in pairs], axis=0))
+
+    def _compare(self, pairs: Sequence[tuple[int | None, int]]) -> None:
+        if pairs:
+            one = self._test
+            predictions = [None if frame is None else self._predictions[frame] for frame, _ in pairs]
+            labels = [one.labels[frame] for _, frame in pairs]
+            found = self._task.tallies(predictions, labels, one.query.classes, one.threshold)
+            self._tallies.update(zip(pairs, found, strict=True))
+
+
+def latest_results(stream: Stream, outcomes: Sequence[Outcome]) -> list[int | None]:
+    """For each labelled moment the frame (index in the split) whose result is the newest; None before the first.
+
+    `outcomes` are those of this query; `index` counts its delivered frames. A result of an earlier playing of a unit
+    does not count.
+    """
+    finished = sorted(
+        (outcome.finished_at, stream.delivered[outcome.index])
+        for outcome in outcomes
+        if outcome.finished_at is not None
+    )
+    latest: list[int | None] = []
+    newest: int | None = None
+    upto = 0
+    for moment, now in enumerate(stream.at_s):
+        while upto < len(finished) and finished[upto][0] <= now:
+            newest = finished[upto][1] if newest is None else max(newest, finished[upto][1])
+            upto += 1
+        current = newest is not None and stream.plays[newest] == stream.plays[moment]
+        latest.append(stream.frames[newest] if newest is not None and current else None)
+    return latest
+
+
+def units_of(footage: Footage) -> list[list[int]]:
+    """The frames (indices) of each clip or track in order of time."""
+    found: dict[str, list[int]] = {}
+    for frame, unit in enumerate(footage.units):
+        found.setdefault(unit, []).append(frame)
+    return [sorted(frames, key=lambda frame: footage.times_s[frame]) for frames in found.values()]
+
+
 def sampled_positions(times_s: Sequence[float], fps: float | None) -> list[int]:
     """Positions of the frames a camera at `fps` delivers: the first at or after each tick of its clock."""
     if fps is None:
         return list(range(len(times_s)))
-    kept, ticks = [], 0.0
+    positions, ticks = [], 0.0
     for position, time_s in enumerate(times_s):
         elapsed = (time_s - times_s[0]) * fps
         if elapsed >= ticks - CLOCK_SLACK_S * fps:
-            kept.append(position)
+            positions.append(position)
             ticks = int(elapsed + CLOCK_SLACK_S * fps) + 1.0
-    return kept
-
-
-def units_of(footage: Footage) -> list[list[int]]:
-    """The frames of each unit (indices into the split), each unit in order of time."""
-    found: dict[str, list[int]] = {}
-    for index, unit in enumerate(footage.units):
-        found.setdefault(unit, []).append(index)
-    return [sorted(frames, key=lambda frame: footage.times_s[frame]) for frames in found.values()]
+    return positions
 
 
 def frame_interval_s(footage: Footage) -> float:
-    """The usual time between two labelled frames of a unit (median), in seconds."""
+    """Median time between two labelled frames of a unit, in seconds."""
     times = footage.times_s
     gaps = [times[b] - times[a] for unit in units_of(footage) for a, b in pairwise(unit)]
     gaps = [gap for gap in gaps if gap > 0]
@@ -102,7 +211,7 @@ def frame_interval_s(footage: Footage) -> float:
     return 1 / footage.fps if footage.fps else DEFAULT_INTERVAL_S
 
 
-def length_s(footage: Footage) -> float:
+def duration_s(footage: Footage) -> float:
     """Seconds that one playing of all units takes."""
     interval, times = frame_interval_s(footage), footage.times_s
     return sum(times[unit[-1]] - times[unit[0]] + interval for unit in units_of(footage))
@@ -111,7 +220,7 @@ def length_s(footage: Footage) -> float:
 def build_stream(footage: Footage, rng: random.Random, until_s: float) -> Stream:
     """Play the units back to back, each round in a newly shuffled order, from a drawn phase until `until_s`.
 
-    Every unit is played at least once; a unit that has begun is played to its end.
+    Every unit is played at least once, and to its end.
     """
     units, interval = units_of(footage), frame_interval_s(footage)
     clock, play = rng.uniform(0, interval), 0
@@ -124,7 +233,7 @@ def build_stream(footage: Footage, rng: random.Random, until_s: float) -> Stream
             order = rng.sample(range(len(units)), len(units))
         unit = units[order[play % len(units)]]
         times = [footage.times_s[frame] for frame in unit]
-        delivered += [len(at_s) + kept for kept in sampled_positions(times, footage.fps)]
+        delivered += [len(at_s) + position for position in sampled_positions(times, footage.fps)]
         at_s += [clock + time_s - times[0] for time_s in times]
         frames += unit
         plays += [play] * len(unit)
@@ -135,148 +244,8 @@ def build_stream(footage: Footage, rng: random.Random, until_s: float) -> Stream
 
 def build_streams(footage: Mapping[str, Footage], seed: int) -> dict[str, Stream]:
     """The streams of all queries for one seed; all go on until the longest has played once."""
-    until_s = max((length_s(one) for one in footage.values()), default=0.0)
+    until_s = max((duration_s(one) for one in footage.values()), default=0.0)
     return {query: build_stream(one, random.Random(f"{seed}/{query}"), until_s) for query, one in footage.items()}
-
-
-def latest_results(stream: Stream, outcomes: Sequence[Outcome]) -> list[int | None]:
-    """For each labelled moment the frame (index in the split) whose answer stands; None while none is.
-
-    `outcomes` are those of this query; `index` counts its delivered frames. A result of an earlier playing of
-    a unit says nothing about this one.
-    """
-    finished = [
-        (outcome.finished_at, stream.delivered[outcome.index])
-        for outcome in outcomes
-        if outcome.finished_at is not None
-    ]
-    finished.sort()
-    standing: list[int | None] = []
-    newest: int | None = None
-    upto = 0
-    for moment, now in enumerate(stream.at_s):
-        while upto < len(finished) and finished[upto][0] <= now:
-            newest = finished[upto][1] if newest is None else max(newest, finished[upto][1])
-            upto += 1
-        fresh = newest is not None and stream.plays[newest] == stream.plays[moment]
-        standing.append(stream.frames[newest] if newest is not None and fresh else None)
-    return standing
-
-
-MERGED, ORIGINALS = "merged", "originals"
-TIMELINE_S = 4.0
-AGE_PERCENTILES = (50, 95, 99)
-"""Percentiles of the ages of results that are told."""
-LEDGER_COUNTS = ("received", "processed", "late", "failed", "pending")
-
-
-@dataclass(frozen=True)
-class QueryTest:
-    """One query's test split as the streams need it: when, the truth, and both arms' answers, frame by frame."""
-
-    query: Query
-    footage: Footage
-    truths: Sequence[Any]
-    threshold: float
-    answers: Mapping[str, Sequence[Any]]
-
-
-@dataclass(frozen=True)
-class StreamResults:
-    """The rows of `gemel eval` that come from the clock; `timeline` is at the least memory."""
-
-    streaming: list[dict[str, Any]]
-    ledger: list[dict[str, Any]]
-    timeline: list[dict[str, Any]]
-    swapping: list[dict[str, Any]]
-
-
-def evaluate_streams(
-    tested: Sequence[QueryTest],
-    costs: Mapping[str, Costs],
-    memory: Mapping[str, int],
-    seeds: Iterable[int],
-    tell: Callable[..., None],
-    policy: str = DEFAULT_POLICY,
-) -> StreamResults:
-    """Play every arm (a key of `costs`) under every memory setting (bytes), once per seed.
-
-    The streams of a seed are the same for all arms and settings. Accuracies are means over seeds, with the least
-    and the largest as `spread`; ages are pooled over seeds, frames are summed.
-    """
-    costs = {arm: coalesced(cost) for arm, cost in costs.items()}
-    streams = {seed: build_streams({one.query.id: one.footage for one in tested}, seed) for seed in seeds}
-    scorers = {(arm, one.query.id): Scorer(one, arm) for arm in costs for one in tested}
-    result = StreamResults([], [], [], [])
-    for setting, nbytes in memory.items():
-        for arm, cost in costs.items():
-            tell("stream", arm=arm, memory=setting, memory_bytes=nbytes)
-            played = {
-                seed: simulate(
-                    cost, {query: stream.arrivals() for query, stream in laid.items()}, nbytes, policy_named(policy)
-                )
-                for seed, laid in streams.items()
-            }
-            where = {"arm": arm, "memory": setting, "memory_bytes": nbytes}
-            outcomes = {seed: _by_query(simulation.frames) for seed, simulation in played.items()}
-            for one in tested:
-                query = one.query.id
-                runs = [(streams[seed][query], found.get(query, [])) for seed, found in outcomes.items()]
-                result.streaming.append({**where, **_row(one, scorers[arm, query], runs)})
-            ledger = sum_ledgers(list(played.values()))
-            result.ledger.extend({**where, **row} for row in ledger)
-            result.swapping.append({**where, **_swapping(ledger, played.values())})
-            if nbytes == min(memory.values()):
-                result.timeline.append({**where, **residency_timeline(next(iter(played.values())))})
-    return result
-
-
-class Scorer:
-    """The task's metric over a stream; how well a frame's answer fits another frame's truth is counted once."""
-
-    def __init__(self, tested: QueryTest, arm: str) -> None:
-        self._tested, self._answers = tested, tested.answers[arm]
-        self._task = task_of(tested.query.task)
-        self._tallies: dict[tuple[int | None, int], np.ndarray] = {}
-
-    def __call__(self, stream: Stream, standing: Sequence[int | None]) -> float:
-        pairs = list(zip(standing, stream.frames, strict=True))
-        self._count(list(dict.fromkeys(pair for pair in pairs if pair not in self._tallies)))
-        return self._task.metric_of(np.sum([self._tallies[pair] for pair in pairs], axis=0))
-
-    def _count(self, pairs: Sequence[tuple[int | None, int]]) -> None:
-        if pairs:
-            one = self._tested
-            answers = [None if answered is None else self._answers[answered] for answered, _ in pairs]
-            truths = [one.truths[frame] for _, frame in pairs]
-            found = self._task.tallies(answers, truths, one.query.classes, one.threshold)
-            self._tallies.update(zip(pairs, found, strict=True))
-
-
-def _row(tested: QueryTest, scorer: Scorer, runs: Sequence[tuple[Stream, Sequence[FrameOutcome]]]) -> dict[str, Any]:
-    standing = [latest_results(stream, outcomes) for stream, outcomes in runs]
-    by_seed = [scorer(stream, frames) for (stream, _), frames in zip(runs, standing, strict=True)]
-    ages = [
-        one.finished_at - one.captured_at for _, outcomes in runs for one in outcomes if one.finished_at is not None
-    ]
-    moments = sum(len(frames) for frames in standing)
-    answered = sum(frame is not None for frames in standing for frame in frames)
-    return {
-        "query": tested.query.id,
-        "metric": task_of(tested.query.task).metric,
-        "accuracy": sum(by_seed) / len(by_seed),
-        **{f"age_p{share}_ms": age_ms(ages, share) for share in AGE_PERCENTILES},
-        "spread": [min(by_seed), max(by_seed)],
-        "by_seed": by_seed,
-        "answered": answered / moments if moments else 0.0,
-    }
-
-
-def _by_query(frames: Iterable[FrameOutcome]) -> dict[str, list[FrameOutcome]]:
-    found: dict[str, list[FrameOutcome]] = {}
-    for frame in frames:
-        found.setdefault(frame.query, []).append(frame)
-    return found
 
 
 def sum_ledgers(simulations: Sequence[Simulation]) -> list[dict[str, Any]]:
@@ -289,15 +258,6 @@ def sum_ledgers(simulations: Sequence[Simulation]) -> list[dict[str, Any]]:
                 row[name] += account[name]
             row["dropped"] = dict(Counter(row.get("dropped", {})) + Counter(account["dropped"]))
     return list(rows.values())
-
-
-def _swapping(ledger: Sequence[Mapping[str, Any]], simulations: Iterable[Simulation]) -> dict[str, int]:
-    return {
-        "received": sum(row["received"] for row in ledger),
-        "processed": sum(row["processed"] for row in ledger),
-        "bytes_moved": sum(simulation.bytes_moved for simulation in simulations),
-        "swaps": sum(simulation.swaps for simulation in simulations),
-    }
 
 
 def residency_timeline(simulation: Simulation, window_s: float = TIMELINE_S) -> dict[str, Any]:
@@ -313,10 +273,10 @@ def residency_timeline(simulation: Simulation, window_s: float = TIMELINE_S) -> 
         resident.difference_update(change.evicted)
         resident.update(change.loaded)
         for query, cost in simulation.costs.queries.items():
-            whole = cost.needed <= resident
-            if whole and query not in since:
+            complete = cost.needed <= resident
+            if complete and query not in since:
                 since[query] = change.at_s
-            elif not whole and query in since:
+            elif not complete and query in since:
                 spans[query].append([since.pop(query), change.at_s])
     for query, began in since.items():
         spans[query].append([began, end])
@@ -329,3 +289,39 @@ def residency_timeline(simulation: Simulation, window_s: float = TIMELINE_S) -> 
         "to_s": end,
         "queries": [{"query": query, "resident": spans[query], "runs": runs[query]} for query in runs],
     }
+
+
+def _accuracy_row(test: QueryTest, scorer: Scorer, runs: Sequence[tuple[Stream, Sequence[Outcome]]]) -> dict[str, Any]:
+    latest = [latest_results(stream, outcomes) for stream, outcomes in runs]
+    by_seed = [scorer(stream, frames) for (stream, _), frames in zip(runs, latest, strict=True)]
+    ages = [
+        one.finished_at - one.captured_at for _, outcomes in runs for one in outcomes if one.finished_at is not None
+    ]
+    moments = sum(len(frames) for frames in latest)
+    answered = sum(frame is not None for frames in latest for frame in frames)
+    return {
+        "query": test.query.id,
+        "metric": task_of(test.query.task).metric,
+        "accuracy": sum(by_seed) / len(by_seed),
+        **{f"age_p{share}_ms": age_ms(ages, share) for share in AGE_PERCENTILES},
+        "spread": [min(by_seed), max(by_seed)],
+        "by_seed": by_seed,
+        "answered": answered / moments if moments else 0.0,
+    }
+
+
+def _transfer_row(ledger: Sequence[Mapping[str, Any]], simulations: Iterable[Simulation]) -> dict[str, int]:
+    simulations = list(simulations)
+    return {
+        "received": sum(row["received"] for row in ledger),
+        "processed": sum(row["processed"] for row in ledger),
+        "bytes_moved": sum(simulation.bytes_moved for simulation in simulations),
+        "swaps": sum(simulation.swaps for simulation in simulations),
+    }
+
+
+def _by_query(frames: Iterable[FrameOutcome]) -> dict[str, list[FrameOutcome]]:
+    found: dict[str, list[FrameOutcome]] = {}
+    for frame in frames:
+        found.setdefault(frame.query, []).append(frame)
+    return found
