@@ -211,7 +211,9 @@ def _worse_on_stream(
     row: Mapping[str, Any], falls: Sequence[tuple[MemorySetting, float, float]], headline: MemorySetting | None
 ) -> WorseQuery:
     starved = any(after < before / 2 for _, before, after in falls)
-    parts = [f"{number(b, 2)} -> {number(a, 2)} with {size(setting.nbytes)} ({setting.name})" for setting, b, a in falls]
+    parts = [
+        f"{number(b, 2)} -> {number(a, 2)} with {size(setting.nbytes)} ({setting.name})" for setting, b, a in falls
+    ]
     decides = any(setting == headline and after < row["target"] * before for setting, before, after in falls)
     return WorseQuery(row["query"], f"{'starved' if starved else 'worse'} on the stream: {', '.join(parts)}", decides)
 

@@ -113,7 +113,14 @@ def _kept_accuracy(offline: Sequence[Document]) -> dict[str, Any]:
     ]  # fmt: skip
     evidence = [row for row in offline if row["worth"]]
     met, certain = (sum(row[name] for row in evidence) for name in ("met", "certain"))
-    return {"met": met, "certain": certain, "of": len(offline), "one_at": axis.at(1.0), "axis": axis, **_lost_first(rows)}
+    return {
+        "met": met,
+        "certain": certain,
+        "of": len(offline),
+        "one_at": axis.at(1.0),
+        "axis": axis,
+        **_lost_first(rows),
+    }
 
 
 def _stream_accuracy(document: Document) -> dict[str, Any] | None:
@@ -159,7 +166,9 @@ def _stream_sections(document: Document, headline: MemorySetting) -> dict[str, A
     divisors = score_divisors(offline)
     points = geometry.mean_points(streaming, divisors)
     merged = [row["merged"] / (divisors or {}).get(row["query"], 1.0) for row in offline]
-    moved = {(row["memory"], row["arm"]): row["bytes_moved"] / max(1, row["processed"]) for row in document["transfers"]}
+    moved = {
+        (row["memory"], row["arm"]): row["bytes_moved"] / max(1, row["processed"]) for row in document["transfers"]
+    }
     outcomes = geometry.outcome_rows(document["ledger"])
     own = [row for row in document["ledger"] if row["memory"] == headline.name]
     by_query = geometry.outcome_rows(own, by=("query", "arm"))
