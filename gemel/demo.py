@@ -13,10 +13,9 @@ import yaml
 from edge_runtime import daemon
 from edge_runtime.scheduler.costs import memory_settings
 from gemel.analytic_costs import find_profile, original_costs
-from gemel.box_text import box_text
 from gemel.conditions import DEMO_DEVICE
 from gemel.evaluation import REPORT_HTML, EvalOptions, evaluate
-from gemel.evaluation_text import conclusion_text, evaluation_text
+from gemel.summaries import box_text, conclusion_text, evaluation_text
 from gemel.text import duration, percent
 from merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
 from merger.events import Progress, Stages, silent

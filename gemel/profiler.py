@@ -95,7 +95,7 @@ def profile_bundle(
     from edge_runtime.memory.store import Store
     from edge_runtime.memory.transfer import on_compute_stream
     from gemel.evaluation import open_matching_bundle
-    from gemel.staleness import query_staleness
+    from gemel.stream_eval import query_staleness
     from models.workload import load_workload
 
     check_engine(engine, "gemel profile", "--engine")

@@ -1,4 +1,4 @@
-"""The merged queries on this machine, by the wall clock, beside what the virtual clock says from the same costs."""
+"""The merged queries on this machine in real time, beside the virtual clock with the costs measured here."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Result:
 
 def evaluate_realtime(
     bundle: Bundle,
-    tested: Sequence[QueryTest],
+    tests: Sequence[QueryTest],
     pictures: Mapping[str, Sequence[np.ndarray]],
     streams: Mapping[str, Stream],
     budget_bytes: int,
@@ -74,7 +74,7 @@ def evaluate_realtime(
         results: list[_Result] = []
         ledger = Ledger(costs.queries)
         queries = {query.id: query for query in bundle.queries}
-        fps = {one.query.id: one.query.fps or DEFAULT_FPS for one in tested}
+        fps = {one.query.id: one.query.fps or DEFAULT_FPS for one in tests}
         mailboxes = Mailboxes(costs.queries, ledger)
         executor = Executor(
             ExecutorParts(
@@ -91,7 +91,7 @@ def evaluate_realtime(
         rows = {row["query"]: row for row in ledger.to_json()}
     finally:
         arena.close()
-    return _told(tested, cut, results, rows, known, budget, seconds)
+    return _results(tests, cut, results, rows, known, budget, seconds)
 
 
 def _until(stream: Stream, seconds: float) -> Stream:
@@ -176,8 +176,8 @@ def _play(
         camera.join()
 
 
-def _told(
-    tested: Sequence[QueryTest],
+def _results(
+    tests: Sequence[QueryTest],
     streams: Mapping[str, Stream],
     results: Sequence[_Result],
     ledger: Mapping[str, Mapping[str, Any]],
@@ -189,7 +189,7 @@ def _told(
     virtual = simulate(costs, arrivals, budget, policy_named(DEFAULT_POLICY))
     processed = {row["id"]: row["processed"] for row in virtual.per_query()}
     queries = []
-    for one in tested:
+    for one in tests:
         query, scorer = one.query.id, Scorer(one, MERGED)
         own = [result for result in results if result.query == query]
         theirs = [frame for frame in virtual.frames if frame.query == query]

@@ -9,6 +9,7 @@ once, offline.
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +20,19 @@ from typing import Any, Protocol
 import numpy as np
 
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
+from edge_runtime.rehearsal.measured import measured_costs, read_profile
+from edge_runtime.rehearsal.profiles import costs_for
 from edge_runtime.rehearsal.simulator import FrameOutcome, Simulation, age_ms, simulate
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.pieces import condensed
+from edge_runtime.schedule.staleness import Curve, falling
+from gemel.analytic_costs import bundle_originals, find_profile
+from gemel.conditions import MEASURED
 from gemel.report.conclusion import MERGED, ORIGINALS
+from models.bundle import Bundle
+from models.data import load_split
+from models.evaluation import load_labels, predict
+from models.predictions import Task
 from models.tasks import task_of
 from models.workload import Query
 
@@ -31,7 +41,8 @@ CLOCK_SLACK_S = 1e-6
 TIMELINE_S = 4.0
 AGE_PERCENTILES = (50, 95, 99)
 LEDGER_COUNTS = ("received", "processed", "late", "failed", "pending")
-ARMS = (MERGED, ORIGINALS)
+STALENESS_AGES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""In frames of the query's rate; ages between are interpolated."""
 
 
 class Outcome(Protocol):
@@ -93,6 +104,45 @@ class StreamResults:
     ledger: list[dict[str, Any]]
     timeline: list[dict[str, Any]]
     transfers: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """The costs of both arms on one device, modelled or measured, and the device as the report names it."""
+
+    costs: Mapping[str, Costs]
+    device: Mapping[str, Any]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The costs as plain values, a row for each arm and query; a load is that of all the query's weights."""
+        return [
+            {
+                "arm": arm,
+                "query": query,
+                "weights_bytes": (weights := cost.moved_bytes(one.tensors)),
+                "load_ms": 1000 * cost.load_s(weights),
+                "run_ms": 1000 * one.run_s,
+                "workspace_bytes": one.workspace_bytes,
+            }
+            for arm, cost in self.costs.items()
+            for query, one in cost.queries.items()
+        ]
+
+
+def load_cost_model(device: str, bundle: Bundle) -> CostModel:
+    """The cost model of a device profile by name, or of BUNDLE.profile.json for `measured`; InputError for others."""
+    originals = bundle_originals(bundle)
+    if device == MEASURED:
+        found = read_profile(bundle)
+        costs = {ORIGINALS: measured_costs(originals, found), MERGED: measured_costs(bundle, found)}
+        named = {"name": MEASURED, "title": f"{found.machine['name']} ({found.device})", "modelled": False,
+                 "sources": [f"gemel profile, engine {found.engine}"]}  # fmt: skip
+    else:
+        profile = find_profile(device)
+        costs = {ORIGINALS: costs_for(profile, originals), MERGED: costs_for(profile, bundle)}
+        named = {"name": profile.name, "title": profile.title, "modelled": profile.modelled,
+                 "sources": list(profile.sources)}  # fmt: skip
+    return CostModel(costs, {**named, "clock": "virtual clock"})
 
 
 def evaluate_streams(
@@ -289,6 +339,56 @@ def residency_timeline(simulation: Simulation, window_s: float = TIMELINE_S) -> 
         "to_s": end,
         "queries": [{"query": query, "resident": spans[query], "runs": runs[query]} for query in runs],
     }
+
+
+def query_staleness(query: Query, bundle: Bundle, device: str) -> Curve:
+    """The staleness curve of a bundle's query on val, against labels, or the predictions themselves without labels.
+
+    Empty where the split has no two frames of one clip or track.
+    """
+    split, task = load_split(query, "val"), task_of(query.task)
+    predictions = predict(bundle.build(query.id, device), query, split)
+    threshold = bundle.query(query.id).threshold
+    threshold = query.min_score if threshold is None else threshold
+    labels = load_labels(query, split, predictions, threshold)
+    footage = Footage(split.units, split.times_s, query.fps)
+    curve = staleness_curve(task, footage, predictions, labels, query.classes, threshold)
+    return curve if len(curve) > 1 else ()
+
+
+def staleness_curve(
+    task: Task, footage: Footage, predictions: Sequence[Any], labels: Sequence[Any], classes: Sequence[str],
+    threshold: float,
+) -> Curve:  # fmt: skip
+    """The accuracy of predictions 0, 1, 2... frames old against the label of each moment, never rising.
+
+    The curve ends at the age that no clip is long enough for.
+    """
+    known: list[tuple[int, float]] = []
+    for age in STALENESS_AGES:
+        pairs = frame_pairs(footage, age)
+        if not pairs:
+            break
+        old, new = [predictions[before] for before, _ in pairs], [labels[now] for _, now in pairs]
+        known.append((age, task.metric_of(task.tallies(old, new, classes, threshold).sum(axis=0))))
+    curve = [accuracy for _, accuracy in known[:1]]
+    for (young, high), (old_age, low) in pairwise(known):
+        curve += [high + (age - young) / (old_age - young) * (low - high) for age in range(young + 1, old_age + 1)]
+    return falling(curve)
+
+
+def frame_pairs(footage: Footage, age: int) -> list[tuple[int, int]]:
+    """For each frame the newest of its unit that is `age` frames of the query's rate older, as indices (then, now)."""
+    pairs = []
+    for unit in units_of(footage):
+        times = [footage.times_s[frame] for frame in unit]
+        for place, frame in enumerate(unit):
+            then = place - age
+            if footage.fps is not None:
+                then = bisect_right(times, times[place] - age / footage.fps + CLOCK_SLACK_S) - 1
+            if then >= 0:
+                pairs.append((unit[then], frame))
+    return pairs
 
 
 def _accuracy_row(test: QueryTest, scorer: Scorer, runs: Sequence[tuple[Stream, Sequence[Outcome]]]) -> dict[str, Any]:

@@ -26,18 +26,16 @@ import torch
 import yaml
 
 from benchmarks.machine import machine
-from edge_runtime.scheduler.costs import memory_settings
-from gemel.cost_model import CostModel, load_cost_model
+from edge_runtime.schedule.settings import memory_settings
 from gemel.evaluation import (
     MEMORY_SETTINGS,
-    STREAMING,
-    WRITING,
     EvalOptions,
     QueryEvaluation,
+    Stage,
     build_report,
     score_query,
 )
-from gemel.stream_eval import MERGED, ORIGINALS
+from gemel.stream_eval import MERGED, ORIGINALS, CostModel, load_cost_model
 from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 from models.data import Frames, Split
 from models.predictions import Boxes, DetectionPrediction
@@ -147,7 +145,7 @@ def _report(
     document, page = build_report(bundle, judged, clock, budgets, EvalOptions(DEVICE), "gemel eval", told)
     text = json.dumps(document, indent=1, allow_nan=False)
     ended = time.perf_counter()
-    seconds = {STREAMS: began[WRITING] - began[STREAMING], REPORT: ended - began[WRITING]}
+    seconds = {STREAMS: began[Stage.REPORT.value] - began[Stage.STREAMS.value], REPORT: ended - began[Stage.REPORT.value]}
     played = sum(row["received"] for row in document["ledger"])
     sizes = {"report_bytes": len(text), "page_bytes": len(page), "frames_played": played}
     return sizes, {part: round(value, 3) for part, value in seconds.items()}

@@ -45,9 +45,7 @@ def compare_documents(found: Sequence[tuple[Path, Document]]) -> dict[str, Any]:
         raise InputError("gemel report", f"{len(found)} reports are too many", f"give {MAX_REPORTS} at most")
     _check_same_workload(found)
     documents = [document for _, document in found]
-    reports = [
-        _report_summary(letter, path, document) for letter, (path, document) in zip(ascii_uppercase, found, strict=False)
-    ]  # fmt: skip
+    reports = [_report_summary(letter, *one) for letter, one in zip(ascii_uppercase, found, strict=False)]
     cells = [_query_cells(one["letter"], document) for one, document in zip(reports, documents, strict=True)]
     streaming = [
         row for one, document in zip(reports, documents, strict=True) for row in _stream_rows(one["letter"], document)

@@ -74,7 +74,11 @@ class StreamScores:
     @property
     def noun(self) -> str:
         """What the scores are, in words."""
-        return "share of offline accuracy kept on the stream" if self.relative else "accuracy on the stream"
+        return "of offline accuracy on the stream" if self.relative else "accuracy on the stream"
+
+    def phrase(self, value: float) -> str:
+        """A score with its noun."""
+        return f"{self.format(value)} {self.noun}" if self.relative else f"{self.noun} {self.format(value)}"
 
 
 def draw_conclusion(document: Document) -> Conclusion:
@@ -165,20 +169,22 @@ def stream_gain(document: Document) -> str:
     scores = stream_scores(document, setting.name)
     place = f"with {size(setting.nbytes)} on {device_name(document)}"
     if abs(scores.merged - scores.originals) < VISIBLE_DIFFERENCE:
-        return f"merging changes nothing on the stream {place} ({scores.noun} {scores.format(scores.originals)} both)"
-    return f"{scores.noun} {scores.format(scores.merged)} (originals {scores.format(scores.originals)}) {place}"
+        return f"merging changes nothing on the stream {place}: {scores.phrase(scores.originals)} either way"
+    return f"{scores.phrase(scores.merged)} (originals {scores.format(scores.originals)}) {place}"
 
 
 def _uncertainty(rows: Sequence[Mapping[str, Any]]) -> str:
     """How many of the queries to be shipped are beyond doubt, and which need more test footage; empty where all are."""
     unsure = [row["query"] for row in rows if not row["certain"]]
-    short = [row["query"] for row in rows if row["certain"] and row["units"] < MIN_CLIPS]
+    short = [row["query"] for row in rows if row["units"] < MIN_CLIPS]
     parts = []
     if unsure:
         parts.append(f"{len(rows) - len(unsure)} of {len(rows)} beyond doubt")
         parts.append(f"{_join(unsure)} {'need' if len(unsure) > 1 else 'needs'} more test footage")
-    if short:
-        parts.append(f"the test footage of {_join(short)} has fewer than {MIN_CLIPS} clips")
+    if len(short) == len(rows):
+        parts.append(f"{'all have' if len(rows) > 1 else 'it has'} fewer than {MIN_CLIPS} test clips")
+    elif short:
+        parts.append(f"{_join(short)} {'have' if len(short) > 1 else 'has'} fewer than {MIN_CLIPS} test clips")
     return "; ".join(parts)
 
 

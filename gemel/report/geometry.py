@@ -87,7 +87,7 @@ def total_parts(counts: Row) -> list[tuple[str, float, float]]:
 
 
 def sharing_matrix(shared: Sequence[Row], queries: Sequence[str]) -> list[list[dict[str, Any]]]:
-    """Bytes that each two queries have in common (diagonal: all that a query shares), and `strength` 0..1 of the most."""
+    """Bytes that each two queries share (diagonal: all that a query shares), and `strength` 0..1 of the most."""
     common = {(a, b): 0 for a in queries for b in queries}
     for one in shared:
         inside = sorted({query for query, _ in one["members"]})
@@ -210,7 +210,7 @@ def age_rows(streaming: Sequence[Row], offline: Sequence[Row], memory: str) -> d
 
 
 def error_type_rows(offline: Sequence[Row]) -> list[dict[str, Any]]:
-    """Per detection query both models' errors as parts (kind, per cent of the longer bar, count), and a row per kind."""
+    """Per detection query the errors of both models as parts (kind, per cent of the longer bar, count), and by kind."""
     rows = []
     for row in offline:
         errors = row.get("errors")

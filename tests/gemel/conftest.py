@@ -5,11 +5,19 @@ import copy
 import cv2
 import numpy as np
 import pytest
+import torch
 
+from models.bundle import BundleQuery, Made, write_bundle
 from models.metrics import KINDS
+from models.sharing.groups import ceiling_bytes, groups
+from models.sharing.layers import layers_of_all
+from models.sharing.plan import SharingPlan, tie
+from models.weights import save_weights
+from models.workload import load_workload
+from models.zoo import build
 
 QUERIES = {"bridge-cars": 0.80, "gate-people": 0.70, "square-busy": 0.93}
-MEMORY = {"min": 40_000_000, "50%": 60_000_000, "75%": 70_000_000}
+MEMORY = {"min": 40_000_000, "50%": 60_000_000, "all": 70_000_000}
 TASKS = {"bridge-cars": "detection", "gate-people": "detection", "square-busy": "classification"}
 AGES = (50, 95, 99)
 ERRORS = {
@@ -79,7 +87,7 @@ def _document():
                 "merged_offline": score * 0.98, "merged_streaming": score - 0.10,
                 "originals_streaming": score - 0.35 + 0.1 * setting,
             })  # fmt: skip
-    swapping = [
+    transfers = [
         {"arm": arm, "memory": memory, "memory_bytes": nbytes, "received": 300, "processed": processed,
          "bytes_moved": 10**9, "swaps": 25}
         for memory, nbytes in MEMORY.items()
@@ -102,7 +110,7 @@ def _document():
         for arm in ("originals", "merged")
     ]  # fmt: skip
     return {
-        "format": 2, "workload": "junction", "method": "gemel", "created_at": "2026-01-02T03:04:05Z",
+        "format": 3, "workload": "junction", "method": "gemel", "created_at": "2026-01-02T03:04:05Z",
         "seeds": [0, 1, 2],
         "bundle": {"file": "junction.safetensors", "digest": "ab" * 32},
         "device": {"name": "orin-nano-8gb", "title": "Jetson Orin Nano 8 GB", "modelled": True,
@@ -117,12 +125,12 @@ def _document():
              "members": [[query, "layer3.0.conv1.weight"] for query in list(QUERIES)[:2]]},
         ],
         "offline": offline, "streaming": streaming, "side_by_side": side_by_side, "ledger": ledger,
-        "timeline": timeline, "swapping": swapping, "examples": EXAMPLES, "costs": costs,
-        "settings": {"policy": "adaptive", "bootstrap_rounds": 1000, "bootstrap_seed": 0},
+        "timeline": timeline, "transfers": transfers, "examples": EXAMPLES, "costs": costs,
+        "settings": {"policy": "ours", "bootstrap_rounds": 1000, "bootstrap_seed": 0},
         "versions": {"python": "3.11.7", "torch": "2.15.0"},
-        "asked": {"memory": "min", "memory_bytes": MEMORY["min"]}, "wall": WALL,
+        "headline": {"memory": "min", "memory_bytes": MEMORY["min"]}, "realtime": WALL,
         "commands": ["gemel eval junction.safetensors junction.yaml -o report"],
-        "caveats": ["The device is modelled."],
+        "limits": ["The device is modelled."],
     }  # fmt: skip
 
 
@@ -172,3 +180,23 @@ def write_tiny():
         return path
 
     return write
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory, write_tiny):
+    """A workload of two small classifiers with random weights, and a bundle in which they share half of them."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    root = tmp_path_factory.mktemp("tiny")
+    workload = load_workload(write_tiny(root))
+    (root / "weights").mkdir()
+    models = {}
+    for query in workload.queries:
+        model = build(query.model, query.classes, query.model_args, query.input_size, query.task)
+        save_weights(root / "weights" / f"{query.id}.safetensors", model.state_dict())
+        models[query.id] = model
+    layers = layers_of_all(workload.queries)
+    tie(models, SharingPlan.of(groups(layers)[:4]))
+    records = [BundleQuery.of(query) for query in workload.queries]
+    write_bundle(root / "tiny.safetensors", models, records, Made("tiny", "gemel", ceiling_bytes(layers)))
+    return root

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gemel.box_text import box_text, checked_text
 from gemel.cli import main
+from gemel.summaries import box_text, checked_text
 from models.bundle import BundleQuery, Made, write_bundle
 from models.workload import load_workload
 from models.zoo import build

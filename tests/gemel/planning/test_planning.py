@@ -13,8 +13,8 @@ from edge_runtime.simulation.device_profiles import PROFILES
 from gemel.analytic_costs import ceiling_costs, find_profile, original_costs
 from gemel.cli import main
 from gemel.conditions import DEFAULT_DEVICE, Conditions
-from gemel.cost_model import load_cost_model
 from gemel.planner import DeviceComparison, plan_box
+from gemel.stream_eval import load_cost_model
 from gemel.text import size
 from models.bundle import Made, open_bundle, write_bundle
 from models.sharing.groups import ceiling_bytes

@@ -14,7 +14,7 @@ A4_PX = 718
 """Of paper between usual margins, at 96 pixels an inch."""
 _, JPEG = cv2.imencode(".jpg", np.full((9, 16, 3), 90, np.uint8))
 PHOTO = base64.b64encode(JPEG.tobytes()).decode()
-LONG = "a-query-on-the-camera-above-the-northern-gate" + "whosenameneverends" * 5
+LONG = "a-query-on-the-camera-above-the-northern-gate" + "withaverylongname" * 5
 
 # What is cut: it lies beyond the page, and nothing around it can be scrolled.
 CUT = """() => [...document.querySelectorAll('body *')].filter(one => {
@@ -42,7 +42,7 @@ def opened(browser, document, tmp_path):
     ("width", "scheme", "media"),
     [(1280, "light", "screen"), (390, "dark", "screen"), (A4_PX, "light", "print")],
 )
-def test_nothing_is_cut_wide_or_asked_for(opened, document, width, scheme, media):
+def test_page_in_a_browser_cuts_and_requests_nothing(opened, document, width, scheme, media):
     named = json.loads(json.dumps(document).replace("gate-people", LONG))
     named["offline"][1] |= {"met": False, "ratio": 0.9}
     for text in (render_report(document, [PHOTO] * 2), render_report(named, [PHOTO] * 2)):

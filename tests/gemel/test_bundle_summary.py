@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-import merger.journal.outcomes
-import merger.merging
-from gemel.bundle_summary import summarize_bundle
+from gemel.bundle_summary import (
+    EQUAL,
+    LOG_SUFFIX,
+    NO_LOG,
+    OTHER_LOG,
+    UNREADABLE,
+    MergeOutcomes,
+    summarize_bundle,
+)
 from gemel.cli import main
-from gemel.merge_outcomes import EQUAL, LOG_SUFFIX, NO_LOG, OTHER_LOG, SET_OUTCOMES, UNREADABLE, MergeOutcomes
 from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 from models.sharing.plan import SharingPlan, tie
 from models.workload import load_workload
@@ -27,7 +32,7 @@ queries:
 """
 QUERY = "  - {{id: {id}, camera: gate, task: classification, classes: [x, y], model: resnet18, input_size: 32}}\n"
 SHARED = ("layer4.0.conv1", "layer4.1.conv1", "layer4.1.conv2")
-WHY = {"after": "residuals of rank 16", "ratio": 0.9, "required": 0.975}
+WHY = {"after": "joint training", "ratio": 0.9, "required": 0.975}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +69,7 @@ LOG = [
     {"waits": "b", "after": "the start", "lost": 0.95, "required": 0.975, "flops": 1e8},
     {"sprint": 1, "epoch": 1, "ratios": {"a": 1.0}, "met": ["a"], "saved_bytes": 1, "flops": 1e9},
     {"sprint": 1, "alone": "b", "ratio": 0.95, "required": 0.975, "epochs": 2, "flops": 2e9},
-    {"query": "b", "repair": "residuals of rank 4", "cost_bytes": 40, "ratio": 0.98, "required": 0.975, "flops": 2e9},
+    {"query": "b", "repair": "private early layers", "cost_bytes": 40, "ratio": 0.98, "required": 0.975, "flops": 2e9},
     {"query": "c", "repair": "leaves", "required": 0.975, "flops": 3e9},
     {"width": "int8", "widened": ["a: fc.weight"], "in_the_way": ["b"], "flops": 4e9},
     *SETS,
@@ -83,26 +88,26 @@ def logged(bundle: Bundle):
     path.unlink(missing_ok=True)
 
 
-def test_sets_of_one_fate_stand_in_one_line_with_the_query_that_stood_in_the_way(bundle: Bundle, logged) -> None:
+def test_outcome_table_groups_sets_and_names_the_blocker(bundle: Bundle, logged) -> None:
     logged(LOG)
     text = MergeOutcomes.of(bundle).to_text()
-    lines = [line for line in text.splitlines() if " partly " in line or " refused " in line]
+    lines = [line for line in text.splitlines() if " partly kept " in line or " refused " in line]
     assert len(lines) == 2 and lines[0].split()[0] == "3" and "a, b, without c" in lines[0]
-    assert all("c: 90.0 % of 97.5 % after residuals of rank 16" in line for line in lines)
-    assert "300 bytes" in lines[0] and "40 bytes" in lines[0]
-    assert "4 sets of layers were to be shared; trying them took 4e+09 FLOPs" in text
-    assert "b (0.975 required): waits after the start, private parts alone 0.950, residuals of rank 4 0.980" in text
+    assert all("c: 90.0 % of 97.5 % after joint training" in line for line in lines)
+    assert "300 bytes" in lines[0]
+    assert "4 sets of layers could be shared; trying them took 4e+09 FLOPs" in text
+    assert "b (0.975 required): deferred after the start, norms and head alone 0.950, private early layers 0.980" in text
     assert "c (0.975 required): leaves" in text
-    assert "stored int8: 1 weights wider; in the way: b" in text
+    assert "stored int8: 1 weights wider; blocked by b" in text
 
 
-def test_every_set_has_a_line_on_demand(bundle: Bundle, logged) -> None:
+def test_set_table_has_a_line_for_every_set(bundle: Bundle, logged) -> None:
     logged(LOG)
     text = MergeOutcomes.of(bundle).to_text(every_set=True)
     assert all(sum(f" {path} " in line for line in text.splitlines()) == 1 for path in (*SHARED, "conv1"))
 
 
-def test_many_sets_and_queries_stay_readable(bundle: Bundle, logged) -> None:
+def test_outcome_table_of_many_queries_stays_short(bundle: Bundle, logged) -> None:
     many = [[f"query{at:02d}", "fc"] for at in range(40)]
     logged([{**SETS[3], "set": many} for _ in range(40)])
     text = MergeOutcomes.of(bundle).to_text()
@@ -110,7 +115,7 @@ def test_many_sets_and_queries_stay_readable(bundle: Bundle, logged) -> None:
     assert max(map(len, text.splitlines())) < 160
 
 
-def test_without_a_log_the_bundle_says_what_it_can(bundle: Bundle) -> None:
+def test_outcomes_without_a_log_come_from_the_manifest(bundle: Bundle) -> None:
     found = MergeOutcomes.of(bundle)
     assert found.note == NO_LOG and NO_LOG in found.to_text()
     assert sorted(row["set"][0][1] for row in found.sets) == sorted(SHARED)
@@ -129,19 +134,19 @@ def test_without_a_log_the_bundle_says_what_it_can(bundle: Bundle) -> None:
     ],
     ids=["other layers", "other members", "unknown layer", "unknown queries"],
 )
-def test_the_log_of_another_merge_is_not_believed(bundle: Bundle, logged, rows: list[dict[str, Any]]) -> None:
+def test_outcomes_ignore_the_log_of_another_merge(bundle: Bundle, logged, rows: list[dict[str, Any]]) -> None:
     logged(rows)
     assert MergeOutcomes.of(bundle).note == OTHER_LOG and len(MergeOutcomes.of(bundle).sets) == len(SHARED)
 
 
 @pytest.mark.parametrize("text", ["half a r", '{"set": 1}\n', "[1]\n", "\xff\n"], ids=["cut", "keys", "list", "bytes"])
-def test_a_damaged_log_is_passed_over(bundle: Bundle, logged, text: str) -> None:
+def test_outcomes_ignore_a_damaged_log(bundle: Bundle, logged, text: str) -> None:
     logged([])
     Path(f"{bundle.path}{LOG_SUFFIX}").write_bytes(text.encode("latin-1"))
     assert MergeOutcomes.of(bundle).note.startswith(UNREADABLE)
 
 
-def test_show_prints_sets_and_precision_and_its_json_has_them(bundle: Bundle, logged, capsys) -> None:
+def test_show_prints_sets_and_precision(bundle: Bundle, logged, capsys) -> None:
     logged(LOG)
     assert main(["bundle", "show", str(bundle.path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -153,28 +158,32 @@ def test_show_prints_sets_and_precision_and_its_json_has_them(bundle: Bundle, lo
     assert summarize_bundle(bundle).to_text(every_set=True) == text.rstrip("\n")
 
 
-def test_what_is_equal_by_chance_is_said_to_be_so(bundle: Bundle, logged) -> None:
+def test_outcomes_of_equal_originals_say_so(bundle: Bundle, logged) -> None:
     logged([])
     found = MergeOutcomes.of(bundle)
     assert found.note == EQUAL and len(found.sets) == len(SHARED) and EQUAL in found.to_text()
 
 
-def test_the_words_are_the_mergers() -> None:
-    assert merger.journal.outcomes.OUTCOMES == SET_OUTCOMES and merger.merging.LOG_SUFFIX == LOG_SUFFIX
+def test_set_that_was_never_evaluated_is_not_called_refused() -> None:
+    never = _row(
+        "layer1", "", "refused", {"b": {"after": "nothing, its time was over", "ratio": None, "required": 0.9}}
+    )
+    text = MergeOutcomes((never,)).to_text()
+    assert "not tried" in text and "refused" not in text
 
 
-def test_a_bundle_that_nothing_trained_says_nothing_of_it(bundle: Bundle) -> None:
+def test_manifest_without_training_has_no_precision(bundle: Bundle) -> None:
     manifest = replace(bundle.manifest, queries=tuple(replace(one, trained=None) for one in bundle.queries))
     assert "trained" not in manifest.to_json() and '"trained":{"precision":"bf16"}' in bundle.manifest.to_json()
 
 
-def test_where_nothing_is_shared_it_is_said_why() -> None:
+def test_why_nothing_names_the_last_blocker() -> None:
     refused = [
         _row("layer1", "", "refused", {"b": WHY, "c": {**WHY, "ratio": 0.5}}),
         _row("layer2", "", "refused", {"b": WHY}),
     ]
     line = MergeOutcomes(tuple(refused)).why_nothing()
     assert line.startswith("nothing is shared, every model is its original: ") and "\n" not in line
-    assert "c: 50.0 % of 97.5 % after residuals of rank 16" in line and line.count("b: 90.0 %") <= 2
+    assert "c: 50.0 % of 97.5 % after joint training" in line and line.count("b: 90.0 %") <= 2
     assert MergeOutcomes(()).why_nothing().endswith("no two models have a layer in common that saves enough")
     assert MergeOutcomes((*refused, _row("layer3", "ab", "kept"))).why_nothing() == ""

@@ -1,22 +1,34 @@
-"""`gemel eval`: the keys of its report, equal bytes for both arms, and a ledger that adds up."""
+"""`gemel eval`: the keys of its report, equal memory for both arms, labels that cannot be scored, COCO export."""
 
 import errno
 import json
 import os
 import random
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gemel.cli import main
-from gemel.evaluation import EvalOptions, evaluate
+from gemel.coco_export import check_export_folder, export_coco
+from gemel.evaluation import EvalOptions, check_boxes, evaluate
 from gemel.realtime import paste_into_frame
 from gemel.report.page import render_report
+from gemel.stream_eval import MERGED, ORIGINALS, Footage, QueryTest
 from models.bundle import open_bundle
+from models.data import Split
 from models.errors import InputError
+from models.metrics import mean_average_precision
+from models.predictions import Boxes, DetectionPrediction
 from models.preprocess import crop
+from models.workload import Query
 from tests.card import a_card
+
+DETECTION = Query(
+    "q", "cam", "detection", ("car", "bus"), "m", {}, 32, None, None, 5, 100, None, 0.0, 1, Path("data"), 0.95
+)
+HERE = (5.0, 5.0, 30.0, 30.0)
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +36,7 @@ def evaluated(tiny):
     return evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tiny / "report", EvalOptions(seeds=2))
 
 
-def test_the_report_has_every_key_that_the_design_promises(evaluated, tiny):
+def test_report_has_every_documented_key(evaluated, tiny):
     assert {"offline", "streaming", "ledger"} <= set(evaluated)
     keys = {"arm", "memory", "memory_bytes", "query", "metric", "accuracy", "age_p95_ms", "spread"}
     keys |= {"age_p50_ms", "age_p99_ms"}
@@ -34,8 +46,8 @@ def test_the_report_has_every_key_that_the_design_promises(evaluated, tiny):
     assert json.loads((tiny / "report" / "report.json").read_text()) == evaluated
 
 
-def test_both_arms_get_the_same_bytes_and_the_ledger_adds_up(evaluated):
-    for memory in ("min", "50%", "75%"):
+def test_arms_get_equal_memory_and_the_ledger_adds_up(evaluated):
+    for memory in ("min", "50%", "all"):
         rows = [row for row in evaluated["streaming"] if row["memory"] == memory]
         assert len({row["memory_bytes"] for row in rows}) == 1
     for row in evaluated["ledger"]:
@@ -43,7 +55,7 @@ def test_both_arms_get_the_same_bytes_and_the_ledger_adds_up(evaluated):
         assert row["received"] == settled > 0
 
 
-def test_measured_bytes_agree_with_the_manifest(evaluated, tiny):
+def test_measured_bytes_equal_the_manifest(evaluated, tiny):
     counts, manifest = evaluated["bytes"], open_bundle(tiny / "tiny.safetensors").manifest
     assert counts["after"] == manifest.bytes.after < counts["before"]
     assert counts["resident_after"] == counts["after"]
@@ -52,14 +64,14 @@ def test_measured_bytes_agree_with_the_manifest(evaluated, tiny):
     assert parts == pytest.approx(counts["after"])
 
 
-def test_an_original_that_guesses_is_called_no_evidence(evaluated):
+def test_original_near_chance_is_no_evidence(evaluated):
     weak = [row for row in evaluated["offline"] if not row["worth"]]
     assert weak, "random weights were meant to be near chance"
     for row in weak:
-        assert any(row["query"] in line and "no evidence" in line for line in evaluated["caveats"])
+        assert any(row["query"] in line and "no evidence" in line for line in evaluated["limits"])
 
 
-def test_the_page_stands_alone(tiny, evaluated):
+def test_page_is_self_contained(tiny, evaluated):
     page = (tiny / "report" / "report.html").read_text()
     assert sorted(path.name for path in (tiny / "report").iterdir()) == ["report.html", "report.json"]
     assert not re.search(r"""(src|href)\s*=\s*["']?\s*(https?:)?//""", page)
@@ -69,14 +81,14 @@ def test_the_page_stands_alone(tiny, evaluated):
     assert len(photos) == len(evaluated["examples"]) == 12
 
 
-def test_every_figure_of_the_page_stands_in_report_json(tiny, evaluated):
+def test_page_is_made_of_report_json_alone(tiny, evaluated):
     page = (tiny / "report" / "report.html").read_text()
     document = json.loads((tiny / "report" / "report.json").read_text())
     photos = re.findall(r"data:image/jpeg;base64,([\w+/=]+)", page)
     assert render_report(document, photos) == page, "made of report.json alone, and of the photos"
 
 
-def test_a_bundle_of_another_workload_is_refused_and_nothing_is_written(tiny, tmp_path):
+def test_bundle_of_another_workload_is_refused(tiny, tmp_path):
     other = tmp_path / "other.yaml"
     other.write_text((tiny / "workload.yaml").read_text().replace("id: b", "id: c"))
     with pytest.raises(InputError, match="does not hold the queries"):
@@ -84,7 +96,7 @@ def test_a_bundle_of_another_workload_is_refused_and_nothing_is_written(tiny, tm
     assert not (tmp_path / "report").exists()
 
 
-def test_missing_test_data_is_one_line_and_nothing_is_written(tiny, tmp_path, capsys):
+def test_missing_test_data_is_refused_in_one_line(tiny, tmp_path, capsys):
     moved = tmp_path / "workload.yaml"
     text = (
         (tiny / "workload.yaml").read_text().replace("weights/", f"{tiny}/weights/").replace("data: data", "data: none")
@@ -96,31 +108,37 @@ def test_missing_test_data_is_one_line_and_nothing_is_written(tiny, tmp_path, ca
     assert not (tmp_path / "report").exists()
 
 
-def test_a_size_that_is_asked_for_is_compared_too_and_comes_first_in_the_report(tiny, tmp_path):
+def test_requested_memory_size_becomes_the_headline(tiny, tmp_path):
     told = []
     document = evaluate(
         tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, EvalOptions(seeds=1, memory="512MiB"),
         progress=lambda event, **fields: told.append((event, fields)),
     )  # fmt: skip
-    assert document["asked"] == {"memory": "512MiB", "memory_bytes": 512 * 2**20}
-    assert {row["memory"] for row in document["streaming"]} == {"min", "50%", "75%", "512MiB"}
-    assert "judged with 512.0 MiB" in (tmp_path / "report.html").read_text()
-    assert told[0] == ("stages", {"names": ["judging each query on test", "playing the streams", "writing the report"]})
+    assert document["headline"] == {"memory": "512MiB", "memory_bytes": 512 * 2**20}
+    assert {row["memory"] for row in document["streaming"]} == {"min", "50%", "all", "512MiB"}
+    assert (
+        "512.0 MiB of device memory for weights and workspace: as requested by --memory"
+        in (tmp_path / "report.html").read_text()
+    )
+    assert told[0] == (
+        "stages",
+        {"names": ["evaluating each query on test", "simulating the streams", "writing the report"]},
+    )
 
 
-def test_both_models_answer_on_a_card_as_they_do_here(tiny, tmp_path, monkeypatch, evaluated):
+def test_evaluation_on_a_gpu_equals_the_cpu(tiny, tmp_path, monkeypatch, evaluated):
     with a_card(monkeypatch) as mixed:
         document = evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, EvalOptions(seeds=1))
     assert not mixed and document["offline"] == evaluated["offline"]
 
 
-def test_memory_that_holds_not_even_the_largest_query_is_refused(tiny, tmp_path):
+def test_memory_below_the_largest_query_is_refused(tiny, tmp_path):
     with pytest.raises(InputError, match="too little"):
         evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path / "report", EvalOptions(memory="1MiB"))
     assert not (tmp_path / "report").exists()
 
 
-def test_a_failing_write_leaves_the_older_report_whole(tiny, tmp_path, monkeypatch, evaluated):
+def test_failing_write_leaves_the_older_report_whole(tiny, tmp_path, monkeypatch, evaluated):
     import models.io
 
     folder = tmp_path / "report"
@@ -142,7 +160,7 @@ def test_a_failing_write_leaves_the_older_report_whole(tiny, tmp_path, monkeypat
     assert (folder / "report.html").read_text() == "older"
 
 
-def test_simulate_takes_a_bundle_or_its_workload_and_agrees_on_the_memory(tiny, capsys):
+def test_simulate_of_bundle_and_workload_agree_on_memory(tiny, capsys):
     found = []
     for source in ("tiny.safetensors", "workload.yaml"):
         assert main(["simulate", str(tiny / source), "--memory", "min", "--duration", "5", "--json"]) == 0
@@ -154,7 +172,7 @@ def test_simulate_takes_a_bundle_or_its_workload_and_agrees_on_the_memory(tiny, 
     assert merged["bytes_moved"] < originals["bytes_moved"]
 
 
-def test_bundle_show_and_verify_say_what_they_found(tiny, tmp_path, capsys):
+def test_bundle_show_and_verify_report_their_findings(tiny, tmp_path, capsys):
     assert main(["bundle", "verify", str(tiny / "tiny.safetensors"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"ok": True, "problems": [], "unchecked": []}
     assert main(["bundle", "show", str(tiny / "tiny.safetensors"), "--json"]) == 0
@@ -170,7 +188,7 @@ def test_bundle_show_and_verify_say_what_they_found(tiny, tmp_path, capsys):
     assert main(["bundle", "show", str(tmp_path / "absent.safetensors")]) == 2
 
 
-def test_measured_costs_are_those_of_the_profile_beside_the_bundle(tiny, tmp_path):
+def test_measured_costs_come_from_the_profile(tiny, tmp_path):
     from gemel.profiler import profile_bundle
 
     with pytest.raises(InputError, match="never measured"):
@@ -183,7 +201,7 @@ def test_measured_costs_are_those_of_the_profile_beside_the_bundle(tiny, tmp_pat
     (tiny / "tiny.safetensors.profile.json").unlink()
 
 
-def test_the_three_numbers_of_a_query_stand_side_by_side(evaluated):
+def test_side_by_side_rows_repeat_offline_and_streaming(evaluated):
     row = next(one for one in evaluated["side_by_side"] if (one["query"], one["memory"]) == ("b", "50%"))
     streamed = {
         one["arm"]: one["accuracy"] for one in evaluated["streaming"] if (one["query"], one["memory"]) == ("b", "50%")
@@ -192,42 +210,107 @@ def test_the_three_numbers_of_a_query_stand_side_by_side(evaluated):
     assert (row["merged_streaming"], row["originals_streaming"]) == (streamed["merged"], streamed["originals"])
 
 
-def test_a_report_says_how_it_came_to_be(evaluated, tiny):
+def test_report_holds_its_command_and_versions(evaluated, tiny):
     (command,) = evaluated["commands"]
     assert command.startswith(f"gemel eval {tiny}/tiny.safetensors {tiny}/workload.yaml -o {tiny}/report")
-    assert command.endswith("--memory min --seeds 2")
-    assert {"python", "torch"} <= evaluated["versions"].keys() and evaluated["settings"]["policy"] == "adaptive"
+    assert command.endswith("--memory 50% --seeds 2")
+    assert {"python", "torch"} <= evaluated["versions"].keys() and evaluated["settings"]["policy"] == "ours"
     recalls = evaluated["offline"][0]["classes"]
     assert [row["class"] for row in recalls] == ["empty", "busy"]
     assert sum(row["merged"] for row in recalls) / 2 == pytest.approx(evaluated["offline"][0]["merged"])
 
 
-def test_wall_clock_and_virtual_clock_are_told_with_their_difference(tiny, tmp_path):
+def test_real_time_and_virtual_clock_are_compared(tiny, tmp_path):
     asked = EvalOptions(seeds=1, memory="512MiB", wall_s=0.8)
-    wall = evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, asked)["wall"]
+    wall = evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, asked)["realtime"]
     assert [row["query"] for row in wall["queries"]] == ["a", "b"]
     for row in wall["queries"]:
-        assert row["difference"] == row["wall"] - row["virtual"]
+        assert row["difference"] == row["realtime"] - row["virtual"]
         assert row["received"] >= row["processed_wall"] > 0 and row["processed_virtual"] > 0 and row["run_ms"] > 0
     assert wall["difference"] == max(abs(row["difference"]) for row in wall["queries"])
 
 
 @pytest.mark.parametrize("roi", [None, (4.0, 2.0, 12.0, 8.0), (3.6, 2.2, 11.7, 7.9)])
-def test_a_frame_that_was_cropped_for_its_query_is_put_back_where_the_box_will_look(roi):
+def test_cropped_picture_is_pasted_back_into_its_region(roi):
     picture = np.random.default_rng(0).integers(0, 255, (6, 8, 3), dtype=np.uint8)
     assert np.array_equal(crop(paste_into_frame(picture, roi), roi), picture)
 
 
-def test_the_frames_and_answers_are_handed_over_to_other_tools(tiny, tmp_path):
-    folder = tmp_path / "fiftyone"
-    evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path / "r", EvalOptions(seeds=1, fiftyone=folder))
-    truth = json.loads((folder / "a" / "labels.json").read_text())
-    merged = json.loads((folder / "a" / "merged.json").read_text())
-    assert truth["classes"] == merged["classes"] == ["empty", "busy"]
-    frames = sorted(path.stem for path in (folder / "a" / "data").iterdir())
-    assert list(truth["labels"]) == list(merged["labels"]) == frames and len(frames) == 16
-    with pytest.raises(InputError, match="--fiftyone: holds other files"):
-        evaluate(
-            tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path / "s", EvalOptions(seeds=1, fiftyone=folder)
-        )
-    assert not (tmp_path / "s").exists()
+@pytest.mark.parametrize(
+    ("truths", "fault"),
+    [
+        (
+            [Boxes(), Boxes()],
+            "data/test: data: no frame of the test split shows car or bus .query q.: nothing to score",
+        ),
+        (
+            [Boxes(("car",), ((5.0, 5.0, 5.0, 9.0),))],
+            r"the box \[5.0, 5.0, 0.0, 4.0\] of 'car' in frame 0 .* has no area",
+        ),
+        (
+            [Boxes(("car",), (HERE,)), Boxes(("bus",), ((60.0, 5.0, 70.0, 9.0),))],
+            "frame 1 .* outside its 60 x 40 pixels",
+        ),
+        ([Boxes(("bus",), ((-9.0, 5.0, 0.0, 9.0),))], "outside its 60 x 40 pixels"),
+    ],
+)
+def test_labels_that_cannot_be_scored_are_refused_by_name(truths, fault):
+    with pytest.raises(InputError, match=fault) as caught:
+        check_boxes(DETECTION, truths, [(60, 40)] * len(truths))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_box_that_reaches_over_the_edge_is_none_of_them():
+    check_boxes(DETECTION, [Boxes(("car",), ((-3.0, 30.0, 70.0, 44.0),))], [(60, 40)])
+
+
+@pytest.fixture
+def scored():
+    """Three frames with labels and the predictions of both models."""
+    frames = [np.full((40, 60, 3), 90, np.uint8)] * 3
+    labels = (Boxes(("car",), (HERE,)), Boxes(), Boxes(("bus", "car"), (HERE, (40.0, 5.0, 55.0, 20.0))))
+    split = Split("test", frames, labels, ("u", "u", "v"), (0.0, 1.0, 0.0))
+    good = [DetectionPrediction(one.classes, (0.9,) * len(one.boxes), one.boxes) for one in labels]
+    worse = [good[0], DetectionPrediction(("car",), (0.4,), (HERE,)), DetectionPrediction(("bus",), (0.8,), (HERE,))]
+    footage = Footage(split.units, split.times_s, 5)
+    return QueryTest(DETECTION, footage, labels, 0.5, {ORIGINALS: good, MERGED: worse}), split
+
+
+def test_pycocotools_reads_the_export_and_finds_the_same_map(scored, tmp_path):
+    coco = pytest.importorskip("pycocotools.coco", reason="pycocotools is not installed")
+    cocoeval = pytest.importorskip("pycocotools.cocoeval")
+    export_coco([scored], tmp_path / "new")
+    folder = tmp_path / "new" / "q"
+    labels = coco.COCO(str(folder / "labels.json"))
+    for name, arm in (("original", ORIGINALS), ("merged", MERGED)):
+        found = cocoeval.COCOeval(labels, labels.loadRes(str(folder / f"{name}.json")), "bbox")
+        found.evaluate()
+        found.accumulate()
+        found.summarize()
+        ours = mean_average_precision(scored[0].predictions[arm], scored[0].labels, DETECTION.classes)
+        assert ours["map"] == pytest.approx(found.stats[0], abs=1e-6)
+    images = json.loads((folder / "labels.json").read_text())["images"]
+    assert [(one["unit"], one["width"], one["height"]) for one in images] == [
+        ("u", 60, 40), ("u", 60, 40), ("v", 60, 40),
+    ]  # fmt: skip
+    assert all((folder / "data" / one["file_name"]).is_file() for one in images)
+
+
+def test_failing_export_leaves_nothing(scored, tmp_path):
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "q").write_text("in the way of the query's folder")
+    with pytest.raises(InputError, match="--coco"):
+        export_coco([scored], tmp_path / "new")
+    assert not (tmp_path / "new" / "q" / "data").exists()
+
+
+def test_export_folder_that_holds_files_is_refused(tmp_path, tiny):
+    (tmp_path / "other").write_text("")
+    with pytest.raises(InputError, match="--coco: holds other files"):
+        check_export_folder(tmp_path)
+    with pytest.raises(InputError, match="there is no directory"):
+        check_export_folder(tmp_path / "a" / "b")
+    with pytest.raises(InputError, match="no detection query"):
+        options = EvalOptions(seeds=1, coco=tmp_path / "coco")
+        evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path / "report", options)
+    assert not (tmp_path / "report" / "report.json").exists()

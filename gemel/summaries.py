@@ -1,0 +1,104 @@
+"""Results of a merge, an evaluation and a box run as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gemel.report.conclusion import draw_conclusion
+from gemel.text import duration, number, percent, size, table
+
+Row = Mapping[str, Any]
+
+
+def scores_text(queries: Sequence[Row]) -> str:
+    """Each query of a merge against its original, as a table."""
+    rows = [
+        (row["id"], row["metric"], number(row["original"]), number(row["merged"]), percent(row["ratio"]),
+         target_status(row))
+        for row in queries
+    ]  # fmt: skip
+    return table(("query", "metric", "original", "merged", "ratio", "target"), rows)
+
+
+def target_status(row: Row) -> str:
+    """Whether a query meets its target, and with what certainty."""
+    if not row.get("worth", True):
+        return "no evidence: the original is too weak"
+    if not row["met"]:
+        return "missed"
+    return "met" if row["certain"] else "met, not certain"
+
+
+def evaluation_text(document: Row) -> str:
+    """Offline and streaming accuracy side by side, one line per query."""
+    settings = list(dict.fromkeys(row["memory"] for row in document["streaming"]))
+    streamed = {(row["query"], row["memory"], row["arm"]): row["accuracy"] for row in document["streaming"]}
+
+    def change(query: str, setting: str) -> str:
+        return " -> ".join(number(streamed[query, setting, arm], 2) for arm in ("originals", "merged"))
+
+    rows = [
+        (row["query"], row["metric"], number(row["original"]), number(row["merged"]), target_status(row),
+         *(change(row["query"], setting) for setting in settings))
+        for row in document["offline"]
+    ]  # fmt: skip
+    headers = ("query", "metric", "original", "merged", "target", *(f"stream, {setting}" for setting in settings))
+    device = document["device"]
+    return "\n".join([
+        table(headers, rows),
+        "",
+        f"stream: originals -> merged with the same memory; {device['title']}, {device['clock']}"
+        + (" (modelled)" if device["modelled"] else ""),
+    ])  # fmt: skip
+
+
+def conclusion_text(document: Row) -> str:
+    """What to do, and a line for each query that merging made worse."""
+    found = draw_conclusion(document)
+    return "\n".join([found.sentence, *(f"  WORSE: {one.query}, {one.text}" for one in found.worse)])
+
+
+def box_text(summary: Row) -> str:
+    """The ledger of a box as a table, the results its sinks delivered, and the bytes it loaded."""
+    rows = [
+        (row["query"], row["received"], row["processed"], row["late"], sum(row["dropped"].values()), row["failed"],
+         row["pending"])
+        for row in summary["ledger"]
+    ]  # fmt: skip
+    sinks = [
+        f"sink {sink['kind']}: {sink['delivered']} delivered{_counts(sink['undelivered'])}" for sink in summary["sinks"]
+    ]
+    spool = summary["spool"]
+    samples = [] if spool is None else [f"spool: {spool['samples']} samples stored{_counts(spool['unsampled'])}"]
+    failed = [f"camera {one['id']}: {one['error']}" for one in summary["cameras"] if one["error"] is not None]
+    return "\n".join([
+        table(("query", "received", "processed", "of these late", "dropped", "failed", "pending"), rows),
+        "",
+        *failed,
+        *sinks,
+        *samples,
+        f"{duration(summary['seconds'])} until {summary['stopped_by']}: {size(summary['bytes_moved'])} moved in "
+        f"{summary['swaps']} loads, at most {size(summary['max_used_bytes'])} of {size(summary['budget_bytes'])} used",
+    ])  # fmt: skip
+
+
+def checked_text(config: str, summary: Row) -> str:
+    """What `gemel run --check` found: memory, cameras, sinks."""
+    fits = "everything stays resident" if summary["fits"] else "queries take turns in memory"
+    needs = f"{size(summary['weights_bytes'])} of weights, {size(summary['workspace_bytes'])} of workspace"
+    copied = [f"; {query} copies {size(count)} in every run" for query, count in summary["overflow_bytes"].items()]
+    cameras = [
+        f"{one['id']} {one['width']}x{one['height']}" if one["answers"] else f"{one['id']} does not answer"
+        for one in summary["cameras"]
+    ]
+    sinks = [one["name"] if one["answers"] else f"{one['name']} does not answer" for one in summary["sinks"]]
+    return "\n".join([
+        f"{config}: sound; {needs}, budget {size(summary['budget_bytes'])}: {fits}{''.join(copied)}",
+        f"cameras: {', '.join(cameras)}",
+        f"sinks: {', '.join(sinks)}",
+    ])  # fmt: skip
+
+
+def _counts(by_reason: Mapping[str, int]) -> str:
+    return "".join(f", {count} {reason}" for reason, count in by_reason.items())

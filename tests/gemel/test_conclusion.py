@@ -1,0 +1,148 @@
+"""The report's conclusion: what to ship, with what certainty, and which queries merging made worse."""
+
+import json
+
+import pytest
+
+from gemel.report.conclusion import Tone, draw_conclusion, headline_memory, stream_scores
+from gemel.report.page import render_report
+from gemel.summaries import conclusion_text
+
+
+@pytest.fixture
+def certain(document):
+    """A document whose queries all meet their targets beyond doubt, all with one metric."""
+    for row in document["offline"]:
+        row |= {"certain": True, "metric": "f1"}
+    return document
+
+
+def set_streaming(document, query, memory, originals, merged):
+    for row in document["streaming"]:
+        if (row["query"], row["memory"]) == (query, memory):
+            row["accuracy"] = {"originals": originals, "merged": merged}[row["arm"]]
+
+
+def test_conclusion_with_certain_targets_ships_in_green(certain):
+    found = draw_conclusion(certain)
+    assert found.sentence == (
+        "Ship it: all three queries meet their accuracy target, with 65 % less memory for weights; accuracy on the "
+        "stream 0.71 (originals 0.46) with 38.1 MiB on a modelled Jetson Orin Nano 8 GB."
+    )
+    assert (found.tone, found.worse) == (Tone.GOOD, ())
+
+
+def test_conclusion_with_an_uncertain_query_names_it_and_is_not_green(certain):
+    certain["offline"][1]["certain"] = False
+    found = draw_conclusion(certain)
+    assert found.sentence.startswith(
+        "All three queries meet their accuracy target, 2 of 3 beyond doubt; gate-people needs more test footage. "
+    )
+    assert found.tone is Tone.MIXED and len(found.ship) == 3
+
+
+def test_conclusion_with_few_clips_says_so(certain):
+    certain["offline"][0]["units"] = 2
+    found = draw_conclusion(certain)
+    assert "target, bridge-cars has fewer than 5 test clips. 65 % less" in found.sentence
+    assert found.tone is Tone.MIXED
+    for row in certain["offline"]:
+        row["units"] = 4
+    assert "all have fewer than 5 test clips" in draw_conclusion(certain).sentence
+
+
+def test_conclusion_of_a_stream_without_gain_says_so(certain):
+    for query in ("bridge-cars", "gate-people", "square-busy"):
+        set_streaming(certain, query, "min", 0.69, 0.69)
+    sentence = draw_conclusion(certain).sentence
+    assert "merging changes nothing on the stream with 38.1 MiB" in sentence
+    assert sentence.endswith(": accuracy on the stream 0.69 either way.")
+
+
+def test_scores_over_different_metrics_are_shares_of_offline_accuracy(document):
+    scores = stream_scores(document, "min")
+    offline = {row["query"]: row["original"] for row in document["offline"]}
+    rows = [row for row in document["streaming"] if row["memory"] == "min" and row["arm"] == "merged"]
+    assert scores.relative
+    assert scores.merged == pytest.approx(sum(row["accuracy"] / offline[row["query"]] for row in rows) / 3)
+    assert "88 % of offline accuracy on the stream (originals 57 %)" in draw_conclusion(document).sentence
+
+
+def test_conclusion_with_a_missed_target_ships_the_others(certain):
+    certain["offline"][0] |= {"met": False, "ratio": 0.9}
+    found = draw_conclusion(certain)
+    assert found.sentence.startswith("Ship it for two of three: bridge-cars falls short; 65 % less")
+    assert found.tone is Tone.MIXED and "bridge-cars" not in found.ship
+    assert found.worse[0].text == "misses its target: 90.0 % of its original, 95 % wanted"
+
+
+def test_conclusion_with_a_query_starved_at_the_headline_memory_holds_it_back(certain):
+    set_streaming(certain, "gate-people", "min", 0.27, 0.08)
+    assert draw_conclusion(certain).sentence.startswith("Ship it for two of three: gate-people falls short")
+    assert conclusion_text(certain).splitlines()[1] == (
+        "  WORSE: gate-people, starved on the stream: 0.27 -> 0.08 with 38.1 MiB (min)"
+    )
+
+
+def test_conclusion_with_a_query_starved_at_another_memory_only_names_it(certain):
+    certain["headline"] = {"memory": "50%", "memory_bytes": 60_000_000}
+    set_streaming(certain, "gate-people", "min", 0.27, 0.08)
+    found = draw_conclusion(certain)
+    assert found.tone is Tone.GOOD
+    assert [(one.query, one.decides) for one in found.worse] == [("gate-people", False)]
+    assert "starved on the stream: 0.27 -&gt; 0.08 with 38.1 MiB (min)" in render_report(certain)
+
+
+def test_conclusion_ignores_differences_that_two_decimals_hide(certain):
+    set_streaming(certain, "gate-people", "min", 0.60, 0.58)
+    set_streaming(certain, "bridge-cars", "min", 0.600, 0.597)
+    found = draw_conclusion(certain)
+    assert found.tone is Tone.GOOD
+    assert [(one.query, one.text) for one in found.worse] == [
+        ("gate-people", "worse on the stream: 0.60 -> 0.58 with 38.1 MiB (min)")
+    ]
+
+
+def test_conclusion_with_a_weak_original_does_not_ship_its_query(certain):
+    certain["offline"][1] |= {"worth": False, "met": False}
+    found = draw_conclusion(certain)
+    assert found.sentence.startswith("Ship it for two of three: the original of gate-people is too weak to judge by;")
+    assert not found.worse
+
+
+def test_conclusion_where_all_fall_short_is_bad(document):
+    for row in document["offline"]:
+        row |= {"met": False, "ratio": 0.5}
+    found = draw_conclusion(document)
+    assert found.sentence == "Don't ship it: bridge-cars, gate-people and square-busy fall short."
+    assert (found.tone, found.ship) == (Tone.BAD, ())
+
+
+@pytest.mark.parametrize(
+    ("method", "ceiling", "reason"),
+    [
+        ("none", 0.6, "method none is a baseline that shares nothing"),
+        ("top-down", 0.0, "no two of the models have a layer of the same shape"),
+        ("top-down", 0.6, "no two models kept their accuracy targets with a layer in common"),
+    ],
+)
+def test_conclusion_without_shared_weights_gives_the_reason(document, method, ceiling, reason):
+    document |= {"method": method, "shared": []}
+    document["bytes"]["ceiling_fraction"] = ceiling
+    assert draw_conclusion(document).sentence == f"Nothing could be shared: {reason}."
+
+
+def test_headline_is_of_the_requested_memory(certain):
+    assert headline_memory(certain).name == "min"
+    assert "0.46 → 0.71" in render_report(certain)
+    certain["headline"] = {"memory": "50%", "memory_bytes": 60_000_000}
+    page = render_report(certain)
+    assert "50% of the way from 38.1 MiB, the largest original alone, to 66.8 MiB, all originals at once" in page
+    assert "0.56 → 0.71" in page
+
+
+def test_first_screen_with_markup_in_names_escapes_it(document):
+    document["offline"][0]["met"] = False
+    hostile = json.loads(json.dumps(document).replace("bridge-cars", "<img src=x>"))
+    first = render_report(hostile).split("</header>")[0]
+    assert "<img" not in first and "&lt;img src=x&gt;" in first

@@ -1,0 +1,130 @@
+"""`gemel inspect`: a workload's models, and what it says of models that can share nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from gemel.cli import main
+from models.weights import save_weights
+from models.workload import load_workload
+from models.zoo import build, build_query
+
+TWO_MODELS = [
+    {"id": "a", "camera": "c", "task": "classification", "classes": ["x", "y"], "model": "resnet18", "input_size": 64},
+    {"id": "b", "camera": "c", "task": "classification", "classes": ["x", "y"], "model": "resnet34", "input_size": 64},
+]
+
+
+def test_inspect_with_weights_pairs_similar_layers(tmp_path: Path, capsys) -> None:
+    path = _written(tmp_path, TWO_MODELS)
+    deep = build("resnet34", ["x", "y"]).state_dict()
+    shallow = build("resnet18", ["x", "y"]).state_dict()
+    shallow["layer3.1.conv2.weight"] = deep["layer3.2.conv2.weight"].clone()
+    for query, state in (("a", shallow), ("b", deep)):
+        save_weights(tmp_path / f"{query}.safetensors", state)
+    assert main(["inspect", str(path), "--weights", "--json"]) == 0
+    groups = json.loads(capsys.readouterr().out)["groups"]
+    pairs = {tuple(path for _, path in group["members"]): group["paired"] for group in groups}
+    assert pairs["layer3.1.conv2", "layer3.2.conv2"] == "likeness"
+
+
+def test_inspect_names_a_model_that_can_share_nothing(tmp_path: Path, capsys) -> None:
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "class Mean(torch.nn.Module):\n"
+        "    def __init__(self, num_classes):\n"
+        "        super().__init__()\n"
+        "        self.head = torch.nn.Linear(3, num_classes)\n"
+        "    def forward(self, x):\n"
+        "        return self.head(x.mean(dim=(2, 3)))\n"
+    )
+    path = _written(tmp_path, [*TWO_MODELS, {**TWO_MODELS[0], "id": "own", "model": "own:Mean"}])
+    assert main(["inspect", str(path), "--json"]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    assert len(notes) == 1 and notes[0].startswith("own: own:Mean") and "share nothing" in notes[0]
+
+
+def _written(folder: Path, queries: list[dict]) -> Path:
+    path = folder / "workload.yaml"
+    documents = [{**query, "weights": f"{query['id']}.safetensors"} for query in queries]
+    path.write_text(yaml.safe_dump({"name": "w", "cameras": {"c": {"source": "x"}}, "queries": documents}))
+    assert load_workload(path).queries
+    return path
+
+
+WORKLOAD = """
+name: one
+cameras: {gate: {source: gate.mp4, fps: 5}}
+queries:
+  - {id: a, camera: gate, task: classification, classes: [x, y], model: cifar_resnet20, input_size: 32,
+     weights: a.safetensors, data: data}
+"""
+
+
+@pytest.fixture
+def complete(tmp_path):
+    """A workload of which everything is there."""
+    path = tmp_path / "workload.yaml"
+    path.write_text(WORKLOAD)
+    (tmp_path / "gate.mp4").write_bytes(b"a clip")
+    for split in ("train", "val", "test"):
+        for label in "xy":
+            (tmp_path / "data" / split / label).mkdir(parents=True)
+            cv2.imwrite(str(tmp_path / "data" / split / label / "c__000000.png"), np.zeros((8, 8, 3), np.uint8))
+    torch.manual_seed(0)
+    save_weights(tmp_path / "a.safetensors", build_query(load_workload(path).query("a")).state_dict())
+    return path
+
+
+def inspect_warnings(capsys, path) -> list[str]:
+    assert main(["inspect", str(path), "--json"]) == 0
+    said = capsys.readouterr()
+    found = json.loads(said.out)["warnings"]
+    assert said.err.splitlines() == [f"warning: {line}" for line in found]
+    return found
+
+
+def test_inspect_of_a_complete_workload_warns_of_nothing(complete, capsys):
+    assert inspect_warnings(capsys, complete) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("gate.mp4", "gat.mp4"), "cameras.gate.source: "),
+        (("a.safetensors", "b.safetensors"), "b.safetensors does not exist; correct the path, or let `gemel train`"),
+        (("weights: a.safetensors, ", ""), "weights (a): none are named; name a file"),
+        (("data: data", "data: dat"), "dat does not exist; correct the path, or put frames there"),
+        ((", data: data", ""), "data (a): no frames are named; name a folder or a video"),
+        (("[x, y]", "[x, z]"), "no frames of class 'z' (query a); add frames of it"),
+    ],
+)
+def test_inspect_of_a_missing_input_names_file_key_and_hint(complete, capsys, change, expected):
+    complete.write_text(WORKLOAD.replace(*change))
+    lines = inspect_warnings(capsys, complete)
+    assert lines and all(str(complete.parent) in line and "\n" not in line for line in lines)
+    assert expected in lines[0]
+
+
+def test_inspect_of_a_wrong_class_count_says_so(complete, capsys):
+    state = build("cifar_resnet20", ("x", "y", "z"), {}, 32).state_dict()
+    save_weights(complete.parent / "a.safetensors", state)
+    (line,) = inspect_warnings(capsys, complete)
+    assert "a.safetensors: weights (a): only the head does not fit the class list (2 in the query)" in line
+    assert "; list in `classes` the classes these weights were trained for" in line
+
+
+def test_inspect_of_unfit_weights_says_so(complete, capsys):
+    save_weights(complete.parent / "a.safetensors", build("mobilenet_v3_small", ("x", "y")).state_dict())
+    (line,) = inspect_warnings(capsys, complete)
+    assert "give weights of this architecture" in line
+    (complete.parent / "a.safetensors").write_bytes(b"no weights")
+    (line,) = inspect_warnings(capsys, complete)
+    assert "is truncated or no safetensors file" in line
