@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 from edge_runtime.policies import DEFAULT_POLICY
-from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.settings import memory_bytes, memory_settings
+from edge_runtime.scheduler.costs import Costs, memory_bytes, memory_settings
 from gemel.bundle_summary import byte_counts, measure_resident_bytes, shared_tensors
 from gemel.coco_export import check_export_folder, export_coco
 from gemel.conditions import DEFAULT_DEVICE
@@ -221,16 +220,16 @@ def evaluate_query(query: Query, bundle: Bundle) -> QueryEvaluation:
     original_bytes = state_bytes(original)
     split = load_split(query, "test")
     prepared = PreparedFrames(query, split).load()
-    if split.truths is not None and query.task == "detection":
-        check_boxes(query, split.truths, prepared.sizes(range(len(split))))  # type: ignore[arg-type]
+    if split.labels is not None and query.task == "detection":
+        check_boxes(query, split.labels, prepared.sizes(range(len(split))))  # type: ignore[arg-type]
     before = predict(original.to(device), query, prepared)
     after = predict(bundle.build(query.id, device), query, prepared)
     threshold = bundle.query(query.id).threshold
     if threshold is None:
         val = load_split(query, "val")
         threshold = query.min_score
-        if val.truths is not None:
-            threshold = task.choose_threshold(predict(original, query, val), val.truths)  # type: ignore[arg-type]
+        if val.labels is not None:
+            threshold = task.choose_threshold(predict(original, query, val), val.labels)  # type: ignore[arg-type]
     return score_query(query, split, {ORIGINALS: before, MERGED: after}, threshold, original_bytes)
 
 
@@ -337,7 +336,7 @@ def _document(
     bundle: Bundle, evaluations: Sequence[QueryEvaluation], streamed: StreamResults, model: CostModel, seeds: int
 ) -> dict[str, Any]:
     offline, device = [one.row() for one in evaluations], dict(model.device)
-    unlabelled = [one.test.query.id for one in evaluations if one.split.truths is None]
+    unlabelled = [one.test.query.id for one in evaluations if one.split.labels is None]
     return {
         "format": REPORT_FORMAT,
         "workload": bundle.manifest.workload,

@@ -20,12 +20,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
-from edge_runtime.rehearsal.measured import measured_costs, read_profile
-from edge_runtime.rehearsal.profiles import costs_for
-from edge_runtime.rehearsal.simulator import FrameOutcome, Simulation, age_ms, simulate
-from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.pieces import condensed
-from edge_runtime.schedule.staleness import Curve, falling
+from edge_runtime.scheduler.costs import Costs, condensed
+from edge_runtime.scheduler.types import Curve, falling
+from edge_runtime.simulation.device_profiles import costs_for
+from edge_runtime.simulation.profile_io import measured_costs, read_profile
+from edge_runtime.simulation.simulator import FrameOutcome, Simulation, age_ms, simulate
 from gemel.analytic_costs import bundle_originals, find_profile
 from gemel.conditions import MEASURED
 from gemel.report.conclusion import MERGED, ORIGINALS

@@ -26,7 +26,7 @@ import torch
 import yaml
 
 from benchmarks.machine import machine
-from edge_runtime.schedule.settings import memory_settings
+from edge_runtime.scheduler.costs import memory_settings
 from gemel.evaluation import (
     MEMORY_SETTINGS,
     EvalOptions,
@@ -145,7 +145,10 @@ def _report(
     document, page = build_report(bundle, judged, clock, budgets, EvalOptions(DEVICE), "gemel eval", told)
     text = json.dumps(document, indent=1, allow_nan=False)
     ended = time.perf_counter()
-    seconds = {STREAMS: began[Stage.REPORT.value] - began[Stage.STREAMS.value], REPORT: ended - began[Stage.REPORT.value]}
+    seconds = {
+        STREAMS: began[Stage.REPORT.value] - began[Stage.STREAMS.value],
+        REPORT: ended - began[Stage.REPORT.value],
+    }
     played = sum(row["received"] for row in document["ledger"])
     sizes = {"report_bytes": len(text), "page_bytes": len(page), "frames_played": played}
     return sizes, {part: round(value, 3) for part, value in seconds.items()}

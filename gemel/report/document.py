@@ -100,7 +100,7 @@ def read_report(path: Path) -> dict[str, Any]:
     document = read_json(path, HINT)
     if document.get("format") != REPORT_FORMAT:
         raise InputError(path, "is no report of this version's gemel eval", HINT, "format")
-    validate(path, document, _Report, remedy=HINT)
+    validate(path, document, _Report, hint=HINT)
     queries = [row["query"] for row in document["offline"]]
     if len(set(queries)) < len(queries):
         raise InputError(path, "a query occurs twice", HINT, "offline")

@@ -96,7 +96,9 @@ def test_outcome_table_groups_sets_and_names_the_blocker(bundle: Bundle, logged)
     assert all("c: 90.0 % of 97.5 % after joint training" in line for line in lines)
     assert "300 bytes" in lines[0]
     assert "4 sets of layers could be shared; trying them took 4e+09 FLOPs" in text
-    assert "b (0.975 required): deferred after the start, norms and head alone 0.950, private early layers 0.980" in text
+    assert (
+        "b (0.975 required): deferred after the start, norms and head alone 0.950, private early layers 0.980" in text
+    )
     assert "c (0.975 required): leaves" in text
     assert "stored int8: 1 weights wider; blocked by b" in text
 
