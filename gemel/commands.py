@@ -302,9 +302,9 @@ def _merge(
     seed: Seed = 0,
 ) -> CommandResult:
     """Share weights between the queries' models and write a bundle."""
-    from gemel.evaluation_text import scores_text
-    from gemel.merge_outcomes import MergeOutcomes
+    from gemel.bundle_summary import MergeOutcomes
     from gemel.progress import show_progress
+    from gemel.summaries import scores_text
     from merger import MergeOptions, Recipe, Resources, merge
     from merger.distributed import process_group
     from models.bundle import open_bundle
@@ -454,7 +454,7 @@ def run_box(
 ) -> CommandResult:
     """Run the box: cameras in, results out, under a memory budget."""
     from edge_runtime.daemon import run
-    from gemel.box_text import box_text, checked_text
+    from gemel.summaries import box_text, checked_text
 
     _startup.restore()
     handler = LogHandler()
@@ -557,23 +557,23 @@ def evaluate_bundle(
     workload: Workload,
     out: Annotated[str, Option("-o", "--out", metavar="DIR", help="Folder of report.html and report.json.")],
     device: Device = None,
-    memory: Memory = "min",
+    memory: Memory = "50%",
     wall: Annotated[
         float,
         _number_option("--wall", 0, 600, "Also run on this machine for these seconds, to check the virtual clock."),
     ] = 0.0,
-    fiftyone: Annotated[
-        str | None, Option("--fiftyone", metavar="DIR", help="New folder for test frames and predictions (COCO).")
+    coco: Annotated[
+        str | None, Option("--coco", metavar="DIR", help="New folder: frames, labels, predictions (COCO).")
     ] = None,
     seeds: Annotated[int, _integer_option("--seeds", 1, 1000, "Streams that are drawn and averaged.")] = 3,
 ) -> CommandResult:
     """Offline and streaming accuracy of a bundle, as a report; exit code 1 when a query misses its target."""
     from gemel.evaluation import REPORT_HTML, EvalOptions, evaluate
-    from gemel.evaluation_text import conclusion_text, evaluation_text
     from gemel.progress import show_progress
+    from gemel.summaries import conclusion_text, evaluation_text
 
     with show_progress() as progress:
-        options = EvalOptions(device or DEFAULT_DEVICE, seeds, memory, wall, Path(fiftyone) if fiftyone else None)
+        options = EvalOptions(device or DEFAULT_DEVICE, seeds, memory, wall, Path(coco) if coco else None)
         document = evaluate(bundle, workload, out, options, progress)
     text = f"{evaluation_text(document)}\n\n{conclusion_text(document)}\nreport: {Path(out) / REPORT_HTML}"
     return CommandResult(document, text, _code(all(row["met"] for row in document["offline"])))

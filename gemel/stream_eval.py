@@ -20,8 +20,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
-from edge_runtime.scheduler.costs import Costs, condensed
-from edge_runtime.scheduler.types import Curve, falling
+from edge_runtime.scheduler.costs import Costs, coalesced
+from edge_runtime.scheduler.types import Curve, monotone_curve
 from edge_runtime.simulation.device_profiles import costs_for
 from edge_runtime.simulation.profile_io import measured_costs, read_profile
 from edge_runtime.simulation.simulator import FrameOutcome, Simulation, age_ms, simulate
@@ -157,7 +157,7 @@ def evaluate_streams(
     The streams of a seed are the same for all arms and settings. Accuracies are means over seeds, with the lowest and
     the highest as `spread`; ages are pooled over seeds, frames are summed.
     """
-    costs = {arm: condensed(cost) for arm, cost in costs.items()}
+    costs = {arm: coalesced(cost) for arm, cost in costs.items()}
     streams = {seed: build_streams({one.query.id: one.footage for one in tests}, seed) for seed in seeds}
     scorers = {(arm, one.query.id): Scorer(one, arm) for arm in costs for one in tests}
     results = StreamResults([], [], [], [])
@@ -373,7 +373,7 @@ def staleness_curve(
     curve = [accuracy for _, accuracy in known[:1]]
     for (young, high), (old_age, low) in pairwise(known):
         curve += [high + (age - young) / (old_age - young) * (low - high) for age in range(young + 1, old_age + 1)]
-    return falling(curve)
+    return monotone_curve(curve)
 
 
 def frame_pairs(footage: Footage, age: int) -> list[tuple[int, int]]:
