@@ -139,7 +139,7 @@ def test_memory_below_the_largest_query_is_refused(tiny, tmp_path):
 def test_failing_write_leaves_the_older_report_whole(tiny, tmp_path):
     (tmp_path / "report.json").write_text("older")
     (tmp_path / "report.html").mkdir()
-    with pytest.raises(InputError, match="report.html"):
+    with pytest.raises(InputError, match=r"report\.html"):
         evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, EvalOptions(seeds=1))
     assert (tmp_path / "report.json").read_text() == "older"
 
