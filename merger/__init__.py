@@ -2,7 +2,7 @@
 
 from merger import methods as _methods  # noqa: F401  (fills the registry)
 from merger.core.method import METHODS, MergeOptions
-from merger.jobs import Resources
+from merger.distributed import Resources
 from merger.merging import merge
 from merger.report import MergeReport, QueryResult
 from merger.training.originals import TrainOptions, TrainResult, train_originals

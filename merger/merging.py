@@ -20,19 +20,16 @@ from torch import nn
 from merger.checkpoint import WORK_SUFFIX, Checkpoint, StepCache, snapshots
 from merger.core.budget import Budget
 from merger.core.context import EVALUATING, READING, MergeContext
-from merger.core.elsewhere import assign, employed
 from merger.core.merged import Merged
 from merger.core.method import METHODS, TRIALS, MergeOptions
-from merger.distributed import check_consistent
+from merger.distributed import ProcessGroup, Resources, check_consistent, partition, run_on_ray
 from merger.events import Progress, silent
 from merger.jobs import torch_threads
 from merger.methods.top_down import whole_plan
 from merger.outcomes import LEAVES, outcomes_of
+from merger.quantize import Quantized, max_flops, pack_models, quantizable_weights, quantize, tied_models
 from merger.report import MergeReport, QueryResult
-from merger.training.precision import Precisions
-from merger.training.step_config import REMEDY, MemoryPlan
-from merger.widths.search import fit_widths, max_flops, packed_bytes
-from merger.widths.storing import Storage, nbytes_of, store, tied_models, weights_of
+from merger.training.step_config import HINT, MemoryPlan
 from models.bits import FP32, Bits
 from models.bundle import BundleQuery, Made, check_output, write_bundle
 from models.device import is_out_of_memory
@@ -49,11 +46,9 @@ from models.workload import Query, Workload, inputs_of
 _Stored = tuple[dict[str, nn.Module], dict[str, dict[str, PackedWeight]]]
 _Making = Callable[[tuple[str, ...]], _Stored]
 LOG_SUFFIX = ".log.jsonl"
-SPREAD = ("top-down",)
-"""The methods that several processes do together."""
 BOUNDS = ("max_minutes", "max_flops")
 """The options that may be others when a merge goes on: with less it ends sooner, with what holds by then."""
-ALONE_IS_LESS = "merging in the fewest bits, which takes more than the originals do"
+QUANTIZED_ORIGINALS_ARE_SMALLER = "quantisation: the quantised originals are smaller than the quantised merge"
 SEARCHING, FITTING = "searching what models can share", "finding how few bits weights need"
 MEASURING, WRITING = "measuring on test", "writing the bundle"
 
@@ -71,10 +66,20 @@ def merge(
 
     Raises InputError before any work for a bad output path, method, weights or data. An interrupted merge leaves
     `OUT.work`, from which `resume` goes on, with the same options but for its bounds and resources. Of several
-    processes (`Resources.crew`) all call this, and the first writes.
+    processes (`Resources.group`) all call this, and rank 0 writes. With `Resources.ray` the merge runs on that cluster.
     """
     out, options = Path(out), options or MergeOptions()
-    crew = options.resources.crew
+    resources = options.resources
+    if resources.ray is not None:
+        if resources.group.size > 1:
+            raise InputError("--ray", "does not go together with torchrun", "give one of them")
+
+        def entry(group: ProcessGroup, report: Progress) -> MergeReport:
+            own = replace(options, resources=Resources(resources.threads, None, group))
+            return merge(workload, out.absolute(), method, resume, seed, report, own)
+
+        return run_on_ray(resources.ray, entry, progress)
+    crew = resources.group
     crew.run_on_rank0(partial(_check_paths, workload, out))
     with ExitStack() as held, _telling_of_full_memory():
         crew.run_on_rank0(lambda: held.enter_context(locked(out)))
@@ -84,7 +89,7 @@ def merge(
 def _merged(
     workload: Workload, out: Path, method: str, resume: bool, seed: int, progress: Progress, options: MergeOptions
 ) -> MergeReport:
-    crew = options.resources.crew
+    crew = options.resources.group
     begun = crew.run_on_rank0(partial(_check, workload, out, method, options, resume))
     unbound = {name: value for name, value in options.to_json().items() if name not in BOUNDS}
     identity = {"workload": _fingerprint(workload), "method": method, "seed": seed, "options": unbound}
@@ -93,23 +98,21 @@ def _merged(
     started = time.monotonic() - checkpoint.seconds
     torch.manual_seed(seed)
     with _without_torchs_warnings():
-        ctx = MergeContext(workload, seed, progress, crew=crew)
+        ctx = MergeContext(workload, seed, progress, group=crew)
         ctx.interval = options.margin is None
-        assign(ctx)
+        crew.assign(partition({query.id: float(ctx.flops.of(query)) for query in workload.queries}, crew.size))
         ctx.stages.announce(_stages(options))
         ctx.open()
         checkpoint.meter = ctx.flops
-        ctx.fitting = MemoryPlan(checkpoint.state("fitting"), progress)
-        ctx.precisions = Precisions(options.precision, checkpoint.state("precision"), progress)
+        ctx.memory, ctx.precision = MemoryPlan(checkpoint.state("memory"), progress), options.precision
         found = _searched(ctx, method, options, checkpoint)
-        _note_sums(ctx, checkpoint)
         stored = partial(_stored_as, ctx, found, method, options, checkpoint)
-        found, storage = stored() if options.weights == FP32 else ctx.once(stored)
-        crew.run_on_rank0(checkpoint.write)  # what comes from here on finds out at once whether it was begun before
+        found, storage = stored()
+        checkpoint.save()  # what comes from here on finds out at once whether it was begun before
         ended = _Ended(found, storage, time.monotonic() - started, ctx.flops.total)
         made = cache(partial(ended.models, ctx))  # once, where one process has all queries
         evidence = _measured(ctx, made, checkpoint)
-        return ctx.once(lambda: _written(ctx, ended, made, evidence, (out, method, options, begun), checkpoint))
+        return ctx.run_on_rank0(lambda: _written(ctx, ended, made, evidence, (out, method, options, begun), checkpoint))
 
 
 def _written(
@@ -138,18 +141,6 @@ def _written(
     return MergeReport(method, str(out), before, after, saved, ceiling, *spent, results, recipe, search_flops)
 
 
-def _note_sums(ctx: MergeContext, checkpoint: Checkpoint) -> None:
-    """Note in the log what the processes had to send each other, where there are several."""
-    if ctx.crew.size == 1:
-        return
-    rows = ctx.crew.all_gather_object(
-        lambda: ([q for q in ctx.queries if ctx.crew.has(q)], ctx.crew.steps, ctx.crew.given)
-    )
-    processes = [{"queries": queries, "given_bytes": given} for queries, _, given in rows]
-    checkpoint.add_row({"processes": processes, "steps": rows[0][1], "flops": ctx.flops.total})
-    ctx.progress("sums", steps=rows[0][1], given_bytes=[given for _, _, given in rows])
-
-
 @dataclass(frozen=True)
 class _Found:
     """What a method came to: what is merged, the log it left, and the work done by then."""
@@ -164,14 +155,14 @@ class _Ended:
     """A merge but for its test: what was found, how it is stored, and the seconds and the work that took."""
 
     found: _Found
-    storage: Storage
+    storage: Quantized
     seconds: float
     flops: float
 
     def models(self, ctx: MergeContext, queries: tuple[str, ...]) -> _Stored:
         """Fresh models of these queries with the weights that a box will run, and those that are stored packed."""
         models = tied_models(ctx, self.found.merged, queries)
-        return models, store(models, self.storage)
+        return models, pack_models(models, self.storage)
 
 
 def _check_paths(workload: Workload, out: Path) -> None:
@@ -188,8 +179,6 @@ def _check(workload: Workload, out: Path, method: str, options: MergeOptions, re
     check_output(out, overwrite=begun)
     if method not in METHODS:
         raise InputError("--method", f"'{method}' is unknown", f"choose one of: {', '.join(METHODS)}")
-    if options.resources.ray is not None and options.resources.crew.size > 1:
-        raise InputError("--ray", "does not go together with torchrun", "give one of them")
     for query in workload.queries:
         BundleQuery.of(query)  # refuses what a manifest has no room for, before hours of work
     return begun
@@ -204,16 +193,13 @@ def _stages(options: MergeOptions) -> list[str]:
 def _searched(ctx: MergeContext, method: str, options: MergeOptions, checkpoint: Checkpoint) -> _Found:
     """What the method comes to."""
     ctx.begin(SEARCHING)
-    if ctx.crew.size > 1 and method not in SPREAD:
-        ctx.progress("warning", text=f"of method {method} one process does all; the others wait")
 
     def search() -> dict[str, Any]:
         checkpoint.step("begun", lambda: None)  # what counts the work stands again where the method found it
-        found = partial(METHODS[method], ctx, options, checkpoint)
-        merged = (found() if method in SPREAD else ctx.once(found)).to_plain()
+        merged = METHODS[method](ctx, options, checkpoint).to_plain()
         return {"merged": merged, "log": list(checkpoint.log)}
 
-    with employed(ctx, options.resources, checkpoint), torch_threads(ctx.threads.main):
+    with torch_threads(options.resources.threads):
         found = checkpoint.step("method", search)
     checkpoint.log[:] = found["log"]  # a method that was done before the merge was interrupted noted nothing now
     return _Found(Merged.from_plain(found["merged"]), found["log"], ctx.flops.total)
@@ -221,43 +207,38 @@ def _searched(ctx: MergeContext, method: str, options: MergeOptions, checkpoint:
 
 def _stored_as(
     ctx: MergeContext, found: _Found, method: str, options: MergeOptions, checkpoint: Checkpoint
-) -> tuple[_Found, Storage]:
-    """What is merged, and how its tensors are stored: the originals, where these in their fewest bits take less."""
+) -> tuple[_Found, Quantized]:
+    """What is merged and how its tensors are stored; the quantised originals instead, if these are smaller."""
     if options.weights == FP32:
-        return found, Storage({}, {})
-    width: Bits = options.weights
+        return found, Quantized()
+    bits: Bits = options.weights
     ctx.begin(FITTING, flops=max_flops(ctx))
-    budget, required, name = Budget.of(ctx, options, checkpoint), options.required(ctx), f"weights {width}"
+    budget, required = Budget.of(ctx, options, checkpoint), options.required(ctx)
 
-    def fitted(name: str, merged: Merged) -> dict[str, Any]:
-        return checkpoint.step(name, lambda: fit_widths(ctx, merged, width, required, checkpoint, budget))
+    def fit(name: str, merged: Merged) -> Quantized:
+        return checkpoint.step(name, lambda: quantize(ctx, merged, bits, required, checkpoint, budget))
 
-    chosen = fitted(name, found.merged)
+    chosen = fit(f"weights {bits}", found.merged)
     alone = _alone(ctx, options) if method == "top-down" else found.merged
-    least = nbytes_of(weights_of(ctx, alone, width))
-    if found.merged.plan != alone.plan and least < packed_bytes(chosen):
-        instead = fitted(f"{name} alone", alone)
-        if packed_bytes(instead) < packed_bytes(chosen):
-            ctx.progress("warning", text="the originals in their fewest bits take less: nothing else is shared")
+    smallest = sum(weight.nbytes for weight in quantizable_weights(ctx, alone, bits))
+    if found.merged.plan != alone.plan and smallest < sum(chosen.stored_bytes.values()):
+        instead = fit(f"weights {bits} of the originals", alone)
+        if sum(instead.stored_bytes.values()) < sum(chosen.stored_bytes.values()):
+            ctx.progress("warning", text="the quantised originals are smaller: only identical layers are shared")
             rows = _left(ctx, sorted(found.merged.plan.queries() - alone.plan.queries()), required)
             for row in rows:
                 checkpoint.add_row(row)
             found, chosen = _Found(alone, [*found.log, *rows], found.flops), instead
-    for row in chosen["rows"]:
+    for row in chosen.rows:
         checkpoint.add_row(row)
-    rows = _left(ctx, chosen["left"], required)
-    for row in rows:
-        checkpoint.add_row(row)
-    plan = found.merged.plan.without(*chosen["left"])
-    merged = Merged(plan, {**found.merged.states, **chosen["states"]})
-    return replace(found, merged=merged, log=[*found.log, *rows]), Storage(**chosen["storage"])
+    return found, chosen
 
 
 def _left(ctx: MergeContext, queries: Iterable[str], required: Mapping[str, float]) -> list[dict[str, Any]]:
-    """The log's rows of queries that share nothing, for the sake of fewer bits."""
+    """The log's rows of queries that share nothing because quantised originals are smaller."""
     return [
-        {"query": query, "repair": LEAVES, "after": ALONE_IS_LESS, "ratio": None, "required": required[query],
-         "flops": ctx.flops.total}
+        {"query": query, "repair": LEAVES, "after": QUANTIZED_ORIGINALS_ARE_SMALLER, "ratio": None,
+         "required": required[query], "flops": ctx.flops.total}
         for query in queries
     ]  # fmt: skip
 
@@ -274,13 +255,13 @@ def _measured(ctx: MergeContext, made_of: _Making, checkpoint: Checkpoint) -> di
     What several processes have measured they measure again after an interruption.
     """
     ctx.begin(MEASURING, pieces=2 * sum(map(len, ctx.test.values())))
-    mine, journal = ctx.crew.mine(ctx.queries), checkpoint if ctx.crew.size == 1 else StepCache()
+    mine, journal = ctx.group.own(ctx.queries), checkpoint if ctx.group.size == 1 else StepCache()
 
     def measured() -> dict[str, Evidence]:
         models, _ = made_of(tuple(mine))
         return {query: _measure(ctx, query, models[query], journal) for query in mine}
 
-    found = ctx.everywhere(measured)
+    found = ctx.gather(measured)
     return {query: found[query] for query in ctx.queries}
 
 
@@ -304,10 +285,9 @@ def _records(ctx: MergeContext, merged: Merged, evidence: Mapping[str, Evidence]
 def _precision(ctx: MergeContext, merged: Merged, query: Query) -> Any:
     """The precision that this query's model was trained in; None where it is its original or nothing is trained."""
     original, state = ctx.originals[query.id].state_dict(), merged.states[query.id]
-    assert isinstance(ctx.precisions, Precisions)
     if original.keys() == state.keys() and all(torch.equal(original[key].cpu(), state[key].cpu()) for key in state):
         return None
-    return ctx.precisions.chosen(query)
+    return ctx.precision
 
 
 def _ceiling_bytes(ctx: MergeContext) -> int:
@@ -337,7 +317,7 @@ def _telling_of_full_memory() -> Iterator[None]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        raise InputError("the memory", "is full", f"free some and go on with --resume, or {REMEDY}") from error
+        raise InputError("the memory", "is full", HINT) from error
 
 
 @contextmanager

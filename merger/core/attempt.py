@@ -47,7 +47,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Easing:
+class Subsampling:
     """Queries that have what is `required` take part in half of the steps at most, and make room for the others.
 
     Who they are tell the ratios on val that training `begins` with, and after that those judged last.
@@ -64,9 +64,9 @@ def train_while(
     journal: StepCache | None = None,
     plan: SharingPlan | None = None,
     evaluate_from: int = 1,
-    easing: Easing | None = None,
+    subsampling: Subsampling | None = None,
 ) -> Iterator[dict[str, float]]:
-    """Train epoch by epoch; after each from `evaluate_from` on, every query's ratio on val. Stop by not asking for more.
+    """Train epoch by epoch; after each from `evaluate_from` on, the ratios on val. Stop by not asking for more.
 
     Models that have taken few steps are judged with their running statistics measured again, too, and keep what serves
     them better: a moving average has not caught up with their weights yet.
@@ -75,7 +75,7 @@ def train_while(
     with the first epoch whose ratios the caller had not yet dealt with.
     """
     journal = journal or StepCache()
-    training = ctx.training(models, recipe, met(easing.begins, easing.required) if easing else (), plan)
+    training = ctx.training(models, recipe, met(subsampling.begins, subsampling.required) if subsampling else ())
     journal.training("training", training)
     seen = journal.state("validation")
     for epoch in range(seen.get("epochs", 0), recipe.epochs):
@@ -89,8 +89,8 @@ def train_while(
         ctx.progress(
             "epoch", queries=list(ratios), epoch=epoch + 1, epochs=recipe.epochs, loss=training.loss, ratios=ratios
         )
-        if easing:
-            training.ease(met(ratios, easing.required))
+        if subsampling:
+            training.subsample(met(ratios, subsampling.required))
         yield ratios
         seen["epochs"] = epoch + 1
         journal.discard(name)

@@ -35,7 +35,7 @@ class Budget:
     def of(cls, ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Budget:
         """The bounds of the options; time that an interrupted merge had spent counts."""
         left = math.inf if options.max_minutes is None else 60 * options.max_minutes - checkpoint.seconds
-        max_flops, clock = math.inf if options.max_flops is None else options.max_flops, ctx.crew.clock
+        max_flops, clock = math.inf if options.max_flops is None else options.max_flops, ctx.group.clock
         return cls(ctx.flops, max_flops, clock() + left, clock=clock)
 
     def fraction(self, share: float) -> Budget:

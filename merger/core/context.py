@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from merger.checkpoint import State, StepCache, snapshots
+from merger.checkpoint import State, StepCache
 from merger.core.inputs import LazyDict, MergeInputs, Reference, evaluated
 from merger.core.scores import match_scores
 from merger.distributed import ProcessGroup
 from merger.events import Progress, Stages, silent
-from merger.jobs import Threads, Workers
 from merger.training.loop import Training
-from merger.training.precision import FRAMES, Precisions, Settled
 from merger.training.recipe import Flops, Recipe
-from merger.training.spread import SpreadTraining, Team, backwards, gathered
 from merger.training.step_config import MemoryPlan
 from models.batchnorm import batchnorms_of, is_frozen, recalibrate_batchnorm
 from models.detector import Detector
@@ -32,7 +28,6 @@ from models.tasks import task_of
 from models.workload import Query, Workload
 
 T = TypeVar("T")
-_Settings = tuple[Mapping[str, Any], Mapping[str, str]]
 READING, EVALUATING = "reading the models and frames", "judging the originals"
 """The stages of `open`."""
 CALIBRATION_FRAMES = 512
@@ -47,9 +42,7 @@ class MergeContext(MergeInputs):
 
     `references` are what the originals reach on val; they are judged when asked for, unless they are known from
     elsewhere. `interval` says that merged models are judged by the lower end of one. `stages` are those of the merge.
-    `workers` and `threads` say who does jobs that don't depend on each other (merger.jobs). `crew` are the
-    processes of the merge: each has models, teachers and frames of its own queries, and all run the same program
-    (merger.crew).
+    `group` are the processes of the merge (merger.distributed).
     """
 
     def __init__(
@@ -59,17 +52,15 @@ class MergeContext(MergeInputs):
         progress: Progress = silent,
         device: torch.device | None = None,
         references: Mapping[str, Reference] | None = None,
-        crew: ProcessGroup | None = None,
+        group: ProcessGroup | None = None,
     ) -> None:
-        super().__init__(workload, device, crew)
+        super().__init__(workload, device, group)
         self.interval = False
         self.seed, self.progress = seed, progress
         self.stages = Stages(progress)
         self.flops = Flops()
-        self.precisions: Precisions | Settled | None = None
-        self.fitting = MemoryPlan(progress=progress)
-        self.workers: Workers | None = None
-        self.threads = Threads(torch.get_num_threads(), torch.get_num_threads())
+        self.precision = "fp32"
+        self.memory = MemoryPlan(progress=progress)
         self.references = LazyDict(self.queries, self._reference) if references is None else references
 
     def begin(self, stage: str, *, flops: float | None = None, pieces: float | None = None) -> None:
@@ -79,91 +70,46 @@ class MergeContext(MergeInputs):
         """
         before = self.flops.total
         self.stages.begin(stage, pieces if flops is None else flops)
-        self.flops.told = (lambda: None) if flops is None else lambda: self.stages.reach(self.flops.total - before)
+        self.flops.on_change = (lambda: None) if flops is None else lambda: self.stages.reach(self.flops.total - before)
 
     def open(self) -> None:
         """Load and judge everything now, in two stages, so that bad input is found before any work."""
         self.begin(READING, pieces=self.pieces)
-        self.crew.all_gather_object(partial(self.load, self.stages.reach))
+        self.group.all_gather_object(partial(self.load, self.stages.reach))
         self.begin(EVALUATING, pieces=sum(map(len, self.val.values())))
-        mine = self.crew.mine(self.queries)
-        found = self.everywhere(lambda: {query: self.references[query] for query in mine})
+        mine = self.group.own(self.queries)
+        found = self.gather(lambda: {query: self.references[query] for query in mine})
         self.references = {query: found[query] for query in self.queries}
 
-    def once(self, compute: Callable[[], T], query: str | None = None) -> T:
-        """What one process comes to, apart from the others: the first, or the one that has the query. All know it then.
-
-        The work is everyone's. In between all originals lie on its device.
-        """
-
-        def alone() -> tuple[T, float, _Settings]:
-            with self._alone():
-                return compute(), self.flops.total, self._settings()
-
-        if self.crew.size == 1:
+    def run_on_rank0(self, compute: Callable[[], T]) -> T:
+        """The result of rank 0, computed alone, for all ranks; its FLOPs count on all."""
+        if self.group.size == 1:
             return compute()
-        found, self.flops.total, settings = self.crew.run_on_rank0(
-            alone, 0 if query is None else self.crew.owner(query)
-        )
-        self._agree([settings])
+        found, self.flops.total = self.group.run_on_rank0(lambda: (compute(), self.flops.total))
         return found
 
-    def everywhere(self, find: Callable[[], Mapping[str, T]]) -> dict[str, T]:
-        """What every process finds of its own queries, apart from the others, by name; the work of all is counted.
-
-        What is told of it elsewhere the first process tells.
-        """
-        if self.crew.size == 1:
-            return dict(find())
-        before, told = self.flops.total, list[tuple[str, dict[str, Any]]]()
-
-        def alone() -> tuple[dict[str, T], float, list[Any], _Settings]:
-            with self._alone(told):
-                return dict(find()), self.flops.total - before, told, self._settings()
-
-        rows = self.crew.all_gather_object(alone)
-        self.flops.total = before + sum(flops for _, flops, *_ in rows)
-        self._agree([settings for *_, settings in rows])
-        for event, fields in [one for _, _, own, _ in rows for one in own]:
+    def gather(self, compute: Callable[[], Mapping[str, T]]) -> dict[str, T]:
+        """The results of all ranks by name, each computed alone; FLOPs are summed, and rank 0 reports all events."""
+        if self.group.size == 1:
+            return dict(compute())
+        before, progress, events = self.flops.total, self.progress, list[tuple[str, dict[str, Any]]]()
+        if self.group.rank:
+            self.progress = lambda event, **fields: events.append((event, fields))
+        try:
+            rows = self.group.all_gather_object(lambda: (dict(compute()), self.flops.total - before, events))
+        finally:
+            self.progress = progress
+        self.flops.total = before + sum(flops for _, flops, _ in rows)
+        for event, fields in [one for _, _, own in rows for one in own]:
             self.progress(event, **fields)
         return {name: value for found, *_ in rows for name, value in sorted(found.items())}
-
-    @contextmanager
-    def _alone(self, told: list[tuple[str, dict[str, Any]]] | None = None) -> Iterator[None]:
-        """This process apart from its crew: without workers, and what is told is noted where somebody else tells it."""
-        workers, progress, self.workers = self.workers, self.progress, None
-        away = [] if told is not None else [self.originals[q] for q in self.queries if not self.crew.has(q)]
-        for model in away:
-            model.to(self.device)
-        if told is not None and self.crew.rank:
-            self.progress = lambda event, **fields: told.append((event, fields))
-        try:
-            yield
-        finally:
-            self.workers, self.progress = workers, progress
-            for model in away:
-                model.to("cpu")
-
-    def _settings(self) -> _Settings:
-        """How this process trains by now: how steps are laid out, and in which precision."""
-        return self.fitting.to_plain(), {} if self.precisions is None else self.precisions.to_plain()
-
-    def _agree(self, found: Sequence[_Settings]) -> None:
-        """Train as the processes do that have just been apart, or the others would ask for what one knows already."""
-        self.fitting.agree([layout for layout, _ in found])
-        if self.precisions is not None:
-            self.precisions.agree([precisions for _, precisions in found])
-
-    def states(self, models: Mapping[str, nn.Module], plan: SharingPlan) -> dict[str, State]:
-        """A copy of the state of each model that shares under a plan, wherever it lies."""
-        return snapshots(models) if self.crew.size == 1 else gathered(self._team(models, plan), models)
 
     def models(
         self, queries: Iterable[str], states: Mapping[str, State] | None = None, plan: SharingPlan | None = None
     ) -> dict[str, nn.Module]:
-        """Fresh copies of these queries' models of this process, with the weights of `states` or the originals'."""
+        """Fresh copies of these queries' models, with the weights of `states` or the originals'."""
         made = {}
-        for query in self.crew.mine(queries):
+        for query in queries:
             model = made[query] = copy.deepcopy(self.originals[query]).requires_grad_(True)
             if states is not None and query in states:
                 model.load_state_dict({**model.state_dict(), **states[query]})
@@ -203,51 +149,21 @@ class MergeContext(MergeInputs):
         def measured(most: int) -> None:
             draws = torch.Generator().manual_seed(0)
             chunks = indices.tensor_split(math.ceil(count / most))
-            recalibrate_batchnorm(model, (data.fed(data.batch(one.tolist(), draws)[0], self.device) for one in chunks))
+            recalibrate_batchnorm(
+                model, (data.model_input(data.batch(one.tolist(), draws)[0], self.device) for one in chunks)
+            )
 
         retry_with_smaller_batch(min(CALIBRATION_BATCH, count), measured, MIN_CALIBRATED)
         self.flops.add(self.queries[query], count)
         return True
 
-    def training(
-        self,
-        models: Mapping[str, nn.Module],
-        recipe: Recipe,
-        eased: Collection[str] = (),
-        plan: SharingPlan | None = None,
-    ) -> Training:
-        """A joint training of these models with the originals as teachers; those `eased` take fewer steps.
-
-        Its steps are laid out as they were found to fit, and for less once memory is full. With several processes it is
-        of the models of all of them, which share as `plan` says.
-        """
-        teachers, recipe = {query: self.originals[query] for query in models}, self.fitting.recipe(recipe)
-        if self.crew.size == 1:
-            found = Training(models, self.train, recipe, self.flops, teachers, self.settled(models), eased=eased)
-        else:
-            team = self._team(models, plan or SharingPlan())
-            precisions = self.settled(team.everyone)
-            found = SpreadTraining(team, models, self.train, recipe, self.flops, teachers, precisions, eased=eased)
-        found.fitting = self.fitting
-        return found
-
-    def _team(self, models: Mapping[str, nn.Module], plan: SharingPlan) -> Team:
-        everyone = sorted(query for own in self.crew.all_gather_object(lambda: list(models)) for query in own)
-        position = {(layer.query, layer.path): layer.position for layer in self.layers}
-        return Team(self.crew, everyone, backwards(plan, position))
-
-    def settled(self, queries: Iterable[str]) -> dict[str, str]:
-        """The precision in which each of these queries is trained; empty where a rule shall decide."""
-        if self.precisions is None:
-            return {}
-        return {query: self._settled(query) for query in queries}
-
-    def _settled(self, query: str) -> str:
-        known, model = self.precisions, self.originals[query]
-        choose = partial(known.of, self.queries[query], model, partial(self._few, query))  # type: ignore[union-attr]
-        if self.crew.size == 1 or not known.unknown(self.queries[query]):  # type: ignore[union-attr]
-            return choose()
-        return self.everywhere(lambda: {query: choose()} if self.crew.has(query) else {})[query]
+    def training(self, models: Mapping[str, nn.Module], recipe: Recipe, subsampled: Collection[str] = ()) -> Training:
+        """A joint training of these models with the originals as teachers, spread over the ranks of the group."""
+        teachers = {query: self.originals[query] for query in models}
+        return Training(
+            models, self.train, recipe, self.flops, teachers,
+            precision=self.precision, subsampled=subsampled, memory=self.memory, group=self.group,
+        )  # fmt: skip
 
     def match_scores(self, query: str, model: nn.Module) -> State:
         """Let a detector's score be reached as often as by its original; the biases that were moved."""
@@ -294,10 +210,6 @@ class MergeContext(MergeInputs):
         """The model's buffers after `calibrate`."""
         self.calibrate(query, model)
         return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-
-    def _few(self, query: str) -> Tensor:
-        data = self.train[query]
-        return data.frames(range(min(FRAMES, len(data))))
 
     def _reference(self, query: Query) -> Reference:
         return evaluated(self, query, self.progress, self.stages.add)

@@ -15,8 +15,7 @@ from torch import nn
 from merger.core.scores import scores_of
 from merger.distributed import ProcessGroup
 from merger.events import Progress
-from merger.training.loop import TrainingSet
-from merger.training.recipe import default_device
+from merger.training.data import TrainingSet, default_device
 from models.data import PreparedFrames, load_split
 from models.errors import InputError, join_names
 from models.evaluation import is_competent, load_labels, predict, score, tallies_by_unit
@@ -56,14 +55,13 @@ class MergeInputs:
     """Query -> its original, and its frames of each split, on one device.
 
     What is loaded is checked: InputError for a weights file that is missing or does not fit, or a frame that does not
-    decode. A worker's jobs need little of it; `load` loads all. Of the queries that other processes of the `crew` have,
-    originals lie in the processor's memory, and frames are decoded when they are asked for.
+    decode. `load` loads all; frames of other ranks' queries are decoded on demand.
     """
 
     def __init__(
-        self, workload: Workload, device: torch.device | None = None, crew: ProcessGroup | None = None
+        self, workload: Workload, device: torch.device | None = None, group: ProcessGroup | None = None
     ) -> None:
-        self.workload, self.device, self.crew = workload, device or default_device(), crew or ProcessGroup()
+        self.workload, self.device, self.group = workload, device or default_device(), group or ProcessGroup()
         self.queries: dict[str, Query] = {query.id: query for query in workload.queries}
         self.layers: list[Layer] = layers_of_all(workload.queries)
         self.originals: Mapping[str, nn.Module] = LazyDict(self.queries, self._original)
@@ -95,8 +93,7 @@ class MergeInputs:
             raise InputError(str(query.weights), f"does not exist (query {query.id})", remedy, "weights")
         model = build_query(query)
         load_weights(query, model)
-        device = self.device if self._here(query) else torch.device("cpu")
-        return model.to(device, memory_format=torch.channels_last).eval().requires_grad_(False)  # type: ignore
+        return model.to(self.device, memory_format=torch.channels_last).eval().requires_grad_(False)  # type: ignore
 
     def _training_set(self, query: Query) -> TrainingSet:
         found = TrainingSet(query, self._decoded("train", query))
@@ -109,7 +106,7 @@ class MergeInputs:
         return found.load(self._told) if self._here(query) else found
 
     def _here(self, query: Query) -> bool:
-        return self.crew.has(query.id)
+        return self.group.owns(query.id)
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,10 @@ from typing import Any
 from merger.checkpoint import Checkpoint
 from merger.core.context import MergeContext
 from merger.core.merged import Merged
-from merger.core.pace import laid_out
-from merger.core.snapshot import ModelSnapshot
-from merger.jobs import Resources
+from merger.distributed import Resources
 from merger.outcomes import Trial
-from merger.training.precision import check_precision
 from merger.training.recipe import Recipe, check
+from merger.training.step_config import check_precision
 from models.bits import FP32, WEIGHTS, WeightBits
 from models.errors import InputError
 
@@ -27,8 +25,8 @@ class MergeOptions:
     target (as a part of the way to 1) a query must come on val; None leaves that to an interval, wide where val is
     small. Groups that save less than `min_saving` of all bytes
     are not tried; nothing is begun after `max_minutes`, nor after `max_work` (image passes x FLOPs: a bound that is
-    the same on a slow machine). `precision` auto: measured at the start for each architecture, and kept. `weights`
-    below fp32: the fewest bits they are stored in (merger.widths.search). `resources` do not change the result.
+    the same on a slow machine). `precision` is fp32 or bf16. `weights`
+    below fp32: the fewest bits they are stored in (merger.quantize). `resources` do not change the result.
     """
 
     recipe: Recipe = field(default_factory=Recipe)
@@ -37,7 +35,7 @@ class MergeOptions:
     min_saving: float = 0.0
     max_minutes: float | None = None
     max_flops: float | None = None
-    precision: str = "auto"
+    precision: str = "fp32"
     weights: WeightBits = FP32
     resources: Resources = field(default_factory=Resources)
 
@@ -63,27 +61,15 @@ class MergeOptions:
 Method = Callable[[MergeContext, MergeOptions, Checkpoint], Merged]
 Trials = Callable[[MergeContext, MergeOptions, Sequence[Mapping[str, Any]], float], list[Trial]]
 """From the workbench, the options, the log and the work of a method that has run: how each set was tried."""
-Trains = Callable[[MergeContext, MergeOptions], ModelSnapshot | None]
-"""What a method trains together at first, with the originals' weights; None where that is nothing."""
 METHODS: dict[str, Method] = {}
 TRIALS: dict[str, Trials] = {}
 
 
-def method(name: str, trials: Trials = lambda *_: [], trains: Trains | None = None) -> Callable[[Method], Method]:
-    """Enter a method under the name the command line knows; `trials` accounts for the sets it tries, if any.
+def method(name: str, trials: Trials = lambda *_: []) -> Callable[[Method], Method]:
+    """Register a method under its command-line name; `trials` accounts for the sets that it tries."""
 
-    What it `trains` at first is laid out on a card before it begins (merger.core.pace); one that does not say lays out
-    its training itself, or goes on with less where memory is full.
-    """
-
-    def enter(function: Method) -> Method:
-        def laid_out_first(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
-            start = trains(ctx, options) if trains is not None and ctx.device.type != "cpu" else None
-            if start is not None:
-                laid_out(ctx, start, options.recipe, checkpoint)
-            return function(ctx, options, checkpoint)
-
-        METHODS[name], TRIALS[name] = laid_out_first, trials
+    def register(function: Method) -> Method:
+        METHODS[name], TRIALS[name] = function, trials
         return function
 
-    return enter
+    return register

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from merger.training.loop import TrainingSet
+from merger.training.data import TrainingSet
 from merger.training.recipe import BACKWARD_PASSES
 from models.detector import Detector, OneStage
 from models.device import retry_with_smaller_batch

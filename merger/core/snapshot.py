@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -64,25 +63,15 @@ def evaluate_all(
 
     With `settling` it is judged with its norms measured again on so many frames, too, and keeps them where it answers
     better with them. A detector's scores are matched with its original's before (merger.core.scores), and stay so.
-    Models of other processes are judged there.
     """
     jobs = [
-        Job(
-            query, evaluated, {"query": query, "standing": ModelSnapshot.of({query: model}, SharingPlan()).to_plain(),
-                            "settling": settling},
-            flops=ctx.flops.of(ctx.queries[query]) * (len(ctx.val[query]) * (2 if settling else 1) + settling),
-        )
+        Job(query, evaluated, {
+            "query": query, "standing": ModelSnapshot.of({query: model}, SharingPlan()).to_plain(),
+            "settling": settling,
+        }, (query,))
         for query, model in models.items()
     ]  # fmt: skip
-
-    def evaluate(own: StepCache) -> dict[str, Any]:
-        return dict(zip(models, run_jobs(ctx, own, name, jobs), strict=True))
-
-    def everywhere() -> dict[str, Any]:
-        journal.step("begun", lambda: None)  # what was half done by one process is done again by several
-        return ctx.everywhere(partial(evaluate, StepCache()))
-
-    found = evaluate(journal) if ctx.crew.size == 1 else journal.step(name, everywhere)
+    found = dict(zip(models, run_jobs(ctx, journal, name, jobs), strict=True))
     for query, model in models.items():
         model.load_state_dict(found[query]["settled"], strict=False)
     return {query: one["ratio"] for query, one in found.items()}
@@ -113,13 +102,15 @@ def tie_and_evaluate(
     return models, evaluate_all(ctx, journal, "tied", models, plan, CALIBRATION_FRAMES)
 
 
-def training_flops(ctx: MergeContext, queries: Sequence[str], recipe: Recipe, eased: Collection[str] = ()) -> float:
+def training_flops(
+    ctx: MergeContext, queries: Sequence[str], recipe: Recipe, subsampled: Collection[str] = ()
+) -> float:
     """About what it takes to train these queries' models by this recipe, and to judge them once."""
-    total, recipe = 0.0, ctx.fitting.recipe(recipe)
+    total, recipe = 0.0, ctx.memory.config(recipe).apply(recipe)
     sets = {query: ctx.train[query] for query in queries}
     kept = cache_capacities(sets, recipe)
     lengths = {query: len(data) for query, data in sets.items()}
-    for query, count in recipe.contributions(lengths, eased).items() if lengths else ():
+    for query, count in recipe.contributions(lengths, subsampled).items() if lengths else ():
         visits = count * recipe.epochs
         taught = expected_teacher_passes(visits, lengths[query], kept.get(query, 0))
         passes = recipe.passes(taught=False) * visits + taught + len(ctx.val[query])

@@ -39,8 +39,7 @@ def mend_all(
         max_flops = share if case in helped or math.isinf(share) else 0.0
         own = Merged(merged.plan, {case.query: merged.states[case.query]})
         given = {"case": case.to_plain(), "merged": own.to_plain(), "max_flops": max_flops, "ends_at": ends_at}
-        flops = min(max_flops, MAX_STEPS * training_flops(ctx, [case.query], case.recipe))
-        jobs.append(Job(case.query, mended, given, (case.query,), flops))
+        jobs.append(Job(case.query, mended, given, (case.query,)))
     found = dict(zip([case.query for case in below], run_jobs(ctx, journal, "repairs", jobs), strict=True))
     spent = ctx.flops.total - sum(one["flops"] for one in found.values())
     rows = []

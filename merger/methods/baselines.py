@@ -9,7 +9,6 @@ from merger.core.attempt import train_while
 from merger.core.context import MergeContext
 from merger.core.merged import Merged
 from merger.core.method import MergeOptions, method
-from merger.core.pace import begins
 from merger.core.snapshot import ModelSnapshot, training_flops
 from merger.methods.rate import CHOOSING, at_rates, choose_recipe, chosen, max_flops, tell
 from merger.outcomes import Rows, Trial, all_at_once
@@ -18,10 +17,6 @@ from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan
 
 TRAINING = "training all models as they are"
-
-
-def _all_as_they_are(ctx: MergeContext, options: MergeOptions) -> ModelSnapshot:
-    return begins(SharingPlan(), ctx.queries)
 
 
 @method("none")
@@ -42,7 +37,7 @@ def ceiling(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) ->
     return Merged(plan, snapshots(models))
 
 
-@method("joint", trains=_all_as_they_are)
+@method("joint")
 def joint(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """The same retraining with nothing shared; a query keeps its best state on val, or its original's."""
     recipe, every = replace(options.recipe, seed=ctx.seed), list(ctx.queries)

@@ -26,7 +26,6 @@ from merger.core.budget import Budget
 from merger.core.context import MergeContext
 from merger.core.merged import Merged
 from merger.core.method import MergeOptions, method
-from merger.core.pace import begins
 from merger.core.snapshot import ModelSnapshot, training_flops
 from merger.methods.rate import CHOOSING, at_rates, choose_recipe, chosen, max_flops, tell
 from merger.outcomes import Rows, Trial, prefixes
@@ -64,15 +63,7 @@ def _sets_tried(ctx: MergeContext, options: MergeOptions, log: Rows, flops: floa
     return prefixes(sets, log, options.required(ctx))
 
 
-def _first_trained(ctx: MergeContext, options: MergeOptions) -> ModelSnapshot | None:
-    """All that have a family where the recipe is chosen, else the heaviest of them alone."""
-    queries = [query for one in families(ctx) for query in one.queries]
-    if queries and not options.choose_rate:
-        queries = [max(queries, key=lambda query: ctx.flops.of(ctx.queries[query]))]
-    return begins(SharingPlan(), queries) if queries else None
-
-
-@method("mainstream", _sets_tried, _first_trained)
+@method("mainstream", _sets_tried)
 def mainstream(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Give every query the longest prefix of its family's donor with which it reaches its target on val."""
     found = families(ctx)

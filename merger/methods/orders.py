@@ -12,18 +12,18 @@ from merger.checkpoint import Checkpoint
 from merger.core.context import MergeContext
 from merger.core.merged import Merged
 from merger.core.method import MergeOptions, method
-from merger.methods.paper import first_trained, search, sets_tried, worthwhile
+from merger.methods.paper import search, sets_tried, worthwhile
 from models.sharing.groups import Group
 
 
-@method("earliest", sets_tried, first_trained)
+@method("earliest", sets_tried)
 def earliest(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Groups nearest the input first."""
     queue = worthwhile(ctx, options)
     return search(ctx, options, checkpoint, sorted(queue, key=_places(ctx)))
 
 
-@method("latest", sets_tried, first_trained)
+@method("latest", sets_tried)
 def latest(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Groups nearest the output first."""
     place = _places(ctx)
@@ -31,7 +31,7 @@ def latest(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> 
     return search(ctx, options, checkpoint, sorted(queue, key=lambda group: -place(group)))
 
 
-@method("random", sets_tried, first_trained)
+@method("random", sets_tried)
 def shuffled(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Groups in an order drawn from the seed."""
     queue = worthwhile(ctx, options)
@@ -39,7 +39,7 @@ def shuffled(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -
     return search(ctx, options, checkpoint, queue)
 
 
-@method("one-model", sets_tried, first_trained)
+@method("one-model", sets_tried)
 def one_model(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """One model after the other joins those before it, group by group, the groups that save most first."""
     return search(ctx, options, checkpoint, one_by_one(worthwhile(ctx, options), list(ctx.queries)))

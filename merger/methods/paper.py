@@ -13,7 +13,6 @@ from merger.core.budget import Budget
 from merger.core.context import MergeContext
 from merger.core.merged import Merged
 from merger.core.method import MergeOptions, method
-from merger.core.pace import begins
 from merger.core.snapshot import ModelSnapshot
 from merger.methods.rate import CHOOSING, choose_recipe, chosen, in_every_way, max_flops, tell
 from merger.outcomes import Rows, Trial, one_by_one
@@ -33,13 +32,7 @@ def sets_tried(ctx: MergeContext, options: MergeOptions, log: Rows, flops: float
     return one_by_one([group.members for group in worthwhile(ctx, options)], log, options.required(ctx))
 
 
-def first_trained(ctx: MergeContext, options: MergeOptions) -> ModelSnapshot | None:
-    """What is tied where the recipe is chosen: much of what a search comes to; None where nothing can be shared."""
-    plan = _sample(ctx, options)
-    return begins(plan) if plan.shared else None
-
-
-@method("gemel", sets_tried, first_trained)
+@method("gemel", sets_tried)
 def paper(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Try the groups of the strict signature one by one, those that save most first."""
     return search(ctx, options, checkpoint, worthwhile(ctx, options))
@@ -62,19 +55,26 @@ def search(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint, que
     budget = Budget.of(ctx, options, checkpoint)
     ctx.stages.announce([*([CHOOSING] if options.choose_rate and queue else []), SEARCHING])
     recipe = _recipe(ctx, options, checkpoint)
-    # After the recipe, which was chosen before: the work is that of the last round.
-    accepted = _accepted(ctx, checkpoint)
+    # After the recipe, so that the FLOPs are those of the last round.
+    state = checkpoint.state("rounds")
+    originals = Merged(SharingPlan(), snapshots(ctx.originals))
+    accepted = Merged.from_plain(state["accepted"]) if state else originals
+    for row in state.get("rows", ()):
+        checkpoint.add_row(row)
     ceiling = sum(group.saved_bytes for group in worthwhile(ctx, options))
     started = time.monotonic() - checkpoint.seconds
     ctx.begin(SEARCHING, pieces=len(queue))
-    for index in range(checkpoint.rounds, len(queue)):
+    for index in range(state.get("rounds", 0), len(queue)):
         if budget.over:
             ctx.progress("warning", text=f"its time or work is over after {index} of {len(queue)} groups")
             break
         accepted, rows = _Round(ctx, checkpoint, accepted, queue, index, recipe, required).run()
         seconds = time.monotonic() - started
+        for row in rows:
+            checkpoint.add_row(row)
         checkpoint.discard(_name(index))
-        checkpoint.save(accepted.to_plain(), index + 1, rows, ctx.flops.total, seconds, recipe.rate)
+        state.update(rounds=index + 1, accepted=accepted.to_plain(), rows=[*state.get("rows", ()), *rows])
+        checkpoint.save()
         ctx.progress(
             "round", round=index + 1, rounds=len(queue), signature=queue[index].signature, members=rows[-1]["kept"],
             saved_bytes=accepted.plan.saved_bytes(ctx.layers), ceiling_bytes=ceiling, ratios=rows[-1]["ratios"],
@@ -82,14 +82,6 @@ def search(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint, que
         )  # fmt: skip
         ctx.stages.reach(index + 1)
     return accepted
-
-
-def _accepted(ctx: MergeContext, checkpoint: Checkpoint) -> Merged:
-    """What was accepted after the last finished round; the originals and nothing shared at the start."""
-    if checkpoint.accepted is None:
-        return Merged(SharingPlan(), snapshots(ctx.originals))
-    ctx.flops.total = checkpoint.flops
-    return Merged.from_plain(checkpoint.accepted)
 
 
 def _recipe(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Recipe:

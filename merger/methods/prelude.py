@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from merger.checkpoint import State
+from merger.checkpoint import State, snapshots
 from merger.core.merged import Merged
 from merger.core.merit import all_met
 from merger.core.snapshot import tie_and_evaluate, training_flops
@@ -124,7 +124,7 @@ def heavy_first(
     else:
         begins = donated(plan, own, giver)
     models, ratios = tie_and_evaluate(ctx, sprints.checkpoint, plan, queries, begins)
-    begun = {"states": ctx.states(models, plan), "ratios": ratios, "won": before["won"]}
+    begun = {"states": snapshots(models), "ratios": ratios, "won": before["won"]}
     found = replace(sprints, plan=plan).sprint(begun, recipe)
     return {**{key: found[key] for key in ("states", "won", "ratios", "rows")}, "tied": plan.to_json()}
 

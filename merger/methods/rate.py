@@ -62,7 +62,7 @@ def chosen(ctx: MergeContext, checkpoint: Checkpoint, choose: Callable[[], Recip
 
 def tell(ctx: MergeContext, checkpoint: Checkpoint, recipe: Recipe, search_flops: float = 0.0) -> None:
     """Tell progress and the log by which recipe a method trains, as laid out, and what work it took to find it."""
-    recipe = ctx.fitting.recipe(recipe)
+    recipe = ctx.memory.config(recipe).apply(recipe)
     if not any("recipe" in row for row in checkpoint.log):
         checkpoint.add_row({"recipe": dict(recipe.__dict__), "search_flops": search_flops, "flops": ctx.flops.total})
     told = {name: getattr(recipe, name) for name in ("rate", "epochs", "features", "private")}
@@ -117,7 +117,7 @@ def _rung(ctx: MergeContext, start: ModelSnapshot, recipes: Sequence[Recipe], jo
         given = {"start": start.to_plain(), "recipe": dict(one.__dict__)}
         queries = tuple(start.states)
         name = f"rate {one.rate:g}, features {one.features:g}, private {one.private:g}"
-        jobs.append(Job(name, trial, given, queries, training_flops(ctx, queries, one)))
+        jobs.append(Job(name, trial, given, queries))
     return run_jobs(ctx, journal, f"{recipes[0].epochs} epochs", jobs) if jobs else []
 
 

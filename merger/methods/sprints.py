@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from merger.checkpoint import Checkpoint, State
-from merger.core.attempt import Easing, train_while
+from merger.checkpoint import Checkpoint, State, snapshots
+from merger.core.attempt import Subsampling, train_while
 from merger.core.budget import Budget
 from merger.core.context import MergeContext
 from merger.core.merged import Merged
@@ -66,9 +66,9 @@ class Sprints:
     Whoever stays far off leaves between sprints, or waits where `lost_wait`, to be tried again when the others are
     merged; `others_wait` says that some do from the start. Whoever is below after the first sprint takes deep layers of
     those that are not, beginning as in `own`: that may be what is won. Sprints are planned within `bounds`. No epoch
-    begins past the `end`, but the first: the work of a sprint in which eased queries had to come back may be more than
-    was planned. The `whole` plan has early layers, too, where that of the training has none. The `pace` is the part of
-    the rate at which sprints begin.
+    begins past the `end`, but the first: the work of a sprint in which subsampled queries had to come back may be
+    more than was planned. The `whole` plan has early layers, too, where that of the training has none. The `pace` is
+    the part of the rate at which sprints begin.
     """
 
     ctx: MergeContext
@@ -96,8 +96,8 @@ class Sprints:
         for fallen, part in enumerate(parts):
             if all_met(found["ratios"], self.required):
                 break
-            eased = met(found["ratios"], self.required) if number else []
-            plan = partial(now._epochs, part * self.recipe.epochs, eased, joined=bool(before) and hard)
+            subsampled = met(found["ratios"], self.required) if number else []
+            plan = partial(now._epochs, part * self.recipe.epochs, subsampled, joined=bool(before) and hard)
             name = f"epochs of sprint {number + 1} of {len(now._queries())}"  # a merge that goes on keeps to its plan
             epochs = self.checkpoint.step(name, plan)
             if not epochs:
@@ -119,7 +119,7 @@ class Sprints:
 
     def took(self, name: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What comes of a run in which some take deep layers from those that stand; the log has rows of it."""
-        found = self.checkpoint.step(name, lambda: self.ctx.once(run))
+        found = self.checkpoint.step(name, lambda: self.ctx.run_on_rank0(run))
         for row in found["rows"]:
             self.checkpoint.add_row(row)
         return found
@@ -143,7 +143,7 @@ class Sprints:
         if not standing:
             nearest = max(takers, key=lambda query: found["ratios"][query] / self.required[query])
             stand = partial(self.deep(budget).stand, nearest, takers, found["states"][nearest])
-            alone = self.checkpoint.step(f"who gives {name}", lambda: self.ctx.once(stand))
+            alone = self.checkpoint.step(f"who gives {name}", lambda: self.ctx.run_on_rank0(stand))
             self.checkpoint.add_row(alone["row"])
             if alone["state"] is None:
                 return self._won(found)
@@ -159,7 +159,7 @@ class Sprints:
         flops = training_flops(self.ctx, self._queries(), replace(self.recipe, epochs=max(1, round(epochs))))
         return min(flops, self.budget.flops_left)
 
-    def sprint(self, found: Mapping[str, Any], recipe: Recipe, easing: bool = False) -> dict[str, Any]:
+    def sprint(self, found: Mapping[str, Any], recipe: Recipe, subsampling: bool = False) -> dict[str, Any]:
         """One annealed training; ends early when all reach what is required. The best state seen, and log rows."""
         models = self.ctx.models(self._queries(), found["states"], self.plan)
         tie(models, self.plan)
@@ -170,8 +170,10 @@ class Sprints:
                 ratios=found["ratios"], states=found["states"], rows=rows, rate=recipe.rate, won=self._won(found)
             )
         first = (recipe.epochs + 1) // 2  # while the rate is high, to judge is work for nothing
-        eased = Easing(found["ratios"], self.required) if easing else None
-        epochs = train_while(self.ctx, models, recipe, self.checkpoint, self.plan, evaluate_from=first, easing=eased)
+        subsampled = Subsampling(found["ratios"], self.required) if subsampling else None
+        epochs = train_while(
+            self.ctx, models, recipe, self.checkpoint, self.plan, evaluate_from=first, subsampling=subsampled
+        )
         try:
             while not all_met(best["ratios"], self.required):
                 if self.end.over and len(best["rows"]) > 1:
@@ -181,7 +183,7 @@ class Sprints:
                 if ratios is None:
                     break
                 rows = [*best["rows"], self._row(first + len(best["rows"]) - 1, ratios)]
-                now = {"ratios": ratios, "states": self.ctx.states(models, self.plan)}
+                now = {"ratios": ratios, "states": snapshots(models)}
                 better = merit(ratios, self.required) > merit(best["ratios"], self.required)
                 best.update(now if better else {}, rows=rows, won=self._won({**now, "won": best["won"]}))
         except Diverged as error:
@@ -243,17 +245,17 @@ class Sprints:
         flops = sum(training_flops(self.ctx, self._queries(), recipe) for recipe in (trial, shortest))
         return flops <= self.budget.flops_left
 
-    def _epochs(self, wanted: float, eased: Collection[str], joined: bool = False) -> int:
+    def _epochs(self, wanted: float, subsampled: Collection[str], joined: bool = False) -> int:
         """So many epochs, or as many as there is work for: a sprint is annealed to its end, or not begun.
 
         Where others have `joined`, who begin with next to nothing and want a long fall, up to twice as many, planned as
-        though nobody was eased.
+        though nobody was subsampled.
         """
         queries, one_epoch = self._queries(), replace(self.recipe, epochs=1)
         left = 0.0 if self.budget.over else self.budget.flops_left
         if not queries:
             return 0
-        most = left / training_flops(self.ctx, queries, one_epoch, () if joined else eased)
+        most = left / training_flops(self.ctx, queries, one_epoch, () if joined else subsampled)
         return int(min(max(1, round(2 * wanted if joined else wanted)), most))
 
     def _won(self, found: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,9 +23,9 @@ from merger.core.context import MergeContext
 from merger.core.merged import Merged
 from merger.core.merit import met
 from merger.core.method import MergeOptions, method
-from merger.core.pace import begins, laid_out, training_speed
 from merger.core.sizes import stored_bytes
 from merger.core.snapshot import tie_and_evaluate
+from merger.core.throughput import training_speed
 from merger.mending.search import Case
 from merger.mending.several import max_flops, mend_all
 from merger.methods.adopting import Adopting
@@ -74,7 +74,7 @@ def wide(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Me
 
     Whoever shares only weights that are equal already is tied as it is, and takes no part in that.
     """
-    whole, originals = ctx.once(partial(whole_plan, ctx, options)), snapshots(ctx.originals)
+    whole, originals = ctx.run_on_rank0(partial(whole_plan, ctx, options)), snapshots(ctx.originals)
     equal = identical_sets(whole, originals)
     known = queries_identical(whole, equal)
     plan = whole.without(*known)
@@ -106,12 +106,11 @@ def _merged(
 ) -> Merged:
     """What the training of all that share under a plan comes to."""
     required, originals = options.required(ctx), snapshots(ctx.originals)
-    recipe = laid_out(ctx, begins(plan), recipe, checkpoint)
     if math.isfinite(budget.ends):
         speed = checkpoint.step("speed", partial(training_speed, ctx, plan, recipe))
         budget = replace(budget, speed=speed)
     ctx.begin(CHOOSING, flops=work_of_choosing(ctx, plan))
-    answered = ctx.once(Parts(ctx, plan, required, checkpoint, budget).answered)
+    answered = ctx.run_on_rank0(Parts(ctx, plan, required, checkpoint, budget).answered)
     if _saved(ctx, answered) >= plan.saved_bytes(ctx.layers):
         checkpoint.add_row(_tried(answered))
         for stage in (TRAINING, MENDING):
@@ -297,7 +296,7 @@ def _adopted(sprints: Sprints, start: Mapping[str, Any], number: int) -> Trained
     sprints.ctx.progress("adopting", queries=sorted(sprints.plan.queries()))
     plan = sprints.whole or sprints.plan
     adopting = Adopting(sprints.ctx, plan, sprints.required, sprints.checkpoint, sprints.end, sprints.recipe)
-    merged, ratios = sprints.ctx.once(adopting.run)
+    merged, ratios = sprints.ctx.run_on_rank0(adopting.run)
     ratios, own = {query: ratios[query] for query in sorted(merged.plan.queries())}, start["apart"]
     won = max(merged, Merged.from_plain(start["won"]), key=partial(_saved, sprints.ctx))
     return Trained(merged.plan, merged.states, ratios, sprints.recipe, (), number, won, own=own)
@@ -347,7 +346,7 @@ def _tied(sprints: Sprints, start: Start) -> dict[str, Any]:
     """The models of a start, tied, with the norms that serve them better, and their ratios on val."""
     queries = sorted(sprints.plan.queries())
     models, ratios = tie_and_evaluate(sprints.ctx, sprints.checkpoint, sprints.plan, queries, start.states)
-    return {"states": sprints.ctx.states(models, sprints.plan), "ratios": ratios}
+    return {"states": snapshots(models), "ratios": ratios}
 
 
 def _trials(sprints: Sprints, start: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from merger.core.context import MergeContext
 from merger.core.probing import as_input, modules_among, raw_frames, tapped
 from merger.start.channels import Channels, Part, channels_of, permuted
 from merger.training.distillation import watched_layers
-from merger.training.precision import multiplying
+from models.device import disable_tf32
 from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan
 
@@ -212,7 +212,7 @@ def _answers_the_same(ctx: MergeContext, query: str, state: State, channels: Cha
     answers = []
     for one in (state, permuted(state, channels, orders)):
         model: nn.Module = ctx.models([query], {query: dict(one)})[query].eval()
-        with torch.no_grad(), multiplying("fp32", ctx.device):
+        with torch.no_grad(), disable_tf32():
             answers.append([leaf for leaf in tree_leaves(model(frames)) if isinstance(leaf, Tensor)])
     ctx.flops.add(ctx.queries[query], 2 * len(frames))
     return all(

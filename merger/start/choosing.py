@@ -95,7 +95,7 @@ def choose_start(
     judge starts together, each its own queries; the first alone brings channels into one order and solves.
     """
     found = snapshots(ctx.originals) if apart is None else dict(apart)
-    kin = apart is None and ctx.once(partial(_have_common_ancestor, ctx, plan, found))
+    kin = apart is None and ctx.run_on_rank0(partial(_have_common_ancestor, ctx, plan, found))
     in_order = kin or apart is not None
     donors = by_shared_bytes(ctx, plan)[: 1 if kin else MAX_DONORS]
     cost = _costs(ctx, plan)
@@ -105,7 +105,7 @@ def choose_start(
     starts[MEAN] = (found, averaged(plan, found))
     ordered = found
     if ALIGNED in planned:
-        ordered = journal.step(ALIGNED, lambda: ctx.once(lambda: aligned(ctx, plan, donors[0], journal, found)))
+        ordered = journal.step(ALIGNED, lambda: ctx.run_on_rank0(lambda: aligned(ctx, plan, donors[0], journal, found)))
         starts[ALIGNED] = (ordered, averaged(plan, ordered))
     evaluate = InitEvaluator(ctx, plan.queries(), journal)
     errors = {name: evaluate.errors(name, plan, states) for name, (_, states) in starts.items()}
@@ -116,11 +116,11 @@ def choose_start(
             (name for name in (MEAN, ALIGNED) if name in starts), key=lambda name: together(errors[name].values())
         )
         wanted, states = starts[mean]
-        states = journal.step(SOLVED, lambda: ctx.once(lambda: solved(ctx, plan, wanted, states, journal)))
+        states = journal.step(SOLVED, lambda: ctx.run_on_rank0(lambda: solved(ctx, plan, wanted, states, journal)))
         after = evaluate.errors(f"{mean}, {SOLVED}", plan, states)
         if together(after.values()) < together(errors[best].values()):
             start = replace(start, states=states, errors=after, own=wanted)
-    return ctx.once(lambda: start)  # the same bits everywhere
+    return ctx.run_on_rank0(lambda: start)  # the same bits everywhere
 
 
 def max_flops(ctx: MergeContext, plan: SharingPlan) -> float:
@@ -207,12 +207,9 @@ class InitEvaluator:
 
     def __init__(self, ctx: MergeContext, queries: Iterable[str], journal: StepCache) -> None:
         self._ctx, self._queries, self._journal = ctx, sorted(queries), journal
-        self._mine = ctx.crew.mine(self._queries)
+        self._mine = ctx.group.own(self._queries)
         self._wanted: dict[str, list[Tensor]] = {}
-        if ctx.crew.size > 1:
-            ctx.everywhere(lambda: self._wanted.update(self._originals()) or {})
-        else:
-            self._wanted = journal.step("originals' features", self._originals)
+        self._wanted = journal.step("originals' features", lambda: ctx.gather(self._originals))
 
     def errors(self, name: str, plan: SharingPlan, states: Mapping[str, State]) -> dict[str, float]:
         """What each query loses tied with a start of this name; progress hears of it, and what they lose together."""
@@ -234,7 +231,7 @@ class InitEvaluator:
         def own() -> dict[str, float]:
             return {query: self.error(query, self._ctx.models([query], states, plan)[query]) for query in self._mine}
 
-        found = self._ctx.everywhere(own)
+        found = self._ctx.gather(own)
         return {query: found[query] for query in self._queries}
 
     @torch.no_grad()

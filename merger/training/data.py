@@ -1,10 +1,8 @@
-"""Virtual nodes: a training batch is made of nodes of a fixed size, which go through the model one after the other.
+"""Training batches: a pure function of seed, query and step, prepared in a thread while the step before trains.
 
-Whatever depends on the batch is kept within a node: norms take each node's own statistics and update their running
-ones node after node, and every random number a node needs comes from its own stream. So a step depends neither on the
-order of what was drawn before it nor on the device (Or, Zhang and Freedman, VirtualFlow, MLSys 2022).
-
-What is trained on at each step: a pure function of seed, query and step, prepared while the step before trains.
+A batch consists of micro-batches of a fixed size that pass through the model one after the other. BatchNorm uses the
+statistics of one micro-batch, and each has its own random stream, so a step does not depend on what was drawn before
+it, nor on the device (Or, Zhang and Freedman, VirtualFlow, MLSys 2022).
 """
 
 from __future__ import annotations
@@ -16,24 +14,186 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
-from typing import Protocol
+from functools import cached_property, lru_cache
 
 import torch
-import torchvision
 from torch import Tensor
-from torch.nn.modules.dropout import _DropoutNd
 
-DROPOUT_MODULES = (_DropoutNd, torchvision.ops.StochasticDepth)
+from merger.training.teacher_cache import teacher_output_bytes
+from models.data import PreparedFrames
+from models.tasks import task_of
+from models.workload import Query
+from models.zoo import preprocess_of
 
 
-def seed_of(*what: int | str) -> int:
-    """A seed that depends on all of these and on nothing else."""
-    return int.from_bytes(hashlib.blake2b(repr(what).encode(), digest_size=7).digest(), "big")
+def default_device() -> torch.device:
+    """The GPU if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def seed_of(*parts: int | str) -> int:
+    """A seed that depends on all parts and on nothing else."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=7).digest(), "big")
+
+
+class TrainingSet:
+    """The train split of one query, batch by batch, augmented by its task."""
+
+    def __init__(self, query: Query, prepared: PreparedFrames) -> None:
+        self.query, self.prepared = query, prepared
+        self.task = task_of(query.task)
+        self.preprocess = preprocess_of(query.model, query.input_size)
+        self._output_bytes: dict[bool, int | None] = {}
+
+    def __len__(self) -> int:
+        return len(self.prepared)
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether frames are the same at every visit: those without labels are not augmented."""
+        return self.prepared.split.truths is None
+
+    @cached_property
+    def targets(self) -> list | None:
+        """The target of each frame, None without labels."""
+        labels, every = self.prepared.split.truths, range(len(self))
+        return None if labels is None else self.task.targets(labels, self.prepared.sizes(every), self.query.classes)
+
+    def teacher_output_bytes(self, features: bool) -> int | None:
+        """See `merger.training.teacher_cache.teacher_output_bytes`."""
+        if features not in self._output_bytes:
+            self._output_bytes[features] = teacher_output_bytes(self.query, features)
+        return self._output_bytes[features]
+
+    def spread(self, count: int) -> list[int]:
+        """The indices of this many frames, or of all, at even distances."""
+        count = min(count, len(self))
+        return [int((place + 0.5) * len(self) / count) for place in range(count)]
+
+    def frames(self, indices: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+        """Normalised float32 frames (N, 3, S, S), not augmented, on this device."""
+        return self.preprocess.normalise(self.prepared.batch(indices).to(device))
+
+    def batch(self, indices: list[int], generator: torch.Generator) -> tuple[Tensor, list | None]:
+        """uint8 frames (N, 3, S, S) on the device that keeps them, augmented, and their targets (None without labels).
+
+        Random numbers are drawn on the CPU, so they are the same for every device.
+        """
+        images = self.prepared.batch(indices)
+        if self.targets is None:
+            return images, None
+        return self.task.augment(images, [self.targets[index] for index in indices], generator)
+
+    def model_input(self, images: Tensor, device: torch.device) -> Tensor:
+        """Such frames as the model's input: normalised float32 on this device."""
+        return self.preprocess.normalise(images.to(device, non_blocking=True))
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Frames that pass through the model at once: uint8 (N, 3, S, S), targets, the random seed, and frame indices."""
+
+    images: Tensor
+    targets: list | None
+    seed: int
+    frames: Sequence[int]
+
+
+class Batches:
+    """The batches of all steps: `batch` frames of each query, in micro-batches.
+
+    Frames of a query follow one shuffled order after the other. A split smaller than a batch contributes as many whole
+    micro-batches as it has, or one smaller one. A query takes part in its fraction of the steps (1 by default), at even
+    distances. `prepares` are the queries whose frames this process needs; `pins` page-locks frames in host memory.
+    """
+
+    def __init__(
+        self,
+        sets: Mapping[str, TrainingSet],
+        batch: int,
+        micro_batch: int,
+        steps: int,
+        seed: int,
+        *,
+        prepares: Collection[str] | None = None,
+        pins: bool = False,
+    ) -> None:
+        self._sets, self._steps, self._seed, self._batch = sets, steps, seed, batch
+        self._prepares = list(sets) if prepares is None else [query for query in sets if query in prepares]
+        self._pins = pins
+        self._fractions: dict[str, Fraction] = {}
+        self._offsets = {query: Fraction(index, len(sets)) for index, query in enumerate(sets)}
+        self._orders = lru_cache(maxsize=2 * len(sets))(self._order)
+        self._worker = ThreadPoolExecutor(1, "batches")
+        self._next: tuple[int, Future[dict[str, list[MicroBatch]]]] | None = None
+        self.set_micro_batch(micro_batch)
+
+    def set_fractions(self, fractions: Mapping[str, Fraction]) -> None:
+        """Change the fraction of steps in which each query takes part, from the next step on."""
+        self._fractions, self._next = dict(fractions), None
+
+    def set_micro_batch(self, micro_batch: int) -> None:
+        """Change the size of micro-batches, from the next step on."""
+        self._counts = {query: _whole(min(self._batch, len(data)), micro_batch) for query, data in self._sets.items()}
+        self._micro_batch, self._next = micro_batch, None
+
+    def at(self, step: int) -> dict[str, list[MicroBatch]]:
+        """The micro-batches of each query in this step; the next step is prepared meanwhile."""
+        ahead, self._next = self._next, None
+        batch = ahead[1].result() if ahead is not None and ahead[0] == step else self.prepare(step)
+        if step + 1 < self._steps:
+            self._next = (step + 1, self._worker.submit(self.prepare, step + 1))
+        return batch
+
+    def prepare(self, step: int) -> dict[str, list[MicroBatch]]:
+        """The same, prepared now."""
+        return {query: self._load(query, step) for query in self._prepares if self.takes_part(query, step)}
+
+    def takes_part(self, query: str, step: int) -> bool:
+        """Whether the query contributes to this step."""
+        return self._visit(query, step) is not None
+
+    def frames(self, query: str, step: int) -> list[int]:
+        """The indices of the frames that a query contributes to this step."""
+        visit, count, length = self._visit(query, step), self._counts[query], len(self._sets[query])
+        if visit is None:
+            return []
+        places = range(visit * count, (visit + 1) * count)
+        return [self._orders(query, place // length)[place % length] for place in places]
+
+    def micro_batches(self, query: str, step: int) -> list[list[int]]:
+        """These frames, by micro-batch."""
+        indices = self.frames(query, step)
+        return [indices[start : start + self._micro_batch] for start in range(0, len(indices), self._micro_batch)]
+
+    def _visit(self, query: str, step: int) -> int | None:
+        """How often the query took part before this step; None when it does not take part."""
+        fraction = self._fractions.get(query, Fraction(1))
+        before, after = (math.floor(at * fraction + self._offsets[query]) for at in (step, step + 1))
+        return before if after > before else None
+
+    def _load(self, query: str, step: int) -> list[MicroBatch]:
+        found, start = [], 0
+        for frames in self.micro_batches(query, step):
+            seed = seed_of("node", self._seed, query, step, start)
+            start += len(frames)
+            images, targets = self._sets[query].batch(frames, torch.Generator().manual_seed(seed))
+            if self._pins and not images.is_cuda:
+                images = images.pin_memory()
+            found.append(MicroBatch(images, targets, seed, frames))
+        return found
+
+    def _order(self, query: str, turn: int) -> list[int]:
+        draws = torch.Generator().manual_seed(seed_of("order", self._seed, query, turn))
+        return torch.randperm(len(self._sets[query]), generator=draws).tolist()
+
+
+def _whole(frames: int, micro_batch: int) -> int:
+    return frames if frames <= micro_batch else frames - frames % micro_batch
 
 
 class RandomStream:
-    """The random numbers of one node, in place of the global ones while that node is at work."""
+    """The random numbers of one micro-batch, in place of the global ones while it is at work."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._device = device if device.type == "cuda" else None
@@ -41,8 +201,8 @@ class RandomStream:
         self._states = [torch.Generator(one).manual_seed(seed).get_state() for one in devices]
 
     @contextmanager
-    def drawn(self) -> Iterator[None]:
-        """Draw from this stream within, from where it stood; the global one goes on as if nothing had happened."""
+    def active(self) -> Iterator[None]:
+        """Draw from this stream within; afterwards the global stream goes on unchanged."""
         outside = self._read()
         self._write(self._states)
         try:
@@ -59,122 +219,3 @@ class RandomStream:
         torch.set_rng_state(states[0])
         if self._device is not None:
             torch.cuda.set_rng_state(states[1], self._device)
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """The frames of one node, uint8 (N, 3, S, S), their targets (None without labels), its seed, and their indices."""
-
-    images: Tensor
-    targets: list | None
-    seed: int
-    frames: Sequence[int]
-
-
-class FrameSource(Protocol):
-    """Where frames come from; `merger.training.loop.TrainingSet` is one."""
-
-    def __len__(self) -> int: ...
-
-    def batch(self, indices: list[int], generator: torch.Generator) -> tuple[Tensor, list | None]:
-        """uint8 frames of these indices, augmented by draws from the generator, where they lie, and their targets."""
-        ...
-
-
-Batch = Mapping[str, Sequence[MicroBatch]]
-
-
-class Batches:
-    """The batches of `steps` steps, each with `batch` frames of a query in nodes of `node` frames.
-
-    The next step's batch is prepared in a thread of its own, as uint8: a quarter of what a model is fed. Frames of a
-    query follow one shuffled order after the other; a split smaller than a batch gives as many whole nodes as it has,
-    or one smaller node. `shares` are the parts of the steps in which queries take part (all, where nothing is said), at
-    even distances and not all at once. `pins` frames for a card that is trained on where they do not lie there: to pin
-    them opens a context, which takes memory. `prepares` are the queries whose frames are wanted here, all where nothing
-    is said.
-    """
-
-    pins = False
-    prepares: Collection[str] | None = None
-
-    def __init__(
-        self,
-        sets: Mapping[str, FrameSource],
-        batch: int,
-        node: int,
-        steps: int,
-        seed: int,
-        shares: Mapping[str, Fraction] | None = None,
-    ) -> None:
-        self._sets, self._steps, self._seed = sets, steps, seed
-        self._shares = dict(shares or {})
-        self._begin = {query: Fraction(index, len(sets)) for index, query in enumerate(sets)}
-        self._batch = batch
-        self._orders = lru_cache(maxsize=2 * len(sets))(self._order)
-        self._worker = ThreadPoolExecutor(1, "batches")
-        self._ahead: tuple[int, Future[Batch]] | None = None
-        self.split(node)
-
-    def share(self, shares: Mapping[str, Fraction]) -> None:
-        """From the next step on other `shares`."""
-        self._shares, self._ahead = dict(shares), None
-
-    def split(self, node: int) -> None:
-        """From the next step on nodes of so many frames."""
-        self._counts = {query: _whole_nodes(min(self._batch, len(data)), node) for query, data in self._sets.items()}
-        self._node, self._ahead = node, None
-
-    def at(self, step: int) -> Batch:
-        """The batch of this step."""
-        ahead, self._ahead = self._ahead, None
-        batch = ahead[1].result() if ahead is not None and ahead[0] == step else self.prepare(step)
-        if step + 1 < self._steps:
-            self._ahead = (step + 1, self._worker.submit(self.prepare, step + 1))
-        return batch
-
-    def prepare(self, step: int) -> Batch:
-        """The batch of this step, made here and now."""
-        wanted = self._sets if self.prepares is None else [query for query in self._sets if query in self.prepares]
-        return {query: self._filled(query, step) for query in wanted if self._turn(query, step) is not None}
-
-    def count(self, query: str, step: int) -> int:
-        """How many frames a query contributes to this step."""
-        return 0 if self._turn(query, step) is None else self._counts[query]
-
-    def frames(self, query: str, step: int) -> list[int]:
-        """The indices of the frames that a query contributes to this step."""
-        turn, count, length = self._turn(query, step), self._counts[query], len(self._sets[query])
-        if turn is None:
-            return []
-        places = range(turn * count, (turn + 1) * count)
-        return [self._orders(query, place // length)[place % length] for place in places]
-
-    def nodes(self, query: str, step: int) -> list[list[int]]:
-        """These frames as they are parted into nodes."""
-        indices = self.frames(query, step)
-        return [indices[start : start + self._node] for start in range(0, len(indices), self._node)]
-
-    def _turn(self, query: str, step: int) -> int | None:
-        """How often the query has taken part before this step; None where it does not take part."""
-        share = self._shares.get(query, Fraction(1))
-        before, after = (math.floor(at * share + self._begin[query]) for at in (step, step + 1))
-        return before if after > before else None
-
-    def _filled(self, query: str, step: int) -> list[MicroBatch]:
-        found, start = [], 0
-        for frames in self.nodes(query, step):
-            seed = seed_of("node", self._seed, query, step, start)
-            start += len(frames)
-            images, targets = self._sets[query].batch(frames, torch.Generator().manual_seed(seed))
-            pinned = images.pin_memory() if self.pins and not images.is_cuda else images
-            found.append(MicroBatch(pinned, targets, seed, frames))
-        return found
-
-    def _order(self, query: str, turn: int) -> list[int]:
-        draws = torch.Generator().manual_seed(seed_of("order", self._seed, query, turn))
-        return torch.randperm(len(self._sets[query]), generator=draws).tolist()
-
-
-def _whole_nodes(frames: int, node: int) -> int:
-    return frames if frames <= node else frames - frames % node

@@ -1,4 +1,4 @@
-"""Distillation of features: what goes into the heads of a model and of its original on the same frames."""
+"""Distillation of features: the inputs of the heads of a model and of its original on the same frames."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from models.sharing.layers import layers_of
 from models.workload import Query
 
 REGION_PROPOSALS = "rpn.head.cls_logits"
-"""Of a two-stage detector the first stage's head is watched: the second's sees other regions in training."""
+"""The only layer watched in a two-stage detector: in training its second stage sees other regions than the teacher."""
 MIN_VARIANCE = 1e-6
 
 
 def watched_layers(query: Query, model: nn.Module) -> list[str]:
-    """Paths of the layers whose inputs are compared: the heads, whose width the classes set."""
+    """Paths of the layers whose inputs are compared: the heads."""
     paths = {path for path, _ in model.named_modules()}
     if REGION_PROPOSALS in paths:
         return [REGION_PROPOSALS]
@@ -26,16 +26,13 @@ def watched_layers(query: Query, model: nn.Module) -> list[str]:
 
 @contextmanager
 def record_inputs(model: nn.Module, paths: Sequence[str]) -> Iterator[list[Tensor]]:
-    """A list that gathers, within, the inputs of these layers, float32, in the order in which they are reached.
-
-    A layer that answers for several maps is reached once for each.
-    """
+    """A list that collects the float32 inputs of these layers at every call within, in the order of the calls."""
     seen: list[Tensor] = []
 
-    def note(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def record(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         seen.append(inputs[0].float())
 
-    handles = [model.get_submodule(path).register_forward_pre_hook(note) for path in paths]
+    handles = [model.get_submodule(path).register_forward_pre_hook(record) for path in paths]
     try:
         yield seen
     finally:
@@ -43,14 +40,14 @@ def record_inputs(model: nn.Module, paths: Sequence[str]) -> Iterator[list[Tenso
             handle.remove()
 
 
-def feature_loss(seen: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
-    """Mean over the features of the mean squared error, each over the variance of the original's.
+def feature_loss(features: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
+    """Mean over the features of their mean squared error, divided by the variance of the original's.
 
-    Features of differing shapes (the two saw different regions) are left out; 0 where none is left.
+    Features of different shapes are left out; 0 when none is left.
     """
     losses = [
         (mine - theirs).square().mean() / theirs.var(correction=0).clamp(min=MIN_VARIANCE)
-        for mine, theirs in zip(seen, wanted, strict=True)
+        for mine, theirs in zip(features, wanted, strict=True)
         if mine.shape == theirs.shape
     ]
     return torch.stack(losses).mean() if losses else torch.zeros(())

@@ -1,9 +1,4 @@
-"""How to train: what an option may be, and what a frame costs and a query contributes by it.
-
-What a merge takes, in a cost that is the same on every machine.
-
-The device that everything is trained and judged on.
-"""
+"""How to train, and the FLOPs that training costs."""
 
 from __future__ import annotations
 
@@ -11,28 +6,46 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-import torch
-
+from merger.checkpoint import storable
 from models.cost import flops
 from models.errors import InputError
 from models.workload import Query
 from models.zoo import build_query
 
 BACKWARD_PASSES = 2
+"""A backward pass costs about two forward passes."""
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How to train. `rate` is AdamW's peak; it warms up over a tenth of the steps and falls to zero as a cosine.
+class OptimizerConfig:
+    """What every training has in common.
 
-    `frames_per_epoch` bounds what one query contributes to an epoch. `distill` is the weight of the originals' outputs
-    against that of the labels (1 where there are no labels), `features` that of what goes into the heads, added to
-    both. A batch is made of nodes of `node` frames (`merger.training.data`). A search gives an attempt up when the
-    gain of the last `patience` epochs, kept up twofold, would not do. Where models share weights, those that one has
-    for itself move at `private` times the rate: they began right, and are to stay so while the others come to them.
-    Norms and biases move at `norms` times the rate. A model that trains alone is judged from the epoch `evaluate_from`
-    on: the best of many flatters. With `recompute` most intermediates are computed again in the backward pass and not
-    kept (`merger.training.step_config`).
+    `epsilon` is AdamW's: at its usual 1e-8 a gradient of pure rounding error becomes a step of full size, whose
+    direction depends on the machine. The learning rate warms up over `warmup_fraction` of the steps and falls to zero
+    as a cosine. BatchNorm momentum falls with it, to `min_momentum_fraction`: from ten batches alone the averages are
+    unstable (lab notes).
+    """
+
+    epsilon: float = 1e-6
+    max_gradient_norm: float = 10.0
+    warmup_fraction: float = 0.1
+    min_momentum_fraction: float = 0.1
+
+
+OPTIMIZER = OptimizerConfig()
+
+
+@storable
+@dataclass(frozen=True)
+class Recipe:
+    """How to train. `rate` is AdamW's peak learning rate.
+
+    `frames_per_epoch` bounds what one query contributes to an epoch. `distill` weighs the loss against the original's
+    outputs, 1 - `distill` that against labels (without labels: 1); `features` weighs the inputs of the heads, added to
+    both. `micro_batch` frames pass through a model at once. A search stops early when the gain of the last `patience`
+    epochs, extrapolated twofold, is too small. Where models share weights, unshared ones learn at `private` times the
+    rate; norms and biases at `norms` times. A model that trains alone is evaluated from epoch `evaluate_from` on: the
+    best of many evaluations is biased upwards. `checkpointing` recomputes activations in the backward pass.
     """
 
     rate: float = 5e-4
@@ -42,78 +55,68 @@ class Recipe:
     distill: float = 0.5
     weight_decay: float = 1e-2
     seed: int = 0
-    node: int = 16
+    micro_batch: int = 16
     features: float = 0.0
     patience: int = 2
     private: float = 0.1
     norms: float = 1.0
     evaluate_from: int = 1
-    recompute: bool = False
+    checkpointing: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("rate", "epochs", "batch", "frames_per_epoch", "node", "patience", "evaluate_from"):
+        for name in ("rate", "epochs", "batch", "frames_per_epoch", "micro_batch", "patience", "evaluate_from"):
             check(name, getattr(self, name) > 0, getattr(self, name), "give a number above 0")
         check("distill", 0 <= self.distill <= 1, self.distill, "give a number from 0 to 1")
         check("norms", self.norms > 0, self.norms, "give a number above 0")
         check("private", self.private >= 0, self.private, "give a number from 0 on")
         check("features", self.features >= 0, self.features, "give a number from 0 on")
-        whole = self.batch <= self.node or self.batch % self.node == 0
-        check("batch", whole, self.batch, f"give at most {self.node}, or a multiple of it (a node)")
+        whole = self.batch <= self.micro_batch or self.batch % self.micro_batch == 0
+        check("batch", whole, self.batch, f"give at most {self.micro_batch}, or a multiple of it (a micro-batch)")
 
     def passes(self, taught: bool = True) -> int:
-        """Forward passes that a frame costs: the model's own, two for the gradient, one where intermediates are
-        computed again, and the original's where it is taught.
-        """
-        return 1 + BACKWARD_PASSES + self.recompute + taught
+        """Forward passes that a frame costs: the model's own, the backward pass, recomputation, the teacher's."""
+        return 1 + BACKWARD_PASSES + self.checkpointing + taught
 
-    def contributions(self, lengths: Mapping[str, int], eased: Collection[str] = ()) -> dict[str, int]:
-        """The frames that each query contributes to an epoch when these, with splits so long, train together.
+    def contributions(self, lengths: Mapping[str, int], subsampled: Collection[str] = ()) -> dict[str, int]:
+        """Frames that each query contributes to an epoch, from the lengths of their splits.
 
-        Those `eased` give half as many as the others, and none of their frames twice.
+        Those `subsampled` contribute half as many as the others, and none of their frames twice.
         """
         most = max(min(length, self.frames_per_epoch) for length in lengths.values())
-        return {query: min(math.ceil(most / 2), count) if query in eased else most for query, count in lengths.items()}
+        half = math.ceil(most / 2)
+        return {query: min(half, count) if query in subsampled else most for query, count in lengths.items()}
 
 
-def check(name: str, sound: bool, value: float, remedy: str) -> None:
-    """Raise InputError when an option's value is not sound."""
-    if not sound:
-        raise InputError("options", f"{value:g} makes no sense", remedy, name)
+def check(name: str, valid: bool, value: float, hint: str) -> None:
+    """Raise InputError when an option's value is not valid."""
+    if not valid:
+        raise InputError("options", f"{value:g} makes no sense", hint, name)
 
 
 class Flops:
-    """Image passes x FLOPs spent in retraining; a backward pass counts as two forward ones.
-
-    `told` is called after each addition.
-    """
+    """Image passes x FLOPs spent in training and evaluation; `on_change` is called after each addition."""
 
     def __init__(self) -> None:
         self.total: float = 0  # a whole number, so that it does not depend on the order of additions
-        self.told: Callable[[], None] = lambda: None
-        self._flops: dict[str, int] = {}
+        self.on_change: Callable[[], None] = lambda: None
+        self._per_image: dict[str, int] = {}
 
     def add(self, query: Query, passes: int) -> None:
-        """Count `passes` forward passes of one image through the query's model."""
+        """Count forward passes of one image through the query's model."""
         self.add_flops(passes * self.of(query))
 
     def add_flops(self, flops: int) -> None:
-        """Count so many FLOPs of anything else."""
+        """Count FLOPs of anything else."""
         self.total += flops
-        self.told()
+        self.on_change()
 
     def of(self, query: Query) -> int:
         """FLOPs of one forward pass of one image."""
-        if query.id not in self._flops:
-            self._flops[query.id] = forward_flops(query)
-        return self._flops[query.id]
+        if query.id not in self._per_image:
+            self._per_image[query.id] = forward_flops(query)
+        return self._per_image[query.id]
 
 
 def forward_flops(query: Query) -> int:
-    """FLOPs of one frame through the query's model, found without weights."""
-    model = build_query(query, device="meta")
-    return flops(model, query.input_size)
-
-
-def default_device() -> torch.device:
-    """The GPU where there is one."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """FLOPs of one frame through the query's model, counted without weights."""
+    return flops(build_query(query, device="meta"), query.input_size)

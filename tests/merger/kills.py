@@ -1,4 +1,4 @@
-"""Kills within the process, once so much was stored."""
+"""Kills within the process, after a number of checkpoint writes."""
 
 from __future__ import annotations
 
@@ -8,42 +8,40 @@ from typing import TypeVar
 import pytest
 
 import merger.checkpoint as checkpoint_module
-from merger.checkpoint import Checkpoint
+from merger.checkpoint import Checkpoint, CheckpointConfig
 
 T = TypeVar("T")
-MOST = 150
-"""Kills that nothing here needs: what begins anew each time would be killed for ever."""
+MAX_KILLS = 150
 
 
 class Killed(BaseException):
-    """What stands for a kill within the process: nothing catches it."""
+    """Stands for a kill within the process: nothing catches it."""
 
 
 def kill_after(monkeypatch: pytest.MonkeyPatch, writes: int, again: bool = False) -> list[int]:
-    """Raise Killed after so many writes, and `again` after as many more; the list counts the writes."""
-    write, done = Checkpoint.write, [0]
+    """Raise Killed after this many writes, with `again` after each as many more; the list counts the writes."""
+    save, done = Checkpoint.save, [0]
 
-    def counted(self: Checkpoint) -> None:
-        write(self)
+    def save_and_kill(self: Checkpoint) -> None:
+        save(self)
         done[0] += 1
         if done[0] == writes or (again and done[0] % writes == 0):
             raise Killed
 
-    monkeypatch.setattr(Checkpoint, "write", counted)
+    monkeypatch.setattr(Checkpoint, "save", save_and_kill)
     return done
 
 
 def store_at_every_chance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Store the state whenever it may be."""
-    monkeypatch.setattr(checkpoint_module, "INTERVAL_S", 0.0)
-    monkeypatch.setattr(checkpoint_module, "WRITING_SHARE", float("inf"))
+    """Write the checkpoint whenever it may be."""
+    monkeypatch.setattr(checkpoint_module, "CONFIG", CheckpointConfig(0.0, float("inf")))
 
 
 def to_the_end(run: Callable[[bool], T]) -> tuple[T, int]:
-    """What comes of it in the end, and how often it was killed before; it is told whether to go on from there."""
-    for kills in range(MOST):
+    """The result in the end, and the number of kills before; `run` is called with whether to resume."""
+    for kills in range(MAX_KILLS):
         try:
             return run(bool(kills)), kills
         except Killed:
             pass
-    raise AssertionError(f"killed {MOST} times, and no end")
+    raise AssertionError(f"killed {MAX_KILLS} times without an end")

@@ -1,0 +1,395 @@
+"""Store each weight of a merge in the fewest bits (int4, int8, fp16) with which every query that uses it still holds.
+
+All weights start in the requested bits. A query that falls short first gets its BatchNorm layers recalibrated, then its
+norms and biases trained, which are private and stay float32. If it still falls short, weights are widened step by step,
+up to float32: in order of sensitivity per byte (how far packing one weight alone moves the inputs of the query's
+heads), as few as suffice, found by bisection. A shared weight is widened for all who share it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from merger.checkpoint import State, StepCache, snapshot, storable
+from merger.core.attempt import train_while
+from merger.core.budget import Budget
+from merger.core.context import MergeContext
+from merger.core.merged import Merged
+from merger.core.snapshot import training_flops
+from merger.training.distillation import feature_loss, record_inputs, watched_layers
+from merger.training.loop import Diverged
+from merger.training.recipe import Recipe
+from models.bits import BIT_WIDTHS, FP32, Bits, stored_bytes
+from models.quantization import WIDE, PackedWeight, choices, pack
+from models.sharing.layers import layers_of, weight_key
+from models.sharing.plan import tie
+
+T = TypeVar("T")
+MAX_FP16 = torch.finfo(torch.float16).max
+
+
+@dataclass(frozen=True)
+class QuantizeConfig:
+    """Tunables of the search.
+
+    A query that misses its requirement in float32 may lose at most 1 - `kept_fraction` of what it reaches. Norms alone
+    tolerate and need a high learning rate (docs/lab-notes.md); `tune_again` is for norms that were tuned for other
+    bits. Tuning stops after an epoch below `hopeless_fraction` of the need. The last two
+    bound the estimate of the FLOPs.
+    """
+
+    kept_fraction: float = 0.99
+    sensitivity_frames: int = 16
+    tune: Recipe = field(default_factory=lambda: Recipe(rate=1e-2, epochs=4, frames_per_epoch=2048))
+    tune_again: Recipe = field(default_factory=lambda: Recipe(rate=5e-3, epochs=2, frames_per_epoch=1024))
+    hopeless_fraction: float = 0.85
+    max_evaluations: int = 12
+    max_tunings: int = 2
+
+
+CONFIG = QuantizeConfig()
+
+
+@storable
+@dataclass(frozen=True)
+class Quantized:
+    """The bits of each query's tensors (by state dict key), changed norms, stored bytes by bits, and log rows."""
+
+    bits: dict[str, dict[str, Bits]] = field(default_factory=dict)
+    norms: dict[str, State] = field(default_factory=dict)
+    stored_bytes: dict[str, int] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class QuantizeRow:
+    """One row of the merge's log; `in_the_way` are the queries that fall short."""
+
+    width: str
+    stored_bytes: dict[str, int]
+    ratios: dict[str, float]
+    widened: list[str]
+    in_the_way: list[str]
+    norms_again: list[str]
+    norms_learnt: list[str]
+    flops: float
+
+
+@storable
+@dataclass(frozen=True)
+class _Fit:
+    """A query's ratio on val, its norms if they changed, and whether they were tuned."""
+
+    ratio: float
+    norms: State | None = None
+    tuned: bool = False
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """A tensor that is stored once: its (query, key) places, its possible bits, and the index of those in use."""
+
+    places: tuple[tuple[str, str], ...]
+    shape: tuple[int, ...]
+    options: tuple[Bits, ...]
+    level: int = 0
+
+    @property
+    def bits(self) -> Bits | None:
+        """How it is stored; None for float32."""
+        return self.options[self.level] if self.level < len(self.options) else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes as stored, with its scales."""
+        if self.bits is None:
+            return math.prod(self.shape) * WIDE.itemsize
+        scales = 0 if self.bits == "fp16" else self.shape[0] * WIDE.itemsize
+        return stored_bytes(self.bits, self.shape) + scales
+
+    @property
+    def wider(self) -> QuantizedWeight:
+        """The same in the next wider bits."""
+        return replace(self, level=self.level + 1)
+
+    def used_by(self, queries: Iterable[str]) -> bool:
+        """Whether any of these queries has it."""
+        return not {query for query, _ in self.places}.isdisjoint(queries)
+
+
+def tied_models(ctx: MergeContext, merged: Merged, queries: Iterable[str]) -> dict[str, nn.Module]:
+    """Fresh models of these queries as they were merged."""
+    models = ctx.models(queries, merged.states)
+    tie(models, merged.plan)
+    return models
+
+
+@torch.no_grad()
+def pack_models(models: Mapping[str, nn.Module], stored: Quantized) -> dict[str, dict[str, PackedWeight]]:
+    """Give tied models the values of their packed tensors and the changed norms, in place; returns those tensors."""
+    made: dict[int, PackedWeight] = {}
+    packed: dict[str, dict[str, PackedWeight]] = {}
+    for query, model in models.items():
+        parameters = model.state_dict(keep_vars=True)
+        for key, bits in stored.bits.get(query, {}).items():
+            weight = parameters[key]
+            if id(weight) not in made:  # a tied weight was packed with the first query that uses it
+                made[id(weight)] = pack(weight, bits)
+                weight.copy_(made[id(weight)].wide())
+            packed.setdefault(query, {})[key] = made[id(weight)]
+        model.load_state_dict(stored.norms.get(query, {}), strict=False)
+    return packed
+
+
+def max_flops(ctx: MergeContext) -> float:
+    """About the most FLOPs that `quantize` takes."""
+    evaluations = sum(ctx.flops.of(query) * len(ctx.val[query.id]) for query in ctx.queries.values())
+    tunings = sum(training_flops(ctx, [query], CONFIG.tune) for query in ctx.queries)
+    return CONFIG.max_evaluations * evaluations + CONFIG.max_tunings * tunings
+
+
+def quantizable_weights(ctx: MergeContext, merged: Merged, bits: Bits) -> list[QuantizedWeight]:
+    """Every tensor that may be stored in fewer bits, each once, in the requested bits."""
+    found: dict[int, QuantizedWeight] = {}
+    for query, model in tied_models(ctx, merged, ctx.queries).items():
+        state = model.state_dict(keep_vars=True)
+        heads = {weight_key(state, row.path) for row in layers_of(ctx.queries[query]) if row.head}
+        for key, tensor in state.items():
+            options = choices(key, tensor.shape, bits, key in heads) if tensor.dtype == WIDE else ()
+            if options and float(tensor.detach().abs().max()) > MAX_FP16:
+                options = tuple(one for one in options if one != "fp16")
+            if options:
+                before = found.get(id(tensor), QuantizedWeight((), tuple(tensor.shape), options))
+                both = tuple(one for one in before.options if one in options)
+                found[id(tensor)] = replace(before, places=(*before.places, (query, key)), options=both)
+    return [weight for weight in found.values() if weight.options]
+
+
+def quantize(
+    ctx: MergeContext, merged: Merged, bits: Bits, required: Mapping[str, float], cache: StepCache, budget: Budget
+) -> Quantized:
+    """How a merge's weights are stored; `required` are ratios on val. Without budget, short queries get float32."""
+    search = _Search(ctx, merged, bits, required, cache, budget)
+    weights, done, fits = quantizable_weights(ctx, merged, bits), set[str](), dict[str, _Fit]()
+    fitted: list[QuantizedWeight] = []
+    for query in ctx.queries:
+        component = sorted(merged.plan.tied_to([query]))  # a connected component of queries that share
+        if query not in done:
+            own, found = search.fit([one for one in weights if one.used_by(component)], component)
+            fitted, fits, done = fitted + own, fits | found, done | set(component)
+    norms = {query: fit.norms for query, fit in fits.items() if fit.norms}
+    return Quantized(_bits_by_query(fitted), norms, _bytes_by_bits(fitted), search.rows)
+
+
+def _bits_by_query(weights: Sequence[QuantizedWeight]) -> dict[str, dict[str, Bits]]:
+    found: dict[str, dict[str, Bits]] = {}
+    for weight in weights:
+        for query, key in weight.places if weight.bits is not None else ():
+            found.setdefault(query, {})[key] = weight.bits  # type: ignore[assignment]
+    return found
+
+
+def _bytes_by_bits(weights: Sequence[QuantizedWeight]) -> dict[str, int]:
+    sizes = dict[str, int]()
+    for weight in weights:
+        sizes[weight.bits or FP32] = sizes.get(weight.bits or FP32, 0) + weight.nbytes
+    return sizes
+
+
+@dataclass
+class _Search:
+    ctx: MergeContext
+    merged: Merged
+    bits: Bits
+    required: Mapping[str, float]
+    cache: StepCache
+    budget: Budget
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: int = 0
+    tuned: dict[str, State] = field(default_factory=dict)  # the norms that each query was tuned to last
+
+    def fit(self, weights: list[QuantizedWeight], queries: list[str]) -> tuple[list[QuantizedWeight], dict[str, _Fit]]:
+        """The weights of queries that share, widened until all hold, and how the queries do with them."""
+        wide = self._each("float32", queries, lambda _, query: self.ctx.ratio(query, self._model(query)))
+        need = {query: self._need(query, ratio) for query, ratio in wide.items()}
+        fits = self._evaluate(weights, queries, need)
+        self._report(weights, fits, need, ())
+        while short := {query for query, fit in fits.items() if fit.ratio < need[query]}:
+            if not any(weight.bits is not None and weight.used_by(short) for weight in weights):
+                break
+            weights, widened, again = self._widen(weights, short, need)
+            fits |= again
+            touched = {query for weight in widened for query, _ in weight.places} - set(again)
+            fits |= self._evaluate(weights, sorted(touched), need)
+            self._report(weights, fits, need, widened)
+        return weights, fits
+
+    def _need(self, query: str, reached: float) -> float:
+        target, required = self.ctx.queries[query].accuracy_target, self.required[query]
+        if reached >= required:
+            return required
+        kept = CONFIG.kept_fraction * reached
+        return max(kept, target) if reached >= target else kept
+
+    def _widen(
+        self, weights: Sequence[QuantizedWeight], short: set[str], need: Mapping[str, float]
+    ) -> tuple[list[QuantizedWeight], list[QuantizedWeight], dict[str, _Fit]]:
+        """Widen the fewest weights of the narrowest bits with which all short queries hold, or all of these weights."""
+        candidates = [at for at, one in enumerate(weights) if one.bits is not None and one.used_by(short)]
+        narrowest = next(bits for bits in BIT_WIDTHS if bits in {weights[at].bits for at in candidates})
+        candidates = [at for at in candidates if weights[at].bits == narrowest]
+
+        def widen(chosen: Sequence[int]) -> list[QuantizedWeight]:
+            return [one.wider if at in chosen else one for at, one in enumerate(weights)]
+
+        best, order = self._evaluate(widen(candidates), sorted(short), need), candidates
+        low = high = len(candidates)
+        if not self.budget.over and all(best[query].ratio >= need[query] for query in short):
+            low, order = 1, self._by_sensitivity(weights, candidates, short)
+        while low < high:
+            middle = (low + high) // 2
+            found = self._evaluate(widen(order[:middle]), sorted(short), need)
+            if all(found[query].ratio >= need[query] for query in short):
+                high, best = middle, found
+            else:
+                low = middle + 1
+        return widen(order[:high]), [weights[at] for at in order[:high]], best
+
+    def _by_sensitivity(
+        self, weights: Sequence[QuantizedWeight], candidates: Sequence[int], short: set[str]
+    ) -> list[int]:
+        """These weights by the error they cause in the short queries per byte of widening, the largest first."""
+        measure = partial(self._sensitivities, [weights[at] for at in candidates])
+        errors = self._each(f"sensitivity {self.evaluations}", sorted(short), measure).values()
+        worth = {
+            at: sum(own) / (weights[at].wider.nbytes - weights[at].nbytes)
+            for at, own in zip(candidates, zip(*errors, strict=True), strict=True)
+        }
+        return sorted(candidates, key=lambda at: -worth[at])
+
+    @torch.no_grad()
+    def _sensitivities(self, weights: Sequence[QuantizedWeight], _: StepCache, query: str) -> list[float]:
+        """How far the inputs of a query's heads move when one weight alone is packed."""
+        ctx, model = self.ctx, self._model(query).eval()
+        data, state = ctx.train[query], model.state_dict(keep_vars=True)
+        frames = data.frames(data.spread(CONFIG.sensitivity_frames), ctx.device)
+        paths, errors = watched_layers(ctx.queries[query], model), [0.0] * len(weights)
+
+        def features() -> list[Tensor]:
+            with record_inputs(model, paths) as seen:
+                model(frames)
+            ctx.flops.add(ctx.queries[query], len(frames))
+            return list(seen)
+
+        wanted = features()
+        for at, weight in enumerate(weights):
+            keys = [key for name, key in weight.places if name == query]
+            kept = [state[key].detach().clone() for key in keys]
+            assert weight.bits is not None
+            for key, before in zip(keys, kept):
+                state[key].copy_(pack(before, weight.bits).wide())
+            errors[at] = float(feature_loss(features(), wanted)) if keys else 0.0
+            for key, before in zip(keys, kept):
+                state[key].copy_(before)
+        return errors
+
+    def _evaluate(
+        self, weights: Sequence[QuantizedWeight], queries: list[str], need: Mapping[str, float]
+    ) -> dict[str, _Fit]:
+        self.evaluations += 1
+        bits = _bits_by_query(weights)
+        found = self._each(
+            f"evaluation {self.evaluations}",
+            queries,
+            lambda cache, query: self._fit(cache, query, bits.get(query, {}), need[query]),
+        )
+        self.tuned |= {query: fit.norms for query, fit in found.items() if fit.tuned and fit.norms}
+        return found
+
+    def _fit(self, cache: StepCache, query: str, bits: Mapping[str, Bits], need: float) -> _Fit:
+        """The best of the norms as they are, as tuned before, recalibrated, and tuned from the best of these."""
+        ctx, tuned = self.ctx, self.tuned.get(query)
+        best = _Fit(ctx.ratio(query, self._model(query, bits)))
+        for norms, recalibrate in [(None, False), *([(tuned, False)] if tuned else []), (None, True)]:
+            if best.ratio >= need or not bits:
+                return best
+            model, changed = self._model(query, bits, norms), dict(norms or {})
+            if recalibrate:
+                ctx.calibrate(query, model)
+                changed |= {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+            changed |= ctx.match_scores(query, model)
+            if changed and (ratio := ctx.ratio(query, model)) > best.ratio:
+                best = _Fit(ratio, changed, norms is not None)
+        if best.ratio >= need or self.budget.over:
+            return best
+        found = self._tune_norms(cache, query, self._model(query, bits, best.norms), bits, need)
+        return found if found.ratio > best.ratio else best
+
+    def _tune_norms(
+        self, cache: StepCache, query: str, model: nn.Module, bits: Mapping[str, Bits], need: float
+    ) -> _Fit:
+        """Train a model's private float32 parameters to the end of the schedule; ratio 0 where that fails."""
+        shared = {
+            weight_key(model.state_dict(), path) for one in self.merged.plan.shared for q, path in one if q == query
+        }
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            parameter.requires_grad_(parameter.requires_grad and name not in bits and name not in shared)
+        frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+        if len(frozen) == len(dict(model.named_parameters())):
+            return _Fit(0.0)
+        recipe, seen = CONFIG.tune_again if query in self.tuned else CONFIG.tune, cache.state("tuning")
+        try:
+            for ratios in train_while(self.ctx, {query: model}, recipe, cache):
+                seen["epochs"] = seen.get("epochs", 0) + 1
+                if seen["epochs"] == recipe.epochs:
+                    moved = {name: tensor for name, tensor in snapshot(model).items() if name not in frozen}
+                    return _Fit(ratios[query], moved, True)
+                if ratios[query] < CONFIG.hopeless_fraction * need:
+                    break
+        except Diverged:
+            pass
+        return _Fit(0.0)
+
+    def _model(self, query: str, bits: Mapping[str, Bits] | None = None, norms: State | None = None) -> nn.Module:
+        models = tied_models(self.ctx, self.merged, [query])
+        pack_models(models, Quantized({query: dict(bits or {})}, {query: norms or {}}))
+        return models[query]
+
+    def _each(self, name: str, queries: Sequence[str], compute: Callable[[StepCache, str], T]) -> dict[str, T]:
+        """A result for each query, a step of the cache; with several ranks each computes its own queries."""
+        group = self.ctx.group
+        if group.size == 1:
+            return {query: self.cache.step(f"{name} {query}", partial(compute, self.cache, query)) for query in queries}
+        own = group.own(queries)
+        found = self.cache.step(
+            name, lambda: self.ctx.gather(lambda: {query: compute(StepCache(), query) for query in own})
+        )
+        return {query: found[query] for query in queries}
+
+    def _report(
+        self,
+        weights: Sequence[QuantizedWeight],
+        fits: Mapping[str, _Fit],
+        need: Mapping[str, float],
+        widened: Sequence[QuantizedWeight],
+    ) -> None:
+        row = QuantizeRow(
+            self.bits,
+            _bytes_by_bits(weights),
+            {query: fit.ratio for query, fit in fits.items()},
+            [f"{one.places[0][0]}: {one.places[0][1]}" for one in widened],
+            [query for query, fit in fits.items() if fit.ratio < need[query]],
+            [query for query, fit in fits.items() if fit.norms and not fit.tuned],
+            [query for query, fit in fits.items() if fit.tuned],
+            self.ctx.flops.total,
+        )
+        self.rows.append(asdict(row))
+        fields = ("width", "stored_bytes", "ratios", "in_the_way")
+        self.ctx.progress("widths", **{name: getattr(row, name) for name in fields})

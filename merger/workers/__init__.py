@@ -1,1 +1,0 @@
-"""Independent pieces of a merge: done one after the other, or beside each other on the machines of a Ray cluster."""
