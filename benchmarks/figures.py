@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import paper
-from benchmarks.compression import easy, smallest
 from benchmarks.merging.cells import Cell, read_cells
 from benchmarks.merging.plot import ACCEPT_NOTHING, curves, picture
 from benchmarks.merging.tables import (
@@ -95,20 +94,6 @@ def first_sight(folder: Path) -> dict[str, Table]:
         "merge-first-queries": ("From the same cells", ("sight", *QUERY_HEADS), queries),
         "merge-first-work": ("From the cells of `later`", WORKS, _by_name(kept["later"], work_rows)),
     }
-
-
-def compressed(folder: Path) -> dict[str, Table]:
-    """The tables about compression alone, from what the scripts of `benchmarks.compression` kept of each workload."""
-    tables: dict[str, Table] = {}
-    for name, room in (("smallest", smallest), ("easy", easy)):
-        kept = [_read(path) for path in sorted((folder / name).glob("*.json"))]
-        if not kept:
-            continue
-        said = f"`python -m benchmarks.compression.{name} WORKLOAD.yaml --json FILE`; {_served(kept)}"
-        tables[f"compression-{name}"] = (said, room.HEADS, room.rows(kept))
-        if room is smallest:
-            tables["compression-together"] = ("From the same records", smallest.TOGETHER, smallest.together(kept))
-    return tables
 
 
 def pictures(today: Sequence[Cell], chosen: Sequence[Cell]) -> dict[str, str | None]:
@@ -273,7 +258,7 @@ def written(measured: Path = MEASURED, docs: Path = DOCS) -> dict[Path, str]:
     drawn = {docs / name: svg for name, svg in pictures(today, chosen).items() if svg is not None}
     drawn[docs / "soak.svg"] = serving.soak_picture(_read(measured / "serving" / "soak.json"))
     worked_out = {**schedules(measured / "schedule"), **played(measured / "schedule"), **services(measured)}
-    worked_out |= {**compressed(measured / "compression"), **first_sight(measured / "unseen")}
+    worked_out |= first_sight(measured / "unseen")
     elsewhere = read_cells(measured / "merge-avx2")
     worked_out["merge-avx2"] = (_said(elsewhere), ARMS, _by_name(elsewhere, arm_rows))
     worked_out |= of_the_paper(measured, [cell for cell in (*today, *unseen) if cell.target == 0.95])

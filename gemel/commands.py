@@ -274,7 +274,7 @@ def _merge(
         float | None, _number_option("--features", 0, 10**6, "Weight of the feature loss (default: the method's own).")
     ] = None,
     precision: Annotated[
-        Literal["auto", "fp32", "tf32", "bf16"] | None, Option("--precision", help="Precision of the training.")
+        Literal["fp32", "bf16"] | None, Option("--precision", help="Precision of the training.")
     ] = None,
     margin: Annotated[
         float | None, _number_option("--margin", 0, 1, "Margin above the target on val (default: an interval).")
@@ -293,11 +293,9 @@ def _merge(
     max_flops: Annotated[
         float | None, _number_option("--max-flops", 0, 1e30, "Begin nothing new after these FLOPs (default: no limit).")
     ] = None,
-    threads: Annotated[
-        int | None, _integer_option("--threads", 1, 4096, "Threads of each training; fixes the result with --ray.")
-    ] = None,
+    threads: Annotated[int | None, _integer_option("--threads", 1, 4096, "Torch threads of each process.")] = None,
     ray: Annotated[
-        str | None, Option("--ray", metavar="ADDRESS", help="A Ray cluster: local, auto, HOST:PORT or ray://...")
+        str | None, Option("--ray", metavar="ADDRESS", help="Run on a Ray cluster: local, auto, HOST:PORT or ray://...")
     ] = None,
     seed: Seed = 0,
 ) -> CommandResult:

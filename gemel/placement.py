@@ -489,9 +489,7 @@ class Placement:
                 memory = size(entry.profile.memory_bytes)
                 lines.append(f"{entry.id}: {entry.profile.title} has only {memory} for everything on it")
         if not self.options.timed and any(one.frames_fraction < IN_TIME_FRACTION for one in self.boxes):
-            lines.append(
-                "some boxes have more frames than time; --min-frames 0.9 or --objective fair uses more boxes"
-            )
+            lines.append("some boxes have more frames than time; --min-frames 0.9 or --objective fair uses more boxes")
         return "\n".join([*lines, *(f"{query} has no box: {reason}" for query, reason in self.unplaced.items())])
 
     def write(self, folder: str | Path) -> Path:

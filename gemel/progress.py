@@ -229,17 +229,6 @@ def _epoch(f: Fields) -> str:
     return f"{text}: lowest ratio {number(ratio, 2)} ({query})"
 
 
-def _precision(f: Fields) -> str:
-    times = [f"{name} {1000 * f[name]:.0f} ms" for name in ("fp32", "tf32", "bf16") if isinstance(f.get(name), float)]
-    return f"{f['model']} trains in {f['chosen']}" + (f" (one step: {', '.join(times)})" if times else "")
-
-
-def _workers(f: Fields) -> str:
-    where = f" in the Ray cluster {f['on']}" if f.get("on") else ""
-    threads = f", {f['threads']} threads each" if isinstance(f.get("threads"), int) else ""
-    return f"{f['workers']} workers{where}{threads}"
-
-
 def _ancestry(f: Fields) -> str:
     similarity = number(min(f["kinship"].values(), default=0.0), 2)
     if f["common"]:
@@ -319,11 +308,9 @@ EVENT_FORMATS: dict[str, Callable[[Fields], str]] = {
     "reference": lambda f: (
         f"{f['query']}: original {_metric(f['metric'])} {number(f['val'])} on val, {number(f['needed'])} is required"
     ),
-    "precision": _precision,
-    "layout": lambda f: f"one training step: {f['chosen']}" + (", limited by memory" if f["full"] else ""),
-    "workers": _workers,
-    "crew": lambda f: f"{len(f['queries'])} processes: {'; '.join(', '.join(own) or 'none' for own in f['queries'])}",
-    "sums": lambda f: f"{f['steps']} steps, gradients of {size(sum(f['given_bytes']))} summed",
+    "processes": lambda f: (
+        f"{len(f['queries'])} processes: {'; '.join(', '.join(own) or 'none' for own in f['queries'])}"
+    ),
     "ancestry": _ancestry,
     "equal": lambda f: f"{f['sets']} sets of layers are identical: {size(f['saved_bytes'])} saved without training",
     "aligned": lambda f: f"{f['query']}: permuted {f['moved']:,} of {f['channels']:,} channels to match other models",

@@ -79,28 +79,31 @@ def merge(
             return merge(workload, out.absolute(), method, resume, seed, report, own)
 
         return run_on_ray(resources.ray, entry, progress)
-    crew = resources.group
-    crew.run_on_rank0(partial(_check_paths, workload, out))
+    group = resources.group
+    group.run_on_rank0(partial(_check_paths, workload, out))
     with ExitStack() as held, _telling_of_full_memory():
-        crew.run_on_rank0(lambda: held.enter_context(locked(out)))
-        return _merged(workload, out, method, resume, seed, progress if crew.rank == 0 else silent, options)
+        group.run_on_rank0(lambda: held.enter_context(locked(out)))
+        return _merged(workload, out, method, resume, seed, progress if group.rank == 0 else silent, options)
 
 
 def _merged(
     workload: Workload, out: Path, method: str, resume: bool, seed: int, progress: Progress, options: MergeOptions
 ) -> MergeReport:
-    crew = options.resources.group
-    begun = crew.run_on_rank0(partial(_check, workload, out, method, options, resume))
+    group = options.resources.group
+    begun = group.run_on_rank0(partial(_check, workload, out, method, options, resume))
     unbound = {name: value for name, value in options.to_json().items() if name not in BOUNDS}
     identity = {"workload": _fingerprint(workload), "method": method, "seed": seed, "options": unbound}
-    check_consistent(crew, identity)
-    checkpoint = Checkpoint(_beside(out, WORK_SUFFIX), identity, resume, crew)
+    check_consistent(group, identity)
+    checkpoint = Checkpoint(_beside(out, WORK_SUFFIX), identity, resume, group)
     started = time.monotonic() - checkpoint.seconds
     torch.manual_seed(seed)
     with _without_torchs_warnings():
-        ctx = MergeContext(workload, seed, progress, group=crew)
+        ctx = MergeContext(workload, seed, progress, group=group)
         ctx.interval = options.margin is None
-        crew.assign(partition({query.id: float(ctx.flops.of(query)) for query in workload.queries}, crew.size))
+        loads = {query.id: float(ctx.flops.of(query)) for query in workload.queries}
+        group.assign(partition(loads, group.size))
+        if group.size > 1:
+            progress("processes", queries=partition(loads, group.size))
         ctx.stages.announce(_stages(options))
         ctx.open()
         checkpoint.meter = ctx.flops

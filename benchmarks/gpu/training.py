@@ -22,10 +22,10 @@ from benchmarks.gpu.bundles import FAMILIES, FEW, SIZE, SMALL_SIZE
 from benchmarks.gpu.found import Found, Setting
 from merger import MergeOptions, TrainOptions, train_originals
 from merger import merge as merged
-from merger.training.loop import Training, TrainingSet
-from merger.training.precision import Precisions, apart
+from merger.training.data import TrainingSet
+from merger.training.loop import Training
 from merger.training.recipe import Flops, Recipe
-from merger.training.step_config import StepConfig, first_that_fits, layouts
+from merger.training.step_config import MemoryPlan
 from models.bundle import verify_bundle
 from models.data import PreparedFrames, load_split
 from models.device import disable_tf32
@@ -62,7 +62,7 @@ def merge(setting: Setting, found: Found) -> None:
 
 
 def lay_out(setting: Setting, found: Found) -> None:
-    """Train frames on the device, intermediates computed again, a step that does not fit, and precisions tried."""
+    """Train frames on the device, intermediates computed again, a step that does not fit,."""
     model, size, frames = (FEW[0], SMALL_SIZE, 16) if setting.small else (FAMILIES[0], SIZE, 64)
     workload = _workload(setting.folder / "layout", model, size, frames)
     sets = {one.id: TrainingSet(one, PreparedFrames(one, load_split(one, "train")).load()) for one in workload.queries}
@@ -72,7 +72,9 @@ def lay_out(setting: Setting, found: Found) -> None:
     found.holds("frames_kept_on_device", all(kept))
     found.holds("batches_from_device", next(iter(sets.values())).prepared.batch([0]).device.type == setting.device.type)
     plain, again = (
-        _peak(setting, partial(_training, workload, sets, setting.device, replace(recipe, recompute=wanted), "fp32"))
+        _peak(
+            setting, partial(_training, workload, sets, setting.device, replace(recipe, checkpointing=wanted), "fp32")
+        )
         for wanted in (False, True)
     )
     found.at_most("loss_with_frames_there_apart", abs(plain[0] - elsewhere) / abs(elsewhere), LOSS_APART)
@@ -81,24 +83,14 @@ def lay_out(setting: Setting, found: Found) -> None:
     if setting.on_card:
         found.holds("less_is_kept", again[1] < plain[1])
         found.at_most("waits_in_a_step", _waits(_training(workload, sets, setting.device, recipe, "fp32")), 1)
-    possible = layouts(recipe)
-
-    def attempt(layout: StepConfig) -> bool:
-        layout.place([one.prepared for one in sets.values()], setting.device)
-        if not setting.on_card and not layout.recompute:
-            raise torch.OutOfMemoryError("made up")
-        with _limited(setting, (plain[1] + again[1]) // 2):
-            _training(workload, sets, setting.device, layout.trial(recipe), "fp32").epoch()
-        return True
-
-    chosen = possible[first_that_fits(possible, attempt)]
-    found.note("layout", str(chosen))
-    found.holds("computed_again_where_it_does_not_fit", chosen.recompute)
-    query = workload.queries[0]
-    original = build_query(query).to(setting.device).eval()
-    images = sets[query.id].frames(range(min(16, frames)), setting.device)
-    found.note("precision", Precisions("auto", {}).of(query, original, lambda: images))
-    found.note("loss_by_precision", {kind: apart(query, original, images, kind) for kind in ("tf32", "bf16")})
+    memory = MemoryPlan()
+    with _limited(setting, (plain[1] + again[1]) // 2):
+        training = _training(workload, sets, setting.device, recipe, "fp32", memory)
+        training.epoch()
+    chosen = memory.config(recipe)
+    found.note("step_config", str(chosen))
+    if setting.on_card:
+        found.holds("checkpointing_when_memory_is_full", chosen.checkpointing)
 
 
 def whole(setting: Setting, found: Found) -> None:
@@ -117,9 +109,6 @@ def whole(setting: Setting, found: Found) -> None:
         found.note(f"{method}_saves", report.saved_fraction)
         found.note(f"{method}_keeps", [query.ratio for query in report.queries])
         found.holds(f"{method}_gives_a_bundle", not verify_bundle(out))
-        if setting.on_card:
-            found.note(f"{method}_layout", [fields["chosen"] for event, fields in told if event == "layout"])
-            found.holds(f"{method}_is_laid_out", any(event == "layout" for event, _ in told))
 
 
 def _peak(setting: Setting, begin: Callable[[], Training]) -> tuple[float, int]:
@@ -179,7 +168,12 @@ def _loss(workload: Workload, sets: dict[str, TrainingSet], device: torch.device
 
 
 def _training(
-    workload: Workload, sets: dict[str, TrainingSet], device: torch.device, recipe: Recipe, precision: str
+    workload: Workload,
+    sets: dict[str, TrainingSet],
+    device: torch.device,
+    recipe: Recipe,
+    precision: str,
+    memory: MemoryPlan | None = None,
 ) -> Training:
     """Two models of one architecture that share every convolution."""
     torch.manual_seed(0)
@@ -189,7 +183,7 @@ def _training(
         for path, module in other.named_modules():
             if isinstance(module, torch.nn.Conv2d):
                 module.weight = first.get_submodule(path).weight  # type: ignore[assignment]
-    return Training(models, sets, recipe, Flops(), precisions=dict.fromkeys(models, precision))
+    return Training(models, sets, recipe, Flops(), precision=precision, memory=memory)
 
 
 def _workload(folder: Path, model: str, size: int, frames: int) -> Workload:

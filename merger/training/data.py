@@ -51,12 +51,12 @@ class TrainingSet:
     @property
     def unchanged(self) -> bool:
         """Whether frames are the same at every visit: those without labels are not augmented."""
-        return self.prepared.split.truths is None
+        return self.prepared.split.labels is None
 
     @cached_property
     def targets(self) -> list | None:
         """The target of each frame, None without labels."""
-        labels, every = self.prepared.split.truths, range(len(self))
+        labels, every = self.prepared.split.labels, range(len(self))
         return None if labels is None else self.task.targets(labels, self.prepared.sizes(every), self.query.classes)
 
     def teacher_output_bytes(self, features: bool) -> int | None:

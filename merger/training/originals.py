@@ -128,7 +128,7 @@ def _check_trainable(workload: Workload, query: Query) -> None:
     if not isinstance(query.weights, Path) or query.weights.suffix != ".safetensors":
         hint = "name the .safetensors file that training shall write"
         raise InputError(workload.path, f"query {query.id} has no such `weights:`", hint, "weights")
-    if load_split(query, "train").truths is None:
+    if load_split(query, "train").labels is None:
         raise InputError(workload.path, f"query {query.id} has no labels to train on", "label its data", "data")
 
 
@@ -214,7 +214,7 @@ class _OriginalTraining:
         self, model: nn.Module, prepared: PreparedFrames, threshold: float | None = None
     ) -> tuple[float, float]:
         """The metric and its score threshold, which is chosen on these frames when none is given."""
-        query, task, labels = self.query, task_of(self.query.task), prepared.split.truths
+        query, task, labels = self.query, task_of(self.query.task), prepared.split.labels
         if labels is None:
             raise InputError(query.id, f"the split '{prepared.split.name}' has no labels", "label it", "data")
         predictions = predict(model, query, prepared)

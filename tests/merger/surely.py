@@ -24,7 +24,7 @@ def _halved(*given: Any) -> tuple[Any, dict[str, float]]:
 def must_train(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that is put together holds before it has trained, and nobody takes another's layers as they are."""
     monkeypatch.setattr("merger.methods.prelude._took", lambda *_, **__: NOTHING)
-    for module in ("bench.attempt", "methods.prelude", "methods.top_down"):
+    for module in ("core.attempt", "methods.prelude", "methods.top_down"):
         monkeypatch.setattr(f"merger.{module}.tie_and_evaluate", _halved)
 
 

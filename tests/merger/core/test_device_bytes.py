@@ -45,7 +45,7 @@ def test_a_merge_of_twelve_models_keeps_its_originals_what_is_trained_and_its_mo
     total = on_device() - before
     assert total > 10**9
     plan = SharingPlan.of(groups(layers_of_all(workload.queries), "wide"))
-    ctx = SimpleNamespace(originals=originals, seed=0, crew=ProcessGroup())
+    ctx = SimpleNamespace(originals=originals, seed=0, group=ProcessGroup())
     start = snapshots(originals)
     assert on_device() - before == total, "the states to begin with lie elsewhere"
     models = MergeContext.models(ctx, originals, None, plan)  # type: ignore[arg-type]

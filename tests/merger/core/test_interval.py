@@ -6,8 +6,6 @@ import pytest
 
 from merger import MergeOptions
 from merger.core.context import MergeContext
-from merger.core.elsewhere import Setup
-from merger.events import silent
 
 
 def test_without_a_margin_the_target_is_required_of_the_lower_end(
@@ -21,11 +19,6 @@ def test_without_a_margin_the_target_is_required_of_the_lower_end(
     plain = ctx.ratio("q0", model)
     ctx.interval = True
     assert ctx.ratio("q0", model) < plain < 1
-
-
-def test_workers_judge_as_the_merge_does(ctx: MergeContext) -> None:
-    ctx.interval = True
-    assert Setup.of(ctx).workbench(silent).interval
 
 
 def test_one_error_more_is_not_held_against_a_model(ctx: MergeContext, monkeypatch: pytest.MonkeyPatch) -> None:

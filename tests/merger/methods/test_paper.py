@@ -30,7 +30,7 @@ class FakeBench:
     reverted: dict[str, float] = field(default_factory=dict)
     epoch: int = 0
     handed_out: list = field(default_factory=list)
-    crew: ProcessGroup = SINGLE_PROCESS
+    group: ProcessGroup = SINGLE_PROCESS
 
     def tie_and_evaluate(self, plan, queries, states):
         models = {query: _net(states[query]) for query in queries}

@@ -13,21 +13,16 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-import merger.start.choosing as choosing_module
 from merger.checkpoint import State, StepCache, snapshot
 from merger.core.context import MergeContext
-from merger.core.elsewhere import assign
 from merger.core.method import MergeOptions
-from merger.distributed import ProcessGroup
 from merger.methods.top_down import whole_plan
 from merger.start.ancestry import COMMON, kinship
 from merger.start.choosing import InitEvaluator, Start, affordable, averaged, choose_start, donated, lost, together
 from models.batchnorm import batchnorms_of
-from models.sharing.groups import groups
 from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan
-from models.workload import Workload, load_workload
-from tests.merger.crew.hands import together as together_in
+from models.workload import Workload
 
 
 @pytest.fixture
@@ -236,32 +231,6 @@ def _give_an_ancestor(ctx: MergeContext) -> None:
 
 def _plan_of_three() -> SharingPlan:
     return SharingPlan(tuple(tuple((q, path) for q in ("q0", "q1", "q2")) for path in ("stem.0", "body.0", "last.0")))
-
-
-def _chosen(crew: ProcessGroup, path: Path) -> dict[str, Any]:
-    """What a start comes to in this process, and the queries it judged."""
-    choosing_module.FAR = 0.0
-    ctx, evaluated = MergeContext(load_workload(path), crew=crew), list[str]()
-    ctx.crew.all_gather_object(lambda: ctx.load(lambda done: None))
-    assign(ctx)
-    own = InitEvaluator.error
-    InitEvaluator.error = lambda evaluate, query, model: evaluated.append(query) or own(evaluate, query, model)  # type: ignore
-    start = choose_start(ctx, SharingPlan.of(groups(ctx.layers)), StepCache())
-    return {
-        **start.__dict__,
-        "flops": ctx.flops.total,
-        "evaluated": set(evaluated),
-        "mine": set(crew.mine(ctx.queries)),
-    }
-
-
-def test_several_processes_choose_as_one_does_and_judge_their_own(workload: Workload) -> None:
-    alone = _chosen(ProcessGroup(), workload.path)
-    for one in together_in(2, _chosen, workload.path):
-        assert one["evaluated"] == one["mine"] < alone["evaluated"] == {"q0", "q1", "q2"}
-        assert (one["errors"], one["flops"], one["far"]) == (alone["errors"], alone["flops"], alone["far"])
-        for query, state in alone["states"].items():
-            assert all(torch.equal(one["states"][query][name], tensor) for name, tensor in state.items())
 
 
 def test_starts_are_judged_and_solved_with_one_model_after_the_other(

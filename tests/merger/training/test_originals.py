@@ -16,19 +16,19 @@ from merger.checkpoint import State, snapshot
 from merger.training.loop import Diverged, Training
 from merger.training.originals import TrainResult
 from models.errors import InputError
-from models.workload import Query, Workload, load_workload
+from models.workload import Workload, load_workload
 from tests.merger.conftest import ORIGINALS
 from tests.merger.kills import Killed, kill_after, to_the_end
 from tests.merger.tiny import data_of, weights_of, write_workload
 
 
-def test_trained_originals_answer_well_and_are_stored(workload: Workload) -> None:
+def test_trained_original_is_good_and_stored(workload: Workload) -> None:
     (result,) = train_originals(workload, ["q0"], options=ORIGINALS)
     assert result.metric == "balanced_accuracy" and result.val >= 0.9 and result.test >= 0.8
     assert weights_of(workload, "q0").exists()
 
 
-def test_only_the_missing_ones_are_trained(workload: Workload) -> None:
+def test_training_skips_queries_with_weights(workload: Workload) -> None:
     kept = weights_of(workload, "q0").read_bytes()
     weights_of(workload, "q1").unlink()
     results = train_originals(workload, options=ORIGINALS)
@@ -36,26 +36,26 @@ def test_only_the_missing_ones_are_trained(workload: Workload) -> None:
     assert weights_of(workload, "q0").read_bytes() == kept
 
 
-def test_no_large_tensor_is_equal_between_two_originals(workload: Workload) -> None:
+def test_originals_share_no_large_tensor(workload: Workload) -> None:
     first, third = (load_file(weights_of(workload, query)) for query in ("q0", "q2"))
     large = [name for name, tensor in first.items() if tensor.nbytes > 4096]
     assert large
     assert not any(torch.equal(first[name], third[name]) for name in large)
 
 
-def test_the_same_seed_gives_the_same_original(workload: Workload) -> None:
+def test_training_with_one_seed_gives_the_same_weights(workload: Workload) -> None:
     train_originals(workload, ["q0"], options=ORIGINALS)
     once = weights_of(workload, "q0").read_bytes()
     train_originals(workload, ["q0"], options=ORIGINALS)
     assert weights_of(workload, "q0").read_bytes() == once
 
 
-@pytest.mark.parametrize(("enough", "cycles"), [(-1.0, 3), (1.1, 2)], ids=["all cycles", "the mean of two"])
-def test_an_interrupted_training_goes_on_and_comes_to_the_same(
-    workload: Workload, monkeypatch: pytest.MonkeyPatch, every_chance: None, enough: float, cycles: int
+@pytest.mark.parametrize(("min_gain", "cycles"), [(-1.0, 3), (1.1, 2)], ids=["all cycles", "the mean of two"])
+def test_interrupted_training_resumes_to_the_same_weights(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch, every_chance: None, min_gain: float, cycles: int
 ) -> None:
     path, told = weights_of(workload, "q0"), list[str]()
-    options = replace(ORIGINALS, passes=96, min_epochs=2, max_cycles=3, enough=enough)
+    options = replace(ORIGINALS, passes=96, min_epochs=2, max_cycles=3, min_gain=min_gain)
     (straight,) = train_originals(workload, ["q0"], options=options)
     once, folder = path.read_bytes(), path.with_name(f"{path.name}.work")
     path.unlink()
@@ -71,7 +71,7 @@ def test_an_interrupted_training_goes_on_and_comes_to_the_same(
     assert replace(resumed, seconds=0) == replace(straight, seconds=0)
 
 
-def test_an_interrupted_training_is_told_before_any_other_begins(
+def test_interrupted_training_is_refused_without_resume(
     workload: Workload, monkeypatch: pytest.MonkeyPatch, every_chance: None
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(Killed):
@@ -83,16 +83,14 @@ def test_an_interrupted_training_is_told_before_any_other_begins(
         InputError, match=r"q1\.safetensors\.work: holds an interrupted training; give --resume to go on"
     ):
         train_originals(workload, ["q0", "q1"], options=ORIGINALS)
-    with pytest.raises(
-        InputError, match=r"belongs to another training \(rate differ\); remove the folder, or train as"
-    ):
+    with pytest.raises(InputError, match=r"belongs to another training \(rate differ\); remove the folder, or repeat"):
         train_originals(workload, options=replace(ORIGINALS, rate=1e-4), resume=True)
     assert not weights_of(workload, "q0").exists() and weights_of(workload, "q1").read_bytes() == kept
     results = train_originals(workload, options=ORIGINALS, resume=True)
     assert [one.id for one in results] == ["q0", "q1"], "what is missing, and what was interrupted"
 
 
-def test_nothing_is_left_of_a_training_that_diverged(
+def test_diverged_training_leaves_no_files(
     workload: Workload, monkeypatch: pytest.MonkeyPatch, every_chance: None
 ) -> None:
     """Another rate is asked for, which another training has."""
@@ -112,18 +110,19 @@ def test_nothing_is_left_of_a_training_that_diverged(
 
 
 @pytest.mark.parametrize("gains", [True, False])
-def test_val_says_when_to_stop_and_not_which_state_is_kept(
+def test_val_decides_when_to_stop_not_the_state(
     workload: Workload, monkeypatch: pytest.MonkeyPatch, gains: bool
 ) -> None:
     ends: list[State] = []
-    cycle, evaluated = originals_module._cycle, iter([0.7, 0.9, *([0.95] if gains else [0.8]), 0.6, 0.5])
+    kind, evaluated = originals_module._OriginalTraining, iter([0.7, 0.9, *([0.95] if gains else [0.8]), 0.6, 0.5])
+    cycle = kind._train_cycle
 
-    def noted(query: Query, training: Training, *rest: Any) -> None:
-        cycle(query, training, *rest)
-        ends.append(snapshot(training.models[query.id]))
+    def train_cycle(self: Any, training: Training, *rest: Any) -> None:
+        cycle(self, training, *rest)
+        ends.append(snapshot(training.models["q0"]))
 
-    monkeypatch.setattr(originals_module, "_cycle", noted)
-    monkeypatch.setattr(originals_module, "_judge", lambda *_: (next(evaluated), 0.0))
+    monkeypatch.setattr(kind, "_train_cycle", train_cycle)
+    monkeypatch.setattr(kind, "_evaluate", lambda *_: (next(evaluated), 0.0))
     (result,) = train_originals(workload, ["q0"], options=replace(ORIGINALS, max_cycles=3))
     stored = load_file(weights_of(workload, "q0"))
     assert len(ends) == 3 and result.val == (0.95 if gains else 0.6)
@@ -138,14 +137,14 @@ def test_val_says_when_to_stop_and_not_which_state_is_kept(
         torch.testing.assert_close(stored[name], mean[name])
 
 
-def test_an_original_at_chance_is_reported_with_what_to_do(workload: Workload) -> None:
+def test_original_at_chance_gives_a_warning(workload: Workload) -> None:
     said: list[str] = []
     options = replace(ORIGINALS, rate=1e-9, passes=16, min_epochs=1)
     train_originals(workload, ["q0"], options=options, progress=lambda event, **fields: said.append(str(fields)))
     assert any("too little" in line and "lower --rate (now 1e-09)" in line for line in said)
 
 
-def test_a_missing_split_is_named_before_any_training(workload: Workload, tmp_path) -> None:
+def test_missing_split_is_named_before_training(workload: Workload, tmp_path) -> None:
     data = data_of(workload, "q1")
     shutil.rmtree(data / "val")
     weights_of(workload, "q1").unlink()
@@ -154,7 +153,7 @@ def test_a_missing_split_is_named_before_any_training(workload: Workload, tmp_pa
     assert not weights_of(workload, "q1").exists()
 
 
-def test_weights_that_are_no_safetensors_path_cannot_be_written(tmp_path) -> None:
+def test_weights_path_must_be_safetensors(tmp_path) -> None:
     path = write_workload(tmp_path, queries=1)
     path.write_text(path.read_text().replace("weights/q0.safetensors", "weights/q0.pt"))
     with pytest.raises(InputError, match=r"name the \.safetensors file"):

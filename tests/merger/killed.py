@@ -24,7 +24,7 @@ from tests.merger.options import QUICK
 def main() -> None:
     """Resume or begin the merge, to be killed as told."""
     workload, out, method, how, when = sys.argv[1:6]
-    checkpoint_module.INTERVAL_S, checkpoint_module.WRITING_SHARE = 0.0, float("inf")
+    checkpoint_module.CONFIG = checkpoint_module.CheckpointConfig(0.0, float("inf"))
     torch.set_num_threads(1)
     if how == "write":
         _kill_in_write(int(when))

@@ -1,4 +1,4 @@
-"""A merge that is killed at any moment goes on from what it stored and ends with the same bundle."""
+"""A merge that was killed resumes from its checkpoint to the same bundle."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import os
 import random
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import merger.merging as merging_module
 from merger import MergeOptions, merge
-from merger.checkpoint import MARK, STATE, Checkpoint
+from merger.checkpoint import MARK, STATE, Checkpoint, StepCache, storable
 from merger.start.choosing import Start
 from models.bundle import open_bundle
 from models.errors import InputError
@@ -37,7 +37,7 @@ def _log(path: Path) -> str:
 
 
 @pytest.mark.exhaustive
-def test_sigkill_at_random_moments_changes_nothing(workload: Workload, tmp_path: Path) -> None:
+def test_sigkill_at_random_moments_gives_the_same_bundle(workload: Workload, tmp_path: Path) -> None:
     straight = merge(workload, tmp_path / "straight.safetensors", "gemel", options=QUICK)
     draw, kills = random.Random("kills"), 3
     out, codes = tmp_path / "killed.safetensors", []
@@ -54,7 +54,7 @@ def test_sigkill_at_random_moments_changes_nothing(workload: Workload, tmp_path:
 
 def _run(arguments: list[str]) -> int:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
-    command = [sys.executable, "-m", "tests.merger.journal.killed", *arguments]
+    command = [sys.executable, "-m", "tests.merger.killed", *arguments]
     done = subprocess.run(command, env=environment, timeout=120, capture_output=True, text=True, check=False)
     assert done.returncode in (0, -9), done.stderr
     return done.returncode
@@ -63,11 +63,12 @@ def _run(arguments: list[str]) -> int:
 @pytest.mark.parametrize(
     ("method", "share", "waits", "far"),
     [("top-down", 0.3, [], 0.0), *one_in(2, [
-        ("top-down", 0.6, [], 1.0), ("top-down", 0.4, ["q1"], 1.0), ("top-down", 0.8, ["q1"], 1.0), ("top-down", 0.5, [], 0.0),
+        ("top-down", 0.6, [], 1.0), ("top-down", 0.4, ["q1"], 1.0), ("top-down", 0.8, ["q1"], 1.0),
+        ("top-down", 0.5, [], 0.0),
         ("joint", 0.7, [], 1.0), ("gemel", 0.4, [], 1.0), ("mainstream", 0.5, [], 1.0), ("one-model", 0.6, [], 1.0),
     ])],
 )  # fmt: skip
-def test_what_was_done_before_is_not_done_again(
+def test_resumed_merge_repeats_no_finished_step(
     workload: Workload,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -99,7 +100,7 @@ def test_what_was_done_before_is_not_done_again(
     assert ('"sprint": 0' in _log(out)) == (not far), "where it begins far off the heaviest sets train first"
 
 
-def test_an_interrupted_merge_can_be_ended_with_what_holds_by_then(
+def test_resume_without_time_ends_with_what_holds(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None
 ) -> None:
     with monkeypatch.context() as patch:
@@ -114,7 +115,7 @@ def test_an_interrupted_merge_can_be_ended_with_what_holds_by_then(
     assert min(ratios_on_val(workload, out).values()) >= 0.95
 
 
-def test_the_recipe_chosen_on_val_is_chosen_once(
+def test_resume_keeps_the_recipe_chosen_on_val(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None
 ) -> None:
     options = MergeOptions(replace(QUICK.recipe, epochs=1, frames_per_epoch=16), precision="fp32")
@@ -127,25 +128,7 @@ def test_the_recipe_chosen_on_val_is_chosen_once(
     assert _content(out) == _content(Path(straight.bundle))
 
 
-def test_a_kill_just_after_a_round_forgets_none_of_its_work(
-    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None
-) -> None:
-    options = MergeOptions(replace(QUICK.recipe, epochs=1, frames_per_epoch=16), precision="fp32")
-    straight = merge(workload, tmp_path / "straight.safetensors", "gemel", options=options)
-    out, save = tmp_path / "killed.safetensors", Checkpoint.save
-
-    def dying(self: Checkpoint, *given: Any) -> None:
-        save(self, *given)
-        raise Killed
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(Checkpoint, "save", dying)
-        merge(workload, out, "gemel", options=options)
-    resumed = merge(workload, out, "gemel", resume=True, options=options)
-    assert resumed.flops == straight.flops and _log(out) == _log(Path(straight.bundle))
-
-
-def test_a_kill_after_the_bundle_was_written_is_no_obstacle(
+def test_resume_after_the_bundle_was_written_succeeds(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "b.safetensors"
@@ -158,7 +141,7 @@ def test_a_kill_after_the_bundle_was_written_is_no_obstacle(
 
 
 @pytest.mark.parametrize("method", ["top-down", "mainstream"])
-def test_the_log_of_a_method_that_was_done_before_is_not_lost(
+def test_resume_after_the_method_keeps_its_log(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     options = replace(QUICK, recipe=replace(QUICK.recipe, epochs=1, frames_per_epoch=16), margin=1.0)
@@ -171,7 +154,7 @@ def test_the_log_of_a_method_that_was_done_before_is_not_lost(
     assert _log(out) == _log(Path(straight.bundle)) and '"set"' in _log(out)
 
 
-def test_no_room_for_a_checkpoint_is_one_line_and_the_last_one_stays(
+def test_full_disk_is_one_line_and_keeps_the_last_file(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None
 ) -> None:
     save, out, writes = torch.save, tmp_path / "b.safetensors", []
@@ -191,7 +174,7 @@ def test_no_room_for_a_checkpoint_is_one_line_and_the_last_one_stays(
     assert merge(workload, out, "gemel", resume=True, options=QUICK).saved_fraction > 0
 
 
-def test_a_file_size_limit_is_reported_like_a_full_disk(tmp_path: Path) -> None:
+def test_file_size_limit_is_reported_like_a_full_disk(tmp_path: Path) -> None:
     resource = pytest.importorskip("resource")
     checkpoint = Checkpoint(tmp_path / "flops", {}, resume=False)
     checkpoint.state("large")["tensor"] = torch.zeros(1 << 20)
@@ -199,24 +182,24 @@ def test_a_file_size_limit_is_reported_like_a_full_disk(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
         with pytest.raises(InputError, match="free some space"):
-            checkpoint.write()
+            checkpoint.save()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path.name for path in (tmp_path / "flops").iterdir()] == [MARK]
 
 
 @pytest.mark.parametrize("damage", [b"", b"no checkpoint", None], ids=["empty", "text", "cut"])
-def test_a_damaged_checkpoint_is_refused(tmp_path: Path, damage: bytes | None) -> None:
+def test_damaged_checkpoint_is_refused(tmp_path: Path, damage: bytes | None) -> None:
     folder = tmp_path / "flops"
     checkpoint = Checkpoint(folder, {"seed": 0}, resume=False)
-    checkpoint.write()
+    checkpoint.save()
     path = folder / STATE
     path.write_bytes(path.read_bytes()[:500] if damage is None else damage)
     with pytest.raises(InputError, match=r"state\.pt: is no checkpoint: .*; remove the folder and start again"):
         Checkpoint(folder, {"seed": 0}, resume=True)
 
 
-def test_steps_parts_and_work_come_back_as_they_were(tmp_path: Path) -> None:
+def test_steps_states_and_flops_are_restored(tmp_path: Path) -> None:
     class Meter:
         total = 0.0
 
@@ -229,7 +212,7 @@ def test_steps_parts_and_work_come_back_as_they_were(tmp_path: Path) -> None:
 
     first = checkpoint.step("a", flops)
     checkpoint.state("loop")["history"] = [1.0]
-    checkpoint.write()
+    checkpoint.save()
     again = Checkpoint(tmp_path / "flops", {}, resume=True)
     again.meter = Meter()
     second = again.step("a", lambda: pytest.fail("done already"))
@@ -237,15 +220,69 @@ def test_steps_parts_and_work_come_back_as_they_were(tmp_path: Path) -> None:
     assert again.meter.total == 7 and again.state("loop") == {"history": [1.0]}
 
 
-def test_what_was_kept_within_a_step_goes_when_it_is_done() -> None:
-    checkpoint = Checkpoint(Path("unused"), {}, resume=False)
+@storable
+class Outcome(str, Enum):
+    """An enum in a checkpoint."""
+
+    KEPT = "kept"
+
+
+@storable
+@dataclass(frozen=True)
+class Found:
+    """A dataclass in a checkpoint."""
+
+    outcome: Outcome
+    tensor: torch.Tensor
+    members: tuple[tuple[str, str], ...] = ()
+
+
+def test_storable_dataclasses_and_enums_are_restored(tmp_path: Path) -> None:
+    found = Found(Outcome.KEPT, torch.ones(2), (("a", "b"),))
+    checkpoint = Checkpoint(tmp_path / "work", {}, resume=False)
+    checkpoint.step(Outcome.KEPT, lambda: found)
+    checkpoint.save()
+    again = Checkpoint(tmp_path / "work", {}, resume=True).step(Outcome.KEPT, lambda: pytest.fail("done already"))
+    assert again.outcome is Outcome.KEPT and torch.equal(again.tensor, found.tensor) and again.members == found.members
+
+
+def test_finished_step_drops_what_was_kept_within_it() -> None:
+    checkpoint = StepCache()
 
     def outer() -> int:
         checkpoint.state("loop")["x"] = 1
         return checkpoint.step("inner", lambda: 2)
 
-    assert checkpoint.step("outer", outer) == 2
-    state = checkpoint.state_dict()
-    assert list(state["done"]) == ["outer"] and state["parts"] == {}
+    assert checkpoint.step("outer", outer) == 2 and checkpoint.has_done("outer")
+    assert list(checkpoint._state.done) == ["outer"] and checkpoint._state.loops == {}
     checkpoint.discard("outer")
-    assert checkpoint.state_dict()["done"] == {}
+    assert not checkpoint.has_done("outer") and checkpoint.step("outer", lambda: 3) == 3
+
+
+def test_folder_without_the_mark_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "mine").write_text("x")
+    with pytest.raises(InputError, match="was not made by gemel"):
+        Checkpoint(tmp_path / "work", {}, resume=True)
+    (tmp_path / "link").symlink_to(tmp_path / "work")
+    with pytest.raises(InputError, match="was not made by gemel"):
+        Checkpoint(tmp_path / "link", {}, resume=True)
+
+
+def test_checkpoint_of_another_identity_or_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Checkpoint(tmp_path / "work", {"seed": 0, "options": {"a": 1}}, resume=False).save()
+    with pytest.raises(InputError, match="holds an interrupted merge; give --resume"):
+        Checkpoint(tmp_path / "work", {}, resume=False)
+    with pytest.raises(InputError, match=r"belongs to another merge \(seed, options differ\)"):
+        Checkpoint(tmp_path / "work", {"seed": 1, "options": {"a": 2}}, resume=True)
+    monkeypatch.setattr("merger.checkpoint.FORMAT", 1)
+    with pytest.raises(InputError, match="written by another version"):
+        Checkpoint(tmp_path / "work", {"seed": 0, "options": {"a": 1}}, resume=True)
+
+
+def test_remove_leaves_files_of_others(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path / "work", {}, resume=False)
+    checkpoint.save()
+    (tmp_path / "work" / "mine").write_text("x")
+    checkpoint.remove()
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["mine"]

@@ -1,0 +1,393 @@
+"""The training loop: shared parameters, FLOPs, micro-batches, memory, precision, teacher cache, divergence, resume."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from merger.checkpoint import snapshots
+from merger.core.context import MergeContext
+from merger.events import silent
+from merger.training.data import TrainingSet, seed_of
+from merger.training.distillation import feature_loss, record_inputs, watched_layers
+from merger.training.loop import Diverged, Training
+from merger.training.recipe import OPTIMIZER, Flops, Recipe, forward_flops
+from merger.training.step_config import MemoryPlan, StepConfig, activation_checkpointing, check_precision
+from merger.training.teacher_cache import (
+    TeacherCache,
+    cache_capacities,
+    expected_teacher_passes,
+    teacher_output_bytes,
+)
+from models.batchnorm import batchnorms_of
+from models.errors import InputError
+from models.sharing.groups import groups
+from models.sharing.plan import SharingPlan, tie
+from models.tasks import Classification
+
+RECIPE = Recipe(rate=2e-3, epochs=2, batch=8, micro_batch=4, frames_per_epoch=32, features=1.0)
+
+
+@pytest.fixture
+def plan(ctx: MergeContext) -> SharingPlan:
+    """Every group shared."""
+    return SharingPlan.of(groups(ctx.layers))
+
+
+def train(ctx: MergeContext, queries: list[str], recipe: Recipe = RECIPE) -> dict[str, dict[str, Tensor]]:
+    """The states after a joint training of these models, nothing shared."""
+    models = ctx.models(queries)
+    training = ctx.training(models, recipe)
+    while training.epochs < recipe.epochs:
+        training.epoch()
+    return snapshots(models)
+
+
+def assert_equal(one: dict[str, dict[str, Tensor]], other: dict[str, dict[str, Tensor]]) -> None:
+    assert all(torch.equal(tensor, other[query][name]) for query, own in one.items() for name, tensor in own.items())
+
+
+def test_optimiser_holds_a_shared_parameter_once(ctx: MergeContext, plan: SharingPlan) -> None:
+    models = ctx.models(ctx.queries)
+    apart = sum(len(list(model.parameters())) for model in models.values())
+    tie(models, plan)
+    training = ctx.training(models, Recipe())
+    listed = [id(p) for parameters in training.optimiser.param_groups for p in parameters["params"]]
+    assert len(listed) == len(set(listed)) == apart - sum(len(members) - 1 for members in plan.shared)
+
+
+def test_tied_layers_stay_equal_and_originals_unchanged(ctx: MergeContext, plan: SharingPlan) -> None:
+    models, before = ctx.tied(plan, ["q0", "q2"]), snapshots(ctx.originals)
+    ctx.training(models, Recipe(rate=1e-3, epochs=1)).epoch()
+    first, third = models["q0"].state_dict(), models["q2"].state_dict()
+    assert torch.equal(first["body.0.weight"], third["body.0.weight"])
+    assert not torch.equal(first["body.0.weight"], before["q0"]["body.0.weight"])
+    assert not torch.equal(first["body.1.weight"], third["body.1.weight"])
+    assert_equal(before, snapshots(ctx.originals))
+
+
+def test_private_weights_learn_at_a_fraction_of_the_rate(ctx: MergeContext, plan: SharingPlan) -> None:
+    together, alone = ctx.tied(plan, ["q0", "q2"]), ctx.models(["q0"])
+    for models in (together, alone):
+        start = {name: p.detach().clone() for name, p in models["q0"].named_parameters()}
+        ctx.training(models, Recipe(rate=1e-3, epochs=1, private=0.0, weight_decay=0.0)).epoch()
+        moved = {name: not torch.equal(start[name], p) for name, p in models["q0"].named_parameters()}
+        assert moved["body.0.weight"] and moved["body.1.weight"] and moved["head.bias"]
+        assert moved["head.weight"] == (models is alone)
+
+
+def test_dropout_is_off_with_a_teacher_only(ctx: MergeContext) -> None:
+    model = ctx.models(["q0"])["q0"]
+    model.head = nn.Sequential(nn.Dropout(0.5), model.head)  # type: ignore[arg-type]
+    for teachers, off in (({"q0": ctx.originals["q0"]}, True), ({}, False)):
+        Training({"q0": model}, ctx.train, Recipe(epochs=1, frames_per_epoch=16), Flops(), teachers).epoch()
+        assert model.training and model.head[0].training != off
+
+
+def test_batchnorm_momentum_falls_with_the_rate_under_a_teacher(ctx: MergeContext) -> None:
+    model, seen = ctx.models(["q0"])["q0"], list[float]()
+    norm = batchnorms_of(model)[0]
+    usual = norm.momentum
+    model.register_forward_pre_hook(lambda *_: seen.append(norm.momentum))  # type: ignore[arg-type]
+    training = ctx.training({"q0": model}, replace(RECIPE, frames_per_epoch=160))
+    training.epoch()
+    training.epoch()
+    assert norm.momentum == usual == max(seen) and seen[-1] == pytest.approx(OPTIMIZER.min_momentum_fraction * usual)
+
+
+def test_flops_count_forward_backward_and_teacher(ctx: MergeContext) -> None:
+    ctx.flops.total = 0.0
+    ctx.training(ctx.models(["q0"]), Recipe(epochs=1, batch=10, frames_per_epoch=20)).epoch()
+    assert ctx.flops.total == 20 * (1 + 2 + 1) * forward_flops(ctx.queries["q0"])
+
+
+def test_same_seed_gives_the_same_weights(ctx: MergeContext) -> None:
+    assert_equal(train(ctx, ["q0", "q1"]), train(ctx, ["q0", "q1"]))
+    other = train(ctx, ["q0", "q1"], replace(RECIPE, seed=1))
+    assert not torch.equal(other["q0"]["head.weight"], train(ctx, ["q0", "q1"])["q0"]["head.weight"])
+
+
+def test_subsampled_queries_take_part_in_half_of_the_steps(ctx: MergeContext) -> None:
+    recipe = replace(RECIPE, frames_per_epoch=48)
+    training = ctx.training(ctx.models(["q0", "q1"]), recipe, ["q1"])
+    taken = [training._batches.takes_part("q1", step) for step in range(training.steps)]
+    assert sum(taken) == training.steps / 2 and recipe.contributions({"a": 48, "b": 48}, ["b"]) == {"a": 48, "b": 24}
+
+
+@pytest.mark.parametrize("what", ["weights", "gradient"])
+def test_training_that_diverges_names_the_query(ctx: MergeContext, what: str) -> None:
+    models = ctx.models(["q0"])
+    weight = models["q0"].get_parameter("head.weight")
+    if what == "weights":
+        torch.nn.init.constant_(weight, float("nan"))
+    else:
+        weight.register_hook(lambda gradient: gradient * float("inf"))
+    with pytest.raises(Diverged, match="q0"):
+        ctx.training(models, Recipe(epochs=1)).epoch()
+
+
+class CountReads(TorchDispatchMode):
+    """Counts the operations that read a value: there the host waits for a GPU."""
+
+    READING = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.overloadpacket.__name__ in self.READING
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("taught", [True, False])
+def test_step_reads_no_value_from_the_device(ctx: MergeContext, taught: bool) -> None:
+    training = Training(ctx.models(["q0", "q1"]), ctx.train, RECIPE, Flops(), ctx.originals if taught else {})
+    training.epoch()
+    with CountReads() as reads:
+        training._take_step()
+    assert reads.count == 0
+
+
+def test_micro_batches_do_not_depend_on_other_queries(ctx: MergeContext) -> None:
+    alone, together = train(ctx, ["q0"]), train(ctx, ["q0", "q1"])
+    assert_equal(alone, together)
+
+
+def test_seeds_depend_on_all_parts() -> None:
+    seeds = {seed_of("node", seed, query, step) for seed in range(3) for query in "ab" for step in range(3)}
+    assert len(seeds) == 18 and seed_of("a", 1) == seed_of("a", 1)
+
+
+def test_training_resumes_in_the_middle_of_an_epoch(ctx: MergeContext, plan: SharingPlan) -> None:
+    whole, states = ctx.tied(plan, ["q0", "q2"]), list[dict[str, Any]]()
+    training = ctx.training(whole, RECIPE)
+
+    def keep() -> None:
+        if training.step == 3:
+            states.append(torch.utils._pytree.tree_map(_copy, training.state_dict()))
+
+    training.after_step = keep
+    losses = [training.epoch() for _ in range(RECIPE.epochs)]
+    again = ctx.tied(plan, ["q0", "q2"])
+    resumed = ctx.training(again, RECIPE)
+    resumed.load_state_dict(states[0])
+    assert [resumed.epoch() for _ in range(RECIPE.epochs)] == losses
+    assert_equal(snapshots(whole), snapshots(again))
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+@pytest.mark.parametrize("full", [1, 2, 3])
+def test_step_out_of_memory_is_repeated_with_less(
+    ctx: MergeContext, monkeypatch: pytest.MonkeyPatch, full: int
+) -> None:
+    """The second step fails this often; the result is that of the smaller configuration from there on."""
+    loss, warnings, calls = Classification.distill, list[str](), [0, 0]
+
+    def fail(*arguments: Any) -> Tensor:
+        calls[0] += 1
+        if calls[0] > 3 and calls[1] < full:
+            calls[1] += 1
+            raise torch.OutOfMemoryError("full")
+        return loss(*arguments)
+
+    monkeypatch.setattr(Classification, "distill", fail)
+    known: dict[str, Any] = {}
+    ctx.memory = MemoryPlan(known, lambda event, **fields: warnings.append(fields["text"]))
+    before = ctx.flops.total
+    states = train(ctx, ["q0"])
+    flops, expected = (
+        ctx.flops.total - before,
+        [StepConfig(4, False), StepConfig(4, False, True), StepConfig(2, False, True)],
+    )
+    assert len(warnings) == full and all("out of memory" in text for text in warnings)
+    assert StepConfig(**known) == expected[full - 1]
+    if full == 1:  # only where frames are kept changed
+        ctx.memory, before = MemoryPlan(), ctx.flops.total
+        assert_equal(states, train(ctx, ["q0"]))
+        assert ctx.flops.total - before == flops
+
+
+def test_memory_that_is_full_with_the_least_is_one_line(ctx: MergeContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Tensor:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(Classification, "distill", fail)
+    with pytest.raises(InputError, match=r"memory: is full in the middle of training, with micro-batches of 1"):
+        train(ctx, ["q0"])
+    with pytest.raises(RuntimeError, match="other"):
+        monkeypatch.setattr(Classification, "distill", lambda *_: (_ for _ in ()).throw(RuntimeError("other")))
+        train(ctx, ["q0"])
+
+
+def test_step_config_divides_the_batch() -> None:
+    assert StepConfig(8).apply(Recipe(batch=12)).micro_batch == 6
+    assert StepConfig(8).apply(Recipe(batch=16, micro_batch=4)).micro_batch == 4
+    assert str(StepConfig(4, False, True)) == "micro-batches of 4, frames in host memory, checkpointing"
+
+
+class Branches(nn.Module):
+    """A block that starts in place, nested blocks, dropout, and several outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(8, 8, 3, padding=1)),
+                nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Dropout(0.5)),
+            )
+            for _ in range(3)
+        )
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        x, found = self.stem(x), []
+        for block in self.blocks:
+            x = x + block(x.clone())
+            found.append(x)
+        return found
+
+
+def test_checkpointing_gives_the_same_gradients_and_keeps_less() -> None:
+    results = []
+    for enabled in (False, True):
+        torch.manual_seed(0)
+        model, kept = Branches(), list[int]()
+        images = torch.rand(4, 3, 16, 16)
+
+        def pack(tensor: Tensor, kept: list[int] = kept) -> Tensor:
+            kept.append(tensor.nbytes)
+            return tensor
+
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+        with hooks, activation_checkpointing(model, enabled):
+            outputs = model(images)
+        torch.stack([one.square().mean() for one in outputs]).sum().backward()
+        grads = [p.grad for p in model.parameters()]
+        results.append((grads, dict(model.named_buffers()), sum(kept)))
+        assert all("forward" not in module.__dict__ for module in model.modules())
+    (grads, buffers, plain), (again, updated, less) = results
+    assert less < plain
+    assert all(torch.equal(one, other) for one, other in zip(grads, again, strict=True))  # type: ignore[arg-type]
+    assert all(torch.equal(buffer, updated[name]) for name, buffer in buffers.items())
+
+
+def test_precision_bf16_trains_and_others_are_refused(ctx: MergeContext) -> None:
+    ctx.precision = "bf16"
+    training = ctx.training(ctx.models(["q0"]), Recipe(epochs=1, frames_per_epoch=16))
+    assert training.epoch() > 0 and all(p.dtype == torch.float32 for p in training.models["q0"].parameters())
+    with pytest.raises(InputError, match="'tf32' is unknown; choose one of: fp32, bf16"):
+        check_precision("tf32")
+
+
+@pytest.mark.parametrize("option", [{"rate": 0.0}, {"distill": 2.0}, {"batch": 24}, {"private": -1.0}, {"norms": 0.0}])
+def test_recipe_with_a_bad_option_is_refused(option: dict[str, float]) -> None:
+    with pytest.raises(InputError, match=f"options: {next(iter(option))}: .* makes no sense"):
+        Recipe(**option)  # type: ignore[arg-type]
+
+
+def test_frames_are_bytes_until_the_model_input(ctx: MergeContext) -> None:
+    images, _ = ctx.train["q0"].batch([3, 1], torch.Generator().manual_seed(0))
+    assert images.dtype == torch.uint8 and ctx.train["q0"].spread(3) == [10, 30, 50]
+    found = ctx.train["q0"].model_input(images, torch.device("meta"))
+    assert found.dtype == torch.float32 and found.device.type == "meta" and found.shape == images.shape
+
+
+def test_feature_loss_is_zero_for_the_original_and_skips_other_shapes(ctx: MergeContext) -> None:
+    query, model = ctx.queries["q0"], ctx.originals["q0"]
+    paths = watched_layers(query, model)
+    with record_inputs(model, paths) as seen:
+        model(ctx.train["q0"].frames([0, 1]))
+    assert paths == ["head"] and float(feature_loss(seen, seen)) == 0
+    assert float(feature_loss([seen[0] + 1], seen)) > 0
+    assert float(feature_loss([seen[0][:1]], seen)) == 0
+
+
+def _without_labels(ctx: MergeContext) -> None:
+    for data in ctx.train.values():
+        data.prepared.split = replace(data.prepared.split, labels=None)
+
+
+def test_teacher_runs_once_for_frames_without_labels(ctx: MergeContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    _without_labels(ctx)
+    recipe, seen = replace(RECIPE, epochs=3, frames_per_epoch=60), list[int]()
+    ctx.originals["q0"].register_forward_pre_hook(
+        lambda model, inputs: None if model.training else seen.append(len(inputs[0]))
+    )
+    ctx.flops.total = 0.0
+    states = train(ctx, ["q0"], recipe)
+    passes = ctx.flops.total / ctx.flops.of(ctx.queries["q0"])
+    taught = passes - 3 * 3 * 64  # eight steps of eight frames an epoch
+    assert taught == 60 and sum(seen) < 80
+    monkeypatch.setattr("merger.training.teacher_cache.MAX_CACHE_BYTES", 0)
+    assert cache_capacities({"q0": ctx.train["q0"]}, recipe) == {}
+    assert_equal(states, train(ctx, ["q0"], recipe))
+
+
+def test_cache_capacities_give_small_needs_room_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Frames:
+        unchanged = True
+
+        def __init__(self, count: int, nbytes: int | None) -> None:
+            self.count, self.nbytes = count, nbytes
+
+        def teacher_output_bytes(self, features: bool) -> int | None:
+            return self.nbytes
+
+        def __len__(self) -> int:
+            return self.count
+
+    monkeypatch.setattr("merger.training.teacher_cache.MAX_CACHE_BYTES", 100)
+    sets = {"small": Frames(10, 2), "large": Frames(10, 20), "none": Frames(10, None)}
+    assert cache_capacities(sets, RECIPE) == {"small": 10, "large": 4}
+    assert expected_teacher_passes(30, 10, 10) == 10 and expected_teacher_passes(30, 10, 5) == 20
+    assert expected_teacher_passes(3, 0, 0) == 0 + 3 * 0
+
+
+def test_teacher_cache_counts_and_rolls_back() -> None:
+    cache = TeacherCache(2)
+    assert cache.count([1, 2, 2, 3]) == 3 and list(cache.counted) == [1, 2] and cache.count([1, 2]) == 0
+    cache.uncount(1)
+    assert cache.count([1, 2]) == 1
+    computed = list[int]()
+
+    def compute(images: Tensor) -> Any:
+        computed.append(len(images))
+        return images.to(memory_format=torch.channels_last) * 2, [images[:, 0]]
+
+    images = torch.rand(2, 3, 4, 4)
+    first, second = (cache.outputs([1, 2], images, compute) for _ in range(2))
+    assert computed == [2] and torch.equal(first[0], second[0]) and first[0].stride() == second[0].stride()
+    cache.outputs([1, 3], images, compute)
+    assert computed == [2, 2]
+
+
+def test_teacher_output_bytes_bound_outputs_and_features(ctx: MergeContext) -> None:
+    query = ctx.queries["q0"]
+    plain, features = (teacher_output_bytes(query, wanted) for wanted in (False, True))
+    assert plain == 4 * len(query.classes) and features is not None and features > plain
+
+
+def test_training_set_without_labels_has_no_targets(ctx: MergeContext) -> None:
+    _without_labels(ctx)
+    data = TrainingSet(ctx.queries["q0"], ctx.train["q0"].prepared)
+    assert data.targets is None and data.unchanged and data.batch([0], torch.Generator())[1] is None
+    silent("nothing")
+
+
+def test_flops_report_each_change(ctx: MergeContext) -> None:
+    flops, totals = Flops(), list[float]()
+    report: Callable[[], None] = lambda: totals.append(flops.total)  # noqa: E731
+    flops.on_change = report
+    flops.add(ctx.queries["q0"], 2)
+    flops.add_flops(5)
+    assert totals == [2 * forward_flops(ctx.queries["q0"]), 2 * forward_flops(ctx.queries["q0"]) + 5]
