@@ -330,7 +330,9 @@ def test_teacher_runs_once_for_frames_without_labels(ctx: MergeContext, monkeypa
     assert taught == 60 and sum(seen) < 80
     monkeypatch.setattr("merger.training.teacher_cache.MAX_CACHE_BYTES", 0)
     assert cache_capacities({"q0": ctx.train["q0"]}, recipe) == {}
-    assert_equal(states, train(ctx, ["q0"], recipe))
+    again = train(ctx, ["q0"], recipe)["q0"]
+    for name, tensor in states["q0"].items():  # the rows of a matrix product depend on their place in the batch
+        torch.testing.assert_close(again[name], tensor, rtol=1e-3, atol=1e-4)
 
 
 def test_cache_capacities_give_small_needs_room_first(monkeypatch: pytest.MonkeyPatch) -> None:
