@@ -357,7 +357,7 @@ def verify_bundle(
     ] = None,
 ) -> CommandResult:
     """Rehash every tensor and check the manifest; exit code 1 when the bundle is refused."""
-    from models.bundle import open_bundle, unchecked
+    from models.bundle import list_unchecked, open_bundle
     from models.bundle import verify_bundle as find_problems
     from models.bundle.signing import check_signature
 
@@ -376,7 +376,7 @@ def verify_bundle(
                 check_signature(open_bundle(bundle), key)
             except BundleError as error:
                 problems.append(error.problem)
-    skipped = unchecked(bundle, factories)
+    skipped = list_unchecked(bundle, factories)
     lines = [one_line(f"{bundle}: {line}") for line in (*(problems or ["sound"]), *skipped)]
     data = {"ok": not problems, "problems": problems, "unchecked": skipped}
     return CommandResult(data, "\n".join(lines), _code(not problems))

@@ -21,7 +21,7 @@ from merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
 from merger.events import Progress, Stages, silent
 from merger.jobs import torch_threads
 from models.errors import InputError
-from models.io import Exact, finite, locked, open_atomic, read_json, validate
+from models.io import Exact, finite, hold_locks, open_atomic, read_json, validate
 from models.workload import Workload, load_workload
 from video_samples.sample import write_sample
 
@@ -118,7 +118,7 @@ def run_demo(out: str | Path, device: str = DEMO_DEVICE, seed: int = 0, progress
     started, out = time.monotonic(), Path(out)
     find_profile(device)
     _claim(out, seed)
-    with locked(out / IDENTITY), torch_threads(THREADS):
+    with hold_locks(out / IDENTITY), torch_threads(THREADS):
         return _walked(out, device, seed, progress, started)
 
 

@@ -45,9 +45,9 @@ from models.bundle import Bundle, open_bundle
 from models.data import PreparedFrames, Split, load_split
 from models.errors import InputError
 from models.evaluation import BOOTSTRAP_ROUNDS, Evidence, compare, load_labels, predict
-from models.io import check_apart, finite, locked, open_atomic
+from models.io import check_apart, finite, hold_locks, open_atomic
 from models.metrics import average_precision, error_types, overlaps_of
-from models.predictions import Boxes
+from models.predictions import BoxLabels
 from models.sharing.layers import state_bytes
 from models.tasks import task_of
 from models.weights import load_weights
@@ -147,7 +147,7 @@ def evaluate(
     check_export_folder(options.coco)
     model = load_cost_model(options.device, opened)
     budgets = _memory_budgets(options.memory, model.costs[ORIGINALS])
-    with locked(out_dir / REPORT_JSON):
+    with hold_locks(out_dir / REPORT_JSON):
         stages = Stages(progress)
         optional = {Stage.REALTIME: bool(options.wall_s), Stage.EXPORT: options.coco is not None}
         stages.announce([stage.value for stage in Stage if optional.get(stage, True)])
@@ -250,7 +250,7 @@ def score_query(
     )
 
 
-def check_boxes(query: Query, labels: Sequence[Boxes], sizes: Sequence[tuple[int, int]]) -> None:
+def check_boxes(query: Query, labels: Sequence[BoxLabels], sizes: Sequence[tuple[int, int]]) -> None:
     """Refuse labels that cannot be scored: no object at all, a box without area, a box outside its frame.
 
     `sizes` are (width, height) of the frames. Raises InputError, which names the box.

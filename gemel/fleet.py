@@ -13,7 +13,7 @@ from edge_runtime.scheduler.costs import parse_memory
 from edge_runtime.simulation.device_profiles import PROFILES, DeviceProfile
 from models.errors import InputError, join_names
 from models.io import MAX_CAMERAS, MAX_QUERIES, Name, PathText, read_yaml
-from models.workload import Camera, Query, Workload, load_workload
+from models.workload import Query, Workload, WorkloadCamera, load_workload
 
 MAX_BOXES = 10_000
 
@@ -56,7 +56,7 @@ class Fleet:
         return tuple(query for workload in self.workloads for query in workload.queries)
 
     @property
-    def cameras(self) -> dict[str, Camera]:
+    def cameras(self) -> dict[str, WorkloadCamera]:
         """Those of all workloads, by id."""
         return {camera.id: camera for workload in self.workloads for camera in workload.cameras.values()}
 
@@ -109,7 +109,7 @@ def _boxes(path: Path, at: int, keys: _BoxKeys) -> Boxes:
 def _check_together(path: Path, workloads: Sequence[Workload]) -> None:
     """Queries and cameras of several workloads mean one thing each."""
     first = dict[str, Workload]()
-    cameras = dict[str, tuple[Camera, Workload]]()
+    cameras = dict[str, tuple[WorkloadCamera, Workload]]()
     for at, workload in enumerate(workloads):
         for query in workload.queries:
             other = first.setdefault(query.id, workload)

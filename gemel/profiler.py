@@ -23,7 +23,7 @@ from edge_runtime.simulation.profile_io import (
 from gemel.text import size, table
 from merger.events import Progress, Stages, silent
 from models.bundle import open_bundle
-from models.io import check_apart, check_output, locked
+from models.io import check_apart, check_output, hold_locks
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,7 +107,7 @@ def profile_bundle(
     for query in opened.queries:
         opened.check(query.id)
     check_output(profile_path(bundle), overwrite=True)
-    with locked(profile_path(bundle)):
+    with hold_locks(profile_path(bundle)):
         stages.announce([MAKING, MEASURING, *([AGEING] if load else [])])
         stages.begin(MAKING)
         chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -35,7 +35,7 @@ from models.bundle import BundleQuery, Made, check_output, write_bundle
 from models.device import is_out_of_memory
 from models.errors import InputError
 from models.evaluation import Evidence
-from models.io import check_apart, finite, locked, open_atomic
+from models.io import check_apart, finite, hold_locks, open_atomic
 from models.quantization import PackedWeight
 from models.sharing.groups import ceiling_bytes
 from models.sharing.layers import layers_of_all, model_bytes
@@ -82,7 +82,7 @@ def merge(
     group = resources.group
     group.run_on_rank0(partial(_check_paths, workload, out))
     with ExitStack() as held, _telling_of_full_memory():
-        group.run_on_rank0(lambda: held.enter_context(locked(out)))
+        group.run_on_rank0(lambda: held.enter_context(hold_locks(out)))
         return _merged(workload, out, method, resume, seed, progress if group.rank == 0 else silent, options)
 
 

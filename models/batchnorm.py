@@ -78,7 +78,7 @@ def unfold_batchnorm(model: nn.Module, batches: Iterable[Tensor]) -> None:
     """
     norms = batchnorms_of(model)
     sums = {norm: _Moments() for norm in norms}
-    with _eval_mode(model), _observed(norms, lambda norm, x: sums[norm].add(x)):
+    with _eval_mode(model), _watch_inputs(norms, lambda norm, x: sums[norm].add(x)):
         for batch in batches:
             model(batch)
     for norm in norms:
@@ -130,7 +130,7 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _observed(norms: list[_BatchNorm], see: Callable[[_BatchNorm, Tensor], None]) -> Iterator[None]:
+def _watch_inputs(norms: list[_BatchNorm], see: Callable[[_BatchNorm, Tensor], None]) -> Iterator[None]:
     def watcher(norm: _BatchNorm) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         return lambda _, inputs: see(norm, inputs[0])
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from models.errors import InputError
-from models.io import ParseError, opened
+from models.io import ParseError, open_regular
 
 VALUE_BYTES = 4
 VERSION_BYTES = 12
@@ -65,8 +65,8 @@ def read_darknet(path: Path, module: nn.Module, key: str = "weights") -> dict[st
     slots = [_slots(module, layer) for layer in layers]
     ends = list(accumulate(map(_count, slots)))
     try:
-        with opened(path, "check the path") as file:
-            count = _counted(file)
+        with open_regular(path, "check the path") as file:
+            count = _count_values(file)
             if count in ends:
                 return _cut(_read(file, count), slots[: ends.index(count) + 1])
             if width := _width_of_outputs(module, layers, count):
@@ -84,7 +84,7 @@ def read_darknet(path: Path, module: nn.Module, key: str = "weights") -> dict[st
     raise InputError(path, fault, "copy or download it again, or give weights of this architecture", key)
 
 
-def _counted(file: BinaryIO) -> int:
+def _count_values(file: BinaryIO) -> int:
     """How many values follow the header, at whose end the file stands afterwards."""
     head = file.read(VERSION_BYTES)
     major, minor, _ = struct.unpack("<3i", head) if len(head) == VERSION_BYTES else (-1, -1, -1)

@@ -8,126 +8,99 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
 import cv2
 import numpy as np
 import torch
+from pydantic import BaseModel, Field, StrictInt
 from torch import Tensor
 
 from models.device import to_device
 from models.errors import InputError, size_text
-from models.io import read_json
+from models.io import read_json, validate
 from models.pictures import list_pictures, read_picture
-from models.predictions import Boxes, GroundTruth
+from models.predictions import BoxLabels, GroundTruth
 from models.preprocess import FURTHEST_PIXEL, crop
 from models.video import Video
 from models.workload import Query
 from models.zoo import preprocess_of
 
 MAX_ANNOTATION_BYTES = 2**26
-MAX_VALUES = 3_000_000
-COCO_HINT = "add COCO annotations with images, categories and annotations"
+MAX_ANNOTATION_VALUES = 3_000_000
+COCO_HINT = "correct the annotations: COCO with images, categories and annotations"
 MAX_QUOTED = 60
+Box = tuple[float, float, float, float]
+Pixel = Annotated[float, Field(ge=-FURTHEST_PIXEL, le=FURTHEST_PIXEL, allow_inf_nan=False)]
+Side = Annotated[float, Field(ge=0, le=FURTHEST_PIXEL, allow_inf_nan=False)]
 
 
-def read_coco(path: Path, classes: Sequence[str], query: str) -> list[tuple[PurePosixPath, Boxes]]:
+class _CocoImage(BaseModel):
+    id: StrictInt
+    file_name: Annotated[str, Field(min_length=1)]
+
+
+class _CocoCategory(BaseModel):
+    id: StrictInt
+    name: Annotated[str, Field(min_length=1)]
+
+
+class _CocoAnnotation(BaseModel):
+    image_id: StrictInt
+    category_id: StrictInt
+    bbox: tuple[Pixel, Pixel, Side, Side]
+
+
+class _Coco(BaseModel):
+    images: list[_CocoImage]
+    categories: list[_CocoCategory]
+    annotations: list[_CocoAnnotation]
+
+
+def read_coco(path: Path, classes: Sequence[str], query: str) -> list[tuple[PurePosixPath, BoxLabels]]:
     """Each picture's name and its boxes (x0, y0, x1, y1, in pixels) of these classes, in the order of the names.
 
     Raises InputError for a file that is no valid COCO (unique ids, finite boxes below FURTHEST_PIXEL, names within the
     folder), is too large, or lacks a class.
     """
-    reader = _CocoReader(path, query)
-    document = read_json(path, COCO_HINT, MAX_ANNOTATION_BYTES, MAX_VALUES)
-    labels: dict[int, str] = {}
-    for key, entry in reader.entries(document, "categories"):
-        labels[reader.new_id(key, entry, labels)] = reader.text(key, entry, "name")
-    names: dict[int, PurePosixPath] = {}
-    for key, entry in reader.entries(document, "images"):
-        names[reader.new_id(key, entry, names)] = reader.file_name(key, entry)
-    found: dict[int, list[tuple[str, tuple[float, float, float, float]]]] = {image: [] for image in names}
-    wanted = frozenset(classes)
-    for key, entry in reader.entries(document, "annotations"):
-        image, category = reader.known(key, entry, "image_id", names), reader.known(key, entry, "category_id", labels)
-        box = reader.box(key, entry)
-        if labels[category] in wanted:
-            found[image].append((labels[category], box))
-    missing = [label for label in classes if label not in labels.values()]
+    coco = validate(path, read_json(path, COCO_HINT, MAX_ANNOTATION_BYTES, MAX_ANNOTATION_VALUES), _Coco)
+    labels = _by_id(path, "categories", coco.categories)
+    images = _by_id(path, "images", coco.images)
+    for image in coco.images:
+        name = PurePosixPath(image.file_name)
+        if name.is_absolute() or ".." in name.parts or not name.name:
+            problem = f"file_name '{image.file_name[:MAX_QUOTED]}' is not within the folder images"
+            raise InputError(path, problem, COCO_HINT, f"images (id {image.id})")
+    missing = [label for label in classes if label not in {category.name for category in coco.categories}]
     if missing:
-        remedy = f"it has: {', '.join(list(labels.values())[:MAX_QUOTED])[: 5 * MAX_QUOTED]}"
-        raise InputError(path, f"no category '{missing[0][:MAX_QUOTED]}' (query {query})", remedy, "classes")
+        known = ", ".join(category.name for category in coco.categories[:MAX_QUOTED])[: 5 * MAX_QUOTED]
+        problem = f"no category '{missing[0][:MAX_QUOTED]}' (query {query})"
+        raise InputError(path, problem, f"it has: {known}", "classes")
+    found: dict[int, list[tuple[str, Box]]] = {image: [] for image in images}
+    for index, one in enumerate(coco.annotations):
+        for key, value, ids in (("image_id", one.image_id, images), ("category_id", one.category_id, labels)):
+            if value not in ids:
+                raise InputError(path, f"there is no {value}", COCO_HINT, f"annotations[{index}].{key}")
+        label = labels[one.category_id].name
+        if label in classes:
+            x, y, width, height = one.bbox
+            found[one.image_id].append((label, (x, y, x + width, y + height)))
     rows = [
-        (name, Boxes(tuple(label for label, _ in found[image]), tuple(box for _, box in found[image])))
-        for image, name in names.items()
+        (PurePosixPath(image.file_name), BoxLabels(*(tuple(zip(*found[image.id], strict=True)) or ((), ()))))
+        for image in coco.images
     ]
     return sorted(rows, key=lambda row: row[0].stem)
 
 
-class _CocoReader:
-    """Typed values of a COCO file; raises InputError with the key of any other."""
-
-    def __init__(self, path: Path, query: str) -> None:
-        self._path, self._query = path, query
-
-    def entries(self, document: dict[str, Any], key: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        listed = document.get(key)
-        if not isinstance(listed, list):
-            raise self._error(key, "is no list" if key in document else "is missing")
-        for index, entry in enumerate(listed):
-            if not isinstance(entry, dict):
-                raise self._error(f"{key}[{index}]", "is no mapping")
-            yield f"{key}[{index}]", entry
-
-    def new_id(self, key: str, entry: dict[str, Any], known: Collection[int]) -> int:
-        value = self._number(key, entry, "id")
-        if value in known:
-            raise self._error(f"{key}.id", f"{value} occurs twice")
-        return value
-
-    def known(self, key: str, entry: dict[str, Any], name: str, known: Collection[int]) -> int:
-        value = self._number(key, entry, name)
-        if value not in known:
-            raise self._error(f"{key}.{name}", f"there is no {value}")
-        return value
-
-    def text(self, key: str, entry: dict[str, Any], name: str) -> str:
-        value = entry.get(name)
-        if not isinstance(value, str) or not value:
-            raise self._error(f"{key}.{name}", f"{_shown(value)} is no name")
-        return value
-
-    def file_name(self, key: str, entry: dict[str, Any]) -> PurePosixPath:
-        name = PurePosixPath(self.text(key, entry, "file_name"))
-        if name.is_absolute() or ".." in name.parts or not name.name:
-            raise self._error(f"{key}.file_name", f"{_shown(str(name))} does not lie in the folder images")
-        return name
-
-    def box(self, key: str, entry: dict[str, Any]) -> tuple[float, float, float, float]:
-        box: Any = entry.get("bbox")
-        is_box = type(box) is list and len(box) == 4 and all(type(value) in (int, float) for value in box)
-        if not is_box or max(map(abs, box)) > FURTHEST_PIXEL or min(box[2:]) < 0:
-            wanted = f"[x, y, width, height] in pixels, none beyond {FURTHEST_PIXEL:,.0f}, no side below 0"
-            raise self._error(f"{key}.bbox", f"{_shown(box)} is not {wanted}")
-        x, y, width, height = box
-        return float(x), float(y), float(x + width), float(y + height)
-
-    def _number(self, key: str, entry: dict[str, Any], name: str) -> int:
-        value = entry.get(name)
-        if type(value) is not int:
-            raise self._error(f"{key}.{name}", "is missing" if name not in entry else f"{_shown(value)} is no integer")
-        return value
-
-    def _error(self, key: str, problem: str) -> InputError:
-        return InputError(self._path, f"is not COCO: {problem} (query {self._query})", "correct the annotations", key)
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}..."
+def _by_id(path: Path, key: str, entries: Sequence[Any]) -> dict[int, Any]:
+    found = {entry.id: entry for entry in entries}
+    if len(found) < len(entries):
+        raise InputError(path, "an id occurs twice", COCO_HINT, f"{key}.id")
+    return found
 
 
 SPLITS = ("train", "val", "test")
@@ -178,17 +151,18 @@ def load_split(query: Query, name: str) -> Split:
     if not os.path.exists(query.data):
         raise InputError(query.data, f"does not exist (query {query.id})", "correct `data:`", "data")
     if not any((query.data / split).is_dir() for split in SPLITS):
-        return _unlabelled(query, name)
+        return _load_unlabelled(query, name)
     folder = query.data / name
     if not folder.is_dir():
         raise InputError(folder, f"the split '{name}' is missing (query {query.id})", "add it", "data")
-    split = _classified(query, folder, name) if query.task == "classification" else _annotated(query, folder, name)
+    load = _load_classified if query.task == "classification" else _load_annotated
+    split = load(query, folder, name)
     if not len(split):
         raise InputError(folder, f"the split '{name}' is empty (query {query.id})", "add frames to it", "data")
     return split
 
 
-def _classified(query: Query, folder: Path, name: str) -> Split:
+def _load_classified(query: Query, folder: Path, name: str) -> Split:
     found: list[tuple[Path, str]] = []
     for label in query.classes:
         files = list_pictures(_inside(query, folder, label))
@@ -209,7 +183,7 @@ def _inside(query: Query, folder: Path, label: str) -> Path:
     return folder / label
 
 
-def _annotated(query: Query, folder: Path, name: str) -> Split:
+def _load_annotated(query: Query, folder: Path, name: str) -> Split:
     rows = read_coco(folder / "annotations.json", query.classes, query.id)
     return _split(name, [folder / "images" / image for image, _ in rows], tuple(boxes for _, boxes in rows))
 
@@ -236,7 +210,7 @@ def _units_and_times(stems: Sequence[str]) -> tuple[tuple[str, ...], tuple[float
     )
 
 
-def _unlabelled(query: Query, name: str) -> Split:
+def _load_unlabelled(query: Query, name: str) -> Split:
     """A video or a folder of frames, cut 60 / 20 / 20 in time; the query's roi applies."""
     assert query.data is not None
     if query.data.is_dir():
@@ -255,11 +229,11 @@ def _unlabelled(query: Query, name: str) -> Split:
     chosen = slice(round(start * len(loaders)), round(end * len(loaders)))
     if not loaders[chosen]:
         raise InputError(query.data, f"too few frames for the split '{name}' (query {query.id})", "add footage", "data")
-    cropped = [(lambda load=load: _cropped(query, load())) for load in loaders[chosen]]
+    cropped = [(lambda load=load: _crop_frame(query, load())) for load in loaders[chosen]]
     return Split(name, Frames(cropped), None, units[chosen], times_s[chosen])
 
 
-def _cropped(query: Query, frame: np.ndarray) -> np.ndarray:
+def _crop_frame(query: Query, frame: np.ndarray) -> np.ndarray:
     part = crop(frame, query.roi)
     if not part.size:
         height, width = frame.shape[:2]
@@ -279,7 +253,7 @@ def _video_frames(path: Path, fps: float | None) -> tuple[list[Callable[[], np.n
     try:
         while video.advance():
             if index >= len(encoded) * step and (frame := video.image()) is not None:
-                encoded.append(_encoded(frame))
+                encoded.append(_encode_jpeg(frame))
                 times_s.append(index / own_fps)
                 total += encoded[-1].nbytes
                 if total > MAX_VIDEO_BYTES:
@@ -290,15 +264,15 @@ def _video_frames(path: Path, fps: float | None) -> tuple[list[Callable[[], np.n
         video.close()
     if not encoded:
         raise InputError(path, "is not a video with frames", "give a video that decodes", "data")
-    return [lambda data=data: _decoded(data) for data in encoded], tuple(times_s)
+    return [lambda data=data: _decode_jpeg(data) for data in encoded], tuple(times_s)
 
 
-def _encoded(frame: np.ndarray) -> np.ndarray:
+def _encode_jpeg(frame: np.ndarray) -> np.ndarray:
     turned = cv2.cvtColor(frame, cv2.COLOR_RGB2BGR)
     return cv2.imencode(".jpg", turned, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1]
 
 
-def _decoded(encoded: np.ndarray) -> np.ndarray:
+def _decode_jpeg(encoded: np.ndarray) -> np.ndarray:
     image = cv2.imdecode(encoded, cv2.IMREAD_COLOR)
     assert image is not None
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
@@ -336,7 +310,7 @@ class PreparedFrames:
 
         `progress` is called with the decoded fraction after each frame.
         """
-        for index, _ in enumerate(self._decoded(range(len(self)))):
+        for index, _ in enumerate(self._decode_frames(range(len(self)))):
             progress((index + 1) / len(self))
         return self
 
@@ -354,12 +328,12 @@ class PreparedFrames:
     def batch(self, indices: Sequence[int]) -> Tensor:
         """uint8 (N, 3, S, S) of these frames, on the device of the cache."""
         if self._images is None:
-            return torch.stack(list(self._decoded(indices)))
-        for _ in self._decoded([index for index in indices if self._sizes[index] is None]):
+            return torch.stack(list(self._decode_frames(indices)))
+        for _ in self._decode_frames([index for index in indices if self._sizes[index] is None]):
             pass
         return self._images.index_select(0, to_device(torch.tensor(indices), self._images.device))
 
-    def _decoded(self, indices: Sequence[int]) -> Iterator[Tensor]:
+    def _decode_frames(self, indices: Sequence[int]) -> Iterator[Tensor]:
         """These frames in order, several decoded at a time; raises for the first that does not decode."""
         threads = min(MAX_DECODERS, os.cpu_count() or 1, len(indices))
         if threads < 2:

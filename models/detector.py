@@ -46,7 +46,7 @@ class Detector(nn.Module):
         """Scalar loss of outputs made in train mode against those of the original, made in eval mode."""
         raise NotImplementedError
 
-    def exported(self, x: Tensor) -> tuple[Tensor, ...]:
+    def export_outputs(self, x: Tensor) -> tuple[Tensor, ...]:
         """What an exported network computes: tensors only, without a data-dependent branch."""
         raise NotImplementedError
 
@@ -75,6 +75,6 @@ class OneStage(Detector):
             found.append(Candidates(boxes[box].clamp(0, 1), flat[kept], label))
         return found
 
-    def exported(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def export_outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Boxes (N, A, 4) and scores (N, A, C); non-maximum suppression stays outside."""
         return self.decode(self(x))

@@ -30,7 +30,7 @@ _ONNX_RUNTIME = "onnxruntime."
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device (or the host) had no memory left for what was asked, which another try may get."""
+    """Whether the device or the host ran out of memory."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     of_device = isinstance(error, RuntimeError) or type(error).__module__.startswith(_ONNX_RUNTIME)
@@ -38,16 +38,16 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def empty_caches() -> None:
-    """Free what nobody holds any more, on a card, too. To be called once the error is dealt with: it holds much."""
+    """Free garbage and torch's cached GPU memory; call it after the error, which holds tensors, is gone."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
 def retry_with_smaller_batch(most: int, attempt: Callable[[int], T], least: int = 1) -> tuple[int, T]:
-    """`most`, or what is left of it once it was halved until `attempt` of it had memory enough; and what that returned.
+    """The largest batch size, halved from `most`, for which `attempt` does not run out of memory, and its result.
 
-    What `attempt` raises goes on from here when it is something else, or when `least` of it is too much.
+    Other errors, and running out of memory at `least`, are raised.
     """
     size = most
     while True:
@@ -65,9 +65,9 @@ _BACKENDS: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
 
 @contextmanager
 def disable_tf32(full: bool = True) -> Iterator[None]:
-    """Products of 32-bit numbers are computed in full while this lasts; or in TF32, in 10 of their 23 bits.
+    """Compute float32 products exactly inside the block, or with `full` False in TF32, with 10 of 23 mantissa bits.
 
-    Unless told otherwise a card takes TF32 for convolutions and not for products of matrices.
+    By default a GPU uses TF32 for convolutions and not for matrix products.
     """
     before = [backend.allow_tf32 for backend in _BACKENDS]
     for backend in _BACKENDS:
@@ -80,7 +80,7 @@ def disable_tf32(full: bool = True) -> Iterator[None]:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor there; to a card it goes from pinned memory, so that the processor does not wait for what runs."""
+    """The tensor on the device; a copy to the GPU is asynchronous, from pinned memory."""
     if device.type != "cuda" or tensor.device == device:
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -63,7 +63,7 @@ class InputError(GemelError):
     def __init__(self, where: str | Path, problem: str, hint: str = "", key: str = "") -> None:
         if is_interrupt(sys.exc_info()[1]):
             raise KeyboardInterrupt
-        problem, hint, key = (_clipped(part) for part in (problem, hint, key))
+        problem, hint, key = (_clip(part) for part in (problem, hint, key))
         self.where, self.problem, self.hint, self.key = str(where), problem, hint, key
         shown = self.where if len(self.where) <= MAX_CHARACTERS else f"...{self.where[-MAX_CHARACTERS:]}"
         parts = [shown, key] if key else [shown]
@@ -73,7 +73,7 @@ class InputError(GemelError):
         return type(self), (self.where, self.problem, self.hint, self.key)
 
 
-def _clipped(text: str) -> str:
+def _clip(text: str) -> str:
     return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}..."
 
 

@@ -120,7 +120,7 @@ def compare(
     task = task_of(query.task)
     labels = load_labels(query, split, original, threshold)
     counts = [task.tallies(side, labels, query.classes, threshold) for side in (original, merged)]
-    by_unit = [_summed(side, split.units) for side in counts]
+    by_unit = [_sum_by_unit(side, split.units) for side in counts]
     before, after = (task.metric_of(side.sum(axis=0)) for side in by_unit)
     interval = _interval(task, by_unit[0], by_unit[1], seed)
     chance = task.chance(query.classes)
@@ -139,7 +139,7 @@ def tallies_by_unit(
 ) -> np.ndarray:
     """The task's counts (U, ...) of each clip or track of a split; of each frame where all come from a single one."""
     counts = task_of(query.task).tallies(predictions, labels, query.classes, threshold)
-    return _summed(counts, split.units) if len(set(split.units)) >= MIN_UNITS else counts
+    return _sum_by_unit(counts, split.units) if len(set(split.units)) >= MIN_UNITS else counts
 
 
 def lower_bound_ratio(task: Task, before: np.ndarray, after: np.ndarray, one_error: float) -> float:
@@ -166,7 +166,7 @@ def _students_t(z: float, freedom: int) -> float:
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
-def _summed(counts: np.ndarray, units: Sequence[str]) -> np.ndarray:
+def _sum_by_unit(counts: np.ndarray, units: Sequence[str]) -> np.ndarray:
     """Counts of frames (N, ...) added up for each of their units (U, ...)."""
     names, index = np.unique(np.array(units), return_inverse=True)
     return np.stack([counts[index == unit].sum(axis=0) for unit in range(len(names))])

@@ -86,10 +86,10 @@ def export_onnx(
     nbytes = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
     if nbytes > MAX_FILE_BYTES:
         raise InputError(path, f"{nbytes} bytes of weights do not fit one ONNX file", "it can hold 2 GiB")
-    model = _traced(module, path, input_size, batch)
+    model = _trace(module, path, input_size, batch)
     _tidy(model)
     model.metadata_props.update(metadata or {})
-    proto = _checked(model, path)
+    proto = _check_graph(model, path)
     data = proto.SerializeToString()
     with open_atomic(path) as file:
         file.write(data)
@@ -148,12 +148,12 @@ def graph_without_weights(
     `export_onnx` does.
     """
     where = Path(type(module).__name__)
-    model = _traced(module, where, input_size, _batch_of(module, batch, where))
+    model = _trace(module, where, input_size, _batch_of(module, batch, where))
     _tidy(model)
     state = module.state_dict().keys()
     for value in [value for key, value in model.graph.initializers.items() if key in state]:
         _make_input(model.graph, value, (stored or {}).get(str(value.name)))
-    return _checked(model, where).SerializeToString()
+    return _check_graph(model, where).SerializeToString()
 
 
 def _make_input(graph: onnx_ir.Graph, value: onnx_ir.Value, width: str | None) -> None:
@@ -229,7 +229,7 @@ class _Exported(nn.Module):
 
     def forward(self, frames: Tensor) -> Any:
         if isinstance(self.network, Detector):
-            return self.network.exported(frames)
+            return self.network.export_outputs(frames)
         return self.network(frames)
 
 
@@ -250,7 +250,7 @@ def _output_names(module: nn.Module) -> list[str]:
     return ["boxes", "scores", "labels"] if isinstance(module, Detector) else ["logits"]
 
 
-def _traced(module: nn.Module, path: Path, input_size: int, batch: Batch) -> onnx_ir.Model:
+def _trace(module: nn.Module, path: Path, input_size: int, batch: Batch) -> onnx_ir.Model:
     """The network as torch's exporter translates it, without its optimiser, which folds norms into convolutions."""
     # An example of one frame would make 1 a constant of the network.
     frames = torch.zeros(2 if batch == DYNAMIC else batch, 3, input_size, input_size)
@@ -302,7 +302,7 @@ def _tidy(model: onnx_ir.Model) -> None:
         value.name = (value.name or "").removeprefix(_PREFIX)
 
 
-def _checked(model: onnx_ir.Model, path: Path) -> onnx.ModelProto:
+def _check_graph(model: onnx_ir.Model, path: Path) -> onnx.ModelProto:
     import onnx
     import onnx_ir
 

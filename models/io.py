@@ -46,7 +46,7 @@ class ParseError(Exception):
 
 def read_bounded(path: Path, max_bytes: int, hint: str) -> bytes:
     """All of a regular file of at most `max_bytes`; InputError for any other."""
-    with opened(path, hint) as file:
+    with open_regular(path, hint) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise InputError(path, f"is larger than {size_text(max_bytes)}", hint)
@@ -54,7 +54,7 @@ def read_bounded(path: Path, max_bytes: int, hint: str) -> bytes:
 
 
 @contextmanager
-def opened(path: Path, hint: str) -> Iterator[BinaryIO]:
+def open_regular(path: Path, hint: str) -> Iterator[BinaryIO]:
     """A regular file, open for reading; InputError for any other, and for I/O errors while it is read."""
     try:
         # Not blocking, so that a pipe without a writer is refused and not waited for.
@@ -106,7 +106,7 @@ def read_json_lines(
 
     With `torn`, a last line without a newline that is no JSON is left out: its writer was interrupted.
     """
-    with opened(path, hint) as file:
+    with open_regular(path, hint) as file:
         number = total = 0
         while line := file.readline(max_line_bytes + 1):
             number, total = number + 1, total + len(line)
@@ -152,14 +152,14 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ParseError(f"the key '{_quoted(twice)}' occurs twice")
+        raise ParseError(f"the key '{_quote(twice)}' occurs twice")
     return found
 
 
 def _finite_number(digits: str) -> float:
     value = float(digits)
     if not math.isfinite(value):
-        raise ParseError(f"{_quoted(digits)} is too large for a number")
+        raise ParseError(f"{_quote(digits)} is too large for a number")
     return value
 
 
@@ -242,7 +242,7 @@ class _SafeLoader(yaml.SafeLoader):
         for key, _ in node.value:
             name = key.value if isinstance(key, ScalarNode) else None
             if name in seen:
-                raise ConstructorError(None, None, f"the key '{_quoted(str(name))}' occurs twice", key.start_mark)
+                raise ConstructorError(None, None, f"the key '{_quote(str(name))}' occurs twice", key.start_mark)
             seen.add(name)
         return super().construct_mapping(node, deep)
 
@@ -270,8 +270,8 @@ def read_mapping(path: Path, kind: str, start: str) -> dict[str, Any]:
 def validate(path: str | Path, value: Any, schema: type[Keys], at: str = "", hint: str = "") -> Keys:
     """A value of a file as an instance of `schema`; `at` is the key that holds it.
 
-    Raises InputError naming the first key that does not fit; `hint` replaces the default one, for a file that nobody
-    writes by hand.
+    Raises InputError naming the first key that does not fit; `hint` replaces the default one, for a file that
+    programs write.
     """
     try:
         return schema.model_validate(value)
@@ -288,12 +288,12 @@ def _first_problem(
     key = (prefix + _key_text(first["loc"], document)).removesuffix(".")
     if first["type"] == "extra_forbidden":
         known = _known_keys(schema, first["loc"])
-        near = difflib.get_close_matches(_quoted(str(first["loc"][-1])).lower(), known, n=1)
+        near = difflib.get_close_matches(_quote(str(first["loc"][-1])).lower(), known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"remove it; the keys here are {', '.join(known)}"
         return InputError(path, "unknown key", hint, key)
     if first["type"] == "missing":
         return InputError(path, "this key is missing", "add it", key)
-    given = "" if isinstance(first["input"], dict | list) else f" (given: {_quoted(repr(first['input']))})"
+    given = "" if isinstance(first["input"], dict | list) else f" (given: {_quote(repr(first['input']))})"
     text = first["msg"].removeprefix("Value error, ")
     return InputError(path, f"{text[0].lower()}{text[1:]}{given}", "correct the value", key)
 
@@ -320,18 +320,18 @@ def _key_text(location: Sequence[int | str], document: Any) -> str:
     for step in location:
         if not isinstance(node, dict | list):  # one of the types of a union
             break
-        name = _quoted(str(step))
+        name = _quote(str(step))
         text += f"[{name}]" if isinstance(step, int) else f".{name}" if text else name
         try:
             node = node[step]  # type: ignore[index]
         except (KeyError, IndexError, TypeError):
             node = None
         if isinstance(node, dict) and isinstance(node.get("id"), str):
-            owner = f" ({_quoted(node['id'])})"
+            owner = f" ({_quote(node['id'])})"
     return text + owner
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}..."
 
 
@@ -556,7 +556,7 @@ def _write_whole(descriptor: int, data: bytes) -> None:
 
 
 @contextmanager
-def locked(*outputs: str | Path) -> Iterator[None]:
+def hold_locks(*outputs: str | Path) -> Iterator[None]:
     """Hold a lock `.NAME.lock` beside each of these files for the block; missing folders are created.
 
     The kernel releases a lock however its process ends. Raises InputError where another process holds one.
@@ -658,7 +658,7 @@ def check_apart(outputs: NamedPaths, inputs: NamedPaths, where: str | Path = "")
             continue
         for name, other in taken:
             is_same = _is_same(Path(path), other)
-            if is_same or _resolved(other) in _resolved(Path(path)).parents:
+            if is_same or _resolve(other) in _resolve(Path(path)).parents:
                 problem = f"{path} is {name}" if is_same else f"{path} lies in {name}"
                 text = problem if where else problem.removeprefix(f"{path} ")
                 raise InputError(where or path, text, "choose another path", key)
@@ -676,10 +676,10 @@ def _is_same(path: Path, other: Path) -> bool:
     try:
         return os.path.samefile(path, other)
     except (OSError, ValueError):
-        return _resolved(path) == _resolved(other)
+        return _resolve(path) == _resolve(other)
 
 
-def _resolved(path: Path) -> Path:
+def _resolve(path: Path) -> Path:
     try:
         return path.resolve()
     except (OSError, ValueError, RuntimeError):  # links in a circle, or no valid path

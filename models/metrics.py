@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.predictions import Boxes, DetectionPrediction
+from models.predictions import BoxLabels, DetectionPrediction
 
 MIN_IOU = 0.1
 """A detection that overlaps no object by more lies on the background (TIDE)."""
 PAIRS_AT_ONCE = 1_000_000
 EXACT = 1 - 1e-10
 """What an IoU threshold of 1 stands for, since a quotient of equal areas may round below 1 (pycocotools)."""
-NOBODY = -1
+UNMATCHED = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +46,8 @@ class Overlaps:
         """bool (pairs,): detection and object are of one class."""
         return self.classes[self.detection] == self.object_classes[self.object]
 
-    def matched(self, thresholds: Sequence[float]) -> np.ndarray:
-        """The object that each detection found, NOBODY where it found none, int64 (thresholds, detections).
+    def match(self, thresholds: Sequence[float]) -> np.ndarray:
+        """The object that each detection found, UNMATCHED where there is none, int64 (thresholds, detections).
 
         As pycocotools matches: best score first, each object once, same class, an IoU of the threshold or more; of
         several objects the best overlapping one, of equal ones the last. Whether detections of a lower score are there
@@ -56,26 +56,26 @@ class Overlaps:
         limits = np.minimum(np.asarray(thresholds, float), EXACT)
         kept = self.same() & (self.iou >= limits.min(initial=EXACT))
         detection, seen, iou = self.detection[kept], self.object[kept], self.iou[kept]
-        found = np.full((len(limits), len(self.scores)), NOBODY, np.int64)
+        found = np.full((len(limits), len(self.scores)), UNMATCHED, np.int64)
         alone = (np.bincount(detection, minlength=len(self.scores))[detection] == 1) & (
             np.bincount(seen, minlength=len(self.object_frames))[seen] == 1
         )
-        found[:, detection[alone]] = np.where(iou[alone] >= limits[:, None], seen[alone], NOBODY)
+        found[:, detection[alone]] = np.where(iou[alone] >= limits[:, None], seen[alone], UNMATCHED)
         rivals = _rivals(detection[~alone], seen[~alone], iou[~alone])
         for row, limit in zip(found, limits.tolist(), strict=True):
             taken: set[int] = set()
             for one, pairs in rivals:
-                best, chosen = limit, NOBODY
+                best, chosen = limit, UNMATCHED
                 for which, overlap in pairs:
                     if overlap >= best and which not in taken:
                         best, chosen = overlap, which
-                if chosen != NOBODY:
+                if chosen != UNMATCHED:
                     taken.add(chosen)
                     row[one] = chosen
         return found
 
 
-def overlaps_of(answers: Sequence[DetectionPrediction | None], truths: Sequence[Boxes]) -> Overlaps:
+def overlaps_of(answers: Sequence[DetectionPrediction | None], truths: Sequence[BoxLabels]) -> Overlaps:
     """Look at these frames; None is a frame without an answer."""
     said = [DetectionPrediction() if answer is None else answer for answer in answers]
     numbers: dict[str, int] = {}
@@ -92,7 +92,7 @@ def overlaps_of(answers: Sequence[DetectionPrediction | None], truths: Sequence[
 
 
 def _flat(
-    listed: Sequence[Boxes] | Sequence[DetectionPrediction], numbers: dict[str, int]
+    listed: Sequence[BoxLabels] | Sequence[DetectionPrediction], numbers: dict[str, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Boxes (N, 4), class numbers (N,) and frames (N,) of all frames; new classes get the next number."""
     boxes = np.array([box for one in listed for box in one.boxes], float).reshape(-1, 4)
@@ -104,7 +104,7 @@ def _flat(
 def _pairs(
     boxes: np.ndarray, counts: np.ndarray, objects: np.ndarray, object_frames: np.ndarray, frame_count: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Detection, object and IoU of the pairs that overlap enough, for as many frames at a time as memory bears."""
+    """Detection, object and IoU of the pairs that overlap enough, in parts of at most PAIRS_AT_ONCE pairs."""
     yield np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
     object_counts = np.bincount(object_frames, minlength=frame_count)
     first, first_object = np.cumsum(counts) - counts, np.cumsum(object_counts) - object_counts
@@ -159,14 +159,14 @@ class Matches:
         return np.stack([hits.astype(np.int64), detections, self.objects], axis=1)
 
 
-def match_frames(answers: Sequence[DetectionPrediction | None], truths: Sequence[Boxes]) -> Matches:
-    """Match detections with objects as `Overlaps.matched` does, at MATCH_IOU; None is a frame without an answer."""
+def match_frames(answers: Sequence[DetectionPrediction | None], truths: Sequence[BoxLabels]) -> Matches:
+    """Match detections with objects as `Overlaps.match` does, at MATCH_IOU; None is a frame without an answer."""
     return matches_of(overlaps_of(answers, truths))
 
 
 def matches_of(overlaps: Overlaps) -> Matches:
     """The same of overlaps that were found already."""
-    hits = overlaps.matched([MATCH_IOU])[0] != NOBODY
+    hits = overlaps.match([MATCH_IOU])[0] != UNMATCHED
     return Matches(overlaps.scores, hits, overlaps.frames, overlaps.objects_per_frame())
 
 
@@ -198,7 +198,7 @@ MAX_OF_A_CLASS = 100
 
 
 def mean_average_precision(
-    answers: Sequence[DetectionPrediction | None], truths: Sequence[Boxes], classes: Sequence[str]
+    answers: Sequence[DetectionPrediction | None], truths: Sequence[BoxLabels], classes: Sequence[str]
 ) -> dict[str, float]:
     """`map` over IoU 0.5 to 0.95 and `map50` at 0.5, 0..1; NaN where there are no objects at all.
 
@@ -210,7 +210,7 @@ def mean_average_precision(
 
 def average_precision(overlaps: Overlaps, classes: Sequence[str]) -> dict[str, float]:
     """The same of overlaps that were found already."""
-    matched = overlaps.matched(IOU_THRESHOLDS.tolist())
+    matched = overlaps.match(IOU_THRESHOLDS.tolist())
     counts = _rank(overlaps) < MAX_OF_A_CLASS
     curves = []
     for number, name in enumerate(overlaps.names):
@@ -218,7 +218,7 @@ def average_precision(overlaps: Overlaps, classes: Sequence[str]) -> dict[str, f
         if name in classes and objects:
             own = np.flatnonzero((overlaps.classes == number) & counts)
             own = own[np.argsort(-overlaps.scores[own], kind="stable")]
-            curves.append(_precisions(matched[:, own] != NOBODY, objects))
+            curves.append(_precisions(matched[:, own] != UNMATCHED, objects))
     if not curves:
         return {"map": float("nan"), "map50": float("nan")}
     by_threshold = np.mean(curves, axis=(0, 2))
@@ -267,14 +267,14 @@ def error_types(overlaps: Overlaps, threshold: float) -> dict[str, ErrorType]:
 
     A false alarm is, by the IoU with what it fits best: LOCATION, MIN_IOU to MATCH_IOU with an object of its class;
     CLASS, MATCH_IOU or more with one of another; DUPLICATE, MATCH_IOU or more with one of its class that a better score
-    found; BACKGROUND, below MIN_IOU with all; BOTH, anything else. MISSED are objects that nobody found and no
-    error of class or location lies on. To mend one of these two gives its object a detection, where it has none
+    found; BACKGROUND, below MIN_IOU with all; BOTH, anything else. MISSED are objects without a detection on
+    which no error of class or location lies. To mend one of these two gives its object a detection, where it has none
     yet; to mend an object that was missed takes it away; to mend any other takes the detection away.
     """
-    kept, found = overlaps.scores >= threshold, overlaps.matched([MATCH_IOU])[0]
-    alarms = kept & (found == NOBODY)
+    kept, found = overlaps.scores >= threshold, overlaps.match([MATCH_IOU])[0]
+    alarms = kept & (found == UNMATCHED)
     lacking = np.ones(len(overlaps.object_frames), bool)
-    lacking[found[kept & (found != NOBODY)]] = False
+    lacking[found[kept & (found != UNMATCHED)]] = False
     kinds, target = _kinds(overlaps, lacking)
     counts = {kind: int(np.count_nonzero(alarms & (kinds == index))) for index, kind in enumerate(KINDS[:-1])}
     mended = {
@@ -313,6 +313,6 @@ def _best(overlaps: Overlaps, among: np.ndarray, size: int) -> tuple[np.ndarray,
     """The best IoU of each detection among these pairs, 0 where there is none, and the object it is with."""
     detection, seen, iou = overlaps.detection[among], overlaps.object[among], overlaps.iou[among]
     order = np.argsort(iou, kind="stable")
-    best, at = np.zeros(size), np.full(size, NOBODY, np.int64)
+    best, at = np.zeros(size), np.full(size, UNMATCHED, np.int64)
     best[detection[order]], at[detection[order]] = iou[order], seen[order]
     return best, at

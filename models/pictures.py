@@ -40,10 +40,10 @@ def list_pictures(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     found = (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
-    return sorted(found, key=lambda path: (_counted(path.stem), path.name))
+    return sorted(found, key=lambda path: (_natural_key(path.stem), path.name))
 
 
-def _counted(text: str) -> list[str | int]:
+def _natural_key(text: str) -> list[str | int]:
     """A text's parts, every second of which is a number."""
     return [int(part) if place % 2 else part for place, part in enumerate(DIGITS.split(text))]
 

@@ -30,7 +30,7 @@ class DetectionPrediction:
 
 
 @dataclass(frozen=True)
-class Boxes:
+class BoxLabels:
     """The labels of one frame for detection: classes and boxes (x0, y0, x1, y1) in pixels of that frame."""
 
     classes: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class Boxes:
 
 
 Prediction = ClassPrediction | DetectionPrediction
-GroundTruth = str | Boxes
+GroundTruth = str | BoxLabels
 
 
 class Task(Protocol):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def resized(frame: np.ndarray, side: int) -> Tensor:
+def resize_frame(frame: np.ndarray, side: int) -> Tensor:
     """uint8 RGB (H, W, 3) -> uint8 (3, side, side), bilinear and antialiased."""
     import numpy as np
     import torch
@@ -62,13 +62,13 @@ class Preprocess:
 
     def resize(self, frame: np.ndarray) -> Tensor:
         """uint8 RGB (H, W, 3) -> uint8 (3, S, S)."""
-        return resized(frame, self.input_size)
+        return resize_frame(frame, self.input_size)
 
     def normalise(self, batch: Tensor) -> Tensor:
         """uint8 (N, 3, S, S) -> float32 of the same shape, in channels-last order."""
         import torch
 
-        mean, std = (_kept if batch.is_cuda else _constants)(self.mean, self.std, batch.device)
+        mean, std = (_cached_constants if batch.is_cuda else _constants)(self.mean, self.std, batch.device)
         return batch.to(torch.float32).sub_(mean).div_(std).contiguous(memory_format=torch.channels_last)
 
     def to_json(self) -> dict[str, Any]:
@@ -90,8 +90,8 @@ def _constants(mean: tuple[float, ...], std: tuple[float, ...], device: Any) -> 
 
 
 @functools.lru_cache(maxsize=64)
-def _kept(mean: tuple[float, ...], std: tuple[float, ...], device: Any) -> tuple[Tensor, Tensor]:
-    """The same, kept on a card: to send them there again would wait for all that is being copied."""
+def _cached_constants(mean: tuple[float, ...], std: tuple[float, ...], device: Any) -> tuple[Tensor, Tensor]:
+    """`_constants`, cached on the GPU: another copy would wait for the copies under way."""
     import torch
 
     with torch.inference_mode(False):

@@ -22,7 +22,7 @@ from models.bits import BIT_WIDTHS, BYTE, Bits, max_code
 
 WIDE = torch.float32
 MIN_BYTES = 4096
-"""Smaller tensors stay float32: together they weigh next to nothing."""
+"""Smaller tensors stay float32: together they are below 1 % of a model."""
 MIN_ROW = 16
 """Channels of fewer weights are stored as float16: beside a scale of 4 bytes, codes save little more."""
 CLIPS = torch.logspace(math.log10(0.08), 0, 24).tolist()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from models.detector import BoxTarget, Candidates, Detector
 from models.device import to_device
 from models.metrics import best_threshold, f1_of, match_frames
-from models.predictions import Boxes, ClassPrediction, DetectionPrediction, Prediction, Task
+from models.predictions import BoxLabels, ClassPrediction, DetectionPrediction, Prediction, Task
 
 TEMPERATURE = 2.0
 LABEL_SMOOTHING = 0.02
@@ -179,7 +179,7 @@ class Detection:
     metric = "f1"
 
     def targets(
-        self, labels: Sequence[Boxes], sizes: Sequence[tuple[int, int]], classes: Sequence[str]
+        self, labels: Sequence[BoxLabels], sizes: Sequence[tuple[int, int]], classes: Sequence[str]
     ) -> list[BoxTarget]:
         """Boxes in fractions of their frame; objects outside it or of no named class are left out."""
         return [_target(boxes, size, classes) for boxes, size in zip(labels, sizes, strict=True)]
@@ -213,7 +213,7 @@ class Detection:
     def tallies(
         self,
         predictions: Sequence[DetectionPrediction | None],
-        labels: Sequence[Boxes],
+        labels: Sequence[BoxLabels],
         classes: Sequence[str],
         threshold: float = 0.0,
     ) -> np.ndarray:
@@ -224,18 +224,18 @@ class Detection:
         """F1 at IoU 0.5, micro over classes."""
         return f1_of(total)
 
-    def one_error(self, labels: Sequence[Boxes], classes: Sequence[str]) -> float:
+    def one_error(self, labels: Sequence[BoxLabels], classes: Sequence[str]) -> float:
         """A missed object."""
         return 1 / max(1, sum(len(boxes.boxes) for boxes in labels))
 
-    def choose_threshold(self, predictions: Sequence[DetectionPrediction], labels: Sequence[Boxes]) -> float:
+    def choose_threshold(self, predictions: Sequence[DetectionPrediction], labels: Sequence[BoxLabels]) -> float:
         """The threshold with the largest F1 on these frames."""
         return best_threshold(match_frames(predictions, labels))
 
-    def labels_of(self, prediction: DetectionPrediction, threshold: float) -> Boxes:
+    def labels_of(self, prediction: DetectionPrediction, threshold: float) -> BoxLabels:
         """The detections from `threshold` on."""
         kept = [index for index, score in enumerate(prediction.scores) if score >= threshold]
-        return Boxes(tuple(prediction.classes[i] for i in kept), tuple(prediction.boxes[i] for i in kept))
+        return BoxLabels(tuple(prediction.classes[i] for i in kept), tuple(prediction.boxes[i] for i in kept))
 
     def chance(self, classes: Sequence[str]) -> float:
         """0: no detector finds anything by chance."""
@@ -257,7 +257,7 @@ def _prediction(
     )
 
 
-def _target(labels: Boxes, size: tuple[int, int], classes: Sequence[str]) -> BoxTarget:
+def _target(labels: BoxLabels, size: tuple[int, int], classes: Sequence[str]) -> BoxTarget:
     wanted = [index for index, name in enumerate(labels.classes) if name in classes]
     indices = torch.tensor([classes.index(labels.classes[index]) for index in wanted], dtype=torch.int64)
     boxes = torch.tensor([labels.boxes[index] for index in wanted], dtype=torch.float32).reshape(-1, 4)

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from models.errors import InputError
-from models.io import opened
+from models.io import open_regular
 from models.pictures import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ PROTOCOLS = ("file", *SCHEMES, "tls", "crypto", "httpproxy", "rtmpt", "rtmpe", "
 PLAYLISTS = (b"#EXTM3U", b"ID3")
 """How files begin that FFmpeg takes for playlists of others; it looks behind an ID3 tag, too."""
 OPTIONS, LOG_LEVEL = "OPENCV_FFMPEG_CAPTURE_OPTIONS", "OPENCV_FFMPEG_LOGLEVEL"
-os.environ.setdefault(LOG_LEVEL, "-8")  # now, for OpenCV reads it when it first meets FFmpeg, whoever is first
+os.environ.setdefault(LOG_LEVEL, "-8")  # at import: OpenCV reads it at its first use of FFmpeg
 SLOWEST, FASTEST = 0.01, 1000.0
 """Frames a second that a video may claim; another rate is none."""
 DEVICE = re.compile("[0-9]{1,3}")
@@ -107,6 +107,6 @@ def without_secret(source: str) -> str:
 
 def _check_file(path: Path) -> None:
     remedy = "give an existing video, or a folder of frames"
-    with opened(path, remedy) as file:
+    with open_regular(path, remedy) as file:
         if file.read(max(map(len, PLAYLISTS))).startswith(PLAYLISTS):
             raise InputError(path, "is a playlist, not a video", "give the video itself, or a stream's address")

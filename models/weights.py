@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from models.bundle.format import code_of, encode_header, has_code, place, raw_bytes
 from models.darknet import read_darknet
 from models.errors import InputError, join_names, size_text
-from models.io import open_atomic, opened
+from models.io import open_atomic, open_regular
 from models.zoo import check_input
 from models.zoo.registry import ENTRIES
 
@@ -138,7 +138,7 @@ def fingerprint(weights: Source | None) -> bytes:
     if weights is None or not os.path.exists(weights):
         return b""
     digest = hashlib.sha256()
-    with opened(weights, "give the path of a weights file") as file:
+    with open_regular(weights, "give the path of a weights file") as file:
         if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
             problem = f"is larger than {size_text(MAX_FILE_BYTES)}"
             raise InputError(weights, problem, "give weights of this architecture", "weights")
@@ -191,7 +191,7 @@ def read_state(source: str | Source, key: str = "weights", module: nn.Module | N
 
 def _read_safetensors(path: Path, key: str) -> dict[str, Tensor]:
     try:
-        with opened(path, DAMAGED) as file:
+        with open_regular(path, DAMAGED) as file:
             return load_file(_fd_path(file))
     except InputError as error:
         raise InputError(path, error.problem, DAMAGED, key) from error
@@ -206,7 +206,7 @@ def _read_pickled(path: Path, key: str, max_bytes: int) -> Any:
     Raises InputError for one that is damaged, holds code, or more than `max_bytes` once unpacked.
     """
     try:
-        with opened(path, "give the path of a weights file") as file:
+        with open_regular(path, "give the path of a weights file") as file:
             size = os.fstat(file.fileno()).st_size
             if zipfile.is_zipfile(file):
                 with zipfile.ZipFile(file) as archive:
@@ -237,12 +237,12 @@ def _plain_state(path: Path, key: str, content: Any) -> dict[str, Tensor]:
         raise InputError(path, f"holds a {type(content).__name__}, not a plain state dict", PLAIN, key)
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
-            where = f"'{_clipped(name)}'" if isinstance(name, str) else f"the value of a key {type(name).__name__}"
+            where = f"'{_clip(name)}'" if isinstance(name, str) else f"the value of a key {type(name).__name__}"
             raise InputError(path, f"is not a plain state dict: {where} is a {type(value).__name__}", PLAIN, key)
         if not _is_plain(value):
             kind = "sparse" if value.layout != torch.strided else "quantised" if value.is_quantized else value.dtype
             where = "" if value.device.type == "cpu" else f" on the device {value.device}"
-            problem = f"{_clipped(name)} is no plain tensor but {kind}{where}"
+            problem = f"{_clip(name)} is no plain tensor but {kind}{where}"
             raise InputError(path, problem, "save it in plain float32", key)
     if not content:
         raise InputError(path, "holds no tensors", PLAIN, key)
@@ -341,12 +341,15 @@ def _check_classes(query: Query, key: str) -> None:
     """Raise InputError for weights that name other classes than the query, or in another order."""
     if not isinstance(query.weights, Path) or query.weights.suffix != SAFETENSORS_SUFFIX:
         return
-    with opened(query.weights, "give the path of a weights file") as file, safe_open(_fd_path(file), "pt") as tensors:
+    with (
+        open_regular(query.weights, "give the path of a weights file") as file,
+        safe_open(_fd_path(file), "pt") as tensors,
+    ):
         named = (tensors.metadata() or {}).get(CLASSES)
     if named is None or named == json.dumps(list(query.classes)):
         return
-    wanted = _clipped(str(list(query.classes)))
-    problem = f"was trained for the classes {_clipped(named)}, in this order, and the query asks for {wanted}"
+    wanted = _clip(str(list(query.classes)))
+    problem = f"was trained for the classes {_clip(named)}, in this order, and the query asks for {wanted}"
     hint = "list in `classes` those of the weights, or give them as `init:` and train"
     raise InputError(query.weights, problem, hint, key)
 
@@ -373,7 +376,7 @@ def _bare(name: str) -> str:
     return name
 
 
-def _clipped(text: str) -> str:
+def _clip(text: str) -> str:
     return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}..."
 
 
@@ -433,7 +436,7 @@ def fetch(published: Published, key: str = "weights") -> Path:
     except RuntimeError as error:  # torch raises it for a wrong hash
         raise InputError(str(published), "the download is damaged: its hash is another", "try again", key) from error
     except OSError as error:  # no network, no such file there, no room here
-        hint = f"try again with a network, or put {file.name} into {_shown(folder)}"
+        hint = f"try again with a network, or put {file.name} into {_home_path(folder)}"
         raise InputError(str(published), f"cannot be downloaded ({_reason(error)})", hint, key) from error
     return file
 
@@ -454,6 +457,6 @@ def _reason(error: OSError) -> str:
     return " ".join(str(text).split())[:120] or type(error).__name__
 
 
-def _shown(folder: Path) -> str:
+def _home_path(folder: Path) -> str:
     home = Path.home()
     return f"~{os.sep}{folder.relative_to(home)}" if folder.is_relative_to(home) else str(folder)

@@ -18,7 +18,7 @@ from models.zoo import check_name
 
 
 @dataclass(frozen=True)
-class Camera:
+class WorkloadCamera:
     """One camera: `source` is an absolute path, a URL or a device index; `fps` None means the source's own."""
 
     id: str
@@ -59,7 +59,7 @@ class Workload:
 
     name: str
     accuracy_target: float
-    cameras: dict[str, Camera] = field(hash=False)
+    cameras: dict[str, WorkloadCamera] = field(hash=False)
     queries: tuple[Query, ...]
     path: Path
 
@@ -125,7 +125,7 @@ def load_workload(path: str | Path) -> Workload:
     keys = read_yaml(path, _WorkloadKeys, "workload file", "`name:`, `cameras:` and `queries:`")
     root = path.resolve().parent
     cameras = {
-        camera_id: Camera(camera_id, _resolve_source(root, str(camera.source)), camera.fps)
+        camera_id: WorkloadCamera(camera_id, _resolve_source(root, str(camera.source)), camera.fps)
         for camera_id, camera in keys.cameras.items()
     }
     queries = tuple(_query(path, root, keys, index) for index in range(len(keys.queries)))

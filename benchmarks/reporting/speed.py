@@ -38,7 +38,7 @@ from gemel.evaluation import (
 from gemel.stream_eval import MERGED, ORIGINALS, CostModel, load_cost_model
 from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 from models.data import Frames, Split
-from models.predictions import Boxes, DetectionPrediction
+from models.predictions import BoxLabels, DetectionPrediction
 from models.sharing.groups import ceiling_bytes, groups
 from models.sharing.layers import layers_of_all
 from models.sharing.plan import SharingPlan, tie
@@ -84,7 +84,7 @@ def drawn(frames: int, seed: int) -> tuple[Split, dict[str, list[DetectionPredic
         corner = random.uniform(0, (SIZE[0] - 120, SIZE[1] - 120), (count, 2))
         boxes = np.concatenate([corner, corner + random.uniform(20, 120, (count, 2))], axis=1)
         names = [CLASSES[index] for index in random.integers(len(CLASSES), size=count)]
-        truths.append(Boxes(tuple(names), tuple(map(tuple, boxes.tolist()))))
+        truths.append(BoxLabels(tuple(names), tuple(map(tuple, boxes.tolist()))))
         for answers in sides.values():
             answers.append(_answer(random, names, boxes))
     times = [index % (frames // UNITS + 1) / FPS for index in range(frames)]

@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 
 from models.data import Split
-from models.metrics import MATCH_IOU, NOBODY, overlaps_of
+from models.metrics import MATCH_IOU, UNMATCHED, overlaps_of
 from models.predictions import DetectionPrediction
 from models.tasks import task_of
 from models.workload import Query
@@ -94,12 +94,12 @@ def _boxes(label: Any, predicted: dict[str, Any], threshold: float) -> dict[str,
     rows: dict[str, list[dict[str, Any]]] = {}
     for name, one in predicted.items():
         boxes = _above(one, threshold)
-        hits = overlaps_of([boxes], [label]).matched([MATCH_IOU])[0].tolist()
+        hits = overlaps_of([boxes], [label]).match([MATCH_IOU])[0].tolist()
         for hit in hits:
-            if hit != NOBODY:
+            if hit != UNMATCHED:
                 found[hit].append(name)
         rows[name] = [
-            {"class": each, "score": score, "box": list(box), "right": hit != NOBODY}
+            {"class": each, "score": score, "box": list(box), "right": hit != UNMATCHED}
             for each, score, box, hit in zip(boxes.classes, boxes.scores, boxes.boxes, hits, strict=True)
         ]
     objects = [

@@ -22,7 +22,7 @@ from models.batchnorm import recalibrate_batchnorm, unfold_batchnorm
 from models.data import PreparedFrames, load_split
 from models.errors import InputError
 from models.evaluation import is_competent, predict, score
-from models.io import check_apart, locked
+from models.io import check_apart, hold_locks
 from models.tasks import task_of
 from models.weights import fingerprint, load_matching, save_weights
 from models.workload import Query, Workload, inputs_of
@@ -105,7 +105,7 @@ def train_originals(
         _OriginalTraining(workload, query, seed * len(order) + order[query.id], options, progress) for query in queries
     ]
     results, stages = [], Stages(progress)
-    with locked(*weights):
+    with hold_locks(*weights):
         for run in runs:  # all bad input is found before anything trains
             run.open_checkpoint(resume)
         if runs:

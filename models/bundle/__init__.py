@@ -10,11 +10,11 @@ from models.bundle.manifest import (
     Manifest,
     Shared,
     StoredTensor,
-    Trained,
+    TrainingRecord,
 )
 from models.bundle.reader import Bundle, open_bundle
 from models.bundle.substitute import write_substituted
-from models.bundle.verify import unchecked, verify_bundle
+from models.bundle.verify import list_unchecked, verify_bundle
 from models.bundle.writer import Made, write_bundle
 from models.io import check_output
 
@@ -27,10 +27,10 @@ __all__ = [
     "Manifest",
     "Shared",
     "StoredTensor",
-    "Trained",
+    "TrainingRecord",
     "check_output",
+    "list_unchecked",
     "open_bundle",
-    "unchecked",
     "verify_bundle",
     "write_bundle",
     "write_substituted",

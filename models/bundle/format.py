@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from models.errors import BundleError, size_text
-from models.io import ParseError, opened, parse_json
+from models.io import ParseError, open_regular, parse_json
 
 if TYPE_CHECKING:
     import torch
@@ -258,7 +258,7 @@ class BundleFile:
         """The present stamp of the file that was opened, even if another file has its path now."""
         return _stamp(os.fstat(self.descriptor))
 
-    def mapped(self) -> mmap.mmap:
+    def map(self) -> mmap.mmap:
         """The whole file, read-only."""
         return mmap.mmap(self.descriptor, 0, access=mmap.ACCESS_READ)
 
@@ -296,7 +296,7 @@ def _stamp(status: os.stat_result) -> Stamp:
 
 def open_file(path: Path, remedy: str) -> BundleFile:
     """Open a bundle's file; InputError when it cannot be read, BundleError when it is empty or mostly a hole."""
-    with opened(path, "give the path of a bundle") as file:
+    with open_regular(path, "give the path of a bundle") as file:
         status = os.fstat(file.fileno())
         if status.st_size == 0:
             raise BundleError(path, "the file is truncated: 0 bytes", remedy)

@@ -60,7 +60,7 @@ class StoredTensor:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingRecord:
     """How a query's model was trained when it was merged: the precision of its passes."""
 
     precision: Precision
@@ -108,7 +108,7 @@ class BundleQuery:
     min_score: Fraction = 0.0
     priority: Priority = 1
     threshold: Fraction | None = None
-    trained: Trained | None = None
+    trained: TrainingRecord | None = None
 
     @classmethod
     def of(
@@ -131,7 +131,7 @@ class BundleQuery:
             preprocess=preprocess_of(query.model, query.input_size), fps=query.fps, sla_ms=query.sla_ms,
             accuracy_target=query.accuracy_target, evidence=None if evidence is None else finite(evidence),
             roi=query.roi, min_score=query.min_score, priority=query.priority, threshold=threshold,
-            trained=Trained(precision) if precision is not None else None,
+            trained=TrainingRecord(precision) if precision is not None else None,
         )  # fmt: skip
         try:
             _QUERY.validate_json(json.dumps(dataclasses.asdict(record), allow_nan=False), strict=True)

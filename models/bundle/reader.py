@@ -179,7 +179,7 @@ def open_bundle(path: str | Path, factories: Collection[str] = (), folder: Path 
     """
     path = Path(path)
     file = open_file(path, REMEDY)
-    mapping = file.mapped()
+    mapping = file.map()
     try:
         header, manifest = parse(mapping)
         checks = (layout_problems(header), manifest_problems(manifest, header),
@@ -193,7 +193,7 @@ def open_bundle(path: str | Path, factories: Collection[str] = (), folder: Path 
 
 def map_file(path: Path) -> mmap.mmap:
     """Map a file read-only; InputError when it cannot be read, BundleError when it is empty."""
-    return open_file(path, REMEDY).mapped()
+    return open_file(path, REMEDY).map()
 
 
 def parse(mapping: mmap.mmap) -> tuple[Header, Manifest]:

@@ -49,7 +49,7 @@ def verify_bundle(path: str | Path, factories: Collection[str] = (), folder: Pat
     return problems
 
 
-def unchecked(path: str | Path, factories: Collection[str] = ()) -> list[str]:
+def list_unchecked(path: str | Path, factories: Collection[str] = ()) -> list[str]:
     """Which models' architectures `verify_bundle` does not check, one line each; none where it cannot be read."""
     try:
         _, manifest = parse(map_file(Path(path)))

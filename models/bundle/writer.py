@@ -74,7 +74,7 @@ def write_bundle(
     entries = place(sizes)
 
     def manifest_with(names: Mapping[str, str]) -> Manifest:
-        named = tuple(_renamed(query, names) for query in records)
+        named = tuple(_rename_tensors(query, names) for query in records)
         by_name = {names[entry.name]: entry for entry in entries if not entry.is_pad}
         counts = count_bytes(named, by_name, made.ceiling_bytes)
         return Manifest(FORMAT, made.workload, made.method, counts, named, shared_of(named))
@@ -191,7 +191,7 @@ def _stored_state(state: Mapping[str, Tensor], packed: Mapping[str, PackedWeight
     return stored
 
 
-def _renamed(query: BundleQuery, names: Mapping[str, str]) -> BundleQuery:
+def _rename_tensors(query: BundleQuery, names: Mapping[str, str]) -> BundleQuery:
     return dataclasses.replace(
         query,
         tensors={path: names[name] for path, name in query.tensors.items()},

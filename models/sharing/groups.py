@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -72,8 +73,9 @@ def groups(
     for layer in layers:
         if not layer.head:
             by_query[layer.query].append(layer)
-    slots = _in_order(by_query, signature) if pairing == "order" else _aligned(by_query, signature, likeness)
-    counts = Counter(layer.signature(signature) for rows in by_query.values() for layer in _repeated(rows, signature))
+    slots = _in_order(by_query, signature) if pairing == "order" else _align_queries(by_query, signature, likeness)
+    repeated = chain.from_iterable(_find_repeated(rows, signature) for rows in by_query.values())
+    counts = Counter(layer.signature(signature) for layer in repeated)
     how = "order" if pairing == "order" else "likeness" if likeness else "position"
     queries = {query: index for index, query in enumerate(by_query)}
     found = []
@@ -98,7 +100,7 @@ def ceiling_bytes(layers: Iterable[Layer], signature: Signature = "wide") -> int
     return sum(size[name] * (n.total() - max(n.values())) for name, n in counts.items())
 
 
-def _repeated(rows: Sequence[Layer], signature: Signature) -> list[Layer]:
+def _find_repeated(rows: Sequence[Layer], signature: Signature) -> list[Layer]:
     counts = Counter(layer.signature(signature) for layer in rows)
     return [layer for layer in rows if counts[layer.signature(signature)] > 1]
 
@@ -114,9 +116,9 @@ def _in_order(by_query: dict[str, list[Layer]], signature: Signature) -> list[_S
     return list(slots.values())
 
 
-def _aligned(by_query: dict[str, list[Layer]], signature: Signature, likeness: Likeness | None) -> list[_Slot]:
+def _align_queries(by_query: dict[str, list[Layer]], signature: Signature, likeness: Likeness | None) -> list[_Slot]:
     """Slots in the order of one sequence that all networks are laid beside, the longest network first."""
-    names = _numbered(by_query, signature)
+    names = _number_signatures(by_query, signature)
     sequence: list[_Slot] = []
     known: dict[tuple[int, ...], list[_Slot]] = {}
     for query in sorted(by_query, key=lambda query: -len(by_query[query])):
@@ -125,14 +127,14 @@ def _aligned(by_query: dict[str, list[Layer]], signature: Signature, likeness: L
         if likeness is None and word in known:
             taken = known[word]  # the same network again: its layers go where its twin's went
         else:
-            taken = _taken(rows, word, sequence, names, signature, likeness)
+            taken = _assign_slots(rows, word, sequence, names, signature, likeness)
             known[word] = taken
         for layer, slot in zip(rows, taken):
             slot.add(layer)
     return sequence
 
 
-def _numbered(by_query: dict[str, list[Layer]], signature: Signature) -> dict[str, int]:
+def _number_signatures(by_query: dict[str, list[Layer]], signature: Signature) -> dict[str, int]:
     names: dict[str, int] = {}
     for rows in by_query.values():
         for layer in rows:
@@ -140,7 +142,7 @@ def _numbered(by_query: dict[str, list[Layer]], signature: Signature) -> dict[st
     return names
 
 
-def _taken(
+def _assign_slots(
     rows: list[Layer],
     word: tuple[int, ...],
     sequence: list[_Slot],

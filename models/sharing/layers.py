@@ -140,7 +140,7 @@ class _Row:
 def _at_width(
     model: str, args: str, input_size: int, task: str, folder: Path | None, widths: tuple[int, int], width: int
 ) -> Architecture:
-    rows, tensors = _described(model, args, input_size, task, folder, widths)
+    rows, tensors = _describe_at_widths(model, args, input_size, task, folder, widths)
     extra, last, layers = width - widths[0], max(1, len(rows) - 1), []
     for index, row in enumerate(rows):
         shape = row.weight.at(extra)
@@ -157,7 +157,7 @@ def _at_width(
 
 
 @lru_cache(maxsize=1024)
-def _described(
+def _describe_at_widths(
     model: str, args: str, input_size: int, task: str, folder: Path | None, widths: tuple[int, int]
 ) -> tuple[tuple[_Row, ...], tuple[_Tensor, ...]]:
     """The layers and all unique tensors of a model, found by building it at two widths."""

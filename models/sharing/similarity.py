@@ -42,7 +42,7 @@ States = Mapping[str, Mapping[str, Tensor]]
 
 
 def identical_sets(plan: SharingPlan, states: States) -> SharingPlan:
-    """The sets of a plan, each split into those of its members that have equal weights; tying these changes nobody."""
+    """A plan's sets, each split into members with equal weights; tying these changes no model."""
     split = SharingPlan()
     for members in plan.shared:
         kinds: list[tuple[Tensor, list[Member]]] = []

@@ -26,7 +26,7 @@ from models.zoo.registry import ENTRIES, Factory
 
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(?<!\.py):[A-Za-z_]\w*")
 FORM = "write it as package.module:factory, the module without .py"
-DETECTOR_METHODS = ("candidates", "loss", "distill", "exported")
+DETECTOR_METHODS = ("candidates", "loss", "distill", "export_outputs")
 ONE_STAGE_METHODS = ("decode", "loss", "distill")
 
 
@@ -109,9 +109,7 @@ def _import(name: str, folder: Path | None) -> ModuleType:
 def check_foreign(model: str, module: nn.Module, task: str) -> None:
     """Raise InputError for a module whose tensors cannot be stored and shared one by one, or which is no detector."""
     if task == "detection":
-        base, methods = (
-            (OneStage, ONE_STAGE_METHODS) if isinstance(module, OneStage) else (Detector, DETECTOR_METHODS)
-        )
+        base, methods = (OneStage, ONE_STAGE_METHODS) if isinstance(module, OneStage) else (Detector, DETECTOR_METHODS)
         missing = [name for name in methods if getattr(type(module), name, None) in (None, getattr(base, name))]
         if missing or not hasattr(module, "nms_iou"):
             problem = f"{type(module).__name__} is no detector: it lacks {', '.join(missing or ['nms_iou'])}"

@@ -18,7 +18,7 @@ from models.bundle import open_bundle
 from models.data import Split
 from models.errors import InputError
 from models.metrics import mean_average_precision
-from models.predictions import Boxes, DetectionPrediction
+from models.predictions import BoxLabels, DetectionPrediction
 from models.preprocess import crop
 from models.workload import Query
 from tests.card import a_card
@@ -224,18 +224,18 @@ def test_cropped_picture_is_pasted_back_into_its_region(roi):
     ("truths", "fault"),
     [
         (
-            [Boxes(), Boxes()],
+            [BoxLabels(), BoxLabels()],
             "data/test: data: no frame of the test split shows car or bus .query q.: nothing to score",
         ),
         (
-            [Boxes(("car",), ((5.0, 5.0, 5.0, 9.0),))],
+            [BoxLabels(("car",), ((5.0, 5.0, 5.0, 9.0),))],
             r"the box \[5.0, 5.0, 0.0, 4.0\] of 'car' in frame 0 .* has no area",
         ),
         (
-            [Boxes(("car",), (HERE,)), Boxes(("bus",), ((60.0, 5.0, 70.0, 9.0),))],
+            [BoxLabels(("car",), (HERE,)), BoxLabels(("bus",), ((60.0, 5.0, 70.0, 9.0),))],
             "frame 1 .* outside its 60 x 40 pixels",
         ),
-        ([Boxes(("bus",), ((-9.0, 5.0, 0.0, 9.0),))], "outside its 60 x 40 pixels"),
+        ([BoxLabels(("bus",), ((-9.0, 5.0, 0.0, 9.0),))], "outside its 60 x 40 pixels"),
     ],
 )
 def test_labels_that_cannot_be_scored_are_refused_by_name(truths, fault):
@@ -245,14 +245,14 @@ def test_labels_that_cannot_be_scored_are_refused_by_name(truths, fault):
 
 
 def test_a_box_that_reaches_over_the_edge_is_none_of_them():
-    check_boxes(DETECTION, [Boxes(("car",), ((-3.0, 30.0, 70.0, 44.0),))], [(60, 40)])
+    check_boxes(DETECTION, [BoxLabels(("car",), ((-3.0, 30.0, 70.0, 44.0),))], [(60, 40)])
 
 
 @pytest.fixture
 def scored():
     """Three frames with labels and the predictions of both models."""
     frames = [np.full((40, 60, 3), 90, np.uint8)] * 3
-    labels = (Boxes(("car",), (HERE,)), Boxes(), Boxes(("bus", "car"), (HERE, (40.0, 5.0, 55.0, 20.0))))
+    labels = (BoxLabels(("car",), (HERE,)), BoxLabels(), BoxLabels(("bus", "car"), (HERE, (40.0, 5.0, 55.0, 20.0))))
     split = Split("test", frames, labels, ("u", "u", "v"), (0.0, 1.0, 0.0))
     good = [DetectionPrediction(one.classes, (0.9,) * len(one.boxes), one.boxes) for one in labels]
     worse = [good[0], DetectionPrediction(("car",), (0.4,), (HERE,)), DetectionPrediction(("bus",), (0.8,), (HERE,))]

@@ -26,7 +26,7 @@ from gemel.report.page import first_screen, render_report
 from gemel.stream_eval import residency_timeline
 from gemel.text import duration, percent, size
 from models.data import Split
-from models.predictions import Boxes, ClassPrediction, DetectionPrediction
+from models.predictions import BoxLabels, ClassPrediction, DetectionPrediction
 from models.workload import Query
 
 DEVICE = {"title": "A box", "clock": "virtual clock", "modelled": True, "sources": ["its data sheet"]}
@@ -180,7 +180,7 @@ def query(task):
 def test_examples_leave_out_boxes_below_the_threshold():
     frames = [np.full((40, 60, 3), 90, np.uint8)] * 3
     box = (5.0, 5.0, 30.0, 30.0)
-    split = Split("test", frames, (Boxes(), Boxes(("car",), (box,)), Boxes()), ("u",) * 3, (0.0, 1.0, 2.0))
+    split = Split("test", frames, (BoxLabels(), BoxLabels(("car",), (box,)), BoxLabels()), ("u",) * 3, (0.0, 1.0, 2.0))
     sure, unsure = DetectionPrediction(("car",), (0.9,), (box,)), DetectionPrediction(("car",), (0.1,), (box,))
     assert split.labels is not None
     rows, photos = worst_examples(query("detection"), split, split.labels, [sure] * 3, [unsure] * 3, threshold=0.5)

@@ -138,7 +138,7 @@ def run(path: Path, batch: Tensor) -> dict[str, Tensor]:
 def answer(module: nn.Module, batch: Tensor) -> dict[str, Tensor]:
     """What torch answers, by the names the file must use."""
     with torch.no_grad():
-        outputs = module.exported(batch) if isinstance(module, Detector) else (module(batch),)
+        outputs = module.export_outputs(batch) if isinstance(module, Detector) else (module(batch),)
     return dict(zip(("boxes", "scores", "labels") if isinstance(module, Detector) else ("logits",), outputs))
 
 

@@ -19,7 +19,7 @@ from models.io import (
     ParseError,
     check_apart,
     finite,
-    locked,
+    hold_locks,
     locked_folder,
     open_atomic,
     own_bytes,
@@ -199,9 +199,9 @@ def _read_all(descriptor: int) -> bytes:
         return file.read()
 
 
-@pytest.mark.parametrize("kind", [locked, locked_folder])
+@pytest.mark.parametrize("kind", [hold_locks, locked_folder])
 def test_a_lock_refuses_a_second_process_and_is_released(tmp_path: Path, kind) -> None:
-    target = tmp_path / "out" if kind is locked else tmp_path
+    target = tmp_path / "out" if kind is hold_locks else tmp_path
     code = f"from pathlib import Path\nfrom models.io import {kind.__name__} as lock\n" + (
         f"with lock(Path({str(target)!r})): pass"
     )

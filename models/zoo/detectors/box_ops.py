@@ -75,7 +75,7 @@ def suppress(boxes: Tensor, scores: Tensor, iou: float) -> Tensor:
     empty = (scores < 0)[..., None]
     # Rows without a box all take one place, so that the first of them suppresses the others at once.
     boxes = torch.cat([boxes[..., :2].masked_fill(empty, 0), boxes[..., 2:].masked_fill(empty, 1)], dim=-1)
-    kept = torch.stack([_kept(*frame, iou) for frame in zip(boxes.unbind(), scores.unbind())])
+    kept = torch.stack([_nms_mask(*frame, iou) for frame in zip(boxes.unbind(), scores.unbind())])
     return torch.where(kept, scores, NOTHING)
 
 
@@ -92,7 +92,7 @@ def rows_at(values: Tensor, rows: Tensor) -> Tensor:
     return values.gather(1, index)
 
 
-def _kept(boxes: Tensor, scores: Tensor, iou: float) -> Tensor:
+def _nms_mask(boxes: Tensor, scores: Tensor, iou: float) -> Tensor:
     if boxes.is_meta:
         return torch.ones_like(scores, dtype=torch.bool)
     kept = torch.zeros_like(scores)

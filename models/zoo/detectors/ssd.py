@@ -45,7 +45,7 @@ class MobileNetV2Maps(nn.Module):
                 x = block.conv[1:](maps[-1])
             else:
                 x = block(x)
-        return _numbered([*maps, x], self.extra)
+        return _number_maps([*maps, x], self.extra)
 
 
 class SqueezeNetMaps(nn.Module):
@@ -64,7 +64,7 @@ class SqueezeNetMaps(nn.Module):
             x = block(x)
             if index in self.TAKEN:
                 maps.append(x)
-        return _numbered(maps, self.extra)
+        return _number_maps(maps, self.extra)
 
 
 class ResNet18Maps(nn.Module):
@@ -85,7 +85,7 @@ class ResNet18Maps(nn.Module):
         return maps
 
 
-def _numbered(maps: list[Tensor], extra: nn.ModuleList) -> OrderedDict[str, Tensor]:
+def _number_maps(maps: list[Tensor], extra: nn.ModuleList) -> OrderedDict[str, Tensor]:
     for block in extra:
         maps.append(block(maps[-1]))
     return OrderedDict((str(index), one) for index, one in enumerate(maps))

@@ -175,7 +175,7 @@ class TwoStage(Detector):
             wanted.append({"boxes": box[seen], "labels": label[seen] + 1, "weights": score[seen]})
         return self._loss(outputs, wanted)
 
-    def exported(self, x: Tensor) -> Detections:
+    def export_outputs(self, x: Tensor) -> Detections:
         """Boxes, scores and labels as in eval mode: suppression is inside."""
         return self(x)
 
@@ -284,7 +284,7 @@ def _two_stage(whole: detection.FasterRCNN, input_size: int, anchor_scale: float
     return TwoStage(whole, input_size)
 
 
-def _published(name: str, input_size: int) -> None:
+def _register_published(name: str, input_size: int) -> None:
     builder = getattr(detection, name)
 
     @register(name, task="detection", input_size=input_size, published=name)
@@ -303,10 +303,10 @@ def _single_map(name: str, num_classes: int, input_size: int, anchor_scale: floa
     return _two_stage(whole, input_size, anchor_scale)
 
 
-_published("fasterrcnn_resnet50_fpn", INPUT_SIZE)
-_published("fasterrcnn_resnet50_fpn_v2", INPUT_SIZE)
-_published("fasterrcnn_mobilenet_v3_large_fpn", INPUT_SIZE)
-_published("fasterrcnn_mobilenet_v3_large_320_fpn", 320)
+_register_published("fasterrcnn_resnet50_fpn", INPUT_SIZE)
+_register_published("fasterrcnn_resnet50_fpn_v2", INPUT_SIZE)
+_register_published("fasterrcnn_mobilenet_v3_large_fpn", INPUT_SIZE)
+_register_published("fasterrcnn_mobilenet_v3_large_320_fpn", 320)
 
 
 @register("fasterrcnn_resnet101_fpn", task="detection", input_size=INPUT_SIZE)

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.data import domains, prepare
 from models.data import load_split
-from models.predictions import Boxes
+from models.predictions import BoxLabels
 from models.workload import load_workload
 
 IMAGE = cv2.imencode(".jpg", np.zeros((8, 8, 3), np.uint8))[1].tobytes()
@@ -90,7 +90,7 @@ def test_every_query_finds_its_frames_boxes_and_units(pack: Path, tmp_path: Path
             assert split.labels is not None and len(set(split.units)) == counts[query.camera][name]["units"] == 5
             assert all(unit.startswith(f"{query.camera}-u") for unit in split.units)
             if query.task == "detection":
-                boxes = [one for one in split.labels if isinstance(one, Boxes)]
+                boxes = [one for one in split.labels if isinstance(one, BoxLabels)]
                 assert len(boxes) == 5 and {len(one.classes) for one in boxes} == {len(query.classes)}
             else:
                 assert len(split) == 5 * len(query.classes) and set(split.labels) == set(query.classes)

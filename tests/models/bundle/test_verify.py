@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from models.bundle import open_bundle, unchecked, verify_bundle
+from models.bundle import list_unchecked, open_bundle, verify_bundle
 from models.bundle.format import encode_header, parse_header
 from models.errors import BundleError
 
@@ -120,7 +120,7 @@ def test_a_module_to_import_is_named_and_not_imported(sample, rewrite, model):
     module = model.partition(":")[0]
     known = module in sys.modules
     assert verify_bundle(sample.path) == []
-    (line,) = unchecked(sample.path)
+    (line,) = list_unchecked(sample.path)
     assert f"query north: the code of '{model}' was not run" in line and f"--factory {model}" in line
     assert (module in sys.modules) == known
 
@@ -135,9 +135,9 @@ def test_all_but_the_architecture_of_a_foreign_model_is_checked_and_that_too_whe
     )
     model = "verified_net:net"
     rewrite(sample.path, lambda manifest, data, types: manifest["queries"][0].update(model=model, model_args={}))
-    assert verify_bundle(sample.path) == [] and len(unchecked(sample.path)) == 1
+    assert verify_bundle(sample.path) == [] and len(list_unchecked(sample.path)) == 1
     problems = verify_bundle(sample.path, [model], tmp_path)
-    assert unchecked(sample.path, [model]) == []
+    assert list_unchecked(sample.path, [model]) == []
     assert any(f"query north: {model} needs 0.weight, which the bundle does not have" == one for one in problems)
     name = next(iter(open_bundle(sample.path).queries[0].tensors.values()))
     entry = open_bundle(sample.path).header.entries[name]

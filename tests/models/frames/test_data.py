@@ -11,7 +11,7 @@ import pytest
 
 from models.data import load_split
 from models.errors import InputError
-from models.predictions import Boxes
+from models.predictions import BoxLabels
 from models.preprocess import crop
 from models.workload import Query
 
@@ -65,7 +65,7 @@ def test_coco_boxes_become_corners_of_the_classes_asked_for(tmp_path: Path) -> N
     _coco(tmp_path / "train")
     split = load_split(_query(tmp_path, "detection", ("car",)), "train")
     assert split.times_s == (0.1, 0.2)
-    assert split.labels == (Boxes(), Boxes(("car",), ((1.0, 2.0, 11.0, 7.0),)))
+    assert split.labels == (BoxLabels(), BoxLabels(("car",), ((1.0, 2.0, 11.0, 7.0),)))
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,9 @@ def test_coco_boxes_become_corners_of_the_classes_asked_for(tmp_path: Path) -> N
             "annotations.json: .*cannot be read",
         ),
         (lambda d: _coco(d / "test", ("bus", "van")), "detection", ("car",), "no category 'car'"),
-        (lambda d: _coco(d / "test", images=[]), "detection", ("car",), "is not COCO"),
+        (lambda d: _coco(d / "test", images=[]), "detection", ("car",), "there is no"),
         (lambda d: _coco(d / "test", images=[], annotations=[]), "detection", ("car",), "the split 'test' is empty"),
-        (lambda d: _coco(d / "test", annotations=[{"image_id": 1}]), "detection", ("car",), "is not COCO"),
+        (lambda d: _coco(d / "test", annotations=[{"image_id": 1}]), "detection", ("car",), "this key is missing"),
     ],
 )
 def test_faults_of_data_are_named(tmp_path: Path, prepare, task, classes, message: str) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from models.metrics import BACKGROUND, BOTH, CLASS, DUPLICATE, KINDS, LOCATION, MISSED, error_types, overlaps_of
-from models.predictions import Boxes, DetectionPrediction
+from models.predictions import BoxLabels, DetectionPrediction
 
 HERE = (0.0, 0.0, 10.0, 10.0)
 NEAR = (0.0, 0.0, 10.0, 8.0)  # IoU 0.8 with HERE
 BESIDE = (5.0, 0.0, 15.0, 10.0)  # IoU 1/3 with HERE
 FAR = (50.0, 50.0, 60.0, 60.0)
-CAR = Boxes(("car",), (HERE,))
+CAR = BoxLabels(("car",), (HERE,))
 
 
 def found(rows, truth=CAR, threshold=0.0):

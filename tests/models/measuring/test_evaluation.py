@@ -95,9 +95,7 @@ def test_what_is_surely_kept_is_kept_as_often_as_it_says(units: int, frames: int
     random, task = np.random.default_rng(0), task_of("classification")
     error = 1 / (0.9 * units * frames)
     found = [lower_bound_ratio(task, *_drawn(random, units, frames, 0.95), error) for _ in range(400)]
-    assert (
-        np.mean([ratio <= 0.95 for ratio in found]) >= ACCEPT_CONFIDENCE - 0.02
-    )
+    assert np.mean([ratio <= 0.95 for ratio in found]) >= ACCEPT_CONFIDENCE - 0.02
 
 
 def test_what_both_answer_alike_leaves_no_doubt() -> None:

@@ -13,7 +13,7 @@ from torchvision.ops import box_iou
 
 from models import zoo
 from models.detector import BoxTarget
-from models.predictions import Boxes
+from models.predictions import BoxLabels
 from models.tasks import augment_boxes, task_of
 from models.zoo.detectors.single_stage import MATCH_IOU, SingleStage, distill_loss, match
 
@@ -107,7 +107,7 @@ def test_answers_suppress_what_overlaps_within_a_class_only():
 
 
 def test_truth_goes_through_targets_and_perfect_outputs_back_to_itself():
-    truth = Boxes(("bus", "dog", "car"), ((10.0, 20.0, 60.0, 90.0), (0, 0, 9, 9), (200.0, 100.0, 260.0, 150.0)))
+    truth = BoxLabels(("bus", "dog", "car"), ((10.0, 20.0, 60.0, 90.0), (0, 0, 9, 9), (200.0, 100.0, 260.0, 150.0)))
     target = TASK.targets([truth], [(300, 200)], CLASSES)[0]
     assert target.labels.tolist() == [1, 0]
     model = Grid()
@@ -120,7 +120,7 @@ def test_truth_goes_through_targets_and_perfect_outputs_back_to_itself():
         "bus": pytest.approx(truth.boxes[0], abs=0.01),
         "car": pytest.approx(truth.boxes[2], abs=0.01),
     }
-    seen = Boxes(("bus", "car"), (truth.boxes[0], truth.boxes[2]))
+    seen = BoxLabels(("bus", "car"), (truth.boxes[0], truth.boxes[2]))
     assert TASK.metric_of(TASK.tallies([answer], [seen], CLASSES)[0]) == 1
 
 

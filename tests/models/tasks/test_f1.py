@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.metrics import best_threshold, f1_of, match_frames
-from models.predictions import Boxes, DetectionPrediction
+from models.predictions import BoxLabels, DetectionPrediction
 
 HERE = (0.0, 0.0, 10.0, 10.0)
 NEAR = (0.0, 0.0, 10.0, 8.0)  # IoU 0.8 with HERE
@@ -25,23 +25,23 @@ def answer(*rows: tuple[str, float, tuple[float, float, float, float]]) -> Detec
 @pytest.mark.parametrize(
     ("case", "answers", "truths", "expected"),
     [
-        ("found", [answer(("car", 0.9, NEAR))], [Boxes(("car",), (HERE,))], 1.0),
-        ("IoU of exactly one half counts", [answer(("car", 0.9, HALF))], [Boxes(("car",), (HERE,))], 1.0),
-        ("less does not", [answer(("car", 0.9, LESS))], [Boxes(("car",), (HERE,))], 0.0),
-        ("another class is no hit", [answer(("bus", 0.9, HERE))], [Boxes(("car",), (HERE,))], 0.0),
+        ("found", [answer(("car", 0.9, NEAR))], [BoxLabels(("car",), (HERE,))], 1.0),
+        ("IoU of exactly one half counts", [answer(("car", 0.9, HALF))], [BoxLabels(("car",), (HERE,))], 1.0),
+        ("less does not", [answer(("car", 0.9, LESS))], [BoxLabels(("car",), (HERE,))], 0.0),
+        ("another class is no hit", [answer(("bus", 0.9, HERE))], [BoxLabels(("car",), (HERE,))], 0.0),
         (
             "a second box on one object is a false alarm",
             [answer(("car", 0.9, NEAR), ("car", 0.8, HERE))],
-            [Boxes(("car",), (HERE,))],
+            [BoxLabels(("car",), (HERE,))],
             2 / 3,
         ),
-        ("no answer misses everything", [None], [Boxes(("car", "car"), (HERE, FAR))], 0.0),
-        ("nothing there, nothing said", [DetectionPrediction()], [Boxes()], 1.0),
-        ("nothing there, something said", [answer(("car", 0.9, HERE))], [Boxes()], 0.0),
+        ("no answer misses everything", [None], [BoxLabels(("car", "car"), (HERE, FAR))], 0.0),
+        ("nothing there, nothing said", [DetectionPrediction()], [BoxLabels()], 1.0),
+        ("nothing there, something said", [answer(("car", 0.9, HERE))], [BoxLabels()], 0.0),
         (
             "micro over classes and frames",
             [answer(("car", 0.9, HERE), ("bus", 0.8, FAR)), answer(("bus", 0.3, HERE))],
-            [Boxes(("car", "bus"), (HERE, HERE)), Boxes(("bus",), (HERE,))],
+            [BoxLabels(("car", "bus"), (HERE, HERE)), BoxLabels(("bus",), (HERE,))],
             4 / 6,
         ),
     ],
@@ -59,7 +59,7 @@ _answers = st.lists(st.tuples(_names, _scores, _boxes), max_size=8).map(
     lambda rows: answer(*rows) if rows else DetectionPrediction()
 )
 _truths = st.lists(st.tuples(_names, _boxes), max_size=6).map(
-    lambda rows: Boxes(tuple(name for name, _ in rows), tuple(box for _, box in rows))
+    lambda rows: BoxLabels(tuple(name for name, _ in rows), tuple(box for _, box in rows))
 )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from models.metrics import f1_of, match_frames, mean_average_precision
-from models.predictions import Boxes, DetectionPrediction
+from models.predictions import BoxLabels, DetectionPrediction
 
 CASES = 200
 CLASSES = ("car", "bus", "person")
@@ -26,16 +26,16 @@ def _boxes(random: np.random.Generator, count: int, whole: bool) -> np.ndarray:
     return np.round(boxes) if whole else boxes
 
 
-def _case(seed: int) -> tuple[list[DetectionPrediction | None], list[Boxes], float]:
+def _case(seed: int) -> tuple[list[DetectionPrediction | None], list[BoxLabels], float]:
     """Frames, and a score threshold: every second case on whole pixels and coarse scores, where much is equal."""
     random, whole = np.random.default_rng(seed), seed % 2 == 0
     answers: list[DetectionPrediction | None] = []
-    truths: list[Boxes] = []
+    truths: list[BoxLabels] = []
     classes = CLASSES[: random.integers(1, 4)]
     for _ in range(random.integers(1, 8)):
         objects = _boxes(random, int(random.integers(0, 9)), whole)
         names = tuple(random.choice(classes, len(objects)))
-        truths.append(Boxes(names, tuple(map(tuple, objects.tolist()))))
+        truths.append(BoxLabels(names, tuple(map(tuple, objects.tolist()))))
         if random.uniform() < 0.1:
             answers.append(None)
             continue
@@ -49,7 +49,7 @@ def _case(seed: int) -> tuple[list[DetectionPrediction | None], list[Boxes], flo
     return answers, truths, float(random.choice([0.0, 0.3, 0.55]))
 
 
-def _theirs(answers: list[DetectionPrediction | None], truths: list[Boxes], threshold: float = 0.0) -> Any:
+def _theirs(answers: list[DetectionPrediction | None], truths: list[BoxLabels], threshold: float = 0.0) -> Any:
     """Pycocotools' evaluation of the detections from `threshold` on; None where there is nothing to evaluate."""
     numbers = {name: index for index, name in enumerate(CLASSES, start=1)}
 
