@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 @torch.inference_mode(False)
 @torch.no_grad()
 def flops(module: nn.Module, input_size: int, batch: int = 1) -> int:
-    """Floating-point operations of one forward pass, a multiply-add counted as 2. `module` lies on "meta"."""
+    """Floating-point operations of one forward pass, a multiply-add counted as 2. `module` is on "meta"."""
     with FlopCounterMode(display=False) as counter:
         _forward(module, input_size, batch)
     return counter.get_total_flops()
@@ -26,7 +26,7 @@ def flops(module: nn.Module, input_size: int, batch: int = 1) -> int:
 def workspace_bytes(module: nn.Module, input_size: int, batch: int = 1) -> int:
     """Peak bytes of tensors alive during one eager forward pass, its input included and the weights not.
 
-    `module` lies on "meta". What a kernel takes inside itself is not seen here.
+    `module` is on "meta". Memory inside a kernel is not counted.
     """
     with _LiveBytes(module) as live:
         _forward(module, input_size, batch)

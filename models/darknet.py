@@ -50,12 +50,12 @@ class _Slot(NamedTuple):
 
 
 def read_darknet(path: Path, module: nn.Module, key: str = "weights") -> dict[str, Tensor]:
-    """The tensors of a darknet `.weights` file under the names of `module`'s state dict; the module stays as it is.
+    """The tensors of a darknet `.weights` file under the names of `module`'s state dict; the module is not changed.
 
     A file that ends between two convolutions, as `darknet partial` writes them (darknet53.conv.74), gives the tensors
-    before that; one of another class count gives outputs of its own width. Whether they are enough and fit is for the
-    caller to say. Raises InputError for a file that is none of darknet's, cut short within a convolution, or too long,
-    and for a module without `darknet_layers`.
+    before that; one of another class count gives outputs of its own width. The caller checks
+    whether they fit. Raises InputError for a file of another format, one cut short within a convolution or too long, and
+    for a module without `darknet_layers`.
     Format: darknet's src/parser.c, load_weights_upto and load_convolutional_weights.
     """
     if not isinstance(module, Darknet):
@@ -85,7 +85,7 @@ def read_darknet(path: Path, module: nn.Module, key: str = "weights") -> dict[st
 
 
 def _count_values(file: BinaryIO) -> int:
-    """How many values follow the header, at whose end the file stands afterwards."""
+    """The number of values after the header; the file is positioned at the first."""
     head = file.read(VERSION_BYTES)
     major, minor, _ = struct.unpack("<3i", head) if len(head) == VERSION_BYTES else (-1, -1, -1)
     if not (0 <= major < LARGEST_VERSION and 0 <= minor < LARGEST_VERSION):
@@ -100,7 +100,7 @@ def _count_values(file: BinaryIO) -> int:
 
 
 def _read(file: BinaryIO, count: int) -> np.ndarray:
-    """So many values, float32; ValueError where the file has become shorter meanwhile."""
+    """`count` float32 values; ValueError where the file has become shorter."""
     return np.frombuffer(bytearray(file.read(count * VALUE_BYTES)), dtype="<f4", count=count)
 
 
@@ -132,7 +132,7 @@ def _cut(values: np.ndarray, layers: Sequence[Sequence[_Slot]]) -> dict[str, Ten
 
 
 def _width_of_outputs(module: nn.Module, layers: Sequence[DarknetLayer], values: int) -> int | None:
-    """The channels of the outputs with which a file of so many values fits; None when there are none such."""
+    """The width of the outputs for which the file has this many values; None if there is none."""
     fixed = sum(_count(_slots(module, layer)) for layer in layers if not layer.output)
     per_channel = sum(_count(_slots(module, layer, 1)) for layer in layers if layer.output)
     if per_channel == 0 or values <= fixed or (values - fixed) % per_channel:

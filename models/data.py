@@ -114,7 +114,7 @@ LEADING_DIGITS = re.compile("[0-9]{1,15}")
 
 
 class Frames(Sequence[np.ndarray]):
-    """Frames decoded when asked for: uint8 RGB (H, W, 3)."""
+    """Frames decoded on access: uint8 RGB (H, W, 3)."""
 
     def __init__(self, loaders: Sequence[Callable[[], np.ndarray]]) -> None:
         self._loaders = loaders

@@ -1,4 +1,4 @@
-"""What a detection model has besides its forward, whatever its family: candidates, losses, an exportable form."""
+"""The interface of detectors: candidates, losses, an exportable form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class BoxTarget(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """What one frame may hold: boxes f32 (K, 4) in fractions of the frame, scores (K,), labels (K,) from 0."""
+    """The candidates of one frame: boxes f32 (K, 4) in fractions of the frame, scores (K,), labels (K,) from 0."""
 
     boxes: Tensor
     scores: Tensor
@@ -52,9 +52,9 @@ class Detector(nn.Module):
 
 
 class OneStage(Detector):
-    """A detector that answers everywhere at once; a family says how its outputs are decoded.
+    """A detector without proposals; a family defines how its outputs are decoded.
 
-    `most_candidates` bounds what one frame's suppression has to look at.
+    `most_candidates` bounds the candidates of one frame that suppression compares.
     """
 
     most_candidates: int = 300

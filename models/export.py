@@ -1,6 +1,6 @@
 """Writes a model as one ONNX file in which every weight keeps its state_dict name.
 
-The file is the model as it is: norms are not folded into convolutions and equal tensors are
+The file is the model unchanged: norms are not folded into convolutions and equal tensors are
 not merged. So a reader finds each weight, and an engine can bind a shared one.
 """
 
@@ -45,7 +45,7 @@ _PREFIX = "network."
 class ExportedModel:
     """A written file: input and outputs by name with their shapes; an axis of any size has a name instead.
 
-    `metadata` is what stands in its metadata_props.
+    `metadata` are its metadata_props.
     """
 
     path: Path
@@ -98,7 +98,7 @@ def export_onnx(
 
 
 def export_query(bundle: Bundle, query_id: str, path: str | Path, batch: Batch | None = None) -> ExportedModel:
-    """Write one query of a bundle with its own tensors; classes and preprocessing stand in the metadata.
+    """Write one query of a bundle with its own tensors; classes and preprocessing are in the metadata.
 
     Raises InputError for an unknown query and as `export_onnx` does.
     """
@@ -110,7 +110,7 @@ def export_query(bundle: Bundle, query_id: str, path: str | Path, batch: Batch |
 
 
 def metadata_of(query: BundleQuery, module: nn.Module, digest: str) -> dict[str, str]:
-    """What a reader needs besides the network, as metadata_props: JSON under keys that begin with `gemel.`."""
+    """What a reader needs besides the network, as metadata_props: JSON under keys `gemel.*`."""
     values = {
         "query": query.id,
         "bundle": digest[:12],
@@ -131,7 +131,7 @@ def metadata_of(query: BundleQuery, module: nn.Module, digest: str) -> dict[str,
 
 
 def _read(text: str) -> Any:
-    """A value of the metadata as JSON says it; what is none as it stands."""
+    """A value of the metadata, parsed if it is JSON."""
     try:
         return json.loads(text)
     except ValueError:
@@ -143,8 +143,8 @@ def graph_without_weights(
 ) -> bytes:
     """A model as `export_onnx` would write it, but with every tensor of its state dict an input of the graph.
 
-    Each such input has its state_dict key, and no byte of a weight is read. What `stored` names lies packed as "int8",
-    with an input `KEY.scale` f32 (out,) beside it, or as "fp16"; it is widened inside. Raises InputError as
+    Each such input has its state_dict key, and no byte of a weight is read. Keys in `stored` are packed as "int8",
+    with an input `KEY.scale` f32 (out,), or as "fp16", and unpacked inside the graph. Raises InputError as
     `export_onnx` does.
     """
     where = Path(type(module).__name__)
@@ -157,7 +157,7 @@ def graph_without_weights(
 
 
 def _make_input(graph: onnx_ir.Graph, value: onnx_ir.Value, width: str | None) -> None:
-    """Turn an initialiser into an input; where it is packed, the graph widens it right before its first use."""
+    """Turn an initialiser into an input; a packed one is unpacked right before its first use."""
     import onnx_ir as ir
 
     name, tensor = str(value.name), value.const_value
@@ -187,7 +187,7 @@ def _make_input(graph: onnx_ir.Graph, value: onnx_ir.Value, width: str | None) -
 
 
 def _first_use(graph: onnx_ir.Graph, value: onnx_ir.Value) -> tuple[onnx_ir.Node, onnx_ir.Value | None]:
-    """The first node that reads a weight, and an activation that it (or what reads its output) waits for anyway."""
+    """The first node that reads a weight, and an activation that it (or a reader of its output) needs."""
     made, first = {value}, None
     constants = {node.outputs[0] for node in graph if node.op_type == "Constant"}
     for node in graph:
@@ -206,10 +206,10 @@ def _first_use(graph: onnx_ir.Graph, value: onnx_ir.Value) -> tuple[onnx_ir.Node
 def _late(
     stored: onnx_ir.Value, sizes: Sequence[int], after: onnx_ir.Value
 ) -> tuple[onnx_ir.Value, list[onnx_ir.Node]]:
-    """A tensor as it is, but not before `after` is known.
+    """The same tensor, with a dependency on `after`.
 
-    What depends on weights alone would be run before all else, and every weight would lie widened at once. The shape
-    that it is given ends with none of the activation's axes: its own.
+    Nodes that depend on weights alone would run first, and every weight would be unpacked at the same time. The
+    tensor is reshaped to its own shape after zero axes of the activation.
     """
     import onnx_ir as ir
 
@@ -270,7 +270,7 @@ def _trace(module: nn.Module, path: Path, input_size: int, batch: Batch) -> onnx
                 opset_version=OPSET,
                 input_names=[INPUT],
                 output_names=_output_names(module),
-                dynamic_shapes=({0: BATCH_AXIS},) if batch == DYNAMIC else None,  # names the axis
+                dynamic_shapes=({0: BATCH_AXIS},) if batch == DYNAMIC else None,
                 verbose=False,
             )
     except Exception as error:  # a user's forward can fail in any way

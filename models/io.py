@@ -647,7 +647,7 @@ NamedPaths = Iterable[tuple[str, str | Path | None]]
 
 
 def check_apart(outputs: NamedPaths, inputs: NamedPaths, where: str | Path = "") -> None:
-    """Refuse an output that is one of the inputs, lies in an input folder, or is another output.
+    """Refuse an output that is one of the inputs, is inside an input folder, or is another output.
 
     Links are followed; hard links of one file are the same file. Raises InputError naming the output's key and both
     files; `where` is the file that holds the key.

@@ -10,10 +10,10 @@ import numpy as np
 from models.predictions import BoxLabels, DetectionPrediction
 
 MIN_IOU = 0.1
-"""A detection that overlaps no object by more lies on the background (TIDE)."""
+"""A detection that overlaps no object by more is on the background (TIDE)."""
 PAIRS_AT_ONCE = 1_000_000
 EXACT = 1 - 1e-10
-"""What an IoU threshold of 1 stands for, since a quotient of equal areas may round below 1 (pycocotools)."""
+"""Used for an IoU threshold of 1, since a quotient of equal areas may round below 1 (pycocotools)."""
 UNMATCHED = -1
 
 
@@ -21,10 +21,10 @@ UNMATCHED = -1
 class Overlaps:
     """The detections and objects of a list of frames, and the pairs of them that overlap.
 
-    Detections stand frame by frame, best score first, equal scores as they were answered: `frames`, `classes`,
-    `scores`, one value each; objects as they were given: `object_frames`, `object_classes`. Classes are positions in
-    `names`. A pair is a detection and an object of one frame, of whatever class, with an IoU of MIN_IOU or more:
-    `detection`, `object` (positions) and `iou`, in the order of detections, then of objects.
+    Detections are ordered by frame, then by score, best first (stable): `frames`, `classes`, `scores`, one value each.
+    Objects keep their order: `object_frames`, `object_classes`. Classes are positions in `names`. A pair is a detection
+    and an object of one frame, of any class, with an IoU of MIN_IOU or more: `detection`, `object` (positions) and
+    `iou`, in the order of detections, then of objects.
     """
 
     names: tuple[str, ...]
@@ -75,19 +75,19 @@ class Overlaps:
         return found
 
 
-def overlaps_of(answers: Sequence[DetectionPrediction | None], truths: Sequence[BoxLabels]) -> Overlaps:
-    """Look at these frames; None is a frame without an answer."""
-    said = [DetectionPrediction() if answer is None else answer for answer in answers]
+def overlaps_of(predictions: Sequence[DetectionPrediction | None], labels: Sequence[BoxLabels]) -> Overlaps:
+    """The overlaps of these frames; None is a frame without a prediction."""
+    given = [DetectionPrediction() if one is None else one for one in predictions]
     numbers: dict[str, int] = {}
-    objects, object_classes, object_frames = _flat(truths, numbers)
-    boxes, classes, frames = _flat(said, numbers)
-    scores = np.array([score for answer in said for score in answer.scores], float)
+    objects, object_classes, object_frames = _flat(labels, numbers)
+    boxes, classes, frames = _flat(given, numbers)
+    scores = np.array([score for one in given for score in one.scores], float)
     order = np.lexsort((-scores, frames))
     boxes, classes, frames, scores = boxes[order], classes[order], frames[order], scores[order]
-    pairs = list(_pairs(boxes, np.bincount(frames, minlength=len(said)), objects, object_frames, len(said)))
+    pairs = list(_pairs(boxes, np.bincount(frames, minlength=len(given)), objects, object_frames, len(given)))
     detection, seen, iou = (np.concatenate(column) for column in zip(*pairs, strict=True))
     return Overlaps(
-        tuple(numbers), len(said), frames, classes, scores, object_frames, object_classes, detection, seen, iou
+        tuple(numbers), len(given), frames, classes, scores, object_frames, object_classes, detection, seen, iou
     )
 
 
@@ -159,9 +159,9 @@ class Matches:
         return np.stack([hits.astype(np.int64), detections, self.objects], axis=1)
 
 
-def match_frames(answers: Sequence[DetectionPrediction | None], truths: Sequence[BoxLabels]) -> Matches:
-    """Match detections with objects as `Overlaps.match` does, at MATCH_IOU; None is a frame without an answer."""
-    return matches_of(overlaps_of(answers, truths))
+def match_frames(predictions: Sequence[DetectionPrediction | None], labels: Sequence[BoxLabels]) -> Matches:
+    """Match detections with objects as `Overlaps.match` does, at MATCH_IOU; None is a frame without a prediction."""
+    return matches_of(overlaps_of(predictions, labels))
 
 
 def matches_of(overlaps: Overlaps) -> Matches:
@@ -198,14 +198,14 @@ MAX_OF_A_CLASS = 100
 
 
 def mean_average_precision(
-    answers: Sequence[DetectionPrediction | None], truths: Sequence[BoxLabels], classes: Sequence[str]
+    predictions: Sequence[DetectionPrediction | None], labels: Sequence[BoxLabels], classes: Sequence[str]
 ) -> dict[str, float]:
     """`map` over IoU 0.5 to 0.95 and `map50` at 0.5, 0..1; NaN where there are no objects at all.
 
     Sources: cocodataset.org/#detection-eval, all areas; the tests hold it against pycocotools. None is a frame without
-    an answer; a class without objects counts for nothing.
+    a prediction; a class without objects counts for nothing.
     """
-    return average_precision(overlaps_of(answers, truths), classes)
+    return average_precision(overlaps_of(predictions, labels), classes)
 
 
 def average_precision(overlaps: Overlaps, classes: Sequence[str]) -> dict[str, float]:
@@ -256,7 +256,7 @@ KINDS = (CLASS, LOCATION, BOTH, DUPLICATE, BACKGROUND, MISSED)
 
 @dataclass(frozen=True)
 class ErrorType:
-    """How often one kind of error was made, and by how much F1 would rise were these alone mended."""
+    """How often one kind of error was made, and by how much F1 would rise were these alone corrected."""
 
     count: int
     cost: float
@@ -268,8 +268,8 @@ def error_types(overlaps: Overlaps, threshold: float) -> dict[str, ErrorType]:
     A false alarm is, by the IoU with what it fits best: LOCATION, MIN_IOU to MATCH_IOU with an object of its class;
     CLASS, MATCH_IOU or more with one of another; DUPLICATE, MATCH_IOU or more with one of its class that a better score
     found; BACKGROUND, below MIN_IOU with all; BOTH, anything else. MISSED are objects without a detection on
-    which no error of class or location lies. To mend one of these two gives its object a detection, where it has none
-    yet; to mend an object that was missed takes it away; to mend any other takes the detection away.
+    which no error of class or location lies. Correcting one of these two gives its object a detection, if it has none;
+    correcting a missed object removes it; correcting any other error removes the detection.
     """
     kept, found = overlaps.scores >= threshold, overlaps.match([MATCH_IOU])[0]
     alarms = kept & (found == UNMATCHED)
@@ -277,16 +277,16 @@ def error_types(overlaps: Overlaps, threshold: float) -> dict[str, ErrorType]:
     lacking[found[kept & (found != UNMATCHED)]] = False
     kinds, target = _kinds(overlaps, lacking)
     counts = {kind: int(np.count_nonzero(alarms & (kinds == index))) for index, kind in enumerate(KINDS[:-1])}
-    mended = {
+    corrected = {
         kind: np.intersect1d(target[alarms & (kinds == KINDS.index(kind))], np.flatnonzero(lacking))
         for kind in (CLASS, LOCATION)
     }
-    missed = int(np.count_nonzero(lacking)) - len(np.union1d(mended[CLASS], mended[LOCATION]))
+    missed = int(np.count_nonzero(lacking)) - len(np.union1d(corrected[CLASS], corrected[LOCATION]))
     hits, detections, objects = int(np.count_nonzero(~lacking)), int(np.count_nonzero(kept)), len(lacking)
     now = f1_of(np.array([hits, detections, objects]))
 
     def cost(kind: str) -> float:
-        right = len(mended.get(kind, ()))
+        right = len(corrected.get(kind, ()))
         gone = counts.get(kind, 0) - right
         there = objects - (missed if kind == MISSED else 0)
         return f1_of(np.array([hits + right, detections - gone, there])) - now

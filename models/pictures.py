@@ -1,4 +1,4 @@
-"""Pictures that somebody else made: JPEG and PNG alone, held against bounds before they are decoded."""
+"""JPEG and PNG pictures from others, checked against bounds before they are decoded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_PIXELS = 2**25
 """Of a picture or a video's frame: a little more than 7680 x 4320."""
 PICTURE_FORMATS = ("JPEG", "PNG")
 ORIENTATION = 0x0112
-"""The tag by which a camera tells how it was held (EXIF 2.32, section 4.6.4)."""
+"""The EXIF tag of the camera's orientation (EXIF 2.32, section 4.6.4)."""
 TURNS = {
     2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 7: "TRANSVERSE",
     8: "ROTATE_90",
@@ -33,9 +33,9 @@ DIGITS = re.compile("([0-9]+)")
 
 
 def list_pictures(folder: Path) -> list[Path]:
-    """The files of a folder that their names call pictures, in the order of these; empty where there is no folder.
+    """The pictures of a folder, by their suffix, in natural order of their names; empty without a folder.
 
-    Numbers in them count as such: frame-9.jpg stands before frame-10.jpg, as it came.
+    Numbers are compared as numbers: frame-9.jpg comes before frame-10.jpg.
     """
     if not folder.is_dir():
         return []
@@ -81,7 +81,7 @@ def _pixels(image: Image) -> np.ndarray:
 
     if image.mode.startswith("I"):  # 16 bits of grey
         image = fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    with contextlib.suppress(Exception):  # garbage where these data should be leaves the picture as it is
+    with contextlib.suppress(Exception):  # invalid EXIF data leave the picture as decoded
         turn = TURNS.get(image.getexif().get(ORIENTATION, 1))
         image = image if turn is None else image.transpose(Transpose[turn])
     return np.array(image.convert("RGB"))

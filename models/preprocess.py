@@ -34,7 +34,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 Roi = tuple[float, float, float, float]
 """x0, y0, x1, y1 in pixels of the frame."""
 FURTHEST_PIXEL = 1e6
-"""Where nothing lies that is spoken of: no frame is so wide."""
+"""Bound of pixel coordinates: no frame is this wide."""
 
 
 def crop(frame: np.ndarray, roi: Roi | None) -> np.ndarray:
@@ -49,7 +49,7 @@ def crop(frame: np.ndarray, roi: Roi | None) -> np.ndarray:
 class Preprocess:
     """Resize to input_size x input_size (bilinear, antialiased), scale to 0..1, subtract mean, divide by deviation.
 
-    The value alone is read with every manifest, so torch is imported where a frame is prepared.
+    Every manifest holds one, so torch is imported only where a frame is prepared.
     """
 
     input_size: int
@@ -72,7 +72,7 @@ class Preprocess:
         return batch.to(torch.float32).sub_(mean).div_(std).contiguous(memory_format=torch.channels_last)
 
     def to_json(self) -> dict[str, Any]:
-        """The value as it stands in a bundle's manifest."""
+        """The value as a bundle's manifest holds it."""
         return {"input_size": self.input_size, "mean": list(self.mean), "std": list(self.std)}
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Videos, streams and devices through OpenCV: silent, and of a file nothing but what can hold a film."""
+"""Videos, streams and devices through OpenCV, without its messages and with an allow-list of formats."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ VIDEO_FORMATS = (
     *("mov", "matroska", "avi", "mpegts", "mpeg", "mpegvideo", "m4v", "flv", "live_flv", "asf", "ogg", "ivf", "obu"),
     *("h264", "hevc", "mjpeg", "mpjpeg", "dhav", "dv", "mxf", "yuv4mpegpipe", "rtsp", "rtp", "hls"),
 )
-"""What FFmpeg may take bytes for: none that names other files, but for playlists of streams."""
+"""Formats that FFmpeg may open: none that names other files, except playlists of streams."""
 PROTOCOLS = ("file", *SCHEMES, "tls", "crypto", "httpproxy", "rtmpt", "rtmpe", "rtmpte", "rtmpts", "ffrtmphttp")
 PLAYLISTS = (b"#EXTM3U", b"ID3")
-"""How files begin that FFmpeg takes for playlists of others; it looks behind an ID3 tag, too."""
+"""First bytes of files that FFmpeg treats as playlists; it looks behind an ID3 tag, too."""
 OPTIONS, LOG_LEVEL = "OPENCV_FFMPEG_CAPTURE_OPTIONS", "OPENCV_FFMPEG_LOGLEVEL"
 os.environ.setdefault(LOG_LEVEL, "-8")  # at import: OpenCV reads it at its first use of FFmpeg
-SLOWEST, FASTEST = 0.01, 1000.0
-"""Frames a second that a video may claim; another rate is none."""
+MIN_FPS, MAX_FPS = 0.01, 1000.0
+"""Plausible frames a second of a video."""
 DEVICE = re.compile("[0-9]{1,3}")
 
 
@@ -39,7 +39,7 @@ def is_path(source: str) -> bool:
 
 
 class Video:
-    """An open video file, stream or device; `fps` is its own rate, None where it tells no likely one.
+    """An open video file, stream or device; `fps` is its own rate, None if it is not plausible.
 
     Raises InputError for a path that is no video file, an address that is no stream's, and frames of more than
     MAX_PIXELS. A stream or device that does not answer has no frames.
@@ -56,7 +56,7 @@ class Video:
         self._capture = cv2.VideoCapture(int(source)) if device else cv2.VideoCapture(source, cv2.CAP_FFMPEG)
         self._error, self._turn = cv2.error, lambda image: cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
         rate = self._capture.get(cv2.CAP_PROP_FPS) if self._capture.isOpened() else 0.0
-        self.fps: float | None = rate if SLOWEST <= rate <= FASTEST else None
+        self.fps: float | None = rate if MIN_FPS <= rate <= MAX_FPS else None
         width, height = (self._capture.get(side) for side in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT))
         if width * height > MAX_PIXELS:
             self.close()
@@ -81,13 +81,13 @@ class Video:
         return self._turn(image)
 
     def close(self) -> None:
-        """Give file or connection back."""
+        """Close the file or connection."""
         self._capture.release()
 
 
 @cache
 def opencv() -> ModuleType:
-    """OpenCV, told to be silent and what FFmpeg may open in it; options that the environment gives come first."""
+    """OpenCV without messages, with FFmpeg limited to our formats and protocols; the environment's options win."""
     given = os.environ.get(OPTIONS, "rtsp_transport;tcp")
     ours = {"protocol_whitelist": PROTOCOLS, "format_whitelist": VIDEO_FORMATS}
     added = [f"{name};{','.join(values)}" for name, values in ours.items() if f"{name};" not in given]
@@ -99,7 +99,7 @@ def opencv() -> ModuleType:
 
 
 def without_secret(source: str) -> str:
-    """An address with user and password left out; a path as it is."""
+    """An address without user and password; a path unchanged."""
     scheme, separator, rest = source.partition("://")
     authority, slash, path = rest.partition("/")
     return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}" if separator else source

@@ -30,8 +30,8 @@ class WorkloadCamera:
 class Query:
     """One question on one camera, answered by one model. `accuracy_target` is a fraction of the original's.
 
-    `weights` are the original's, `init` those that its training starts from; `file` is the workload file that asks,
-    in whose folder the query's own factory may lie.
+    `weights` are the original's, `init` those that its training starts from; `file` is the workload file, in whose
+    folder the query's own factory may be.
     """
 
     id: str
@@ -119,7 +119,7 @@ class _WorkloadKeys(_Strict):
 def load_workload(path: str | Path) -> Workload:
     """Read a workload file; weights and footage need not exist yet.
 
-    Raises InputError, naming the file and the key, for anything that does not fit DESIGN's format.
+    Raises InputError, naming the file and the key, for anything that does not fit.
     """
     path = Path(path)
     keys = read_yaml(path, _WorkloadKeys, "workload file", "`name:`, `cameras:` and `queries:`")
@@ -140,17 +140,17 @@ def load_workload(path: str | Path) -> Workload:
 
 
 def inputs_of(workload: Workload, trained: Collection[str] = ()) -> Iterator[tuple[str, str | Path]]:
-    """What training, merging and judging a workload read, in words, and where it lies; it need not exist.
+    """Description and path of each file that training, merging and evaluating a workload read; it need not exist.
 
-    The weights of the queries `trained` are none: they are what training them writes.
+    The weights of the queries `trained` are left out: training writes them.
     """
     yield "the workload", workload.path
     yield from ((f"the source of camera {camera.id}", camera.source) for camera in workload.cameras.values())
     for query in workload.queries:
         weights = None if query.id in trained else query.weights
-        for said, path in (("the weights", weights), ("the first weights", query.init)):
+        for what, path in (("the weights", weights), ("the first weights", query.init)):
             if isinstance(path, Path):
-                yield f"{said} of {query.id}", path
+                yield f"{what} of {query.id}", path
         if query.data is not None:
             splits = [query.data / split for split in ("train", "val", "test") if (query.data / split).is_dir()]
             yield from ((f"the data of {query.id}", part) for part in splits or [query.data])
@@ -189,7 +189,7 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
 
 
 def _absolute(path: Path) -> Path:
-    """The path with its links followed; as it is where they lead nowhere."""
+    """The path with links resolved where possible."""
     try:
         return path.resolve()
     except (OSError, RuntimeError):

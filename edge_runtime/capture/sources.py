@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from models.errors import InputError
 from models.pictures import MAX_PIXELS, list_pictures, read_picture
-from models.video import FASTEST, PROTOCOLS, SCHEMES, SLOWEST, VIDEO_FORMATS, Video, is_path, opencv
+from models.video import MAX_FPS, MIN_FPS, PROTOCOLS, SCHEMES, VIDEO_FORMATS, Video, is_path, opencv
 
 if TYPE_CHECKING:
     import av
@@ -190,7 +190,7 @@ class FFmpegSource:
         stream = self._container.streams.video[0]
         stream.codec_context.thread_count = 1
         rate = float(stream.average_rate or stream.guessed_rate or 0)
-        self.fps = rate if SLOWEST <= rate <= FASTEST and not self._live else None
+        self.fps = rate if MIN_FPS <= rate <= MAX_FPS and not self._live else None
         self._packets = self._container.demux(stream)
         self._decoded: deque[av.VideoFrame] = deque()
         self._frame: av.VideoFrame | None = None
@@ -322,7 +322,7 @@ class GStreamerSource:
             self._capture.release()
             raise SourceLost("it cannot be opened")
         rate = self._capture.get(self._cv2.CAP_PROP_FPS)
-        self.fps = rate if SLOWEST <= rate <= FASTEST and not self._live else None
+        self.fps = rate if MIN_FPS <= rate <= MAX_FPS and not self._live else None
 
     def advance(self) -> bool:
         if self._capture.grab():

@@ -163,7 +163,7 @@ def _new_header(head: bytes) -> Header:
 
 
 def _bytes_of(view: memoryview, header: Header, wanted: Entry) -> memoryview:
-    """The bytes of a tensor as it lies in this container; ParseError where it has another form."""
+    """The bytes of a tensor in this container; ParseError where its dtype or shape differs."""
     one = header.entries[wanted.name]
     if (one.dtype, one.shape) != (wanted.dtype, wanted.shape):
         raise ParseError(f"tensor {one.name[:12]} has shape {one.shape} of {one.dtype} in one file only")

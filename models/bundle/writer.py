@@ -128,7 +128,7 @@ def _write_tensors(file: BinaryIO, entries: Sequence[Entry], tensors: Mapping[st
 
 
 def load_order(queries: Sequence[BundleQuery]) -> tuple[str, ...]:
-    """Tensor names as they lie in the file: each sharing set together, then each query's private tensors.
+    """Tensor names in file order: each sharing set together, then each query's private tensors.
 
     A sharing set is all tensors used by the same two or more queries; the widest sets come first, and within
     a set or a query the tensors follow layer by layer.

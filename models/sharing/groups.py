@@ -1,10 +1,9 @@
 """Which layers could share one weight: groups, the pairing behind them, and the bytes that sharing all would save.
 
-Which occurrence of a repeated signature meets which in another model is found by aligning the two networks: their
-sequences of signatures are laid side by side so that as many layers as possible meet in order (Needleman and Wunsch
-1970), equal matches being decided by the likeness of the weights, where there are weights, and by the place in the
-network. So a backbone inside a detector meets the same backbone inside a classifier layer for layer. What no order
-can match is paired as it comes, so that the ceiling stays the ceiling.
+Repeated signatures are paired by aligning two networks' sequences of signatures (Needleman and Wunsch 1970): as many
+layers as possible match in order, and ties are decided by the similarity of the weights, if there are weights, and by
+the position in the network. So a backbone in a detector is paired layer for layer with the same backbone in a
+classifier. Layers that no order matches are paired in sequence, so the layer-sharing bound is always reached.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ def _in_order(by_query: dict[str, list[Layer]], signature: Signature) -> list[_S
 
 
 def _align_queries(by_query: dict[str, list[Layer]], signature: Signature, likeness: Likeness | None) -> list[_Slot]:
-    """Slots in the order of one sequence that all networks are laid beside, the longest network first."""
+    """Slots in the order of one sequence to which all networks are aligned, the longest network first."""
     names = _number_signatures(by_query, signature)
     sequence: list[_Slot] = []
     known: dict[tuple[int, ...], list[_Slot]] = {}

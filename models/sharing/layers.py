@@ -46,7 +46,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Architecture:
-    """What one model is made of, free of any query: `layers` as (path, wide, strict, bytes, head, position)."""
+    """A model's layers and sizes, independent of a query: `layers` as (path, wide, strict, bytes, head, position)."""
 
     layers: tuple[tuple[str, str, str, int, bool, float], ...]
     parameters: int
@@ -69,7 +69,7 @@ def model_bytes(query: Query) -> int:
 
 
 def architecture(query: Query) -> Architecture:
-    """Describe a query's model on the meta device; the same model is described once, whatever its classes."""
+    """Describe a query's model on the meta device; models that differ only in their classes are built once."""
     from models.zoo import folder_of, naming
 
     width = len(query.classes) + (query.task == "detection")
@@ -82,12 +82,12 @@ def describe(
 ) -> Architecture:
     """Describe a zoo name or factory; `width` = number of classes, a detector's background among them.
 
-    A factory may lie in `folder`.
+    A factory may be in `folder`.
     """
     from models.zoo import is_zoo_name
 
     args = json.dumps(model_args or {}, sort_keys=True, default=str)
-    # What a stranger's factory makes of the class count is anybody's guess; the zoo's models grow linearly with it.
+    # The zoo's models grow linearly with the class count; a user's factory may do anything.
     widths = TRIAL_WIDTHS if is_zoo_name(model) else (width, width + 1)
     return _at_width(model, args, input_size, task, folder, widths, width)
 

@@ -1,1 +1,1 @@
-"""Architectures that answer what stands where."""
+"""Detectors."""

@@ -147,7 +147,7 @@ class FastestDet(OneStage):
         return (self.detect_head(self.SPP(torch.cat([fine, middle, coarse], dim=1))),)
 
     def decode(self, outputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """The centre lies up to one cell around its own, the sides are fractions of the frame."""
+        """The centre is within one cell of its own cell; sides are fractions of the frame."""
         rows = _rows(outputs)
         return _boxes(rows, outputs[0].shape), rows[..., :1].sigmoid() * rows[..., BOX_VALUES:].softmax(dim=-1)
 
@@ -181,8 +181,7 @@ class FastestDet(OneStage):
     def distill(self, outputs: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
         """Divergence of objectness and classes and GIoU of the boxes, where the original sees objects.
 
-        The objectness of a cell weighs as much as either of the two believes in an object there, its class and box
-        as much as the original does.
+        Objectness is weighted by the larger of both models' object probabilities, class and box by the original's.
         """
         rows, given = _rows(outputs), _rows(teacher)
         wanted = given[..., 0].sigmoid()

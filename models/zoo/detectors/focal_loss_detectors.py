@@ -27,9 +27,9 @@ def pixel_targets(targets: Sequence[BoxTarget], input_size: int, device: torch.d
 def distill_focal(logits: Tensor, teacher_logits: Tensor, box_distance: Tensor) -> Tensor:
     """Divergence of the classes' probabilities and `box_distance` (N, A), where an object is believed to be.
 
-    Logits (N, A, C), each class with a sigmoid of its own. A location weighs as much as either of the two believes in
-    an object there, boxes as much as the original does; the sum is over the objects' mass in the original's answer.
-    Beliefs are squared as in the focal loss (Lin et al. 2017), since such detectors leave a few per cent everywhere.
+    Logits (N, A, C), one sigmoid per class. A location is weighted by the larger of both models' object probabilities,
+    a box by the original's; the sum is divided by the original's total. Probabilities are squared as in the focal loss
+    (Lin et al. 2017), since such detectors leave a few per cent everywhere.
     """
     target = teacher_logits.sigmoid()
     seen = target.amax(dim=-1).square()

@@ -20,7 +20,7 @@ from models.zoo.detectors.box_ops import FixedBoxes, decode_boxes
 MATCH_IOU = 0.5
 NEGATIVES_PER_POSITIVE = 3
 DISTILL_BACKGROUND = 0.02
-"""Weight of a default box in which neither the original nor the model sees anything."""
+"""Weight of a default box in which neither model sees an object."""
 
 
 def match(default_boxes: Tensor, boxes: Tensor, valid: Tensor) -> Tensor:
@@ -67,8 +67,8 @@ def ssd_loss(
 def distill_loss(outputs: tuple[Tensor, Tensor], teacher: tuple[Tensor, Tensor]) -> Tensor:
     """Divergence of the class distributions and smooth L1 of the deltas, where the original sees objects.
 
-    A default box weighs as much as either of the two believes in an object there, so that false alarms are unlearnt
-    as well as misses; the sum is over the objects' mass in the original's answer, on the scale of `ssd_loss`.
+    A default box is weighted by the larger of both models' object probabilities, so that false alarms are penalised as
+    well as misses; the sum is divided by the original's total, on the scale of `ssd_loss`.
     """
     logits, deltas = outputs
     teacher_logits, teacher_deltas = teacher

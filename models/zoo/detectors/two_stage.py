@@ -96,7 +96,7 @@ def _box_loss(deltas: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
 
 
 CANDIDATES_PER_PROPOSAL = 2
-"""How many classes of a proposal, on average, may come to the last suppression."""
+"""Classes per proposal, on average, that reach the last suppression."""
 MIN_SIDE = 1e-2
 """Detections with a shorter side, in pixels of the input, are none (torchvision's)."""
 CANONICAL_SIDE, CANONICAL_LEVEL = 224, 4
@@ -163,10 +163,10 @@ class TwoStage(Detector):
         return self._loss(outputs, [{**one, "weights": torch.ones_like(one["boxes"][:, 0])} for one in wanted])
 
     def distill(self, outputs: Regions, teacher: Detections) -> Tensor:
-        """The same losses against the original's detections, each one an object to the degree of its score.
+        """The same losses against the original's detections, weighted by their scores.
 
-        Where it says s, an anchor or proposal is taught to be the object with weight s and background with 1 - s; its
-        box counts s. So the loss is not zero at the original's own weights, but least near them.
+        A detection of score s teaches an anchor or proposal the object with weight s and the background with 1 - s; its
+        box is weighted by s. So the loss is not zero at the original's own weights, but smallest near them.
         """
         boxes, scores, labels = teacher
         wanted = []
@@ -222,7 +222,7 @@ class TwoStage(Detector):
         boxes = decode_boxes(rows_at(deltas.reshape(frames, -1, 4), rows), anchors, heads.box_coder.weights)
         boxes = boxes.clamp(0, self.input_size)
         best = torch.where(_large(boxes, MIN_SIDE) & (best > heads.score_thresh), best, NOTHING)
-        # Classes lie apart from each other, so that one suppression serves them all.
+        # Offsets keep classes apart, so that one suppression serves all of them.
         apart = boxes + (labels * (self.input_size + 1))[..., None]
         best, rows = suppress(apart, best, heads.nms_thresh).topk(min(heads.detections_per_img, best.shape[1]), dim=1)
         missing = best < 0

@@ -21,7 +21,7 @@ IGNORE_IOU = 0.5
 WIDEST = 6.0
 """Largest logarithm of a box's side over its anchor's: keeps exp finite while the weights are still random."""
 DISTILL_BACKGROUND = 0.02
-"""Weight of an anchor in which neither the original nor the model sees anything."""
+"""Weight of an anchor in which neither model sees an object."""
 
 
 class Priors(NamedTuple):
@@ -107,9 +107,9 @@ def yolo_loss(rows: Tensor, priors: Priors, targets: Sequence[BoxTarget]) -> Ten
 def distill_loss(rows: Tensor, teacher: Tensor) -> Tensor:
     """Distance of objectness, classes and boxes from the original's, where it sees objects.
 
-    The objectness of an anchor weighs as much as either of the two believes in an object there, so that false alarms
-    are unlearnt as well as misses; classes and boxes as much as the original does. The sum is over the objects' mass
-    in the original's answer, on the scale of `yolo_loss`.
+    Objectness is weighted by the larger of both models' object probabilities, which penalises false alarms and
+    misses; classes and boxes by the original's. The sum is divided by the original's total, on the scale of
+    `yolo_loss`.
     """
     wanted = teacher[..., 4].sigmoid()
     imagined = rows[..., 4].detach().sigmoid()
@@ -289,7 +289,7 @@ class YOLOv3(OneStage):
         return torch.cat([row.flatten(1, 3) for row in rows], dim=1)
 
     def priors(self, outputs: Sequence[Tensor]) -> Priors:
-        """Where the A anchors lie and how large they are."""
+        """Positions and sizes of the A anchors."""
         grids = [(output.shape[2], output.shape[3]) for output in outputs]
         return Priors.of(grids, self.anchors, side=STRIDE * grids[0][0], device=outputs[0].device)
 
