@@ -54,7 +54,7 @@ def read_darknet(path: Path, module: nn.Module, key: str = "weights") -> dict[st
 
     A file that ends between two convolutions, as `darknet partial` writes them (darknet53.conv.74), gives the tensors
     before that; one of another class count gives outputs of its own width. The caller checks
-    whether they fit. Raises InputError for a file of another format, one cut short within a convolution or too long, and
+    whether they fit. Raises InputError for another format, a file cut short within a convolution or too long, and
     for a module without `darknet_layers`.
     Format: darknet's src/parser.c, load_weights_upto and load_convolutional_weights.
     """
