@@ -1,9 +1,4 @@
-"""What is to be simulated: a bundle or a workload on a device, its budget and the frames it is tried with.
-
-`gemel plan`: before anything is shipped, what fits, what swaps, what rate each query has and what limits it.
-
-`gemel simulate`: the box's own schedule on a virtual clock, or a recorded run replayed.
-"""
+"""`gemel plan` and `gemel simulate`: a bundle or a workload's originals on a box, on the virtual clock."""
 
 from __future__ import annotations
 
@@ -11,11 +6,12 @@ import random
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from edge_runtime.policies import policy_named
-from edge_runtime.scheduler import Policy, QuerySpec
+from edge_runtime.scheduler import QuerySpec
 from edge_runtime.scheduler.costs import Costs, all_bytes, coalesced, memory_bytes
 from edge_runtime.scheduler.eviction import Overflow, overflow_of
 from edge_runtime.simulation.device_profiles import PROFILES, costs_for, overflow_layers
@@ -31,17 +27,30 @@ from models.errors import InputError, one_line
 WORKLOAD_SUFFIXES = (".yaml", ".yml")
 DEFAULT_FPS = 10.0
 MAX_FRAMES = 100_000
-"""Of a simulation: a minute of a hundred queries at 30 frames a second."""
-ORIGINALS, CEILING, BUNDLE = "originals, nothing shared", "merged as far as can be", "as bundled"
+"""Maximum frames of a simulation: a minute of a hundred queries at 30 frames a second."""
+PLAN_S = 60.0
+"""Simulated time of a plan."""
+SERVED_FRACTION = 0.98
+"""A query with this fraction of its frames in time is not limited by anything."""
+ORIGINALS, CEILING, BUNDLE = "originals, nothing shared", "all layers shared that can be", "as bundled"
+
+
+class Limit(str, Enum):
+    """What keeps a query from having all its frames in time."""
+
+    DOES_NOT_FIT = "does not fit"
+    SLOWER_THAN_SLA = "slower than its SLA"
+    MEMORY = "memory"
+    DEVICE = "device"
 
 
 @dataclass(frozen=True)
 class PlanInput:
-    """What is to be simulated: its costs over few names, the budget, what its queries ask for, and on which device.
+    """What is simulated: costs, memory, the rate of each query, and the device.
 
-    `whole` are the costs with every weight resident, `costs` those that are played: with `overflow`, queries too large
-    for the memory overflow. `device_bytes` is all the memory that the device has, None where it was
-    not said; `sharing` says in words what shares weights.
+    `resident_costs` are the costs with all weights resident; `costs` are those that are simulated, in which queries
+    too large for the memory overflow where that is allowed (`overflow_allowed`). `device_bytes` is the memory of the
+    device, None if unknown.
     """
 
     source: str
@@ -49,174 +58,160 @@ class PlanInput:
     title: str
     modelled: bool
     costs: Costs
+    resident_costs: Costs
     memory_bytes: int
-    demands: Mapping[str, QuerySpec]
     device_bytes: int | None
+    specs: Mapping[str, QuerySpec]
     sharing: str
-    whole: Costs
     overflow: Overflow
-    overflows: bool
+    overflow_allowed: bool
 
     @property
     def all_bytes(self) -> int:
-        """The least memory in which nothing is ever swapped: all weights and the largest workspace."""
-        return all_bytes(self.whole)
+        """All weights and the largest workspace: memory in which nothing swaps."""
+        return all_bytes(self.resident_costs)
 
     @property
-    def overflowing(self) -> Mapping[str, int]:
-        """The queries that overflow, and the bytes that each copies in every run."""
-        return self.overflow.run_bytes if self.overflows else {}
+    def overflow_bytes(self) -> Mapping[str, int]:
+        """Bytes that each overflowing query copies in every run."""
+        return self.overflow.run_bytes if self.overflow_allowed else {}
 
     @property
-    def asked_load(self) -> float:
-        """The share of the device's time that runs alone would take, were every frame run in its best batch."""
+    def load(self) -> float:
+        """The share of the device's time that all frames would take in their best batches, without any swap."""
         best = {
             query: min(cost.run_of(count) / count for count in range(1, cost.largest + 1))
-            for query, cost in self.whole.queries.items()
+            for query, cost in self.resident_costs.queries.items()
         }
-        return sum(demand.fps * best[query] for query, demand in self.demands.items())
+        return sum(spec.fps * best[query] for query, spec in self.specs.items())
 
-    def unfit(self) -> dict[str, int]:
-        """The queries that the memory is too small for even alone, and the bytes that each needs."""
-        if self.overflows:
+    def unfit_bytes(self) -> dict[str, int]:
+        """The bytes of each query that does not fit the memory even alone."""
+        if self.overflow_allowed:
             return dict(self.overflow.lacking)
-        return {query: self.whole.alone_bytes(query) for query in (*self.overflow.tensors, *self.overflow.lacking)}
+        unfit = (*self.overflow.tensors, *self.overflow.lacking)
+        return {query: self.resident_costs.alone_bytes(query) for query in unfit}
 
-    def named(self) -> str:
-        """What is looked at, where, in words."""
-        modelled = ", modelled" if self.modelled else ""
-        return (
-            f"{self.source} ({self.sharing}) with {size(self.memory_bytes)} on {self.title} (virtual clock{modelled})"
-        )
+    def simulate(self, policy: str, duration_s: float, seed: int, resident: bool = False) -> Simulation:
+        """Run the scheduler on the virtual clock; `resident`: with memory for all weights."""
+        fps = sum(spec.fps for spec in self.specs.values())
+        if duration_s * fps > MAX_FRAMES:
+            problem = f"{duration_s:g} s at {fps:g} frames a second are more than {MAX_FRAMES} frames"
+            raise InputError(self.source, problem, "give fewer frames a second, or simulate fewer seconds")
+        arrivals = draw_arrivals(self.specs, duration_s, seed)
+        costs, nbytes = (self.resident_costs, self.all_bytes) if resident else (self.costs, self.memory_bytes)
+        return simulate(costs, arrivals, nbytes, policy_named(policy), self.specs)
 
-    def needs(self) -> str:
-        """What memory it takes, in words, and what the memory given is too small for."""
-        costs, whole = self.costs, self.whole
-        largest = max(whole.queries, key=whole.alone_bytes)
-        said = [
-            f"needs at least {size(whole.alone_bytes(largest))} ({largest} alone); from {size(self.all_bytes)} on "
-            "nothing is swapped"
+    def describe(self) -> str:
+        """Source, memory and device in one line."""
+        clock = "virtual clock, modelled" if self.modelled else "virtual clock"
+        return one_line(f"{self.source} ({self.sharing}) with {size(self.memory_bytes)} on {self.title} ({clock})")
+
+    def describe_needs(self) -> str:
+        """The memory and time that the queries need, and which of them the given memory or SLA excludes."""
+        resident = self.resident_costs
+        largest = max(resident.queries, key=resident.alone_bytes)
+        lines = [
+            f"needs at least {size(resident.alone_bytes(largest))} ({largest} alone); nothing swaps from "
+            f"{size(self.all_bytes)} on"
         ]
-        said += [
-            f"{query} overflows: {size(nbytes)} are copied in every run, at most "
-            f"{1 / costs.queries[query].run_s:.3g} runs a second"
-            for query, nbytes in self.overflowing.items()
-        ]
-        said += [
-            f"{query} needs {size(nbytes)} alone: none of its frames run in {size(self.memory_bytes)}"
-            f"{self._if_overflowing(query)}"
-            for query, nbytes in self.unfit().items()
-        ]
-        said += [
-            f"one run of {query} takes {1000 * cost.run_s:.0f} ms, its SLA is {1000 * cost.sla_s:.0f} ms: none of "
-            "its frames are in time"
-            for query, cost in costs.queries.items()
-            if cost.run_s > cost.sla_s
-        ]
+        for query, nbytes in self.overflow_bytes.items():
+            runs = 1 / self.costs.queries[query].run_s
+            lines.append(f"{query} overflows: copies {size(nbytes)} in every run, at most {runs:.3g} runs a second")
+        for query, nbytes in self.unfit_bytes().items():
+            lines.append(
+                f"{query} needs {size(nbytes)} alone: none of its frames run in {size(self.memory_bytes)}"
+                f"{self._describe_overflow(query)}"
+            )
+        for query, cost in self.costs.queries.items():
+            if cost.run_s > cost.sla_s:
+                lines.append(
+                    f"one run of {query} takes {1000 * cost.run_s:.0f} ms, its SLA is {1000 * cost.sla_s:.0f} ms: none "
+                    "of its frames are in time"
+                )
         if self.device_bytes is not None and self.memory_bytes > self.device_bytes:
-            said.append(f"{self.title} has no more than {size(self.device_bytes)}, for everything on it")
-        return "\n".join(said)
+            lines.append(f"{self.title} has only {size(self.device_bytes)} for everything on it")
+        return "\n".join(lines)
 
-    def _if_overflowing(self, query: str) -> str:
-        if self.overflows:
+    def _describe_overflow(self, query: str) -> str:
+        if self.overflow_allowed:
             return " even with an overflow"
-        copied, least = self.overflow.run_bytes.get(query), self.overflow.lacking.get(query)
-        return (
-            f"; with --overflow it needs {size(least)}"
-            if least is not None
-            else f"; with --overflow it runs, copying {size(copied or 0)} in every run"
-        )
-
-    def draw_arrivals(self, duration_s: float, seed: int) -> dict[str, list[float]]:
-        """Frames at each query's rate, with phases drawn from the seed; InputError where they are too many to play."""
-        asked_fps = sum(demand.fps for demand in self.demands.values())
-        if duration_s * asked_fps > MAX_FRAMES:
-            asked = f"{duration_s:g} s at {asked_fps:g} frames a second in all"
-            fault = f"{asked} are more than the {MAX_FRAMES} frames that are played"
-            raise InputError(self.source, fault, "ask for fewer frames a second, or simulate fewer seconds")
-        return draw_arrivals(self.demands, duration_s, seed)
+        if query in self.overflow.lacking:
+            return f"; with --overflow it needs {size(self.overflow.lacking[query])}"
+        return f"; with --overflow it runs and copies {size(self.overflow.run_bytes.get(query, 0))} in every run"
 
 
 def load_plan_input(source: str | Path, conditions: Conditions) -> PlanInput:
     """A bundle or a workload under these conditions; InputError for a bad file, device or size."""
     source = Path(source)
-    of_workload = source.suffix.lower() in WORKLOAD_SUFFIXES
-    device = conditions.device or _default_device(source, of_workload)
+    is_workload = source.suffix.lower() in WORKLOAD_SUFFIXES
+    has_profile = not is_workload and profile_path(source).exists()
+    device = conditions.device or (MEASURED if has_profile else DEFAULT_DEVICE)
     measured = device == MEASURED
-    if measured and of_workload:
-        raise InputError(source, "only bundles are measured", f"choose one of: {', '.join(PROFILES)}", "--device")
-    # The memory settings need originals of the same architecture; their run times do not matter.
+    if measured and is_workload:
+        problem = "only bundles have measured costs"
+        raise InputError(source, problem, f"choose one of: {', '.join(PROFILES)}", "--device")
+    # The memory settings come from the originals' sizes, which do not depend on the device.
     profile = find_profile(DEFAULT_DEVICE if measured else device)
-    unmerged, models = _of_workload(source, conditions.shared) if of_workload else _of_bundle(source, conditions)
+    originals, models = _load_workload(source, conditions.shared) if is_workload else _load_bundle(source, conditions)
     costs, title, kind = costs_for(profile, models), profile.title, "cuda"
     if measured:
         found = read_profile(models)
         costs, title, kind = measured_costs(models, found), f"{found.machine['name']} ({found.device})", found.device
-    nbytes = memory_bytes(conditions.memory, costs_for(profile, unmerged), "--memory")
+    nbytes = memory_bytes(conditions.memory, costs_for(profile, originals), "--memory")
     queries = {query.id: query for query in models.queries}
-    within = overflow_of(costs, nbytes, lambda query: overflow_layers(models, queries[query], kind))
+    overflow = overflow_of(costs, nbytes, lambda query: overflow_layers(models, queries[query], kind))
     return PlanInput(
         source=str(source),
         device=device,
         title=title,
         modelled=profile.modelled and not measured,
-        costs=coalesced(within.costs if conditions.overflow else costs),
+        costs=coalesced(overflow.costs if conditions.overflow else costs),
+        resident_costs=coalesced(costs),
         memory_bytes=nbytes,
-        demands={query.id: QuerySpec(query.fps or DEFAULT_FPS, float(query.priority)) for query in models.queries},
         device_bytes=None if measured else profile.memory_bytes,
-        sharing=(CEILING if conditions.shared else ORIGINALS) if of_workload else BUNDLE,
-        whole=coalesced(costs),
-        overflow=within,
-        overflows=conditions.overflow,
+        specs={query.id: QuerySpec(query.fps or DEFAULT_FPS, float(query.priority)) for query in models.queries},
+        sharing=(CEILING if conditions.shared else ORIGINALS) if is_workload else BUNDLE,
+        overflow=overflow,
+        overflow_allowed=conditions.overflow,
     )
 
 
-def _default_device(source: Path, of_workload: bool) -> str:
-    """This machine as it was measured with the bundle, where it was."""
-    return MEASURED if not of_workload and profile_path(source).exists() else DEFAULT_DEVICE
-
-
-def _of_workload(path: Path, shared: bool) -> tuple[Bundle, Bundle]:
-    """A workload's originals, and its models as they are to be simulated."""
+def _load_workload(path: Path, shared: bool) -> tuple[Bundle, Bundle]:
+    """A workload's originals, and its models as they are simulated."""
     from models.workload import load_workload
 
     queries = load_workload(path).queries
-    unmerged = workload_originals(queries)
-    return unmerged, merge_at_ceiling(queries) if shared else unmerged
+    originals = workload_originals(queries)
+    return originals, merge_at_ceiling(queries) if shared else originals
 
 
-def _of_bundle(path: Path, conditions: Conditions) -> tuple[Bundle, Bundle]:
+def _load_bundle(path: Path, conditions: Conditions) -> tuple[Bundle, Bundle]:
     """A bundle's originals, and the bundle."""
     bundle = open_bundle(path, conditions.factories, Path.cwd())
     for query in bundle.queries:
         if ":" in query.model and query.model not in conditions.factories:
-            fault = f"query {query.id}: the model '{query.model}' is not in the zoo"
-            raise InputError(path, fault, f"give --factory {query.model} if you trust it")
+            problem = f"query {query.id}: the model '{query.model}' is not in the zoo"
+            raise InputError(path, problem, f"give --factory {query.model} if you trust it")
         bundle.check(query.id)
     return bundle_originals(bundle), bundle
 
 
-def draw_arrivals(demands: Mapping[str, QuerySpec], duration_s: float, seed: int) -> dict[str, list[float]]:
-    """When the frames of each query come, at its rate, with phases drawn from the seed."""
+def draw_arrivals(specs: Mapping[str, QuerySpec], duration_s: float, seed: int) -> dict[str, list[float]]:
+    """Arrival times of each query's frames at its rate, with a phase drawn from the seed."""
     rng = random.Random(seed)
-    return {query: _ticks(demand.fps, rng.random(), duration_s) for query, demand in demands.items()}
-
-
-def _ticks(fps: float, phase: float, duration_s: float) -> list[float]:
-    return [(phase + index) / fps for index in range(int(duration_s * fps))]
-
-
-DURATION_S = 60.0
-# A query that brings this share of its frames in time is not called limited.
-ENOUGH = 0.98
-FITS_NOT, TOO_SLOW, MEMORY, DEVICE = "does not fit", "slower than its SLA", "memory", "device"
+    arrivals = {}
+    for query, spec in specs.items():
+        phase = rng.random()
+        arrivals[query] = [(phase + index) / spec.fps for index in range(int(duration_s * spec.fps))]
+    return arrivals
 
 
 @dataclass(frozen=True)
 class BoxPlan:
-    """A plan as the virtual clock predicts it; keys of `to_json` are those of `gemel plan --json`."""
+    """What a box is predicted to do; `queries` are rows of `gemel plan --json`."""
 
-    subject: PlanInput
+    plan_input: PlanInput
     policy: str
     fits: bool
     resident_bytes: int
@@ -225,40 +220,31 @@ class BoxPlan:
 
     @property
     def in_time(self) -> float:
-        """The share of all frames that are answered in time."""
-        return self._share("fps")
+        """The fraction of all frames that are in time."""
+        return self._fraction("fps")
 
     @property
     def in_time_if_all_fits(self) -> float:
-        """The same with memory for all weights at once: what more memory could bring, and no faster device."""
-        return self._share("fps_if_all_fits")
+        """The same with memory for all weights: what more memory could bring."""
+        return self._fraction("fps_if_all_fits")
 
-    def _share(self, key: str) -> float:
+    def _fraction(self, key: str) -> float:
         return sum(row[key] for row in self.queries) / sum(row["asked_fps"] for row in self.queries)
 
     def to_json(self) -> dict[str, Any]:
+        given = self.plan_input
         return {
-            "source": self.subject.source,
-            "device": self.subject.device,
-            "modelled": self.subject.modelled,
-            "sharing": self.subject.sharing,
-            "policy": self.policy,
-            "memory_bytes": self.subject.memory_bytes,
-            "device_bytes": self.subject.device_bytes,
-            "all_bytes": self.subject.all_bytes,
-            "fits": self.fits,
-            "resident_bytes": self.resident_bytes,
-            "bytes_moved_per_s": self.bytes_moved_per_s,
-            "asked_load": self.subject.asked_load,
-            "in_time_fraction": self.in_time,
-            "in_time_fraction_if_all_fits": self.in_time_if_all_fits,
-            "queries": list(self.queries),
-        }
+            "source": given.source, "device": given.device, "modelled": given.modelled, "sharing": given.sharing,
+            "policy": self.policy, "memory_bytes": given.memory_bytes, "device_bytes": given.device_bytes,
+            "all_bytes": given.all_bytes, "fits": self.fits, "resident_bytes": self.resident_bytes,
+            "bytes_moved_per_s": self.bytes_moved_per_s, "asked_load": given.load, "in_time_fraction": self.in_time,
+            "in_time_fraction_if_all_fits": self.in_time_if_all_fits, "queries": list(self.queries),
+        }  # fmt: skip
 
     def to_text(self) -> str:
         rows = [
             (row["id"], size(row["alone_bytes"]), f"{row['run_ms']:.0f} ms", f"{row['sla_ms']:.0f} ms",
-             _weights(row), f"{row['fps']:.3g}", f"{row['asked_fps']:.3g}",
+             _describe_residency(row), f"{row['fps']:.3g}", f"{row['asked_fps']:.3g}",
              f"{row['fps_if_all_fits']:.3g}", percent(row["drop_fraction"], 0),
              "-" if row["age_p95_ms"] is None else f"{row['age_p95_ms']:.0f} ms", " and ".join(row["limited_by"]))
             for row in self.queries
@@ -267,21 +253,21 @@ class BoxPlan:
             "query", "needs alone", "one run", "SLA", "weights", "fps", "of", "if all fits", "dropped", "age p95",
             "limited by",
         )  # fmt: skip
-        swapped = "nothing is swapped" if self.fits else f"{size(self.bytes_moved_per_s)} a second are swapped"
+        swaps = "no swaps" if self.fits else f"{size(self.bytes_moved_per_s)} a second swapped"
         return "\n".join([
             table(headers, rows),
             "",
-            f"{one_line(self.subject.named())}, policy {self.policy}: {percent(self.in_time, 0)} of all frames "
-            f"in time, {percent(self.in_time_if_all_fits, 0)} if all weights fitted; {swapped}, at most "
-            f"{size(self.resident_bytes)} of weights at a time",
-            f"with no loads at all, runs would take {percent(self.subject.asked_load, 0)} of the device's time at best",
-            self.subject.needs(),
+            f"{self.plan_input.describe()}, policy {self.policy}: {percent(self.in_time, 0)} of all frames in time, "
+            f"{percent(self.in_time_if_all_fits, 0)} if all weights fitted; {swaps}, at most "
+            f"{size(self.resident_bytes)} of weights resident",
+            f"without swaps, all frames take {percent(self.plan_input.load, 0)} of the device's time at best",
+            self.plan_input.describe_needs(),
         ])  # fmt: skip
 
 
 @dataclass(frozen=True)
 class DeviceComparison:
-    """The same plan on every device, for whoever has yet to buy one."""
+    """The same plan on every device profile."""
 
     plans: tuple[BoxPlan, ...]
 
@@ -290,206 +276,174 @@ class DeviceComparison:
 
     def to_text(self) -> str:
         rows = [
-            (plan.subject.device, size(plan.subject.device_bytes or 0), percent(plan.subject.asked_load, 0),
-             percent(plan.in_time, 0),
-             percent(plan.in_time_if_all_fits, 0), size(plan.bytes_moved_per_s) + "/s",
+            (plan.plan_input.device, size(plan.plan_input.device_bytes or 0), percent(plan.plan_input.load, 0),
+             percent(plan.in_time, 0), percent(plan.in_time_if_all_fits, 0), size(plan.bytes_moved_per_s) + "/s",
              f"{sum(not row['limited_by'] for row in plan.queries)} of {len(plan.queries)}",
-             ", ".join(row["id"] for row in plan.queries if TOO_SLOW in row["limited_by"]) or "none")
+             ", ".join(row["id"] for row in plan.queries if Limit.SLOWER_THAN_SLA in row["limited_by"]) or "none")
             for plan in self.plans
         ]  # fmt: skip
         headers = (
-            "device", "its memory", "its time asked", "frames in time", "if all fits", "swapped",
-            "queries served in full", "slower than their SLA",
+            "device", "memory", "load", "frames in time", "if all fits", "swapped", "queries served in full",
+            "slower than their SLA",
         )  # fmt: skip
-        first = self.plans[0]
-        subject = first.subject
-        return "\n".join([
-            table(headers, rows),
-            "",
-            f"{one_line(subject.source)} ({subject.sharing}) with {size(subject.memory_bytes)} (virtual clock, "
-            f"modelled), policy {first.policy}",
-            subject.needs(),
-        ])  # fmt: skip
+        first = self.plans[0].plan_input
+        title = f"{one_line(first.source)} ({first.sharing}) with {size(first.memory_bytes)}"
+        clock = f"(virtual clock, modelled), policy {self.plans[0].policy}"
+        return "\n".join([table(headers, rows), "", f"{title} {clock}", first.describe_needs()])
 
 
 def plan_box(source: str | Path, conditions: Conditions = DEFAULT_CONDITIONS) -> BoxPlan:
-    """Predict what a bundle, or a workload's models, would do under these conditions.
+    """Predict residency, rate and what limits each query, from a simulated minute.
 
-    A query is `resident` when its weights stay once they are there (looked at in the second half of a simulated
-    minute); `fps` counts results in time, `fps_if_all_fits` those with memory for everything, `drop_fraction` the
-    frames that are not in time. `limited_by`: `memory` when more of it would help, `device` when frames are lost even
-    with memory for everything, those aside that a resident query lost before its weights had come. `fits`: all
-    weights and the largest workspace have room together. A query that overflows copies `overflow_bytes` in every run,
-    which leaves `overflow_fps` runs a second at most. Raises InputError for a bad file, device, size or policy.
+    A query is `resident` if its weights are there at half time and stay. `fps` counts frames in time,
+    `fps_if_all_fits` the same with memory for all weights. `limited_by` is `memory` where more memory would help,
+    `device` where frames are lost even so; frames that a resident query loses before its first load do not count.
+    Raises InputError for a bad file, device, size or policy.
     """
-    chosen, seed = policy_named(conditions.policy), conditions.seed
-    subject = load_plan_input(source, conditions)
-    fits = subject.all_bytes <= subject.memory_bytes
-    played = _played(subject, subject.costs, chosen, subject.memory_bytes, seed)
-    roomy = played if fits else _played(subject, subject.whole, chosen, subject.all_bytes, seed)
-    costs, whole, unfit, overflowing = subject.costs, subject.whole, subject.unfit(), subject.overflowing
-    staying = _staying(played) - overflowing.keys()
+    given, seed = load_plan_input(source, conditions), conditions.seed
+    fits = given.all_bytes <= given.memory_bytes
+    played = given.simulate(conditions.policy, PLAN_S, seed)
+    roomy = played if fits else given.simulate(conditions.policy, PLAN_S, seed, resident=True)
+    staying = _resident_queries(played) - given.overflow_bytes.keys()
+    lost_early = _frames_lost_before_loading(played, staying)
     queries = []
-    awaited = _lost_while_loading(played, staying)
     for row, best in zip(played.per_query(), roomy.per_query(), strict=True):
-        cost, asked = costs.queries[row["id"]], subject.demands[row["id"]].fps
+        query = row["id"]
+        cost, resident_cost = given.costs.queries[query], given.resident_costs.queries[query]
         in_time, at_best = row["processed"] - row["late"], best["processed"] - best["late"]
+        if query in given.unfit_bytes():
+            limits = [Limit.DOES_NOT_FIT]
+        elif resident_cost.run_s > cost.sla_s:
+            limits = [Limit.SLOWER_THAN_SLA]
+        else:
+            limits = _find_limits(in_time, at_best, row["received"] - lost_early[query])
         queries.append({
-            "id": row["id"],
-            "resident": row["id"] in staying,
-            "fps": in_time / DURATION_S,
-            "asked_fps": asked,
-            "fps_if_all_fits": at_best / DURATION_S,
+            "id": query,
+            "resident": query in staying,
+            "fps": in_time / PLAN_S,
+            "asked_fps": given.specs[query].fps,
+            "fps_if_all_fits": at_best / PLAN_S,
             "drop_fraction": 1 - in_time / row["received"] if row["received"] else 0.0,
             "age_p95_ms": row["age_p95_ms"],
-            "alone_bytes": whole.alone_bytes(row["id"]),
-            "overflow_bytes": overflowing.get(row["id"], 0),
-            "overflow_fps": 1 / cost.run_s if row["id"] in overflowing else None,
+            "alone_bytes": given.resident_costs.alone_bytes(query),
+            "overflow_bytes": given.overflow_bytes.get(query, 0),
+            "overflow_fps": 1 / cost.run_s if query in given.overflow_bytes else None,
             "run_ms": 1000 * cost.run_s,
             "sla_ms": 1000 * cost.sla_s,
-            "limited_by": [FITS_NOT] if row["id"] in unfit else _limits(whole.queries[row["id"]].run_s > cost.sla_s,
-                                                                        in_time, at_best,
-                                                                        row["received"] - awaited[row["id"]]),
+            "limited_by": [limit.value for limit in limits],
         })  # fmt: skip
-    resident = max((change.resident_bytes for change in played.changes), default=0)
-    return BoxPlan(subject, conditions.policy, fits, resident, played.bytes_moved / DURATION_S, tuple(queries))
+    resident_bytes = max((change.resident_bytes for change in played.changes), default=0)
+    return BoxPlan(given, conditions.policy, fits, resident_bytes, played.bytes_moved / PLAN_S, tuple(queries))
 
 
 def plan_every_device(source: str | Path, conditions: Conditions = DEFAULT_CONDITIONS) -> DeviceComparison:
-    """`plan_box` on every device there is a profile of."""
+    """`plan_box` on every device profile."""
     return DeviceComparison(tuple(plan_box(source, replace(conditions, device=device)) for device in PROFILES))
 
 
-def _weights(row: Mapping[str, Any]) -> str:
+def _describe_residency(row: Mapping[str, Any]) -> str:
     if row["overflow_bytes"]:
         return f"overflow of {size(row['overflow_bytes'])}"
     return "stays" if row["resident"] else "swaps"
 
 
-def _played(subject: PlanInput, costs: Costs, policy: Policy, memory_bytes: int, seed: int) -> Simulation:
-    arrivals = subject.draw_arrivals(DURATION_S, seed)
-    return simulate(costs, arrivals, memory_bytes, policy, subject.demands)
-
-
-def _limits(too_slow: bool, in_time: int, at_best: int, received: int) -> list[str]:
-    if too_slow:
-        return [TOO_SLOW]
-    if in_time >= ENOUGH * received:
+def _find_limits(in_time: int, at_best: int, received: int) -> list[Limit]:
+    if in_time >= SERVED_FRACTION * received:
         return []
-    return [MEMORY] * (in_time < ENOUGH * at_best) + [DEVICE] * (at_best < ENOUGH * received) or [MEMORY]
+    by_memory, by_device = in_time < SERVED_FRACTION * at_best, at_best < SERVED_FRACTION * received
+    return [Limit.MEMORY] * by_memory + [Limit.DEVICE] * by_device or [Limit.MEMORY]
 
 
-def _lost_while_loading(played: Simulation, staying: Collection[str]) -> Counter[str]:
-    """Frames without a result that came before the weights of their query, of those that stay, were all there."""
+def _frames_lost_before_loading(played: Simulation, staying: Collection[str]) -> Counter[str]:
+    """Unanswered frames that came before all weights of their resident query were loaded."""
     needed = {query: played.costs.queries[query].needed for query in staying}
-    there = {
+    loaded_at = {
         query: max((one.at_s for one in played.changes if not names.isdisjoint(one.loaded)), default=0.0)
         for query, names in needed.items()
     }
     lost = [frame for frame in played.frames if frame.finished_at is None]
-    return Counter(frame.query for frame in lost if frame.captured_at < there.get(frame.query, 0.0))
+    return Counter(frame.query for frame in lost if frame.captured_at < loaded_at.get(frame.query, 0.0))
 
 
-def _staying(played: Simulation) -> set[str]:
-    """The queries whose weights are all there at half time and stay until the end."""
-    half = DURATION_S / 2
+def _resident_queries(played: Simulation) -> set[str]:
+    """Queries whose weights are all resident at half time and until the end."""
     resident: set[str] = set()
     for change in played.changes:
-        if change.at_s <= half:
-            resident.difference_update(change.evicted)
+        resident.difference_update(change.evicted)
+        if change.at_s <= PLAN_S / 2:
             resident.update(change.loaded)
-        else:
-            resident.difference_update(change.evicted)
     return {query for query, cost in played.costs.queries.items() if cost.needed <= resident}
 
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """What a simulation says about a box: what was simulated, how, and what became of every query's frames."""
+    """A simulation with what was simulated."""
 
-    subject: PlanInput
+    plan_input: PlanInput
     policy: str
     duration_s: float
     simulation: Simulation
 
     def to_json(self) -> dict[str, Any]:
         """The keys of `gemel simulate --json`."""
+        given, drops = self.plan_input, self._drops()
+        rows = [
+            {**row, "dropped_by": drops[row["id"]], "overflow_bytes": given.overflow_bytes.get(row["id"], 0)}
+            for row in self.simulation.per_query()
+        ]
         return {
-            "source": self.subject.source,
-            "device": self.subject.device,
-            "clock": "virtual",
-            "modelled": self.subject.modelled,
-            "sharing": self.subject.sharing,
-            "policy": self.policy,
-            "duration_s": self.duration_s,
-            "memory_bytes": self.subject.memory_bytes,
-            "queries": [
-                {
-                    **row,
-                    "dropped_by": _dropped_by(self.simulation, row["id"]),
-                    "overflow_bytes": self.subject.overflowing.get(row["id"], 0),
-                }
-                for row in self.simulation.per_query()
-            ],
-            "bytes_moved": self.simulation.bytes_moved,
+            "source": given.source, "device": given.device, "clock": "virtual", "modelled": given.modelled,
+            "sharing": given.sharing, "policy": self.policy, "duration_s": self.duration_s,
+            "memory_bytes": given.memory_bytes, "queries": rows, "bytes_moved": self.simulation.bytes_moved,
             "swaps": self.simulation.swaps,
-        }
+        }  # fmt: skip
 
     def to_text(self) -> str:
-        """The same for a terminal."""
         rows = [
             (row["id"], row["received"], row["processed"], percent(row["processed"] / max(1, row["received"]), 0),
-             row["late"], row["dropped"], _reasons(self.simulation, row["id"]),
+             row["late"], row["dropped"], ", ".join(why for why, count in drops.items() if count) or "-",
              "-" if row["age_p95_ms"] is None else f"{row['age_p95_ms']:.0f} ms")
-            for row in self.simulation.per_query()
+            for row, drops in zip(self.simulation.per_query(), self._drops().values(), strict=True)
         ]  # fmt: skip
+        headers = ("query", "received", "processed", "fraction", "late", "dropped", "reasons", "age p95")
         return "\n".join([
-            table(("query", "received", "processed", "share", "late", "dropped", "because of", "age p95"), rows),
+            table(headers, rows),
             "",
-            f"{one_line(self.subject.named())}, policy {self.policy}: {size(self.simulation.bytes_moved)} moved in "
-            f"{self.simulation.swaps} loads over {self.duration_s:g} s",
-            self.subject.needs(),
+            f"{self.plan_input.describe()}, policy {self.policy}: {size(self.simulation.bytes_moved)} moved in "
+            f"{self.simulation.swaps} loads in {self.duration_s:g} s",
+            self.plan_input.describe_needs(),
         ])  # fmt: skip
 
-
-def _dropped_by(simulation: Simulation, query: str) -> dict[str, int]:
-    return next(dict(account["dropped"]) for account in simulation.ledger.to_json() if account["query"] == query)
-
-
-def _reasons(simulation: Simulation, query: str) -> str:
-    return ", ".join(reason for reason, count in _dropped_by(simulation, query).items() if count) or "-"
+    def _drops(self) -> dict[str, dict[str, int]]:
+        """Dropped frames by reason, for each query in the order of the rows."""
+        by_query = {row["query"]: dict(row["dropped"]) for row in self.simulation.ledger.to_json()}
+        return {row["id"]: by_query[row["id"]] for row in self.simulation.per_query()}
 
 
 def simulate_box(
     source: str | Path, conditions: Conditions = DEFAULT_CONDITIONS, duration_s: float = 60.0
 ) -> SimulationResult:
-    """Run the schedule of a bundle, or of a workload's models, on a virtual clock.
-
-    Frames arrive at each query's rate, with phases drawn from the seed. Raises InputError for a bad file, device, size
-    or policy.
-    """
-    chosen = policy_named(conditions.policy)
-    subject = load_plan_input(source, conditions)
-    arrivals = subject.draw_arrivals(duration_s, conditions.seed)
-    played = simulate(subject.costs, arrivals, subject.memory_bytes, chosen, subject.demands)
-    return SimulationResult(subject, conditions.policy, duration_s, played)
+    """Run the scheduler on the virtual clock; InputError for a bad file, device, size or policy."""
+    given = load_plan_input(source, conditions)
+    simulation = given.simulate(conditions.policy, duration_s, conditions.seed)
+    return SimulationResult(given, conditions.policy, duration_s, simulation)
 
 
 def replay_run(trace: str | Path) -> ReplayResult:
-    """Replay a trace that a box recorded (`trace:` in its config); InputError for a file that is none."""
+    """Replay a trace that a box recorded (`trace:` in its config); InputError for a bad file."""
     return replay(trace)
 
 
 def format_replay(found: ReplayResult) -> str:
-    """A replay for a terminal."""
+    """A replay as text."""
     rows = [(row["id"], row["received"], row["processed"], row["predicted"]) for row in found.to_json()["queries"]]
-    said = [
+    lines = [
         table(("query", "received", "processed", "predicted"), rows),
         "",
-        f"{found.same} of {found.decisions} decisions are the same with the recorded durations "
-        f"({percent(found.agreement)}); predicted from the costs known at the start, processed frames are off by "
-        f"{percent(found.error)} of those received (mean over queries)",
+        f"{found.same} of {found.decisions} decisions are equal with the recorded durations "
+        f"({percent(found.agreement)}); with the costs known at the start, the predicted processed frames differ by "
+        f"{percent(found.error)} of the received ones (mean over queries)",
     ]
-    return "\n".join(
-        said + ([one_line(f"first difference: {found.first_difference}")] if found.first_difference else [])
-    )
+    if found.first_difference:
+        lines.append(one_line(f"first difference: {found.first_difference}"))
+    return "\n".join(lines)

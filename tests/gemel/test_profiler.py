@@ -1,4 +1,4 @@
-"""`gemel profile`: what is measured of every query and kept beside the bundle."""
+"""`gemel profile`: measured costs of every query, kept beside the bundle."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bundle(tmp_path):
     return tiny_bundle(tmp_path / "tiny.safetensors")
 
 
-def test_every_query_is_measured_in_batches_and_kept_beside_the_bundle(bundle, capsys):
+def test_profile_measures_batches_and_writes_the_file(bundle, capsys):
     options = ("--factory", FACTORY, "--device", "cpu", "--engine", "torch", "--json")
     assert main(["profile", str(bundle.path), *options]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -49,7 +49,7 @@ def test_every_query_is_measured_in_batches_and_kept_beside_the_bundle(bundle, c
     )
 
 
-def test_runs_are_measured_on_the_stream_that_a_box_computes_on(bundle, monkeypatch):
+def test_profile_runs_on_the_compute_stream(bundle, monkeypatch):
     happened: list[str] = []
 
     @contextmanager
@@ -65,7 +65,7 @@ def test_runs_are_measured_on_the_stream_that_a_box_computes_on(bundle, monkeypa
     assert happened[0] == "on cpu" and happened[-1] == "off" and set(happened[1:-1]) == {"run"}
 
 
-def test_what_was_measured_can_be_simulated(tmp_path, capsys):
+def test_profile_costs_can_be_simulated(tmp_path, capsys):
     from edge_runtime.policies import policy_named
     from edge_runtime.scheduler.costs import coalesced
     from edge_runtime.simulation.profile_io import measured_costs
@@ -80,7 +80,7 @@ def test_what_was_measured_can_be_simulated(tmp_path, capsys):
     assert all(row["processed"] == 20 for row in result.per_query())
 
 
-def test_a_model_of_ones_own_may_lie_in_the_current_folder(tmp_path, monkeypatch, capsys):
+def test_profile_user_model_of_the_current_folder(tmp_path, monkeypatch, capsys):
     source = Path(tiny.__file__).read_text().replace(FACTORY, "net_of_this_folder:net")
     (tmp_path / "net_of_this_folder.py").write_text(source)
     monkeypatch.setattr(tiny, "FACTORY", "net_of_this_folder:net")
@@ -98,7 +98,7 @@ def test_a_model_of_ones_own_may_lie_in_the_current_folder(tmp_path, monkeypatch
     assert (tmp_path / "gate.onnx").exists() and (tmp_path / "own.safetensors.profile.json").exists()
 
 
-def test_the_scratch_of_packed_weights_is_in_the_workspace_however_it_is_learned(tmp_path):
+def test_profile_workspace_has_the_scratch_of_packed_weights(tmp_path):
     torch.set_num_threads(1)
     sizes = {}
     for weights in ("fp32", "int8"):
@@ -136,17 +136,17 @@ def test_the_scratch_of_packed_weights_is_in_the_workspace_however_it_is_learned
     assert settings[0] == settings[1], "memory settings are those of the originals"
 
 
-def test_a_bundle_that_is_none_is_refused(tmp_path):
+def test_profile_missing_bundle_is_refused(tmp_path):
     with pytest.raises(InputError):
         profile_bundle(tmp_path / "absent.safetensors")
 
 
-def test_a_box_on_paper_is_this_machine_where_it_was_measured_and_else_the_one_default(tmp_path):
+def test_plan_input_device_is_measured_where_profiled(tmp_path):
     torch.set_num_threads(1)
     bundle = tiny_bundle(tmp_path / "tiny.safetensors")
     own = (FACTORY,)
     assert load_plan_input(bundle.path, Conditions("all", factories=own)).device == DEFAULT_DEVICE
     profile_bundle(bundle.path, "cpu", [FACTORY], rounds=1, engine="torch")
     measured = load_plan_input(bundle.path, Conditions("all", factories=own))
-    assert measured.device == "measured" and not measured.modelled and "(cpu)" in measured.named()
+    assert measured.device == "measured" and not measured.modelled and "(cpu)" in measured.describe()
     assert load_plan_input(bundle.path, Conditions("all", "t4", factories=own)).device == "t4"

@@ -1,4 +1,4 @@
-"""`gemel simulate`: policies by name, recorded runs, and what is no trace."""
+"""`gemel simulate`: policies by name, recorded runs, and bad traces."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from edge_runtime.daemon import run
 from gemel.cli import main
 from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
-from tests.gemel.planning.test_planning import workload as workload
+from tests.gemel.test_planner import workload as workload
 
 POLICIES = ("adaptive", "gemel", "time-sharing")
 
 
-def test_policies_are_chosen_by_name_and_merging_helps_those_that_know_of_it(workload, capsys):
+def test_simulate_policies_aware_of_sharing_move_less(workload, capsys):
     found = {}
     for policy in POLICIES:
         words = ["simulate", workload, "--policy", policy, "--device", "jetson-nano", "--shared", "--duration", "20"]
@@ -26,12 +26,12 @@ def test_policies_are_chosen_by_name_and_merging_helps_those_that_know_of_it(wor
     assert max(moved["adaptive"], moved["gemel"]) < moved["time-sharing"]
 
 
-def test_without_anything_to_simulate_it_says_so(capsys):
+def test_simulate_nothing_is_refused(capsys):
     assert main(["simulate"]) == 2
     assert "give a bundle, a workload or --replay TRACE" in capsys.readouterr().err
 
 
-def test_a_recorded_run_is_replayed_and_the_error_of_the_prediction_reported(tmp_path, capsys):
+def test_simulate_replay_repeats_the_decisions(tmp_path, capsys):
     torch.set_num_threads(1)
     tiny_bundle(tmp_path / "tiny.safetensors")
     write_clip(tmp_path / "left.mp4", 12)
@@ -42,10 +42,10 @@ def test_a_recorded_run_is_replayed_and_the_error_of_the_prediction_reported(tmp
     assert found["agreement"] >= 0.99 and found["decisions"] >= 10 and 0 <= found["error"] <= 1
     assert {row["id"] for row in found["queries"]} == {"gate", "yard", "road"}
     assert main(["simulate", "--replay", str(tmp_path / "box.trace")]) == 0
-    assert "decisions are the same" in capsys.readouterr().out
+    assert "decisions are equal" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["absent.trace", "workload.yaml"])
-def test_what_is_no_trace_is_one_line_and_exit_code_2(workload, capsys, name):
+def test_simulate_bad_trace_is_one_line(workload, capsys, name):
     assert main(["simulate", "--replay", str(workload.parent / name)]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1

@@ -1,6 +1,4 @@
-"""`gemel drift check`: what fell is found and gets its own weights again, nobody else is changed, hostile spools do no
-harm.
-"""
+"""`gemel drift check`: queries below target are found and reverted; bad spools are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from models.errors import InputError
 from models.evaluation import BELOW, KEPT, MIN_COMPARED_FRAMES, TOO_FEW
 from models.workload import load_workload
 from tests.card import a_card
-from tests.gemel.drift.spooled import answer, originals, write_merged, write_workload
+from tests.gemel.spooled import answer, originals, write_merged, write_workload
 
 ENOUGH = MIN_COMPARED_FRAMES + 5
 
@@ -53,25 +51,25 @@ def rows(found):
     return {row["id"]: row for row in found["queries"]}
 
 
-def test_a_box_that_answers_as_its_originals_agrees_with_them_to_the_last_frame(folder):
+def test_check_unchanged_box_agrees_in_every_frame(folder):
     found = check_drift(folder / "good", folder / "workload.yaml", folder / "new.safetensors")
     for row in found["queries"]:
         assert (row["frames"], row["ratio"], row["ci95"], row["verdict"]) == (ENOUGH, 1.0, [1.0, 1.0], KEPT), row
     assert found["left_out"] == {} and found["out"] is None and not (folder / "new.safetensors").exists()
 
 
-def test_the_samples_are_no_constant_answers(folder):
+def test_samples_hold_different_predictions(folder):
     """Else the tests here would prove little."""
     heads = [read_head(path) for path in (folder / "good" / "samples").iterdir()]
     assert {head.label for head in heads if head.query == "a"} == {"empty", "busy"}
     assert sum(bool(head.detections) for head in heads if head.query == "d") > MIN_COMPARED_FRAMES
 
 
-def test_what_fell_gets_its_own_weights_again_and_nobody_else_is_changed(folder, capsys):
+def test_check_out_reverts_only_the_query_below_target(folder, capsys):
     out, old = folder / "new.safetensors", folder / "fallen.safetensors"
     code = main(["drift", "check", str(folder / "fallen"), str(folder / "workload.yaml"), "-o", str(out), "--json"])
     found = json.loads(capsys.readouterr().out)
-    assert code == 1 and found["out"] == str(out) and found["told"]
+    assert code == 1 and found["out"] == str(out) and found["reported"]
     assert {name: (row["verdict"], row["reverted"]) for name, row in rows(found).items()} == {
         "a": (KEPT, False), "b": (BELOW, True), "d": (KEPT, False),
     }  # fmt: skip
@@ -90,7 +88,7 @@ def test_what_fell_gets_its_own_weights_again_and_nobody_else_is_changed(folder,
     assert all(row["ratio"] == 1.0 for row in check_drift(folder / "later", folder / "workload.yaml")["queries"])
 
 
-def test_the_box_is_told(folder):
+def test_check_leaves_the_report_in_the_spool(folder):
     found = check_drift(folder / "fallen", folder / "workload.yaml")
     told = read_drift(folder / "fallen")
     assert [(one.id, one.ratio, one.verdict) for one in told.queries] == [
@@ -100,14 +98,14 @@ def test_the_box_is_told(folder):
     assert not any(one.reverted for one in told.queries)  # nothing was written
 
 
-def test_without_out_it_says_how_to_revert(folder, capsys):
+def test_check_without_out_names_the_option(folder, capsys):
     assert main(["drift", "check", str(folder / "fallen"), str(folder / "workload.yaml")]) == 1
     said = capsys.readouterr().out
-    assert "BELOW its target" in said and "with -o FILE" in said
+    assert "BELOW its target" in said and "-o FILE writes" in said
     assert main(["drift", "check", str(folder / "good"), str(folder / "workload.yaml")]) == 0
 
 
-def test_too_few_frames_are_no_verdict(folder, capsys):
+def test_check_too_few_frames_have_no_verdict(folder, capsys):
     for path in sorted((folder / "fallen" / "samples").glob("*-b-*"))[: ENOUGH - 5]:
         path.unlink()
     found = rows(check_drift(folder / "fallen", folder / "workload.yaml", folder / "new.safetensors"))
@@ -116,7 +114,7 @@ def test_too_few_frames_are_no_verdict(folder, capsys):
     assert "too few" in capsys.readouterr().out
 
 
-def test_samples_of_another_bundle_are_left_out_and_said(folder):
+def test_check_samples_of_another_bundle_are_left_out(folder):
     shutil.copytree(folder / "good" / "samples", folder / "both" / "samples")
     answer(folder / "both", open_bundle(folder / "fallen.safetensors"), range(100, 100 + ENOUGH))
     newest = check_drift(folder / "both", folder / "workload.yaml")
@@ -125,7 +123,7 @@ def test_samples_of_another_bundle_are_left_out_and_said(folder):
     assert rows(named)["b"]["verdict"] == KEPT and named["bundle"] != newest["bundle"]
 
 
-def test_a_query_that_has_its_own_weights_already_is_not_reverted(folder):
+def test_check_query_with_own_weights_is_not_reverted(folder):
     """It answered otherwise for another reason, such as an engine."""
     samples = folder / "good" / "samples"
     for path in samples.glob("*-b-*"):
@@ -136,7 +134,7 @@ def test_a_query_that_has_its_own_weights_already_is_not_reverted(folder):
         path.write_bytes(data[:33] + _chunk(b"gemel\0" + json.dumps(said).encode()) + data[45 + length :])
     found = check_drift(folder / "good", folder / "workload.yaml", folder / "new.safetensors")
     assert rows(found)["b"]["verdict"] == BELOW and not rows(found)["b"]["reverted"]
-    assert "own already" in rows(found)["b"]["note"] and not (folder / "new.safetensors").exists()
+    assert "already has its own weights" in rows(found)["b"]["note"] and not (folder / "new.safetensors").exists()
 
 
 def damaged_picture(spool: Path) -> None:
@@ -172,7 +170,7 @@ def of_another_task(spool: Path) -> None:
     (damaged_picture, "unusable"), (damaged_head, "unreadable"), (of_another_query, "unreadable"),
     (a_pipe, "unreadable"), (of_another_task, "unusable"),
 ])  # fmt: skip
-def test_a_sample_that_is_none_is_left_out_and_said(folder, damage, reason):
+def test_check_damaged_sample_is_left_out(folder, damage, reason):
     damage(folder / "good")
     found = check_drift(folder / "good", folder / "workload.yaml")
     assert found["left_out"] == {reason: 1} and rows(found)["a"]["frames"] == ENOUGH - 1
@@ -186,12 +184,12 @@ def test_a_sample_that_is_none_is_left_out_and_said(folder, damage, reason):
     (lambda folder: (folder / "weights" / "a.safetensors").unlink(), "a.safetensors"),
     (lambda folder: (folder / "good" / "ledger.json").unlink(), "ledger.json"),
     (lambda folder: (folder / "good" / "ledger.json").write_text("{"), "ledger.json"),
-    (lambda folder: (folder / "good" / "ledger.json").write_text('{"bundle": 3}'), "which bundle the box ran"),
+    (lambda folder: (folder / "good" / "ledger.json").write_text('{"bundle": 3}'), "does not name the bundle"),
     (lambda folder: (folder / "good" / "ledger.json").write_text('{"bundle": "/nowhere"}'), "the ledger in"),
     (lambda folder: shutil.copy(folder / "fallen.safetensors", folder / "good.safetensors"), "newest samples are of"),
     (lambda folder: (folder / "new.safetensors").write_text("mine"), "exists already"),
 ])  # fmt: skip
-def test_what_cannot_be_judged_is_one_line_and_nothing_is_written(folder, change, said, capsys):
+def test_check_bad_input_is_one_line_and_writes_nothing(folder, change, said, capsys):
     change(folder)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     words = [
@@ -208,25 +206,25 @@ def test_what_cannot_be_judged_is_one_line_and_nothing_is_written(folder, change
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
-def test_a_spool_that_cannot_be_written_is_judged_all_the_same(folder, capsys):
+def test_check_read_only_spool_is_checked(folder, capsys):
     (folder / "good" / DRIFT_FILE).mkdir()
     assert main(["drift", "check", str(folder / "good"), str(folder / "workload.yaml")]) == 0
-    assert "the box is not told" in capsys.readouterr().out
+    assert "the box does not get the result" in capsys.readouterr().out
 
 
-def test_an_output_that_is_an_input_is_refused(folder):
+def test_check_output_over_an_input_is_refused(folder):
     for out in ("good.safetensors", "workload.yaml", "good/drift.json"):
         with pytest.raises(InputError):
             check_drift(folder / "good", folder / "workload.yaml", folder / out)
 
 
-def test_nothing_exchanged_is_the_same_file(folder):
+def test_write_substituted_nothing_is_the_same_file(folder):
     bundle = open_bundle(folder / "good.safetensors")
     write_substituted(folder / "same.safetensors", bundle, {})
     assert (folder / "same.safetensors").read_bytes() == bundle.path.read_bytes()
 
 
-def test_originals_answer_on_a_card_as_they_do_here(folder, monkeypatch):
+def test_check_on_gpu_equals_cpu(folder, monkeypatch):
     here = check_drift(folder / "fallen", folder / "workload.yaml")
     with a_card(monkeypatch) as mixed:
         there = check_drift(folder / "fallen", folder / "workload.yaml")

@@ -1,4 +1,4 @@
-"""`gemel plan`: what fits, what swaps and at what rate, for whole bundles and without any."""
+"""`gemel plan` of workloads and bundles."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def answer(capsys, *words) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def test_a_plan_says_what_fits_what_swaps_and_at_what_rate(workload, capsys):
+def test_plan_memory_decides_residency_and_rate(workload, capsys):
     plenty = answer(capsys, "plan", workload, "--memory", "1GiB")
     assert plenty["fits"] and plenty["bytes_moved_per_s"] < 5e6
     assert [query["id"] for query in plenty["queries"]] == ["a", "b", "c"]
@@ -58,14 +58,14 @@ def test_a_plan_says_what_fits_what_swaps_and_at_what_rate(workload, capsys):
     assert sum(query["fps"] for query in scarce["queries"]) < 12
 
 
-def test_shared_weights_make_more_fit_and_the_named_settings_stay_those_of_the_originals(workload, capsys):
+def test_plan_shared_fits_in_memory_named_by_originals(workload, capsys):
     apart = answer(capsys, "plan", workload, "--memory", "50%")
     shared = answer(capsys, "plan", workload, "--memory", "50%", "--shared")
     assert apart["memory_bytes"] == shared["memory_bytes"]
     assert not apart["fits"] and shared["fits"]
 
 
-def test_costs_shared_save_exactly_the_ceiling(workload):
+def test_ceiling_costs_save_exactly_the_bound(workload):
     queries, profile = load_workload(workload).queries, find_profile("xavier-nx")
     apart, shared = original_costs(profile, queries), ceiling_costs(profile, queries)
     saved = sum(apart.tensor_bytes.values()) - sum(shared.tensor_bytes.values())
@@ -75,7 +75,7 @@ def test_costs_shared_save_exactly_the_ceiling(workload):
     }
 
 
-def test_a_plan_tells_lack_of_memory_from_lack_of_speed(workload, capsys):
+def test_plan_limits_are_memory_device_or_sla(workload, capsys):
     scarce = answer(capsys, "plan", workload, "--memory", "min", "--device", "jetson-nano")
     for query in scarce["queries"]:
         enough = query["fps_if_all_fits"] >= 0.98 * query["asked_fps"]
@@ -93,7 +93,7 @@ def test_a_plan_tells_lack_of_memory_from_lack_of_speed(workload, capsys):
     assert f"one run of a takes {hasty['queries'][0]['run_ms']:.0f} ms, its SLA is 5 ms" in capsys.readouterr().out
 
 
-def test_a_query_the_memory_is_too_small_for_is_named_with_what_it_needs(workload, capsys):
+def test_plan_unfit_query_is_named_with_its_bytes(workload, capsys):
     small = answer(capsys, "plan", workload, "--memory", "60MB")
     assert [query["limited_by"] for query in small["queries"]][2] == ["does not fit"]
     needed = small["queries"][2]["alone_bytes"]
@@ -109,7 +109,7 @@ def test_a_query_the_memory_is_too_small_for_is_named_with_what_it_needs(workloa
     assert dropped[2]["dropped_by"] == {"memory": dropped[2]["received"]} and not dropped[0]["dropped_by"]
 
 
-def test_what_is_too_large_overflows_when_asked_and_the_plan_says_how_much_and_how_fast(workload, capsys):
+def test_plan_overflow_copies_bytes_in_every_run(workload, capsys):
     words = ("plan", workload, "--memory", "60MB")
     before = answer(capsys, *words)["queries"]
     assert all(query["overflow_bytes"] == 0 and query["overflow_fps"] is None for query in before)
@@ -123,10 +123,10 @@ def test_what_is_too_large_overflows_when_asked_and_the_plan_says_how_much_and_h
     assert c["run_ms"] == pytest.approx(before[2]["run_ms"] + 1000 * copied_s)
     assert c["overflow_fps"] == pytest.approx(1000 / c["run_ms"])
     assert main([*map(str, words)]) == 0
-    assert f"with --overflow it runs, copying {size(c['overflow_bytes'])} in every run" in capsys.readouterr().out
+    assert f"with --overflow it runs and copies {size(c['overflow_bytes'])} in every run" in capsys.readouterr().out
     assert main([*map(str, words), "--overflow"]) == 0
     said = capsys.readouterr().out
-    assert f"c overflows: {size(c['overflow_bytes'])} are copied in every run, at most" in said
+    assert f"c overflows: copies {size(c['overflow_bytes'])} in every run, at most" in said
     assert f"overflow of {size(c['overflow_bytes'])}" in said.splitlines()[4]
     played = answer(capsys, "simulate", *words[1:], "--overflow")["queries"][2]
     assert played["processed"] > 0 and played["overflow_bytes"] == c["overflow_bytes"]
@@ -134,7 +134,7 @@ def test_what_is_too_large_overflows_when_asked_and_the_plan_says_how_much_and_h
     assert all(query["limited_by"] == ["does not fit"] for query in none)
 
 
-def test_at_min_a_bundle_runs_also_where_some_norms_counted_more_batches_than_others(tmp_path):
+def test_plan_min_memory_ignores_batchnorm_counters(tmp_path):
     models = {name: tiny.trained_looking(1) for name in ("gate", "yard")}
     for model in models.values():
         model[1].num_batches_tracked.fill_(2)  # type: ignore[union-attr,operator]
@@ -146,13 +146,13 @@ def test_at_min_a_bundle_runs_also_where_some_norms_counted_more_batches_than_ot
     assert costs["originals"].alone_bytes("gate") == costs["merged"].alone_bytes("gate")
 
 
-def test_from_the_memory_it_names_on_nothing_is_swapped(workload, capsys):
+def test_plan_all_bytes_is_the_smallest_memory_that_fits(workload, capsys):
     needed = answer(capsys, "plan", workload, "--memory", "min")["all_bytes"]
     assert answer(capsys, "plan", workload, "--memory", str(needed))["fits"]
     assert not answer(capsys, "plan", workload, "--memory", str(needed - 1))["fits"]
 
 
-def test_every_device_stands_beside_the_others_and_too_large_a_memory_is_told(workload, capsys):
+def test_plan_all_devices_are_compared(workload, capsys):
     found = answer(capsys, "plan", workload, "--memory", "6GiB", "--device", "all")["devices"]
     assert [plan["device"] for plan in found] == list(PROFILES)
     load = {plan["device"]: plan["asked_load"] for plan in found}
@@ -161,11 +161,11 @@ def test_every_device_stands_beside_the_others_and_too_large_a_memory_is_told(wo
     lines = DeviceComparison((one, replace(one, fits=False))).to_text().splitlines()
     assert lines[0].startswith("device") and lines[2] == lines[3] and lines[2].startswith("jetson-nano")
     assert "3 of 3" in lines[2]
-    assert "Jetson Nano 4 GB has no more than 4.0 GiB" in one.to_text()
+    assert "Jetson Nano 4 GB has only 4.0 GiB" in one.to_text()
 
 
 @pytest.mark.parametrize("command", ["plan", "simulate"])
-def test_a_users_own_model_in_a_bundle_is_imported_only_when_it_is_allowed(tmp_path, capsys, command):
+def test_user_model_is_imported_only_if_allowed(tmp_path, capsys, command):
     path = tmp_path / "tiny.safetensors"
     tiny_bundle(path)
     words = [command, str(path), "--memory", "all"]
@@ -174,7 +174,7 @@ def test_a_users_own_model_in_a_bundle_is_imported_only_when_it_is_allowed(tmp_p
     assert [row["id"] for row in answer(capsys, *words, "--factory", FACTORY)["queries"]] == ["gate", "yard", "road"]
 
 
-def test_what_is_not_allowed_is_not_imported_and_what_is_may_lie_in_the_current_folder(tmp_path, monkeypatch):
+def test_user_model_may_be_in_the_current_folder(tmp_path, monkeypatch):
     source = Path(tiny.__file__).read_text().replace("tests.edge_runtime.tiny:net", "own_net_of_mine:net")
     (tmp_path / "own_net_of_mine.py").write_text(source)
     monkeypatch.setattr(tiny, "FACTORY", "own_net_of_mine:net")
@@ -190,13 +190,13 @@ def test_what_is_not_allowed_is_not_imported_and_what_is_may_lie_in_the_current_
         sys.modules.pop("own_net_of_mine", None)
 
 
-def test_a_bundle_of_a_users_own_model_is_shown_without_importing_it(tmp_path, capsys):
+def test_bundle_show_imports_no_user_model(tmp_path, capsys):
     tiny_bundle(tmp_path / "tiny.safetensors")
     shown = answer(capsys, "bundle", "show", tmp_path / "tiny.safetensors")
     assert {query["model"] for query in shown["queries"]} == {FACTORY}
 
 
-def test_a_plan_for_people_is_a_table(workload, capsys):
+def test_plan_text_is_a_table(workload, capsys):
     assert main(["plan", str(workload), "--memory", "min", "--policy", "gemel"]) == 0
     said = capsys.readouterr().out
     assert "policy gemel" in said and "modelled" in said and "swaps" in said
@@ -206,9 +206,9 @@ def test_a_plan_for_people_is_a_table(workload, capsys):
     (["--memory", "lots"], "is not a size"),
     (["--device", "toaster"], "no profile 'toaster'"),
     (["--policy", "first"], "no policy 'first'"),
-    (["--device", "measured"], "only bundles are measured"),
+    (["--device", "measured"], "only bundles have measured costs"),
 ])  # fmt: skip
-def test_a_bad_word_is_one_line_and_exit_code_2(workload, capsys, words, fault):
+def test_plan_bad_option_is_one_line(workload, capsys, words, fault):
     assert main(["plan", str(workload), *words]) == 2
     said = capsys.readouterr()
     assert said.out == "" and len(said.err.strip().splitlines()) == 1 and fault in said.err
