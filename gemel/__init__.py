@@ -6,7 +6,7 @@
 | `export(bundle, query, out)` | one query's model as an ONNX file |
 | `verify(bundle, factories=())` | every problem of a bundle, one line each |
 | `load_workload(path)` | a workload file as a `Workload` of `Query` values |
-| `inspect(workload)` | models, bytes, groups and the ceiling |
+| `inspect(workload)` | models, bytes, groups and the layer-sharing bound |
 | `train(workload)` | trains the originals that have no weights yet |
 | `merge(workload, out, method)` | writes a bundle |
 | `plan(bundle, conditions)` | what fits, what swaps and what rate each query will have |
@@ -15,12 +15,12 @@
 | `evaluate(bundle, workload, out)` | offline and streaming accuracy, and a report |
 | `compare_reports(reports, out)` | several evaluations of one workload beside each other, as a page |
 | `run(config)` | the edge daemon |
-| `check_drift(spool, workload, out)` | whether a box still answers as its originals would; reverts |
+| `check_drift(spool, workload, out)` | a box's predictions against its originals'; reverts queries below target |
 | `Bundle`, `Workload`, `Query`, `Conditions` | what they take and give |
 | `MergeOptions`, `Recipe`, `TrainOptions` | options of `merge` and `train` |
-| `GemelError`, `InputError`, `BundleError` | what they raise: one line that names the thing, the fault and the remedy |
+| `GemelError`, `InputError`, `BundleError` | what they raise: one line with the place, the problem and what to do |
 
-A workload is given by its path or as a `Workload`. Whatever a name needs is imported when it is first asked for.
+A workload is given by its path or as a `Workload`. A name's imports are loaded at its first use.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _HOMES = {
     "models.errors": ("BundleError", "GemelError", "InputError"),
     "models.workload": ("Query", "Workload", "load_workload"),
 }
-"""Where the public names live that are not in `gemel.api`."""
+"""The modules of the public names that are not in `gemel.api`."""
 
 
 def __getattr__(name: str) -> Any:
@@ -103,13 +103,13 @@ def __dir__() -> list[str]:
 
 
 def check_packages() -> None:
-    """Raise ImportError where a file of the user's hides one of the packages that come with this one."""
+    """Raise ImportError where a user's file hides one of Gemel's own packages."""
     root = Path(__file__).resolve().parents[1]
     for name in ("models", "merger", "edge_runtime", "video_samples"):
         found = importlib.util.find_spec(name)
         if found is not None and found.origin and Path(found.origin).resolve() != root / name / "__init__.py":
             raise ImportError(
-                f"{found.origin} hides gemel's own package '{name}': call it another name, such as nets.py"
+                f"{found.origin} hides gemel's own package '{name}': give it another name, such as nets.py"
             )
 
 

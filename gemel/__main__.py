@@ -6,7 +6,7 @@ import sys
 
 with contextlib.suppress(OSError):  # a current folder that was removed
     if sys.path and os.path.abspath(sys.path[0]) == os.getcwd():
-        # It comes last: a models.py there is somebody's own, and no package of ours.
+        # The current folder comes last: a models.py there is the user's, not Gemel's package.
         sys.path.append(sys.path.pop(0))
 
 import gemel

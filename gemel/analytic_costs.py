@@ -1,4 +1,4 @@
-"""Costs on paper: what a workload's originals cost on a device, and what they would cost merged at the ceiling."""
+"""Estimated costs of models without weights: a workload's originals, and the same with all layers shared."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from edge_runtime.scheduler.costs import Costs
 from edge_runtime.simulation.device_profiles import PROFILES, DeviceProfile, costs_for
-from gemel.conditions import DEFAULT_DEVICE
-from models.bundle import Bundle, BundleQuery, open_bundle
+from models.bundle import Bundle, BundleQuery
 from models.bundle.format import ITEM_BYTES
-from models.bundle.model_spec import architecture, is_zoo_model, load_model_spec
+from models.bundle.model_spec import architecture, load_model_spec
 from models.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,10 +26,9 @@ Build = Callable[[], "nn.Module"]
 
 
 class _Unweighted:
-    """A workload as `costs_for` sees a bundle: sizes and architectures without any weights.
+    """Queries as `costs_for` reads a bundle: sizes and architectures, no weights.
 
-    `builds` make the queries' architectures on the meta device, where they are not remembered; `names` gives weights,
-    by query and state dict key, the name of a tensor that several share.
+    `builds` make the architectures on the meta device; `names` has the shared tensor of a (query, state dict key).
     """
 
     def __init__(
@@ -41,7 +38,9 @@ class _Unweighted:
         names: Mapping[tuple[str, str], str] | None = None,
     ) -> None:
         self._builds, self._all = builds, dict[str, int]()
-        self.queries = tuple(replace(query, tensors=self._named(query, names or {}), stored={}) for query in queries)
+        self.queries = tuple(
+            replace(query, tensors=self._tensor_names(query, names or {}), stored={}) for query in queries
+        )
         self._names = {query.id: tuple(dict.fromkeys(query.tensors.values())) for query in self.queries}
 
     def build(self, query_id: str, device: str) -> nn.Module:
@@ -53,11 +52,11 @@ class _Unweighted:
     def nbytes(self, name: str) -> int:
         return self._all[name]
 
-    def _named(self, query: BundleQuery, names: Mapping[tuple[str, str], str]) -> dict[str, str]:
-        """The name of each tensor by its key; what is one tensor in the model has one name."""
+    def _tensor_names(self, query: BundleQuery, names: Mapping[tuple[str, str], str]) -> dict[str, str]:
+        """The tensor name of each state dict key; keys of one tensor have one name."""
         wanted, named = load_model_spec(query, self._builds[query.id]), dict[str, str]()
         for key, (dtype, shape) in wanted.tensors.items():
-            # Counters of batches seen: as a bundle tells them apart, and without one as if all were equal.
+            # BatchNorm counters are equal in all layers unless a bundle says otherwise.
             own = key if shape else query.tensors.get(key, "counter")
             first = wanted.same.get(key)
             named[key] = names.get((query.id, own), f"{query.id}/{own}") if first is None else named[first]
@@ -66,33 +65,21 @@ class _Unweighted:
 
 
 def bundle_originals(bundle: Bundle) -> Bundle:
-    """A bundle's queries as they were before merging, nothing shared."""
+    """A bundle's queries before merging, nothing shared."""
     builds: dict[str, Build] = {
         query.id: partial(architecture, query, bundle.factories, bundle.path, bundle.folder) for query in bundle.queries
     }
     return cast("Bundle", _Unweighted(bundle.queries, builds))
 
 
-def remember(path: str | Path) -> None:
-    """Work out what looking at a bundle of zoo models needs, while torch is there: what comes next does not wait."""
-    bundle = open_bundle(path)
-    if all(is_zoo_model(query.model) for query in bundle.queries):
-        for query in bundle.queries:
-            bundle.check(query.id)
-        for one in (bundle_originals(bundle), bundle):
-            costs_for(PROFILES[DEFAULT_DEVICE], one)
-
-
 def workload_originals(queries: Iterable[Query]) -> Bundle:
-    """These queries' originals, nothing shared."""
+    """The originals of these queries, nothing shared."""
     queries = tuple(queries)
     return cast("Bundle", _Unweighted(map(BundleQuery.of, queries), _builds(queries)))
 
 
 def merge_at_ceiling(queries: Sequence[Query], layers: Iterable[Layer] | None = None) -> Bundle:
-    """These queries' models with each group of layers sharing one weight: as merged at the ceiling, of all layers or
-    of these alone.
-    """
+    """These queries' models with one weight for each group of layers, of all layers or of the given ones."""
     from models.sharing.groups import groups
     from models.sharing.layers import layers_of_all, weight_key
 
@@ -113,12 +100,12 @@ def _builds(queries: Iterable[Query]) -> dict[str, Build]:
 
 
 def original_costs(profile: DeviceProfile, queries: Sequence[Query]) -> Costs:
-    """The costs of these queries' originals, nothing shared: memory settings are computed from them."""
+    """Costs of the originals, from which memory settings are computed."""
     return costs_for(profile, workload_originals(queries))
 
 
 def ceiling_costs(profile: DeviceProfile, queries: Sequence[Query], layers: Iterable[Layer] | None = None) -> Costs:
-    """The costs of these queries' models, merged at the ceiling, of all layers or of these alone."""
+    """Costs with one weight for each group of layers, of all layers or of the given ones."""
     return costs_for(profile, merge_at_ceiling(queries, layers))
 
 

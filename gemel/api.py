@@ -1,4 +1,4 @@
-"""What the commands do, as functions: each takes paths, imports what it needs, and returns a value."""
+"""The public Python API: each function takes paths, imports what it needs, and returns a value."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def export(
 
 
 def verify(bundle: str | Path, factories: Collection[str] = ()) -> list[str]:
-    """Every problem of a bundle, one line each; empty for a sound one.
+    """Every problem of a bundle, one line each; empty for a sound bundle.
 
-    Nothing is imported that is not in `factories`: of other models than the zoo's all is checked but the architecture.
+    Only models in `factories` are imported; the architecture of other models outside the zoo is not checked.
     """
     from models.bundle import verify_bundle
 
@@ -61,10 +61,10 @@ def verify(bundle: str | Path, factories: Collection[str] = ()) -> list[str]:
 def inspect(
     workload: str | Path | Workload, signature: Literal["wide", "strict"] = "wide", weights: bool = False
 ) -> Inspection:
-    """The models of a workload, what they weigh and could share; needs neither weights nor footage."""
+    """Models, bytes, groups and the layer-sharing bound of a workload; needs neither weights nor footage."""
     from gemel.inspection import inspect_workload
 
-    return inspect_workload(_loaded(workload), signature, weights)
+    return inspect_workload(_load(workload), signature, weights)
 
 
 def train(
@@ -78,7 +78,7 @@ def train(
     """Train the originals that have no weights yet, or those named, again (merger.training.originals)."""
     from merger import train_originals
 
-    return train_originals(_loaded(workload), queries, seed, progress or _silent, options, resume)
+    return train_originals(_load(workload), queries, seed, progress or _silent, options, resume)
 
 
 def merge(
@@ -93,11 +93,11 @@ def merge(
     """Merge a workload's models into one bundle at `out`, with the merge's log beside it (merger.merging)."""
     from merger import merge as merged
 
-    return merged(_loaded(workload), out, method, resume, seed, progress or _silent, options)
+    return merged(_load(workload), out, method, resume, seed, progress or _silent, options)
 
 
 def plan(source: str | Path, conditions: Conditions = DEFAULT_CONDITIONS) -> BoxPlan:
-    """Predict what a bundle, or a workload's models, would do on a box (gemel.planner)."""
+    """Predict what a bundle, or a workload's originals, would do on a box (gemel.planner)."""
     from gemel.planner import plan_box
 
     return plan_box(source, conditions)
@@ -112,10 +112,10 @@ def place(
     before: str | Path | None = None,
     seed: int = 0,
 ) -> Placement:
-    """Which queries of a fleet file go on which box; with `out`, also as `placement.json` and a workload for each box.
+    """Decide which queries of a fleet run on which box; with `out`, write `placement.json` and a workload for each box.
 
-    Every box has time for `min_frames`, a part of the frames asked of it. `before` is a folder with the placement as it
-    is now, from which little shall move. Raises InputError for a bad file.
+    Every box has time for `min_frames`, a fraction of its frames. `before` is the folder of the placement now, from
+    which few bytes are moved. Raises InputError for a bad file.
     """
     from gemel.conditions import PlacementOptions
     from gemel.fleet import load_fleet
@@ -134,7 +134,7 @@ def place(
 def simulate(
     source: str | Path, conditions: Conditions = DEFAULT_CONDITIONS, duration_s: float = 60.0
 ) -> SimulationResult:
-    """The schedule of a bundle, or of a workload's models, on a virtual clock (gemel.planner)."""
+    """Run the schedule of a bundle, or of a workload's originals, on a virtual clock (gemel.planner)."""
     from gemel.planner import simulate_box
 
     return simulate_box(source, conditions, duration_s)
@@ -148,7 +148,7 @@ def evaluate(
     seeds: int = 3,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Judge a bundle against its originals, offline and streaming, and write report.json and report.html into `out`."""
+    """Evaluate a bundle against its originals, offline and streaming; writes report.json and report.html into `out`."""
     from gemel.evaluation import EvalOptions
     from gemel.evaluation import evaluate as evaluated
 
@@ -157,7 +157,7 @@ def evaluate(
 
 
 def compare_reports(reports: Sequence[str | Path], out: str | Path) -> dict[str, Any]:
-    """Write a page of several evaluations of one workload beside each other (gemel.report.comparison).
+    """Compare several evaluations of one workload on a page (gemel.report.comparison).
 
     `reports` are report.json files, or folders of `gemel eval`. Raises InputError, with nothing written, where one is
     damaged or they are not of one workload.
@@ -174,14 +174,14 @@ def check_drift(
     bundle: str | Path | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Judge a box's answers by its originals on the frames in its spool, revert what fell (gemel.drift)."""
+    """Compare a box's predictions with its originals' on sampled frames, and revert queries (gemel.drift)."""
     from gemel.drift import check_drift
 
     return check_drift(spool, workload, out, bundle, progress or _silent)
 
 
 def run(config: str | Path, check: bool = False, seconds: float | None = None) -> dict[str, Any]:
-    """Run the box that a config describes, until its cameras have ended or for so many seconds; its ledger at last."""
+    """Run the box of a config until its cameras end, or for `seconds`; returns its summary with the ledger."""
     import math
 
     from edge_runtime.daemon import run as served
@@ -189,7 +189,7 @@ def run(config: str | Path, check: bool = False, seconds: float | None = None) -
     return served(config, check=check, seconds=math.inf if seconds is None else seconds)
 
 
-def _loaded(workload: str | Path | Workload) -> Workload:
+def _load(workload: str | Path | Workload) -> Workload:
     from models.workload import load_workload
 
     return load_workload(workload) if isinstance(workload, str | Path) else workload

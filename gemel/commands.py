@@ -239,7 +239,7 @@ def train_originals(
     from merger import TrainOptions, train_originals
     from models.workload import load_workload
 
-    options = TrainOptions(**_given(passes=passes, rate=rate, max_cycles=cycles))
+    options = TrainOptions(**_drop_unset(passes=passes, rate=rate, max_cycles=cycles))
     with show_progress() as progress:
         results = train_originals(load_workload(workload), query or None, seed, progress, options, resume)
     rows = [(one.id, one.metric, number(one.val), number(one.test), duration(one.seconds)) for one in results]
@@ -309,8 +309,8 @@ def _merge(
     from models.workload import load_workload
 
     options = dict(locals())
-    recipe = Recipe(**_given(**{name: options[name] for name in RECIPE_OPTIONS}))
-    bounds = _given(**{name: options[name] for name in MERGE_BOUNDS})
+    recipe = Recipe(**_drop_unset(**{name: options[name] for name in RECIPE_OPTIONS}))
+    bounds = _drop_unset(**{name: options[name] for name in MERGE_BOUNDS})
     load = load_workload(workload)
     limit_s = None if max_minutes is None else 60 * max_minutes
     with process_group() as ranks, show_progress(limit_s=limit_s) as progress:
@@ -749,6 +749,6 @@ def _code(met: bool) -> ExitCode:
     return ExitCode.DONE if met else ExitCode.SHORT
 
 
-def _given(**options: Any) -> dict[str, Any]:
+def _drop_unset(**options: Any) -> dict[str, Any]:
     """The options that were given on the command line."""
     return {name: value for name, value in options.items() if value is not None}

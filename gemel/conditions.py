@@ -1,7 +1,4 @@
-"""The conditions under which a box is tried on paper; nothing heavy is imported for them.
-
-What is asked of a placement; nothing heavy is imported for it.
-"""
+"""Options of plans, simulations and placements. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -9,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 DEFAULT_DEVICE = "orin-nano-8gb"
-"""The profile that every command takes unless it is told another."""
+"""The default device profile of all commands but the demo."""
 DEMO_DEVICE = "jetson-nano"
-"""The demo's instead: its few small models press nothing larger."""
+"""The demo's default: its few small models fit a larger device without a swap."""
 MEASURED = "measured"
 """Names the costs in BUNDLE.profile.json instead of a profile."""
 EVERY_DEVICE = "all"
@@ -19,13 +16,12 @@ EVERY_DEVICE = "all"
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a box is given: memory, a device, a policy.
+    """A box: memory, device, policy.
 
-    `memory` is a size such as 512MiB, or `min`, `50%`, `75%`, `all` of what the originals need. `device` names a
-    profile, or is `measured`: the costs in BUNDLE.profile.json; None is measured where that file lies beside the
-    bundle, else DEFAULT_DEVICE. A workload's models share nothing, or with `shared` all that they could. With
-    `overflow`, queries too large for the memory overflow. `factories` are the `package.module:factory` models of a
-    bundle that may be imported, from the current folder or Python's path; a workload's own always may.
+    `memory` is a size such as 512MiB, or `min`, `50%`, `75%`, `all` of what the originals need. `device` is a profile,
+    or `measured` for the costs in BUNDLE.profile.json; None is `measured` where that file exists, else DEFAULT_DEVICE.
+    With `shared`, a workload's models share all layers that they can. With `overflow`, queries too large for the memory
+    overflow. `factories` are the `package.module:factory` models of a bundle that may be imported.
     """
 
     memory: str = "min"
@@ -46,10 +42,9 @@ Shared = Literal["predicted", "ceiling", "none"]
 
 @dataclass(frozen=True)
 class PlacementOptions:
-    """`objective` and `shared` as `gemel place` takes them; a better placement is looked for about so many `seconds`.
+    """Options of `gemel place`: the solver stops after `seconds`.
 
-    `min_frames`: every box has time for this part of the frames that are asked of it, as far as that can be told from
-    what runs take; with 0, time does not matter to `boxes`.
+    `min_frames`: every box must have time for this fraction of its frames; with 0, time does not matter to `boxes`.
     """
 
     objective: Objective = "boxes"
@@ -60,7 +55,7 @@ class PlacementOptions:
 
     @property
     def timed(self) -> bool:
-        """Whether what a query's frames take matters."""
+        """Whether run times matter."""
         return self.objective != "boxes" or self.min_frames > 0
 
 

@@ -1,4 +1,4 @@
-"""`gemel demo`: the whole road on rendered camera clips, from footage to a report that can be looked at."""
+"""`gemel demo`: render camera clips, train, merge, run a box and evaluate, in one folder."""
 
 from __future__ import annotations
 
@@ -35,12 +35,11 @@ MERGING = MergeOptions(
     choose_rate=False,
     margin=0.6,
     min_saving=0.02,
-    precision="fp32",  # which is faster would be measured, and the outcome be another on another day
-    max_flops=6e12,  # the start, one sprint, and some help for single queries
+    precision="fp32",  # a measured choice would make the result depend on the machine
+    max_flops=6e12,  # initialization, one joint round, and a few repairs
 )
 THREADS = 1
-"""Of these small models' training: more of them wait for each other as long as they work, and the outcome would depend
-on how many cores there are."""
+"""Of the training: these models are too small for more, and the result would depend on the number of cores."""
 BOX_S = 6.0
 BOX_MEMORY = "50%"
 RENDER, TRAIN, MERGE = "rendering the camera clips", "training the originals", "merging them"
@@ -50,7 +49,7 @@ IDENTITY, MERGED, BUNDLE, BOX, RESULTS = "demo.json", "merge.json", "sample.safe
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo found: `merged` as `gemel merge`, `evaluated` as `gemel eval`, `box` as `gemel run`."""
+    """The demo's results: `merged` of `gemel merge`, `evaluated` of `gemel eval`, `box` of `gemel run`."""
 
     report: Path
     merged: dict[str, Any]
@@ -76,7 +75,7 @@ class Demo:
         }
 
     def to_text(self) -> str:
-        """The same for a terminal; the last lines say what came of it and what to look at."""
+        """The results as text, with what to look at."""
         return "\n".join([
             evaluation_text(self.evaluated),
             "",
@@ -101,7 +100,7 @@ class _QueryKeys(Exact, extra="allow"):
 
 
 class _MergedKeys(Exact, extra="allow"):
-    """What is read again of a merge's report."""
+    """The keys of a merge's report that a resumed demo reads."""
 
     bundle: str
     saved_fraction: float
@@ -112,18 +111,18 @@ class _MergedKeys(Exact, extra="allow"):
 def run_demo(out: str | Path, device: str = DEMO_DEVICE, seed: int = 0, progress: Progress = silent) -> Demo:
     """Render clips, train originals, merge them, run the box for some seconds, evaluate and report, all in `out`.
 
-    A demo that was interrupted goes on after its last finished step. Raises InputError when `out` holds something
-    else, or cannot be written.
+    An interrupted demo continues after its last finished step. Raises InputError when `out` holds other files or
+    cannot be written.
     """
     started, out = time.monotonic(), Path(out)
     find_profile(device)
-    _claim(out, seed)
+    _claim_folder(out, seed)
     with hold_locks(out / IDENTITY), torch_threads(THREADS):
-        return _walked(out, device, seed, progress, started)
+        return _run_steps(out, device, seed, progress, started)
 
 
-def _walked(out: Path, device: str, seed: int, progress: Progress, started: float) -> Demo:
-    """Every step that is not done yet."""
+def _run_steps(out: Path, device: str, seed: int, progress: Progress, started: float) -> Demo:
+    """Run the steps that are not done yet."""
     stages = Stages(progress)
     stages.announce([RENDER, *(f"{TRAIN} ({task})" for task in TRAINING), MERGE, RUN, EVALUATE])
     stages.begin(RENDER, 1.0)
@@ -135,16 +134,16 @@ def _walked(out: Path, device: str, seed: int, progress: Progress, started: floa
         if waiting:
             train_originals(workload, waiting, seed, progress, options, resume=True)
     stages.begin(MERGE)
-    merged = _merged(workload, out, seed, progress)
+    merged = _merge_once(workload, out, seed, progress)
     stages.begin(RUN)
-    box = _box(workload, out, device)
+    box = _run_box(workload, out, device)
     stages.begin(EVALUATE)
     evaluated = evaluate(out / BUNDLE, path, out, EvalOptions(device, memory=BOX_MEMORY), progress)
     return Demo(out / REPORT_HTML, merged, evaluated, box, round(time.monotonic() - started, 1))
 
 
-def _claim(out: Path, seed: int) -> None:
-    """Make the folder this demo's own; one that holds anything else is refused."""
+def _claim_folder(out: Path, seed: int) -> None:
+    """Mark the folder as this demo's; InputError if it holds other files."""
     identity = {"demo": "sample", "seed": seed}
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -160,11 +159,11 @@ def _claim(out: Path, seed: int) -> None:
         raise InputError(out, "holds a demo of another seed", "choose another folder", "--out")
 
 
-def _merged(workload: Workload, out: Path, seed: int, progress: Progress) -> dict[str, Any]:
-    """The merge's report, from the step before an interruption where there is one."""
+def _merge_once(workload: Workload, out: Path, seed: int, progress: Progress) -> dict[str, Any]:
+    """Merge, or read the report of a merge that is finished."""
     kept = out / MERGED
     if not kept.exists():
-        (out / BUNDLE).unlink(missing_ok=True)  # written, but its figures were not kept
+        (out / BUNDLE).unlink(missing_ok=True)  # its report was not written
         report = merge(
             workload, out / BUNDLE, "top-down", resume=True, seed=seed, progress=progress, options=MERGING
         ).to_json()
@@ -176,13 +175,13 @@ def _merged(workload: Workload, out: Path, seed: int, progress: Progress) -> dic
     return recorded
 
 
-def _box(workload: Workload, out: Path, device: str) -> dict[str, Any]:
-    """The real daemon on this machine over the sample clips, in a budget that the originals would not fit."""
+def _run_box(workload: Workload, out: Path, device: str) -> dict[str, Any]:
+    """Run the box on this machine over the sample clips, in a budget that the originals would exceed."""
     budget = memory_settings(original_costs(find_profile(device), workload.queries))[BOX_MEMORY]
     config = {
         "bundle": BUNDLE,
         "budget": budget,
-        "engine": "torch",  # it has nothing to compile or measure first
+        "engine": "torch",  # starts without compiling
         "cameras": {camera.id: {"source": camera.source, "fps": camera.fps} for camera in workload.cameras.values()},
         "sinks": [{"kind": "jsonl", "path": RESULTS}],
     }

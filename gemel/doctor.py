@@ -21,12 +21,12 @@ STORAGE_BYTES = 128 * 2**20
 CHUNK_BYTES = 4 * 2**20
 ROUNDS = 7
 UNPROVED = (
-    "anything on a card (CUDA): swapping, engines, training",
+    "anything on a GPU (CUDA): swapping, engines, training",
     "the engine tensorrt",
-    "merges over several cards (NCCL)",
+    "merges over several GPUs (NCCL)",
     "a Jetson, and GStreamer's decoder on one",
 )
-"""What was built and tested with stand-ins, and has never run on what it is for."""
+"""Built and tested with stand-ins, never run on the real hardware."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _seconds(action: Callable[[], object]) -> float:
 
 
 def _copier(device: str, nbytes: int) -> Callable[[], None]:
-    """One copy as a load makes it: from host memory (pinned, for a card) into device memory."""
+    """One copy as a load makes it: from host memory (pinned, for a GPU) into device memory."""
     import torch
 
     source = torch.ones(nbytes, dtype=torch.uint8, pin_memory=device == "cuda")

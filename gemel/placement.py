@@ -10,10 +10,8 @@ import json
 import math
 import os
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,23 +24,20 @@ from scipy.sparse import coo_array
 from edge_runtime.policies import policy_named
 from edge_runtime.scheduler import QuerySpec
 from edge_runtime.simulation.simulator import simulate
-from gemel.analytic_costs import ceiling_costs, costs_for, workload_originals
-from gemel.conditions import DEFAULT_PLACEMENT, PlacementOptions, Shared
-from gemel.fleet import MAX_BOXES, Boxes, Fleet
+from gemel.analytic_costs import ceiling_costs
+from gemel.conditions import DEFAULT_PLACEMENT, PlacementOptions
+from gemel.fleet import MAX_BOXES, Boxes, Counts, Demands, Fleet, measure_demands, shareable_layers
 from gemel.planner import DEFAULT_FPS, draw_arrivals
 from gemel.text import percent, size, table
 from merger.events import Progress, Stages, silent
 from models.errors import InputError
 from models.io import Exact, Name, cannot_be_written, check_apart, open_atomic, read_json, validate
 from models.process import without_native_output
-from models.sharing.layers import Layer, layers_of, model_bytes
 from models.video import is_path
 from models.workload import Query, inputs_of
 
 FILE = "placement.json"
 COUNTING, SOLVING, SIMULATING = "counting bytes and times", "solving the placement", "simulating each box"
-LARGE_LAYER_BYTES, LARGE_LAYER_FRACTION = 1 << 20, 0.01
-"""`--shared predicted`: merges keep layers shared that have these bytes, or this fraction of their model's."""
 SIMULATED_S, MAX_SIMULATED_FRAMES = 20.0, 20_000
 TOLERANCE = 1e-6
 MIB = 2**20
@@ -53,85 +48,6 @@ OBJECTIVE_TEXTS = {
     "frames": "frames a second in time",
     "fair": "the smallest fraction of its frames that a query has time for",
 }
-Counts = np.ndarray
-"""Queries of each kind on a box, int64 (kinds,)."""
-
-
-@dataclass(frozen=True)
-class QueryKind:
-    """Queries with equal needs; `frame_s` by device is the shortest time a frame takes, infinite beyond the SLA."""
-
-    queries: tuple[str, ...]
-    private_bytes: int
-    workspace_bytes: int
-    fps: float
-    frame_s: Mapping[str, float]
-    reachable: tuple[bool, ...]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Bytes that a box holds once if it has a query of any of these kinds."""
-
-    nbytes: int
-    kinds: frozenset[int]
-
-
-@dataclass(frozen=True)
-class Demands:
-    """All kinds of a fleet's queries and the pieces that they share, also as arrays by kind."""
-
-    kinds: tuple[QueryKind, ...]
-    pieces: tuple[Piece, ...]
-
-    @cached_property
-    def total(self) -> Counts:
-        return np.array([len(kind.queries) for kind in self.kinds])
-
-    @cached_property
-    def private(self) -> np.ndarray:
-        return np.array([kind.private_bytes for kind in self.kinds])
-
-    @cached_property
-    def workspace(self) -> np.ndarray:
-        return np.array([kind.workspace_bytes for kind in self.kinds])
-
-    @cached_property
-    def fps(self) -> np.ndarray:
-        return np.array([kind.fps for kind in self.kinds])
-
-    @cached_property
-    def piece_bytes(self) -> np.ndarray:
-        return np.array([piece.nbytes for piece in self.pieces], dtype=np.int64)
-
-    @cached_property
-    def needs_piece(self) -> np.ndarray:
-        """Whether a kind needs a piece, bool (kinds, pieces)."""
-        needed = np.zeros((len(self.kinds), len(self.pieces)), dtype=bool)
-        for index, piece in enumerate(self.pieces):
-            needed[sorted(piece.kinds), index] = True
-        return needed
-
-    @cached_property
-    def kind_of(self) -> dict[str, int]:
-        return {query: index for index, kind in enumerate(self.kinds) for query in kind.queries}
-
-    def counts(self, queries: Iterable[str]) -> Counts:
-        """How many of these queries are of each kind; unknown ones do not count."""
-        known = [self.kind_of[query] for query in queries if query in self.kind_of]
-        return np.bincount(np.array(known, dtype=np.int64), minlength=len(self.kinds))
-
-    def pieces_of(self, counts: Counts) -> np.ndarray:
-        """Whether these queries need a piece, bool (pieces,)."""
-        return np.logical_or.reduce(self.needs_piece[counts > 0], axis=0)
-
-    def weight_bytes(self, counts: Counts) -> int:
-        """Bytes of the unique tensors of these queries."""
-        return int(counts @ self.private + self.pieces_of(counts) @ self.piece_bytes)
-
-    def box_bytes(self, counts: Counts) -> int:
-        """Bytes that a box needs for these queries: unique tensors and the largest workspace."""
-        return self.weight_bytes(counts) + int(self.workspace[counts > 0].max(initial=0))
 
 
 @dataclass(frozen=True)
@@ -188,65 +104,6 @@ class Solution:
         return abs(self.value - self.bound) / larger if larger else 0.0
 
 
-def shareable_layers(query: Query, shared: Shared) -> list[Layer]:
-    """The layers whose weights other queries of the box can use: all (`ceiling`), large ones (`predicted`), or none.
-
-    Merges mostly take back small, early layers (docs/fleet.md).
-    """
-    layers = [layer for layer in layers_of(query) if not layer.head]
-    if shared == "predicted":
-        minimum = min(LARGE_LAYER_BYTES, LARGE_LAYER_FRACTION * model_bytes(query))
-        return [layer for layer in layers if layer.bytes >= minimum]
-    return layers if shared == "ceiling" else []
-
-
-def measure_demands(fleet: Fleet, shared: Shared, timed: bool) -> Demands:
-    """The kinds of a fleet's queries; unless `timed`, queries that differ only in rate or SLA are one kind."""
-    groups = defaultdict[tuple, list[Query]](list)
-    for query in fleet.queries:
-        model_args = json.dumps(query.model_args, sort_keys=True, default=str)
-        folder = None if query.file is None or ":" not in query.model else query.file.parent
-        reachable = tuple(boxes.reaches(query) for boxes in fleet.boxes)
-        rate = (query.fps, query.sla_ms) if timed else ()
-        key = (query.model, model_args, len(query.classes), query.input_size, query.task, folder, reachable, rate)
-        groups[key].append(query)
-    firsts = [queries[0] for queries in groups.values()]
-    models = workload_originals(firsts)
-    profiles = {boxes.profile.name: boxes.profile for boxes in fleet.boxes}
-    costs = {name: costs_for(profile, models).queries for name, profile in profiles.items()}
-    workspaces = next(iter(costs.values()))
-    kinds, layers = list[QueryKind](), list[list[Layer]]()
-    for key, queries in groups.items():
-        first = queries[0]
-        layers.append(shareable_layers(first, shared))
-        private = model_bytes(first) - sum(layer.bytes for layer in layers[-1])
-        frame_s = {name: _frame_seconds(by_query[first.id]) for name, by_query in costs.items()}
-        ids = tuple(query.id for query in queries)
-        workspace = workspaces[first.id].workspace_bytes
-        kinds.append(QueryKind(ids, private, workspace, first.fps or DEFAULT_FPS, frame_s, key[-2]))
-    return Demands(tuple(kinds), _find_pieces(layers))
-
-
-def _frame_seconds(cost: Any) -> float:
-    if cost.run_s > cost.sla_s:
-        return math.inf
-    return min(cost.run_of(count) / count for count in range(1, cost.largest + 1))
-
-
-def _find_pieces(layers: Sequence[Sequence[Layer]]) -> tuple[Piece, ...]:
-    """The k-th layer of a signature is held once for all kinds that have it k times or more (models.sharing.groups)."""
-    nbytes, occurrences = dict[str, int](), defaultdict[str, dict[int, int]](dict)
-    for kind, of_kind in enumerate(layers):
-        for signature, count in Counter(layer.wide for layer in of_kind).items():
-            occurrences[signature][kind] = count
-        nbytes |= {layer.wide: layer.bytes for layer in of_kind}
-    pieces = Counter[frozenset[int]]()
-    for signature, counts in occurrences.items():
-        for level in range(1, max(counts.values()) + 1):
-            pieces[frozenset(kind for kind, count in counts.items() if count >= level)] += nbytes[signature]
-    return tuple(Piece(total, kinds) for kinds, total in pieces.items())
-
-
 class PlacementProgram:
     """The mixed-integer program over single boxes.
 
@@ -265,7 +122,7 @@ class PlacementProgram:
         self.upper = np.zeros(self.size)
         self.integer = np.zeros(self.size)
         self._rows = list[tuple[np.ndarray, np.ndarray, float, float]]()
-        max_load = max(1.0, *(group.load(demands, np.where(_timed(group), demands.total, 0)) for group in groups))
+        max_load = max(1.0, *(group.load(demands, np.where(_meets_sla(group), demands.total, 0)) for group in groups))
         self.penalty = {
             "boxes": 1.0 + sum(group.cost * group.count for group in groups), "frames": TOLERANCE, "fair": max_load + 1
         }[objective]  # fmt: skip
@@ -288,7 +145,7 @@ class PlacementProgram:
         held, rates = start + 2 * kinds + np.arange(pieces), start + 2 * kinds + pieces + np.arange(kinds)
         workspace, use = start + self.width - 2, start + self.width - 1
         limit = np.where(group.allowed, demands.total, 0)
-        timed = _timed(group)
+        timed = _meets_sla(group)
         self.upper[counts], self.upper[present], self.upper[held] = limit, group.allowed, 1.0
         self.upper[workspace], self.upper[use] = demands.workspace.max(initial=0) / MIB, 1.0
         self.integer[counts] = self.integer[present] = self.integer[use] = 1
@@ -343,7 +200,7 @@ class PlacementProgram:
         return boxes, bound + self.penalty * int(self.demands.total.sum())
 
 
-def _timed(group: BoxGroup) -> np.ndarray:
+def _meets_sla(group: BoxGroup) -> np.ndarray:
     return np.isfinite(group.frame_s)
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 ROUNDS = 5
 MAKING, MEASURING = "make the engines", "measure each query's loads and runs"
-AGEING = "measure what answers are worth as they age"
+AGEING = "measure accuracy by age of the result"
 FRAME_PIXELS = (1280, 720)
 
 
@@ -81,11 +81,10 @@ def profile_bundle(
 ) -> ProfileResult:  # fmt: skip
     """Measure every query's load, its runs in batches of 1, 2, 4 and 8, and its workspace; write BUNDLE.profile.json.
 
-    Medians over `rounds`, batches in turns, after one run of each that is not counted, on noise of FRAME_PIXELS; what
-    a box adds to that, or a camera with other frames, it learns as it runs. With the bundle's `workload` its val
-    footage says what answers are worth as they age. `device` is cpu or cuda, the best there
-    is unless given; `engine` as in a box config, which takes over these costs when it names the same. Raises InputError
-    for a bad bundle or an unknown engine.
+    Times are medians over `rounds` of noise frames (FRAME_PIXELS), batches in turns, after one warm-up run each. With
+    the bundle's `workload`, the val footage gives the accuracy of results by their age. `device` is cpu or cuda
+    (default: cuda if available); `engine` is as in a box config, which uses these costs if it names the same
+    engine. Raises InputError for a bad bundle or an unknown engine.
     """
     import torch
 
@@ -186,7 +185,7 @@ def _batches(engine: FrameEngine, rounds: int, workspace: dict[int, int]) -> tup
 
 
 def _frames(engine: FrameEngine, count: int) -> list[np.ndarray]:
-    """Noise as large as a camera's frames, so that the query's region lies inside."""
+    """Noise frames of a camera's size, at least as large as the query's region."""
     import numpy as np
 
     width, height = FRAME_PIXELS

@@ -253,7 +253,7 @@ def _rate(f: Fields) -> str:
     return f"{trial}: diverged" if f["ratio"] is None else f"{trial}: lowest ratio {number(f['ratio'], 2)}"
 
 
-def _deferred(f: Fields) -> str:
+def _defer(f: Fields) -> str:
     why = f"initial loss {percent(f['lost'], 0)}" if "lost" in f else f"ratio {number(f['ratio'], 2)}"
     return f"{f['waits']}: merged after the others ({why}, {number(f['required'], 2)} is required)"
 
@@ -321,7 +321,7 @@ EVENT_FORMATS: dict[str, Callable[[Fields], str]] = {
         f"no query meets its target with all layers shared; sharing sub-networks: {_names(f['queries'])}"
     ),
     "takes": _takes,
-    "waits": _deferred,
+    "waits": _defer,
     "accepted": lambda f: f"{size(f['saved_bytes'])} saved; merging the deferred queries next",
     "alone": lambda f: f"{f['query']}: norms and head trained, ratio {number(f['ratio'])}",
     "repair": _repair,

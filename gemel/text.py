@@ -11,12 +11,12 @@ size = size_text
 
 
 def percent(fraction: float | None, digits: int = 1) -> str:
-    """A fraction as per cent; a dash where there is none."""
+    """A fraction as per cent; a dash for None."""
     return "-" if fraction is None else f"{100 * fraction:.{digits}f} %"
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number to so many decimals; a dash where there is none."""
+    """A number with this many decimals; a dash for None."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
@@ -31,7 +31,7 @@ def duration(seconds: float) -> str:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table in plain text, a line for each row; a column of numbers (as its first row shows) stands to the right."""
+    """A table in plain text; columns whose first cell is a number are aligned right."""
     cells = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in [list(headers), *cells]) for column in range(len(headers))]
     right = [bool(cells) and cells[0][column][:1] in "0123456789-+" for column in range(len(headers))]

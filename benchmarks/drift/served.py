@@ -40,7 +40,7 @@ def main() -> None:
     demo, out = options.demo.resolve(), options.out.resolve()
     rows = []
     for name, cameras in scenes(demo, options.data):
-        rows += judged(demo, out / name, cameras, options.seconds)
+        rows += measure_drift(demo, out / name, cameras, options.seconds)
     print(json.dumps({"machine": machine(), "rows": rows}, indent=2))
 
 
@@ -54,19 +54,19 @@ def scenes(demo: Path, data: Path | None) -> Iterator[tuple[str, dict[str, Path]
         yield "london-night", {**own, DAY: data / LONDON_NIGHT, NIGHT: data / LONDON_NIGHT}
 
 
-def judged(demo: Path, folder: Path, cameras: Mapping[str, Path], seconds: float) -> Iterator[dict[str, Any]]:
+def measure_drift(demo: Path, folder: Path, cameras: Mapping[str, Path], seconds: float) -> Iterator[dict[str, Any]]:
     """What the check says of the merged bundle on these cameras, and of the reverted one if it reverted any."""
     folder.mkdir(parents=True)
     merged, reverted = demo / BUNDLE, folder / "reverted.safetensors"
-    found = check_drift(served(folder / "spool", merged, cameras, seconds), demo / WORKLOAD, reverted)
+    found = check_drift(serve_clips(folder / "spool", merged, cameras, seconds), demo / WORKLOAD, reverted)
     yield from of_queries(found, folder.name, "merged")
     if found["out"] is not None:
-        again = check_drift(served(folder / "again", reverted, cameras, seconds), demo / WORKLOAD)
+        again = check_drift(serve_clips(folder / "again", reverted, cameras, seconds), demo / WORKLOAD)
         shipped = write_update(merged, reverted, None)
         yield from of_queries(again, folder.name, "reverted", update_bytes=shipped.bytes, bytes=shipped.bundle_bytes)
 
 
-def served(spool: Path, bundle: Path, cameras: Mapping[str, Path], seconds: float) -> Path:
+def serve_clips(spool: Path, bundle: Path, cameras: Mapping[str, Path], seconds: float) -> Path:
     """The spool that a box leaves which runs the bundle for so long, every answer sampled."""
     config = {
         "bundle": str(bundle), "budget": "512MiB", "engine": "torch", "device": "cpu",

@@ -14,8 +14,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks.merging.cells import read_cells
-from gemel.fleet import load_fleet
-from gemel.placement import measure_demands
+from gemel.fleet import load_fleet, measure_demands
 from gemel.text import table
 
 ROOT = Path(__file__).resolve().parents[1]

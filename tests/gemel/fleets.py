@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from gemel.placement import BoxGroup, Demands, Piece, QueryKind
+from gemel.fleet import Demands, Piece, QueryKind
+from gemel.placement import BoxGroup
 
 DEVICE = "jetson-nano"
 

@@ -134,7 +134,7 @@ def test_a_models_py_that_hides_our_package_is_named_in_one_line(tmp_path):
     done = python(["script.py"], tmp_path)
     assert done.returncode == 1
     said = done.stderr.strip().splitlines()[-1]
-    assert "models.py hides gemel's own package 'models': call it another name, such as nets.py" in said
+    assert "models.py hides gemel's own package 'models': give it another name, such as nets.py" in said
 
 
 def test_a_factory_looked_for_in_our_own_package_says_so(workload, capsys):

@@ -16,16 +16,13 @@ import gemel
 from gemel.analytic_costs import merge_at_ceiling, original_costs
 from gemel.cli import main
 from gemel.conditions import Objective, PlacementOptions
-from gemel.fleet import load_fleet
+from gemel.fleet import Demands, load_fleet, measure_demands, shareable_layers
 from gemel.placement import (
     BoxGroup,
-    Demands,
     FilledBox,
     count_moved_bytes,
     evaluate_boxes,
     find_placement,
-    measure_demands,
-    shareable_layers,
     solve_placement,
 )
 from models.errors import InputError
