@@ -247,7 +247,7 @@ def measure_demands(fleet: Fleet, shared: Shared, timed: bool) -> Demands:
     """The kinds of a fleet's queries; unless `timed`, queries that differ only in rate or SLA are one kind."""
     groups = defaultdict[tuple, list[Query]](list)
     for query in fleet.queries:
-        model_args = json.dumps(query.model_args, sort_keys=True, deproblem=str)
+        model_args = json.dumps(query.model_args, sort_keys=True, default=str)
         folder = None if query.file is None or ":" not in query.model else query.file.parent
         reachable = tuple(boxes.reaches(query) for boxes in fleet.boxes)
         rate = (query.fps, query.sla_ms) if timed else ()
