@@ -7,6 +7,7 @@ micro-batches and evaluates it; gradients are summed over all ranks, so every ra
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ class DistributedConfig:
     timeout: timedelta = timedelta(days=7)  # ranks wait this long while one rank works alone
     bucket_bytes: int = 64 << 20
     ray_poll_s: float = 0.2
+    ray_connect_timeout_s: float = 10.0
 
 
 CONFIG = DistributedConfig()
@@ -311,6 +313,7 @@ def run_on_ray(address: str, entry: Callable[[ProcessGroup, Progress], T], progr
         raise InputError("--ray", "Ray Train is not installed", "pip install 'gemel[ray]'") from error
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
+        _check_listening(address)
         ray.init(address, log_to_driver=False, ignore_reinit_error=True)
     except (OSError, RuntimeError, ValueError) as error:
         problem = f"no cluster at '{address}': {' '.join(str(error).split())[:120]}"
@@ -342,6 +345,13 @@ def run_on_ray(address: str, entry: Callable[[ProcessGroup, Progress], T], progr
         return result.value
     finally:
         ray.shutdown()
+
+
+def _check_listening(address: str) -> None:
+    """Raise OSError when nothing listens at HOST:PORT: Ray itself retries for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host, int(port)), CONFIG.ray_connect_timeout_s).close()
 
 
 def _fit(trainer: Any, failures: list[Exception]) -> None:

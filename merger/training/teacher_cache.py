@@ -110,9 +110,9 @@ class TeacherCache:
             rows = [_copy_format(row[slots], row).to(images.device) for row in self._rows]
             return tree_unflatten(rows, self._structure)
         found = compute(images)
-        new = [place for place, frame in enumerate(frames) if frame in self.counted and frame not in self._slots]
+        new = {frame: place for place, frame in enumerate(frames) if frame in self.counted and frame not in self._slots}
         if new:
-            self._store([frames[place] for place in new], new, found)
+            self._store(list(new), list(new.values()), found)
         return found
 
     def _store(self, frames: Sequence[int], places: Sequence[int], found: Any) -> None:
