@@ -22,8 +22,7 @@ from edge_runtime.scheduler.costs import parse_memory
 from edge_runtime.sinks.base import SinkConfig, parse_sinks
 from edge_runtime.variables import Variables
 from models.errors import InputError
-from models.io import MAX_CAMERAS, Fps, Name, PathText, read_mapping, validate
-from models.video import is_path
+from models.io import MAX_CAMERAS, Fps, Name, PathText, is_path, read_mapping, validate
 
 SPOOL_BYTES, SPOOL_INTERVAL_S = "256MiB", 60.0
 SAMPLES = "samples"

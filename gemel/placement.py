@@ -31,9 +31,8 @@ from gemel.planner import DEFAULT_FPS, draw_arrivals
 from gemel.text import percent, size, table
 from merger.events import Progress, Stages, silent
 from models.errors import InputError
-from models.io import Exact, Name, cannot_be_written, check_apart, open_atomic, read_json, validate
+from models.io import Exact, Name, cannot_be_written, check_apart, is_path, open_atomic, read_json, validate
 from models.process import without_native_output
-from models.video import is_path
 from models.workload import Query, inputs_of
 
 FILE = "placement.json"

@@ -12,6 +12,7 @@ import errno
 import json
 import math
 import os
+import re
 import secrets
 import select
 import stat
@@ -684,6 +685,16 @@ def _resolve(path: Path) -> Path:
         return path.resolve()
     except (OSError, ValueError, RuntimeError):  # links in a circle, or no valid path
         return path.absolute()
+
+
+# Sources of cameras
+
+DEVICE = re.compile("[0-9]{1,3}")
+
+
+def is_path(source: str) -> bool:
+    """Whether a camera's source is a file or folder, neither an address nor the number of a device."""
+    return "://" not in source and DEVICE.fullmatch(source) is None
 
 
 # Bounds of numbers in workloads and box configs

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from models.errors import InputError
-from models.io import open_regular
+from models.io import DEVICE, is_path, open_regular
 from models.pictures import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -30,12 +29,6 @@ OPTIONS, LOG_LEVEL = "OPENCV_FFMPEG_CAPTURE_OPTIONS", "OPENCV_FFMPEG_LOGLEVEL"
 os.environ.setdefault(LOG_LEVEL, "-8")  # at import: OpenCV reads it at its first use of FFmpeg
 MIN_FPS, MAX_FPS = 0.01, 1000.0
 """Plausible frames a second of a video."""
-DEVICE = re.compile("[0-9]{1,3}")
-
-
-def is_path(source: str) -> bool:
-    """Whether a source is a file or folder, neither an address nor the number of a device."""
-    return "://" not in source and DEVICE.fullmatch(source) is None
 
 
 class Video:

@@ -10,9 +10,20 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from models.errors import InputError, join_names
-from models.io import MAX_CAMERAS, MAX_CLASSES, MAX_QUERIES, ClassName, Fps, Name, PathText, Priority, SlaMs, read_yaml
+from models.io import (
+    MAX_CAMERAS,
+    MAX_CLASSES,
+    MAX_QUERIES,
+    ClassName,
+    Fps,
+    Name,
+    PathText,
+    Priority,
+    SlaMs,
+    is_path,
+    read_yaml,
+)
 from models.preprocess import FURTHEST_PIXEL, Roi
-from models.video import is_path
 from models.weights import PREFIX, Published, find_published
 from models.zoo import check_name
 

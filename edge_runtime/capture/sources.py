@@ -35,8 +35,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from models.errors import InputError
+from models.io import is_path
 from models.pictures import MAX_PIXELS, list_pictures, read_picture
-from models.video import MAX_FPS, MIN_FPS, PROTOCOLS, SCHEMES, VIDEO_FORMATS, Video, is_path, opencv
+from models.video import MAX_FPS, MIN_FPS, PROTOCOLS, SCHEMES, VIDEO_FORMATS, Video, opencv
 
 if TYPE_CHECKING:
     import av

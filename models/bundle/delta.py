@@ -11,7 +11,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from models.io import ParseError, check_apart, check_output, open_atomic
 UPDATE_KEY, UPDATE_FORMAT = "gemel.update", 1
 HEAD = "header"
 _CHUNK_BYTES = 16 << 20
+TensorBytes = Callable[[Entry], memoryview]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +46,14 @@ class Difference:
     bundle_bytes: int
 
     def to_json(self) -> dict[str, int]:
-        return {
-            "bytes": self.bytes, "tensors": self.tensors, "of_tensors": self.of_tensors,
-            "bundle_bytes": self.bundle_bytes,
-        }  # fmt: skip
+        return asdict(self)
 
 
 def write_update(old: str | Path, new: str | Path, out: str | Path | None) -> Difference:
     """Write what turns the bundle `old` into `new`, byte by byte, to `out`; None only counts it.
 
     Raises InputError, with nothing written, when a file cannot be read or written, and BundleError when one is no sound
-    bundle: what came of the update would not be `new`.
+    bundle.
     """
     if out is not None:
         check_apart([("--out", out)], [("the old bundle", old), ("the new bundle", new)])
@@ -63,29 +61,31 @@ def write_update(old: str | Path, new: str | Path, out: str | Path | None) -> Di
     before, after = open_bundle(old), open_bundle(new)
     head = bytes(after.mapping[: after.header.data_start])
     packed_head = zlib.compress(head, 9)
-    fresh = [one for name, one in after.header.entries.items() if not one.is_pad and name not in before.header.entries]
-    sizes = [(one.name, one.dtype, one.shape, one.nbytes) for one in fresh]
+    tensors = [one for one in after.header.entries.values() if not one.is_pad]
+    missing = [one for one in tensors if one.name not in before.header.entries]
+    sizes = [(one.name, one.dtype, one.shape, one.nbytes) for one in missing]
     entries = place([*sizes, (HEAD, "U8", (len(packed_head),), len(packed_head))])
-    with memoryview(before.mapping) as old_view, memoryview(after.mapping) as wanted:
+    with memoryview(before.mapping) as old_view, memoryview(after.mapping) as new_view:
 
         def tensor_bytes(one: Entry) -> memoryview:
             if one.name in before.header.entries:
-                return _bytes_of(old_view, before.header, one)
-            return _bytes_of(wanted, after.header, one)
+                return _slice(old_view, before.header, one)
+            return _slice(new_view, after.header, one)
 
-        if hashlib.sha256(wanted).hexdigest() != _digest(_pieces(head, after.header, tensor_bytes)):
-            fault = f"its tensors and those of {old} are not what their names say"
-            raise BundleError(after.path, fault, "look at both with `gemel bundle verify`")
+        if hashlib.sha256(new_view).hexdigest() != _write(head, after.header, tensor_bytes):
+            problem = f"its tensors and those of {old} do not match their names"
+            raise BundleError(after.path, problem, "check both with `gemel bundle verify`")
         info = {"format": UPDATE_FORMAT, "old": before.digest, "new": after.digest}
         own_head = encode_header(entries, {UPDATE_KEY: json.dumps(info)})
         if out is not None:
             with open_atomic(out) as file:
                 file.write(own_head)
                 for one in entries:
-                    data = packed_head if one.name == HEAD else b"" if one.is_pad else tensor_bytes(one)
-                    file.write(bytes(one.nbytes) if one.is_pad else data)
-    unique = sum(not one.is_pad for one in after.header.entries.values())
-    return Difference(len(own_head) + entries[-1].end, len(fresh), unique, len(after.mapping))
+                    if one.is_pad:
+                        file.write(bytes(one.nbytes))
+                    else:
+                        file.write(packed_head if one.name == HEAD else tensor_bytes(one))
+    return Difference(len(own_head) + entries[-1].end, len(missing), len(tensors), len(after.mapping))
 
 
 def apply_update(old: str | Path, update: str | Path, out: str | Path) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def apply_update(old: str | Path, update: str | Path, out: str | Path) -> dict[s
 
     `old` need not be the very file that the update was made from, as long as it has the tensors that are needed.
     Raises InputError, with nothing written, when a file cannot be read or written, when the update is none or does not
-    fit `old`, and when the result is not the bundle that it was to be.
+    fit `old`, and when the result is not the bundle that the update names.
     """
     check_apart([("--out", out)], [("the old bundle", old), ("the update", update)])
     check_output(out)
@@ -103,21 +103,23 @@ def apply_update(old: str | Path, update: str | Path, out: str | Path) -> dict[s
         own = parse_header(mapping)
         info = _update_info(own)
         with memoryview(mapping) as update_view, memoryview(before.mapping) as old_view:
-            head = _head(own, update_view)
-            header = _new_header(head)
+            head = _new_head(own, update_view)
+            header = parse_head(head)
 
             def tensor_bytes(one: Entry) -> memoryview:
-                for held, view in ((own, update_view), (before.header, old_view)):
-                    if one.name in held.entries:
-                        return _bytes_of(view, held, one)
-                fault = f"was not made for {old}, which lacks tensor {one.name[:12]}"
-                raise InputError(path, fault, f"apply it to the bundle with SHA-256 {info['old'][:12]}...")
+                for container, view in ((own, update_view), (before.header, old_view)):
+                    if one.name in container.entries:
+                        return _slice(view, container, one)
+                problem = f"was not made for {old}, which lacks tensor {one.name[:12]}"
+                raise InputError(path, problem, f"apply it to the bundle with SHA-256 {info['old'][:12]}...")
 
             for one in header.entries.values():  # nothing is written before all tensors are found
+                if one.is_pad and one.nbytes >= ALIGNMENT_BYTES:
+                    raise ParseError(f"tensor {one.name[:80]!r} is no valid gap filler")
                 if not one.is_pad:
                     tensor_bytes(one).release()
             with open_atomic(out) as file:
-                digest = _digest(_pieces(head, header, tensor_bytes), file.write)
+                digest = _write(head, header, tensor_bytes, file.write)
                 if digest != info["new"]:
                     raise ParseError(f"it and {old} do not make the bundle it names: one of the two is damaged")
     except ParseError as error:
@@ -139,12 +141,12 @@ def _update_info(own: Header) -> Mapping[str, str]:
     return info
 
 
-def _head(own: Header, view: memoryview) -> bytes:
+def _new_head(own: Header, view: memoryview) -> bytes:
     """The header of the new bundle, length bytes included, out of an update."""
     if HEAD not in own.entries or own.entries[HEAD].dtype != "U8":
         raise ParseError(f"has no tensor `{HEAD}`")
-    with _bytes_of(view, own, own.entries[HEAD]) as data:
-        unpacking = zlib.decompressobj()
+    unpacking = zlib.decompressobj()
+    with _slice(view, own, own.entries[HEAD]) as data:
         try:
             head = unpacking.decompress(data, MAX_HEADER_BYTES)
         except zlib.error as error:
@@ -154,15 +156,7 @@ def _head(own: Header, view: memoryview) -> bytes:
     return head
 
 
-def _new_header(head: bytes) -> Header:
-    header = parse_head(head)
-    for one in header.entries.values():
-        if one.is_pad and one.nbytes >= ALIGNMENT_BYTES:
-            raise ParseError(f"tensor {one.name[:80]!r} is no valid gap filler")
-    return header
-
-
-def _bytes_of(view: memoryview, header: Header, wanted: Entry) -> memoryview:
+def _slice(view: memoryview, header: Header, wanted: Entry) -> memoryview:
     """The bytes of a tensor in this container; ParseError where its dtype or shape differs."""
     one = header.entries[wanted.name]
     if (one.dtype, one.shape) != (wanted.dtype, wanted.shape):
@@ -170,7 +164,7 @@ def _bytes_of(view: memoryview, header: Header, wanted: Entry) -> memoryview:
     return view[header.data_start + one.begin : header.data_start + one.end]
 
 
-def _pieces(head: bytes, header: Header, tensor_bytes: Callable[[Entry], memoryview]) -> Iterator[bytes | memoryview]:
+def _pieces(head: bytes, header: Header, tensor_bytes: TensorBytes) -> Iterator[bytes | memoryview]:
     """A bundle from its first byte to its last."""
     yield head
     for one in header.entries.values():
@@ -182,10 +176,10 @@ def _pieces(head: bytes, header: Header, tensor_bytes: Callable[[Entry], memoryv
                 yield data[start : start + _CHUNK_BYTES]
 
 
-def _digest(pieces: Iterator[bytes | memoryview], write: Callable[[Any], object] = len) -> str:
-    """The SHA-256 of what all pieces make together, each handed to `write`, too."""
-    made = hashlib.sha256()
-    for piece in pieces:
-        made.update(piece)
+def _write(head: bytes, header: Header, tensor_bytes: TensorBytes, write: Callable[[Any], object] = len) -> str:
+    """Write a bundle and return its SHA-256."""
+    digest = hashlib.sha256()
+    for piece in _pieces(head, header, tensor_bytes):
+        digest.update(piece)
         write(piece)
-    return made.hexdigest()
+    return digest.hexdigest()

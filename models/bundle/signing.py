@@ -6,8 +6,9 @@ would write it with zeros in their place, so it covers the whole header and ever
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from models.bundle.format import DIGEST_KEY, Header, encode_header
 from models.bundle.reader import Bundle, open_bundle
@@ -17,6 +18,7 @@ from models.io import open_atomic, read_bounded
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+Key = TypeVar("Key")
 SIGNATURE_KEY = "gemel.signature"
 MAX_KEY_BYTES = 16 << 10
 _NONE = "0" * 128
@@ -72,38 +74,33 @@ def _metadata(header: Header, signature: str) -> dict[str, str]:
 
 
 def _private(path: Path) -> Ed25519PrivateKey:
-    from cryptography.hazmat.primitives import serialization as kinds
+    from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    remedy = f"make one: {_MADE_BY}"
-    text = read_bounded(path, MAX_KEY_BYTES, remedy)
-    read = kinds.load_ssh_private_key if b"OPENSSH PRIVATE KEY" in text else kinds.load_pem_private_key
-    try:
-        key = read(text, None)
-    except TypeError:
-        raise InputError(path, "this key has a password", "give one without") from None
-    except Exception as error:  # the library raises many kinds
-        raise InputError(path, f"is no private key: {_first_line(error)}", remedy) from None
-    if not isinstance(key, Ed25519PrivateKey):
-        raise InputError(path, "is no Ed25519 key", remedy)
-    return key
+    text = read_bounded(path, MAX_KEY_BYTES, f"make one: {_MADE_BY}")
+    is_ssh = b"OPENSSH PRIVATE KEY" in text
+    load = serialization.load_ssh_private_key if is_ssh else serialization.load_pem_private_key
+    return _load_key(path, lambda: load(text, None), Ed25519PrivateKey, "private key")
 
 
 def _public(path: Path) -> Ed25519PublicKey:
-    from cryptography.hazmat.primitives import serialization as kinds
+    from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-    remedy = f"give the public part of an Ed25519 key; {_MADE_BY} makes both"
-    text = read_bounded(path, MAX_KEY_BYTES, remedy)
-    read = kinds.load_ssh_public_key if text.startswith(b"ssh-") else kinds.load_pem_public_key
+    text = read_bounded(path, MAX_KEY_BYTES, f"give the public part of an Ed25519 key; {_MADE_BY} makes both")
+    load = serialization.load_ssh_public_key if text.startswith(b"ssh-") else serialization.load_pem_public_key
+    return _load_key(path, lambda: load(text), Ed25519PublicKey, "public key")
+
+
+def _load_key(path: Path, load: Callable[[], Any], kind: type[Key], what: str) -> Key:
+    hint = f"give an Ed25519 {what}; {_MADE_BY} makes a pair"
     try:
-        key = read(text)
+        key = load()
+    except TypeError:
+        raise InputError(path, "this key has a password", "give one without") from None
     except Exception as error:  # the library raises many kinds
-        raise InputError(path, f"is no public key: {_first_line(error)}", remedy) from None
-    if not isinstance(key, Ed25519PublicKey):
-        raise InputError(path, "is no Ed25519 key", remedy)
+        text = str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
+        raise InputError(path, f"is no {what}: {text}", hint) from None
+    if not isinstance(key, kind):
+        raise InputError(path, "is no Ed25519 key", hint)
     return key
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__

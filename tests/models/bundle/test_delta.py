@@ -76,7 +76,7 @@ def test_a_damaged_old_bundle_makes_nothing(sample, changed: Path, update: Path,
     damaged = tmp_path / "damaged.safetensors"
     damaged.write_bytes(content)
     assert "do not make the bundle" in refused(damaged, update, tmp_path)
-    with pytest.raises(GemelError, match="not what their names say"):
+    with pytest.raises(GemelError, match="do not match their names"):
         write_update(damaged, changed, tmp_path / "none")
 
 

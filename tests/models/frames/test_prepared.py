@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 import models.data as prepared_module
 from models.data import Frames, PreparedFrames, Split
@@ -58,25 +56,3 @@ def test_the_first_frame_that_does_not_decode_is_told_of(query: Query) -> None:
     loaders[2:4] = [lambda: broken("a.png"), lambda: broken("b.png")]
     with pytest.raises(InputError, match=r"a\.png"):
         PreparedFrames(query, _split(loaders)).load()
-
-
-def test_frames_stay_where_they_were_when_a_card_has_no_room(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = PreparedFrames(query, _split([lambda: _frame(7)]))
-
-    def full(tensor: Tensor, *args, **named) -> Tensor:
-        raise torch.OutOfMemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Tensor, "to", full)
-        assert not found.keep_on(torch.device("meta"))
-    assert found.batch([0]).device.type == "cpu" and int(found.batch([0]).max()) == 7
-    monkeypatch.setattr(prepared_module, "MAX_CACHED_BYTES", 0)
-    many = PreparedFrames(query, _split([lambda: _frame(7)]))
-    assert many.keep_on(torch.device("meta")) and many.batch([0]).device.type == "cpu", "too many to keep anywhere"
-
-
-@torch.inference_mode()
-def test_frames_are_decoded_by_several_threads_in_inference_mode_too(query: Query, monkeypatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    found = PreparedFrames(query, _split([lambda value=value: _frame(value) for value in range(3)]))
-    assert found.batch([2, 0])[:, 0, 0, 0].tolist() == [2, 0] and found.batch([1]).max() == 1

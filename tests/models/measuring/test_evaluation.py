@@ -10,7 +10,6 @@ import pytest
 from models.data import Frames, Split
 from models.evaluation import ACCEPT_CONFIDENCE, compare, is_competent, load_labels, lower_bound_ratio, score
 from models.predictions import ClassPrediction
-from models.preprocess import Preprocess
 from models.tasks import task_of
 from models.workload import Query
 
@@ -61,25 +60,9 @@ def test_without_labels_the_original_is_the_reference() -> None:
     assert evidence.original == 1.0 and evidence.merged == 0.75
 
 
-def test_agreement_is_with_the_original_whatever_the_labels_say() -> None:
-    """Each is wrong once, about another frame: as good as each other, and two frames apart."""
-    evidence = compare(_query(), _split(tuple("aabb"), "uuvv"), _answers("abbb"), _answers("aaab"), 0.0)
-    assert evidence.ratio == 1.0 and evidence.agreement == pytest.approx((1 + 1 / 3) / 2)
-
-
 def test_weak_originals_are_no_evidence() -> None:
     assert not is_competent(_query(), 0.55) and is_competent(_query(), 0.65)
     assert not is_competent(_query("detection", ("car",)), 0.45) and is_competent(_query("detection", ("car",)), 0.5)
-
-
-def test_preprocessing_scales_and_normalises() -> None:
-    preprocess = Preprocess(4, (0.5, 0.25, 0.0), (0.5, 0.5, 1.0))
-    frame = np.full((8, 6, 3), (255, 0, 51), np.uint8)
-    image = preprocess.resize(frame)
-    assert tuple(image.shape) == (3, 4, 4)
-    values = preprocess.normalise(image[None])[0, :, 0, 0].tolist()
-    assert values == pytest.approx([1.0, -0.5, 0.2], abs=1e-6)
-    assert Preprocess.from_json(preprocess.to_json()) == preprocess
 
 
 def _drawn(random: np.random.Generator, units: int, frames: int, keeps: float) -> tuple[np.ndarray, np.ndarray]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.tasks import MAX_SHIFT, Classification
 
@@ -30,22 +27,3 @@ def test_every_frame_is_shifted_and_lit_as_if_it_were_alone() -> None:
     images = torch.randint(0, 256, (9, 3, 25, 25), dtype=torch.uint8)
     wanted = _one_by_one(images, torch.Generator().manual_seed(3)).to(torch.uint8)
     assert torch.equal(_changed(images), wanted) and not torch.equal(wanted, images)
-
-
-class _Calls(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.made: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.made[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
-
-
-def test_many_frames_take_no_more_calls_than_few() -> None:
-    made = []
-    for count in (2, 12):
-        with _Calls() as calls:
-            _changed(torch.zeros(count, 3, 8, 8, dtype=torch.uint8))
-        made.append(calls.made)
-    assert made[0] == made[1]

@@ -144,14 +144,3 @@ def test_auxiliary_heads_of_published_weights_are_left_out(cache, model: str, he
     query = ask(model, 80, put(cache, name, {**trained, **{head: torch.zeros(1) for head in heads}}))
     loaded = load_weights(query, zoo.build_query(query)).state_dict()
     assert all(torch.equal(tensor, trained[name]) for name, tensor in loaded.items())
-
-
-OLDER_NAMES = {
-    # name of the weights: what a part of a tensor's name is today, and was in the published file
-    "DenseNet121_Weights.IMAGENET1K_V1": (("norm1.", "norm.1."), ("conv2.", "conv.2.")),
-    "ViT_B_16_Weights.IMAGENET1K_V1": (("mlp.0.", "mlp.linear_1."), ("mlp.3.", "mlp.linear_2.")),
-    "FasterRCNN_MobileNet_V3_Large_320_FPN_Weights.COCO_V1": (
-        ("fpn.inner_blocks.0.0.", "fpn.inner_blocks.0."),
-        ("rpn.head.conv.0.0.", "rpn.head.conv."),
-    ),
-}

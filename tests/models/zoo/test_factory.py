@@ -144,11 +144,6 @@ class Found(OneStage):
 """
 
 
-def test_a_users_detector_derives_from_the_contract(tmp_path) -> None:
-    query = ask(tmp_path, DETECTOR + "make = Found", task="detection")
-    assert zoo.build_query(query).get_parameter("conv.weight").shape[0] == 3
-
-
 @pytest.mark.parametrize("model", ["models.py:make", "models:", "a:b:c", "../models:make"])
 def test_a_name_that_is_none_is_refused_when_the_workload_is_read(tmp_path, model: str) -> None:
     with pytest.raises(InputError, match=r"is no name of a factory; write it as package\.module:factory"):

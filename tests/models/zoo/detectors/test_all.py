@@ -7,7 +7,7 @@ import torch
 import torchvision
 
 from models import zoo
-from models.zoo.detectors.single_stage import SingleStage, spread
+from models.zoo.detectors.single_stage import SingleStage
 
 torch.set_num_threads(1)
 
@@ -64,11 +64,3 @@ def test_a_classifiers_weights_fit_under_backbone(name, classifier):
     own = detector(name, device="meta").state_dict()
     features = {key: value for key, value in pretrained.items() if not key.startswith(("classifier.", "fc."))}
     assert all(own[f"backbone.{key}"].shape == value.shape for key, value in features.items())
-
-
-def test_two_scales_are_spread_in_equal_ratios_and_more_are_taken_as_they_are():
-    assert spread([0.1, 0.8], 3) == pytest.approx([0.1, 0.2, 0.4, 0.8])
-    assert spread([0.1, 0.2, 0.5], 2) == [0.1, 0.2, 0.5]
-    for wrong in ([0.5], [0.5, 0.1], [0.1, 0.2, 0.3], [0.0, 0.4]):
-        with pytest.raises(ValueError, match="rising numbers"):
-            spread(wrong, 3)

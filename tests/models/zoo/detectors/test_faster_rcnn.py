@@ -118,23 +118,6 @@ def test_a_sure_original_teaches_what_labels_teach_and_an_unsure_one_less(small)
     assert half == pytest.approx((distilled(1.0) + none) / 2, rel=1e-3)
 
 
-def test_rows_beyond_what_was_found_are_zero_and_are_no_candidates():
-    model = lively(SMALL)
-    with torch.inference_mode():
-        outputs = model(frames())
-        some = model.candidates(outputs, float(outputs[1][0, 10]))
-        model.roi_heads.score_thresh = 1.0
-        boxes, scores, labels = model(frames())
-        model.rpn.score_thresh = 1.1
-        without_proposals = model(frames())
-    assert len(some[0].scores) >= 11 and (some[0].scores >= outputs[1][0, 10]).all()
-    assert some[0].boxes.min() >= 0 and some[0].boxes.max() <= 1
-    assert not boxes.any() and not scores.any() and not labels.any() and labels.dtype == torch.int64
-    assert [len(found.scores) for found in model.candidates((boxes, scores, labels), 0.0)] == [0, 0]
-    assert [part.shape for part in without_proposals] == [part.shape for part in outputs]
-    assert not without_proposals[1].any()
-
-
 @pytest.mark.parametrize("name", ["fasterrcnn_resnet50_c5", "fasterrcnn_resnet101_fpn"])
 def test_a_classifiers_weights_fit_under_the_backbone(name):
     with torch.device("meta"):

@@ -9,7 +9,6 @@ import torch
 
 from models import zoo
 from models.detector import BoxTarget
-from models.errors import InputError
 from models.zoo.detectors.fastestdet import FastestDet
 
 COCO = [f"class{index}" for index in range(80)]
@@ -59,18 +58,6 @@ def test_a_perfect_answer_costs_nothing_and_each_fault_costs():
     assert loss(elsewhere=20) > 1
 
 
-def test_an_object_is_answered_by_cells_that_see_it_and_an_empty_frame_by_none():
-    model = model_of(classes=2, device="meta")
-    output = torch.zeros(2, 7, 6, 6, requires_grad=True)
-    corner = BoxTarget(torch.tensor([[0.9, 0.9, 1.0, 1.0]]), torch.tensor([0]))
-    nothing = BoxTarget(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
-    model.loss((output,), [corner, nothing]).backward()
-    assert output.grad is not None
-    boxes = output.grad[:, 1:5].abs().sum(dim=1)
-    assert boxes.nonzero().tolist() == [[0, 5, 5]]
-    assert bool((output.grad[1, 0] > 0).all())
-
-
 def test_distillation_ends_where_both_agree():
     model = model_of(classes=2, device="meta")
     teacher = torch.randn(2, 7, 6, 6, generator=torch.Generator().manual_seed(0))
@@ -79,8 +66,3 @@ def test_distillation_ends_where_both_agree():
         changed = teacher.clone()
         changed[:, channel] += 1
         assert model.distill((changed,), (teacher,)).item() > 0.01
-
-
-def test_a_side_that_is_no_multiple_of_32_gives_one_line():
-    with pytest.raises(InputError, match=r"fastestdet.*: input_size must be a multiple of 32, not 336"):
-        model_of(size=336, device="meta")
