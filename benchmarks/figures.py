@@ -297,7 +297,7 @@ def _command(cells: Sequence[Cell]) -> str:
         "--seeds": dict.fromkeys(str(cell.seed) for cell in cells),
     }
     words = [MERGE, "--workloads", cells[0].workload, *(" ".join((key, *values)) for key, values in several.items())]
-    if not options["choose_rate"]:
+    if not options.get("choose_rate"):
         words += [f"--rate {options['recipe']['rate']:g} --work {options['max_flops']:g}"]
     words += [f"--weights {options['weights']}"] * (options["weights"] != FP32)
     return " ".join(words)

@@ -90,7 +90,7 @@ def merge(
     progress: Progress | None = None,
     options: MergeOptions | None = None,
 ) -> MergeReport:
-    """Merge a workload's models into one bundle at `out`, with the merge's log beside it (merger.merging)."""
+    """Merge a workload's models into one bundle at `out`, with the merge's log beside it (merger.merge)."""
     from merger import merge as merged
 
     return merged(_load(workload), out, method, resume, seed, progress or _silent, options)

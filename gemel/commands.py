@@ -315,7 +315,7 @@ def _merge(
     limit_s = None if max_minutes is None else 60 * max_minutes
     with process_group() as ranks, show_progress(limit_s=limit_s) as progress:
         resources = Resources(threads, ray, ranks)
-        merge_options = MergeOptions(recipe, rate is None, resources=resources, **bounds)
+        merge_options = MergeOptions(recipe, resources=resources, **bounds)
         report = merge(load, out, method, resume, seed, progress, merge_options)
         if ranks.rank:
             return CommandResult({}, "", _code(report.met), silent=True)

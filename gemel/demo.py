@@ -32,7 +32,6 @@ TRAINING = {
 }
 MERGING = MergeOptions(
     Recipe(rate=5e-4, epochs=4, batch=8, frames_per_epoch=128),
-    choose_rate=False,
     margin=0.6,
     min_saving=0.02,
     precision="fp32",  # a measured choice would make the result depend on the machine

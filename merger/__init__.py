@@ -1,10 +1,10 @@
 """Offline: which layers to share, and the retraining that keeps accuracy."""
 
 from merger import methods as _methods  # noqa: F401  (fills the registry)
-from merger.core.method import METHODS, MergeOptions
+from merger.config import MergeOptions, TopDownConfig
 from merger.distributed import Resources
-from merger.merging import merge
-from merger.report import MergeReport, QueryResult
+from merger.merge import MergeReport, QueryResult, merge
+from merger.methods.registry import METHODS
 from merger.training.originals import TrainOptions, TrainResult, train_originals
 from merger.training.recipe import Recipe
 
@@ -15,6 +15,7 @@ __all__ = [
     "QueryResult",
     "Recipe",
     "Resources",
+    "TopDownConfig",
     "TrainOptions",
     "TrainResult",
     "merge",

@@ -1,43 +1,108 @@
-"""How long work tells what it is doing: one callable, given an event and its fields; and the stages of such work.
+"""Progress events, log rows and their words: one enum each for events, steps, repairs and outcomes.
 
-Three events are the same whatever the work is (a merge, training, a demo), and are all that a reader need know:
-- `stages` (names: list[str]): once, before anything else: what will be done, in order, in plain words. Work that is
-  part of other work (a merge in a demo) announces its own.
-- `stage` (name: str): one of those begins, and the one before it has ended. Stages may be left out, never repeated.
-- `part` (done: float from 0 to 1, seconds_left: float or None): how much of the stage at work is done, at most once a
-  second, and how long the rest of this stage will take if it goes on like this (None: not known yet). Where it is
-  known only how much there is to do at most, `done` is of that, and the stage may end before it comes to 1. It never
-  falls within a stage.
+A long command (merge, training, demo) takes one callable, `Progress`, and calls it with an event's name and fields.
+Every command sends these three:
+
+- `stages` (names): once, before anything else: the stages to come. A merge within a demo announces its own.
+- `stage` (name): this stage begins and the one before it has ended. Stages may be skipped, never repeated.
+- `part` (done 0 to 1, seconds_left or None): progress of the current stage, at most once a second. If only an upper
+  bound of the stage is known, `done` is relative to it. It never falls within a stage.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Any, Protocol
 
 INTERVAL_S = 1.0
-"""Between two `part` events pass so many seconds at least."""
+"""Minimum time between two `part` events."""
 MIN_DONE = 0.02
-"""Before this part is done there is no saying how long the rest takes."""
+"""Part of a stage below which the remaining time is not estimated."""
+
+
+class Event(str, Enum):
+    """Events of a merge and a training, with their fields; events of a merge that name `flops` are log rows too."""
+
+    WARNING = "warning"
+    """text"""
+    QUERY = "query"
+    """query, index, count: training of an original begins"""
+    CYCLE = "cycle"
+    """query, cycle, cycles, val"""
+    ORIGINAL = "original"
+    """query, metric, val, test, seconds"""
+    EPOCH = "epoch"
+    """queries, epoch, epochs, loss, ratios {query: ratio on val}"""
+    PRECISION = "precision"
+    """query, model, chosen, fp32, bf16 (seconds of a step)"""
+    LAYOUT = "layout"
+    """chosen, full, precisions: how a training step fits the GPU"""
+    REFERENCE = "reference"
+    """query, metric, val, needed: an original's result"""
+    RECIPE = "recipe"
+    """rate, epochs, features, private"""
+    IDENTICAL = "identical"
+    """queries (settled by it alone), sets, saved_bytes"""
+    ANCESTRY = "ancestry"
+    """kin, similarity {query: cosine of weights}, donor"""
+    ALIGNED = "aligned"
+    """query, spaces, moved, channels: channel permutation"""
+    SUFFIX = "suffix"
+    """query, donor, layers, of, private [paths], ratio, required, accepted, saved_bytes: suffix sharing, untrained"""
+    START = "start"
+    """ratios (tied, before training), hard, private_layers {query: [paths]}"""
+    ROUND = "training"
+    """training (`donor-frozen` or `joint`), epoch, ratios, met [queries], saved_bytes of the queries at target"""
+    REPAIR = "repair"
+    """query, repair (a Repair), cost_bytes, ratio, required, epochs, private [paths]"""
+    RESTORE = "restore"
+    """accepted_bytes, instead_of_bytes: an earlier state saves more than the last one"""
+    ATTEMPT = "attempt"
+    """`gemel`: round, group, members, kept, ratios, epochs, diverged; `mainstream`: query, prefix, ratio, held"""
+    SEARCH_ROUND = "round"
+    """round, rounds, signature, members, saved_bytes, ceiling_bytes, ratios, seconds"""
+    PREFIX = "prefix"
+    """query, prefix, layers, donor, ratio, tried [[length, ratio]]"""
+    WEIGHTS = "widths"
+    """weights, stored_bytes, ratios, in_the_way"""
+    CREW = "crew"
+    """queries and loads of each process, crossing_bytes"""
+    SUMS = "sums"
+    """steps, given_bytes of each process"""
+    WORKERS = "workers"
+    """workers, threads, on"""
+    TEST = "test"
+    """query, metric, original, merged, ratio, met, certain, worth"""
+
+
+class Training(str, Enum):
+    """The trainings of the method top-down."""
+
+    DONOR_FROZEN = "donor-frozen"
+    JOINT = "joint"
+
+
+class Repair(str, Enum):
+    """What a repair of one query did."""
+
+    NORMS_AND_HEAD = "norms and head"
+    PRIVATE_LAYERS = "private layers"
+    ORIGINAL = "original"
+
+
+class Outcome(str, Enum):
+    """What became of a set of layers: `untried` sets were in no training, probe or attempt."""
+
+    KEPT = "kept"
+    PARTLY = "partly"
+    REFUSED = "refused"
+    UNTRIED = "untried"
 
 
 class Progress(Protocol):
-    """Called with an event's name and plain values; beside `stages`, `stage` and `part`, these.
-
-    Of training originals: `query` (query, index, count), `cycle` (query, cycle, cycles, val), `original` (query,
-    metric, val, test, seconds). Of any training: `epoch` (queries, epoch, epochs, loss, ratios), `precision` (query,
-    model, chosen, fp32, bf16: seconds), `rate` (rate, epochs, ratio: None where it diverged, features, private; or
-    regained), `recipe` (rate, epochs, features, private, search_work).
-    Of a merge: `reference` (query, metric, val, needed), `ancestry` (common, kinship), `aligned` (query, spaces, moved,
-    channels), `start` (start, error, errors), `waits` (waits: a query; after, required, lost or ratio), `accepted`
-    (saved_bytes, ratios: before those who waited join), `alone` (query, ratio, required), `repair` (query, repair,
-    ratio, required), `round` (round, rounds, signature, members, saved_bytes, ceiling_bytes, ratios, seconds),
-    `attempt` (round, members, kept, ratios; or query, prefix, ratio, held), `prefix` (query, prefix, layers, ratio),
-    `crew` (queries and loads of each process, crossing_bytes), `sums` (steps, given_bytes of each process),
-    `widths` (weights, stored_bytes, ratios, in_the_way), `workers` (workers, threads, on),
-    `test` (query, metric, original, merged, ratio, met, certain, worth), `warning` (text).
-    """
+    """Called with an event's name (an `Event`, or one of `stages`, `stage`, `part`) and plain values."""
 
     def __call__(self, event: str, **fields: Any) -> None:
         """Take note of one event."""
@@ -45,37 +110,37 @@ class Progress(Protocol):
 
 
 def silent(event: str, **fields: Any) -> None:
-    """The progress of somebody who does not want to know."""
+    """Ignore all events."""
 
 
 class Stages:
-    """Tells the stages of some work: `announce` them, `begin` each, and `add` what is done of it, or `reach` it."""
+    """Reports stages: `announce` them, `begin` each, and `add` to its amount, or `reach` an amount."""
 
     def __init__(self, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
         self._progress, self._clock = progress, clock
         self._whole: float | None = None
-        self._reached, self._most, self._began, self._told = 0.0, 0.0, 0.0, 0.0
+        self._reached, self._most, self._began, self._reported = 0.0, 0.0, 0.0, 0.0
 
     def announce(self, names: Sequence[str]) -> None:
-        """What will be done, in order."""
+        """Report the stages to come, in order."""
         self._progress("stages", names=list(names))
 
     def begin(self, name: str, whole: float | None = None) -> None:
-        """The next stage; `whole` is all there is to do in it at most, in any unit, None where nobody can say."""
+        """Begin a stage; `whole` is its largest amount in any unit, None if unknown."""
         self._whole, self._reached, self._most = whole, 0.0, 0.0
-        self._began = self._told = self._clock()
+        self._began = self._reported = self._clock()
         self._progress("stage", name=name)
 
     def add(self, amount: float = 1.0) -> None:
-        """So much more of the whole is done."""
+        """Add to the amount done."""
         self.reach(self._reached + amount)
 
     def reach(self, amount: float) -> None:
-        """So much of the whole is done by now."""
+        """Set the amount done."""
         self._reached, now = amount, self._clock()
-        if not self._whole or now - self._told < INTERVAL_S:
+        if not self._whole or now - self._reported < INTERVAL_S:
             return
         done = self._most = max(self._most, min(1.0, amount / self._whole))
         left = (now - self._began) * (1 - done) / done if done >= MIN_DONE else None
-        self._told = now
+        self._reported = now
         self._progress("part", done=done, seconds_left=left)

@@ -29,7 +29,7 @@ class Job:
 
 
 class JobContext(Protocol):
-    """What running jobs needs of a context; `merger.core.context.MergeContext` is one."""
+    """What running jobs needs of a context; `merger.context.MergeContext` is one."""
 
     group: ProcessGroup
 

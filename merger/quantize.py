@@ -17,12 +17,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from merger.budget import Budget
 from merger.checkpoint import State, StepCache, snapshot, storable
-from merger.core.attempt import train_while
-from merger.core.budget import Budget
-from merger.core.context import MergeContext
-from merger.core.merged import Merged
-from merger.core.snapshot import training_flops
+from merger.context import MergeContext, Merged
+from merger.evaluate import training_flops
+from merger.methods.epochs import train_epochs
 from merger.training.distillation import feature_loss, record_inputs, watched_layers
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
@@ -322,7 +321,7 @@ class _Search:
                 return best
             model, changed = self._model(query, bits, norms), dict(norms or {})
             if recalibrate:
-                ctx.calibrate(query, model)
+                ctx.recalibrate(query, model)
                 changed |= {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
             changed |= ctx.match_scores(query, model)
             if changed and (ratio := ctx.ratio(query, model)) > best.ratio:
@@ -346,7 +345,7 @@ class _Search:
             return _Fit(0.0)
         recipe, seen = CONFIG.tune_again if query in self.tuned else CONFIG.tune, cache.state("tuning")
         try:
-            for ratios in train_while(self.ctx, {query: model}, recipe, cache):
+            for ratios in train_epochs(self.ctx, {query: model}, recipe, cache):
                 seen["epochs"] = seen.get("epochs", 0) + 1
                 if seen["epochs"] == recipe.epochs:
                     moved = {name: tensor for name, tensor in snapshot(model).items() if name not in frozen}

@@ -28,9 +28,8 @@ from edge_runtime.scheduler.types import Decision, Plan, QuerySpec, SchedulerSta
 from gemel.cli import main
 from merger import METHODS
 from merger.checkpoint import Checkpoint, snapshots
-from merger.core.context import MergeContext
-from merger.core.merged import Merged
-from merger.core.method import TRIALS, MergeOptions, method
+from merger.config import MergeOptions
+from merger.context import MergeContext, Merged
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan
 from models.zoo.registry import ENTRIES, register
@@ -42,7 +41,7 @@ SERVED: list[str] = []
 
 @pytest.fixture(autouse=True)
 def _registries_stay_as_they_are() -> Iterator[None]:
-    registries: list[dict[str, Any]] = [ENTRIES, ENGINES, METHODS, TRIALS, policies.POLICIES]
+    registries: list[dict[str, Any]] = [ENTRIES, ENGINES, METHODS, policies.POLICIES]
     before = [dict(registry) for registry in registries]
     yield
     for registry, kept in zip(registries, before, strict=True):
@@ -136,7 +135,7 @@ def test_an_engine_serves_the_frames_of_a_box(tmp_path: Path) -> None:
 
 
 def test_a_method_merges_a_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    method("first-group")(first_group)
+    register_method("first-group")(first_group)
     path = write_workload(tmp_path, frames=12)
     write_random_weights(path)
     torch.manual_seed(0)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from merger.core.attempt import extended
+from merger.methods.gemel import extend_plan
 from models.bits import FP32
 from models.sharing.plan import SharingPlan
 
@@ -144,5 +144,5 @@ def _searched(log: Sequence[dict[str, Any]], weights: Sequence[Weight]) -> Itera
         members, kept = ([tuple(member) for member in row[key]] for key in ("members", "kept"))
         replaced = [len(shared) for shared in plan.shared if set(shared) <= set(members)]
         if len(kept) > max(replaced, default=1):
-            plan = extended(plan, members, kept)
+            plan = extend_plan(plan, members, kept)
             yield row["flops"], float(plan.saved_bytes(weights))  # type: ignore[arg-type]

@@ -39,7 +39,7 @@ from benchmarks.merging.tables import grouped, summary
 from gemel.progress import show_progress
 from merger import METHODS, MergeOptions, Recipe, merge
 from merger.checkpoint import WORK_SUFFIX
-from merger.merging import LOG_SUFFIX
+from merger.merge import LOG_SUFFIX
 from models.bits import FP32, WEIGHTS
 from models.errors import InputError
 from models.io import open_atomic
@@ -178,7 +178,7 @@ def options_of(given: argparse.Namespace) -> MergeOptions:
             recipe = replace(recipe, **{name: getattr(given, name)})
     names = ("margin", "min_saving", "max_flops", "weights")
     budget = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
-    return MergeOptions(recipe, choose_rate=given.rate is None, **budget)
+    return MergeOptions(recipe, **budget)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,5 +1,5 @@
-"""One file per method; importing this package fills the registry METHODS."""
+"""One file for each method; importing this package fills the registry."""
 
-from merger.methods import baselines, mainstream, orders, paper, top_down
+from merger.methods import baselines, gemel, mainstream, top_down
 
-__all__ = ["baselines", "mainstream", "orders", "paper", "top_down"]
+__all__ = ["baselines", "gemel", "mainstream", "top_down"]

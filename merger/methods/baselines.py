@@ -1,63 +1,58 @@
-"""The arms that search for nothing: `none`, `ceiling` and `joint`."""
+"""The arms without a search: `none`, `ceiling` and `joint`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from merger.checkpoint import Checkpoint, snapshot, snapshots
-from merger.core.attempt import train_while
-from merger.core.context import MergeContext
-from merger.core.merged import Merged
-from merger.core.method import MergeOptions, method
-from merger.core.snapshot import ModelSnapshot, training_flops
-from merger.methods.rate import CHOOSING, at_rates, choose_recipe, chosen, max_flops, tell
-from merger.outcomes import Rows, Trial, all_at_once
+from merger.config import MergeOptions
+from merger.context import MergeContext, Merged
+from merger.evaluate import required_ratios, training_flops
+from merger.events import Event
+from merger.methods.epochs import train_epochs
+from merger.methods.registry import register_method
+from merger.outcomes import Row, Trial, explain_joint
 from merger.training.loop import Diverged
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan
 
-TRAINING = "training all models as they are"
+TRAINING_ALONE = "training all models without sharing"
 
 
-@method("none")
+def explain_ceiling(ctx: MergeContext, options: MergeOptions, log: Sequence[Row], flops: float) -> list[Trial]:
+    """Every group is tied."""
+    sets = [group.members for group in groups(ctx.layers)]
+    return explain_joint(sets, log, required_ratios(ctx, options.margin), flops)
+
+
+@register_method("none")
 def none(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
-    """The originals as they are."""
+    """The originals, nothing shared."""
     return Merged(SharingPlan(), snapshots(ctx.originals))
 
 
-def _sets_tried(ctx: MergeContext, options: MergeOptions, log: Rows, flops: float) -> list[Trial]:
-    return all_at_once([group.members for group in groups(ctx.layers)], log, options.required(ctx), flops)
-
-
-@method("ceiling", _sets_tried)
+@register_method("ceiling", explain_ceiling)
 def ceiling(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
-    """Every group tied at once, norm statistics measured again, nothing retrained: the most that tying could save."""
+    """Every group tied at once with recalibrated norms and no training: the layer-sharing bound."""
     plan = SharingPlan.of(groups(ctx.layers))
-    models = ctx.tied(plan, ctx.queries)
-    return Merged(plan, snapshots(models))
+    return Merged(plan, snapshots(ctx.tied(plan, ctx.queries)))
 
 
-@method("joint")
+@register_method("joint")
 def joint(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """The same retraining with nothing shared; a query keeps its best state on val, or its original's."""
-    recipe, every = replace(options.recipe, seed=ctx.seed), list(ctx.queries)
-    ctx.stages.announce([*([CHOOSING] if options.choose_rate else []), TRAINING])
-    if options.choose_rate:
-        start = ModelSnapshot(SharingPlan(), snapshots(ctx.originals))
-        recipes = at_rates(recipe)
-        ctx.begin(CHOOSING, flops=max_flops(ctx, every, recipes))
-        recipe = chosen(ctx, checkpoint, lambda: choose_recipe(ctx, start, recipes, checkpoint))
-    else:
-        tell(ctx, checkpoint, recipe)
-    models = ctx.models(ctx.queries)
-    best = checkpoint.state("best")
+    recipe = replace(options.recipe, seed=ctx.seed)
+    checkpoint.add_row({"recipe": dict(recipe.__dict__), "flops": ctx.flops.total})
+    ctx.stages.announce([TRAINING_ALONE])
+    ctx.begin(TRAINING_ALONE, flops=training_flops(ctx, list(ctx.queries), recipe))
+    models, best = ctx.models(ctx.queries), checkpoint.state("best")
     try:
-        ctx.begin(TRAINING, flops=training_flops(ctx, every, recipe))
-        for ratios in train_while(ctx, models, recipe, checkpoint):
+        for ratios in train_epochs(ctx, models, recipe, checkpoint):
             for query, ratio in ratios.items():
                 if ratio > best.get(query, (1.0,))[0]:
                     best[query] = (ratio, snapshot(models[query]))
     except Diverged as error:
-        ctx.progress("warning", text=f"the joint training diverged at {error}; the states before it stay")
+        ctx.progress(Event.WARNING.value, text=f"the joint training diverged at {error}; the states before it stay")
     better = {query: state for query, (_, state) in best.items()}
     return Merged(SharingPlan(), snapshots(ctx.originals) | better)

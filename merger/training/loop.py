@@ -40,8 +40,8 @@ class Training:
     A step is a function of its number, the models and the optimiser, so `state_dict` is all there is to store;
     `after_step` is called after each step. `precision` is fp32 (TF32 off) or bf16 (autocast). Queries that are
     `subsampled` take part in at most half of the steps and repeat no frame in an epoch. A step that runs out of memory
-    is repeated with a smaller StepConfig. BatchNorm layers whose parameters are frozen stay in eval mode, and so does
-    dropout where there is a teacher.
+    is repeated with a smaller StepConfig. BatchNorm layers whose parameters are frozen stay in eval mode, and so do all
+    of the queries in `eval_norms`, and dropout where there is a teacher.
 
     With a process group of several ranks, each rank runs the micro-batches of its own queries, gradients are summed,
     and all ranks take the same optimiser step; buffers of other ranks' queries are copied at the end of an epoch. The
@@ -58,12 +58,13 @@ class Training:
         *,
         precision: str = "fp32",
         subsampled: Collection[str] = (),
+        eval_norms: Collection[str] = (),
         memory: MemoryPlan | None = None,
         group: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
         keep_freed_memory()
         self.models, self.sets, self.flops, self.precision = models, sets, flops, precision
-        self.teachers = teachers or {}
+        self.teachers, self._eval_norms = teachers or {}, eval_norms
         self.device = next((p.device for model in models.values() for p in model.parameters()), default_device())
         self.memory, self._group = memory or MemoryPlan(), group
         self.memory.agree(recipe, group)
@@ -113,7 +114,7 @@ class Training:
         """Train to the end of an epoch; returns its mean loss. Raises Diverged when a loss is not finite."""
         for query, model in self.models.items():
             model.train()
-            _freeze_modes(model, dropout=query in self.teachers)
+            _freeze_modes(model, query in self._eval_norms, dropout=query in self.teachers)
         end = (self.epochs + 1) * self.steps
         with disable_tf32():
             while self.step < end:
@@ -333,10 +334,10 @@ def _as_float32(outputs: Any) -> Any:
     return tree_map(lambda value: value.float() if isinstance(value, Tensor) else value, outputs)
 
 
-def _freeze_modes(model: nn.Module, dropout: bool) -> None:
-    """Put frozen BatchNorm layers in eval mode, with `dropout` also dropout: the teacher has none."""
+def _freeze_modes(model: nn.Module, all_norms: bool, dropout: bool) -> None:
+    """Put frozen BatchNorm layers in eval mode, or all of them; with `dropout` also dropout: the teacher has none."""
     for module in model.modules():
-        frozen_norm = isinstance(module, _BatchNorm) and is_frozen(module)
+        frozen_norm = isinstance(module, _BatchNorm) and (all_norms or is_frozen(module))
         if frozen_norm or (dropout and isinstance(module, DROPOUT_MODULES)):
             module.eval()
 

@@ -31,7 +31,7 @@ SHAPES = {
     "start": [{"start": name, "error": 0.15} for name in ("mean", "aligned mean", "gate", "mean, solved")],
     "rate": [{"rate": 5e-4, "epochs": 0.5, "regained": 0.4}, {"rate": 5e-4, "epochs": 1, "ratio": None},
              {"rate": 5e-4, "epochs": 1, "ratio": 0.9, "features": 1.0, "private": 0.1}],
-    "recipe": [{"rate": 5e-4, "epochs": 4, "features": 1.0, "private": 0.1, "search_flops": 1e9}],
+    "recipe": [{"rate": 5e-4, "epochs": 4, "features": 1.0, "private": 0.1}],
     "waits": [
         {"waits": "gate", "after": "the start", "lost": 0.9, "required": 0.97},
         {"waits": "gate", "after": "sprint 1", "ratio": 0.4, "required": 0.97},

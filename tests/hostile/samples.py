@@ -50,7 +50,7 @@ CLASSIFIED = [
 BUNDLE, DARKNET = "b.safetensors", "yolo.weights"
 OLD, UPDATE = "old.safetensors", "b.update"
 SAMPLE, REPORT = "spool/samples/1.png", "report"
-OPTIONS = MergeOptions(Recipe(epochs=1, frames_per_epoch=4, batch=2, rate=1e-3), choose_rate=False, precision="fp32")
+OPTIONS = MergeOptions(Recipe(epochs=1, frames_per_epoch=4, batch=2, rate=1e-3), precision="fp32")
 FRAMES = 4
 
 

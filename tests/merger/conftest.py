@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from merger import TrainOptions, train_originals
-from merger.checkpoint import Checkpoint, snapshots
-from merger.core.budget import Budget
-from merger.core.context import MergeContext
-from merger.core.merged import Merged
-from merger.methods.sprints import Sprints
+from merger import TopDownConfig, TrainOptions, train_originals
+from merger.budget import Budget
+from merger.checkpoint import StepCache, snapshots
+from merger.context import MergeContext, Merged
+from merger.init.average import copy_donor_weights
+from merger.methods.registry import MergeTask
 from merger.methods.top_down import whole_plan
-from merger.start.choosing import donated
+from merger.outcomes import Row
 from merger.training.recipe import Recipe
 from models.workload import Workload, load_workload
 from tests.merger.kills import store_at_every_chance
@@ -51,7 +51,7 @@ def ctx(workload: Workload) -> MergeContext:
 def merged(ctx: MergeContext) -> Merged:
     """All tied with q0's weights, nothing retrained."""
     plan = whole_plan(ctx, QUICK)
-    models = ctx.tied(plan, list(ctx.queries), donated(plan, snapshots(ctx.originals), "q0"))
+    models = ctx.tied(plan, list(ctx.queries), copy_donor_weights(plan, snapshots(ctx.originals), ["q0", "q1", "q2"]))
     return Merged(plan, snapshots(models))
 
 
@@ -62,8 +62,8 @@ def every_chance(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def sprints(ctx: MergeContext, tmp_path: Path) -> Sprints:
-    """The joint training of all to 0.95, without a bound."""
-    plan, required = whole_plan(ctx, QUICK), dict.fromkeys(ctx.queries, 0.95)
-    budget = Budget(ctx.flops)
-    return Sprints(ctx, plan, Recipe(), required, Checkpoint(tmp_path / "sprints", {}, False), budget, budget)
+def task(ctx: MergeContext) -> MergeTask:
+    """Stages of the default method on all layers, to 0.95, without a budget; log rows are in `task.log.__self__`."""
+    plan, required, rows = whole_plan(ctx, QUICK), dict.fromkeys(ctx.queries, 0.95), list[Row]()
+    recipe = Recipe(rate=2e-3, epochs=2, frames_per_epoch=32)
+    return MergeTask(ctx, plan, recipe, required, Budget(ctx.flops), StepCache(), TopDownConfig(), rows.append)

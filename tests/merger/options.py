@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from merger import MergeOptions, Recipe
 
-QUICK = MergeOptions(Recipe(rate=2e-3, epochs=6, batch=16), choose_rate=False, precision="fp32", margin=0.5)
+QUICK = MergeOptions(Recipe(rate=2e-3, epochs=6, batch=16), precision="fp32", margin=0.5)

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from merger.core.context import MergeContext
-from merger.core.snapshot import tie_and_evaluate
-from merger.methods.prelude import NOTHING
+from merger.context import MergeContext
+from merger.evaluate import tie_and_evaluate
 from models.bundle import open_bundle
 from models.workload import Workload
 
@@ -22,10 +21,10 @@ def _halved(*given: Any) -> tuple[Any, dict[str, float]]:
 
 
 def must_train(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that is put together holds before it has trained, and nobody takes another's layers as they are."""
-    monkeypatch.setattr("merger.methods.prelude._took", lambda *_, **__: NOTHING)
-    for module in ("core.attempt", "methods.prelude", "methods.top_down"):
-        monkeypatch.setattr(f"merger.{module}.tie_and_evaluate", _halved)
+    """No method finds a state that holds without training."""
+    monkeypatch.setattr("merger.methods.top_down.share_suffixes", lambda task, start, merged, *_: merged)
+    for module in ("gemel", "joint"):
+        monkeypatch.setattr(f"merger.methods.{module}.tie_and_evaluate", _halved)
 
 
 def ratios_on_val(workload: Workload, bundle: str | Path) -> dict[str, float]:

@@ -19,12 +19,8 @@ from torch import nn
 
 from gemel.cli import main
 from merger import merge
-from merger.core.context import MergeContext
-from merger.core.inputs import named_otherwise
-from merger.core.merged import Merged
-from merger.methods.parts import Parts
+from merger.context import MergeContext, named_otherwise
 from models.predictions import ClassPrediction
-from models.sharing.plan import SharingPlan
 from models.weights import save_weights
 from models.workload import Workload, load_workload
 from tests.merger.options import QUICK
@@ -136,7 +132,6 @@ def test_a_query_that_cannot_reach_its_target_keeps_its_original_and_the_log_say
         return 0.99 if query == "q1" else 1.0
 
     monkeypatch.setattr(MergeContext, "ratio", ratio)
-    monkeypatch.setattr(Parts, "answered", lambda _self: Merged(SharingPlan(), {}))  # as it is, q1 may give
     _edit(workload.path, lambda queries: queries[1].update(accuracy_target=1.0))
     out = tmp_path / "b.gemel"
     options = replace(QUICK, recipe=replace(QUICK.recipe, epochs=1, frames_per_epoch=16))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from merger import merge
 from merger.checkpoint import snapshots
-from merger.core.context import MergeContext
+from merger.context import MergeContext
 from merger.distributed import (
     PeerExit,
     ProcessGroup,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
 from merger.checkpoint import Checkpoint
-from merger.core.context import MergeContext
-from merger.start.choosing import choose_start
+from merger.config import TopDownConfig
+from merger.context import MergeContext
+from merger.init.start import prepare_start
 from models.bundle import verify_bundle
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan
@@ -47,38 +47,33 @@ def test_what_meets_from_here_and_there_is_told(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("method", every(METHODS, few=("top-down",)))
 def test_a_whole_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    workload, told = load_workload(write_workload(tmp_path, queries=3, frames=24)), list[str]()
+    workload = load_workload(write_workload(tmp_path, queries=3, frames=24))
     options = MergeOptions(RECIPE, max_minutes=2, weights="int8" if method == "top-down" else "fp32")
-
-    def tell(event: str, **fields: Any) -> None:
-        told.append(event)
 
     with a_card(monkeypatch) as mixed:
         train_originals(workload, options=TrainOptions(rate=3e-3, passes=48, min_epochs=1, max_cycles=2))
-        merge(workload, tmp_path / "b.gemel", method, options=options, progress=tell)
+        merge(workload, tmp_path / "b.gemel", method, options=options)
     assert not mixed and verify_bundle(tmp_path / "b.gemel") == []
-    assert ("layout" in told) == (method not in ("ceiling", "none"))
 
 
 def test_a_start_that_is_stopped_again_and_again(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None
 ) -> None:
     """What comes back from the disk lies in the processor's memory."""
-    monkeypatch.setattr("merger.start.choosing.FAR", 0.0)
     kill_after(monkeypatch, 1, again=True)
     with a_card(monkeypatch) as mixed:
         ctx = MergeContext(workload)
         plan = SharingPlan.of(groups(ctx.layers))
-        _, kills = to_the_end(lambda again: choose_start(ctx, plan, Checkpoint(tmp_path / "flops", {}, again)))
-    assert not mixed and kills > 5
+        _, kills = to_the_end(
+            lambda again: prepare_start(ctx, plan, Checkpoint(tmp_path / "flops", {}, again), TopDownConfig())
+        )
+    assert not mixed and kills > 1
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("far", [1.0, 0.0])
 def test_a_whole_merge_that_is_killed_again_and_again(
-    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None, far: float,
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("merger.start.choosing.FAR", far)
     kill_after(monkeypatch, 5, again=True)
     options, out = MergeOptions(RECIPE, weights="int4"), tmp_path / "b.gemel"
     with a_card(monkeypatch) as mixed:
@@ -95,9 +90,9 @@ def test_a_detector_is_trained_and_judged(
         ctx = MergeContext(workload)
         models = ctx.models(["a"])
         assert ctx.train["a"].prepared.keep_on(ctx.device) and next(models["a"].parameters()).is_cuda
-        recipe = replace(RECIPE, rate=1e-4, epochs=1, batch=2, node=2, frames_per_epoch=2, features=1.0)
-        ctx.training(models, replace(recipe, recompute=True)).epoch()
-        ctx.calibrate("a", models["a"], 2)
+        recipe = replace(RECIPE, rate=1e-4, epochs=1, batch=2, micro_batch=2, frames_per_epoch=2, features=1.0)
+        ctx.training(models, replace(recipe, checkpointing=True)).epoch()
+        ctx.recalibrate("a", models["a"], 2)
         assert ctx.ratio("a", models["a"]) >= 0
         ctx.match_scores("a", models["a"])
     assert not mixed

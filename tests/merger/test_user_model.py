@@ -56,7 +56,7 @@ def own_workload(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("method", ["ceiling", "gemel"])
 def test_a_users_own_module_is_merged_and_evaluated(own_workload: Path, tmp_path: Path, method: str) -> None:
     workload = load_workload(own_workload)
-    options = MergeOptions(Recipe(rate=1e-3, epochs=1, batch=16), choose_rate=False)
+    options = MergeOptions(Recipe(rate=1e-3, epochs=1, batch=16))
     report = merge(workload, tmp_path / "own.gemel", method, options=options)
     assert verify_bundle(report.bundle) == [] == verify_bundle(report.bundle, [FACTORY], tmp_path)
     bundle = open_bundle(report.bundle, [FACTORY], tmp_path)
@@ -76,7 +76,7 @@ def test_a_users_own_module_is_merged_and_evaluated(own_workload: Path, tmp_path
 
 
 def test_a_bundle_of_it_imports_nothing_that_the_box_does_not_list(own_workload: Path, tmp_path: Path) -> None:
-    options = MergeOptions(Recipe(rate=1e-3, epochs=1, batch=16), choose_rate=False)
+    options = MergeOptions(Recipe(rate=1e-3, epochs=1, batch=16))
     report = merge(load_workload(own_workload), tmp_path / "own.gemel", "none", options=options)
     (tmp_path / "models.py").write_text("raise SystemExit('imported')")
     before = set(sys.modules)
@@ -86,7 +86,7 @@ def test_a_bundle_of_it_imports_nothing_that_the_box_does_not_list(own_workload:
 
 
 def test_the_manifest_names_the_factory_as_the_workload_does(own_workload: Path, tmp_path: Path) -> None:
-    options = MergeOptions(Recipe(rate=1e-3, epochs=1, batch=16), choose_rate=False)
+    options = MergeOptions(Recipe(rate=1e-3, epochs=1, batch=16))
     merge(load_workload(own_workload), tmp_path / "own.gemel", "none", options=options)
     manifest = open_bundle(tmp_path / "own.gemel").manifest
     assert {query.model for query in manifest.queries} == {FACTORY}

@@ -213,7 +213,7 @@ def test_what_was_accepted_before_the_others_joined_counts_from_then_on() -> Non
 def test_what_held_at_a_validation_or_with_a_portion_counts_from_then_on() -> None:
     epochs = [{"sprint": 1, "epoch": n, "saved_bytes": saved, "flops": flops}
               for n, (saved, flops) in enumerate([(0, 9.0), (200, 10.0), (100, 11.0), (400, 12.0)])]  # fmt: skip
-    told = {"recipe": {}, "search_flops": 0.0, "flops": 13.0}
+    told = {"recipe": {}, "flops": 13.0}
     taken = {"takes": "a", "accepted": True, "accepted_bytes": 500, "flops": 20.0}
     held = [(0.0, 0.0), (10.0, 200.0), (12.0, 400.0)]
     assert made("wide", 40.0, 600, (*epochs, told)).accepted() == [*held, (40.0, 600.0)]

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from merger import merge
 from merger.checkpoint import Checkpoint
-from merger.core.context import MergeContext
-from merger.methods.mainstream import Family, families, frozen, mainstream
+from merger.context import MergeContext
+from merger.methods.mainstream import Family, find_families, freeze_prefix, mainstream
 from merger.training.recipe import Recipe
 from models.bundle import open_bundle
 from models.workload import Workload, load_workload
@@ -21,13 +21,13 @@ from tests.merger.tiny import weights_of
 
 
 def test_a_family_is_one_architecture_and_ends_before_the_head(ctx: MergeContext) -> None:
-    (family,) = families(ctx)
+    (family,) = find_families(ctx)
     assert family.queries == ("q0", "q2") and family.giver == "q0"
     assert family.paths == ("stem.0", "body.0", "last.0") and family.end == "head"
 
 
 def test_a_prefix_holds_everything_before_the_next_layer(ctx: MergeContext) -> None:
-    (family,) = families(ctx)
+    (family,) = find_families(ctx)
     names = list(ctx.originals["q2"].state_dict())
     assert family.prefix(names, 0) == []
     assert {name.split(".")[0] for name in family.prefix(names, 1)} == {"stem"}
@@ -35,9 +35,9 @@ def test_a_prefix_holds_everything_before_the_next_layer(ctx: MergeContext) -> N
     assert set(names) - set(family.prefix(names, 3)) == {"head.weight", "head.bias"}
 
 
-def test_training_changes_nothing_within_the_prefix_not_even_norm_statistics(ctx: MergeContext) -> None:
-    (family,) = families(ctx)
-    model = frozen(ctx, family, "q2", 2)
+def test_training_leaves_the_prefix_and_its_statistics(ctx: MergeContext) -> None:
+    (family,) = find_families(ctx)
+    model = freeze_prefix(ctx, family, "q2", 2)
     ctx.training({"q2": model}, Recipe(rate=1e-2, epochs=1)).epoch()
     state, donor, own = model.state_dict(), family.donor, ctx.originals["q2"].state_dict()
     prefix = family.prefix(state, 2)
@@ -53,7 +53,7 @@ def test_the_ancestor_named_by_all_is_the_donor(workload: Workload, tmp_path: Pa
     for query in document["queries"]:
         query["init"] = "weights/q2.safetensors"
     path.write_text(yaml.safe_dump(document))
-    (family,) = families(MergeContext(load_workload(path)))
+    (family,) = find_families(MergeContext(load_workload(path)))
     assert family.giver is None and torch.equal(family.donor["stem.0.weight"], ancestor["stem.0.weight"])
 
 
@@ -70,7 +70,7 @@ def test_bisection_finds_the_longest_prefix_that_holds(
         held = length <= longest
         return {"ratio": 1.0 if held else 0.5, "state": family.donor if held else None}
 
-    monkeypatch.setattr(module, "_try", dictated)
+    monkeypatch.setattr(module, "_train_after_prefix", dictated)
     merged = mainstream(ctx, QUICK, Checkpoint(tmp_path / "flops", {}, resume=False))
     assert [len(members) for members in merged.plan.shared] == [2] * longest
     assert len(tried) == 2 and len(set(tried)) == 2

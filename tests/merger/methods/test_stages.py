@@ -1,63 +1,268 @@
-"""Stages: every method, and the training of originals, begins what it announced, and says how much of it is done."""
+"""Suffix sharing, joint training and repair, each alone."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from merger import TrainOptions, merge, train_originals
-from models.workload import Workload, load_workload
-from tests.merger.options import QUICK
-from tests.merger.tiny import write_workload
-
-Events = list[tuple[str, dict[str, Any]]]
+from merger.budget import Budget
+from merger.checkpoint import StepCache, snapshots
+from merger.context import MergeContext, Merged
+from merger.evaluate import record_layers
+from merger.events import Training
+from merger.init.average import average_weights, copy_donor_weights, rank_donors
+from merger.init.permutation import orderable, permute_channels
+from merger.init.start import Start, prepare_start
+from merger.methods import joint, repair, suffix
+from merger.methods.epochs import bisect_options, is_hopeless
+from merger.methods.joint import early_layers, intact_queries, plan_without, train_together
+from merger.methods.registry import MergeTask
+from merger.methods.repair import cka_distances, linear_cka, repair_queries
+from merger.methods.suffix import layer_sensitivity, share_suffixes
+from models.sharing.layers import weight_key
+from models.sharing.plan import SharingPlan
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Events:
-    """What is told of stages, however soon one after the other."""
-    monkeypatch.setattr("merger.events.INTERVAL_S", 0.0)
-    return []
+def start(task: MergeTask) -> Start:
+    """The start of the whole plan."""
+    return prepare_start(task.ctx, task.plan, StepCache(), task.config)
 
 
-def _listens(told: Events) -> Any:
-    return lambda event, **fields: told.append((event, fields))
+def donor_alone(start: Start) -> Merged:
+    """The first donor, which gives."""
+    return Merged(SharingPlan(), {start.donors[0]: start.states[start.donors[0]]})
 
 
-def _check(told: Events) -> list[list[str]]:
-    """Of each announcement the stages that began; they did in order, and what is done of each grows up to all of it."""
-    announced: list[list[str]] = []
-    begun: list[str] = []
-    done = 0.0
-    for event, fields in told:
-        if event == "stages":
-            announced.append(fields["names"])
-        elif event == "stage":
-            begun.append(fields["name"])
-            done = 0.0
-        elif event == "part":
-            assert begun and done <= fields["done"] <= 1
-            done = fields["done"]
-    found = [[name for name in begun if name in names] for names in announced]
-    assert found == [[name for name in names if name in begun] for names in announced]
-    return found
+def test_layer_sensitivity_is_zero_for_its_own_weight_alone(ctx: MergeContext) -> None:
+    own, other = snapshots(ctx.originals)["q0"], snapshots(ctx.originals)["q2"]
+    assert layer_sensitivity(ctx, "q0", own, own, ["stem.0", "last.0"]) == {"stem.0": 0.0, "last.0": 0.0}
+    found = layer_sensitivity(ctx, "q0", own, other, ["stem.0", "last.0"])
+    assert min(found.values()) > 0
 
 
-@pytest.mark.parametrize(("method", "stages"), [("top-down", 3), ("gemel", 2), ("mainstream", 2), ("joint", 2)])
-def test_a_method_begins_the_stages_that_it_announced(
-    workload: Workload, tmp_path: Path, told: Events, method: str, stages: int
+@pytest.mark.parametrize("needed", range(7))
+def test_suffix_sharing_keeps_the_fewest_bytes_private(
+    task: MergeTask, start: Start, monkeypatch: pytest.MonkeyPatch, needed: int
 ) -> None:
-    options = replace(QUICK, recipe=replace(QUICK.recipe, epochs=2), choose_rate=True)
-    merge(workload, tmp_path / "b.safetensors", method, options=options, progress=_listens(told))
-    assert stages in map(len, _check(told)) and any(event == "part" for event, _ in told)
+    probes: list[str] = []
+
+    def evaluate(ctx: MergeContext, cache: StepCache, name: str, models: Any, frames: int) -> dict[str, float]:
+        probes.append(name)
+        return dict.fromkeys(models, 1.0 if int(name.split()[-1]) >= needed else 0.2)
+
+    monkeypatch.setattr(suffix, "evaluate_queries", evaluate)
+    merged = share_suffixes(task, start, donor_alone(start), [start.donors[1]], "suffix")
+    options = suffix._private_options(task, start.donors[1], *_weights(task, start))
+    receiver = start.donors[1]
+    shared = {path for members in merged.plan.shared for query, path in members if query == receiver}
+    private = {path for members in task.plan.shared for query, path in members if query == receiver} - shared
+    if needed < len(options):
+        assert private == set(options[needed])
+        donor = start.donors[0]
+        for members in merged.plan.shared:
+            own, its = ((query, dict(members)[query]) for query in (receiver, donor))
+            key, of = weight_key(merged.states[receiver], own[1]), weight_key(merged.states[donor], its[1])
+            assert torch.equal(merged.states[receiver][key], merged.states[donor][of])
+    else:
+        assert not shared and merged.states[receiver].keys() == start.states[receiver].keys()
+    assert len(probes) <= 4
 
 
-def test_training_of_originals_is_a_stage_each(tmp_path: Path, told: Events) -> None:
-    workload = load_workload(write_workload(tmp_path, queries=2, frames=24))
-    options = TrainOptions(rate=3e-3, passes=48, max_cycles=2)
-    train_originals(workload, progress=_listens(told), options=options)
-    assert _check(told) == [["training the model of q0", "training the model of q1"]]
-    assert any(event == "part" for event, _ in told)
+def _weights(task: MergeTask, start: Start) -> tuple[Any, Any, list[str]]:
+    receiver = start.donors[1]
+    own, given = start.states[receiver], copy_donor_weights(task.plan, start.states, start.donors)[receiver]
+    return own, given, [path for members in task.plan.shared for query, path in members if query == receiver]
+
+
+def test_suffix_sharing_out_of_budget_probes_nothing(task: MergeTask, start: Start) -> None:
+    spent = task.with_budget(Budget(task.ctx.flops, max_flops=0.0))
+    merged = share_suffixes(spent, start, donor_alone(start), start.donors[1:], "suffix")
+    assert not merged.plan.shared and task.log.__self__[-1]["possible_bytes"] > 0  # type: ignore[attr-defined]
+
+
+def test_early_layers_stay_within_their_fraction(task: MergeTask) -> None:
+    half = replace(task, config=replace(task.config, early_fraction=0.5))
+    found = early_layers(half)
+    size = {(layer.query, layer.path): layer.bytes for layer in task.ctx.layers}
+    for query, paths in found.items():
+        mine = [path for members in task.plan.shared for name, path in members if name == query]
+        assert paths and sum(size[query, path] for path in paths) <= 0.5 * sum(size[query, path] for path in mine)
+    later = plan_without(task.plan, found)
+    assert later.queries() == task.plan.queries() and later.saved_bytes(task.ctx.layers) > 0
+    assert plan_without(task.plan, early_layers(replace(task, config=replace(task.config, early_fraction=1.0)))).shared
+
+
+def test_first_donor_is_intact_and_kin_are_not(task: MergeTask, start: Start) -> None:
+    assert intact_queries(task.plan, start) == {start.donors[0]}
+    assert intact_queries(task.plan, replace(start, kin=True)) == set()
+
+
+def test_joint_training_accepts_the_queries_that_hold_after_an_epoch(
+    task: MergeTask, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = iter([{"q1": 0.5, "q2": 0.97}, {"q0": 0.99, "q1": 0.96, "q2": 0.6}, {"q0": 0.9, "q1": 0.5, "q2": 0.5}])
+    monkeypatch.setattr(joint, "tie_and_evaluate", lambda ctx, cache, plan, queries, states: (
+        ctx.models(queries, states), {query: 1.0 if query == start.donors[0] else 0.1 for query in queries}))  # fmt: skip
+
+    def epochs(ctx: MergeContext, models: Any, recipe: Any, *_: Any) -> Any:
+        for _ in range(recipe.epochs):
+            if (ratios := next(script, None)) is None:
+                return
+            yield {query: ratios.get(query, 1.0) for query in models}
+
+    monkeypatch.setattr(joint, "train_epochs", epochs)
+    found = train_together(task, start)
+    rows = [row for row in task.log.__self__ if "training" in row]  # type: ignore[attr-defined]
+    assert [row["training"] for row in rows] == [Training.DONOR_FROZEN.value, *[Training.JOINT.value] * 2]
+    assert found.best.plan.queries() == {"q0", "q2"} and found.ratios["q1"] == 0.96
+    assert rows[0]["saved_bytes"] == task.saved_bytes(found.best.plan) > 0
+
+
+def test_frozen_donor_training_leaves_shared_weights(task: MergeTask, start: Start) -> None:
+    hard = replace(
+        task, config=replace(task.config, train_jointly=False), required=dict.fromkeys(["q0", "q1", "q2"], 2)
+    )
+    found = train_together(hard, start)
+    plan = found.merged.plan
+    given = copy_donor_weights(plan, {query: start.states[query] for query in plan.queries()}, start.donors)
+    for members in plan.shared:
+        for query, path in members:
+            key = weight_key(given[query], path)
+            assert torch.equal(found.merged.states[query][key], given[query][key])
+    assert found.trained and not torch.equal(found.merged.states["q1"]["head.weight"], given["q1"]["head.weight"])
+
+
+def test_eval_norms_keep_their_statistics_in_training(task: MergeTask, start: Start) -> None:
+    ctx = task.ctx
+    ctx.references = {query: replace(one, eval_norms=query == "q1") for query, one in ctx.references.items()}
+    models = ctx.models(["q1", "q2"])
+    before = snapshots(models)
+    assert not ctx.recalibrate("q1", models["q1"]) and ctx.recalibrate("q2", models["q2"], 16)
+    ctx.training(models, task.recipe).epoch()
+    same = {query: torch.equal(model.state_dict()["stem.1.running_mean"], before[query]["stem.1.running_mean"])
+            for query, model in models.items()}  # fmt: skip
+    assert same == {"q1": True, "q2": False}
+    assert not torch.equal(models["q1"].state_dict()["stem.1.weight"], before["q1"]["stem.1.weight"])
+
+
+def test_original_harmed_by_recalibration_keeps_eval_norms(ctx: MergeContext) -> None:
+    with torch.no_grad():
+        for name, buffer in ctx.originals["q0"].named_buffers():
+            if name.endswith("running_var"):
+                buffer.mul_(25.0)
+        ctx.originals["q0"].get_parameter("stem.1.weight").mul_(5.0)
+    assert ctx.references["q1"].eval_norms is False
+    assert isinstance(ctx.references["q0"].eval_norms, bool)
+    for name, buffer in ctx.originals["q2"].named_buffers():
+        buffer.fill_(0.0 if name.endswith("mean") else 1)
+    assert ctx.references["q2"].eval_norms is True
+
+
+@pytest.mark.parametrize("needed", [0, 1, 3, 7, 8])
+def test_repair_takes_the_cheapest_step_that_holds(
+    task: MergeTask, merged: Merged, monkeypatch: pytest.MonkeyPatch, needed: int
+) -> None:
+    costs: list[int] = []
+
+    def train(own: MergeTask, query: str, plan: SharingPlan, state: Any) -> dict[str, Any]:
+        private = task.saved_bytes(merged.plan) - task.saved_bytes(plan)
+        steps = [cost for _, _, cost in options]
+        costs.append(private)
+        step = 0 if not private else 1 + steps.index(private)
+        return {"ratio": 0.97 if step >= needed else 0.5, "state": state, "epochs": 1}
+
+    begun = repair.Repaired(0.5, merged.plan, merged.states["q1"])
+    options = repair._private_options(task, "q1", begun)
+    monkeypatch.setattr(repair, "_train_private", train)
+    found = repair_queries(task, merged, {"q0": 1.0, "q1": 0.5, "q2": 1.0})
+    last = len(options)
+    if needed > last:
+        assert "q1" not in found.plan.queries()
+        assert [row["repair"] for row in task.log.__self__][-1] == "original"  # type: ignore[attr-defined]
+    else:
+        lost = task.saved_bytes(merged.plan) - task.saved_bytes(found.plan)
+        assert lost == (0 if not needed else options[needed - 1][2])
+    assert found.states["q0"] is merged.states["q0"] and costs[0] == 0
+
+
+def test_repair_trains_private_weights_alone(task: MergeTask, merged: Merged, monkeypatch: pytest.MonkeyPatch) -> None:
+    ratio = MergeContext.ratio
+    monkeypatch.setattr(MergeContext, "ratio", lambda self, query, model: 0.5 * ratio(self, query, model))
+    found = repair_queries(task, merged, {"q0": 1.0, "q1": 0.5, "q2": 1.0})
+    rows = [row for row in task.log.__self__ if "repair" in row]  # type: ignore[attr-defined]
+    assert rows[0]["repair"] == "norms and head" and rows[0]["cost_bytes"] == 0 and rows[0]["epochs"] == 1
+    assert rows[1]["private"] and rows[-1]["repair"] == "original" and "q1" not in found.plan.queries()
+    assert all(torch.equal(found.states["q0"][name], t) for name, t in merged.states["q0"].items())
+
+
+def test_repair_out_of_budget_restores_originals(task: MergeTask, merged: Merged) -> None:
+    spent = task.with_budget(Budget(task.ctx.flops, max_flops=0.0))
+    found = repair_queries(spent, merged, {"q0": 1.0, "q1": 0.5, "q2": 1.0})
+    assert found.plan == merged.plan.without("q1") and "q1" not in found.states
+
+
+def test_repair_of_nothing_below_changes_nothing(task: MergeTask, merged: Merged) -> None:
+    assert repair_queries(task, merged, dict.fromkeys(task.required, 1.0)) is merged
+
+
+@pytest.mark.parametrize("dearest_first", [True, False])
+@pytest.mark.parametrize("first", range(6))
+def test_bisection_finds_the_first_option_that_holds(first: int, dearest_first: bool) -> None:
+    tried: list[int] = []
+    found = bisect_options(5, lambda at: (tried.append(at) is None and at >= first, at), lambda: False, dearest_first)
+    assert found.result == (first if first < 5 else None) and found.index == found.result and found.decided
+    assert len(tried) <= 4
+
+
+def test_bisection_over_tries_nothing() -> None:
+    found = bisect_options(5, lambda at: (True, at), lambda: True)
+    assert found.result is None and not found.decided
+
+
+def test_hopeless_training_is_one_that_twice_its_gain_cannot_save() -> None:
+    flat = [{"a": 0.5}, {"a": 0.5}, {"a": 0.5}, {"a": 0.5}]
+    rising = [{"a": 0.5}, {"a": 0.6}, {"a": 0.7}, {"a": 0.8}]
+    assert is_hopeless(flat, {"a": 0.95}, 10, 2) and not is_hopeless(rising, {"a": 0.95}, 10, 2)
+    assert not is_hopeless(flat[:3], {"a": 0.95}, 10, 2) and not is_hopeless(flat, {"a": 0.4}, 10, 2)
+
+
+def test_initial_weights_are_the_mean_or_the_donors(ctx: MergeContext, task: MergeTask) -> None:
+    states = snapshots(ctx.originals)
+    mean, given = average_weights(task.plan, states), copy_donor_weights(task.plan, states, ["q2", "q0", "q1"])
+    one, other, third = (states[query]["last.0.weight"] for query in ("q0", "q1", "q2"))
+    assert torch.allclose(mean["q0"]["last.0.weight"], (one + other + third) / 3, atol=1e-6)
+    assert torch.equal(given["q0"]["last.0.weight"], third) and torch.equal(given["q1"]["last.0.weight"], third)
+    assert torch.equal(given["q0"]["head.weight"], states["q0"]["head.weight"])
+    assert set(rank_donors(task.plan, ctx.layers)) == {"q0", "q1", "q2"}
+
+
+def test_cka_ignores_rotation_scale_and_channel_order(ctx: MergeContext) -> None:
+    generator = torch.Generator().manual_seed(0)
+    one = torch.randn(20, 6, generator=generator)
+    rotation = torch.linalg.qr(torch.randn(6, 6, generator=generator))[0]
+    assert linear_cka(one, 3 * one @ rotation + 1) == pytest.approx(1, abs=1e-3)
+    assert linear_cka(torch.ones(8, 3), torch.randn(8, 3)) == 0.0
+    unrelated = [linear_cka(*(torch.randn(32, 400, generator=generator) for _ in range(2))) for _ in range(20)]
+    assert abs(sum(unrelated) / 20) < 0.03
+    original, paths = ctx.originals["q0"], ["stem.0", "body.0", "last.0"]
+    channels = orderable(ctx, "q0")
+    assert channels is not None
+    orders = {space: torch.arange(width).roll(1) for space, width in channels.widths.items()}
+    model = ctx.models(["q0"], {"q0": permute_channels(original.state_dict(), channels, orders)})["q0"]
+    found = cka_distances(ctx, "q0", model, paths)
+    assert list(found) == paths and max(map(abs, found.values())) < 1e-3
+    with torch.no_grad():
+        model.get_parameter("body.0.weight")[1:] = 0
+    found = cka_distances(ctx, "q0", model, paths)
+    assert abs(found["stem.0"]) < 1e-3 < 5e-3 < found["body.0"]
+
+
+def test_recorded_layers_hold_inputs_and_outputs(ctx: MergeContext) -> None:
+    model = ctx.originals["q0"]
+    with torch.no_grad(), record_layers(model, ["stem.0"]) as seen:
+        model(torch.zeros(2, 3, 24, 24))
+    assert [tuple(one.shape[:2]) for one in seen["stem.0"]] == [(2, 3), (2, 16)]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from merger.checkpoint import snapshots
-from merger.core.context import MergeContext
+from merger.context import MergeContext
 from merger.events import silent
 from merger.training.data import TrainingSet, seed_of
 from merger.training.distillation import feature_loss, record_inputs, watched_layers

@@ -1,0 +1,74 @@
+"""Budgets of time and FLOPs, and the training speed that converts one into the other."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from merger.checkpoint import Checkpoint
+from merger.config import MEASUREMENT, MergeOptions
+from merger.context import MergeContext
+from merger.evaluate import ModelSnapshot
+from merger.training.loop import Diverged
+from merger.training.recipe import Flops, Recipe
+from models.sharing.plan import SharingPlan
+
+
+@dataclass(frozen=True)
+class Budget:
+    """No step begins once `flops` reaches `max_flops`, or the monotonic `clock` (seconds) reaches `ends`.
+
+    `speed` is FLOPs per second, infinite if not measured: then time is respected but not planned.
+    """
+
+    flops: Flops
+    max_flops: float = math.inf
+    ends: float = math.inf
+    speed: float = math.inf
+    clock: Callable[[], float] = time.monotonic
+
+    @classmethod
+    def of(cls, ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Budget:
+        """The budget of the options, less the time that an interrupted merge has spent."""
+        left = math.inf if options.max_minutes is None else 60 * options.max_minutes - checkpoint.seconds
+        max_flops, clock = math.inf if options.max_flops is None else options.max_flops, ctx.group.clock
+        return cls(ctx.flops, max_flops, clock() + left, clock=clock)
+
+    def fraction(self, share: float) -> Budget:
+        """This fraction of all FLOPs and of the time left now."""
+        now = self.clock()
+        return replace(self, max_flops=share * self.max_flops, ends=now + share * (self.ends - now))
+
+    @property
+    def flops_left(self) -> float:
+        """FLOPs that may still be spent, at most what there is time for."""
+        seconds = max(0.0, self.ends - self.clock())
+        in_time = seconds * self.speed if seconds else 0.0
+        return max(0.0, min(self.max_flops - self.flops.total, in_time))
+
+    @property
+    def over(self) -> bool:
+        """Whether no further step may begin."""
+        return self.flops.total >= self.max_flops or self.clock() >= self.ends
+
+
+def training_speed(
+    ctx: MergeContext, plan: SharingPlan, recipe: Recipe, clock: Callable[[], float] = time.monotonic
+) -> float:
+    """FLOPs per second of a joint training of all queries that share, from a few timed steps; inf if none ran."""
+    few = replace(recipe, epochs=1, frames_per_epoch=MEASUREMENT.timed_steps * recipe.batch)
+    training = ctx.training(initial_snapshot(plan).models(ctx), few)
+    seen = [(clock(), ctx.flops.total)]
+    training.after_step = lambda: seen.append((clock(), ctx.flops.total))
+    with suppress(Diverged):
+        training.epoch()
+    (began, before), (ended, after) = seen[1 if len(seen) > 2 else 0], seen[-1]
+    return ctx.group.broadcast((after - before) / (ended - began) if ended > began else math.inf)
+
+
+def initial_snapshot(plan: SharingPlan, queries: Collection[str] = ()) -> ModelSnapshot:
+    """The originals of these queries, or of all that share, tied under a plan."""
+    return ModelSnapshot(plan, {query: {} for query in sorted(queries or plan.queries())})

@@ -1,0 +1,126 @@
+"""Options of a merge: what the user may set, and the tunables of the default method in one frozen dataclass."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from merger.distributed import Resources
+from merger.training.recipe import Recipe, check
+from merger.training.step_config import check_precision
+from models.bits import FP32, WEIGHTS, WeightBits
+from models.errors import InputError
+
+
+@dataclass(frozen=True)
+class TopDownConfig:
+    """Tunables of the method `top-down` (merger.methods.top_down); each stage can be switched off for an ablation."""
+
+    share_identical: bool = True
+    """Stage a: share tensors that are equal before any merge."""
+    share_suffixes: bool = True
+    """Stage c: share suffixes of layers without training."""
+    permute_channels: bool = True
+    """Stage d: match channels of unrelated models before their weights are tied (Git Re-Basin, ICLR 2023)."""
+    freeze_donor_first: bool = True
+    """Stage d: train the receivers against the donor's frozen weights before all weights are trained."""
+    train_jointly: bool = True
+    """Stage d: train all sharing models together."""
+    repair: bool = True
+    """Stage e: repair single queries below their requirement."""
+
+    kin_similarity: float = 0.2
+    """Cosine of two weights above which models count as fine-tuned from one network. Independently trained networks
+    show a few hundredths, fine-tunes of one network above 0.5."""
+    private_fractions: tuple[float, ...] = (1 / 64, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
+    """Fractions of a receiver's shareable bytes that may stay private in suffix sharing, ascending; bisected."""
+    early_fraction: float = 1 / 32
+    """Fraction of a query's shareable bytes, counted from the input, that stays private in a hard joint training:
+    early layers are light, and later layers cannot restore what they lose."""
+    hard_start: float = 0.8
+    """Mean of min(1, ratio / required) before the joint training below which the merge counts as hard."""
+    hard_epochs: int = 2
+    """Factor on the recipe's epochs for a hard merge: 4 epochs become 8."""
+    frozen_epochs: int = 1
+    """Epochs in which the receivers train against the donor's frozen weights."""
+    frozen_frames: int = 4
+    """Factor on the recipe's frames per epoch while shared weights are frozen: only norms, heads and private layers
+    learn, and an epoch costs no gradient of the donor."""
+    norm_learning_rate: float = 1e-2
+    """Peak learning rate of norms and biases while shared weights are frozen (joint training: the recipe's rate)."""
+    feature_weight: float = 1.0
+    """Weight of the feature loss (head inputs against the original's) beside the output loss."""
+    joint_budget: float = 0.8
+    """Fraction of the time and FLOPs that stages c and d may use; the rest is kept for repairs."""
+    repair_learning_rate: float = 0.25
+    """Factor on the recipe's learning rate for a query's private weights in a repair: they are near a solution."""
+    repair_fractions: tuple[float, ...] = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 7 / 8)
+    """Fractions of a query's shared bytes that a repair makes private, ascending; bisected."""
+
+
+@dataclass(frozen=True)
+class MergeOptions:
+    """Options of a merge, the same for every method.
+
+    `margin` is how far above its target (as a fraction of the way to 1) a query must come on val; None uses the lower
+    end of a confidence interval instead. Groups that save less than `min_saving` of all bytes are not tried. No step
+    begins after `max_minutes`, nor after `max_flops` (image passes x FLOPs, the same bound on any machine).
+    `precision` is fp32 or bf16. `weights` below fp32 is the smallest width in which weights
+    are stored. `resources` change how long a merge takes, not its result.
+    """
+
+    recipe: Recipe = field(default_factory=Recipe)
+    margin: float | None = None
+    min_saving: float = 0.0
+    max_minutes: float | None = None
+    max_flops: float | None = None
+    precision: str = "fp32"
+    weights: WeightBits = FP32
+    top_down: TopDownConfig = field(default_factory=TopDownConfig)
+    resources: Resources = field(default_factory=Resources)
+
+    def __post_init__(self) -> None:
+        if self.margin is not None:
+            check("margin", 0 <= self.margin <= 1, self.margin, "give a number from 0 to 1")
+        check_precision(self.precision)
+        if self.weights not in WEIGHTS:
+            remedy = f"choose one of: {', '.join(WEIGHTS)}"
+            raise InputError("options", f"'{self.weights}' is unknown", remedy, "weights")
+        check("min_saving", 0 <= self.min_saving <= 1, self.min_saving, "give a number from 0 to 1")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values that identify an interrupted merge; resources may differ when it resumes."""
+        plain = {name: value for name, value in self.__dict__.items() if name != "resources"}
+        return {**plain, "recipe": asdict(self.recipe), "top_down": asdict(self.top_down)}
+
+
+@dataclass(frozen=True)
+class MeasurementConfig:
+    """How much data every measurement of a merge uses, whatever the method."""
+
+    recalibration_frames: int = 512
+    """Train frames of a BatchNorm recalibration; with 256 an original's own statistics differ between two draws."""
+    recalibration_batch: int = 32
+    min_recalibration_batch: int = 4
+    """Smallest batch when memory is full: statistics of fewer frames say little."""
+    recalibration_min_ratio: float = 0.95
+    """Ratio of an untouched original after recalibration below which its norms stay in eval mode."""
+    settling_frames: int = 128
+    """Train frames of the recalibration after few training steps."""
+    settling_steps: int = 30
+    """Steps after which 4 % of a moving average (momentum 0.1) are older than the training."""
+    sensitivity_frames: int = 16
+    """Train frames on which head outputs are compared for each layer of a sensitivity ranking."""
+    alignment_frames: int = 32
+    """Frames of each of two queries on which channels are correlated."""
+    alignment_cells: int = 8
+    """Height and width of the grid at which a feature map is read for the correlation."""
+    cka_frames: int = 64
+    """Train frames of a CKA; the unbiased estimate needs at least 4."""
+    min_val_units: int = 10
+    """Clips or tracks of val below which a query's evidence is reported as weak."""
+    timed_steps: int = 3
+    """Training steps timed to convert minutes into FLOPs; the first only warms up."""
+
+
+MEASUREMENT = MeasurementConfig()

@@ -1,0 +1,419 @@
+"""What every method works with: the originals of a workload, their frames, references on val, and merged models."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from merger.checkpoint import State, StepCache
+from merger.config import MEASUREMENT
+from merger.distributed import ProcessGroup
+from merger.events import Progress, Stages, silent
+from merger.scores import match_scores, scores_of
+from merger.training.data import TrainingSet, default_device
+from merger.training.loop import Training
+from merger.training.recipe import Flops, Recipe
+from merger.training.step_config import MemoryPlan
+from models.batchnorm import batchnorms_of, has_folded_norms, is_frozen, recalibrate_batchnorm
+from models.data import PreparedFrames, load_split
+from models.detector import Detector
+from models.device import retry_with_smaller_batch
+from models.errors import InputError, join_names
+from models.evaluation import (
+    Evidence,
+    compare,
+    is_competent,
+    load_labels,
+    lower_bound_ratio,
+    predict,
+    score,
+    tallies_by_unit,
+)
+from models.predictions import GroundTruth
+from models.sharing.layers import Layer, layers_of_all, model_bytes
+from models.sharing.plan import SharingPlan, tie
+from models.tasks import task_of
+from models.weights import load_weights
+from models.workload import Query, Workload
+from models.zoo import build_query
+
+T = TypeVar("T")
+Made = TypeVar("Made")
+Plain = dict[str, Any]
+"""Plain values and tensors, as the step cache and jobs carry them."""
+ROUNDING = 1e-6
+
+
+class LazyDict(Mapping[str, Made]):
+    """Query id -> what `make` makes of the query, once."""
+
+    def __init__(self, queries: Mapping[str, Query], make: Callable[[Query], Made]) -> None:
+        self._queries, self._make = queries, make
+        self._made: dict[str, Made] = {}
+
+    def __getitem__(self, query: str) -> Made:
+        if query not in self._made:
+            self._made[query] = self._make(self._queries[query])
+        return self._made[query]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._queries)
+
+    def __len__(self) -> int:
+        return len(self._queries)
+
+
+class MergeInputs:
+    """Query -> its original, and its frames of each split, on one device; each is loaded and checked on first use.
+
+    InputError for a weights file that is missing or does not fit, or a frame that does not decode. Frames of other
+    ranks' queries are decoded on demand.
+    """
+
+    def __init__(
+        self, workload: Workload, device: torch.device | None = None, group: ProcessGroup | None = None
+    ) -> None:
+        self.workload, self.device, self.group = workload, device or default_device(), group or ProcessGroup()
+        self.queries: dict[str, Query] = {query.id: query for query in workload.queries}
+        self.layers: list[Layer] = layers_of_all(workload.queries)
+        self.originals: Mapping[str, nn.Module] = LazyDict(self.queries, self._original)
+        self.test: Mapping[str, PreparedFrames] = LazyDict(self.queries, partial(self._decoded, "test"))
+        self.train: Mapping[str, TrainingSet] = LazyDict(self.queries, self._training_set)
+        self.val: Mapping[str, PreparedFrames] = LazyDict(self.queries, partial(self._decoded, "val"))
+        self._parts = (self.originals, self.test, self.train, self.val)
+        self._told: Callable[[float], None] = lambda done: None
+
+    @property
+    def pieces(self) -> int:
+        """How many models and splits there are to load."""
+        return len(self._parts) * len(self.queries)
+
+    def load(self, told: Callable[[float], None]) -> None:
+        """Load everything now; `told` hears how many of the `pieces` are loaded, parts of one counted."""
+        places = [(part, query) for part in self._parts for query in self.queries]
+        for number, (part, query) in enumerate(places):
+            self._told = lambda done, number=number: told(number + done)
+            part[query]
+            told(number + 1)
+        self._told = lambda done: None
+
+    def _original(self, query: Query) -> nn.Module:
+        if query.weights is None:
+            raise InputError(self.workload.path, "no weights are named", "add `weights:`", f"queries.{query.id}")
+        if not query.weights.exists():
+            remedy = f"correct the path, or run `gemel train {self.workload.path.name}`"
+            raise InputError(str(query.weights), f"does not exist (query {query.id})", remedy, "weights")
+        model = build_query(query)
+        load_weights(query, model)
+        return model.to(self.device, memory_format=torch.channels_last).eval().requires_grad_(False)  # type: ignore
+
+    def _training_set(self, query: Query) -> TrainingSet:
+        found = TrainingSet(query, self._decoded("train", query))
+        if self._here(query):
+            _ = found.targets  # labels that are none are found now
+        return found
+
+    def _decoded(self, name: str, query: Query) -> PreparedFrames:
+        found = PreparedFrames(query, load_split(query, name))
+        return found.load(self._told) if self._here(query) else found
+
+    def _here(self, query: Query) -> bool:
+        return self.group.owns(query.id)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An original's result on val: the labels, the score from which its detections count, and its metric.
+
+    `one_error` is the part of the metric that one wrong answer costs; `tallies` are the counts of each clip or track;
+    `detections` is the number of a detector's detections on some train frames (merger.scores). `eval_norms`: the norms
+    are folded, or recalibration harms the original, so its norms stay in eval mode for the whole merge.
+    """
+
+    truths: Sequence[GroundTruth]
+    threshold: float
+    score: float
+    one_error: float
+    tallies: np.ndarray
+    detections: int = 0
+    eval_norms: bool = False
+
+
+def named_otherwise(query: Query, answers: Sequence[Any], labels: Sequence[GroundTruth]) -> tuple[str, ...] | None:
+    """The order of the classes in which the answers fit the labels, where it is another one than the query's.
+
+    An output is called what most frames that it is the answer to are labelled as; None where two outputs are called
+    the same then, or where the answers would still prove nothing.
+    """
+    met = {name: Counter[GroundTruth]() for name in query.classes}
+    for answer, label in zip(answers, labels, strict=True):
+        met[answer.label][label] += 1
+    most = [one.most_common(1)[0] for one in met.values() if one]
+    order, right = tuple(str(label) for label, _ in most), sum(count for _, count in most) / len(labels)
+    another = set(order) == set(query.classes) and order != query.classes
+    return order if another and is_competent(query, right) else None
+
+
+def evaluate_original(
+    stock: MergeInputs, query: Query, progress: Progress, told: Callable[[int], None], flops: Flops
+) -> Reference:
+    """The reference of one query; progress reports it and what makes it weak evidence, `told` counts frames."""
+    task, val = task_of(query.task), stock.val[query.id]
+    answers = predict(stock.originals[query.id], query, val, progress=told)
+    labelled = val.split.labels
+    threshold = task.choose_threshold(answers, labelled) if labelled is not None else query.min_score
+    truths = load_labels(query, val.split, answers, threshold)
+    reached = score(task, answers, truths, query.classes, threshold)
+    needed = query.accuracy_target * reached  # the target is a ratio, so what it asks for depends on the original
+    progress("reference", query=query.id, metric=task.metric, val=reached, needed=needed)
+    order = named_otherwise(query, answers, labelled) if query.task == "classification" and labelled else None
+    if order is not None:
+        text = f"{query.id}: its original's answers fit the labels when its outputs are called {join_names(order)}, in"
+        progress("warning", text=f"{text} this order; list `classes` so, or look how the weights belong to them")
+    elif not is_competent(query, reached):
+        text = f"{query.id}: its original reaches {reached:.2f} {task.metric} on val, which is no evidence"
+        progress("warning", text=f"{text}; train it longer, or on more frames")
+    units = len(set(val.split.units))
+    if units < MEASUREMENT.min_val_units:
+        what = "clip or track" if units == 1 else "clips or tracks"
+        text = f"{query.id}: all of its val comes from {units} {what}; what holds there may not hold elsewhere"
+        progress("warning", text=text)
+    one_error = task.one_error(truths, query.classes) * (1 + ROUNDING) / reached if reached > 0 else 1.0
+    found = 0
+    if query.task == "detection":
+        found = int((scores_of(stock.originals[query.id], query, stock.train[query.id]) >= threshold).sum())
+    tallies = tallies_by_unit(query, val.split, answers, truths, threshold)
+    reference = Reference(truths, threshold, reached, one_error, tallies, found)
+    if _needs_eval_norms(stock, query, reference, flops):
+        progress("warning", text=f"{query.id}: BatchNorm recalibration harms its original; its norms stay in eval mode")
+        return replace(reference, eval_norms=True)
+    return reference
+
+
+def _needs_eval_norms(stock: MergeInputs, query: Query, reference: Reference, flops: Flops) -> bool:
+    """Whether the model's norms are folded, or a recalibrated original loses accuracy on val."""
+    model = copy.deepcopy(stock.originals[query.id]).requires_grad_(True)
+    if has_folded_norms(model):
+        return True
+    if not recalibrate(stock, query.id, model, MEASUREMENT.recalibration_frames, flops):
+        return False
+    answers = predict(model, query, stock.val[query.id], progress=partial(flops.add, query))
+    val, task = stock.val[query.id].split, task_of(query.task)
+    tallies = tallies_by_unit(query, val, answers, reference.truths, reference.threshold)
+    return task.metric_of(tallies.sum(axis=0)) < MEASUREMENT.recalibration_min_ratio * reference.score
+
+
+def recalibrate(stock: MergeInputs, query: str, model: nn.Module, frames: int, flops: Flops) -> bool:
+    """Measure the running statistics of the model's unfrozen norms again on train frames, augmented as in training.
+
+    Frames pass in even, shuffled chunks: neighbouring frames show one clip or class, and the mean variance of such
+    chunks is below the variance of all. Returns False without norms, or with fewer than two frames.
+    """
+    data = stock.train[query]
+    count = min(len(data), frames)
+    if all(map(is_frozen, batchnorms_of(model))) or count < 2:
+        return False
+    mixed = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    indices = torch.linspace(0, len(data) - 1, count).long()[mixed]
+
+    def measure(batch: int) -> None:
+        draws = torch.Generator().manual_seed(0)
+        chunks = indices.tensor_split(math.ceil(count / batch))
+        recalibrate_batchnorm(
+            model, (data.model_input(data.batch(one.tolist(), draws)[0], stock.device) for one in chunks)
+        )
+
+    largest = min(MEASUREMENT.recalibration_batch, count)
+    retry_with_smaller_batch(largest, measure, MEASUREMENT.min_recalibration_batch)
+    flops.add(stock.queries[query], count)
+    return True
+
+
+READING, EVALUATING = "reading the models and frames", "evaluating the originals"
+"""The stages of `open`."""
+
+
+class MergeContext(MergeInputs):
+    """The originals of a workload, ready to be merged.
+
+    `references` are the originals' results on val, computed on first use unless given. With `interval` merged models
+    are compared by the lower end of a confidence interval. `group` holds the
+    processes of the merge: all run the same program, each on the frames of its own queries (merger.distributed).
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        seed: int = 0,
+        progress: Progress = silent,
+        device: torch.device | None = None,
+        references: Mapping[str, Reference] | None = None,
+        group: ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(workload, device, group)
+        self.interval = False
+        self.seed, self.progress = seed, progress
+        self.stages = Stages(progress)
+        self.flops = Flops()
+        self.precision = "fp32"
+        self.memory = MemoryPlan(progress=progress)
+        self.references = LazyDict(self.queries, self._reference) if references is None else references
+
+    def begin(self, stage: str, *, flops: float | None = None, pieces: float | None = None) -> None:
+        """Begin the next stage of a merge, of at most so many FLOPs or so many `pieces`.
+
+        FLOPs report their progress as they are counted, pieces by `stages.add` or `stages.reach`.
+        """
+        before = self.flops.total
+        self.stages.begin(stage, pieces if flops is None else flops)
+        self.flops.on_change = (lambda: None) if flops is None else lambda: self.stages.reach(self.flops.total - before)
+
+    def open(self) -> None:
+        """Load and evaluate everything now, in two stages, so that bad input is found before any training."""
+        self.begin(READING, pieces=self.pieces)
+        self.group.all_gather_object(partial(self.load, self.stages.reach))
+        self.begin(EVALUATING, pieces=sum(map(len, self.val.values())))
+        found = self.gather(lambda: {query: self.references[query] for query in self.group.own(self.queries)})
+        self.references = {query: found[query] for query in self.queries}
+
+    def run_on_rank0(self, compute: Callable[[], T]) -> T:
+        """The result of rank 0, computed alone, for all ranks; its FLOPs count on all."""
+        if self.group.size == 1:
+            return compute()
+        found, self.flops.total = self.group.run_on_rank0(lambda: (compute(), self.flops.total))
+        return found
+
+    def gather(self, compute: Callable[[], Mapping[str, T]]) -> dict[str, T]:
+        """The results of all ranks by name, each computed alone; FLOPs are summed, and rank 0 reports all events."""
+        if self.group.size == 1:
+            return dict(compute())
+        before, progress, events = self.flops.total, self.progress, list[tuple[str, Plain]]()
+        if self.group.rank:
+            self.progress = lambda event, **fields: events.append((event, fields))
+        try:
+            rows = self.group.all_gather_object(lambda: (dict(compute()), self.flops.total - before, events))
+        finally:
+            self.progress = progress
+        self.flops.total = before + sum(flops for _, flops, _ in rows)
+        for event, fields in [one for _, _, own in rows for one in own]:
+            self.progress(event, **fields)
+        return {name: value for found, *_ in rows for name, value in sorted(found.items())}
+
+    def models(self, queries: Iterable[str], states: Mapping[str, State] | None = None) -> dict[str, nn.Module]:
+        """Fresh copies of these queries' models, with the weights of `states` or the originals'."""
+        made = {}
+        for query in queries:
+            model = made[query] = copy.deepcopy(self.originals[query]).requires_grad_(True)
+            if states is not None and query in states:
+                model.load_state_dict({**model.state_dict(), **states[query]})
+        return made
+
+    def tied(
+        self,
+        plan: SharingPlan,
+        queries: Iterable[str],
+        states: Mapping[str, State] | None = None,
+        cache: StepCache | None = None,
+    ) -> dict[str, nn.Module]:
+        """Fresh copies, tied, with their BatchNorm statistics recalibrated; the cache keeps these."""
+        models, cache = self.models(queries, states), cache or StepCache()
+        tie(models, plan)
+        for query, model in models.items():
+            if query in plan.queries():
+                found = cache.step(f"norms of {query}", partial(self._recalibrated_buffers, query, model))
+                model.load_state_dict(found, strict=False)
+        return models
+
+    def recalibrate(self, query: str, model: nn.Module, frames: int = MEASUREMENT.recalibration_frames) -> bool:
+        """Recalibrate the BatchNorm statistics; False if the model has none or its norms stay in eval mode."""
+        if self.references[query].eval_norms:
+            return False
+        return recalibrate(self, query, model, frames, self.flops)
+
+    def training(self, models: Mapping[str, nn.Module], recipe: Recipe) -> Training:
+        """A joint training of these models with the originals as teachers, spread over the ranks of the group."""
+        teachers = {query: self.originals[query] for query in models}
+        return Training(
+            models, self.train, recipe, self.flops, teachers, precision=self.precision, memory=self.memory,
+            group=self.group, eval_norms=[query for query in models if self.references[query].eval_norms],
+        )  # fmt: skip
+
+    def match_scores(self, query: str, model: nn.Module) -> State:
+        """Shift a detector's scores until as many reach the threshold as its original's; the biases that moved."""
+        if not isinstance(model, Detector):
+            return {}
+        reference, found, data = self.references[query], self.queries[query], self.train[query]
+        moved, passes = match_scores(model, found, data, reference.threshold, reference.detections)
+        self.flops.add(found, passes)
+        return moved
+
+    def ratio(self, query: str, model: nn.Module) -> float:
+        """The model's metric on val over its original's; with `interval`, the lower end of that ratio's interval.
+
+        A model with at most one error more than its original has its plain ratio.
+        """
+        reference, found = self.references[query], self.queries[query]
+        self.flops.of(found)  # counted here once, not where a prediction switches off what counting needs
+        answers = predict(model, found, self.val[query], progress=partial(self.flops.add, found))
+        task = task_of(found.task)
+        tallies = tallies_by_unit(found, self.val[query].split, answers, reference.truths, reference.threshold)
+        ratio = task.metric_of(tallies.sum(axis=0)) / reference.score if reference.score > 0 else 0.0
+        if not self.interval or ratio >= 1 - reference.one_error:
+            return ratio
+        return lower_bound_ratio(task, reference.tallies, tallies, reference.one_error)
+
+    def required(self, query: str, margin: float | None = None) -> float:
+        """The ratio on val from which a query is accepted: its target, or `margin` of the way from there to 1.
+
+        With a margin, one error more than the original's is accepted if the target itself allows it.
+        """
+        target = self.queries[query].accuracy_target
+        if margin is None:
+            return target
+        return max(target, min(target + margin * (1 - target), 1 - self.references[query].one_error))
+
+    def evidence(self, query: str, model: nn.Module) -> Evidence:
+        """Merged against original on test."""
+        found, test, told = self.queries[query], self.test[query], self.stages.add
+        before = predict(self.originals[query], found, test, progress=told)
+        after = predict(model, found, test, progress=told)
+        return compare(found, test.split, before, after, self.references[query].threshold, self.seed)
+
+    def _recalibrated_buffers(self, query: str, model: nn.Module) -> State:
+        self.recalibrate(query, model)
+        return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+
+    def _reference(self, query: Query) -> Reference:
+        return evaluate_original(self, query, self.progress, self.stages.add, self.flops)
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A plan and the state of every query's model under it."""
+
+    plan: SharingPlan
+    states: Mapping[str, State]
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values and tensors, for a journal."""
+        return {"plan": self.plan.to_json(), "states": {query: dict(state) for query, state in self.states.items()}}
+
+    @classmethod
+    def from_plain(cls, value: Mapping[str, Any]) -> Merged:
+        """Inverse of `to_plain`."""
+        return cls(SharingPlan.from_json(value["plan"]), value["states"])
+
+
+def stored_bytes(ctx: MergeContext, plan: SharingPlan) -> int:
+    """Bytes of all models under a plan, as a bundle counts them (but for equal small tensors)."""
+    queries = list(ctx.queries.values())
+    return sum(map(model_bytes, queries)) - plan.saved_bytes(layers_of_all(queries))

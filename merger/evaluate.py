@@ -1,0 +1,226 @@
+"""Evaluation of merged models on val, and comparisons of their head outputs with the originals'.
+
+A model's ratio is its metric on val over its original's (`MergeContext.ratio`). Evaluations are jobs: pure functions of
+plain values, so that they may run in any process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from merger.checkpoint import State, StepCache
+from merger.config import MEASUREMENT
+from merger.context import MergeContext, Merged, Plain
+from merger.jobs import Job, run_jobs
+from merger.training.distillation import watched_layers
+from merger.training.recipe import Recipe
+from merger.training.teacher_cache import cache_capacities, expected_teacher_passes
+from models.sharing.plan import SharingPlan, tie
+
+MIN_VARIANCE = 1e-12
+HeadOutputs = Mapping[str, Sequence[Tensor]]
+"""Path of a head -> its outputs on some frames, one for each call."""
+
+
+@dataclass(frozen=True)
+class ModelSnapshot:
+    """Models as plain values: their plan, their states, and the names of their frozen parameters."""
+
+    plan: SharingPlan
+    states: Mapping[str, State]
+    frozen: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, models: Mapping[str, nn.Module], plan: SharingPlan) -> ModelSnapshot:
+        """A snapshot without copies: tensors are the models' own."""
+        states = {query: {name: t.detach() for name, t in m.state_dict().items()} for query, m in models.items()}
+        frozen = {q: [name for name, p in m.named_parameters() if not p.requires_grad] for q, m in models.items()}
+        return cls(plan, states, frozen)
+
+    def models(self, ctx: MergeContext) -> dict[str, nn.Module]:
+        """Fresh models with these states, tied and frozen."""
+        models = ctx.models(self.states, self.states)
+        tie(models, self.plan)
+        for query, model in models.items():
+            for name in self.frozen.get(query, ()):
+                model.get_parameter(name).requires_grad_(False)
+        return models
+
+    def to_plain(self) -> Plain:
+        """Plain values and tensors."""
+        states = {query: dict(state) for query, state in self.states.items()}
+        return {"plan": self.plan.to_json(), "states": states, "frozen": {q: list(n) for q, n in self.frozen.items()}}
+
+    @classmethod
+    def from_plain(cls, value: Mapping) -> ModelSnapshot:
+        """Inverse of `to_plain`."""
+        return cls(SharingPlan.from_json(value["plan"]), value["states"], value["frozen"])
+
+
+def required_ratios(ctx: MergeContext, margin: float | None) -> dict[str, float]:
+    """Query -> the ratio on val from which it is accepted."""
+    return {query: ctx.required(query, margin) for query in ctx.queries}
+
+
+def queries_at_target(ratios: Mapping[str, float], required: Mapping[str, float]) -> list[str]:
+    """The queries whose ratio reaches what is required."""
+    return [query for query, ratio in ratios.items() if ratio >= required[query]]
+
+
+def all_met(ratios: Mapping[str, float], required: Mapping[str, float]) -> bool:
+    """Whether every query reaches what is required."""
+    return all(ratio >= required[query] for query, ratio in ratios.items())
+
+
+def objective(ratios: Mapping[str, float], required: Mapping[str, float]) -> float:
+    """Mean of min(1, ratio / required): two queries nearly there are easier to repair than one far off."""
+    return sum(min(1.0, ratio / required[query]) for query, ratio in ratios.items()) / max(1, len(ratios))
+
+
+def satisfying_subset(
+    plan: SharingPlan, states: Mapping[str, State], ratios: Mapping[str, float], required: Mapping[str, float]
+) -> Merged:
+    """The queries that reach what is required, and what they share without the others."""
+    plan = plan.without(*(set(ratios) - set(queries_at_target(ratios, required))))
+    return Merged(plan, {query: states[query] for query in plan.queries()})
+
+
+def evaluate_queries(
+    ctx: MergeContext, cache: StepCache, name: str, models: Mapping[str, nn.Module], settling_frames: int = 0
+) -> dict[str, float]:
+    """The ratio on val of every model, one job each.
+
+    With `settling_frames` a model is also evaluated after a BatchNorm recalibration on so many train frames and keeps
+    the better statistics. A detector's scores are matched with its original's first (merger.scores).
+    """
+    jobs = [
+        Job(
+            query,
+            evaluate_job,
+            {
+                "query": query,
+                "snapshot": ModelSnapshot.of({query: model}, SharingPlan()).to_plain(),
+                "settling_frames": settling_frames,
+            },
+            (query,),
+        )
+        for query, model in models.items()
+    ]
+    found = dict(zip(models, run_jobs(ctx, cache, name, jobs), strict=True))
+    for query, model in models.items():
+        model.load_state_dict(found[query]["settled"], strict=False)
+    return {query: one["ratio"] for query, one in found.items()}
+
+
+def evaluate_job(ctx: MergeContext, cache: StepCache, query: str, snapshot: Mapping, settling_frames: int) -> Plain:
+    """The job: a model's `ratio` on val, and the `settled` buffers and biases that belong to it."""
+    model = ModelSnapshot.from_plain(snapshot).models(ctx)[query]
+    matched = ctx.match_scores(query, model)
+    unsettled = {"ratio": ctx.ratio(query, model), "settled": matched}
+    model = ModelSnapshot.from_plain(snapshot).models(ctx)[query]
+    if not settling_frames or not ctx.recalibrate(query, model, settling_frames):
+        return unsettled
+    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    settled = {**buffers, **ctx.match_scores(query, model)}
+    recalibrated = {"ratio": ctx.ratio(query, model), "settled": settled}
+    return max(unsettled, recalibrated, key=lambda one: one["ratio"])
+
+
+def tie_and_evaluate(
+    ctx: MergeContext, cache: StepCache, plan: SharingPlan, queries: Iterable[str], states: Mapping[str, State]
+) -> tuple[dict[str, nn.Module], dict[str, float]]:
+    """Fresh models of these queries, tied under a plan, with the better of both norm statistics; and their ratios."""
+    models = ctx.models(queries, states)
+    tie(models, plan)
+    return models, evaluate_queries(ctx, cache, "tied", models, MEASUREMENT.recalibration_frames)
+
+
+def training_flops(ctx: MergeContext, queries: Sequence[str], recipe: Recipe) -> float:
+    """FLOPs of training these queries' models by this recipe and of evaluating them once."""
+    total, recipe = 0.0, ctx.memory.config(recipe).apply(recipe)
+    sets = {query: ctx.train[query] for query in queries}
+    capacities = cache_capacities(sets, recipe)
+    lengths = {query: len(data) for query, data in sets.items()}
+    for query, count in recipe.contributions(lengths).items() if lengths else ():
+        visits = count * recipe.epochs
+        taught = expected_teacher_passes(visits, lengths[query], capacities.get(query, 0))
+        passes = recipe.passes(taught=False) * visits + taught + len(ctx.val[query])
+        total += ctx.flops.of(ctx.queries[query]) * passes
+    return total
+
+
+def raw_frames(ctx: MergeContext, query: str, count: int) -> list[np.ndarray]:
+    """So many decoded train frames of a query, spread evenly over its split."""
+    frames = ctx.train[query].prepared.split.frames
+    indices = torch.linspace(0, len(frames) - 1, min(count, len(frames))).long().tolist()
+    return [frames[index] for index in indices]
+
+
+def as_input(ctx: MergeContext, query: str, frames: Iterable[np.ndarray]) -> Tensor:
+    """Frames of any query as inputs of this query's model, f32 (N, 3, S, S)."""
+    preprocess = ctx.train[query].preprocess
+    return preprocess.normalise(torch.stack([preprocess.resize(frame) for frame in frames])).to(ctx.device)
+
+
+def module_paths(model: nn.Module, paths: Iterable[str]) -> list[str]:
+    """The paths that are modules (packed projections are none), each once."""
+    known = {path for path, _ in model.named_modules()}
+    return [path for path in dict.fromkeys(paths) if path in known]
+
+
+@contextmanager
+def record_layers(model: nn.Module, paths: Sequence[str]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
+    """Path -> (input, output) of these layers at their latest call, float32, filled while the model runs within."""
+    seen: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def record(path: str):
+        def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            seen[path] = (inputs[0].float(), output.float().clone())  # an activation may follow in place
+
+        return hook
+
+    handles = [model.get_submodule(path).register_forward_hook(record(path)) for path in paths]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.no_grad()
+def head_outputs(ctx: MergeContext, query: str, model: nn.Module) -> dict[str, list[Tensor]]:
+    """Outputs of a model's heads on a few of the query's train frames."""
+    data, seen = ctx.train[query], dict[str, list[Tensor]]()
+    indices = torch.linspace(0, len(data) - 1, min(MEASUREMENT.sensitivity_frames, len(data))).long().tolist()
+    handles, was_training = [], model.training
+    for path in watched_layers(ctx.queries[query], model):
+        own = seen.setdefault(path, [])
+        record = model.get_submodule(path).register_forward_hook(lambda _, __, output, own=own: own.append(output))
+        handles.append(record)
+    try:
+        model.eval()(data.frames(indices, ctx.device))
+    finally:
+        model.train(was_training)
+        for handle in handles:
+            handle.remove()
+    ctx.flops.add(ctx.queries[query], len(indices))
+    return seen
+
+
+def head_distance(mine: HeadOutputs, theirs: HeadOutputs) -> float:
+    """Mean over the heads of the squared difference of outputs over the variance of `theirs`; 0 without a head."""
+    found = list[float]()
+    for path, calls in theirs.items():
+        wrong = whole = 0.0
+        for one, other in zip(mine[path], calls):
+            other = other.to(one.device)
+            wrong += float((one - other).square().sum())
+            whole += float((other - other.mean()).square().sum())
+        found.append(wrong / max(whole, MIN_VARIANCE))
+    return sum(found) / max(1, len(found))

@@ -1,0 +1,1 @@
+"""FOLD: say what is in here."""

@@ -1,0 +1,68 @@
+"""Initial weights of shared layers: the mean of related models, or one donor's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from merger.checkpoint import State
+from models.sharing.layers import Layer, weight_key
+from models.sharing.plan import Member, SharingPlan
+from models.sharing.similarity import cosine_likeness
+
+
+def weight_similarity(
+    plan: SharingPlan, layers: Sequence[Layer], states: Mapping[str, Mapping[str, Tensor]]
+) -> dict[str, float]:
+    """Query -> mean cosine of its weights with those of the other members of its sets, weighted by bytes; 0 to 1."""
+    likeness = cosine_likeness(states)
+    by_member = {(layer.query, layer.path): layer for layer in layers}
+    total: dict[str, float] = {}
+    weight: dict[str, float] = {}
+    for members in plan.shared:
+        found = [by_member[member] for member in members]
+        for layer in found:
+            others = [likeness(layer, other) for other in found if other is not layer]
+            total[layer.query] = total.get(layer.query, 0.0) + layer.bytes * sum(others)
+            weight[layer.query] = weight.get(layer.query, 0.0) + layer.bytes * len(others)
+    return {query: total[query] / weight[query] for query in total}
+
+
+def average_weights(plan: SharingPlan, states: Mapping[str, State]) -> dict[str, State]:
+    """The states with the mean of its members' weights in every set."""
+    changed = {query: dict(state) for query, state in states.items()}
+    for members in plan.shared:
+        weights = [states[query][weight_key(states[query], path)] for query, path in members]
+        _set_weight(changed, members, torch.stack(weights).mean(dim=0))
+    return changed
+
+
+def copy_donor_weights(plan: SharingPlan, states: Mapping[str, State], donors: Sequence[str]) -> dict[str, State]:
+    """The states with the donor's weight in every set: the donor is the first of `donors` among its members."""
+    changed = {query: dict(state) for query, state in states.items()}
+    for members in plan.shared:
+        donor, path = set_donor(members, donors)
+        _set_weight(changed, members, states[donor][weight_key(states[donor], path)])
+    return changed
+
+
+def set_donor(members: Sequence[Member], donors: Sequence[str]) -> Member:
+    """The member of a set whose query comes first among the donors."""
+    return min(members, key=lambda member: donors.index(member[0]))
+
+
+def rank_donors(plan: SharingPlan, layers: Sequence[Layer]) -> list[str]:
+    """The queries that share, those with the most bytes in shared layers first."""
+    size = {(layer.query, layer.path): layer.bytes for layer in layers}
+    held = {layer.query: 0 for layer in layers}
+    for members in plan.shared:
+        for member in members:
+            held[member[0]] += size[member]
+    return sorted((query for query in held if held[query]), key=lambda query: -held[query])
+
+
+def _set_weight(states: Mapping[str, State], members: Sequence[Member], weight: Tensor) -> None:
+    for query, path in members:
+        states[query][weight_key(states[query], path)] = weight

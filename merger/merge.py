@@ -1,0 +1,360 @@
+"""From a workload of trained models to one bundle: search, quantize, evaluate on test, write.
+
+The path from `gemel merge` to `optimizer.step()` (the step cache, which makes a merge resumable, adds its own frames):
+
+    gemel.commands.merge.merge -> merge -> run_method           (merger/merge.py)
+    -> top_down -> merge_different                               (merger/methods/top_down.py)
+    -> train_together -> train_kind                              (merger/methods/joint.py)
+    -> Training.epoch                                            (merger/training/loop.py)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from merger.budget import Budget
+from merger.checkpoint import WORK_SUFFIX, Checkpoint, StepCache, snapshots
+from merger.config import MergeOptions
+from merger.context import EVALUATING, READING, MergeContext, Merged, Plain
+from merger.distributed import ProcessGroup, Resources, check_consistent, partition, run_on_ray
+from merger.evaluate import required_ratios
+from merger.events import Event, Progress, Repair, silent
+from merger.jobs import torch_threads
+from merger.methods.registry import METHODS
+from merger.methods.top_down import whole_plan
+from merger.outcomes import Row, outcome_rows
+from merger.quantize import Quantized, max_flops, pack_models, quantizable_weights, quantize, tied_models
+from merger.training.step_config import HINT, MemoryPlan
+from models.bits import FP32
+from models.bundle import BundleQuery, Made, check_output, write_bundle
+from models.device import is_out_of_memory
+from models.errors import InputError
+from models.evaluation import Evidence
+from models.io import check_apart, finite, hold_locks, open_atomic
+from models.quantization import PackedWeight
+from models.sharing.groups import ceiling_bytes
+from models.sharing.layers import layers_of_all, model_bytes
+from models.sharing.similarity import ceiling_with_copies, copies, identical_sets
+from models.weights import fingerprint
+from models.workload import Query, Workload, inputs_of
+
+LOG_SUFFIX = ".log.jsonl"
+BUDGET_OPTIONS = ("max_minutes", "max_flops")
+"""The options that may differ when a merge resumes."""
+ORIGINALS_ARE_SMALLER = "quantisation: the quantised originals are smaller than the quantised merge"
+SEARCHING, QUANTIZING = "searching what models can share", "finding how few bits weights need"
+MEASURING, WRITING = "measuring on test", "writing the bundle"
+
+
+@dataclass(frozen=True)
+class QueryResult(Evidence):
+    """How one query came out on test."""
+
+    id: str = ""
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """The result of a merge. `flops` = image passes x FLOPs; fractions are of the originals' bytes.
+
+    `recipe` is what the method trained by, None if it trains nothing.
+    """
+
+    method: str
+    bundle: str
+    bytes_before: int
+    bytes_after: int
+    saved_fraction: float
+    ceiling_fraction: float
+    seconds: float
+    flops: float
+    queries: tuple[QueryResult, ...]
+    recipe: Mapping[str, object] | None = None
+
+    @property
+    def met(self) -> bool:
+        """Whether every query reaches its target on test."""
+        return all(query.met for query in self.queries)
+
+    def to_json(self) -> Plain:
+        """Plain values under DESIGN's keys."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The result of a search: what is merged, how it is stored, and its log."""
+
+    merged: Merged
+    log: Sequence[Row]
+    storage: Quantized = field(default_factory=Quantized)
+
+    def models(
+        self, ctx: MergeContext, queries: Iterable[str]
+    ) -> tuple[dict[str, nn.Module], dict[str, dict[str, PackedWeight]]]:
+        """Fresh models of these queries with the weights that a box will run, and those that are stored packed."""
+        models = tied_models(ctx, self.merged, queries)
+        return models, pack_models(models, self.storage)
+
+
+def merge(
+    workload: Workload,
+    out: str | Path,
+    method: str = "top-down",
+    resume: bool = False,
+    seed: int = 0,
+    progress: Progress = silent,
+    options: MergeOptions | None = None,
+) -> MergeReport:
+    """Merge a workload's models into one bundle at `out`, with the merge's log (JSON lines) beside it.
+
+    Raises InputError before any training for a bad output path, method, weights or data. An interrupted merge leaves
+    `OUT.work`, from which `resume` goes on, with the same options but for its budget and resources. Several processes
+    (`Resources.group`) all call this, and rank 0 writes; with `Resources.ray` the merge runs on that cluster.
+    """
+    out, options = Path(out), options or MergeOptions()
+    if options.resources.ray is not None:
+        return _merge_on_ray(workload, out, method, resume, seed, progress, options)
+    group = options.resources.group
+    group.run_on_rank0(partial(_check_paths, workload, out))
+    with ExitStack() as stack, _full_memory_as_input_error(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, of algorithms and calls that a user cannot change
+        group.run_on_rank0(lambda: stack.enter_context(hold_locks(out)))
+        begun = group.run_on_rank0(partial(_check, workload, out, method, resume))
+        checkpoint = _open_checkpoint(workload, out, method, seed, options, resume)
+        started = time.monotonic() - checkpoint.seconds
+        ctx = _open_context(workload, seed, progress if group.rank == 0 else silent, options, checkpoint)
+        with torch_threads(options.resources.threads):
+            found = run_method(ctx, method, options, checkpoint)
+            found = _quantize(ctx, found, method, options, checkpoint)
+        checkpoint.save()
+        seconds, flops = time.monotonic() - started, ctx.flops.total
+        evidence = _measure_all(ctx, found, checkpoint)
+        write = partial(_write, ctx, found, evidence, out, method, begun, checkpoint, seconds, flops)
+        return ctx.run_on_rank0(write)
+
+
+def run_method(ctx: MergeContext, method: str, options: MergeOptions, checkpoint: Checkpoint) -> _Found:
+    """Run the method; a step of the cache, so a merge that was interrupted later does not run it again."""
+    ctx.begin(SEARCHING)
+
+    def search() -> Plain:
+        checkpoint.step("begun", lambda: None)  # the FLOPs that were counted before
+        merged = METHODS[method].run(ctx, options, checkpoint)
+        return {"merged": merged.to_plain(), "log": list(checkpoint.log)}
+
+    found = checkpoint.step("method", search)
+    checkpoint.log[:] = found["log"]
+    merged = Merged.from_plain(found["merged"])
+    return _Found(merged, [*found["log"], *_outcomes(ctx, merged, found["log"], method, options)])
+
+
+def ceiling_fraction(workload: Workload) -> float:
+    """The part of the originals' bytes that sharing every group would save."""
+    total = sum(model_bytes(query) for query in workload.queries)
+    return ceiling_bytes(layers_of_all(workload.queries)) / total
+
+
+def _merge_on_ray(
+    workload: Workload, out: Path, method: str, resume: bool, seed: int, progress: Progress, options: MergeOptions
+) -> MergeReport:
+    """The same merge in the processes of a Ray cluster."""
+    resources = options.resources
+    if resources.group.size > 1:
+        raise InputError("--ray", "does not go together with torchrun", "give one of them")
+
+    def entry(group: ProcessGroup, report: Progress) -> MergeReport:
+        own = replace(options, resources=Resources(resources.threads, None, group))
+        return merge(workload, out.absolute(), method, resume, seed, report, own)
+
+    assert resources.ray is not None
+    return run_on_ray(resources.ray, entry, progress)
+
+
+def _check_paths(workload: Workload, out: Path) -> None:
+    """Refuse an output that is an input, or that could never be written."""
+    written = [("--out", out), *(("--out", _beside(out, suffix)) for suffix in (LOG_SUFFIX, WORK_SUFFIX))]
+    check_apart(written, inputs_of(workload))
+    check_output(out, overwrite=True)
+    check_output(_beside(out, LOG_SUFFIX), overwrite=True)
+
+
+def _check(workload: Workload, out: Path, method: str, resume: bool) -> bool:
+    """Raise InputError for what can be seen before anything is loaded; whether the merge was begun before."""
+    begun = resume and _beside(out, WORK_SUFFIX).is_dir()  # a kill between the bundle and the end leaves both
+    check_output(out, overwrite=begun)
+    if method not in METHODS:
+        raise InputError("--method", f"'{method}' is unknown", f"choose one of: {', '.join(METHODS)}")
+    for query in workload.queries:
+        BundleQuery.of(query)  # refuses what a manifest has no room for
+    return begun
+
+
+def _open_checkpoint(
+    workload: Workload, out: Path, method: str, seed: int, options: MergeOptions, resume: bool
+) -> Checkpoint:
+    group = options.resources.group
+    fixed = {name: value for name, value in options.to_json().items() if name not in BUDGET_OPTIONS}
+    identity = {"workload": _fingerprint(workload), "method": method, "seed": seed, "options": fixed}
+    check_consistent(group, identity)
+    return Checkpoint(_beside(out, WORK_SUFFIX), identity, resume, group)
+
+
+def _open_context(
+    workload: Workload, seed: int, progress: Progress, options: MergeOptions, checkpoint: Checkpoint
+) -> MergeContext:
+    """Everything loaded and the originals evaluated."""
+    torch.manual_seed(seed)
+    group = options.resources.group
+    ctx = MergeContext(workload, seed, progress, group=group)
+    ctx.interval = options.margin is None
+    parts = partition({query.id: float(ctx.flops.of(query)) for query in workload.queries}, group.size)
+    group.assign(parts)
+    if group.size > 1:
+        progress("processes", queries=parts)
+    storage = [] if options.weights == FP32 else [QUANTIZING]
+    ctx.stages.announce([READING, EVALUATING, SEARCHING, *storage, MEASURING, WRITING])
+    ctx.open()
+    checkpoint.meter = ctx.flops
+    ctx.memory, ctx.precision = MemoryPlan(checkpoint.state("memory"), progress), options.precision
+    return ctx
+
+
+def _quantize(ctx: MergeContext, found: _Found, method: str, options: MergeOptions, checkpoint: Checkpoint) -> _Found:
+    """Store weights in the fewest bits; the originals at that width, if these take fewer bytes than the merge."""
+    if options.weights == FP32:
+        return found
+    ctx.begin(QUANTIZING, flops=max_flops(ctx))
+    bits = options.weights
+    budget, required = Budget.of(ctx, options, checkpoint), required_ratios(ctx, options.margin)
+
+    def fit(name: str, merged: Merged) -> Quantized:
+        return checkpoint.step(name, lambda: quantize(ctx, merged, bits, required, checkpoint, budget))
+
+    merged, chosen = found.merged, fit(f"weights {bits}", found.merged)
+    alone = _share_identical_only(ctx, options) if method == "top-down" else merged
+    smallest = sum(weight.nbytes for weight in quantizable_weights(ctx, alone, bits))
+    if merged.plan != alone.plan and smallest < sum(chosen.stored_bytes.values()):
+        instead = fit(f"weights {bits} of the originals", alone)
+        if sum(instead.stored_bytes.values()) < sum(chosen.stored_bytes.values()):
+            ctx.progress(
+                Event.WARNING.value, text="the quantised originals are smaller: only identical layers are shared"
+            )
+            for query in sorted(merged.plan.queries() - alone.plan.queries()):
+                row = {"query": query, "repair": Repair.ORIGINAL.value, "after": ORIGINALS_ARE_SMALLER}
+                checkpoint.add_row({**row, "required": required[query], "flops": ctx.flops.total})
+            merged, chosen = alone, instead
+    for row in chosen.rows:
+        checkpoint.add_row(row)
+    log = [*checkpoint.log, *_outcomes(ctx, merged, checkpoint.log, method, options)]
+    return _Found(merged, log, chosen)
+
+
+def _share_identical_only(ctx: MergeContext, options: MergeOptions) -> Merged:
+    originals = snapshots(ctx.originals)
+    return Merged(identical_sets(whole_plan(ctx, options), originals), originals)
+
+
+def _outcomes(
+    ctx: MergeContext, merged: Merged, log: Sequence[Row], method: str, options: MergeOptions
+) -> Sequence[Row]:
+    """The rows that end the log: what became of every set that the method tried."""
+    size = {(layer.query, layer.path): layer.bytes for layer in ctx.layers}
+    return outcome_rows(METHODS[method].explain(ctx, options, log, ctx.flops.total), merged.plan, size)
+
+
+def _measure_all(ctx: MergeContext, found: _Found, checkpoint: Checkpoint) -> dict[str, Evidence]:
+    """Query -> its merged model, as it is stored, against its original on test; each process measures its own."""
+    ctx.begin(MEASURING, pieces=2 * sum(map(len, ctx.test.values())))
+    own, cache = ctx.group.own(ctx.queries), checkpoint if ctx.group.size == 1 else StepCache()
+
+    def measure_own() -> dict[str, Evidence]:
+        models, _ = found.models(ctx, own)
+        return {query: _measure(ctx, query, models[query], cache) for query in own}
+
+    evidence = ctx.gather(measure_own)
+    return {query: evidence[query] for query in ctx.queries}
+
+
+def _measure(ctx: MergeContext, query: str, model: nn.Module, cache: StepCache) -> Evidence:
+    found = cache.step(f"test of {query}", lambda: dataclasses.asdict(ctx.evidence(query, model)))
+    told = ("metric", "original", "merged", "ratio", "met", "certain", "worth")
+    ctx.progress(Event.TEST.value, query=query, **{key: found[key] for key in told})
+    return Evidence(**found)
+
+
+def _write(
+    ctx: MergeContext,
+    found: _Found,
+    evidence: Mapping[str, Evidence],
+    out: Path,
+    method: str,
+    begun: bool,
+    checkpoint: Checkpoint,
+    seconds: float,
+    flops: float,
+) -> MergeReport:
+    """Write the bundle and the log; the report."""
+    ctx.begin(WRITING)
+    models, packed = found.models(ctx, ctx.queries)
+    records = [_record(ctx, found.merged, query, evidence[query.id]) for query in ctx.workload.queries]
+    made = Made(ctx.workload.name, method, _ceiling_bytes(ctx))
+    manifest = write_bundle(out, models, records, made, overwrite=begun, packed=packed)
+    with open_atomic(_beside(out, LOG_SUFFIX), overwrite=True) as file:
+        file.write("".join(json.dumps(finite(row)) + "\n" for row in found.log).encode())
+    checkpoint.remove()
+    before, after = manifest.bytes.before, manifest.bytes.after
+    return MergeReport(
+        method, str(out), before, after, 1 - after / before, made.ceiling_bytes / before, seconds, flops,
+        tuple(QueryResult(**one.__dict__, id=query) for query, one in evidence.items()),
+        next((row["recipe"] for row in found.log if "recipe" in row), None),
+    )  # fmt: skip
+
+
+def _record(ctx: MergeContext, merged: Merged, query: Query, evidence: Evidence) -> BundleQuery:
+    """A query's entry in the manifest, with the precision that its model was trained in; None if it was not."""
+    threshold = ctx.references[query.id].threshold if query.task == "detection" else None
+    original, state = ctx.originals[query.id].state_dict(), merged.states[query.id]
+    unchanged = all(torch.equal(tensor.cpu(), state[key].cpu()) for key, tensor in original.items())
+    precision = None if unchanged else ctx.precision
+    return BundleQuery.of(query, evidence.to_json(), threshold, precision)  # type: ignore[arg-type]
+
+
+def _ceiling_bytes(ctx: MergeContext) -> int:
+    sizes = {query.id: model_bytes(query) for query in ctx.workload.queries}
+    twins = copies({query: model.state_dict() for query, model in ctx.originals.items()})
+    return ceiling_with_copies(ctx.layers, sizes, twins)
+
+
+@contextmanager
+def _full_memory_as_input_error() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise InputError("the memory", "is full", HINT) from error
+
+
+def _fingerprint(workload: Workload) -> str:
+    """Changes with the workload file and with the weights it names."""
+    digest = hashlib.sha256(workload.path.read_bytes())
+    for query in workload.queries:
+        digest.update(fingerprint(query.weights))
+    return digest.hexdigest()
+
+
+def _beside(out: Path, suffix: str) -> Path:
+    return out.parent / (out.name + suffix)

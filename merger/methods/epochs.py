@@ -1,0 +1,101 @@
+"""What every method trains with: epochs with evaluations, early failure, and bisection over trials."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from torch import nn
+
+from merger.checkpoint import StepCache
+from merger.config import MEASUREMENT
+from merger.context import MergeContext
+from merger.evaluate import evaluate_queries
+from merger.events import Event
+from merger.training.recipe import Recipe
+from models.sharing.layers import weight_of
+from models.sharing.plan import SharingPlan
+
+T = TypeVar("T")
+
+
+def train_epochs(
+    ctx: MergeContext,
+    models: Mapping[str, nn.Module],
+    recipe: Recipe,
+    cache: StepCache,
+) -> Iterator[dict[str, float]]:
+    """Train epoch by epoch and yield every query's ratio on val after each; stop by not asking for more.
+
+    After few steps a model is also evaluated with recalibrated norms, because a moving average has not caught up with
+    its weights yet. A resumed training goes on at the first epoch whose ratios the caller had not dealt with.
+    Raises Diverged.
+    """
+    training = ctx.training(models, recipe)
+    cache.training("training", training)
+    seen = cache.state("validation")
+    for epoch in range(seen.get("epochs", 0), recipe.epochs):
+        while training.epochs <= epoch:
+            training.epoch()
+        if epoch + 1 >= min(recipe.evaluate_from, recipe.epochs):
+            name = f"evaluated {epoch + 1}"
+            settling = MEASUREMENT.settling_frames if training.step < MEASUREMENT.settling_steps else 0
+            ratios = evaluate_queries(ctx, cache, name, models, settling)
+            ctx.progress(
+                Event.EPOCH.value, queries=list(ratios), epoch=epoch + 1, epochs=recipe.epochs, loss=training.loss,
+                ratios=ratios,
+            )  # fmt: skip
+            yield ratios
+            seen["epochs"] = epoch + 1
+            cache.discard(name)
+
+
+def freeze_shared(models: Mapping[str, nn.Module], plan: SharingPlan) -> None:
+    """Freeze the weights that these models share under a plan."""
+    for members in plan.shared:
+        for query, path in members:
+            if query in models:
+                owner, attribute = weight_of(models[query], path)
+                getattr(owner, attribute).requires_grad_(False)
+
+
+def is_hopeless(
+    history: Sequence[Mapping[str, float]], required: Mapping[str, float], epochs_left: int, patience: int
+) -> bool:
+    """Early failure (GEMEL, section 5): twice the mean gain of the last `patience` epochs would not suffice."""
+    if len(history) < patience + 2:
+        return False
+    for query, ratio in history[-1].items():
+        gain = max(0.0, (ratio - history[-1 - patience][query]) / patience)
+        if ratio < required[query] and ratio + 2 * gain * epochs_left < required[query]:
+            return True
+    return False
+
+
+@dataclass(frozen=True)
+class Bisection(Generic[T]):
+    """The cheapest option that holds, its result, and whether every option up to it was decided."""
+
+    index: int | None
+    result: T | None
+    decided: bool
+
+
+def bisect_options(
+    count: int, attempt: Callable[[int], tuple[bool, T]], over: Callable[[], bool], dearest_first: bool = True
+) -> Bisection[T]:
+    """The first of `count` options, in ascending cost, for which `attempt` holds.
+
+    With `dearest_first` the last option is tried first: if it fails, the others would too. No attempt begins once
+    `over`.
+    """
+    held, failed, result = count, -1, None
+    while held - failed > 1 and not over():
+        index = count - 1 if held == count and dearest_first else (failed + held) // 2
+        holds, found = attempt(index)
+        if holds:
+            held, result = index, found
+        else:
+            failed = index
+    return Bisection(held if result is not None else None, result, held - failed <= 1)

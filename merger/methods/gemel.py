@@ -1,0 +1,297 @@
+"""GEMEL's search (Padmanabhan et al., NSDI 2023, section 5): one more group at a time, retrained jointly.
+
+Groups of the paper's signature are tried in descending order of bytes saved; `earliest`, `latest`, `random` and
+`one-model` are the orders that the paper compares with it. The members that reach their target keep sharing. If some
+fail, half of these leave the group and the rest is tried again, while it saves more than the next group.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from torch import nn
+
+from merger.budget import Budget
+from merger.checkpoint import Checkpoint, State, StepCache, snapshot, snapshots
+from merger.config import MergeOptions
+from merger.context import MergeContext, Merged, Plain
+from merger.evaluate import queries_at_target, required_ratios, tie_and_evaluate
+from merger.events import Event
+from merger.methods.epochs import is_hopeless, train_epochs
+from merger.methods.registry import register_method
+from merger.outcomes import Row, Trial, explain_attempts
+from merger.training.loop import Diverged
+from merger.training.recipe import Recipe
+from models.sharing.groups import Group, groups
+from models.sharing.layers import model_bytes, weight_key
+from models.sharing.plan import Member, SharingPlan
+
+SEARCHING = "sharing one group of layers after the other"
+SEEDS_PER_ROUND = 100
+
+
+def explain_gemel(ctx: MergeContext, options: MergeOptions, log: Sequence[Row], flops: float) -> list[Trial]:
+    """How each group was tried, whatever the order."""
+    required = required_ratios(ctx, options.margin)
+    return explain_attempts([group.members for group in worthwhile_groups(ctx, options)], log, required)
+
+
+def worthwhile_groups(ctx: MergeContext, options: MergeOptions) -> list[Group]:
+    """The groups of the paper's signature that save enough, in descending order of bytes saved."""
+    total = sum(model_bytes(query) for query in ctx.queries.values())
+    found = groups(ctx.layers, "strict", pairing="order")
+    return [group for group in found if group.saved_bytes >= options.min_saving * total]
+
+
+@register_method("gemel", explain_gemel)
+def gemel(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+    """The groups that save most first."""
+    return search(ctx, options, checkpoint, worthwhile_groups(ctx, options))
+
+
+@register_method("earliest", explain_gemel)
+def earliest(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+    """Groups nearest the input first."""
+    return search(ctx, options, checkpoint, sorted(worthwhile_groups(ctx, options), key=_mean_position(ctx)))
+
+
+@register_method("latest", explain_gemel)
+def latest(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+    """Groups nearest the output first."""
+    position = _mean_position(ctx)
+    queue = sorted(worthwhile_groups(ctx, options), key=lambda group: -position(group))
+    return search(ctx, options, checkpoint, queue)
+
+
+@register_method("random", explain_gemel)
+def random_order(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+    """Groups in an order drawn from the seed."""
+    queue = worthwhile_groups(ctx, options)
+    random.Random(ctx.seed).shuffle(queue)
+    return search(ctx, options, checkpoint, queue)
+
+
+@register_method("one-model", explain_gemel)
+def one_model(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+    """One model after the other joins those before it, with all its groups."""
+    queue = split_by_model(worthwhile_groups(ctx, options), list(ctx.queries))
+    return search(ctx, options, checkpoint, queue)
+
+
+def split_by_model(queue: Sequence[Group], queries: Sequence[str]) -> list[Group]:
+    """Each group as one for each member beyond the first: the members up to each further query, in order."""
+    joining = []
+    for place, query in enumerate(queries):
+        for group in queue:
+            ordered = sorted(group.members, key=lambda member: queries.index(member[0]))
+            members = tuple(member for member in ordered if queries.index(member[0]) <= place)
+            if len(members) > 1 and members[-1][0] == query:
+                joining.append(Group(group.signature, members, group.bytes, group.paired))
+    return joining
+
+
+def search(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint, queue: Sequence[Group]) -> Merged:
+    """Try the groups of a queue one by one on top of what is accepted."""
+    required, budget = required_ratios(ctx, options.margin), Budget.of(ctx, options, checkpoint)
+    checkpoint.add_row({"recipe": dict(options.recipe.__dict__), "flops": ctx.flops.total})
+    ctx.stages.announce([SEARCHING])
+    ctx.begin(SEARCHING, pieces=len(queue))
+    ceiling = sum(group.saved_bytes for group in worthwhile_groups(ctx, options))
+    accepted, started = Merged(SharingPlan(), snapshots(ctx.originals)), time.monotonic() - checkpoint.seconds
+    done = checkpoint.state("search")
+    if done:
+        accepted = Merged.from_plain(done["accepted"])
+    else:
+        done.update(accepted=accepted.to_plain(), rounds=0, rows=[])
+    for index in range(done["rounds"], len(queue)):
+        if budget.over:
+            text = f"time is over after {index} of {len(queue)} groups; the others were not tried"
+            ctx.progress(Event.WARNING.value, text=text)
+            break
+        turn = _Round(ctx, checkpoint, accepted, queue, index, options.recipe, required)
+        name = f"round {index + 1}"
+        found = checkpoint.step(name, turn.run)
+        accepted = Merged.from_plain(found["accepted"])
+        done.update(accepted=found["accepted"], rounds=index + 1, rows=[*done["rows"], *found["rows"]])
+        checkpoint.discard(name)
+        checkpoint.save()
+        last = found["rows"][-1]
+        ctx.progress(
+            Event.SEARCH_ROUND.value, round=index + 1, rounds=len(queue), signature=queue[index].signature,
+            members=last["kept"], saved_bytes=accepted.plan.saved_bytes(ctx.layers), ceiling_bytes=ceiling,
+            ratios=last["ratios"], seconds=time.monotonic() - started,
+        )  # fmt: skip
+        ctx.stages.reach(index + 1)
+    for row in done["rows"]:
+        checkpoint.add_row(row)
+    return accepted
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt at a group: the members that keep sharing, the state if any, and the best ratios on val."""
+
+    kept: tuple[Member, ...]
+    merged: Merged | None
+    ratios: Mapping[str, float]
+    epochs: int
+    diverged: bool = False
+
+    def to_plain(self) -> Plain:
+        """Plain values and tensors."""
+        merged = self.merged.to_plain() if self.merged is not None else None
+        return {**self.__dict__, "ratios": dict(self.ratios), "merged": merged}
+
+    @classmethod
+    def from_plain(cls, value: Mapping) -> Attempt:
+        """Inverse of `to_plain`."""
+        merged = Merged.from_plain(value["merged"]) if value["merged"] is not None else None
+        kept = tuple((query, path) for query, path in value["kept"])
+        return cls(**{**value, "kept": kept, "merged": merged})
+
+
+@dataclass(frozen=True)
+class _Round:
+    """All attempts at one group of the queue."""
+
+    ctx: MergeContext
+    cache: StepCache
+    accepted: Merged
+    queue: Sequence[Group]
+    index: int
+    recipe: Recipe
+    required: Mapping[str, float]
+
+    def run(self) -> Plain:
+        """What is `accepted` afterwards, and a log row for each attempt."""
+        group = self.queue[self.index]
+        next_saving = self.queue[self.index + 1].saved_bytes if self.index + 1 < len(self.queue) else 0
+        members, extends = _members_to_try(self.accepted.plan, group)
+        best, rows = Attempt((), None, {}, 0), []
+        while len(members) > 1:
+            name = f"attempt {len(rows)}"
+            before = self.cache.step(f"{name} begun", lambda: self.ctx.flops.total)
+            tried = Attempt.from_plain(self.cache.step(name, partial(self._attempt, members, len(rows))))
+            if len(tried.kept) > len(best.kept):
+                best = tried
+            row = {
+                "group": group.signature, "members": list(members), "kept": list(tried.kept), "epochs": tried.epochs,
+                "ratios": dict(tried.ratios), "diverged": tried.diverged, "flops": self.ctx.flops.total,
+                "flops_spent": self.ctx.flops.total - before,
+            }  # fmt: skip
+            rows.append(row)
+            self.ctx.progress(Event.ATTEMPT.value, round=self.index + 1, **row)
+            members = smaller_set(members, tried.kept, tried.ratios)
+            if extends or len(members) <= len(best.kept) or group.bytes * (len(members) - 1) <= next_saving:
+                break
+        return {"accepted": (best.merged or self.accepted).to_plain(), "rows": rows}
+
+    def _attempt(self, members: Sequence[Member], attempts: int) -> Plain:
+        seed = (self.ctx.seed * len(self.queue) + self.index) * SEEDS_PER_ROUND + attempts
+        recipe = replace(self.recipe, seed=seed)
+        return attempt_set(self.ctx, self.accepted, members, recipe, self.required, self.cache).to_plain()
+
+
+def attempt_set(
+    ctx: MergeContext,
+    accepted: Merged,
+    members: Sequence[Member],
+    recipe: Recipe,
+    required: Mapping[str, float],
+    cache: StepCache,
+) -> Attempt:
+    """Share one more set on top of what is accepted and retrain all models tied to it.
+
+    Ends early once all reach `required`, or if the gain of the last epochs, extrapolated, is too small for those that
+    do not. The state is adopted whenever one more member holds. Accepted sets within `members` are replaced by larger
+    ones only.
+    """
+    plan = extend_plan(accepted.plan, members)
+    queries = sorted(plan.tied_to(query for query, _ in members))
+    models, begun = tie_and_evaluate(ctx, cache, plan, queries, accepted.states)
+    least = max((len(shared) for shared in accepted.plan.shared if shared not in plan.shared), default=1) + 1
+    notes = cache.state("attempt")
+    history: list[dict[str, float]] = notes.setdefault("history", [])
+    best = Attempt.from_plain(notes["best"]) if "best" in notes else Attempt((), None, {}, 0)
+    epochs = train_epochs(ctx, models, recipe, cache)
+    try:
+        for epoch in range(len(history), recipe.epochs + 1):
+            ratios = next(epochs) if epoch else begun
+            holding = set(queries_at_target(ratios, required))
+            if sum(query in holding for query, _ in members) >= max(least, len(best.kept) + 1):
+                kept, merged = _holding_subset(ctx, accepted, members, models, holding, required)
+                if merged is not None:
+                    best = Attempt(kept, merged, ratios, epoch)
+                    notes["best"] = best.to_plain()
+            history.append(ratios)
+            if len(best.kept) == len(members):
+                return best
+            if is_hopeless(history, required, recipe.epochs - epoch, recipe.patience):
+                break
+    except Diverged:
+        return replace(best, ratios=best.ratios or history[0], epochs=len(history) - 1, diverged=True)
+    peak = {query: max(row[query] for row in history) for query in history[0]}
+    return Attempt(best.kept, best.merged, peak, len(history) - 1)
+
+
+def extend_plan(plan: SharingPlan, members: Sequence[Member], kept: Sequence[Member] | None = None) -> SharingPlan:
+    """The plan with the members (of which only these are `kept`) as one set, in place of the sets within them."""
+    others = tuple(shared for shared in plan.shared if not set(shared) <= set(members))
+    return SharingPlan(others).with_set(members if kept is None else kept)
+
+
+def smaller_set(members: Sequence[Member], kept: Sequence[Member], ratios: Mapping[str, float]) -> tuple[Member, ...]:
+    """The members to try next: those that held, and the better half of those that did not."""
+    failing = sorted((m for m in members if m not in kept), key=lambda member: -ratios[member[0]])
+    again = set(kept) | set(failing[: len(failing) // 2])
+    return tuple(member for member in members if member in again)
+
+
+def _holding_subset(
+    ctx: MergeContext,
+    accepted: Merged,
+    members: Sequence[Member],
+    models: Mapping[str, nn.Module],
+    holding: set[str],
+    required: Mapping[str, float],
+) -> tuple[tuple[Member, ...], Merged | None]:
+    """The present state without the failing members in the new set, if every query then reaches its target.
+
+    A failing member gets back its last accepted weight for this layer; tied to no other, it gets back all of it.
+    """
+    failing = [(query, path) for query, path in members if query not in holding]
+    kept = tuple(member for member in members if member not in failing)
+    bystanders = set(models) - {query for query, _ in members}
+    if len(kept) < 2 or not bystanders <= holding:
+        return (), None
+    states: dict[str, State] = {**accepted.states, **snapshots(models)}
+    for query, path in failing:
+        if accepted.plan.tied_to([query]) == {query}:
+            states[query] = dict(accepted.states[query])
+            continue
+        key = weight_key(states[query], path)
+        states[query][key] = accepted.states[query][key]
+        model = ctx.models([query], states)[query]
+        ctx.recalibrate(query, model)
+        if ctx.ratio(query, model) < required[query]:
+            return (), None
+        states[query] = snapshot(model)
+    return kept, Merged(extend_plan(accepted.plan, members, kept), states)
+
+
+def _members_to_try(plan: SharingPlan, group: Group) -> tuple[tuple[Member, ...], bool]:
+    """The group's members; with an accepted set among them, that set and the last one. And whether it extends one."""
+    for shared in plan.shared:
+        if set(shared) < set(group.members):
+            return (*shared, group.members[-1]), True
+    return group.members, False
+
+
+def _mean_position(ctx: MergeContext) -> Callable[[Group], float]:
+    """From a group to the mean position of its layers in their networks, 0 the first and 1 the last."""
+    position = {(layer.query, layer.path): layer.position for layer in ctx.layers}
+    return lambda group: sum(position[member] for member in group.members) / len(group.members)

@@ -1,0 +1,109 @@
+"""The registry of methods, and what their stages work with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from merger.budget import Budget
+from merger.checkpoint import Checkpoint, StepCache
+from merger.config import MergeOptions, TopDownConfig
+from merger.context import MergeContext, Merged, Plain
+from merger.evaluate import required_ratios, training_flops
+from merger.events import Event
+from merger.outcomes import Row, Trial
+from merger.training.recipe import Recipe
+from models.sharing.plan import SharingPlan
+
+Method = Callable[[MergeContext, MergeOptions, Checkpoint], Merged]
+Explain = Callable[[MergeContext, MergeOptions, Sequence[Row], float], list[Trial]]
+"""From the context, the options, the log and the FLOPs of a finished method: how each set of layers was tried."""
+
+
+@dataclass(frozen=True)
+class MethodEntry:
+    """A method, and how it explains the outcome of its sets."""
+
+    run: Method
+    explain: Explain
+
+
+METHODS: dict[str, MethodEntry] = {}
+
+
+def register_method(name: str, explain: Explain = lambda *_: []) -> Callable[[Method], Method]:
+    """Register a method under its command-line name."""
+
+    def enter(function: Method) -> Method:
+        METHODS[name] = MethodEntry(function, explain)
+        return function
+
+    return enter
+
+
+@dataclass(frozen=True)
+class MergeTask:
+    """What a stage works with: the whole `plan`, the `recipe`, the `required` ratio of each query on val, the budget."""
+
+    ctx: MergeContext
+    plan: SharingPlan
+    recipe: Recipe
+    required: Mapping[str, float]
+    budget: Budget
+    checkpoint: StepCache
+    config: TopDownConfig
+    log: Callable[[Row], None]
+
+    @classmethod
+    def of(
+        cls, ctx: MergeContext, plan: SharingPlan, recipe: Recipe, options: MergeOptions, checkpoint: Checkpoint
+    ) -> MergeTask:
+        """The task of a method with these options."""
+        required, budget = required_ratios(ctx, options.margin), Budget.of(ctx, options, checkpoint)
+        return cls(
+            ctx, plan, recipe, required, budget, checkpoint, options.top_down, lambda row: checkpoint.add_row(dict(row))
+        )
+
+    def with_budget(self, budget: Budget) -> MergeTask:
+        """The same task within another budget."""
+        return replace(self, budget=budget)
+
+    def saved_bytes(self, plan: SharingPlan) -> int:
+        """Bytes that a plan saves."""
+        return plan.saved_bytes(self.ctx.layers)
+
+    def run_stage(self, name: str, compute: Callable[[MergeTask], Plain]) -> Plain:
+        """A step of the cache; its log rows are part of its result, so that a resumed merge adds them again."""
+
+        def run() -> Plain:
+            rows: list[Row] = []
+            return {"found": compute(replace(self, log=rows.append)), "rows": rows}
+
+        found = self.checkpoint.step(name, run)
+        for row in found["rows"]:
+            self.log(row)
+        return found["found"]
+
+    def report(self, event: Event, **fields: Any) -> None:
+        """Add a row to the log and pass the same fields to the progress."""
+        row = {**fields, "flops": self.ctx.flops.total}
+        self.log(row)
+        self.ctx.progress(event.value, **row)
+
+    def fit_recipe(self, queries: Sequence[str], recipe: Recipe, min_frames: int) -> Recipe | None:
+        """The recipe within the budget: fewer frames an epoch (at least `min_frames`), then fewer epochs; None if not
+        even one epoch fits."""
+        for frames in (recipe.frames_per_epoch, min_frames):
+            epoch = training_flops(self.ctx, queries, replace(recipe, epochs=1, frames_per_epoch=frames))
+            epochs = min(float(recipe.epochs), self.budget.flops_left // max(1.0, epoch))
+            if epochs == recipe.epochs or (epochs >= 1 and frames == min_frames):
+                return replace(recipe, epochs=int(epochs), frames_per_epoch=frames)
+        return None
+
+    def report_time_over(self, stage: str, plan: SharingPlan, best: SharingPlan) -> None:
+        """Say that the budget ends a stage, and how many bytes more it could have saved at most."""
+        more = max(0, self.saved_bytes(plan) - self.saved_bytes(best))
+        text = f"time is over before the end of '{stage}'; more would save up to {more / 1e6:.1f} MB more"
+        self.ctx.progress(Event.WARNING.value, text=text)
+        self.log({"out_of_budget": stage, "possible_bytes": more, "flops": self.ctx.flops.total})

@@ -1,1 +1,0 @@
-"""Where a merge starts from: the weight that each set begins with, before anything is trained."""

@@ -1,0 +1,172 @@
+"""Channel permutation: shuffled channels are put back, and every model computes what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import merger.init.permutation as alignment
+from merger.checkpoint import State, StepCache, snapshot
+from merger.config import MergeOptions
+from merger.context import MergeContext
+from merger.evaluate import as_input, raw_frames
+from merger.init.average import rank_donors
+from merger.init.permutation import (
+    Channels,
+    CrossMoments,
+    align_channels,
+    match_channels,
+    orderable,
+    permute_channels,
+)
+from merger.methods.top_down import whole_plan
+from merger.training.distillation import record_inputs, watched_layers
+from models.sharing.layers import weight_key
+
+
+def test_shuffled_channels_are_put_back(ctx: MergeContext) -> None:
+    first = snapshot(ctx.originals["q0"])
+    ctx.originals["q2"].load_state_dict(_shuffled(ctx, "q0", first))
+    states = align_channels(ctx, whole_plan(ctx, MergeOptions()), "q0", StepCache())
+    assert all(torch.equal(states["q2"][name], first[name]) for name in first)
+
+
+def test_models_answer_as_before_and_their_heads_read_what_they_read(ctx: MergeContext) -> None:
+    originals = {query: snapshot(model) for query, model in ctx.originals.items()}
+    states = align_channels(ctx, whole_plan(ctx, MergeOptions()), "q1", StepCache())
+    moved = []
+    for query, model in ctx.models(ctx.queries, states).items():
+        frames = as_input(ctx, query, raw_frames(ctx, query, 8))
+        heads = watched_layers(ctx.queries[query], model)
+        with (
+            torch.no_grad(),
+            record_inputs(model, heads) as mine,
+            record_inputs(ctx.originals[query], heads) as theirs,
+        ):
+            assert torch.allclose(model(frames), ctx.originals[query](frames), atol=1e-4)
+        assert mine and all(torch.allclose(one, other, atol=1e-4) for one, other in zip(mine, theirs))
+        moved += [query for name in originals[query] if not torch.equal(originals[query][name], states[query][name])]
+        kept = ctx.originals[query].state_dict()
+        assert all(torch.equal(kept[name], originals[query][name]) for name in kept)
+    assert set(moved) == {"q0", "q2"}  # all but the donor
+
+
+def test_alignment_brings_weights_of_independent_originals_together(ctx: MergeContext) -> None:
+    plan = whole_plan(ctx, MergeOptions())
+    originals = {query: snapshot(model) for query, model in ctx.originals.items()}
+    assert _cosine(plan.shared, align_channels(ctx, plan, "q0", StepCache())) > _cosine(plan.shared, originals)
+
+
+def test_whether_it_answers_as_before_is_seen_in_full_float32_on_a_card(
+    ctx: MergeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames, seen = as_input(ctx, "q2", raw_frames(ctx, "q2", 2)), list[bool]()
+    monkeypatch.setattr(alignment, "as_input", lambda *_: frames)
+    channels, own = orderable(ctx, "q2"), MergeContext.models
+
+    def models(*given: Any) -> Any:
+        found = own(*given)
+        found["q2"].register_forward_pre_hook(lambda *_: seen.append(torch.backends.cudnn.allow_tf32))
+        return found
+
+    monkeypatch.setattr(MergeContext, "models", models)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    ctx.originals, ctx.device = dict(ctx.originals), torch.device("cuda")
+    assert channels is not None
+    assert alignment._keeps_outputs(ctx, "q2", snapshot(ctx.originals["q2"]), channels, {})
+    assert seen == [False, False] and torch.backends.cudnn.allow_tf32
+
+
+def test_a_model_whose_graph_cannot_be_read_stays_as_it_is(ctx: MergeContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    said, read = [], alignment.channels_of
+    ctx.progress = lambda event, **fields: said.append((event, fields))
+    unreadable = ctx.originals["q1"]
+    monkeypatch.setattr(alignment, "channels_of", lambda model: None if model is unreadable else read(model))
+    states = align_channels(ctx, whole_plan(ctx, MergeOptions()), "q0", StepCache())
+    assert all(torch.equal(states["q1"][name], tensor) for name, tensor in unreadable.state_dict().items())
+    assert [fields["text"] for event, fields in said if event == "warning"] == [
+        "q1: the graph of its model cannot be read, so its channels stay in their order"
+    ]
+    assert [fields["query"] for event, fields in said if event == "aligned"] == ["q2"]
+
+
+def test_a_graph_read_wrongly_is_found_out_by_the_answers(ctx: MergeContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    said, read = [], alignment.channels_of
+    ctx.progress = lambda event, **fields: said.append(fields.get("text", ""))
+
+    def forgetful(model: torch.nn.Module) -> Channels:
+        channels = read(model)
+        assert channels is not None
+        return Channels(channels.widths, {use: layout for use, layout in channels.uses.items() if use[1] == 0})
+
+    monkeypatch.setattr(alignment, "channels_of", forgetful)
+    states = align_channels(ctx, whole_plan(ctx, MergeOptions()), "q0", StepCache())
+    for query, model in ctx.originals.items():
+        assert all(torch.equal(states[query][name], tensor) for name, tensor in model.state_dict().items())
+    assert sum("gives other outputs" in text for text in said) == 2
+
+
+def test_what_a_cache_remembers_is_not_done_again(ctx: MergeContext) -> None:
+    plan, cache = whole_plan(ctx, MergeOptions()), StepCache()
+    cache.meter = ctx.flops
+    first = align_channels(ctx, plan, "q0", cache)
+    spent = ctx.flops.total
+    assert spent > 0
+    again = StepCache()
+    again.meter = ctx.flops
+    again.load_state_dict(cache.state_dict())
+    second = align_channels(ctx, plan, "q0", again)
+    assert ctx.flops.total == spent
+    assert all(torch.equal(first[query][name], second[query][name]) for query in first for name in first[query])
+
+
+def test_queries_come_in_the_order_of_what_they_share(ctx: MergeContext) -> None:
+    plan = whole_plan(ctx, MergeOptions())
+    assert set(rank_donors(plan, ctx.layers)) == {"q0", "q1", "q2"}
+    assert rank_donors(plan.with_private("q1", ["body.0"]), ctx.layers)[-1] == "q1"
+
+
+@given(width=st.integers(1, 12), seed=st.integers(0, 2**16))
+@settings(max_examples=50, deadline=None)
+def test_the_best_order_is_a_permutation_and_finds_a_planted_one(width: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    wanted = torch.randperm(width, generator=generator)
+    scores = 0.5 * torch.rand(width, width, generator=generator)
+    scores[wanted, torch.arange(width)] = 1.0
+    assert torch.equal(match_channels(scores), wanted)
+
+
+def test_correlations_over_batches_are_those_of_all_samples() -> None:
+    random = np.random.default_rng(0)
+    own, its = random.normal(3, 2, (90, 4)), random.normal(-1, 1, (90, 4))
+    its[:, 1] += own[:, 2]
+    own[:, 3] = 7.0
+    moments = CrossMoments()
+    for part in np.array_split(np.arange(90), 4):
+        moments.add(torch.from_numpy(own[part]).float(), torch.from_numpy(its[part]).float())
+    wanted = np.corrcoef(own[:, :3].T, its.T)[:3, 3:]
+    found = moments.correlations().numpy()
+    assert np.allclose(found[:3], wanted, atol=1e-4) and np.all(found[3] == 0)
+
+
+def _shuffled(ctx: MergeContext, query: str, state: State) -> State:
+    channels = orderable(ctx, query)
+    assert channels is not None and len(channels.widths) == 2
+    generator = torch.Generator().manual_seed(0)
+    orders = {space: torch.randperm(width, generator=generator) for space, width in channels.widths.items()}
+    return permute_channels(state, channels, orders)
+
+
+def _cosine(sets, states: Mapping[str, Mapping[str, Tensor]]) -> float:
+    values = []
+    for members in sets:
+        one, other = (states[q][weight_key(states[q], path)].flatten() for q, path in members[:2])
+        values.append(float(torch.cosine_similarity(one, other, dim=0)))
+    return sum(values) / len(values)

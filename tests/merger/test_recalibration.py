@@ -1,0 +1,85 @@
+"""BatchNorm recalibration on even chunks of frames."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from merger.config import MEASUREMENT
+from merger.context import MergeContext, recalibrate
+from merger.training.loop import TrainingSet
+
+
+class _Frames:
+    """So many frames of noise, and the chunks in which they were asked for."""
+
+    def __init__(self, count: int) -> None:
+        self.all, self.asked = torch.randn(count, 3, 4, 4, generator=torch.Generator().manual_seed(count)), []
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def batch(self, indices: list[int], generator: torch.Generator) -> tuple[Tensor, None]:
+        self.asked.append(len(indices))
+        return self.all[indices], None
+
+    def fed(self, images: Tensor, device: Any) -> Tensor:
+        return images
+
+
+def _model() -> nn.Sequential:
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(3)).eval()
+
+
+@pytest.mark.parametrize("count", [2, 31, 32, 33, 65, 97, 256])
+def test_recalibration_any_count_uses_every_frame_once(ctx: MergeContext, count: int) -> None:
+    data = _Frames(count)
+    ctx.train = {**ctx.train, "q0": data}  # type: ignore[dict-item]
+    model = _model()
+    recalibrate(ctx, "q0", model, MEASUREMENT.recalibration_frames, ctx.flops)
+    assert (
+        sum(data.asked) == count
+        and max(data.asked) - min(data.asked) <= 1
+        and max(data.asked) <= MEASUREMENT.recalibration_batch
+    )
+    torch.testing.assert_close(model[1].running_mean, data.all.mean((0, 2, 3)), atol=1e-6, rtol=1e-5)
+
+
+def test_recalibration_of_clips_in_order_keeps_their_variance(ctx: MergeContext) -> None:
+    data = _Frames(256)
+    data.all += torch.arange(256)[:, None, None, None] // 32  # eight clips, one after the other
+    ctx.train = {**ctx.train, "q0": data}  # type: ignore[dict-item]
+    model = _model()
+    recalibrate(ctx, "q0", model, MEASUREMENT.recalibration_frames, ctx.flops)
+    spread = data.all.mean((2, 3)).var(0)
+    torch.testing.assert_close(model[1].running_var, spread, atol=0, rtol=0.1)
+
+
+def test_recalibration_uses_augmented_frames_and_repeats(ctx: MergeContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Tensor] = []
+    batch = TrainingSet.batch
+
+    def seen(self: TrainingSet, indices: list[int], generator: torch.Generator) -> tuple[Tensor, list | None]:
+        images, targets = batch(self, indices, generator)
+        drawn.append(images)
+        return images, targets
+
+    monkeypatch.setattr(TrainingSet, "batch", seen)
+    once, again = (ctx.models(["q0"])["q0"] for _ in range(2))
+    assert recalibrate(ctx, "q0", once, MEASUREMENT.recalibration_frames, ctx.flops) and recalibrate(
+        ctx, "q0", again, MEASUREMENT.recalibration_frames, ctx.flops
+    ), "the same draws"
+    for name, buffer in once.named_buffers():
+        assert torch.equal(buffer, again.get_buffer(name))
+    plain = ctx.train["q0"].prepared.batch(range(len(ctx.train["q0"])))
+    assert not torch.equal(torch.cat(drawn[: len(drawn) // 2]).sum((1, 2, 3)).sort()[0], plain.sum((1, 2, 3)).sort()[0])
+
+
+def test_recalibration_of_one_frame_changes_nothing(ctx: MergeContext) -> None:
+    ctx.train = {**ctx.train, "q0": _Frames(1)}  # type: ignore[dict-item]
+    model = _model()
+    recalibrate(ctx, "q0", model, MEASUREMENT.recalibration_frames, ctx.flops)
+    assert torch.equal(model.state_dict()["1.running_var"], torch.ones(3))
