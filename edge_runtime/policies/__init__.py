@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edge_runtime.policies.adaptive import AdaptivePolicy
 from edge_runtime.policies.gemel import GemelPolicy
+from edge_runtime.policies.selection import SELECTING
 from edge_runtime.policies.time_sharing import TimeSharingPolicy
 from edge_runtime.scheduler.types import Policy
 from models.errors import InputError
@@ -18,7 +18,7 @@ def register(policy: Policy) -> Policy:
     return policy
 
 
-register(AdaptivePolicy())
+register(SELECTING)
 register(GemelPolicy())
 register(TimeSharingPolicy())
 

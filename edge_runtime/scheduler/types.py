@@ -129,13 +129,13 @@ class Decision:
 class Plan:
     """What a policy works out before the first frame: the cyclic order, and the largest batch of each query.
 
-    `detail` holds what else the policy wants to know later, `next_use` what was worked out once for all decisions.
+    `data` holds what else the policy wants to know later, `next_use` what was worked out once for all decisions.
     """
 
     order: tuple[str, ...]
     batches: Mapping[str, int]
     budget_bytes: int
-    detail: Any = None
+    data: Any = None
     next_use: NextUse = field(default_factory=NextUse, repr=False)
 
 

@@ -1,1 +1,0 @@
-"""`adaptive` where accuracy over time is the objective."""
