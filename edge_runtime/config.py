@@ -55,8 +55,8 @@ class BoxConfig:
     `precision` is fp32, bf16 or fp16: what the engine torch computes convolutions and matrix products in.
 
     `late` is drop where an answer that took longer than its query's SLA is only counted, publish where it goes out all
-    the same. `objective` is what `adaptive` aims at: frames in time, or accuracy over time by the curves in the bundle's
-    profile; None for accuracy where there are curves. With `overflow` a query that is too large for the budget copies
+    the same. `objective` is what `adaptive` aims at: frames in time, or accuracy over time by the bundle's measured
+    curves; None for accuracy where there are curves. With `overflow` a query that is too large for the budget copies
     what cannot stay in every run. `policy` names the schedule; `trace` is the file to record what it saw and decided,
     None for no record. With a `public_key` its owner must have signed the bundle. `http` says who may watch it, None
     where nobody can. With `canary` a reload tries new weights on samples of the spool before they serve.

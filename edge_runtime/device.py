@@ -68,9 +68,9 @@ class Device:
         """
         if self._held is None:
             resident = self.arena.residency.resident
-            self._held = self.pieces.held(resident)
+            self._held = self.pieces.resident_groups(resident)
             self._held_bytes = self.costs.resident_bytes(self._held)
-            self._loose = resident.difference(self.pieces.names(self._held))
+            self._loose = resident.difference(self.pieces.tensor_names(self._held))
         return self._held, self._held_bytes
 
     def load(self, query: str, count: int, evict: Iterable[str], changes: bool, early: bool = False) -> None:
@@ -80,7 +80,7 @@ class Device:
         return.
         """
         workspace_bytes = self.costs.queries[query].workspace_of(max(1, count))
-        gone = self.pieces.names(evict)
+        gone = self.pieces.tensor_names(evict)
         loose = tuple(self._loose.difference(self._tensors[query]))
         try:
             self._twice(query, lambda: self._bring(query, workspace_bytes, gone, loose, early))
@@ -100,7 +100,7 @@ class Device:
     def prefetch(self, load: Iterable[str], evict: Iterable[str]) -> None:
         """Begin to load pieces beside what runs, if there is room."""
         self._held = None
-        self.arena.prefetch(self.pieces.names(load), self.pieces.names(evict))
+        self.arena.prefetch(self.pieces.tensor_names(load), self.pieces.tensor_names(evict))
 
     def forget_held(self) -> None:
         """Look up anew what is in memory: something failed."""

@@ -307,13 +307,13 @@ class Executor:
     def believe(self, before: Executor, alike: Collection[str]) -> None:
         """Take over what another executor has learned: these queries run as long as they did."""
         run_s = {query: before.costs.queries[query].run_s for query in alike}
-        self._estimates.warmed(run_s, before.costs.copy_bytes_per_s)
+        self._estimates.set_measured(run_s, before.costs.copy_bytes_per_s)
         self._planned = self._plan_anew()
 
     def _learn(self, found: WarmUp) -> None:
         for query, error in found.failed.items():
             self.publisher.give_up(query, error)
-        self._estimates.warmed(found.run_s, found.copy_bytes_per_s or self.costs.copy_bytes_per_s)
+        self._estimates.set_measured(found.run_s, found.copy_bytes_per_s or self.costs.copy_bytes_per_s)
         for query, run_s in found.run_s.items():
             if run_s > self.costs.queries[query].sla_s:
                 log.warning(
@@ -357,7 +357,7 @@ class Executor:
         for query, captured_at, reason in decision.drop:
             self.parts.mailboxes.drop(query, captured_at, reason)
             if reason == DEADLINE:
-                self._estimates.doubt(query)
+                self._estimates.lower_run_s(query)
         turn = TurnTiming()
         if decision.query:
             turn = self._take_turn(decision, decision.query)
@@ -431,10 +431,10 @@ class Executor:
         finished = self.clock()
         load_s = arena.load_s - load_before_s if early else loaded - start
         moved = arena.bytes_moved - before
-        self._estimates.loaded(query, moved, load_s)
+        self._estimates.record_load(query, moved, load_s)
         run_s = finished - loaded if ran and not (early and moved) else None
         if run_s is not None:
-            self._estimates.ran(query, decision.count, run_s)
+            self._estimates.record_run(query, decision.count, run_s)
         return TurnTiming(load_s, moved, run_s)
 
     def _run(self, query: str, decision: Decision) -> bool:

@@ -21,16 +21,15 @@ from edge_runtime.simulation.simulator import simulate
 MIN_SHARE, SUM_SHARE = 0.8, 0.98
 SHARED_CODE = (
     "scheduler",
-    "frames/ledger.py",
-    "frames/mailbox.py",
-    "memory/placing.py",
+    "queues.py",
+    "memory/allocator.py",
     "simulation/device_profiles.py",
     "simulation/simulator.py",
 )
 POLICY_CODE = {
     "time-sharing": ("policies/gemel.py", "policies/time_sharing.py"),
     "gemel": ("policies/gemel.py",),
-    "adaptive": ("policies", "policies/accuracy", "policies/against"),
+    "adaptive": ("policies",),
 }
 WORST_SHOWN = 12
 SUM_HEADS = (

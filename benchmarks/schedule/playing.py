@@ -27,7 +27,7 @@ def code_of(*files: str) -> str:
     """A digest of the schedule's code and of these files, which recorded rows depend on."""
     root = Path(next(iter(edge_runtime.__path__)))
     paths = [path for room in ROOMS for path in sorted((root / room).rglob("*.py"))]
-    paths += [root / "memory/placing.py", root / "frames/mailbox.py", *map(Path, files)]
+    paths += [root / "memory/allocator.py", root / "queues.py", *map(Path, files)]
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()[:CODE_DIGITS]
 
 

@@ -27,7 +27,7 @@ class UtilityConfig:
     `floor_share` of the rate at which a query is promised frames (`UtilityPlan.floor_rates`) is what it is owed. Its
     deficit is what it is owed less what it had; a frame of it counts `deficit_base` to the power of the deficit, which
     is at most `max_deficit` and doubled for a query that should have had `few_frames` so far. From `preload_deficit` on
-    a query is loaded ahead of its next frame; from `wait_deficit` on a longer run of another query waits for that frame.
+    a query is loaded ahead of its next frame; from `wait_deficit` on a longer run of another query waits for it.
     A frame counts `staleness_share` more for each period that the query's newest result is old, up to
     `max_stale_periods`. `min_gain` is what a result brings that is no better than the one before it.
     """

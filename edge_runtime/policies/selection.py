@@ -9,10 +9,10 @@ better one runs from then on. A greedy candidate that gives a query clearly less
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from edge_runtime.policies.adaptive import AdaptivePolicy, History, UtilityConfig
+from edge_runtime.policies.adaptive import AdaptivePolicy, History, UtilityConfig, UtilityPlan
 from edge_runtime.policies.gemel import GemelPolicy
 from edge_runtime.scheduler.costs import Costs
 from edge_runtime.scheduler.types import CLOCK_SLACK_S, Decision, Plan, QuerySpec, SchedulerState, mean_accuracy
@@ -67,9 +67,13 @@ class SelectionPlan:
         """Whether the objective is accuracy over time."""
         return self.greedy.data.for_accuracy
 
+    def greedy_plan(self, chosen: UtilityPlan) -> Plan:
+        """The greedy scheduler's plan with the weights of a candidate, for the present budget."""
+        return replace(self.greedy, data=replace(chosen, infeasible=self.greedy.data.infeasible))
+
     def begin(self, now: float) -> SelectionState:
         """The state of a box that begins now: `gemel` runs, or the greedy scheduler where accuracy is the objective."""
-        chosen = self.greedy if self.for_accuracy else None
+        chosen = self.greedy.data if self.for_accuracy else None
         return SelectionState(History(now), first_comparison(now, self.specs), chosen=chosen)
 
 
@@ -77,15 +81,15 @@ class SelectionPlan:
 class SelectionState:
     """What is remembered: the history of runs, which scheduler runs, and the comparison under way.
 
-    The greedy scheduler runs by the plan `chosen`; None for `gemel`, which remembers `turns`. `compared` are the costs
-    and the queries of the last comparison.
+    The greedy scheduler runs with the weights in `chosen`; None for `gemel`, which remembers `turns`. `compared`
+    are the costs and the queries of the last comparison.
     """
 
     history: History
     compare_at: float
     again_s: float = CONFIG.again_s
     turns: Any = None
-    chosen: Plan | None = None
+    chosen: UtilityPlan | None = None
     comparison: Comparison | None = None
     steps: int = 0
     compared: tuple[Costs, frozenset[str]] | None = None
@@ -108,7 +112,9 @@ class SelectingPolicy:
         memory = replace(memory, history=memory.history.with_waiting(state.waiting))
         memory = advance_selection(memory, state, costs, plan.data)
         if memory.chosen is not None:
-            decision = GREEDY.decide(replace(state, policy_state=memory.history), costs, memory.chosen)
+            decision = GREEDY.decide(
+                replace(state, policy_state=memory.history), costs, plan.data.greedy_plan(memory.chosen)
+            )
             return replace(decision, policy_state=replace(memory, history=decision.policy_state))
         decision = GEMEL.decide(replace(state, policy_state=memory.turns), costs, plan.data.gemel)
         history = with_decision(memory.history, state, decision)
@@ -177,8 +183,8 @@ class Comparison:
     """`gemel` and the greedy candidates, simulated from a box's state on the expected frames.
 
     Whatever runs on the box goes on for `lead_s`; from then on, `begins`, each candidate goes its own way. It is played
-    as far as it was ever called for, and gives the same answer whenever it is called with as many steps. `winner` is
-    the plan of the greedy scheduler, or None for `gemel`.
+    as far as it was ever called for, and gives the same answer whenever it is called with as many steps. `winner` holds
+    the weights of the greedy scheduler, None for `gemel`.
     """
 
     def __init__(self, state: SchedulerState, costs: Costs, data: SelectionPlan, memory: SelectionState) -> None:
@@ -187,7 +193,7 @@ class Comparison:
         self.begins = state.now + CONFIG.lead_s
         self._ends = self.begins + CONFIG.horizon_s
         self._urgency = {query: state.urgency.get(query, spec.urgency) for query, spec in data.specs.items()}
-        self.winner: Plan | None = None
+        self.winner: UtilityPlan | None = None
         self._steps, self._steps_needed = 0, None
         feed = expected_frames(memory.history, self.active, data.specs, state.now, self._ends)
         self._moments = {
@@ -225,14 +231,14 @@ class Comparison:
         rates = {query: len(gemel.captured.get(query, ())) / CONFIG.horizon_s for query in self._data.specs}
         most = self._score(gemel)
         for config in CONFIG.candidates:
-            data = replace(self._data.greedy.data, config=config, floor_rates=rates)
-            plan = replace(self._data.greedy, data=data)
+            weights = replace(self._data.greedy.data, config=config, floor_rates=rates)
+            plan = replace(self._data.greedy, data=weights)
             greedy = Outcome(start)
             box = self._box.fork(lambda state, plan=plan: GREEDY.decide(state, self.costs, plan), greedy, start)
             yield from self._run(box, self._ends)
             score = self._score(greedy)
             if score > most and self._keeps_floors(greedy, gemel):
-                self.winner, most = plan, score
+                self.winner, most = weights, score
 
     def _run(self, box: VirtualBox, until_s: float):
         while box.now < until_s and box.step(until_s):
@@ -255,7 +261,7 @@ class Comparison:
 
 
 class Outcome(BoxObserver):
-    """The results of one simulated scheduler: of each query the frames that ran (captured_at) and when they finished."""
+    """The results of one simulated scheduler: when the frames of each query were captured, and when they finished."""
 
     def __init__(self, start: History) -> None:
         self.captured: dict[str, list[float]] = {}

@@ -1,10 +1,7 @@
-"""What running and moving things costs: plain numbers that the schedule, the simulator and the daemon all read.
+"""Costs: what runs and loads take, as plain numbers that the scheduler, the simulator and the box all read.
 
-Pieces: tensors that come and go together, so that a schedule has a hundred names to look at, not thousands.
-
-Estimates: the costs as a box knows them, corrected with every load and run.
-
-Memory settings: the budgets under which methods are compared, and how a size is written.
+`Costs` are known beforehand, `CostEstimates` corrects them with every run and load, `tensor_groups` reduces thousands
+of tensors to a hundred names. The memory settings are the budgets under which methods are compared.
 """
 
 from __future__ import annotations
@@ -58,8 +55,8 @@ class QueryCost:
             raise ValueError(f"larger batches must ascend and take no less time: {self.larger}")
         object.__setattr__(self, "tensors", tuple(dict.fromkeys(self.tensors)))
         object.__setattr__(self, "needed", frozenset(self.tensors))
-        object.__setattr__(self, "runs_s", tuple(_every([(one.count, one.run_s) for one in known])))
-        spaces = _every([(one.count, one.workspace_bytes) for one in known])
+        object.__setattr__(self, "runs_s", tuple(_interpolate([(one.count, one.run_s) for one in known])))
+        spaces = _interpolate([(one.count, one.workspace_bytes) for one in known])
         object.__setattr__(self, "workspaces", tuple(round(nbytes) for nbytes in spaces))
 
     @property
@@ -69,28 +66,28 @@ class QueryCost:
 
     def run_of(self, count: int) -> float:
         """Seconds that `count` frames take in one run; ValueError beyond the largest known batch."""
-        return self.run_s if count == 1 else self.runs_s[self._place(count)]
+        return self.run_s if count == 1 else self.runs_s[self._index(count)]
 
     def workspace_of(self, count: int) -> int:
         """Workspace of `count` frames in one run."""
-        return self.workspace_bytes if count == 1 else self.workspaces[self._place(count)]
+        return self.workspace_bytes if count == 1 else self.workspaces[self._index(count)]
 
-    def _place(self, count: int) -> int:
+    def _index(self, count: int) -> int:
         if not 1 <= count <= len(self.runs_s):
             raise ValueError(f"nothing is known of batches of {count}, only up to {self.largest}")
         return count - 1
 
-    def slowed(self, factor: float) -> QueryCost:
+    def with_run_factor(self, factor: float) -> QueryCost:
         """The same query with runs of every batch taking `factor` times as long."""
-        return self.timed([factor * run_s for run_s in self.runs_s])
+        return self.with_run_times([factor * run_s for run_s in self.runs_s])
 
-    def timed(self, runs_s: Sequence[float]) -> QueryCost:
+    def with_run_times(self, runs_s: Sequence[float]) -> QueryCost:
         """The same query with the run times of every batch replaced, from that of one frame on."""
         larger = tuple(BatchCost(one.count, runs_s[one.count - 1], one.workspace_bytes) for one in self.larger)
-        return _changed(self, run_s=runs_s[0], larger=larger, runs_s=tuple(runs_s))
+        return _replace_fields(self, run_s=runs_s[0], larger=larger, runs_s=tuple(runs_s))
 
 
-def _every(known: Sequence[tuple[int, float]]) -> list[float]:
+def _interpolate(known: Sequence[tuple[int, float]]) -> list[float]:
     """The value of every batch from 1 to the largest known, on the line between its neighbours.
 
     Worked out once, since every decision looks several up.
@@ -149,15 +146,6 @@ class Costs:
         """The least budget under which this query can run: its resident weights and its workspace."""
         return self.weights_bytes(query) + self.queries[query].workspace_bytes
 
-    def with_query(self, query: str, cost: QueryCost) -> Costs:
-        """The same costs with one query's replaced by `cost`, which needs the same tensors."""
-        return _changed(self, queries={**self.queries, query: cost})
-
-    def timed_as(self, other: Costs) -> Costs:
-        """The same tensors with the run times of the other's queries, which are the same, and its rate of copying."""
-        queries = {query: one.timed(other.queries[query].runs_s) for query, one in self.queries.items()}
-        return _changed(self, queries=queries, copy_bytes_per_s=other.copy_bytes_per_s)
-
     def with_measured(self, query: str, run_s: float, copy_bytes_per_s: float) -> Costs:
         """The same costs with one query's run time (of one frame; larger batches in proportion) and the copy rate
         replaced by measured ones.
@@ -165,14 +153,14 @@ class Costs:
         cost = self.queries[query]
         # A query whose runs had no known time: a batch takes as long as its frames one after the other.
         changed = (
-            cost.slowed(run_s / cost.run_s)
+            cost.with_run_factor(run_s / cost.run_s)
             if cost.run_s > 0
-            else cost.timed([count * run_s for count in range(1, cost.largest + 1)])
+            else cost.with_run_times([count * run_s for count in range(1, cost.largest + 1)])
         )
-        return _changed(self, queries={**self.queries, query: changed}, copy_bytes_per_s=copy_bytes_per_s)
+        return _replace_fields(self, queries={**self.queries, query: changed}, copy_bytes_per_s=copy_bytes_per_s)
 
 
-def _changed(value: Value, **changes: Any) -> Value:
+def _replace_fields(value: Value, **changes: Any) -> Value:
     """A copy of a frozen dataclass with fields replaced and nothing checked or computed again.
 
     Costs are corrected with every frame; checking thousands of tensors each time would cost more than a frame.
@@ -220,11 +208,11 @@ class TensorGroups:
     costs: Costs
     tensors: Mapping[str, tuple[str, ...]]
 
-    def held(self, resident: Set[str]) -> frozenset[str]:
+    def resident_groups(self, resident: Set[str]) -> frozenset[str]:
         """The pieces of which every tensor is resident."""
         return frozenset(piece for piece, names in self.tensors.items() if all(name in resident for name in names))
 
-    def names(self, pieces: Iterable[str]) -> tuple[str, ...]:
+    def tensor_names(self, pieces: Iterable[str]) -> tuple[str, ...]:
         """The tensors of these pieces."""
         return tuple(name for piece in pieces for name in self.tensors[piece])
 
@@ -272,7 +260,7 @@ def coalesced(costs: Costs) -> Costs:
 # Share of the newest measurement in a running average of costs.
 NEWEST_SHARE = 0.2
 # How much a run time is lowered for each frame that it cost.
-DOUBT_SHARE = 0.05
+LOWER_SHARE = 0.05
 # Loads smaller than this say more about the latency than about the rate of copying.
 RATE_FROM_BYTES = 2**20
 
@@ -287,28 +275,28 @@ class CostEstimates:
         self.costs = costs
         self.best_s = dict(best_s or {})
 
-    def warmed(self, run_s: Mapping[str, float], copy_bytes_per_s: float) -> None:
+    def set_measured(self, run_s: Mapping[str, float], copy_bytes_per_s: float) -> None:
         """Take over what the warm-up measured: seconds of a run of one frame, and the rate of copying."""
         for query, seconds in run_s.items():
             self.best_s[query] = seconds
             self.costs = self.costs.with_measured(query, seconds, copy_bytes_per_s)
 
-    def loaded(self, query: str, moved_bytes: int, seconds: float) -> None:
+    def record_load(self, query: str, moved_bytes: int, seconds: float) -> None:
         """A load for `query` moved so many bytes in so long."""
         if moved_bytes >= RATE_FROM_BYTES and seconds > 0:
-            rate = _average(self.costs.copy_bytes_per_s, moved_bytes / seconds)
+            rate = _moving_average(self.costs.copy_bytes_per_s, moved_bytes / seconds)
             self.costs = self.costs.with_measured(query, self.costs.queries[query].run_s, rate)
 
-    def ran(self, query: str, count: int, seconds: float) -> None:
+    def record_run(self, query: str, count: int, seconds: float) -> None:
         """A run of `count` frames took so long."""
         cost = self.costs.queries[query]
         expected = cost.run_of(count)
         single = cost.run_s * seconds / expected if expected > 0 else seconds / count
         self.best_s[query] = min(self.best_s.get(query, single), single)
-        run_s = _average(cost.run_s, single)
+        run_s = _moving_average(cost.run_s, single)
         self.costs = self.costs.with_measured(query, run_s, self.costs.copy_bytes_per_s)
 
-    def doubt(self, query: str) -> None:
+    def lower_run_s(self, query: str) -> None:
         """Lower a run time that cost a frame a little: to the best one seen, or into the SLA if even that is above.
 
         A query believed too slow is not run, and what is not run is not measured: a stall, during the warm-up too,
@@ -317,11 +305,11 @@ class CostEstimates:
         cost = self.costs.queries[query]
         best = self.best_s.get(query, cost.run_s)
         target = min(cost.run_s, best if best <= cost.sla_s else cost.sla_s / 2)
-        lower = _average(cost.run_s, target, DOUBT_SHARE)
+        lower = _moving_average(cost.run_s, target, LOWER_SHARE)
         self.costs = self.costs.with_measured(query, lower, self.costs.copy_bytes_per_s)
 
 
-def _average(known: float, measured: float, share: float = NEWEST_SHARE) -> float:
+def _moving_average(known: float, measured: float, share: float = NEWEST_SHARE) -> float:
     return known + share * (measured - known)
 
 

@@ -1,9 +1,8 @@
-"""Room: what to evict so that a query fits, what is needed last going first and no more than must go.
+"""Eviction: what to evict so that a query fits, and what of a query larger than the budget stays in memory.
 
-Overflow: of a query too large for the budget, what fits stays in memory; the rest is copied anew in every run.
-
-A layer's weights that are not used from where they lie (packed ones are widened, others overflow) take their turns in
-one scratch buffer, which is part of the workspace. Plain numbers here; `engines/staging.py` moves the bytes.
+The rest of such a query, its overflow, is copied anew in every run: a layer's weights that are not used where they are
+stored (packed or overflowing) are widened or copied into one scratch buffer, which is part of the workspace. Plain
+numbers here; `engines/weight_streaming.py` moves the bytes.
 """
 
 from __future__ import annotations

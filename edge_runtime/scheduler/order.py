@@ -1,7 +1,4 @@
-"""The cyclic order of turns, and what a round of it moves.
-
-Next use: which tensors are needed when in the cyclic order of turns, and so which can go first.
-"""
+"""The cyclic order of turns, the bytes that a round of it moves, and which tensors it needs last."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Staleness: what an answer is worth as it ages, and so what a fresh one brings.
+"""What goes into the scheduler and what comes out: plain values, the same on the box and on the virtual clock.
 
-A curve holds the accuracy of an answer that is 0, 1, 2... frames old, as it was measured; beyond its end it stays as it
-is. Ages are in frames of the query's rate, and between two of them accuracies lie on the line.
-
-What goes into a schedule and what comes out: plain values, the same on the box and on the virtual clock.
+A staleness curve holds the accuracy of a result that is 0, 1, 2... frames old, as it was measured; beyond its end it
+stays as it is. Ages are in frames of the query's rate; between two of them the accuracy is interpolated.
 """
 
 from __future__ import annotations

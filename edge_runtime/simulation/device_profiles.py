@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from edge_runtime.scheduler.costs import BATCHES, BatchCost, Costs, QueryCost
 from edge_runtime.scheduler.eviction import OverflowLayer, scratch_bytes
+from models.bundle.model_spec import is_zoo_model
 
 if TYPE_CHECKING:
     from models.bundle import Bundle, BundleQuery
@@ -145,7 +146,7 @@ def costs_for(profile: DeviceProfile, bundle: Bundle) -> Costs:
 
 
 def _query_cost(profile: DeviceProfile, bundle: Bundle, query: BundleQuery) -> QueryCost:
-    found = _counted(bundle, query)
+    found = _model_cost(bundle, query)
     batches = [
         BatchCost(
             count,
@@ -164,8 +165,8 @@ def _query_cost(profile: DeviceProfile, bundle: Bundle, query: BundleQuery) -> Q
 
 
 @dataclass(frozen=True, slots=True)
-class _OnPaper:
-    """What one frame costs a model, whatever the device; `scratch_bytes` stays the same for many."""
+class ModelCost:
+    """What one frame costs a model, whatever the device; `scratch_bytes` stays the same for many frames."""
 
     flops: int
     workspace_bytes: int
@@ -173,23 +174,24 @@ class _OnPaper:
     leaves: int
 
 
-_COUNTED: dict[tuple[object, ...], _OnPaper] = {}
+_MODEL_COSTS: dict[tuple[object, ...], ModelCost] = {}
 
 
-def _counted(bundle: Bundle, query: BundleQuery) -> _OnPaper:
-    """Counted once for all queries with the same model, stored alike."""
+def _model_cost(bundle: Bundle, query: BundleQuery) -> ModelCost:
+    """Counted once for all queries whose zoo model is built and stored alike."""
+    packed = tuple(sorted((path, own.dtype) for path, own in query.stored.items()))
+    key = (query.task, query.model, repr(query.model_args), query.input_size, len(query.classes), packed)
+    if key in _MODEL_COSTS:
+        return _MODEL_COSTS[key]
     from models.cost import flops, workspace_bytes
 
-    model = bundle.build(query.id, "meta")
-    shapes = tuple((path, tuple(tensor.shape), tensor.dtype) for path, tensor in model.state_dict().items())
-    packed = tuple((path, own.dtype) for path, own in query.stored.items())
-    key = (query.task, query.model, query.input_size, shapes, packed)
-    if key not in _COUNTED:
-        leaves = sum(not any(module.children()) for module in model.modules())
-        scratch = scratch_bytes(overflow_layers(bundle, query)) if packed else 0
-        size = query.input_size
-        _COUNTED[key] = _OnPaper(flops(model, size), workspace_bytes(model, size), scratch, leaves)
-    return _COUNTED[key]
+    model, size = bundle.build(query.id, "meta"), query.input_size
+    leaves = sum(not any(module.children()) for module in model.modules())
+    scratch = scratch_bytes(overflow_layers(bundle, query)) if packed else 0
+    found = ModelCost(flops(model, size), workspace_bytes(model, size), scratch, leaves)
+    if is_zoo_model(query.model):
+        _MODEL_COSTS[key] = found
+    return found
 
 
 def overflow_layers(bundle: Bundle, query: BundleQuery, device: str = "cuda") -> tuple[OverflowLayer, ...]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
 from edge_runtime.policies import policy_named
-from edge_runtime.queues import DEADLINE, Frame, Ledger, Mailboxes
+from edge_runtime.queues import DEADLINE
 from edge_runtime.scheduler import Decision, Policy, QuerySpec, SchedulerState
 from edge_runtime.scheduler.costs import CostEstimates
-from edge_runtime.simulation.simulator import simulate
+from edge_runtime.simulation.simulator import BoxObserver, VirtualBox, simulate
 from edge_runtime.simulation.trace import TraceArrival, TraceHeader, TraceStep, numbered_names, read_trace, trace_costs
 
 
@@ -62,7 +61,7 @@ def replay(path: str | Path) -> ReplayResult:
     """
     head, lines = read_trace(path)
     policy = policy_named(head.policy, f"{path}: line 1", "policy")
-    box = _Box(head, policy)
+    box = _RecordedBox(head, policy)
     for line in lines:
         if isinstance(line, TraceArrival):
             box.arrive(*line.frame)
@@ -75,107 +74,102 @@ def replay(path: str | Path) -> ReplayResult:
         {query: [at - start for at in times] for query, times in arrivals.items()},
         head.budget_bytes,
         policy,
-        box.demands,
+        box.specs,
     )
     predicted = {row["id"]: row["processed"] for row in free.per_query()}
     received = {query: len(times) for query, times in arrivals.items()}
     return ReplayResult(box.decisions, box.same, box.first_difference, received, box.processed, predicted)
 
 
-class _Box:
-    """The recorded box: its queue and its beliefs follow the replayed decisions, its clock and memory the record."""
+class _RecordedBox:
+    """The recorded box: its mailboxes and its costs follow the replayed decisions, its clock and memory the record."""
 
     def __init__(self, head: TraceHeader, policy: Policy) -> None:
-        costs = trace_costs(head)
         self.policy = policy
-        self.demands = {
+        self.specs = {
             query: QuerySpec(one.fps, one.urgency, tuple(one.staleness)) for query, one in head.demands.items()
         }
-        self.estimates = CostEstimates(
-            costs, {query: one.best_s for query, one in head.queries.items() if one.best_s is not None}
-        )
+        best_s = {query: one.best_s for query, one in head.queries.items() if one.best_s is not None}
+        self.estimates = CostEstimates(trace_costs(head), best_s)
+        costs = self.estimates.costs
         self.budget_bytes = head.budget_bytes
-        self.plan = self.policy.plan(costs, self.demands, self.budget_bytes)
-        self.mailboxes = Mailboxes(costs.queries, Ledger(costs.queries))
+        self.plan = policy.plan(costs, self.specs, self.budget_bytes)
+        self.box = VirtualBox(costs, self._decide, BoxObserver(), [], resident=frozenset(numbered_names(head.resident)))
         self.arrivals: dict[str, list[float]] = {query: [] for query in costs.queries}
         self.processed = dict.fromkeys(costs.queries, 0)
-        self.resident = set(numbered_names(head.resident))
-        self.policy_state: Any = None
-        self.late_news: list[tuple[float, int, str, float]] = []  # a heap: told at, in which place, query, captured at
-        self.told = 0
         self.decisions = self.same = 0
         self.first_difference: str | None = None
 
     def arrive(self, query: str, captured_at: float, at: float) -> None:
+        """A frame; the trace may hold it after a decision before which it came, and the other way round."""
         self.arrivals[query].append(captured_at)
-        heappush(self.late_news, (at, self.told, query, captured_at))
-        self.told += 1
+        self.box.announce(at, query, captured_at)
 
     def step(self, line: TraceStep) -> None:
-        self._deliver(line.at)
+        """Decide again at the moment of a recorded decision, and take over what that took."""
         if line.budget_bytes != self.budget_bytes:
             self.budget_bytes = line.budget_bytes
-            self.plan = self.policy.plan(self.estimates.costs, self.demands, self.budget_bytes)
-        appeared, vanished = line.resident
-        self.resident = (self.resident | set(numbered_names(appeared))) - set(numbered_names(vanished))
-        resident = frozenset(self.resident)
-        costs = self.estimates.costs
-        decision = self.policy.decide(
-            SchedulerState(
-                line.at,
-                self.mailboxes.pending(),
-                resident,
-                costs.resident_bytes(resident),
-                self.policy_state,
-                line.urgency,
-            ),
-            costs,
-            self.plan,
-        )
+            self.plan = self.policy.plan(self.estimates.costs, self.specs, self.budget_bytes)
+        box, (appeared, vanished) = self.box, line.resident
+        box.now, box.urgency = line.at, line.urgency
+        box.resident = (box.resident | set(numbered_names(appeared))) - set(numbered_names(vanished))
+        box.resident_bytes = box.costs.resident_bytes(box.resident)
+        box.deliver()
+        decision = box.next_decision()
         self._compare(line, decision)
-        self.policy_state = decision.policy_state
-        self._carry_out(line, decision)
+        for query, captured_at, reason in decision.drop:
+            box.drop(query, captured_at, reason)
+            if reason == DEADLINE:
+                self.estimates.lower_run_s(query)
+        box.change_resident(decision)
+        if decision.query is not None:
+            box.take(decision.query, decision.count)
+        if line.query is not None:
+            self._measure(line, line.query)
 
-    def _deliver(self, now: float) -> None:
-        """Frames told of after a decision may have come before it, and the other way round."""
-        while self.late_news and self.late_news[0][0] <= now:
-            _, _, query, captured_at = heappop(self.late_news)
-            self.mailboxes.put(query, Frame(0, captured_at))
+    def _decide(self, state: SchedulerState) -> Decision:
+        return self.policy.decide(state, self.estimates.costs, self.plan)
 
     def _compare(self, line: TraceStep, decision: Decision) -> None:
-        recorded = (
-            line.query,
-            line.count,
-            set(numbered_names(line.load)),
-            set(numbered_names(line.evict)),
-            list(line.drop),
+        recorded = DecisionRecord(
+            line.query, line.count, frozenset(numbered_names(line.load)), frozenset(numbered_names(line.evict)),
+            tuple(line.drop),
+        )  # fmt: skip
+        replayed = DecisionRecord(
+            decision.query, decision.count, frozenset(decision.load), frozenset(decision.evict), decision.drop
         )
-        replayed = (decision.query, decision.count, set(decision.load), set(decision.evict), list(decision.drop))
-        if recorded[0] is None and replayed[0] is None and not recorded[4] and not replayed[4]:
+        if recorded.is_idle and replayed.is_idle:
             return
         self.decisions += 1
         self.same += recorded == replayed
         if recorded != replayed and self.first_difference is None:
-            self.first_difference = f"at {line.at:.6f}: recorded {_short(recorded)}, replayed {_short(replayed)}"
+            self.first_difference = f"at {line.at:.6f}: recorded {recorded.to_text()}, replayed {replayed.to_text()}"
 
-    def _carry_out(self, line: TraceStep, decision: Decision) -> None:
-        for query, captured_at, reason in decision.drop:
-            self.mailboxes.drop(query, captured_at, reason)
-            if reason == DEADLINE:
-                self.estimates.doubt(query)
-        self.resident = (self.resident - set(decision.evict)) | set(decision.load)
-        if decision.query is not None:
-            self.mailboxes.take(decision.query, decision.count)
-        query = line.query
-        if query is None:
-            return
+    def _measure(self, line: TraceStep, query: str) -> None:
         if line.load_s is not None:
-            self.estimates.loaded(query, line.moved_bytes, line.load_s)
+            self.estimates.record_load(query, line.moved_bytes, line.load_s)
         if line.run_s is not None:
-            self.estimates.ran(query, line.count, line.run_s)
+            self.estimates.record_run(query, line.count, line.run_s)
         self.processed[query] += line.count
 
 
-def _short(decision: Sequence[Any]) -> str:
-    turn, count, load, evict, drop = decision
-    return f"{turn} x{count}, {len(load)} loaded, {len(evict)} evicted, {len(drop)} dropped"
+@dataclass(frozen=True)
+class DecisionRecord:
+    """A decision as far as a record holds it."""
+
+    query: str | None
+    count: int
+    load: frozenset[str]
+    evict: frozenset[str]
+    drop: tuple[tuple[str, float, str], ...]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing was run, loaded or dropped."""
+        return self.query is None and not self.drop
+
+    def to_text(self) -> str:
+        """The decision in words."""
+        return (
+            f"{self.query} x{self.count}, {len(self.load)} loaded, {len(self.evict)} evicted, {len(self.drop)} dropped"
+        )

@@ -1,13 +1,11 @@
-"""Traces: what a box saw, decided and measured, as JSON lines that can be replayed (`edge_runtime.simulation.trace`).
+"""Traces: what a box saw, decided and measured, written as JSON lines and read again for a replay.
 
 The first line holds the costs known at the start and all that the schedule was planned from. After it come, in the
 order in which they happened, `{"frame": [query, captured_at, at]}` for every frame that arrived, and one object per
 decision: `at` (when), `query`, `count`, `load` and `evict` (numbers of tensors), `drop`, what the action took
 (`load_s`, `moved_bytes`, `run_s`; null for what did not happen), `urgency`, `budget_bytes`, and `resident`: the
 tensors that came or went otherwise than by the decisions so far (a prefetch, say). Seconds are those of the box's
-own clock.
-
-A trace as it is read again: every line checked, so that a replay meets nothing that no box could have written.
+own clock. Reading checks every line.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from edge_runtime.scheduler.types import MAX_AGES
 from models.errors import InputError
 from models.io import AppendFile, Exact, read_json_lines, validate
 
-TRACE_FORMAT = 1
+TRACE_FORMAT = 2
 MAX_WAITING_LINES = 100_000
 TIMEOUT_S = 1.0
 

@@ -26,10 +26,10 @@ def test_a_piece_is_held_when_all_its_tensors_are_and_pieces_hold_every_tensor_o
     costs = data.draw(strategies.costs())
     pieces = tensor_groups(costs, data.draw(st.integers(1, 60_000)))
     needed = {name for cost in costs.queries.values() for name in cost.needed}
-    assert sorted(pieces.names(pieces.costs.tensor_bytes)) == sorted(needed)
+    assert sorted(pieces.tensor_names(pieces.costs.tensor_bytes)) == sorted(needed)
     query = data.draw(st.sampled_from(list(costs.queries)))
     mine = pieces.costs.queries[query].needed
-    assert set(pieces.names(mine)) == costs.queries[query].needed
-    assert pieces.held(costs.queries[query].needed) >= mine
+    assert set(pieces.tensor_names(mine)) == costs.queries[query].needed
+    assert pieces.resident_groups(costs.queries[query].needed) >= mine
     for name in costs.queries[query].needed:
-        assert not pieces.held(costs.queries[query].needed - {name}) >= mine
+        assert not pieces.resident_groups(costs.queries[query].needed - {name}) >= mine
