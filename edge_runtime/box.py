@@ -67,7 +67,7 @@ def is_sound(bundle: Bundle, entry: Entry, paced: Callable[[int], object] = lamb
     try:
         for at in range(0, entry.nbytes, CHUNK_BYTES):
             piece = room[: min(CHUNK_BYTES, entry.nbytes - at)]
-            bundle.file.read_unproven(start + at, piece)
+            bundle.file.read(start + at, piece)
             digest.update(piece)
             paced(len(piece))
     except OSError:

@@ -264,22 +264,18 @@ class BundleFile:
 
     def read(self, begin: int, into: memoryview) -> None:
         """Fill `into` from byte `begin`; OSError where bytes are gone or the file is not as proven."""
-        self.read_unproven(begin, into)
-        self.check()
-
-    def check(self) -> None:
-        """OSError where the file has changed since it was proven; call it after bytes were read."""
-        if self.proven is not None and self.stamp() != self.proven:
-            raise OSError(errno.EIO, "the bundle was changed in place")
-
-    def read_unproven(self, begin: int, into: memoryview) -> None:
-        """Fill `into` from byte `begin` without `check`."""
         done, wanted = 0, len(into)
         while done < wanted:
             read = os.preadv(self.descriptor, [into[done:]], begin + done)
             if not read:
                 raise OSError(errno.EIO, "the bundle has become shorter")
             done += read
+        self.check()
+
+    def check(self) -> None:
+        """OSError where the file has changed since it was proven; call it after bytes were read another way."""
+        if self.proven is not None and self.stamp() != self.proven:
+            raise OSError(errno.EIO, "the bundle was changed in place")
 
 
 def is_open_as(file: BundleFile) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from models.bundle.checks import (
@@ -28,9 +29,9 @@ def verify_bundle(path: str | Path, factories: Collection[str] = (), folder: Pat
     """Every problem of a bundle, one line each (at most 100); an empty list means that it is sound.
 
     Rehashes all tensors and gap fillers, and compares the manifest with the header and with the architectures, built on
-    the meta device. The architecture of a model outside the zoo is checked only if `factories` lists it (`unchecked`
-    names the others); then it is imported, from `folder` or Python's path. Raises InputError when the file cannot be
-    read.
+    the meta device. The architecture of a model outside the zoo is checked only if `factories` lists it
+    (`list_unchecked` names the others); then it is imported, from `folder` or Python's path. Raises InputError when the
+    file cannot be read.
     """
     path = Path(path)
     try:
@@ -40,17 +41,13 @@ def verify_bundle(path: str | Path, factories: Collection[str] = (), folder: Pat
         return [error.problem]
     except ParseError as error:
         return [str(error)]
-    problems: list[str] = []
     with memoryview(mapping) as view:
-        for problem in _problems(view, header, manifest, partial(_architecture_problems, path, factories, folder)):
-            problems.append(problem)
-            if len(problems) == MAX_PROBLEMS:
-                break
-    return problems
+        architectures = _architecture_problems(path, factories, folder, header, manifest)
+        return list(islice(_problems(view, header, manifest, architectures), MAX_PROBLEMS))
 
 
 def list_unchecked(path: str | Path, factories: Collection[str] = ()) -> list[str]:
-    """Which models' architectures `verify_bundle` does not check, one line each; none where it cannot be read."""
+    """The models whose architectures `verify_bundle` does not check, one line each; none where it cannot be read."""
     try:
         _, manifest = parse(map_file(Path(path)))
     except (BundleError, ParseError):
@@ -66,21 +63,19 @@ def list_unchecked(path: str | Path, factories: Collection[str] = ()) -> list[st
     ]
 
 
-def _problems(
-    view: memoryview, header: Header, manifest: Manifest, by_architecture: Callable[[Header, Manifest], Iterator[str]]
-) -> Iterator[str]:
+def _problems(view: memoryview, header: Header, manifest: Manifest, architectures: Iterator[str]) -> Iterator[str]:
     yield from layout_problems(header)
     contradictions = list(manifest_problems(manifest, header))
     yield from contradictions
-    if not contradictions:
-        yield from scale_problems(manifest, header, view)
     yield from order_problems(manifest, header)
     if not any("is missing" in problem for problem in contradictions):
-        yield from by_architecture(header, manifest)
+        yield from architectures
     stored: dict[str, set[StoredTensor]] = {}
-    for query in [] if contradictions else manifest.queries:
-        for key, packed in query.stored.items():
-            stored.setdefault(query.tensors[key], set()).add(packed)
+    if not contradictions:
+        yield from scale_problems(manifest, header, view)
+        for query in manifest.queries:
+            for key, packed in query.stored.items():
+                stored.setdefault(query.tensors[key], set()).add(packed)
     yield from _content_problems(view, header, stored)
 
 

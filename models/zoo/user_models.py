@@ -46,7 +46,7 @@ def foreign_factory(model: str, folder: Path | None) -> Factory:
         beside = f"put the module into {folder}, or " if folder is not None else ""
         hint = "correct the module" if is_local else f"check the name; {beside}put its folder on PYTHONPATH"
         raise InputError(model, f"cannot be imported: {reason(error)}", hint, "model") from error
-    factory = getattr(module, attribute, None)
+    factory: Any = getattr(module, attribute, None)
     if not callable(factory):
         problem = f"{module_name} has no '{attribute}'" if factory is None else f"{attribute} cannot be called"
         known = [name for name, value in vars(module).items() if callable(value)]

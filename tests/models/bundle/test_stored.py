@@ -68,16 +68,6 @@ def test_a_built_model_computes_with_the_widened_tensors(small, tied):
         assert torch.equal(built(frames), models[query.id](frames))
 
 
-def test_packed_tensors_must_fit_the_model(tmp_path, tied, writer):
-    models, queries = tied()
-    wrong = {"north": {KEY: pack(torch.ones(3, 2), "int8")}}
-    with pytest.raises(ValueError, match=r"conv\.weight has shape \(8, 3, 3, 3\), its packed tensor \(3, 2\)"):
-        writer(tmp_path / "b.safetensors", models, queries, packed=wrong)
-    with pytest.raises(ValueError, match=r"no conv\.kernel that could be packed"):
-        writer(tmp_path / "b.safetensors", models, queries, packed={"north": {"conv.kernel": wrong["north"][KEY]}})
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.fixture
 def fewer(tmp_path, tied, writer) -> Bundle:
     """The sample with the shared convolution in three bits."""

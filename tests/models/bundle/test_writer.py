@@ -67,19 +67,6 @@ def test_sharing_sets_lie_together_then_each_query_layer_by_layer(sample):
     )
 
 
-def test_bytes_are_those_of_unique_tensors(sample):
-    unique: dict[str, int] = {}
-    before = 0
-    for query_id, model in sample.models.items():
-        query = next(query for query in sample.manifest.queries if query.id == query_id)
-        sizes = {name: model.state_dict()[path].nbytes for path, name in query.tensors.items()}
-        unique |= sizes
-        before += sum(sizes[name] for name in query.tensors.values())
-    assert sample.manifest.bytes.before == before
-    assert sample.manifest.bytes.after == sum(unique.values())
-    assert sample.manifest.bytes.ceiling == 700
-
-
 def test_an_existing_output_is_refused_and_left_alone(sample):
     before = sample.path.read_bytes()
     with pytest.raises(InputError, match=r"exists already; move it away"):

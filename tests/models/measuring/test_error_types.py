@@ -37,11 +37,6 @@ def test_each_error_is_of_one_kind(rows, expected):
     assert {kind: one.count for kind, one in found(rows).items()} == {**dict.fromkeys(KINDS, 0), **expected}
 
 
-def test_what_lies_below_the_threshold_is_no_error_and_takes_no_object():
-    kinds = found([("car", 0.3, NEAR), ("car", 0.2, FAR)], threshold=0.5)
-    assert {kind: one.count for kind, one in kinds.items() if one.count} == {MISSED: 1}
-
-
 @pytest.mark.parametrize(
     ("rows", "kind", "f1", "mended"),
     [

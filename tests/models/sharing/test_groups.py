@@ -50,7 +50,7 @@ def test_many_queries_of_one_model_meet_layer_for_layer() -> None:
     assert all(len({path for _, path in group.members}) == 1 and len(group.members) == 8 for group in found)
 
 
-def test_weights_that_resemble_each_other_meet_where_the_order_alone_would_not_say_so() -> None:
+def test_similar_weights_are_paired_against_the_order() -> None:
     weights = [torch.randn(16, 16, generator=torch.Generator().manual_seed(index)) for index in range(6)]
     states = {
         "ancestor": {f"{index}.linear.weight": weight for index, weight in enumerate(weights)},

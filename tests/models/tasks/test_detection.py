@@ -76,7 +76,7 @@ def test_loss_agrees_with_torchvisions_ssd():
     assert float(ours) == pytest.approx(float(expected["classification"] + expected["bbox_regression"]), rel=1e-4)
 
 
-def test_distillation_is_zero_at_the_originals_outputs_and_sees_misses_and_false_alarms():
+def test_ssd_distillation_is_zero_at_the_original_only():
     teacher = outputs_for({5: (1, 4.0)})
     assert float(distill_loss(teacher, teacher)) == pytest.approx(0, abs=1e-6)
     missed = distill_loss(outputs_for({}), teacher)

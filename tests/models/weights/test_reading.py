@@ -112,16 +112,6 @@ def test_bad_weights_give_one_line_and_leave_the_model_unchanged(tmp_path, case)
     assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
 
 
-def test_weights_of_another_class_list_are_named_as_such(tmp_path):
-    save_weights(tmp_path / "w.safetensors", Small(classes=5).state_dict())
-    with pytest.raises(InputError) as caught:
-        load_weights(query(tmp_path / "w.safetensors"), Small())
-    assert (
-        "only the head does not fit the class list (2 in the query): fc.weight is (5, 4) and should be (2, 4), "
-        "fc.bias is (5,) and should be (2,); list in `classes`"
-    ) in str(caught.value)
-
-
 def test_starting_weights_fit_by_name_and_shape(tmp_path):
     source = {
         "features.0.weight": torch.ones(4, 3, 3, 3),

@@ -47,7 +47,7 @@ def refusal(query: Query, device: str = "cpu") -> str:
     return str(caught.value)
 
 
-def test_a_factory_beside_the_workload_is_found_though_its_file_is_called_models_like_a_package_here(tmp_path) -> None:
+def test_factory_beside_the_workload_is_found_in_models_py(tmp_path) -> None:
     source = f"{NET}\ndef make(num_classes, width):\n    return Net(num_classes, width)"
     query = ask(tmp_path, source, model_args={"width": 6})
     model = zoo.build_query(query)
@@ -124,24 +124,6 @@ def test_loading_checks_the_input_size_and_leaves_the_modes_of_the_parts(tmp_pat
         InputError, match=r"workload.yaml: input_size \(gate\): models:make: cannot take frames of 32x32"
     ):
         load_weights(query, model)
-
-
-DETECTOR = """
-from models.detector import Detector, OneStage
-
-class Found(OneStage):
-    def __init__(self, num_classes):
-        super().__init__()
-        self.conv = nn.Conv2d(3, num_classes, 3)
-    def forward(self, x):
-        return self.conv(x)
-    def decode(self, outputs):
-        return outputs, outputs
-    def loss(self, outputs, targets):
-        return outputs.sum()
-    def distill(self, outputs, teacher):
-        return outputs.sum()
-"""
 
 
 @pytest.mark.parametrize("model", ["models.py:make", "models:", "a:b:c", "../models:make"])
