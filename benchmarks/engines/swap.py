@@ -167,7 +167,7 @@ def measure(bundle: Bundle, rounds: int) -> dict[str, Any]:
 def runs(extents: Iterable[Extent]) -> int:
     """How many stretches of the bundle a query's tensors lie in."""
     spans = FreeList()
-    spans.give((extent.offset, extent.end) for extent in extents)
+    spans.add((extent.offset, extent.end) for extent in extents)
     return len(spans.spans)
 
 

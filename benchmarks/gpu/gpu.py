@@ -117,7 +117,15 @@ def open_for_more(done: Path) -> Any:
 
 def tried(name: str, options: argparse.Namespace, left_s: float) -> dict[str, Any]:
     """What became of a stage in a process of its own."""
-    command = [sys.executable, "-m", __spec__.name if __spec__ else "benchmarks.gpu.gpu", "--stage", name]
+    command = [
+        sys.executable,
+        "-X",
+        "faulthandler",
+        "-m",
+        __spec__.name if __spec__ else "benchmarks.gpu.gpu",
+        "--stage",
+        name,
+    ]
     command += ["--device", options.device, *(["--small"] if options.small else [])]
     limit_s, start = min(STAGES[name].limit_s, left_s), time.monotonic()
     try:
@@ -128,8 +136,10 @@ def tried(name: str, options: argparse.Namespace, left_s: float) -> dict[str, An
     seconds = round(time.monotonic() - start, 1)
     lines = ended.stdout.strip().splitlines()
     if ended.returncode or not lines:
-        said = [line for line in ended.stderr.strip().splitlines() if not line.startswith(FOUND)][-3:]
-        fault = f"ended with {ended.returncode}: {' | '.join(said)}"
+        lines = [line for line in ended.stderr.strip().splitlines() if not line.startswith(FOUND)]
+        crash = next((at for at, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
+        shown = lines[-3:] if crash is None else lines[crash : crash + 10]
+        fault = f"ended with {ended.returncode}: {' | '.join(shown)}"
         return {"passed": False, "seconds": seconds, "fault": fault, "found": found_by(ended.stderr)}
     return {"seconds": seconds, **json.loads(lines[-1])}
 

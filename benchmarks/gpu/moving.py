@@ -89,7 +89,7 @@ def _moved(setting: Setting, arranged: bool, rounds: int) -> tuple[int, Arena]:
         tensors[f"norm{index}"] = torch.rand(draws.choice((8, 700)))
     store = Store.of_tensors(tensors)
     capacity = int(CAPACITY_SHARE * store.data.nbytes)
-    arena = Arena(store, capacity, setting.device, layouts=channels_last_layouts(store.kinds) if arranged else None)
+    arena = Arena(store, capacity, setting.device, layouts=channels_last_layouts(store.kinds) if arranged else ())
     wrong = 0
     with setting.computing(), torch.inference_mode():
         for _ in range(rounds):

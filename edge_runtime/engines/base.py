@@ -1,7 +1,4 @@
-"""The workspace of a run as its allocator saw it: kernels' own memory included, which no graph shows.
-
-Engines: an architecture without weights, bound to tensors of the arena before it runs.
-"""
+"""Engines: an architecture without weights, bound to tensors of the arena before it runs."""
 
 from __future__ import annotations
 
@@ -27,70 +24,19 @@ from models.errors import InputError
 from models.predictions import DetectionPrediction, Prediction
 from models.tasks import task_of
 
+MAX_WORKSPACES = 4096
+_WORKSPACES: dict[tuple[Any, ...], int] = {}
+"""By architecture and batch: counting takes a tenth of a second, and a reload needs the same ones again."""
+
 log = logging.getLogger("gemel.run")
 
 
-def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
-    """Peak bytes that torch's allocator had given out during `run`, beyond what it had before.
-
-    What a library allocates by itself (ONNX Runtime, oneDNN's caches) is not seen. Run it once before: the first run
-    sets up more than a run needs.
-    """
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        run()
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it says on stderr that it found no card
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as traced:
-        run()
-    live = peak = 0
-    for event in traced.profiler.kineto_results.events():  # type: ignore[union-attr]
-        if event.name() == "[memory]":
-            live += event.nbytes()  # type: ignore[attr-defined]
-            peak = max(peak, live)
-    return peak
-
-
-def measure_workspace(model: nn.Module, input_size: int, count: int, device: torch.device) -> int:
-    """The same of a run of `count` frames of an architecture (on the meta device), its weights left out.
-
-    What kernels of a card's libraries take on top of intermediates is known to nobody else; they are chosen by how
-    frames and weights lie, so these lie as engines want them. 0 where it cannot be tried: for lack of memory, because
-    the model cannot do with weights that are all zero, or because a box serves within a limit meanwhile, whose memory
-    it would take.
-    """
-    if device.type == "cuda" and torch.cuda.get_per_process_memory_fraction(device.index or 0) < 1.0:
-        return 0
-    try:
-        with torch.inference_mode(), on_compute_stream(device):
-            there = copy.deepcopy(model).to_empty(device=device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            for tensor in there.state_dict().values():
-                tensor.zero_()
-            frames = torch.zeros(count, 3, input_size, input_size, device=device)
-            frames = frames.contiguous(memory_format=torch.channels_last)
-            there(frames)
-            return frames.nbytes + peak_bytes(lambda: there(frames), device)
-    except Exception as error:
-        log.debug("the workspace of %s could not be measured: %s", type(model).__name__, error)
-        return 0
-
-
-MAX_WORKSPACES = 4096
-_WORKSPACES: dict[tuple[Any, ...], int] = {}
-"""By architecture and frames at once: to count them takes a tenth of a second, and a box does it again in a reload."""
-
-
 def no_op() -> None:
-    """Nobody has anything to do meanwhile."""
+    """Do nothing beside a run."""
 
 
 class EngineError(Exception):
-    """An engine cannot run this query's architecture here; the message says why, in a few words."""
+    """An engine cannot run this query's architecture here; the message is the reason, in a few words."""
 
 
 class Engine(Bindable, Protocol):
@@ -103,31 +49,29 @@ class Engine(Bindable, Protocol):
         """The workspace of a run of one frame."""
         ...
 
-    def run(self, frames: Sequence[np.ndarray], uploaded: Callable[[], object] = no_op) -> list[Prediction]:
-        """One answer per RGB frame (H, W, 3); boxes in pixels of the whole frame.
+    def run(self, frames: Sequence[np.ndarray], beside: Callable[[], object] = no_op) -> list[Prediction]:
+        """One prediction per RGB frame (H, W, 3); boxes in pixels of the whole frame.
 
-        `uploaded` is called once the frames are on their way to the device, before anything is computed.
+        `beside` is called once, when the frames are on their way to the device and the run is about to begin or queued.
         """
         ...
 
 
 class FrameEngine(ABC):
-    """What every engine does alike: frames cropped to the roi, resized and normalised; outputs made answers.
+    """What all engines share: crop frames to the roi, resize and normalise them, decode outputs to predictions.
 
-    `model` is the query's architecture on the meta device: an engine may compile it or bind it,
-    and answers are decoded by it. Raises BundleError when the bundle's tensors don't fit the architecture.
+    `model` is the query's architecture on the meta device: an engine may compile or bind it, and outputs are decoded by
+    it. Raises BundleError when the bundle's tensors don't fit the architecture.
     """
 
     name: ClassVar[str]
     starts_early: bool = False
     formats: frozenset[WeightFormat] = frozenset({WeightFormat.STORED})
-    """The formats in which it takes the weights of convolutions; one engine of a class may take fewer."""
+    """The formats in which it takes the weights of convolutions."""
     runs_packed: ClassVar[frozenset[Bits]] = frozenset()
-    """The widths in which tensors stay in the arena as they are stored and are used from there."""
-
+    """The bits in which weights stay packed in the arena and are used from there."""
     automatic: ClassVar[bool] = True
-    """Whether `auto` may choose it."""
-
+    """Whether `gemel profile` may choose it."""
     tested_on: ClassVar[frozenset[str]] = frozenset({"cpu"})
     """The devices on which it has been run; `gemel doctor` marks others."""
 
@@ -148,8 +92,13 @@ class FrameEngine(ABC):
 
     @property
     def overflow_bytes(self) -> int:
-        """The bytes that runs have copied from the bundle so far; only the engine `torch` can do that."""
+        """The bytes that runs have copied from the bundle so far; only the torch engine can do that."""
         return 0
+
+    @property
+    def queues_whole_runs(self) -> bool:
+        """Whether the next run is queued on the device in one step, so that host work beside it belongs after that."""
+        return False
 
     @classmethod
     def missing(cls, device: str) -> str | None:
@@ -158,10 +107,10 @@ class FrameEngine(ABC):
 
     @classmethod
     def detail(cls, device: str) -> str:
-        """By what it runs, for `gemel doctor`."""
+        """What it runs on, for `gemel doctor`."""
         return f"torch {torch.__version__} on {device}"
 
-    def prepare(self) -> None:  # noqa: B027 (most engines have nothing to prepare)
+    def prepare(self) -> None:  # noqa: B027 (the torch engine has nothing to prepare)
         """Make what a run needs besides tensors, which may take minutes the first time; `bind` does it if need be.
 
         Raises EngineError where the engine cannot run this query.
@@ -183,48 +132,53 @@ class FrameEngine(ABC):
         """
 
     def decode(self, outputs: Any, sizes: Sequence[tuple[int, int]], least_score: float) -> list[Prediction]:
-        """Outputs as answers, boxes in pixels of the cropped frames, whose (width, height) are `sizes`."""
+        """Outputs as predictions, boxes in pixels of the cropped frames, whose (width, height) are `sizes`."""
         return self._task.predictions(self.model, outputs, sizes, self.query.classes, least_score)
 
     def workspace_of(self, count: int) -> int:
         """Peak bytes of intermediates of a run of `count` frames, as far as it is known at this point."""
-        key = (type(self), self.device.type, _shape_of(self.query, self.model), count)
+        key = (type(self), self.device.type, _architecture(self.query, self.model), count)
         if key not in _WORKSPACES:
             if len(_WORKSPACES) >= MAX_WORKSPACES:
                 _WORKSPACES.clear()
-            size, on_card = self.query.input_size, self.device.type != "cpu"
-            seen = measure_workspace(self.model, size, count, self.device) if on_card else 0
-            _WORKSPACES[key] = max(seen, workspace_bytes(self.model, size, count))
+            size = self.query.input_size
+            measured = measure_workspace(self.model, size, count, self.device) if self.device.type != "cpu" else 0
+            _WORKSPACES[key] = max(measured, workspace_bytes(self.model, size, count))
         return _WORKSPACES[key]
 
     @torch.inference_mode()
-    def outputs(self, frames: Sequence[np.ndarray], uploaded: Callable[[], object] = no_op) -> Any:
+    def outputs(self, frames: Sequence[np.ndarray], beside: Callable[[], object] = no_op) -> Any:
         """What `forward` returns for RGB frames (H, W, 3), each cropped to the query's roi first."""
-        prepare = self.query.preprocess
-        batch = self._upload(torch.stack([prepare.resize(self._crop(frame)) for frame in frames]))
-        uploaded()
-        return self.forward(prepare.normalise(batch))
+        preprocess = self.query.preprocess
+        batch = self._upload(torch.stack([preprocess.resize(self._crop(frame)) for frame in frames]))
+        after = self.queues_whole_runs
+        if not after:
+            beside()
+        outputs = self.forward(preprocess.normalise(batch))
+        if after:
+            beside()
+        return outputs
 
     @torch.inference_mode()
-    def run(self, frames: Sequence[np.ndarray], uploaded: Callable[[], object] = no_op) -> list[Prediction]:
-        """One answer per frame; boxes in pixels of the whole frame, scores from the query's `min_score` on.
+    def run(self, frames: Sequence[np.ndarray], beside: Callable[[], object] = no_op) -> list[Prediction]:
+        """One prediction per frame; boxes in pixels of the whole frame, scores from the query's `min_score` on.
 
         Where the query sets no `min_score`, the threshold chosen on val takes its place.
         """
         sizes = [self._crop(frame).shape[1::-1] for frame in frames]
         least = self.query.min_score or self.query.threshold or 0.0
-        return [self._uncrop(answer) for answer in self.decode(self.outputs(frames, uploaded), sizes, least)]
+        return [self._uncrop(found) for found in self.decode(self.outputs(frames, beside), sizes, least)]
 
     def _upload(self, batch: Tensor) -> Tensor:
-        """Frames u8 (N, 3, S, S) on the device; a card copies them from pinned memory, and nobody waits."""
+        """Frames u8 (N, 3, S, S) on the device; a GPU copies them from pinned memory, asynchronously."""
         return batch if self.device.type == "cpu" else batch.pin_memory().to(self.device, non_blocking=True)
 
     def _check_packed(self, bundle: Bundle) -> None:
-        """Raise InputError for weights that this engine cannot take as they are stored."""
+        """Raise InputError for weights that this engine cannot use as they are stored."""
         if other := {own.dtype for own in self.query.stored.values()} - self.runs_packed:
             dtypes = " and ".join(sorted(other))
-            fault = f"query {self.query.id} has weights stored as {dtypes}, which engine {self.name} cannot run"
-            raise InputError(bundle.path, fault, "take engine torch, or merge with --weights fp32")
+            problem = f"query {self.query.id} has weights stored as {dtypes}, which engine {self.name} cannot run"
+            raise InputError(bundle.path, problem, "take engine torch, or merge with --weights fp32")
 
     def _crop(self, frame: np.ndarray) -> np.ndarray:
         if self.query.roi is None:
@@ -236,16 +190,65 @@ class FrameEngine(ABC):
             raise ValueError(f"roi {list(self.query.roi)} lies outside a frame of {width}x{height} pixels")
         return cropped
 
-    def _uncrop(self, answer: Prediction) -> Prediction:
-        if self.query.roi is None or not isinstance(answer, DetectionPrediction):
-            return answer
+    def _uncrop(self, found: Prediction) -> Prediction:
+        if self.query.roi is None or not isinstance(found, DetectionPrediction):
+            return found
         dx, dy = round(self.query.roi[0]), round(self.query.roi[1])
-        boxes = tuple((x0 + dx, y0 + dy, x1 + dx, y1 + dy) for x0, y0, x1, y1 in answer.boxes)
-        return DetectionPrediction(answer.classes, answer.scores, boxes)
+        boxes = tuple((x0 + dx, y0 + dy, x1 + dx, y1 + dy) for x0, y0, x1, y1 in found.boxes)
+        return DetectionPrediction(found.classes, found.scores, boxes)
 
 
-def _shape_of(query: BundleQuery, model: nn.Module) -> tuple[Any, ...]:
+def _architecture(query: BundleQuery, model: nn.Module) -> tuple[Any, ...]:
     """What intermediates depend on: the same for two queries of one architecture."""
     parts = tuple((name, type(module)) for name, module in model.named_modules())
     tensors = tuple((name, tuple(tensor.shape)) for name, tensor in model.state_dict().items())
     return query.model, json.dumps(query.model_args, sort_keys=True), query.input_size, parts, tensors
+
+
+def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
+    """Peak bytes that torch's allocator had given out during `run`, beyond what it had before.
+
+    What a library allocates by itself (ONNX Runtime, oneDNN's caches) is not included. Run it once before: the first
+    run sets up more than a run needs.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        run()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it reports on stderr that there is no GPU
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as traced:
+        run()
+    live = peak = 0
+    for event in traced.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.name() == "[memory]":
+            live += event.nbytes()  # type: ignore[attr-defined]
+            peak = max(peak, live)
+    return peak
+
+
+def measure_workspace(model: nn.Module, input_size: int, count: int, device: torch.device) -> int:
+    """Peak bytes of a run of `count` frames of an architecture (on the meta device), its weights excluded.
+
+    This includes what cuDNN takes on top of intermediates, which depends on the format of frames and weights. 0 where
+    it cannot be measured: for lack of memory, for a model that fails on all-zero weights, or because a box serves
+    within a memory limit meanwhile.
+    """
+    if device.type == "cuda" and torch.cuda.get_per_process_memory_fraction(device.index or 0) < 1.0:
+        return 0
+    try:
+        with torch.inference_mode(), on_compute_stream(device):
+            there = copy.deepcopy(model).to_empty(device=device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            for tensor in there.state_dict().values():
+                tensor.zero_()
+            frames = torch.zeros(count, 3, input_size, input_size, device=device)
+            frames = frames.contiguous(memory_format=torch.channels_last)
+            there(frames)
+            return frames.nbytes + peak_bytes(lambda: there(frames), device)
+    except Exception as error:
+        log.debug("the workspace of %s could not be measured: %s", type(model).__name__, error)
+        return 0

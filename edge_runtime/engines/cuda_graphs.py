@@ -1,7 +1,4 @@
-"""Runs of a card replayed from graphs (CUDA graphs): its kernels started together, not one by one by the interpreter.
-
-Never run on a card: tests stand in for capture and replay. Each graph is compared with a plain run before it is used.
-"""
+"""Replay runs from CUDA graphs: all kernels of a run are launched together instead of one by one from Python."""
 
 from __future__ import annotations
 
@@ -23,11 +20,11 @@ from edge_runtime.memory.transfer import compute_stream
 from models.device import is_out_of_memory
 
 MAX_GRAPHS = 8
-"""Of one engine; the one that was not used for longest goes."""
+"""Of one engine; the least recently used one is dropped."""
 MAX_PLACEMENTS = 64
 """That are remembered as seen once."""
 TOLERANCE = 1e-3
-"""The most a replay may be from the plain run it was captured beside, in shares of its tensor's largest value."""
+"""The largest difference of a replay from the plain run, as a fraction of the tensor's largest value."""
 
 log = logging.getLogger("gemel.run")
 
@@ -35,8 +32,8 @@ Forward = Callable[[Tensor], Any]
 
 
 @dataclass(frozen=True)
-class _Graph:
-    """A captured run: it reads `frames` and leaves what it finds in `outputs`."""
+class _CapturedRun:
+    """A captured run: it reads `frames` and writes `outputs`."""
 
     graph: Any
     frames: Tensor
@@ -45,31 +42,30 @@ class _Graph:
     def replay(self, batch: Tensor) -> Any:
         self.frames.copy_(batch)
         self.graph.replay()
-        # Memory of the pool, which the next graph uses again.
+        # Copied, since the next graph reuses the memory of the pool.
         return pytree.tree_map_only(Tensor, Tensor.clone, self.outputs)
 
 
 class CudaGraphs:
-    """The graphs of one engine, by what it is bound to and the shape of the batch.
+    """The graphs of one engine, by the placement of its tensors and the shape of the batch.
 
-    A graph knows addresses alone. Tensors of a query come back to a few places, and stay there where all fit the
-    budget; so a placement is worth a graph when it is seen again. All graphs use one pool of memory, which they may
-    since one runs after the other. What cannot be captured (a run that asks the card how to go on) runs as ever, and
-    so does an engine whose replay was once not what a plain run gave. It is never begun to be captured: torch's
-    allocator does not recover from a capture that failed (pytorch/pytorch pull requests 180395 and 190308). That one
-    runs after the other is so on the compute stream alone; whoever tries an engine elsewhere, as a reload does, runs it
-    plainly. `cuda` is torch.cuda, or what stands in for it.
+    A graph holds addresses. The tensors of a query return to a few places, and stay there where all fit the budget, so
+    a placement gets a graph when it is seen a second time. All graphs share one memory pool, which they may because one
+    runs after the other on the compute stream; on another stream, as in a reload, runs are plain. A graph is compared
+    with a plain run before it is used. A run that waits for the GPU is never captured, since torch's allocator does not
+    recover from a failed capture (pytorch/pytorch pull requests 180395 and 190308). `cuda` is torch.cuda, or a
+    stand-in of tests.
     """
 
     def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
         self._device, self._cuda = device, cuda
-        self._graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
+        self._graphs: OrderedDict[Hashable, _CapturedRun] = OrderedDict()
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
         self._refused = False
-        _EVERYBODYS.add(self)
+        _ALL.add(self)
 
     def run(self, placement: Hashable, forward: Forward, batch: Tensor) -> Any:
-        """What `forward` gives for this batch, its tensors lying where `placement` says."""
+        """What `forward` gives for this batch, its tensors placed as `placement` says."""
         key = placement, tuple(batch.shape)
         elsewhere = self._cuda.current_stream(self._device) != compute_stream(self._device, self._cuda)
         if self._refused or elsewhere:
@@ -78,9 +74,9 @@ class CudaGraphs:
         if graph is not None:
             self._graphs.move_to_end(key)
             return graph.replay(batch)
-        outputs = _with_room(forward, batch)
+        outputs = _run_and_drop_graphs_if_full(forward, batch)
         if key in self._seen:
-            self._keep(key, self._captured(forward, batch, outputs))
+            self._keep(key, self._capture(forward, batch, outputs))
         else:
             self._seen[key] = None
             while len(self._seen) > MAX_PLACEMENTS:
@@ -93,7 +89,7 @@ class CudaGraphs:
         return bool(self._graphs)
 
     def clear(self) -> None:
-        """Forget all graphs, and let go of their memory."""
+        """Drop all graphs and their memory."""
         self._graphs.clear()
         self._seen.clear()
 
@@ -103,7 +99,7 @@ class CudaGraphs:
         self.clear()
         return had
 
-    def _keep(self, key: Hashable, graph: _Graph | None) -> None:
+    def _keep(self, key: Hashable, graph: _CapturedRun | None) -> None:
         if graph is None:
             self.refuse()
             return
@@ -111,69 +107,70 @@ class CudaGraphs:
         if len(self._graphs) > MAX_GRAPHS:
             self._graphs.popitem(last=False)
 
-    def _captured(self, forward: Forward, batch: Tensor, expected: Any) -> _Graph | None:
-        """A graph of this run that was seen to give what is expected of it; None where there is none."""
+    def _capture(self, forward: Forward, batch: Tensor, expected: Any) -> _CapturedRun | None:
+        """A graph of this run that was verified to give what is expected; None where there is none."""
         try:
-            with _waiting_is_refused(self._cuda):
+            with _no_synchronisation(self._cuda):
                 forward(batch)
             graph, frames = self._cuda.CUDAGraph(), batch.clone()
-            stream = _capturing(self._device, self._cuda)
+            stream = _capture_stream(self._device, self._cuda)
             capture = self._cuda.graph(graph, pool=self._pool(), stream=stream, capture_error_mode="thread_local")
             with self._cuda.stream(stream), capture:  # torch leaves its stream the current one where a capture fails
                 outputs = forward(frames)
-            made = _Graph(graph, frames, outputs)
-            if _alike(made.replay(batch), expected):
-                return made
-            log.warning("a run replayed from a graph is not what it should be: graphs are left out")
-        except Exception as error:  # a library may do what no graph can hold, and says so in its own way
+            captured = _CapturedRun(graph, frames, outputs)
+            if _all_close(captured.replay(batch), expected):
+                return captured
+            log.warning("a run replayed from a graph differs from the plain run: graphs are not used")
+        except Exception as error:  # a library may do what no graph can hold, and raises errors of its own
             log.debug("a run cannot be captured as a graph: %s", error)
         return None
 
     def _pool(self) -> Any:
-        """The memory of all graphs there are on this device; None, which asks for a new one, where there are none.
+        """The memory pool of the device's graphs; None, which makes a new one, where no graph exists.
 
-        One that no graph uses any more must not be asked for: torch takes that for a fault.
+        torch refuses a pool that no graph uses any more.
         """
-        living = (
-            one.graph.pool()
-            for owner in list(_EVERYBODYS)
-            if (owner._device, owner._cuda) == (self._device, self._cuda)
-            for one in owner._graphs.values()
+        return next(
+            (
+                one.graph.pool()
+                for owner in list(_ALL)
+                if (owner._device, owner._cuda) == (self._device, self._cuda)
+                for one in owner._graphs.values()
+            ),
+            None,
         )
-        return next(living, None)
 
 
-_EVERYBODYS: weakref.WeakSet[CudaGraphs] = weakref.WeakSet()
+_ALL: weakref.WeakSet[CudaGraphs] = weakref.WeakSet()
 
 
-def _with_room(forward: Forward, batch: Tensor) -> Any:
-    """A plain run; where memory runs out and graphs hold some, all graphs go before weights have to."""
+def cuda_graphs_for(device: torch.device) -> CudaGraphs | None:
+    """The graphs of an engine on a GPU; None on the CPU."""
+    return CudaGraphs(device) if device.type == "cuda" else None
+
+
+def _run_and_drop_graphs_if_full(forward: Forward, batch: Tensor) -> Any:
+    """A plain run; where memory runs out and graphs hold some, all graphs are dropped before weights are."""
     try:
         return forward(batch)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        held = [one.refuse() for one in list(_EVERYBODYS)]
-        if not any(held):
+        had_graphs = [one.refuse() for one in list(_ALL)]
+        if not any(had_graphs):
             raise
-        log.warning("there is no room for graphs beside weights and workspace: they are left out")
+        log.warning("there is no memory for graphs beside weights and workspace: they are not used")
     return forward(batch)
 
 
-def cuda_graphs_for(device: torch.device) -> CudaGraphs | None:
-    """For an engine on a card; None on the CPU."""
-    return CudaGraphs(device) if device.type == "cuda" else None
-
-
 @functools.cache
-def _capturing(device: torch.device, cuda: Any) -> Any:
-    """The stream that all graphs of a device are captured on."""
+def _capture_stream(device: torch.device, cuda: Any) -> Any:
     return cuda.Stream(device)
 
 
 @contextmanager
-def _waiting_is_refused(cuda: Any) -> Iterator[None]:
-    """What waits for the card raises RuntimeError meanwhile, and no graph can hold it."""
+def _no_synchronisation(cuda: Any) -> Iterator[None]:
+    """What waits for the GPU raises RuntimeError meanwhile: a graph cannot hold it."""
     warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
     before = cuda.get_sync_debug_mode()
     cuda.set_sync_debug_mode("error")
@@ -183,12 +180,12 @@ def _waiting_is_refused(cuda: Any) -> Iterator[None]:
         cuda.set_sync_debug_mode(before)
 
 
-def _alike(found: Any, expected: Any) -> bool:
+def _all_close(found: Any, expected: Any) -> bool:
     pairs = list(zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True))
-    return all(_near(one, other) if isinstance(one, Tensor) else one == other for one, other in pairs)
+    return all(_is_close(one, other) if isinstance(one, Tensor) else one == other for one, other in pairs)
 
 
-def _near(one: Tensor, other: Tensor) -> bool:
+def _is_close(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or not one.is_floating_point():
         return torch.equal(one, other)
     if not one.numel():

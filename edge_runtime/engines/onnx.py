@@ -1,11 +1,4 @@
-"""Sessions of ONNX Runtime over graphs that hold no weights; queries of one architecture use one session.
-
-The workspace of a run in ONNX Runtime, which tells nobody what it allocates: the peak of the process meanwhile.
-
-The graph of an architecture as ONNX Runtime takes it: all weights are inputs, none has any bytes in it.
-
-The engine `onnx`: ONNX Runtime, every weight an input of the graph, bound by address to the arena's tensor.
-"""
+"""The engine `onnx`: ONNX Runtime over graphs without weights, every weight an input bound to the arena's tensor."""
 
 from __future__ import annotations
 
@@ -16,10 +9,9 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import onnx
 import torch
 from torch import Tensor, nn
 
@@ -34,19 +26,22 @@ from models.errors import InputError
 from models.export import INPUT
 from models.predictions import Prediction
 
+if TYPE_CHECKING:
+    import onnx
+
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
 DEVICES = {CPU: "cpu", CUDA: "cuda", TENSORRT: "cuda"}
 FALLBACK_PROVIDER = {TENSORRT: CUDA, CUDA: CPU}
-"""Who takes what a provider does not, and all of it where that one fails."""
+"""The provider that runs what another refuses, and everything where that one fails."""
 ONLY_ERRORS = 3
 
 log = logging.getLogger("gemel.run")
 
 
 class OnnxSession:
-    """One graph, ready to run on `device` ("cpu" or "cuda"), which is not always the one that was asked for."""
+    """One graph on `device` ("cpu" or "cuda"), which after a fallback is not the one that was requested."""
 
     def __init__(self, session: Any, device: torch.device) -> None:
         self.runtime, self.device = session, device
@@ -70,9 +65,9 @@ def unavailable_reason(provider: str) -> str | None:
 
 
 def session_for(path: Path, provider: str, device: torch.device) -> OnnxSession:
-    """The session of a graph's file by a provider on a device, made unless somebody has it already.
+    """The session of a graph's file by a provider on a device; queries of one architecture share it.
 
-    A provider that fails gives way to the next one, and the log says so once. Raises EngineError where the CPU's fails.
+    Where a provider fails the next one is used, with one warning. Raises EngineError where the CPU's fails.
     """
     key = path, provider, device, torch.get_num_threads(), _in_tf32()
     session = _sessions.get(key)
@@ -94,7 +89,7 @@ def _made(path: Path, provider: str, device: torch.device) -> OnnxSession:
     following = FALLBACK_PROVIDER.get(provider)
     if following is None:
         raise EngineError(f"ONNX Runtime cannot run its graph: {why}")
-    _tell_once(provider, why)
+    _warn_once(provider, why)
     return _made(path, following, device if DEVICES[following] == device.type else torch.device("cpu"))
 
 
@@ -106,15 +101,15 @@ def _runtime(path: Path, provider: str, device: torch.device) -> Any:
     options.log_severity_level = ONLY_ERRORS
     # A pool of its own would keep every session's largest workspace for good; without, runs are as fast.
     options.enable_cpu_mem_arena = False
-    # Threads that wait busily take the cores from the other models and from the decoders.
+    # Spinning threads take the cores from the other models and from the decoders.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # The level above reorders activations for kernels whose weights would have to be reordered copies.
+    # The level above uses kernels that need reordered copies of the weights.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     return onnxruntime.InferenceSession(str(path), options, providers=providers_from(provider, path, device))
 
 
 def providers_from(provider: str, path: Path, device: torch.device) -> list[Any]:
-    """The provider with its options, then those that take what it does not."""
+    """The provider with its options, then those that run what it refuses."""
     found: list[Any] = []
     while provider != CPU:
         make = _tensorrt_options if provider == TENSORRT else _cuda_options
@@ -125,7 +120,7 @@ def providers_from(provider: str, path: Path, device: torch.device) -> list[Any]
 
 def _cuda_options(path: Path, device: torch.device) -> dict[str, str]:
     return {
-        **_on_our_stream(device),
+        **_stream_options(device),
         "arena_extend_strategy": "kSameAsRequested",
         "cudnn_conv_algo_search": "HEURISTIC",
         "use_tf32": str(int(_in_tf32())),
@@ -133,9 +128,9 @@ def _cuda_options(path: Path, device: torch.device) -> dict[str, str]:
 
 
 def _tensorrt_options(path: Path, device: torch.device) -> dict[str, str]:
-    """What TensorRT builds takes minutes and is run as code: it is kept beside the graph, in the private folder."""
+    """Its engines take minutes to build and are run as code: cached beside the graph, in the private folder."""
     return {
-        **_on_our_stream(device),
+        **_stream_options(device),
         "trt_engine_cache_enable": "1",
         "trt_engine_cache_path": str(path.parent),
         "trt_engine_cache_prefix": path.stem,
@@ -149,13 +144,13 @@ def _in_tf32() -> bool:
     return torch.backends.cudnn.allow_tf32
 
 
-def _on_our_stream(device: torch.device) -> dict[str, str]:
-    """So that what was queued there (copies into the arena, frames) comes first."""
+def _stream_options(device: torch.device) -> dict[str, str]:
+    """The compute stream, where copies into the arena and frames were queued before."""
     return {"device_id": str(device.index or 0), "user_compute_stream": str(compute_stream(device).cuda_stream)}
 
 
 def _run_options(device: torch.device) -> Any:
-    """On a card every session has a pool that torch's allocator does not see: it goes back after each run."""
+    """On a GPU every session has a memory pool outside torch's allocator, which is freed after each run."""
     import onnxruntime
 
     options = onnxruntime.RunOptions()
@@ -165,9 +160,9 @@ def _run_options(device: torch.device) -> Any:
 
 
 @functools.cache
-def _tell_once(provider: str, why: str) -> None:
-    on_card = FALLBACK_PROVIDER[provider] == CUDA
-    instead = f"{CUDA} takes all" if on_card else "it runs on the processor, with copies of the weights there"
+def _warn_once(provider: str, why: str) -> None:
+    on_gpu = FALLBACK_PROVIDER[provider] == CUDA
+    instead = f"{CUDA} runs everything" if on_gpu else "it runs on the CPU, with copies of the weights there"
     log.warning("ONNX Runtime cannot use %s (%s): %s", provider, why, instead)
 
 
@@ -176,15 +171,16 @@ RESET_PEAK = "5"
 
 
 def measure_onnx_workspace(runtime: Any, graph: onnx.GraphProto, size: int, batches: tuple[int, ...]) -> dict[int, int]:
-    """Peak bytes of a run by batch, frames included; empty where the system does not tell (it does on Linux).
+    """Peak bytes of a run by batch, frames included; empty where the system does not report it (Linux does).
 
-    `runtime` is a session of `graph`. The weights are zeros that nobody has written, which take no memory.
+    ONNX Runtime does not report what it allocates, so this is the peak of the process. `runtime` is a session of
+    `graph`; the weights are zero pages that were never written, which take no memory.
     """
     weights = {one.name: np.zeros(*_kind(one)) for one in graph.input if one.name != INPUT}
     peaks = {}
     for batch in batches:
         frames = np.zeros((batch, 3, size, size), np.float32)
-        peak = process_peak_bytes(lambda: runtime.run(None, {INPUT: frames, **weights}))  # noqa: B023 (it is called at once)
+        peak = process_peak_bytes(lambda: runtime.run(None, {INPUT: frames, **weights}))  # noqa: B023 (called in this iteration)
         if peak is None:
             return {}
         peaks[batch] = peak + frames.nbytes
@@ -192,14 +188,14 @@ def measure_onnx_workspace(runtime: Any, graph: onnx.GraphProto, size: int, batc
 
 
 def process_peak_bytes(run: Callable[[], object]) -> int | None:
-    """By how much the process's memory was larger during `run` than before; None where the system does not tell.
+    """By how much the process's memory grew during `run`; None where the system does not report it.
 
-    It runs twice: the first time sets up more than a run needs. What other threads allocate meanwhile counts too.
+    It runs twice: the first run sets up more than a run needs. Allocations of other threads count too.
     """
     run()
     gc.collect()
     try:
-        ctypes.CDLL(None).malloc_trim(0)  # freed memory that was kept would be taken again unseen
+        ctypes.CDLL(None).malloc_trim(0)  # freed memory would be reused unnoticed
         before = _status("VmRSS")
         Path("/proc/self/clear_refs").write_text(RESET_PEAK)
         run()
@@ -215,6 +211,8 @@ def _status(field: str) -> int:
 
 def _kind(value: onnx.ValueInfoProto) -> tuple[tuple[int, ...], np.dtype]:
     """Shape and dtype of an input."""
+    import onnx
+
     described = value.type.tensor_type
     dtype = onnx.helper.tensor_dtype_to_np_dtype(described.elem_type)
     return tuple(axis.dim_value for axis in described.shape.dim), dtype
@@ -228,15 +226,14 @@ MEASURED_BATCHES = (1, 4)
 
 
 def graph_key(query: BundleQuery, model: nn.Module) -> dict[str, Any]:
-    """The key of the graph that serves this query; `model` lies on the meta device."""
+    """The cache key of this query's graph; `model` is on the meta device."""
     key = {key: value for key, value in architecture_key(query, model, torch.device("cpu")).items() if key != "machine"}
     stored = {path: own.dtype for path, own in sorted(query.stored.items())}
     return {"engine": "onnx", "format": GRAPH_FORMAT, "torch": torch.__version__, "stored": stored, **key}
 
 
 def write_graph(bundle: Bundle, query: BundleQuery, path: Path) -> Mapping[str, Any]:
-    """Write the graph to `path`; notes whether it takes any batch or one frame alone (`batch`: "dynamic" or 1), and
-    the `workspace` of runs by batch, as far as the system tells.
+    """Write the graph to `path`; notes its `batch` ("dynamic" or 1) and the measured `workspace` by batch.
 
     Takes 2 to 17 seconds. Raises EngineError for an architecture that cannot be exported.
     """
@@ -261,7 +258,7 @@ def write_graph(bundle: Bundle, query: BundleQuery, path: Path) -> Mapping[str, 
 
 
 def _for_one_frame(model: nn.Module, query: BundleQuery, stored: Mapping[str, str]) -> bytes:
-    """The graph of a model of a user's own whose forward fixes the batch."""
+    """The graph of a user's model whose forward fixes the batch."""
     from models.export import graph_without_weights
 
     try:
@@ -271,10 +268,10 @@ def _for_one_frame(model: nn.Module, query: BundleQuery, stored: Mapping[str, st
 
 
 def _placeholders(model: nn.Module) -> nn.Module:
-    """Give each place a tensor of its own, which nobody reads.
+    """Give each parameter an empty tensor of its own.
 
-    With the bundle's, two places that hold equal bytes would be one tensor, and one input of the graph; another query
-    of this architecture has different ones there.
+    With the bundle's, two parameters of equal bytes would be one tensor, and one input of the graph; another query of
+    this architecture has different ones there.
     """
     state = {key: torch.empty_like(tensor, device="cpu") for key, tensor in model.state_dict().items()}
     model.load_state_dict(state, assign=True)
@@ -284,10 +281,10 @@ def _placeholders(model: nn.Module) -> nn.Module:
 class OnnxEngine(FrameEngine):
     """One query's architecture in ONNX Runtime, on the CPU or by CUDA.
 
-    The graph is exported once per architecture (`EngineCache`), and queries of one architecture share its session:
-    what is theirs is a table of addresses. Nothing is folded or packed, since no weight is known before a run.
-    Outputs: a classifier's logits; a one-stage detector's boxes and scores, decoded; a two-stage detector's boxes,
-    scores and labels. Preparing raises EngineError for an architecture that cannot be exported.
+    The graph is exported once per architecture (`EngineCache`), and queries of one architecture share its session: each
+    has a table of addresses. Nothing is folded or packed, since no weight is known before a run. Outputs: a
+    classifier's logits; a one-stage detector's decoded boxes and scores; a two-stage detector's boxes, scores and
+    labels. Preparing raises EngineError for an architecture that cannot be exported.
     """
 
     name = "onnx"
@@ -300,7 +297,7 @@ class OnnxEngine(FrameEngine):
     ) -> None:
         super().__init__(bundle, query_id, device)
         self._bundle, self._cache = bundle, cache
-        self._kept: CachedFile | None = None
+        self._file: CachedFile | None = None
         self._session: OnnxSession | None = None
         self._binding: Any = None
         self._bound: dict[str, tuple[Tensor, Tensor]] = {}
@@ -322,7 +319,7 @@ class OnnxEngine(FrameEngine):
 
     @property
     def runs_on(self) -> torch.device:
-        """Where it runs once it is prepared: on the processor where the device's provider had to give way."""
+        """Where it runs once it is prepared: on the CPU where the device's provider failed."""
         assert self._session is not None
         return self._session.device
 
@@ -330,9 +327,9 @@ class OnnxEngine(FrameEngine):
         """Export this architecture, or find its graph, and make the session unless another query has it."""
         if self._session is not None:
             return
-        if self._kept is None:
+        if self._file is None:
             self._cache = self._cache or EngineCache()
-            self._kept = self._cache.fetch(
+            self._file = self._cache.fetch(
                 graph_key(self.query, self.model),
                 GRAPH_SUFFIX,
                 lambda path: write_graph(self._bundle, self.query, path),
@@ -340,20 +337,20 @@ class OnnxEngine(FrameEngine):
         provider = self.providers.get(self.device.type)
         if provider is None:
             raise EngineError(f"it does not run on {self.device.type}")
-        self._session = session_for(self._kept.path, provider, self.device)
+        self._session = session_for(self._file.path, provider, self.device)
         places = self.query.places()
         self._wanted = [(name, places[name]) for name in self._session.inputs if name != INPUT]
         self._binding = self._session.runtime.io_binding()
         self._workspace_bytes = None
 
     def bind(self, tensor_of: TensorOf, wait: WaitFor | None = None) -> None:
-        """Hand over addresses in the arena; where a tensor still lies where it did, nothing is done."""
+        """Bind addresses in the arena; a tensor that is where it was is left alone."""
         self.prepare()
         assert self._session is not None
         for place, name in self._wanted:
             tensor, bound = tensor_of(name), self._bound.get(place)
             if bound is None or tensor is not bound[0]:
-                used = tensor.to(self._session.device)  # itself, unless the provider had to give way
+                used = tensor.to(self._session.device)  # itself, unless it fell back to the CPU
                 self._bind_input(place, used)
                 self._bound[place] = tensor, used
 
@@ -364,11 +361,11 @@ class OnnxEngine(FrameEngine):
         self._bound.clear()
 
     def forward(self, batch: Tensor) -> Any:
-        """The graph's outputs, on the processor: logits, or a tuple."""
+        """The graph's outputs, on the CPU: logits, or a tuple."""
         if not self._bound:
             raise RuntimeError("bind comes before the first run")
-        assert self._kept is not None
-        if self._kept.notes["batch"] == 1 and len(batch) > 1:
+        assert self._file is not None
+        if self._file.notes["batch"] == 1 and len(batch) > 1:
             each = [self._run(frame) for frame in batch.split(1)]
             outputs = [torch.cat(parts) for parts in zip(*each, strict=True)]
         else:
@@ -380,16 +377,16 @@ class OnnxEngine(FrameEngine):
         return self._task.predictions(self._decoded or self.model, outputs, sizes, self.query.classes, least_score)
 
     def workspace_of(self, count: int) -> int:
-        """As measured on the processor when the graph was made, on a card no less than what torch takes there with its
-        libraries; torch's alone before the graph is made, and where nothing could be measured.
+        """As measured on the CPU when the graph was made, on a GPU at least what torch takes; torch's alone before
+        the graph is made, and where nothing could be measured.
         """
-        found = {} if self._kept is None else {int(at): peak for at, peak in self._kept.notes["workspace"].items()}
-        torchs = 0 if found and self.device.type == "cpu" else super().workspace_of(count)
+        found = {} if self._file is None else {int(at): peak for at, peak in self._file.notes["workspace"].items()}
+        estimated = 0 if found and self.device.type == "cpu" else super().workspace_of(count)
         if not found:
-            return torchs
+            return estimated
         first, last = min(found), max(found)
         per_frame = (found[last] - found[first]) / (last - first) if last > first else 0
-        return max(torchs, found[first], round(found[first] + per_frame * (count - first)))
+        return max(estimated, found[first], round(found[first] + per_frame * (count - first)))
 
     def _run(self, batch: Tensor) -> list[Tensor]:
         assert self._session is not None
@@ -409,10 +406,10 @@ class OnnxEngine(FrameEngine):
 
 
 class TensorrtEngine(OnnxEngine):
-    """The same graph by ONNX Runtime's TensorRT provider; what that does not take runs by CUDA's.
+    """The same graph by ONNX Runtime's TensorRT provider; what that refuses runs by CUDA's.
 
-    Weights are inputs here too. How many layers TensorRT takes so, and what memory it holds beside the arena, was never
-    seen (docs/onnx.md), so `auto` leaves it out.
+    It has never run: how many layers TensorRT takes with weights as inputs, and what memory it holds beside the arena,
+    is not known (docs/engines.md).
     """
 
     name = "tensorrt"
@@ -427,12 +424,12 @@ def _as_numpy(dtype: torch.dtype) -> np.dtype:
 
 
 class _Decoded(OneStage):
-    """Stands for a one-stage detector whose outputs are decoded already."""
+    """A one-stage detector whose outputs are decoded already."""
 
     def __init__(self, model: OneStage) -> None:
         super().__init__()
         self.nms_iou, self.most_candidates = model.nms_iou, model.most_candidates
 
     def decode(self, outputs: Any) -> tuple[Tensor, Tensor]:
-        """They are what is asked for."""
+        """The outputs are decoded already."""
         return outputs

@@ -1,8 +1,7 @@
-"""The key of an architecture: two queries with one key are served by one compiled package.
+"""The cache of what engines make once per architecture (compiled packages, graphs), and its keys.
 
-What engines make once per architecture (compiled packages, graphs, choices) and keep for the next start.
-
-Packages are loaded as code, so the folder must be nobody else's: mode 0700, and no folder above it writable by others.
+Packages are loaded as code, so the folder must be this user's alone: mode 0700, and no folder above it writable by
+others.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from models.io import ParseError, cache_folder, describe_problem, open_atomic, o
 
 
 def architecture_key(query: BundleQuery, model: nn.Module, device: torch.device) -> dict[str, Any]:
-    """What an engine's product depends on, weights apart, as JSON values.
+    """What a package depends on, weights excepted, as JSON values: queries with one key share one package.
 
-    The model's name, arguments, width and input size; the shape and dtype of each tensor; the
-    source of its modules; versions, and the processor or card.
+    The model's name, arguments and input size; the shape and dtype of each tensor; the source of its modules; versions,
+    and the CPU or GPU.
     """
     tensors = [(path, str(tensor.dtype), list(tensor.shape)) for path, tensor in model.state_dict().items()]
     return {
@@ -56,19 +55,19 @@ def source_digest(model: nn.Module) -> str:
 
 @functools.lru_cache
 def machine_key(device: str) -> dict[str, Any]:
-    """Versions, threads, and the processor's or card's kind, as far as machine code depends on them."""
+    """Versions, threads, and the model of CPU or GPU, as far as machine code depends on them."""
     found = {"torch": torch.__version__, "device": device, "threads": torch.get_num_threads()}
     if device == "cuda":
         return found | {
-            "card": torch.cuda.get_device_name(),
+            "gpu": torch.cuda.get_device_name(),
             "capability": list(torch.cuda.get_device_capability()),
             "cuda": torch.version.cuda,
         }
-    return found | {"processor": cpu_digest()}
+    return found | {"cpu": cpu_digest()}
 
 
 def cpu_digest() -> str:
-    """A digest of the processor's name and features: packages are compiled for exactly these."""
+    """A digest of the CPU's name and features: packages are compiled for exactly these."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -98,59 +97,59 @@ MAX_CACHED_FILE_BYTES, MAX_RECORD_BYTES = 2**31, 2**25
 
 @dataclass(frozen=True)
 class CachedFile:
-    """A file of the cache, and what its maker noted about it (JSON values)."""
+    """A file of the cache, and the notes its maker left on it (JSON values)."""
 
     path: Path
     notes: Mapping[str, Any]
 
 
 class EngineCache:
-    """A private folder of files by key; whole or not at all, each made once even when processes start together.
+    """A private folder of files by key, written atomically, each made once even when processes start together.
 
     `folder` is `gemel/engines` in $XDG_CACHE_HOME (~/.cache unless set) if not given; it is created with mode 0700.
-    Links that lead there are followed once: what was checked is what is used.
-    Raises InputError when it belongs to somebody else or others may write to it, or cannot be made.
+    Symbolic links to it are resolved once: what was checked is what is used. Raises InputError when it belongs to
+    another user or others may write to it, or cannot be made.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self.folder = private_folder(Path(folder) if folder else cache_folder() / "engines")
 
     def find(self, key: Mapping[str, Any], suffix: str) -> CachedFile | None:
-        """What was kept under this key; None when there is nothing, or when its bytes are not what was written."""
+        """The file of this key; None when there is none, or when its bytes are not what was written."""
         path = self._path(key, suffix)
         try:
             record = parse_json(own_bytes(path.with_name(path.name + RECORD), MAX_RECORD_BYTES))
             if record["key"] != _plain(key):
                 return None
             notes = record["notes"]
-            if record["sha256"] != _digest_cache(own_bytes(path, min(record["bytes"], MAX_CACHED_FILE_BYTES)), notes):
+            if record["sha256"] != _record_digest(own_bytes(path, min(record["bytes"], MAX_CACHED_FILE_BYTES)), notes):
                 return None
         except (OSError, ParseError, KeyError, TypeError, AttributeError):
             return None
         return CachedFile(path, json.loads(notes))
 
     def fetch(self, key: Mapping[str, Any], suffix: str, make: Callable[[Path], Mapping[str, Any]]) -> CachedFile:
-        """What is kept under this key; where there is nothing sound, `make` writes the file and returns notes.
+        """The file of this key; where there is no sound one, `make` writes it and returns notes.
 
-        `make` is given a path in a private folder of its own. It is called by one process at a time for one key; what
-        it raises leaves nothing behind.
+        `make` is given a path in a private temporary folder. It is called by one process at a time for one key; when it
+        raises, nothing is left behind.
         """
         found = self.find(key, suffix)
         if found is not None:
             return found
         path = self._path(key, suffix)
-        with describe_problem(self.folder), self._alone(path):
+        with describe_problem(self.folder), self._locked(path):
             found = self.find(key, suffix)
             if found is not None:
                 return found
             making = f".making-{path.stem}-"
-            for left in self.folder.glob(f"{making}*"):  # by a process that was ended: this one alone holds the lock
+            for left in self.folder.glob(f"{making}*"):  # by a process that was killed: this one holds the lock
                 shutil.rmtree(left, ignore_errors=True)
             with tempfile.TemporaryDirectory(dir=self.folder, prefix=making) as folder:
                 made = Path(folder) / f"made{suffix}"
                 noted = json.dumps(dict(make(made)))
                 data = made.read_bytes()
-            record = {"key": _plain(key), "bytes": len(data), "sha256": _digest_cache(data, noted), "notes": noted}
+            record = {"key": _plain(key), "bytes": len(data), "sha256": _record_digest(data, noted), "notes": noted}
             with open_atomic(path, overwrite=True) as file:
                 file.write(data)
             with open_atomic(path.with_name(path.name + RECORD), overwrite=True) as file:
@@ -158,7 +157,7 @@ class EngineCache:
         return CachedFile(path, json.loads(noted))
 
     def compilers(self) -> Path:
-        """A private folder for what compilers keep for themselves, which they run as code too."""
+        """A private folder for the caches of compilers, which they run as code too."""
         return private_folder(self.folder / COMPILERS)
 
     def _path(self, key: Mapping[str, Any], suffix: str) -> Path:
@@ -166,8 +165,8 @@ class EngineCache:
         return self.folder / f"{digest[:32]}{suffix}"
 
     @contextmanager
-    def _alone(self, path: Path) -> Iterator[None]:
-        """Hold the key's lock; the system lets go of it when a process dies."""
+    def _locked(self, path: Path) -> Iterator[None]:
+        """Hold the key's lock; the system releases it when a process dies."""
         descriptor = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -176,8 +175,8 @@ class EngineCache:
             os.close(descriptor)
 
 
-def _digest_cache(data: bytes, notes: str) -> str:
-    """Of a file of the cache together with the notes on it, so that neither is believed without the other."""
+def _record_digest(data: bytes, notes: str) -> str:
+    """The digest of a file together with its notes, so that neither is used without the other."""
     return hashlib.sha256(hashlib.sha256(data).digest() + notes.encode()).hexdigest()
 
 

@@ -1,12 +1,6 @@
-"""Says that something long is still at work, every few seconds.
+"""Choose, prepare and measure the engines of a bundle's queries, and the formats of their weights.
 
-In which order the weights of convolutions lie for the engines that run here, and an arena that holds them so.
-
-A box that does not know of merging: every query has its own copy of every tensor, as `time-sharing` wants it.
-
-Choose, prepare and measure the engines of a bundle's queries.
-
-`gemel profile` measures each engine that can run here (`measure_engines`) and writes the choice into the profile; a box
+`gemel profile` measures each engine that can run here (`choose_engines`) and writes the choice into the profile; a box
 with `engine: auto` reads it, and without a profile runs every query on torch.
 """
 
@@ -14,10 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -39,110 +31,6 @@ from models.device import is_out_of_memory
 from models.errors import InputError, message_of, one_line
 from models.predictions import Prediction
 
-INTERVAL_S = 5.0
-
-log = logging.getLogger("gemel.run.progress")
-
-
-@contextmanager
-def log_progress(what: str, every_s: float = INTERVAL_S) -> Iterator[None]:
-    """While the context lasts, the log says every few seconds how long `what` has taken so far."""
-    started, over = time.monotonic(), threading.Event()
-
-    def tell() -> None:
-        while not over.wait(every_s):
-            _say(f"{what}: {time.monotonic() - started:.0f} s so far")
-
-    thread = threading.Thread(target=tell, name="telling", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-def _say(text: str) -> None:
-    """As `log.info`, also while a compiler is kept from logging (`models.process`), which silences everybody."""
-    if log.getEffectiveLevel() <= logging.INFO:
-        log.handle(log.makeRecord(log.name, logging.INFO, __file__, 0, text, (), None))
-
-
-def common_format(engines: Collection[FrameEngine], stays: bool = True) -> WeightFormat:
-    """The order that all these engines take: the fastest to run where weights stay, else the cheapest to load.
-
-    To arrange weights takes longer than to copy them, so what comes and goes is arranged only for engines that take
-    it in no other order; or where it arrives as it is wanted (`arranges_ahead`).
-    """
-    taken = frozenset(WeightFormat).intersection(*(engine.formats for engine in engines))
-    return max(taken) if stays or all(arrives_reordered(engine.device) for engine in engines) else min(taken)
-
-
-def layouts_for(kinds: Kinds, order: WeightFormat) -> Layouts:
-    """The layouts of the tensors of these `kinds` that do not lie as stored."""
-    return channels_last_layouts(kinds) if order == WeightFormat.CHANNELS_LAST else {}
-
-
-def layouts_within(engines: Collection[FrameEngine], kinds: Kinds, costs: Costs, budget_bytes: int) -> Layouts:
-    """The layouts of the tensors of these `kinds` for these engines within a budget."""
-    return layouts_for(kinds, common_format(engines, all_bytes(costs) <= budget_bytes))
-
-
-def resident_arena(bundle: Bundle, engines: Mapping[str, FrameEngine]) -> Arena:
-    """An arena with all that these engines' queries need in the fastest order they all take, and the engines bound."""
-    arena = Arena(Store.of_bundle(bundle), 0, next(iter(engines.values())).device)
-    load_all(arena, bundle, engines)
-    return arena
-
-
-def load_all(arena: Arena, bundle: Bundle, engines: Mapping[str, FrameEngine]) -> None:
-    """Let an arena of this bundle hold the same for these engines; what was bound to it before must be unbound."""
-    names = tuple(dict.fromkeys(name for query in engines for name in bundle.names_in_order(query)))
-    kinds = {name: arena.store.kinds[name] for name in names}
-    layouts = layouts_for(kinds, common_format(engines.values()))
-    arena.resize(sum(footprint_bytes(bundle.nbytes(name)) for name in names), None, layouts)
-    arena.change((), names)
-    for engine in engines.values():
-        engine.bind(arena.tensor)
-
-
-def unshared_store(store: Store, costs: Costs) -> Store:
-    """The store under the names that `costs` uses; the bytes are those of the stored tensors."""
-    names = {name: stored_name(name) for name in costs.tensor_bytes}
-    return replace(
-        store,
-        extents={name: store.extents[stored] for name, stored in names.items()},
-        kinds={name: store.kinds[stored] for name, stored in names.items()},
-    )
-
-
-def bindable_engines(engines: Mapping[str, FrameEngine], costs: Costs) -> Mapping[str, Engine]:
-    """The engines as they bind the tensors that `costs` names: their queries' own copies, or what all share."""
-    own = any(name != stored_name(name) for name in costs.tensor_bytes)
-    return {query: UnsharedEngine(engine) for query, engine in engines.items()} if own else engines
-
-
-class UnsharedEngine:
-    """An engine that binds its query's own copies (`tensor@query`) where it would bind `tensor`."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.query, self.workspace_bytes, self.starts_early = engine.query, engine.workspace_bytes, engine.starts_early
-
-    def bind(self, tensor_of: Callable[[str], Tensor], wait: WaitFor | None = None) -> None:
-        def own(name: str) -> str:
-            return f"{name}@{self.query.id}"
-
-        arrived: WaitFor | None = None if wait is None else lambda names: wait(map(own, names))
-        self._engine.bind(lambda name: tensor_of(own(name)), arrived)
-
-    def unbind(self) -> None:
-        self._engine.unbind()
-
-    def run(self, frames: Sequence[np.ndarray], uploaded: Callable[[], object] = no_op) -> list[Prediction]:
-        return self._engine.run(frames, uploaded)
-
-
 SPELLS, ROUNDS = 3, 3
 """Engines are timed in turns: ROUNDS runs in each of SPELLS, of which the fastest counts."""
 
@@ -162,17 +50,20 @@ class EngineRequest:
     stays: bool = True
     overflow: Mapping[str, Collection[str]] = field(default_factory=dict)
 
-    def allows(self, query: str, engine: str) -> bool:
-        """Whether the engine may be chosen for the query.
+    def runs_anywhere(self, query: str) -> bool:
+        """Whether another engine than torch can run the query as requested."""
+        return self.precision == FULL and query not in self.overflow
 
-        Where weights come and go, an engine that takes channels-last weights alone would convert them at every load,
+    def allows(self, query: str, engine: str) -> bool:
+        """Whether `auto` may choose the engine for the query.
+
+        Where weights come and go, an engine that takes channels-last weights alone would reorder them at every load,
         unless they arrive so.
         """
         if engine == FALLBACK:
             return True
         loads_as_stored = WeightFormat.STORED in engine_class(engine).formats
-        cheap = self.stays or loads_as_stored or arrives_reordered(self.device)
-        return cheap and self.precision == FULL and query not in self.overflow
+        return self.runs_anywhere(query) and (self.stays or loads_as_stored or arrives_reordered(self.device))
 
 
 def engines_for(
@@ -181,23 +72,24 @@ def engines_for(
     """The engine of each query, prepared and unbound.
 
     `name` is one of ENGINES, or "auto": then each query gets the engine that `profiled` names, and torch without one.
-    Where an engine cannot run an architecture, torch does, and one line per architecture says why.
+    Where an engine cannot run an architecture, torch does, and one line per architecture gives the reason.
     """
     request = request or EngineRequest()
     chosen: dict[str, str] = {}
     for query in bundle.queries:
-        wanted = (profiled or {}).get(query.id, FALLBACK) if name == AUTO else name
-        allowed = request.precision == FULL and query.id not in request.overflow
         if name == AUTO:
+            wanted = (profiled or {}).get(query.id, FALLBACK)
             allowed = wanted in ENGINES and request.allows(query.id, wanted)
-        elif query.id in request.overflow and wanted != FALLBACK:
-            log.warning("engine %s cannot run query %s with an overflow; engine %s does", name, query.id, FALLBACK)
+        else:
+            wanted, allowed = name, request.runs_anywhere(query.id)
+            if query.id in request.overflow and wanted != FALLBACK:
+                log.warning("engine %s cannot run query %s with an overflow; engine %s does", name, query.id, FALLBACK)
         chosen[query.id] = wanted if allowed else FALLBACK
     reported: set[str] = set()
-    return {query: _prepare(bundle, query, engine, request, reported) for query, engine in chosen.items()}
+    return {query: _prepare_engine(bundle, query, engine, request, reported) for query, engine in chosen.items()}
 
 
-def _prepare(bundle: Bundle, query: str, name: str, request: EngineRequest, reported: set[str]) -> FrameEngine:
+def _prepare_engine(bundle: Bundle, query: str, name: str, request: EngineRequest, reported: set[str]) -> FrameEngine:
     if name != FALLBACK:
         try:
             engine = make_engine(name, bundle, query, request.device)
@@ -213,6 +105,80 @@ def _prepare(bundle: Bundle, query: str, name: str, request: EngineRequest, repo
     return make_engine(FALLBACK, bundle, query, request.device, precision=request.precision, overflow=overflow)
 
 
+def common_format(engines: Collection[FrameEngine], stays: bool = True) -> WeightFormat:
+    """The format that all these engines take: the fastest to run where weights stay, else the fastest to load.
+
+    Reordering a weight takes longer than copying it, so weights that come and go are reordered only for engines that
+    take no other format, or where they arrive so.
+    """
+    taken = frozenset(WeightFormat).intersection(*(engine.formats for engine in engines))
+    return max(taken) if stays or all(arrives_reordered(engine.device) for engine in engines) else min(taken)
+
+
+def layouts_for(kinds: Kinds, weight_format: WeightFormat) -> Layouts:
+    """The tensors that are channels last in this format."""
+    return channels_last_layouts(kinds) if weight_format == WeightFormat.CHANNELS_LAST else frozenset()
+
+
+def layouts_within(engines: Collection[FrameEngine], kinds: Kinds, costs: Costs, budget_bytes: int) -> Layouts:
+    """The layouts of these tensors for these engines within a budget."""
+    return layouts_for(kinds, common_format(engines, all_bytes(costs) <= budget_bytes))
+
+
+def resident_arena(bundle: Bundle, engines: Mapping[str, FrameEngine]) -> Arena:
+    """An arena with all tensors of these engines' queries in the fastest format they all take; the engines bound."""
+    arena = Arena(Store.of_bundle(bundle), 0, next(iter(engines.values())).device)
+    load_all(arena, bundle, engines)
+    return arena
+
+
+def load_all(arena: Arena, bundle: Bundle, engines: Mapping[str, FrameEngine]) -> None:
+    """The same in an arena of this bundle; engines that were bound to it before must be unbound."""
+    names = tuple(dict.fromkeys(name for query in engines for name in bundle.names_in_order(query)))
+    layouts = layouts_for({name: arena.store.kinds[name] for name in names}, common_format(engines.values()))
+    arena.resize(sum(footprint_bytes(bundle.nbytes(name)) for name in names), None, layouts)
+    arena.change((), names)
+    for engine in engines.values():
+        engine.bind(arena.tensor)
+
+
+def unshared_store(store: Store, costs: Costs) -> Store:
+    """The store under the names that `costs` uses: `tensor@query` for a policy without sharing, the same bytes."""
+    names = {name: stored_name(name) for name in costs.tensor_bytes}
+    return replace(
+        store,
+        extents={name: store.extents[stored] for name, stored in names.items()},
+        kinds={name: store.kinds[stored] for name, stored in names.items()},
+    )
+
+
+def bindable_engines(engines: Mapping[str, FrameEngine], costs: Costs) -> Mapping[str, Engine]:
+    """The engines as they bind the tensors that `costs` names: their queries' own copies, or the shared ones."""
+    own = any(name != stored_name(name) for name in costs.tensor_bytes)
+    return {query: UnsharedEngine(engine) for query, engine in engines.items()} if own else engines
+
+
+class UnsharedEngine:
+    """An engine that binds its query's own copies (`tensor@query`) where it would bind `tensor`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.query, self.workspace_bytes, self.starts_early = engine.query, engine.workspace_bytes, engine.starts_early
+
+    def bind(self, tensor_of: Callable[[str], Tensor], wait: WaitFor | None = None) -> None:
+        def own(name: str) -> str:
+            return f"{name}@{self.query.id}"
+
+        wait_own: WaitFor | None = None if wait is None else lambda names: wait(map(own, names))
+        self._engine.bind(lambda name: tensor_of(own(name)), wait_own)
+
+    def unbind(self) -> None:
+        self._engine.unbind()
+
+    def run(self, frames: Sequence[np.ndarray], beside: Callable[[], object] = no_op) -> list[Prediction]:
+        return self._engine.run(frames, beside)
+
+
 def available_engines(device: str) -> list[str]:
     """The engines that `gemel profile` measures on a device ("cpu" or "cuda")."""
     return [name for name in ENGINES if engine_class(name).automatic and engine_class(name).missing(device) is None]
@@ -221,7 +187,7 @@ def available_engines(device: str) -> list[str]:
 def choose_engines(bundle: Bundle, device: str = "cpu") -> dict[str, str]:
     """The fastest engine of each query by measurement, all taking weights in one format.
 
-    Queries of one architecture are measured once.
+    Queries of one architecture are measured once. Raises InputError where torch cannot run a query.
     """
     names = available_engines(device)
     if names == [FALLBACK]:
@@ -245,11 +211,11 @@ def fastest_of_one_format(
 ) -> dict[str, str]:
     """The fastest engine of each query by its milliseconds per engine, all taking weights in one format.
 
-    `formats` are the formats by engine; of the formats the one with the smaller sum of times is taken.
+    `formats` are those of each engine; the format with the smaller sum of times is taken.
     """
     options = []
-    for format in (WeightFormat.CHANNELS_LAST, WeightFormat.STORED):
-        fitting = [name for name, own in formats.items() if format in own]
+    for weight_format in (WeightFormat.CHANNELS_LAST, WeightFormat.STORED):
+        fitting = [name for name, own in formats.items() if weight_format in own]
         if all(any(name in found for name in fitting) for found in times.values()):
             chosen = {
                 query: min((name for name in fitting if name in found), key=found.__getitem__)

@@ -1,9 +1,4 @@
-"""The places of a module that tensors are bound to, and what each of its layers has to wait for.
-
-Lets a module's layers start as their weights arrive: each waits for its own tensors and for nothing else.
-
-The engine `torch`: eager PyTorch, its parameters and buffers set to the arena's tensors.
-"""
+"""The engine `torch`: eager PyTorch, its parameters and buffers set to the arena's tensors."""
 
 from __future__ import annotations
 
@@ -45,16 +40,16 @@ class ParameterSlot:
         self.bound = tensor
 
     def clear(self) -> None:
-        """Put the place back on the meta device."""
+        """Set a tensor on the meta device."""
         if self.bound is not None:
             self.set(torch.empty(self.bound.shape, dtype=self.bound.dtype, device="meta"))
 
 
 def awaited_tensors(model: nn.Module, state: Mapping[str, str]) -> dict[nn.Module, list[str]]:
-    """The modules to wait before, each with its tensors' names.
+    """The modules that wait before they run, each with the names of its tensors.
 
-    A module that has weights of its own and children may read the children's without calling them (attention
-    does), so it stands for them.
+    A module that has weights of its own and children may read the children's without calling them (attention does), so
+    it waits for theirs too.
     """
     owners = {path.rpartition(".")[0] for path in state}
     layers: dict[nn.Module, list[str]] = {}
@@ -67,21 +62,16 @@ def awaited_tensors(model: nn.Module, state: Mapping[str, str]) -> dict[nn.Modul
 
 
 @contextmanager
-def start_as_arriving(
-    layers: Mapping[nn.Module, Iterable[str]], wait: Callable[[Iterable[str]], None]
-) -> Iterator[None]:
-    """While the context lasts, `wait` is called with a layer's tensor names before the layer is.
+def start_as_arriving(layers: Mapping[nn.Module, Iterable[str]], wait: WaitFor) -> Iterator[None]:
+    """While the context lasts, each layer waits for its own tensors before it runs.
 
-    Only what is called through its forward can be gated; a module that reads another's parameters is not.
+    Only what is called through its forward waits; a module that reads another's parameters does not.
     """
 
-    def waiting(names: tuple[str, ...]) -> Callable[..., None]:
-        def hook(_module: nn.Module, _inputs: Any) -> None:
-            wait(names)
+    def hook_for(names: tuple[str, ...]) -> Callable[..., None]:
+        return lambda _module, _inputs: wait(names)
 
-        return hook
-
-    hooks = [module.register_forward_pre_hook(waiting(tuple(names))) for module, names in layers.items()]
+    hooks = [module.register_forward_pre_hook(hook_for(tuple(names))) for module, names in layers.items()]
     try:
         yield
     finally:
@@ -97,14 +87,12 @@ PRECISIONS: dict[str, torch.dtype | None] = {FULL: None, "bf16": torch.bfloat16,
 class TorchEngine(FrameEngine):
     """Eager PyTorch: one query's module, its parameters and buffers set to the tensors it is bound to.
 
-    The module itself holds no weights; until `bind` its tensors lie on the meta device and a run fails. Tensors that
-    are stored packed stay so, and are widened while a run needs them; those named in `overflow` are never bound but
-    copied from the bundle while a run needs them (`Staging`). Outputs are bit-equal to those of the module that
-    `Bundle.build` makes. With `precision`
-    "bf16" or "fp16" convolutions and matrix products are computed so (autocast): weights stay as they are and are cast
-    in every run, outputs differ in the third digit. With `half`, and on a card always, weights stored as float16 are
-    not widened but computed with as they are, and so is the rest (autocast). On a card runs are replayed from graphs
-    (`Graphs`). Raises BundleError when the bundle's tensors don't fit the architecture.
+    Until `bind` its tensors are on the meta device and a run fails. Packed weights stay packed in the arena and are
+    unpacked while a run needs them; tensors named in `overflow` are never bound but copied from the bundle in each run
+    (`WeightStreaming`). Outputs are bit-equal to those of the module that `Bundle.build` makes. With `precision` "bf16"
+    or "fp16" convolutions and matrix products are computed so (autocast): weights are cast in every run, outputs differ
+    in the third digit. With `half`, and on a GPU always, float16 weights are computed with as they are. On a GPU runs
+    are replayed from CUDA graphs. Raises BundleError when the bundle's tensors don't fit the architecture.
     """
 
     name = "torch"
@@ -126,8 +114,8 @@ class TorchEngine(FrameEngine):
         self._cast_to = PRECISIONS[precision]
         if half and self._cast_to is None and any(own.dtype == HALF for own in self.query.stored.values()):
             self._cast_to = torch.float16
-        most = max(map(bundle.nbytes, overflow), default=0)
-        streamed = PinnedStream(most, self.device) if most and self.device.type != "cpu" else None
+        largest = max(map(bundle.nbytes, overflow), default=0)
+        streamed = PinnedStream(largest, self.device) if largest and self.device.type != "cpu" else None
         self._staging = WeightStreaming(self.model, bundle, self.query, overflow, "cuda" if half else "cpu", streamed)
         staged = self._staging.keys
         self._slots = [
@@ -139,7 +127,7 @@ class TorchEngine(FrameEngine):
         self._placement: tuple[int, ...] = ()
 
     def bind(self, tensor_of: TensorOf, wait: WaitFor | None = None) -> None:
-        """Point every parameter and buffer at the tensor of its name; those already there are left alone."""
+        """Point every parameter and buffer at the tensor of its name; those that are bound to it are left alone."""
         for slot in self._slots:
             tensor = tensor_of(slot.name)
             if tensor is not slot.bound:
@@ -161,12 +149,12 @@ class TorchEngine(FrameEngine):
     def forward(self, batch: Tensor) -> Any:
         """What the module returns; where its tensors are still arriving, layer by layer as they do."""
         if self._graphs is None or self._wait is not None:
-            return self._called(batch)
-        return self._graphs.run(self._placement, self._called, batch)
+            return self._run_model(batch)
+        return self._graphs.run(self._placement, self._run_model, batch)
 
-    def _called(self, batch: Tensor) -> Any:
+    def _run_model(self, batch: Tensor) -> Any:
         arriving = start_as_arriving(self._layers, self._wait) if self._wait else nullcontext()
-        # Nothing may be kept from run to run: what is cast would be a second copy of the weights.
+        # Without autocast's cache, which would be a second copy of the weights.
         casting = (
             torch.autocast(self.device.type, self._cast_to, cache_enabled=False) if self._cast_to else nullcontext()
         )
@@ -174,13 +162,18 @@ class TorchEngine(FrameEngine):
             return self.model(batch)
 
     def workspace_of(self, count: int) -> int:
-        """Intermediates, and the scratch for what is widened or overflows."""
+        """Intermediates, and the scratch for what is unpacked or overflows."""
         return super().workspace_of(count) + self._staging.bytes
 
     @property
     def replays(self) -> bool:
         """Whether it has graphs to replay."""
         return self._graphs is not None and self._graphs.any
+
+    @property
+    def queues_whole_runs(self) -> bool:
+        """Whether the next run is likely replayed from a graph."""
+        return self.replays and self._wait is None
 
     @property
     def overflow_bytes(self) -> int:

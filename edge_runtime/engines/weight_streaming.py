@@ -1,8 +1,6 @@
-"""Copies to a card of what overflows: out of the bundle's file into pinned memory, and from there on a stream apart.
+"""Weights that a layer uses from scratch memory: packed ones, unpacked there, and ones that overflow, copied there.
 
-What a layer uses from scratch memory: packed weights, widened there, and weights that overflow, copied there.
-
-Both happen just before the layer is called, and the memory is another layer's afterwards.
+Both happen just before the layer runs; afterwards the memory is another layer's.
 """
 
 from __future__ import annotations
@@ -36,32 +34,32 @@ BUFFERS = 2
 
 
 class PinnedStream:
-    """Brings tensors of `most_bytes` at most, one after the other, to a device.
+    """Copies tensors of at most `max_bytes`, one after the other, through pinned memory to a GPU.
 
-    The processor reads ahead while the card computes; it waits only for a buffer that is still being copied from. The
-    copy waits for all that is computed before, since it overwrites what another layer used; what is computed next
-    waits for the copy. `cuda` is torch.cuda, or what stands in for it.
+    The CPU reads ahead while the GPU computes; it waits only for a buffer that is still being copied from. A copy waits
+    for what was queued before, since it overwrites another layer's weights; what is queued next waits for the copy.
+    `cuda` is torch.cuda, or a stand-in of tests.
     """
 
-    def __init__(self, most_bytes: int, device: torch.device, cuda: Any = torch.cuda) -> None:
+    def __init__(self, max_bytes: int, device: torch.device, cuda: Any = torch.cuda) -> None:
         self._device, self._cuda, self._stream = device, cuda, cuda.Stream(device)
         pinned = device.type == "cuda"
-        self._buffers = [torch.empty(most_bytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(BUFFERS)]
+        self._buffers = [torch.empty(max_bytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(BUFFERS)]
         self._copied: list[Any] = [None] * BUFFERS
         self._turn = 0
 
-    def copied(self, read: Callable[[Tensor], Tensor], room: Tensor) -> Tensor:
-        """What `read` puts into memory it is given (uint8), in `room` (uint8, its bytes) on the device."""
+    def copy(self, read: Callable[[Tensor], Tensor], target: Tensor) -> Tensor:
+        """The tensor that `read` writes into memory it is given (uint8), in `target` (uint8) on the device."""
         self._turn = (self._turn + 1) % BUFFERS
-        left = self._copied[self._turn]
-        if left is not None:
-            left.synchronize()
-        read_there = read(self._buffers[self._turn][: room.numel()])
-        target = room.view(read_there.dtype).view(read_there.shape)
+        previous = self._copied[self._turn]
+        if previous is not None:
+            previous.synchronize()
+        source = read(self._buffers[self._turn][: target.numel()])
+        target = target.view(source.dtype).view(source.shape)
         computing = self._cuda.current_stream(self._device)
         self._stream.wait_stream(computing)
         with self._cuda.stream(self._stream):
-            target.copy_(read_there, non_blocking=True)
+            target.copy_(source, non_blocking=True)
             event = self._cuda.Event()
             event.record(self._stream)
         computing.wait_event(event)
@@ -72,15 +70,13 @@ class PinnedStream:
 HALF = "fp16"
 READS_WEIGHTS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 """Modules that read the weights of their linear layers without calling them."""
-READS_WEIGHTS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
-"""Modules that read the weights of their linear layers without calling them."""
 ALIGNMENT_BYTES = 64
-"""What is staged begins at multiples of this, as memory that torch allocates itself does."""
+"""Staged tensors begin at multiples of this, as memory that torch allocates itself does."""
 
 
 @dataclass(eq=False)
-class _Place:
-    """One staged tensor: the place in the module that takes it, `start` bytes into the scratch.
+class _StagedWeight:
+    """One staged tensor: the attribute of the module that takes it, `start` bytes into the scratch.
 
     It is made from what is `stored` in the arena or, where it `overflows`, from what `read` gives of the bundle.
     """
@@ -103,43 +99,42 @@ class _Place:
 
     @property
     def awaited(self) -> list[str]:
-        """The names of what it is made from in the arena."""
+        """The names of the tensors in the arena that it is made from."""
         return [*(() if self.overflows else (self.part.tensor,)), *(() if self.scale is None else (self.scale,))]
 
     @property
     def scale(self) -> str | None:
-        """The name of what its codes are multiplied by."""
+        """The name of the scale that its codes are multiplied by."""
         return None if self.own is None else self.own.scale
 
     def fill(self, scratch: Tensor, streamed: PinnedStream | None) -> None:
-        """Widen or copy it into its place, and let the module use it; what overflows to a card is `streamed` there."""
+        """Unpack or copy it into its place, and let the module use it; an overflow to a GPU is `streamed` there."""
         if self.own is None:
             assert self.read is not None
-            room = scratch[self.start : self.start + self.nbytes]
-            self.where[self.attribute] = self.read(room) if streamed is None else streamed.copied(self.read, room)
+            target = scratch[self.start : self.start + self.nbytes]
+            self.where[self.attribute] = self.read(target) if streamed is None else streamed.copy(self.read, target)
             return
         if self.read is None:
             stored = self.stored
         elif streamed is None:
             stored = self.read(None)
-        else:  # it crosses packed, which is what it was stored so for
+        else:  # copied packed, since that is fewer bytes
             behind = self.start + _aligned(math.prod(self.shape) * WIDE.itemsize)
-            stored = streamed.copied(self.read, scratch[behind : behind + self.nbytes])
+            stored = streamed.copy(self.read, scratch[behind : behind + self.nbytes])
         assert stored is not None, "bind comes before a run"
-        # In the order in which the arena holds it: an engine that asks for channels last gets that.
+        # In the format of the arena: an engine that takes channels last gets that.
         strides = stored.stride() if self.own.shape is None else row_major_strides(self.shape)
         wide = scratch.view(WIDE).as_strided(self.shape, strides, self.start // WIDE.itemsize)
         self.where[self.attribute] = unpack(stored, self.factor, self.own.dtype, wide)
 
 
 class WeightStreaming:
-    """The tensors of one query's module whose places are empty (on the meta device) between runs.
+    """The tensors of one query's module that are on the meta device between runs.
 
-    These are the packed ones, and those named in `overflow`, which are read from the bundle in each run.
-    `bytes` of scratch are taken for the time of a run: the most that is in use at once. A layer that is called again
-    before another one took its memory is not staged again. `overflow_bytes` counts what was copied so; `streamed`
-    copies it where the device is not the CPU. `device` ("cpu" or "cuda") says what is widened at all (`widened`). A run
-    raises OSError when the bundle's file has become shorter.
+    These are the packed ones, and those named in `overflow`, which are read from the bundle in each run. `bytes` of
+    scratch are taken for the time of a run: the most that is in use at once. A layer that is called again before
+    another layer took its memory is not staged again. `overflow_bytes` counts the bytes copied from the bundle;
+    `streamed` copies them to a GPU. A run raises OSError when the bundle's file has become shorter.
     """
 
     def __init__(
@@ -159,7 +154,7 @@ class WeightStreaming:
         self._streamed = streamed
         self.bytes, self._spans = scratch_bytes(layers, overflow), scratch_spans(layers, overflow)
         self.overflow_bytes = 0
-        self._all: list[_Place] = []
+        self._all: list[_StagedWeight] = []
         own = unpacked_weights(query.stored, device)
         for index, layer in enumerate(layers):
             places = _places(model, bundle, own, layer, self._spans[index][0], overflow)
@@ -178,7 +173,7 @@ class WeightStreaming:
 
     @property
     def bound(self) -> list[Tensor]:
-        """The tensors of the arena that are read in a run."""
+        """The tensors of the arena that a run reads."""
         return [tensor for place in self._all for tensor in (place.stored, place.factor) if tensor is not None]
 
     def bind(self, tensor_of: TensorOf, wait: WaitFor | None) -> None:
@@ -198,7 +193,7 @@ class WeightStreaming:
 
     @contextmanager
     def scratch(self, device: torch.device) -> Iterator[None]:
-        """The module can run while this lasts."""
+        """The module can run in this context."""
         self._scratch = torch.empty(self.bytes, dtype=torch.uint8, device=device) if self._all else None
         try:
             yield
@@ -208,7 +203,7 @@ class WeightStreaming:
             self._scratch = None
             self._there.clear()
 
-    def _before(self, index: int, places: list[_Place]) -> Callable[..., None]:
+    def _before(self, index: int, places: list[_StagedWeight]) -> Callable[..., None]:
         awaited = [name for place in places for name in place.awaited]
         overflow_bytes = sum(place.nbytes for place in places if place.overflows)
         begin, end = self._spans[index]
@@ -229,19 +224,19 @@ class WeightStreaming:
 
 
 def unpacked_weights(stored: Mapping[str, StoredTensor], device: str) -> dict[str, StoredTensor]:
-    """Those of the packed tensors that are widened to be used: a card computes with float16 as it is."""
+    """The packed tensors that are unpacked before use: a GPU computes with float16 as it is."""
     return {key: own for key, own in stored.items() if device == "cpu" or own.dtype != HALF}
 
 
 def streamable_layers(
     model: nn.Module, input_size: int, names: Mapping[str, str], stored: Mapping[str, StoredTensor], device: str
 ) -> tuple[OverflowLayer, ...]:
-    """The tensors of a model on the meta device, by the module that is called nearest above their use.
+    """The tensors of a model on the meta device, by the nearest called module above their use.
 
-    `names` are content names by state dict key, `stored` says which are packed; where these overflow to a `device`
-    other than the CPU, they take scratch as they are stored, too. Codes of less than a byte are counted a byte a weight
-    more, which unpacking takes. Some modules read the weights of their children
-    without calling them (attention does): these are the parent's. A module's memory is in use until it returns.
+    `names` are content names by state dict key, `stored` are the packed ones; where these overflow to a GPU, they take
+    scratch as they are stored, too. Codes of less than a byte take a byte a weight more while they are unpacked. Some
+    modules read the weights of their children without calling them (attention does): these count as the parent's. A
+    module's memory is in use until it returns.
     """
     calls = _calls(model, input_size)
     called, grouped, stored = set(calls), dict[str, list[OverflowTensor]](), unpacked_weights(stored, device)
@@ -283,7 +278,7 @@ def _places(
     layer: OverflowLayer,
     begin: int,
     overflow: Collection[str],
-) -> list[_Place]:
+) -> list[_StagedWeight]:
     places = []
     for part in layer.parts:
         if size := tensor_scratch_bytes(part, overflow):
@@ -292,7 +287,7 @@ def _places(
             where: dict[str, Any] = module._parameters if attribute in module._parameters else module._buffers
             own = stored.get(part.key)
             places.append(
-                _Place(
+                _StagedWeight(
                     where,
                     attribute,
                     tuple(where[attribute].shape),

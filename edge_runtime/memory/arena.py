@@ -1,11 +1,4 @@
-"""What the arena hands tensors to: anything that is bound to views of it before it runs.
-
-Views: resident tensors as PyTorch sees them in the arena's memory, and the order they are put in on arrival.
-
-Loads: what is on its way into the arena; what arrives is counted and put in order, what does not is forgotten.
-
-The arena: one preallocated piece of device memory in which tensors of a bundle are made resident.
-"""
+"""The arena: one preallocated piece of device memory in which tensors of a bundle are made resident."""
 
 from __future__ import annotations
 
@@ -16,7 +9,7 @@ import torch
 from torch import Tensor
 
 from edge_runtime.memory.allocator import ALIGNMENT_BYTES, Admission, Copy, Move, NoSpaceError, Placement
-from edge_runtime.memory.memory_format import Layouts, complete_layouts
+from edge_runtime.memory.memory_format import Kinds, Layouts, changes_order, reorder, tensor_view
 from edge_runtime.memory.residency import Residency
 from edge_runtime.memory.store import Store
 from edge_runtime.memory.transfer import StagedBuffer, Transfer, TransferBackend, transfer_backend
@@ -26,90 +19,84 @@ TensorOf = Callable[[str], Tensor]
 WaitFor = Callable[[Iterable[str]], None]
 """Returns when what is started next may read the tensors of these names."""
 
+VIEWS_PER_TENSOR = 4
+"""Views that are kept per tensor: in a cycle of swaps a tensor returns to a few places, and making the views takes
+longer than all other bookkeeping of a swap."""
+
 
 class Bindable(Protocol):
-    """What uses tensors of the arena; `starts_early` says whether it may begin before its last ones have arrived."""
+    """An engine that uses tensors of the arena; `starts_early`: it can start before its last tensors have arrived."""
 
     starts_early: bool
 
     def bind(self, tensor_of: TensorOf, wait: WaitFor | None = None) -> None:
         """Use the tensors that `tensor_of` gives by content name from now on.
 
-        With `wait`, which only one that starts early is given, they are still arriving: a run calls it with the
-        names of a layer's tensors before it starts the layer. Without, all are there.
+        With `wait`, which only an engine that starts early is given, they are still arriving: a run calls it with the
+        names of a layer's tensors before it starts the layer.
         """
         ...
 
     def unbind(self) -> None:
-        """Let go of all tensors, so that their memory can be given back; `bind` comes before the next run."""
+        """Drop all tensors, so that their memory can be freed; `bind` comes before the next run."""
         ...
 
 
-# In a cycle of swaps tensors return to a few places each; views of these are kept, since making them takes longer than
-# all other bookkeeping of a swap.
-VIEWS_PER_TENSOR = 4
-
-
 class TensorViews:
-    """Views of the transfer's memory by name and place; every tensor lies as `layouts` says once it is arranged.
+    """Views of the arena's memory by name and place; reorders tensors on arrival where the transfer does not."""
 
-    A transfer that reorders them itself brings them so.
-    """
-
-    def __init__(self, layouts: Layouts, transfer: TransferBackend) -> None:
+    def __init__(self, kinds: Kinds, layouts: Layouts, transfer: TransferBackend) -> None:
         self._transfer = transfer
-        self.reset(layouts)
+        self.reset(kinds, layouts)
 
-    def reset(self, layouts: Layouts) -> None:
-        """Forget every view; from now on tensors lie as these layouts say."""
-        self._layouts = layouts
-        here = {} if self._transfer.reorders else layouts
-        self._to_arrange = frozenset(name for name, layout in here.items() if layout.arranged)
+    def reset(self, kinds: Kinds, layouts: Layouts) -> None:
+        """Forget every view; from now on the tensors of `layouts` are channels last."""
+        self._kinds, self._layouts = kinds, layouts
+        here = () if self._transfer.reorders else layouts
+        self._to_reorder = frozenset(name for name in here if name in kinds and changes_order(kinds[name][1]))
         self._views: dict[tuple[str, int], Tensor] = {}
-        self._whole: dict[torch.dtype, Tensor] = {}
-        # What is on its way and has to be arranged when it is there, and where that is: by then residency may have
-        # planned to move it on.
+        self._memory: dict[torch.dtype, Tensor] = {}
+        # Tensors under way that are to be reordered, and where they arrive: residency may have planned a move since.
         self._as_stored: dict[str, int] = {}
 
     def tensor(self, name: str, offset: int) -> Tensor:
-        """A tensor that lies there; the same object as long as it lies, or returns, at its place."""
+        """The tensor at this place; the same object while it stays at, or returns to, its place."""
         place = name, offset
         view = self._views.get(place)
-        if view is not None:
-            return view
-        layout = self._layouts[name]
-        view = layout.view(self._seen_as(layout.dtype), offset)
-        if len(self._views) >= VIEWS_PER_TENSOR * len(self._layouts):
-            self._views.clear()
-        self._views[place] = view
+        if view is None:
+            dtype, shape = self._kinds[name]
+            view = tensor_view(self._memory_as(dtype), offset, shape, name in self._layouts)
+            if len(self._views) >= VIEWS_PER_TENSOR * len(self._kinds):
+                self._views.clear()
+            self._views[place] = view
         return view
 
-    def arriving(self, names: frozenset[str], placed: Mapping[str, Placement]) -> None:
-        """Note where tensors are on their way to."""
-        for name in self._to_arrange & names:
+    def expect(self, names: frozenset[str], placed: Mapping[str, Placement]) -> None:
+        """Note where tensors will arrive."""
+        for name in self._to_reorder & names:
             self._as_stored[name] = placed[name].offset
 
-    def arrived(self, names: Iterable[str]) -> None:
-        """Put those of these tensors that have arrived as stored in the order they are wanted in."""
+    def finish_arrival(self, names: Iterable[str]) -> None:
+        """Reorder those of these tensors that have arrived as stored."""
         for name in self._as_stored.keys() & frozenset(names):
-            layout = self._layouts[name]
-            layout.arrange(self._seen_as(layout.dtype), self._as_stored.pop(name))
+            dtype, shape = self._kinds[name]
+            reorder(self._memory_as(dtype), self._as_stored.pop(name), shape, to_channels_last=True)
 
-    def lost(self, names: Iterable[str]) -> None:
-        """Expect these tensors no longer."""
+    def forget(self, names: Iterable[str]) -> None:
+        """These tensors will not arrive."""
         for name in names:
             self._as_stored.pop(name, None)
 
-    def _seen_as(self, dtype: torch.dtype) -> Tensor:
+    def _memory_as(self, dtype: torch.dtype) -> Tensor:
         """All of the memory as values of this dtype; one for all views, since a swap makes hundreds."""
-        if dtype not in self._whole:
+        if dtype not in self._memory:
             memory = self._transfer.memory
-            self._whole[dtype] = memory[: memory.numel() // ALIGNMENT_BYTES * ALIGNMENT_BYTES].view(dtype)
-        return self._whole[dtype]
+            self._memory[dtype] = memory[: memory.numel() // ALIGNMENT_BYTES * ALIGNMENT_BYTES].view(dtype)
+        return self._memory[dtype]
 
 
 class PendingLoads:
-    """Transfers that are not done with, in the order they were begun.
+    """Transfers that are not finished, in the order they were begun.
 
     Counts the stored bytes that arrived (`bytes_moved`) and the seconds that the copies took (`load_s`).
     """
@@ -125,11 +112,11 @@ class PendingLoads:
         """The tensors that may still be on their way."""
         return frozenset().union(*(transfer.names for transfer in self._under_way))
 
-    def begin(self, copies: Sequence[Copy], waits: bool = False) -> None:
-        """Begin copies, after those begun before; `waits` says that `finish` comes next."""
-        transfer = self._transfer.start(copies, waits)
+    def begin(self, copies: Sequence[Copy], waits: bool = False, beside: bool = False) -> None:
+        """Begin copies, after those begun before (see `TransferBackend.start`)."""
+        transfer = self._transfer.start(copies, waits, beside)
         self._under_way.append(transfer)
-        self._views.arriving(transfer.names, self.residency.placed)
+        self._views.expect(transfer.names, self.residency.placed)
 
     def arriving(self, names: Iterable[str]) -> bool:
         """Whether any of these tensors may still be on its way."""
@@ -140,7 +127,7 @@ class PendingLoads:
         names = tuple(names)
         for transfer in self._under_way:
             transfer.wait(names)
-        self._views.arrived(names)
+        self._views.finish_arrival(names)
 
     def finish(self, names: Collection[str] | None = None) -> None:
         """Wait for all transfers, or for those that bring any of these names.
@@ -155,13 +142,13 @@ class PendingLoads:
                     self._end(transfer)
 
     def keep_only(self, wanted: Collection[str]) -> None:
-        """Cut short what brings anything but these tensors, and what failed, so that it is read again."""
+        """Cancel what brings anything but these tensors, and what failed, so that it is read again."""
         for transfer in list(self._under_way):
             if transfer.failed or not transfer.names <= frozenset(wanted):
                 self._end(transfer)
 
-    def cut_short(self) -> None:
-        """Cut short everything."""
+    def cancel(self) -> None:
+        """Cancel all transfers."""
         for transfer in list(self._under_way):
             self._end(transfer)
 
@@ -173,20 +160,19 @@ class PendingLoads:
         self.load_s += transfer.seconds()
         self.bytes_moved += sum(self.residency.extents[name].nbytes for name in transfer.names - lost)
         self.residency.evict(lost)
-        self._views.lost(lost)
-        self._views.arrived(transfer.names)
+        self._views.forget(lost)
+        self._views.finish_arrival(transfer.names)
 
 
 class Arena:
     """Resident tensors in `capacity_bytes` of a device ("cpu" or "cuda"), weights and workspaces in `budget_bytes`.
 
     Loads are begun with `start` or, for a query whose turn is yet to come, `prefetch`; `finish` waits for them and
-    counts them. Tensors named in `layouts` are put in that order once they have arrived, and are seen so; all others
-    lie as stored.
+    counts them. Tensors named in `layouts` are channels last, all others as stored.
 
-    Counts the stored bytes that arrived (`bytes_moved`), loads asked for that moved any (`swaps`), prefetches begun,
-    the bytes that compaction moved inside the arena (`compacted_bytes`, apart) and the most bytes resident at once,
-    and the seconds that the copies took (`load_s`). Call it from one thread.
+    Counts the stored bytes that arrived (`bytes_moved`), loads that moved any (`swaps`), prefetches begun, the bytes
+    that compaction moved inside the arena (`compacted_bytes`), the most bytes resident at once, and the seconds that
+    the copies took (`load_s`). Call it from one thread.
     """
 
     def __init__(
@@ -196,15 +182,14 @@ class Arena:
         device: str | torch.device = "cpu",
         budget_bytes: int | None = None,
         transfer: TransferBackend | None = None,
-        layouts: Layouts | None = None,
+        layouts: Layouts = (),
     ) -> None:
-        self.store, self.device, self.layouts = store, torch.device(device), layouts or {}
-        self._lying = complete_layouts(store.kinds, self.layouts)
-        self.residency = Residency(capacity_bytes, store.extents, budget_bytes, _sizes(self._lying))
+        self.store, self.device, self.layouts = store, torch.device(device), layouts
+        self.residency = Residency(capacity_bytes, store.extents, budget_bytes)
         self.transfer = transfer or transfer_backend(device, store, self.residency.capacity_bytes)
-        self.transfer.set_layouts(self._lying)
+        self.transfer.set_layouts(layouts)
         self.transfer.set_memory_limit(budget_bytes)
-        self._views = TensorViews(self._lying, self.transfer)
+        self._views = TensorViews(store.kinds, layouts, self.transfer)
         self._loads = PendingLoads(self.transfer, self.residency, self._views)
         self._bound: dict[Bindable, int] = {}
         # Counts the times that anything was given a place.
@@ -233,9 +218,9 @@ class Arena:
     ) -> bool:
         """Begin to make these tensors resident, with room for a workspace; whether anything has to be moved.
 
-        `evict` goes first, as far as it is resident. A prefetch of anything else is cut short. What is resident
-        stays where it is, unless no hole is large enough for what is missing. `waits` says that `finish` comes next.
-        Raises what `Residency.admit` raises.
+        `evict` goes first, as far as it is resident. A prefetch of anything else is cancelled. What is resident stays
+        where it is, unless no gap is large enough for what is missing. `waits` says that `finish` comes next. Raises
+        what `Residency.admit` raises.
         """
         wanted = dict.fromkeys(names)
         self._loads.keep_only(wanted)
@@ -248,14 +233,15 @@ class Arena:
             self.compactions += 1
             self.compacted_bytes += sum(move.nbytes for move in admission.moves)
         if self.residency.exceeds(workspace_bytes):
-            self.transfer.release(self.residency.holes)
+            self.transfer.release(self.residency.free)
         self.swaps += bool(admission.copies)
         return self._begin(admission, waits)
 
     def prefetch(self, names: Iterable[str], evict: Collection[str] = ()) -> bool:
-        """Begin to load tensors nobody needs yet, beside what runs; False, with nothing done, when there is no room.
+        """Begin to load tensors that no query needs yet, beside what runs; False, with nothing done, without room.
 
-        Nothing is moved or cut short for it, and nothing that is held is evicted.
+        Nothing is moved or cancelled for it, and nothing that is held is evicted. The device has finished what read
+        the evicted tensors (`synchronise` after each run).
         """
         wanted = dict.fromkeys(names)
         resident = [name for name in evict if name in self.residency]
@@ -268,12 +254,12 @@ class Arena:
             return False
         self._placed += bool(admission.copies)
         self.prefetches += bool(admission.copies)
-        return self._begin(admission)
+        return self._begin(admission, beside=True)
 
     def bind(self, engine: Bindable, names: Sequence[str]) -> None:
         """Point an engine at its tensors, which `start` was called for.
 
-        One that starts early may begin before they have arrived, where loads overlap runs; otherwise this waits. Where
+        One that starts early may start before they have arrived, where loads overlap runs; otherwise this waits. Where
         nothing has been placed since the engine was bound, it is left alone. OSError when bytes could not be read.
         """
         if self.starts_early(engine) and self.arriving(names):
@@ -286,12 +272,12 @@ class Arena:
             self._bound[engine] = self._placed
 
     def unbind(self, engine: Bindable) -> None:
-        """Let an engine go of its tensors."""
+        """Let an engine drop its tensors."""
         self._bound.pop(engine, None)
         engine.unbind()
 
     def starts_early(self, engine: Bindable) -> bool:
-        """Whether a run of this engine may begin before its last tensors are there."""
+        """Whether a run of this engine may start before its last tensors have arrived."""
         return engine.starts_early and self.transfer.overlaps
 
     def arriving(self, names: Iterable[str]) -> bool:
@@ -310,7 +296,7 @@ class Arena:
         self._loads.finish(names)
 
     def tensor(self, name: str) -> Tensor:
-        """A resident tensor as a view of the arena; the same object as long as it lies, or returns, at its place."""
+        """A resident tensor as a view of the arena; the same object while it stays at, or returns to, its place."""
         return self._views.tensor(name, self.residency.placement(name).offset)
 
     def synchronise(self) -> None:
@@ -318,80 +304,87 @@ class Arena:
         self.transfer.synchronise()
 
     def resize(self, capacity_bytes: int, budget_bytes: int | None, layouts: Layouts | None = None) -> None:
-        """Forget everything and go on with this much memory, in other `layouts` where these are given.
+        """Forget everything and continue with this much memory, in other `layouts` where these are given.
 
-        The old memory is only given back if nobody keeps a view: unbind the engines first. ValueError while a query
+        The old memory is only freed once no view of it is left: unbind the engines first. ValueError while a query
         runs.
         """
-        if any(map(self.residency.holds, self.residency.resident)):
-            raise ValueError("an arena cannot be resized while a query runs")
-        self._loads.cut_short()
+        self._refuse_while_running()
+        self._loads.cancel()
         self._bound.clear()
-        if layouts is not None:
-            self.layouts = layouts
-        self._lying = complete_layouts(self.store.kinds, self.layouts)
-        self._views.reset(self._lying)
-        # Until the memory is there nothing fits; should it not come, another try may find some.
-        self.residency.resize(0, budget_bytes, _sizes(self._lying))
+        self.layouts = self.layouts if layouts is None else layouts
+        self._views.reset(self.store.kinds, self.layouts)
+        # Until the memory is there nothing fits; should it not come, another attempt may find some.
+        self.residency.resize(0, budget_bytes)
         self.transfer.set_memory_limit(budget_bytes)
         self.transfer.resize(capacity_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES)
-        self.transfer.set_layouts(self._lying)
-        self.residency.resize(capacity_bytes, budget_bytes, _sizes(self._lying))
+        self.transfer.set_layouts(self.layouts)
+        self.residency.resize(capacity_bytes, budget_bytes)
 
     def prepare(
-        self, store: Store, capacity_bytes: int, most_bytes: int, budget_bytes: int, layouts: Layouts
+        self, store: Store, capacity_bytes: int, max_bytes: int, budget_bytes: int, layouts: Layouts
     ) -> StagedBuffer:
-        """Make ready to go over to another store, with `capacity_bytes` at least and `most_bytes` at most; from any
-        thread. The memory stays where it is as large as that. Raises what `Mover.prepare` raises.
-        """
-        fits = capacity_bytes <= self.residency.capacity_bytes <= most_bytes
-        wanted = None if fits else capacity_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-        return self.transfer.prepare(store, wanted, budget_bytes, complete_layouts(store.kinds, layouts))
+        """Prepare to take over another store, with `capacity_bytes` at least and `max_bytes` at most; from any thread.
 
-    def take_over(self, fresh: StagedBuffer, store: Store, budget_bytes: int, layouts: Layouts) -> None:
-        """Go on with what was made ready: resident tensors that the other store has too, and lie as they are wanted,
-        stay. Engines that are bound must not run any more; where there is other memory, unbind them first, so that the
-        old is free. ValueError while a query runs.
+        The memory stays as it is where its size is in that range. Raises what `TransferBackend.prepare` raises.
         """
-        if any(map(self.residency.holds, self.residency.resident)):
-            raise ValueError("an arena cannot go over to another store while a query runs")
-        self._loads.cut_short()
+        fits = capacity_bytes <= self.residency.capacity_bytes <= max_bytes
+        wanted = None if fits else capacity_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        return self.transfer.prepare(store, wanted, budget_bytes, layouts)
+
+    def take_over(self, staged: StagedBuffer, store: Store, budget_bytes: int, layouts: Layouts) -> None:
+        """Continue with what was prepared: resident tensors that the other store has too, in the same format, stay.
+
+        Engines that are bound must not run any more; where there is other memory, unbind them first, so that the old
+        is freed. ValueError while a query runs.
+        """
+        self._refuse_while_running()
+        self._loads.cancel()
         self._bound.clear()
         self._placed += 1
-        before, lay = self.residency, self._lying
-        self.store, self.layouts, self._lying = store, layouts, complete_layouts(store.kinds, layouts)
+        before = self.residency
         stay = sorted(
-            ((name, at) for name, at in before.placed.items() if fresh.keeps and self._lying.get(name) == lay[name]),
+            ((name, at) for name, at in before.placed.items() if staged.keeps and self._same(name, store, layouts)),
             key=lambda one: one[1].offset,
         )
-        if fresh.capacity_bytes is None:
+        self.store, self.layouts = store, layouts
+        if staged.capacity_bytes is None:
             capacity_bytes, kept, moves = before.capacity_bytes, dict(stay), []
         else:
-            capacity_bytes = fresh.capacity_bytes
-            kept, moves = _closed_up(stay, capacity_bytes)
-        self._views.reset(self._lying)
+            capacity_bytes = staged.capacity_bytes
+            kept, moves = _packed_to_start(stay, capacity_bytes)
+        self._views.reset(store.kinds, layouts)
         # Until the memory is there nothing fits, as in `resize`.
-        self.residency = self._loads.residency = Residency(0, store.extents, budget_bytes, _sizes(self._lying))
+        self.residency = self._loads.residency = Residency(0, store.extents, budget_bytes)
         self.transfer.set_memory_limit(budget_bytes)
-        self.transfer.take(fresh, moves)
-        self.residency.resize(capacity_bytes, budget_bytes, _sizes(self._lying))
+        self.transfer.take(staged, moves)
+        self.residency.resize(capacity_bytes, budget_bytes)
         self.residency.adopt(kept)
 
     def close(self) -> None:
-        """Let go of threads and files; the memory goes with the last view."""
-        self._loads.cut_short()
+        """End threads and close files; the memory is freed with the last view."""
+        self._loads.cancel()
         self.transfer.close()
 
-    def _begin(self, admission: Admission, waits: bool = False) -> bool:
+    def _same(self, name: str, store: Store, layouts: Layouts) -> bool:
+        return name in store.kinds and (name in layouts) == (name in self.layouts)
+
+    def _refuse_while_running(self) -> None:
+        if any(map(self.residency.holds, self.residency.resident)):
+            raise ValueError("an arena cannot be resized or take over another store while a query runs")
+
+    def _begin(self, admission: Admission, waits: bool = False, beside: bool = False) -> bool:
         """Begin the copies; whether there are any."""
         if admission.copies:
-            self._loads.begin(admission.copies, waits)
+            self._loads.begin(admission.copies, waits, beside)
         self.max_resident_bytes = max(self.max_resident_bytes, self.residency.resident_bytes)
         return bool(admission.copies)
 
 
-def _closed_up(stay: Iterable[tuple[str, Placement]], capacity_bytes: int) -> tuple[dict[str, Placement], list[Move]]:
-    """Where tensors go, one behind the other from the start, as many as there is room for."""
+def _packed_to_start(
+    stay: Iterable[tuple[str, Placement]], capacity_bytes: int
+) -> tuple[dict[str, Placement], list[Move]]:
+    """Tensors one behind the other from the start, as many as fit, and the moves that bring them there."""
     kept, moves, end = {}, [], 0
     for name, at in stay:
         place = Placement(end, at.nbytes)
@@ -399,7 +392,3 @@ def _closed_up(stay: Iterable[tuple[str, Placement]], capacity_bytes: int) -> tu
             kept[name], end = place, place.end
             moves.append(Move(name, at.offset, place.offset, at.nbytes))
     return kept, moves
-
-
-def _sizes(layouts: Layouts) -> dict[str, int]:
-    return {name: layout.nbytes for name, layout in layouts.items()}

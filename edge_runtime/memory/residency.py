@@ -22,11 +22,11 @@ from edge_runtime.memory.allocator import (
 class Residency:
     """Tensors by content name in one address range, at multiples of 512 bytes.
 
-    A tensor is there once, however many queries need it. Queries `hold` the tensors they run with: these are
-    neither evicted nor moved. Prefetched tensors are nobody's until they are admitted or held for a query, and make
-    way for whatever is needed. `capacity_bytes` is the size of the range; footprints in it and the workspaces of
-    what runs together never pass `budget_bytes` (the capacity, if none is given). `extents` says where every tensor
-    is stored, `sizes` the bytes of those that take more here than stored. Eviction only forgets.
+    A tensor is resident once, however many queries need it. Queries `hold` the tensors they run with: these are
+    neither evicted nor moved. Prefetched tensors belong to no query until they are admitted or held, and are cancelled
+    for whatever is needed. `capacity_bytes` is the size of the range; footprints in it and the workspaces of what runs
+    together never exceed `budget_bytes` (the capacity, if none is given). `extents` says where every tensor is stored.
+    Eviction only forgets.
     """
 
     def __init__(
@@ -34,31 +34,29 @@ class Residency:
         capacity_bytes: int,
         extents: Mapping[str, Extent],
         budget_bytes: int | None = None,
-        sizes: Mapping[str, int] | None = None,
     ) -> None:
         self.extents = extents
+        self.footprints = {name: footprint_bytes(extent.nbytes) for name, extent in extents.items()}
         self._holds: Counter[str] = Counter()
-        self.resize(capacity_bytes, budget_bytes, sizes or {})
+        self.resize(capacity_bytes, budget_bytes)
 
-    def resize(self, capacity_bytes: int, budget_bytes: int | None, sizes: Mapping[str, int]) -> None:
-        """Forget everything and begin anew, in a range of this size."""
+    def resize(self, capacity_bytes: int, budget_bytes: int | None) -> None:
+        """Forget everything and start over in a range of this size."""
         if capacity_bytes < 0:
             raise ValueError(f"an arena cannot have {capacity_bytes} bytes")
         self.capacity_bytes = capacity_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
         self.budget_bytes = self.capacity_bytes if budget_bytes is None else budget_bytes
-        self.sizes = {name: extent.nbytes for name, extent in self.extents.items()} | dict(sizes)
-        self.footprints = {name: footprint_bytes(nbytes) for name, nbytes in self.sizes.items()}
         self.resident_bytes = self.workspace_bytes = 0
         self.placed: dict[str, Placement] = {}
         self._holds.clear()
         self._prefetched: dict[str, None] = {}
-        self._holes = FreeList.between((), self.capacity_bytes)
+        self._free = FreeList.between((), self.capacity_bytes)
 
     def adopt(self, kept: Mapping[str, Placement]) -> None:
-        """Go on with other tensors in an emptied range; those `kept` lie at these places already."""
+        """Enter the tensors `kept`, which are at these places already, into an emptied range."""
         self.placed = dict(kept)
         self.resident_bytes = sum(map(self.footprints.__getitem__, kept))
-        self._holes = FreeList.between(kept.values(), self.capacity_bytes)
+        self._free = FreeList.between(kept.values(), self.capacity_bytes)
 
     @property
     def resident(self) -> frozenset[str]:
@@ -71,12 +69,12 @@ class Residency:
         return tuple(self._prefetched)
 
     @property
-    def holes(self) -> tuple[tuple[int, int], ...]:
+    def free(self) -> tuple[tuple[int, int], ...]:
         """The free spans (start, end) of the range."""
-        return tuple(self._holes.spans)
+        return tuple(self._free.spans)
 
     def exceeds(self, workspace_bytes: int) -> bool:
-        """Whether the whole range, with this workspace beside what runs already, is more than the budget."""
+        """Whether the whole range, with this workspace and those of what runs already, exceeds the budget."""
         return self.capacity_bytes + self.workspace_bytes + workspace_bytes > self.budget_bytes
 
     def __contains__(self, name: str) -> bool:
@@ -98,18 +96,18 @@ class Residency:
     def admit(self, names: Iterable[str], workspace_bytes: int = 0, evict: Collection[str] = ()) -> Admission:
         """Forget `evict` and give every one of the names that is not resident a place, all or nothing.
 
-        Afterwards there is room for `workspace_bytes` beside what runs already. Raises what `admission_of` raises.
+        Afterwards `workspace_bytes` are free beside what runs already. Raises what `plan_admission` raises.
         """
         needed = dict.fromkeys(names)
         admission = plan_admission(self, needed, workspace_bytes, evict)
         self._apply(admission)
-        self._adopt(needed)
+        self._clear_prefetched(needed)
         return admission
 
     def admit_prefetch(self, names: Iterable[str], evict: Collection[str] = ()) -> Admission:
-        """The same for tensors that nobody needs yet: they count as prefetched, and are given only what is free.
+        """The same for tensors that no query needs yet: they count as prefetched, and get only what is free.
 
-        Raises what `admission_ahead` raises.
+        Raises what `plan_prefetch` raises.
         """
         admission = plan_prefetch(self, dict.fromkeys(names), evict)
         self._apply(admission)
@@ -121,13 +119,13 @@ class Residency:
         names = tuple(names)
         check_evictable(self, names)
         starts = [(self.placed[name].offset, self.footprints[name]) for name in names]
-        self._holes.give((start, start + size) for start, size in starts)
+        self._free.add((start, start + size) for start, size in starts)
         self._forget(names)
 
     def hold(self, names: Iterable[str], workspace_bytes: int = 0) -> None:
         """Count a query that runs with these tensors and this workspace; they are no longer prefetched.
 
-        KeyError when one is not resident and NoRoomError when the budget would be passed; nothing is counted then.
+        KeyError when one is not resident and NoSpaceError when the budget would be exceeded; nothing is counted then.
         """
         names = tuple(names)
         for name in names:
@@ -136,7 +134,7 @@ class Residency:
             raise NoSpaceError(f"{workspace_bytes} bytes of workspace pass the budget of {self.budget_bytes}")
         self._holds.update(names)
         self.workspace_bytes += workspace_bytes
-        self._adopt(names)
+        self._clear_prefetched(names)
 
     def release(self, names: Iterable[str], workspace_bytes: int = 0) -> None:
         """Take back one `hold` of the same names and workspace."""
@@ -148,10 +146,10 @@ class Residency:
             holds[name] -= 1
 
     def _apply(self, admission: Admission) -> None:
-        if admission.holes is None:
+        if admission.free is None:
             return
         self._forget((*admission.evicted, *admission.cancelled))
-        self._holes = admission.holes
+        self._free = admission.free
         self.placed.update((move.name, Placement(move.target, move.nbytes)) for move in admission.moves)
         self.placed.update(admission.placed)
         self.resident_bytes += sum(map(self.footprints.__getitem__, admission.placed))
@@ -162,6 +160,6 @@ class Residency:
             del self.placed[name]
             self._prefetched.pop(name, None)
 
-    def _adopt(self, names: Iterable[str]) -> None:
+    def _clear_prefetched(self, names: Iterable[str]) -> None:
         for name in names if self._prefetched else ():
             self._prefetched.pop(name, None)

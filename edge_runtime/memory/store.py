@@ -1,7 +1,4 @@
-"""The store: the bundle's tensors as bytes at known places, which is all that a transfer needs to know of them.
-
-Readers bring stored bytes into memory that the CPU can write: out of the store, or straight from storage.
-"""
+"""The store: a bundle's tensors as bytes at known places, and readers that bring them into memory of the CPU."""
 
 from __future__ import annotations
 

@@ -1,16 +1,9 @@
-"""The stream that a card computes on: one for each device, made by us, so that others can be given its handle.
-
-torch's default stream has the handle 0, which others (ONNX Runtime) take for "none given". torch has 32 streams of a
-device and hands them out in turns; those of another priority are others. So nothing is ever copied on this one.
-
-What a transfer has made ready before it goes over to another store.
-
-Movers bring bytes from the bundle into the arena's memory; one kind for each kind of device, one interface.
-"""
+"""How bytes of a bundle reach the arena's memory: one backend per kind of device, and the stream a GPU computes on."""
 
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,24 +17,28 @@ from edge_runtime.memory.allocator import Copy, Move
 from edge_runtime.memory.memory_format import Layouts
 from edge_runtime.memory.store import Store
 
-HIGH = -1
-"""The priority: computing goes before whatever else a card does."""
+HIGH_PRIORITY = -1
+"""Of the compute stream: computing goes before whatever else a GPU does."""
 
 
 def compute_stream(device: torch.device, cuda: Any = torch.cuda) -> Any:
-    """The stream on which engines run and tensors are arranged; `cuda` is torch.cuda, or what stands in for it."""
-    return _made(torch.device(device.type, device.index or 0), cuda)
+    """The stream on which engines run and weights are reordered; `cuda` is torch.cuda, or a stand-in of tests.
+
+    It is a stream of its own because ONNX Runtime takes the handle 0 of torch's default stream for "none given". torch
+    hands out 32 streams per priority in turn, so with another priority than the copy stream it is never that one.
+    """
+    return _stream_of(torch.device(device.type, device.index or 0), cuda)
 
 
 @functools.cache
-def _made(device: torch.device, cuda: Any) -> Any:
-    return cuda.Stream(device, priority=HIGH)
+def _stream_of(device: torch.device, cuda: Any) -> Any:
+    return cuda.Stream(device, priority=HIGH_PRIORITY)
 
 
 @contextmanager
 def on_compute_stream(device: torch.device, cuda: Any = torch.cuda) -> Iterator[None]:
-    """What is queued inside goes to the device's compute stream: after what the caller queued before, and before what
-    the caller queues next. Nothing to do on the CPU.
+    """Queue what is inside on the device's compute stream: after what the caller queued before, and before what the
+    caller queues next. Does nothing on the CPU.
     """
     if device.type == "cpu":
         yield
@@ -60,9 +57,10 @@ def on_compute_stream(device: torch.device, cuda: Any = torch.cuda) -> Iterator[
 
 @dataclass(frozen=True, eq=False)
 class StagedBuffer:
-    """A way into the other store, and memory (as engines and as the CPU see it) where there is to be other.
+    """What a backend has prepared to take over another store: its `source`, and other memory where it needs that.
 
-    `capacity_bytes` is how much that is; where it is not there yet, contents are lost.
+    `memory` is the memory as engines and as the CPU see it; `capacity_bytes` its size. With a capacity and no memory
+    yet, contents are lost.
     """
 
     source: Any
@@ -71,12 +69,12 @@ class StagedBuffer:
 
     @property
     def keeps(self) -> bool:
-        """Whether what is in memory can stay."""
+        """Whether resident tensors can stay."""
         return self.capacity_bytes is None or self.memory is not None
 
 
 class Transfer(Protocol):
-    """Copies on their way, in load order."""
+    """Copies under way, in load order."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -112,72 +110,73 @@ class Transfer(Protocol):
         ...
 
 
-class TransferBackend(Protocol):
+class TransferBackend(ABC):
     """The memory of one arena and the way into it.
 
-    `overlaps` says whether it is worth moving weights while a query runs, `reads_file` whether they come out of the
-    bundle's file, and not of a copy in memory, `reorders` whether that copy lies as tensors are wanted, so that nothing
-    has to be arranged once it has arrived.
+    `overlaps`: moving weights while a query runs is worth it. `reads_file`: bytes come from the bundle's file, not from
+    a copy in memory. `reorders`: that copy is in the format that tensors are wanted in, so none is reordered on
+    arrival.
     """
 
+    overlaps = False
+    reads_file = True
+    reorders = False
     memory: Tensor
-    overlaps: bool
-    reads_file: bool
-    reorders: bool
 
-    def set_layouts(self, layouts: Layouts) -> None:
-        """Let tensors arrive in these layouts from now on, where it reorders them; nothing is under way."""
-        ...
+    def set_layouts(self, layouts: Layouts) -> None:  # noqa: B027 (only a backend that reorders needs it)
+        """Let tensors arrive in these formats from now on, where the backend reorders; nothing is under way."""
 
-    def set_memory_limit(self, budget_bytes: int | None) -> None:
-        """Let the device refuse this process more than a budget, where it can; None: as much as there is."""
-        ...
+    def set_memory_limit(self, budget_bytes: int | None) -> None:  # noqa: B027 (a CPU has no such limit)
+        """Let the device refuse this process more than a budget, where it can; None: no limit."""
 
-    def start(self, copies: Sequence[Copy], waits: bool = False) -> Transfer:
-        """Begin copies, after those begun before, and return at once; `waits` says that the caller waits for them."""
-        ...
+    def release(self, spans: Iterable[tuple[int, int]]) -> None:  # noqa: B027 (a GPU's memory is one piece)
+        """Give the memory of these spans (start, end) back to the system until they are written again, if possible."""
 
+    @abstractmethod
+    def start(self, copies: Sequence[Copy], waits: bool = False, beside: bool = False) -> Transfer:
+        """Begin copies, after those begun before, and return at once.
+
+        `waits`: the caller waits for them next. `beside`: what the device was given before reads none of the memory
+        that is written, so the copies need not wait for it.
+        """
+
+    @abstractmethod
     def compact(self, moves: Sequence[Move]) -> None:
-        """Move tensors inside the memory, in this order; they are there on return. Nothing else is under way."""
-        ...
+        """Move tensors inside the memory, in this order; done on return. Nothing else is under way."""
 
-    def release(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Let the system have the memory of these spans (start, end) until they are written again, if it can be had."""
-        ...
-
+    @abstractmethod
     def synchronise(self) -> None:
         """Return when the device has done all it was given."""
-        ...
 
+    @abstractmethod
     def resize(self, capacity_bytes: int) -> None:
-        """Let go of the memory and of what the device keeps for reuse, then take this much; contents are lost."""
-        ...
+        """Free the memory and what the device keeps for reuse, then take this much; contents are lost."""
 
+    @abstractmethod
     def prepare(self, store: Store, capacity_bytes: int | None, budget_bytes: int, layouts: Layouts) -> StagedBuffer:
-        """Make ready to go over to another store, in other memory where a capacity is given, its tensors to arrive in
-        these layouts; from any thread.
+        """Prepare to take over another store, in other memory where a capacity is given; from any thread.
 
         Raises RuntimeError or MemoryError when the device has no such memory, OSError when the store cannot be read.
         """
-        ...
 
-    def take(self, fresh: StagedBuffer, kept: Sequence[Move]) -> None:
-        """Go over to what was made ready. Into other memory these tensors come along, in this order; nothing is under
-        way, and no view of the old memory is used any more.
+    @abstractmethod
+    def take(self, staged: StagedBuffer, kept: Sequence[Move]) -> None:
+        """Take over what was prepared; into other memory these tensors are copied, in this order.
+
+        Nothing is under way, and no view of the old memory is used any more.
         """
-        ...
 
-    def drop(self, fresh: StagedBuffer) -> None:
-        """Let go of what was made ready in vain."""
-        ...
+    @abstractmethod
+    def drop(self, staged: StagedBuffer) -> None:
+        """Free what was prepared and is not needed."""
 
+    @abstractmethod
     def close(self) -> None:
         """End threads and close files."""
-        ...
 
 
 def transfer_backend(device: str | torch.device, store: Store, capacity_bytes: int) -> TransferBackend:
-    """The transfer for a device: "cpu", or "cuda" with memory of its own or shared with the CPU (Jetson).
+    """The backend of a device: "cpu", or "cuda" with memory of its own or shared with the CPU (Jetson).
 
     Raises RuntimeError or MemoryError when the device has no such memory.
     """
@@ -186,21 +185,19 @@ def transfer_backend(device: str | torch.device, store: Store, capacity_bytes: i
         from edge_runtime.memory.transfer_cpu import CpuTransferBackend
 
         return CpuTransferBackend.stored(store, capacity_bytes)
+    from edge_runtime.memory.transfer_cuda import CudaTransferBackend, unified_backend
+
     if is_integrated(device) and store.file is not None:
-        from edge_runtime.memory.transfer_cuda import unified_backend
-
         return unified_backend(store, capacity_bytes, device)
-    from edge_runtime.memory.transfer_cuda import CudaTransferBackend
-
     return CudaTransferBackend(store, capacity_bytes, device)
 
 
 def is_integrated(device: torch.device) -> bool:
-    """Whether a card has no memory of its own (Jetson)."""
+    """Whether a GPU has no memory of its own (Jetson)."""
     return bool(torch.cuda.get_device_properties(device).is_integrated)
 
 
 def arrives_reordered(device: str | torch.device) -> bool:
-    """Whether weights arrive there as they are wanted, so that those that come and go are arranged for nothing."""
+    """Whether weights arrive there in the format that is wanted (`TransferBackend.reorders`)."""
     device = torch.device(device)
     return device.type == "cuda" and not is_integrated(device)

@@ -1,4 +1,4 @@
-"""Moves weights into memory that the CPU can write: threads of their own copy piece by piece, in load order."""
+"""Transfers into memory that the CPU can write: threads copy piece by piece, in load order."""
 
 from __future__ import annotations
 
@@ -19,45 +19,40 @@ from torch import Tensor
 from edge_runtime.memory.allocator import Copy, Move
 from edge_runtime.memory.memory_format import Layouts
 from edge_runtime.memory.store import CopyReader, Store, StoreReader
-from edge_runtime.memory.transfer import StagedBuffer
+from edge_runtime.memory.transfer import StagedBuffer, TransferBackend
 
-# Small enough that the first layers are there early, large enough that handing pieces out costs nothing.
 PIECE_BYTES = 4 * 2**20
-# Storage answers several requests at once faster than one after the other. The kernel's copy of a file's pages does not
-# saturate the memory: a caller that waits for them and one thread beside it take little more than half as long as one.
+"""Small enough that the first layers arrive early, large enough that handing pieces out costs nothing."""
 COPY_THREADS, READ_THREADS = 1, 2
+"""Storage answers several requests at once faster than one after the other. Copying a file's cached pages does not
+saturate the memory: a caller that waits for them and one thread take little more than half as long as one."""
 MADV_DONTNEED = 4
 
 
 def allocate_memory(capacity_bytes: int) -> tuple[Tensor, np.ndarray]:
-    """Page-aligned RAM as engines and as movers see it: the same bytes."""
+    """Page-aligned RAM as a tensor and as an array of the same bytes."""
     region = mmap.mmap(-1, max(capacity_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError, AttributeError):
         region.madvise(mmap.MADV_HUGEPAGE)
     memory = torch.frombuffer(region, dtype=torch.uint8)[:capacity_bytes]
-    # Written to, so that the memory is really there and the first loads do not pay for it.
+    # Written to, so that the pages exist and the first loads do not pay for them.
     return memory.zero_(), memory.numpy()
 
 
 def reserve_memory(capacity_bytes: int) -> tuple[Tensor, np.ndarray]:
-    """The same, of which only what is written takes any room."""
+    """The same, of which only pages that are written take memory."""
     region = mmap.mmap(-1, max(capacity_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory = torch.frombuffer(region, dtype=torch.uint8)[:capacity_bytes]
     return memory, memory.numpy()
 
 
-class CpuTransferBackend:
+class CpuTransferBackend(TransferBackend):
     """Threads that fill memory the CPU can write.
 
-    `allocate` takes memory as engines see it (a tensor) and as the CPU does (an array of the same bytes);
-    `reader` is what reads into it, `again` makes another for another store; `synchronise` waits for a device that
-    shares the memory.
+    `allocate` gives memory as a tensor and as an array of the same bytes; `reader` reads into it, `make_reader` makes
+    one for another store; `synchronise` waits for a device that shares the memory.
     """
 
-    overlaps = False
-    reads_file = True
-    reorders = False
-    memory: Tensor
     _bytes: np.ndarray
 
     def __init__(
@@ -67,36 +62,36 @@ class CpuTransferBackend:
         threads: int = COPY_THREADS,
         allocate: Callable[[int], tuple[Tensor, np.ndarray]] = allocate_memory,
         synchronise: Callable[[], None] = lambda: None,
-        again: Callable[[Store], StoreReader] = CopyReader,
+        make_reader: Callable[[Store], StoreReader] = CopyReader,
     ) -> None:
-        self._reader, self._again = reader, again
-        self._allocate, self.synchronise, self._threads = allocate, synchronise, threads
+        self._reader, self._make_reader = reader, make_reader
+        self._allocate, self._synchronise, self._threads = allocate, synchronise, threads
         self.memory, self._bytes = allocate(capacity_bytes)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="transfer")
 
     @classmethod
     def stored(cls, store: Store, capacity_bytes: int) -> CpuTransferBackend:
-        """A transfer for the CPU as device: copies out of the store."""
+        """The backend of the CPU: copies out of the store."""
         return cls(CopyReader(store), capacity_bytes)
 
-    def start(self, copies: Sequence[Copy], waits: bool = False) -> CpuTransfer:
-        """Begin copies, after those begun before, and return at once.
+    def start(self, copies: Sequence[Copy], waits: bool = False, beside: bool = False) -> CpuTransfer:
+        """See `TransferBackend.start`.
 
-        A caller that waits copies too, beside the threads, and one piece by itself: waking another takes longer than
-        a small load where the cores are busy.
+        A caller that waits copies too, and a single piece alone: waking a thread takes longer than a small load where
+        the cores are busy.
         """
-        # Nothing may read what is overwritten now.
-        self.synchronise()
+        if not beside:
+            self.synchronise()
         transfer = CpuTransfer(copies, self._reader, self._bytes)
         for _ in range(min(self._threads, transfer.pieces - waits)):
             self._pool.submit(transfer.work)
         return transfer
 
     def compact(self, moves: Sequence[Move]) -> None:
-        """Move tensors inside the memory, in this order, each towards the start."""
+        """See `TransferBackend.compact`."""
         self.synchronise()
         for move in moves:
-            # numpy sees that the two overlap and copies as if through a buffer.
+            # numpy detects the overlap and copies as if through a buffer.
             source = self._bytes[move.source : move.source + move.nbytes]
             self._bytes[move.target : move.target + move.nbytes] = source
 
@@ -112,45 +107,43 @@ class CpuTransferBackend:
                     ctypes.c_void_p(self._bytes.ctypes.data + first), ctypes.c_size_t(last - first), MADV_DONTNEED
                 )
 
-    def set_layouts(self, layouts: Layouts) -> None:
-        """Nothing: tensors arrive as they are stored."""
-
-    def set_memory_limit(self, budget_bytes: int | None) -> None:
-        """Nothing: no system counts a process's memory as the budget does."""
+    def synchronise(self) -> None:
+        """See `TransferBackend.synchronise`."""
+        self._synchronise()
 
     def resize(self, capacity_bytes: int) -> None:
-        """Let go of the memory, then take this much; contents are lost."""
+        """See `TransferBackend.resize`."""
         self.memory, self._bytes = torch.empty(0, dtype=torch.uint8), np.empty(0, np.uint8)
         self.memory, self._bytes = self._allocate(capacity_bytes)
 
     def prepare(self, store: Store, capacity_bytes: int | None, budget_bytes: int, layouts: Layouts) -> StagedBuffer:
-        """See `Mover.prepare`. Ordinary memory takes room only as it is filled, and is given back as it is left."""
+        """See `TransferBackend.prepare`; pages of ordinary memory are taken as they are filled."""
         memory = None
         if capacity_bytes is not None:
             if self._allocate is allocate_memory:
                 memory = reserve_memory(capacity_bytes)
             elif capacity_bytes + self.memory.numel() <= budget_bytes:
                 memory = self._allocate(capacity_bytes)
-        return StagedBuffer(self._again(store), capacity_bytes, memory)
+        return StagedBuffer(self._make_reader(store), capacity_bytes, memory)
 
-    def take(self, fresh: StagedBuffer, kept: Sequence[Move]) -> None:
-        """See `Mover.take`."""
+    def take(self, staged: StagedBuffer, kept: Sequence[Move]) -> None:
+        """See `TransferBackend.take`."""
         self.synchronise()
-        before, self._reader = self._reader, fresh.source
+        before, self._reader = self._reader, staged.source
         before.close()
-        if fresh.memory is not None:
-            memory, into = fresh.memory
+        if staged.memory is not None:
+            memory, into = staged.memory
             for move in kept:
                 into[move.target : move.target + move.nbytes] = self._bytes[move.source : move.source + move.nbytes]
                 self.release(((move.source, move.source + move.nbytes),))
-            self.release(((0, self._bytes.size),))  # views of it may live on for a while; nobody reads them
+            self.release(((0, self._bytes.size),))  # views of it may live on for a while, unread
             self.memory, self._bytes = memory, into
-        elif fresh.capacity_bytes is not None:
-            self.resize(fresh.capacity_bytes)
+        elif staged.capacity_bytes is not None:
+            self.resize(staged.capacity_bytes)
 
-    def drop(self, fresh: StagedBuffer) -> None:
-        """See `Mover.drop`."""
-        fresh.source.close()
+    def drop(self, staged: StagedBuffer) -> None:
+        """See `TransferBackend.drop`."""
+        staged.source.close()
 
     def close(self) -> None:
         """End the threads and close the file."""
@@ -166,7 +159,7 @@ class _Piece:
 
 
 class CpuTransfer:
-    """Pieces of copies that the transfer's threads work off in order; a tensor is there when all up to its end are."""
+    """Pieces of copies that threads work off in order; a tensor is there when all pieces up to its end are."""
 
     def __init__(self, copies: Sequence[Copy], reader: StoreReader, memory: np.ndarray) -> None:
         self._reader, self._memory = reader, memory
@@ -185,33 +178,33 @@ class CpuTransfer:
         self._begun = self._running = self._arrived = 0
         self._done = [False] * self.pieces
         self._stopped = False
-        self._fault: OSError | None = None
+        self._error: OSError | None = None
         self._began_s = self._ended_s = 0.0
 
     @property
     def failed(self) -> bool:
         """Whether bytes could not be read."""
-        return self._fault is not None
+        return self._error is not None
 
     def work(self) -> None:
-        """Take pieces until none is left; run by the transfer's threads."""
+        """Copy pieces until none is left; run by the backend's threads."""
         while (index := self._next(self.pieces)) is not None:
             self._do(index)
 
     def wait(self, names: Iterable[str]) -> None:
         """Return when these tensors are there; raises OSError when their bytes could not be read.
 
-        The caller copies what nobody has begun yet.
+        The caller copies pieces that no thread has begun.
         """
-        upto = 1 + max((self._last.get(name, -1) for name in names), default=-1)
-        while self._arrived < upto and (index := self._next(upto)) is not None:
+        up_to = 1 + max((self._last.get(name, -1) for name in names), default=-1)
+        while self._arrived < up_to and (index := self._next(up_to)) is not None:
             self._do(index)
-        if self._arrived >= upto:
+        if self._arrived >= up_to:
             return
         with self._changed:
-            self._changed.wait_for(lambda: self._arrived >= upto or self._over())
-            if self._arrived < upto:
-                raise self._fault or OSError(errno.ECANCELED, "the load was cancelled")
+            self._changed.wait_for(lambda: self._arrived >= up_to or self._over())
+            if self._arrived < up_to:
+                raise self._error or OSError(errno.ECANCELED, "the load was cancelled")
 
     def finish(self) -> None:
         """Return when every tensor is there; raises OSError when bytes could not be read."""
@@ -235,16 +228,16 @@ class CpuTransfer:
         return not self._running and (self._stopped or self._begun == self.pieces)
 
     def _do(self, index: int) -> None:
-        piece, fault = self._pieces[index], None
+        piece, failure = self._pieces[index], None
         try:
             self._reader.read(self._memory, piece.target, piece.source, piece.nbytes)
         except OSError as error:
-            fault = error
-        self._settle(index, fault)
+            failure = error
+        self._settle(index, failure)
 
-    def _next(self, upto: int) -> int | None:
+    def _next(self, up_to: int) -> int | None:
         with self._changed:
-            if self._stopped or self._begun >= upto:
+            if self._stopped or self._begun >= up_to:
                 return None
             if not self._begun:
                 self._began_s = time.perf_counter()
@@ -252,14 +245,14 @@ class CpuTransfer:
             self._running += 1
             return self._begun - 1
 
-    def _settle(self, index: int, fault: OSError | None) -> None:
+    def _settle(self, index: int, error: OSError | None) -> None:
         with self._changed:
             self._running -= 1
             self._ended_s = time.perf_counter()
-            if fault is None:
+            if error is None:
                 self._done[index] = True
                 while self._arrived < self.pieces and self._done[self._arrived]:
                     self._arrived += 1
             else:
-                self._fault, self._stopped = fault, True
+                self._error, self._stopped = error, True
             self._changed.notify_all()

@@ -1,11 +1,4 @@
-"""How much memory of a card torch's allocator may hold; beyond that it raises OutOfMemoryError.
-
-The bundle's bytes in memory that a card copies from by itself, each tensor in the order in which it is wanted.
-
-Moves weights to a CUDA device with memory of its own. Never run on one so far: tests stand in for the streams.
-
-Moves weights on a Jetson, whose CPU and GPU share one memory. Never run on one: tests use ordinary memory.
-"""
+"""Transfers to a CUDA device: with memory of its own from pinned host memory, on a Jetson straight from storage."""
 
 from __future__ import annotations
 
@@ -22,36 +15,45 @@ import torch
 from torch import Tensor
 
 from edge_runtime.memory.allocator import Copy, Move, footprint_bytes
-from edge_runtime.memory.memory_format import Layout, Layouts
+from edge_runtime.memory.memory_format import Layouts, changes_order, reorder
 from edge_runtime.memory.store import DirectFileReader, Store
-from edge_runtime.memory.transfer import StagedBuffer
-from edge_runtime.memory.transfer_cpu import PIECE_BYTES, READ_THREADS, CpuTransferBackend
+from edge_runtime.memory.transfer import StagedBuffer, TransferBackend
+from edge_runtime.memory.transfer_cpu import READ_THREADS, CpuTransferBackend
 
 ALLOCATOR_SLACK_BYTES = 128 * 2**20
-"""What it may hold beyond what it gives out: it takes 2 or 20 MiB at a time, for each stream apart."""
+"""What torch's allocator may hold beyond what it gives out: it takes 2 or 20 MiB at a time, per stream."""
+COPY_BYTES = 8 * 2**20
+"""Of one copy: layers start as their copy arrives (0.15 ms on PCIe 5), and each costs the host some 20 us."""
+BOUNCE_BYTES = 16 * 2**20
+"""Compaction moves bytes through a buffer of this size, since source and target may overlap."""
+_ATTACH_GLOBAL = 1  # CU_MEM_ATTACH_GLOBAL: any stream may use the memory
+_NO_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+_CONCURRENT_MANAGED_ACCESS = 89  # CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
+
+log = logging.getLogger("gemel.run")
 
 
 def set_allocator_limit(nbytes: int | None, device: torch.device, cuda: Any = torch.cuda) -> None:
-    """Let it give out so many bytes, None: all there are. `cuda` is torch.cuda, or what stands in for it."""
+    """Let torch's allocator give out so many bytes, None: all; beyond that it raises OutOfMemoryError.
+
+    `cuda` is torch.cuda, or a stand-in of tests.
+    """
     total = cuda.get_device_properties(device).total_memory
     allowed = total if nbytes is None else min(total, nbytes + ALLOCATOR_SLACK_BYTES)
-    cuda.set_per_process_memory_fraction(allowed / total, device.index or 0)  # it takes no "cuda" alone
-
-
-log = logging.getLogger("gemel.run")
+    cuda.set_per_process_memory_fraction(allowed / total, device.index or 0)  # it takes no "cuda" without an index
 
 
 class PinnedStore:
     """A copy of a store's data, registered with the driver: torch's own pinned memory would round up to 2^n bytes.
 
-    Where that fails it is ordinary memory, which is said once. `cuda` is torch.cuda, or what stands in for it. Raises
+    Where that fails it is ordinary memory, with one warning. `cuda` is torch.cuda, or a stand-in of tests. Raises
     OSError when the store cannot be read.
     """
 
     def __init__(self, store: Store, device: torch.device, cuda: Any) -> None:
         self._store, self._cuda = store, cuda
         self.bytes = torch.empty(footprint_bytes(store.data.nbytes), dtype=torch.uint8)
-        self._lying: dict[int, Layout] = {}
+        self._reordered: frozenset[tuple[int, tuple[int, ...], torch.dtype]] = frozenset()
         store.read(0, self.bytes[: store.data.nbytes].numpy())
         self._registered = False
         if not self.bytes.nbytes:
@@ -60,54 +62,41 @@ class PinnedStore:
         self._registered = not code
         if code:
             log.warning("the bundle's %d bytes could not be pinned: loads will be slower", store.data.nbytes)
-            _forget_error(device)
+            with suppress(RuntimeError):  # the runtime reports a failed call at the next kernel launch, once
+                torch.zeros(1, device=device).add_(1)
 
     def set_layouts(self, layouts: Layouts) -> None:
-        """Put the tensors in these formats; nothing may be copied meanwhile. Those stored once lie in one order."""
-        extents = self._store.extents
-        wanted = {extents[name].offset: layout for name, layout in layouts.items() if layout.arranged}
-        for offset, layout in self._lying.items():
-            if wanted.get(offset) != layout:
-                layout.restore(self._whole(layout), offset)
-        for offset, layout in wanted.items():
-            if self._lying.get(offset) != layout:
-                layout.arrange(self._whole(layout), offset)
-        self._lying = wanted
+        """Reorder the tensors; no copy is under way. Names that share stored bytes have one format."""
+        kinds, extents = self._store.kinds, self._store.extents
+        wanted = frozenset(
+            (extents[name].offset, kinds[name][1], kinds[name][0])
+            for name in layouts
+            if name in kinds and changes_order(kinds[name][1])
+        )
+        for changed, to_channels_last in ((self._reordered - wanted, False), (wanted - self._reordered, True)):
+            for offset, shape, dtype in changed:
+                reorder(self.bytes.view(dtype), offset, shape, to_channels_last)
+        self._reordered = wanted
 
     def close(self) -> None:
-        """Let the driver forget the memory."""
+        """Unregister the memory."""
         if self._registered:
             self._registered = False
             self._cuda.cudart().cudaHostUnregister(self.bytes.data_ptr())
 
-    def _whole(self, layout: Layout) -> Tensor:
-        return self.bytes.view(layout.dtype)
 
+class CudaTransferBackend(TransferBackend):
+    """Copies from pinned host memory on a stream of its own, with an event after every copy.
 
-def _forget_error(device: torch.device) -> None:
-    """The runtime keeps the error of a failed call and gives it to whoever launches the next kernel, once."""
-    with suppress(RuntimeError):
-        torch.zeros(1, device=device).add_(1)
-
-
-# Compaction moves bytes through a buffer of this size, since source and target may overlap.
-BOUNCE_BYTES = 16 * 2**20
-
-
-class CudaTransferBackend:
-    """Copies from pinned host memory on a stream of its own, with an event after every piece.
-
-    The bundle's tensors are kept in pinned memory once (as many bytes of RAM as the bundle has), in the order in which
-    engines want them, so that a load is left to the card's copy engine: no thread of ours, no host synchronisation,
-    nothing to arrange. What the compute stream was given before is done before memory is written: the upload of the
-    frames whose run a prefetch goes beside, too. The executor synchronises after every run, so what is overwritten is
-    no longer read. `cuda` is torch.cuda; tests pass one that keeps a record.
+    The bundle's tensors are kept in pinned memory once (as many bytes of RAM as the bundle has), in the format that
+    engines take, so that a load is left to the GPU's copy engine: no thread, no host synchronisation, nothing to
+    reorder. The executor synchronises after every run, so what a prefetch overwrites is no longer read. `cuda` is
+    torch.cuda, or a stand-in of tests.
     """
 
     overlaps = True
     reads_file = False
     reorders = True
-    memory: Tensor
 
     def __init__(self, store: Store, capacity_bytes: int, device: torch.device, cuda: Any = torch.cuda) -> None:
         self._device, self._cuda = device, cuda
@@ -117,35 +106,40 @@ class CudaTransferBackend:
         self._stored = PinnedStore(store, device, cuda)
 
     def set_layouts(self, layouts: Layouts) -> None:
-        """See `Mover.lay`: in host memory, once."""
+        """See `TransferBackend.set_layouts`: in host memory, once."""
         self._stored.set_layouts(layouts)
 
     def set_memory_limit(self, budget_bytes: int | None) -> None:
-        """See `Mover.limit`: by torch's allocator, which frees what it kept, now and where it comes to the limit, and
-        raises OutOfMemoryError where that does not suffice."""
+        """See `TransferBackend.set_memory_limit`: by torch's allocator, which raises OutOfMemoryError beyond it."""
         if budget_bytes is not None:
-            self._cuda.empty_cache()  # what was tried out before the box serves lies there
-        self._allow(budget_bytes)
+            self._cuda.empty_cache()  # blocks of what was tried before the box serves
+        self._limit(budget_bytes)
         self._budget_bytes = budget_bytes
 
-    def start(self, copies: Sequence[Copy], waits: bool = False) -> CudaTransfer:
+    def start(self, copies: Sequence[Copy], waits: bool = False, beside: bool = False) -> CudaTransfer:
         """Enqueue copies after those begun before, and return at once."""
-        self._after_compute()
+        if not beside:
+            self._wait_for_compute()
         transfer = CudaTransfer(self._cuda, self._stream, self._device)
         stored = self._stored.bytes
         with self._cuda.stream(self._stream):
             for copy in copies:
-                for at in range(0, copy.nbytes, PIECE_BYTES):
-                    size = min(PIECE_BYTES, copy.nbytes - at)
-                    source, target = copy.source + at, copy.target + at
-                    self.memory[target : target + size].copy_(stored[source : source + size], non_blocking=True)
-                    ended = [name for name, end in zip(copy.names, copy.ends) if at < end <= at + size]
-                    transfer.record(ended)
+                first = 0  # of the names that have not arrived yet
+                for at in range(0, copy.nbytes, COPY_BYTES):
+                    end = min(at + COPY_BYTES, copy.nbytes)
+                    source = stored[copy.source + at : copy.source + end]
+                    self.memory[copy.target + at : copy.target + end].copy_(source, non_blocking=True)
+                    last = first
+                    while last < len(copy.ends) and copy.ends[last] <= end:
+                        last += 1
+                    transfer.record(copy.names[first:last])
+                    first = last
+        transfer.end()
         return transfer
 
     def compact(self, moves: Sequence[Move]) -> None:
-        """Move tensors inside the memory piece by piece from the low end, so that nothing unread is overwritten."""
-        self._after_compute()
+        """Move tensors piece by piece from the low end, so that nothing unread is overwritten."""
+        self._wait_for_compute()
         with self._cuda.stream(self._stream):
             for move in moves:
                 for at in range(0, move.nbytes, BOUNCE_BYTES):
@@ -155,76 +149,73 @@ class CudaTransferBackend:
         self._stream.synchronize()
 
     def synchronise(self) -> None:
-        """Return when everything running on the compute stream is done; loads may still be under way."""
+        """Return when everything on the compute stream is done; loads may still be under way."""
         self._cuda.current_stream(self._device).synchronize()
 
-    def release(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Nothing: the memory is one piece of the device's."""
-
     def resize(self, capacity_bytes: int) -> None:
-        """Give the memory and torch's cached blocks back to the device, then take this much; contents are lost."""
+        """See `TransferBackend.resize`."""
         self.memory = torch.empty(0, dtype=torch.uint8)
         self._cuda.synchronize(self._device)
         self._cuda.empty_cache()
         self.memory = torch.empty(capacity_bytes, dtype=torch.uint8, device=self._device)
 
     def prepare(self, store: Store, capacity_bytes: int | None, budget_bytes: int, layouts: Layouts) -> StagedBuffer:
-        """See `Mover.prepare`; both memories lie beside each other for a moment, if the budget has room for that."""
+        """See `TransferBackend.prepare`; both memories exist together for a moment, where the budget allows it."""
         stored = PinnedStore(store, self._device, self._cuda)
         stored.set_layouts(layouts)
         memory = None
         if capacity_bytes is not None and capacity_bytes + self.memory.numel() <= budget_bytes:
             if self._budget_bytes is not None:
-                self._allow(max(budget_bytes, self._budget_bytes))
+                self._limit(max(budget_bytes, self._budget_bytes))
             try:
                 memory = torch.empty(capacity_bytes, dtype=torch.uint8, device=self._device), np.empty(0, np.uint8)
             except BaseException:
                 stored.close()
-                self._allow(self._budget_bytes)
+                self._limit(self._budget_bytes)
                 raise
         return StagedBuffer(stored, capacity_bytes, memory)
 
-    def take(self, fresh: StagedBuffer, kept: Sequence[Move]) -> None:
-        """See `Mover.take`."""
+    def take(self, staged: StagedBuffer, kept: Sequence[Move]) -> None:
+        """See `TransferBackend.take`."""
         self._cuda.synchronize(self._device)
-        before, self._stored = self._stored, fresh.source
+        before, self._stored = self._stored, staged.source
         before.close()
-        if fresh.memory is not None:
-            memory, _ = fresh.memory
+        if staged.memory is not None:
+            memory, _ = staged.memory
             for move in kept:
                 memory[move.target : move.target + move.nbytes] = self.memory[move.source : move.source + move.nbytes]
             self.memory = memory
             self._cuda.synchronize(self._device)
             self._cuda.empty_cache()
-        elif fresh.capacity_bytes is not None:
-            self.resize(fresh.capacity_bytes)
+        elif staged.capacity_bytes is not None:
+            self.resize(staged.capacity_bytes)
 
-    def drop(self, fresh: StagedBuffer) -> None:
-        """See `Mover.drop`."""
-        fresh.source.close()
-        self._allow(self._budget_bytes)
+    def drop(self, staged: StagedBuffer) -> None:
+        """See `TransferBackend.drop`."""
+        staged.source.close()
+        self._limit(self._budget_bytes)
 
     def close(self) -> None:
         """Unpin the host memory, and lift the limit."""
         self._stored.close()
         self.set_memory_limit(None)
 
-    def _after_compute(self) -> None:
+    def _wait_for_compute(self) -> None:
         self._stream.wait_stream(self._cuda.current_stream(self._device))
 
-    def _allow(self, budget_bytes: int | None) -> None:
+    def _limit(self, budget_bytes: int | None) -> None:
         set_allocator_limit(budget_bytes, self._device, self._cuda)
 
 
 class CudaTransfer:
-    """Events on the copy stream, one after every piece; waiting puts the compute stream behind the right one."""
+    """Events on the copy stream, one after every copy; waiting puts the compute stream behind the right one."""
 
     failed = False
 
     def __init__(self, cuda: Any, stream: Any, device: torch.device) -> None:
         self._cuda, self._stream, self._device = cuda, stream, device
-        self._began = cuda.Event(enable_timing=True)
-        self._began.record(stream)
+        self._began = self._timed_event()
+        self._ended = self._began
         self._events: list[Any] = []
         self._last: dict[str, int] = {}
         self._waited = -1
@@ -236,12 +227,16 @@ class CudaTransfer:
     def record(self, names: Iterable[str]) -> None:
         """Note that the copies enqueued so far bring these tensors."""
         self._last.update(dict.fromkeys(names, len(self._events)))
-        event = self._cuda.Event(enable_timing=True)
+        event = self._cuda.Event()
         event.record(self._stream)
         self._events.append(event)
 
+    def end(self) -> None:
+        """All copies are enqueued."""
+        self._ended = self._timed_event()
+
     def wait(self, names: Iterable[str]) -> None:
-        """Let the compute stream go on when these tensors are there; the caller goes on at once."""
+        """Let the compute stream continue when these tensors are there; the caller continues at once."""
         last = max((self._last.get(name, -1) for name in names), default=-1)
         if last > self._waited:
             self._cuda.current_stream(self._device).wait_event(self._events[last])
@@ -249,8 +244,7 @@ class CudaTransfer:
 
     def finish(self) -> None:
         """Return when every tensor is there."""
-        if self._events:
-            self._events[-1].synchronize()
+        self._ended.synchronize()
 
     def cancel(self) -> None:
         """Return when nothing is under way; what is enqueued cannot be taken back, so everything arrives."""
@@ -261,19 +255,18 @@ class CudaTransfer:
 
     def seconds(self) -> float:
         """How long the copies have taken; call it after `finish`."""
-        return self._began.elapsed_time(self._events[-1]) / 1000 if self._events else 0.0
+        return self._began.elapsed_time(self._ended) / 1000
 
-
-_ATTACH_GLOBAL = 1  # CU_MEM_ATTACH_GLOBAL: any stream may use the memory
-_NO_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
-_CONCURRENT_MANAGED_ACCESS = 89  # CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
+    def _timed_event(self) -> Any:
+        event = self._cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return event
 
 
 class UnifiedTransferBackend(CpuTransferBackend):
-    """Reads from storage into memory that a card computes from, too.
+    """Reads from storage into memory that CPU and GPU share (Jetson).
 
-    The arena is no memory of torch's: its allocator is limited to what the budget leaves beside it. `cuda` is
-    torch.cuda, or what stands in for it.
+    The arena is not torch's memory: its allocator is limited to what the budget leaves beside it.
     """
 
     def __init__(
@@ -290,30 +283,31 @@ class UnifiedTransferBackend(CpuTransferBackend):
         self._budget_bytes: int | None = None
 
     def set_memory_limit(self, budget_bytes: int | None) -> None:
-        """See `Mover.limit`."""
+        """See `TransferBackend.set_memory_limit`."""
         self._budget_bytes = budget_bytes
         if budget_bytes is not None:
             self._cuda.empty_cache()
-        self._allow()
+        self._limit()
 
     def resize(self, capacity_bytes: int) -> None:
-        """See `Mover.resize`."""
+        """See `TransferBackend.resize`."""
         super().resize(capacity_bytes)
-        self._allow()
+        self._limit()
 
-    def take(self, fresh: StagedBuffer, kept: Sequence[Move]) -> None:
-        """See `Mover.take`."""
-        super().take(fresh, kept)
-        self._allow()
+    def take(self, staged: StagedBuffer, kept: Sequence[Move]) -> None:
+        """See `TransferBackend.take`."""
+        super().take(staged, kept)
+        self._limit()
 
     def close(self) -> None:
         """End the threads, close the file and lift the limit."""
         super().close()
         self.set_memory_limit(None)
 
-    def _allow(self) -> None:
+    def _limit(self) -> None:
         budget = self._budget_bytes
-        set_allocator_limit(None if budget is None else max(0, budget - self.memory.numel()), self._device, self._cuda)
+        beside = None if budget is None else max(0, budget - self.memory.numel())
+        set_allocator_limit(beside, self._device, self._cuda)
 
 
 def unified_backend(
@@ -325,14 +319,13 @@ def unified_backend(
     concurrent: Callable[[torch.device], bool] | None = None,
     cuda: Any = torch.cuda,
 ) -> UnifiedTransferBackend:
-    """A transfer that reads from storage straight into managed memory: no copy through the host, none kept there.
+    """A backend that reads from storage straight into managed memory: no copy through the host, none kept there.
 
     Where the CPU must not touch managed memory while a kernel runs (concurrentManagedAccess is 0, as on all Tegra up
-    to Orin; NVIDIA, "CUDA for Tegra", 3.3.1), loads do not overlap runs; the driver is asked. Either way the transfer
-    waits for the GPU before it writes. Managed memory is chosen over pinned memory because the GPU caches only the
-    former (the same note, 3.1).
+    to Orin; NVIDIA, "CUDA for Tegra", 3.3.1), loads do not overlap runs. Managed memory is chosen
+    over pinned memory because the GPU caches only the former (the same note, 3.1). Never run on a Jetson.
     """
-    transfer = UnifiedTransferBackend(
+    backend = UnifiedTransferBackend(
         store,
         capacity_bytes,
         device,
@@ -340,12 +333,12 @@ def unified_backend(
         synchronise or partial(torch.cuda.synchronize, device),
         cuda,
     )
-    transfer.overlaps = (concurrent or has_concurrent_access)(device)
-    return transfer
+    backend.overlaps = (concurrent or has_concurrent_access)(device)
+    return backend
 
 
 def has_concurrent_access(device: torch.device, driver: ctypes.CDLL | None = None) -> bool:
-    """Whether the CPU may touch managed memory while a kernel runs; not where the driver gives no answer."""
+    """Whether the CPU may touch managed memory while a kernel runs; False where the driver gives no answer."""
     driver = driver or ctypes.CDLL("libcuda.so.1")
     ordinal, found = ctypes.c_int(), ctypes.c_int()
     if driver.cuDeviceGet(ctypes.byref(ordinal), ctypes.c_int(device.index or 0)):
@@ -375,5 +368,5 @@ def allocate_managed_memory(device: torch.device, capacity_bytes: int) -> tuple[
     memory = torch.as_tensor(region, device=device)
     weakref.finalize(region, driver.cuMemFree_v2, ctypes.c_uint64(pointer.value))
     seen = (ctypes.c_ubyte * nbytes).from_address(pointer.value)
-    # Not written to here: a kernel may be running, and a processor that touches the memory then is ended.
+    # Not written to here: a kernel may be running, and on Tegra the CPU faults if it touches the memory then.
     return memory[:capacity_bytes], np.frombuffer(seen, np.uint8)[:capacity_bytes]  # type: ignore[call-overload]

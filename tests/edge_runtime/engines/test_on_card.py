@@ -8,27 +8,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from edge_runtime.engines import base, compiled, setup
 from edge_runtime.engines import base as workspace
-from edge_runtime.engines import compiled as making
 from edge_runtime.engines import onnx as onnx_engine
 from edge_runtime.engines import onnx as onnx_session
 from edge_runtime.engines.base import EngineError, measure_workspace
-from edge_runtime.engines.compiled import CompiledEngine
-from edge_runtime.engines.cuda_graphs import CudaGraphs
+from edge_runtime.engines.compiled import BatchRange, CompiledEngine
 from edge_runtime.engines.registry import ENGINES
 from edge_runtime.engines.setup import common_format, engines_for
 from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.memory.memory_format import WeightFormat
-from edge_runtime.memory.transfer import compute_stream
 from models import preprocess
 from models.bundle import Bundle
 from models.device import disable_tf32
 from models.errors import InputError
 from models.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from tests.edge_runtime.memory.fake_cuda import FakeCuda
 from tests.edge_runtime.tiny import picture, tiny_bundle
 
 
@@ -50,10 +45,19 @@ def test_frames_are_on_their_way_before_anything_else_is_copied_and_before_anyth
             happened.append("forward")
             return super().forward(batch)
 
+    class Queued(Watched):
+        queues_whole_runs = True
+
     engine = Watched(bundle, "gate")
     arena = setup.resident_arena(bundle, {"gate": engine})
     assert engine.run([picture(0)], lambda: happened.append("prefetch"))
     assert happened == ["upload", "prefetch", "forward"]
+    happened.clear()
+    arena.unbind(engine)
+    queued = Queued(bundle, "gate")
+    queued.bind(arena.tensor)
+    assert queued.run([picture(0)], lambda: happened.append("prefetch"))
+    assert happened == ["upload", "forward", "prefetch"], "host work beside a queued run does not delay it"
     arena.close()
 
 
@@ -122,30 +126,8 @@ def test_packages_are_compared_with_products_computed_in_full(monkeypatch):
             raise ValueError("whatever happens")
 
     with pytest.raises(ValueError, match="whatever"):
-        making._verify(making._Flat(nn.Identity()), Package(), torch.zeros(2, 3, 4, 4), {})
+        compiled.verify_package(compiled._FlatOutputs(nn.Identity()), Package(), torch.zeros(2, 3, 4, 4), (1,), {})
     assert seen == [(False, False)] and torch.backends.cudnn.allow_tf32
-
-
-def test_compiled_code_that_finds_no_memory_is_known_for_that_by_the_graphs_that_hold_some(bundle, monkeypatch):
-    counts = iter([0, 1, 1])
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _device: {"num_ooms": next(counts)})
-
-    class Package:
-        full = True
-
-        def __call__(self, batch):
-            if self.full:
-                self.full = False
-                raise RuntimeError("run_func_( ... ) API call failed")
-            return [batch]
-
-    engine, graph = CompiledEngine(bundle, "gate", "cuda"), CudaGraphs(torch.device("cpu"))
-    assert engine._graphs is not None
-    monkeypatch.setattr(engine._graphs, "_cuda", cuda := FakeCuda())
-    monkeypatch.setattr(graph, "refuse", lambda: True)
-    cuda.active = compute_stream(engine.device, cuda)
-    engine._package, engine._spec = Package(), pytree.tree_structure([0])
-    assert engine.forward(torch.ones(1))[0] == 1
 
 
 def test_compiled_code_for_a_card_needs_the_headers_of_cuda(monkeypatch):
@@ -169,9 +151,11 @@ def test_compiled_code_that_fails_as_it_is_tried_is_no_engine_and_no_fault_of_th
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", lambda *_, **__: None)
     package = SimpleNamespace(get_constant_fqns=list)
     monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda *_, **__: package)
-    monkeypatch.setattr(making, "_verify", verify)
+    monkeypatch.setattr(compiled, "verify_package", verify)
     with pytest.raises(EngineError, match="API call failed"):
-        making.compile_package(bundle, bundle.query("gate"), torch.device("cpu"), tmp_path / "made.pt2")
+        compiled.compile_package(
+            bundle, bundle.query("gate"), torch.device("cpu"), BatchRange.ANY, tmp_path / "made.pt2"
+        )
 
 
 class Hungry(TorchEngine):
@@ -250,7 +234,7 @@ def test_a_cards_workspace_is_what_its_allocator_saw_where_that_is_more(bundle, 
 
 def test_what_onnx_runtime_takes_on_a_card_is_counted_no_less_than_what_torch_does(bundle, monkeypatch):
     engine = onnx_engine.OnnxEngine(bundle, "gate", "cuda")
-    engine._kept = SimpleNamespace(notes={"workspace": {"1": 2**20, "4": 2**22}})  # type: ignore[assignment]
+    engine._file = SimpleNamespace(notes={"workspace": {"1": 2**20, "4": 2**22}})  # type: ignore[assignment]
     monkeypatch.setattr(base, "measure_workspace", lambda *_: 2**21)
     assert (engine.workspace_of(1), engine.workspace_of(4)) == (2**21, 2**22)
     engine.device = torch.device("cpu")

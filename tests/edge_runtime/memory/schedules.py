@@ -14,14 +14,10 @@ KIB = 1024
 
 @dataclass
 class Box:
-    """Queries that share tensors, a bundle of fake bytes, a memory, and a budget from too small to too large.
-
-    Some tensors take more room in the memory than in the bundle: what lies behind their stored bytes moves with them.
-    """
+    """Queries that share tensors, a bundle of fake bytes, a memory, and a budget from too small to too large."""
 
     random: random.Random
     extents: dict[str, Extent] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)
     queries: dict[str, tuple[str, ...]] = field(default_factory=dict)
     workspaces: dict[str, int] = field(default_factory=dict)
     running: list[str] = field(default_factory=list)
@@ -34,8 +30,6 @@ class Box:
         for index in range(self.random.randint(1, 12)):
             extent = Extent(at, self.random.choice([0, 1, 512, 513, 1024, 3000, 6000, 9000, 12_000]))
             self.extents[f"t{index}"] = extent
-            more = self.random.choice([0, 0, 0, 100, 512, 1000]) if extent.nbytes else 0
-            self.sizes[f"t{index}"] = extent.nbytes + more
             at = extent.end + self.random.choice([0, 0, 0, 512])
         self.stored = bytes(self.random.getrandbits(8) for _ in range(64)) * (at // 64 + 1)
         names = list(self.extents)
@@ -46,11 +40,11 @@ class Box:
         alone = max(self.weights(self.queries[query]) + self.workspaces[query] for query in self.queries)
         self.budget = max(0, alone + self.random.choice([-512, 0, 0, 512, 4096, 20_000]))
         capacity = self.budget - min(self.workspaces.values())
-        self.residency = Residency(max(0, capacity), self.extents, self.budget, self.sizes)
+        self.residency = Residency(max(0, capacity), self.extents, self.budget)
         self.memory = bytearray(self.residency.capacity_bytes)
 
     def weights(self, names: tuple[str, ...] | frozenset[str]) -> int:
-        return sum(footprint_bytes(self.sizes[name]) for name in names)
+        return sum(footprint_bytes(self.extents[name].nbytes) for name in names)
 
     def play(self, steps: int) -> None:
         for _ in range(steps):
@@ -136,9 +130,6 @@ class Box:
             assert copy.target + copy.nbytes <= len(self.memory)
             stored = self.stored[copy.source : copy.source + copy.nbytes]
             self.memory[copy.target : copy.target + copy.nbytes] = stored
-            for name in copy.names:
-                at, nbytes = self.residency.placement(name), self.extents[name].nbytes
-                self.memory[at.offset + nbytes : at.offset + at.nbytes] = self.padding(name)
         self.moved += sum(move.nbytes for move in admission.moves)
         return sum(self.extents[name].nbytes for copy in admission.copies for name in copy.names)
 
@@ -151,17 +142,12 @@ class Box:
             for name in residency.resident
             if self.extents[name].nbytes
         )
-        edges = sorted([*placed, *residency.holes])
+        edges = sorted([*placed, *residency.free])
         assert [start for start, _ in edges] == [0, *(end for _, end in edges)][: len(edges)]
         assert not edges or edges[-1][1] == residency.capacity_bytes
-        assert all(a[1] < b[0] for a, b in pairwise(residency.holes)), "holes are merged"
+        assert all(a[1] < b[0] for a, b in pairwise(residency.free)), "holes are merged"
         for name in residency.resident:
             at, extent = residency.placement(name), self.extents[name]
             assert at.offset % 512 == 0
-            stored = self.stored[extent.offset : extent.offset + extent.nbytes] + self.padding(name)
+            stored = self.stored[extent.offset : extent.offset + extent.nbytes]
             assert self.memory[at.offset : at.offset + at.nbytes] == stored, f"{name} reads as stored"
-
-    def padding(self, name: str) -> bytes:
-        """What an arrangement writes behind a tensor's stored bytes, once they have arrived."""
-        length = self.sizes[name] - self.extents[name].nbytes
-        return (name.encode() * length)[:length]

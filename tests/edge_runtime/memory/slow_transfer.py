@@ -17,7 +17,7 @@ class SlowTransfer(CpuTransferBackend):
         self._transfers: list[SlowTransferCopies] = []
         self.cancelled = 0
 
-    def start(self, copies: Sequence[Copy], waits: bool = False) -> SlowTransferCopies:  # type: ignore[override]
+    def start(self, copies: Sequence[Copy], waits: bool = False, beside: bool = False) -> SlowTransferCopies:  # type: ignore[override]
         transfer = SlowTransferCopies(self, copies)
         self._transfers.append(transfer)
         return transfer

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from edge_runtime.memory.allocator import (
-    NOTHING,
+    NOTHING_TO_DO,
     BlockedError,
     Extent,
     FreeList,
@@ -27,26 +27,26 @@ def kept(capacity: int, placed: str, held: str = "", prefetched: str = "") -> Re
     residency = Residency(capacity * SLOT, {name: Extent(at * SLOT, SLOT) for at, name in enumerate("abcdef")})
     residency.placed |= {name: Placement(at * SLOT, SLOT) for at, name in enumerate(placed) if name != "."}
     residency.resident_bytes = len(residency.placed) * SLOT
-    residency._holes = FreeList.between(residency.placed.values(), residency.capacity_bytes)
+    residency._free = FreeList.between(residency.placed.values(), residency.capacity_bytes)
     residency._prefetched |= dict.fromkeys(prefetched)
     residency.hold(held)
     return residency
 
 
 def state(residency: Residency) -> tuple[object, ...]:
-    return dict(residency.placed), residency.holes, residency.prefetched, residency.resident_bytes
+    return dict(residency.placed), residency.free, residency.prefetched, residency.resident_bytes
 
 
 def test_nothing_is_to_be_done_for_what_is_resident():
-    assert plan_admission(kept(3, "ab"), "ab", 0, ()) is NOTHING
-    assert plan_prefetch(kept(3, "ab"), "ab", ()) is NOTHING
+    assert plan_admission(kept(3, "ab"), "ab", 0, ()) is NOTHING_TO_DO
+    assert plan_prefetch(kept(3, "ab"), "ab", ()) is NOTHING_TO_DO
 
 
 def test_what_is_missing_goes_where_there_is_room_and_no_more_is_cancelled_than_must_be():
     found = plan_admission(kept(5, "ab.c.", prefetched="bc"), "aef", 0, ())
     assert found.cancelled == () and found.placed == {"e": Placement(1024, 512), "f": Placement(2048, 512)}
     assert [copy.names for copy in found.copies] == [("e",), ("f",)]
-    assert found.holes is not None and not found.holes.spans
+    assert found.free is not None and not found.free.spans
     found = plan_admission(kept(4, "ab.c", prefetched="bc"), "aef", 0, ())
     assert found.cancelled == ("c",) and [copy.names for copy in found.copies] == [("e", "f")]
 
@@ -102,6 +102,6 @@ def test_to_decide_changes_nothing_and_what_was_decided_is_what_is_done():
 
 def test_a_residency_of_another_size_begins_anew():
     residency = kept(4, "ab", prefetched="b")
-    residency.resize(2 * SLOT + 100, None, {"a": SLOT + 1})
-    assert (residency.resident, residency.prefetched, residency.holes) == (frozenset(), (), ((0, 2 * SLOT),))
-    assert residency.budget_bytes == 2 * SLOT and residency.footprints["a"] == 2 * SLOT
+    residency.resize(2 * SLOT + 100, None)
+    assert (residency.resident, residency.prefetched, residency.free) == (frozenset(), (), ((0, 2 * SLOT),))
+    assert residency.budget_bytes == 2 * SLOT

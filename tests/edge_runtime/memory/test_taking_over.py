@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.memory_format import channels_last_layouts
 from edge_runtime.memory.store import Store
 from edge_runtime.memory.transfer_cuda import CudaTransferBackend
 from tests.edge_runtime.memory.fake_cuda import FakeCuda
@@ -63,7 +62,7 @@ def test_what_is_to_lie_otherwise_is_read_again():
     store = Store.of_tensors({"w": weight, "v": torch.ones(3)})
     arena = Arena(store, 8 * PAGE)
     arena.change((), ["w", "v"])
-    layouts = {name: one for name, one in channels_last_layouts(store.kinds).items() if name == "w"}
+    layouts = {"w"}
     arena.take_over(arena.prepare(store, 8 * PAGE, 8 * PAGE, 8 * PAGE, {}), store, 8 * PAGE, layouts)
     assert arena.residency.resident == {"v"}
     arena.change((), ["w"])

@@ -20,7 +20,7 @@ KIB = 1024
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(mover_cuda, "PIECE_BYTES", KIB)
+    monkeypatch.setattr(mover_cuda, "COPY_BYTES", KIB)
 
 
 def cuda_arena(sizes: dict[str, int], capacity: int, cuda: FakeCuda) -> Arena:
@@ -33,14 +33,16 @@ def test_on_cuda_the_compute_stream_waits_for_the_event_behind_a_layers_last_pie
     arena = cuda_arena({"a": 700, "b": 3000, "c": 100}, 8 * KIB, cuda)
     arena.start("abc")
     events = [what for what in cuda.record if what[0] == "event"]
-    assert events == [("event", "copy", index) for index in range(6)], "one before, one after each of five pieces"
+    assert events == [("event", "copy", index) for index in range(7)], (
+        "one before, one after each of five copies, one at the end"
+    )
     cuda.record.clear()
     for name in "abcba":
         arena.wait(name)
     assert cuda.record == [("wait", "compute", 1), ("wait", "compute", 4), ("wait", "compute", 5)]
     cuda.record.clear()
     arena.finish()
-    assert ("wait", "host", 5) in cuda.record and arena.load_s == 2.0 and arena.bytes_moved == 3800
+    assert ("wait", "host", 6) in cuda.record and arena.load_s == 2.0 and arena.bytes_moved == 3800
     for name in "abc":
         extent = arena.store.extents[name]
         assert np.array_equal(

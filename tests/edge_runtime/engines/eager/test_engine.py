@@ -67,7 +67,7 @@ def test_outputs_under_any_swapping_are_bit_equal_to_the_unswapped_model(bundle,
     arena = Arena(
         store,
         budget - min(cost.workspace_bytes for cost in queries.values()),
-        layouts=channels_last_layouts(store.kinds) if arranged else None,
+        layouts=channels_last_layouts(store.kinds) if arranged else (),
     )
     policy, policy_state, moved = policy_named("gemel"), None, 0
     plan = policy.plan(costs, dict.fromkeys(engines, QuerySpec(10.0)), budget)

@@ -27,7 +27,7 @@ def test_copies_wait_for_what_is_computed_and_what_is_computed_next_waits_for_th
         return room.view(torch.float32).fill_(len(rooms)).view(2, 4)
 
     for number in (1, 2, 3):
-        found = streamed.copied(read, scratch[:32])
+        found = streamed.copy(read, scratch[:32])
         assert found.shape == (2, 4) and bool((found == number).all()) and found.data_ptr() == scratch.data_ptr()
     expected = []
     for index in range(3):

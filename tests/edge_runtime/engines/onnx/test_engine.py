@@ -306,7 +306,7 @@ def test_a_graph_is_exported_once_and_found_by_the_next_start(tiny, cache, monke
     monkeypatch.setattr("edge_runtime.engines.onnx.write_graph", None)
     again = OnnxEngine(tiny, "gate", cache=EngineCache(cache.folder))
     again.prepare()
-    assert again._kept is not None and again._kept.notes["batch"] == "dynamic"
+    assert again._file is not None and again._file.notes["batch"] == "dynamic"
 
 
 def test_the_workspace_is_measured_and_grows_with_the_batch(tmp_path, cache):
@@ -316,7 +316,7 @@ def test_the_workspace_is_measured_and_grows_with_the_batch(tmp_path, cache):
     engine = OnnxEngine(bundle, "one", cache=cache)
     estimated = engine.workspace_of(1)
     engine.prepare()
-    assert engine._kept is not None and [int(batch) for batch in engine._kept.notes["workspace"]] == [1, 4]
+    assert engine._file is not None and [int(batch) for batch in engine._file.notes["workspace"]] == [1, 4]
     assert engine.workspace_of(1) > estimated / 2
     assert engine.workspace_of(1) <= engine.workspace_of(4) <= engine.workspace_of(8)
 
@@ -337,7 +337,7 @@ def test_a_model_that_fixes_its_batch_runs_frame_by_frame(tmp_path, cache):
     torch.manual_seed(0)
     bundle = bundled(tmp_path / "o.safetensors", {"one": OneByOne(3)}, [record(f"{HERE}:OneByOne")])
     engine = assert_answers_as_torch(bundle, cache)
-    assert engine._kept is not None and engine._kept.notes["batch"] == 1
+    assert engine._file is not None and engine._file.notes["batch"] == 1
 
 
 def test_a_model_that_no_graph_can_hold_is_refused_in_a_few_words(tmp_path, cache):

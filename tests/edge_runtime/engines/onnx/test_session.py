@@ -31,10 +31,10 @@ def tiny(tmp_path_factory) -> Bundle:
 def test_a_provider_that_fails_gives_way_to_the_processor_and_says_so_once(tiny, cache, caplog):
     engine = OnnxEngine(tiny, "gate", cache=cache)
     engine.prepare()
-    assert engine._kept is not None
-    onnx_session._tell_once.cache_clear()  # another test may have heard it
+    assert engine._file is not None
+    onnx_session._warn_once.cache_clear()  # another test may have heard it
     with caplog.at_level(logging.WARNING, "gemel.run"):
-        sessions = [session_for(engine._kept.path, CUDA, torch.device("cuda", index)) for index in range(2)]
+        sessions = [session_for(engine._file.path, CUDA, torch.device("cuda", index)) for index in range(2)]
     assert [session.device.type for session in sessions] == ["cpu", "cpu"]
     (line,) = [record.getMessage() for record in caplog.records if record.name == "gemel.run"]
     assert "CUDAExecutionProvider" in line
@@ -44,14 +44,14 @@ def test_a_provider_that_fails_gives_way_to_the_processor_and_says_so_once(tiny,
 def test_tensorrt_gives_way_to_cuda_and_that_to_the_processor(tiny, cache):
     engine = OnnxEngine(tiny, "gate", cache=cache)
     engine.prepare()
-    assert engine._kept is not None and engine._session is not None
-    session = session_for(engine._kept.path, TENSORRT, torch.device("cuda", 0))
+    assert engine._file is not None and engine._session is not None
+    session = session_for(engine._file.path, TENSORRT, torch.device("cuda", 0))
     assert session.device.type == "cpu" and session.runtime.get_providers() == [CPU]
     assert session.inputs == engine._session.inputs
 
 
 def test_tensorrt_comes_first_with_what_it_builds_kept_in_the_private_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_session, "_on_our_stream", lambda device: {"device_id": str(device.index)})
+    monkeypatch.setattr(onnx_session, "_stream_options", lambda device: {"device_id": str(device.index)})
     (first, own), (second, _), last = providers_from(TENSORRT, tmp_path / "graph.onnx", torch.device("cuda", 1))
     assert (first, second, last) == (TENSORRT, CUDA, CPU) and own["device_id"] == "1"
     assert own["trt_engine_cache_enable"] == "1" and own["trt_engine_cache_path"] == str(tmp_path)

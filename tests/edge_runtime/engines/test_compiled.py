@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from edge_runtime.daemon import run
-from edge_runtime.engines import compiled
+from edge_runtime.engines import compiled, package_cache
 from edge_runtime.engines.base import EngineError
+from edge_runtime.engines.compiled import BatchRange, CompiledEngine
 from edge_runtime.engines.registry import make_engine
 from edge_runtime.engines.setup import engines_for
 from edge_runtime.memory.arena import Arena
@@ -42,7 +44,7 @@ def bundle(tmp_path_factory):
 
 def arena_of(bundle, capacity: int = 2**20, last: bool = True) -> Arena:
     store = Store.of_bundle(bundle)
-    return Arena(store, capacity, layouts=channels_last_layouts(store.kinds) if last else None)
+    return Arena(store, capacity, layouts=channels_last_layouts(store.kinds) if last else ())
 
 
 def labels(engine, frames) -> list[str]:
@@ -53,21 +55,21 @@ def forbidden(*_args):
     raise AssertionError("compiled once more")
 
 
-def compiles(monkeypatch) -> list[str]:
-    """The queries that a package is compiled for from now on."""
-    made, plain = [], compiled.compile_package
+def fake_compiler(monkeypatch) -> list[str]:
+    """Packages of a few bytes instead of compiled ones; the queries that one is made for from now on."""
+    made: list[str] = []
 
-    def counted(bundle, query, device, path):
-        made.append(query.id)
-        return plain(bundle, query, device, path)
+    def compile_apart(_bundle, query, _device, batches, path, _folder):
+        made.append(f"{query.id} {batches.value}")
+        path.write_bytes(b"code")
+        return {"workspace": {"1": 7} if batches.takes(1) else {"2": 9}, "constants": {}}
 
-    monkeypatch.setattr(compiled, "compile_package", counted)
+    monkeypatch.setattr(compiled, "compile_apart", compile_apart)
     return made
 
 
 @pytest.mark.exhaustive
-def test_two_queries_of_one_architecture_compile_once_and_answer_as_eager_ones_do(bundle, monkeypatch):
-    made = compiles(monkeypatch)
+def test_compiled_two_queries_of_one_architecture_share_a_package_and_match_eager(bundle, monkeypatch):
     arena = arena_of(bundle)
     arena.change((), tuple(arena.store.extents))
     for query in ("gate", "road"):
@@ -80,31 +82,63 @@ def test_two_queries_of_one_architecture_compile_once_and_answer_as_eager_ones_d
             assert torch.allclose(engine.outputs(frames), eager.outputs(frames), rtol=1e-3, atol=1e-3)
             assert labels(engine, frames) == labels(eager, frames)
         assert engine.workspace_of(1) < engine.workspace_of(3) <= engine.workspace_of(4) < engine.workspace_of(16)
-    assert made == ["gate"]
+        monkeypatch.setattr(compiled, "compile_apart", forbidden)
 
 
-def test_a_damaged_package_is_compiled_again(bundle, tmp_path, monkeypatch):
-    made = []
-
-    def compile_package(_bundle, query, _device, path):
-        made.append(query.id)
-        path.write_bytes(b"code")
-        return {"workspace": {"1": 7}, "constants": {}}
-
-    monkeypatch.setattr(compiled, "compile_package", compile_package)
+def test_compiled_damaged_package_is_compiled_again(bundle, tmp_path, monkeypatch):
+    made = fake_compiler(monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     make_engine("compiled", bundle, "gate").prepare()
     again = make_engine("compiled", bundle, "gate")
-    assert again.ready() and again.workspace_bytes == 7 and made == ["gate"]
+    again.prepare()
+    assert again.workspace_bytes == 7 and made == ["gate any"]
     (package,) = (tmp_path / "gemel" / "engines").glob("*.pt2")
     package.write_bytes(b"cod")
-    again = make_engine("compiled", bundle, "gate")
-    assert not again.ready()
-    again.prepare()
-    assert package.read_bytes() == b"code" and made == ["gate", "gate"]
+    make_engine("compiled", bundle, "gate").prepare()
+    assert package.read_bytes() == b"code" and made == ["gate any"] * 2
 
 
-def test_every_tensor_of_a_query_is_read_from_the_arena_wherever_it_lies(bundle):
+def test_compiled_on_gpu_has_a_package_for_one_frame_and_one_for_several(bundle, tmp_path, monkeypatch):
+    made, bound = fake_compiler(monkeypatch), []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(CompiledEngine, "missing", classmethod(lambda cls, device: None))
+    monkeypatch.setattr(package_cache, "machine_key", lambda device: {})
+    engine = CompiledEngine(bundle, "gate", "cuda")
+    engine.prepare()
+    assert made == ["gate one", "gate many"] and (engine.workspace_of(1), engine.workspace_of(2)) == (7, 9)
+
+    class Package:
+        def __init__(self, path):
+            self.path = path
+
+        def get_constant_fqns(self):
+            return [f"network.{key}" for key in bundle.query("gate").tensors]
+
+        def load_constants(self, constants, **_options):
+            bound.append(len(constants))
+
+        def __call__(self, batch):
+            return [torch.full((len(batch), 1), float(str(engine._files[BatchRange.MANY].path) == self.path))]
+
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda path, **_: Package(path))
+    arena = arena_of(bundle)
+    arena.change((), bundle.names_in_order("gate"))
+    engine.bind(arena.tensor)
+    monkeypatch.setattr(compiled, "report_out_of_memory", lambda device: nullcontext())
+    assert bound == [len(bundle.query("gate").tensors)] * 2
+    assert engine.forward(torch.zeros(1, 3)).tolist() == [[0.0]]
+    assert engine.forward(torch.zeros(2, 3)).tolist() == [[1.0], [1.0]]
+
+
+def test_compile_apart_that_crashes_is_an_engine_error(bundle, tmp_path, monkeypatch):
+    crash = "import faulthandler; faulthandler.enable(); faulthandler._sigsegv()"
+    monkeypatch.setattr(compiled, "COMPILE", crash)
+    query, device = bundle.query("gate"), torch.device("cpu")
+    with pytest.raises(EngineError, match=r"ended with -11: Fatal Python error: Segmentation fault"):
+        compiled.compile_apart(bundle, query, device, BatchRange.ANY, tmp_path / "made.pt2", tmp_path)
+
+
+def test_compiled_reads_every_tensor_from_the_arena(bundle):
     """Vectors of a few values (a head's bias) could be written into the code, and weights folded: none may be."""
     arena = arena_of(bundle)
     names = bundle.names_in_order("gate")
@@ -127,31 +161,30 @@ def test_every_tensor_of_a_query_is_read_from_the_arena_wherever_it_lies(bundle)
         engine.outputs(PICTURES[:1])
 
 
-def test_a_check_compiles_nothing_and_a_run_says_that_it_will(bundle, tmp_path, monkeypatch, caplog):
+def test_compiled_check_compiles_nothing_and_a_failed_compilation_falls_back(bundle, tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.INFO, "gemel.run")
     tiny_bundle(tmp_path / "tiny.safetensors")
     write_clip(tmp_path / "left.mp4", 4)
     write_folder(tmp_path / "right", 4)
-    monkeypatch.setattr(compiled, "compile_package", forbidden)
+    monkeypatch.setattr(compiled, "compile_apart", forbidden)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "none"))
     for engine in ("compiled", "auto"):
         assert run(write_config(tmp_path, engine=engine), check=True)["engine"] == engine
-    assert "preparing engine" not in caplog.text and not (tmp_path / "none").exists()
+    assert not (tmp_path / "none").exists()
 
     def refused(*_args):
         raise EngineError("it cannot be compiled: no reason")
 
-    monkeypatch.setattr(compiled, "compile_package", refused)
+    monkeypatch.setattr(compiled, "compile_apart", refused)
     summary = run(write_config(tmp_path, engine="compiled"))
     assert summary["balanced"] and set(summary["engines"].values()) == {"torch"}
-    assert "preparing engine compiled for tests.edge_runtime.tiny:net" in caplog.text
     warnings = [record.message for record in caplog.records if "cannot run" in record.message]
     assert warnings == [
         "engine compiled cannot run tests.edge_runtime.tiny:net: it cannot be compiled: no reason; engine torch does"
     ]
 
 
-def test_without_a_compiler_torch_runs_and_says_why(bundle, tmp_path, monkeypatch, caplog):
+def test_compiled_without_a_compiler_falls_back_to_torch(bundle, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "/no/such/compiler")
     engines = engines_for(bundle, "compiled")
@@ -179,14 +212,14 @@ def detectors(tmp_path, model: str, size: int):
     return open_bundle(tmp_path / "d.safetensors")
 
 
-def test_a_two_stage_detector_is_refused_in_words(tmp_path):
+def test_compiled_two_stage_detector_is_refused(tmp_path):
     engine = make_engine("compiled", detectors(tmp_path, "fasterrcnn_mobilenet_v3_large_320_fpn", 96), "only")
     with pytest.raises(EngineError, match="second stage depends"):
         engine.prepare()
 
 
 @pytest.mark.exhaustive
-def test_a_detector_finds_what_eager_finds(tmp_path):
+def test_compiled_detector_matches_eager(tmp_path):
     bundle = detectors(tmp_path, "fastestdet", 96)
     arena = arena_of(bundle, 64 * 2**20)
     arena.change((), bundle.names_in_order("only"))
