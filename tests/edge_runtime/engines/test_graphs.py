@@ -37,7 +37,7 @@ class Watched:
 
 
 @torch.inference_mode()
-def test_a_placement_that_comes_again_is_captured_and_replayed_with_the_frames_and_weights_of_the_moment():
+def test_graphs_recurring_placement_is_captured_and_replayed():
     made, plain = CudaGraphs(CARD, at_work()), Watched()
     frames = [torch.rand(1, 3, 8, 8) for _ in range(6)]
     for index, batch in enumerate(frames):
@@ -55,7 +55,7 @@ def test_a_placement_that_comes_again_is_captured_and_replayed_with_the_frames_a
 
 
 @torch.inference_mode()
-def test_each_placement_and_batch_has_its_own_graph_in_one_pool_and_few_are_kept(monkeypatch):
+def test_graphs_per_placement_and_batch_share_one_pool(monkeypatch):
     monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
     cuda, plain = at_work(), Watched()
     made = CudaGraphs(CARD, cuda)
@@ -77,7 +77,7 @@ def test_each_placement_and_batch_has_its_own_graph_in_one_pool_and_few_are_kept
 
 
 @torch.inference_mode()
-def test_what_cannot_be_captured_or_is_replayed_wrongly_runs_plainly(monkeypatch, caplog):
+def test_graphs_without_a_sound_capture_run_plainly(monkeypatch, caplog):
     class Asks(Watched):
         def __call__(self, frames: Tensor) -> dict[str, Tensor]:
             cuda.wait_for_result()
@@ -99,7 +99,7 @@ def test_what_cannot_be_captured_or_is_replayed_wrongly_runs_plainly(monkeypatch
 
 
 @torch.inference_mode()
-def test_a_capture_that_fails_all_the_same_leaves_the_compute_stream_the_current_one():
+def test_graphs_failed_capture_restores_the_stream():
     class Hungry(Watched):
         def __call__(self, frames: Tensor) -> dict[str, Tensor]:
             if cuda.active.name == "capture":
@@ -115,7 +115,7 @@ def test_a_capture_that_fails_all_the_same_leaves_the_compute_stream_the_current
 
 
 @torch.inference_mode()
-def test_where_memory_runs_out_graphs_go_before_weights(caplog):
+def test_graphs_out_of_memory_are_dropped_before_weights(caplog):
     class Hungry(Watched):
         hungry = True
 
@@ -138,7 +138,7 @@ def test_where_memory_runs_out_graphs_go_before_weights(caplog):
     assert not first._graphs and "no room for graphs" in caplog.text
 
 
-def test_an_engine_replays_while_its_tensors_lie_where_they_did_and_lets_go_when_unbound(tmp_path, monkeypatch):
+def test_graphs_of_an_engine_are_dropped_when_unbound(tmp_path, monkeypatch):
     bundle, cuda = tiny_bundle(tmp_path / "tiny.safetensors"), at_work()
     assert cuda_graphs_for(torch.device("cpu")) is None and TorchEngine(bundle, "gate")._graphs is None
     engine, plain = TorchEngine(bundle, "gate"), TorchEngine(bundle, "gate")
@@ -157,12 +157,3 @@ def test_an_engine_replays_while_its_tensors_lie_where_they_did_and_lets_go_when
     arena.close()
 
 
-@torch.inference_mode()
-def test_on_another_stream_runs_are_plain_since_they_may_lie_beside_those_that_are_served():
-    cuda, plain, batch = at_work(), Watched(), torch.rand(1, 3, 8, 8)
-    made = CudaGraphs(CARD, cuda)
-    for _ in range(3):
-        made.run("here", plain, batch)
-    ran, cuda.active = plain.runs, cuda.compute
-    made.run("here", plain, batch)
-    assert plain.runs == ran + 1

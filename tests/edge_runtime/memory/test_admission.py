@@ -7,7 +7,6 @@ import random
 import pytest
 
 from edge_runtime.memory.allocator import (
-    NOTHING_TO_DO,
     BlockedError,
     Extent,
     FreeList,
@@ -37,12 +36,7 @@ def state(residency: Residency) -> tuple[object, ...]:
     return dict(residency.placed), residency.free, residency.prefetched, residency.resident_bytes
 
 
-def test_nothing_is_to_be_done_for_what_is_resident():
-    assert plan_admission(kept(3, "ab"), "ab", 0, ()) is NOTHING_TO_DO
-    assert plan_prefetch(kept(3, "ab"), "ab", ()) is NOTHING_TO_DO
-
-
-def test_what_is_missing_goes_where_there_is_room_and_no_more_is_cancelled_than_must_be():
+def test_plan_admission_cancels_as_few_prefetches_as_needed():
     found = plan_admission(kept(5, "ab.c.", prefetched="bc"), "aef", 0, ())
     assert found.cancelled == () and found.placed == {"e": Placement(1024, 512), "f": Placement(2048, 512)}
     assert [copy.names for copy in found.copies] == [("e",), ("f",)]
@@ -51,14 +45,14 @@ def test_what_is_missing_goes_where_there_is_room_and_no_more_is_cancelled_than_
     assert found.cancelled == ("c",) and [copy.names for copy in found.copies] == [("e", "f")]
 
 
-def test_a_decision_ahead_of_its_turn_cancels_and_moves_nothing():
+def test_plan_prefetch_cancels_and_moves_nothing():
     with pytest.raises(NoSpaceError, match="1024 bytes beside what stays"):
         plan_prefetch(kept(4, "ab.c", prefetched="bc"), "ef", ())
     found = plan_prefetch(kept(4, "ab.c"), "ef", "b")
     assert found.evicted == ("b",) and not found.moves and [copy.names for copy in found.copies] == [("e", "f")]
 
 
-def test_why_it_cannot_be_is_told_apart():
+def test_plan_admission_without_space_gives_the_reason():
     with pytest.raises(NoSpaceError, match="no room for 1024 bytes") as refused:
         plan_admission(kept(4, "ab.c"), "ef", 0, ())
     assert not isinstance(refused.value, BlockedError)
@@ -78,7 +72,7 @@ def test_why_it_cannot_be_is_told_apart():
         plan_admission(kept(4, "ab"), "a", 0, "f")
 
 
-def test_to_decide_changes_nothing_and_what_was_decided_is_what_is_done():
+def test_plan_admission_is_pure_and_admit_carries_it_out():
     seen = 0
     for seed in range(300):
         box = Box(random.Random(seed))
@@ -100,8 +94,3 @@ def test_to_decide_changes_nothing_and_what_was_decided_is_what_is_done():
     assert seen > 20
 
 
-def test_a_residency_of_another_size_begins_anew():
-    residency = kept(4, "ab", prefetched="b")
-    residency.resize(2 * SLOT + 100, None)
-    assert (residency.resident, residency.prefetched, residency.free) == (frozenset(), (), ((0, 2 * SLOT),))
-    assert residency.budget_bytes == 2 * SLOT

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.memory.allocator import BlockedError, Copy, Extent, NoSpaceError
+from edge_runtime.memory.allocator import BlockedError, Extent, NoSpaceError
 from edge_runtime.memory.residency import Residency
 from tests.edge_runtime.memory.schedules import Box
 
@@ -26,26 +26,19 @@ def laid(*sizes: int) -> dict[str, Extent]:
 
 @settings(max_examples=400, deadline=None)
 @given(st.integers(0, 2**32 - SCHEDULES_EACH), st.integers(5, 25))
-def test_ten_thousand_schedules_of_merged_queries_keep_the_budget_and_move_exactly_what_is_missing(seed, steps):
+def test_residency_random_schedules_keep_the_budget(seed, steps):
     for index in range(SCHEDULES_EACH):
         Box(random.Random(seed + index)).play(steps)
 
 
-def test_the_schedules_meet_what_they_are_to_show():
+def test_residency_random_schedules_cover_all_cases():
     boxes = [Box(random.Random(seed)) for seed in range(2000)]
     for box in boxes:
         box.play(25)
     assert all(sum(getattr(box, seen) for box in boxes) > 0 for seen in ("moved", "refused", "blocked"))
 
 
-def test_tensors_that_lie_together_are_one_copy_gaps_included():
-    residency = Residency(8 * KIB, laid(100, 600, 512, 10))
-    admission = residency.admit("abcd")
-    assert not admission.moves
-    assert admission.copies == (Copy(0, 0, 512 + 1024 + 512 + 10, ("a", "b", "c", "d"), (100, 1112, 2048, 2058)),)
-
-
-def test_a_resident_tensor_in_the_middle_parts_a_run_and_is_not_moved_again():
+def test_admit_resident_tensor_splits_a_run():
     residency = Residency(8 * KIB, laid(512, 512, 512))
     residency.admit("b")
     admission = residency.admit("abc")
@@ -53,7 +46,7 @@ def test_a_resident_tensor_in_the_middle_parts_a_run_and_is_not_moved_again():
     assert residency.placement("b").offset == 0 and residency.admit("abc").copies == ()
 
 
-def test_a_run_that_fits_no_hole_is_parted_before_anything_is_compacted():
+def test_admit_splits_a_run_before_compacting():
     residency = Residency(5 * 512, laid(512, 512, 512, 512, 512, 512, 512))
     residency.admit("abcde")
     admission = residency.admit("fg", evict="bd")
@@ -61,7 +54,7 @@ def test_a_run_that_fits_no_hole_is_parted_before_anything_is_compacted():
     assert [copy.names for copy in admission.copies] == [("f",), ("g",)]
 
 
-def test_compaction_moves_the_fewest_bytes_that_make_a_hole():
+def test_compaction_moves_the_fewest_bytes():
     residency = Residency(16 * 512, laid(*[512] * 3, 4096, *[512] * 3, 1024, 4 * 512))
     residency.admit("abcdefg")  # 14 of 16 slots are taken
     admission = residency.admit("h", evict="ac")
@@ -75,7 +68,7 @@ def test_compaction_moves_the_fewest_bytes_that_make_a_hole():
     assert residency.placement("d") == before
 
 
-def test_prefetched_tensors_are_nobodys_and_make_way_newest_first():
+def test_admit_cancels_prefetches_newest_first():
     residency = Residency(4 * 512, laid(*[512] * 6))
     residency.admit_prefetch("ab")
     assert residency.prefetched == ("a", "b")
@@ -88,7 +81,7 @@ def test_prefetched_tensors_are_nobodys_and_make_way_newest_first():
     assert residency.prefetched == ()
 
 
-def test_a_prefetch_takes_only_what_is_free():
+def test_admit_prefetch_takes_only_free_memory():
     residency = Residency(3 * 512, laid(*[512] * 5), budget_bytes=4 * 512)
     residency.admit("a", 2 * 512)
     residency.hold("a", 2 * 512)
@@ -101,7 +94,7 @@ def test_a_prefetch_takes_only_what_is_free():
         residency.admit_prefetch("d", evict="a")
 
 
-def test_the_budget_covers_the_workspace_of_what_runs():
+def test_budget_covers_workspaces():
     residency = Residency(4 * 512, laid(*[512] * 4), budget_bytes=4 * 512)
     with pytest.raises(NoSpaceError, match="1025 of workspace"):
         residency.admit("ab", 1025)
@@ -116,7 +109,7 @@ def test_the_budget_covers_the_workspace_of_what_runs():
     assert residency.resident == set("abcd")
 
 
-def test_held_tensors_in_the_middle_block_only_what_fits_nowhere_around_them():
+def test_held_tensors_block_only_what_fits_nowhere():
     residency = Residency(5 * 512, laid(512, 512, 512, 512, 512, 3 * 512))
     residency.admit("abcde")
     residency.hold("c")
@@ -128,13 +121,7 @@ def test_held_tensors_in_the_middle_block_only_what_fits_nowhere_around_them():
     assert len(admission.moves) >= 1 and residency.resident == set("cef")
 
 
-def test_only_missing_tensors_are_reported_once_and_in_order():
-    residency = Residency(4 * KIB, laid(10, 10, 10))
-    residency.admit("b")
-    assert residency.missing(["a", "b", "c", "a"]) == ("a", "c")
-
-
-def test_a_held_tensor_is_not_evicted_and_its_neighbours_are_not_either():
+def test_evict_held_tensor_is_refused_as_a_whole():
     residency = Residency(4 * KIB, laid(10, 10))
     residency.admit("ab")
     residency.hold("b")
@@ -148,7 +135,7 @@ def test_a_held_tensor_is_not_evicted_and_its_neighbours_are_not_either():
     assert residency.resident == frozenset()
 
 
-def test_misuse_is_refused():
+def test_residency_misuse_is_refused():
     residency = Residency(4 * KIB, laid(10, 10))
     residency.admit("a")
     with pytest.raises(ValueError, match="a is to be evicted and needed"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -14,7 +13,6 @@ import pytest
 import torch
 
 from edge_runtime.memory import transfer_cpu as mover_host
-from edge_runtime.memory import transfer_cuda as unified
 from edge_runtime.memory.allocator import Copy, Move
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.residency import Residency
@@ -22,12 +20,10 @@ from edge_runtime.memory.store import CopyReader, DirectFileReader, Store, Store
 from edge_runtime.memory.transfer_cpu import CpuTransferBackend, allocate_memory
 from edge_runtime.memory.transfer_cuda import (
     ALLOCATOR_SLACK_BYTES,
-    allocate_managed_memory,
     has_concurrent_access,
     unified_backend,
 )
 from models.bundle.format import open_file
-from models.device import is_out_of_memory
 from tests.edge_runtime.memory.fake_cuda import FakeCuda
 from tests.edge_runtime.tiny import tiny_bundle
 
@@ -57,7 +53,7 @@ def copies_of(store: Store, capacity: int) -> tuple[Copy, ...]:
     return admission.copies
 
 
-def test_the_store_of_a_bundle_reads_as_the_bundle(bundle):
+def test_store_of_a_bundle_reads_as_the_bundle(bundle):
     store = Store.of_bundle(bundle)
     for name, extent in store.extents.items():
         tensor = bundle.tensor(name)
@@ -88,21 +84,7 @@ class HeldReader(CopyReader):
         self.read_at.add(source)
 
 
-def test_a_caller_that_waits_copies_by_itself_where_no_thread_does(small_pieces):
-    store = store_of({"a": 700, "b": 3000})
-    backend, busy = CpuTransferBackend.stored(store, 8 * KIB), threading.Event()
-    backend._pool.submit(busy.wait)
-    transfer = backend.start(copies_of(store, 8 * KIB), waits=True)
-    assert transfer.lost() == {"a", "b"}, "one thread copies: the caller's"
-    transfer.wait(["a"])
-    assert transfer.lost() == {"b"}
-    transfer.finish()
-    assert np.array_equal(backend.memory[: store.data.size].numpy(), store.data)
-    busy.set()
-    backend.close()
-
-
-def test_no_thread_is_woken_for_a_load_of_one_piece(small_pieces, monkeypatch):
+def test_transfer_of_one_piece_wakes_no_thread(small_pieces, monkeypatch):
     store = store_of({"a": 400, "b": 500})
     backend, asked = CpuTransferBackend.stored(store, 8 * KIB), []
     monkeypatch.setattr(backend._pool, "submit", asked.append)
@@ -112,30 +94,7 @@ def test_no_thread_is_woken_for_a_load_of_one_piece(small_pieces, monkeypatch):
     backend.close()
 
 
-class TogetherReader(CopyReader):
-    """Reads only where two read at the same time."""
-
-    def __init__(self, store: Store) -> None:
-        super().__init__(store)
-        self.threads, self._both = set(), threading.Barrier(2)
-
-    def read(self, memory: np.ndarray, target: int, source: int, nbytes: int) -> None:
-        self.threads.add(threading.get_ident())
-        self._both.wait(timeout=60)
-        super().read(memory, target, source, nbytes)
-
-
-def test_a_thread_copies_beside_a_caller_that_waits_for_a_large_load(small_pieces):
-    store = store_of({"a": 700, "b": 3000})
-    reader = TogetherReader(store)
-    transfer = CpuTransferBackend(reader, 8 * KIB)
-    transfer.start(copies_of(store, 8 * KIB), waits=True).finish()
-    assert threading.get_ident() in reader.threads and len(reader.threads) == 2
-    assert np.array_equal(transfer.memory[: store.data.size].numpy(), store.data)
-    transfer.close()
-
-
-def test_pieces_are_copied_in_load_order_and_a_tensor_is_waited_for_alone(small_pieces):
+def test_transfer_copies_in_load_order(small_pieces):
     store = store_of({"a": 700, "b": 3000, "c": 100})
     reader = HeldReader(store)
     backend = CpuTransferBackend(reader, 8 * KIB)
@@ -152,7 +111,7 @@ def test_pieces_are_copied_in_load_order_and_a_tensor_is_waited_for_alone(small_
     backend.close()
 
 
-def test_a_cancelled_transfer_begins_no_further_piece(small_pieces):
+def test_transfer_cancelled_begins_no_further_piece(small_pieces):
     store = store_of({"a": 1024, "b": 1024, "c": 1024})
     reader = HeldReader(store)
     backend = CpuTransferBackend(reader, 8 * KIB)
@@ -168,7 +127,7 @@ def test_a_cancelled_transfer_begins_no_further_piece(small_pieces):
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_bytes_that_cannot_be_read_fail_those_who_wait_for_them_alone(small_pieces, threads):
+def test_transfer_read_error_fails_its_waiters_alone(small_pieces, threads):
     store = store_of({"a": 1024, "b": 1024, "c": 1024, "d": 1024})
     reader = HeldReader(store, fail_at=2048)
     backend = CpuTransferBackend(reader, 8 * KIB, threads)
@@ -182,7 +141,7 @@ def test_bytes_that_cannot_be_read_fail_those_who_wait_for_them_alone(small_piec
     backend.close()
 
 
-def test_moves_towards_the_start_may_overlap():
+def test_compact_overlapping_moves_keep_values():
     store = store_of({"a": 6000})
     transfer = CpuTransferBackend.stored(store, 8 * KIB)
     transfer.start([Copy(0, 1024, 6000, ("a",), (6000,))]).finish()
@@ -192,7 +151,7 @@ def test_moves_towards_the_start_may_overlap():
 
 
 @pytest.mark.parametrize(("direct", "concurrent"), [(True, False), (False, True)])
-def test_unified_memory_is_filled_from_the_file_over_ordinary_memory(
+def test_unified_backend_reads_from_the_file(
     bundle, direct, concurrent, monkeypatch, small_pieces
 ):
     if not direct:
@@ -226,7 +185,7 @@ def test_unified_memory_is_filled_from_the_file_over_ordinary_memory(
     arena.close()
 
 
-def test_what_is_made_ready_while_a_box_serves_touches_none_of_the_memory_that_kernels_read(bundle):
+def test_unified_prepare_touches_no_memory_in_use(bundle):
     store = Store.of_bundle(bundle)
     last = max(store.extents, key=lambda name: store.extents[name].offset)
     transfer = unified_backend(
@@ -243,16 +202,7 @@ def test_what_is_made_ready_while_a_box_serves_touches_none_of_the_memory_that_k
     arena.close()
 
 
-def test_a_drivers_memory_is_not_given_back_page_by_page():
-    store = store_of({"a": 16 * KIB})
-    transfer = CpuTransferBackend(CopyReader(store), 16 * KIB, allocate=drivers_memory)
-    transfer.start(copies_of(store, 16 * KIB)).finish()
-    transfer.release([(0, 16 * KIB)])
-    assert np.array_equal(transfer.memory.numpy(), store.data), "its pages would be lost to the driver, too"
-    transfer.close()
-
-
-def test_where_arena_and_allocator_share_one_memory_the_allocator_has_what_the_budget_leaves(bundle):
+def test_unified_limit_is_what_the_arena_leaves(bundle):
     store, cuda = Store.of_bundle(bundle), FakeCuda()
     transfer = unified_backend(
         store, 64 * KIB, torch.device("cuda"), drivers_memory, lambda: None, lambda _: False, cuda
@@ -265,34 +215,6 @@ def test_where_arena_and_allocator_share_one_memory_the_allocator_has_what_the_b
     assert cuda.allowed_bytes == 72 * KIB + ALLOCATOR_SLACK_BYTES
     arena.close()
     assert cuda.allowed_bytes is None
-
-
-def drivers_memory(capacity_bytes: int) -> tuple[torch.Tensor, np.ndarray]:
-    """Stands for what only a driver can take and free."""
-    return allocate_memory(capacity_bytes)
-
-
-def test_managed_memory_is_not_written_to_as_it_is_taken(monkeypatch):
-    there = (ctypes.c_ubyte * 64)(*range(64))
-
-    class Libcuda:
-        def cuMemAllocManaged(self, pointer, nbytes, flags) -> int:
-            pointer._obj.value = ctypes.addressof(there)
-            return 0 if (nbytes.value, flags.value) == (64, 1) else nbytes.value - 63
-
-        def cuMemFree_v2(self, _pointer) -> int:
-            return 0
-
-    monkeypatch.setattr(unified.ctypes, "CDLL", lambda _name: Libcuda())
-    monkeypatch.setattr(torch, "as_tensor", lambda region, device: torch.frombuffer(there, dtype=torch.uint8))
-    memory, array = allocate_managed_memory(torch.device("cpu"), 64)
-    assert memory.tolist() == array.tolist() == list(range(64)), "a kernel may be running"
-    array[3] = 77
-    assert memory[3] == 77
-    for nbytes, lacking in ((65, True), (66, False)):
-        with pytest.raises(RuntimeError, match=f"gave no {nbytes} bytes") as raised:
-            allocate_managed_memory(torch.device("cpu"), nbytes)
-        assert is_out_of_memory(raised.value) == lacking
 
 
 class Driver:
@@ -311,14 +233,14 @@ class Driver:
         return self.code
 
 
-def test_the_driver_is_asked_whether_both_may_touch_managed_memory_at_once():
+def test_concurrent_access_is_queried_from_the_driver():
     driver = Driver(1)
     assert has_concurrent_access(torch.device("cuda", 2), driver) and driver.asked == [(89, 2)]  # type: ignore[arg-type]
     assert not has_concurrent_access(torch.device("cuda"), Driver(0))  # type: ignore[arg-type]
     assert not has_concurrent_access(torch.device("cuda"), Driver(1, code=1))  # type: ignore[arg-type]
 
 
-def test_a_file_that_was_replaced_is_read_on_and_one_that_was_cut_is_noticed(bundle, tmp_path):
+def test_store_reads_a_replaced_file_and_detects_a_truncated_one(bundle, tmp_path):
     store = Store.of_bundle(bundle)
     _, memory = allocate_memory(64 * KIB)
     reader: StoreReader = DirectFileReader(store)

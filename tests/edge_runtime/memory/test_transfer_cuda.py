@@ -12,7 +12,7 @@ from edge_runtime.memory.memory_format import channels_last_layouts
 from edge_runtime.memory.store import Store
 from edge_runtime.memory.transfer import compute_stream, on_compute_stream
 from edge_runtime.memory.transfer_cuda import ALLOCATOR_SLACK_BYTES, CudaTransferBackend
-from tests.edge_runtime.memory.fake_cuda import STREAMS, FakeCuda, FakeStream, Kernels
+from tests.edge_runtime.memory.fake_cuda import FakeCuda, FakeStream, Kernels
 from tests.edge_runtime.memory.test_transfer_cpu import store_of
 
 KIB = 1024
@@ -28,7 +28,7 @@ def cuda_arena(sizes: dict[str, int], capacity: int, cuda: FakeCuda) -> Arena:
     return Arena(store, capacity, transfer=CudaTransferBackend(store, capacity, torch.device("cpu"), cuda))
 
 
-def test_on_cuda_the_compute_stream_waits_for_the_event_behind_a_layers_last_piece_and_once(small_pieces):
+def test_cuda_compute_waits_for_a_layers_last_copy_once(small_pieces):
     cuda = FakeCuda()
     arena = cuda_arena({"a": 700, "b": 3000, "c": 100}, 8 * KIB, cuda)
     arena.start("abc")
@@ -50,7 +50,7 @@ def test_on_cuda_the_compute_stream_waits_for_the_event_behind_a_layers_last_pie
         )
 
 
-def test_on_cuda_compaction_goes_through_a_buffer_and_is_waited_for(monkeypatch):
+def test_cuda_compaction_uses_a_bounce_buffer(monkeypatch):
     monkeypatch.setattr(mover_cuda, "BOUNCE_BYTES", 700)
     cuda = FakeCuda()
     arena = cuda_arena({"a": 512, "b": 3000, "c": 512, "d": 1024}, 4096, cuda)
@@ -62,7 +62,7 @@ def test_on_cuda_compaction_goes_through_a_buffer_and_is_waited_for(monkeypatch)
     assert np.array_equal(arena.tensor("b").numpy(), arena.store.data[extent.offset : extent.offset + extent.nbytes])
 
 
-def test_on_cuda_the_bundle_is_pinned_once_and_let_go():
+def test_cuda_bundle_is_pinned_once_and_unpinned():
     cuda = FakeCuda()
     arena = cuda_arena({"a": 512}, KIB, cuda)
     assert len(cuda.pinned) == 1
@@ -73,7 +73,7 @@ def test_on_cuda_the_bundle_is_pinned_once_and_let_go():
     assert not cuda.pinned
 
 
-def test_memory_that_cannot_be_pinned_costs_a_warning_and_no_kernel_gets_the_error(caplog):
+def test_cuda_unpinnable_memory_costs_a_warning(caplog):
     cuda = FakeCuda(pin_code=2)
     with Kernels(cuda):
         arena = cuda_arena({"a": 512}, KIB, cuda)
@@ -83,7 +83,7 @@ def test_memory_that_cannot_be_pinned_costs_a_warning_and_no_kernel_gets_the_err
     assert not cuda.pinned, "what was never registered is not unregistered either"
 
 
-def test_copies_into_the_arena_wait_for_what_the_compute_stream_was_given():
+def test_cuda_loads_wait_for_the_compute_stream():
     cuda = FakeCuda()
     with Kernels(cuda):
         arena = cuda_arena({"a": 512, "b": 3000, "c": 512, "d": 1024}, 4096, cuda)
@@ -101,7 +101,7 @@ def test_copies_into_the_arena_wait_for_what_the_compute_stream_was_given():
     assert before < cuda.record.index(("clone", "copy", None)), "compaction moves what a kernel may be arranging"
 
 
-def test_weights_of_convolutions_are_arranged_in_host_memory_once_and_back():
+def test_pinned_store_reorders_once_and_back():
     cuda, weight = FakeCuda(), torch.rand(4, 3, 2, 2)
     store = Store.of_tensors({"w": weight, "v": torch.rand(700)})
     layouts = channels_last_layouts(store.kinds)
@@ -122,7 +122,7 @@ def test_weights_of_convolutions_are_arranged_in_host_memory_once_and_back():
     assert torch.equal(arena.tensor("w"), weight) and arena.tensor("w").is_contiguous()
 
 
-def test_copies_of_one_stored_weight_under_several_names_are_arranged_once():
+def test_pinned_store_reorders_shared_bytes_once():
     weight = torch.rand(4, 3, 2, 2)
     store = Store.of_tensors({"w": weight})
     names = ["w@a", "w@b"]
@@ -137,7 +137,7 @@ def test_copies_of_one_stored_weight_under_several_names_are_arranged_once():
     assert torch.equal(arena.tensor("w@a"), weight) and torch.equal(arena.tensor("w@b"), weight)
 
 
-def test_the_allocator_refuses_what_goes_beyond_the_budget_and_may_take_all_again_afterwards():
+def test_cuda_allocator_limit_follows_the_budget():
     cuda, store = FakeCuda(), store_of({"a": 512})
     arena = Arena(store, KIB, budget_bytes=8 * KIB, transfer=CudaTransferBackend(store, KIB, torch.device("cpu"), cuda))
     assert cuda.allowed_bytes == 8 * KIB + ALLOCATOR_SLACK_BYTES
@@ -155,14 +155,7 @@ def test_the_allocator_refuses_what_goes_beyond_the_budget_and_may_take_all_agai
     assert cuda.allowed_bytes is None
 
 
-def test_nothing_is_ever_copied_on_the_stream_that_is_computed_on():
-    cuda, device = FakeCuda(), torch.device("cuda", 0)
-    stream = compute_stream(device, cuda)
-    copying = [cuda.Stream(device) for _ in range(2 * STREAMS)]
-    assert copying[0] is copying[STREAMS] and not any(one is stream for one in copying)
-
-
-def test_one_stream_of_ours_is_computed_on_and_others_wait_for_it_and_it_for_them():
+def test_compute_stream_is_ordered_with_the_callers():
     cuda, device = FakeCuda(), torch.device("cuda", 0)
     cuda.active = default = FakeStream(cuda, "default")
     stream = compute_stream(device, cuda)

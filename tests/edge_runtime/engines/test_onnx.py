@@ -28,7 +28,7 @@ from tests.models.test_export import assert_detections_alike, untied
 from tests.models.test_export import build as build_lively
 from tests.models.test_export import frames as soft_frames
 
-HERE = "tests.edge_runtime.engines.onnx.test_engine"
+HERE = "tests.edge_runtime.engines.test_onnx"
 SIZE = 32
 NAMES: list[str] = ["boxes", "scores", "labels"]
 TWO_STAGE = "fasterrcnn_mobilenet_v3_large_320_fpn"
@@ -160,12 +160,12 @@ def assert_answers_as_torch(bundle: Bundle, cache: EngineCache, query_id: str = 
     return ours
 
 
-def test_a_classifier_answers_as_torch_does(tiny, cache):
+def test_onnx_classifier_matches_torch(tiny, cache):
     for query in tiny.queries:
         assert_answers_as_torch(tiny, cache, query.id)
 
 
-def test_attention_answers_as_torch_does(tmp_path, cache):
+def test_onnx_attention_matches_torch(tmp_path, cache):
     torch.manual_seed(0)
     module = lively(Attending(3))
     query = record(f"{HERE}:Attending")
@@ -185,12 +185,12 @@ def two_stage(num_classes: int, input_size: int) -> nn.Module:
         return untied(module, input_size)  # type: ignore[arg-type]
 
 
-def test_a_one_stage_detector_finds_what_torch_finds(tmp_path, cache):
+def test_onnx_one_stage_detector_matches_torch(tmp_path, cache):
     assert_answers_as_torch(bundled_detector(tmp_path / "d.safetensors", "ssd_resnet18"), cache)
 
 
 @pytest.mark.exhaustive
-def test_a_two_stage_detector_finds_what_torch_finds_frame_by_frame(tmp_path, cache):
+def test_onnx_two_stage_detector_matches_torch_frame_by_frame(tmp_path, cache):
     bundle = bundled_detector(tmp_path / "d.safetensors", TWO_STAGE, f"{HERE}:two_stage")
     ours, eager = OnnxEngine(bundle, "one", cache=cache), TorchEngine(bundle, "one")
     bind(eager, bundle, bind(ours, bundle))
@@ -204,7 +204,7 @@ def test_a_two_stage_detector_finds_what_torch_finds_frame_by_frame(tmp_path, ca
 
 
 @pytest.mark.parametrize("weights", ["int8", "fp16"])
-def test_packed_weights_stay_packed_and_are_widened_inside_the_graph(tmp_path, cache, weights):
+def test_onnx_packed_weights_stay_packed(tmp_path, cache, weights):
     module, query = trained_looking(1), record(FACTORY, TINY_SIZE)
     stored = {key: pack(tensor, weights) for key, tensor in module.state_dict().items() if tensor.ndim == 4}  # type: ignore[arg-type]
     bundle = bundled(tmp_path / "n.safetensors", {"one": module}, [query], {"one": stored})
@@ -214,7 +214,7 @@ def test_packed_weights_stay_packed_and_are_widened_inside_the_graph(tmp_path, c
 
 
 @pytest.mark.exhaustive
-def test_private_norms_are_not_folded_and_a_shared_weight_is_one(tmp_path, cache):
+def test_onnx_norms_are_not_folded_and_weights_are_shared(tmp_path, cache):
     """Changing a tensor of ResNet-50 in place changes both queries; changing one's norm changes that query alone."""
     torch.manual_seed(0)
     classes = ("car", "bus", "truck")
@@ -244,7 +244,7 @@ def test_private_norms_are_not_folded_and_a_shared_weight_is_one(tmp_path, cache
     assert not torch.equal(after["a"], before["a"]) and torch.equal(after["b"], before["b"])
 
 
-def test_queries_of_one_architecture_share_one_graph_that_holds_no_weight(tiny, cache):
+def test_onnx_queries_share_one_graph_without_weights(tiny, cache):
     engines = {name: OnnxEngine(tiny, name, cache=cache) for name in ("gate", "road", "yard")}
     for engine in engines.values():
         bind(engine, tiny)
@@ -260,7 +260,7 @@ def test_queries_of_one_architecture_share_one_graph_that_holds_no_weight(tiny, 
     assert {one.name for one in graph.input} == {"frames", *state} - left_out
 
 
-def test_equal_bytes_at_two_places_of_one_query_are_two_inputs_for_the_next(tmp_path, cache):
+def test_onnx_equal_tensors_are_separate_inputs(tmp_path, cache):
     """In the first bundle all biases are zeros, so one tensor; the second one's differ."""
     torch.manual_seed(0)
     for name, module in (("fresh", Attending(3)), ("used", lively(Attending(3)))):
@@ -272,7 +272,7 @@ def test_equal_bytes_at_two_places_of_one_query_are_two_inputs_for_the_next(tmp_
         assert torch.allclose(ours.outputs(FRAMES), eager.outputs(FRAMES), atol=TOLERANCE)
 
 
-def test_tensors_that_moved_are_found_again_and_those_that_did_not_are_left_alone(tiny, cache, monkeypatch):
+def test_onnx_bind_rebinds_moved_tensors_only(tiny, cache, monkeypatch):
     engine, eager = OnnxEngine(tiny, "gate", cache=cache), TorchEngine(tiny, "gate")
     arena = bind(engine, tiny)
     bind(eager, tiny, arena)
@@ -291,17 +291,7 @@ def test_tensors_that_moved_are_found_again_and_those_that_did_not_are_left_alon
     assert torch.allclose(engine.outputs(FRAMES), wanted, rtol=TOLERANCE, atol=TOLERANCE)
 
 
-def test_without_being_bound_it_does_not_run(tiny, cache):
-    engine = OnnxEngine(tiny, "gate", cache=cache)
-    with pytest.raises(RuntimeError, match="bind comes before"):
-        engine.outputs(FRAMES)
-    bind(engine, tiny)
-    engine.unbind()
-    with pytest.raises(RuntimeError, match="bind comes before"):
-        engine.outputs(FRAMES)
-
-
-def test_a_graph_is_exported_once_and_found_by_the_next_start(tiny, cache, monkeypatch):
+def test_onnx_graph_is_exported_once(tiny, cache, monkeypatch):
     OnnxEngine(tiny, "gate", cache=cache).prepare()
     monkeypatch.setattr("edge_runtime.engines.onnx.write_graph", None)
     again = OnnxEngine(tiny, "gate", cache=EngineCache(cache.folder))
@@ -309,7 +299,7 @@ def test_a_graph_is_exported_once_and_found_by_the_next_start(tiny, cache, monke
     assert again._file is not None and again._file.notes["batch"] == "dynamic"
 
 
-def test_the_workspace_is_measured_and_grows_with_the_batch(tmp_path, cache):
+def test_onnx_workspace_grows_with_the_batch(tmp_path, cache):
     torch.manual_seed(0)
     module = zoo.build("resnet50", ("car", "bus", "truck"), {}, SIZE)
     bundle = bundled(tmp_path / "r.safetensors", {"one": module}, [record("resnet50")])
@@ -321,26 +311,14 @@ def test_the_workspace_is_measured_and_grows_with_the_batch(tmp_path, cache):
     assert engine.workspace_of(1) <= engine.workspace_of(4) <= engine.workspace_of(8)
 
 
-def test_packed_weights_are_widened_one_at_a_time(tmp_path, cache):
-    """Left to itself, ONNX Runtime would widen all of them before it begins: 94 MB here."""
-    torch.manual_seed(0)
-    module = zoo.build("resnet50", ("car", "bus", "truck"), {}, SIZE)
-    stored = {key: pack(tensor, "int8") for key, tensor in module.state_dict().items() if tensor.ndim == 4}
-    largest = max(4 * one.tensor.numel() for one in stored.values())
-    bundle = bundled(tmp_path / "r.safetensors", {"one": module}, [record("resnet50")], {"one": stored})
-    engine = OnnxEngine(bundle, "one", cache=cache)
-    engine.prepare()
-    assert largest <= engine.workspace_of(1) < 4 * largest
-
-
-def test_a_model_that_fixes_its_batch_runs_frame_by_frame(tmp_path, cache):
+def test_onnx_model_with_fixed_batch_runs_frame_by_frame(tmp_path, cache):
     torch.manual_seed(0)
     bundle = bundled(tmp_path / "o.safetensors", {"one": OneByOne(3)}, [record(f"{HERE}:OneByOne")])
     engine = assert_answers_as_torch(bundle, cache)
     assert engine._file is not None and engine._file.notes["batch"] == 1
 
 
-def test_a_model_that_no_graph_can_hold_is_refused_in_a_few_words(tmp_path, cache):
+def test_onnx_model_without_a_graph_is_refused(tmp_path, cache):
     bundle = bundled(tmp_path / "b.safetensors", {"one": Branching(3)}, [record(f"{HERE}:Branching")])
     with pytest.raises(EngineError, match="it cannot be exported") as refused:
         OnnxEngine(bundle, "one", cache=cache).prepare()

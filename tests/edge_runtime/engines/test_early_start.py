@@ -30,7 +30,7 @@ class Attention(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "vgg11", "swin_t", "attention"])
-def test_no_layer_reads_a_tensor_before_it_was_waited_for(name):
+def test_early_start_layers_wait_for_their_tensors(name):
     """Tensors hold nan until they are waited for: one read too early shows in the outputs."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -51,7 +51,7 @@ def test_no_layer_reads_a_tensor_before_it_was_waited_for(name):
             assert torch.equal(model(batch), expected)
 
 
-def test_the_gate_is_gone_after_the_run_and_a_layer_waits_for_its_own_tensors_only(tmp_path):
+def test_early_start_hooks_are_removed_after_the_run(tmp_path):
     torch.set_num_threads(1)
     bundle = tiny_bundle(tmp_path / "tiny.safetensors")
     engine = TorchEngine(bundle, "yard")

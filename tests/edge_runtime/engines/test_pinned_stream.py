@@ -15,7 +15,7 @@ from tests.edge_runtime.tiny import picture, tiny_bundle
 CPU = torch.device("cpu")
 
 
-def test_copies_wait_for_what_is_computed_and_what_is_computed_next_waits_for_them():
+def test_pinned_stream_orders_copies_with_computing():
     cuda = FakeCuda()
     streamed = PinnedStream(64, CPU, cuda)
     scratch = torch.zeros(64, dtype=torch.uint8)
@@ -42,7 +42,7 @@ def test_copies_wait_for_what_is_computed_and_what_is_computed_next_waits_for_th
     assert rooms[0].data_ptr() == rooms[2].data_ptr() != rooms[1].data_ptr()
 
 
-def test_a_card_is_copied_to_from_pinned_memory(tmp_path, monkeypatch):
+def test_overflow_to_gpu_uses_pinned_memory(tmp_path, monkeypatch):
     bundle, made, taken = tiny_bundle(tmp_path / "tiny.safetensors"), [], []
     names = bundle.names_in_order("gate")
     with monkeypatch.context() as patched:
@@ -55,7 +55,7 @@ def test_a_card_is_copied_to_from_pinned_memory(tmp_path, monkeypatch):
     assert taken == [True] * 2
 
 
-def test_a_query_that_overflows_so_gives_the_same(tmp_path):
+def test_overflow_through_pinned_stream_is_bit_equal(tmp_path):
     bundle, cuda = tiny_bundle(tmp_path / "tiny.safetensors"), FakeCuda()
     names = frozenset(bundle.names_in_order("gate"))
     engine, plain = TorchEngine(bundle, "gate", overflow=names), TorchEngine(bundle, "gate")

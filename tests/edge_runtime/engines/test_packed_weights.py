@@ -22,7 +22,7 @@ from models.quantization import PackedWeight, choices, pack
 from tests.edge_runtime import tiny
 from tests.edge_runtime.tiny import picture
 
-ATTENDING = "tests.edge_runtime.engines.eager.test_widening:attending"
+ATTENDING = "tests.edge_runtime.engines.test_packed_weights:attending"
 
 
 class Attending(nn.Module):
@@ -89,7 +89,7 @@ def arena_of(bundle: Bundle) -> Arena:
 
 
 @pytest.mark.parametrize("query", ["gate", "yard", "hall"])
-def test_outputs_are_bit_equal_to_those_of_the_widened_model(bundle: Bundle, query: str) -> None:
+def test_packed_weights_give_bit_equal_outputs(bundle: Bundle, query: str) -> None:
     engine = bound(bundle, arena_of(bundle), query)
     for seed in (1, 2):
         assert torch.equal(engine.outputs([picture(seed)]), reference(bundle, query, seed))
@@ -98,7 +98,7 @@ def test_outputs_are_bit_equal_to_those_of_the_widened_model(bundle: Bundle, que
 
 
 @pytest.mark.parametrize("bundle", ["int8", "fp16"], indirect=True)
-def test_where_the_arena_lays_weights_channels_last_they_are_widened_in_that_order(bundle: Bundle) -> None:
+def test_packed_weights_channels_last_are_unpacked_so(bundle: Bundle) -> None:
     store = Store.of_bundle(bundle)
     arena = Arena(store, 2**20, layouts=channels_last_layouts(store.kinds))
     engine = bound(bundle, arena, "yard")
@@ -110,20 +110,7 @@ def test_where_the_arena_lays_weights_channels_last_they_are_widened_in_that_ord
     assert seen[0].is_contiguous(memory_format=torch.channels_last) and seen[0].dtype == torch.float32
 
 
-def test_what_is_resident_are_the_stored_bytes(bundle: Bundle) -> None:
-    arena = arena_of(bundle)
-    for query in ("gate", "yard", "hall"):
-        bound(bundle, arena, query)
-    assert arena.bytes_moved == bundle.manifest.bytes.after
-    names = {name: bundle.nbytes(name) for query in bundle.queries for name in query.places().values()}
-    assert arena.residency.resident_bytes == sum(-(-nbytes // 512) * 512 for nbytes in names.values())
-    key = "3.weight"
-    stored = arena.tensor(bundle.query("gate").tensors[key])
-    dtypes = {"int8": torch.int8, "fp16": torch.float16}
-    assert stored.dtype == dtypes.get(bundle.query("gate").stored[key].dtype, torch.uint8)
-
-
-def test_the_shared_tensor_is_one_changing_it_changes_both_queries(bundle: Bundle) -> None:
+def test_shared_tensor_changed_in_place_changes_both_queries(bundle: Bundle) -> None:
     arena = arena_of(bundle)
     engines = [bound(bundle, arena, query) for query in ("gate", "yard")]
     before = [engine.outputs([picture(5)]) for engine in engines]
@@ -133,25 +120,7 @@ def test_the_shared_tensor_is_one_changing_it_changes_both_queries(bundle: Bundl
     assert all(not torch.equal(engine.outputs([picture(5)]), old) for engine, old in zip(engines, before))
 
 
-def test_between_runs_nothing_is_held_that_was_widened(bundle: Bundle) -> None:
-    for query in ("gate", "yard", "hall"):
-        engine = bound(bundle, arena_of(bundle), query)
-        engine.outputs([picture(1)])
-        stored = bundle.query(query).stored
-        assert stored and all(engine.model.state_dict()[key].is_meta for key in stored)
-        engine.unbind()
-        assert all(tensor.is_meta for tensor in engine.model.state_dict().values())
-
-
-def test_a_failed_run_leaves_the_engine_as_it_was(bundle: Bundle) -> None:
-    engine = bound(bundle, arena_of(bundle), "gate")
-    with pytest.raises(RuntimeError):
-        engine.forward(torch.zeros(1, 5, 16, 16))
-    assert engine.model.state_dict()["3.weight"].is_meta
-    assert torch.equal(engine.outputs([picture(1)]), reference(bundle, "gate", 1))
-
-
-def test_the_scratch_holds_the_largest_layer_and_counts_as_workspace(bundle: Bundle) -> None:
+def test_scratch_holds_the_largest_layer_and_counts_as_workspace(bundle: Bundle) -> None:
     plain = FrameEngine.workspace_of
     # A float32 for each weight, and the byte that unpacking takes beside it.
     each = 4 if bundle.query("yard").stored["3.weight"].shape is None else 5
@@ -166,7 +135,7 @@ def test_the_scratch_holds_the_largest_layer_and_counts_as_workspace(bundle: Bun
     assert hall.workspace_bytes - plain(hall, 1) == each * (own + max(attention, mix))
 
 
-def test_a_layer_called_again_is_not_widened_again(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layer_called_again_is_not_unpacked_again(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     import edge_runtime.engines.weight_streaming as module
 
     widen, count = module.unpack, [0]
@@ -181,7 +150,7 @@ def test_a_layer_called_again_is_not_widened_again(bundle: Bundle, monkeypatch: 
     assert count[0] == len(bundle.query("hall").stored)
 
 
-def test_a_run_waits_for_the_scale_and_the_tensor_of_a_layer_before_it_widens_them(bundle: Bundle) -> None:
+def test_unpacking_waits_for_tensor_and_scale(bundle: Bundle) -> None:
     arena, names = arena_of(bundle), bundle.names_in_order("gate")
     arena.change((), names)
     engine, waited = TorchEngine(bundle, "gate"), list[str]()
@@ -194,13 +163,7 @@ def test_a_run_waits_for_the_scale_and_the_tensor_of_a_layer_before_it_widens_th
     assert set(waited) == set(names)
 
 
-def test_a_query_without_packed_tensors_takes_no_scratch(tmp_path: Path) -> None:
-    plain = tiny.tiny_bundle(tmp_path / "tiny.safetensors")
-    engine = TorchEngine(plain, "gate")
-    assert engine.workspace_bytes == FrameEngine.workspace_of(engine, 1)
-
-
-def test_an_engine_that_cannot_run_packed_weights_says_so_in_one_line(bundle: Bundle) -> None:
+def test_engine_without_packed_support_refuses_in_one_line(bundle: Bundle) -> None:
     class Wide(TorchEngine):
         name = "wide"
         runs_packed = frozenset()
@@ -211,7 +174,7 @@ def test_an_engine_that_cannot_run_packed_weights_says_so_in_one_line(bundle: Bu
 
 @pytest.mark.parametrize("bundle", ["fp16"], indirect=True)
 @pytest.mark.parametrize("query", ["gate", "yard", "hall"])
-def test_where_a_device_computes_with_half_weights_nothing_is_widened(bundle: Bundle, query: str) -> None:
+def test_fp16_weights_on_a_half_device_are_not_unpacked(bundle: Bundle, query: str) -> None:
     arena, wide = arena_of(bundle), TorchEngine(bundle, query)
     engine = TorchEngine(bundle, query, half=True)
     arena.change((), bundle.names_in_order(query))
@@ -226,7 +189,3 @@ def test_where_a_device_computes_with_half_weights_nothing_is_widened(bundle: Bu
     arena.close()
 
 
-@pytest.mark.parametrize("bundle", ["fp16"], indirect=True)
-def test_a_card_computes_with_half_weights_unasked(bundle: Bundle) -> None:
-    engine = TorchEngine(bundle, "gate", "cuda")
-    assert engine._cast_to is torch.float16 and not engine._staging.keys

@@ -29,7 +29,7 @@ def holds(arena: Arena, name: str) -> bool:
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 @pytest.mark.parametrize("capacity", [8 * PAGE, 4 * PAGE])
-def test_what_both_have_stays_and_only_the_rest_is_read(kind, capacity):
+def test_take_over_keeps_common_tensors(kind, capacity):
     arena = arena_of(store_of(a=700, b=900, c=300), 5 * PAGE, kind)
     arena.change((), ["a", "b", "c"])
     other = store_of(d=500, c=300, a=700)
@@ -47,7 +47,7 @@ def test_what_both_have_stays_and_only_the_rest_is_read(kind, capacity):
     arena.close()
 
 
-def test_where_both_memories_do_not_fit_nothing_is_kept():
+def test_take_over_without_memory_for_both_keeps_nothing():
     arena = arena_of(store_of(a=700), 2 * PAGE, "cuda")
     arena.change((), ["a"])
     other = store_of(a=700, b=900)
@@ -57,7 +57,7 @@ def test_where_both_memories_do_not_fit_nothing_is_kept():
     assert holds(arena, "a") and holds(arena, "b")
 
 
-def test_what_is_to_lie_otherwise_is_read_again():
+def test_take_over_reads_tensors_of_another_format_again():
     weight = torch.rand(4, 3, 2, 2)
     store = Store.of_tensors({"w": weight, "v": torch.ones(3)})
     arena = Arena(store, 8 * PAGE)
@@ -69,7 +69,7 @@ def test_what_is_to_lie_otherwise_is_read_again():
     assert torch.equal(arena.tensor("w"), weight)
 
 
-def test_memory_that_was_made_ready_in_vain_is_let_go():
+def test_dropped_staged_buffer_frees_its_memory():
     cuda = FakeCuda()
     arena = Arena(
         store_of(a=700), 2 * PAGE, transfer=CudaTransferBackend(store_of(a=700), 2 * PAGE, torch.device("cpu"), cuda)

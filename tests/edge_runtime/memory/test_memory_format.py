@@ -37,7 +37,7 @@ def tensors() -> dict[str, torch.Tensor]:
 
 
 @given(shape=st.tuples(*[st.integers(1, 6)] * 4))
-def test_arranging_keeps_every_value_and_gives_the_order_kernels_want(shape):
+def test_reorder_keeps_values_and_is_reversible(shape):
     weight = torch.arange(float(torch.tensor(shape).prod())).view(shape)
     wanted = weight.contiguous(memory_format=torch.channels_last)
     memory = torch.cat([torch.zeros(2), weight.reshape(-1)])
@@ -57,7 +57,7 @@ def test_arranging_keeps_every_value_and_gives_the_order_kernels_want(shape):
     turns=st.lists(st.lists(st.sampled_from([*SHAPES, "half"]), min_size=1, unique=True), min_size=1, max_size=8),
     ahead=st.booleans(),
 )
-def test_tensors_have_their_values_after_any_swapping_and_convolutions_lie_channels_last(turns, ahead):
+def test_layouts_under_any_swapping_keep_values(turns, ahead):
     made = tensors()
     store = Store.of_tensors(made)
     arena = Arena(store, 9 * 1024, layouts=channels_last_layouts(store.kinds))
@@ -73,7 +73,7 @@ def test_tensors_have_their_values_after_any_swapping_and_convolutions_lie_chann
     arena.close()
 
 
-def test_a_run_that_begins_before_its_tensors_are_there_finds_each_arranged(tmp_path):
+def test_early_start_finds_tensors_reordered(tmp_path):
     torch.set_num_threads(1)
     bundle = tiny_bundle(tmp_path / "tiny.safetensors")
     store, names = Store.of_bundle(bundle), bundle.names_in_order("yard")

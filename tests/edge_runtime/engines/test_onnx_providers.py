@@ -28,7 +28,7 @@ def tiny(tmp_path_factory) -> Bundle:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_a_provider_that_fails_gives_way_to_the_processor_and_says_so_once(tiny, cache, caplog):
+def test_onnx_failed_provider_falls_back_with_one_warning(tiny, cache, caplog):
     engine = OnnxEngine(tiny, "gate", cache=cache)
     engine.prepare()
     assert engine._file is not None
@@ -41,7 +41,7 @@ def test_a_provider_that_fails_gives_way_to_the_processor_and_says_so_once(tiny,
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_tensorrt_gives_way_to_cuda_and_that_to_the_processor(tiny, cache):
+def test_tensorrt_falls_back_to_cuda_then_cpu(tiny, cache):
     engine = OnnxEngine(tiny, "gate", cache=cache)
     engine.prepare()
     assert engine._file is not None and engine._session is not None
@@ -50,7 +50,7 @@ def test_tensorrt_gives_way_to_cuda_and_that_to_the_processor(tiny, cache):
     assert session.inputs == engine._session.inputs
 
 
-def test_tensorrt_comes_first_with_what_it_builds_kept_in_the_private_folder(tmp_path, monkeypatch):
+def test_tensorrt_caches_in_the_private_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_session, "_stream_options", lambda device: {"device_id": str(device.index)})
     (first, own), (second, _), last = providers_from(TENSORRT, tmp_path / "graph.onnx", torch.device("cuda", 1))
     assert (first, second, last) == (TENSORRT, CUDA, CPU) and own["device_id"] == "1"
@@ -58,7 +58,7 @@ def test_tensorrt_comes_first_with_what_it_builds_kept_in_the_private_folder(tmp
     assert all(isinstance(value, str) for value in own.values())
 
 
-def test_tensorrt_is_refused_on_a_processor_and_never_chosen_by_auto(tiny, cache, monkeypatch):
+def test_tensorrt_on_cpu_is_refused_and_never_chosen(tiny, cache, monkeypatch):
     assert engine_class("tensorrt") is TensorrtEngine and TensorrtEngine.missing("cpu") == "it does not run on cpu"
     with pytest.raises(EngineError, match="does not run on cpu"):
         TensorrtEngine(tiny, "gate", cache=cache).prepare()
@@ -68,8 +68,3 @@ def test_tensorrt_is_refused_on_a_processor_and_never_chosen_by_auto(tiny, cache
     assert set(choose_engines(tiny).values()) == {"torch"}
 
 
-def test_the_registry_knows_it_and_why_it_may_be_missing():
-    assert engine_class("onnx") is OnnxEngine
-    assert OnnxEngine.missing("cpu") is None
-    if not torch.cuda.is_available():
-        assert "CUDAExecutionProvider" in str(OnnxEngine.missing("cuda"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,6 @@ from torch import nn
 
 from edge_runtime.engines import base, compiled, setup
 from edge_runtime.engines import base as workspace
-from edge_runtime.engines import onnx as onnx_engine
 from edge_runtime.engines import onnx as onnx_session
 from edge_runtime.engines.base import EngineError, measure_workspace
 from edge_runtime.engines.compiled import BatchRange, CompiledEngine
@@ -19,11 +17,9 @@ from edge_runtime.engines.registry import ENGINES
 from edge_runtime.engines.setup import common_format, engines_for
 from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.memory.memory_format import WeightFormat
-from models import preprocess
 from models.bundle import Bundle
 from models.device import disable_tf32
 from models.errors import InputError
-from models.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from tests.edge_runtime.tiny import picture, tiny_bundle
 
 
@@ -33,7 +29,7 @@ def bundle(tmp_path, monkeypatch) -> Bundle:
     return tiny_bundle(tmp_path / "tiny.safetensors")
 
 
-def test_frames_are_on_their_way_before_anything_else_is_copied_and_before_anything_is_computed(bundle):
+def test_run_uploads_frames_before_work_beside_it(bundle):
     happened = []
 
     class Watched(TorchEngine):
@@ -61,21 +57,7 @@ def test_frames_are_on_their_way_before_anything_else_is_copied_and_before_anyth
     arena.close()
 
 
-def test_mean_and_deviation_stay_on_a_card(monkeypatch):
-    made = []
-    plain = preprocess._constants
-    monkeypatch.setattr(preprocess, "_constants", lambda *what: made.append(what) or plain(*what))
-    preprocess._kept.cache_clear()
-    frames, prepare = torch.randint(0, 256, (1, 3, 4, 4), dtype=torch.uint8), Preprocess(4)
-    expected = prepare.normalise(frames)
-    on_card = SimpleNamespace(is_cuda=True, device=frames.device, to=frames.to)
-    for _ in range(3):
-        assert torch.equal(prepare.normalise(on_card), expected)  # type: ignore[arg-type]
-    assert made == [(IMAGENET_MEAN, IMAGENET_STD, frames.device)] * 2, "once on the CPU, once for the card"
-    preprocess._kept.cache_clear()
-
-
-def test_onnx_runtime_is_given_a_stream_of_ours_and_its_pool_is_emptied_after_each_run(monkeypatch):
+def test_onnx_cuda_gets_the_compute_stream_and_frees_its_pool(monkeypatch):
     monkeypatch.setattr(onnx_session, "compute_stream", lambda device: SimpleNamespace(cuda_stream=4711 + device.index))
     (_, options), _ = onnx_session.providers_from(onnx_session.CUDA, None, torch.device("cuda", 1))  # type: ignore[arg-type]
     assert options["user_compute_stream"] == "4712" and options["device_id"] == "1" and options["use_tf32"] == "1"
@@ -88,49 +70,7 @@ def test_onnx_runtime_is_given_a_stream_of_ours_and_its_pool_is_emptied_after_ea
         onnx_session._run_options(torch.device("cpu")).get_run_config_entry("memory.enable_memory_arena_shrinkage")
 
 
-def test_onnx_takes_its_frames_on_the_stream_it_runs_on(bundle, monkeypatch):
-    happened = []
-
-    @contextmanager
-    def computing(device):
-        happened.append(f"on {device}")
-        yield
-        happened.append("off")
-
-    class Recorded(torch.Tensor):
-        def contiguous(self, *args, **kwargs):
-            happened.append("contiguous")
-            return torch.Tensor.contiguous(self.as_subclass(torch.Tensor))
-
-    monkeypatch.setattr(onnx_engine, "on_compute_stream", computing)
-    engine = onnx_engine.OnnxEngine(bundle, "gate")
-    arena = setup.resident_arena(bundle, {"gate": engine})
-    size = engine.query.input_size
-    engine.forward(torch.zeros(1, 3, size, size).as_subclass(Recorded))
-    assert happened == ["on cpu", "contiguous", "off"]
-    arena.close()
-
-
-def test_packages_are_compared_with_products_computed_in_full(monkeypatch):
-    seen = []
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-
-    class Package:
-        def get_constant_fqns(self):
-            return []
-
-        def load_constants(self, *_args, **_options):
-            seen.append((torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32))
-
-        def __call__(self, frames):
-            raise ValueError("whatever happens")
-
-    with pytest.raises(ValueError, match="whatever"):
-        compiled.verify_package(compiled._FlatOutputs(nn.Identity()), Package(), torch.zeros(2, 3, 4, 4), (1,), {})
-    assert seen == [(False, False)] and torch.backends.cudnn.allow_tf32
-
-
-def test_compiled_code_for_a_card_needs_the_headers_of_cuda(monkeypatch):
+def test_compiled_on_gpu_needs_cuda_headers(monkeypatch):
     monkeypatch.setattr(compiled.shutil, "which", lambda name: None if name == "nvcc" else f"/usr/bin/{name}")
     monkeypatch.setattr(compiled.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(compiled.os.path, "exists", lambda path: False)
@@ -141,7 +81,7 @@ def test_compiled_code_for_a_card_needs_the_headers_of_cuda(monkeypatch):
     assert CompiledEngine.missing("cuda") is None
 
 
-def test_compiled_code_that_fails_as_it_is_tried_is_no_engine_and_no_fault_of_the_box(bundle, monkeypatch, tmp_path):
+def test_compile_package_that_fails_to_run_is_an_engine_error(bundle, monkeypatch, tmp_path):
     def verify(*_):
         raise RuntimeError("run_func_( ... ) API call failed")
 
@@ -219,7 +159,7 @@ def test_common_format_where_weights_arrive_reordered_is_channels_last(bundle, e
     assert common_format([engine], stays=False) == WeightFormat.CHANNELS_LAST and request.allows("gate", "fussy")
 
 
-def test_a_cards_workspace_is_what_its_allocator_saw_where_that_is_more(bundle, monkeypatch):
+def test_workspace_on_gpu_is_at_least_what_was_measured(bundle, monkeypatch):
     engine = TorchEngine(bundle, "gate")
     on_paper, size = engine.workspace_of(2), engine.query.input_size
     seen = measure_workspace(engine.model, size, 2, torch.device("cpu"))
@@ -232,25 +172,7 @@ def test_a_cards_workspace_is_what_its_allocator_saw_where_that_is_more(bundle, 
     base._WORKSPACES.clear()
 
 
-def test_what_onnx_runtime_takes_on_a_card_is_counted_no_less_than_what_torch_does(bundle, monkeypatch):
-    engine = onnx_engine.OnnxEngine(bundle, "gate", "cuda")
-    engine._file = SimpleNamespace(notes={"workspace": {"1": 2**20, "4": 2**22}})  # type: ignore[assignment]
-    monkeypatch.setattr(base, "measure_workspace", lambda *_: 2**21)
-    assert (engine.workspace_of(1), engine.workspace_of(4)) == (2**21, 2**22)
-    engine.device = torch.device("cpu")
-    assert engine.workspace_of(1) == 2**20
-    base._WORKSPACES.clear()
-
-
-def test_where_there_is_no_memory_to_try_the_workspace_stays_what_it_is_on_paper():
-    class Vast(nn.Module):
-        def forward(self, frames):
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    assert measure_workspace(Vast(), 8, 1, torch.device("cpu")) == 0
-
-
-def test_a_workspace_is_tried_as_frames_and_weights_lie_and_not_beside_a_box_that_serves_within_a_limit(monkeypatch):
+def test_measure_workspace_is_channels_last_and_skipped_within_a_limit(monkeypatch):
     seen = []
 
     class Watched(nn.Conv2d):

@@ -42,7 +42,7 @@ def reference(bundle, query_id: str, frame: np.ndarray) -> torch.Tensor:
         return bundle.build(query_id)(batch)
 
 
-def test_an_engine_holds_no_weights_until_it_is_bound(bundle):
+def test_torch_engine_unbound_holds_no_weights(bundle):
     engine = TorchEngine(bundle, "gate")
     assert all(tensor.is_meta for tensor in (*engine.model.parameters(), *engine.model.buffers()))
     with pytest.raises((NotImplementedError, RuntimeError)):
@@ -55,7 +55,7 @@ def test_an_engine_holds_no_weights_until_it_is_bound(bundle):
     room=st.integers(0, 20_000),
     arranged=st.booleans(),
 )
-def test_outputs_under_any_swapping_are_bit_equal_to_the_unswapped_model(bundle, turns, room, arranged):
+def test_torch_engine_under_any_swapping_is_bit_equal(bundle, turns, room, arranged):
     engines = {query.id: TorchEngine(bundle, query.id) for query in bundle.queries}
     queries = {
         name: QueryCost(bundle.names_in_order(name), 0.0, engine.workspace_bytes, 1.0)
@@ -84,7 +84,7 @@ def test_outputs_under_any_swapping_are_bit_equal_to_the_unswapped_model(bundle,
     assert arena.bytes_moved == moved
 
 
-def test_the_shared_tensor_is_one_changing_it_changes_both_queries(bundle):
+def test_shared_tensor_changed_in_place_changes_both_queries(bundle):
     engines = {name: TorchEngine(bundle, name) for name in ("gate", "yard")}
     names = dict.fromkeys(name for query in engines for name in bundle.names_in_order(query))
     shared = set(bundle.names_in_order("gate")) & set(bundle.names_in_order("yard"))
@@ -99,7 +99,7 @@ def test_the_shared_tensor_is_one_changing_it_changes_both_queries(bundle):
     assert all(not torch.equal(engine.outputs([picture(5)]), before[query]) for query, engine in engines.items())
 
 
-def test_several_frames_get_one_answer_each_with_probabilities(bundle):
+def test_run_several_frames_gives_one_prediction_each(bundle):
     engine = TorchEngine(bundle, "gate")
     arena = Arena(Store.of_bundle(bundle), 2**20)
     arena.change((), bundle.names_in_order("gate"))
@@ -111,12 +111,12 @@ def test_several_frames_get_one_answer_each_with_probabilities(bundle):
         assert answer.label in ("a", "b", "c") and abs(sum(answer.probabilities) - 1) < 1e-5
 
 
-def test_a_frame_the_roi_lies_outside_of_is_refused(bundle):
+def test_run_frame_outside_the_roi_is_refused(bundle):
     with pytest.raises(ValueError, match="outside a frame of 3x3"):
         TorchEngine(bundle, "yard").outputs([np.zeros((3, 3, 3), np.uint8)])
 
 
-def test_a_detector_answers_in_pixels_of_the_whole_frame_from_min_score_on(tmp_path):
+def test_detector_boxes_are_in_pixels_of_the_whole_frame(tmp_path):
     torch.manual_seed(0)
     keys = {
         "task": "detection",
@@ -163,7 +163,7 @@ def test_a_detector_answers_in_pixels_of_the_whole_frame_from_min_score_on(tmp_p
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_a_lower_precision_answers_nearly_the_same_and_keeps_no_copy_of_the_weights(bundle, precision):
+def test_lower_precision_is_close_and_keeps_no_weight_copy(bundle, precision):
     arena = Arena(Store.of_bundle(bundle), 2**20)
     arena.change((), bundle.names_in_order("gate"))
     engine = make_engine("torch", bundle, "gate", precision=precision)
