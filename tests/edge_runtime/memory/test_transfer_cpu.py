@@ -185,6 +185,11 @@ def test_unified_backend_reads_from_the_file(
     arena.close()
 
 
+def drivers_memory(capacity: int):
+    """As a driver gives it: no memory of ours."""
+    return allocate_memory(capacity)
+
+
 def test_unified_prepare_touches_no_memory_in_use(bundle):
     store = Store.of_bundle(bundle)
     last = max(store.extents, key=lambda name: store.extents[name].offset)
