@@ -75,8 +75,8 @@ def counterparts(one: str, other: str) -> dict[str, Any]:
 def trained(workload: str, epochs: int, seeds: int) -> list[dict[str, Any]]:
     """Mean and worst ratio on val after tying everything and so many epochs of joint training, per pairing and seed."""
     from merger.checkpoint import StepCache
-    from merger.context import MergeContext
     from merger.config import TopDownConfig
+    from merger.context import MergeContext
     from merger.init.start import prepare_start
     from merger.training.recipe import Recipe
     from models.workload import load_workload
@@ -87,7 +87,9 @@ def trained(workload: str, epochs: int, seeds: int) -> list[dict[str, Any]]:
     for seed in range(seeds):
         for pairing in get_args(Pairing):
             plan = SharingPlan.of(groups(ctx.layers, pairing=pairing, likeness=likeness))
-            models = ctx.tied(plan, list(ctx.queries), prepare_start(ctx, plan, StepCache(), TopDownConfig()).initialise(plan))
+            models = ctx.tie_models(
+                plan, list(ctx.queries), prepare_start(ctx, plan, StepCache(), TopDownConfig()).initialise(plan)
+            )
             training = ctx.training(models, Recipe(epochs=epochs, seed=seed, features=1.0))
             for _ in range(epochs):
                 training.epoch()

@@ -59,26 +59,13 @@ class _Repaired(_Row):
     ratio: _Ratio = None
 
 
-class _Waiting(_Row):
-    waits: str
-    after: str
-    required: _Ratio
-    ratio: _Ratio = None
-
-
-class _Alone(_Row):
-    alone: str
-    required: _Ratio
-    ratio: _Ratio = None
-
-
 class _Widths(_Row):
     width: str
     widened: list[str]
     in_the_way: list[str]
 
 
-_KINDS = {"set": _Set, "alone": _Alone, "waits": _Waiting, "repair": _Repaired, "width": _Widths}
+_KINDS = {"set": _Set, "repair": _Repaired, "width": _Widths}
 """By the key that only rows of this kind have."""
 
 
@@ -129,7 +116,7 @@ class MergeOutcomes:
             return cls(tuple(shared_sets(bundle)), note=OTHER_LOG)
         if not sets and (equal := shared_sets(bundle)):
             return cls(tuple(equal), note=EQUAL)
-        repairs = tuple(row for row in log if {"repair", "alone", "waits"} & row.keys())
+        repairs = tuple(row for row in log if "repair" in row)
         return cls(sets, repairs, tuple(row for row in log if "width" in row))
 
     def to_json(self) -> dict[str, Any]:
@@ -190,18 +177,11 @@ def _is_shared(tensors: Mapping[str, Mapping[str, str]], kept: Sequence[Sequence
     return len(names) <= 1 and None not in names
 
 
-def _outcome(row: Row) -> str:
-    """The outcome of a set in words; a set that no query was evaluated with was not refused but never tried."""
-    evaluated = any(reason["ratio"] is not None for reason in row["in_the_way"].values())
-    outcome = "untried" if row["outcome"] == "refused" and row["in_the_way"] and not evaluated else row["outcome"]
-    return OUTCOME_WORDS[outcome]
-
-
 def _outcome_table(sets: Sequence[Row]) -> str:
     """One line for all sets of one outcome, with the same queries and the same reason."""
     alike: dict[tuple[str, str, str], list[Row]] = {}
     for row in sets:
-        alike.setdefault((_outcome(row), _set_queries(row), _blocked_by(row)), []).append(row)
+        alike.setdefault((OUTCOME_WORDS[row["outcome"]], _set_queries(row), _blocked_by(row)), []).append(row)
     lines = [
         (len(rows), outcome, queries, size(sum(row["bytes"] for row in rows)),
          size(sum(row["saved_bytes"] for row in rows)), reason)
@@ -212,14 +192,21 @@ def _outcome_table(sets: Sequence[Row]) -> str:
 
 def _set_table(sets: Sequence[Row]) -> str:
     lines = [
-        (size(row["bytes"]), _outcome(row), _layer(row), _set_queries(row), size(row["saved_bytes"]), _blocked_by(row))
+        (
+            size(row["bytes"]),
+            OUTCOME_WORDS[row["outcome"]],
+            _layer(row),
+            _set_queries(row),
+            size(row["saved_bytes"]),
+            _blocked_by(row),
+        )
         for row in sorted(sets, key=lambda row: _order([row]))
     ]
     return table(("weight", "outcome", "layer", "queries", "saved", "blocked by"), lines)
 
 
 def _order(rows: Sequence[Row]) -> tuple[int, int]:
-    return list(OUTCOME_WORDS.values()).index(_outcome(rows[0])), -sum(
+    return list(OUTCOME_WORDS.values()).index(OUTCOME_WORDS[rows[0]["outcome"]]), -sum(
         row["saved_bytes"] or row["bytes"] for row in rows
     )
 
@@ -251,8 +238,7 @@ def _repair_lines(rows: Sequence[Row]) -> list[str]:
     steps: dict[str, list[str]] = {}
     required = {}
     for row in rows:
-        query = row.get("alone") or row.get("waits") or row["query"]
-        step = "norms and head alone" if "alone" in row else row.get("repair") or f"deferred after {row['after']}"
+        query, step = row["query"], row["repair"]
         required[query] = row["required"]
         steps.setdefault(query, []).append(step + (f" {number(row['ratio'])}" if "ratio" in row else ""))
     return [f"{query} ({number(required[query])} required): {', '.join(own)}" for query, own in steps.items()]

@@ -230,41 +230,33 @@ def _epoch(f: Fields) -> str:
 
 
 def _ancestry(f: Fields) -> str:
-    similarity = number(min(f["kinship"].values(), default=0.0), 2)
-    if f["common"]:
+    similarity = number(min(f["similarity"].values(), default=0.0), 2)
+    if f["kin"]:
         return f"the originals come from the same pretrained weights (weight similarity {similarity})"
-    return "the originals are not from the same pretrained weights; expect smaller savings"
+    return f"the originals are not from the same pretrained weights; donor: {f['donor']}"
+
+
+def _suffix(f: Fields) -> str:
+    outcome = "accepted" if f["accepted"] else f"rejected, {number(f['required'])} is required"
+    layers = f"{f['suffix']} of {f['of']} layers" if f["accepted"] else "no layers"
+    return f"{f['query']}: shares {layers} without training, ratio {number(f['ratio'])} ({outcome})"
 
 
 def _start(f: Fields) -> str:
-    name, _, solved = f["start"].partition(", ")
-    weights = {"mean": "the mean of all weights", "aligned mean": "the mean of all weights, channels permuted to match"}
-    fitted = ", refitted layer by layer by least squares" if solved else ""
-    return (
-        f"initial weights: {weights.get(name, f'the weights of {name}')}{fitted}; "
-        f"{percent(f['error'], 0)} of the outputs' variance is lost before training"
-    )
+    query, ratio = min(f["ratios"].items(), key=lambda item: item[1])
+    private = "; early layers stay private" if f["hard"] else ""
+    return f"all layers shared, untrained: lowest ratio {number(ratio, 2)} ({query}){private}"
 
 
-def _rate(f: Fields) -> str:
-    trial = f"learning rate {f['rate']:g} for {f['epochs']:g} epochs"
-    if "regained" in f:
-        return f"{trial}: regains {percent(max(0.0, f['regained']), 0)} of the loss"
-    return f"{trial}: diverged" if f["ratio"] is None else f"{trial}: lowest ratio {number(f['ratio'], 2)}"
-
-
-def _defer(f: Fields) -> str:
-    why = f"initial loss {percent(f['lost'], 0)}" if "lost" in f else f"ratio {number(f['ratio'], 2)}"
-    return f"{f['waits']}: merged after the others ({why}, {number(f['required'], 2)} is required)"
-
-
-def _takes(f: Fields) -> str:
-    outcome = "accepted" if f["accepted"] else f"rejected, {number(f['required'])} is required"
-    return f"{f['takes']}: receives {f['layers']} layers of {f['from']}, ratio {number(f['ratio'])} ({outcome})"
+def _joint_epoch(f: Fields) -> str:
+    met, count = len(f["met"]), len(f["ratios"])
+    kind = "donor frozen" if f["training"] == "donor-frozen" else "joint"
+    saved = size(f["saved_bytes"])
+    return f"{kind} training, epoch {f['epoch']}: {met} of {count} queries meet their target, {saved} saved"
 
 
 def _repair(f: Fields) -> str:
-    if f["repair"] == "leaves" or "ratio" not in f:
+    if f["repair"] == "original":
         return f"{f['query']}: below its target, falls back to its original weights"
     return f"{f['query']}: repair by {f['repair']}, ratio {number(f['ratio'])} ({number(f['required'])} is required)"
 
@@ -312,18 +304,13 @@ EVENT_FORMATS: dict[str, Callable[[Fields], str]] = {
         f"{len(f['queries'])} processes: {'; '.join(', '.join(own) or 'none' for own in f['queries'])}"
     ),
     "ancestry": _ancestry,
-    "equal": lambda f: f"{f['sets']} sets of layers are identical: {size(f['saved_bytes'])} saved without training",
+    "identical": lambda f: f"{f['sets']} sets of layers are identical: {size(f['saved_bytes'])} saved without training",
     "aligned": lambda f: f"{f['query']}: permuted {f['moved']:,} of {f['channels']:,} channels to match other models",
+    "suffix": _suffix,
     "start": _start,
-    "rate": _rate,
-    "recipe": lambda f: f"training: learning rate {f['rate']:g}, {f['epochs']} epochs an attempt",
-    "adopting": lambda f: (
-        f"no query meets its target with all layers shared; sharing sub-networks: {_names(f['queries'])}"
-    ),
-    "takes": _takes,
-    "waits": _defer,
-    "accepted": lambda f: f"{size(f['saved_bytes'])} saved; merging the deferred queries next",
-    "alone": lambda f: f"{f['query']}: norms and head trained, ratio {number(f['ratio'])}",
+    "training": _joint_epoch,
+    "restore": lambda f: f"restoring the best state so far: {size(f['accepted_bytes'])} saved",
+    "recipe": lambda f: f"training: learning rate {f['rate']:g}, {f['epochs']} epochs",
     "repair": _repair,
     "widths": _widths,
     "prefix": lambda f: f"{f['query']}: shares {f['prefix']} of {f['layers']} layers, ratio {number(f['ratio'], 2)}",

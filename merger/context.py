@@ -86,9 +86,9 @@ class MergeInputs:
         self.queries: dict[str, Query] = {query.id: query for query in workload.queries}
         self.layers: list[Layer] = layers_of_all(workload.queries)
         self.originals: Mapping[str, nn.Module] = LazyDict(self.queries, self._original)
-        self.test: Mapping[str, PreparedFrames] = LazyDict(self.queries, partial(self._decoded, "test"))
+        self.test: Mapping[str, PreparedFrames] = LazyDict(self.queries, partial(self._decode_split, "test"))
         self.train: Mapping[str, TrainingSet] = LazyDict(self.queries, self._training_set)
-        self.val: Mapping[str, PreparedFrames] = LazyDict(self.queries, partial(self._decoded, "val"))
+        self.val: Mapping[str, PreparedFrames] = LazyDict(self.queries, partial(self._decode_split, "val"))
         self._parts = (self.originals, self.test, self.train, self.val)
         self._told: Callable[[float], None] = lambda done: None
 
@@ -117,12 +117,12 @@ class MergeInputs:
         return model.to(self.device, memory_format=torch.channels_last).eval().requires_grad_(False)  # type: ignore
 
     def _training_set(self, query: Query) -> TrainingSet:
-        found = TrainingSet(query, self._decoded("train", query))
+        found = TrainingSet(query, self._decode_split("train", query))
         if self._here(query):
             _ = found.targets  # labels that are none are found now
         return found
 
-    def _decoded(self, name: str, query: Query) -> PreparedFrames:
+    def _decode_split(self, name: str, query: Query) -> PreparedFrames:
         found = PreparedFrames(query, load_split(query, name))
         return found.load(self._told) if self._here(query) else found
 
@@ -317,7 +317,7 @@ class MergeContext(MergeInputs):
                 model.load_state_dict({**model.state_dict(), **states[query]})
         return made
 
-    def tied(
+    def tie_models(
         self,
         plan: SharingPlan,
         queries: Iterable[str],
@@ -371,7 +371,7 @@ class MergeContext(MergeInputs):
             return ratio
         return lower_bound_ratio(task, reference.tallies, tallies, reference.one_error)
 
-    def required(self, query: str, margin: float | None = None) -> float:
+    def required_ratio(self, query: str, margin: float | None = None) -> float:
         """The ratio on val from which a query is accepted: its target, or `margin` of the way from there to 1.
 
         With a margin, one error more than the original's is accepted if the target itself allows it.

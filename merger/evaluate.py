@@ -65,7 +65,7 @@ class ModelSnapshot:
 
 def required_ratios(ctx: MergeContext, margin: float | None) -> dict[str, float]:
     """Query -> the ratio on val from which it is accepted."""
-    return {query: ctx.required(query, margin) for query in ctx.queries}
+    return {query: ctx.required_ratio(query, margin) for query in ctx.queries}
 
 
 def queries_at_target(ratios: Mapping[str, float], required: Mapping[str, float]) -> list[str]:

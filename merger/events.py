@@ -77,7 +77,7 @@ class Event(str, Enum):
     """query, metric, original, merged, ratio, met, certain, worth"""
 
 
-class Training(str, Enum):
+class TrainingKind(str, Enum):
     """The trainings of the method top-down."""
 
     DONOR_FROZEN = "donor-frozen"
@@ -92,7 +92,7 @@ class Repair(str, Enum):
     ORIGINAL = "original"
 
 
-class Outcome(str, Enum):
+class SetOutcome(str, Enum):
     """What became of a set of layers: `untried` sets were in no training, probe or attempt."""
 
     KEPT = "kept"

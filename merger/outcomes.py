@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from merger.events import Outcome, Repair
+from merger.events import Repair, SetOutcome
 from models.sharing.plan import Member, SharingPlan
 
 Row = Mapping[str, Any]
@@ -28,7 +28,7 @@ class Obstacle:
 
 
 @dataclass(frozen=True)
-class Trial:
+class SetTrial:
     """How one set of layers was tried.
 
     `flops` is the cost of the trainings in which the set took part; `together` is the number of sets in the same ones.
@@ -41,7 +41,7 @@ class Trial:
     tried: bool = True
 
 
-def outcome_rows(trials: Iterable[Trial], plan: SharingPlan, size: Mapping[Member, int]) -> list[Row]:
+def outcome_rows(trials: Iterable[SetTrial], plan: SharingPlan, size: Mapping[Member, int]) -> list[Row]:
     """A log row for every set, in the order given.
 
     `size` are the bytes of the layers' weights in float32, whatever they are stored in. `kept` is the largest part of
@@ -68,7 +68,7 @@ def outcome_rows(trials: Iterable[Trial], plan: SharingPlan, size: Mapping[Membe
 
 def explain_joint(
     sets: Sequence[tuple[Member, ...]], log: Sequence[Row], required: Mapping[str, float], flops: float
-) -> list[Trial]:
+) -> list[SetTrial]:
     """Of sets that were tied at once, whose queries were then repaired one by one; `flops` is that of the method."""
     ratios = {query: ratio for row in log if row.get("epoch") for query, ratio in row["ratios"].items()}
     early = {(q, path) for row in log for q, paths in row.get("private_layers", {}).items() for path in paths}
@@ -92,7 +92,7 @@ def explain_joint(
 
     tried = ratios.keys() | probes.keys() | repairs.keys()
     return [
-        Trial(
+        SetTrial(
             members,
             {query: obstacle(query, path) for query, path in members},
             flops,
@@ -105,7 +105,7 @@ def explain_joint(
 
 def explain_attempts(
     sets: Sequence[tuple[Member, ...]], log: Sequence[Row], required: Mapping[str, float]
-) -> list[Trial]:
+) -> list[SetTrial]:
     """Of sets that a search tried one after the other: the queries below their requirement in the last attempt that
     lost them, members or tied to members; if none was, the one nearest to it."""
     trials = []
@@ -122,13 +122,13 @@ def explain_attempts(
             diverged = ", which diverged" if row["diverged"] else ""
             for query, ratio in below.items():
                 obstacles[query] = Obstacle(f"attempt {number} of {len(rows)}{diverged}", ratio, required[query])
-        trials.append(Trial(members, obstacles, sum(row["flops_spent"] for row in rows), tried=bool(rows)))
+        trials.append(SetTrial(members, obstacles, sum(row["flops_spent"] for row in rows), tried=bool(rows)))
     return trials
 
 
 def explain_prefixes(
     families: Sequence[Sequence[tuple[Member, ...]]], log: Sequence[Row], required: Mapping[str, float]
-) -> list[Trial]:
+) -> list[SetTrial]:
     """Of prefixes, one set for each layer: a query stays out of the layers beyond its own prefix because of the
     shortest prefix that failed."""
     found = {row["query"]: row for row in log if "prefix" in row and "tried" in row}
@@ -144,14 +144,14 @@ def explain_prefixes(
                 if prefix <= index:
                     after = f"a prefix of {min(failed)} of {len(sets)} layers" if failed else NOTHING
                     obstacles[query] = Obstacle(after, tried[min(failed)] if failed else None, required[query])
-            trials.append(Trial(members, obstacles, flops, len(sets), any(row["tried"] for row in own)))
+            trials.append(SetTrial(members, obstacles, flops, len(sets), any(row["tried"] for row in own)))
     return trials
 
 
-def _outcome(trial: Trial, kept: Sequence[Member]) -> Outcome:
+def _outcome(trial: SetTrial, kept: Sequence[Member]) -> SetOutcome:
     if not kept:
-        return Outcome.REFUSED if trial.tried else Outcome.UNTRIED
-    return Outcome.PARTLY if len(kept) < len(trial.members) else Outcome.KEPT
+        return SetOutcome.REFUSED if trial.tried else SetOutcome.UNTRIED
+    return SetOutcome.PARTLY if len(kept) < len(trial.members) else SetOutcome.KEPT
 
 
 def _groups(members: Sequence[Member], where: Mapping[Member, int]) -> list[tuple[Member, ...]]:

@@ -96,7 +96,7 @@ class Backwards:
 def first_group(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Ties the group that saves most, and retrains nothing."""
     plan = SharingPlan.of(groups(ctx.layers)[:1])
-    return Merged(plan, snapshots(ctx.tied(plan, ctx.queries)))
+    return Merged(plan, snapshots(ctx.tie_models(plan, ctx.queries)))
 
 
 def test_a_zoo_model_builds_and_is_inspected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,7 +135,7 @@ def test_an_engine_serves_the_frames_of_a_box(tmp_path: Path) -> None:
 
 
 def test_a_method_merges_a_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    register_method("first-group")(first_group)
+    register_register_method("first-group")(first_group)
     path = write_workload(tmp_path, frames=12)
     write_random_weights(path)
     torch.manual_seed(0)

@@ -164,28 +164,30 @@ class _Reader:
             if target is operator.getitem:
                 return first if _keeps_channels(node.args[1]) else self._unknown(inputs)
             if target in (torch.cat, torch.concat):
-                return self._concatenated(node, inputs)
-            return self._shaped(node, target, first, inputs)
+                return self._concatenate(node, inputs)
+            return self._shape_layout(node, target, first, inputs)
         if node.op == "call_method":
             if node.target in SHAPE_METHODS:
                 return None
-            return first if node.target in PASSING_METHODS else self._shaped(node, node.target, first, inputs)
+            return first if node.target in PASSING_METHODS else self._shape_layout(node, node.target, first, inputs)
         return self._unknown(inputs)  # what comes in, plain parameters, and what goes out
 
-    def _shaped(self, node: fx.Node, target: Any, first: Layout | None, inputs: list[Layout | None]) -> Layout | None:
+    def _shape_layout(
+        self, node: fx.Node, target: Any, first: Layout | None, inputs: list[Layout | None]
+    ) -> Layout | None:
         if target in JOINING:
             tensors = [self.layouts[one] for one in node.args[:2] if isinstance(one, fx.Node)]
-            return self._joined(tensors)
+            return self._join(tensors)
         arguments = (*node.args[1:], *node.kwargs.values())
         if target in (torch.flatten, "flatten"):
-            return self._flattened(first) if arguments in ((1,), (1, -1)) else self._unknown(inputs)
+            return self._flatten(first) if arguments in ((1,), (1, -1)) else self._unknown(inputs)
         if target in ("view", "reshape"):
-            return self._flattened(first) if len(arguments) == 2 and arguments[1] == -1 else self._unknown(inputs)
+            return self._flatten(first) if len(arguments) == 2 and arguments[1] == -1 else self._unknown(inputs)
         if target in (torch.mean, "mean"):
             axes = arguments[0] if arguments and isinstance(arguments[0], (list, tuple)) else ()
             if set(axes) not in ({2, 3}, {-1, -2}):
                 return self._unknown(inputs)
-            return first if True in arguments[1:] else self._flattened(first)  # True: the axes stay
+            return first if True in arguments[1:] else self._flatten(first)  # True: the axes stay
         return self._unknown(inputs)
 
     def _module(self, path: str, layout: Layout | None, inputs: list[Layout | None]) -> Layout | None:
@@ -194,21 +196,21 @@ class _Reader:
             return self._unknown(inputs)  # computed from other tensors, as by weight norm
         if isinstance(module, nn.Conv2d):
             if module.groups == 1:
-                return self._layer(path, module, self._settled(layout, module.in_channels), module.out_channels)
+                return self._layer(path, module, self._resolve_repeats(layout, module.in_channels), module.out_channels)
             depthwise = module.groups == module.in_channels == module.out_channels
-            layout = self._settled(layout, module.in_channels) if depthwise else self._unknown([layout])
+            layout = self._resolve_repeats(layout, module.in_channels) if depthwise else self._unknown([layout])
             return self._along(path, module, layout, ("weight", "bias")) if depthwise else None
         if isinstance(module, nn.Linear):
             if layout is not None and any(part.repeat != UNKNOWN for part in layout):
                 layout = self._unknown([layout])  # it works on the last axis of a map, which is none of channels
-            layer = self._layer(path, module, self._settled(layout, module.in_features), module.out_features)
+            layer = self._layer(path, module, self._resolve_repeats(layout, module.in_features), module.out_features)
             return _with_repeat(layer, UNKNOWN)
         if isinstance(module, _BatchNorm):
             names = ("weight", "bias", "running_mean", "running_var")
-            return self._along(path, module, self._settled(layout, module.num_features), names)
+            return self._along(path, module, self._resolve_repeats(layout, module.num_features), names)
         if isinstance(module, nn.Flatten):
             plain = (module.start_dim, module.end_dim) == (1, -1)
-            return self._flattened(layout) if plain else self._unknown(inputs)
+            return self._flatten(layout) if plain else self._unknown(inputs)
         return layout if isinstance(module, PASSING_MODULES) else self._unknown(inputs)
 
     def _layer(self, path: str, module: nn.Module, layout: Layout | None, width: int) -> Layout:
@@ -229,9 +231,9 @@ class _Reader:
     def _use(self, key: str, axis: int, layout: Layout | None) -> None:
         known = self.uses.setdefault((key, axis), layout)
         if known != layout:  # a layer that is used twice
-            self._joined([known, layout])
+            self._join([known, layout])
 
-    def _settled(self, layout: Layout | None, width: int) -> Layout | None:
+    def _resolve_repeats(self, layout: Layout | None, width: int) -> Layout | None:
         """The layout with the repeats of flattened parts, which an axis of this width tells."""
         if layout is None or all(part.repeat != UNKNOWN for part in layout):
             return layout
@@ -240,13 +242,13 @@ class _Reader:
             return self._unknown([layout])
         return _with_repeat(layout, width // total)
 
-    def _flattened(self, layout: Layout | None) -> Layout | None:
+    def _flatten(self, layout: Layout | None) -> Layout | None:
         """Channel by channel, all positions of each; what was flat before may have its channels on another axis."""
         if layout is None or any(part.repeat == UNKNOWN for part in layout):
             return self._unknown([layout])
         return _with_repeat(layout, UNKNOWN)
 
-    def _concatenated(self, node: fx.Node, inputs: list[Layout | None]) -> Layout | None:
+    def _concatenate(self, node: fx.Node, inputs: list[Layout | None]) -> Layout | None:
         axis = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
         parts: Any = node.args[0] if node.args else None
         listed = isinstance(parts, (list, tuple)) and all(isinstance(part, fx.Node) for part in parts)
@@ -255,7 +257,7 @@ class _Reader:
             return self._unknown(inputs)
         return tuple(part for layout in layouts for part in layout or ())
 
-    def _joined(self, layouts: list[Layout | None]) -> Layout | None:
+    def _join(self, layouts: list[Layout | None]) -> Layout | None:
         """The layout of a sum or product: all of them made one, part by part; fixed where that cannot be."""
         first = layouts[0] if layouts else None
         shapes = {tuple((p.width, p.repeat) for p in layout) if layout else None for layout in layouts}
@@ -309,12 +311,11 @@ Orders = Mapping[int, Tensor]
 def align_channels(
     ctx: MergeContext, plan: SharingPlan, donor: str, cache: StepCache, states: Mapping[str, State] | None = None
 ) -> dict[str, State]:
-    """Every sharing query's own model with its channels in the donor's order; each answers as it did before.
+    """Every sharing query's own model with its channels permuted to match the donors'; none changes its outputs.
 
-    The donor comes first, then the queries with the most shared bytes; each is matched with the first in this order
-    in every set. Starts from `states`, or the originals'. What goes into the heads keeps its order, because it is held
-    against the originals' in distillation. A model whose graph cannot be read, or that answers
-    differently once its channels are permuted, stays as it is, which progress reports.
+    The donor comes first, then the queries with the most shared bytes; each is matched with the first of these in
+    every set. Starts from `states`, or the originals'. The inputs of the heads keep their order: distillation compares
+    them with the originals'. A model whose graph cannot be read keeps its order, and progress says so.
     """
     found = {query: model.state_dict() for query, model in ctx.originals.items()} if states is None else dict(states)
     sharing = rank_donors(plan, ctx.layers)
@@ -469,10 +470,7 @@ class CrossMoments:
 
 
 def _keeps_outputs(ctx: MergeContext, query: str, state: State, channels: Channels, orders: Orders) -> bool:
-    """Whether a model's outputs stay as they are when its channels are permuted, tried on two frames.
-
-    In full float32: a card's TF32 alone would move them as far as is allowed.
-    """
+    """Whether permuted channels leave a model's outputs unchanged on two frames; in float32, for TF32 is too coarse."""
     frames = as_input(ctx, query, raw_frames(ctx, query, 2))
     answers = []
     for one in (state, permute_channels(state, channels, orders)):

@@ -12,7 +12,7 @@ from merger.evaluate import required_ratios, training_flops
 from merger.events import Event
 from merger.methods.epochs import train_epochs
 from merger.methods.registry import register_method
-from merger.outcomes import Row, Trial, explain_joint
+from merger.outcomes import Row, SetTrial, explain_joint
 from merger.training.loop import Diverged
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan
@@ -20,7 +20,7 @@ from models.sharing.plan import SharingPlan
 TRAINING_ALONE = "training all models without sharing"
 
 
-def explain_ceiling(ctx: MergeContext, options: MergeOptions, log: Sequence[Row], flops: float) -> list[Trial]:
+def explain_ceiling(ctx: MergeContext, options: MergeOptions, log: Sequence[Row], flops: float) -> list[SetTrial]:
     """Every group is tied."""
     sets = [group.members for group in groups(ctx.layers)]
     return explain_joint(sets, log, required_ratios(ctx, options.margin), flops)
@@ -36,7 +36,7 @@ def none(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Me
 def ceiling(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Every group tied at once with recalibrated norms and no training: the layer-sharing bound."""
     plan = SharingPlan.of(groups(ctx.layers))
-    return Merged(plan, snapshots(ctx.tied(plan, ctx.queries)))
+    return Merged(plan, snapshots(ctx.tie_models(plan, ctx.queries)))
 
 
 @register_method("joint")

@@ -23,7 +23,7 @@ from merger.evaluate import queries_at_target, required_ratios, tie_and_evaluate
 from merger.events import Event
 from merger.methods.epochs import is_hopeless, train_epochs
 from merger.methods.registry import register_method
-from merger.outcomes import Row, Trial, explain_attempts
+from merger.outcomes import Row, SetTrial, explain_attempts
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
 from models.sharing.groups import Group, groups
@@ -34,7 +34,7 @@ SEARCHING = "sharing one group of layers after the other"
 SEEDS_PER_ROUND = 100
 
 
-def explain_gemel(ctx: MergeContext, options: MergeOptions, log: Sequence[Row], flops: float) -> list[Trial]:
+def explain_gemel(ctx: MergeContext, options: MergeOptions, log: Sequence[Row], flops: float) -> list[SetTrial]:
     """How each group was tried, whatever the order."""
     required = required_ratios(ctx, options.margin)
     return explain_attempts([group.members for group in worthwhile_groups(ctx, options)], log, required)

@@ -16,7 +16,7 @@ from functools import partial
 from merger.checkpoint import State, snapshots
 from merger.context import Merged, Plain
 from merger.evaluate import all_met, objective, queries_at_target, satisfying_subset, tie_and_evaluate, training_flops
-from merger.events import Event, Training
+from merger.events import Event, TrainingKind
 from merger.init.average import set_donor
 from merger.init.start import Start
 from merger.methods.epochs import freeze_shared, train_epochs
@@ -64,9 +64,9 @@ def train_together(task: MergeTask, start: Start) -> JointState:
     recipes = _recipes(task, hard)
     receivers = [query for query in sorted(found.ratios) if query not in intact_queries(found.merged.plan, start)]
     if task.config.freeze_donor_first and not start.kin and receivers:
-        found = train_kind(task, Training.DONOR_FROZEN, found, recipes[Training.DONOR_FROZEN], receivers)
+        found = train_kind(task, TrainingKind.DONOR_FROZEN, found, recipes[TrainingKind.DONOR_FROZEN], receivers)
     if task.config.train_jointly:
-        found = train_kind(task, Training.JOINT, found, recipes[Training.JOINT], sorted(found.ratios))
+        found = train_kind(task, TrainingKind.JOINT, found, recipes[TrainingKind.JOINT], sorted(found.ratios))
     return found
 
 
@@ -110,7 +110,7 @@ def intact_queries(plan: SharingPlan, start: Start) -> set[str]:
     return plan.queries() - foreign
 
 
-def _recipes(task: MergeTask, hard: bool) -> dict[Training, Recipe]:
+def _recipes(task: MergeTask, hard: bool) -> dict[TrainingKind, Recipe]:
     config, recipe = task.config, task.recipe
     features = recipe.features or config.feature_weight
     frozen = replace(
@@ -118,7 +118,7 @@ def _recipes(task: MergeTask, hard: bool) -> dict[Training, Recipe]:
         features=features, norms=config.norm_learning_rate / recipe.rate, private=1.0, seed=recipe.seed + 1,
     )  # fmt: skip
     joint = replace(recipe, epochs=recipe.epochs * (config.hard_epochs if hard else 1), features=features)
-    return {Training.DONOR_FROZEN: frozen, Training.JOINT: joint}
+    return {TrainingKind.DONOR_FROZEN: frozen, TrainingKind.JOINT: joint}
 
 
 def _tie_untrained(task: MergeTask, start: Start, plan: SharingPlan | None = None) -> Plain:
@@ -136,7 +136,7 @@ def _tie_untrained(task: MergeTask, start: Start, plan: SharingPlan | None = Non
 
 
 def train_kind(
-    task: MergeTask, kind: Training, found: JointState, recipe: Recipe, queries: Sequence[str]
+    task: MergeTask, kind: TrainingKind, found: JointState, recipe: Recipe, queries: Sequence[str]
 ) -> JointState:
     """Train these queries, unless all hold or not even one epoch fits the budget."""
     if all_met(found.ratios, task.required):
@@ -150,11 +150,13 @@ def train_kind(
     return JointState.from_plain(task.run_stage(kind.value, train))
 
 
-def _train_epochs(task: MergeTask, kind: Training, found: JointState, recipe: Recipe, queries: Sequence[str]) -> Plain:
+def _train_epochs(
+    task: MergeTask, kind: TrainingKind, found: JointState, recipe: Recipe, queries: Sequence[str]
+) -> Plain:
     ctx, plan = task.ctx, found.merged.plan
     models = ctx.models(queries, found.merged.states)
     tie(models, plan)
-    if kind is Training.DONOR_FROZEN:
+    if kind is TrainingKind.DONOR_FROZEN:
         freeze_shared(models, plan)
     progress = task.checkpoint.state("progress")
     if not progress:

@@ -26,7 +26,7 @@ from merger.evaluate import required_ratios, training_flops
 from merger.events import Event
 from merger.methods.epochs import bisect_options, is_hopeless, train_epochs
 from merger.methods.registry import register_method
-from merger.outcomes import Row, Trial, explain_prefixes
+from merger.outcomes import Row, SetTrial, explain_prefixes
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
 from models.sharing.layers import weight_key
@@ -56,7 +56,7 @@ class Family:
         return names[: names.index(weight_key(names, following))] if length else []
 
 
-def explain_mainstream(ctx: MergeContext, options: MergeOptions, log: Sequence[Row], flops: float) -> list[Trial]:
+def explain_mainstream(ctx: MergeContext, options: MergeOptions, log: Sequence[Row], flops: float) -> list[SetTrial]:
     """How each layer of each family was tried."""
     sets = [[tuple((query, path) for query in one.queries) for path in one.paths] for one in find_families(ctx)]
     return explain_prefixes(sets, log, required_ratios(ctx, options.margin))

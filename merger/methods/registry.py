@@ -12,12 +12,12 @@ from merger.config import MergeOptions, TopDownConfig
 from merger.context import MergeContext, Merged, Plain
 from merger.evaluate import required_ratios, training_flops
 from merger.events import Event
-from merger.outcomes import Row, Trial
+from merger.outcomes import Row, SetTrial
 from merger.training.recipe import Recipe
 from models.sharing.plan import SharingPlan
 
 Method = Callable[[MergeContext, MergeOptions, Checkpoint], Merged]
-Explain = Callable[[MergeContext, MergeOptions, Sequence[Row], float], list[Trial]]
+Explain = Callable[[MergeContext, MergeOptions, Sequence[Row], float], list[SetTrial]]
 """From the context, the options, the log and the FLOPs of a finished method: how each set of layers was tried."""
 
 

@@ -31,7 +31,7 @@ from merger.methods.joint import TRAINING, JointState, max_training_flops, train
 from merger.methods.registry import MergeTask, register_method
 from merger.methods.repair import REPAIRING, max_repair_flops, merged_without, repair_queries
 from merger.methods.suffix import SHARING_SUFFIXES, share_suffixes
-from merger.outcomes import Row, Trial, explain_joint
+from merger.outcomes import Row, SetTrial, explain_joint
 from models.sharing.groups import groups
 from models.sharing.layers import model_bytes
 from models.sharing.plan import SharingPlan
@@ -46,13 +46,13 @@ class Identical:
     settled: frozenset[str]
 
 
-def explain_top_down(ctx: MergeContext, options: MergeOptions, log: Sequence[Row], flops: float) -> list[Trial]:
+def explain_top_down(ctx: MergeContext, options: MergeOptions, log: Sequence[Row], flops: float) -> list[SetTrial]:
     """How each set of the whole plan was tried; sets of settled queries needed no training."""
     settled = {query for row in log for query in row.get("identical", ())}
     sets = whole_plan(ctx, options).shared
     as_they_are = [members for members in sets if members[0][0] in settled]
     others = [members for members in sets if members[0][0] not in settled]
-    return [*map(Trial, as_they_are), *explain_joint(others, log, required_ratios(ctx, options.margin), flops)]
+    return [*map(SetTrial, as_they_are), *explain_joint(others, log, required_ratios(ctx, options.margin), flops)]
 
 
 @register_method("top-down", explain_top_down)

@@ -14,7 +14,6 @@ from gemel.progress import EVENT_FORMATS, ProgressBars, ProgressLog, format_even
 ROOT = Path(__file__).parents[2]
 STAGE_EVENTS = {"stages", "stage", "part"}
 SHAPES = {
-    "equal": [{"sets": 69, "saved_bytes": 10, "settled": ["gate"]}, {"sets": 1, "saved_bytes": 10, "settled": []}],
     "warning": [{"text": "day-bus: few clips"}],
     "query": [{"query": "gate", "index": 1, "count": 3}],
     "cycle": [{"query": "gate", "cycle": 1, "cycles": 3, "val": 0.9}],
@@ -26,24 +25,19 @@ SHAPES = {
     ],
     "reference": [{"query": "gate", "metric": "f1", "val": 0.81, "needed": 0.77}],
     "processes": [{"queries": [["gate", "lane"], []]}],
-    "ancestry": [{"common": True, "kinship": {"a": 0.98}}, {"common": False, "kinship": {"a": 0.001}}],
+    "ancestry": [{"kin": kin, "similarity": {"a": 0.98}, "donor": "a"} for kin in (True, False)],
+    "identical": [{"sets": 3, "saved_bytes": 9, "queries": []}],
     "aligned": [{"query": "gate", "spaces": 3, "moved": 1275, "channels": 1280}],
-    "start": [{"start": name, "error": 0.15} for name in ("mean", "aligned mean", "gate", "mean, solved")],
-    "rate": [{"rate": 5e-4, "epochs": 0.5, "regained": 0.4}, {"rate": 5e-4, "epochs": 1, "ratio": None},
-             {"rate": 5e-4, "epochs": 1, "ratio": 0.9, "features": 1.0, "private": 0.1}],
+    "suffix": [{"query": "gate", "donor": "yard", "suffix": 3, "of": 4, "private": ["stem"], "ratio": 0.97,
+                "required": 0.95, "accepted": accepted, "saved_bytes": 9} for accepted in (True, False)],
+    "start": [{"ratios": {"gate": 0.4}, "hard": hard, "saved_bytes": 0} for hard in (True, False)],
+    "training": [{"training": kind, "epoch": 1, "ratios": {"gate": 0.9}, "met": [], "saved_bytes": 0}
+                 for kind in ("donor-frozen", "joint")],
+    "restore": [{"accepted_bytes": 9, "instead_of_bytes": 3}],
     "recipe": [{"rate": 5e-4, "epochs": 4, "features": 1.0, "private": 0.1}],
-    "waits": [
-        {"waits": "gate", "after": "the start", "lost": 0.9, "required": 0.97},
-        {"waits": "gate", "after": "sprint 1", "ratio": 0.4, "required": 0.97},
-    ],
-    "adopting": [{"queries": ["gate", "yard"]}],
-    "takes": [{"takes": "gate", "from": "yard", "layers": 3, "ratio": ratio, "required": 0.95, "epochs": 4,
-               "accepted": ratio > 0.95, "accepted_bytes": 12_000_000, "flops": 1e12} for ratio in (0.93, 0.97)],
-    "accepted": [{"saved_bytes": 12_000_000, "ratios": {"gate": 0.97}}],
-    "alone": [{"query": "gate", "ratio": 0.98, "required": 0.97}],
     "repair": [
         {"query": "gate", "repair": "norms and head", "ratio": 0.98, "required": 0.97},
-        {"query": "gate", "repair": "leaves", "required": 0.97},
+        {"query": "gate", "repair": "original", "required": 0.97},
     ],
     "widths": [{"width": "int8", "stored_bytes": {"int8": 9}, "ratios": {"gate": 0.9}, "in_the_way": ["gate"]}],
     "prefix": [{"query": "gate", "prefix": 4, "layers": 20, "ratio": 0.98}],
@@ -77,8 +71,8 @@ def test_format_event_all_events_of_the_packages_are_known():
 
 
 def test_format_event_plain_english():
-    assert format_event("ancestry", {"common": False, "kinship": {"a": 0.0}}) == (
-        "the originals are not from the same pretrained weights; expect smaller savings"
+    assert format_event("ancestry", {"kin": False, "similarity": {"a": 0.0}, "donor": "gate"}) == (
+        "the originals are not from the same pretrained weights; donor: gate"
     )
     fields = {"query": "night-lane", "moved": 1788, "channels": 1792}
     assert format_event("aligned", fields) == ("night-lane: permuted 1,788 of 1,792 channels to match other models")

@@ -51,7 +51,9 @@ def ctx(workload: Workload) -> MergeContext:
 def merged(ctx: MergeContext) -> Merged:
     """All tied with q0's weights, nothing retrained."""
     plan = whole_plan(ctx, QUICK)
-    models = ctx.tied(plan, list(ctx.queries), copy_donor_weights(plan, snapshots(ctx.originals), ["q0", "q1", "q2"]))
+    models = ctx.tie_models(
+        plan, list(ctx.queries), copy_donor_weights(plan, snapshots(ctx.originals), ["q0", "q1", "q2"])
+    )
     return Merged(plan, snapshots(models))
 
 

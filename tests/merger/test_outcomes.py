@@ -18,7 +18,7 @@ from merger.outcomes import (
     NOTHING,
     SUFFIX,
     Obstacle,
-    Trial,
+    SetTrial,
     explain_attempts,
     explain_joint,
     explain_prefixes,
@@ -33,25 +33,25 @@ SIZE = {(query, path): 100 if path == "x" else 40 for query in "abc" for path in
 REQUIRED = dict.fromkeys("abc", 0.95)
 
 
-def row_of(trial: Trial, *shared: Any) -> dict[str, Any]:
+def row_of(trial: SetTrial, *shared: Any) -> dict[str, Any]:
     """The row of one trial under a plan."""
     return dict(outcome_rows([trial], SharingPlan(tuple(shared)), SIZE)[0])
 
 
 def test_set_that_all_share_is_kept() -> None:
-    row = row_of(Trial((A, B, C), {"a": Obstacle("x", 0.9, 0.95)}, 5.0, 2), (A, B, C))
+    row = row_of(SetTrial((A, B, C), {"a": Obstacle("x", 0.9, 0.95)}, 5.0, 2), (A, B, C))
     assert row["outcome"] == "kept" and row["saved_bytes"] == 200 and row["in_the_way"] == {} and row["together"] == 2
 
 
 def test_set_that_some_share_is_partly_kept_with_its_obstacle() -> None:
-    row = row_of(Trial((A, B, C), {"c": Obstacle("repair", 0.9, 0.95)}), (A, B))
+    row = row_of(SetTrial((A, B, C), {"c": Obstacle("repair", 0.9, 0.95)}), (A, B))
     assert row["outcome"] == "partly" and row["saved_bytes"] == 100
     assert row["in_the_way"] == {"c": {"after": "repair", "ratio": 0.9, "required": 0.95}}
 
 
 def test_set_nobody_shares_is_refused_only_if_it_was_tried() -> None:
-    assert row_of(Trial((A, B)))["outcome"] == "refused"
-    assert row_of(Trial((A, B), tried=False))["outcome"] == "untried"
+    assert row_of(SetTrial((A, B)))["outcome"] == "refused"
+    assert row_of(SetTrial((A, B), tried=False))["outcome"] == "untried"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_rows_save_what_the_plan_saves(sets: list) -> None:
     plan = SharingPlan()
     for members in sets:
         plan = plan.with_set(members)
-    row = outcome_rows([Trial((A, B, C))], plan, SIZE)[0]
+    row = outcome_rows([SetTrial((A, B, C))], plan, SIZE)[0]
     assert row["saved_bytes"] == sum(100 * (len(members) - 1) for members in plan.shared)
 
 

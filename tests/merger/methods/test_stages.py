@@ -12,7 +12,7 @@ from merger.budget import Budget
 from merger.checkpoint import StepCache, snapshots
 from merger.context import MergeContext, Merged
 from merger.evaluate import record_layers
-from merger.events import Training
+from merger.events import TrainingKind
 from merger.init.average import average_weights, copy_donor_weights, rank_donors
 from merger.init.permutation import orderable, permute_channels
 from merger.init.start import Start, prepare_start
@@ -117,7 +117,7 @@ def test_joint_training_accepts_the_queries_that_hold_after_an_epoch(
     monkeypatch.setattr(joint, "train_epochs", epochs)
     found = train_together(task, start)
     rows = [row for row in task.log.__self__ if "training" in row]  # type: ignore[attr-defined]
-    assert [row["training"] for row in rows] == [Training.DONOR_FROZEN.value, *[Training.JOINT.value] * 2]
+    assert [row["training"] for row in rows] == [TrainingKind.DONOR_FROZEN.value, *[TrainingKind.JOINT.value] * 2]
     assert found.best.plan.queries() == {"q0", "q2"} and found.ratios["q1"] == 0.96
     assert rows[0]["saved_bytes"] == task.saved_bytes(found.best.plan) > 0
 

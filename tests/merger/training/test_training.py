@@ -63,7 +63,7 @@ def test_optimiser_holds_a_shared_parameter_once(ctx: MergeContext, plan: Sharin
 
 
 def test_tied_layers_stay_equal_and_originals_unchanged(ctx: MergeContext, plan: SharingPlan) -> None:
-    models, before = ctx.tied(plan, ["q0", "q2"]), snapshots(ctx.originals)
+    models, before = ctx.tie_models(plan, ["q0", "q2"]), snapshots(ctx.originals)
     ctx.training(models, Recipe(rate=1e-3, epochs=1)).epoch()
     first, third = models["q0"].state_dict(), models["q2"].state_dict()
     assert torch.equal(first["body.0.weight"], third["body.0.weight"])
@@ -73,7 +73,7 @@ def test_tied_layers_stay_equal_and_originals_unchanged(ctx: MergeContext, plan:
 
 
 def test_private_weights_learn_at_a_fraction_of_the_rate(ctx: MergeContext, plan: SharingPlan) -> None:
-    together, alone = ctx.tied(plan, ["q0", "q2"]), ctx.models(["q0"])
+    together, alone = ctx.tie_models(plan, ["q0", "q2"]), ctx.models(["q0"])
     for models in (together, alone):
         start = {name: p.detach().clone() for name, p in models["q0"].named_parameters()}
         ctx.training(models, Recipe(rate=1e-3, epochs=1, private=0.0, weight_decay=0.0)).epoch()
@@ -166,7 +166,7 @@ def test_seeds_depend_on_all_parts() -> None:
 
 
 def test_training_resumes_in_the_middle_of_an_epoch(ctx: MergeContext, plan: SharingPlan) -> None:
-    whole, states = ctx.tied(plan, ["q0", "q2"]), list[dict[str, Any]]()
+    whole, states = ctx.tie_models(plan, ["q0", "q2"]), list[dict[str, Any]]()
     training = ctx.training(whole, RECIPE)
 
     def keep() -> None:
@@ -175,7 +175,7 @@ def test_training_resumes_in_the_middle_of_an_epoch(ctx: MergeContext, plan: Sha
 
     training.after_step = keep
     losses = [training.epoch() for _ in range(RECIPE.epochs)]
-    again = ctx.tied(plan, ["q0", "q2"])
+    again = ctx.tie_models(plan, ["q0", "q2"])
     resumed = ctx.training(again, RECIPE)
     resumed.load_state_dict(states[0])
     assert [resumed.epoch() for _ in range(RECIPE.epochs)] == losses
