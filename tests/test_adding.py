@@ -135,7 +135,7 @@ def test_an_engine_serves_the_frames_of_a_box(tmp_path: Path) -> None:
 
 
 def test_a_method_merges_a_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    register_register_method("first-group")(first_group)
+    register_method("first-group")(first_group)
     path = write_workload(tmp_path, frames=12)
     write_random_weights(path)
     torch.manual_seed(0)

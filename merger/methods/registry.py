@@ -44,7 +44,7 @@ def register_method(name: str, explain: Explain = lambda *_: []) -> Callable[[Me
 
 @dataclass(frozen=True)
 class MergeTask:
-    """What a stage works with: the whole `plan`, the `recipe`, the `required` ratio of each query on val, the budget."""
+    """What a stage works with: the whole `plan`, the `recipe`, each query's `required` ratio on val, the budget."""
 
     ctx: MergeContext
     plan: SharingPlan

@@ -180,7 +180,7 @@ def test_kin_start_from_the_mean_without_permutation(workload: Workload, tmp_pat
 
     state = load_file(weights_of(workload, "q0"))
     noise = torch.Generator().manual_seed(0)
-    for name, tensor in state.items():
+    for tensor in state.values():
         if tensor.ndim > 1:
             tensor += 0.05 * tensor.std() * torch.randn(tensor.shape, generator=noise)
     save_file(state, weights_of(workload, "q2"))
