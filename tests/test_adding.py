@@ -31,7 +31,6 @@ from merger.checkpoint import Checkpoint, snapshots
 from merger.config import MergeOptions
 from merger.context import MergeContext, Merged
 from merger.methods.registry import register_method
-from merger.methods.registry import register_method
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan
 from models.zoo.registry import ENTRIES, register
