@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -116,7 +117,7 @@ class Training:
             model.train()
             _freeze_modes(model, query in self._eval_norms, dropout=query in self.teachers)
         end = (self.epochs + 1) * self.steps
-        with disable_tf32():
+        with _exact_convolutions():
             while self.step < end:
                 self._take_step()
                 self.after_step()
@@ -159,7 +160,7 @@ class Training:
         self._set_step_config(*state["step_config"])
 
     def _scalar(self, value: float = 0.0) -> Tensor:
-        return torch.tensor(value, dtype=torch.float64, device=self.device)
+        return torch.full((), value, dtype=torch.float64, device=self.device)  # no copy from the host
 
     def _start_losses(self) -> None:
         self._losses = {query: self._scalar() for query in self._own}
@@ -328,6 +329,17 @@ class Training:
         if self._watched[query]:
             loss = loss + recipe.features * feature_loss(found[1], target[1])
         return loss
+
+
+@contextmanager
+def _exact_convolutions() -> Iterator[None]:
+    """No TF32, and the same bits in every run: some of cuDNN's backward kernels add floats in any order."""
+    before, torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic, True
+    try:
+        with disable_tf32():
+            yield
+    finally:
+        torch.backends.cudnn.deterministic = before
 
 
 def _as_float32(outputs: Any) -> Any:
