@@ -39,7 +39,7 @@ from merger.quantize import Quantized, max_flops, pack_models, quantizable_weigh
 from merger.training.step_config import HINT, MemoryPlan
 from models.bits import FP32
 from models.bundle import BundleQuery, Made, check_output, write_bundle
-from models.device import is_out_of_memory
+from models.device import disable_tf32, is_out_of_memory
 from models.errors import InputError
 from models.evaluation import Evidence
 from models.io import check_apart, finite, hold_locks, open_atomic
@@ -129,7 +129,7 @@ def merge(
         return _merge_on_ray(workload, out, method, resume, seed, progress, options)
     group = options.resources.group
     group.run_on_rank0(partial(_check_paths, workload, out))
-    with ExitStack() as stack, _full_memory_as_input_error(), warnings.catch_warnings():
+    with ExitStack() as stack, _full_memory_as_input_error(), warnings.catch_warnings(), disable_tf32():
         warnings.simplefilter("ignore")  # torch's own, of algorithms and calls that a user cannot change
         group.run_on_rank0(lambda: stack.enter_context(hold_locks(out)))
         begun = group.run_on_rank0(partial(_check, workload, out, method, resume))
@@ -223,7 +223,7 @@ def _open_context(
     parts = partition({query.id: float(ctx.flops.of(query)) for query in workload.queries}, group.size)
     group.assign(parts)
     if group.size > 1:
-        progress("processes", queries=parts)
+        progress(Event.PROCESSES.value, queries=parts)
     storage = [] if options.weights == FP32 else [QUANTIZING]
     ctx.stages.announce([READING, EVALUATING, SEARCHING, *storage, MEASURING, WRITING])
     ctx.open()

@@ -12,10 +12,9 @@ import torch
 
 import merger.quantize as quantize_module
 from merger import merge
+from merger.budget import Budget
 from merger.checkpoint import Checkpoint, StepCache, snapshots
-from merger.core.budget import Budget
-from merger.core.context import MergeContext
-from merger.core.merged import Merged
+from merger.context import MergeContext, Merged
 from merger.quantize import (
     QuantizeConfig,
     Quantized,
