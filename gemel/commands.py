@@ -206,7 +206,11 @@ def inspect_workload(
     weights: Annotated[bool, Option("--weights", help="Read the weights; pair repeated layers by similarity.")] = False,
     signature: Annotated[
         Literal["wide", "strict"],
-        Option("--signature", help="What lets two layers share: equal weight shapes, or all settings (the paper's)."),
+        Option(
+            "--signature",
+            metavar="wide|strict",
+            help="What lets two layers share: equal weight shapes, or all settings (the paper's).",
+        ),
     ] = "wide",
 ) -> CommandResult:
     """Models, bytes, groups of shareable layers and the layer-sharing bound of a workload."""
@@ -274,14 +278,18 @@ def _merge(
         float | None, _number_option("--features", 0, 10**6, "Weight of the feature loss (default: the method's own).")
     ] = None,
     precision: Annotated[
-        Literal["fp32", "bf16"] | None, Option("--precision", help="Precision of the training.")
+        Literal["fp32", "bf16"] | None, Option("--precision", metavar="fp32|bf16", help="Precision of the training.")
     ] = None,
     margin: Annotated[
         float | None, _number_option("--margin", 0, 1, "Margin above the target on val (default: an interval).")
     ] = None,
     weights: Annotated[
         Literal["fp32", "fp16", "int8", "int4"] | None,
-        Option("--weights", help="Fewest bits tried for stored and resident weights (default fp32)."),
+        Option(
+            "--weights",
+            metavar="fp32|fp16|int8|int4",
+            help="Fewest bits tried for stored and resident weights (default fp32).",
+        ),
     ] = None,
     min_saving: Annotated[
         float | None, _number_option("--min-saving", 0, 1, "Skip groups that save a smaller fraction of all bytes.")
@@ -677,7 +685,8 @@ def plan_box(
 def profile_bundle(
     bundle: BundlePath,
     device: Annotated[
-        Literal["cpu", "cuda"] | None, Option("--device", help="Where to measure (default: cuda if available).")
+        Literal["cpu", "cuda"] | None,
+        Option("--device", metavar="cpu|cuda", help="Where to measure (default: cuda if available)."),
     ] = None,
     engine: Annotated[str, Option("--engine", metavar="NAME", help="An engine of docs/engines.md.")] = "auto",
     workload: Annotated[
@@ -701,11 +710,18 @@ def place_fleet(
     objective: Annotated[
         Objective,
         Option(
-            "--objective", help="boxes: cheapest set of boxes; frames: most frames in time; fair: best worst query."
+            "--objective",
+            metavar="boxes|frames|fair",
+            help="boxes: cheapest set of boxes; frames: most frames in time; fair: best worst query.",
         ),
     ] = "boxes",
     shared: Annotated[
-        Shared, Option("--shared", help="What models on one box share: what merges keep, all they can, or nothing.")
+        Shared,
+        Option(
+            "--shared",
+            metavar="predicted|ceiling|none",
+            help="What models on one box share: what merges keep, all they can, or nothing.",
+        ),
     ] = "predicted",
     min_frames: Annotated[
         float, _number_option("--min-frames", 0, 1, "Fraction of its frames that every box must have time for.")

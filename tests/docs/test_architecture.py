@@ -1,4 +1,4 @@
-"""docs/architecture.md: the files of its walks exist and define what the walks name; its rooms are those there are."""
+"""docs/architecture.md: its walks name what the files define, its tables the packages and folders."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from tests.docs.pages import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
-WALKS = ("A weight's walk", "A frame's walk")
+WALKS = ("The walk of a weight", "The walk of a frame")
 NAMED = re.compile(r"`([^`]+)`")
-HOUSE = ("gemel", "merger", "edge_runtime", "models", "video_samples")
+PACKAGES = ("gemel", "merger", "edge_runtime", "models", "video_samples")
 
 
 def steps(walk: str) -> list[str]:
@@ -22,36 +22,36 @@ def steps(walk: str) -> list[str]:
     return re.findall(r"^\d+\. .*(?:\n {3}.*)*", part, re.MULTILINE)
 
 
-def defined(path: Path) -> set[str]:
+def defined_names(path: Path) -> set[str]:
     """Functions, classes and methods of a file."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     return {node.name for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, kinds)}
 
 
 @pytest.mark.parametrize("walk", WALKS)
-def test_a_walk_is_about_a_dozen_steps(walk: str) -> None:
+def test_walk_has_about_a_dozen_steps(walk: str) -> None:
     assert 8 <= len(steps(walk)) <= 14
 
 
 @pytest.mark.parametrize("step", [step for walk in WALKS for step in steps(walk)])
-def test_a_step_names_a_file_and_what_it_defines(step: str) -> None:
+def test_walk_step_names_what_the_file_defines(step: str) -> None:
     names: set[str] = set()
     found = 0
     for word in NAMED.findall(step):
         if word.endswith(".py"):
-            names = defined(REPOSITORY / word)
+            names = defined_names(REPOSITORY / word)
         elif "/" not in word:
             found += 1
             assert word in names, f"{word} is not in the file named before it"
     assert found
 
 
-@pytest.mark.parametrize("package", HOUSE)
-def test_every_room_has_a_row(package: str) -> None:
-    rooms = {f"{package}/{door.parent.name}/" for door in (REPOSITORY / package).glob("*/__init__.py")}
-    assert rooms <= set(NAMED.findall(PAGE))
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_folder_has_a_row(package: str) -> None:
+    folders = {f"{package}/{init.parent.name}/" for init in (REPOSITORY / package).glob("*/__init__.py")}
+    assert folders <= set(NAMED.findall(PAGE))
 
 
-def test_the_floors_are_the_packages() -> None:
-    floors = PAGE.split("## The floors")[1].split("\n\n| room")[0]
-    assert {f"{package}/" for package in HOUSE} == {name for name in NAMED.findall(floors) if name.endswith("/")}
+def test_layers_are_the_packages() -> None:
+    layers = PAGE.split("## Layers")[1].split("\n\n| folder")[0]
+    assert {f"{package}/" for package in PACKAGES} == {name for name in NAMED.findall(layers) if name.endswith("/")}

@@ -89,9 +89,8 @@ def test_three_lines_write_it_as_onnx(bundle, tmp_path):
 
 def test_the_lines_of_the_documentation_run(bundle, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    page = (
-        (ROOT / "docs" / "api.md").read_text().replace("box.safetensors", bundle.name).replace("bridge-vehicles", "a")
-    )
+    page = (ROOT / "docs" / "guide.md").read_text().split("## Python")[1]
+    page = page.replace("box.safetensors", bundle.name).replace("bridge-vehicles", "a")
     build, export, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert all(len([line for line in block.splitlines() if line]) == 3 for block in (build, export))
     names = {"frame": np.full((48, 64, 3), 90, np.uint8)}
