@@ -285,7 +285,7 @@ def junction(night: bool) -> Scene:
 
     behind = [sprite(x, y, props.tree(x, y, h, seed=i)) for i, (x, y, h) in enumerate(TREES)]
     behind += [sprite(-21, 18.8, props.shelter(-24, -18, 18.8)), sprite(-16.4, 17.8, props.bus_stop_flag(-16.4, 17.8))]
-    behind += [sprite(8.6, 18.2, props.bench(8.6, 18.2)), sprite(15.2, 17.4, props.planter(15.2, 17.4, 3))]
+    behind += [sprite(8.6, 18.2, props.seat(8.6, 18.2)), sprite(15.2, 17.4, props.planter(15.2, 17.4, 3))]
     behind += [sprite(x, 24.5, props.bollard(x, 24.5)) for x in (-4.2, -2.2, -0.2, 1.8)]
     behind.sort(key=lambda s: -np.hypot(s.x - VIEW.eye[0], s.y - VIEW.eye[1]))
     standing = [sprite(x, y, props.street_lamp(x, y, LAMP_HEIGHT, arm, -1.2)) for x, y, arm in (*LAMPS, *NEAR_LAMPS)]

@@ -139,7 +139,7 @@ def square() -> Scene:
     standing += [sprite(a, gy + 0.1, props.wall(a, b, gy + 0.1, 0.9)) for a, b in ((1.0, x0), (x1, 24.0))]
     standing += [sprite(FOUNTAIN[0], FOUNTAIN[1], props.fountain(*FOUNTAIN))]
     standing += [sprite(x, y, props.cafe_table(x, y, colour)) for x, y, colour in TABLES]
-    standing += [sprite(x, y, props.bench(x, y)) for x, y in ((-0.2, 14.8), (-6.8, 15.2), (4.6, 3.0))]
+    standing += [sprite(x, y, props.seat(x, y)) for x, y in ((-0.2, 14.8), (-6.8, 15.2), (4.6, 3.0))]
     standing += [
         sprite(x, y, props.planter(x, y, i)) for i, (x, y) in enumerate(((5.2, 10.6), (13.6, 10.6), (-8.2, 16.5)))
     ]
