@@ -16,7 +16,7 @@ import resource, sys, torch
 from models.process import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory() and keep_freed_memory()
-for _ in range(40):  # until the heap has found its size
+for _ in range(20):  # until the heap has found its size
     torch.ones(1 << 24)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10):
