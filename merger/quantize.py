@@ -39,7 +39,7 @@ class QuantizeConfig:
     """Tunables of the search.
 
     A query that misses its requirement in float32 may lose at most 1 - `kept_fraction` of what it reaches. Norms alone
-    tolerate and need a high learning rate (docs/lab-notes.md); `tune_again` is for norms that were tuned for other
+    tolerate and need a high learning rate (benchmarks/NOTES.md); `tune_again` is for norms that were tuned for other
     bits. Tuning stops after an epoch below `hopeless_fraction` of the need. The last two
     bound the estimate of the FLOPs.
     """

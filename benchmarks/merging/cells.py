@@ -103,8 +103,8 @@ class Cell:
                 steps.append(step)
         return [*steps, (self.result["flops"], float(self.saved_bytes))]
 
-    def work_to(self, saved_bytes: float) -> float | None:
-        """The work after which it had accepted about so many bytes; None where it never did."""
+    def flops_to(self, saved_bytes: float) -> float | None:
+        """The FLOPs after which it had accepted about so many bytes; None where it never did."""
         enough = saved_bytes - EQUAL * self.ceiling_bytes
         return next((flops for flops, saved in self.accepted() if saved >= enough), None)
 

@@ -11,9 +11,7 @@ Every merge leaves one JSON (its report, its log, options, machine and date) und
 is the workload, with the target where that is not the workload's own, and with the width of the weights
 where asked for. What has its JSON is skipped and an interrupted merge goes on from its checkpoint, so it can be
 interrupted and called again at any time. Bundles are kept beside the cells only with `--keep`. It ends with the tables
-on stdout and pictures of each workload beside the cells: bytes saved over work (merge-WORKLOAD.svg), and at each target
-(merge-WORKLOAD-targets.svg). `python -m benchmarks.figures` writes those of docs/figures.md from what is kept below
-benchmarks/measured.
+on stdout. `python -m benchmarks.results` writes docs/results.md from what is kept below benchmarks/measured.
 A workload is what `benchmarks/data/prepare.py` and `gemel train` left under out/real, or the path of a workload file.
 """
 
@@ -34,8 +32,7 @@ import yaml
 from benchmarks.data.files import say
 from benchmarks.machine import machine
 from benchmarks.merging.cells import Cell, Weight, path_of, read_cells
-from benchmarks.merging.plot import curves, picture
-from benchmarks.merging.tables import grouped, summary
+from benchmarks.merging.tables import summary
 from gemel.progress import show_progress
 from merger import METHODS, MergeOptions, Recipe, merge
 from merger.checkpoint import WORK_SUFFIX
@@ -153,16 +150,6 @@ def run(
     return refused
 
 
-def draw(cells: Sequence[Cell], folder: Path) -> None:
-    """Two pictures for each workload: over work at its own target, and over targets where there are several."""
-    for name, own in grouped(cells, lambda cell: cell.workload).items():
-        drawn = {name: picture([cell for cell in own if cell.name == name]), f"{name}-targets": curves(own)}
-        for stem, svg in drawn.items():
-            if svg is not None:
-                with open_atomic(folder / f"merge-{stem}.svg", overwrite=True) as file:
-                    file.write(svg.encode())
-
-
 def _digest(workload: Workload) -> str:
     digest = hashlib.sha256(workload.path.read_bytes())
     for query in workload.queries:
@@ -196,7 +183,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--min-saving", type=float)
     parser.add_argument("--weights", choices=WEIGHTS, help="as in `gemel merge`")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "out" / "merge", help="folder of the cells")
-    parser.add_argument("--pictures", type=Path, help="folder of the pictures (default: that of the cells)")
     parser.add_argument("--keep", action="store_true", help="keep the bundles, as ARM-seedN.bundle beside the cells")
     parser.add_argument("--summary", action="store_true", help="only print the tables of all cells that are there")
     given = parser.parse_args(arguments)
@@ -207,7 +193,6 @@ def main(arguments: list[str] | None = None) -> int:
                 raise InputError("--arms", f"'{unknown[0]}' is unknown", f"choose of: {', '.join(METHODS)}")
             workloads = [workload_named(name) for name in given.workloads]
             refused = run(workloads, given.targets, given.arms, given.seeds, options_of(given), given.out, given.keep)
-            draw(read_cells(given.out), given.pictures or given.out)
     except InputError as error:
         say(f"error: {error}")
         return BAD_INPUT

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from statistics import mean
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.merging.cells import EQUAL, Cell
 from benchmarks.real.tables import table
 
-OURS, THEIRS = "wide", "gemel"
+T = TypeVar("T")
+OURS, THEIRS = "top-down", "gemel"
 ARM_HEADS = (
     "arm",
     "seeds",
@@ -18,32 +19,32 @@ ARM_HEADS = (
     "worst ratio",
     "met",
     "certain",
-    "work",
+    "FLOPs",
     "seconds",
 )
 ARMS_TITLE = "Arms, judged on test; met and certain: on the worst seed"
 QUERY_HEADS = ("workload", "arm", "seed", "query", "metric", "original", "merged", "ratio", "95 % interval", "met")
-WORK_HEADS = ("seed", "bytes saved that", "/ ceiling", f"work of {OURS}", f"work of {THEIRS}", "ratio")
+FLOPS_HEADS = ("seed", "bytes saved that", "/ ceiling", f"FLOPs of {OURS}", f"FLOPs of {THEIRS}", "ratio")
 
 
 def summary(cells: Sequence[Cell]) -> str:
-    """Markdown: per workload its arms and the work to equal savings; then what each target costs, and the machines."""
+    """Markdown: per workload its arms and the FLOPs to equal savings; then what each target costs, and the machines."""
     parts = []
     for name, own in grouped(cells, lambda cell: cell.name).items():
         title = f"## {name}: {len(own[0].queries)} queries, target {own[0].target:g}"
         parts += [
             title,
             table(ARMS_TITLE, ARM_HEADS, arm_rows(own)),
-            table("Work to equal savings", WORK_HEADS, work_rows(own)),
+            table("FLOPs to equal savings", FLOPS_HEADS, flops_rows(own)),
         ]
     parts += [_targets(name, own) for name, own in grouped(cells, lambda cell: cell.workload).items()]
     parts.append(_measured(cells))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def grouped(cells: Iterable[Cell], key: Callable[[Cell], Any]) -> dict[Any, list[Cell]]:
+def grouped(cells: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
     """The cells by a key, in the order in which keys first appear."""
-    found: dict[Any, list[Cell]] = {}
+    found: dict[Any, list[T]] = {}
     for cell in cells:
         found.setdefault(key(cell), []).append(cell)
     return found
@@ -91,8 +92,8 @@ def query_rows(cells: Sequence[Cell]) -> list[tuple[Any, ...]]:
     ]  # fmt: skip
 
 
-def work_rows(cells: Sequence[Cell]) -> list[tuple[Any, ...]]:
-    """For each seed with both arms, WORK_HEADS: the work by which each had accepted what the other ended with."""
+def flops_rows(cells: Sequence[Cell]) -> list[tuple[Any, ...]]:
+    """For each seed with both arms, FLOPS_HEADS: the FLOPs by which each had accepted what the other ended with."""
     rows = []
     for seed, own in grouped(cells, lambda cell: cell.seed).items():
         by_arm = {cell.arm: cell for cell in own}
@@ -102,16 +103,16 @@ def work_rows(cells: Sequence[Cell]) -> list[tuple[Any, ...]]:
         for ended in (theirs, ours):
             saved = ended.accepted()[-1][1]
             if saved > EQUAL * ended.ceiling_bytes:
-                works = _compared(ours, theirs, saved)
-                rows.append((seed, f"`{ended.arm}` ended with", saved / ended.ceiling_bytes, *works))
+                flops = _compared(ours, theirs, saved)
+                rows.append((seed, f"`{ended.arm}` ended with", saved / ended.ceiling_bytes, *flops))
     return rows
 
 
 def _compared(ours: Cell, theirs: Cell, saved_bytes: float) -> tuple[str, str, str]:
-    """Both works and their ratio; who never got there is shown with all its work, and the ratio is a bound."""
-    works = [(cell.work_to(saved_bytes), cell.result["flops"]) for cell in (ours, theirs)]
-    shown = [f"{reached:.3g}" if reached is not None else f"never, in {spent:.3g}" for reached, spent in works]
-    (mine, _), (other, spent) = works
+    """The FLOPs of both and their ratio; one that never got there shows all it spent, and the ratio is a bound."""
+    flops = [(cell.flops_to(saved_bytes), cell.result["flops"]) for cell in (ours, theirs)]
+    shown = [f"{reached:.3g}" if reached is not None else f"never, in {spent:.3g}" for reached, spent in flops]
+    (mine, _), (other, spent) = flops
     if mine is None:
         return shown[0], shown[1], "-"
     least = other if other is not None else spent

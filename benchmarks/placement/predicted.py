@@ -1,4 +1,4 @@
-"""How near `--shared predicted` comes to what merges saved: every recorded merge at 95 % of the method `wide`.
+"""How near `--shared predicted` comes to what merges saved: every recorded merge at 95 % of the method `top-down`.
 
 Usage: python -m benchmarks.placement.predicted
 
@@ -26,7 +26,7 @@ def main() -> None:
     rows, known = [], dict[str, float]()
     for folder in FOLDERS:
         for cell in sorted(read_cells(ROOT / "measured" / folder), key=lambda one: (one.workload, one.seed)):
-            if cell.arm != "wide" or cell.target != 0.95:
+            if cell.arm != "top-down" or cell.target != 0.95:
                 continue
             workload = cell.workload
             if workload not in known:

@@ -236,7 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
         say("interrupted; `make real` goes on from here")
         return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
     text = "\n".join(tables(name, steps.folder) for name, steps in done.items())
-    (out / "figures.md").write_text(text, encoding="utf-8")
+    (out / "results.md").write_text(text, encoding="utf-8")
     print(text)
     say(f"reports: {', '.join(_short(out / name / 'report' / 'report.html') for name in done)}")
     return 0

@@ -70,7 +70,7 @@ def written(folder: Path, queries: int) -> tuple[Bundle, Workload]:
     models = {query.id: build(query.model, query.classes, {}, query.input_size, query.task) for query in load.queries}
     layers = layers_of_all(load.queries)
     tie(models, SharingPlan.of(groups(layers)))
-    made = Made(load.name, "wide", ceiling_bytes(layers))
+    made = Made(load.name, "top-down", ceiling_bytes(layers))
     write_bundle(folder / "boxes.safetensors", models, [BundleQuery.of(query) for query in load.queries], made)
     return open_bundle(folder / "boxes.safetensors"), load
 

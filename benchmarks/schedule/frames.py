@@ -157,7 +157,7 @@ def _line(row: Row) -> str:
 
 
 def tables(rows: list[Row]) -> str:
-    """The tables of docs/figures.md."""
+    """The tables of docs/results.md."""
     devices = list(dict.fromkeys(row["device"] for row in rows))
     codes = sorted({f"{name} {row['code'][name]}" for row in rows for name in ORDER})
     parts = [f"{len(rows)} cases; code: {', '.join(codes)}", markdown(SUM_HEADS, sums(rows))]

@@ -37,7 +37,7 @@ from models.workload import load_workload
 MEMORY, FPS, SLAS_MS = ("min", "50%", "75%", "all"), (5, 10, 30), (50, 100, 200)
 NARROW_BITS, FULL_BITS = 4, 32
 APART, OWN, STREAMED, NARROW, PAPER, WIDE, BOTH = ARMS = (
-    "none", "none, adaptive", "none, streamed", "none, 4 bits", "gemel", "wide", "wide, 4 bits",
+    "none", "none, adaptive", "none, streamed", "none, 4 bits", "gemel", "top-down", "top-down, 4 bits",
 )  # fmt: skip
 POLICY = {APART: "time-sharing", PAPER: "gemel"}
 HEADS = ("over all else", *ARMS)

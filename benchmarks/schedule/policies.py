@@ -1,4 +1,4 @@
-"""The schedule's figures over the catalogue's workloads, device profiles and memory settings (docs/figures.md).
+"""The schedule's figures over the catalogue's workloads, device profiles and memory settings (docs/results.md).
 
 Usage: python -m benchmarks.schedule.policies frames [--device D ...] [--seeds N] [--seconds S] [--json FILE]
        python -m benchmarks.schedule.policies planning | overhead [--json FILE]
@@ -11,7 +11,7 @@ weight) on three modelled device profiles at min, 50 % and 75 % of what the orig
 `bound.py` stands beside. Cases that FILE has of the same code are not measured again. planning: seconds to plan
 15 and 1,000 queries made of the catalogue's. overhead: processor time in `decide` per frame received. promise:
 workloads drawn at random (`drawn.py`) on all devices at min, 50 % and 75 %, `adaptive` against `gemel`; goes on where
-it was stopped, and stops after S seconds. tables: those of docs/figures.md from the files that `frames` wrote, one for
+it was stopped, and stops after S seconds. tables: those of docs/results.md from the files that `frames` wrote, one for
 each device, say. Exit code 1 when `adaptive` has less than 98 % of the frames in time of `gemel` in any case, or a
 query less than 80 % of what `gemel` gave it.
 """

@@ -5,7 +5,7 @@ Usage: python -m benchmarks.serving.speed [frames] [start] [--seconds N] [--roun
 `frames`: 16 looped cameras of 352x288 pixels, 5 frames a second taken of 25, a trivial query on each, without anybody
 watching and with a dashboard open. `start`: from the start of the process to the first result of a bundle of 100 MB,
 over `python -c 'import torch, torchvision'`, in turns; the medians count. On two cores at most, one thread. Recorded in
-OUT/frames.json and OUT/start.json; `python -m benchmarks.figures` makes the table. Beside other work on the machine the
+OUT/frames.json and OUT/start.json; `python -m benchmarks.results` makes the table. Beside other work on the machine the
 figures are upper bounds.
 """
 

@@ -1,4 +1,4 @@
-"""The tables of docs/figures.md about a box at work, and a soak's picture, from what was recorded."""
+"""The tables of docs/results.md about a box at work, and a soak's picture, from what was recorded."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class FramePool:
 
     Frames are the largest things that a box holds for longer than a call, some tens of megabytes for a moment when they
     wait. In the heap small things that stay come to lie between them, so that what they leave never goes back whole,
-    and the process grows with every such moment (docs/figures.md, "A box at work"). Here a piece is free again once the
+    and the process grows with every such moment (docs/results.md, "A box at work"). Here a piece is free again once the
     last array, view or tensor over it is gone, in whatever thread that is; `SPARE` of them are kept, the others go back
     to the system at once. Pictures, uint8, are taken by one thread.
     """

@@ -1,4 +1,4 @@
-"""The README: its table of folders is the tree, its commands run on a workload, its shares stand in the figures."""
+"""The README: one page, and its commands run on a workload."""
 
 from __future__ import annotations
 
@@ -16,24 +16,13 @@ from tests.merger.tiny import write_random_weights, write_workload
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 
 
-def test_its_table_of_folders_is_the_tree() -> None:
-    named = set(re.findall(r"^\| `(\w+)/` \|", README, re.MULTILINE))
-    made = {"out", "build", "__pycache__"}
-    folders = {path.name for path in REPOSITORY.iterdir() if path.is_dir() and path.name not in made}
-    folders = {name for name in folders if not name.startswith(".") and not name.endswith(".egg-info")}
-    assert named == folders
+def test_readme_is_one_page_with_six_links_and_one_table() -> None:
+    assert len(README.split()) <= 450
+    links = re.findall(r"\]\((docs/\w+\.md|CONTRIBUTING\.md)\)", README[README.index("Read on:") :])
+    assert len(links) == 6 and README.count("<!-- table: ") == 1 and "one copy of the weights" in README
 
 
-def test_its_first_lines_say_what_it_gains() -> None:
-    first = " ".join(README.splitlines()[2:7])
-    assert "one copy of the weights" in first and re.search(r"\d+ %", first) and "docs/figures.md" in first
-
-
-def test_it_is_one_page() -> None:
-    assert len(README.splitlines()) <= 60
-
-
-def test_its_commands_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readme_commands_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_random_weights(write_workload(tmp_path, frames=12))
     write_clip(tmp_path / "none.mp4", 4)
     box = {"bundle": "box.safetensors", "budget": "64MiB", "engine": "torch", "cameras": {"c": {"source": "none.mp4"}}}

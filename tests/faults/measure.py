@@ -4,7 +4,7 @@ Usage: python -m tests.faults.measure [NAME ...] [--times N] [--out FOLDER] [--a
 
 Each scenario is recorded in OUT/NAME.json once it is over; one that is there is not played again, so that whoever was
 interrupted goes on where they were. With `--record` the records are moved to benchmarks/measured/faults at the end, and
-the table of docs/figures.md is written. The exit code is 1 where something did not hold.
+the table of docs/results.md is written. The exit code is 1 where something did not hold.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--times", type=int, help="how often, for all of them; as the table says unless given")
     parser.add_argument("--out", type=Path, default=Path("out/faults"), help="default: out/faults")
     parser.add_argument("--again", action="store_true", help="play also what is recorded")
-    parser.add_argument("--record", action="store_true", help="at the end: to benchmarks/measured and docs/figures.md")
+    parser.add_argument("--record", action="store_true", help="at the end: to benchmarks/measured and docs/results.md")
     given = parser.parse_args(arguments)
     if unknown := set(given.names) - {one.name for one in SCENARIOS}:
         parser.error(

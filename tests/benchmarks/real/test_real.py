@@ -129,7 +129,7 @@ def test_the_box_plays_each_camera_in_the_budget(tmp_path: Path):
     assert load_config(tmp_path / "out" / "box.yaml").budget_bytes == 123456
     assert config["budget"] == 123456
     assert config["sinks"] == [{"kind": "jsonl", "path": "results.jsonl"}]
-    assert config["bundle"] == "bundles/wide.safetensors"
+    assert config["bundle"] == "bundles/top-down.safetensors"
     assert config["cameras"]["near"] == {"source": "clips/near.mp4", "fps": 5}
 
 
@@ -146,7 +146,7 @@ def test_the_tables_hold_the_figures(tmp_path: Path):
     steps = real.run_workload("gti", tmp_path, tmp_path / "out", real.METHODS, Box("--method ceiling", 1))
     text = real_tables.tables("gti", steps.folder)
     assert "| far-vehicle | f1 | 0.900 | 0.800 | 3 |" in text
-    assert "| wide | 2.000 | 1.000 | 0.500 | 0.833 | 2 of 2 | 0.988 | 1e+15 | 9 |" in text
+    assert "| top-down | 2.000 | 1.000 | 0.500 | 0.833 | 2 of 2 | 0.988 | 1e+15 | 9 |" in text
     assert "| near-vehicle | f1 | 0.800 | 0.790 | 0.988 | 0.900 | yes | no | yes |" in text
     assert "| joint | 2.000 | 1.000 | 0.500 | 0.833 | 0 of 2 |" in text  # met, but by originals worth nothing
     assert "| originals | min | 1.000 | 0.500 | 0.500 | 90.000 |" in text
