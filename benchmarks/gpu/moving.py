@@ -34,7 +34,7 @@ def faults(setting: Setting, found: Found) -> None:
     weights = {"first": torch.rand(64, 64, 3, 3), "second": torch.rand(64, 64, 3, 3)}
     store = Store.of_tensors(weights)
     arena = Arena(store, weights["first"].nbytes, setting.device)
-    with setting.computing(), torch.inference_mode():
+    with setting.on_compute_stream(), torch.inference_mode():
         arena.change((), ["first"])
         setting.busy(10 * SLEEP_S)
         read = arena.tensor("first").clone()  # queued behind the sleep
@@ -91,7 +91,7 @@ def _moved(setting: Setting, arranged: bool, rounds: int) -> tuple[int, Arena]:
     capacity = int(CAPACITY_SHARE * store.data.nbytes)
     arena = Arena(store, capacity, setting.device, layouts=channels_last_layouts(store.kinds) if arranged else ())
     wrong = 0
-    with setting.computing(), torch.inference_mode():
+    with setting.on_compute_stream(), torch.inference_mode():
         for _ in range(rounds):
             wanted = _some(draws, tensors, capacity // 2)
             if draws.random() < 0.5:

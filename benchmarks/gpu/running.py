@@ -63,7 +63,7 @@ def forms(setting: Setting, found: Found) -> None:
     frames = _frames(setting, bundle, 1)
     expected = _bare(setting, bundle, query, frames)
     names = bundle.names_in_order(query)
-    with setting.computing(), torch.inference_mode(), disable_tf32():
+    with setting.on_compute_stream(), torch.inference_mode(), disable_tf32():
         arena, early = _arena(setting, bundle), TorchEngine(bundle, query, setting.device)
         setting.busy(0.01)
         arena.start(names)
@@ -89,7 +89,7 @@ def speed(setting: Setting, found: Found) -> None:
     model = FEW[0] if setting.small else FAMILIES[0]
     bundle = bundle_of(setting.folder / "speed", QUERIES[:1], model, setting.small)
     query, frames = QUERIES[0], _frames(setting, bundle, 1)
-    with setting.computing(), torch.inference_mode():
+    with setting.on_compute_stream(), torch.inference_mode():
         bare = _module(setting, bundle, query)
         plain, graphed = (TorchEngine(bundle, query, setting.device) for _ in range(2))
         plain._graphs = None
@@ -134,7 +134,7 @@ def compare(setting: Setting, found: Found, bundle: Bundle, name: str, close: fl
         return
     if isinstance(engine, OnnxEngine):
         found.holds(f"{name}_on_{setting.device.type}", engine.runs_on.type == setting.device.type)
-    with setting.computing(), torch.inference_mode(), disable_tf32():
+    with setting.on_compute_stream(), torch.inference_mode(), disable_tf32():
         arena = resident_arena(bundle, {query.id: engine})
         for count in COUNTS:
             frames = _frames(setting, bundle, count)
@@ -147,7 +147,7 @@ def compare(setting: Setting, found: Found, bundle: Bundle, name: str, close: fl
 
 def _shared(setting: Setting, found: Found, bundle: Bundle, frames: Tensor) -> None:
     """A weight changed in place shows in all queries, and four take little more than one."""
-    with setting.computing(), torch.inference_mode():
+    with setting.on_compute_stream(), torch.inference_mode():
         engines: dict[str, FrameEngine] = {query: TorchEngine(bundle, query, setting.device) for query in QUERIES}
         one = resident_arena(bundle, {QUERIES[0]: engines[QUERIES[0]]})
         alone = one.residency.resident_bytes
@@ -166,7 +166,7 @@ def _shared(setting: Setting, found: Found, bundle: Bundle, frames: Tensor) -> N
 
 def _replayed(setting: Setting, found: Found, bundle: Bundle, waits: bool = False) -> None:
     """Whether runs are replayed from a graph, where they do not wait for the card; those leave all as it was."""
-    with setting.computing(), torch.inference_mode():
+    with setting.on_compute_stream(), torch.inference_mode():
         engine, frames = TorchEngine(bundle, QUERIES[0], setting.device), _frames(setting, bundle, 1)
         arena = resident_arena(bundle, {QUERIES[0]: engine})
         for _ in range(3):
@@ -204,7 +204,7 @@ def _module(setting: Setting, bundle: Bundle, query: str) -> Any:
 
 
 def _bare(setting: Setting, bundle: Bundle, query: str, frames: Tensor) -> Any:
-    with setting.computing(), torch.inference_mode(), disable_tf32():
+    with setting.on_compute_stream(), torch.inference_mode(), disable_tf32():
         return _module(setting, bundle, query)(frames)
 
 

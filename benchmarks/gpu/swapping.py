@@ -60,7 +60,7 @@ def swap(setting: Setting, found: Found) -> None:
 
     brought: list[int] = []
     taken: dict[str, list[float]] = {name: [] for name in ("copy", "cold", "without", "beside")}
-    with setting.computing(), torch.inference_mode():
+    with setting.on_compute_stream(), torch.inference_mode():
         for index in range(setting.many(41, 2)):
             arena.change(arena.residency.resident, ())
             found_s = setting.times(1, lambda: target.copy_(source, non_blocking=True))[0]
@@ -99,7 +99,7 @@ def no_memory(setting: Setting, found: Found) -> None:
     device = Device(arena, engines, costs, budget)
     frame = np.zeros((64, 64, 3), np.uint8)
     answered = 0
-    with setting.computing():
+    with setting.on_compute_stream():
         for query in QUERIES[:2] * 2:
             device.load(query, 1, (), True)
             answered += len(device.run(query, [frame]))

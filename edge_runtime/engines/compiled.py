@@ -152,7 +152,7 @@ class CompiledEngine(FrameEngine):
         # A package holds addresses; the tensors themselves are kept alive here.
         self._bound = {key: tensor_of(name) for key, name in self._weights.items()}
         for batches, package in self._packages.items():
-            hand_over(package, {**self._bound, **self._constants[batches]})
+            set_constants(package, {**self._bound, **self._constants[batches]})
 
     def unbind(self) -> None:
         """Drop the packages, which cannot drop what they are bound to."""
@@ -226,7 +226,7 @@ def _refused_allocations(device: torch.device) -> int:
     return torch.cuda.memory_stats(device).get("num_ooms", 0) if device.type == "cuda" else 0
 
 
-def hand_over(package: Any, state: Mapping[str, Tensor]) -> None:
+def set_constants(package: Any, state: Mapping[str, Tensor]) -> None:
     """Set a package's constants to these tensors, which the caller keeps alive."""
     wanted = {name: state[name] for name in package.get_constant_fqns()}
     package.load_constants(wanted, check_full_update=True, user_managed=True)
@@ -380,7 +380,7 @@ def verify_package(
 ) -> None:
     """Compare with eager outputs, and again after every weight was changed in place, which reveals one left inside."""
     generator = torch.Generator(frames.device).manual_seed(0)
-    hand_over(package, {**constants, **model.state_dict()})
+    set_constants(package, {**constants, **model.state_dict()})
     for changed in (False, True):
         if changed:
             for tensor in model.state_dict().values():

@@ -72,11 +72,11 @@ def session_for(path: Path, provider: str, device: torch.device) -> OnnxSession:
     key = path, provider, device, torch.get_num_threads(), _in_tf32()
     session = _sessions.get(key)
     if session is None:
-        session = _sessions[key] = _made(path, provider, device)
+        session = _sessions[key] = _create_session(path, provider, device)
     return session
 
 
-def _made(path: Path, provider: str, device: torch.device) -> OnnxSession:
+def _create_session(path: Path, provider: str, device: torch.device) -> OnnxSession:
     why = unavailable_reason(provider)
     if why is None:
         try:
@@ -90,7 +90,7 @@ def _made(path: Path, provider: str, device: torch.device) -> OnnxSession:
     if following is None:
         raise EngineError(f"ONNX Runtime cannot run its graph: {why}")
     _warn_once(provider, why)
-    return _made(path, following, device if DEVICES[following] == device.type else torch.device("cpu"))
+    return _create_session(path, following, device if DEVICES[following] == device.type else torch.device("cpu"))
 
 
 def _runtime(path: Path, provider: str, device: torch.device) -> Any:

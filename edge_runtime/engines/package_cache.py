@@ -138,7 +138,7 @@ class EngineCache:
         if found is not None:
             return found
         path = self._path(key, suffix)
-        with describe_problem(self.folder), self._locked(path):
+        with describe_problem(self.folder), self._hold_lock(path):
             found = self.find(key, suffix)
             if found is not None:
                 return found
@@ -165,7 +165,7 @@ class EngineCache:
         return self.folder / f"{digest[:32]}{suffix}"
 
     @contextmanager
-    def _locked(self, path: Path) -> Iterator[None]:
+    def _hold_lock(self, path: Path) -> Iterator[None]:
         """Hold the key's lock; the system releases it when a process dies."""
         descriptor = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
         try:

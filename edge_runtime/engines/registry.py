@@ -1,4 +1,4 @@
-"""The engines by name; the file of one is imported when it is asked for, since some import slow libraries."""
+"""The engines by name; the module of one is imported when it is used, since some import slow libraries."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class _StagedWeight:
         elif streamed is None:
             stored = self.read(None)
         else:  # copied packed, since that is fewer bytes
-            behind = self.start + _aligned(math.prod(self.shape) * WIDE.itemsize)
+            behind = self.start + _align(math.prod(self.shape) * WIDE.itemsize)
             stored = streamed.copy(self.read, scratch[behind : behind + self.nbytes])
         assert stored is not None, "bind comes before a run"
         # In the format of the arena: an engine that takes channels last gets that.
@@ -263,11 +263,11 @@ def streamable_layers(
 
 
 def _part(key: str, name: str, tensor: Tensor, stored: StoredTensor | None, device: str) -> OverflowTensor:
-    nbytes = _aligned(tensor.nbytes)
+    nbytes = _align(tensor.nbytes)
     if stored is None:
         return OverflowTensor(key, name, 0, nbytes)
-    packed = 0 if device == "cpu" else _aligned(stored_bytes(stored.dtype, tensor.shape))
-    unpacking = _aligned(tensor.numel()) if BIT_WIDTHS[stored.dtype] < BYTE else 0
+    packed = 0 if device == "cpu" else _align(stored_bytes(stored.dtype, tensor.shape))
+    unpacking = _align(tensor.numel()) if BIT_WIDTHS[stored.dtype] < BYTE else 0
     return OverflowTensor(key, name, nbytes + unpacking, nbytes + packed + unpacking)
 
 
@@ -302,7 +302,7 @@ def _places(
     return places
 
 
-def _aligned(nbytes: int) -> int:
+def _align(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 

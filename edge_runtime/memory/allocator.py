@@ -38,7 +38,7 @@ class Extent(NamedTuple):
         return self.offset + footprint_bytes(self.nbytes)
 
 
-class Placement(NamedTuple):
+class ArenaSpan(NamedTuple):
     """Where a tensor lies in the range: `nbytes` from `offset` on; it occupies `nbytes` rounded up."""
 
     offset: int
@@ -80,7 +80,7 @@ class FreeList:
         self.spans = list(spans)
 
     @classmethod
-    def between(cls, placements: Iterable[Placement], capacity_bytes: int) -> FreeList:
+    def between(cls, placements: Iterable[ArenaSpan], capacity_bytes: int) -> FreeList:
         """What the placements leave free below `capacity_bytes`."""
         spans, free = [], 0
         for placed in sorted(placements, key=lambda placed: placed.offset):
@@ -160,7 +160,7 @@ def place_runs(free: FreeList, runs: Iterable[Run], footprints: Mapping[str, int
 
 
 def plan_compaction(
-    placed: Mapping[str, Placement], held: Iterable[str], capacity_bytes: int, need_bytes: int
+    placed: Mapping[str, ArenaSpan], held: Iterable[str], capacity_bytes: int, need_bytes: int
 ) -> tuple[Move, ...]:
     """The moves that make one gap of `need_bytes` by moving the fewest bytes; in this order, towards the start.
 
@@ -186,10 +186,10 @@ def plan_compaction(
     return tuple(move for low, high in windows for move in _moves_to_start(items, low, high))
 
 
-_Items = list[tuple[str, Placement]]
+_Items = list[tuple[str, ArenaSpan]]
 
 
-def _footprint(placed: Placement) -> int:
+def _footprint(placed: ArenaSpan) -> int:
     return placed.end - placed.offset
 
 
@@ -232,7 +232,7 @@ class ArenaView(Protocol):
     @property
     def footprints(self) -> Mapping[str, int]: ...
     @property
-    def placed(self) -> Mapping[str, Placement]: ...
+    def placed(self) -> Mapping[str, ArenaSpan]: ...
     @property
     def prefetched(self) -> Sequence[str]: ...
     @property
@@ -251,7 +251,7 @@ class Admission:
     cancelled: tuple[str, ...] = ()
     moves: tuple[Move, ...] = ()
     copies: tuple[Copy, ...] = ()
-    placed: Mapping[str, Placement] = field(default_factory=dict)
+    placed: Mapping[str, ArenaSpan] = field(default_factory=dict)
     free: FreeList | None = None
 
 
@@ -349,7 +349,7 @@ def _place_in_gaps(
     free = FreeList(view.free)
     starts = [(view.placed[name].offset, view.footprints[name]) for name in gone]
     free.add((start, start + size) for start, size in starts)
-    return _placed(view, missing, free, evicted, cancelled, ())
+    return _place(view, missing, free, evicted, cancelled, ())
 
 
 def _place_after_compaction(
@@ -359,12 +359,12 @@ def _place_after_compaction(
     stay = {name: placed for name, placed in view.placed.items() if name not in gone}
     held = [name for name in stay if view.holds(name)]
     moves = plan_compaction(stay, held, view.capacity_bytes, _occupied_bytes(view, missing))
-    stay.update((move.name, Placement(move.target, move.nbytes)) for move in moves)
+    stay.update((move.name, ArenaSpan(move.target, move.nbytes)) for move in moves)
     free = FreeList.between(stay.values(), view.capacity_bytes)
-    return _placed(view, missing, free, evicted, cancelled, moves)
+    return _place(view, missing, free, evicted, cancelled, moves)
 
 
-def _placed(
+def _place(
     view: ArenaView,
     missing: Sequence[str],
     free: FreeList,
@@ -377,13 +377,13 @@ def _placed(
     runs = place_runs(free, stored_runs(missing, extents), view.footprints)
     if runs is None:
         return None
-    placed = {name: Placement(0, 0) for name in missing if not extents[name].nbytes}
+    placed = {name: ArenaSpan(0, 0) for name in missing if not extents[name].nbytes}
     copies = []
     for start, run in sorted(runs, key=lambda one: extents[one[1][0]].offset):
         source, ends = extents[run[0]].offset, []
         for name in run:
             offset, nbytes = extents[name]
-            placed[name] = Placement(start + offset - source, nbytes)
+            placed[name] = ArenaSpan(start + offset - source, nbytes)
             ends.append(offset + nbytes - source)
         copies.append(Copy(source, start, ends[-1], tuple(run), tuple(ends)))
     return Admission(evicted, cancelled, moves, tuple(copies), placed, free)

@@ -8,11 +8,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from edge_runtime.memory.allocator import ALIGNMENT_BYTES, Admission, Copy, Move, NoSpaceError, Placement
+from edge_runtime.memory.allocator import ALIGNMENT_BYTES, Admission, ArenaSpan, Copy, Move, NoSpaceError
 from edge_runtime.memory.memory_format import Kinds, Layouts, changes_order, reorder, tensor_view
 from edge_runtime.memory.residency import Residency
 from edge_runtime.memory.store import Store
-from edge_runtime.memory.transfer import StagedBuffer, Transfer, TransferBackend, transfer_backend
+from edge_runtime.memory.transfer import StagedBuffer, Transfer, TransferBackend, is_integrated
 
 TensorOf = Callable[[str], Tensor]
 """Gives a resident tensor by its content name: a view of the arena."""
@@ -71,7 +71,7 @@ class TensorViews:
             self._views[place] = view
         return view
 
-    def expect(self, names: frozenset[str], placed: Mapping[str, Placement]) -> None:
+    def expect(self, names: frozenset[str], placed: Mapping[str, ArenaSpan]) -> None:
         """Note where tensors will arrive."""
         for name in self._to_reorder & names:
             self._as_stored[name] = placed[name].offset
@@ -156,12 +156,29 @@ class PendingLoads:
         """Begin nothing more of a transfer, count what arrived, and forget what did not."""
         transfer.cancel()
         self._under_way.remove(transfer)
-        lost = transfer.lost()
+        lost = transfer.missing_tensors()
         self.load_s += transfer.seconds()
         self.bytes_moved += sum(self.residency.extents[name].nbytes for name in transfer.names - lost)
         self.residency.evict(lost)
         self._views.forget(lost)
         self._views.finish_arrival(transfer.names)
+
+
+def transfer_backend(device: str | torch.device, store: Store, capacity_bytes: int) -> TransferBackend:
+    """The backend of a device: "cpu", or "cuda" with memory of its own or shared with the CPU (Jetson).
+
+    Raises RuntimeError or MemoryError when the device has no such memory.
+    """
+    device = torch.device(device)
+    if device.type == "cpu":
+        from edge_runtime.memory.transfer_cpu import CpuTransferBackend
+
+        return CpuTransferBackend.for_store(store, capacity_bytes)
+    from edge_runtime.memory.transfer_cuda import CudaTransferBackend, unified_backend
+
+    if is_integrated(device) and store.file is not None:
+        return unified_backend(store, capacity_bytes, device)
+    return CudaTransferBackend(store, capacity_bytes, device)
 
 
 class Arena:
@@ -382,12 +399,12 @@ class Arena:
 
 
 def _packed_to_start(
-    stay: Iterable[tuple[str, Placement]], capacity_bytes: int
-) -> tuple[dict[str, Placement], list[Move]]:
+    stay: Iterable[tuple[str, ArenaSpan]], capacity_bytes: int
+) -> tuple[dict[str, ArenaSpan], list[Move]]:
     """Tensors one behind the other from the start, as many as fit, and the moves that bring them there."""
     kept, moves, end = {}, [], 0
     for name, at in stay:
-        place = Placement(end, at.nbytes)
+        place = ArenaSpan(end, at.nbytes)
         if place.end <= capacity_bytes:
             kept[name], end = place, place.end
             moves.append(Move(name, at.offset, place.offset, at.nbytes))

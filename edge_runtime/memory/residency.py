@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable, Mapping
 from edge_runtime.memory.allocator import (
     ALIGNMENT_BYTES,
     Admission,
+    ArenaSpan,
     Extent,
     FreeList,
     NoSpaceError,
-    Placement,
     check_evictable,
     footprint_bytes,
     plan_admission,
@@ -47,12 +47,12 @@ class Residency:
         self.capacity_bytes = capacity_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
         self.budget_bytes = self.capacity_bytes if budget_bytes is None else budget_bytes
         self.resident_bytes = self.workspace_bytes = 0
-        self.placed: dict[str, Placement] = {}
+        self.placed: dict[str, ArenaSpan] = {}
         self._holds.clear()
         self._prefetched: dict[str, None] = {}
         self._free = FreeList.between((), self.capacity_bytes)
 
-    def adopt(self, kept: Mapping[str, Placement]) -> None:
+    def adopt(self, kept: Mapping[str, ArenaSpan]) -> None:
         """Enter the tensors `kept`, which are at these places already, into an emptied range."""
         self.placed = dict(kept)
         self.resident_bytes = sum(map(self.footprints.__getitem__, kept))
@@ -81,7 +81,7 @@ class Residency:
         """Whether a tensor is resident."""
         return name in self.placed
 
-    def placement(self, name: str) -> Placement:
+    def placement(self, name: str) -> ArenaSpan:
         """Where a resident tensor lies; KeyError when it is not resident."""
         return self.placed[name]
 
@@ -150,7 +150,7 @@ class Residency:
             return
         self._forget((*admission.evicted, *admission.cancelled))
         self._free = admission.free
-        self.placed.update((move.name, Placement(move.target, move.nbytes)) for move in admission.moves)
+        self.placed.update((move.name, ArenaSpan(move.target, move.nbytes)) for move in admission.moves)
         self.placed.update(admission.placed)
         self.resident_bytes += sum(map(self.footprints.__getitem__, admission.placed))
 

@@ -58,7 +58,7 @@ class Store:
     def read(self, source: int, into: np.ndarray) -> None:
         """Copy stored bytes from `source` on into an array (uint8, contiguous).
 
-        OSError when they are gone, or no longer those that were proven.
+        OSError when they are gone, or not those that were verified.
         """
         if self.file is None:
             into[:] = self.data[source : source + into.size]
@@ -76,11 +76,11 @@ class StoreReader:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
 
 
 class CopyReader(StoreReader):
-    """Copies out of the store; the interpreter is let go meanwhile."""
+    """Copies out of the store, without the interpreter lock."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -92,9 +92,8 @@ class CopyReader(StoreReader):
 class DirectFileReader(StoreReader):
     """Reads from storage straight into the memory, past the page cache, so that no second copy stays in RAM.
 
-    Where the file system, the device's alignment or the memory do not allow that, which a read shows, it is through the
-    page cache from then on, which is told to forget the bytes. To make a reader touches no memory: a box that serves
-    makes one for another bundle.
+    Where a read shows that the file system, the device's alignment or the memory do not allow that, later reads go
+    through the page cache, whose pages are dropped after each. Making a reader touches no memory that kernels use.
     """
 
     def __init__(self, store: Store) -> None:
@@ -103,7 +102,7 @@ class DirectFileReader(StoreReader):
         self._start, self._store = store.data_start, store.file
         self._file, self._direct = os.dup(store.file.descriptor), False
         with suppress(OSError):
-            # The very file, whatever stands at its path by now.
+            # The open file itself, whatever is at its path by now.
             direct = os.open(f"/proc/self/fd/{self._file}", os.O_RDONLY | os.O_DIRECT)
             os.dup2(direct, self._file)
             os.close(direct)

@@ -101,7 +101,7 @@ class Transfer(Protocol):
         """Begin no further copy and return when none is under way."""
         ...
 
-    def lost(self) -> frozenset[str]:
+    def missing_tensors(self) -> frozenset[str]:
         """The tensors that will not arrive, after `cancel` or an OSError."""
         ...
 
@@ -173,23 +173,6 @@ class TransferBackend(ABC):
     @abstractmethod
     def close(self) -> None:
         """End threads and close files."""
-
-
-def transfer_backend(device: str | torch.device, store: Store, capacity_bytes: int) -> TransferBackend:
-    """The backend of a device: "cpu", or "cuda" with memory of its own or shared with the CPU (Jetson).
-
-    Raises RuntimeError or MemoryError when the device has no such memory.
-    """
-    device = torch.device(device)
-    if device.type == "cpu":
-        from edge_runtime.memory.transfer_cpu import CpuTransferBackend
-
-        return CpuTransferBackend.stored(store, capacity_bytes)
-    from edge_runtime.memory.transfer_cuda import CudaTransferBackend, unified_backend
-
-    if is_integrated(device) and store.file is not None:
-        return unified_backend(store, capacity_bytes, device)
-    return CudaTransferBackend(store, capacity_bytes, device)
 
 
 def is_integrated(device: torch.device) -> bool:

@@ -70,7 +70,7 @@ class CpuTransferBackend(TransferBackend):
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="transfer")
 
     @classmethod
-    def stored(cls, store: Store, capacity_bytes: int) -> CpuTransferBackend:
+    def for_store(cls, store: Store, capacity_bytes: int) -> CpuTransferBackend:
         """The backend of the CPU: copies out of the store."""
         return cls(CopyReader(store), capacity_bytes)
 
@@ -216,7 +216,7 @@ class CpuTransfer:
             self._stopped = True
             self._changed.wait_for(self._over)
 
-    def lost(self) -> frozenset[str]:
+    def missing_tensors(self) -> frozenset[str]:
         """The tensors that will not arrive, once the transfer is over."""
         return frozenset(name for name, last in self._last.items() if last >= self._arrived)
 

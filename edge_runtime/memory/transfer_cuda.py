@@ -250,7 +250,7 @@ class CudaTransfer:
         """Return when nothing is under way; what is enqueued cannot be taken back, so everything arrives."""
         self.finish()
 
-    def lost(self) -> frozenset[str]:
+    def missing_tensors(self) -> frozenset[str]:
         return frozenset()
 
     def seconds(self) -> float:

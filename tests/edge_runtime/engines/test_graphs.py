@@ -135,7 +135,7 @@ def test_graphs_out_of_memory_are_dropped_before_weights(caplog):
         first.run("here", plain, batch)
     assert first._graphs
     assert second.run("here", Hungry(), batch)["out"].shape == (1, 2, 4, 4)
-    assert not first._graphs and "no room for graphs" in caplog.text
+    assert not first._graphs and "no memory for graphs" in caplog.text
 
 
 def test_graphs_of_an_engine_are_dropped_when_unbound(tmp_path, monkeypatch):
@@ -155,5 +155,3 @@ def test_graphs_of_an_engine_are_dropped_when_unbound(tmp_path, monkeypatch):
     engine.unbind()
     assert not made._graphs
     arena.close()
-
-

@@ -66,5 +66,3 @@ def test_tensorrt_on_cpu_is_refused_and_never_chosen(tiny, cache, monkeypatch):
     for name in ("compiled", "onnx"):
         monkeypatch.setattr(engine_class(name), "missing", classmethod(lambda cls, device: "left out"))
     assert set(choose_engines(tiny).values()) == {"torch"}
-
-

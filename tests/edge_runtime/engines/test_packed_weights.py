@@ -187,5 +187,3 @@ def test_fp16_weights_on_a_half_device_are_not_unpacked(bundle: Bundle, query: s
     found, expected = engine.outputs([picture(1)]).float(), reference(bundle, query, 1)
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max()))
     arena.close()
-
-

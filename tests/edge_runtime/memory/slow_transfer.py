@@ -64,7 +64,7 @@ class SlowTransferCopies:
         if self.fault:
             raise self.fault
         self.waited += [name for name in names if name in self.names]
-        while self.lost() & set(names):
+        while self.missing_tensors() & set(names):
             self._transfer.arrive(1)
 
     def finish(self) -> None:
@@ -76,7 +76,7 @@ class SlowTransferCopies:
             if self in self._transfer._transfers:
                 self._transfer._transfers.remove(self)
 
-    def lost(self) -> frozenset[str]:
+    def missing_tensors(self) -> frozenset[str]:
         return frozenset(name for name, *_ in self.waiting)
 
     def seconds(self) -> float:

@@ -7,11 +7,11 @@ import random
 import pytest
 
 from edge_runtime.memory.allocator import (
+    ArenaSpan,
     BlockedError,
     Extent,
     FreeList,
     NoSpaceError,
-    Placement,
     plan_admission,
     plan_prefetch,
 )
@@ -24,7 +24,7 @@ SLOT = 512
 def kept(capacity: int, placed: str, held: str = "", prefetched: str = "") -> Residency:
     """Tensors a to f of one slot each, end to end in the bundle; those `placed` lie so in the arena ("." is free)."""
     residency = Residency(capacity * SLOT, {name: Extent(at * SLOT, SLOT) for at, name in enumerate("abcdef")})
-    residency.placed |= {name: Placement(at * SLOT, SLOT) for at, name in enumerate(placed) if name != "."}
+    residency.placed |= {name: ArenaSpan(at * SLOT, SLOT) for at, name in enumerate(placed) if name != "."}
     residency.resident_bytes = len(residency.placed) * SLOT
     residency._free = FreeList.between(residency.placed.values(), residency.capacity_bytes)
     residency._prefetched |= dict.fromkeys(prefetched)
@@ -38,7 +38,7 @@ def state(residency: Residency) -> tuple[object, ...]:
 
 def test_plan_admission_cancels_as_few_prefetches_as_needed():
     found = plan_admission(kept(5, "ab.c.", prefetched="bc"), "aef", 0, ())
-    assert found.cancelled == () and found.placed == {"e": Placement(1024, 512), "f": Placement(2048, 512)}
+    assert found.cancelled == () and found.placed == {"e": ArenaSpan(1024, 512), "f": ArenaSpan(2048, 512)}
     assert [copy.names for copy in found.copies] == [("e",), ("f",)]
     assert found.free is not None and not found.free.spans
     found = plan_admission(kept(4, "ab.c", prefetched="bc"), "aef", 0, ())
@@ -92,5 +92,3 @@ def test_plan_admission_is_pure_and_admit_carries_it_out():
             box.check()
             seen += bool(done.copies)
     assert seen > 20
-
-

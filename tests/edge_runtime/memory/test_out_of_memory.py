@@ -50,5 +50,3 @@ def test_out_of_memory_in_compiled_code_is_recognised(monkeypatch, refused):
     with pytest.raises(RuntimeError) as raised, report_out_of_memory(torch.device("cuda")):
         raise RuntimeError("run_func_( ... ) API call failed at model_container_runner.cpp, line 144")
     assert is_out_of_memory(raised.value) == bool(refused)
-
-

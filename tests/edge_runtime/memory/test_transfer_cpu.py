@@ -86,11 +86,11 @@ class HeldReader(CopyReader):
 
 def test_transfer_of_one_piece_wakes_no_thread(small_pieces, monkeypatch):
     store = store_of({"a": 400, "b": 500})
-    backend, asked = CpuTransferBackend.stored(store, 8 * KIB), []
+    backend, asked = CpuTransferBackend.for_store(store, 8 * KIB), []
     monkeypatch.setattr(backend._pool, "submit", asked.append)
     transfer = backend.start(copies_of(store, 8 * KIB), waits=True)
     transfer.finish()
-    assert not asked and transfer.lost() == set()
+    assert not asked and transfer.missing_tensors() == set()
     backend.close()
 
 
@@ -101,12 +101,12 @@ def test_transfer_copies_in_load_order(small_pieces):
     transfer = backend.start(copies_of(store, 8 * KIB))
     reader.allow(1024)
     transfer.wait(["a"])
-    assert transfer.lost() == {"b", "c"} and reader.read_at == {0}
+    assert transfer.missing_tensors() == {"b", "c"} and reader.read_at == {0}
     assert bytes(backend.memory[:700].numpy()) == bytes(store.data[:700])
     reader.allow(9000)
     transfer.wait(["c", "elsewhere"])
     transfer.finish()
-    assert transfer.lost() == frozenset() and reader.read_at == {0, 1024, 2048, 3072, 4096}
+    assert transfer.missing_tensors() == frozenset() and reader.read_at == {0, 1024, 2048, 3072, 4096}
     assert np.array_equal(backend.memory[: store.data.size].numpy(), store.data) and transfer.seconds() > 0
     backend.close()
 
@@ -120,7 +120,7 @@ def test_transfer_cancelled_begins_no_further_piece(small_pieces):
     transfer.wait(["a"])
     threading.Timer(0.01, reader.allow, [9000]).start()
     transfer.cancel()
-    assert 2048 not in reader.read_at and "c" in transfer.lost() and "a" not in transfer.lost()
+    assert 2048 not in reader.read_at and "c" in transfer.missing_tensors() and "a" not in transfer.missing_tensors()
     with pytest.raises(OSError, match="cancelled"):
         transfer.wait(["c"])
     backend.close()
@@ -136,14 +136,14 @@ def test_transfer_read_error_fails_its_waiters_alone(small_pieces, threads):
     with pytest.raises(OSError, match="the disk is gone"):
         transfer.finish()
     transfer.cancel()
-    assert transfer.failed and transfer.lost() == {"c", "d"}
+    assert transfer.failed and transfer.missing_tensors() == {"c", "d"}
     transfer.wait(["a", "b"])
     backend.close()
 
 
 def test_compact_overlapping_moves_keep_values():
     store = store_of({"a": 6000})
-    transfer = CpuTransferBackend.stored(store, 8 * KIB)
+    transfer = CpuTransferBackend.for_store(store, 8 * KIB)
     transfer.start([Copy(0, 1024, 6000, ("a",), (6000,))]).finish()
     transfer.compact([Move("a", 1024, 512, 6000)])
     assert np.array_equal(transfer.memory[512:6512].numpy(), store.data[:6000])
@@ -151,9 +151,7 @@ def test_compact_overlapping_moves_keep_values():
 
 
 @pytest.mark.parametrize(("direct", "concurrent"), [(True, False), (False, True)])
-def test_unified_backend_reads_from_the_file(
-    bundle, direct, concurrent, monkeypatch, small_pieces
-):
+def test_unified_backend_reads_from_the_file(bundle, direct, concurrent, monkeypatch, small_pieces):
     if not direct:
         plain = os.preadv
 
