@@ -127,7 +127,7 @@ def speed(bundle: Bundle, names: Sequence[str], rounds: int, batch: int = 1) -> 
     bf16 = TorchEngine(bundle, "first", precision="bf16")
     arenas.append(resident_arena(bundle, {"first": bf16}))
     cases["torch, precision bf16"] = lambda: bf16.forward(frames)
-    wall, cpu = interleaved(cases, rounds)
+    wall, cpu = run_in_turns(cases, rounds)
     rows = []
     for case, times in wall.items():
         rows.append(
@@ -143,7 +143,7 @@ def speed(bundle: Bundle, names: Sequence[str], rounds: int, batch: int = 1) -> 
     return rows
 
 
-def interleaved(cases: Mapping[Any, Callable[[], object]], rounds: int) -> tuple[dict[Any, list[float]], ...]:
+def run_in_turns(cases: Mapping[Any, Callable[[], object]], rounds: int) -> tuple[dict[Any, list[float]], ...]:
     """Milliseconds of each case by the wall's and the processor's clock, cases in turns, two rounds not counted."""
     wall: dict[Any, list[float]] = {case: [] for case in cases}
     cpu: dict[Any, list[float]] = {case: [] for case in cases}
@@ -164,7 +164,7 @@ def memory(bundle: Path, names: Sequence[str]) -> list[dict[str, Any]]:
     for name in names:
         opened = open_bundle(bundle)
         make_engine(name, opened, "first").prepare()  # what is made once for an architecture is not weighed
-        found = {count: _weighed(bundle, name, count) for count in (0, 1, 4)}
+        found = {count: _weigh_process(bundle, name, count) for count in (0, 1, 4)}
         rows.append(
             {
                 "engine": name,
@@ -177,7 +177,7 @@ def memory(bundle: Path, names: Sequence[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def _weighed(bundle: Path, name: str, count: int) -> dict[str, int]:
+def _weigh_process(bundle: Path, name: str, count: int) -> dict[str, int]:
     command = [
         sys.executable,
         "-m",

@@ -53,7 +53,7 @@ def main() -> None:
     rows = []
     for model, size in sizes.items():
         with tempfile.TemporaryDirectory() as folder:
-            rows.append({"model": model, "size": size, **compared(Path(folder), model, size)})
+            rows.append({"model": model, "size": size, **compare_model(Path(folder), model, size)})
         print(rows[-1], flush=True)
         gc.collect()
     text = json.dumps({"machine": machine(), "models": rows}, indent=2)
@@ -74,9 +74,9 @@ def smallest(model: str) -> int:
     raise SystemExit(f"{model} takes no frame of {SIDES}")
 
 
-def compared(folder: Path, model: str, size: int) -> dict[str, Any]:
+def compare_model(folder: Path, model: str, size: int) -> dict[str, Any]:
     """The largest difference, or the part that is matched, and the seconds that the export took."""
-    bundle = bundled(folder / "one.gemel", model, size)
+    bundle = write_bundle_of(folder / "one.gemel", model, size)
     ours, eager = OnnxEngine(bundle, "only", cache=EngineCache(folder / "cache")), make_engine("torch", bundle, "only")
     start = time.process_time()
     try:
@@ -105,7 +105,7 @@ def compared(folder: Path, model: str, size: int) -> dict[str, Any]:
     return {"matched": matched, **row} if len(got) == 3 else {"difference": worst, **row}
 
 
-def bundled(path: Path, model: str, size: int) -> Bundle:
+def write_bundle_of(path: Path, model: str, size: int) -> Bundle:
     """One query of this model."""
     torch.manual_seed(0)
     task: Any = ENTRIES[model].task

@@ -32,7 +32,7 @@ def overflow(bundle: Bundle, rounds: int) -> list[dict[str, Any]]:
     """A row per share: MiB resident and copied in a run, ms by both clocks over all resident, MiB a process holds."""
     size = bundle.queries[0].input_size
     frame = torch.rand(1, 3, size, size).contiguous(memory_format=torch.channels_last)
-    cases = {share: _bound(bundle, share) for share in SHARES}
+    cases = {share: _bind_share(bundle, share) for share in SHARES}
     wall: dict[float, list[float]] = {share: [] for share in SHARES}
     busy: dict[float, list[float]] = {share: [] for share in SHARES}
     with torch.inference_mode():
@@ -45,10 +45,10 @@ def overflow(bundle: Bundle, rounds: int) -> list[dict[str, Any]]:
                     busy[share].append(1000 * (time.process_time() - spent))
                     wall[share].append(1000 * (time.perf_counter() - start))
                 assert torch.equal(got, wanted), "what overflows answers otherwise"
-    none = _held(bundle.path, 0.0)
+    none = _measure_held(bundle.path, 0.0)
     rows = []
     for share, (engine, arena, found) in cases.items():
-        held = _held(bundle.path, share)
+        held = _measure_held(bundle.path, share)
         nbytes = found.run_bytes.get(engine.query.id, 0)
         rows.append(
             {
@@ -65,13 +65,13 @@ def overflow(bundle: Bundle, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def held(path: Path, share: float) -> dict[str, int]:
+def hold_bundle(path: Path, share: float) -> dict[str, int]:
     """Bytes of this process with one engine bound, after runs: private ones, and those no file stands behind; with a
     share of 0 nothing is bound.
     """
     bundle = open_bundle(path)
     query = bundle.queries[0]
-    engine, *_others = _bound(bundle, share) if share else (TorchEngine(bundle, query.id),)
+    engine, *_others = _bind_share(bundle, share) if share else (TorchEngine(bundle, query.id),)
     if share:
         with torch.inference_mode():
             for _ in range(3):
@@ -80,12 +80,12 @@ def held(path: Path, share: float) -> dict[str, int]:
     return held_bytes()
 
 
-def _held(path: Path, share: float) -> dict[str, int]:
+def _measure_held(path: Path, share: float) -> dict[str, int]:
     command = [sys.executable, "-m", "benchmarks.engines.overflow", str(path), str(share)]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 
 
-def _bound(bundle: Bundle, share: float) -> tuple[TorchEngine, Arena, Overflow]:
+def _bind_share(bundle: Bundle, share: float) -> tuple[TorchEngine, Arena, Overflow]:
     """An engine within so much of its weights, and all that is kept resident in an arena of that size."""
     query = bundle.queries[0]
     whole = TorchEngine(bundle, query.id)
@@ -105,4 +105,4 @@ def _bound(bundle: Bundle, share: float) -> tuple[TorchEngine, Arena, Overflow]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps(held(Path(sys.argv[1]), float(sys.argv[2]))))
+    print(json.dumps(hold_bundle(Path(sys.argv[1]), float(sys.argv[2]))))

@@ -35,7 +35,7 @@ CASES = {
 RUNS = 3
 
 
-def measured(variant: str) -> dict[str, list[float]]:
+def measure_step(variant: str) -> dict[str, list[float]]:
     """Case -> processor seconds of the quickest of a few runs, and the process's peak memory in MB so far."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -45,11 +45,12 @@ def measured(variant: str) -> dict[str, list[float]]:
     for case, (name, size, count, trains) in CASES.items():
         run = _step(name, size, count, variant == "fused") if trains else _pass(name, size, count)
         run()
-        found[case] = [min(_timed(run) for _ in range(RUNS)), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3]
+        peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+        found[case] = [min(_time_step(run) for _ in range(RUNS)), peak_mb]
     return found
 
 
-def _timed(run: Callable[[], object]) -> float:
+def _time_step(run: Callable[[], object]) -> float:
     start = time.process_time()
     run()
     return time.process_time() - start
@@ -85,7 +86,7 @@ def main() -> None:
     parser.add_argument("--variant", choices=VARIANTS, help="what one process measures")
     given = parser.parse_args()
     if given.variant:
-        print(json.dumps(measured(given.variant)))
+        print(json.dumps(measure_step(given.variant)))
         return
     rounds: dict[str, list[dict[str, list[float]]]] = {variant: [] for variant in VARIANTS}
     for _ in range(given.rounds):

@@ -109,7 +109,7 @@ def measure(bundle: Bundle, rounds: int) -> dict[str, Any]:
     cpu: dict[tuple[str, str], list[float]] = {}
     moved: dict[str, int] = {}
 
-    def timed(query: str, what: str, action: Callable[[], object]) -> None:
+    def time_swaps(query: str, what: str, action: Callable[[], object]) -> None:
         started, busy = time.perf_counter(), time.process_time()
         action()
         cpu.setdefault((query, what), []).append(1000 * (time.process_time() - busy))
@@ -128,15 +128,15 @@ def measure(bundle: Bundle, rounds: int) -> dict[str, Any]:
             nbytes = sum(store.extents[name].nbytes for name in names)
             start = store.extents[names[0]].offset
             source = store.data[start : start + nbytes] if start + nbytes <= store.data.size else store.data[-nbytes:]
-            timed(query, "plain", lambda source=source: np.copyto(plain_memory[: source.size], source))
+            time_swaps(query, "plain", lambda source=source: np.copyto(plain_memory[: source.size], source))
             arena.change(arena.residency.resident, ())
-            timed(query, "cold", lambda query=query: swap(query))
+            time_swaps(query, "cold", lambda query=query: swap(query))
             arranging.change(arranging.residency.resident, ())
-            timed(query, "arranged", lambda query=query: swap_and_arrange(query))
-            timed(query, "rebind", lambda query=query: swap(query))
+            time_swaps(query, "arranged", lambda query=query: swap_and_arrange(query))
+            time_swaps(query, "rebind", lambda query=query: swap(query))
             swap(previous[query])
             before = arena.bytes_moved
-            timed(query, "from_previous", lambda query=query: swap(query))
+            time_swaps(query, "from_previous", lambda query=query: swap(query))
             moved[query] = arena.bytes_moved - before
     arena.close()
     arranging.close()

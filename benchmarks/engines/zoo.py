@@ -47,7 +47,7 @@ def families(folder: Path, models: Sequence[str], engine: str, kept: Path | None
         if row is None:
             size = FAMILIES[model]
             print(f"{model} ...", end=" ", flush=True)
-            row = {"engine": engine, "model": model, "size": size, **_compared(folder, engine, model, size)}
+            row = {"engine": engine, "model": model, "size": size, **_compare_outputs(folder, engine, model, size)}
             print(row, flush=True)
             if kept is not None:
                 with kept.open("a") as file:
@@ -56,7 +56,7 @@ def families(folder: Path, models: Sequence[str], engine: str, kept: Path | None
     return rows
 
 
-def _compared(folder: Path, engine: str, model: str, size: int) -> dict[str, Any]:
+def _compare_outputs(folder: Path, engine: str, model: str, size: int) -> dict[str, Any]:
     bundle = _bundle(folder / f"{model}.gemel", model, size)
     one = make_engine(engine, bundle, "only")
     found_before, start = one.ready(), time.perf_counter()

@@ -1,1 +1,1 @@
-"""What a machine with a card is asked, stage by stage: `make gpu`."""
+"""What a machine with a GPU is asked, stage by stage: `make gpu`."""

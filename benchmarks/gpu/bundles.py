@@ -41,17 +41,17 @@ def bundle_of(
     for seed, name in enumerate(names):
         torch.manual_seed(seed)
         task = "detection" if model in zoo.names("detection") else "classification"
-        models[name] = _filled(zoo.build(model, CLASSES, {}, size, task).eval())
+        models[name] = _randomise(zoo.build(model, CLASSES, {}, size, task).eval())
     first = models[names[0]].state_dict()
     for own in models.values():
         for key, tensor in own.state_dict().items():
             if shared and tensor.ndim == 4:
                 tensor.copy_(first[key])
-    stored = {} if width is None else {"packed": {name: _packed(one, width) for name, one in models.items()}}
+    stored = {} if width is None else {"packed": {name: _pack_weights(one, width) for name, one in models.items()}}
     return made(path, models, [asked(name, model, CLASSES, size) for name in names], **stored)
 
 
-def _filled(model: nn.Module) -> nn.Module:
+def _randomise(model: nn.Module) -> nn.Module:
     """Biases and norms with values of their own, so that outputs depend on all of them."""
     with torch.no_grad():
         for tensor in model.state_dict().values():
@@ -60,6 +60,6 @@ def _filled(model: nn.Module) -> nn.Module:
     return model
 
 
-def _packed(model: nn.Module, width: Bits) -> dict:
+def _pack_weights(model: nn.Module, width: Bits) -> dict:
     kinds = {key: choices(key, tensor.shape, width) for key, tensor in model.state_dict().items()}
     return {key: pack(model.state_dict()[key], own[0]) for key, own in kinds.items() if own}

@@ -9,14 +9,14 @@ from benchmarks.machine import machine
 
 
 def environment(setting: Setting, found: Found) -> None:
-    """Versions, the card, and gigabytes a second: pinned to device, pageable to device, within the device."""
+    """Versions, the GPU, and gigabytes a second: pinned to device, pageable to device, within the device."""
     found.note("machine", machine())
     found.note("cuda", torch.version.cuda)
     nbytes, device = setting.many(2**29, 2**20), setting.device
     there = torch.empty(nbytes, dtype=torch.uint8, device=device)
     beside = torch.empty_like(there)
     pageable = torch.zeros(nbytes, dtype=torch.uint8)
-    pinned = pageable.pin_memory() if setting.on_card else pageable.clone()
+    pinned = pageable.pin_memory() if setting.on_gpu else pageable.clone()
     taken = setting.times(
         setting.many(9, 2),
         lambda: there.copy_(pinned, non_blocking=True),
@@ -25,7 +25,7 @@ def environment(setting: Setting, found: Found) -> None:
     )
     for name, seconds in zip(("pinned", "pageable", "within"), taken):
         found.note(f"copy_{name}_gb_s", nbytes / seconds / 1e9)
-    if setting.on_card:
+    if setting.on_gpu:
         properties = torch.cuda.get_device_properties(device)
         found.note("memory_bytes", properties.total_memory)
         found.note("integrated", bool(properties.is_integrated))

@@ -24,7 +24,7 @@ class Setting:
     folder: Path
 
     @property
-    def on_card(self) -> bool:
+    def on_gpu(self) -> bool:
         """Whether there is anything that runs beside the processor."""
         return self.device.type == "cuda"
 
@@ -38,13 +38,13 @@ class Setting:
 
     def synchronise(self) -> None:
         """Return when the device has done all that it was given."""
-        if self.on_card:
+        if self.on_gpu:
             torch.cuda.synchronize(self.device)
 
     def busy(self, seconds: float) -> None:
         """Queue a kernel that only takes time; nothing on the processor."""
-        if self.on_card:
-            torch.cuda._sleep(int(seconds * 1e9))  # cycles, of which a card makes one to two billion in a second
+        if self.on_gpu:
+            torch.cuda._sleep(int(seconds * 1e9))  # cycles, of which a GPU makes one to two billion in a second
 
     def times(self, rounds: int, *actions: Callable[[], object]) -> list[float]:
         """The median seconds of each of these, done in turns, after one round that does not count."""
@@ -64,7 +64,7 @@ class Setting:
 class Found:
     """Figures by name, what did not hold, and what was left out and why.
 
-    Times say something of a card alone: on the processor they are noted and not judged (`timed`). `tell` hears of each
+    Times say something of a GPU alone: on the processor they are noted and not judged (`timed`). `tell` hears of each
     figure as it is found.
     """
 

@@ -1,4 +1,4 @@
-"""Proves on a machine with a card what was built without one; rehearsed on the CPU.
+"""Proves on a machine with a GPU what was built without one; rehearsed on the CPU.
 
 Usage: python -m benchmarks.gpu.gpu [--device cuda|cpu] [--small] [--done FILE] [--minutes 10] [--only STAGE ...]
 
@@ -52,7 +52,7 @@ STAGES: Mapping[str, Stage] = {
     "merging": Stage("training", "merge", 180),
     "layout": Stage("training", "lay_out", 180),
     "whole": Stage("training", "whole", 180),
-    "compiled": Stage("running", "compiled", 400),
+    "compiled": Stage("running", "check_compiled", 400),
     "onnx": Stage("running", "onnx", 240),
 }
 
@@ -68,11 +68,11 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--stage", choices=tuple(STAGES), help=argparse.SUPPRESS)
     options = parser.parse_args(given)
     if options.stage:
-        print(json.dumps(carried_out(options.stage, options.device, options.small)))
+        print(json.dumps(carry_out(options.stage, options.device, options.small)))
         return 0
     ends = time.monotonic() + 60 * options.minutes
     size = "small" if options.small else "whole"
-    passed = passed_before(options.done, options.device, size)
+    passed = passed_stages(options.done, options.device, size)
     undone = []
     for name in options.only:
         if name in passed:
@@ -82,8 +82,8 @@ def main(given: Sequence[str] | None = None) -> int:
         if left_s < MIN_S:
             undone.append(name)
             continue
-        line = {"stage": name, "device": options.device, "size": size, **tried(name, options, left_s)}
-        with open_for_more(options.done) as file:
+        line = {"stage": name, "device": options.device, "size": size, **run_stage(name, options, left_s)}
+        with open_to_append(options.done) as file:
             file.write(json.dumps(line) + "\n")
         print(json.dumps(line), flush=True)
         undone += [] if line["passed"] else [name]
@@ -92,7 +92,7 @@ def main(given: Sequence[str] | None = None) -> int:
     return 1 if undone else 0
 
 
-def passed_before(done: Path, device: str, size: str) -> set[str]:
+def passed_stages(done: Path, device: str, size: str) -> set[str]:
     """The stages that passed on this device and in this size; a line that was cut short says nothing."""
     passed = set()
     for text in done.read_text().splitlines() if done.is_file() else []:
@@ -105,7 +105,7 @@ def passed_before(done: Path, device: str, size: str) -> set[str]:
     return passed
 
 
-def open_for_more(done: Path) -> Any:
+def open_to_append(done: Path) -> Any:
     """The file, at the begin of a line."""
     done.parent.mkdir(parents=True, exist_ok=True)
     cut = done.is_file() and not done.read_bytes().endswith(b"\n") and done.stat().st_size
@@ -115,7 +115,7 @@ def open_for_more(done: Path) -> Any:
     return file
 
 
-def tried(name: str, options: argparse.Namespace, left_s: float) -> dict[str, Any]:
+def run_stage(name: str, options: argparse.Namespace, left_s: float) -> dict[str, Any]:
     """What became of a stage in a process of its own."""
     command = [
         sys.executable,
@@ -132,7 +132,7 @@ def tried(name: str, options: argparse.Namespace, left_s: float) -> dict[str, An
         ended = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired as late:
         fault = f"not done after {limit_s:.0f} s"
-        return {"passed": False, "seconds": round(limit_s, 1), "fault": fault, "found": found_by(late.stderr)}
+        return {"passed": False, "seconds": round(limit_s, 1), "fault": fault, "found": read_figures(late.stderr)}
     seconds = round(time.monotonic() - start, 1)
     lines = ended.stdout.strip().splitlines()
     if ended.returncode or not lines:
@@ -140,11 +140,11 @@ def tried(name: str, options: argparse.Namespace, left_s: float) -> dict[str, An
         crash = next((at for at, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
         shown = lines[-3:] if crash is None else lines[crash : crash + 10]
         fault = f"ended with {ended.returncode}: {' | '.join(shown)}"
-        return {"passed": False, "seconds": seconds, "fault": fault, "found": found_by(ended.stderr)}
+        return {"passed": False, "seconds": seconds, "fault": fault, "found": read_figures(ended.stderr)}
     return {"seconds": seconds, **json.loads(lines[-1])}
 
 
-def found_by(errors: str | bytes | None) -> dict[str, Any]:
+def read_figures(errors: str | bytes | None) -> dict[str, Any]:
     """The figures that a stage had found when it was ended."""
     text = errors.decode(errors="replace") if isinstance(errors, bytes) else errors or ""
     found: dict[str, Any] = {}
@@ -155,7 +155,7 @@ def found_by(errors: str | bytes | None) -> dict[str, Any]:
     return found
 
 
-def carried_out(name: str, device: str, small: bool) -> dict[str, Any]:
+def carry_out(name: str, device: str, small: bool) -> dict[str, Any]:
     """A stage, here and now."""
     import torch
 
@@ -165,7 +165,7 @@ def carried_out(name: str, device: str, small: bool) -> dict[str, Any]:
         print(FOUND + json.dumps({name: value}), file=sys.stderr, flush=True)
 
     if device == "cuda" and not torch.cuda.is_available():
-        sys.exit("there is no card here (rehearse with --device cpu --small)")
+        sys.exit("there is no GPU here (rehearse with --device cpu --small)")
     torch.set_num_threads(1)
     torch.manual_seed(0)
     stage, found = STAGES[name], Found(timed=device == "cuda", tell=tell)

@@ -21,7 +21,7 @@ SLEEP_S = 0.002
 def moves(setting: Setting, found: Found) -> None:
     """Random starts, prefetches, evictions and slides, kernels that sleep between them, weights in both formats."""
     for name, arranged in (("as_stored", False), ("channels_last", True)):
-        wrong, arena = _moved(setting, arranged, setting.many(2000, 60))
+        wrong, arena = _move_at_random(setting, arranged, setting.many(2000, 60))
         found.holds(f"{name}_bytes_equal", wrong == 0)
         found.note(f"{name}_loads", arena.swaps)
         found.note(f"{name}_prefetches", arena.prefetches)
@@ -30,7 +30,7 @@ def moves(setting: Setting, found: Found) -> None:
 
 
 def faults(setting: Setting, found: Found) -> None:
-    """What a card would have shown at once: a copy over weights that are still read, and an error left behind."""
+    """What a GPU would have shown at once: a copy over weights that are still read, and an error left behind."""
     weights = {"first": torch.rand(64, 64, 3, 3), "second": torch.rand(64, 64, 3, 3)}
     store = Store.of_tensors(weights)
     arena = Arena(store, weights["first"].nbytes, setting.device)
@@ -42,8 +42,8 @@ def faults(setting: Setting, found: Found) -> None:
         arena.finish()
         found.holds("copy_waits_for_what_is_read", torch.equal(read.cpu(), weights["first"]))
     arena.close()
-    if not setting.on_card:
-        found.left_out["pending_error"] = "needs a card"
+    if not setting.on_gpu:
+        found.left_out["pending_error"] = "needs a GPU"
         return
     codes: list[int] = []
     pinned = PinnedStore(store, setting.device, _Twice(codes))
@@ -78,7 +78,7 @@ class _Twice:
         return self._codes[-1]
 
 
-def _moved(setting: Setting, arranged: bool, rounds: int) -> tuple[int, Arena]:
+def _move_at_random(setting: Setting, arranged: bool, rounds: int) -> tuple[int, Arena]:
     """How many tensors were not what they should be, of all that were looked at."""
     draws = random.Random(0)
     torch.manual_seed(0)

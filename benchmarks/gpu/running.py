@@ -41,7 +41,7 @@ def outputs(setting: Setting, found: Found) -> None:
         compare(setting, found, bundle, "torch", CLOSE)
 
 
-def compiled(setting: Setting, found: Found) -> None:
+def check_compiled(setting: Setting, found: Found) -> None:
     """The same in the engine compiled; packages that were made are found again when it is run anew."""
     if setting.small:
         found.left_out["compiled"] = "takes minutes"
@@ -55,20 +55,20 @@ def forms(setting: Setting, found: Found) -> None:
     """Early start, float16, int8, weights that overflow, graphs; and one weight for all who share it."""
     model = FEW[0] if setting.small else FAMILIES[0]
     path = setting.folder / "forms"
-    widths: dict[Bits, float] = {"fp16": CLOSE_IN_HALF if setting.on_card else CLOSE, "int8": CLOSE}
+    widths: dict[Bits, float] = {"fp16": CLOSE_IN_HALF if setting.on_gpu else CLOSE, "int8": CLOSE}
     for width, close in widths.items():
         compare(setting, found, bundle_of(path, QUERIES[:1], model, setting.small, width), "torch", close, width)
     bundle = bundle_of(path, QUERIES, model, setting.small)
     query = QUERIES[0]
     frames = _frames(setting, bundle, 1)
-    expected = _bare(setting, bundle, query, frames)
+    expected = _bare_outputs(setting, bundle, query, frames)
     names = bundle.names_in_order(query)
     with setting.on_compute_stream(), torch.inference_mode(), disable_tf32():
         arena, early = _arena(setting, bundle), TorchEngine(bundle, query, setting.device)
         setting.busy(0.01)
         arena.start(names)
         early.bind(arena.tensor, arena.wait)
-        found.at_most("early_start_apart", _apart(early.forward(frames), expected), CLOSE)
+        found.at_most("early_start_apart", _difference(early.forward(frames), expected), CLOSE)
         arena.finish()
         arena.close()
         some = frozenset(name for name in names if bundle.nbytes(name) > 4096)
@@ -76,12 +76,12 @@ def forms(setting: Setting, found: Found) -> None:
         kept.change((), [name for name in names if name not in some])
         streamed.bind(kept.tensor)
         for _ in range(3):
-            found.at_most("overflow_apart", _apart(streamed.forward(frames), expected), CLOSE)
+            found.at_most("overflow_apart", _difference(streamed.forward(frames), expected), CLOSE)
         kept.close()
-    _shared(setting, found, bundle, frames)
-    _replayed(setting, found, bundle)
+    _check_sharing(setting, found, bundle, frames)
+    _check_replays(setting, found, bundle)
     waiting = bundle_of(setting.folder / "waiting", QUERIES[:1], WAITS, setting.small)
-    _replayed(setting, found, waiting, waits=True)
+    _check_replays(setting, found, waiting, waits=True)
 
 
 def speed(setting: Setting, found: Found) -> None:
@@ -96,7 +96,7 @@ def speed(setting: Setting, found: Found) -> None:
         for count in BATCHES:
             found.note(f"workspace_{count}", plain.workspace_of(count))
         cases: dict[str, Any] = {"torch": plain, "graphs": graphed}
-        if not setting.small and (made := _prepared(found, bundle, "compiled", setting)) is not None:
+        if not setting.small and (made := _prepare(found, bundle, "compiled", setting)) is not None:
             cases["compiled"] = made
         arenas = [resident_arena(bundle, {query: engine}) for engine in cases.values()]
         for engine in cases.values():
@@ -129,7 +129,7 @@ def compare(setting: Setting, found: Found, bundle: Bundle, name: str, close: fl
     """An engine's outputs against the plain module's, in shares of each tensor's largest value."""
     query = bundle.queries[0]
     with disable_tf32():  # ONNX Runtime asks when it is made
-        engine = _prepared(found, bundle, name, setting)
+        engine = _prepare(found, bundle, name, setting)
     if engine is None:
         return
     if isinstance(engine, OnnxEngine):
@@ -138,14 +138,14 @@ def compare(setting: Setting, found: Found, bundle: Bundle, name: str, close: fl
         arena = resident_arena(bundle, {query.id: engine})
         for count in COUNTS:
             frames = _frames(setting, bundle, count)
-            expected = _bare(setting, bundle, query.id, frames)
+            expected = _bare_outputs(setting, bundle, query.id, frames)
             for _ in range(3):  # the third is replayed from a graph, where there are any
                 got = engine.forward(frames)
-            found.at_most(f"{name}_{query.model}_{form}_{count}_apart", _apart(got, expected), close)
+            found.at_most(f"{name}_{query.model}_{form}_{count}_apart", _difference(got, expected), close)
         arena.close()
 
 
-def _shared(setting: Setting, found: Found, bundle: Bundle, frames: Tensor) -> None:
+def _check_sharing(setting: Setting, found: Found, bundle: Bundle, frames: Tensor) -> None:
     """A weight changed in place shows in all queries, and four take little more than one."""
     with setting.on_compute_stream(), torch.inference_mode():
         engines: dict[str, FrameEngine] = {query: TorchEngine(bundle, query, setting.device) for query in QUERIES}
@@ -160,12 +160,12 @@ def _shared(setting: Setting, found: Found, bundle: Bundle, frames: Tensor) -> N
         weight = next(name for key, name in state.items() if len(bundle.tensor(name).shape) == 4)
         arena.tensor(weight).mul_(1.5)
         after = [engine.forward(frames) for engine in engines.values()]
-        found.holds("a_shared_weight_shows_everywhere", all(_apart(*pair) > 1e-6 for pair in zip(after, before)))
+        found.holds("a_shared_weight_shows_everywhere", all(_difference(*pair) > 1e-6 for pair in zip(after, before)))
         arena.close()
 
 
-def _replayed(setting: Setting, found: Found, bundle: Bundle, waits: bool = False) -> None:
-    """Whether runs are replayed from a graph, where they do not wait for the card; those leave all as it was."""
+def _check_replays(setting: Setting, found: Found, bundle: Bundle, waits: bool = False) -> None:
+    """Whether runs are replayed from a graph, where they do not wait for the GPU; those leave all as it was."""
     with setting.on_compute_stream(), torch.inference_mode():
         engine, frames = TorchEngine(bundle, QUERIES[0], setting.device), _frames(setting, bundle, 1)
         arena = resident_arena(bundle, {QUERIES[0]: engine})
@@ -179,7 +179,7 @@ def _replayed(setting: Setting, found: Found, bundle: Bundle, waits: bool = Fals
         arena.close()
 
 
-def _prepared(found: Found, bundle: Bundle, name: str, setting: Setting) -> FrameEngine | None:
+def _prepare(found: Found, bundle: Bundle, name: str, setting: Setting) -> FrameEngine | None:
     query = bundle.queries[0]
     why = engine_class(name).missing(setting.device.type)
     try:
@@ -203,7 +203,7 @@ def _module(setting: Setting, bundle: Bundle, query: str) -> Any:
     return model.to(memory_format=torch.channels_last)
 
 
-def _bare(setting: Setting, bundle: Bundle, query: str, frames: Tensor) -> Any:
+def _bare_outputs(setting: Setting, bundle: Bundle, query: str, frames: Tensor) -> Any:
     with setting.on_compute_stream(), torch.inference_mode(), disable_tf32():
         return _module(setting, bundle, query)(frames)
 
@@ -214,7 +214,7 @@ def _frames(setting: Setting, bundle: Bundle, count: int) -> Tensor:
     return frames.contiguous(memory_format=torch.channels_last)
 
 
-def _apart(got: Any, wanted: Any) -> float:
+def _difference(got: Any, wanted: Any) -> float:
     """The largest difference of any tensor, in shares of its largest value."""
     pairs: Sequence[tuple[Any, Any]] = list(zip(pytree.tree_leaves(got), pytree.tree_leaves(wanted), strict=True))
     apart = 0.0

@@ -63,7 +63,7 @@ def serve(setting: Setting, found: Found) -> None:
     found.note("run_ms", {row["id"]: row["run_ms"] for row in summary["queries"]})
     found.note("processed", sum(account["processed"] for account in accounts))
     found.note("dropped", sum(sum(account["dropped"].values()) for account in accounts))
-    if setting.on_card:
+    if setting.on_gpu:
         reserved = torch.cuda.max_memory_reserved(setting.device)
         found.at_most("reserved_over_allowed", reserved / (summary["budget_bytes"] + ALLOCATOR_SLACK_BYTES), 1.0)
 

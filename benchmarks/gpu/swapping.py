@@ -36,7 +36,7 @@ def swap(setting: Setting, found: Found) -> None:
     first, second = (bundle.names_in_order(query) for query in QUERIES[:2])
     arena = Arena(store, 2 * store.data.nbytes, setting.device, layouts=layouts)
     nbytes = sum(store.extents[name].nbytes for name in first)
-    source = torch.empty(nbytes, dtype=torch.uint8, pin_memory=setting.on_card)
+    source = torch.empty(nbytes, dtype=torch.uint8, pin_memory=setting.on_gpu)
     target = torch.empty(nbytes, dtype=torch.uint8, device=setting.device)
     frame = np.zeros((64, 64, 3), np.uint8)
 
@@ -105,7 +105,7 @@ def no_memory(setting: Setting, found: Found) -> None:
             answered += len(device.run(query, [frame]))
     found.holds("every_frame_is_answered", answered == 4)
     found.holds("the_budget_is_less", device.budget_bytes < budget)
-    if setting.on_card:
+    if setting.on_gpu:
         reserved = torch.cuda.memory_reserved(setting.device)
         found.note("reserved_bytes", reserved)
         found.note("budget_bytes", device.budget_bytes)
@@ -113,7 +113,7 @@ def no_memory(setting: Setting, found: Found) -> None:
 
 
 class _Hungry(TorchEngine):
-    """Wants more than there is in its first run: for real on a card, said to be so elsewhere."""
+    """Wants more than there is in its first run: for real on a GPU, said to be so elsewhere."""
 
     hungry = True
 

@@ -1,4 +1,4 @@
-"""Merging: how fast a card trains two models that share, how busy it is, whether it learns what the CPU does, how a
+"""Merging: how fast a GPU trains two models that share, how busy it is, whether it learns what the CPU does, how a
 step is laid out that does not fit, and whole merges.
 """
 
@@ -45,12 +45,12 @@ def merge(setting: Setting, found: Found) -> None:
     losses = [_loss(workload, sets, torch.device(kind), some) for kind in ("cpu", setting.device.type)]
     found.note("loss_cpu", losses[0])
     found.at_most("loss_apart", abs(losses[0] - losses[1]) / abs(losses[0]), LOSS_APART)
-    recipe, precision = Recipe(epochs=2, frames_per_epoch=frames), "bf16" if setting.on_card else "fp32"
+    recipe, precision = Recipe(epochs=2, frames_per_epoch=frames), "bf16" if setting.on_gpu else "fp32"
     training = _training(workload, sets, setting.device, recipe, precision)
     training.epoch()
     setting.synchronise()
     start = time.perf_counter()
-    busy_s = _busy_s(training) if setting.on_card else None
+    busy_s = _busy_s(training) if setting.on_gpu else None
     if busy_s is None:
         training.epoch()
     seconds = time.perf_counter() - start
@@ -58,7 +58,7 @@ def merge(setting: Setting, found: Found) -> None:
     if busy_s is not None:
         found.note("busy", busy_s / seconds)
         if busy_s / seconds < MIN_BUSY:
-            found.missed.append(f"the card is busy {busy_s / seconds:.2f} of the time, {MIN_BUSY} is asked")
+            found.missed.append(f"the GPU is busy {busy_s / seconds:.2f} of the time, {MIN_BUSY} is asked")
 
 
 def lay_out(setting: Setting, found: Found) -> None:
@@ -80,16 +80,16 @@ def lay_out(setting: Setting, found: Found) -> None:
     found.at_most("loss_with_frames_there_apart", abs(plain[0] - elsewhere) / abs(elsewhere), LOSS_APART)
     found.at_most("loss_computed_again_apart", abs(again[0] - plain[0]) / abs(plain[0]), LOSS_APART)
     found.note("peak_bytes", [plain[1], again[1]])
-    if setting.on_card:
+    if setting.on_gpu:
         found.holds("less_is_kept", again[1] < plain[1])
         found.at_most("waits_in_a_step", _waits(_training(workload, sets, setting.device, recipe, "fp32")), 1)
     memory = MemoryPlan()
-    with _limited(setting, (plain[1] + again[1]) // 2):
+    with _limit_memory(setting, (plain[1] + again[1]) // 2):
         training = _training(workload, sets, setting.device, recipe, "fp32", memory)
         training.epoch()
     chosen = memory.config(recipe)
     found.note("step_config", str(chosen))
-    if setting.on_card:
+    if setting.on_gpu:
         found.holds("checkpointing_when_memory_is_full", chosen.checkpointing)
 
 
@@ -112,19 +112,19 @@ def whole(setting: Setting, found: Found) -> None:
 
 
 def _peak(setting: Setting, begin: Callable[[], Training]) -> tuple[float, int]:
-    """The loss of an epoch, and on a card the most memory that was in use."""
+    """The loss of an epoch, and on a GPU the most memory that was in use."""
     training = begin()
-    if setting.on_card:
+    if setting.on_gpu:
         torch.cuda.reset_peak_memory_stats(setting.device)
     with disable_tf32():
         loss = training.epoch()
-    return loss, torch.cuda.max_memory_allocated(setting.device) if setting.on_card else 0
+    return loss, torch.cuda.max_memory_allocated(setting.device) if setting.on_gpu else 0
 
 
 @contextmanager
-def _limited(setting: Setting, nbytes: int) -> Iterator[None]:
+def _limit_memory(setting: Setting, nbytes: int) -> Iterator[None]:
     """No more memory than this may be given out within; on a processor nothing is limited."""
-    if not setting.on_card:
+    if not setting.on_gpu:
         yield
         return
     torch.cuda.empty_cache()
@@ -137,7 +137,7 @@ def _limited(setting: Setting, nbytes: int) -> Iterator[None]:
 
 
 def _waits(training: Training) -> float:
-    """How often the processor waits for the card in a step: torch warns of each wait."""
+    """How often the processor waits for the GPU in a step: torch warns of each wait."""
     training.epoch()
     torch.cuda.set_sync_debug_mode("warn")
     try:

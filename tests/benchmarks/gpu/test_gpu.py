@@ -28,7 +28,7 @@ REHEARSED_HERE = [name for name in gpu.STAGES if name != "environment"]
 
 @pytest.mark.parametrize("stage", every(REHEARSED_HERE, few=("transfer", "faults")))
 def test_a_stage_is_rehearsed_on_the_processor(stage: str) -> None:
-    found = gpu.carried_out(stage, "cpu", small=True)
+    found = gpu.carry_out(stage, "cpu", small=True)
     assert found["passed"], found["missed"]
     assert found["found"] or found["left_out"]
 
@@ -67,7 +67,7 @@ def test_a_stage_that_hangs_or_breaks_is_told_and_is_still_to_do(tmp_path: Path,
     assert "not done after" in lines["transfer"]["fault"] and "kernel image" in lines["speed"]["fault"]
     assert lines["transfer"]["found"] == {"first": 1} and lines["speed"]["found"] == {"ms": 2}
     assert "to do: transfer speed forms" in told.err
-    assert gpu.passed_before(done, "cpu", "small") == {"swap"} and gpu.passed_before(done, "cuda", "small") == set()
+    assert gpu.passed_stages(done, "cpu", "small") == {"swap"} and gpu.passed_stages(done, "cuda", "small") == set()
     assert len(done.read_text().splitlines()) == 5, "what was cut short stays a line of its own"
     assert gpu.main([*asked, "--minutes", "0"]) == 1 and len(ran) == 3
 

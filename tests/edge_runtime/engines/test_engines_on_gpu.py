@@ -1,4 +1,4 @@
-"""What engines do otherwise on a card, as far as it can be seen without one."""
+"""What engines do otherwise on a GPU, as far as it can be seen without one."""
 
 from __future__ import annotations
 

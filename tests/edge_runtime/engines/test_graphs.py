@@ -18,7 +18,7 @@ CARD = torch.device("cuda")
 
 
 def at_work() -> FakeCuda:
-    """A card whose compute stream is the current one, as for the thread that serves."""
+    """A GPU whose compute stream is the current one, as for the thread that serves."""
     cuda = FakeCuda()
     cuda.active = compute_stream(CARD, cuda)
     return cuda

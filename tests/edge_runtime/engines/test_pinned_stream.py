@@ -1,4 +1,4 @@
-"""What overflows to a card: read ahead into two buffers, copied on a stream apart, each waiting for what it must."""
+"""What overflows to a GPU: read ahead into two buffers, copied on a stream apart, each waiting for what it must."""
 
 from __future__ import annotations
 

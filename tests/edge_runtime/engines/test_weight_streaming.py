@@ -1,4 +1,4 @@
-"""Queries that overflow: the same bits as resident ones, out of less memory, and nobody else's harm."""
+"""Queries that overflow give the same bits as resident ones in less memory, and leave other queries alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stands in for torch.cuda on a machine without a card: streams do nothing, and every call is put on record."""
+"""Stands in for torch.cuda on a machine without a GPU: streams do nothing, and every call is put on record."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STREAMS = 32
 class FakeCuda:
     """Work is done at once, in the order of the calls; `record` holds (what, stream, event) in that order.
 
-    `allowed_bytes` is what torch's allocator may take, None while nobody limits it. With `pin_code` no memory can be
+    `allowed_bytes` is what torch's allocator may take, None without a limit. With `pin_code` no memory can be
     pinned, and the next kernel gets the error (`Kernels`).
     """
 

@@ -1,4 +1,4 @@
-"""The transfer of a card, over a stand-in: what waits for what, what is pinned, how weights lie, what is refused."""
+"""The transfer of a GPU, over a stand-in: what waits for what, what is pinned, how weights lie, what is refused."""
 
 from __future__ import annotations
 
