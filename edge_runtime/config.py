@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from edge_runtime.capture.sources import TIMEOUT_S, CameraConfig, camera_problem
+from edge_runtime.capture.sources import TIMEOUT_S, CameraConfig
 from edge_runtime.engines.registry import AUTO, check_engine
 from edge_runtime.http.auth import Access, parse_access
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
@@ -31,9 +31,7 @@ FOLDER_MODE, FILE_MODE = 0o700, 0o600
 
 @dataclass(frozen=True, slots=True)
 class SpoolConfig:
-    """The folder `path`, absolute; samples in it take `max_bytes` together, and each query leaves one every `every_s`
-    seconds.
-    """
+    """The absolute folder `path`, with at most `max_bytes` of samples, one of each query every `every_s` seconds."""
 
     path: Path
     max_bytes: int
@@ -46,20 +44,19 @@ class SpoolConfig:
 
 
 FRAMES, ACCURACY = "frames", "accuracy"
-"""What a schedule may aim at."""
+"""Objectives of a schedule."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoxConfig:
-    """The config of one box, every path made absolute; `device` is cpu or cuda, `engine` a name of ENGINES or auto.
-    `precision` is fp32, bf16 or fp16: what the engine torch computes convolutions and matrix products in.
+    """The config of one box, with absolute paths.
 
-    `late` is drop where an answer that took longer than its query's SLA is only counted, publish where it goes out all
-    the same. `objective` is what `adaptive` aims at: frames in time, or accuracy over time by the bundle's measured
-    curves; None for accuracy where there are curves. With `overflow` a query that is too large for the budget copies
-    what cannot stay in every run. `policy` names the schedule; `trace` is the file to record what it saw and decided,
-    None for no record. With a `public_key` its owner must have signed the bundle. `http` says who may watch it, None
-    where nobody can. With `canary` a reload tries new weights on samples of the spool before they serve.
+    `device` is cpu or cuda, `engine` a name of ENGINES or auto, `precision` (fp32, bf16 or fp16) that of convolutions
+    and matrix products in the engine torch. With `late` = drop a late result is only counted, not sent. `objective` of
+    the policy `adaptive` is frames in time, or accuracy over time by the staleness curves of the bundle's profile; None
+    for accuracy where there are curves. With `overflow` a query too large for the budget copies the rest in every run.
+    `trace` is the file that records states and decisions. With a `public_key` the bundle must be signed. With `canary`
+    a reload tries new weights on samples of the spool before they serve.
     """
 
     path: Path
@@ -110,8 +107,8 @@ class _SpoolKeys(_Strict):
     every_s: Annotated[float, Field(ge=0.01, le=604_800)] = SPOOL_INTERVAL_S
 
 
-def _named(given: Any) -> Any:
-    """A path alone is the spool's with everything else as it is unless said."""
+def _spool_keys(given: Any) -> Any:
+    """A path alone stands for a spool with deproblems."""
     return {"path": given} if isinstance(given, str) else given
 
 
@@ -125,7 +122,7 @@ class _BoxKeys(_Strict):
     sinks: Annotated[list[dict[str, Any]], Field(min_length=1)] = [{"kind": "jsonl"}]
     http: _HttpKeys | None = None
     public_key: _Path | None = None
-    spool: Annotated[_SpoolKeys, BeforeValidator(_named)] | None = None
+    spool: Annotated[_SpoolKeys, BeforeValidator(_spool_keys)] | None = None
     canary: bool = True
     factories: list[_Factory] = []
     policy: str = DEFAULT_POLICY
@@ -149,7 +146,7 @@ def torch_device(path: Path, device: str) -> str:
 
 
 def any_device(_: Path, device: str) -> str:
-    """The device as it is written, for who only reads a config, and needs no torch for that."""
+    """The device as written, for callers that only read a config, without torch."""
     return device
 
 
@@ -161,20 +158,21 @@ def load_config(
     """Read a box config. Paths are relative to the file; `${NAME}` in any string is taken from the environment.
 
     Raises InputError, naming the file and the key, for an unknown key, a wrong value, a name that the environment
-    lacks, a size that is none, a device this machine lacks, and for keys whose feature is not built yet: they are
-    refused, never ignored. No message has a value of the environment in it.
+    lacks, and a device that this machine lacks. No message holds a value of the environment.
     """
     path = Path(path)
     written = read_mapping(path, "box config", "`bundle:`, `budget:` and `cameras:`")
     variables = Variables(path, environment)
     try:
-        return _config(path, validate(path, variables.filled(written), _BoxKeys), device_of)
+        return _config(path, validate(path, variables.fill(written), _BoxKeys), device_of)
     except InputError as error:
-        raise variables.masked(error) from None
+        raise variables.mask(error) from None
 
 
 def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -> BoxConfig:
-    _refuse_unbuilt(path, keys)
+    if keys.precision != "fp32" and keys.engine not in (AUTO, "torch"):
+        problem = f"the engine {keys.engine} computes in fp32"
+        raise InputError(path, problem, "leave it out, or use engine torch", "precision")
     root = path.resolve().parent
     cameras = {name: _camera(path, root, name, given) for name, given in keys.cameras.items()}
     token_file = None if keys.http is None or keys.http.token_file is None else root / keys.http.token_file
@@ -201,23 +199,16 @@ def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -
     )
 
 
-def _refuse_unbuilt(path: Path, keys: _BoxKeys) -> None:
-    """One clear line for each thing the config may name one day and that does nothing today."""
-    if keys.precision != "fp32" and keys.engine not in (AUTO, "torch"):
-        fault = f"the engine {keys.engine} computes in fp32"
-        raise InputError(path, fault, "leave it out, or use engine torch", "precision")
-
-
 def _spool(path: Path, root: Path, given: _SpoolKeys) -> SpoolConfig:
     folder = root / given.path
     try:
-        fault = None if stat.S_ISDIR(folder.stat().st_mode) else "it is no directory"
+        problem = None if stat.S_ISDIR(folder.stat().st_mode) else "it is no directory"
     except FileNotFoundError:  # the box makes it
-        fault = None if folder.parent.is_dir() else f"there is no directory {folder.parent}"
+        problem = None if folder.parent.is_dir() else f"there is no directory {folder.parent}"
     except (OSError, ValueError) as error:
-        fault = getattr(error, "strerror", None) or str(error)
-    if fault is not None:
-        raise InputError(path, f"{folder} cannot be the spool: {fault}", "name another folder", "spool.path")
+        problem = getattr(error, "strerror", None) or str(error)
+    if problem is not None:
+        raise InputError(path, f"{folder} cannot be the spool: {problem}", "name another folder", "spool.path")
     return SpoolConfig(folder, parse_memory(given.max_bytes, str(path), "spool.max_bytes"), given.every_s)
 
 
@@ -225,7 +216,7 @@ def _camera(path: Path, root: Path, name: str, given: _CameraKeys) -> CameraConf
     text = str(given.source)
     source = str(root / text) if is_path(text) else text
     camera = CameraConfig(name, source, given.fps, given.loop, given.decoder, given.timeout_s)
-    if wrong := camera_problem(camera):
-        key, fault, remedy = wrong
-        raise InputError(path, fault, remedy, f"cameras.{name}.{key}")
+    if found := camera.problem():
+        key, problem, hint = found
+        raise InputError(path, problem, hint, f"cameras.{name}.{key}")
     return camera

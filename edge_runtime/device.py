@@ -1,4 +1,4 @@
-"""The device: brings in what a query needs and runs it, within the budget; a second try when memory ran out."""
+"""The device: loads the tensors of a query and runs it, within the budget; retries once after running out of memory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from models.device import is_out_of_memory
 from models.errors import exact_text
 from models.predictions import Prediction
 
-# How much less memory the runtime asks for once the device had none left: the failed query's workspace, or this.
 MIN_CUT_SHARE = 1 / 16
+"""Share of the budget cut at least after the device ran out of memory."""
 
-Result = TypeVar("Result")
+Value = TypeVar("Value")
 
 log = logging.getLogger("gemel.run")
 
@@ -27,147 +27,142 @@ log = logging.getLogger("gemel.run")
 class Device:
     """Loads and runs queries, each by its engine, with their tensors in the arena.
 
-    `costs` are those over tensors; what it is told and tells are pieces of these (`Pieces`). `budget_bytes` becomes
-    less when the device had no memory left. Call it from one thread.
+    Decisions name groups of tensors (`TensorGroups`); `costs` passed in are over tensors. `budget_bytes` shrinks when
+    the device runs out of memory. Call it from one thread.
     """
 
     def __init__(self, arena: Arena, engines: Mapping[str, Engine], costs: Costs, budget_bytes: int) -> None:
-        self.arena, self.budget_bytes = arena, budget_bytes
+        self.arena, self.engines, self.budget_bytes = arena, engines, budget_bytes
         self.max_used_bytes = 0
-        self.engines = engines
-        self.pieces = tensor_groups(costs)
+        self.groups = tensor_groups(costs)
         self._tensors = {query: cost.tensors for query, cost in costs.queries.items()}
-        self._held: frozenset[str] | None = None
-        self._held_bytes = 0
-        self._loose: frozenset[str] = frozenset()
+        self._resident: frozenset[str] | None = None
+        self._resident_bytes = 0
+        self._incomplete: frozenset[str] = frozenset()
 
     @property
     def costs(self) -> Costs:
-        """The costs over pieces, as they were known at the start."""
-        return self.pieces.costs
+        """The initial costs over groups."""
+        return self.groups.costs
 
     @property
     def overlaps(self) -> bool:
-        """Whether it is worth loading weights while a query runs."""
+        """Whether loads run in parallel with runs."""
         return self.arena.transfer.overlaps
 
     def starts_early(self, query: str) -> bool:
-        """Whether a run of this query may begin before its last tensors are there."""
+        """Whether a run of this query may begin before its last tensors have arrived."""
         return self.arena.starts_early(self.engines[query])
 
     def is_resident(self, query: str) -> bool:
-        """Whether all that a query needs is in memory; may be asked from any thread."""
+        """Whether all tensors of a query are in memory; callable from any thread."""
         resident = self.arena.residency.resident
         return all(name in resident for name in self._tensors[query])
 
-    def held(self) -> tuple[frozenset[str], int]:
-        """The pieces that are whole in memory, and their bytes; looked up anew only when something came or went.
+    def resident_groups(self) -> tuple[frozenset[str], int]:
+        """The groups that are whole in memory, and their bytes; computed again only after a change.
 
-        Tensors of pieces that are not whole (after a load that failed, or in another bundle) are noted: they stay until
-        there is no room for them.
+        Tensors of incomplete groups (after a failed load, or of another bundle) stay until their space is needed.
         """
-        if self._held is None:
-            resident = self.arena.residency.resident
-            self._held = self.pieces.resident_groups(resident)
-            self._held_bytes = self.costs.resident_bytes(self._held)
-            self._loose = resident.difference(self.pieces.tensor_names(self._held))
-        return self._held, self._held_bytes
+        if self._resident is None:
+            tensors = self.arena.residency.resident
+            self._resident = self.groups.resident_groups(tensors)
+            self._resident_bytes = self.costs.resident_bytes(self._resident)
+            self._incomplete = tensors.difference(self.groups.tensor_names(self._resident))
+        return self._resident, self._resident_bytes
+
+    def refresh_resident(self) -> None:
+        """Compute the resident groups again: something failed."""
+        self._resident = None
 
     def load(self, query: str, count: int, evict: Iterable[str], changes: bool, early: bool = False) -> None:
-        """Bring all that a run of `count` frames of this query needs, once the pieces of `evict` are gone.
+        """Load all that a run of `count` frames of this query needs, after evicting the groups of `evict`.
 
-        `changes` says whether anything is to be loaded; where the query starts `early` it may still be arriving on
-        return.
+        `changes` says whether anything is to be loaded; with `early` tensors may still be arriving on return.
         """
         workspace_bytes = self.costs.queries[query].workspace_of(max(1, count))
-        gone = self.pieces.tensor_names(evict)
-        loose = tuple(self._loose.difference(self._tensors[query]))
+        evicted = self.groups.tensor_names(evict)
+        incomplete = tuple(self._incomplete.difference(self._tensors[query]))
         try:
-            self._twice(query, lambda: self._bring(query, workspace_bytes, gone, loose, early))
+            self._retry(query, lambda: self._load(query, workspace_bytes, evicted, incomplete, early))
         finally:
-            if changes or gone or loose:
-                self._held = None
+            if changes or evicted or incomplete:
+                self._resident = None
         self.max_used_bytes = max(self.max_used_bytes, self.arena.residency.resident_bytes + workspace_bytes)
 
     def run(self, query: str, images: Sequence[np.ndarray], beside: Callable[[], None] = no_op) -> list[Prediction]:
-        """The answers of the query to RGB frames (H, W, 3), once all it needs is resident or arriving.
+        """The predictions of the query for RGB frames (H, W, 3), once all it needs is resident or arriving.
 
-        `beside` is called when the run is about to begin, on a device where loads overlap runs: behind the upload of
-        the frames, which would wait for all that it begins to copy.
+        Where loads overlap runs, `beside` is called after the upload of the frames, which it would delay.
         """
-        return self._twice(query, lambda: self._answers(query, images, beside))
+        return self._retry(query, lambda: self._run(query, images, beside))
 
     def prefetch(self, load: Iterable[str], evict: Iterable[str]) -> None:
-        """Begin to load pieces beside what runs, if there is room."""
-        self._held = None
-        self.arena.prefetch(self.pieces.tensor_names(load), self.pieces.tensor_names(evict))
+        """Begin to load groups during the present run, if there is memory."""
+        self._resident = None
+        self.arena.prefetch(self.groups.tensor_names(load), self.groups.tensor_names(evict))
 
-    def forget_held(self) -> None:
-        """Look up anew what is in memory: something failed."""
-        self._held = None
-
-    def _bring(self, query: str, workspace_bytes: int, evict: Sequence[str], loose: Sequence[str], early: bool) -> None:
+    def _load(
+        self, query: str, workspace_bytes: int, evict: Sequence[str], incomplete: Sequence[str], early: bool
+    ) -> None:
         names = self._tensors[query]
         try:
             self.arena.start(names, workspace_bytes, evict, waits=not early)
         except NoSpaceError:
-            if not loose:
+            if not incomplete:
                 raise
-            self.arena.start(names, workspace_bytes, (*evict, *loose), waits=not early)
+            self.arena.start(names, workspace_bytes, (*evict, *incomplete), waits=not early)
         if not early:
-            self.arena.finish(self._tensors[query])
+            self.arena.finish(names)
 
-    def _answers(self, query: str, images: Sequence[np.ndarray], beside: Callable[[], None]) -> list[Prediction]:
+    def _run(self, query: str, images: Sequence[np.ndarray], beside: Callable[[], None]) -> list[Prediction]:
         engine, names = self.engines[query], self._tensors[query]
         workspace = self.costs.queries[query].workspace_of(len(images))
         residency = self.arena.residency
         if self.arena.start(names, workspace, waits=not self.arena.starts_early(engine)):
-            self._held = None
+            self._resident = None
         residency.hold(names, workspace)
         try:
             self.arena.bind(engine, names)
-            answers = engine.run(images, beside) if self.overlaps else engine.run(images)
+            predictions = engine.run(images, beside) if self.overlaps else engine.run(images)
             self.arena.synchronise()
         finally:
             residency.release(names, workspace)
         self.arena.finish(names)
-        return answers
+        return predictions
 
-    def _twice(self, query: str, attempt: Callable[[], Result]) -> Result:
-        """Try; when the device has no memory left, make room and try once more."""
+    def _retry(self, query: str, attempt: Callable[[], Value]) -> Value:
+        """Try; after running out of memory, evict everything and try once more."""
         try:
             return attempt()
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            told = f"{type(error).__name__}: {error}"
-        # Not while the error is handled: its traceback keeps all that the failed run had allocated.
-        self._make_way(query, told)
+            text = f"{type(error).__name__}: {error}"
+        # Outside of the handler: the traceback keeps all that the failed run had allocated.
+        self._shrink_budget(query, text)
         return attempt()
 
-    def _make_way(self, query: str, told: str) -> None:
-        """Give all resident weights back to the device and ask for less from now on, never for too little."""
+    def _shrink_budget(self, query: str, text: str) -> None:
+        """Evict all weights and use a smaller budget, never too small for a query alone."""
         cut = max(self.costs.queries[query].workspace_bytes, int(self.budget_bytes * MIN_CUT_SHARE))
         least = max(map(self.costs.alone_bytes, self.costs.queries))
         self.budget_bytes = min(self.budget_bytes, max(least, self.budget_bytes - cut))
         log.warning(
             "out of memory at query %s (%s): everything is evicted, the budget is now %s",
-            query,
-            told,
-            exact_text(self.budget_bytes),
-        )
+            query, text, exact_text(self.budget_bytes),
+        )  # fmt: skip
         for engine in self.engines.values():
             self.arena.unbind(engine)
-        self._held = None
+        self._resident = None
         self.arena.resize(arena_bytes(self.costs, self.budget_bytes), self.budget_bytes)
 
 
 def arena_bytes(costs: Costs, budget_bytes: int) -> int:
-    """Room for all weights, or for as many as the budget leaves beside the smallest workspace.
+    """Bytes of all weights, or of as many as the budget leaves beside the smallest workspace.
 
-    A query with a larger workspace runs with less resident; residency sees to that, and the arena's free pages go
-    back to the system meanwhile. A card's memory is one piece: there the process holds more than the budget then, by
-    up to the difference between the workspaces.
+    A query with a larger workspace runs with less resident; the arena returns free pages to the system meanwhile. GPU
+    memory is one allocation: there the process exceeds the budget by up to the difference between the workspaces.
     """
     smallest = min(cost.workspace_bytes for cost in costs.queries.values())
     return min(costs.resident_bytes(costs.tensor_bytes.keys()), budget_bytes - smallest)

@@ -1,50 +1,53 @@
-"""Snapshots: the frame of a result as a JPEG, with its boxes and labels drawn in."""
+"""Frames as JPEG with results drawn in: boxes with class and score, a line for each classification."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-
-from edge_runtime.sinks.base import ResultMessage
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from edge_runtime.sinks.base import ResultMessage
 
-JPEG_QUALITY = 85
-COLOUR, PAPER = (80, 220, 60), (0, 0, 0)  # blue, green, red
+JPEG_QUALITY = 80
+COLOURS = ((255, 176, 0), (0, 158, 255), (122, 224, 122), (255, 110, 180), (190, 150, 255), (64, 224, 208))
+"""RGB, readable on day and night pictures; the queries of a camera take them in turn."""
 
 
-def draw_snapshot(parcel: ResultMessage) -> bytes | None:
-    """The JPEG of a parcel; None of one that carries no picture."""
+def draw_message(message: ResultMessage) -> bytes | None:
+    """The JPEG of a result, None without an image."""
+    return None if message.image is None else draw_results(message.image, [message.record])
+
+
+def draw_results(image: np.ndarray, records: Iterable[Mapping[str, Any]]) -> bytes:
+    """The JPEG of a frame (RGB uint8, H, W, 3) with these result records drawn in."""
     import cv2
 
-    if parcel.image is None:
-        return None
-    picture = cv2.cvtColor(parcel.image, cv2.COLOR_RGB2BGR)
-    record = parcel.record
-    if "label" in record:
-        _write(picture, _said(record["label"], record["score"]), 2, 2)
-    for found in record.get("detections", ()):
-        x0, y0, x1, y1 = (round(edge) for edge in found["box"])
-        cv2.rectangle(picture, (x0, y0), (x1, y1), COLOUR, _thickness(picture))
-        _write(picture, _said(found["class"], found["score"]), x0, y0)
-    return cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1].tobytes()
+    drawn = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
+    size = max(0.4, min(drawn.shape[:2]) / 500)
+    lines = 0
+    for index, record in enumerate(records):
+        colour = COLOURS[index % len(COLOURS)][::-1]
+        if "label" in record:
+            lines += 1
+            text = f"{record['query']}: {record['label']} {float(record['score']):.2f}"
+            _write(drawn, text, (6, lines * (round(22 * size) + 10)), size, colour)
+        for found in record.get("detections", ()):
+            left, top, right, bottom = (round(float(value)) for value in found["box"])
+            cv2.rectangle(drawn, (left, top), (right, bottom), colour, max(1, round(2 * size)))
+            _write(drawn, f"{found['class']} {float(found['score']):.2f}", (left, max(12, top - 4)), size, colour)
+    is_encoded, data = cv2.imencode(".jpg", drawn, (cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY))
+    if not is_encoded:
+        raise ValueError(f"a frame of {drawn.shape} cannot be written as JPEG")
+    return data.tobytes()
 
 
-def _said(name: str, score: float) -> str:
-    return f"{name} {score:.2f}"
-
-
-def _thickness(picture: np.ndarray) -> int:
-    return max(1, picture.shape[0] // 400)
-
-
-def _write(picture: Any, text: str, x: int, y: int) -> None:
-    """A text whose upper left corner is at (x, y), or as near as the picture allows."""
+def _write(image: np.ndarray, text: str, at: tuple[int, int], size: float, colour: Sequence[int]) -> None:
     import cv2
 
-    scale, thick = max(0.4, picture.shape[0] / 1200), _thickness(picture)
-    (width, height), below = cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, scale, thick)
-    x, y = max(0, min(x, picture.shape[1] - width)), max(0, min(y, picture.shape[0] - height - below))
-    cv2.rectangle(picture, (x, y), (x + width, y + height + below), PAPER, -1)
-    cv2.putText(picture, text, (x, y + height), cv2.FONT_HERSHEY_SIMPLEX, scale, COLOUR, thick, cv2.LINE_AA)
+    plain = text.encode("ascii", "replace").decode()  # OpenCV's font has no other letters
+    (width, height), below = cv2.getTextSize(plain, cv2.FONT_HERSHEY_SIMPLEX, size, 1)
+    left, base = at
+    cv2.rectangle(image, (left - 2, base - height - 3), (left + width + 2, base + below), (24, 24, 24), cv2.FILLED)
+    cv2.putText(image, plain, at, cv2.FONT_HERSHEY_SIMPLEX, size, tuple(colour), 1, cv2.LINE_AA)

@@ -1,4 +1,4 @@
-"""The inference: the one thread that warms up and runs the queries, apart from whoever oversees it."""
+"""The inference thread: warms up, runs the queries, and applies reloads between two frames."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from enum import Enum
+
+import numpy as np
 
 from edge_runtime.box import ReadyBox, format_engines
 from edge_runtime.capture.camera import Camera
@@ -15,62 +17,73 @@ from edge_runtime.memory.transfer import on_compute_stream
 from edge_runtime.runtime import Runtime
 from models.errors import GemelError, one_line
 
-if TYPE_CHECKING:
-    import numpy as np
-
-
-CAMERAS_ENDED, STOP_REQUESTED, TIME_OVER = "cameras ended", "asked to stop", "its time was over"
-NO_READER = "nobody reads its results"
-
 log = logging.getLogger("gemel.run")
 
 
-class InferenceThread:
-    """Warms up, lets the cameras begin, and works until they have ended and nothing waits, until it is asked to stop,
-    its time is over, or nobody is left to read results (`is_unheard`). `between` is called between two frames.
+class StopReason(str, Enum):
+    """Why a box stopped, beside the name of a signal."""
 
-    `over` is set then; `ended_by` says why, `fault` what went wrong, if that was the reason. `warmed` holds the bytes
-    and the swaps of the warm-up, `overflowed` what runs had copied by then.
+    __str__ = str.__str__
+
+    CAMERAS_ENDED = "cameras ended"
+    STOP_REQUESTED = "asked to stop"
+    TIME_OVER = "its time was over"
+    NO_READER = "nobody reads its results"
+    FAILURE = "a fault"
+
+
+class InferenceThread:
+    """Runs until the cameras have ended and nothing waits, the time is over, a stop is requested, or no reader of
+    results is left (`has_no_reader`). `between` is called between two frames.
+
+    `over` is set then, with the reason in `stopped_by`, or a line in `failure`. `warm_up` holds the bytes and the swaps
+    of the warm-up.
     """
 
     def __init__(
         self,
-        workplace: Runtime,
+        runtime: Runtime,
         stopping: threading.Event,
-        is_unheard: Callable[[], bool],
+        has_no_reader: Callable[[], bool],
         between: Callable[[InferenceThread], object] = lambda _: None,
     ) -> None:
-        self.workplace, self._between = workplace, between
+        self.runtime, self._between = runtime, between
         self.over = threading.Event()
-        self.ended_by = "it could not go on"
-        self.fault: str | None = None
-        self.began: float | None = None
-        self.warmed = {"bytes_moved": 0, "swaps": 0}
-        self.overflowed = 0
-        self._stopping, self._is_unheard = stopping, is_unheard
+        self.stopped_by = StopReason.FAILURE
+        self.failure: str | None = None
+        self.started: float | None = None
+        """When the warm-up was over, by the monotonic clock."""
+        self.warm_up = {"bytes_moved": 0, "swaps": 0}
+        self._overflow_before = 0
+        self._stopping, self._has_no_reader = stopping, has_no_reader
         self._thread: threading.Thread | None = None
 
     @property
     def executor(self) -> Executor:
-        """That of what is at work."""
-        return self.workplace.now.executor
+        """The active executor."""
+        return self.runtime.active.executor
 
     @property
     def cameras(self) -> Sequence[Camera]:
-        """Those of what is at work."""
-        return self.workplace.now.cameras
+        """The active cameras."""
+        return self.runtime.active.cameras
 
-    def follow(self, before: ReadyBox) -> None:
-        """Another box than `before` is at work from now on; call it between two frames."""
-        self.overflowed -= overflowed(before)
+    @property
+    def overflow_bytes(self) -> int:
+        """The bytes that runs have copied since the warm-up."""
+        return self.runtime.active.box.overflow_bytes - self._overflow_before
+
+    def follow_reload(self, before: ReadyBox) -> None:
+        """Another box than `before` is active from now on; call it between two frames."""
+        self._overflow_before -= before.overflow_bytes
 
     def start(self, frames: Mapping[str, np.ndarray], seconds: float) -> None:
-        """Begin, with a frame for the warm-up of each query (RGB uint8, H, W, 3), to serve for so many seconds."""
+        """Begin to serve for `seconds`, with a frame for the warm-up of each query (RGB uint8, H, W, 3)."""
         self._thread = threading.Thread(target=self._work, args=(frames, seconds), name="inference", daemon=True)
         self._thread.start()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end; False where a step does not end."""
+        """Wait for the end; False where a step hangs."""
         if self._thread is not None:
             self._thread.join(max(0.0, timeout_s))
         return self._thread is None or not self._thread.is_alive()
@@ -79,52 +92,44 @@ class InferenceThread:
         try:
             with on_compute_stream(self.executor.device.arena.device):
                 self._warm_up(frames)
-                self.began = time.monotonic()
-                self.ended_by = self._loop(self.began + seconds)
+                self.started = time.monotonic()
+                self.stopped_by = self._loop(self.started + seconds)
         except (GemelError, PolicyFailed) as error:
-            self.fault = one_line(error)
-        except BaseException as error:  # whatever it is, the ledger must still be written
+            self.failure = one_line(error)
+        except BaseException as error:  # the ledger must be written in any case
             log.exception("the inference failed")
-            self.fault = one_line(f"{type(error).__name__}: {error}")
+            self.failure = one_line(f"{type(error).__name__}: {error}")
         finally:
             self.over.set()
 
     def _warm_up(self, frames: Mapping[str, np.ndarray]) -> None:
         self.executor.warm_up(frames)
-        arena, box = self.executor.device.arena, self.workplace.now.box
-        self.warmed = {"bytes_moved": arena.bytes_moved, "swaps": arena.swaps}
-        self.overflowed = overflowed(box)
+        arena, box = self.executor.device.arena, self.runtime.active.box
+        self.warm_up = {"bytes_moved": arena.bytes_moved, "swaps": arena.swaps}
+        self._overflow_before = box.overflow_bytes
         if self._stopping.is_set():
             return
         log.info(
             "running %s, %d cameras, policy %s, order of turns: %s",
-            format_engines(box.names()),
-            len(self.cameras),
-            self.executor.parts.policy.name,
-            self.executor.order,
-        )
+            format_engines(box.engine_names), len(self.cameras), self.executor.policy.name, self.executor.order,
+        )  # fmt: skip
         for camera in self.cameras:
             camera.start()
 
-    def _loop(self, ends: float) -> str:
-        mailboxes = self.workplace.mailboxes
+    def _loop(self, deadline: float) -> StopReason:
+        mailboxes = self.runtime.mailboxes
         while not self._stopping.is_set():
             now = time.monotonic()
-            if now >= ends:
-                return TIME_OVER
-            if self._is_unheard():
-                return NO_READER
+            if now >= deadline:
+                return StopReason.TIME_OVER
+            if self._has_no_reader():
+                return StopReason.NO_READER
             self._between(self)
-            over = not any(camera.alive for camera in self.cameras)
-            warmed = self.executor.warm()
-            if self.executor.step() or warmed:
+            have_ended = not any(camera.alive for camera in self.cameras)
+            has_warmed_up = self.executor.warm_up_step()
+            if self.executor.step() or has_warmed_up:
                 continue
-            if over and not mailboxes.pending():
-                return CAMERAS_ENDED
-            mailboxes.wait(min(self.executor.sleep_s(), ends - now))
-        return STOP_REQUESTED
-
-
-def overflowed(box: ReadyBox) -> int:
-    """The bytes that runs of a box have copied so far."""
-    return sum(engine.overflow_bytes for engine in box.engines.values())
+            if have_ended and not mailboxes.pending():
+                return StopReason.CAMERAS_ENDED
+            mailboxes.wait(min(self.executor.sleep_s(), deadline - now))
+        return StopReason.STOP_REQUESTED

@@ -1,11 +1,4 @@
-"""The ledger: what became of every frame, per query, adding up at every moment.
-
-Mailboxes: for each query the few frames that wait and can still be in time.
-
-The intake: frames on their way from cameras to mailboxes; each query takes those of one camera.
-
-How fast scenes change, from which follows what a stale result costs.
-"""
+"""Frames between cameras and queries: the ledger that counts them, the mailboxes where they wait, and the router."""
 
 from __future__ import annotations
 
@@ -13,24 +6,27 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    import numpy as np
-
-
-REPLACED = "replaced"
-DEADLINE = "deadline"
-MEMORY = "memory"
-PAUSED = "paused"
-RELOADED = "reload"
+REPLACED, DEADLINE, MEMORY, PAUSED, RELOADED = "replaced", "deadline", "memory", "paused", "reload"
+"""Reasons for which frames are dropped."""
+DEPTH = 8
+"""Most frames of one query that wait: as many as the largest batch takes."""
+MAX_WAITING_BYTES = 256 * 2**20
+"""Most bytes of all waiting pictures, beside the budget."""
+GRID = 24
+"""Scene change compares frames on a grid of about so many pixels each way."""
+NEWEST_SHARE = 0.05
+"""Weight of the newest frame in the running average of scene change."""
+MAX_URGENCY_RATIO = 4.0
+"""Bound of a scene's change relative to the average."""
 
 
 @dataclass(slots=True)
 class FrameCounts:
-    """One query's frames. `pending` is counted on its own, so that the sum can be checked and not only derived."""
+    """One query's frames. `pending` is counted on its own, so that the sum can be checked."""
 
     received: int = 0
     processed: int = 0
@@ -47,88 +43,81 @@ class FrameCounts:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "received": self.received,
-            "processed": self.processed,
-            "late": self.late,
-            "failed": self.failed,
-            "pending": self.pending,
-            "dropped": dict(sorted(self.dropped.items())),
-        }
+            "received": self.received, "processed": self.processed, "late": self.late, "failed": self.failed,
+            "pending": self.pending, "dropped": dict(sorted(self.dropped.items())),
+        }  # fmt: skip
 
 
 class Ledger:
-    """Counts frames of all queries; safe to use from several threads.
+    """Counts the frames of all queries; thread-safe.
 
     Every frame is received once and settled at most once: processed, dropped for a reason, or failed. Settling a
-    frame that is not pending raises RuntimeError, since a count that no longer adds up must not go unnoticed.
+    frame that is not pending raises RuntimeError.
     """
 
     def __init__(self, queries: Iterable[str]) -> None:
-        self._accounts = {query: FrameCounts() for query in queries}
+        self._counts = {query: FrameCounts() for query in queries}
         self._lock = threading.Lock()
 
     def add(self, queries: Iterable[str]) -> None:
-        """These have accounts from now on; one that had gone goes on with its own."""
+        """Count these queries too; a query that returns continues its counts."""
         with self._lock:
-            self._accounts.update({query: FrameCounts() for query in queries if query not in self._accounts})
+            self._counts.update({query: FrameCounts() for query in queries if query not in self._counts})
 
     def received(self, query: str) -> None:
+        """A frame came."""
         with self._lock:
-            account = self._accounts[query]
-            account.received += 1
-            account.pending += 1
+            counts = self._counts[query]
+            counts.received += 1
+            counts.pending += 1
 
     def processed(self, query: str, late: bool = False) -> None:
+        """A frame was answered."""
         with self._lock:
-            account = self._settle(query)
-            account.processed += 1
-            account.late += late
+            counts = self._settle(query)
+            counts.processed += 1
+            counts.late += late
 
     def dropped(self, query: str, reason: str) -> None:
+        """A frame will not be run."""
         with self._lock:
             self._settle(query).dropped[reason] += 1
 
     def failed(self, query: str) -> None:
+        """The run of a frame failed."""
         with self._lock:
             self._settle(query).failed += 1
 
     def _settle(self, query: str) -> FrameCounts:
-        account = self._accounts[query]
-        if account.pending < 1:
+        counts = self._counts[query]
+        if counts.pending < 1:
             raise RuntimeError(f"query {query}: a frame was settled that was not pending")
-        account.pending -= 1
-        return account
+        counts.pending -= 1
+        return counts
 
     @property
     def balanced(self) -> bool:
-        """Whether every query's account adds up."""
+        """Whether every query's counts add up."""
         with self._lock:
-            return all(account.balanced for account in self._accounts.values())
+            return all(counts.balanced for counts in self._counts.values())
 
     def pending(self, query: str) -> int:
         """Frames of a query that are received and not settled."""
         with self._lock:
-            return self._accounts[query].pending
+            return self._counts[query].pending
 
     def to_json(self) -> list[dict[str, Any]]:
         """One record per query: `query`, received, processed (of which late), failed, pending, dropped by reason."""
         with self._lock:
-            return [{"query": query, **account.to_json()} for query, account in self._accounts.items()]
-
-
-DEPTH = 8
-"""Frames of one query that wait at most: as many as the largest batch takes."""
-MAX_WAITING_BYTES = 256 * 2**20
-"""Bytes of all the pictures that wait, beside the budget."""
+            return [{"query": query, **counts.to_json()} for query, counts in self._counts.items()]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
     """A frame on its way to a query.
 
-    `index` counts the camera's frames from 0, skipped ones included. `captured_at` is in seconds of the clock
-    that the schedule runs by; `captured_unix` is the same moment in Unix seconds. `image` is RGB uint8 (H, W, 3),
-    None on the virtual clock.
+    `index` counts the camera's frames from 0, skipped ones included. `captured_at` is in seconds of the schedule's
+    clock, `captured_unix` the same moment in Unix seconds. `image` is RGB uint8 (H, W, 3), None on the virtual clock.
     """
 
     index: int
@@ -138,11 +127,11 @@ class Frame:
 
 
 class Mailboxes:
-    """One short queue per query, entered in the ledger under the same lock; safe between threads.
+    """One short queue per query, counted in the ledger under the same lock; thread-safe.
 
-    `depth` is how many frames of a query may wait, one number or one per query, and `most_bytes` what the pictures of
-    all may hold together; one that several queries wait with counts once. Whether a waiting frame can still be in time
-    is for the schedule to say, which drops it then; here only the room ends.
+    `depth` is how many frames of a query may wait, one number or one per query; `max_waiting_bytes` limits the pictures
+    of all, one that several queries wait with counted once. Whether a waiting frame can still be in time is decided by
+    the schedule, which drops it then. `on_frame` is called for every frame, in the order in which a snapshot sees them.
     """
 
     def __init__(
@@ -150,45 +139,45 @@ class Mailboxes:
         queries: Iterable[str],
         ledger: Ledger,
         depth: int | Mapping[str, int] = DEPTH,
-        heard: Callable[[str, Frame], None] | None = None,
-        most_bytes: int = MAX_WAITING_BYTES,
+        on_frame: Callable[[str, Frame], None] | None = None,
+        max_waiting_bytes: int = MAX_WAITING_BYTES,
     ) -> None:
         self._waiting: dict[str, deque[Frame]] = {query: deque() for query in queries}
         self._depth = dict(depth) if isinstance(depth, Mapping) else dict.fromkeys(self._waiting, depth)
         self._ledger = ledger
-        self._heard = heard
+        self._on_frame = on_frame
         self._changed = threading.Condition()
-        self._nudged = self._unseen = False
-        self.most_bytes = most_bytes
+        self._is_woken = self._has_new = False
+        self.max_waiting_bytes = max_waiting_bytes
         self.nbytes = self.max_bytes = 0
-        self._pictures: dict[int, int] = {}
+        self._uses: Counter[int] = Counter()
+        """By picture (its id), the number of queries that wait with it."""
 
     def put(self, query: str, frame: Frame) -> Frame | None:
-        """Leave a frame; returns the oldest waiting one if there was no room left, which counts as dropped.
+        """Leave a frame; returns the oldest waiting one if it was replaced.
 
-        `heard` is told of every frame, in the order in which a snapshot sees them. Where the pictures become too many
-        bytes, the oldest goes, for every query that waits with it.
+        Where the pictures exceed their bytes, the oldest is dropped for every query that waits with it.
         """
         with self._changed:
-            waiting, oldest = self._waiting[query], None
+            waiting, replaced = self._waiting[query], None
             if len(waiting) >= self._depth[query]:
-                oldest = self._gone(waiting.popleft())
+                replaced = self._remove(waiting.popleft())
                 self._ledger.dropped(query, REPLACED)
-            waiting.append(self._came(frame))
+            self._add(waiting, frame)
             self._ledger.received(query)
-            if self._heard is not None:
-                self._heard(query, frame)
-            while self.nbytes > self.most_bytes and len(self._pictures) > 1:
+            if self._on_frame is not None:
+                self._on_frame(query, frame)
+            while self.nbytes > self.max_waiting_bytes and len(self._uses) > 1:
                 self._drop_oldest_picture()
             self.max_bytes = max(self.max_bytes, self.nbytes)
-            self._unseen = True
+            self._has_new = True
             self._changed.notify_all()
-            return oldest
+            return replaced
 
     def change(self, queries: Iterable[str], emptied: Container[str] = ()) -> None:
-        """Go on with these queries; what waits for others, and for those to be `emptied`, is dropped.
+        """Serve these queries; frames waiting for others, and for those to be `emptied`, are dropped.
 
-        Frames for a query that has gone raise KeyError.
+        Later frames for a removed query raise KeyError.
         """
         with self._changed:
             before = self._waiting
@@ -198,14 +187,14 @@ class Mailboxes:
                 self._depth.setdefault(query, DEPTH)
             for query, waiting in before.items():
                 for frame in waiting:
-                    self._gone(frame)
+                    self._remove(frame)
                     self._ledger.dropped(query, RELOADED)
 
     def take(self, query: str, count: int = 1) -> list[Frame]:
         """Up to `count` frames of a query, oldest first; they stay pending in the ledger until they are settled."""
         with self._changed:
             waiting = self._waiting[query]
-            return [self._gone(waiting.popleft()) for _ in range(min(count, len(waiting)))]
+            return [self._remove(waiting.popleft()) for _ in range(min(count, len(waiting)))]
 
     def drop(self, query: str, captured_at: float, reason: str) -> Frame | None:
         """Drop the waiting frame captured then; None if it waits no more."""
@@ -215,7 +204,7 @@ class Mailboxes:
                 if frame.captured_at == captured_at:
                     waiting.remove(frame)
                     self._ledger.dropped(query, reason)
-                    return self._gone(frame)
+                    return self._remove(frame)
             return None
 
     def pending(self) -> dict[str, tuple[float, ...]]:
@@ -228,36 +217,34 @@ class Mailboxes:
             }
 
     def snapshot(self, clock: Callable[[], float]) -> tuple[float, dict[str, tuple[float, ...]]]:
-        """The time and what waits then: no frame that comes later is in it, none that came before is missing."""
+        """The time and the frames that wait then, consistent with each other."""
         with self._changed:
-            self._unseen = False
+            self._has_new = False
             return clock(), self.pending()
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until there is a frame that no snapshot has seen, `nudge` is called, or the time is over."""
+        """Sleep until there is a frame that no snapshot has seen, `wake` is called, or the timeout."""
         with self._changed:
-            self._changed.wait_for(lambda: self._nudged or self._unseen, timeout_s)
-            self._nudged = False
+            self._changed.wait_for(lambda: self._is_woken or self._has_new, timeout_s)
+            self._is_woken = False
 
-    def nudge(self) -> None:
-        """Wake a `wait`: something other than a frame has changed."""
+    def wake(self) -> None:
+        """End a `wait`: something other than a frame has changed."""
         with self._changed:
-            self._nudged = True
+            self._is_woken = True
             self._changed.notify_all()
 
-    def _came(self, frame: Frame) -> Frame:
+    def _add(self, waiting: deque[Frame], frame: Frame) -> None:
+        waiting.append(frame)
         if frame.image is not None:
-            number = id(frame.image)
-            self._pictures[number] = self._pictures.get(number, 0) + 1
-            self.nbytes += frame.image.nbytes if self._pictures[number] == 1 else 0
-        return frame
+            self._uses[id(frame.image)] += 1
+            self.nbytes += frame.image.nbytes if self._uses[id(frame.image)] == 1 else 0
 
-    def _gone(self, frame: Frame) -> Frame:
+    def _remove(self, frame: Frame) -> Frame:
         if frame.image is not None:
-            number = id(frame.image)
-            self._pictures[number] -= 1
-            if not self._pictures[number]:
-                del self._pictures[number]
+            self._uses[id(frame.image)] -= 1
+            if not self._uses[id(frame.image)]:
+                del self._uses[id(frame.image)]
                 self.nbytes -= frame.image.nbytes
         return frame
 
@@ -267,57 +254,49 @@ class Mailboxes:
         for query, waiting in self._waiting.items():
             for frame in [frame for frame in waiting if frame.image is image]:
                 waiting.remove(frame)
-                self._gone(frame)
+                self._remove(frame)
                 self._ledger.dropped(query, MEMORY)
 
 
 class FrameRouter:
-    """Leaves frames in the mailboxes, where `saw` hears of each first. Cameras call `put` from their threads.
+    """Routes frames from cameras to mailboxes; each query takes those of one camera. Cameras call `put`.
 
-    A camera is known by itself, not by its name: what one that was replaced still brings is nobody's.
+    Sources are compared by identity, so that frames of a replaced camera are dropped. `on_frame` is called first.
     """
 
-    def __init__(self, mailboxes: Mailboxes, saw: Callable[[str, Frame], object]) -> None:
-        self._mailboxes, self._saw = mailboxes, saw
+    def __init__(self, mailboxes: Mailboxes, on_frame: Callable[[str, Frame], object]) -> None:
+        self._mailboxes, self._on_frame = mailboxes, on_frame
         self._sources: Mapping[str, object] = {}
         self._next = 0
-        self._least: Mapping[str, int] = {}
+        self._first: Mapping[str, int] = {}
         self._lock = threading.Lock()
 
     def put(self, source: object, query: str, frame: Frame) -> None:
-        """A frame of this camera; let go where the query takes none of it (any more)."""
+        """A frame of this camera; dropped where the query takes none of it (any more)."""
         with self._lock:
-            if self._sources.get(query) is source and frame.index >= self._least.get(query, 0):
+            if self._sources.get(query) is source and frame.index >= self._first.get(query, 0):
                 self._next = max(self._next, frame.index + 1)
-                self._saw(query, frame)
+                self._on_frame(query, frame)
                 self._mailboxes.put(query, frame)
 
     def change(self, sources: Mapping[str, object], meanwhile: Callable[[], object] = lambda: None) -> int:
-        """From now on each query takes the frames of this camera; nothing arrives while `meanwhile` is called.
+        """Route by these sources from now on; no frame arrives while `meanwhile` is called.
 
-        Returns the first number that no frame has had so far. Whoever takes another camera's than before takes none
-        with a lower one: a query's frame numbers never come twice.
+        Returns the first unused frame number. A query with a new source takes no lower one, so that its frame numbers
+        never repeat.
         """
         with self._lock:
             moved = {query for query, source in sources.items() if self._sources.get(query) is not source}
-            self._least = {query: self._next if query in moved else self._least.get(query, 0) for query in sources}
+            self._first = {query: self._next if query in moved else self._first.get(query, 0) for query in sources}
             self._sources = dict(sources)
             meanwhile()
             return self._next
 
 
-# A frame is compared with the one before by a grid of about so many pixels each way.
-GRID = 24
-NEWEST_SHARE = 0.05
-# No scene counts more or less than so many times the average, however still or busy it is.
-MAX_URGENCY_RATIO = 4.0
-
-
 class SceneChange:
     """A running average, per query, of how much its frames differ from one to the next, per second.
 
-    `priorities` multiply what is measured. Cameras call `saw` from their threads; it takes some tens of
-    microseconds.
+    `priorities` multiply the measured change. Cameras call `add`, which takes tens of microseconds.
     """
 
     def __init__(self, priorities: Mapping[str, float]) -> None:
@@ -327,14 +306,14 @@ class SceneChange:
         self._lock = threading.Lock()
 
     def change(self, priorities: Mapping[str, float]) -> None:
-        """Go on with these queries; what is known of those that stay is kept."""
+        """Serve these queries; the averages of those that stay are kept."""
         with self._lock:
             self._priorities = dict(priorities)
             self._last = {query: last for query, last in self._last.items() if query in priorities}
             self._change = {query: change for query, change in self._change.items() if query in priorities}
 
-    def saw(self, query: str, captured_at: float, image: np.ndarray) -> None:
-        """Take note of a frame, RGB uint8 (H, W, 3)."""
+    def add(self, query: str, captured_at: float, image: np.ndarray) -> None:
+        """Measure a frame, RGB uint8 (H, W, 3)."""
         height, width = image.shape[:2]
         grid = image[:: max(1, height // GRID), :: max(1, width // GRID)].astype(np.int16)
         before = self._last.get(query)
@@ -343,20 +322,20 @@ class SceneChange:
             return
         change = float(np.abs(grid - before[1]).mean()) / 255 / (captured_at - before[0])
         with self._lock:
-            known = self._change.get(query, change)
-            self._change[query] = known + NEWEST_SHARE * (change - known)
+            average = self._change.get(query, change)
+            self._change[query] = average + NEWEST_SHARE * (change - average)
 
     def urgency(self) -> dict[str, float]:
-        """What a stale result of each query costs: its priority times its scene's change over the average one."""
+        """The cost of a stale result of each query: its priority times its scene's change over the average one."""
         with self._lock:
             changes, priorities = dict(self._change), self._priorities
         average = sum(changes.values()) / len(changes) if changes else 0.0
-        return {query: priority * self._share(changes.get(query), average) for query, priority in priorities.items()}
+        return {
+            query: priority * _relative_change(changes.get(query), average) for query, priority in priorities.items()
+        }
 
-    @staticmethod
-    def _share(change: float | None, average: float) -> float:
-        return (
-            1.0
-            if change is None or average <= 0
-            else min(MAX_URGENCY_RATIO, max(1 / MAX_URGENCY_RATIO, change / average))
-        )
+
+def _relative_change(change: float | None, average: float) -> float:
+    if change is None or average <= 0:
+        return 1.0
+    return min(MAX_URGENCY_RATIO, max(1 / MAX_URGENCY_RATIO, change / average))

@@ -1,309 +1,310 @@
-"""The steps of a reload: who asked, what is checked at present, what comes of it.
+"""Reloads: a thread builds and checks another box beside the active one, which it replaces between two frames.
 
-Pure: no thread, no clock, no file. Whoever asks while a check is under way is answered by the next one, since what they
-changed may have come too late for this one.
-
-Reloads at work: a thread checks another box beside the one that serves, which goes over to it between two frames.
+The canary tries new weights on the newest samples before they serve.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from enum import Enum
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from edge_runtime.box import ReadyBox
+import torch
+
+from edge_runtime.box import LoadedBox, ReadyBox, load_box
+from edge_runtime.config import BoxConfig, SpoolConfig
+from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.results import BUNDLE_DIGITS
-from edge_runtime.runtime import ActiveConfig, PendingConfig, Runtime, changes_text
-from models.errors import message_of
+from edge_runtime.runtime import ActiveConfig, PendingConfig, Runtime
+from edge_runtime.samples import SUFFIX, Predict, compare_samples, expected_agreement, read_drift, read_head
+from models.bundle import Bundle, BundleQuery, write_substituted
+from models.errors import InputError, message_of
+from models.evaluation import BELOW, TOO_FEW, Agreement, compare_agreement
+from models.tasks import task_of
 
 if TYPE_CHECKING:
     from edge_runtime.inference import InferenceThread
 
-
-STOPS = "the box stops"
-
-
-class ReloadPhase(Enum):
-    """What is done at present."""
-
-    IDLE = "idle"
-    CHECKING = "checking"
-    READY = "ready"
-    ENDED = "ended"
-
-
-@dataclass(frozen=True, slots=True)
-class ReloadRequested:
-    """Somebody, known by a number, asks for a reload."""
-
-    ticket: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReloadChecked:
-    """The other box can serve, and waits to be taken up between two frames; or there is nothing to change."""
-
-    changes: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class ReloadRefused:
-    """Something is wrong with it."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReloadApplied:
-    """It serves."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReloadStopped:
-    """The box stops."""
-
-
-ReloadEvent = ReloadRequested | ReloadChecked | ReloadRefused | ReloadApplied | ReloadStopped
-
-
-@dataclass(frozen=True, slots=True)
-class ReloadState:
-    """Where it stands: who is answered by what is under way, and by the next check; the outcomes so far.
-
-    `reason` says why the last one was refused, None where it was applied; `at` is when that was, in seconds of `now`.
-    """
-
-    phase: ReloadPhase = ReloadPhase.IDLE
-    asked: tuple[int, ...] = ()
-    later: tuple[int, ...] = ()
-    applied: int = 0
-    refused: int = 0
-    reason: str | None = None
-    at: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ReloadOutcome:
-    """These are told the outcome: None where it was applied, else the reason why it was not."""
-
-    tickets: tuple[int, ...]
-    reason: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class ReloadAction:
-    """What is to be done after a step: tell somebody, and begin a check."""
-
-    told: ReloadOutcome | None = None
-    check: bool = False
-
-
-def next_reload_state(state: ReloadState, event: ReloadEvent, now: float) -> tuple[ReloadState, ReloadAction]:
-    """The state after an event, and what it asks for. An event that cannot be in this state changes nothing."""
-    if state.phase is ReloadPhase.ENDED:
-        return state, ReloadAction(ReloadOutcome((event.ticket,), STOPS)) if isinstance(
-            event, ReloadRequested
-        ) else ReloadAction()
-    match event:
-        case ReloadRequested(ticket) if state.phase is ReloadPhase.IDLE:
-            return replace(state, phase=ReloadPhase.CHECKING, asked=(ticket,)), ReloadAction(check=True)
-        case ReloadRequested(ticket):
-            return replace(state, later=(*state.later, ticket)), ReloadAction()
-        case ReloadChecked(changes) if state.phase is ReloadPhase.CHECKING:
-            return (replace(state, phase=ReloadPhase.READY), ReloadAction()) if changes else _over(state, None, now)
-        case ReloadRefused(reason) if state.phase is not ReloadPhase.IDLE:
-            return _over(state, reason, now)
-        case ReloadApplied() if state.phase is ReloadPhase.READY:
-            return _over(state, None, now)
-        case ReloadStopped():
-            waiting = (*state.asked, *state.later)
-            return replace(state, phase=ReloadPhase.ENDED, asked=(), later=()), ReloadAction(
-                ReloadOutcome(waiting, STOPS) if waiting else None
-            )
-    return state, ReloadAction()
-
-
-def _over(state: ReloadState, reason: str | None, now: float) -> tuple[ReloadState, ReloadAction]:
-    """An outcome; whoever asked meanwhile is next."""
-    after = ReloadState(
-        ReloadPhase.CHECKING if state.later else ReloadPhase.IDLE,
-        state.later,
-        (),
-        state.applied + (reason is None),
-        state.refused + (reason is not None),
-        reason,
-        now,
-    )
-    return after, ReloadAction(ReloadOutcome(state.asked, reason), bool(state.later))
-
-
-SWITCH_S = 0.0005
-"""How often the interpreter changes threads during a check. A run of a network takes and leaves it hundreds of times;
-waiting the usual 5 ms for it each time would make a run many times as long (seen here: 755 ms for 20, and 100 so).
+STOPPING = "the box stops"
+SWITCH_INTERVAL_S = 0.0005
+"""Thread switch interval of the interpreter during a check. A run of a network takes and releases the interpreter lock
+hundreds of times; with the usual 5 ms a run of 20 ms took 755 ms during a check, with this 100 ms.
 """
 SINK_TIMEOUT_S = 5.0
-"""How long sinks that are gone may take to deliver what waits for them."""
+"""How long removed sinks may deliver what waits for them."""
+CANARY_FRAMES = 64
+"""Most samples of a query on which its new weights are tried."""
+CANARY_FILES = ("canary-1.safetensors", "canary-2.safetensors")
+"""Bundles with held back queries, beside the samples: one is written while the other serves."""
+FIXED_KEYS: dict[str, Callable[[BoxConfig], Any]] = {
+    "device": lambda config: config.device,
+    "spool": lambda config: config.spool,
+    "trace": lambda config: config.trace,
+    "http.bind": lambda config: None if config.http is None else (config.http.host, config.http.port),
+}
+"""Keys that cannot change while a box runs."""
 
 log = logging.getLogger("gemel.run")
 
 BuildBox = Callable[[ActiveConfig], ReadyBox | None]
-"""Opens, fits and equips the box anew, as config and bundle are now; None where they are what is at work.
-
-Raises InputError where anything is wrong with them.
-"""
+"""Builds the box from config and bundle as they are now; None where nothing has changed. Raises InputError."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Applied:
-    """What was taken up, and what was at work before."""
+@dataclass(frozen=True, slots=True)
+class ReloadCounts:
+    """Reloads so far; `reason` says why the last one was refused, None where it was applied."""
 
-    successor: PendingConfig
-    before: ActiveConfig
+    applied: int = 0
+    refused: int = 0
+    reason: str | None = None
 
 
 class ReloadManager:
-    """Whoever asks gets the outcome: None where it was applied, else the reason. `state` counts them.
+    """Runs requested reloads one after the other; requests during a reload are answered by the next one.
 
-    `notify` is told whether a reload is under way, `applied` of the box that serves from now on.
+    `notify` is called with whether a reload is under way, `on_applied` with the box that serves from now on.
     """
 
     def __init__(
         self,
-        workplace: Runtime,
-        refit: BuildBox,
+        runtime: Runtime,
+        build: BuildBox,
         notify: Callable[[bool], object] = lambda _: None,
-        applied: Callable[[ReadyBox], object] = lambda _: None,
+        on_applied: Callable[[ReadyBox], object] = lambda _: None,
     ) -> None:
-        self.state = ReloadState()
-        self._workplace, self._refit, self._notify, self._applied = workplace, refit, notify, applied
-        self._futures: dict[int, Future[str | None]] = {}
-        self._tickets = itertools.count()
+        self.counts = ReloadCounts()
+        self._runtime, self._build, self._notify, self._on_applied = runtime, build, notify, on_applied
         self._changed = threading.Condition()
-        self._ready: PendingConfig | None = None
-        self._taken: _Applied | None = None
-        self._thread = threading.Thread(target=self._work, name="reloads", daemon=True)
+        self._requests: list[Future[str | None]] = []
+        self._current: list[Future[str | None]] = []
+        self._pending: PendingConfig | None = None
+        self._stopping = False
+        self._thread = threading.Thread(target=self._work, name="reload", daemon=True)
 
     def start(self) -> None:
         """Take requests from now on."""
         self._thread.start()
 
-    def ask(self) -> Future[str | None]:
-        """Ask for a reload; from any thread."""
+    def request(self) -> Future[str | None]:
+        """Request a reload, from any thread; the result is None where it was applied, else the reason."""
+        future: Future[str | None] = Future()
         with self._changed:
-            ticket = next(self._tickets)
-            future = self._futures[ticket] = Future()
-            self._go(ReloadRequested(ticket))
+            if self._stopping:
+                future.set_result(STOPPING)
+            else:
+                self._requests.append(future)
+                self._changed.notify_all()
         return future
 
-    def take_up(self, inference: InferenceThread) -> None:
-        """Go over to what is ready, if anything is; called between two frames by the thread that runs queries."""
-        if self._ready is None:
+    def apply_pending(self, inference: InferenceThread) -> None:
+        """Activate what is ready, if anything; called between two frames by the thread that runs queries."""
+        if self._pending is None:
             return
         with self._changed:
-            successor, self._ready = self._ready, None
-            if successor is None:
+            pending = self._pending
+            if pending is None:
                 return
-            started, before = time.monotonic(), self._workplace.now
-            self._workplace.go_over(successor)
-            inference.follow(before.box)
+            start, before = time.monotonic(), self._runtime.active
+            self._runtime.activate(pending)
+            inference.follow_reload(before.box)
+            self._pending = None
             log.info(
                 "reloaded: bundle %s, %s; frames waited %.0f ms",
-                successor.work.identity.bundle[:BUNDLE_DIGITS],
-                changes_text(before.queries, successor.work.queries),
-                1000 * (time.monotonic() - started),
+                pending.config.identity.bundle[:BUNDLE_DIGITS],
+                format_changes(before.queries, pending.config.queries),
+                1000 * (time.monotonic() - start),
             )
-            self._taken = _Applied(successor, before)
-            self._go(ReloadApplied())
+            self._changed.notify_all()
 
     def stop(self) -> None:
-        """No more; whoever waits is told so."""
+        """End; open requests are answered."""
         with self._changed:
-            self._go(ReloadStopped())
-            if self._ready is not None:
-                self._workplace.drop(self._ready)
-                self._ready = None
+            self._stopping = True
+            if self._pending is not None:
+                self._runtime.discard(self._pending)
+                self._pending = None
+            for future in (*self._requests, *self._current):
+                future.set_result(STOPPING)
+            self._requests, self._current = [], []
             self._changed.notify_all()
 
     def _work(self) -> None:
-        while self._waits_for(lambda: self.state.phase is ReloadPhase.CHECKING):
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._requests or self._stopping)
+                if self._stopping:
+                    return
+                self._current, self._requests = self._requests, []
             self._notify(True)
-            with _giving_way():
-                found = self._checked()
-            if isinstance(found, PendingConfig):
-                self._hand_over(found)
-            else:
-                with self._changed:
-                    self._go(found)
+            with _short_switch_interval():
+                pending, reason = self._check()
+            if pending is None:
+                self._finish(reason)
+            elif self._hand_over(pending):
+                self._finish(None)
+                self._settle(pending)
             self._notify(False)
 
-    def _waits_for(self, what: Callable[[], object]) -> bool:
-        """Wait for it; False where the box stops before."""
-        with self._changed:
-            self._changed.wait_for(lambda: what() or self.state.phase is ReloadPhase.ENDED)
-            return self.state.phase is not ReloadPhase.ENDED
-
-    def _checked(self) -> PendingConfig | ReloadRefused | ReloadChecked:
+    def _check(self) -> tuple[PendingConfig | None, str | None]:
+        """What is to be activated, if anything has changed, or why the reload is refused."""
         try:
-            box = self._refit(self._workplace.now)
+            box = self._build(self._runtime.active)
             if box is not None:
-                return self._workplace.prepare(box)
-        except (Exception, SystemExit) as error:  # what a bundle names is imported, and may do anything
+                return self._runtime.prepare(box), None
+        except (Exception, SystemExit) as error:  # code named by a bundle is imported, and may raise anything
             reason = message_of(error)
-            log.error("not reloaded, the box serves on as it is: %s", reason)
-            return ReloadRefused(reason)
+            log.error("not reloaded, the box serves on unchanged: %s", reason)
+            return None, reason
         log.info("reloaded: nothing has changed")
-        return ReloadChecked(changes=False)
+        return None, None
 
-    def _hand_over(self, successor: PendingConfig) -> None:
+    def _hand_over(self, pending: PendingConfig) -> bool:
+        """Wait until the inference thread has activated it; False where the box stops before."""
         with self._changed:
-            self._taken, self._ready = None, successor
-            self._go(ReloadChecked())
-            if self.state.phase is ReloadPhase.ENDED:
-                self._ready = None
-                self._workplace.drop(successor)
-        self._workplace.mailboxes.nudge()
-        if self._waits_for(lambda: self._taken) and self._taken is not None:
-            try:
-                self._settle(self._taken)
-            except Exception:  # the box serves, and must hear of the next reload
-                log.exception("a reload was applied, and something beside it failed")
-        self._taken = None
+            if self._stopping:
+                self._runtime.discard(pending)
+                return False
+            self._pending = pending
+        self._runtime.mailboxes.wake()
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending is None or self._stopping)
+        return self._runtime.active is pending.config
 
-    def _settle(self, taken: _Applied) -> None:
-        """What need not be done between two frames."""
-        self._applied(taken.successor.work.box)
-        hanging = self._workplace.post.settle(taken.successor.rounds, SINK_TIMEOUT_S)
-        if hanging:
-            log.warning("not waited for: %s", ", ".join(hanging))
+    def _finish(self, reason: str | None) -> None:
+        with self._changed:
+            counts = self.counts
+            self.counts = ReloadCounts(counts.applied + (reason is None), counts.refused + (reason is not None), reason)
+            for future in self._current:
+                future.set_result(reason)
+            self._current = []
 
-    def _go(self, event: ReloadEvent) -> None:
-        """Take a step, and do what it asks for; the lock is held."""
-        self.state, do = next_reload_state(self.state, event, time.monotonic())
-        if do.told is not None:
-            self._tell(do.told)
-        self._changed.notify_all()
-
-    def _tell(self, told: ReloadOutcome) -> None:
-        """The lock is held."""
-        for ticket in told.tickets:
-            self._futures.pop(ticket).set_result(told.reason)
+    def _settle(self, pending: PendingConfig) -> None:
+        """Do what need not happen between two frames."""
+        try:
+            self._on_applied(pending.config.box)
+            hanging = self._runtime.sinks.settle(pending.sinks, SINK_TIMEOUT_S)
+            if hanging:
+                log.warning("not waited for: %s", ", ".join(hanging))
+        except Exception:  # the box serves, and must take the next reload
+            log.exception("a reload was applied, and its clean-up failed")
 
 
 @contextlib.contextmanager
-def _giving_way() -> Iterator[None]:
-    """What this thread does holds up the others as little as can be."""
+def _short_switch_interval() -> Iterator[None]:
     before = sys.getswitchinterval()
-    sys.setswitchinterval(min(before, SWITCH_S))
+    sys.setswitchinterval(min(before, SWITCH_INTERVAL_S))
     try:
         yield
     finally:
         sys.setswitchinterval(before)
+
+
+def check_change(before: BoxConfig, after: BoxConfig) -> None:
+    """Raise InputError where a running box cannot take the other config."""
+    for key, value in FIXED_KEYS.items():
+        if value(before) != value(after):
+            raise InputError(after.path, "cannot be changed while the box runs", "start the box again", key)
+    if after.trace is not None:
+        problem = "a trace describes one box, so a box that writes one cannot be reloaded"
+        raise InputError(after.path, problem, "leave `trace` out and start the box again", "trace")
+
+
+def format_changes(before: Mapping[str, BundleQuery], after: Mapping[str, BundleQuery]) -> str:
+    """What changes: `2 queries as before, 1 changed, 1 new, 1 gone`."""
+    both = before.keys() & after.keys()
+    same = sum(before[query] == after[query] for query in both)
+    counts = {"changed": len(both) - same, "new": len(after.keys() - both), "gone": len(before.keys() - both)}
+    queries = f"{same} {'query' if same == 1 else 'queries'} as before"
+    return ", ".join([queries, *(f"{count} {what}" for what, count in counts.items() if count)])
+
+
+def run_canary(before: LoadedBox, after: LoadedBox, spool: SpoolConfig) -> LoadedBox:
+    """The box that is to serve; each query whose new weights fail on the newest samples keeps its old ones.
+
+    A query fails when its agreement with the answers that were given is certainly below its accuracy target
+    (`models.evaluation`). Queries that ask something else than before are not tried, nor those that the last drift
+    check found below their target: there the old answers are wrong. `held_back` of the box has the reasons. Raises
+    InputError where the mixed bundle cannot be written.
+    """
+    old, new = before.bundle, after.bundle
+    digits, found = old.digest[:BUNDLE_DIGITS], dict[str, Agreement]()
+    for query in canary_queries(old, new, _drifted_queries(spool, digits)):
+        paths = _newest_samples(spool.samples, query.id, digits)
+        compared = compare_samples(query, paths, _cpu_model(new, query.id))
+        compared = replace(compared, expected=compared.expected * expected_agreement(query))
+        found[query.id] = compare_agreement(compared, task_of(query.task), query.accuracy_target)
+        if found[query.id].verdict == TOO_FEW:
+            log.info("query %s: %d samples are too few to try its new weights", query.id, len(paths))
+    reasons = {
+        query: f"on the last {agreement.frames} frames the new ones agree with its answers by {agreement.ratio:.2f}, "
+        f"its target is {new.query(query).accuracy_target:g}"
+        for query, agreement in found.items()
+        if agreement.verdict == BELOW and agreement.ratio is not None
+    }
+    if not reasons:
+        return after
+    path = spool.samples / next(name for name in CANARY_FILES if name != old.path.name)
+    write_substituted(path, new, dict.fromkeys(reasons, old), overwrite=True)
+    for query, reason in reasons.items():
+        log.warning("query %s keeps its old weights: %s", query, reason)
+    mixed = load_box(replace(after.config, bundle=path, public_key=None))  # the signature of its parts was checked
+    return replace(mixed, held_back=reasons)
+
+
+def canary_queries(old: Bundle, new: Bundle, drifted: Collection[str]) -> list[BundleQuery]:
+    """Queries that ask the same as before with other weights, without those that have `drifted`."""
+    before = {query.id: query for query in old.queries}
+    return [
+        query
+        for query in new.queries
+        if query.id in before
+        and query.id not in drifted
+        and _question(query) == _question(before[query.id])
+        and query.places() != before[query.id].places()
+    ]
+
+
+def _question(query: BundleQuery) -> tuple[object, ...]:
+    return query.camera, query.roi, query.task, query.classes, query.input_size, query.preprocess
+
+
+def _drifted_queries(spool: SpoolConfig, bundle: str) -> set[str]:
+    """Queries that the last drift check of this bundle found below their target."""
+    try:
+        report = read_drift(spool.path)
+    except InputError:  # there was none
+        return set()
+    return {query.id for query in report.queries if query.verdict == BELOW} if report.bundle == bundle else set()
+
+
+def _newest_samples(folder: Path, query: str, bundle: str) -> list[Path]:
+    """The newest samples of a query and a bundle, in the order of time."""
+    found: list[Path] = []
+    for path in sorted((path for path in folder.glob(f"*{SUFFIX}") if f"-{query}-" in path.name), reverse=True):
+        with contextlib.suppress(InputError):
+            head = read_head(path)
+            if (head.query, head.bundle) == (query, bundle):
+                found.append(path)
+        if len(found) == CANARY_FRAMES:
+            break
+    return found[::-1]
+
+
+def _cpu_model(bundle: Bundle, query: str) -> Predict:
+    """A query of a bundle on the CPU."""
+    engine = TorchEngine(bundle, query)
+    tensors = {name: bundle.read(name) for name in bundle.names_in_order(query)}
+    engine.bind(tensors.__getitem__)
+
+    @torch.inference_mode()
+    def predict(batch, sizes):
+        return engine.decode(engine.forward(engine.query.preprocess.normalise(batch)), sizes, 0.0)
+
+    return predict

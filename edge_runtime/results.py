@@ -1,7 +1,4 @@
-"""Results: one record per answered frame.
-
-What becomes of frames that were taken: results, or failures, each counted in the ledger.
-"""
+"""Results: one record per answered frame, and the publisher that counts and sends them."""
 
 from __future__ import annotations
 
@@ -21,13 +18,17 @@ from models.errors import message_of
 from models.predictions import ClassPrediction, Prediction
 
 BUNDLE_DIGITS = 12
+AGES_KEPT = 1000
+"""Ages kept of each query's newest results."""
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
+
+log = logging.getLogger("gemel.run")
 
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """What every result of a run has in common: the SHA-256 of its bundle, and the run itself.
-
-    Frames are counted anew in each run; (run, query, frame) is never the same twice.
+    """The SHA-256 of the bundle and the id of the run; frames are counted anew in each run, so (run, query, frame)
+    never repeats.
     """
 
     bundle: str
@@ -35,9 +36,9 @@ class RunIdentity:
 
 
 def result_record(
-    query: BundleQuery, frame: Frame, answer: Prediction, finished_at: float, identity: RunIdentity
+    query: BundleQuery, frame: Frame, prediction: Prediction, finished_at: float, identity: RunIdentity
 ) -> dict[str, Any]:
-    """The result record as docs/box.md defines it; `finished_at` is in seconds of the clock of `frame.captured_at`.
+    """The result record of docs/running-a-box.md; `finished_at` is in seconds of the clock of `frame.captured_at`.
 
     captured_at and finished_at of the record are Unix seconds, their difference that of the monotonic clock.
     """
@@ -48,26 +49,16 @@ def result_record(
         "age_ms": round(age_s * 1000, 3), "late": age_s > query.sla_ms / 1000,
         "bundle": identity.bundle[:BUNDLE_DIGITS],
     }  # fmt: skip
-    if isinstance(answer, ClassPrediction):
-        return {**record, "label": answer.label, "score": answer.score}
-    found = zip(answer.classes, answer.scores, answer.boxes, strict=True)
-    detections = [{"class": name, "score": score, "box": list(box)} for name, score, box in found]
-    return {**record, "detections": detections}
-
-
-AGES_KEPT = 1000
-"""Of each query's newest results: a box that works for months reaches it within minutes, and holds no more."""
-_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
-
-log = logging.getLogger("gemel.run")
+    if isinstance(prediction, ClassPrediction):
+        return {**record, "label": prediction.label, "score": prediction.score}
+    found = zip(prediction.classes, prediction.scores, prediction.boxes, strict=True)
+    return {**record, "detections": [{"class": name, "score": score, "box": list(box)} for name, score, box in found]}
 
 
 class Publisher:
-    """Hands results to the post (`edge_runtime.delivery`); remembers their ages, and why queries fail, which it says
-    once.
+    """Turns predictions into results, counts frames in the ledger, and remembers ages of results and failures.
 
-    `identity` is that of this run and of the bundle, which go into every result. `damaged` are queries that cannot run,
-    with the reason; those that are out later join them.
+    `damaged` are queries that cannot run, with the reason; queries that fail their warm-up join them.
     """
 
     def __init__(
@@ -80,64 +71,56 @@ class Publisher:
     ) -> None:
         self.ledger = ledger
         self.failures: dict[str, str] = dict(damaged or {})
-        self._out = set(self.failures)
+        self._disabled = set(self.failures)
         self._offer, self._queries, self._identity = offer, queries, identity
         self._ages = {query: deque[float](maxlen=AGES_KEPT) for query in queries}
 
-    def follow(self, before: Publisher) -> None:
-        """Go on where another publisher ends, for the queries that both have."""
+    def inherit(self, before: Publisher) -> None:
+        """Keep the ages of the queries that another publisher has too."""
         self._ages.update({query: ages for query, ages in before._ages.items() if query in self._ages})
 
     @property
-    def out(self) -> Set[str]:
+    def disabled(self) -> Set[str]:
         """The queries that cannot run."""
-        return self._out
+        return self._disabled
 
-    def publish(self, query: str, frames: Sequence[Frame], answers: Sequence[Prediction], finished_at: float) -> None:
-        """One record per frame; the frames count as processed, whatever becomes of the records."""
+    def publish(
+        self, query: str, frames: Sequence[Frame], predictions: Sequence[Prediction], finished_at: float
+    ) -> None:
+        """Send one record per frame; the frames count as processed, whatever becomes of the records."""
         records = [
-            result_record(self._queries[query], frame, answer, finished_at, self._identity)
-            for frame, answer in zip(frames, answers, strict=True)
+            result_record(self._queries[query], frame, prediction, finished_at, self._identity)
+            for frame, prediction in zip(frames, predictions, strict=True)
         ]
         for frame, record in zip(frames, records, strict=True):
             self.ledger.processed(query, late=record["late"])
             self._ages[query].append(finished_at - frame.captured_at)
             self._offer(ResultMessage(record, frame.image))
 
-    def dropped(self, query: str, frames: Sequence[Frame], reason: str) -> None:
-        """These frames were taken and are not run after all."""
+    def drop(self, query: str, frames: Iterable[Frame], reason: str) -> None:
+        """Count taken frames that are not run after all."""
         for _ in frames:
             self.ledger.dropped(query, reason)
 
-    def failed(self, query: str, frames: Sequence[Frame], error: Exception | None = None) -> None:
-        """These frames have no answer; the `error` is told unless it is known."""
+    def fail(self, query: str, frames: Iterable[Frame], error: Exception | None = None) -> None:
+        """Count frames without a prediction, and log the `error` unless it is known."""
         for _ in frames:
             self.ledger.failed(query)
         if error is not None:
-            self.tell(query, error)
+            self._log_failure(query, error)
 
-    def give_up(self, query: str, error: Exception) -> None:
-        """This query is out: the others run without it."""
-        self.tell(query, error)
-        self._out.add(query)
-
-    def readmit(self, queries: Iterable[str]) -> None:
-        """These queries may run again; why they could not is forgotten."""
-        for query in queries:
-            self._out.discard(query)
-            self.failures.pop(query, None)
-
-    def tell(self, query: str, error: Exception) -> None:
-        """Remember why a query failed; say it once, also where only numbers in it change."""
-        text = message_of(error)
-        if _gist(self.failures.get(query, "")) != _gist(text):
-            log.error("query %s failed on a frame: %s", query, text)
-        self.failures[query] = text
+    def disable(self, query: str, error: Exception) -> None:
+        """Do not run this query any more; the others run without it."""
+        self._log_failure(query, error)
+        self._disabled.add(query)
 
     def age_p95_ms(self, query: str) -> float | None:
         """The 95th percentile of the ages of a query's newest results; None without any."""
         return age_p95_ms(self._ages[query])
 
-
-def _gist(text: str) -> str:
-    return _NUMBERS.sub("#", text)
+    def _log_failure(self, query: str, error: Exception) -> None:
+        """Log a failure once, also where only numbers in its text change."""
+        text = message_of(error)
+        if _NUMBERS.sub("#", self.failures.get(query, "")) != _NUMBERS.sub("#", text):
+            log.error("query %s failed on a frame: %s", query, text)
+        self.failures[query] = text

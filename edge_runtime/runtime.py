@@ -1,26 +1,20 @@
-"""What differs between the box that serves and the one that is to: pure functions of configs and bundles.
-
-What stays in a box as long as its process runs, and what is at work there: made anew for each config and bundle.
-"""
+"""The runtime of a box: what lives as long as its process, and the active config and bundle, which reloads replace."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from edge_runtime.box import ReadyBox, frame_request
+from edge_runtime.box import ReadyBox, frame_requests
 from edge_runtime.capture.camera import Camera
-from edge_runtime.capture.sources import FrameRequest
-from edge_runtime.config import BoxConfig
 from edge_runtime.device import Device, arena_bytes
 from edge_runtime.engines.setup import bindable_engines
-from edge_runtime.executor import Executor, ExecutorParts, TurnTiming
+from edge_runtime.executor import Executor, TurnTiming
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.transfer import StagedBuffer
 from edge_runtime.queues import Frame, FrameRouter, Ledger, Mailboxes, SceneChange
@@ -29,293 +23,251 @@ from edge_runtime.samples import Spool
 from edge_runtime.simulation.trace import TraceWriter
 from edge_runtime.sinks.base import ResultMessage
 from edge_runtime.sinks.worker import SinkChange, SinkManager
-from models.bundle import Bundle, BundleQuery
+from models.bundle import BundleQuery
 from models.device import is_out_of_memory
 from models.errors import InputError, exact_text
 
-KEPT: dict[str, Callable[[BoxConfig], Any]] = {
-    "device": lambda config: config.device,
-    "spool": lambda config: config.spool,
-    "trace": lambda config: config.trace,
-    "http.bind": lambda config: None if config.http is None else (config.http.host, config.http.port),
-}
-"""What a running box keeps."""
-
-
-def check_change(before: BoxConfig, after: BoxConfig) -> None:
-    """Raise InputError where a running box cannot go over to the other config."""
-    for key, value in KEPT.items():
-        if value(before) != value(after):
-            raise InputError(after.path, "cannot be changed while the box runs", "start the box again", key)
-    if after.trace is not None:
-        fault = "a trace holds one box, so that one which writes it cannot be changed"
-        raise InputError(after.path, fault, "leave `trace` out and start the box again", "trace")
-
-
-def runs_alike(before: BundleQuery, after: BundleQuery) -> bool:
-    """Whether runs of the two take equally long: one architecture, whatever its weights."""
-    return _build(before) == _build(after)
-
-
-def looks_alike(before: BundleQuery, after: BundleQuery) -> bool:
-    """Whether a frame that waits for the one may be answered by the other."""
-    return (before.camera, before.roi) == (after.camera, after.roi)
-
-
-def changes_text(before: Mapping[str, BundleQuery], after: Mapping[str, BundleQuery]) -> str:
-    """What becomes of the queries, in words: `2 queries as they were, 1 changed, 1 new, 1 gone`."""
-    both = before.keys() & after.keys()
-    same = sum(before[query] == after[query] for query in both)
-    counts = {"changed": len(both) - same, "new": len(after.keys() - both), "gone": len(before.keys() - both)}
-    queries = f"{same} {'query' if same == 1 else 'queries'} as before"
-    return ", ".join([queries, *(f"{count} {what}" for what, count in counts.items() if count)])
-
-
-def _build(query: BundleQuery) -> tuple[Any, ...]:
-    stored = {key: one.dtype for key, one in query.stored.items()}
-    return query.model, query.model_args, query.input_size, len(query.classes), query.preprocess, stored
-
+if TYPE_CHECKING:
+    from edge_runtime.http.snapshots import Observer
 
 log = logging.getLogger("gemel.run")
 
 
-class Observing(Protocol):
-    """Who watches a box at work (`edge_runtime.http.status.Observer`)."""
-
-    def saw(self, query: str, frame: Frame) -> None: ...
-    def answered(self, parcel: ResultMessage) -> None: ...
-    def took(self, query: str, turn: TurnTiming) -> None: ...
-    def change(self, bundle: Bundle) -> None: ...
-
-
 @dataclass(frozen=True, eq=False)
 class ActiveConfig:
-    """What is at work for one config and bundle."""
+    """What serves one config and bundle."""
 
     box: ReadyBox
     identity: RunIdentity
     executor: Executor
     cameras: tuple[Camera, ...]
 
+    @cached_property
+    def queries(self) -> dict[str, BundleQuery]:
+        """Its queries by id."""
+        return {query.id: query for query in self.box.bundle.queries}
+
+    @cached_property
+    def query_bytes(self) -> dict[str, tuple[int, int]]:
+        """By query the bytes of its tensors, and of those that no other query has."""
+        bundle = self.box.bundle
+        names = {query: set(bundle.names_in_order(query)) for query in self.queries}
+        uses = Counter(name for tensors in names.values() for name in tensors)
+        return {
+            query: (sum(map(bundle.nbytes, tensors)), sum(bundle.nbytes(name) for name in tensors if uses[name] == 1))
+            for query, tensors in names.items()
+        }
+
+    @property
+    def sources(self) -> dict[str, Camera]:
+        """The camera of each query."""
+        cameras = {camera.id: camera for camera in self.cameras}
+        return {name: cameras[query.camera] for name, query in self.queries.items()}
+
     @property
     def bundle_problem(self) -> str | None:
-        """One line when the bundle's file was changed in place after it was opened: nothing more is loaded from it."""
-        file, path = self.box.fitted.box.bundle.file, self.box.fitted.box.bundle.path
+        """One line when the bundle's file was changed in place after it was hashed: nothing is loaded from it then."""
+        file, path = self.box.bundle.file, self.box.bundle.path
         if file.stamp() == file.opened_as:
             return None
         return f"{path} was changed in place: nothing is loaded from it; rename a new bundle into place, and reload"
 
-    @cached_property
-    def queries(self) -> dict[str, BundleQuery]:
-        """Its queries by id."""
-        return {query.id: query for query in self.box.fitted.box.bundle.queries}
-
-    @cached_property
-    def bytes(self) -> dict[str, tuple[int, int]]:
-        """By query the bytes of its tensors, and of those that are its alone."""
-        bundle = self.box.fitted.box.bundle
-        names = {query: set(bundle.names_in_order(query)) for query in self.queries}
-        having = Counter(name for given in names.values() for name in given)
-        return {
-            query: (sum(map(bundle.nbytes, given)), sum(bundle.nbytes(name) for name in given if having[name] == 1))
-            for query, given in names.items()
-        }
-
 
 @dataclass(frozen=True, eq=False)
 class PendingConfig:
-    """What is ready to be at work next: none of its threads runs. `cold` are queries that are to be warmed up."""
+    """What is ready to become active; no thread of it runs yet. `cold` are queries that need a warm-up."""
 
-    work: ActiveConfig
+    config: ActiveConfig
     memory: StagedBuffer
-    rounds: SinkChange
+    sinks: SinkChange
     fresh_cameras: tuple[Camera, ...]
     cold: frozenset[str]
 
 
 class Runtime:
-    """Memory, mailboxes, ledger and who hears of results; `now` is at work there.
+    """Memory, mailboxes, ledger and the receivers of results; `active` serves with them.
 
     Raises InputError where the device lacks the memory.
     """
 
-    def __init__(self, box: ReadyBox, post: SinkManager, observer: Observing | None, spool: Spool | None) -> None:
-        self.post, self._observer, self._spool = post, observer, spool
-        config, demands = box.fitted.box.config, box.fitted.box.demands()
-        self.arena = _allocated(box)
-        self.trace = TraceWriter(config.trace) if config.trace else None
+    def __init__(self, box: ReadyBox, sinks: SinkManager, observer: Observer | None, spool: Spool | None) -> None:
+        self.sinks, self._observer, self._spool = sinks, observer, spool
+        self.arena = _allocate_arena(box)
+        self.trace = TraceWriter(box.config.trace) if box.config.trace else None
         self.ledger = Ledger(box.costs.queries)
-        self.mailboxes = Mailboxes(box.costs.queries, self.ledger, heard=_teller(self.trace))
-        self._scene = SceneChange({query: demand.urgency for query, demand in demands.items()})
-        self._intake = FrameRouter(self.mailboxes, self._saw)
-        self._identity = RunIdentity(box.fitted.box.bundle.digest)
-        self.now = self._made(box, self._identity, {})
-        self._intake.change(_sources(self.now))
+        self.mailboxes = Mailboxes(
+            box.costs.queries, self.ledger, on_frame=None if self.trace is None else self._trace_frame
+        )
+        self._scene = SceneChange(_priorities(box))
+        self._router = FrameRouter(self.mailboxes, self._receive_frame)
+        self.active = self._build(box, RunIdentity(box.bundle.digest), {})
+        self._router.change(self.active.sources)
 
     def prepare(self, box: ReadyBox) -> PendingConfig:
-        """Make ready to go over to another box, beside what is at work; InputError where the device lacks the memory.
+        """Build what serves another box, beside the active one; InputError where the device lacks the memory.
 
-        What takes long or can fail is done here: engines are built by now, schedules planned, memory found, sinks made.
+        All that takes long or can fail is done here.
         """
-        config, before = box.fitted.box.config, self.now
-        kept = {camera.id: camera for camera in before.cameras
-                if before.box.fitted.box.config.cameras[camera.id] == config.cameras.get(camera.id)}  # fmt: skip
-        work = self._made(box, dataclasses.replace(self._identity, bundle=box.fitted.box.bundle.digest), kept)
-        alike = self._runs_alike(work) - before.executor.cold
-        work.executor.believe(before.executor, alike)
-        needed = arena_bytes(box.costs, config.budget_bytes)
+        before = self.active
+        kept = {
+            camera.id: camera
+            for camera in before.cameras
+            if before.box.config.cameras[camera.id] == box.config.cameras.get(camera.id)
+        }
+        after = self._build(box, replace(before.identity, bundle=box.bundle.digest), kept)
+        warm = _queries_of_equal_cost(before, after) - before.executor.cold
+        after.executor.inherit_costs(before.executor, warm)
+        budget = box.config.budget_bytes
+        needed = arena_bytes(box.costs, budget)
         smallest = min(cost.workspace_bytes for cost in box.costs.queries.values())
-        most = max(needed, config.budget_bytes - smallest)
-        rounds = self.post.prepare(config.sinks)
+        sinks = self.sinks.prepare(box.config.sinks)
         try:
-            memory = self.arena.prepare(box.store, needed, most, config.budget_bytes, box.layouts)
+            memory = self.arena.prepare(box.store, needed, max(needed, budget - smallest), budget, box.layouts)
         except (RuntimeError, MemoryError, OSError) as error:
-            raise _lacking(box, needed) from error
-        fresh = tuple(camera for camera in work.cameras if camera.id not in kept)
-        cold = frozenset(work.queries) - alike
-        return PendingConfig(work, memory, rounds, fresh, cold)
+            raise _memory_error(box, needed) from error
+        fresh = tuple(camera for camera in after.cameras if camera.id not in kept)
+        return PendingConfig(after, memory, sinks, fresh, frozenset(after.queries) - warm)
 
-    def go_over(self, successor: PendingConfig) -> None:
-        """Let it be at work from now on; call it between two frames, in the thread that runs queries."""
-        before, after = self.now, successor.work
-        box, old, new = after.box, before.queries, after.queries
-        if successor.memory.capacity_bytes is not None:  # else what the old engines see stays, and they go soon
-            for engine in before.executor.device.engines.values():
-                self.arena.unbind(engine)
-        try:
-            self.arena.take_over(successor.memory, box.store, box.fitted.box.config.budget_bytes, box.layouts)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            # Nothing fits now; so the next load makes way and asks for less.
-            log.warning("out of memory while another box was taken up: %s", error)
-        same = [query for query in new if old.get(query) == new[query]]
-        after.executor.follow(before.executor, same)
-        after.executor.publisher.follow(before.executor.publisher)
+    def activate(self, pending: PendingConfig) -> None:
+        """Serve the pending config from now on; call it between two frames, in the thread that runs queries."""
+        before, after = self.active, pending.config
+        self._take_over_memory(before, pending)
+        old, new = before.queries, after.queries
+        after.executor.inherit_breakers(before.executor, [name for name in new if old.get(name) == new[name]])
+        after.executor.publisher.inherit(before.executor.publisher)
         after.executor.device.max_used_bytes = before.executor.device.max_used_bytes
-        emptied = {query for query in old.keys() & new.keys() if not looks_alike(old[query], new[query])}
-        sources = _sources(after)
-        sources_before = _sources(before)
-        moved = {query for query, source in sources.items() if sources_before.get(query) is not source}
+        sources, old_sources = after.sources, before.sources
+        moved = {name for name, source in sources.items() if old_sources.get(name) is not source}
+        reframed = {name for name in old.keys() & new.keys() if old[name].roi != new[name].roi}
 
-        def meanwhile() -> None:
+        def switch_queries() -> None:
             self.ledger.add(new)
-            self.mailboxes.change(new, emptied | moved)
-            self._scene.change({query: demand.urgency for query, demand in box.fitted.box.demands().items()})
+            self.mailboxes.change(new, reframed | moved)
+            self._scene.change(_priorities(after.box))
             if self._observer is not None:
-                self._observer.change(box.fitted.box.bundle)
+                self._observer.change(after.box.bundle)
             if self._spool is not None:
                 self._spool.queries = new
 
-        first = self._intake.change(sources, meanwhile)
+        first = self._router.change(sources, switch_queries)
         for camera in before.cameras:
             if camera not in after.cameras:
                 camera.stop()
         for camera in after.cameras:
-            gains = any(sources[query] is camera for query in moved)
-            camera.serve(self._wanted_of(box, camera.id), first if gains else 0)
-        for camera in successor.fresh_cameras:
+            gains_queries = any(sources[name] is camera for name in moved)
+            camera.serve(frame_requests(after.box.bundle, camera.id), first if gains_queries else 0)
+        for camera in pending.fresh_cameras:
             camera.start()
-        self.post.take(successor.rounds)
-        self.now = after
-        if successor.cold:
-            after.executor.begin_warm_up(box.fitted.box.frames, successor.cold)
+        self.sinks.apply(pending.sinks)
+        self.active = after
+        if pending.cold:
+            after.executor.begin_warm_up(after.box.costed.loaded.frames, pending.cold)
 
-    def drop(self, successor: PendingConfig) -> None:
-        """It is not needed after all."""
-        self.arena.transfer.drop(successor.memory)
+    def discard(self, pending: PendingConfig) -> None:
+        """Release the memory of a pending config that is not needed."""
+        self.arena.transfer.drop(pending.memory)
 
-    def _made(self, box: ReadyBox, identity: RunIdentity, kept: Mapping[str, Camera]) -> ActiveConfig:
-        opened = box.fitted.box
-        config, bundle = opened.config, opened.bundle
-        heard = _Heard(self.post, self._observer, self._spool, config.late == "publish")
+    def _take_over_memory(self, before: ActiveConfig, pending: PendingConfig) -> None:
+        box = pending.config.box
+        if pending.memory.capacity_bytes is not None:  # the old arena goes, so the old engines must not refer to it
+            for engine in before.executor.device.engines.values():
+                self.arena.unbind(engine)
+        try:
+            self.arena.take_over(pending.memory, box.store, box.config.budget_bytes, box.layouts)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            # Nothing fits now, so the next load evicts everything and shrinks the budget.
+            log.warning("out of memory during a reload: %s", error)
+
+    def _build(self, box: ReadyBox, identity: RunIdentity, kept: Mapping[str, Camera]) -> ActiveConfig:
+        config, bundle = box.config, box.bundle
         queries = {query.id: query for query in bundle.queries}
-        parts = ExecutorParts(
+        receivers = _Receivers(self.sinks, self._observer, self._spool, config.late == "publish")
+        executor = Executor(
             Device(self.arena, bindable_engines(box.engines, box.costs), box.costs, config.budget_bytes),
-            box.fitted.policy,
-            opened.demands(),
+            box.policy,
+            box.costed.loaded.specs(),
             self.mailboxes,
-            Publisher(heard.answered, self.ledger, queries, identity, opened.damaged),
+            Publisher(receivers.send, self.ledger, queries, identity, box.costed.loaded.damaged),
             self._scene.urgency,
             self.trace,
-            heard.took,
+            receivers.record_turn,
         )
-        looked_at = {query.camera for query in bundle.queries}
-        cameras = [kept.get(name) or self._camera(box, name) for name in config.cameras if name in looked_at]
-        return ActiveConfig(box, identity, Executor(parts), tuple(cameras))
+        used = {query.camera for query in bundle.queries}
+        cameras = [kept.get(name) or self._build_camera(box, name) for name in config.cameras if name in used]
+        return ActiveConfig(box, identity, executor, tuple(cameras))
 
-    def _camera(self, box: ReadyBox, name: str) -> Camera:
-        config = box.fitted.box.config.cameras[name]
-
+    def _build_camera(self, box: ReadyBox, name: str) -> Camera:
         def put(query: str, frame: Frame) -> None:
-            self._intake.put(camera, query, frame)
+            self._router.put(camera, query, frame)
 
-        camera = Camera(config, self._wanted_of(box, name), put, ended=self.mailboxes.nudge)
+        camera = Camera(box.config.cameras[name], frame_requests(box.bundle, name), put, ended=self.mailboxes.wake)
         return camera
 
-    def _wanted_of(self, box: ReadyBox, camera: str) -> dict[str, FrameRequest]:
-        return {query.id: frame_request(query) for query in box.fitted.box.bundle.queries if query.camera == camera}
-
-    def _runs_alike(self, work: ActiveConfig) -> frozenset[str]:
-        """Queries whose runs take as long as those of the same query did before, on the same engine."""
-        before, engines = self.now.queries, self.now.executor.device.engines
-        return frozenset(
-            name for name, query in work.queries.items()
-            if name in before and runs_alike(before[name], query)
-            and getattr(engines[name], "name", "") == getattr(work.executor.device.engines[name], "name", "")
-        )  # fmt: skip
-
-    def _saw(self, query: str, frame: Frame) -> None:
+    def _receive_frame(self, query: str, frame: Frame) -> None:
         if self._observer is not None:
-            self._observer.saw(query, frame)
+            self._observer.add_frame(query, frame)
         if frame.image is not None:
-            self._scene.saw(query, frame.captured_at, frame.image)
+            self._scene.add(query, frame.captured_at, frame.image)
+
+    def _trace_frame(self, query: str, frame: Frame) -> None:
+        assert self.trace is not None
+        self.trace.frame(query, frame.captured_at, time.monotonic())
 
 
-class _Heard:
-    """Who hears of results and turns: the post, of late ones if it `takes_late`, the observer where the box is watched,
-    the spool where it has one.
-    """
+@dataclass(frozen=True, eq=False)
+class _Receivers:
+    """The receivers of results: the sinks (late results only on request), the observer and the spool."""
 
-    def __init__(self, post: SinkManager, observer: Observing | None, spool: Spool | None, takes_late: bool) -> None:
-        self._post, self._observer, self._spool, self._takes_late = post, observer, spool, takes_late
+    sinks: SinkManager
+    observer: Observer | None
+    spool: Spool | None
+    publishes_late: bool
 
-    def answered(self, parcel: ResultMessage) -> None:
-        if self._observer is not None:
-            self._observer.answered(parcel)
-        if self._spool is not None:
-            self._spool.offer(parcel)
-        if self._takes_late or not parcel.record["late"]:
-            self._post.offer(parcel)
+    def send(self, message: ResultMessage) -> None:
+        if self.observer is not None:
+            self.observer.add_result(message)
+        if self.spool is not None:
+            self.spool.offer(message)
+        if self.publishes_late or not message.record["late"]:
+            self.sinks.offer(message)
 
-    def took(self, query: str, turn: TurnTiming) -> None:
-        if self._observer is not None:
-            self._observer.took(query, turn)
-
-
-def _sources(work: ActiveConfig) -> dict[str, Camera]:
-    """The camera of each query."""
-    cameras = {camera.id: camera for camera in work.cameras}
-    return {name: cameras[query.camera] for name, query in work.queries.items()}
+    def record_turn(self, query: str, timing: TurnTiming) -> None:
+        if self.observer is not None:
+            self.observer.add_turn(query, timing)
 
 
-def _allocated(box: ReadyBox) -> Arena:
-    config = box.fitted.box.config
-    size = arena_bytes(box.costs, config.budget_bytes)
+def _queries_of_equal_cost(before: ActiveConfig, after: ActiveConfig) -> frozenset[str]:
+    """Queries with the same architecture and engine as before, so that their runs take equally long."""
+    old, new = before.executor.device.engines, after.executor.device.engines
+    return frozenset(
+        name
+        for name, query in after.queries.items()
+        if name in before.queries
+        and _architecture(before.queries[name]) == _architecture(query)
+        and getattr(old[name], "name", "") == getattr(new[name], "name", "")
+    )
+
+
+def _architecture(query: BundleQuery) -> tuple[Any, ...]:
+    dtypes = {key: stored.dtype for key, stored in query.stored.items()}
+    return query.model, query.model_args, query.input_size, len(query.classes), query.preprocess, dtypes
+
+
+def _priorities(box: ReadyBox) -> dict[str, float]:
+    return {query: spec.urgency for query, spec in box.costed.loaded.specs().items()}
+
+
+def _allocate_arena(box: ReadyBox) -> Arena:
+    budget = box.config.budget_bytes
+    size = arena_bytes(box.costs, budget)
     try:
-        return Arena(box.store, size, config.device, config.budget_bytes, layouts=box.layouts)
+        return Arena(box.store, size, box.config.device, budget, layouts=box.layouts)
     except (RuntimeError, MemoryError) as error:
-        raise _lacking(box, size) from error
+        raise _memory_error(box, size) from error
 
 
-def _lacking(box: ReadyBox, size: int) -> InputError:
-    config = box.fitted.box.config
-    fault = f"the device {config.device} has no {exact_text(size)} for weights"
-    return InputError(config.path, fault, "give a smaller budget", "budget")
-
-
-def _teller(trace: TraceWriter | None) -> Callable[[str, Frame], None] | None:
-    """What tells a trace of every frame that arrives."""
-    if trace is None:
-        return None
-    return lambda query, frame: trace.frame(query, frame.captured_at, time.monotonic())
+def _memory_error(box: ReadyBox, size: int) -> InputError:
+    problem = f"the device {box.config.device} has no {exact_text(size)} for weights"
+    return InputError(box.config.path, problem, "give a smaller budget", "budget")

@@ -1,16 +1,8 @@
-"""A sample: the picture that a query's model was shown, with what it answered, in one PNG file.
+"""Samples of frames with the answers to them, for a drift check; the spool that writes them; the last drift report.
 
-The picture is the part of the decoded frame that the query looks at, resized to its input size: pixel by pixel what the
-model was fed, before it was normalised. PNG loses nothing of that. What was answered stands in a text chunk `gemel`
-(PNG specification, 11.3.3), as JSON, right behind the picture's head.
-
-What the last drift check found, as it leaves it in the spool for the box to show.
-
-What a box answered beside what another model answers on the same pictures.
-
-Which answers become samples, and which samples make way: decisions, with no clock or disk of their own.
-
-The spool at work: answers are offered while a box serves, and a thread of its own writes those that are sampled.
+A sample is one PNG file: the part of the decoded frame that the query looks at, resized to its input size, pixel by
+pixel what the model was fed before normalisation. The answer is JSON in a text chunk `gemel` (PNG specification,
+11.3.3) right behind the picture's head.
 """
 
 from __future__ import annotations
@@ -27,11 +19,10 @@ import time
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -39,7 +30,7 @@ from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from edge_runtime.config import FILE_MODE, FOLDER_MODE, SpoolConfig
-from edge_runtime.sinks.base import ERROR, UNREACHABLE, UNWRITABLE, ResultMessage, to_delivery_error
+from edge_runtime.sinks.base import ResultMessage, Undelivered, to_delivery_error
 from models.bundle import BundleQuery
 from models.errors import InputError
 from models.evaluation import ComparedFrames
@@ -61,24 +52,35 @@ from models.predictions import ClassPrediction, DetectionPrediction, Prediction
 from models.preprocess import FURTHEST_PIXEL, crop
 from models.tasks import task_of
 
-if TYPE_CHECKING:
-    import numpy as np
-
-
 FORMAT = 1
 MIN_EXPECTED = 0.01
 SUFFIX = ".png"
-SAMPLE_HINT = "remove it"
-MAX_HEAD_BYTES = 1 << 20
+DRIFT_FILE = "drift.json"
+SAMPLE_HINT, DRIFT_HINT = "remove it", "run `gemel drift check` again"
+MAX_HEAD_BYTES = MAX_DRIFT_BYTES = 1 << 20
 MAX_DETECTIONS = 1000
 """Detections of one answer; a detector gives 100 at most."""
-_SIGNATURE, _KEYWORD = b"\x89PNG\r\n\x1a\n", b"gemel\0"
-_FIRST_CHUNKS = len(_SIGNATURE) + 25  # the signature and the chunk IHDR
+COMPARE_BATCH = 32
+MAX_QUEUED = 16
+"""Samples that wait to be written, each with its frame."""
+RETRY_S = 1.0
+"""A sample for which the queue was full is tried again so much later."""
+POLL_INTERVAL_S = 5.0
+"""Interval at which the spool looks for a new drift check."""
+BUSY, TOO_LARGE = "busy", "too_large"
+"""Reasons of `unsampled` beside those of the disk: the queue is full, one sample exceeds the spool."""
+_SIGNATURE, _KEYWORD, _TEXT_CHUNK = b"\x89PNG\r\n\x1a\n", b"gemel\0", b"tEXt"
+_TEXT_START = len(_SIGNATURE) + 25  # behind the signature and the chunk IHDR
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Pixel = Annotated[float, Field(ge=-FURTHEST_PIXEL, le=FURTHEST_PIXEL)]
 Box = Annotated[list[Pixel], Field(min_length=4, max_length=4)]
 Digits = Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
+Ratio = Annotated[float, Field(ge=0, le=1e6)]
+Predict = Callable[[Tensor, Sequence[tuple[int, int]]], list[Prediction]]
+"""A model on pictures, uint8 (N, 3, S, S); boxes are in pixels of the originals, whose (width, height) are given."""
+
+log = logging.getLogger("gemel.run")
 
 
 class SampleDetection(Exact):
@@ -92,11 +94,11 @@ class SampleDetection(Exact):
 
 
 class SampleHead(Exact):
-    """What a sample says of its picture: when and of what it was taken, and what was answered.
+    """The origin of a sample's picture, and the answer.
 
     `size` is (width, height) of the part of the frame that the query looks at, `roi` that part, `threshold` the score
     from which detections count, `expected` the agreement with its original of a model that is right as often (on the
-    test split of the merge; 1 where nobody knows), `bundle` the first digits of the SHA-256 of what was served. A
+    test split of the merge; 1 where unknown), `bundle` the first digits of the SHA-256 of the bundle. A
     classification has `label` and `score`, a detection `detections`.
     """
 
@@ -115,6 +117,18 @@ class SampleHead(Exact):
     score: Fraction | None = None
     detections: Annotated[list[SampleDetection], Field(max_length=MAX_DETECTIONS)] | None = None
 
+    def prediction(self) -> Prediction:
+        """The answer of the box, boxes in pixels of the part of the frame that the query looks at."""
+        if self.detections is None:
+            assert self.label is not None and self.score is not None
+            return ClassPrediction(self.label, self.score, ())
+        left, top = (0, 0) if self.roi is None else (round(self.roi[0]), round(self.roi[1]))
+        boxes = tuple(
+            (x0 - left, y0 - top, x1 - left, y1 - top) for x0, y0, x1, y1 in (found.box for found in self.detections)
+        )
+        names, scores = (tuple(getattr(found, key) for found in self.detections) for key in ("name", "score"))
+        return DetectionPrediction(names, scores, boxes)
+
 
 @dataclass(frozen=True, eq=False)
 class Sample:
@@ -122,6 +136,39 @@ class Sample:
 
     head: SampleHead
     picture: np.ndarray
+
+
+class QueryDrift(Exact):
+    """The agreement of one query (`models.evaluation.Agreement`) with its `target`; whether it was reverted."""
+
+    id: Name
+    frames: Annotated[int, Field(ge=0, le=1 << 40)]
+    ratio: Ratio | None
+    ci95: Annotated[list[Ratio], Field(min_length=2, max_length=2)] | None
+    target: Fraction
+    verdict: Literal["kept", "below", "unsure", "too few"]
+    reverted: bool
+
+
+class DriftReport(Exact):
+    """A drift check: its time (Unix seconds), the first digits of the bundle's SHA-256, and the queries."""
+
+    format: Literal[1] = 1
+    checked_at: Annotated[float, Field(ge=0, le=1e11)]
+    bundle: Digits
+    queries: Annotated[list[QueryDrift], Field(max_length=MAX_QUERIES)]
+
+
+def write_drift(spool: Path, report: DriftReport) -> None:
+    """Write a report into the spool; InputError where that fails."""
+    with open_atomic(spool / DRIFT_FILE, overwrite=True) as file:
+        file.write(json.dumps(report.model_dump(), allow_nan=False).encode())
+
+
+def read_drift(spool: Path) -> DriftReport:
+    """The last report in the spool; InputError where there is none, or it is damaged."""
+    path = spool / DRIFT_FILE
+    return validate(path, read_json(path, DRIFT_HINT, MAX_DRIFT_BYTES), DriftReport, hint=DRIFT_HINT)
 
 
 def sample_bytes(record: Mapping[str, Any], image: np.ndarray, query: BundleQuery) -> bytes:
@@ -137,17 +184,18 @@ def sample_bytes(record: Mapping[str, Any], image: np.ndarray, query: BundleQuer
         **{key: record[key] for key in ("label", "score", "detections") if key in record},
     }  # fmt: skip
     text = json.dumps(head, allow_nan=False, separators=(",", ":")).encode()
-    encoded, data = cv2.imencode(SUFFIX, cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
-    if not encoded:
+    is_encoded, data = cv2.imencode(SUFFIX, cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
+    if not is_encoded:
         raise ValueError(f"a picture of {picture.shape} cannot be written as PNG")
     png = data.tobytes()
-    return png[:_FIRST_CHUNKS] + _chunk(_KEYWORD + text) + png[_FIRST_CHUNKS:]
+    return png[:_TEXT_START] + _text_chunk(_KEYWORD + text) + png[_TEXT_START:]
 
 
 def expected_agreement(query: BundleQuery) -> float:
-    """The agreement with its original of a model that is right as often: by labels two that are equally good differ.
+    """The agreement with its original of a model that is right as often: by labels two equally good models differ.
 
-    What it was on the test split of the merge, over the ratio there: 1 where the original's answers were the reference.
+    The agreement on the test split of the merge, over the ratio there; 1 where the original's answers were the
+    reference.
     """
     evidence: Mapping[str, Any] = query.evidence or {}
     ratio, agreement = evidence.get("ratio"), evidence.get("agreement")
@@ -157,96 +205,49 @@ def expected_agreement(query: BundleQuery) -> float:
 
 
 def sample_name(record: Mapping[str, Any]) -> str:
-    """The name of a result's sample; names are in the order of time."""
+    """The name of a result's sample; names sort by time."""
     return f"{round(1000 * record['captured_at']):015d}-{record['query']}-{record['frame']}{SUFFIX}"
 
 
 def read_head(path: Path) -> SampleHead:
-    """What a sample says of itself; its picture is not decoded. InputError where it is none."""
-    return _head(path, read_bounded(path, MAX_PICTURE_BYTES, SAMPLE_HINT))
+    """The head of a sample; its picture is not decoded. InputError where the file is none."""
+    return _parse_head(path, read_bounded(path, MAX_PICTURE_BYTES, SAMPLE_HINT))
 
 
 def read_sample(path: Path) -> Sample:
-    """A sample, whoever wrote it; InputError where it is none, or damaged."""
+    """A sample; InputError where the file is none, or damaged."""
     data = read_bounded(path, MAX_PICTURE_BYTES, SAMPLE_HINT)
-    return Sample(_head(path, data), decode_picture(data, path))
+    return Sample(_parse_head(path, data), decode_picture(data, path))
 
 
-def _head(path: Path, data: bytes) -> SampleHead:
+def _parse_head(path: Path, data: bytes) -> SampleHead:
     try:
-        said = parse_json(_text(data))
-    except ParseError as fault:
-        raise InputError(path, f"is no sample: {fault}", SAMPLE_HINT) from fault
-    head = validate(path, said, SampleHead, hint=SAMPLE_HINT)
+        document = parse_json(_chunk_text(data))
+    except ParseError as error:
+        raise InputError(path, f"is no sample: {error}", SAMPLE_HINT) from error
+    head = validate(path, document, SampleHead, hint=SAMPLE_HINT)
     if (head.label is None) == (head.detections is None) or (head.label is None) != (head.score is None):
         raise InputError(path, "has no answer: a label with its score, or detections", SAMPLE_HINT)
     return head
 
 
-def _text(data: bytes) -> bytes:
-    """The JSON that stands in the text chunk of a PNG file."""
-    start = _FIRST_CHUNKS
-    if data[: len(_SIGNATURE)] != _SIGNATURE or data[start + 4 : start + 8] != b"tEXt":
+def _chunk_text(data: bytes) -> bytes:
+    """The JSON in the text chunk of a PNG file."""
+    start = _TEXT_START
+    if data[: len(_SIGNATURE)] != _SIGNATURE or data[start + 4 : start + 8] != _TEXT_CHUNK:
         raise ParseError("there is no text chunk at its beginning")
     length = int.from_bytes(data[start : start + 4], "big")
     body = data[start + 8 : start + 8 + length]
-    if length > MAX_HEAD_BYTES or data[start : start + 12 + length] != _chunk(body):
+    if length > MAX_HEAD_BYTES or data[start : start + 12 + length] != _text_chunk(body):
         raise ParseError("its text chunk is damaged or too long")
     if not body.startswith(_KEYWORD):
         raise ParseError("its text chunk is of something else")
     return body.removeprefix(_KEYWORD)
 
 
-def _chunk(body: bytes) -> bytes:
+def _text_chunk(body: bytes) -> bytes:
     """A text chunk of a PNG file: length, kind, body, checksum."""
-    kind = b"tEXt"
-    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-
-DRIFT_FILE = "drift.json"
-MAX_DRIFT_BYTES = 1 << 20
-
-Ratio = Annotated[float, Field(ge=0, le=1e6)]
-
-
-class QueryDrift(Exact):
-    """One query, as `models.evaluation.Agreement` says, by its `target`; whether it was reverted."""
-
-    id: Name
-    frames: Annotated[int, Field(ge=0, le=1 << 40)]
-    ratio: Ratio | None
-    ci95: Annotated[list[Ratio], Field(min_length=2, max_length=2)] | None
-    target: Fraction
-    verdict: Literal["kept", "below", "unsure", "too few"]
-    reverted: bool
-
-
-class DriftReport(Exact):
-    """A drift check: when (Unix seconds), of which bundle (the first digits of its SHA-256), and what of each query."""
-
-    format: Literal[1] = 1
-    checked_at: Annotated[float, Field(ge=0, le=1e11)]
-    bundle: Digits
-    queries: Annotated[list[QueryDrift], Field(max_length=MAX_QUERIES)]
-
-
-def write_drift(spool: Path, found: DriftReport) -> None:
-    """Leave in the spool what was found; InputError where that cannot be."""
-    with open_atomic(spool / DRIFT_FILE, overwrite=True) as file:
-        file.write(json.dumps(found.model_dump(), allow_nan=False).encode())
-
-
-def read_drift(spool: Path) -> DriftReport:
-    """What the last check left, whoever wrote it; InputError where that is nothing, or damaged."""
-    path, remedy = spool / DRIFT_FILE, "run `gemel drift check` again"
-    return validate(path, read_json(path, remedy, MAX_DRIFT_BYTES), DriftReport, hint=remedy)
-
-
-BATCH = 32
-Predict = Callable[[Tensor, Sequence[tuple[int, int]]], list[Prediction]]
-"""Answers of a model to pictures, uint8 (N, 3, S, S), boxes in pixels of what they were resized from, whose (width,
-height) are given.
-"""
+    return struct.pack(">I", len(body)) + _TEXT_CHUNK + body + struct.pack(">I", zlib.crc32(_TEXT_CHUNK + body))
 
 
 class SampledQuery(Protocol):
@@ -261,43 +262,30 @@ class SampledQuery(Protocol):
 
 
 def compare_samples(
-    query: SampledQuery, paths: Sequence[Path], answering: Predict, told: Callable[[int], object] = lambda frames: None
+    query: SampledQuery, paths: Sequence[Path], predict: Predict, on_progress: Callable[[int], object] = lambda _: None
 ) -> ComparedFrames:
-    """The box's answers in these samples beside those of another model, which are their truth, in the order of the
-    paths.
+    """The box's answers in these samples against those of another model, which count as true, in order of the paths.
 
-    `told` hears how many more were looked at. What is no sample that this query could have left is unusable.
+    `on_progress` gets the number of further samples. A file that this query could not have left is unusable.
     """
     task = task_of(query.task)
     counts: list[np.ndarray] = []
     expected = 1.0
-    for start in range(0, len(paths), BATCH):
-        chunk = paths[start : start + BATCH]
-        samples = [sample for path in chunk if (sample := _usable(path, query)) is not None]
+    for start in range(0, len(paths), COMPARE_BATCH):
+        chunk = paths[start : start + COMPARE_BATCH]
+        samples = [sample for path in chunk if (sample := _usable_sample(path, query)) is not None]
         if samples:
-            batch = torch.stack([torch.from_numpy(one.picture).permute(2, 0, 1) for one in samples])
-            answers = answering(batch, [(one.head.size[0], one.head.size[1]) for one in samples])
-            for sample, answer in zip(samples, answers, strict=True):
-                threshold, expected = sample.head.threshold, sample.head.expected
-                truth = task.labels_of(answer, threshold)
-                counts.append(task.tallies([sample_prediction(sample.head)], [truth], query.classes, threshold)[0])
-        told(len(chunk))
+            batch = torch.stack([torch.from_numpy(sample.picture).permute(2, 0, 1) for sample in samples])
+            predictions = predict(batch, [(sample.head.size[0], sample.head.size[1]) for sample in samples])
+            for head, prediction in zip((sample.head for sample in samples), predictions, strict=True):
+                expected = head.expected
+                truth = task.labels_of(prediction, head.threshold)
+                counts.append(task.tallies([head.prediction()], [truth], query.classes, head.threshold)[0])
+        on_progress(len(chunk))
     return ComparedFrames(np.array(counts, np.int64), expected, len(paths) - len(counts))
 
 
-def sample_prediction(head: SampleHead) -> Prediction:
-    """What the box answered, boxes in pixels of the part of the frame that the query looks at."""
-    if head.detections is None:
-        assert head.label is not None and head.score is not None
-        return ClassPrediction(head.label, head.score, ())
-    left, top = (0, 0) if head.roi is None else (round(head.roi[0]), round(head.roi[1]))
-    found = [(one.name, one.score, one.box) for one in head.detections]
-    boxes = tuple((x0 - left, y0 - top, x1 - left, y1 - top) for _, _, (x0, y0, x1, y1) in found)
-    return DetectionPrediction(tuple(name for name, _, _ in found), tuple(score for _, score, _ in found), boxes)
-
-
-def _usable(path: Path, query: SampledQuery) -> Sample | None:
-    """A sample that this query may have left; None for every other."""
+def _usable_sample(path: Path, query: SampledQuery) -> Sample | None:
     try:
         sample = read_sample(path)
     except InputError:
@@ -306,188 +294,133 @@ def _usable(path: Path, query: SampledQuery) -> Sample | None:
     return sample if fits and (sample.head.detections is None) == (query.task == "classification") else None
 
 
-RETRY_S = 1.0
-"""A sample for which there is no room now is tried again so much later."""
-
-
-class SampleDecision(Enum):
-    """What becomes of an answer: it is no sample, it is one, or it should be and there is no room."""
-
-    PASS = "pass"
-    TAKE = "take"
-    NO_ROOM = "no room"
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingState:
-    """One sample of each query every `every_s` seconds; `due_at` says from when on the next one of a query is due.
-
-    A query that is not in it was never sampled: its first answer is. Seconds are of any clock that does not go back.
-    """
-
-    every_s: float
-    due_at: Mapping[str, float] = field(default_factory=dict)
-
-
-def decide_sample(state: SamplingState, query: str, has_room: bool, now: float) -> tuple[SamplingState, SampleDecision]:
-    """What follows from an answer of a query at this time, and what becomes of it."""
-    if now < state.due_at.get(query, now):
-        return state, SampleDecision.PASS
-    wait_s = state.every_s if has_room else min(RETRY_S, state.every_s)
-    after = replace(state, due_at={**state.due_at, query: now + wait_s})
-    return after, SampleDecision.TAKE if has_room else SampleDecision.NO_ROOM
-
-
-def count_evictions(sizes: Sequence[int], coming: int, most: int) -> int | None:
-    """How many samples, the oldest first, go before one of `coming` bytes, so that all take `most` bytes at most.
-
-    `sizes` are the bytes of those that are there, the oldest first. None: it is too large whatever goes.
-    """
-    if coming > most:
-        return None
-    total, gone = sum(sizes) + coming, 0
-    while total > most:
-        total -= sizes[gone]
-        gone += 1
-    return gone
-
-
-WAITING = 16
-"""Samples that wait to be written, each with its frame."""
-POLL_INTERVAL_S = 5.0
-"""How often the thread looks whether there was a drift check."""
-BUSY, TOO_LARGE = "busy", "too_large"
-"""Why an answer that was due is no sample, beside what the disk says: too many wait, one takes more than all may."""
-
-log = logging.getLogger("gemel.run")
-
-
 class Spool:
-    """Keeps a picture with the answer of each query now and then, in a folder that never grows beyond its bound.
+    """Writes a sample of each query now and then, in a thread, into a folder that never exceeds its size.
 
-    What is in the way of that, a full disk or one that hangs, is counted in `unsampled` and told once; it holds up
-    nobody who offers. `queries` are those that are served. `checked` is what the last drift check found.
+    Failures of the disk are counted in `unsampled` and logged once; `offer` never waits. `queries` are those that are
+    served, `drift` is the last drift report.
     """
 
     def __init__(self, config: SpoolConfig, queries: Mapping[str, BundleQuery]) -> None:
         self.queries = queries
-        self.checked: DriftReport | None = None
+        self.drift: DriftReport | None = None
         self.samples, self.unsampled = 0, Counter[str]()
-        self._config, self._sampling = config, SamplingState(config.every_s)
-        self._kept: deque[tuple[str, int]] = deque()
+        self._config = config
+        self._due_at: dict[str, float] = {}
+        self._files: deque[tuple[str, int]] = deque()
         self._nbytes = 0
-        self._waiting: queue.Queue[tuple[ResultMessage, BundleQuery] | None] = queue.Queue(WAITING)
-        self._stopping, self._look_at, self._seen = False, -math.inf, (0, 0)
-        self._trouble: str | None = None
-        self._reason = ERROR
+        self._queue: queue.Queue[tuple[ResultMessage, BundleQuery] | None] = queue.Queue(MAX_QUEUED)
+        self._stopping, self._poll_at, self._drift_stamp = False, -math.inf, (0, 0)
+        self._problem: str | None = None
         self._thread = threading.Thread(target=self._work, name="spool", daemon=True)
 
     def start(self) -> None:
         """Begin to write."""
         self._thread.start()
 
-    def offer(self, parcel: ResultMessage) -> None:
-        """An answer, with the frame it was given to; call it from one thread. It takes microseconds."""
-        name = str(parcel.record["query"])
-        self._sampling, choice = decide_sample(self._sampling, name, not self._waiting.full(), time.monotonic())
-        if choice is SampleDecision.NO_ROOM:
+    def offer(self, message: ResultMessage) -> None:
+        """A result with its frame, sampled if its query is due; call it from one thread. Takes microseconds."""
+        name, now = str(message.record["query"]), time.monotonic()
+        if now < self._due_at.get(name, now):
+            return
+        is_full = self._queue.full()
+        self._due_at[name] = now + (min(RETRY_S, self._config.every_s) if is_full else self._config.every_s)
+        if is_full:
             self.unsampled[BUSY] += 1
-        elif choice is SampleDecision.TAKE and parcel.image is not None:
-            self._waiting.put_nowait((parcel, self.queries[name]))
+        elif message.image is not None:
+            self._queue.put_nowait((message, self.queries[name]))
 
     def stop(self) -> None:
         """Write what waits, and end."""
         self._stopping = True
-        with contextlib.suppress(queue.Full):  # then it is awake
-            self._waiting.put_nowait(None)
+        with contextlib.suppress(queue.Full):  # then the thread is awake
+            self._queue.put_nowait(None)
         if self._thread.is_alive():
             self._thread.join()
 
     def to_json(self) -> dict[str, Any]:
-        """How many `samples` were written, `unsampled` by reason, and the `bytes` of all that are kept."""
+        """Samples written, `unsampled` by reason, and the `bytes` of all samples in the folder."""
         return {"samples": self.samples, "unsampled": dict(sorted(self.unsampled.items())), "bytes": self._nbytes}
 
     def _work(self) -> None:
-        self._attempt(self._find)
-        while not (self._stopping and self._waiting.empty()):
-            self._look(time.monotonic())
+        self._attempt(self._scan_folder)
+        while not (self._stopping and self._queue.empty()):
+            self._poll_drift(time.monotonic())
             with contextlib.suppress(queue.Empty):
-                item = self._waiting.get(timeout=POLL_INTERVAL_S)
-                if item is not None and not self._attempt(partial(self._keep, *item)):
-                    self.unsampled[self._reason] += 1
+                item = self._queue.get(timeout=POLL_INTERVAL_S)
+                if item is not None and (reason := self._attempt(partial(self._write, *item))) is not None:
+                    self.unsampled[reason] += 1
 
-    def _attempt(self, what: Callable[[], object]) -> bool:
-        """Do it; whether that went well. What went wrong is told where it is news."""
+    def _attempt(self, action: Callable[[], object]) -> str | None:
+        """Do it; the reason of a failure, which is logged when it changes, or None."""
         try:
-            what()
+            action()
         except Exception as error:
-            reason, said = to_delivery_error(error).reason, str(error) or type(error).__name__
-            self._reason = UNWRITABLE if reason == UNREACHABLE else reason
-            if said != self._trouble:
-                log.error("spool: %s", said)
-            self._trouble = said
-            return False
-        if self._trouble is not None:
+            reason, text = to_delivery_error(error).reason, str(error) or type(error).__name__
+            if text != self._problem:
+                log.error("spool: %s", text)
+            self._problem = text
+            return str(Undelivered.UNWRITABLE if reason is Undelivered.UNREACHABLE else reason)
+        if self._problem is not None:
             log.info("spool: samples are written again")
-            self._trouble = None
-        return True
+            self._problem = None
+        return None
 
-    def _find(self) -> None:
-        """What is there already; what was being written when a box was killed goes."""
-        folder = self._own_folder()
+    def _scan_folder(self) -> None:
+        """Count the samples that are there; remove temporary files of a killed process."""
+        folder = self._prepare_folder()
         with describe_problem(folder):
-            found = [(one.name, one.stat(follow_symlinks=False).st_size) for one in os.scandir(folder)]
+            found = [(entry.name, entry.stat(follow_symlinks=False).st_size) for entry in os.scandir(folder)]
         for name, _ in found:
             if name.startswith(".") and name.endswith(".tmp"):
                 with describe_problem(folder / name):
                     os.unlink(folder / name)
-        self._kept.extend(sorted(one for one in found if one[0].endswith(SUFFIX)))
-        self._nbytes = sum(size for _, size in self._kept)
+        self._files.extend(sorted(file for file in found if file[0].endswith(SUFFIX)))
+        self._nbytes = sum(size for _, size in self._files)
 
-    def _keep(self, parcel: ResultMessage, query: BundleQuery) -> None:
-        assert parcel.image is not None
-        data = sample_bytes(parcel.record, parcel.image, query)
-        gone = count_evictions([size for _, size in self._kept], len(data), self._config.max_bytes)
-        if gone is None:
+    def _write(self, message: ResultMessage, query: BundleQuery) -> None:
+        assert message.image is not None
+        data = sample_bytes(message.record, message.image, query)
+        if len(data) > self._config.max_bytes:
             self.unsampled[TOO_LARGE] += 1
             return
-        folder = self._own_folder()
-        for _ in range(gone):
+        folder = self._prepare_folder()
+        while self._nbytes + len(data) > self._config.max_bytes:
             with describe_problem(folder), contextlib.suppress(FileNotFoundError):
-                os.unlink(folder / self._kept[0][0])
-            self._nbytes -= self._kept.popleft()[1]
-        path = folder / sample_name(parcel.record)
+                os.unlink(folder / self._files[0][0])
+            self._nbytes -= self._files.popleft()[1]
+        path = folder / sample_name(message.record)
         with open_atomic(path, overwrite=True) as file:
             os.fchmod(file.fileno(), FILE_MODE)
             file.write(data)
-        self._kept.append((path.name, len(data)))
+        self._files.append((path.name, len(data)))
         self._nbytes += len(data)
         self.samples += 1
 
-    def _own_folder(self) -> Path:
-        """The folder of the samples, which nobody else looks into; made where it is not there."""
+    def _prepare_folder(self) -> Path:
+        """The folder of the samples, private to its owner and no link; made where it is missing."""
         folder = self._config.samples
         with describe_problem(folder):
             folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
-            opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                os.fchmod(opened, FOLDER_MODE)
+                os.fchmod(descriptor, FOLDER_MODE)
             finally:
-                os.close(opened)
+                os.close(descriptor)
         return folder
 
-    def _look(self, now: float) -> None:
-        """Read what a drift check left, where it is another than before."""
-        if now < self._look_at:
+    def _poll_drift(self, now: float) -> None:
+        """Read the drift report when its file has changed."""
+        if now < self._poll_at:
             return
-        self._look_at = now + POLL_INTERVAL_S
+        self._poll_at = now + POLL_INTERVAL_S
         try:
             found = os.stat(self._config.path / DRIFT_FILE)
-            if self._seen == (seen := (found.st_mtime_ns, found.st_ino)):
+            if self._drift_stamp == (stamp := (found.st_mtime_ns, found.st_ino)):
                 return
-            self._seen, self.checked = seen, None
-            self.checked = read_drift(self._config.path)
-        except OSError:  # there was none
-            self.checked = None
+            self._drift_stamp, self.drift = stamp, None
+            self.drift = read_drift(self._config.path)
+        except OSError:  # there is none
+            self.drift = None
         except InputError as error:
             log.warning("%s", error)

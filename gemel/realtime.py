@@ -15,7 +15,7 @@ from edge_runtime.box import known_costs
 from edge_runtime.device import Device, arena_bytes
 from edge_runtime.engines.registry import FALLBACK, make_engine
 from edge_runtime.engines.setup import layouts_within
-from edge_runtime.executor import Executor, ExecutorParts
+from edge_runtime.executor import Executor
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
@@ -77,13 +77,11 @@ def evaluate_realtime(
         fps = {one.query.id: one.query.fps or DEFAULT_FPS for one in tests}
         mailboxes = Mailboxes(costs.queries, ledger)
         executor = Executor(
-            ExecutorParts(
-                Device(arena, engines, costs, budget),
-                policy,
-                {query: QuerySpec(rate, float(queries[query].priority)) for query, rate in fps.items()},
-                mailboxes,
-                Publisher(lambda parcel: _heard(parcel, results, cut), ledger, queries, RunIdentity(bundle.digest)),
-            )
+            Device(arena, engines, costs, budget),
+            policy,
+            {query: QuerySpec(rate, float(queries[query].priority)) for query, rate in fps.items()},
+            mailboxes,
+            Publisher(lambda message: _heard(message, results, cut), ledger, queries, RunIdentity(bundle.digest)),
         )
         executor.warm_up({query: next(iter(found.values())) for query, found in images.items()})
         known = executor.costs
@@ -160,7 +158,7 @@ def _play(
             image = images[query][stream.frames[stream.delivered[index]]]
             mailboxes.put(query, Frame(index, time.monotonic(), time.time(), image))
         ended.set()
-        mailboxes.nudge()
+        mailboxes.wake()
 
     camera = threading.Thread(target=deliver, name="frames", daemon=True)
     camera.start()

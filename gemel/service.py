@@ -116,7 +116,7 @@ def reload_box(config: str | Path, timeout_s: float = RELOAD_TIMEOUT_S) -> dict[
 
 def _read_access(path: Path) -> Access:
     given = read_mapping(path, "box config", "`bundle:`, `budget:` and `cameras:`").get("http")
-    keys = Variables(path, os.environ).filled(given if isinstance(given, Mapping) else {}, "http")
+    keys = Variables(path, os.environ).fill(given if isinstance(given, Mapping) else {}, "http")
     bind, token_file = keys.get("bind", DEFAULT_BIND), keys.get("token_file")
     if not isinstance(bind, str) or not isinstance(token_file, str):
         problem = "a reload needs HTTP and a token"

@@ -25,13 +25,13 @@ from benchmarks.machine import machine
 from edge_runtime import daemon
 from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.http.app import HttpService
-from edge_runtime.observer import Observer
+from edge_runtime.http.snapshots import Observer
 from edge_runtime.queues import Mailboxes, SceneChange
 
 WARM_S = 5.0
 TIMEOUT_S = 120.0
 POLL_INTERVAL_S = 0.05
-CAPTURE, HTTP = ("camera-", "reading-"), ("http", "asyncio_")
+CAPTURE, HTTP = ("camera-", "reader-"), ("http", "asyncio_")
 DASHBOARD = """
 import asyncio, sys, aiohttp
 async def watch():
@@ -86,7 +86,7 @@ def main() -> None:
     given = parser.parse_args()
     spent, services, stopping = Spent(), [], threading.Event()
     spent.count(TorchEngine, "run", "inference")
-    for owner, name in ((Mailboxes, "put"), (SceneChange, "saw"), (Observer, "saw")):
+    for owner, name in ((Mailboxes, "put"), (SceneChange, "add"), (Observer, "add_frame")):
         spent.count(owner, name, "beside capture")
     start = HttpService.start
     HttpService.start = lambda one: (services.append(one), start(one))[1]  # type: ignore[method-assign]
@@ -94,7 +94,7 @@ def main() -> None:
     working = threading.Thread(target=lambda: done.append(daemon.run(given.config, stop=stopping)), name="box")
     working.start()
     ends = time.monotonic() + TIMEOUT_S
-    while not any(thread.name.startswith("reading-") for thread in threading.enumerate()):
+    while not any(thread.name.startswith("reader-") for thread in threading.enumerate()):
         if time.monotonic() > ends or not working.is_alive():
             sys.exit("the box does not serve")
         time.sleep(POLL_INTERVAL_S)

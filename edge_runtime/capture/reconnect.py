@@ -1,6 +1,6 @@
-"""When a camera counts as lost and when it is tried again: pure, from (link, event, now) to the next link.
+"""When a camera counts as lost and when it is retried: a pure function from (link, event, now) to the next link.
 
-A link that is to last for ever is tried again for ever, the sooner the shorter it is away; one that is not ends.
+A live or looping camera is retried for ever, the more often the shorter it has been away; any other ends.
 """
 
 from __future__ import annotations
@@ -8,16 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-SHORTEST_S, LONGEST_S = 0.5, 5.0
-LONG_AWAY_S, LONGEST_THEN_S = 600.0, 30.0
-AWAY_SHARE = 0.25
-"""A camera is tried again after this share of the time that it has been away: back within 2 s after up to 8 s."""
-MIN_JITTER = 0.5
-"""Cameras that fell together (a switch, a recorder) are tried between this share of the pause and all of it."""
-
 
 class CameraPhase(str, Enum):
-    """What a camera is at."""
+    """What a camera does."""
 
     __str__ = str.__str__
 
@@ -28,13 +21,38 @@ class CameraPhase(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class LinkState:
-    """What is known of one camera; times are in seconds of one monotonic clock.
+class RetryPauses:
+    """Pause before the next connection: a share of the time away, within bounds, times a random factor."""
 
-    `phase` is what is done, `state` what is told: a camera that is tried again is away until a frame came. `away_since`
-    is when its frames stopped (at first: when it was begun), None while they come; `retry_at` stands while it waits
-    for the next try, `fault` while it is away or after it ended in error. `reconnects` counts how often frames came
-    again.
+    min_s: float = 0.5
+    max_s: float = 5.0
+    long_away_s: float = 600.0
+    """After this time away pauses may last `max_long_away_s`."""
+    max_long_away_s: float = 30.0
+    away_share: float = 0.25
+    """Back within 2 s after up to 8 s away."""
+    min_jitter: float = 0.5
+    """Cameras that failed together (a switch, a recorder) are retried between this share of the pause and all of it."""
+
+
+PAUSES = RetryPauses()
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRules:
+    """`timeout_s` is how long a frame may take; a link is retried `forever` or ends when it is lost."""
+
+    timeout_s: float
+    forever: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LinkState:
+    """What is known of one camera; times are seconds of one monotonic clock.
+
+    `away_since` is when its frames stopped (at first: when it was started), None while they come. `retry_at` is set
+    while it waits for the next attempt, `problem` while it is away or after it ended in error. `reconnects` counts how
+    often frames came again.
     """
 
     phase: CameraPhase
@@ -42,20 +60,13 @@ class LinkState:
     retry_at: float | None = None
     reconnects: int = 0
     has_streamed: bool = False
-    fault: str | None = None
+    problem: str | None = None
 
     @property
     def state(self) -> CameraPhase:
-        """What an operator sees."""
-        return CameraPhase.AWAY if self.phase is CameraPhase.CONNECTING and self.fault is not None else self.phase
-
-
-@dataclass(frozen=True, slots=True)
-class LinkRules:
-    """`timeout_s` is how long a frame may take; a link is `forever` or ends when it is lost."""
-
-    timeout_s: float
-    forever: bool
+        """The state shown to operators: a camera that is retried is away until a frame comes."""
+        is_retrying = self.phase is CameraPhase.CONNECTING and self.problem is not None
+        return CameraPhase.AWAY if is_retrying else self.phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +76,7 @@ class FrameCame:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The connection failed, for a reason that may be shown."""
+    """The connection failed, for a reason without secrets."""
 
     reason: str
 
@@ -77,7 +88,7 @@ class SourceEnded:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """Nothing came; since `busy_since` the decoder is at the next frame (None: it waits, for its time or for us)."""
+    """Nothing came; the decoder has worked on the next frame since `busy_since` (None: it is idle)."""
 
     busy_since: float | None = None
 
@@ -98,54 +109,44 @@ def initial_link(now: float) -> LinkState:
 def next_link(link: LinkState, event: LinkEvent, now: float, rules: LinkRules, jitter: float = 1.0) -> LinkState:
     """The link after an event; `jitter` is a random number from 0 to 1.
 
-    Who carries it out opens a connection where the phase becomes CONNECTING, and drops it where the phase becomes AWAY
-    or ENDED.
+    The caller opens a connection where the phase becomes CONNECTING, and closes it where it becomes AWAY or ENDED.
     """
     if link.phase is CameraPhase.ENDED:
         return link
-    match event:
-        case Stopped():
-            return replace(link, phase=CameraPhase.ENDED, retry_at=None)
-        case TimePassed(busy_since):
-            return _waited(link, busy_since, now, rules, jitter)
-        case _ if link.phase is CameraPhase.AWAY:
-            return link
-        case FrameCame():
-            return _streaming(link)
-        case Lost(reason):
-            return _lost(link, reason, now, rules, jitter)
-        case SourceEnded() if link.phase is CameraPhase.STREAMING and not rules.forever:
-            return replace(link, phase=CameraPhase.ENDED, away_since=now)
-        case SourceEnded():
-            return _lost(link, "it has no frame that can be decoded", now, rules, jitter)
-
-
-def pause_s(away_s: float, jitter: float) -> float:
-    """Seconds until a camera that has been away for `away_s` is tried again; `jitter` is from 0 to 1."""
-    longest = LONGEST_S if away_s < LONG_AWAY_S else LONGEST_THEN_S
-    pause = min(longest, max(SHORTEST_S, AWAY_SHARE * away_s))
-    return pause * (MIN_JITTER + (1 - MIN_JITTER) * jitter)
-
-
-def _waited(link: LinkState, busy_since: float | None, now: float, rules: LinkRules, jitter: float) -> LinkState:
+    if isinstance(event, Stopped):
+        return replace(link, phase=CameraPhase.ENDED, retry_at=None)
     if link.phase is CameraPhase.AWAY:
-        due = link.retry_at is not None and now >= link.retry_at
-        return replace(link, phase=CameraPhase.CONNECTING, retry_at=None) if due else link
-    if busy_since is None or now - busy_since < rules.timeout_s:
-        return link
-    return _lost(link, f"no frame came for {rules.timeout_s:g} s", now, rules, jitter)
+        is_due = isinstance(event, TimePassed) and link.retry_at is not None and now >= link.retry_at
+        return replace(link, phase=CameraPhase.CONNECTING, retry_at=None) if is_due else link
+    match event:
+        case FrameCame():
+            if link.phase is CameraPhase.STREAMING:
+                return link
+            return LinkState(
+                CameraPhase.STREAMING, None, reconnects=link.reconnects + link.has_streamed, has_streamed=True
+            )
+        case TimePassed(busy_since):
+            if busy_since is None or now - busy_since < rules.timeout_s:
+                return link
+            return _lose(link, f"no frame came for {rules.timeout_s:g} s", now, rules, jitter)
+        case Lost(reason):
+            return _lose(link, reason, now, rules, jitter)
+        case SourceEnded():
+            if link.phase is CameraPhase.STREAMING and not rules.forever:
+                return replace(link, phase=CameraPhase.ENDED, away_since=now)
+            return _lose(link, "it has no frame that can be decoded", now, rules, jitter)
 
 
-def _streaming(link: LinkState) -> LinkState:
-    if link.phase is CameraPhase.STREAMING:
-        return link
-    again = link.reconnects + link.has_streamed
-    return LinkState(CameraPhase.STREAMING, None, reconnects=again, has_streamed=True)
+def retry_pause_s(away_s: float, jitter: float) -> float:
+    """Seconds until a camera that has been away for `away_s` is retried; `jitter` is from 0 to 1."""
+    longest = PAUSES.max_s if away_s < PAUSES.long_away_s else PAUSES.max_long_away_s
+    pause = min(longest, max(PAUSES.min_s, PAUSES.away_share * away_s))
+    return pause * (PAUSES.min_jitter + (1 - PAUSES.min_jitter) * jitter)
 
 
-def _lost(link: LinkState, reason: str, now: float, rules: LinkRules, jitter: float) -> LinkState:
+def _lose(link: LinkState, reason: str, now: float, rules: LinkRules, jitter: float) -> LinkState:
     since = now if link.away_since is None else link.away_since
     if not rules.forever:
-        return replace(link, phase=CameraPhase.ENDED, away_since=since, fault=reason)
-    retry_at = now + pause_s(now - since, jitter)
-    return replace(link, phase=CameraPhase.AWAY, away_since=since, retry_at=retry_at, fault=reason)
+        return replace(link, phase=CameraPhase.ENDED, away_since=since, problem=reason)
+    retry_at = now + retry_pause_s(now - since, jitter)
+    return replace(link, phase=CameraPhase.AWAY, away_since=since, retry_at=retry_at, problem=reason)

@@ -1,25 +1,4 @@
-"""What a box config says of one camera, and what a query wants of it.
-
-Whether the region that a query looks at lies in a camera's picture.
-
-What every source of frames can do, and how it says that it is lost.
-
-Files, RTSP over TCP, HTTP and USB devices, decoded by FFmpeg through PyAV.
-
-The pictures of a folder, one frame each.
-
-A pipeline for the hardware decoder of a Jetson, through an OpenCV that was built with GStreamer.
-
-Never run: no Jetson was at hand. JetPack's own OpenCV has GStreamer, the one of the package index has not.
-
-Devices and files, decoded by OpenCV: USB cameras by their number, on every system.
-
-Which source a camera gets.
-
-Questions that may take long, asked all at the same time.
-
-Cameras asked for a frame, all at the same time.
-"""
+"""Where a camera's frames come from: files, folders, addresses and devices, each behind the same small interface."""
 
 from __future__ import annotations
 
@@ -28,7 +7,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,23 +23,28 @@ if TYPE_CHECKING:
     import av
     import numpy as np
 
+Value = TypeVar("Value")
+Shot = Callable[[], "np.ndarray | None"]
+"""Converts a decoded frame to RGB uint8 (H, W, 3), in any thread, once; None if it does not decode."""
 
 TIMEOUT_S = 5.0
+AUTO, PYAV, OPENCV, GSTREAMER = "auto", "pyav", "opencv", "gstreamer"
+DECODERS = (AUTO, PYAV, OPENCV, GSTREAMER)
+NO_ANSWER = "no frame came in time"
 
 
 @dataclass(frozen=True, slots=True)
 class CameraConfig:
     """One camera: `source` is an absolute path, a URL or a device index; `fps` None means the source's own.
 
-    A frame that takes longer than `timeout_s` seconds to come means that the camera is lost. `decoder` is a name of
-    `edge_runtime.capture.sources.DECODERS`, or auto.
+    A camera is lost when a frame takes longer than `timeout_s`. `decoder` is one of DECODERS.
     """
 
     id: str
     source: str
     fps: float | None = None
     loop: bool = False
-    decoder: str = "auto"
+    decoder: str = AUTO
     timeout_s: float = TIMEOUT_S
 
     @property
@@ -74,211 +59,72 @@ class CameraConfig:
 
     @property
     def live(self) -> bool:
-        """Whether frames come at the camera's pace, not as fast as they are asked for."""
+        """Whether frames come at the camera's pace, not as fast as they are read."""
         return not is_path(self.source)
 
     @property
     def forever(self) -> bool:
-        """Whether a camera that is lost is tried again until the box stops."""
+        """Whether a lost camera is retried until the box stops."""
         return self.live or self.loop
+
+    def problem(self) -> tuple[str, str, str] | None:
+        """What can never work, whatever the camera does: the key, the problem and a hint; None if nothing."""
+        scheme = self.source.partition("://")[0].lower()
+        if self.is_address and scheme not in SCHEMES:
+            return "source", "this kind of address is not one of a camera", f"begin with {', '.join(SCHEMES)}"
+        if self.decoder not in DECODERS:
+            return "decoder", f"unknown decoder '{self.decoder}'", f"use {', '.join(DECODERS)}"
+        if self.decoder == OPENCV and self.is_address:
+            return "decoder", "opencv opens files and devices, no addresses", "use pyav"
+        if self.decoder == GSTREAMER and self.is_device:
+            return "decoder", "gstreamer opens files and addresses, no devices", "use opencv"
+        if self.decoder == GSTREAMER and not has_gstreamer():
+            return "decoder", "OpenCV was built without GStreamer here", "use pyav, or the OpenCV that JetPack brings"
+        return None
 
 
 @dataclass(frozen=True, slots=True)
 class FrameRequest:
-    """What a query wants of its camera: frames a second (None: all), and the region x0, y0, x1, y1 in pixels."""
+    """What a query takes of its camera: frames a second (None: all), and the region x0, y0, x1, y1 in pixels."""
 
     fps: float | None = None
     roi: tuple[float, float, float, float] | None = None
 
-
-def region_problem(query: str, wanted: FrameRequest, width: int, height: int) -> str | None:
-    """What is wrong with a query's region in frames of so many pixels, if anything."""
-    roi = wanted.roi
-    if roi is None or (round(roi[0]) < width and round(roi[1]) < height):
-        return None
-    return f"query '{query}' looks at {list(roi)}, outside frames of {width}x{height} pixels"
-
-
-Shot = Callable[[], "np.ndarray | None"]
-"""Makes the picture of a decoded frame, RGB uint8 (H, W, 3), in any thread, once; None if it does not decode."""
+    def region_problem(self, query: str, width: int, height: int) -> str | None:
+        """What is wrong with the query's region in frames of this size, if anything."""
+        if self.roi is None or (round(self.roi[0]) < width and round(self.roi[1]) < height):
+            return None
+        return f"query '{query}' looks at {list(self.roi)}, outside frames of {width}x{height} pixels"
 
 
 class SourceLost(Exception):
-    """A source cannot be opened or gives no more frames; the text may be shown: no address, no password."""
+    """A source cannot be opened or gives no more frames; the text holds no address and no password."""
 
 
 class Source(Protocol):
-    """Where a camera's frames come from; used by one thread. `fps` is the source's own rate, None if it has none.
+    """A source of frames; used by one thread. `fps` is its own rate, None if it has none.
 
-    `damaged` counts what could not be decoded.
+    `damaged` counts frames that did not decode.
     """
 
     fps: float | None
     damaged: int
 
     def advance(self) -> bool:
-        """Go to the next frame that decodes; False at the end of what has one. Raises SourceLost."""
+        """Go to the next frame that decodes; False at the end of a file. Raises SourceLost."""
         ...
 
     def shot(self) -> Shot:
-        """The frame advanced to; turning it into a picture, which costs more, is left to who wants it."""
+        """The frame advanced to; the expensive conversion to RGB is left to the caller."""
         ...
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close files and connections."""
         ...
-
-
-def decode_shot(shot: Shot) -> np.ndarray | None:
-    """The picture, RGB uint8 (H, W, 3); None where it does not decode."""
-    try:
-        return shot()
-    except Exception:  # a decoder can fail in any way
-        return None
-
-
-def failure_reason(error: BaseException) -> str:
-    """Why something failed, fit to be shown: libraries write addresses with their passwords into their messages."""
-    if isinstance(error, SourceLost):
-        return str(error)
-    said = getattr(error, "strerror", None)
-    return said if isinstance(said, str) and said else type(error).__name__
-
-
-CONTAINERS = ",".join(("video4linux2", *(name for name in VIDEO_FORMATS if name != "hls")))
-"""What holds its own frames. Playlists are not among it: they name files and addresses."""
-FILE_PROTOCOLS = "file"
-ADDRESS_PROTOCOLS = ",".join(name for name in PROTOCOLS if name != "file")
-RTSP_OPTIONS = {"rtsp_transport": "tcp", "probesize": "32"}
-"""What its frames are is told before the first: to probe them would take nine, two seconds at five a second."""
-READ_SHARE = 0.5
-"""A read is given up after this share of the camera's timeout: FFmpeg may wait that long twice for one frame."""
-
-
-class FFmpegSource:
-    """A video file, an address or a device; SourceLost when it cannot be opened or a stream is lost.
-
-    Every frame is decoded, in the thread that calls, for later ones build on it; only one that is asked for becomes a
-    picture.
-    """
-
-    def __init__(self, config: CameraConfig) -> None:
-        import av
-        import av.logging
-
-        self._packets: Any = None
-        av.logging.set_level(None)  # its messages name addresses with their passwords
-        self.damaged = 0
-        self._live = config.live
-        try:
-            self._container: Any = av.open(
-                _name(config),
-                format="v4l2" if config.is_device else None,
-                options=_options(config),
-                timeout=(config.timeout_s, READ_SHARE * config.timeout_s),
-            )
-        except Exception as error:
-            raise SourceLost(_refusal(config, error)) from None
-        try:
-            self._begin(av)
-        except BaseException:
-            self.close()
-            raise
-
-    def _begin(self, av: Any) -> None:
-        if not self._container.streams.video:
-            raise SourceLost("it has no video in it")
-        stream = self._container.streams.video[0]
-        stream.codec_context.thread_count = 1
-        rate = float(stream.average_rate or stream.guessed_rate or 0)
-        self.fps = rate if MIN_FPS <= rate <= MAX_FPS and not self._live else None
-        self._packets = self._container.demux(stream)
-        self._decoded: deque[av.VideoFrame] = deque()
-        self._frame: av.VideoFrame | None = None
-        self._reformatter = av.video.reformatter.VideoReformatter()
-
-    def advance(self) -> bool:
-        while not self._decoded:
-            packet = self._next_packet()
-            if packet is None:
-                return False
-            self._decode(packet)
-        self._frame = self._decoded.popleft()
-        return True
-
-    def shot(self) -> Shot:
-        assert self._frame is not None
-        return partial(_picture, self._reformatter, self._frame)
-
-    def close(self) -> None:
-        if self._packets is not None:
-            self._packets.close()  # dropped on the way it never frees its packet (PyAV 18.1)
-        self._container.close()
-
-    def _next_packet(self) -> av.Packet | None:
-        """The next packet; None at the end of a file. A stream that is lost may end without an error."""
-        try:
-            packet = next(self._packets, None)
-        except Exception as error:
-            raise SourceLost(_loss(error)) from None
-        if packet is None and self._live:
-            raise SourceLost("the stream ended")
-        return packet
-
-    def _decode(self, packet: av.Packet) -> None:
-        """Frames that build on ones that are lost show what never was: they count as damaged, as what does not decode.
-
-        Those before the first whole one of a stream that was joined anywhere are expected and do not.
-        """
-        joining = self._live and self._frame is None
-        try:
-            frames = packet.decode()
-        except Exception:
-            self.damaged += not joining
-            return
-        sound = [frame for frame in frames if not frame.is_corrupt]
-        self.damaged += 0 if joining else len(frames) - len(sound)
-        self._decoded.extend(sound)
-
-
-def _picture(reformatter: Any, frame: av.VideoFrame) -> np.ndarray:
-    return reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
-
-
-def _name(config: CameraConfig) -> str:
-    if config.is_device:
-        if not sys.platform.startswith("linux"):
-            raise SourceLost("devices are opened by `decoder: opencv` on this system")
-        return f"/dev/video{config.source}"
-    if not config.is_address and not Path(config.source).is_file():
-        raise SourceLost(f"there is no {config.source}")
-    return config.source
-
-
-def _options(config: CameraConfig) -> dict[str, str]:
-    """What FFmpeg may open, and how."""
-    options = {"format_whitelist": CONTAINERS, "max_pixels": str(MAX_PIXELS)}
-    if config.is_address:
-        options |= {"protocol_whitelist": ADDRESS_PROTOCOLS, "analyzeduration": "200000", "fpsprobesize": "0"}
-        return options | (RTSP_OPTIONS if config.source.lower().startswith("rtsp") else {})
-    return options if config.is_device else options | {"protocol_whitelist": FILE_PROTOCOLS}
-
-
-def _refusal(config: CameraConfig, error: Exception) -> str:
-    """Why it cannot be opened."""
-    if isinstance(error, SourceLost):
-        return str(error)
-    return f"it cannot be opened: {_loss(error)}"
-
-
-def _loss(error: Exception) -> str:
-    """FFmpeg calls its time-out an immediate exit, which nobody asked for."""
-    reason = failure_reason(error)
-    return "it does not answer in time" if reason.startswith("Immediate exit") else reason
 
 
 class FolderSource:
-    """The .jpg and .png files of a folder in the order of their names; SourceLost if there are none."""
+    """The .jpg and .png files of a folder by name; SourceLost if there are none."""
 
     fps: float | None = None
     damaged = 0
@@ -302,68 +148,8 @@ class FolderSource:
         self._path = None
 
 
-DECODED = (
-    "nvvidconv ! video/x-raw,format=BGRx ! videoconvert ! video/x-raw,format=BGR ! appsink max-buffers=1 sync=false"
-)
-"""decodebin takes nvv4l2decoder where there is one; nvvidconv brings its frames into ordinary memory."""
-
-
-class GStreamerSource:
-    """An address or a video file; SourceLost when it cannot be opened or a stream gives no more frames."""
-
-    damaged = 0
-    fps: float | None = None
-
-    def __init__(self, config: CameraConfig) -> None:
-        if not config.live and not Path(config.source).is_file():
-            raise SourceLost(f"there is no {config.source}")
-        self._live, self._cv2 = config.live, opencv()
-        self._capture = self._cv2.VideoCapture(pipeline(config), self._cv2.CAP_GSTREAMER)
-        if not self._capture.isOpened():
-            self._capture.release()
-            raise SourceLost("it cannot be opened")
-        rate = self._capture.get(self._cv2.CAP_PROP_FPS)
-        self.fps = rate if MIN_FPS <= rate <= MAX_FPS and not self._live else None
-
-    def advance(self) -> bool:
-        if self._capture.grab():
-            return True
-        if self._live:
-            raise SourceLost("it gives no frames")
-        return False
-
-    def shot(self) -> Shot:
-        decoded, image = self._capture.retrieve()
-        return partial(self._rgb, image) if decoded else lambda: None
-
-    def close(self) -> None:
-        self._capture.release()
-
-    def _rgb(self, image: Any) -> Any:
-        return self._cv2.cvtColor(image, self._cv2.COLOR_BGR2RGB)
-
-
-def has_gstreamer() -> bool:
-    """Whether OpenCV was built with GStreamer here."""
-    cv2 = opencv()
-    return cv2.videoio_registry.hasBackend(cv2.CAP_GSTREAMER)
-
-
-def pipeline(config: CameraConfig) -> str:
-    """What GStreamer is told; of a stream the newest frame is kept, of a file every one."""
-    named = '"' + config.source.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    if not config.is_address:
-        return f"filesrc location={named} ! decodebin ! {DECODED}"
-    if config.source.lower().startswith("rtsp"):
-        timeout_us = round(config.timeout_s * 1e6)
-        begin = f"rtspsrc location={named} protocols=tcp latency=0 tcp-timeout={timeout_us}"
-    else:
-        begin = f"souphttpsrc location={named} is-live=true timeout={max(1, round(config.timeout_s))}"
-    return f"{begin} ! decodebin ! {DECODED} drop=true"
-
-
 class OpenCVSource:
-    """A device or a video file; SourceLost when it cannot be opened, or a device gives no more frames."""
+    """A device or a video file, decoded by OpenCV: USB cameras by their number, on every system."""
 
     damaged = 0
 
@@ -390,70 +176,211 @@ class OpenCVSource:
         self._video.close()
 
 
-AUTO, PYAV, OPENCV, GSTREAMER = "auto", "pyav", "opencv", "gstreamer"
-DECODERS = (AUTO, PYAV, OPENCV, GSTREAMER)
+class GStreamerSource:
+    """An address or a video file through a GStreamer pipeline of OpenCV, for the hardware decoder of a Jetson.
+
+    Never run on a Jetson. JetPack's own OpenCV has GStreamer, the one of the package index has not.
+    """
+
+    damaged = 0
+    fps: float | None = None
+
+    def __init__(self, config: CameraConfig) -> None:
+        if not config.live and not Path(config.source).is_file():
+            raise SourceLost(f"there is no {config.source}")
+        self._live, self._cv2 = config.live, opencv()
+        self._capture = self._cv2.VideoCapture(gstreamer_pipeline(config), self._cv2.CAP_GSTREAMER)
+        if not self._capture.isOpened():
+            self._capture.release()
+            raise SourceLost("it cannot be opened")
+        self.fps = _plausible_rate(self._capture.get(self._cv2.CAP_PROP_FPS), self._live)
+
+    def advance(self) -> bool:
+        if self._capture.grab():
+            return True
+        if self._live:
+            raise SourceLost("it gives no frames")
+        return False
+
+    def shot(self) -> Shot:
+        is_decoded, image = self._capture.retrieve()
+        return partial(self._cv2.cvtColor, image, self._cv2.COLOR_BGR2RGB) if is_decoded else lambda: None
+
+    def close(self) -> None:
+        self._capture.release()
+
+
+def has_gstreamer() -> bool:
+    """Whether OpenCV was built with GStreamer here."""
+    cv2 = opencv()
+    return cv2.videoio_registry.hasBackend(cv2.CAP_GSTREAMER)
+
+
+def gstreamer_pipeline(config: CameraConfig) -> str:
+    """The GStreamer pipeline; of a stream it keeps the newest frame, of a file every one.
+
+    decodebin takes nvv4l2decoder where there is one; nvvidconv copies its frames to ordinary memory.
+    """
+    decoded = (
+        "nvvidconv ! video/x-raw,format=BGRx ! videoconvert ! video/x-raw,format=BGR ! appsink max-buffers=1 sync=false"
+    )
+    location = '"' + config.source.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if not config.is_address:
+        return f"filesrc location={location} ! decodebin ! {decoded}"
+    if config.source.lower().startswith("rtsp"):
+        timeout_us = round(config.timeout_s * 1e6)
+        source = f"rtspsrc location={location} protocols=tcp latency=0 tcp-timeout={timeout_us}"
+    else:
+        source = f"souphttpsrc location={location} is-live=true timeout={max(1, round(config.timeout_s))}"
+    return f"{source} ! decodebin ! {decoded} drop=true"
+
+
+CONTAINERS = ",".join(("video4linux2", *(name for name in VIDEO_FORMATS if name != "hls")))
+"""Formats that hold their own frames. Playlists are left out: they name files and addresses."""
+ADDRESS_PROTOCOLS = ",".join(name for name in PROTOCOLS if name != "file")
+RTSP_OPTIONS = {"rtsp_transport": "tcp", "probesize": "32"}
+"""RTSP describes its frames before the first: probing them would take nine, two seconds at five a second."""
+READ_TIMEOUT_SHARE = 0.5
+"""Share of the camera's timeout after which a read is aborted: FFmpeg may wait that long twice for one frame."""
+
+
+class FFmpegSource:
+    """A video file, an address (RTSP over TCP, HTTP) or a device, decoded by FFmpeg through PyAV.
+
+    Every frame is decoded, in the calling thread, since later ones build on it; only wanted ones are converted to RGB.
+    """
+
+    def __init__(self, config: CameraConfig) -> None:
+        import av
+        import av.logging
+
+        self._packets: Any = None
+        av.logging.set_level(None)  # its messages name addresses with their passwords
+        self.damaged = 0
+        self._live = config.live
+        try:
+            self._container: Any = av.open(
+                _ffmpeg_name(config),
+                format="v4l2" if config.is_device else None,
+                options=_ffmpeg_options(config),
+                timeout=(config.timeout_s, READ_TIMEOUT_SHARE * config.timeout_s),
+            )
+        except SourceLost:
+            raise
+        except Exception as error:
+            raise SourceLost(f"it cannot be opened: {_ffmpeg_reason(error)}") from None
+        try:
+            self._begin(av)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, av: Any) -> None:
+        if not self._container.streams.video:
+            raise SourceLost("it has no video in it")
+        stream = self._container.streams.video[0]
+        stream.codec_context.thread_count = 1
+        self.fps = _plausible_rate(float(stream.average_rate or stream.guessed_rate or 0), self._live)
+        self._packets = self._container.demux(stream)
+        self._decoded: deque[av.VideoFrame] = deque()
+        self._frame: av.VideoFrame | None = None
+        self._reformatter = av.video.reformatter.VideoReformatter()
+
+    def advance(self) -> bool:
+        while not self._decoded:
+            packet = self._next_packet()
+            if packet is None:
+                return False
+            self._decode(packet)
+        self._frame = self._decoded.popleft()
+        return True
+
+    def shot(self) -> Shot:
+        assert self._frame is not None
+        reformatter, frame = self._reformatter, self._frame
+        return lambda: reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
+
+    def close(self) -> None:
+        if self._packets is not None:
+            self._packets.close()  # PyAV 18.1 leaks the packet of a generator that is dropped
+        self._container.close()
+
+    def _next_packet(self) -> av.Packet | None:
+        """The next packet; None at the end of a file. A lost stream may end without an error."""
+        try:
+            packet = next(self._packets, None)
+        except Exception as error:
+            raise SourceLost(_ffmpeg_reason(error)) from None
+        if packet is None and self._live:
+            raise SourceLost("the stream ended")
+        return packet
+
+    def _decode(self, packet: av.Packet) -> None:
+        """Drop corrupt frames; those before the first whole frame of a stream are normal."""
+        is_joining = self._live and self._frame is None
+        try:
+            frames = packet.decode()
+        except Exception:
+            self.damaged += not is_joining
+            return
+        whole = [frame for frame in frames if not frame.is_corrupt]
+        self.damaged += 0 if is_joining else len(frames) - len(whole)
+        self._decoded.extend(whole)
+
+
+def _plausible_rate(rate: float, live: bool) -> float | None:
+    return rate if MIN_FPS <= rate <= MAX_FPS and not live else None
+
+
+def _ffmpeg_name(config: CameraConfig) -> str:
+    if config.is_device:
+        if not sys.platform.startswith("linux"):
+            raise SourceLost("devices are opened by `decoder: opencv` on this system")
+        return f"/dev/video{config.source}"
+    if not config.is_address and not Path(config.source).is_file():
+        raise SourceLost(f"there is no {config.source}")
+    return config.source
+
+
+def _ffmpeg_options(config: CameraConfig) -> dict[str, str]:
+    """Which formats and protocols FFmpeg may open, and how."""
+    options = {"format_whitelist": CONTAINERS, "max_pixels": str(MAX_PIXELS)}
+    if config.is_address:
+        options |= {"protocol_whitelist": ADDRESS_PROTOCOLS, "analyzeduration": "200000", "fpsprobesize": "0"}
+        return options | (RTSP_OPTIONS if config.source.lower().startswith("rtsp") else {})
+    return options if config.is_device else options | {"protocol_whitelist": "file"}
+
+
+def _ffmpeg_reason(error: Exception) -> str:
+    reason = failure_reason(error)
+    return "it does not answer in time" if reason.startswith("Immediate exit") else reason
+
+
+def failure_reason(error: BaseException) -> str:
+    """Why a source failed, without secrets: libraries write addresses with their passwords into their messages."""
+    if isinstance(error, SourceLost):
+        return str(error)
+    text = getattr(error, "strerror", None)
+    return text if isinstance(text, str) and text else type(error).__name__
+
+
+def decode_shot(shot: Shot) -> np.ndarray | None:
+    """The frame, RGB uint8 (H, W, 3); None where it does not decode."""
+    try:
+        return shot()
+    except Exception:  # a decoder can fail in any way
+        return None
 
 
 def open_source(config: CameraConfig) -> Source:
-    """Open a camera's source before its first frame; raises SourceLost. It may take long: `timeout_s` or more."""
+    """Open a camera's source before its first frame; raises SourceLost. May take `timeout_s` or longer."""
     if not config.live and Path(config.source).is_dir():
         return FolderSource(Path(config.source))
-    match config.decoder:
-        case "gstreamer":
-            return GStreamerSource(config)
-        case "opencv":
-            return OpenCVSource(config)
-        case "auto" if config.is_device:
-            return OpenCVSource(config)
-        case _:
-            return FFmpegSource(config)
-
-
-def camera_problem(config: CameraConfig) -> tuple[str, str, str] | None:
-    """What can never work, whatever the camera does: the key, the fault and its remedy; None if nothing."""
-    scheme = config.source.partition("://")[0].lower()
-    if config.is_address and scheme not in SCHEMES:
-        return "source", "this kind of address is not one of a camera", f"begin with {', '.join(SCHEMES)}"
-    if config.decoder not in DECODERS:
-        return "decoder", f"unknown decoder '{config.decoder}'", f"use {', '.join(DECODERS)}"
-    if config.decoder == OPENCV and config.is_address:
-        return "decoder", "opencv opens files and devices, no addresses", "use pyav"
-    if config.decoder == GSTREAMER and config.is_device:
-        return "decoder", "gstreamer opens files and addresses, no devices", "use opencv"
-    if config.decoder == GSTREAMER and not has_gstreamer():
-        return "decoder", "OpenCV was built without GStreamer here", "use pyav, or the OpenCV that JetPack brings"
-    return None
-
-
-Answer = TypeVar("Answer")
-
-
-def at_once(questions: Iterable[tuple[Callable[[], Answer], float]], otherwise: Answer) -> list[Answer]:
-    """What each answers within its seconds, each asked in a thread of its own; `otherwise` where one has not by then.
-
-    A question that hangs is left behind, and holds up nobody, the end of the process included. One that raises has not
-    answered.
-    """
-    started = time.monotonic()
-    asked = []
-    for question, patience_s in questions:
-        answers: list[Answer] = []
-        thread = threading.Thread(target=_ask, args=(question, answers), name="asking", daemon=True)
-        thread.start()
-        asked.append((answers, thread, patience_s))
-    found = []
-    for answers, thread, patience_s in asked:
-        thread.join(max(0.0, started + patience_s - time.monotonic()))
-        found.append(answers[0] if answers else otherwise)
-    return found
-
-
-def _ask(question: Callable[[], Answer], answers: list[Answer]) -> None:
-    with contextlib.suppress(Exception):
-        answers.append(question())
-
-
-NO_ANSWER = "no frame came in time"
+    if config.decoder == GSTREAMER:
+        return GStreamerSource(config)
+    if config.decoder == OPENCV or (config.decoder == AUTO and config.is_device):
+        return OpenCVSource(config)
+    return FFmpegSource(config)
 
 
 @dataclass(frozen=True, eq=False)
@@ -461,28 +388,52 @@ class ProbeResult:
     """A camera's first frame, RGB uint8 (H, W, 3), or why there is none."""
 
     image: np.ndarray | None = None
-    fault: str = NO_ANSWER
+    problem: str = NO_ANSWER
 
     def to_json(self) -> dict[str, Any]:
-        """Whether it answered, with the size of its frames, or what is wrong."""
+        """Whether the camera answered, with the size of its frames or the problem."""
         if self.image is None:
-            return {"answers": False, "error": self.fault}
+            return {"answers": False, "error": self.problem}
         return {"answers": True, "width": self.image.shape[1], "height": self.image.shape[0]}
 
 
-def probe_cameras(cameras: Iterable[CameraConfig], most_s: float | None = None) -> dict[str, ProbeResult]:
-    """What each camera answers within its `timeout_s`, or within `most_s` seconds."""
-    asked = list(cameras)
-    questions = [(partial(_ask_asking, camera), camera.timeout_s if most_s is None else most_s) for camera in asked]
-    answers = at_once(questions, ProbeResult())
-    return {camera.id: answer for camera, answer in zip(asked, answers, strict=True)}
+def probe_cameras(cameras: Iterable[CameraConfig], timeout_s: float | None = None) -> dict[str, ProbeResult]:
+    """The first frame of each camera within its own `timeout_s`, or within the given one; all at the same time."""
+    cameras = list(cameras)
+    calls = [(partial(_probe, camera), camera.timeout_s if timeout_s is None else timeout_s) for camera in cameras]
+    return {camera.id: result for camera, result in zip(cameras, call_all(calls, ProbeResult()), strict=True)}
 
 
-def _ask_asking(camera: CameraConfig) -> ProbeResult:
+def call_all(calls: Sequence[tuple[Callable[[], Value], float]], default: Value) -> list[Value]:
+    """The result of each call within its seconds, else `default`; each runs in a daemon thread of its own.
+
+    The threads of an executor would delay the end of the process while a call hangs.
+    """
+    start = time.monotonic()
+    futures: list[Future[Value]] = []
+    for call, _ in calls:
+        futures.append(future := Future())
+        threading.Thread(target=_run_into, args=(future, call), name="probe", daemon=True).start()
+    results = []
+    for future, (_, timeout_s) in zip(futures, calls, strict=True):
+        results.append(default)
+        with contextlib.suppress(Exception):
+            results[-1] = future.result(max(0.0, start + timeout_s - time.monotonic()))
+    return results
+
+
+def _run_into(future: Future[Value], call: Callable[[], Value]) -> None:
+    try:
+        future.set_result(call())
+    except Exception as error:
+        future.set_exception(error)
+
+
+def _probe(camera: CameraConfig) -> ProbeResult:
     try:
         return ProbeResult(first_frame(camera))
     except Exception as error:  # a decoder can fail in any way
-        return ProbeResult(fault=failure_reason(error))
+        return ProbeResult(problem=failure_reason(error))
 
 
 def first_frame(camera: CameraConfig) -> np.ndarray:

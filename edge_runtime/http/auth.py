@@ -1,4 +1,4 @@
-"""Who may ask a box over HTTP: decided from a request's head alone."""
+"""Access to a box over HTTP, decided from the head of a request alone."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from models.io import read_bounded
 COOKIE = "gemel_token"
 MIN_TOKEN, MAX_TOKEN = 16, 512
 TOKEN = re.compile(rb"[A-Za-z0-9._~+/=-]{%d,%d}" % (MIN_TOKEN, MAX_TOKEN))
-"""What may stand after `Bearer` (RFC 6750)."""
-SAFE = frozenset(("GET", "HEAD"))
+"""The syntax of a bearer token (RFC 6750)."""
+SAFE_METHODS = frozenset(("GET", "HEAD"))
 LOCAL_NAMES = frozenset(("localhost", "127.0.0.1", "[::1]"))
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The rules of one box: where it listens, and the token that lets in, if there is one.
+    """Where a box listens, and its token, if there is one.
 
-    On the loopback everybody on the machine may look, by a name of the machine itself, so that no web page elsewhere
-    can. Beyond it, and for whatever changes the box, the token is asked for.
+    On the loopback any local client may read, by a name of the machine itself, so that no web page elsewhere can.
+    Beyond it, and for every change of the box, the token is required.
     """
 
     host: str
@@ -38,46 +38,46 @@ class Access:
         """Whether only this machine can reach it."""
         return is_loopback(self.host)
 
-    def refusal(self, method: str, headers: Mapping[str, str], open_to_all: bool = False) -> tuple[int, str] | None:
-        """The HTTP status and the reason that a request is refused with; None where it may go on.
+    def check(self, method: str, headers: Mapping[str, str], is_public: bool = False) -> tuple[int, str] | None:
+        """The HTTP status and the reason of a refusal; None where the request is allowed.
 
-        `open_to_all` is what says nothing of the box: the page's own files, and the form that asks for the token.
+        `is_public` marks files that say nothing of the box: those of the page, and the form for the token.
         """
         host, origin = headers.get("Host", ""), headers.get("Origin")
         if self.is_local and _without_port(host) not in LOCAL_NAMES:
             return 403, "the Host of this request is not this machine"
         if origin is not None and origin.partition("://")[2].casefold() != host.casefold():
             return 403, "the Origin of this request is another site"
-        if open_to_all or (self.is_local and method in SAFE):
+        if is_public or (self.is_local and method in SAFE_METHODS):
             return None
         if self.token is None:
             return 403, "this box has no token: name a token_file in its config"
-        if not self.knows(_bearer(headers) or _cookie(headers) or ""):
+        if not self.matches(_bearer(headers) or _cookie(headers) or ""):
             return 401, "a token is needed"
         return None
 
-    def knows(self, token: str) -> bool:
-        """Whether this is the token; takes as long for any."""
+    def matches(self, token: str) -> bool:
+        """Whether this is the token, compared in constant time."""
         return self.token is not None and hmac.compare_digest(
             token.encode(errors="surrogateescape"), self.token.encode()
         )
 
 
 def parse_access(bind: str, token_file: Path | None, where: str | Path) -> Access:
-    """The rules for `HOST:PORT` and the file that holds the token; InputError naming the config and the key."""
+    """Access at `HOST:PORT` with the token of a file; InputError naming the config and the key."""
     host, colon, port = bind.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise InputError(where, f"'{bind[:80]}' is no address", "give HOST:PORT, such as 127.0.0.1:8080", "http.bind")
     host = host.removeprefix("[").removesuffix("]")
     token = None if token_file is None else _token(token_file)
     if token is None and not is_loopback(host):
-        fault = f"{bind} can be reached from other machines, and there is no token"
-        raise InputError(where, fault, "name a token_file, or bind to 127.0.0.1", "http.bind")
+        problem = f"{bind} can be reached from other machines, and there is no token"
+        raise InputError(where, problem, "name a token_file, or bind to 127.0.0.1", "http.bind")
     return Access(host, int(port), token)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address is of this machine alone."""
+    """Whether a name or address is only reachable from this machine."""
     if host == "localhost":
         return True
     try:
@@ -87,11 +87,11 @@ def is_loopback(host: str) -> bool:
 
 
 def _token(path: Path) -> str:
-    remedy = "make one: openssl rand -hex 32"
-    token = read_bounded(path, 4096, remedy).strip()
+    hint = "make one: openssl rand -hex 32"
+    token = read_bounded(path, 4096, hint).strip()
     if TOKEN.fullmatch(token) is None:
-        fault = f"holds no token: one line of {MIN_TOKEN} to {MAX_TOKEN} letters, digits or -._~+/="
-        raise InputError(path, fault, remedy, "http.token_file")
+        problem = f"holds no token: one line of {MIN_TOKEN} to {MAX_TOKEN} letters, digits or -._~+/="
+        raise InputError(path, problem, hint, "http.token_file")
     return token.decode()
 
 

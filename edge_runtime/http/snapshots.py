@@ -1,28 +1,32 @@
-"""The newest frame of each camera with what its queries last said of it, drawn when somebody looks."""
+"""The newest frame of each camera with the results of its queries, drawn on request; and the observer of a box."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from edge_runtime.drawing import draw_results
+from edge_runtime.http.metrics import Metrics
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from edge_runtime.executor import TurnTiming
+    from edge_runtime.queues import Frame
+    from edge_runtime.sinks.base import ResultMessage
+    from models.bundle import Bundle
 
 STALE_S = 2.0
-"""A result older than this by the frame's time is not drawn into it."""
-QUALITY = 80
-COLOURS = ((255, 176, 0), (0, 158, 255), (122, 224, 122), (255, 110, 180), (190, 150, 255), (64, 224, 208))
-"""RGB, readable on day and night pictures; queries of a camera take them in turn."""
+"""A result older than this by the frame's time is not drawn."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """A camera's newest frame: its number, when it was captured (Unix seconds), the image (RGB uint8, H, W, 3) and the
-    newest results of the camera's queries (`edge_runtime.results.result_record`).
+    """A camera's newest frame: its number, capture time (Unix seconds), image (RGB uint8, H, W, 3), and the newest
+    result records of the camera's queries.
     """
 
     frame: int
@@ -32,35 +36,32 @@ class Snapshot:
 
     @property
     def answered_at(self) -> float | None:
-        """When the newest of the results was there, Unix seconds; None without any."""
-        return max((float(one["finished_at"]) for one in self.results), default=None)
+        """When the newest of the results was ready, Unix seconds; None without any."""
+        return max((float(result["finished_at"]) for result in self.results), default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """All but the image; of each query's newest result the words: its label and score, or how many of which class
-        it saw.
-        """
-        results = [{"query": str(one["query"]), "says": _words(one)} for one in self.results]
+        """All but the image, with each query's newest result as text."""
+        results = [{"query": str(result["query"]), "text": _format_result(result)} for result in self.results]
         return {"frame": self.frame, "captured_at": self.captured_at, "answered_at": self.answered_at,
                 "results": results}  # fmt: skip
 
     def jpeg(self) -> bytes:
-        """The image with the results drawn into it."""
-        fresh = [one for one in self.results if self.captured_at - float(one["captured_at"]) <= STALE_S]
-        return draw_results(self.image, fresh)
+        """The image with the recent results drawn in."""
+        recent = [one for one in self.results if self.captured_at - float(one["captured_at"]) <= STALE_S]
+        return draw_results(self.image, recent)
 
 
 class Snapshots:
-    """Keeps what pictures are made of, one frame for each camera; safe between threads."""
+    """Keeps the newest frame and results of each camera; thread-safe. `queries` maps each query to its camera."""
 
     def __init__(self, queries: Mapping[str, str]) -> None:
-        """`queries` maps each query to its camera."""
         self._cameras = dict(queries)
         self._frames: dict[str, tuple[int, float, np.ndarray]] = {}
         self._results: dict[str, Mapping[str, Any]] = {}
         self._lock = threading.Lock()
 
     def change(self, queries: Mapping[str, str]) -> None:
-        """Other queries are served; what is known of those that stay is kept."""
+        """Serve these queries; what is known of those that stay is kept."""
         with self._lock:
             cameras = set(queries.values())
             self._frames = {camera: frame for camera, frame in self._frames.items() if camera in cameras}
@@ -69,18 +70,18 @@ class Snapshots:
             }
             self._cameras = dict(queries)
 
-    def saw(self, camera: str, frame: int, captured_unix: float, image: np.ndarray) -> None:
-        """A frame came."""
+    def add_frame(self, camera: str, frame: int, captured_unix: float, image: np.ndarray) -> None:
+        """The newest frame of a camera."""
         with self._lock:
             self._frames[camera] = (frame, captured_unix, image)
 
-    def answered(self, record: Mapping[str, Any]) -> None:
-        """A query said something of a frame."""
+    def add_result(self, record: Mapping[str, Any]) -> None:
+        """The newest result of a query."""
         with self._lock:
             self._results[str(record["query"])] = record
 
-    def picture(self, camera: str) -> Snapshot | None:
-        """The newest of this camera; None before its first frame. KeyError where there is no such camera."""
+    def newest(self, camera: str) -> Snapshot | None:
+        """The snapshot of this camera; None before its first frame. KeyError where there is no such camera."""
         with self._lock:
             if camera not in self._cameras.values():
                 raise KeyError(camera)
@@ -92,44 +93,39 @@ class Snapshots:
         return Snapshot(frame, captured_at, image, tuple(results))
 
 
-def _words(result: Mapping[str, Any]) -> str:
+class Observer:
+    """Records frames, results and turns of a running box for HTTP; each call costs microseconds."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._cameras = {query.id: query.camera for query in bundle.queries}
+        self.snapshots, self.metrics = Snapshots(self._cameras), Metrics(self._cameras)
+
+    def change(self, bundle: Bundle) -> None:
+        """Serve the queries of this bundle; what is known of those that stay is kept."""
+        self._cameras = {query.id: query.camera for query in bundle.queries}
+        self.snapshots.change(self._cameras)
+        self.metrics.change(self._cameras)
+
+    def add_frame(self, query: str, frame: Frame) -> None:
+        """A frame for a query."""
+        if frame.image is not None:
+            self.snapshots.add_frame(self._cameras[query], frame.index, frame.captured_unix, frame.image)
+
+    def add_result(self, message: ResultMessage) -> None:
+        """A result."""
+        self.snapshots.add_result(message.record)
+        self.metrics.observe_age(message.record["query"], message.record["age_ms"] / 1000)
+
+    def add_turn(self, query: str, timing: TurnTiming) -> None:
+        """A turn of a query."""
+        if timing.load_s is not None and timing.moved_bytes:
+            self.metrics.observe_load(query, timing.load_s)
+        if timing.run_s is not None:
+            self.metrics.observe_run(query, timing.run_s)
+
+
+def _format_result(result: Mapping[str, Any]) -> str:
     if "label" in result:
         return f"{result['label']} {float(result['score']):.2f}"
     counts = Counter(str(found["class"]) for found in result["detections"])
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing"
-
-
-def draw_results(image: np.ndarray, results: Iterable[Mapping[str, Any]]) -> bytes:
-    """A JPEG of a frame (RGB uint8, H, W, 3) with the results of its queries: boxes with class and score, or a line for
-    each classification.
-    """
-    import cv2
-
-    drawn = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
-    size = max(0.4, min(drawn.shape[:2]) / 500)
-    lines = 0
-    for index, result in enumerate(results):
-        colour = COLOURS[index % len(COLOURS)][::-1]
-        if "label" in result:
-            text = f"{result['query']}: {result['label']} {float(result['score']):.2f}"
-            lines += 1
-            _text(drawn, text, (6, lines * (round(22 * size) + 10)), size, colour)
-            continue
-        for found in result["detections"]:
-            left, top, right, bottom = (round(float(value)) for value in found["box"])
-            cv2.rectangle(drawn, (left, top), (right, bottom), colour, max(1, round(2 * size)))
-            _text(drawn, f"{found['class']} {float(found['score']):.2f}", (left, max(12, top - 4)), size, colour)
-    encoded, data = cv2.imencode(".jpg", drawn, (cv2.IMWRITE_JPEG_QUALITY, QUALITY))
-    if not encoded:
-        raise ValueError(f"a frame of {drawn.shape} cannot be written as JPEG")
-    return data.tobytes()
-
-
-def _text(image: np.ndarray, text: str, at: tuple[int, int], size: float, colour: Sequence[int]) -> None:
-    import cv2
-
-    plain = text.encode("ascii", "replace").decode()  # what OpenCV's letters can show
-    (width, height), below = cv2.getTextSize(plain, cv2.FONT_HERSHEY_SIMPLEX, size, 1)
-    left, base = at
-    cv2.rectangle(image, (left - 2, base - height - 3), (left + width + 2, base + below), (24, 24, 24), cv2.FILLED)
-    cv2.putText(image, plain, at, cv2.FONT_HERSHEY_SIMPLEX, size, tuple(colour), 1, cv2.LINE_AA)

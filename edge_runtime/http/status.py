@@ -15,7 +15,7 @@ class _Value(BaseModel):
 
 
 class LedgerStatus(_Value):
-    """What became of a query's frames: received = processed + all dropped + failed + pending, always."""
+    """Counts of a query's frames: received = processed + all dropped + failed + pending, always."""
 
     received: int = Count
     processed: int = Count
@@ -34,7 +34,7 @@ class CameraStatus(_Value):
     fps: float = Field(ge=0, description="frames delivered a second, lately")
     frame_age_s: float | None
     reconnects: int = Count
-    error: str | None = Field(description="what is wrong, if anything")
+    error: str | None = Field(description="the present problem, if any")
 
 
 class QueryStatus(_Value):
@@ -48,12 +48,12 @@ class QueryStatus(_Value):
     fps: float = Field(ge=0, description="results a second, lately")
     age_p95_ms: float | None
     sla_ms: float
-    failure: str | None = Field(description="why it failed last, if it did")
+    failure: str | None = Field(description="its last failure")
     ledger: LedgerStatus
 
 
 class SinkStatus(_Value):
-    """One sink, and what became of the results offered to it."""
+    """One sink and its results."""
 
     id: str
     kind: str
@@ -61,11 +61,11 @@ class SinkStatus(_Value):
     delivered: int = Count
     undelivered: dict[str, int] = Field(description="by reason")
     queued: int = Count
-    trouble: str | None = Field(description="why it takes nothing at present, if so")
+    trouble: str | None = Field(description="why it takes no results at present")
 
 
 class DriftStatus(_Value):
-    """What the last drift check found of a query."""
+    """A query at the last drift check."""
 
     query: str
     ratio: float | None = Field(description="of its accuracy to its original's; null where the frames were too few")
@@ -101,7 +101,7 @@ class Status(_Value):
     reloads: dict[Literal["applied", "refused"], int]
     refused: str | None = Field(description="why the last reload was not applied, null where it was")
     held_back: dict[str, str] = Field({}, description="queries that kept their old weights in a reload, and why")
-    bundle_fault: str | None = Field(description="what became of the bundle's file in place, null while it is whole")
+    bundle_fault: str | None = Field(description="set when the bundle's file was changed in place")
     cameras: list[CameraStatus]
     queries: list[QueryStatus]
     sinks: list[SinkStatus]
@@ -110,29 +110,29 @@ class Status(_Value):
 
 
 class StatusSource(Protocol):
-    """What a box lets others see of it. Every call is safe from any thread and returns at once."""
+    """What HTTP needs of a box. Every call is thread-safe and returns at once."""
 
     def status(self) -> Status:
         """The box at this moment."""
         ...
 
-    def moving(self) -> bool:
+    def is_moving(self) -> bool:
         """Whether the thread that runs queries goes on."""
         ...
 
     def missing(self) -> list[str]:
-        """What the box still lacks to be ready, in words; empty when it has all."""
+        """What the box still lacks to be ready, a line each."""
         ...
 
-    def bundle_fault(self) -> str | None:
-        """What became of the bundle's file in place, in words; None while it is what it was."""
+    def bundle_problem(self) -> str | None:
+        """One line when the bundle's file was changed in place."""
         ...
 
     def reload(self) -> Future[str | None]:
-        """Take up config and bundle as they are now; once it is over, the reason where they were not applied."""
+        """Reload config and bundle; the result is None, or why they were not applied."""
         ...
 
-    def picture(self, camera: str) -> Any:
+    def snapshot(self, camera: str) -> Any:
         """The newest frame of a camera with its results (`edge_runtime.http.snapshots.Snapshot`), None before any.
 
         KeyError where there is no such camera.

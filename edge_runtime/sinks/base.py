@@ -1,9 +1,4 @@
-"""A parcel: one result on its way, with the frame that it was found in.
-
-What a kind of sink is: the keys that a config may give it, and what takes results once it is open.
-
-The kinds of sinks by name; the file of one is imported when a config asks for it.
-"""
+"""What a sink is: the keys of its config, the thing that takes results, and the registry of kinds."""
 
 from __future__ import annotations
 
@@ -14,6 +9,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,95 +21,121 @@ from models.io import validate
 if TYPE_CHECKING:
     import numpy as np
 
-
-# What a record and one detection of it take in Python, about.
 RECORD_BYTES, DETECTION_BYTES = 2000, 600
+"""Approximate Python memory of a record, and of one detection in it."""
+
+SINKS: dict[str, tuple[str, str]] = {
+    "jsonl": ("edge_runtime.sinks.jsonl", "JsonLinesKeys"),
+    "mqtt": ("edge_runtime.sinks.mqtt", "MqttKeys"),
+    "webhook": ("edge_runtime.sinks.webhook", "WebhookKeys"),
+}
+"""Kind -> module (imported when a config names the kind), and the class of its keys."""
+
+
+class Undelivered(str, Enum):
+    """Why a result was not delivered."""
+
+    __str__ = str.__str__
+
+    BLOCKED = "blocked"
+    DISK_FULL = "disk_full"
+    ERROR = "error"
+    GONE = "gone"
+    INVALID = "invalid"
+    OVERFLOW = "overflow"
+    REFUSED = "refused"
+    SERVER_ERROR = "server_error"
+    STOPPED = "stopped"
+    TIMEOUT = "timeout"
+    UNREACHABLE = "unreachable"
+    UNWRITABLE = "unwritable"
+
+
+_REASONS = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), Undelivered.DISK_FULL),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
+        Undelivered.UNWRITABLE,
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResultMessage:
-    """A record (`edge_runtime.results.result_record`) and, for sinks that carry pictures, its RGB frame (H, W, 3).
-
-    Both are shared between sinks and never changed.
-    """
+    """A result record (`edge_runtime.results.result_record`) and its RGB frame (H, W, 3); sinks share both."""
 
     record: Mapping[str, Any]
     image: np.ndarray | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory, about."""
-        found = DETECTION_BYTES * len(self.record.get("detections", ()))
-        return RECORD_BYTES + found + (0 if self.image is None else self.image.nbytes)
+        """Approximate bytes of memory."""
+        detections = DETECTION_BYTES * len(self.record.get("detections", ()))
+        return RECORD_BYTES + detections + (0 if self.image is None else self.image.nbytes)
 
-    def lighter(self) -> ResultMessage:
+    def without_image(self) -> ResultMessage:
         """The record alone."""
         return self if self.image is None else ResultMessage(self.record)
 
-    def text(self) -> str:
-        """The record as one line of JSON; ValueError for a number that JSON cannot say."""
-        return json.dumps(self.record, allow_nan=False, separators=(",", ":"))
-
-
-BLOCKED, DISK_FULL, GONE, INVALID, REFUSED = "blocked", "disk_full", "gone", "invalid", "refused"
-SERVER_ERROR, TIMEOUT, UNREACHABLE, UNWRITABLE, ERROR = "server_error", "timeout", "unreachable", "unwritable", "error"
-"""The reasons for which results are not delivered, beside those of the outbox."""
-
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
+    def to_text(self) -> str:
+        """The record as one line of JSON; DeliveryError for a number that JSON cannot hold."""
+        return dump_record(self.record)
 
 
 class DeliveryError(Exception):
-    """A sink did not take a parcel, for one of the reasons above; the first `delivered` of those given were taken.
+    """A sink did not take a message.
 
-    `for_good`: this parcel is never taken, and not tried again. `answered`: the sink is there, and does not get along
-    with this parcel. `stays_open`: the sink is not to be opened anew for that.
+    `delivered` messages of the batch were taken before it. `permanent`: this message is never taken, and not retried.
+    `answered`: the sink works and rejects this message, so a limited number of retries follows. `keeps_open`: the
+    connection is still good.
     """
 
     def __init__(
         self,
-        reason: str,
-        said: str,
+        reason: Undelivered,
+        message: str,
         delivered: int = 0,
-        for_good: bool = False,
+        permanent: bool = False,
         answered: bool = False,
-        stays_open: bool = False,
+        keeps_open: bool = False,
     ) -> None:
-        super().__init__(said)
-        self.reason, self.delivered, self.for_good, self.answered = reason, delivered, for_good, answered
-        self.stays_open = stays_open or for_good
+        super().__init__(message)
+        self.reason, self.delivered, self.permanent, self.answered = reason, delivered, permanent, answered
+        self.keeps_open = keeps_open or permanent
 
 
 class SinkClosed(Exception):
-    """Whoever read this sink has gone, and nobody else will come."""
+    """The reader of this sink is gone for good."""
 
 
 class Sink(ABC):
-    """Takes results. All is called from one thread, which is that of this sink alone and may wait.
+    """Takes results; called from one thread of its own, which may block.
 
-    What any of it raises is trouble: the sink is closed, and after a while opened and tried again (`NotTaken` says
-    more; `Closed` ends it).
+    After any exception the sink is closed, reopened and retried (`DeliveryError` says more, `SinkClosed` ends it).
     """
 
     batch = 1
-    """How many parcels it takes at once."""
+    """Messages taken at once."""
 
     def open(self) -> None:  # noqa: B027 (not every kind has something to do)
-        """Get ready: before the first parcel, after trouble, and when files are to be opened anew."""
+        """Open files and connections: before the first message, after an error, and on a reopen."""
 
     @abstractmethod
-    def write(self, parcels: Sequence[ResultMessage]) -> None:
-        """Deliver all of these, `batch` at most; on return they are."""
+    def write(self, messages: Sequence[ResultMessage]) -> None:
+        """Deliver all of these, at most `batch`."""
 
-    def tend(self) -> None:  # noqa: B027
-        """Called now and then while nothing is to be delivered; raises where the connection is lost."""
+    def heartbeat(self) -> None:  # noqa: B027
+        """Called about once a second while idle; raises where the connection is lost."""
 
     def close(self) -> None:  # noqa: B027
-        """Let go of files and connections."""
+        """Close files and connections."""
 
 
 class SinkConfig(ABC):
-    """One sink of a box config, its paths absolute; where it writes files, `paths` says which."""
+    """One sink of a box config, its paths absolute."""
+
+    reach_timeout_s = 1.0
+    """How long `check_reachable` may take."""
 
     @property
     @abstractmethod
@@ -127,28 +149,23 @@ class SinkConfig(ABC):
 
     @property
     def wants_images(self) -> bool:
-        """Whether it carries pictures."""
+        """Whether messages keep their frame."""
         return False
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """Where results go, in words for the log; no secrets."""
+        """The destination for the log, without secrets."""
 
     @abstractmethod
-    def made(self) -> Sink:
+    def build(self) -> Sink:
         """The sink, not yet open."""
 
     def check(self) -> None:  # noqa: B027
         """Raise InputError, in one line, where it can never be opened."""
 
-    @property
-    def reach_s(self) -> float:
-        """How long `reach` may take; after that it does not answer."""
-        return 1.0
-
-    def reach(self) -> str | None:
-        """Why it does not take results at present, if so; nothing is sent that would be one."""
+    def check_reachable(self) -> str | None:
+        """Why it takes no results at present, or None; sends nothing that looks like a result."""
         return None
 
 
@@ -160,49 +177,44 @@ class SinkKeys(BaseModel):
     kind: str
 
     @abstractmethod
-    def settled(self, root: Path) -> SinkConfig:
-        """What they say as plain values, paths relative to `root`."""
-
-
-def to_delivery_error(error: Exception) -> DeliveryError:
-    """What any error of a sink means."""
-    if isinstance(error, DeliveryError):
-        return error
-    cause = error if isinstance(error, OSError) else error.__cause__
-    said = error.strerror if isinstance(error, OSError) and error.filename is None else None
-    return DeliveryError(
-        _reason(cause if isinstance(cause, OSError) else error), said or str(error) or type(error).__name__
-    )
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, TimeoutError):
-        return TIMEOUT
-    if isinstance(error, OSError) and error.errno in _FULL:
-        return DISK_FULL
-    if isinstance(error, OSError) and error.errno in _UNWRITABLE:
-        return UNWRITABLE
-    return UNREACHABLE if isinstance(error, OSError | http.client.HTTPException) else ERROR
-
-
-SINKS: dict[str, tuple[str, str]] = {
-    "jsonl": ("edge_runtime.sinks.jsonl", "JsonLinesKeys"),
-    "mqtt": ("edge_runtime.sinks.mqtt", "MqttKeys"),
-    "webhook": ("edge_runtime.sinks.webhook", "WebhookKeys"),
-}
-"""Kind -> module, and the class of its keys."""
+    def to_config(self, root: Path) -> SinkConfig:
+        """The keys as plain values, paths relative to `root`."""
 
 
 def parse_sinks(path: Path, given: Sequence[Mapping[str, Any]], root: Path) -> tuple[SinkConfig, ...]:
     """The sinks of the config at `path`, file names relative to `root`; InputError for an unknown kind or key."""
-    return tuple(_keys_of(path, one, f"sinks[{index}]").settled(root) for index, one in enumerate(given))
+    return tuple(_parse_keys(path, keys, f"sinks[{index}]").to_config(root) for index, keys in enumerate(given))
 
 
-def _keys_of(path: Path, given: Mapping[str, Any], key: str) -> SinkKeys:
+def _parse_keys(path: Path, given: Mapping[str, Any], key: str) -> SinkKeys:
     kind = given.get("kind")
-    if kind is None:
-        raise InputError(path, "this key is missing", f"use {', '.join(SINKS)}", f"{key}.kind")
     if not isinstance(kind, str) or kind not in SINKS:
-        raise InputError(path, f"unknown kind '{str(kind)[:40]}'", f"use {', '.join(SINKS)}", f"{key}.kind")
+        problem = "this key is missing" if kind is None else f"unknown kind '{str(kind)[:40]}'"
+        raise InputError(path, problem, f"use {', '.join(SINKS)}", f"{key}.kind")
     module, keys = SINKS[kind]
     return validate(path, given, getattr(importlib.import_module(module), keys), key)
+
+
+def dump_record(record: Mapping[str, Any]) -> str:
+    """A record as one line of JSON; DeliveryError for a number that JSON cannot hold."""
+    try:
+        return json.dumps(record, allow_nan=False, separators=(",", ":"))
+    except ValueError as error:
+        raise DeliveryError(Undelivered.INVALID, str(error), permanent=True) from error
+
+
+def to_delivery_error(error: Exception) -> DeliveryError:
+    """Any exception of a sink as a DeliveryError."""
+    if isinstance(error, DeliveryError):
+        return error
+    cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+    text = error.strerror if isinstance(error, OSError) and error.filename is None else None
+    return DeliveryError(_reason(cause), text or str(error) or type(error).__name__)
+
+
+def _reason(error: BaseException) -> Undelivered:
+    if isinstance(error, TimeoutError):
+        return Undelivered.TIMEOUT
+    if isinstance(error, OSError):
+        return _REASONS.get(error.errno or 0, Undelivered.UNREACHABLE)
+    return Undelivered.UNREACHABLE if isinstance(error, http.client.HTTPException) else Undelivered.ERROR

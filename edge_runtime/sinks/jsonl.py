@@ -1,7 +1,4 @@
-"""The end of a file of JSON lines, as a process that was killed or a machine that lost its power leaves it.
-
-The sink `jsonl`: each result one line of JSON, in a file or on stdout.
-"""
+"""The sink `jsonl`: each result is one line of JSON, in a file or on stdout."""
 
 from __future__ import annotations
 
@@ -21,57 +18,26 @@ from pydantic import AfterValidator, Field
 
 from edge_runtime.scheduler.costs import parse_memory
 from edge_runtime.sinks.base import (
-    BLOCKED,
-    INVALID,
     DeliveryError,
     ResultMessage,
     Sink,
     SinkClosed,
     SinkConfig,
     SinkKeys,
+    Undelivered,
     to_delivery_error,
 )
 from models.errors import InputError
 from models.io import AppendFile, ParseError, cannot_be_written, parse_json
 
-MAX_TAIL_BYTES = 2**20
-"""A last line longer than this is none of ours, and is left as it is."""
-
-
-def repair_tail(path: Path) -> None:
-    """Make the file end with the end of a line. OSError where it cannot be read or written.
-
-    A record that was cut short is cut off, for it was never delivered; one that lacks only its newline, and text that
-    is no record, are given that.
-    """
-    with open(path, "rb+") as file:
-        size = file.seek(0, os.SEEK_END)
-        start = max(0, size - MAX_TAIL_BYTES)
-        file.seek(start)
-        tail = file.read()
-        last = tail[tail.rfind(b"\n") + 1 :]
-        if not last:
-            return
-        if not last.strip(b"\0") or (last.startswith(b"{") and not _is_whole(last)):
-            file.truncate(size - len(last))
-        else:
-            file.write(b"\n")
-
-
-def _is_whole(record: bytes) -> bool:
-    try:
-        parse_json(record)
-    except ParseError:
-        return False
-    return True
-
-
 STDOUT = "-"
 TIMEOUT_S = 1.0
-"""How long a line waits for a pipe that nobody reads before it counts as trouble."""
+"""How long a line waits for a pipe without a reader."""
+MAX_TAIL_BYTES = 2**20
+"""A longer last line is not a record of ours and is left as it is."""
 
 
-def _size(text: str | int) -> int:
+def _parse_size(text: str | int) -> int:
     try:
         return parse_memory(text)
     except InputError as error:
@@ -84,10 +50,10 @@ class JsonLinesKeys(SinkKeys):
     """
 
     path: Annotated[str, Field(min_length=1)] = STDOUT
-    max_bytes: Annotated[str | int, AfterValidator(_size)] | None = None
+    max_bytes: Annotated[str | int, AfterValidator(_parse_size)] | None = None
     keep: Annotated[int, Field(ge=0, le=1000)] = 5
 
-    def settled(self, root: Path) -> JsonLinesConfig:
+    def to_config(self, root: Path) -> JsonLinesConfig:
         size = None if self.max_bytes is None else int(self.max_bytes)
         return JsonLinesConfig(None if self.path == STDOUT else root / self.path, size, self.keep)
 
@@ -125,64 +91,56 @@ class JsonLinesConfig(SinkConfig):
             if self.path.exists():
                 os.close(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK))
             else:
-                tempfile.TemporaryFile(dir=self.path.parent).close()  # without a name, as a rule
+                tempfile.TemporaryFile(dir=self.path.parent).close()
         except OSError as error:
-            if error.errno != errno.ENXIO:  # a pipe that nobody reads yet
+            if error.errno != errno.ENXIO:  # a pipe without a reader yet
                 raise cannot_be_written(self.path, error) from error
 
-    def made(self) -> Sink:
+    def build(self) -> Sink:
         return Stdout() if self.path is None else JsonLines(self.path, self.max_bytes, self.keep)
 
 
-def rotated_path(path: Path, number: int) -> Path:
-    """What a full file is called once so many have followed it."""
-    return path.with_name(f"{path.name}.{number}")
-
-
 class JsonLines(Sink):
-    """Appends each record as one line of JSON to a file, and begins a new one where that was moved or deleted.
-
-    What a last line that was cut short leaves is mended when the file is opened (`tail.mend`).
-    """
+    """Appends records to a file; begins a new one when it was moved, deleted or is full."""
 
     def __init__(self, path: Path, max_bytes: int | None = None, keep: int = 5) -> None:
         self._path, self._max_bytes, self._keep = path, max_bytes, keep
-        self._lines: AppendFile | None = None
+        self._file: AppendFile | None = None
 
     def open(self) -> None:
         self.close()
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISREG(os.stat(self._path).st_mode):
                 repair_tail(self._path)
-        self._lines = AppendFile(self._path, timeout_s=TIMEOUT_S)
+        self._file = AppendFile(self._path, timeout_s=TIMEOUT_S)
 
-    def write(self, parcels: Sequence[ResultMessage]) -> None:
-        for done, parcel in enumerate(parcels):
-            line = _line(parcel, done)
+    def write(self, messages: Sequence[ResultMessage]) -> None:
+        for message in messages:
+            line = message.to_text()
             try:
-                self._lines_for(len(line) + 1).add(line)
+                self._file_for(len(line) + 1).add(line)
             except (InputError, OSError) as error:
-                raise _missed(error, done) from error
+                raise _write_error(error) from error
 
-    def tend(self) -> None:
-        if self._lines is None or self._lines.is_regular:
-            self._lines_for(0)
+    def heartbeat(self) -> None:
+        if self._file is None or self._file.is_regular:
+            self._file_for(0)
 
     def close(self) -> None:
-        lines, self._lines = self._lines, None
-        if lines is not None:
-            lines.close()
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
-    def _lines_for(self, nbytes: int) -> AppendFile:
-        """The file that the next line goes to."""
-        if self._lines is None or not self._lines.is_in_place:
+    def _file_for(self, nbytes: int) -> AppendFile:
+        """The file that the next `nbytes` go to."""
+        if self._file is None or not self._file.is_in_place:
             self.open()
-        assert self._lines is not None
-        size = self._lines.size if self._lines.is_regular else 0
+        assert self._file is not None
+        size = self._file.size if self._file.is_regular else 0
         if self._max_bytes is not None and size and size + nbytes > self._max_bytes:
             self._rotate()
             self.open()
-        return self._lines
+        return self._file
 
     def _rotate(self) -> None:
         for number in range(self._keep - 1, 0, -1):
@@ -195,40 +153,63 @@ class JsonLines(Sink):
 
 
 class Stdout(Sink):
-    """Writes each record as one line of JSON to stdout, for whoever reads what this process writes."""
+    """Writes records to stdout."""
 
     def __init__(self) -> None:
-        # Not through Python's own buffer, which a line that nobody reads would hold for ever, at the end too.
-        self._out, self._lines = sys.stdout, None
+        # Not through Python's own buffer, which would keep an unread line for ever, also at the end.
+        self._out, self._file = sys.stdout, None
         with contextlib.suppress(io.UnsupportedOperation, AttributeError, ValueError):
-            self._lines = AppendFile.on(sys.stdout.fileno(), "standard output", TIMEOUT_S)
+            self._file = AppendFile.on(sys.stdout.fileno(), "standard output", TIMEOUT_S)
 
-    def write(self, parcels: Sequence[ResultMessage]) -> None:
-        for done, parcel in enumerate(parcels):
-            line = _line(parcel, done)
+    def write(self, messages: Sequence[ResultMessage]) -> None:
+        for message in messages:
+            line = message.to_text()
             try:
-                if self._lines is None:
+                if self._file is None:
                     self._out.write(line + "\n")
                     self._out.flush()
                 else:
-                    self._lines.add(line)
+                    self._file.add(line)
             except (InputError, OSError) as error:
                 if isinstance(error.__cause__ or error, BrokenPipeError):
-                    raise SinkClosed("nobody reads it any more") from error
-                raise _missed(error, done) from error
+                    raise SinkClosed("the reader of stdout is gone") from error
+                raise _write_error(error) from error
 
 
-def _line(parcel: ResultMessage, done: int) -> str:
+def rotated_path(path: Path, number: int) -> Path:
+    """The name of a full file after `number` rotations."""
+    return path.with_name(f"{path.name}.{number}")
+
+
+def repair_tail(path: Path) -> None:
+    """Make a file of JSON lines end with a newline after a crash or a power loss. OSError where it cannot.
+
+    A truncated record is cut off: it was never delivered. A whole record without its newline, or text that is no
+    record, gets a newline.
+    """
+    with open(path, "rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - MAX_TAIL_BYTES))
+        tail = file.read()
+        last = tail[tail.rfind(b"\n") + 1 :]
+        if not last:
+            return
+        if not last.strip(b"\0") or (last.startswith(b"{") and not _is_json(last)):
+            file.truncate(size - len(last))
+        else:
+            file.write(b"\n")
+
+
+def _is_json(record: bytes) -> bool:
     try:
-        return parcel.text()
-    except ValueError as error:
-        raise DeliveryError(INVALID, f"{error}", done, for_good=True) from error
+        parse_json(record)
+    except ParseError:
+        return False
+    return True
 
 
-def _missed(error: Exception, done: int) -> DeliveryError:
-    """What the error means; a pipe that is full stays open, since of a line that was begun the rest must follow."""
+def _write_error(error: Exception) -> DeliveryError:
+    """A full pipe stays open: the rest of a line that was begun must follow."""
     if isinstance(error.__cause__ or error, TimeoutError):
-        return DeliveryError(BLOCKED, "nobody reads what is there", done, stays_open=True)
-    missed = to_delivery_error(error)
-    missed.delivered = done
-    return missed
+        return DeliveryError(Undelivered.BLOCKED, "the pipe is full and has no reader", keeps_open=True)
+    return to_delivery_error(error)

@@ -1,7 +1,4 @@
-"""Home Assistant's discovery over MQTT: messages that make a sensor of each query.
-
-The sink `mqtt`: each result a message to a broker.
-"""
+"""The sink `mqtt`: each result is a message to a broker, with Home Assistant's discovery on request."""
 
 from __future__ import annotations
 
@@ -10,8 +7,7 @@ import re
 import secrets
 import string
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,103 +16,66 @@ from paho.mqtt.client import MQTT_ERR_SUCCESS, Client
 from paho.mqtt.enums import CallbackAPIVersion
 from pydantic import AfterValidator, Field, model_validator
 
-from edge_runtime.drawing import draw_snapshot
-from edge_runtime.sinks.base import (
-    INVALID,
-    REFUSED,
-    TIMEOUT,
-    UNREACHABLE,
-    DeliveryError,
-    ResultMessage,
-    Sink,
-    SinkConfig,
-    SinkKeys,
-)
-
-PREFIX = "homeassistant"
-
-
-def discovery_messages(
-    topic: str, status_topic: str, record: Mapping[str, Any], snapshot: bool
-) -> Iterator[tuple[str, bytes]]:
-    """(topic, payload) of the messages to keep for the query of a record: a sensor, with `snapshot` a picture too.
-
-    A sensor's state is the label, or how many were detected; its attributes are the whole record. What makes it unique
-    is its topic, so that a box that starts again finds it as it was.
-    """
-    name = re.sub(r"[^A-Za-z0-9_-]+", "_", topic)
-    value = "{{ value_json.label }}" if "label" in record else "{{ value_json.detections | count }}"
-    common = {
-        "availability_topic": status_topic,
-        "device": {"identifiers": [f"gemel_{record['camera']}"], "name": str(record["camera"]), "model": "gemel"},
-    }
-    sensor = {
-        "name": str(record["query"]), "unique_id": f"gemel_{name}", "state_topic": topic, "value_template": value,
-        "json_attributes_topic": topic, **common,
-    }  # fmt: skip
-    yield f"{PREFIX}/sensor/gemel_{name}/config", json.dumps(sensor).encode()
-    if snapshot:
-        picture = {
-            "name": f"{record['query']} snapshot", "unique_id": f"gemel_{name}_snapshot",
-            "image_topic": f"{topic}/snapshot", "content_type": "image/jpeg", **common,
-        }  # fmt: skip
-        yield f"{PREFIX}/image/gemel_{name}/config", json.dumps(picture).encode()
-
+from edge_runtime.drawing import draw_message
+from edge_runtime.sinks.base import DeliveryError, ResultMessage, Sink, SinkConfig, SinkKeys, Undelivered
 
 KEEP_ALIVE_S = 30
-CONNECT_S, ACKNOWLEDGE_S, FAREWELL_S = 5.0, 10.0, 1.0
+CONNECT_TIMEOUT_S, ACKNOWLEDGE_TIMEOUT_S, FAREWELL_TIMEOUT_S = 5.0, 10.0, 1.0
 ONLINE, OFFLINE = b"online", b"offline"
-FIELDS = ("camera", "query")
+TOPIC_FIELDS = ("camera", "query")
+DISCOVERY_PREFIX = "homeassistant"
 
 
-def _topic(text: str) -> str:
+def _check_topic(text: str) -> str:
     try:
-        given = [part[1:] for part in string.Formatter().parse(text) if part[1] is not None]
+        fields = [part[1:] for part in string.Formatter().parse(text) if part[1] is not None]
     except ValueError as error:
-        raise ValueError("has a brace too many or too few") from error
-    if any(name not in FIELDS or spec or conversion for name, spec, conversion in given):
+        raise ValueError("has unbalanced braces") from error
+    if any(name not in TOPIC_FIELDS or spec or conversion for name, spec, conversion in fields):
         raise ValueError("may hold {camera} and {query}, nothing else in braces")
     if re.search(r"[+#\0]", text) or text.startswith("$") or not text.isprintable():
-        raise ValueError("is no topic to publish to: + # and $ have meanings of their own")
+        raise ValueError("is no topic to publish to: + # and $ are reserved")
     return text
 
 
 class MqttKeys(SinkKeys):
     """`topic` takes a message for each result, with `{camera}` and `{query}` filled in; with `snapshot` the JPEG goes
-    to TOPIC/snapshot, and with `discovery` Home Assistant is told of a sensor for each query.
+    to TOPIC/snapshot, and with `discovery` Home Assistant gets a sensor for each query.
     """
 
     host: Annotated[str, Field(min_length=1, max_length=255)]
     port: Annotated[int, Field(ge=1, le=65535)] = 1883
-    topic: Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_topic)] = "gemel/{camera}/{query}"
+    topic: Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_check_topic)] = "gemel/{camera}/{query}"
     qos: Annotated[int, Field(ge=0, le=2)] = 1
-    draw_snapshot: bool = False
+    snapshot: bool = False
     discovery: bool = False
     username: str | None = None
     password: str | None = Field(default=None, repr=False)
 
     @model_validator(mode="after")
-    def _password_has_a_user(self) -> MqttKeys:
+    def _check_password_has_user(self) -> MqttKeys:
         if self.password is not None and self.username is None:
             raise ValueError("a password needs a `username`")
         return self
 
-    def settled(self, root: Path) -> MqttConfig:
+    def to_config(self, root: Path) -> MqttConfig:
         return MqttConfig(**self.model_dump(exclude={"kind"}))
 
 
 @dataclass(frozen=True, slots=True)
 class MqttConfig(SinkConfig):
-    """The keys as they are."""
+    """The keys of an mqtt sink."""
 
     host: str
     port: int = 1883
     topic: str = "gemel/{camera}/{query}"
     qos: int = 1
-    draw_snapshot: bool = False
+    snapshot: bool = False
     discovery: bool = False
     username: str | None = None
     password: str | None = field(default=None, repr=False)
+
+    reach_timeout_s = 2 * CONNECT_TIMEOUT_S + FAREWELL_TIMEOUT_S
 
     @property
     def kind(self) -> str:
@@ -132,26 +91,22 @@ class MqttConfig(SinkConfig):
 
     @property
     def status_topic(self) -> str:
-        """Where `online` and `offline` are kept: beside what the topics begin with."""
+        """The topic of the retained `online` and `offline`: beside the constant beginning of the topics."""
         return f"{self.topic.partition('{')[0].strip('/') or 'gemel'}/status"
 
-    def topic_of(self, record: Any) -> str:
-        """The topic of a record; what has a meaning in topics is replaced in names."""
-        return self.topic.format(**{name: re.sub(r"[+#/\0]", "_", str(record[name])) for name in FIELDS})
+    def topic_of(self, record: Mapping[str, Any]) -> str:
+        """The topic of a record; reserved characters in names become underscores."""
+        return self.topic.format(**{name: re.sub(r"[+#/\0]", "_", str(record[name])) for name in TOPIC_FIELDS})
 
-    def made(self) -> Mqtt:
+    def build(self) -> Mqtt:
         return Mqtt(self)
 
-    @property
-    def reach_s(self) -> float:
-        return 2 * CONNECT_S + FAREWELL_S
-
-    def reach(self) -> str | None:
+    def check_reachable(self) -> str | None:
         sink = Mqtt(self)
         try:
-            sink.greet()
+            sink.connect()
         except (OSError, ValueError, DeliveryError) as error:
-            return f"the broker does not take this box: {error}"
+            return f"the broker does not accept this box: {error}"
         finally:
             sink.close()
         return None
@@ -160,8 +115,8 @@ class MqttConfig(SinkConfig):
 class Mqtt(Sink):
     """Publishes, and waits until the broker has acknowledged all (with QoS 0: until all has been sent).
 
-    A connection that fails is given up whole, so that nothing waits in paho's own queue, which keeps the oldest: what
-    was not acknowledged is sent again over the next one, and may then come twice.
+    A failed connection is discarded whole, so that nothing waits in paho's own queue; unacknowledged messages are sent
+    again over the next one, and may arrive twice.
     """
 
     batch = 16
@@ -170,106 +125,99 @@ class Mqtt(Sink):
         self._config = config
         self._changed = threading.Condition()
         self._client: Client | None = None
-        self._online = False
-        self._connected: str | None = None
+        self._is_connected = self._is_announced = False
         self._lost: str | None = None
         self._acknowledged: set[int] = set()
-        self._announced: set[str] = set()
+        self._discovered: set[str] = set()
         self._id = f"gemel-{secrets.token_hex(6)}"
 
     def open(self) -> None:
-        self.greet()
-        status = [self._send(self._config.status_topic, ONLINE, 1, retain=True)]
-        self._online = True
-        self._flush(status)
+        self.connect()
+        status = self._publish(self._config.status_topic, ONLINE, 1, retain=True)
+        self._is_announced = True
+        self._await_acknowledgement([status])
 
-    def greet(self) -> None:
-        """Connect, and no more; OSError or NotTaken where the broker does not take this box."""
+    def connect(self) -> None:
+        """Connect without publishing; OSError or DeliveryError where the broker does not accept this box."""
         self.close()
         config = self._config
         client = Client(CallbackAPIVersion.VERSION2, client_id=self._id, reconnect_on_failure=False)
-        client.connect_timeout = CONNECT_S
+        client.connect_timeout = CONNECT_TIMEOUT_S
         if config.username is not None:
             client.username_pw_set(config.username, config.password)
         client.will_set(config.status_topic, OFFLINE, qos=1, retain=True)
         client.on_connect, client.on_disconnect = self._on_connect, self._on_disconnect
         client.on_publish = self._on_publish
-        self._connected = self._lost = None
-        self._online = False
+        self._is_connected = self._is_announced = False
+        self._lost = None
         self._acknowledged.clear()
-        self._announced.clear()
+        self._discovered.clear()
         self._client = client
         client.connect(config.host, config.port, KEEP_ALIVE_S)
         client.loop_start()
-        self._wait(lambda: self._connected is not None, CONNECT_S, "no answer to our greeting")
+        self._wait(lambda: self._is_connected, CONNECT_TIMEOUT_S, "the broker does not answer")
 
-    def write(self, parcels: Sequence[ResultMessage]) -> None:
+    def write(self, messages: Sequence[ResultMessage]) -> None:
         sent: list[int] = []
-        for done, parcel in enumerate(parcels):
+        for message in messages:
             try:
-                text = parcel.text().encode()
-            except ValueError as error:
-                self._flush(sent)
-                raise DeliveryError(INVALID, str(error), done, for_good=True) from error
-            topic = self._config.topic_of(parcel.record)
-            if self._config.discovery:
-                self._announce(topic, parcel)
-            picture = draw_snapshot(parcel) if self._config.snapshot else None
+                text = message.to_text().encode()
+            except DeliveryError as error:
+                self._await_acknowledgement(sent)
+                error.delivered = len(sent)
+                raise
+            topic = self._config.topic_of(message.record)
+            if self._config.discovery and topic not in self._discovered:
+                for where, payload in discovery_messages(self._config, topic, message.record):
+                    self._publish(where, payload, 1, retain=True)
+                self._discovered.add(topic)
+            picture = draw_message(message) if self._config.snapshot else None
             if picture is not None:
-                self._send(f"{topic}/snapshot", picture, 0)
-            sent.append(self._send(topic, text, self._config.qos))
-        self._flush(sent)
+                self._publish(f"{topic}/snapshot", picture, 0)
+            sent.append(self._publish(topic, text, self._config.qos))
+        self._await_acknowledgement(sent)
 
-    def tend(self) -> None:
+    def heartbeat(self) -> None:
         if self._lost is not None:
-            raise DeliveryError(UNREACHABLE, self._lost)
+            raise DeliveryError(Undelivered.UNREACHABLE, self._lost)
 
     def close(self) -> None:
         client, self._client = self._client, None
         if client is None:
             return
-        if self._lost is None and self._online:
-            # A farewell in order: the broker would not tell of our last will.
-            client.publish(self._config.status_topic, OFFLINE, qos=1, retain=True).wait_for_publish(FAREWELL_S)
+        if self._lost is None and self._is_announced:
+            # After an orderly disconnect the broker would not publish the last will.
+            client.publish(self._config.status_topic, OFFLINE, qos=1, retain=True).wait_for_publish(FAREWELL_TIMEOUT_S)
         client.disconnect()
         client.loop_stop()
 
-    def _announce(self, topic: str, parcel: ResultMessage) -> None:
-        if topic in self._announced:
-            return
-        config = self._config
-        for where, what in discovery_messages(topic, config.status_topic, parcel.record, config.snapshot):
-            self._send(where, what, 1, retain=True)
-        self._announced.add(topic)
-
-    def _send(self, topic: str, payload: bytes, qos: int, retain: bool = False) -> int:
+    def _publish(self, topic: str, payload: bytes, qos: int, retain: bool = False) -> int:
         assert self._client is not None
         sent = self._client.publish(topic, payload, qos, retain)
         if sent.rc != MQTT_ERR_SUCCESS:
-            raise DeliveryError(UNREACHABLE, self._lost or "the connection is lost")
+            raise DeliveryError(Undelivered.UNREACHABLE, self._lost or "the connection is lost")
         return sent.mid
 
-    def _flush(self, sent: Sequence[int]) -> None:
-        """Wait until these messages are acknowledged."""
+    def _await_acknowledgement(self, sent: Sequence[int]) -> None:
         try:
-            self._wait(lambda: self._acknowledged.issuperset(sent), ACKNOWLEDGE_S, "no acknowledgement")
+            self._wait(lambda: self._acknowledged.issuperset(sent), ACKNOWLEDGE_TIMEOUT_S, "no acknowledgement")
         except DeliveryError as error:
             with self._changed:
-                missing = [number for number, one in enumerate(sent) if one not in self._acknowledged]
+                missing = [number for number, mid in enumerate(sent) if mid not in self._acknowledged]
             error.delivered = missing[0] if missing else len(sent)
             raise
         with self._changed:
             self._acknowledged.clear()
 
-    def _wait(self, done: Any, most_s: float, otherwise: str) -> None:
-        ends = time.monotonic() + most_s
+    def _wait(self, is_done: Callable[[], bool], timeout_s: float, message: str) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: done() or self._lost is not None, max(0.0, ends - time.monotonic()))
-            if done():
+            self._changed.wait_for(lambda: is_done() or self._lost is not None, timeout_s)
+            if is_done():
                 return
             if self._lost is not None:
-                raise DeliveryError(REFUSED if self._connected is None else UNREACHABLE, self._lost)
-        raise DeliveryError(TIMEOUT, otherwise)
+                reason = Undelivered.UNREACHABLE if self._is_connected else Undelivered.REFUSED
+                raise DeliveryError(reason, self._lost)
+        raise DeliveryError(Undelivered.TIMEOUT, message)
 
     def _on_connect(self, client: Client, data: Any, flags: Any, reason: Any, properties: Any) -> None:
         if client is self._client:
@@ -277,7 +225,7 @@ class Mqtt(Sink):
                 if reason.is_failure:
                     self._lost = f"the broker refuses: {reason}"
                 else:
-                    self._connected = str(reason)
+                    self._is_connected = True
                 self._changed.notify_all()
 
     def _on_disconnect(self, client: Client, data: Any, flags: Any, reason: Any, properties: Any) -> None:
@@ -291,3 +239,28 @@ class Mqtt(Sink):
             with self._changed:
                 self._acknowledged.add(mid)
                 self._changed.notify_all()
+
+
+def discovery_messages(config: MqttConfig, topic: str, record: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+    """(topic, payload) of the retained Home Assistant messages for the query of a record.
+
+    A sensor's state is the label, or the number of detections; its attributes are the whole record. Its unique id comes
+    from its topic, so that it survives restarts of the box.
+    """
+    name = re.sub(r"[^A-Za-z0-9_-]+", "_", topic)
+    value = "{{ value_json.label }}" if "label" in record else "{{ value_json.detections | count }}"
+    common = {
+        "availability_topic": config.status_topic,
+        "device": {"identifiers": [f"gemel_{record['camera']}"], "name": str(record["camera"]), "model": "gemel"},
+    }
+    sensor = {
+        "name": str(record["query"]), "unique_id": f"gemel_{name}", "state_topic": topic, "value_template": value,
+        "json_attributes_topic": topic, **common,
+    }  # fmt: skip
+    yield f"{DISCOVERY_PREFIX}/sensor/gemel_{name}/config", json.dumps(sensor).encode()
+    if config.snapshot:
+        picture = {
+            "name": f"{record['query']} snapshot", "unique_id": f"gemel_{name}_snapshot",
+            "image_topic": f"{topic}/snapshot", "content_type": "image/jpeg", **common,
+        }  # fmt: skip
+        yield f"{DISCOVERY_PREFIX}/image/gemel_{name}/config", json.dumps(picture).encode()

@@ -1,11 +1,10 @@
-"""The sink `webhook`: each result in a POST request of its own."""
+"""The sink `webhook`: each result is one POST request."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import http.client
-import json
 import time
 import urllib.parse
 from collections.abc import Sequence
@@ -15,31 +14,21 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from edge_runtime.drawing import draw_snapshot
-from edge_runtime.sinks.base import (
-    INVALID,
-    REFUSED,
-    SERVER_ERROR,
-    DeliveryError,
-    ResultMessage,
-    Sink,
-    SinkConfig,
-    SinkKeys,
-)
+from edge_runtime.drawing import draw_message
+from edge_runtime.sinks.base import DeliveryError, ResultMessage, Sink, SinkConfig, SinkKeys, Undelivered, dump_record
 
-AGAIN = {408, 425, 429}
-"""Refusals that do not last."""
-MAX_ANSWER_BYTES = 2**16
+RETRIED_STATUSES = {408, 425, 429}
+MAX_RESPONSE_BYTES = 2**16
 SCHEMES = {"http": 80, "https": 443}
 
 
-def _url(text: str) -> str:
+def _check_url(text: str) -> str:
     try:
         url = urllib.parse.urlsplit(text)
-        sound = url.scheme in SCHEMES and url.hostname and (url.port is None or url.port > 0)
+        is_valid = url.scheme in SCHEMES and url.hostname and (url.port is None or url.port > 0)
     except ValueError:
-        sound = False
-    if not sound or not text.isprintable() or not text.isascii() or " " in text:
+        is_valid = False
+    if not is_valid or not text.isprintable() or not text.isascii() or " " in text:
         raise ValueError("is no http:// or https:// URL")
     return text
 
@@ -49,21 +38,21 @@ class WebhookKeys(SinkKeys):
     has one key more, `snapshot`: a JPEG in base64.
     """
 
-    url: Annotated[str, AfterValidator(_url)]
+    url: Annotated[str, AfterValidator(_check_url)]
     timeout_s: Annotated[float, Field(gt=0, le=600)] = 5.0
-    draw_snapshot: bool = False
+    snapshot: bool = False
 
-    def settled(self, root: Path) -> WebhookConfig:
+    def to_config(self, root: Path) -> WebhookConfig:
         return WebhookConfig(self.url, self.timeout_s, self.snapshot)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WebhookConfig(SinkConfig):
-    """The keys as they are; a user and a password in the URL go into a header."""
+    """The keys of a webhook sink; user and password of the URL go into a header."""
 
     url: str = field(repr=False)
     timeout_s: float = 5.0
-    draw_snapshot: bool = False
+    snapshot: bool = False
 
     @property
     def kind(self) -> str:
@@ -83,15 +72,15 @@ class WebhookConfig(SinkConfig):
     def name(self) -> str:
         return "webhook {}:{}".format(*self.address)
 
-    def made(self) -> Webhook:
+    def build(self) -> Webhook:
         return Webhook(self)
 
     @property
-    def reach_s(self) -> float:
+    def reach_timeout_s(self) -> float:
         return 2 * self.timeout_s
 
-    def reach(self) -> str | None:
-        """As far as that can be told without a POST: whether somebody listens, and who it is over HTTPS."""
+    def check_reachable(self) -> str | None:
+        """Connects without a POST, over HTTPS with the server's certificate."""
         sink = Webhook(self)
         try:
             sink.connect()
@@ -103,9 +92,9 @@ class WebhookConfig(SinkConfig):
 
 
 class Webhook(Sink):
-    """Posts over one connection for as long as the server keeps it.
+    """Posts over one connection while the server keeps it open.
 
-    2xx is delivered; 408, 425, 429 and 5xx are tried again; any other status refuses this result for good.
+    2xx is delivered; 408, 425, 429 and 5xx are retried; any other status rejects the result for good.
     """
 
     def __init__(self, config: WebhookConfig) -> None:
@@ -119,17 +108,16 @@ class Webhook(Sink):
             user = f"{urllib.parse.unquote(url.username)}:{urllib.parse.unquote(url.password or '')}"
             self._headers["Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
 
-    def write(self, parcels: Sequence[ResultMessage]) -> None:
-        for done, parcel in enumerate(parcels):
-            body = self._body(parcel)
-            status = self._post(body)
-            if status in AGAIN or status >= 500:
-                raise DeliveryError(SERVER_ERROR, f"the server answers {status}", done, answered=True)
+    def write(self, messages: Sequence[ResultMessage]) -> None:
+        for message in messages:
+            status = self._post(_body(message))
+            if status in RETRIED_STATUSES or status >= 500:
+                raise DeliveryError(Undelivered.SERVER_ERROR, f"the server answers {status}", answered=True)
             if not 200 <= status < 300:
-                raise DeliveryError(REFUSED, f"the server answers {status}", done, for_good=True)
+                raise DeliveryError(Undelivered.REFUSED, f"the server answers {status}", permanent=True)
 
     def connect(self) -> None:
-        """Connect, and no more."""
+        """Connect without sending anything."""
         self._connection.connect()
 
     def close(self) -> None:
@@ -137,35 +125,30 @@ class Webhook(Sink):
 
     def _post(self, body: bytes) -> int:
         try:
-            return self._once(body)
+            return self._post_once(body)
         except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
-            # A server may end a connection that it kept; a new one tells whether it is there.
-            self._connection.close()
-            return self._once(body)
+            self._connection.close()  # a server may end a connection that was kept open
+            return self._post_once(body)
 
-    def _once(self, body: bytes) -> int:
+    def _post_once(self, body: bytes) -> int:
         self._connection.request("POST", self._target, body, self._headers)
-        with contextlib.closing(self._connection.getresponse()) as answer:
-            if not self._is_read(answer):
+        with contextlib.closing(self._connection.getresponse()) as response:
+            if not self._read_to_end(response):
                 self._connection.close()
-            return answer.status
+            return response.status
 
-    def _is_read(self, answer: http.client.HTTPResponse) -> bool:
-        """Whether that was all; for the rest of an answer that is long or slow nobody waits."""
-        ends, left = time.monotonic() + self._config.timeout_s, MAX_ANSWER_BYTES
-        while left > 0 and time.monotonic() < ends:
-            part = answer.read1(left)
+    def _read_to_end(self, response: http.client.HTTPResponse) -> bool:
+        """Whether the response ended within the limits of size and time."""
+        deadline, left = time.monotonic() + self._config.timeout_s, MAX_RESPONSE_BYTES
+        while left > 0 and time.monotonic() < deadline:
+            part = response.read1(left)
             if not part:
                 return True
             left -= len(part)
         return False
 
-    def _body(self, parcel: ResultMessage) -> bytes:
-        try:
-            picture = draw_snapshot(parcel)
-            if picture is None:
-                return parcel.text().encode()
-            document = {**parcel.record, "snapshot": base64.b64encode(picture).decode()}
-            return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
-        except ValueError as error:
-            raise DeliveryError(INVALID, str(error), for_good=True) from error
+
+def _body(message: ResultMessage) -> bytes:
+    picture = draw_message(message)
+    more = {} if picture is None else {"snapshot": base64.b64encode(picture).decode()}
+    return dump_record({**message.record, **more}).encode()

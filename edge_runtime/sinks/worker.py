@@ -1,12 +1,4 @@
-"""The outbox of one sink: what waits for it, what is given up for want of room, and when to try again.
-
-Pure bookkeeping: no thread, no clock, no file. The same events at the same moments leave the same state, and at every
-moment offered = delivered + undelivered + queued.
-
-A courier: the thread that carries what is in one sink's outbox to the sink.
-
-The post: every result to every sink.
-"""
+"""Delivery: an outbox and a worker thread for each sink, and the manager that hands every result to all of them."""
 
 from __future__ import annotations
 
@@ -19,246 +11,214 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any
 
 from edge_runtime.backoff import BackOff
-from edge_runtime.sinks.base import GONE, DeliveryError, ResultMessage, Sink, SinkClosed, SinkConfig, to_delivery_error
+from edge_runtime.sinks.base import (
+    DeliveryError,
+    ResultMessage,
+    Sink,
+    SinkClosed,
+    SinkConfig,
+    Undelivered,
+    to_delivery_error,
+)
 from models.errors import one_line
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-
-OVERFLOW = "overflow"
-STOPPED = "stopped"
+UP, DOWN, STARTING = "up", "down", "starting"
 BACK_OFF = BackOff(0.25, 10.0)
+HEARTBEAT_S = 1.0
+"""Interval of heartbeats while nothing is to be delivered."""
 
-
-class Weighty(Protocol):
-    """What can be offered: it says what it holds, and can do with less."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory, about."""
-        ...
-
-    def lighter(self) -> Self:
-        """The same without what it can do without (its picture); itself where there is nothing such."""
-        ...
-
-
-Item = TypeVar("Item", bound=Weighty)
+log = logging.getLogger("gemel.run")
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxLimits:
-    """How many items wait at most, with how many bytes, and how often one is tried that the sink answers with an error
-    of its own.
-    """
+    """Most messages and bytes that wait, and attempts at a message that the sink answers with an error."""
 
-    items: int = 1000
+    messages: int = 1000
     nbytes: int = 32 * 2**20
-    tries: int = 8
+    attempts: int = 8
 
 
-class Outbox(Generic[Item]):
-    """A queue that drops its oldest item when it is full, and rests after failures.
+class Outbox:
+    """The queue of one sink: drops its oldest message when full, and pauses after failures.
 
-    Pictures go before records: over the bytes allowed, the oldest items are made lighter first. What is dropped counts
-    under the reason for which the sink takes nothing at present, or as `overflow` where it is only too slow. `chance`
-    gives random numbers in [0, 1).
+    Pure bookkeeping without thread or clock; always offered = delivered + undelivered + queued. Over the byte limit the
+    oldest messages lose their images first. Dropped messages count under the reason for which the sink fails at
+    present, or as overflow. `chance` gives random numbers in [0, 1).
     """
 
     def __init__(
         self,
-        bounds: OutboxLimits | None = None,
+        limits: OutboxLimits | None = None,
         back_off: BackOff = BACK_OFF,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self.bounds = bounds or OutboxLimits()
+        self.limits = limits or OutboxLimits()
         self.offered = self.delivered = 0
         self.undelivered: Counter[str] = Counter()
-        self.trouble: str | None = None
+        self.trouble: Undelivered | None = None
         self.closed = False
         self._back_off, self._chance = back_off, chance
-        self._light: deque[Item] = deque()  # all older than those in `_whole`
-        self._whole: deque[Item] = deque()
-        self._sending: list[Item] = []
-        self._nbytes = self._failures = self._tries = 0
+        self._light: deque[ResultMessage] = deque()  # without images, all older than those in `_whole`
+        self._whole: deque[ResultMessage] = deque()
+        self._sending: list[ResultMessage] = []
+        self.nbytes = self._failures = self._attempts = 0
         self._ready_at = -math.inf
 
     @property
     def queued(self) -> int:
-        """Items that are neither delivered nor given up, those being sent included."""
+        """Messages neither delivered nor dropped, those being sent included."""
         return len(self._light) + len(self._whole) + len(self._sending)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of what waits."""
-        return self._nbytes
-
-    @property
     def balanced(self) -> bool:
-        """Whether every item is accounted for."""
+        """Whether every message is accounted for."""
         return self.offered == self.delivered + self.undelivered.total() + self.queued
 
-    def offer(self, item: Item) -> None:
-        """One more; the oldest goes where there is no room for it."""
+    def offer(self, message: ResultMessage) -> None:
+        """Append a message; the oldest is dropped where there is no space."""
         self.offered += 1
         if self.closed:
-            self.undelivered[self.trouble or STOPPED] += 1
+            self.undelivered[self.trouble or Undelivered.STOPPED] += 1
             return
-        self._whole.append(item)
-        self._nbytes += item.nbytes
+        self._whole.append(message)
+        self.nbytes += message.nbytes
         self._trim()
 
     def wait_s(self, now: float) -> float:
         """Seconds until something should be sent: 0 now, infinity while nothing waits."""
         return max(0.0, self._ready_at - now) if self._light or self._whole else math.inf
 
-    def rests(self, now: float) -> bool:
-        """Whether it is too early to try anything again."""
+    def is_paused(self, now: float) -> bool:
+        """Whether it is too early for another attempt."""
         return now < self._ready_at
 
-    def hurry(self) -> None:
-        """Rest no longer: the end is near."""
+    def end_pause(self) -> None:
+        """Allow the next attempt at once."""
         self._ready_at = -math.inf
 
-    def take(self, most: int, now: float) -> list[Item]:
-        """The oldest items, `most` at most, to be sent now; none while it rests."""
-        if self.closed or self._sending or self.rests(now):
+    def take(self, count: int, now: float) -> list[ResultMessage]:
+        """Up to `count` of the oldest messages, to be sent now; none during a pause."""
+        if self.closed or self._sending or self.is_paused(now):
             return []
-        while len(self._sending) < most and (self._light or self._whole):
-            item = (self._light or self._whole).popleft()
-            self._nbytes -= item.nbytes
-            self._sending.append(item)
+        while len(self._sending) < count and (self._light or self._whole):
+            message = (self._light or self._whole).popleft()
+            self.nbytes -= message.nbytes
+            self._sending.append(message)
         return list(self._sending)
 
-    def sent(self) -> None:
-        """All that was taken has been delivered, or it was seen otherwise that the sink is well."""
+    def confirm(self) -> None:
+        """All taken messages were delivered, or the sink proved healthy otherwise."""
         self._deliver(len(self._sending))
-        self.trouble, self._failures, self._tries, self._ready_at = None, 0, 0, -math.inf
+        self.trouble, self._failures, self._attempts, self._ready_at = None, 0, 0, -math.inf
 
-    def failed(self, reason: str, now: float, delivered: int = 0, answered: bool = False) -> None:
-        """The sink is in trouble: the first `delivered` of what was taken were delivered, the rest waits.
+    def fail(self, reason: Undelivered, now: float, delivered: int = 0, answered: bool = False) -> None:
+        """The sink failed after `delivered` of the taken messages; the rest is retried after a pause.
 
-        `answered`: the sink is there and does not get along with this item, so that this counts as one of its tries.
+        `answered`: the sink works and rejects this message, which counts as one of its attempts.
         """
         if self.closed:
             return
         if delivered:
             self._deliver(delivered)
-            self._failures = self._tries = 0
+            self._failures = self._attempts = 0
         self.trouble = reason
         self._failures += 1
-        self._tries += answered
-        if self._tries >= self.bounds.tries and self._sending:
-            self.refused(reason)
+        self._attempts += answered
+        if self._attempts >= self.limits.attempts and self._sending:
+            self.reject(reason)
         self._put_back()
         self._ready_at = now + self._back_off.wait_s(self._failures, self._chance())
 
-    def refused(self, reason: str, delivered: int = 0) -> None:
-        """The item after the first `delivered` will never be taken: it is given up, the rest waits."""
+    def reject(self, reason: Undelivered, delivered: int = 0) -> None:
+        """The message after the first `delivered` will never be taken: it is dropped, the rest waits."""
         if self.closed:
             return
         self._deliver(delivered)
         if self._sending:
             self._sending.pop(0)
             self.undelivered[reason] += 1
-        self._tries = 0
+        self._attempts = 0
         self._put_back()
 
     def close(self) -> None:
-        """Give up what waits; nothing is taken any more."""
-        self.undelivered[self.trouble or STOPPED] += self.queued
-        self.undelivered += Counter()  # keeps what is above zero
+        """Drop what waits; nothing is taken any more."""
+        if self.queued:
+            self.undelivered[self.trouble or Undelivered.STOPPED] += self.queued
         self.closed = True
-        self._light.clear()
-        self._whole.clear()
-        self._sending.clear()
-        self._nbytes = 0
+        for queue in (self._light, self._whole, self._sending):
+            queue.clear()
+        self.nbytes = 0
 
     def _deliver(self, count: int) -> None:
         self.delivered += len(self._sending[:count])
         del self._sending[:count]
 
     def _put_back(self) -> None:
-        items, self._sending = self._sending, []
+        messages, self._sending = self._sending, []
         if self._light:
-            items = [item.lighter() for item in items]
-            self._light.extendleft(reversed(items))
-        else:
-            self._whole.extendleft(reversed(items))
-        self._nbytes += sum(item.nbytes for item in items)
+            messages = [message.without_image() for message in messages]
+        (self._light or self._whole).extendleft(reversed(messages))
+        self.nbytes += sum(message.nbytes for message in messages)
         self._trim()
 
     def _trim(self) -> None:
-        while self._nbytes > self.bounds.nbytes and self._whole:
-            item = self._whole.popleft()
-            lighter = item.lighter()
-            self._light.append(lighter)
-            self._nbytes += lighter.nbytes - item.nbytes
-        while len(self._light) + len(self._whole) > self.bounds.items or self._nbytes > self.bounds.nbytes:
-            self._nbytes -= (self._light or self._whole).popleft().nbytes
-            self.undelivered[self.trouble or OVERFLOW] += 1
-
-
-UP, DOWN, STARTING = "up", "down", "starting"
-TEND_S = 1.0
-"""How often a sink is looked after while nothing is to be delivered."""
-
-log = logging.getLogger("gemel.run")
+        while self.nbytes > self.limits.nbytes and self._whole:
+            message = self._whole.popleft()
+            self._light.append(message.without_image())
+            self.nbytes += self._light[-1].nbytes - message.nbytes
+        while len(self._light) + len(self._whole) > self.limits.messages or self.nbytes > self.limits.nbytes:
+            self.nbytes -= (self._light or self._whole).popleft().nbytes
+            self.undelivered[self.trouble or Undelivered.OVERFLOW] += 1
 
 
 class SinkWorker:
-    """Offers never wait; whatever the sink does, or does not, only its own results are the later or the fewer.
-
-    The log tells when the sink stops and when it begins again to take results.
-    """
+    """The thread that sends one sink's outbox. `offer` never waits; a slow or failing sink affects only itself."""
 
     def __init__(
-        self,
-        config: SinkConfig,
-        outbox: Outbox[ResultMessage] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, config: SinkConfig, outbox: Outbox | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.config, self._clock = config, clock
         self._outbox = outbox or Outbox()
-        self._sink: Sink = config.made()
+        self._sink: Sink = config.build()
         self._changed = threading.Condition()
-        self._closing = self._anew = self._ready = False
-        self._said = self._refusal = ""
-        self._lost = 0
+        self._closing = self._reopening = self._is_up = False
+        self._message = self._rejection = ""
+        self._reported_lost = 0
         self.is_gone = False
+        """Whether the reader of this sink has gone for good."""
         self._thread = threading.Thread(target=self._work, name=f"sink-{config.kind}", daemon=True)
 
     def start(self) -> None:
         """Begin to deliver."""
         self._thread.start()
 
-    def offer(self, parcel: ResultMessage) -> None:
-        """Take a result to be delivered."""
+    def offer(self, message: ResultMessage) -> None:
+        """Queue a result."""
         with self._changed:
-            self._outbox.offer(parcel if self.config.wants_images else parcel.lighter())
+            self._outbox.offer(message if self.config.wants_images else message.without_image())
             self._changed.notify()
 
     def reopen(self) -> None:
-        """Open files and connections anew, soon."""
+        """Reopen files and connections soon."""
         with self._changed:
-            self._anew = True
-            self._outbox.hurry()
+            self._reopening = True
+            self._outbox.end_pause()
             self._changed.notify()
 
     def close(self) -> None:
-        """Deliver what waits, if the sink takes it at once, and end; returns without waiting for that."""
+        """Deliver what waits if the sink takes it at once, then end; returns at once."""
         with self._changed:
             self._closing = True
-            self._outbox.hurry()
+            self._outbox.end_pause()
             self._changed.notify()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end; what is not delivered by then is given up. False where the sink hangs."""
-        if self._thread.ident is not None:  # one that came with a reload may not have begun
+        """Wait for the end and drop what is not delivered by then; False where the sink hangs."""
+        if self._thread.ident is not None:  # one made for a reload may not have been started
             self._thread.join(max(0.0, timeout_s))
         with self._changed:
             self._outbox.close()
@@ -266,163 +226,159 @@ class SinkWorker:
 
     @property
     def complaint(self) -> str | None:
-        """What the sink did not take, in one line; None where that is nothing."""
+        """One line on the results that were not delivered because of a failure, or None."""
         with self._changed:
             lost = self._outbox.undelivered
             if not lost or self.is_gone or self._outbox.trouble is None:
                 return None
-            counted = ", ".join(f"{count} {reason}" for reason, count in sorted(lost.items()))
-            because = f" ({self._said})" if self._said else ""
-            return one_line(f"{self.config.name}: results not delivered: {counted}{because}")
+            counts = ", ".join(f"{count} {reason}" for reason, count in sorted(lost.items()))
+            because = f" ({self._message})" if self._message else ""
+            return one_line(f"{self.config.name}: results not delivered: {counts}{because}")
 
     def to_json(self) -> dict[str, Any]:
-        """Kind, state (`up`, `down`, or `starting`), what was delivered and what was not by reason, what waits."""
+        """Kind, state (`up`, `down`, or `starting`), counts by outcome, queued messages, the present error."""
         with self._changed:
-            state = DOWN if self._outbox.trouble else UP if self._ready else STARTING
+            state = DOWN if self._outbox.trouble else UP if self._is_up else STARTING
             return {
                 "kind": self.config.kind, "state": state, "delivered": self._outbox.delivered,
-                "undelivered": dict(sorted(self._outbox.undelivered.items())), "queued": self._outbox.queued,
-                "trouble": self._said or None,
+                "undelivered": {str(reason): count for reason, count in sorted(self._outbox.undelivered.items())},
+                "queued": self._outbox.queued, "trouble": self._message or None,
             }  # fmt: skip
 
     def _work(self) -> None:
-        opened = False
-        while (parcels := self._next(opened)) is not None:
-            if self._anew:
-                self._anew = opened = False
-                self._let_go()
+        is_open = False
+        while (messages := self._next_batch(is_open)) is not None:
+            if self._reopening:
+                self._reopening = is_open = False
+                self._close_sink()
             try:
-                if not opened:
+                if not is_open:
                     self._sink.open()
-                    opened = True
-                if parcels:
-                    self._sink.write(parcels)
+                    is_open = True
+                if messages:
+                    self._sink.write(messages)
                 else:
-                    self._sink.tend()
+                    self._sink.heartbeat()
             except SinkClosed as error:
-                self._gone(error)
+                self._give_up(error)
                 break
             except Exception as error:
-                met = to_delivery_error(error)
-                opened = opened and met.stays_open
-                if not opened:
-                    self._let_go()
-                self._missed(met)
+                failure = to_delivery_error(error)
+                is_open = is_open and failure.keeps_open
+                if not is_open:
+                    self._close_sink()
+                self._note_failure(failure)
             else:
-                self._well()
-        self._let_go()
+                self._note_success()
+        self._close_sink()
 
-    def _next(self, opened: bool) -> list[ResultMessage] | None:
-        """What to deliver now; nothing, where the sink is to be opened or looked after; None at the end."""
+    def _next_batch(self, is_open: bool) -> list[ResultMessage] | None:
+        """Messages to deliver; an empty list where the sink is to be opened or checked; None at the end."""
         with self._changed:
-            tended = self._clock() + TEND_S
+            heartbeat_at = self._clock() + HEARTBEAT_S
             while True:
                 now = self._clock()
-                parcels = self._outbox.take(self._sink.batch, now)
-                if parcels:
-                    return parcels
+                if messages := self._outbox.take(self._sink.batch, now):
+                    return messages
                 if self._closing or self._outbox.closed:
                     return None
-                if not self._outbox.rests(now) and (self._anew or not opened or now >= tended):
+                if not self._outbox.is_paused(now) and (self._reopening or not is_open or now >= heartbeat_at):
                     return []
-                self._changed.wait(min(self._outbox.wait_s(now), TEND_S))
+                self._changed.wait(min(self._outbox.wait_s(now), HEARTBEAT_S))
 
-    def _well(self) -> None:
+    def _note_success(self) -> None:
         with self._changed:
-            self._ready = True
-            was, self._said = self._said, ""
-            self._outbox.sent()
-            lost, self._lost = self._outbox.undelivered.total() - self._lost, self._outbox.undelivered.total()
-        if was:
-            log.info("sink %s takes results again; %d were lost meanwhile", self.config.name, lost)
+            self._is_up = True
+            before, self._message = self._message, ""
+            self._outbox.confirm()
+            total = self._outbox.undelivered.total()
+            lost, self._reported_lost = total - self._reported_lost, total
+        if before:
+            log.info("sink %s works again; %d results were lost", self.config.name, lost)
 
-    def _missed(self, error: DeliveryError) -> None:
+    def _note_failure(self, error: DeliveryError) -> None:
         with self._changed:
-            said = one_line(error)
-            if error.for_good:
-                tell, self._refusal = self._refusal != said, said
-                self._outbox.refused(error.reason, error.delivered)
+            text = one_line(error)
+            if error.permanent:
+                is_news, self._rejection = self._rejection != text, text
+                self._outbox.reject(error.reason, error.delivered)
             else:
-                tell, self._said = self._outbox.trouble != error.reason, said
-                self._outbox.failed(error.reason, self._clock(), error.delivered, error.answered)
-        if tell:
-            log.error("sink %s %s: %s", self.config.name, "refuses one" if error.for_good else "takes nothing", said)
+                is_news, self._message = self._outbox.trouble != error.reason, text
+                self._outbox.fail(error.reason, self._clock(), error.delivered, error.answered)
+        if is_news:
+            log.error("sink %s %s: %s", self.config.name, "rejects a result" if error.permanent else "failed", text)
 
-    def _gone(self, error: SinkClosed) -> None:
+    def _give_up(self, error: SinkClosed) -> None:
         with self._changed:
-            self._said, self.is_gone = str(error), True
-            self._outbox.failed(GONE, self._clock())
+            self._message, self.is_gone = str(error), True
+            self._outbox.fail(Undelivered.GONE, self._clock())
             self._outbox.close()
-        log.warning("sink %s: %s; it is left out", self.config.name, error)
+        log.warning("sink %s is closed: %s", self.config.name, error)
 
-    def _let_go(self) -> None:
+    def _close_sink(self) -> None:
         with contextlib.suppress(Exception):
             self._sink.close()
 
 
 @dataclass(frozen=True, eq=False)
 class SinkChange:
-    """The couriers of another config: those `kept` among them go on as they are, those `gone` are to end."""
+    """The workers of another config: `fresh` ones are to be started, `gone` ones are to end."""
 
-    couriers: tuple[SinkWorker, ...]
+    workers: tuple[SinkWorker, ...]
     fresh: tuple[SinkWorker, ...]
     gone: tuple[SinkWorker, ...]
 
 
 class SinkManager:
-    """Hands results to all sinks; never waits for any of them."""
+    """Hands every result to all sinks; never waits for any of them."""
 
-    def __init__(self, sinks: Sequence[SinkConfig], courier: Callable[[SinkConfig], SinkWorker] = SinkWorker) -> None:
-        self._couriers, self._courier = tuple(courier(config) for config in sinks), courier
+    def __init__(self, sinks: Sequence[SinkConfig]) -> None:
+        self._workers = tuple(SinkWorker(config) for config in sinks)
         self._past: dict[str, dict[str, Any]] = {}
 
     def start(self) -> None:
         """Begin to deliver."""
-        for courier in self._couriers:
-            courier.start()
+        for worker in self._workers:
+            worker.start()
 
-    def offer(self, parcel: ResultMessage) -> None:
-        """A result for every sink."""
-        for courier in self._couriers:
-            courier.offer(parcel)
+    def offer(self, message: ResultMessage) -> None:
+        """Queue a result for every sink."""
+        for worker in self._workers:
+            worker.offer(message)
 
     def prepare(self, sinks: Sequence[SinkConfig]) -> SinkChange:
-        """Couriers for other sinks; a sink that stays as it is keeps its own, with all that waits."""
-        left = list(self._couriers)
-        couriers, fresh = [], []
+        """Workers for other sinks; an unchanged sink keeps its worker and its queue."""
+        left, workers, fresh = list(self._workers), [], []
         for config in sinks:
-            kept = next((courier for courier in left if courier.config == config), None)
-            if kept is None:
-                fresh.append(kept := self._courier(config))
+            worker = next((worker for worker in left if worker.config == config), None)
+            if worker is None:
+                fresh.append(worker := SinkWorker(config))
             else:
-                left.remove(kept)
-            couriers.append(kept)
-        return SinkChange(tuple(couriers), tuple(fresh), tuple(left))
+                left.remove(worker)
+            workers.append(worker)
+        return SinkChange(tuple(workers), tuple(fresh), tuple(left))
 
-    def take(self, rounds: SinkChange) -> None:
-        """Results go to these from now on; what is offered to fresh ones waits until `settle`."""
-        self._couriers = rounds.couriers
+    def apply(self, change: SinkChange) -> None:
+        """Send results to these workers from now on; fresh ones queue them until `settle`."""
+        self._workers = change.workers
 
-    def settle(self, rounds: SinkChange, timeout_s: float) -> list[str]:
-        """Let those that are gone deliver what they can in so many seconds, then let the fresh ones begin.
+    def settle(self, change: SinkChange, timeout_s: float) -> list[str]:
+        """Drain the workers that are gone, then start the fresh ones: both may write to one file.
 
-        One after the other, since both may write to one file. Returns the names of the sinks that hang.
+        Returns the names of the sinks that hang.
         """
-        ends = time.monotonic() + timeout_s
-        for courier in rounds.gone:
-            courier.close()
-        hanging = [courier.config.name for courier in rounds.gone if not courier.join(ends - time.monotonic())]
-        for courier in rounds.gone:
-            self._remember(courier.config.name, courier.to_json())
-        for courier in rounds.fresh:
-            courier.start()
+        hanging = _close_all(change.gone, timeout_s)
+        for worker in change.gone:
+            self._add_to_past(worker.config.name, worker.to_json())
+        for worker in change.fresh:
+            worker.start()
         return hanging
 
     def past_json(self) -> list[dict[str, Any]]:
-        """What became of the results of sinks that are gone: `name`, `delivered`, `undelivered`."""
+        """Counts of sinks removed by reloads: `name`, `delivered`, `undelivered`."""
         return [{"name": name, **counts} for name, counts in self._past.items()]
 
-    def _remember(self, name: str, row: Mapping[str, Any]) -> None:
+    def _add_to_past(self, name: str, row: Mapping[str, Any]) -> None:
         before = self._past.get(name, {"delivered": 0, "undelivered": {}})
         lost = Counter(before["undelivered"]) + Counter(row["undelivered"])
         self._past[name] = {
@@ -431,27 +387,31 @@ class SinkManager:
         }
 
     @property
-    def is_unheard(self) -> bool:
-        """Whether whoever read the results has gone, and nobody else is left."""
-        return bool(self._couriers) and all(courier.is_gone for courier in self._couriers)
+    def is_unread(self) -> bool:
+        """Whether the readers of all sinks have gone for good."""
+        return bool(self._workers) and all(worker.is_gone for worker in self._workers)
 
     @property
     def complaints(self) -> list[str]:
-        """What sinks did not take, a line for each of them."""
-        return [said for courier in self._couriers if (said := courier.complaint) is not None]
+        """One line for each sink that failed to take results."""
+        return [text for worker in self._workers if (text := worker.complaint) is not None]
 
     def reopen(self) -> None:
-        """Files and connections are opened anew, soon; may be called anywhere but in a signal handler."""
-        for courier in self._couriers:
-            courier.reopen()
+        """Reopen files and connections soon."""
+        for worker in self._workers:
+            worker.reopen()
 
     def close(self, timeout_s: float) -> list[str]:
-        """Deliver what waits within so many seconds, and give up the rest; the names of the sinks that hang."""
-        ends = time.monotonic() + timeout_s
-        for courier in self._couriers:
-            courier.close()
-        return [courier.config.name for courier in self._couriers if not courier.join(ends - time.monotonic())]
+        """Deliver what waits within `timeout_s` and drop the rest; the names of the sinks that hang."""
+        return _close_all(self._workers, timeout_s)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """One record per sink (`Courier.to_json`)."""
-        return [courier.to_json() for courier in self._couriers]
+        """One record per sink (`SinkWorker.to_json`)."""
+        return [worker.to_json() for worker in self._workers]
+
+
+def _close_all(workers: Sequence[SinkWorker], timeout_s: float) -> list[str]:
+    deadline = time.monotonic() + timeout_s
+    for worker in workers:
+        worker.close()
+    return [worker.config.name for worker in workers if not worker.join(deadline - time.monotonic())]

@@ -31,7 +31,7 @@ def expressions(value: Any) -> Iterator[str]:
 
 def exported() -> dict[str, set[str]]:
     """The labels of each metric that a box exports, by name."""
-    text = Metrics(["bridge-cars"]).text(Box().status).decode()
+    text = Metrics(["bridge-cars"]).to_text(Box().status).decode()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     found: dict[str, set[str]] = {}
     for sample in samples:

@@ -10,7 +10,7 @@ from models.errors import InputError
 from tests.edge_runtime.tiny import write_config
 
 
-def test_a_config_becomes_values_with_absolute_paths(tmp_path):
+def test_config_has_absolute_paths(tmp_path):
     (tmp_path / "spool").mkdir()
     cameras = {
         "left": {"source": "left.mp4", "loop": True},
@@ -42,7 +42,7 @@ def test_a_config_becomes_values_with_absolute_paths(tmp_path):
     assert given == SpoolConfig(tmp_path / "new", 2**20, 5.0) and given is not None and not given.path.exists()
 
 
-def test_names_in_any_string_are_filled_in_from_the_environment(tmp_path):
+def test_config_fills_in_environment(tmp_path):
     cameras = {"net": {"source": "rtsp://u:${PASS_1}@box/${PATH_1}", "timeout_s": 2.5, "decoder": "${DECODER}"}}
     path = write_config(tmp_path, budget="${SIZE}", cameras=cameras)
     given = {"PASS_1": "p$w}", "PATH_1": "1", "SIZE": "1MiB", "DECODER": "pyav"}
@@ -67,13 +67,13 @@ def test_names_in_any_string_are_filled_in_from_the_environment(tmp_path):
     ],
     ids=str,
 )
-def test_no_message_has_a_value_of_the_environment_in_it(tmp_path, secret, keys):
+def test_config_messages_hide_environment_values(tmp_path, secret, keys):
     with pytest.raises(InputError) as error:
         load_config(write_config(tmp_path, **keys), {"SECRET": secret})
     assert secret[:6] not in str(error.value) and error.value.__cause__ is None
 
 
-def test_without_sinks_results_go_to_stdout(tmp_path):
+def test_config_without_sinks_uses_stdout(tmp_path):
     assert load_config(write_config(tmp_path, sinks=None)).sinks == (JsonLinesConfig(None),)
 
 
@@ -122,7 +122,7 @@ def test_without_sinks_results_go_to_stdout(tmp_path):
     ({"spool": {"every_s": 5}}, "spool.path", "missing"),
     ({"factories": ["os.system"]}, "factories[0]", "pattern"),
 ])  # fmt: skip
-def test_a_faulty_key_is_refused_in_one_line_with_file_key_fault_and_remedy(tmp_path, keys, key, fault):
+def test_config_refuses_wrong_keys_in_one_line(tmp_path, keys, key, fault):
     path = write_config(tmp_path, **keys)
     with pytest.raises(InputError) as error:
         load_config(path)
@@ -133,7 +133,7 @@ def test_a_faulty_key_is_refused_in_one_line_with_file_key_fault_and_remedy(tmp_
 @pytest.mark.parametrize(
     ("text", "fault"), [("- a\n- b\n", "is not a mapping"), ("a: [", "is not YAML"), ("", "is not a mapping")]
 )
-def test_a_file_that_is_no_config_is_refused(tmp_path, text, fault):
+def test_config_refuses_other_files(tmp_path, text, fault):
     path = tmp_path / "box.yaml"
     path.write_text(text)
     with pytest.raises(InputError, match=fault):
@@ -142,7 +142,7 @@ def test_a_file_that_is_no_config_is_refused(tmp_path, text, fault):
         load_config(tmp_path / "absent.yaml")
 
 
-def test_a_device_this_machine_lacks_is_refused(tmp_path, monkeypatch):
+def test_config_refuses_missing_device(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert load_config(write_config(tmp_path, device="auto")).device == "cpu"
     with pytest.raises(InputError, match="device: this machine has no CUDA device"):

@@ -65,7 +65,7 @@ def least_budget(box: Path) -> int:
     return run(write_config(box), check=True)["least_budget_bytes"]
 
 
-def test_a_box_with_room_for_one_query_at_a_time_answers_as_the_unswapped_models_do(box, caplog):
+def test_box_swapping_answers_like_the_plain_models(box, caplog):
     caplog.set_level(logging.INFO, "gemel.run")
     (box / "spool").mkdir()
     budget = least_budget(box)
@@ -99,7 +99,7 @@ def test_a_box_with_room_for_one_query_at_a_time_answers_as_the_unswapped_models
     assert '"balanced": true' in caplog.text
 
 
-def test_samples_are_what_the_models_saw_and_answered(box):
+def test_box_samples_match_inputs_and_answers(box):
     summary = run(write_config(box, spool={"path": "fresh", "every_s": 0.01}, sinks=[{"kind": "jsonl", "path": "s"}]))
     results = {(row["query"], row["frame"]): row for row in map(json.loads, (box / "s").read_text().splitlines())}
     samples = [read_sample(path) for path in sorted((box / "fresh" / "samples").iterdir())]
@@ -119,7 +119,7 @@ def test_samples_are_what_the_models_saw_and_answered(box):
         assert isinstance(answer, ClassPrediction) and (answer.label, answer.score) == (head.label, head.score)
 
 
-def test_a_spool_that_takes_nothing_disturbs_nothing_and_is_counted(box):
+def test_box_with_failing_spool_serves(box):
     (box / "blocked").mkdir()
     (box / "blocked" / "samples").write_text("in the way")
     spool = {"path": "blocked", "every_s": 0.01}
@@ -131,7 +131,7 @@ def test_a_spool_that_takes_nothing_disturbs_nothing_and_is_counted(box):
     assert all(account["failed"] == 0 for account in summary["ledger"])
 
 
-def test_with_room_for_all_nothing_moves_after_the_warm_up(box, capsys):
+def test_box_with_all_resident_moves_nothing(box, capsys):
     summary = run(write_config(box, sinks=None))
     assert summary["fits"] and (summary["bytes_moved"], summary["swaps"], summary["compactions"]) == (0, 0, 0)
     weights = sum(
@@ -143,14 +143,14 @@ def test_with_room_for_all_nothing_moves_after_the_warm_up(box, capsys):
     assert all(set(json.loads(line)) == RECORD for line in lines)
 
 
-def test_check_says_what_would_run_and_writes_nothing(box):
+def test_check_reports_and_writes_nothing(box):
     before = sorted(box.iterdir())
     summary = run(write_config(box, sinks=[{"kind": "jsonl", "path": "never.jsonl"}]), check=True)
     assert summary["ok"] and summary["fits"] and summary["device"] == "cpu"
     assert set(before) | {box / "box.yaml"} == set(box.iterdir())
 
 
-def test_a_budget_below_the_largest_query_alone_is_refused_and_says_how_much_is_needed(box):
+def test_box_refuses_too_small_budget(box):
     least = least_budget(box)
     path = write_config(box, budget=least - 1)
     said = re.escape(exact_text(least))
@@ -159,12 +159,12 @@ def test_a_budget_below_the_largest_query_alone_is_refused_and_says_how_much_is_
     assert run(write_config(box, budget=least), check=True)["ok"]
 
 
-def test_a_query_without_a_camera_is_refused(box):
+def test_box_refuses_query_without_camera(box):
     with pytest.raises(InputError, match="needs a camera 'right'"):
         run(write_config(box, cameras={"left": {"source": "left.mp4"}}), check=True)
 
 
-def test_a_region_outside_the_frame_is_an_error_of_that_camera_and_the_box_runs(box, tmp_path, caplog):
+def test_box_reports_region_outside_frame(box, tmp_path, caplog):
     small = tmp_path / "small"
     small.mkdir()
     cv2.imwrite(str(small / "0.png"), decoded(box / "right" / "000.png")[:4, :4])
@@ -187,7 +187,7 @@ def babbling(camera: FaultyCamera) -> None:
 @pytest.mark.parametrize(
     "away", [FaultyCamera.refuse, stalled, babbling, None], ids=("refused", "silent", "garbage", "missing")
 )
-def test_a_box_starts_with_the_cameras_it_has(box, away, caplog):
+def test_box_starts_without_some_cameras(box, away, caplog):
     with RtspCamera() as camera:
         source = camera.url if away else "absent.mp4"
         if away:
@@ -204,7 +204,7 @@ def test_a_box_starts_with_the_cameras_it_has(box, away, caplog):
     assert caplog.text.count("camera right is away") == 1 and "secret" not in caplog.text + json.dumps(summary)
 
 
-def test_check_asks_all_cameras_at_once_and_warns_of_those_that_do_not_answer(box, caplog):
+def test_check_warns_of_silent_cameras(box, caplog):
     with RtspCamera() as one, HttpCamera() as two:
         one.silent = two.silent = True
         cameras = {name: {"source": camera.url, "timeout_s": 5} for name, camera in (("left", one), ("right", two))}
@@ -221,7 +221,7 @@ def test_check_asks_all_cameras_at_once_and_warns_of_those_that_do_not_answer(bo
         assert left == {"id": "left", "answers": True, "width": 64, "height": 48} and right["answers"]
 
 
-def test_a_bundle_whose_header_is_damaged_that_is_absent_or_has_a_foreign_factory_is_refused(box, tmp_path):
+def test_box_refuses_damaged_bundle(box, tmp_path):
     cameras = {"left": {"source": str(box / "left.mp4")}, "right": {"source": str(box / "right")}}
     damage(box / "tiny.safetensors", tmp_path / "tiny.safetensors", [200])
     with pytest.raises(BundleError, match="is damaged"):
@@ -245,7 +245,7 @@ def begins(bundle, query_id: str) -> set[int]:
     return {bundle.header.data_start + bundle.header.entries[name].begin for name in bundle.names_in_order(query_id)}
 
 
-def test_a_query_with_damaged_tensors_is_out_and_the_others_run(box, tmp_path, caplog):
+def test_box_disables_query_with_damaged_tensors(box, tmp_path, caplog):
     cameras = {"left": {"source": str(box / "left.mp4")}, "right": {"source": str(box / "right")}}
     bundle = tiny_bundle(tmp_path / "sound.safetensors")
     mine = begins(bundle, "yard") - begins(bundle, "gate") - begins(bundle, "road")
@@ -256,10 +256,10 @@ def test_a_query_with_damaged_tensors_is_out_and_the_others_run(box, tmp_path, c
     gate, yard, road = summary["ledger"]
     assert summary["balanced"] and yard["failed"] == yard["received"] == 10
     assert gate["processed"] and road["processed"] and not gate["failed"] + road["failed"]
-    assert "content hash" in summary["queries"][1]["last_failure"] and "query yard is out" in caplog.text
+    assert "content hash" in summary["queries"][1]["last_failure"] and "query yard is disabled" in caplog.text
 
 
-def test_a_bundle_in_which_every_query_is_damaged_is_refused(box, tmp_path):
+def test_box_refuses_fully_damaged_bundle(box, tmp_path):
     cameras = {"left": {"source": str(box / "left.mp4")}, "right": {"source": str(box / "right")}}
     bundle = tiny_bundle(tmp_path / "sound.safetensors")
     everywhere = set.union(*(begins(bundle, query.id) for query in bundle.queries))
@@ -268,7 +268,7 @@ def test_a_bundle_in_which_every_query_is_damaged_is_refused(box, tmp_path):
         run(write_config(tmp_path, cameras=cameras))
 
 
-def test_with_a_public_key_only_what_its_owner_signed_is_served(box, tmp_path):
+def test_box_with_public_key_needs_signature(box, tmp_path):
     bundle, key = tmp_path / "signed.safetensors", Ed25519PrivateKey.generate()
     bundle.write_bytes((box / "tiny.safetensors").read_bytes())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
@@ -283,12 +283,12 @@ def test_with_a_public_key_only_what_its_owner_signed_is_served(box, tmp_path):
 
 
 @pytest.mark.parametrize("check", [True, False])
-def test_a_sink_that_cannot_be_written_is_refused(box, check):
+def test_box_refuses_unwritable_sink(box, check):
     with pytest.raises(InputError, match=r"sinks\[0\]\.path: .* there is no directory"):
         run(write_config(box, sinks=[{"kind": "jsonl", "path": "no/where.jsonl"}]), check=check)
 
 
-def test_a_broker_and_a_server_that_are_away_are_warnings_of_a_check(box, caplog):
+def test_check_warns_of_unreachable_sinks(box, caplog):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     sinks = [
@@ -305,7 +305,7 @@ def test_a_broker_and_a_server_that_are_away_are_warnings_of_a_check(box, caplog
 LOOPING = {"left": {"source": "left.mp4", "loop": True}, "right": {"source": "right", "fps": 12, "loop": True}}
 
 
-def test_a_box_stops_when_asked_with_the_ledger_written(box):
+def test_box_stops_on_request_with_ledger(box):
     stop = threading.Event()
     threading.Timer(3, stop.set).start()
     summary = run(write_config(box, cameras=LOOPING, sinks=[{"kind": "jsonl", "path": "stop.jsonl"}]), stop=stop)
@@ -313,7 +313,7 @@ def test_a_box_stops_when_asked_with_the_ledger_written(box):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_stop_the_box_cleanly_and_are_handled_as_before_afterwards(box, number, monkeypatch):
+def test_signals_stop_the_box_and_are_restored(box, number, monkeypatch):
     before = signal.getsignal(number)
     outputs, answered = TorchEngine.run, []
 
@@ -329,7 +329,7 @@ def test_signals_stop_the_box_cleanly_and_are_handled_as_before_afterwards(box, 
     assert signal.getsignal(number) is before
 
 
-def test_a_query_that_fails_is_counted_told_once_and_the_others_go_on(box, monkeypatch, caplog):
+def test_box_counts_failing_query_and_serves_others(box, monkeypatch, caplog):
     outputs, runs = TorchEngine.run, []
 
     def fail(engine, frames):
@@ -347,10 +347,10 @@ def test_a_query_that_fails_is_counted_told_once_and_the_others_go_on(box, monke
 
 
 @pytest.mark.parametrize("late", [None, "drop", "publish"])
-def test_late_answers_are_counted_and_published_only_where_they_are_wanted(box, monkeypatch, late):
-    plain = publishing.record_of
+def test_late_results_are_published_on_request(box, monkeypatch, late):
+    plain = publishing.result_record
     monkeypatch.setattr(
-        publishing, "record_of", lambda asked, *more: plain(asked, *more) | {"late": asked.id == "gate"}
+        publishing, "result_record", lambda asked, *more: plain(asked, *more) | {"late": asked.id == "gate"}
     )
     results = box / f"late-{late}.jsonl"
     summary = run(write_config(box, late=late, sinks=[{"kind": "jsonl", "path": results.name}]))
@@ -361,7 +361,7 @@ def test_late_answers_are_counted_and_published_only_where_they_are_wanted(box, 
     assert sum(one["query"] == "yard" for one in published) == yard["processed"] > 0
 
 
-def test_frames_too_late_to_make_it_are_dropped_and_the_box_says_so(box, tmp_path, caplog, monkeypatch):
+def test_box_drops_hopeless_frames(box, tmp_path, caplog, monkeypatch):
     from models.bundle import Made, write_bundle
 
     write_bundle(
@@ -377,7 +377,7 @@ def test_frames_too_late_to_make_it_are_dropped_and_the_box_says_so(box, tmp_pat
     assert "its frames will be dropped" in caplog.text
 
 
-def test_a_second_box_on_one_spool_is_refused_and_the_first_serves_on(box: Path) -> None:
+def test_second_box_on_one_spool_is_refused(box: Path) -> None:
     config = write_config(box, spool="kept")
     (box / "kept").mkdir()
     with locked_folder(box / "kept"):

@@ -32,12 +32,12 @@ function cameraCard(id) {
   mark.hidden = true;
   view.append(none, image, mark);
   const caption = make("figcaption");
-  const name = make("b", id), told = make("span");
-  const said = make("p", "", "said");
-  caption.append(name, told);
-  card.append(view, caption, said);
+  const name = make("b", id), note = make("span");
+  const results = make("p", "", "results");
+  caption.append(name, note);
+  card.append(view, caption, results);
   part("cameras").append(card);
-  const made = { card, none, image, mark, told, said, address: null, result: null };
+  const made = { card, none, image, mark, note, results, address: null, result: null };
   cameras.set(id, made);
   return made;
 }
@@ -52,11 +52,11 @@ function showPicture(buffer) {
   card.image.hidden = false;
   card.none.hidden = true;
   card.result = head.answered_at;
-  ahead = Date.now() / 1000 - head.told_at;
+  ahead = Date.now() / 1000 - head.sent_at;
   if (before) URL.revokeObjectURL(before);
-  card.said.replaceChildren(...head.results.map(({ query, says }) => {
+  card.results.replaceChildren(...head.results.map(({ query, text }) => {
     const line = make("span", `${query}: `);
-    line.append(make("b", says));
+    line.append(make("b", text));
     return line;
   }));
 }
@@ -74,7 +74,7 @@ function showCameras(status) {
     card.mark.hidden = camera.up;
     card.mark.textContent = camera.state;
     const age = card.result === null ? "no result yet" : `result ${seconds(Math.max(0, now() - card.result))} old`;
-    card.told.textContent = (camera.up ? `${camera.fps.toFixed(1)} fps · ` : "") + age +
+    card.note.textContent = (camera.up ? `${camera.fps.toFixed(1)} fps · ` : "") + age +
       (camera.reconnects ? ` · came back ${camera.reconnects}×` : "");
   }
 }
@@ -119,10 +119,10 @@ function showMemory(status) {
     bar.style.width = Math.min(100, (100 * bytes) / status.budget_bytes) + "%";
     return bar;
   }));
-  part("budget").ariaLabel = shares.map(([, bytes, told]) => `${told} ${megabytes(bytes)}`).join(", ");
-  part("budget-legend").replaceChildren(...shares.map(([name, bytes, told]) => {
+  part("budget").ariaLabel = shares.map(([, bytes, label]) => `${label} ${megabytes(bytes)}`).join(", ");
+  part("budget-legend").replaceChildren(...shares.map(([name, bytes, label]) => {
     const entry = make("span");
-    entry.append(make("i", "", name), `${told} ${megabytes(bytes)}`);
+    entry.append(make("i", "", name), `${label} ${megabytes(bytes)}`);
     return entry;
   }));
   part("budget-words").textContent =
@@ -134,7 +134,7 @@ function showMemory(status) {
 const because = (reason) => (reason ? ` (${reason})` : "");
 
 function showTroubles(status) {
-  const told = [
+  const problems = [
     ...status.cameras.filter((one) => !one.up || one.error).map((one) => `camera ${one.id}: ${one.state}` +
       (one.up || one.frame_age_s === null ? "" : `, newest frame ${seconds(one.frame_age_s)} old`) + because(one.error)),
     ...status.sinks.filter((one) => !["up", "starting"].includes(one.state))
@@ -144,11 +144,11 @@ function showTroubles(status) {
     ...Object.entries(status.held_back).map(([query, why]) => `query ${query} keeps its old weights: ${why}`),
     ...(status.refused ? [`the last reload was not applied: ${status.refused}`] : []),
   ];
-  part("troubles").hidden = !told.length;
-  part("troubles").replaceChildren(...told.map((text) => make("li", text)));
+  part("troubles").hidden = !problems.length;
+  part("troubles").replaceChildren(...problems.map((text) => make("li", text)));
   const state = part("state");
-  state.textContent = told.length ? `${told.length} to look at` : "all well";
-  state.className = "state " + (told.length ? "bad" : "good");
+  state.textContent = problems.length ? `${problems.length} to look at` : "all well";
+  state.className = "state " + (problems.length ? "bad" : "good");
 }
 
 const VERDICTS = {

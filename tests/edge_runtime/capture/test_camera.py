@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from edge_runtime.capture.camera import MAX_LEFT, Camera
+from edge_runtime.capture.camera import MAX_ABANDONED, Camera
 from edge_runtime.capture.sources import CameraConfig, FrameRequest, SourceLost
 from edge_runtime.queues import Frame
 from tests.edge_runtime.capture.faulty_cameras import FaultyCamera, HttpCamera, RtspCamera
@@ -87,7 +87,7 @@ def mend(camera: FaultyCamera) -> None:
 
 @pytest.mark.parametrize("fail", [FaultyCamera.refuse, mute, stall, babble], ids=lambda fail: fail.__name__)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_camera_that_fails_is_noticed_told_once_and_back_when_it_returns(kind, fail, caplog):
+def test_camera_failing_is_logged_once_and_reconnects(kind, fail, caplog):
     caplog.set_level(logging.INFO)
     with kind() as camera, kind() as other, playing(camera.url) as watched, playing(other.url) as beside:
         watched.more()
@@ -112,7 +112,7 @@ def test_a_camera_that_fails_is_noticed_told_once_and_back_when_it_returns(kind,
 
 
 @pytest.mark.parametrize("source", ["rtsp", "http"])
-def test_a_camera_that_drops_again_and_again_is_back_within_two_seconds_and_nothing_heaps_up(source):
+def test_camera_dropping_often_is_back_within_two_seconds(source):
     row = drops(3, source)
     assert row["back_s_max"] < 2 + 8, "and a slow machine"
     assert row["reconnects"] >= WARM_DROPS + 3
@@ -120,7 +120,7 @@ def test_a_camera_that_drops_again_and_again_is_back_within_two_seconds_and_noth
 
 
 @pytest.mark.parametrize("fail", [FaultyCamera.refuse, stall, babble], ids=lambda fail: fail.__name__)
-def test_a_camera_that_is_away_at_the_start_is_waited_for(fail, caplog):
+def test_camera_away_at_start_connects_later(fail, caplog):
     with RtspCamera() as camera:
         fail(camera)
         with playing(camera.url) as watched:
@@ -132,7 +132,7 @@ def test_a_camera_that_is_away_at_the_start_is_waited_for(fail, caplog):
     assert "is away" in caplog.text and "secret" not in caplog.text
 
 
-def test_a_picture_of_another_size_is_taken_and_a_region_outside_of_it_is_told_while_the_others_go_on(caplog):
+def test_camera_with_new_frame_size_reports_regions_outside(caplog):
     queries = {"all": FrameRequest(), "corner": FrameRequest(roi=(70.0, 10.0, 90.0, 40.0))}
     with RtspCamera(size=(96, 64)) as camera, playing(camera.url, queries) as watched:
         watched.more(6)
@@ -151,7 +151,7 @@ def test_a_picture_of_another_size_is_taken_and_a_region_outside_of_it_is_told_w
     assert caplog.text.count("looks at") == 1
 
 
-def test_a_looped_file_that_vanishes_and_returns_goes_on(tmp_path):
+def test_camera_looping_a_file_survives_its_removal(tmp_path):
     clip = write_clip(tmp_path / "c.mp4", 3, fps=30)
     with playing(clip, loop=True) as watched:
         watched.more(5)
@@ -163,20 +163,7 @@ def test_a_looped_file_that_vanishes_and_returns_goes_on(tmp_path):
     assert numbers == sorted(set(numbers))
 
 
-@pytest.mark.parametrize("content", [None, b"not a video"])
-def test_a_looped_file_that_is_missing_or_no_video_is_told_and_taken_once_it_is_one(tmp_path, content, caplog):
-    path = tmp_path / "c.mp4"
-    if content is not None:
-        path.write_bytes(content)
-    with playing(path, loop=True) as watched:
-        watched.until_state("away")
-        path.unlink(missing_ok=True)
-        write_clip(tmp_path / "made.mp4", 3).rename(path)
-        watched.more()
-    assert caplog.text.count("is away") == 1
-
-
-def test_a_file_that_plays_once_ends_and_one_that_is_missing_ends_in_error(tmp_path):
+def test_camera_of_a_file_ends_and_of_none_ends_in_error(tmp_path):
     ends = []
     for source in (write_clip(tmp_path / "c.mp4", 3, fps=30), tmp_path / "missing.mp4"):
         watched = Watched(CameraConfig("c", str(source)), ended=lambda: ends.append(1))
@@ -186,7 +173,7 @@ def test_a_file_that_plays_once_ends_and_one_that_is_missing_ends_in_error(tmp_p
     assert ends == [1, 1]
 
 
-def test_each_query_gets_the_frames_that_it_wants(tmp_path):
+def test_camera_gives_each_query_its_own_rate(tmp_path):
     clip = write_clip(tmp_path / "c.mp4", 12, fps=60)
     queries = {"all": FrameRequest(), "few": FrameRequest(10.0), "more": FrameRequest(90.0)}
     watched = Watched(CameraConfig("c", str(clip), 30.0), queries)
@@ -197,7 +184,7 @@ def test_each_query_gets_the_frames_that_it_wants(tmp_path):
     assert (told["frames"], told["delivered"], told["undecodable"]) == (12, 6, 0)
 
 
-def test_pictures_that_do_not_decode_are_counted_and_passed_over(tmp_path):
+def test_camera_counts_undecodable_pictures(tmp_path):
     folder = write_folder(tmp_path / "f", 2)
     (folder / "000a.jpg").write_bytes(b"no image")
     watched = Watched(CameraConfig("c", str(folder), 60.0))
@@ -206,19 +193,7 @@ def test_pictures_that_do_not_decode_are_counted_and_passed_over(tmp_path):
     assert watched.camera.to_json()["undecodable"] == 1
 
 
-def test_a_source_of_which_no_picture_decodes_never_streams(tmp_path):
-    folder = tmp_path / "f"
-    folder.mkdir()
-    (folder / "0.jpg").write_bytes(b"no image")
-    once = Watched(CameraConfig("c", str(folder), 60.0)).camera
-    once.play()
-    assert once.to_json()["state"] == "ended" and once.error == "it has no frame that can be decoded"
-    with playing(folder, fps=60.0, loop=True) as watched:
-        told = watched.until(lambda now: now["undecodable"] > 2)
-    assert told["state"] == "connecting" and told["frame_age_s"] is None
-
-
-def test_what_takes_its_frames_may_fail_which_ends_that_camera_and_is_told(tmp_path):
+def test_camera_ends_when_its_receiver_fails(tmp_path):
     def refuse(query, frame):
         raise OSError("disk full")
 
@@ -230,7 +205,7 @@ def test_what_takes_its_frames_may_fail_which_ends_that_camera_and_is_told(tmp_p
     assert camera.error == "OSError: disk full" and ends == [1] and camera.to_json()["state"] == "ended"
 
 
-def test_decoders_that_never_return_are_not_heaped_up_and_the_camera_is_back_when_they_do():
+def test_camera_limits_decoders_that_never_return():
     tried, free = [], threading.Event()
 
     def opened(config):
@@ -239,10 +214,10 @@ def test_decoders_that_never_return_are_not_heaped_up_and_the_camera_is_back_whe
         raise SourceLost("it is back, but empty")
 
     config = CameraConfig("c", "rtsp://box/1", timeout_s=0.1)
-    watched = Watched(config, opened=opened)
+    watched = Watched(config, open_source=opened)
     watched.camera.start()
     watched.until(lambda told: told["error"] == "its decoder does not return")
-    assert len(tried) == MAX_LEFT
+    assert len(tried) == MAX_ABANDONED
     free.set()
     watched.until(lambda told: told["error"] == "it is back, but empty")
     watched.camera.stop()
@@ -269,14 +244,14 @@ class Slow:
     def close(self) -> None: ...
 
 
-def test_time_in_which_the_whole_process_stood_still_is_nobodys_fault(caplog):
+def test_camera_ignores_time_of_a_suspended_process(caplog):
     stood_still_s, looked, source = [0.0], threading.Semaphore(0), Slow()
 
     def clock() -> float:
         looked.release()
         return time.monotonic() + stood_still_s[0]
 
-    watched = Watched(CameraConfig("c", "rtsp://box/1", timeout_s=30.0), clock=clock, opened=lambda config: source)
+    watched = Watched(CameraConfig("c", "rtsp://box/1", timeout_s=30.0), clock=clock, open_source=lambda config: source)
     watched.camera.start()
     watched.more(1, since=0)
     assert source.asked.wait(TIMEOUT_S)

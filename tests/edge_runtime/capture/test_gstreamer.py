@@ -49,7 +49,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("path", ["h264", "jpeg"])
-def test_its_pictures_are_the_right_ones(server: Server, path: str) -> None:
+def test_gstreamer_source_decodes_correctly(server: Server, path: str) -> None:
     with playing(server.url(path), timeout_s=10.0) as watched:
         watched.more(5)
         frame = watched.frames[-1][1]
@@ -58,7 +58,7 @@ def test_its_pictures_are_the_right_ones(server: Server, path: str) -> None:
     assert np.abs(np.array(seen) - BARS).max() < 25, seen
 
 
-def test_a_wrong_password_is_told_without_it_and_a_server_that_comes_back_is_found(server: Server) -> None:
+def test_gstreamer_source_hides_password_and_reconnects(server: Server) -> None:
     with playing(server.url("h264", "wrong-one"), timeout_s=10.0) as watched:
         told = watched.until_state("away")
         assert "401" in told["error"] and "wrong-one" not in str(told)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from edge_runtime.capture.sources import NO_ANSWER, CameraConfig, SourceLost, open_source, pipeline, probe_cameras
+from edge_runtime.capture.sources import (
+    NO_ANSWER,
+    CameraConfig,
+    SourceLost,
+    gstreamer_pipeline,
+    open_source,
+    probe_cameras,
+)
 from tests.edge_runtime.capture.faulty_cameras import RtspCamera
 from tests.edge_runtime.tiny import picture, write_folder
 
@@ -12,7 +19,7 @@ ABSENT_DEVICE = "987"
 
 
 @pytest.mark.parametrize("decoder", ["auto", "pyav", "opencv"])
-def test_a_device_that_is_not_there_is_lost(decoder, capfd):
+def test_source_of_missing_device_is_lost(decoder, capfd):
     with pytest.raises(SourceLost):
         source = open_source(CameraConfig("c", ABSENT_DEVICE, decoder=decoder))
         source.advance()
@@ -20,7 +27,7 @@ def test_a_device_that_is_not_there_is_lost(decoder, capfd):
 
 
 @pytest.mark.parametrize("decoder", ["pyav", "opencv"])
-def test_a_file_that_is_not_there_is_named_and_an_address_is_not(tmp_path, decoder):
+def test_source_errors_name_files_but_no_addresses(tmp_path, decoder):
     with pytest.raises(SourceLost, match=r"there is no|cannot be read"):
         open_source(CameraConfig("c", str(tmp_path / "gone.mp4"), decoder=decoder))
     with pytest.raises(SourceLost) as error:
@@ -29,7 +36,7 @@ def test_a_file_that_is_not_there_is_named_and_an_address_is_not(tmp_path, decod
     assert error.value.__cause__ is None and error.value.__suppress_context__
 
 
-def test_a_stream_that_would_lead_elsewhere_is_not_followed(tmp_path):
+def test_source_playlist_is_not_followed(tmp_path):
     for name, text in {
         "a.m3u8": "#EXTM3U\n#EXTINF:1,\n/etc/passwd\n",
         "b.sdp": "v=0\nm=video 5004 RTP/AVP 96\n",
@@ -39,16 +46,16 @@ def test_a_stream_that_would_lead_elsewhere_is_not_followed(tmp_path):
             open_source(CameraConfig("c", str(tmp_path / name)))
 
 
-def test_what_gstreamer_is_told_cannot_be_broken_out_of():
-    told = pipeline(CameraConfig("c", 'rtsp://u:p"w\\@box/1 ! filesink location=x', timeout_s=2.5))
+def test_gstreamer_pipeline_quotes_the_address():
+    told = gstreamer_pipeline(CameraConfig("c", 'rtsp://u:p"w\\@box/1 ! filesink location=x', timeout_s=2.5))
     assert told.startswith('rtspsrc location="rtsp://u:p\\"w\\\\@box/1 ! filesink location=x" protocols=tcp ')
     assert "tcp-timeout=2500000" in told and told.endswith("drop=true")
-    assert pipeline(CameraConfig("c", "http://box/1")).startswith('souphttpsrc location="http://box/1" ')
-    of_file = pipeline(CameraConfig("c", "/clips/a.mp4"))
+    assert gstreamer_pipeline(CameraConfig("c", "http://box/1")).startswith('souphttpsrc location="http://box/1" ')
+    of_file = gstreamer_pipeline(CameraConfig("c", "/clips/a.mp4"))
     assert of_file.startswith('filesrc location="/clips/a.mp4" ') and "drop" not in of_file
 
 
-def test_cameras_are_asked_at_once_and_who_is_late_has_not_answered(tmp_path):
+def test_probe_cameras_in_parallel_with_timeout(tmp_path):
     folder = write_folder(tmp_path / "f", 1)
     (folder / "0.png").write_bytes(b"no image")
     with RtspCamera() as silent:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from edge_runtime.device import Device, arena_bytes
 from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.engines.weight_streaming import streamable_layers
-from edge_runtime.executor import Executor, ExecutorParts
+from edge_runtime.executor import Executor
 from edge_runtime.memory.allocator import ALIGNMENT_BYTES
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
@@ -216,7 +216,7 @@ def test_overflow_beside_another_query_keeps_the_budget(two: Bundle, policy: str
     device = Device(arena, engines, found.costs, budget)
     publisher = Publisher(sink, ledger, {query.id: query for query in two.queries}, RunIdentity("0" * 64))
     demands = dict.fromkeys(engines, QuerySpec(5.0))
-    executor = Executor(ExecutorParts(device, policy_named(policy), demands, mailboxes, publisher))
+    executor = Executor(device, policy_named(policy), demands, mailboxes, publisher)
     executor.warm_up(dict.fromkeys(engines, picture(0)))
     for index in range(6):
         for query in engines:

@@ -41,7 +41,7 @@ def test_a_drop_takes_the_frame_captured_then_and_no_other():
 
 def test_a_snapshot_holds_what_was_heard_by_then_and_nothing_later():
     heard: list[tuple[str, int]] = []
-    boxes = Mailboxes("ab", Ledger("ab"), heard=lambda query, frame: heard.append((query, frame.index)))
+    boxes = Mailboxes("ab", Ledger("ab"), on_frame=lambda query, frame: heard.append((query, frame.index)))
     boxes.put("a", Frame(0, 1.0))
     boxes.put("b", Frame(0, 1.5))
     assert boxes.snapshot(lambda: float(len(heard))) == (2.0, {"a": (1.0,), "b": (1.5,)})
@@ -50,7 +50,7 @@ def test_a_snapshot_holds_what_was_heard_by_then_and_nothing_later():
 
 def test_waiting_ends_with_a_frame_or_a_nudge():
     boxes, _ = mailboxes()
-    for wake in (boxes.nudge, lambda: boxes.put("b", Frame(0, 0.0))):
+    for wake in (boxes.wake, lambda: boxes.put("b", Frame(0, 0.0))):
         thread = threading.Thread(target=wake)
         thread.start()
         boxes.wait(timeout_s=30)
@@ -77,7 +77,7 @@ def picture(kilobytes: int = 1) -> np.ndarray:
 
 def test_pictures_hold_so_many_bytes_at_most_each_counted_once_and_the_oldest_goes_for_all_who_wait_with_it():
     ledger = Ledger("ab")
-    boxes = Mailboxes("ab", ledger, most_bytes=3 * 1024)
+    boxes = Mailboxes("ab", ledger, max_waiting_bytes=3 * 1024)
     for number in range(5):
         shared = Frame(number, float(number), image=picture())
         for query in "ab":

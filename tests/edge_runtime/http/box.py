@@ -57,7 +57,7 @@ class Box:
         self.moves, self.lacks = True, list[str]()
         self.refuses: str | None = None
         self.reloads = 0
-        self.gallery = Snapshots({"bridge-cars": "bridge", "gate-kind": "gate"})
+        self.snapshots = Snapshots({"bridge-cars": "bridge", "gate-kind": "gate"})
 
     def status(self) -> Status:
         given = {
@@ -78,13 +78,13 @@ class Box:
         }  # fmt: skip
         return Status(**(given | self.changes))
 
-    def moving(self) -> bool:
+    def is_moving(self) -> bool:
         return self.moves
 
     def missing(self) -> list[str]:
         return self.lacks
 
-    def bundle_fault(self) -> str | None:
+    def bundle_problem(self) -> str | None:
         return self.status().bundle_fault
 
     def reload(self) -> Future[str | None]:
@@ -93,8 +93,8 @@ class Box:
         future.set_result(self.refuses)
         return future
 
-    def picture(self, camera: str) -> Snapshot | None:
-        return self.gallery.picture(camera)
+    def snapshot(self, camera: str) -> Snapshot | None:
+        return self.snapshots.newest(camera)
 
 
 def scene(shift: int = 0) -> np.ndarray:

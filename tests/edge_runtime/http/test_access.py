@@ -51,14 +51,14 @@ THERE = {"Host": "box.lan:8080"}
         (OPEN, "POST", {**THERE, **BEARER, "Origin": "https://box.lan:8081"}, 403),
     ],
 )
-def test_who_may_ask(access: Access, method: str, headers: dict[str, str], status: int | None) -> None:
-    refusal = access.refusal(method, headers)
+def test_access_check(access: Access, method: str, headers: dict[str, str], status: int | None) -> None:
+    refusal = access.check(method, headers)
     assert (refusal and refusal[0]) == status
 
 
-def test_the_pages_own_files_are_for_all_but_not_from_elsewhere() -> None:
-    assert OPEN.refusal("GET", THERE, open_to_all=True) is None
-    assert LOCAL.refusal("GET", {"Host": "evil.example"}, open_to_all=True) is not None
+def test_access_page_files_are_public() -> None:
+    assert OPEN.check("GET", THERE, is_public=True) is None
+    assert LOCAL.check("GET", {"Host": "evil.example"}, is_public=True) is not None
 
 
 @pytest.mark.parametrize(
@@ -66,13 +66,13 @@ def test_the_pages_own_files_are_for_all_but_not_from_elsewhere() -> None:
     [("127.0.0.1:8080", "127.0.0.1", True), ("localhost:0", "localhost", True), ("[::1]:80", "::1", True),
      ("127.9.9.9:1", "127.9.9.9", True)],
 )  # fmt: skip
-def test_the_loopback_needs_no_token(bind: str, host: str, local: bool) -> None:
+def test_access_loopback_needs_no_token(bind: str, host: str, local: bool) -> None:
     access = parse_access(bind, None, "box.yaml")
     assert (access.host, access.is_local) == (host, local)
 
 
 @pytest.mark.parametrize("bind", ["0.0.0.0:80", "[::]:80", "10.0.0.5:80", "box.lan:80", "localhost.evil.example:80"])
-def test_beyond_the_loopback_a_token_is_asked_for(bind: str, tmp_path: Path) -> None:
+def test_access_beyond_loopback_needs_token(bind: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"box\.yaml: http\.bind: .* there is no token; name a token_file"):
         parse_access(bind, None, "box.yaml")
     (tmp_path / "token").write_text(TOKEN + "\n")
@@ -80,7 +80,7 @@ def test_beyond_the_loopback_a_token_is_asked_for(bind: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("bind", ["", "8080", ":8080", "host:", "host:x", "host:-1", "host:65536", "host:８０"])
-def test_what_is_no_address_is_one_line(bind: str) -> None:
+def test_access_refuses_bad_address(bind: str) -> None:
     with pytest.raises(InputError, match="is no address; give HOST:PORT"):
         parse_access(bind, None, "box.yaml")
 
@@ -88,7 +88,7 @@ def test_what_is_no_address_is_one_line(bind: str) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"short", b"x" * 513, b"two lines of token\nand more", b"\xff" * 32, b"a b" * 9]
 )
-def test_what_is_no_token_is_one_line_that_does_not_tell_it(content: bytes, tmp_path: Path) -> None:
+def test_access_refuses_bad_token_without_showing_it(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(content)
     with pytest.raises(InputError, match=r"token: http\.token_file: holds no token"):
         parse_access("127.0.0.1:1", tmp_path / "token", "box.yaml")

@@ -32,14 +32,14 @@ def served(box: Box, host: str = "127.0.0.1") -> Iterator[str]:
 @pytest.fixture
 def box() -> Box:
     made = Box()
-    made.gallery.saw("bridge", 1, time.time(), scene())
-    made.gallery.answered(detection(time.time()))
-    made.gallery.saw("gate", 1, time.time(), scene(120))
+    made.snapshots.add_frame("bridge", 1, time.time(), scene())
+    made.snapshots.add_result(detection(time.time()))
+    made.snapshots.add_frame("gate", 1, time.time(), scene(120))
     return made
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
-def test_it_shows_the_box_and_asks_nobody_else(browser: Any, box: Box, width: int, scheme: str) -> None:
+def test_dashboard_shows_the_box(browser: Any, box: Box, width: int, scheme: str) -> None:
     with served(box) as address, page_of(browser, width, scheme) as (page, wrong):
         page.goto(address)
         page.wait_for_selector(".camera:nth-child(2) img[src]", timeout=PATIENCE_MS)
@@ -65,7 +65,7 @@ def test_it_shows_the_box_and_asks_nobody_else(browser: Any, box: Box, width: in
         assert wrong == []
 
 
-def test_what_is_wrong_is_seen_at_once_and_text_is_never_markup(browser: Any, box: Box) -> None:
+def test_dashboard_shows_problems_as_text(browser: Any, box: Box) -> None:
     with served(box) as address, page_of(browser) as (page, wrong):
         page.goto(address)
         page.wait_for_selector(".camera img[src]", timeout=PATIENCE_MS)
@@ -85,7 +85,7 @@ def test_what_is_wrong_is_seen_at_once_and_text_is_never_markup(browser: Any, bo
         assert page.is_visible(".camera.down .mark") and page.query_selector("#queries img") is None and wrong == []
 
 
-def test_when_the_box_is_gone_the_page_says_so(browser: Any, box: Box) -> None:
+def test_dashboard_reports_a_lost_box(browser: Any, box: Box) -> None:
     with page_of(browser) as (page, _):
         with served(box) as address:
             page.goto(address)
@@ -93,7 +93,7 @@ def test_when_the_box_is_gone_the_page_says_so(browser: Any, box: Box) -> None:
         page.wait_for_selector("text=the box does not answer", timeout=PATIENCE_MS)
 
 
-def test_beyond_the_loopback_the_token_opens_it(browser: Any, box: Box) -> None:
+def test_dashboard_login_with_token(browser: Any, box: Box) -> None:
     with served(box, "0.0.0.0") as address, page_of(browser) as (page, _):
         page.goto(address)
         page.fill("#token", "not-the-token-at-all")
@@ -105,7 +105,7 @@ def test_beyond_the_loopback_the_token_opens_it(browser: Any, box: Box) -> None:
         assert page.evaluate("document.cookie") == ""
 
 
-def test_ages_are_those_of_the_box_whatever_the_time_in_the_browser(browser: Any, box: Box) -> None:
+def test_dashboard_ages_ignore_browser_clock(browser: Any, box: Box) -> None:
     with served(box) as address, page_of(browser) as (page, _):
         page.add_init_script("const told = Date.now; Date.now = () => told() + 3600e3")
         page.goto(address)

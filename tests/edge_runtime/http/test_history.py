@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from edge_runtime.http.app import COLUMNS, ROWS, History
+from edge_runtime.http.app import HISTORY_ROWS, History
 
 
 def status(resident_bytes: int, *ages: float | None) -> Any:
@@ -15,14 +15,10 @@ def status(resident_bytes: int, *ages: float | None) -> Any:
     return SimpleNamespace(resident_bytes=resident_bytes, workspace_bytes=7, queries=queries)
 
 
-def test_nothing_was_noted_yet() -> None:
-    assert History().to_json() == {name: [] for name in COLUMNS}
-
-
-def test_a_sample_holds_the_worst_age_if_there_is_one_and_what_was_dropped() -> None:
+def test_history_sample_has_worst_age() -> None:
     history = History()
-    history.note(1.04, status(5, None, 20.5, 10.0))
-    history.note(6.0, status(6, None))
+    history.add(1.04, status(5, None, 20.5, 10.0))
+    history.add(6.0, status(6, None))
     told = history.to_json()
     assert told == {
         "at": [1.0, 6.0],
@@ -34,9 +30,12 @@ def test_a_sample_holds_the_worst_age_if_there_is_one_and_what_was_dropped() -> 
     assert all(isinstance(value, int) for name in ("resident_bytes", "dropped") for value in told[name])
 
 
-def test_after_an_hour_the_oldest_sample_goes_for_each_new_one() -> None:
+def test_history_keeps_one_hour() -> None:
     history = History()
-    for index in range(ROWS + 3):
-        history.note(float(index), status(index))
+    for index in range(HISTORY_ROWS + 3):
+        history.add(float(index), status(index))
     told = history.to_json()
-    assert told["at"] == [float(index) for index in range(3, ROWS + 3)] and told["resident_bytes"][-1] == ROWS + 2
+    assert (
+        told["at"] == [float(index) for index in range(3, HISTORY_ROWS + 3)]
+        and told["resident_bytes"][-1] == HISTORY_ROWS + 2
+    )

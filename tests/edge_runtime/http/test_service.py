@@ -20,7 +20,7 @@ from edge_runtime.http.app import HttpService
 from edge_runtime.http.auth import Access
 from edge_runtime.http.metrics import Metrics
 from models.errors import InputError
-from tests.edge_runtime.http.box import Box, account, camera, detection, query, scene
+from tests.edge_runtime.http.box import Box, camera, detection, scene
 
 TOKEN = "a-token-of-32-characters-or-more"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -54,7 +54,7 @@ def asked(address: str, path: str, method: str = "GET", **headers: str) -> tuple
         return error.code, error.read(), dict(error.headers)
 
 
-def test_the_status_is_what_the_box_says(address: str, box: Box) -> None:
+def test_status_matches_the_box(address: str, box: Box) -> None:
     status, body, headers = asked(address, "/api/status")
     told = json.loads(body)
     assert status == 200 and told == json.loads(box.status().model_dump_json())
@@ -75,7 +75,7 @@ def test_the_status_is_what_the_box_says(address: str, box: Box) -> None:
     assert "default-src 'none'" in headers["Content-Security-Policy"] and headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_healthy_while_the_box_moves_and_ready_when_nothing_is_missing(address: str, box: Box) -> None:
+def test_health_and_readiness(address: str, box: Box) -> None:
     assert asked(address, "/healthz")[0] == asked(address, "/readyz")[0] == 200
     box.moves, box.lacks = False, ["camera gate never gave a frame"]
     assert asked(address, "/healthz")[0] == 503
@@ -83,10 +83,10 @@ def test_healthy_while_the_box_moves_and_ready_when_nothing_is_missing(address: 
     assert status == 503 and json.loads(body) == {"missing": ["camera gate never gave a frame"]}
 
 
-def test_metrics_are_those_of_the_design_and_add_up(address: str, box: Box, measures: Metrics) -> None:
-    measures.finished("bridge-cars", 0.06)
-    measures.ran("bridge-cars", 0.03)
-    measures.loaded("gate-kind", 0.2)
+def test_metrics_are_complete_and_balanced(address: str, box: Box, measures: Metrics) -> None:
+    measures.observe_age("bridge-cars", 0.06)
+    measures.observe_run("bridge-cars", 0.03)
+    measures.observe_load("gate-kind", 0.2)
     box.changes["cameras"] = [camera("bridge"), camera("gate", state="away", up=False, frame_age_s=None, reconnects=3)]
     status, body, headers = asked(address, "/metrics")
     assert status == 200 and headers["Content-Type"].startswith("text/plain; version=0.0.4")
@@ -122,7 +122,7 @@ def test_metrics_are_those_of_the_design_and_add_up(address: str, box: Box, meas
     assert not any(name.endswith("_created") for name in names)
 
 
-def test_a_reload_needs_the_token_and_says_what_came_of_it(address: str, box: Box) -> None:
+def test_reload_needs_token_and_reports_outcome(address: str, box: Box) -> None:
     assert asked(address, "/api/reload", "POST")[0] == 401 and asked(address, "/api/reload", **BEARER)[0] == 405
     assert box.reloads == 0
     status, body, _ = asked(address, "/api/reload", "POST", **BEARER)
@@ -134,31 +134,31 @@ def test_a_reload_needs_the_token_and_says_what_came_of_it(address: str, box: Bo
     assert {"200", "409"} <= described["responses"].keys() and described["security"] == [{"token": []}]
 
 
-def test_a_bundle_that_was_changed_in_place_is_told_by_health(address: str, box: Box) -> None:
+def test_health_reports_changed_bundle(address: str, box: Box) -> None:
     box.changes["bundle_fault"] = "box.safetensors was changed in place"
     assert asked(address, "/healthz")[:2] == (200, b"moving\nbundle: box.safetensors was changed in place\n")
 
 
-def test_a_cameras_frame_is_a_jpeg_with_its_results_drawn(address: str, box: Box) -> None:
+def test_camera_frame_is_annotated_jpeg(address: str, box: Box) -> None:
     assert asked(address, "/api/cameras/bridge/frame.jpg")[0] == 404
     assert asked(address, "/api/cameras/nowhere/frame.jpg")[0] == 404
-    box.gallery.saw("bridge", 7, 1000.0, scene())
+    box.snapshots.add_frame("bridge", 7, 1000.0, scene())
     plain = asked(address, "/api/cameras/bridge/frame.jpg")[1]
-    box.gallery.answered(detection(1000.0))
+    box.snapshots.add_result(detection(1000.0))
     status, drawn, headers = asked(address, "/api/cameras/bridge/frame.jpg")
     assert status == 200 and headers["Content-Type"] == "image/jpeg" and drawn[:2] == plain[:2] == b"\xff\xd8"
     assert drawn != plain
-    box.gallery.saw("bridge", 90, 1010.0, scene())
+    box.snapshots.add_frame("bridge", 90, 1010.0, scene())
     assert asked(address, "/api/cameras/bridge/frame.jpg")[1] == plain  # what is long past is not drawn
 
 
-def test_what_changes_something_needs_the_token(address: str) -> None:
+def test_post_needs_token(address: str) -> None:
     assert asked(address, "/api/session", "POST")[0] == 401
     assert asked(address, "/api/session", "POST", Origin="http://evil.example", **BEARER)[0] == 403
     assert asked(address, "/api/session", **BEARER)[0] == 405
 
 
-def test_a_token_becomes_a_cookie_that_scripts_cannot_read(address: str) -> None:
+def test_session_sets_httponly_cookie(address: str) -> None:
     status, _, headers = asked(address, "/api/session", "POST", **BEARER)
     cookie = headers["Set-Cookie"]
     assert status == 204 and "HttpOnly" in cookie and "SameSite=Strict" in cookie
@@ -168,11 +168,11 @@ def test_a_token_becomes_a_cookie_that_scripts_cannot_read(address: str) -> None
 @pytest.mark.parametrize(
     "path", ["/page/../service.py", "/page/%2e%2e/service.py", "/page/uplot.LICENSE", "/api", "//", "/%00"]
 )
-def test_nothing_else_is_there(address: str, path: str) -> None:
+def test_unknown_paths_are_404(address: str, path: str) -> None:
     assert asked(address, path)[0] in (403, 404)
 
 
-def test_a_box_that_fails_to_answer_is_a_500_without_its_secrets(address: str, box: Box) -> None:
+def test_failure_is_500_without_details(address: str, box: Box) -> None:
     box.changes["sinks"] = "rtsp://user:secret@10.0.0.5"
     status, body, _ = asked(address, "/api/status")
     assert status == 500 and b"secret" not in body and b"Traceback" not in body
@@ -180,15 +180,15 @@ def test_a_box_that_fails_to_answer_is_a_500_without_its_secrets(address: str, b
     assert asked(address, "/api/status")[0] == 200
 
 
-def test_the_openapi_document_names_every_path(address: str) -> None:
+def test_openapi_lists_every_path(address: str) -> None:
     document = json.loads(asked(address, "/openapi.json")[1])
     for path, methods in document["paths"].items():
         for method in methods:
             assert asked(address, path.format(id="bridge"), method.upper(), **BEARER)[0] in (200, 204, 404)
 
 
-def test_a_dashboard_gets_the_status_and_each_new_picture_once(address: str, box: Box) -> None:
-    box.gallery.saw("bridge", 1, time.time(), scene())
+def test_watch_sends_status_and_new_snapshots(address: str, box: Box) -> None:
+    box.snapshots.add_frame("bridge", 1, time.time(), scene())
 
     async def watched() -> tuple[dict, list[int]]:
         frames, told = [], {}
@@ -202,14 +202,14 @@ def test_a_dashboard_gets_the_status_and_each_new_picture_once(address: str, box
                 head = json.loads(message.data[4 : 4 + length])
                 frames.append(head["frame"])
                 assert message.data[4 + length : 6 + length] == b"\xff\xd8"
-                box.gallery.saw("bridge", head["frame"] + 1, time.time(), scene())
+                box.snapshots.add_frame("bridge", head["frame"] + 1, time.time(), scene())
         return told, frames
 
     told, frames = asyncio.run(watched())
     assert told["workload"] == "junction" and frames == [1, 2]
 
 
-def test_beyond_the_loopback_a_stranger_is_asked_for_the_token(box: Box, measures: Metrics) -> None:
+def test_beyond_loopback_asks_for_token(box: Box, measures: Metrics) -> None:
     service = HttpService(box, measures, Access("0.0.0.0", 0, TOKEN), "box.yaml")
     service.start()
     try:
@@ -224,7 +224,7 @@ def test_beyond_the_loopback_a_stranger_is_asked_for_the_token(box: Box, measure
         service.stop()
 
 
-def test_whoever_opens_connections_without_end_is_turned_away(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_are_limited(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "MAX_CONNECTIONS", 3)
     host, _, port = address.rpartition(":")
     with contextlib.ExitStack() as opened:
@@ -242,21 +242,7 @@ def test_whoever_opens_connections_without_end_is_turned_away(address: str, monk
     raise AssertionError("those who left still count")
 
 
-def test_what_is_no_http_leaves_nothing_in_the_log(address: str, caplog: pytest.LogCaptureFixture) -> None:
-    host, _, port = address.rpartition(":")
-    for sent in (b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"):
-        with socket.create_connection((host, int(port)), timeout=60.0) as one:
-            one.sendall(sent + b"\r\n\r\n")
-            assert b" 400 " in one.recv(4096)
-    assert asked(address, "/healthz")[0] == 200 and not caplog.records
-
-
-def test_an_address_that_is_taken_is_one_line(address: str, box: Box, measures: Metrics) -> None:
+def test_used_address_is_one_line(address: str, box: Box, measures: Metrics) -> None:
     taken = HttpService(box, measures, Access("127.0.0.1", int(address.rpartition(":")[2])), "box.yaml")
-    with pytest.raises(InputError, match=r"box\.yaml: http\.bind: 127\.0\.0\.1:\d+ cannot be had: .*in use"):
+    with pytest.raises(InputError, match=r"box\.yaml: http\.bind: 127\.0\.0\.1:\d+ is not available: .*in use"):
         taken.start()
-
-
-def test_an_account_that_a_test_made_adds_up() -> None:
-    one = query("a", "b", ledger=account(50)).ledger
-    assert one.received == one.processed + one.failed + one.pending + sum(one.dropped.values())

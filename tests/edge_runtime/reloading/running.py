@@ -50,7 +50,7 @@ class Running:
 
     def reload(self) -> str | None:
         """Ask for a reload and wait for its outcome: None, or why it was refused."""
-        return self.serving.reload().result(TIMEOUT_S)
+        return self.serving._reloads.request().result(TIMEOUT_S)
 
     def records(self, name: str = "results.jsonl") -> list[dict[str, Any]]:
         """What a sink has by now."""

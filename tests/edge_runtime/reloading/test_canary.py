@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from edge_runtime.canary import held_back, to_try
+from edge_runtime.reload import canary_queries
 from edge_runtime.samples import DRIFT_FILE
 from models.bundle import open_bundle, verify_bundle
-from models.evaluation import BELOW, KEPT, MIN_COMPARED_FRAMES, TOO_FEW, UNSURE, Agreement
+from models.evaluation import BELOW, MIN_COMPARED_FRAMES
 from tests.edge_runtime.reloading.running import Running, write
 from tests.edge_runtime.tiny import FACTORY, query, trained_looking, write_clip, write_config
 
@@ -60,7 +60,7 @@ def reloaded(box: Running, folder: Path, samples: int = MIN_COMPARED_FRAMES + 5)
     return box.serving.summary()["held_back"]
 
 
-def test_a_query_that_would_answer_otherwise_keeps_its_old_weights_and_the_others_have_their_new(folder):
+def test_canary_holds_back_a_changed_query(folder):
     old = open_bundle(folder / "tiny.safetensors", [FACTORY])
     with Running(config(folder)) as box:
         held = reloaded(box, folder)
@@ -74,7 +74,7 @@ def test_a_query_that_would_answer_otherwise_keeps_its_old_weights_and_the_other
     assert box.summary["balanced"] and box.summary["reloads"] == {"applied": 1, "refused": 0}
 
 
-def test_asked_again_it_tries_again_beside_what_serves(folder):
+def test_canary_tries_again_on_the_next_reload(folder):
     with Running(config(folder)) as box:
         reloaded(box, folder)
         first = Path(box.serving.summary()["bundle"])
@@ -88,18 +88,18 @@ def test_asked_again_it_tries_again_beside_what_serves(folder):
         assert Path(box.serving.summary()["bundle"]) != first, "what serves is not written over"
 
 
-def test_one_that_asks_for_no_canary_has_none(folder):
+def test_canary_off_applies_everything(folder):
     with Running(config(folder, canary=False)) as box:
         assert reloaded(box, folder) == {}
         assert Path(box.serving.summary()["bundle"]) == folder / "tiny.safetensors"
 
 
-def test_too_few_samples_hold_nothing_back(folder):
+def test_canary_with_few_samples_holds_nothing_back(folder):
     with Running(write_config(folder, cameras=CAMERAS, spool={"path": "spool"})) as box:
         assert reloaded(box, folder, samples=1) == {}
 
 
-def test_what_a_drift_check_found_fallen_is_not_held_to_its_old_answers(folder):
+def test_canary_skips_drifted_queries(folder):
     found = {"frames": 50, "ratio": 0.5, "ci95": [0.4, 0.6], "target": 0.95, "verdict": BELOW, "reverted": True}
     digits = open_bundle(folder / "tiny.safetensors").digest[:12]
     with Running(config(folder)) as box:
@@ -108,26 +108,15 @@ def test_what_a_drift_check_found_fallen_is_not_held_to_its_old_answers(folder):
         assert reloaded(box, folder) == {}
 
 
-def test_only_what_is_below_for_certain_is_held_back():
-    ci95, targets = (0.1, 0.2), dict.fromkeys("abcd", 0.9)
-    found = {
-        "a": Agreement(64, 0.15, ci95, BELOW), "b": Agreement(64, 0.85, (0.7, 0.95), UNSURE),
-        "c": Agreement(64, 1.0, (1.0, 1.0), KEPT), "d": Agreement(3, None, None, TOO_FEW),
-    }  # fmt: skip
-    assert held_back(found, targets) == {
-        "a": "on the last 64 frames the new ones agree with its answers by 0.15, its target is 0.9"
-    }
-
-
 @pytest.mark.parametrize(("changes", "tried"), [
     ({}, True), ({"camera": "right"}, False), ({"classes": ("x", "y", "z")}, False), ({"roi": (0, 0, 9, 9)}, False),
     ({"sla_ms": 5.0}, True),
 ], ids=str)  # fmt: skip
-def test_a_query_that_is_asked_something_else_is_not_tried(tmp_path, changes, tried):
+def test_canary_skips_queries_with_another_question(tmp_path, changes, tried):
     names = ("old.safetensors", "new.safetensors")
     write(tmp_path / names[0], {"gate": trained_looking(1)}, query("gate", "left"))
     write(tmp_path / names[1], {"gate": trained_looking(2), "new": trained_looking(3)},
           query("gate", **{"camera": "left", **changes}), query("new", "left"))  # fmt: skip
     old, new = (open_bundle(tmp_path / name, [FACTORY]) for name in names)
-    assert [one.id for one in to_try(old, new, ())] == (["gate"] if tried else [])
-    assert to_try(old, new, {"gate"}) == [] and to_try(old, old, ()) == []
+    assert [one.id for one in canary_queries(old, new, ())] == (["gate"] if tried else [])
+    assert canary_queries(old, new, {"gate"}) == [] and canary_queries(old, old, ()) == []

@@ -32,7 +32,7 @@ def no_key_twice(records) -> bool:
     return bool(keys) and max(keys.values()) == 1
 
 
-def test_a_new_bundle_serves_from_one_frame_to_the_next_and_its_results_say_so(folder):
+def test_reload_switches_bundle_between_frames(folder):
     with Running(folder / "box.yaml") as box:
         first = box.more("gate")[0]["bundle"]
         models = {"gate": trained_looking(1), "yard": wider(3), "new": trained_looking(4)}
@@ -52,7 +52,7 @@ def test_a_new_bundle_serves_from_one_frame_to_the_next_and_its_results_say_so(f
     assert moved
 
 
-def test_queries_cameras_and_sinks_come_go_and_change_and_what_stays_is_left_alone(folder):
+def test_reload_changes_queries_cameras_and_sinks(folder):
     write_folder(folder / "third", 5)
     sinks = [{"kind": "jsonl", "path": "results.jsonl"}, {"kind": "jsonl", "path": "gone.jsonl"}]
     with Running(write_config(folder, cameras=CAMERAS, sinks=sinks)) as box:
@@ -82,7 +82,7 @@ def test_queries_cameras_and_sinks_come_go_and_change_and_what_stays_is_left_alo
     ]
 
 
-def test_a_query_that_is_gone_keeps_its_ledger_and_goes_on_with_it_when_it_is_back(folder):
+def test_reload_returning_query_continues_its_ledger(folder):
     both = {"gate": trained_looking(1), "yard": trained_looking(2)}
     with Running(folder / "box.yaml") as box:
         box.more("yard")
@@ -100,7 +100,7 @@ def test_a_query_that_is_gone_keeps_its_ledger_and_goes_on_with_it_when_it_is_ba
     assert ledger["yard"]["processed"] == len(box.of("yard")) and ledger["gate"]["processed"] == len(box.of("gate"))
 
 
-def test_tensors_that_both_bundles_have_are_not_loaded_again(folder):
+def test_reload_keeps_common_tensors(folder):
     with Running(folder / "box.yaml") as box:
         box.more("gate")
         before = box.serving.summary()
@@ -115,7 +115,7 @@ def test_tensors_that_both_bundles_have_are_not_loaded_again(folder):
         assert box.serving.summary()["bytes_moved"] - before["bytes_moved"] == fresh
 
 
-def test_answers_are_those_of_the_bundle_that_they_name(folder):
+def test_reload_results_match_their_bundle(folder):
     """Between two architectures of one query, back and forth, with memory for one query at a time."""
     bundles = []
     for number, model in enumerate((trained_looking(1), wider(9))):
@@ -144,7 +144,7 @@ def test_answers_are_those_of_the_bundle_that_they_name(folder):
     assert no_key_twice(box.records())
 
 
-def test_nothing_of_what_is_wrong_is_applied_and_one_line_says_why(folder, caplog):
+def test_reload_with_problem_is_refused_in_one_line(folder, caplog):
     good = (folder / "box.yaml").read_text()
     with Running(folder / "box.yaml") as box:
         box.more("gate")
@@ -154,7 +154,7 @@ def test_nothing_of_what_is_wrong_is_applied_and_one_line_says_why(folder, caplo
             reason = box.reload()
             assert reason is not None and said in reason and "\n" not in reason, (name, reason)
             told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-            assert told == [f"not reloaded, the box serves on as it is: {reason}"], name
+            assert told == [f"not reloaded, the box serves on unchanged: {reason}"], name
             summary = box.serving.summary()
             assert summary["reloads"] == {"applied": 0, "refused": number} and summary["refused"] == reason
         bundle = box.of("gate")[0]["bundle"]
@@ -165,7 +165,7 @@ def test_nothing_of_what_is_wrong_is_applied_and_one_line_says_why(folder, caplo
     assert box.summary["balanced"] and no_key_twice(box.records()) and not box.summary["fault"]
 
 
-def test_memory_grows_and_shrinks_with_the_budget_and_what_fits_stays(folder):
+def test_reload_resizes_the_arena(folder):
     least = run(folder / "box.yaml", check=True)["least_budget_bytes"]
     with Running(write_config(folder, cameras=CAMERAS, budget=least)) as box:
         for budget in ("64MiB", least, "32MiB", least):
@@ -182,18 +182,18 @@ def test_memory_grows_and_shrinks_with_the_budget_and_what_fits_stays(folder):
     assert all(row["failed"] == 0 for row in box.summary["ledger"])
 
 
-def test_nothing_is_done_where_nothing_has_changed(folder, caplog):
+def test_reload_without_changes_does_nothing(folder, caplog):
     caplog.set_level("INFO", "gemel.run")
     with Running(folder / "box.yaml") as box:
         box.more("gate")
-        work = box.serving._workplace.now
-        assert box.reload() is None and box.serving._workplace.now is work
+        work = box.serving._runtime.active
+        assert box.reload() is None and box.serving._runtime.active is work
         assert "nothing has changed" in caplog.text
         os.utime(folder / "tiny.safetensors")
-        assert box.reload() is None and box.serving._workplace.now is not work
+        assert box.reload() is None and box.serving._runtime.active is not work
 
 
-def test_whoever_asks_while_the_box_ends_is_told_so(folder):
+def test_reload_during_stop_is_answered(folder):
     with Running(folder / "box.yaml") as box:
         box.more("gate")
     assert box.reload() == "the box stops"

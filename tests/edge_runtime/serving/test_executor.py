@@ -8,7 +8,7 @@ import torch
 
 from edge_runtime.device import Device
 from edge_runtime.engines.base import no_op
-from edge_runtime.executor import Executor, ExecutorParts
+from edge_runtime.executor import Executor
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
 from edge_runtime.policies import policy_named
@@ -65,9 +65,7 @@ def one_query(
     device = Device(arena, {"q": engine}, costs, 1024)
     publisher = Publisher(Kept(), ledger, {"q": engine.query}, RunIdentity("d"))
     mailboxes = Mailboxes(["q"], ledger)
-    executor = Executor(
-        ExecutorParts(device, policy_named("adaptive"), {"q": QuerySpec(fps)}, mailboxes, publisher, clock=clock)
-    )
+    executor = Executor(device, policy_named("adaptive"), {"q": QuerySpec(fps)}, mailboxes, publisher, clock=clock)
     executor.warm_up({"q": IMAGE})
     return executor, engine, clock
 
@@ -76,13 +74,13 @@ def feed(executor: Executor, clock: Clock, frames: int) -> list[bool]:
     """One fresh frame and one step after another; whether each was run."""
     ran = []
     for index in range(frames):
-        executor.parts.mailboxes.put("q", Frame(index, clock.now, 0.0, IMAGE))
+        executor.mailboxes.put("q", Frame(index, clock.now, 0.0, IMAGE))
         ran.append(executor.step())
         clock.now += 0.001
     return ran
 
 
-def test_the_warm_up_learns_the_best_run_but_the_first():
+def test_warm_up_measures_best_later_run():
     executor, engine, _ = one_query([1.0, 0.03, 0.02, 0.5])
     assert engine.runs == 3
     assert executor.costs.queries["q"].run_s == pytest.approx(0.02)
@@ -90,7 +88,7 @@ def test_the_warm_up_learns_the_best_run_but_the_first():
     assert executor.device.arena.residency.resident == {"q"}
 
 
-def test_run_times_follow_what_is_measured():
+def test_executor_estimates_follow_measurements():
     executor, _, clock = one_query([0.02, 0.02, 0.02, 0.04])
     assert all(feed(executor, clock, 30))
     assert executor.costs.queries["q"].run_s == pytest.approx(0.04, rel=0.01)
@@ -98,14 +96,14 @@ def test_run_times_follow_what_is_measured():
 
 
 @pytest.mark.parametrize("stalls", [[0.02, 0.02, 0.02, 5.0, 0.02], [5.0, 5.0, 5.0, 0.02]])
-def test_a_stall_while_serving_or_in_the_warm_up_is_not_for_ever(stalls):
+def test_executor_recovers_from_a_stall(stalls):
     executor, _, clock = one_query(stalls)
     ran = feed(executor, clock, 300)
     assert not all(ran[:50]) and all(ran[-30:])
     assert executor.publisher.ledger.balanced
 
 
-def test_a_query_too_slow_for_its_deadline_is_tried_now_and_then_and_is_late():
+def test_executor_retries_too_slow_query():
     executor, _, clock = one_query([0.15])
     feed(executor, clock, 200)
     account = executor.publisher.ledger.to_json()[0]
@@ -118,7 +116,7 @@ def two_frames(larger: tuple[BatchCost, ...]) -> SlowEngine:
     executor, engine, clock = one_query([0.02], larger, fps=80.0)
     engine.batches.clear()
     for captured_at in (0.0, 0.001):
-        executor.parts.mailboxes.put("q", Frame(0, clock.now + captured_at, 0.0, IMAGE))
+        executor.mailboxes.put("q", Frame(0, clock.now + captured_at, 0.0, IMAGE))
     clock.now += 0.001
     while executor.step():
         pass
@@ -126,6 +124,6 @@ def two_frames(larger: tuple[BatchCost, ...]) -> SlowEngine:
     return engine
 
 
-def test_frames_that_wait_together_run_in_one_batch_where_that_is_known_to_be_quicker():
+def test_executor_batches_waiting_frames():
     assert two_frames((BatchCost(2, 0.0, 0),)).batches == [1, 1], "as far as is known a batch brings nothing"
     assert two_frames((BatchCost(2, 0.022, 0),)).batches == [2]

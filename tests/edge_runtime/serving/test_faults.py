@@ -13,7 +13,7 @@ import torch
 from edge_runtime.device import Device
 from edge_runtime.engines.base import no_op
 from edge_runtime.engines.torch_engine import TorchEngine
-from edge_runtime.executor import Executor, ExecutorParts
+from edge_runtime.executor import Executor
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
 from edge_runtime.policies import policy_named
@@ -97,13 +97,11 @@ class Box:
             self.sink, self.ledger, {name: one.query for name, one in self.engines.items()}, RunIdentity("d")
         )
         demands = dict.fromkeys(NEEDS, QuerySpec(10.0))
-        self.executor = Executor(
-            ExecutorParts(device, policy_named("gemel"), demands, mailboxes, publisher, clock=self.clock)
-        )
+        self.executor = Executor(device, policy_named("gemel"), demands, mailboxes, publisher, clock=self.clock)
 
     def put(self, *queries: str) -> None:
         for name in queries:
-            self.executor.parts.mailboxes.put(name, Frame(0, self.clock.now, 0.0, IMAGE))
+            self.executor.mailboxes.put(name, Frame(0, self.clock.now, 0.0, IMAGE))
 
     def answers(self) -> list[str]:
         return [record["label"] for record in self.sink.records]
@@ -123,7 +121,7 @@ OUT_OF_MEMORY = [
 
 
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=lambda error: str(error)[:20])
-def test_out_of_memory_evicts_all_others_and_the_frame_is_answered_at_the_second_try(error, caplog):
+def test_device_out_of_memory_evicts_and_retries(error, caplog):
     box = Box()
     box.executor.warm_up(dict.fromkeys(NEEDS, IMAGE))
     assert box.arena.residency.resident == set(TENSORS)
@@ -145,7 +143,7 @@ def test_out_of_memory_evicts_all_others_and_the_frame_is_answered_at_the_second
     assert box.ledger.balanced and not sum(account["failed"] for account in box.ledger.to_json())
 
 
-def test_out_of_memory_twice_fails_the_frame_and_the_box_goes_on():
+def test_device_out_of_memory_twice_fails_the_frame():
     box = Box()
     box.executor.warm_up(dict.fromkeys(NEEDS, IMAGE))
     box.engines["a"].faults = [OUT_OF_MEMORY[1], OUT_OF_MEMORY[0]]
@@ -157,26 +155,6 @@ def test_out_of_memory_twice_fails_the_frame_and_the_box_goes_on():
     assert "out of memory" in box.executor.to_json()[0]["last_failure"]
 
 
-def test_a_box_whose_memory_was_taken_by_others_runs_again_when_there_is_some(monkeypatch):
-    box = Box()
-    box.executor.warm_up(dict.fromkeys(NEEDS, IMAGE))
-    box.engines["a"].faults = [OUT_OF_MEMORY[0]]
-    real, asked = box.arena.transfer.resize, []
-
-    def resize(capacity: int) -> None:
-        asked.append(capacity)
-        if len(asked) < 3:
-            raise OUT_OF_MEMORY[1]
-        real(capacity)
-
-    monkeypatch.setattr(box.arena.transfer, "resize", resize)
-    for name in ("a", "b", "a"):
-        box.put(name)
-        assert box.executor.step()
-    assert box.answers() == [expected("a")] and len(asked) == 3
-    assert [account["failed"] for account in box.ledger.to_json()] == [1, 1, 0] and box.ledger.balanced
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -185,7 +163,7 @@ def test_a_box_whose_memory_was_taken_by_others_runs_again_when_there_is_some(mo
         OSError("CUDA error: out of memory"),
     ],
 )
-def test_other_errors_are_not_taken_for_want_of_memory(error):
+def test_device_passes_other_errors_on(error):
     assert not is_out_of_memory(error)
     box = Box()
     box.executor.warm_up(dict.fromkeys(NEEDS, IMAGE))
@@ -195,7 +173,7 @@ def test_other_errors_are_not_taken_for_want_of_memory(error):
     assert not box.answers() and box.executor.device.budget_bytes == ALL_BYTES
 
 
-def test_a_query_that_cannot_be_warmed_up_is_out_and_its_frames_fail():
+def test_query_failing_warm_up_is_disabled():
     box = Box()
     box.engines["b"].faults = [ValueError("broken")]
     box.executor.warm_up(dict.fromkeys(NEEDS, IMAGE))
@@ -208,7 +186,7 @@ def test_a_query_that_cannot_be_warmed_up_is_out_and_its_frames_fail():
     assert [account["failed"] for account in box.ledger.to_json()] == [0, 2, 0] and box.ledger.balanced
 
 
-def test_bytes_that_cannot_be_read_fail_their_frame_only():
+def test_unreadable_bytes_fail_one_frame():
     box = Box(512 + 1024 + WORKSPACE, slow=True)
     box.put("a")
     assert box.slow is not None
@@ -222,7 +200,7 @@ def test_bytes_that_cannot_be_read_fail_their_frame_only():
     assert box.answers() == [expected("a")] and box.ledger.balanced
 
 
-def test_where_loads_overlap_runs_layers_start_as_they_arrive():
+def test_layers_start_as_they_arrive():
     box = Box(slow=True)
     box.put("a")
     seen = []
@@ -235,7 +213,7 @@ def test_where_loads_overlap_runs_layers_start_as_they_arrive():
     assert seen == [True, False] and box.arena.bytes_moved == 1024
 
 
-def test_the_next_querys_load_is_begun_beside_the_present_run_and_is_not_moved_again():
+def test_next_load_is_prefetched_once():
     box = Box(slow=True)
     box.put("a", "b")
     arriving = []
@@ -248,7 +226,7 @@ def test_the_next_querys_load_is_begun_beside_the_present_run_and_is_not_moved_a
     assert box.arena.residency.prefetched == ()
 
 
-def test_without_room_beside_the_present_run_nothing_is_prefetched():
+def test_prefetch_needs_free_memory():
     box = Box(512 + 1024 + WORKSPACE, slow=True)
     box.put("a", "b")
     while box.executor.step():
@@ -257,7 +235,7 @@ def test_without_room_beside_the_present_run_nothing_is_prefetched():
     assert box.executor.device.max_used_bytes <= box.executor.device.budget_bytes
 
 
-def test_real_engines_answer_alike_as_they_arrive_prefetched_or_whole(tmp_path):
+def test_engines_agree_when_streamed_or_prefetched(tmp_path):
     torch.set_num_threads(1)
     bundle = tiny_bundle(tmp_path / "tiny.safetensors")
     store = Store.of_bundle(bundle)
@@ -280,12 +258,10 @@ def test_real_engines_answer_alike_as_they_arrive_prefetched_or_whole(tmp_path):
         device = Device(arena, engines, costs, budget)
         publisher = Publisher(sink, ledger, {one.id: one for one in bundle.queries}, RunIdentity("d"))
         demands = dict.fromkeys(engines, QuerySpec(10.0))
-        executor = Executor(
-            ExecutorParts(device, policy_named("gemel"), demands, Mailboxes(engines, ledger), publisher)
-        )
+        executor = Executor(device, policy_named("gemel"), demands, Mailboxes(engines, ledger), publisher)
         for index in range(6):
             for name in engines:
-                executor.parts.mailboxes.put(name, Frame(index, executor.clock(), 0.0, picture(index)))
+                executor.mailboxes.put(name, Frame(index, executor.clock(), 0.0, picture(index)))
             while executor.step():
                 pass
         keys = ("query", "frame", "label", "score")

@@ -69,21 +69,21 @@ def served(tmp_path: Path, monkeypatch) -> Callable[[Policy], dict[str, Any]]:
     return serve
 
 
-def test_while_frames_wait_for_a_moment_to_come_the_loop_sleeps(served) -> None:
+def test_inference_sleeps_until_the_named_moment(served) -> None:
     policy = Patient()
     summary = served(policy)
     assert summary["fault"] is None and adds_up(summary) and total(summary, "received") > 0
     assert 1 <= policy.asked < MAX_ASKED
 
 
-def test_a_policy_that_always_raises_ends_the_box_with_its_summary(served, monkeypatch) -> None:
+def test_failing_policy_ends_the_box_with_summary(served, monkeypatch) -> None:
     monkeypatch.setattr(executing, "MAX_POLICY_FAILURES", 3)
     summary = served(Policy())
     assert summary["fault"].startswith("the policy odd failed 3 times in a row: NotImplementedError")
     assert adds_up(summary) and summary["stopped_by"] == "a fault" and total(summary, "received") > 0
 
 
-def test_all_that_the_thread_does_is_queued_on_the_devices_compute_stream(monkeypatch) -> None:
+def test_inference_uses_the_compute_stream(monkeypatch) -> None:
     happened, device = [], object()
 
     @contextmanager
@@ -102,8 +102,8 @@ def test_all_that_the_thread_does_is_queued_on_the_devices_compute_stream(monkey
 
     monkeypatch.setattr(inference, "on_compute_stream", computing)
     arena = SimpleNamespace(device=device)
-    workplace = SimpleNamespace(now=SimpleNamespace(executor=SimpleNamespace(device=SimpleNamespace(arena=arena))))
-    short = Short(workplace, threading.Event(), lambda: False)  # type: ignore[arg-type]
+    runtime = SimpleNamespace(active=SimpleNamespace(executor=SimpleNamespace(device=SimpleNamespace(arena=arena))))
+    short = Short(runtime, threading.Event(), lambda: False)  # type: ignore[arg-type]
     short.start({}, 1.0)
-    assert short.join(60) and short.ended_by == "done"
+    assert short.join(60) and short.stopped_by == "done"
     assert happened == [("on", device, "inference"), "warm-up", "frames", "off"]

@@ -18,9 +18,7 @@ from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write
 TIMEOUT_S = 60.0
 
 
-def test_memory_that_is_free_again_goes_back_while_a_box_serves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_service_returns_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny_bundle(tmp_path / "tiny.safetensors")
     write_clip(tmp_path / "left.mp4", 12)
     write_folder(tmp_path / "right", 10)
@@ -40,9 +38,7 @@ def test_memory_that_is_free_again_goes_back_while_a_box_serves(
     )
 
 
-def test_an_address_that_another_box_takes_meanwhile_is_bad_input(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_service_with_used_address_is_input_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny_bundle(tmp_path / "tiny.safetensors")
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -54,6 +50,6 @@ def test_an_address_that_another_box_takes_meanwhile_is_bad_input(
 
         monkeypatch.setattr("edge_runtime.http.app.check_address", check)
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with pytest.raises(InputError, match=r"http.bind: .* cannot be had"):
+        with pytest.raises(InputError, match=r"http.bind: .* is not available"):
             run(write_config(tmp_path, http={"bind": bind}, spool="spool"))
     assert not (tmp_path / "results.jsonl").exists() and not list((tmp_path / "spool").iterdir())

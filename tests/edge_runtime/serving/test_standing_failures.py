@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from edge_runtime.executor import IDLE_S, MAX_POLICY_FAILURES, Executor, PolicyFailed
+from edge_runtime.executor import MAX_IDLE_S, MAX_POLICY_FAILURES, Executor, PolicyFailed
 from edge_runtime.queues import Frame
 from edge_runtime.scheduler import Decision, Plan, QuerySpec, SchedulerState
 from edge_runtime.scheduler.costs import Costs
@@ -18,7 +17,9 @@ from tests.edge_runtime.serving.test_faults import IMAGE, NEEDS, Box
 def warm(**parts: Any) -> Box:
     box = Box()
     if parts:
-        box.executor = Executor(replace(box.executor.parts, **parts))
+        old = box.executor
+        given = {"device": old.device, "policy": old.policy, "specs": old._specs, "mailboxes": old.mailboxes}
+        box.executor = Executor(publisher=old.publisher, clock=old.clock, **{**given, **parts})
     box.executor.warm_up(dict.fromkeys(NEEDS, IMAGE))
     return box
 
@@ -38,7 +39,7 @@ def account(box: Box, query: str) -> dict[str, Any]:
     return next(row for row in box.ledger.to_json() if row["query"] == query)
 
 
-def test_a_query_that_always_fails_pauses_the_others_go_on_and_it_is_said_once(caplog):
+def test_failing_query_pauses_and_others_run(caplog):
     box = warm()
     box.engines["a"].faults = [RuntimeError(f"broken at 0x{number:x}") for number in range(10_000)]
     feed(box, 60.0)
@@ -50,7 +51,7 @@ def test_a_query_that_always_fails_pauses_the_others_go_on_and_it_is_said_once(c
     assert box.executor.to_json()[0]["breaker"] in ("open", "half-open")
 
 
-def test_a_query_that_recovers_is_run_again_after_its_pause(caplog):
+def test_recovered_query_runs_after_its_pause(caplog):
     caplog.set_level("INFO", "gemel.run")
     box = warm()
     box.engines["a"].faults = [RuntimeError("broken") for _ in range(5)]
@@ -82,7 +83,7 @@ class Raising:
         return Decision(query, 1 if query else 0, policy_state="remembered")
 
 
-def test_a_policy_that_raises_is_asked_again_after_a_while_and_goes_on(caplog):
+def test_failing_policy_is_retried(caplog):
     policy = Raising()
     box = warm(policy=policy)
     policy.raises = MAX_POLICY_FAILURES - 1
@@ -91,7 +92,7 @@ def test_a_policy_that_raises_is_asked_again_after_a_while_and_goes_on(caplog):
     assert caplog.text.count("the policy raising failed: ZeroDivisionError: in the policy") == 1
 
 
-def test_a_policy_that_never_stops_raising_ends_the_box_and_not_at_once():
+def test_policy_failing_for_good_ends_the_executor():
     policy = Raising()
     box = warm(policy=policy)
     policy.raises, asked = 10**6, policy.asked
@@ -111,11 +112,11 @@ class Waking(Raising):
         return Decision(wake_s=min(due)) if due and min(due) > state.now else super().decide(state, costs, plan)
 
 
-def test_nothing_is_asked_again_before_the_moment_that_the_policy_named():
+def test_paused_policy_is_not_called_early():
     policy = Waking()
     box = warm(policy=policy)
-    assert not box.executor.step() and box.executor.sleep_s() == IDLE_S
-    box.executor.parts.mailboxes.put("a", Frame(0, box.clock.now, 0.0, IMAGE))
+    assert not box.executor.step() and box.executor.sleep_s() == MAX_IDLE_S
+    box.executor.mailboxes.put("a", Frame(0, box.clock.now, 0.0, IMAGE))
     assert not box.executor.step()
     assert box.executor.sleep_s() == pytest.approx(0.03)
     box.clock.now += box.executor.sleep_s() + 1e-6

@@ -27,7 +27,7 @@ class Made(SinkConfig):
     def name(self) -> str:
         return "made"
 
-    def made(self) -> Sink:
+    def build(self) -> Sink:
         return Doing(self)
 
 
@@ -44,12 +44,13 @@ class Doing(Sink):
 
 
 def post(*configs: Made, items: int = 10) -> SinkManager:
-    made = SinkManager(configs, lambda config: SinkWorker(config, Outbox(OutboxLimits(items), SOON)))
+    made = SinkManager(())
+    made._workers = tuple(SinkWorker(config, Outbox(OutboxLimits(items), SOON)) for config in configs)
     made.start()
     return made
 
 
-def test_a_sink_that_hangs_for_ever_holds_up_no_other_and_the_end_does_not_wait_for_it(caplog):
+def test_worker_of_hanging_sink_blocks_nobody(caplog):
     hangs, well = Made(lambda parcels: threading.Event().wait()), Made()  # type: ignore[arg-type]
     both = post(hangs, well)
     for number in range(100):
@@ -62,7 +63,7 @@ def test_a_sink_that_hangs_for_ever_holds_up_no_other_and_the_end_does_not_wait_
     assert (second["delivered"], second["undelivered"]) == (100, {}) and both.complaints == []
 
 
-def test_an_error_of_any_kind_is_tried_again_over_a_new_connection_and_told_once_and_when_it_is_over(caplog):
+def test_worker_retries_errors_and_logs_once(caplog):
     caplog.set_level("INFO", "gemel.run")
     errors: list[Exception] = [KeyError("x"), OSError(28, "No space left on device"), TimeoutError("late"), KeyError()]
 
@@ -74,25 +75,25 @@ def test_an_error_of_any_kind_is_tried_again_over_a_new_connection_and_told_once
     one = post(made)
     one.offer(parcel(1))
     until(lambda: len(made.opened) > 4)
-    assert one.to_json()[0]["state"] == "down" and caplog.text.count("takes nothing") == 1
+    assert one.to_json()[0]["state"] == "down" and caplog.text.count("failed: ") == 1
     errors.clear()
     until(lambda: one.to_json()[0]["delivered"] == 1)
-    assert one.close(10) == [] and "takes results again; 0 were lost" in caplog.text
+    assert one.close(10) == [] and "works again; 0 results were lost" in caplog.text
 
 
-def test_a_reader_that_has_gone_is_left_out_and_nobody_is_left():
+def test_worker_ends_when_its_reader_is_gone():
     def gone(_: Sequence[ResultMessage]) -> None:
         raise SinkClosed("nobody reads it any more")
 
     one = post(Made(gone))
-    assert not one.is_unheard
+    assert not one.is_unread
     one.offer(parcel(1))
-    until(lambda: one.is_unheard)
+    until(lambda: one.is_unread)
     one.offer(parcel(2))
     assert one.close(10) == [] and one.to_json()[0]["undelivered"] == {"gone": 2} and one.complaints == []
 
 
-def test_what_waits_at_the_end_is_delivered_without_rest_where_the_sink_takes_it():
+def test_worker_drains_at_close():
     away = threading.Event()
     away.set()
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_runtime.backoff import BackOff
-from edge_runtime.sinks.worker import OVERFLOW, STOPPED, Outbox, OutboxLimits
+from edge_runtime.sinks.base import Undelivered
+from edge_runtime.sinks.worker import Outbox, OutboxLimits
 
 
 @dataclass(frozen=True)
@@ -16,15 +17,15 @@ class Item:
     number: int
     nbytes: int = 10
 
-    def lighter(self) -> Item:
+    def without_image(self) -> Item:
         return Item(self.number, min(self.nbytes, 10))
 
 
-def outbox(items: int = 3, nbytes: int = 1000, tries: int = 3) -> Outbox[Item]:
+def outbox(items: int = 3, nbytes: int = 1000, tries: int = 3) -> Outbox:
     return Outbox(OutboxLimits(items, nbytes, tries), BackOff(1.0, 8.0, spread=0.5), lambda: 0.0)
 
 
-def offered(box: Outbox[Item], *numbers: int, nbytes: int = 10) -> Outbox[Item]:
+def offered(box: Outbox, *numbers: int, nbytes: int = 10) -> Outbox:
     for number in numbers:
         box.offer(Item(number, nbytes))
     return box
@@ -50,7 +51,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-def test_delivered_undelivered_and_queued_are_what_was_offered_always(events):
+def test_outbox_balances_after_any_events(events):
     box, taken, delivered, now = outbox(nbytes=100), 0, [], 0.0
     for number, (event, value) in enumerate(events):
         now += 0.3
@@ -59,13 +60,13 @@ def test_delivered_undelivered_and_queued_are_what_was_offered_always(events):
         elif event == "take":
             taken = len(box.take(value, now)) or taken
         elif event == "sent":
-            box.sent()
+            box.confirm()
         elif event in ("failed", "answered"):
-            box.failed("away", now, min(value, taken), answered=event == "answered")
+            box.fail("away", now, min(value, taken), answered=event == "answered")
         elif event == "refused":
-            box.refused("no", min(value, taken))
+            box.reject("no", min(value, taken))
         elif event == "hurry":
-            box.hurry()
+            box.end_pause()
         else:
             box.close()
         assert box.balanced and box.nbytes <= 100 and box.queued <= 3 + 4
@@ -76,7 +77,7 @@ def test_delivered_undelivered_and_queued_are_what_was_offered_always(events):
 
 
 @given(st.lists(st.sampled_from(["offer", "take", "sent", "failed"]), max_size=60))
-def test_what_is_delivered_comes_in_order_and_once(events):
+def test_outbox_delivers_in_order_once(events):
     box, now, out = outbox(), 0.0, []
     for number, event in enumerate(events):
         now += 10.0
@@ -86,77 +87,61 @@ def test_what_is_delivered_comes_in_order_and_once(events):
             box.take(2, now)
         elif event == "sent":
             out += numbers(box._sending)
-            box.sent()
+            box.confirm()
         else:
-            box.failed("away", now)
+            box.fail("away", now)
     assert out == sorted(set(out)) and len(out) == box.delivered
 
 
-def test_the_oldest_goes_first_and_counts_for_what_is_the_matter():
+def test_outbox_full_drops_oldest_with_reason():
     box = offered(outbox(), 1, 2, 3, 4)
-    assert box.undelivered == {OVERFLOW: 1}
+    assert box.undelivered == {Undelivered.OVERFLOW: 1}
     assert numbers(box.take(1, 0.0)) == [2]
-    box.failed("disk_full", 0.0)
+    box.fail("disk_full", 0.0)
     offered(box, 5, 6)
-    assert box.undelivered == {OVERFLOW: 1, "disk_full": 2} and numbers(box.take(9, 100.0)) == [4, 5, 6]
-    box.sent()
+    assert box.undelivered == {Undelivered.OVERFLOW: 1, "disk_full": 2} and numbers(box.take(9, 100.0)) == [4, 5, 6]
+    box.confirm()
     offered(box, 7)
     box.close()
     offered(box, 8)
-    assert box.undelivered == {OVERFLOW: 1, "disk_full": 2, STOPPED: 2} and box.delivered == 3
+    assert box.undelivered == {Undelivered.OVERFLOW: 1, "disk_full": 2, Undelivered.STOPPED: 2} and box.delivered == 3
 
 
-def test_it_rests_longer_after_each_failure_and_no_more_once_all_is_well():
+def test_outbox_pauses_grow_and_end():
     box, now, rests = offered(outbox(), 1), 0.0, []
     assert box.wait_s(0.0) == 0.0
     for _ in range(6):
         assert numbers(box.take(1, now)) == [1]
-        box.failed("away", now)
+        box.fail("away", now)
         assert box.take(1, now) == []
         rests.append(box.wait_s(now))
         now += rests[-1]
     assert rests == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
-    box.hurry()
+    box.end_pause()
     assert numbers(box.take(1, now)) == [1]
-    box.sent()
+    box.confirm()
     assert box.trouble is None and box.wait_s(now) == float("inf")
 
 
-def test_pictures_go_before_records():
+def test_outbox_drops_images_before_records():
     box = offered(outbox(items=10, nbytes=250), 1, 2, 3, nbytes=100)
     assert box.queued == 3 and not box.undelivered
     assert [(item.number, item.nbytes) for item in box.take(9, 0.0)] == [(1, 10), (2, 100), (3, 100)]
 
 
-def test_what_could_not_be_sent_goes_back_before_what_waits_behind_it():
-    box = offered(outbox(items=10, nbytes=250), 1, 2, 3, 4, 5, nbytes=100)
-    assert numbers(box.take(2, 0.0)) == [1, 2] and box.queued == 5
-    box.failed("away", 0.0)
-    assert numbers(box.take(9, 100.0)) == [1, 2, 3, 4, 5] and not box.undelivered
-
-
-def test_one_that_the_sink_never_gets_along_with_is_given_up_and_the_rest_follows():
+def test_outbox_gives_up_a_rejected_message():
     box, now = offered(outbox(), 1, 2), 0.0
     for _ in range(3):
         box.take(1, now)
-        box.failed("server_error", now, answered=True)
+        box.fail("server_error", now, answered=True)
         now += 100.0
     assert box.undelivered == {"server_error": 1} and numbers(box.take(1, now)) == [2]
-    box.refused("refused")
+    box.reject("refused")
     assert box.undelivered == {"server_error": 1, "refused": 1} and box.queued == 0
 
 
-def test_while_the_sink_is_away_nothing_is_given_up_but_for_want_of_room():
-    box, now = offered(outbox(), 1, 2), 0.0
-    for _ in range(50):
-        box.take(1, now)
-        box.failed("unreachable", now)
-        now += 100.0
-    assert not box.undelivered and numbers(box.take(2, now)) == [1, 2]
-
-
-def test_what_was_delivered_of_several_is_not_sent_again():
+def test_outbox_partial_delivery_is_not_repeated():
     box = offered(outbox(), 1, 2, 3)
     box.take(3, 0.0)
-    box.failed("unreachable", 0.0, delivered=2)
+    box.fail("unreachable", 0.0, delivered=2)
     assert box.delivered == 2 and numbers(box.take(3, 100.0)) == [3]

@@ -22,7 +22,7 @@ CLOSED: list[str] = []
 class KeptKeys(SinkKeys):
     under: str
 
-    def settled(self, root: Path) -> Keeping:
+    def to_config(self, root: Path) -> Keeping:
         return Keeping(self.under)
 
 
@@ -38,7 +38,7 @@ class Keeping(SinkConfig):
     def name(self) -> str:
         return f"kept under {self.under}"
 
-    def made(self) -> Keeper:
+    def build(self) -> Keeper:
         KEPT[self.under] = []
         return Keeper(self.under)
 
@@ -59,7 +59,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SINKS, "kept", (__name__, "KeptKeys"))
 
 
-def test_a_box_writes_to_a_kind_of_sink_that_was_added(tmp_path):
+def test_box_writes_to_an_added_kind_of_sink(tmp_path):
     tiny_bundle(tmp_path / "tiny.safetensors")
     write_clip(tmp_path / "left.mp4", 4)
     write_folder(tmp_path / "right", 3)
@@ -80,7 +80,7 @@ def test_a_box_writes_to_a_kind_of_sink_that_was_added(tmp_path):
         ({"path": "y"}, "sinks[1].kind", "missing"),
     ],
 )
-def test_the_keys_of_a_sink_are_checked_by_its_kind(tmp_path, sink, key, fault):
+def test_sink_keys_are_checked_by_kind(tmp_path, sink, key, fault):
     path = write_config(tmp_path, sinks=[{"kind": "jsonl"}, sink])
     with pytest.raises(InputError) as error:
         load_config(path)

@@ -8,7 +8,7 @@ import pytest
 
 from edge_runtime.queues import Frame
 from edge_runtime.results import RunIdentity, result_record
-from edge_runtime.samples import expected_agreement, read_head, read_sample, sample_bytes, sample_name
+from edge_runtime.samples import expected_agreement, read_head, read_sample, sample_bytes
 from models.errors import InputError
 from models.predictions import ClassPrediction, DetectionPrediction
 from tests.edge_runtime.tiny import picture, query
@@ -31,7 +31,7 @@ def written(tmp_path):
     return path, asked
 
 
-def test_the_picture_is_what_the_model_was_shown(written):
+def test_sample_picture_is_the_model_input(written):
     path, asked = written
     sample = read_sample(path)
     shown = asked.preprocess.resize(IMAGE[5:85, 10:110])
@@ -41,7 +41,7 @@ def test_the_picture_is_what_the_model_was_shown(written):
     assert opened is not None and np.array_equal(opened[..., ::-1], sample.picture)
 
 
-def test_the_head_says_what_was_answered_of_what(written):
+def test_sample_head_holds_the_answer(written):
     head = read_head(written[0])
     assert (head.query, head.camera, head.frame, head.bundle) == ("gate", "left", 7, "ab" * 6)
     assert (head.size, head.roi, head.threshold, head.captured_at) == ([100, 80], list(ROI), 0.3, 1.7e9)
@@ -51,7 +51,7 @@ def test_the_head_says_what_was_answered_of_what(written):
     )
 
 
-def test_a_classification_has_its_label(tmp_path):
+def test_sample_of_classification_has_label(tmp_path):
     asked = query("gate", "left")
     (tmp_path / "a.png").write_bytes(sample_bytes(record(asked, ClassPrediction("b", 0.7, (0.3, 0.7))), IMAGE, asked))
     head = read_head(tmp_path / "a.png")
@@ -64,14 +64,8 @@ def test_a_classification_has_its_label(tmp_path):
     ({"ratio": 1.0, "agreement": 0.0}, 0.01), ({"ratio": None, "agreement": 0.9}, 1.0),
     ({"ratio": 0.0, "agreement": 0.9}, 1.0), ({"ratio": 1.0, "agreement": "x"}, 1.0),
 ])  # fmt: skip
-def test_what_is_expected_follows_from_the_merge(evidence, expected):
+def test_expected_agreement_follows_evidence(evidence, expected):
     assert expected_agreement(query("gate", "left", evidence=evidence)) == pytest.approx(expected)
-
-
-def test_names_are_in_the_order_of_time():
-    times = [0.5, 9.0, 10.0, 1.7e9, 1.7e9 + 0.002]
-    names = [sample_name({"captured_at": at, "query": "q", "frame": 1}) for at in times]
-    assert names == sorted(names) and len(set(names)) == len(names)
 
 
 def of_chunk(data, old, new):
@@ -98,7 +92,7 @@ def of_chunk(data, old, new):
     (lambda data: of_chunk(data, b'"gate"', b'"../gate"'), "query"),
     (lambda data: of_chunk(data, b'"detections"', b'"label":"a","score":0.5,"detections"'), "has no answer"),
 ])  # fmt: skip
-def test_what_is_no_sample_is_refused_in_one_line_that_names_it(written, damage, said):
+def test_read_sample_refuses_damage(written, damage, said):
     path = written[0]
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(InputError, match=said) as error:
@@ -106,7 +100,7 @@ def test_what_is_no_sample_is_refused_in_one_line_that_names_it(written, damage,
     assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
 
 
-def test_a_picture_that_is_cut_is_refused(written):
+def test_read_sample_refuses_truncation(written):
     path = written[0]
     path.write_bytes(path.read_bytes()[:-40])
     assert read_head(path).frame == 7

@@ -1,0 +1,149 @@
+"""The status of a running box, for HTTP: collected from the runtime without making the inference wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+
+from edge_runtime.capture.camera import Camera
+from edge_runtime.capture.reconnect import CameraPhase
+from edge_runtime.http.snapshots import Observer, Snapshot
+from edge_runtime.http.status import (
+    CameraStatus,
+    DriftStatus,
+    LedgerStatus,
+    QueryStatus,
+    SinkStatus,
+    SpoolStatus,
+    Status,
+)
+from edge_runtime.inference import InferenceThread
+from edge_runtime.reload import ReloadManager
+from edge_runtime.results import BUNDLE_DIGITS
+from edge_runtime.runtime import ActiveConfig
+from edge_runtime.samples import Spool
+from edge_runtime.sinks.worker import DOWN, SinkManager
+
+RATE_WINDOW_S = 10.0
+
+
+class RecentCount:
+    """The recent growth of a counter; call it from one thread at a time."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def per_second(self, now: float, total: int) -> float:
+        """The growth a second over the last window, given the present `total`."""
+        self._seen.append((now, total))
+        while len(self._seen) > 2 and self._seen[1][0] <= now - RATE_WINDOW_S:
+            self._seen.popleft()
+        (start, before), (_, after) = self._seen[0], self._seen[-1]
+        return (after - before) / (now - start) if now > start else 0.0
+
+
+class RuntimeStatus:
+    """The `StatusSource` of a running box; every call is thread-safe."""
+
+    def __init__(
+        self,
+        inference: InferenceThread,
+        reloads: ReloadManager,
+        sinks: SinkManager,
+        observer: Observer,
+        spool: Spool | None = None,
+    ) -> None:
+        self._inference, self._reloads, self._sinks, self._observer = inference, reloads, sinks, observer
+        self._started, self._spool = time.monotonic(), spool
+        self._rates: dict[str, RecentCount] = {}
+        self._lock = threading.Lock()
+
+    def status(self) -> Status:
+        """The box at this moment; the frame counts are consistent with each other."""
+        active, counts, now = self._inference.runtime.active, self._reloads.counts, time.monotonic()
+        box, device = active.box, active.executor.device
+        queries = self._queries(active, now)
+        workspaces = [device.costs.queries[query.id].workspace_bytes for query in queries if query.resident]
+        return Status(
+            run=active.identity.run, bundle=active.identity.bundle[:BUNDLE_DIGITS],
+            workload=box.bundle.manifest.workload, device=box.config.device, policy=box.config.policy,
+            uptime_s=round(now - self._started, 1),
+            budget_bytes=device.budget_bytes, resident_bytes=device.arena.residency.resident_bytes,
+            workspace_bytes=max(workspaces, default=0), bytes_moved=device.arena.bytes_moved, loads=device.arena.swaps,
+            reloads={"applied": counts.applied, "refused": counts.refused}, refused=counts.reason,
+            held_back=dict(box.costed.loaded.held_back), bundle_fault=active.bundle_problem,
+            cameras=[_camera_status(camera) for camera in active.cameras], queries=queries,
+            sinks=self._sink_statuses(), drift=self._drift(active),
+            spool=None if self._spool is None else SpoolStatus(**self._spool.to_json()),
+        )  # fmt: skip
+
+    def is_moving(self) -> bool:
+        """Whether the inference goes on; a step of it that hangs ends the box."""
+        return not self._inference.over.is_set()
+
+    def missing(self) -> list[str]:
+        """What is not ready yet: the warm-up, cameras without a frame, sinks that are down, a changed bundle."""
+        missing = [] if self._inference.started is not None else ["engines: the warm-up is not over"]
+        for camera in self._inference.cameras:
+            if camera.to_json()["frame_age_s"] is None:
+                missing.append(f"camera {camera.id}: no frame yet")
+        if (problem := self.bundle_problem()) is not None:
+            missing.append(f"bundle: {problem}")
+        return [*missing, *(f"sink {sink.id}: {sink.state}" for sink in self._sink_statuses() if sink.state == DOWN)]
+
+    def bundle_problem(self) -> str | None:
+        """One line when the bundle's file was changed in place."""
+        return self._inference.runtime.active.bundle_problem
+
+    def reload(self) -> Future[str | None]:
+        """Reload config and bundle; the result is None, or why they were not applied."""
+        return self._reloads.request()
+
+    def snapshot(self, camera: str) -> Snapshot | None:
+        """The newest frame of a camera with its results; KeyError where there is no such camera."""
+        return self._observer.snapshots.newest(camera)
+
+    def _drift(self, active: ActiveConfig) -> list[DriftStatus]:
+        report = None if self._spool is None else self._spool.drift
+        return [] if report is None else [
+            DriftStatus(
+                query=query.id, ratio=query.ratio, ci95=query.ci95, frames=query.frames, verdict=query.verdict,
+                checked_at=report.checked_at, reverted=query.reverted,
+            )
+            for query in report.queries if query.id in active.queries
+        ]  # fmt: skip
+
+    def _queries(self, active: ActiveConfig, now: float) -> list[QueryStatus]:
+        publisher, device, nbytes = active.executor.publisher, active.executor.device, active.query_bytes
+        ledgers = {row.pop("query"): LedgerStatus(**row) for row in publisher.ledger.to_json()}
+        with self._lock:
+            self._rates = {query: self._rates.get(query) or RecentCount() for query in active.queries}
+            rates = {query: rate.per_second(now, ledgers[query].processed) for query, rate in self._rates.items()}
+        return [
+            QueryStatus(
+                id=name, camera=query.camera, resident=device.is_resident(name), bytes=nbytes[name][0],
+                own_bytes=nbytes[name][1], fps=round(rates[name], 2), age_p95_ms=publisher.age_p95_ms(name),
+                sla_ms=query.sla_ms, failure=publisher.failures.get(name), ledger=ledgers[name],
+            )
+            for name, query in active.queries.items()
+        ]  # fmt: skip
+
+    def _sink_statuses(self) -> list[SinkStatus]:
+        rows = self._sinks.to_json()
+        kinds = [row["kind"] for row in rows]
+        return [
+            SinkStatus(
+                id=row["kind"] if kinds.count(row["kind"]) == 1 else f"{row['kind']}-{index}", kind=row["kind"],
+                state=row["state"], delivered=row["delivered"], undelivered=row["undelivered"], queued=row["queued"],
+                trouble=row["trouble"] if row["state"] == DOWN else None,
+            )
+            for index, row in enumerate(rows, 1)
+        ]  # fmt: skip
+
+
+def _camera_status(camera: Camera) -> CameraStatus:
+    row = camera.to_json()
+    is_up = row["state"] == CameraPhase.STREAMING or (row["state"] == CameraPhase.ENDED and not row["error"])
+    return CameraStatus(up=is_up, **{key: row[key] for key in CameraStatus.model_fields if key != "up"})
