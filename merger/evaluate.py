@@ -147,8 +147,8 @@ def training_flops(ctx: MergeContext, queries: Sequence[str], recipe: Recipe) ->
     sets = {query: ctx.train[query] for query in queries}
     capacities = cache_capacities(sets, recipe)
     lengths = {query: len(data) for query, data in sets.items()}
-    for query, count in recipe.contributions(lengths).items() if lengths else ():
-        visits = count * recipe.epochs
+    visits = recipe.contribution(lengths.values()) * recipe.epochs if lengths else 0
+    for query in queries:
         taught = expected_teacher_passes(visits, lengths[query], capacities.get(query, 0))
         passes = recipe.passes(taught=False) * visits + taught + len(ctx.val[query])
         total += ctx.flops.of(ctx.queries[query]) * passes

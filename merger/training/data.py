@@ -8,12 +8,10 @@ it, nor on the device (Or, Zhang and Freedman, VirtualFlow, MLSys 2022).
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property, lru_cache
 
 import torch
@@ -103,8 +101,8 @@ class Batches:
     """The batches of all steps: `batch` frames of each query, in micro-batches.
 
     Frames of a query follow one shuffled order after the other. A split smaller than a batch contributes as many whole
-    micro-batches as it has, or one smaller one. A query takes part in its fraction of the steps (1 by default), at even
-    distances. `prepares` are the queries whose frames this process needs; `pins` page-locks frames in host memory.
+    micro-batches as it has, or one smaller one. `prepares` are the queries whose frames this process needs; `pins`
+    page-locks frames in host memory.
     """
 
     def __init__(
@@ -121,16 +119,10 @@ class Batches:
         self._sets, self._steps, self._seed, self._batch = sets, steps, seed, batch
         self._prepares = list(sets) if prepares is None else [query for query in sets if query in prepares]
         self._pins = pins
-        self._fractions: dict[str, Fraction] = {}
-        self._offsets = {query: Fraction(index, len(sets)) for index, query in enumerate(sets)}
         self._orders = lru_cache(maxsize=2 * len(sets))(self._order)
         self._worker = ThreadPoolExecutor(1, "batches")
         self._next: tuple[int, Future[dict[str, list[MicroBatch]]]] | None = None
         self.set_micro_batch(micro_batch)
-
-    def set_fractions(self, fractions: Mapping[str, Fraction]) -> None:
-        """Change the fraction of steps in which each query takes part, from the next step on."""
-        self._fractions, self._next = dict(fractions), None
 
     def set_micro_batch(self, micro_batch: int) -> None:
         """Change the size of micro-batches, from the next step on."""
@@ -147,30 +139,18 @@ class Batches:
 
     def prepare(self, step: int) -> dict[str, list[MicroBatch]]:
         """The same, prepared now."""
-        return {query: self._load(query, step) for query in self._prepares if self.takes_part(query, step)}
-
-    def takes_part(self, query: str, step: int) -> bool:
-        """Whether the query contributes to this step."""
-        return self._visit(query, step) is not None
+        return {query: self._load(query, step) for query in self._prepares}
 
     def frames(self, query: str, step: int) -> list[int]:
         """The indices of the frames that a query contributes to this step."""
-        visit, count, length = self._visit(query, step), self._counts[query], len(self._sets[query])
-        if visit is None:
-            return []
-        places = range(visit * count, (visit + 1) * count)
+        count, length = self._counts[query], len(self._sets[query])
+        places = range(step * count, (step + 1) * count)
         return [self._orders(query, place // length)[place % length] for place in places]
 
     def micro_batches(self, query: str, step: int) -> list[list[int]]:
         """These frames, by micro-batch."""
         indices = self.frames(query, step)
         return [indices[start : start + self._micro_batch] for start in range(0, len(indices), self._micro_batch)]
-
-    def _visit(self, query: str, step: int) -> int | None:
-        """How often the query took part before this step; None when it does not take part."""
-        fraction = self._fractions.get(query, Fraction(1))
-        before, after = (math.floor(at * fraction + self._offsets[query]) for at in (step, step + 1))
-        return before if after > before else None
 
     def _load(self, query: str, step: int) -> list[MicroBatch]:
         found, start = [], 0

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -39,10 +38,9 @@ class Training:
     """Trains models together; a parameter that several models share is once in the optimiser.
 
     A step is a function of its number, the models and the optimiser, so `state_dict` is all there is to store;
-    `after_step` is called after each step. `precision` is fp32 (TF32 off) or bf16 (autocast). Queries that are
-    `subsampled` take part in at most half of the steps and repeat no frame in an epoch. A step that runs out of memory
-    is repeated with a smaller StepConfig. BatchNorm layers whose parameters are frozen stay in eval mode, and so do all
-    of the queries in `eval_norms`, and dropout where there is a teacher.
+    `after_step` is called after each step. `precision` is fp32 (TF32 off) or bf16 (autocast). A step that runs out of
+    memory is repeated with a smaller StepConfig. BatchNorm layers stay in eval mode where their parameters are frozen,
+    and in the queries of `eval_norms`; so does dropout where there is a teacher.
 
     With a process group of several ranks, each rank runs the micro-batches of its own queries, gradients are summed,
     and all ranks take the same optimiser step; buffers of other ranks' queries are copied at the end of an epoch. The
@@ -58,7 +56,6 @@ class Training:
         teachers: Mapping[str, nn.Module] | None = None,
         *,
         precision: str = "fp32",
-        subsampled: Collection[str] = (),
         eval_norms: Collection[str] = (),
         memory: MemoryPlan | None = None,
         group: ProcessGroup = SINGLE_PROCESS,
@@ -71,7 +68,7 @@ class Training:
         self.memory.agree(recipe, group)
         self.recipe = self.memory.config(recipe).apply(recipe)
         self._own = group.own(models)
-        self.steps = math.ceil(max(self._contributions(()).values()) / recipe.batch)
+        self.steps = math.ceil(recipe.contribution(map(len, (sets[query] for query in models))) / recipe.batch)
         """Optimiser steps in an epoch."""
         self.optimiser = torch.optim.AdamW(self._parameter_groups(), lr=recipe.rate, eps=OPTIMIZER.epsilon, fused=True)
         self._parameters = [p for parameters in self.optimiser.param_groups for p in parameters["params"]]
@@ -86,7 +83,6 @@ class Training:
             own_sets, recipe.batch, self.recipe.micro_batch, self.steps * recipe.epochs, recipe.seed,
             prepares=self._own, pins=self.device.type == "cuda",
         )  # fmt: skip
-        self.subsample(subsampled)
         watched = recipe.features > 0 and self.teachers
         self._watched = {q: watched_layers(sets[q].query, m) if watched else [] for q, m in models.items()}
         capacities = cache_capacities(own_sets, recipe) if self.teachers else {}
@@ -103,13 +99,6 @@ class Training:
     def loss(self) -> float:
         """Mean loss of the current epoch, or of the one just finished."""
         return sum(self._loss_values().values()) / max(1, self._loss_count)
-
-    def subsample(self, queries: Collection[str]) -> None:
-        """Subsample these queries from the next step on, and no others."""
-        self.subsampled = sorted(queries)
-        counts = self._contributions(queries)
-        steps = {query: math.ceil(count / self.recipe.batch) for query, count in counts.items()}
-        self._batches.set_fractions({query: Fraction(count, self.steps) for query, count in steps.items()})
 
     def epoch(self) -> float:
         """Train to the end of an epoch; returns its mean loss. Raises Diverged when a loss is not finite."""
@@ -139,7 +128,6 @@ class Training:
             "loss_count": self._loss_count,
             "models": {query: model.state_dict() for query, model in self.models.items()},
             "moments": {name: self.optimiser.state.get(p, {}) for name, p in self._named_parameters()},
-            "subsampled": self.subsampled,
             "cached": {query: list(cache.counted) for query, cache in self._caches.items()},
             "step_config": [self.recipe.micro_batch, self.recipe.checkpointing],
         }
@@ -154,7 +142,6 @@ class Training:
         self.optimiser.state.clear()
         for p, moments in known.items():
             self.optimiser.state[p] = {name: value.to(p.device) for name, value in moments.items()}
-        self.subsample(state["subsampled"])
         for query, cache in self._caches.items():
             cache.counted = dict.fromkeys(state["cached"][query])
         self._set_step_config(*state["step_config"])
@@ -198,9 +185,6 @@ class Training:
             for name, p in model.named_parameters(remove_duplicate=False):
                 if p.requires_grad:
                     yield f"{query}/{name}", p
-
-    def _contributions(self, subsampled: Collection[str]) -> dict[str, int]:
-        return self.recipe.contributions({query: len(self.sets[query]) for query in self.models}, subsampled)
 
     def _take_step(self) -> None:
         if self.step % self.steps == 0:
@@ -259,7 +243,7 @@ class Training:
             return False
         for query, loss in losses.items():
             self._losses[query] += loss
-        self._loss_count += sum(self._batches.takes_part(query, self.step) for query in self.models)
+        self._loss_count += len(self.models)
         return True
 
     def _reduce_gradients(self, full: bool) -> bool:

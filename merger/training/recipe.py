@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from merger.checkpoint import storable
@@ -77,14 +76,9 @@ class Recipe:
         """Forward passes that a frame costs: the model's own, the backward pass, recomputation, the teacher's."""
         return 1 + BACKWARD_PASSES + self.checkpointing + taught
 
-    def contributions(self, lengths: Mapping[str, int], subsampled: Collection[str] = ()) -> dict[str, int]:
-        """Frames that each query contributes to an epoch, from the lengths of their splits.
-
-        Those `subsampled` contribute half as many as the others, and none of their frames twice.
-        """
-        most = max(min(length, self.frames_per_epoch) for length in lengths.values())
-        half = math.ceil(most / 2)
-        return {query: min(half, count) if query in subsampled else most for query, count in lengths.items()}
+    def contribution(self, lengths: Iterable[int]) -> int:
+        """Frames that each query contributes to an epoch, from the lengths of all splits; short ones are repeated."""
+        return max(min(length, self.frames_per_epoch) for length in lengths)
 
 
 def check(name: str, valid: bool, value: float, hint: str) -> None:

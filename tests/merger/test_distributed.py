@@ -41,7 +41,7 @@ def train_jointly(group: ProcessGroup, path: Path) -> dict[str, Any]:
     group.assign(partition({query: float(ctx.flops.of(ctx.queries[query])) for query in ctx.queries}, group.size))
     plan, models = whole_plan(ctx, QUICK), ctx.models(ctx.queries)
     tie(models, plan)
-    training = ctx.training(models, RECIPE, ["q1"])
+    training = ctx.training(models, RECIPE)
     losses = [training.epoch() for _ in range(RECIPE.epochs)]
     moments = training.state_dict()["moments"]
     return {
