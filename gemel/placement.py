@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,6 +40,8 @@ COUNTING, SOLVING, SIMULATING = "counting bytes and times", "solving the placeme
 SIMULATED_S, MAX_SIMULATED_FRAMES = 20.0, 20_000
 TOLERANCE = 1e-6
 MIB = 2**20
+GREEDY_STARTS, ORDER_NOISE = 24, 0.6
+"""Greedy placements in drawn orders, beside the one by size."""
 IN_TIME_FRACTION = 0.9
 """Below this the text warns that a box has more frames than time."""
 OBJECTIVE_TEXTS = {
@@ -217,15 +219,19 @@ def evaluate_boxes(
 
 
 def fill_greedily(
-    demands: Demands, groups: Sequence[BoxGroup], boxes: Sequence[FilledBox] = (), spread: bool = False
+    demands: Demands,
+    groups: Sequence[BoxGroup],
+    boxes: Sequence[FilledBox] = (),
+    spread: bool = False,
+    noise: np.ndarray | None = None,
 ) -> list[FilledBox]:
-    """Add the remaining queries, largest first: to the box that needs the fewest new bytes, or (`spread`) has the
-    least load; a new box is the cheapest one for its memory.
+    """Add the remaining queries, largest first (bytes x `noise` of the kind): to the box that needs the fewest new
+    bytes, or (`spread`) has the least load; a new box is the cheapest one for its memory.
     """
     filled = [FilledBox(box.group, box.counts.copy()) for box in boxes]
     free = [group.count - sum(box.group == index for box in filled) for index, group in enumerate(groups)]
     left = demands.total - sum((box.counts for box in filled), np.zeros_like(demands.total))
-    own_bytes = demands.private + demands.needs_piece @ demands.piece_bytes
+    own_bytes = (demands.private + demands.needs_piece @ demands.piece_bytes) * (1.0 if noise is None else noise)
     for kind in np.argsort(-own_bytes, kind="stable"):
         one = np.zeros_like(demands.total)
         one[kind] = 1
@@ -250,8 +256,12 @@ def _added_cost(demands: Demands, group: BoxGroup, counts: Counts, one: Counts, 
 
 def solve_placement(demands: Demands, groups: Sequence[BoxGroup], options: PlacementOptions) -> Solution:
     """The best of the solver's boxes and a greedy placement, with the solver's bound."""
-    objective, total = options.objective, int(demands.total.sum())
-    best = fill_greedily(demands, groups, spread=objective != "boxes")
+    objective, demands = options.objective, _drop_unplaceable(demands, groups)
+    total = int(demands.total.sum())
+    spread, rng = objective != "boxes", np.random.default_rng(options.seed)
+    orders = [None, *rng.uniform(1 - ORDER_NOISE, 1 + ORDER_NOISE, (GREEDY_STARTS, len(demands.kinds)))]
+    starts = [fill_greedily(demands, groups, spread=spread, noise=noise) for noise in orders]
+    best = min(starts, key=lambda found: _rank(demands, groups, objective, found))
     if objective == "boxes":  # a cheaper placement has no more boxes of a group than this cost pays for
         missing, cost = evaluate_boxes(demands, groups, objective, best)
         limits = [int(cost / group.cost + TOLERANCE) if not missing else group.count for group in groups]
@@ -264,21 +274,36 @@ def solve_placement(demands: Demands, groups: Sequence[BoxGroup], options: Place
     program = PlacementProgram(demands, program_groups, objective)
     boxes, bound = program.solve(options.seconds)
 
-    def rank(found: Sequence[FilledBox]) -> float:
-        missing, value = evaluate_boxes(demands, groups, objective, found)
-        worse = {"boxes": value, "frames": -value, "fair": 1 / value if value else 0.0}[objective]
-        return program.penalty * missing + worse
-
-    boxes = min(boxes, best, key=rank)
+    boxes = min(boxes, best, key=lambda found: _rank(demands, groups, objective, found))
     missing, value = evaluate_boxes(demands, groups, objective, boxes)
     left = bound - program.penalty * missing  # of the objective, for placements of as many queries
     if objective == "boxes":
+        if len({group.cost for group in groups}) == 1:  # whole boxes
+            left = math.ceil(left / groups[0].cost - TOLERANCE) * groups[0].cost if math.isfinite(left) else 0.0
         proved = min(value, max(0.0, left))
     elif objective == "frames":
         proved = max(value, min(-left, float(demands.fps @ demands.total)))
     else:
         proved = max(value, 1 / max(1.0, left))
     return Solution(boxes, value, proved)
+
+
+def _rank(
+    demands: Demands, groups: Sequence[BoxGroup], objective: str, boxes: Sequence[FilledBox]
+) -> tuple[float, float]:
+    """Sort key of placements, best first: `frames` counts frames before queries without a box."""
+    missing, value = evaluate_boxes(demands, groups, objective, boxes)
+    return (-value, missing) if objective == "frames" else (missing, value if objective == "boxes" else -value)
+
+
+def _drop_unplaceable(demands: Demands, groups: Sequence[BoxGroup]) -> Demands:
+    """The demands without queries that fit no box even alone."""
+    alone = np.eye(len(demands.kinds), dtype=np.int64)
+    kinds = [
+        kind if any(group.can_hold(demands, counts) for group in groups) else replace(kind, queries=())
+        for kind, counts in zip(demands.kinds, alone, strict=True)
+    ]
+    return Demands(tuple(kinds), demands.pieces)
 
 
 @dataclass(frozen=True)
