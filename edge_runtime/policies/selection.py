@@ -39,7 +39,7 @@ class SelectionConfig:
     max_settle_s: float = 10.0
     lead_s: float = 6.0
     horizon_s: float = 30.0
-    steps: int = 24
+    steps: int = 16
     many_queries: int = 15
     again_s: float = 20.0
     max_again_s: float = 300.0
@@ -196,9 +196,10 @@ class Comparison:
         self.winner: UtilityPlan | None = None
         self._steps, self._steps_needed = 0, None
         feed = expected_frames(memory.history, self.active, data.specs, state.now, self._ends)
-        self._moments = {
-            query: [at for at, name, _ in feed if name == query and at > self.begins] for query in self.active
-        }
+        self._moments: dict[str, list[float]] = {query: [] for query in self.active}
+        for at, query, _ in feed:
+            if at > self.begins:
+                self._moments[query].append(at)
         self._box = VirtualBox(
             costs, self._decide_as_now, BoxObserver(), feed, state.now, frozenset(state.resident), state.resident_bytes,
             memory, state.urgency, waiting=dict(state.waiting),  # type: ignore[arg-type]
