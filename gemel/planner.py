@@ -12,7 +12,7 @@ from typing import Any
 
 from edge_runtime.policies import policy_named
 from edge_runtime.scheduler import QuerySpec
-from edge_runtime.scheduler.costs import Costs, all_bytes, coalesced, memory_bytes
+from edge_runtime.scheduler.costs import Costs, all_bytes, coalesce_tensors, memory_bytes
 from edge_runtime.scheduler.eviction import Overflow, overflow_of
 from edge_runtime.simulation.device_profiles import PROFILES, costs_for, overflow_layers
 from edge_runtime.simulation.profile_io import measured_costs, profile_path, read_profile
@@ -166,8 +166,8 @@ def load_plan_input(source: str | Path, conditions: Conditions) -> PlanInput:
         device=device,
         title=title,
         modelled=profile.modelled and not measured,
-        costs=coalesced(overflow.costs if conditions.overflow else costs),
-        resident_costs=coalesced(costs),
+        costs=coalesce_tensors(overflow.costs if conditions.overflow else costs),
+        resident_costs=coalesce_tensors(costs),
         memory_bytes=nbytes,
         device_bytes=None if measured else profile.memory_bytes,
         specs={query.id: QuerySpec(query.fps or DEFAULT_FPS, float(query.priority)) for query in models.queries},

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
-from edge_runtime.scheduler.costs import Costs, coalesced
+from edge_runtime.scheduler.costs import Costs, coalesce_tensors
 from edge_runtime.scheduler.types import Curve, monotone_curve
 from edge_runtime.simulation.device_profiles import costs_for
 from edge_runtime.simulation.profile_io import measured_costs, read_profile
@@ -157,7 +157,7 @@ def evaluate_streams(
     The streams of a seed are the same for all arms and settings. Accuracies are means over seeds, with the lowest and
     the highest as `spread`; ages are pooled over seeds, frames are summed.
     """
-    costs = {arm: coalesced(cost) for arm, cost in costs.items()}
+    costs = {arm: coalesce_tensors(cost) for arm, cost in costs.items()}
     streams = {seed: build_streams({one.query.id: one.footage for one in tests}, seed) for seed in seeds}
     scorers = {(arm, one.query.id): Scorer(one, arm) for arm in costs for one in tests}
     results = StreamResults([], [], [], [])

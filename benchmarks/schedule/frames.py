@@ -15,7 +15,7 @@ import edge_runtime
 from benchmarks.schedule.bound import upper_bound
 from benchmarks.schedule.cases import ORDER, SETTINGS, Case, arrivals_of, case_of, catalogue, markdown
 from edge_runtime.policies import POLICIES
-from edge_runtime.scheduler.costs import coalesced, memory_settings
+from edge_runtime.scheduler.costs import coalesce_tensors, memory_settings
 from edge_runtime.simulation.simulator import simulate
 
 MIN_SHARE, SUM_SHARE = 0.8, 0.98
@@ -98,7 +98,7 @@ def write(file: Path, rows: list[Row]) -> None:
 
 
 def _row(case: Case, setting: str, seconds: float, seeds: int, code: Mapping[str, str], known: Row | None) -> Row:
-    shared = coalesced(case.shared)
+    shared = coalesce_tensors(case.shared)
     budget = memory_settings(case.apart)[setting]
     streams = [arrivals_of(case.demands, seconds, seed) for seed in range(seeds)]
     old = known or {"code": {}, "in_time": {}, "moved": {}, "bound": None}

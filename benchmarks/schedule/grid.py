@@ -26,7 +26,7 @@ from benchmarks.schedule.playing import Row, code_of, play
 from benchmarks.schedule.streamed import URGENT, WINDOWS, StreamedLayer, stream_costs, streamed_layers
 from edge_runtime.policies import POLICIES
 from edge_runtime.scheduler import QuerySpec
-from edge_runtime.scheduler.costs import Costs, coalesced, memory_settings
+from edge_runtime.scheduler.costs import Costs, coalesce_tensors, memory_settings
 from edge_runtime.scheduler.eviction import MIN_OVERFLOW_BYTES
 from edge_runtime.simulation.device_profiles import PROFILES, costs_for
 from edge_runtime.simulation.simulator import age_p95_ms, simulate
@@ -77,7 +77,7 @@ def rows_of(workload: str, device: str, seconds: str) -> list[Row]:
     queries, profile = load_workload(WORKLOADS / f"{workload}.yaml").queries, PROFILES[device]
     alone, tasks = workload_originals(queries), {query.id: query.task for query in queries}
     whole, layers = costs_for(profile, alone), streamed_layers(profile, alone)
-    own, shared = coalesced(whole), coalesced(costs_for(profile, merge_at_ceiling(queries)))
+    own, shared = coalesce_tensors(whole), coalesce_tensors(costs_for(profile, merge_at_ceiling(queries)))
     costs = {APART: own, OWN: own, NARROW: narrowed(own), PAPER: shared, WIDE: shared, BOTH: narrowed(shared)}
     settings, rows = memory_settings(own), []
     for fps, memory in product(FPS, MEMORY):

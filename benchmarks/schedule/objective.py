@@ -27,7 +27,7 @@ from benchmarks.schedule.cases import SETTINGS, WORKLOADS, arrivals_of, case_of,
 from benchmarks.schedule.drawn import write_drawn
 from benchmarks.schedule.playing import Row, code_of, play
 from edge_runtime.policies import POLICIES
-from edge_runtime.scheduler.costs import coalesced, memory_settings
+from edge_runtime.scheduler.costs import coalesce_tensors, memory_settings
 from edge_runtime.scheduler.types import MAX_AGES, Curve, QuerySpec, accuracy_at, mean_accuracy
 from edge_runtime.simulation.device_profiles import PROFILES
 from edge_runtime.simulation.simulator import Simulation, simulate
@@ -98,7 +98,7 @@ def _rows(path: Path, device: str, seconds: str) -> list[Row]:
     worth = {query: at_rate(known[task][1], known[task][0], case.demands[query].fps) for query, task in tasks.items()}
     aware = {query: replace(demand, staleness=worth[query]) for query, demand in case.demands.items()}
     arrivals = arrivals_of(case.demands, float(seconds), 0)
-    shared, apart = coalesced(case.shared), coalesced(case.apart)
+    shared, apart = coalesce_tensors(case.shared), coalesce_tensors(case.apart)
     rows = []
     for setting in SETTINGS:
         budget, arms = memory_settings(case.apart)[setting], {}

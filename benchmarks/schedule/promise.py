@@ -18,7 +18,7 @@ from benchmarks.schedule.cases import SETTINGS, arrivals_of, case_of
 from benchmarks.schedule.drawn import write_drawn
 from benchmarks.schedule.frames import code_of
 from edge_runtime.policies import POLICIES
-from edge_runtime.scheduler.costs import coalesced, memory_settings
+from edge_runtime.scheduler.costs import coalesce_tensors, memory_settings
 from edge_runtime.simulation.device_profiles import PROFILES
 from edge_runtime.simulation.simulator import simulate
 
@@ -61,7 +61,7 @@ def _play_workload(seed: int, seconds: float) -> Iterator[Row]:
         path = write_drawn(Path(folder), seed, 0)
         for device in PROFILES:
             case = case_of(path, device)
-            costs, arrivals = coalesced(case.shared), arrivals_of(case.demands, seconds, 0)
+            costs, arrivals = coalesce_tensors(case.shared), arrivals_of(case.demands, seconds, 0)
             for setting in SETTINGS:
                 budget = memory_settings(case.apart)[setting]
                 played = [simulate(costs, arrivals, budget, POLICIES[name], case.demands) for name in BOTH]

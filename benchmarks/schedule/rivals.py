@@ -31,7 +31,7 @@ from benchmarks.schedule.playing import Row, code_of, play
 from benchmarks.schedule.streamed import URGENT, WINDOWS, StreamedCosts, stream_costs, streamed_layers
 from edge_runtime.policies import POLICIES
 from edge_runtime.scheduler import QuerySpec
-from edge_runtime.scheduler.costs import Costs, coalesced
+from edge_runtime.scheduler.costs import Costs, coalesce_tensors
 from edge_runtime.scheduler.eviction import overflow_of
 from edge_runtime.simulation.device_profiles import PROFILES, costs_for, overflow_layers
 from edge_runtime.simulation.simulator import Simulation, age_p95_ms, simulate
@@ -79,7 +79,7 @@ def costs_to_swap(costs: Costs, bundle: Bundle, budget: int) -> tuple[Costs, Map
     """The costs where what is too large alone overflows, and the bytes that such a query copies in a run."""
     queries = {query.id: query for query in bundle.queries}
     within = overflow_of(costs, budget, lambda query: overflow_layers(bundle, queries[query]))
-    return coalesced(within.costs), within.run_bytes
+    return coalesce_tensors(within.costs), within.run_bytes
 
 
 def best_streamed(make: Callable[[float, float], StreamedCosts], played: Callable[[Costs, str], Simulation]) -> Row:
@@ -105,7 +105,7 @@ def rows_of(workload: str, device: str, seconds: str) -> list[Row]:
     workspace = max(cost.workspace_bytes for cost in costs[False].queries.values())
     everything = {
         policy: sum(row["processed"] - row["late"] for row in simulate(
-            coalesced(costs[False]), arrivals, whole[0] + workspace, POLICIES[policy], demands
+            coalesce_tensors(costs[False]), arrivals, whole[0] + workspace, POLICIES[policy], demands
         ).per_query())
         for policy in (THEIRS, OURS)
     }  # fmt: skip

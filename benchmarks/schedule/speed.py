@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.schedule.cases import ORDER, arrivals_of, case_of, catalogue
 from edge_runtime.policies import POLICIES
 from edge_runtime.scheduler import Decision, Plan, QuerySpec, SchedulerState
-from edge_runtime.scheduler.costs import Costs, QueryCost, coalesced, memory_settings
+from edge_runtime.scheduler.costs import Costs, QueryCost, coalesce_tensors, memory_settings
 from edge_runtime.simulation.device_profiles import PROFILES
 from edge_runtime.simulation.simulator import simulate
 from gemel.text import table
@@ -134,7 +134,7 @@ def overhead(seconds: float) -> list[Row]:
     rows = []
     for path in catalogue():
         case = case_of(path, DEVICE)
-        costs, arrivals = coalesced(case.shared), arrivals_of(case.demands, seconds, 0)
+        costs, arrivals = coalesce_tensors(case.shared), arrivals_of(case.demands, seconds, 0)
         received = sum(map(len, arrivals.values()))
         for setting in ("min", "75%"):
             budget = memory_settings(case.apart)[setting]

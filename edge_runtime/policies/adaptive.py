@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from edge_runtime.queues import DEADLINE, DEPTH, MEMORY, REPLACED
 from edge_runtime.scheduler.batches import batch_in_time, largest_batches, too_late
-from edge_runtime.scheduler.costs import Costs, coalesced
+from edge_runtime.scheduler.costs import Costs, coalesce_tensors
 from edge_runtime.scheduler.eviction import pick_evictions
 from edge_runtime.scheduler.order import least_moving_order
 from edge_runtime.scheduler.types import CLOCK_SLACK_S, Decision, Plan, QuerySpec, SchedulerState, staleness_gain
@@ -63,7 +63,7 @@ class UtilityPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class RunHistory:
     """What the greedy scheduler remembers since `since`: of each query how many frames ran, when the frame of its
     newest result was captured (`answered`), and when its newest frame was (`newest`).
     """
@@ -73,13 +73,13 @@ class History:
     answered: Mapping[str, float] = field(default_factory=dict)
     newest: Mapping[str, float] = field(default_factory=dict)
 
-    def with_waiting(self, waiting: Mapping[str, Sequence[float]]) -> History:
+    def with_waiting(self, waiting: Mapping[str, Sequence[float]]) -> RunHistory:
         """The history once the waiting frames are known."""
         newest = dict(self.newest)
         newest.update((query, captured[-1]) for query, captured in waiting.items())
         return replace(self, newest=newest)
 
-    def with_run(self, query: str, captured: Sequence[float]) -> History:
+    def with_run(self, query: str, captured: Sequence[float]) -> RunHistory:
         """The history once these frames of a query have run."""
         ran = {**self.ran, query: self.ran.get(query, 0) + len(captured)}
         return replace(self, ran=ran, answered={**self.answered, query: captured[-1]})
@@ -121,13 +121,13 @@ class AdaptivePolicy:
         return costs
 
     def plan(self, costs: Costs, specs: Mapping[str, QuerySpec], budget_bytes: int) -> Plan:
-        groups = coalesced(costs)
+        groups = coalesce_tensors(costs)
         infeasible = frozenset(query for query in costs.queries if groups.alone_bytes(query) > budget_bytes)
         order = least_moving_order(groups, budget_bytes)
         return Plan(order, largest_batches(groups, budget_bytes), budget_bytes, UtilityPlan(specs, infeasible))
 
     def decide(self, state: SchedulerState, costs: Costs, plan: Plan) -> Decision:
-        history = (state.policy_state or History(state.now)).with_waiting(state.waiting)
+        history = (state.policy_state or RunHistory(state.now)).with_waiting(state.waiting)
         if not state.waiting:
             return Decision(policy_state=history)
         drop, waiting = drop_infeasible(state, costs, plan.data.infeasible)
@@ -159,7 +159,12 @@ class Choices:
     """What could run in one state. `waiting` are the frames that could be in time, oldest first (captured_at)."""
 
     def __init__(
-        self, state: SchedulerState, waiting: Mapping[str, Sequence[float]], costs: Costs, plan: Plan, history: History
+        self,
+        state: SchedulerState,
+        waiting: Mapping[str, Sequence[float]],
+        costs: Costs,
+        plan: Plan,
+        history: RunHistory,
     ) -> None:
         self._state, self._waiting, self._costs, self._plan, self._history = state, waiting, costs, plan, history
         self._data: UtilityPlan = plan.data
@@ -312,13 +317,13 @@ class Choices:
         history = self._history.with_run(query, captured[late : late + count])
         return Decision(query, count, evict, missing.tensors, drop, policy_state=history)
 
-    def _owed(self, query: str) -> float:
+    def _owed_frames(self, query: str) -> float:
         """Frames that the query should have had by now."""
         return (self._state.now - self._history.since) * self._data.floor_rates.get(query, 0.0)
 
     def _deficit(self, query: str) -> float:
         """Frames that the query lacks of its floor; negative when it had more."""
-        return self._config.floor_share * self._owed(query) - self._history.ran.get(query, 0)
+        return self._config.floor_share * self._owed_frames(query) - self._history.ran.get(query, 0)
 
     def _deficit_weight(self, query: str) -> float:
         """How many times as much a frame counts for the query's deficit, as in max-weight scheduling (Tassiulas and
@@ -327,7 +332,7 @@ class Choices:
         deficit = self._deficit(query)
         if deficit <= 0:
             return 1.0
-        scaled = deficit * (1 + self._config.few_frames / self._owed(query))
+        scaled = deficit * (1 + self._config.few_frames / self._owed_frames(query))
         return self._config.deficit_base ** min(self._config.max_deficit, scaled)
 
     def _urgency(self, query: str) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from edge_runtime.queues import DEADLINE, MEMORY
 from edge_runtime.scheduler.batches import batch_in_time, worst_first_batches
-from edge_runtime.scheduler.costs import Costs, coalesced
+from edge_runtime.scheduler.costs import Costs, coalesce_tensors
 from edge_runtime.scheduler.order import share_order
 from edge_runtime.scheduler.types import Decision, Plan, QuerySpec, SchedulerState
 
@@ -53,7 +53,7 @@ class GemelPolicy:
         return costs
 
     def plan(self, costs: Costs, demands: Mapping[str, QuerySpec], budget_bytes: int) -> Plan:
-        pieces = coalesced(costs)
+        pieces = coalesce_tensors(costs)
         order = share_order(pieces)
         return Plan(order, worst_first_batches(pieces, demands, order, budget_bytes), budget_bytes)
 

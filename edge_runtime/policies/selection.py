@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edge_runtime.policies.adaptive import AdaptivePolicy, History, UtilityConfig, UtilityPlan
+from edge_runtime.policies.adaptive import AdaptivePolicy, RunHistory, UtilityConfig, UtilityPlan
 from edge_runtime.policies.gemel import GemelPolicy
 from edge_runtime.scheduler.costs import Costs
 from edge_runtime.scheduler.types import CLOCK_SLACK_S, Decision, Plan, QuerySpec, SchedulerState, mean_accuracy
@@ -74,7 +74,7 @@ class SelectionPlan:
     def begin(self, now: float) -> SelectionState:
         """The state of a box that begins now: `gemel` runs, or the greedy scheduler where accuracy is the objective."""
         chosen = self.greedy.data if self.for_accuracy else None
-        return SelectionState(History(now), first_comparison(now, self.specs), chosen=chosen)
+        return SelectionState(RunHistory(now), first_comparison(now, self.specs), chosen=chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class SelectionState:
     are the costs and the queries of the last comparison.
     """
 
-    history: History
+    history: RunHistory
     compare_at: float
     again_s: float = CONFIG.again_s
     turns: Any = None
@@ -127,7 +127,7 @@ def first_comparison(now: float, specs: Mapping[str, QuerySpec]) -> float:
     return now + min(CONFIG.max_settle_s, max(CONFIG.min_settle_s, longest_s))
 
 
-def with_decision(history: History, state: SchedulerState, decision: Decision) -> History:
+def with_decision(history: RunHistory, state: SchedulerState, decision: Decision) -> RunHistory:
     """The history once a decision has been carried out."""
     if decision.query is None or not decision.count:
         return history
@@ -172,7 +172,7 @@ def has_drifted(memory: SelectionState, now: float, costs: Costs, specs: Mapping
     return any(abs(new - old) > CONFIG.drift_share * old for old, new in pairs)
 
 
-def active_queries(history: History, now: float, specs: Mapping[str, QuerySpec]) -> frozenset[str]:
+def active_queries(history: RunHistory, now: float, specs: Mapping[str, QuerySpec]) -> frozenset[str]:
     """The queries that received a frame of late."""
     return frozenset(
         query for query, newest in history.newest.items() if now - newest <= CONFIG.silent_periods / specs[query].fps
@@ -225,7 +225,7 @@ class Comparison:
         yield from self._run(self._box, self.begins)
         memory: SelectionState = self._box.policy_state
         start = replace(memory.history, since=self._box.now, ran={})
-        gemel = Outcome(start)
+        gemel = SimulatedRuns(start)
         turns = memory.turns if memory.chosen is None else None
         box = self._box.fork(lambda state: GEMEL.decide(state, self.costs, self._data.gemel), gemel, turns)
         yield from self._run(box, self._ends)
@@ -234,7 +234,7 @@ class Comparison:
         for config in CONFIG.candidates:
             weights = replace(self._data.greedy.data, config=config, floor_rates=rates)
             plan = replace(self._data.greedy, data=weights)
-            greedy = Outcome(start)
+            greedy = SimulatedRuns(start)
             box = self._box.fork(lambda state, plan=plan: GREEDY.decide(state, self.costs, plan), greedy, start)
             yield from self._run(box, self._ends)
             score = self._score(greedy)
@@ -245,26 +245,26 @@ class Comparison:
         while box.now < until_s and box.step(until_s):
             yield None
 
-    def _score(self, outcome: Outcome) -> float:
+    def _score(self, outcome: SimulatedRuns) -> float:
         return sum(self._urgency[query] * value for query, value in self._values(outcome).items())
 
-    def _values(self, outcome: Outcome) -> dict[str, float]:
+    def _values(self, outcome: SimulatedRuns) -> dict[str, float]:
         """Of each query its frames in time, or its accuracy over time."""
         if not self._data.for_accuracy:
             return {query: float(len(outcome.captured.get(query, ()))) for query in self.active}
         return {query: outcome.accuracy(query, self._data.specs[query], self._moments[query]) for query in self.active}
 
-    def _keeps_floors(self, greedy: Outcome, gemel: Outcome) -> bool:
+    def _keeps_floors(self, greedy: SimulatedRuns, gemel: SimulatedRuns) -> bool:
         mine, theirs = self._values(greedy), self._values(gemel)
         if self._data.for_accuracy:
             return all(mine[query] >= value - CONFIG.accuracy_slack for query, value in theirs.items())
         return all(mine[query] >= CONFIG.query_share * value - CONFIG.query_slack for query, value in theirs.items())
 
 
-class Outcome(BoxObserver):
+class SimulatedRuns(BoxObserver):
     """The results of one simulated scheduler: when the frames of each query were captured, and when they finished."""
 
-    def __init__(self, start: History) -> None:
+    def __init__(self, start: RunHistory) -> None:
         self.captured: dict[str, list[float]] = {}
         self.finished: dict[str, list[float]] = {}
         self._start = start
@@ -282,7 +282,7 @@ class Outcome(BoxObserver):
 
 
 def expected_frames(
-    history: History, active: frozenset[str], specs: Mapping[str, QuerySpec], now: float, ends: float
+    history: RunHistory, active: frozenset[str], specs: Mapping[str, QuerySpec], now: float, ends: float
 ) -> list[tuple[float, str, float]]:
     """The frames that come after `now` and before `ends`, each query's at its rate from its newest one on."""
     frames = []

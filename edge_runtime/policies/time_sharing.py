@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edge_runtime.policies.gemel import GemelPolicy
 from edge_runtime.scheduler.batches import worst_first_batches
-from edge_runtime.scheduler.costs import Costs, coalesced, unshared_costs
+from edge_runtime.scheduler.costs import Costs, coalesce_tensors, unshared_costs
 from edge_runtime.scheduler.types import Decision, Plan, QuerySpec, SchedulerState
 
 
@@ -26,7 +26,7 @@ class TimeSharingPolicy:
 
     def plan(self, costs: Costs, demands: Mapping[str, QuerySpec], budget_bytes: int) -> Plan:
         order = tuple(costs.queries)
-        return Plan(order, worst_first_batches(coalesced(costs), demands, order, budget_bytes), budget_bytes)
+        return Plan(order, worst_first_batches(coalesce_tensors(costs), demands, order, budget_bytes), budget_bytes)
 
     def decide(self, state: SchedulerState, costs: Costs, plan: Plan) -> Decision:
         return GemelPolicy().decide(state, costs, plan)

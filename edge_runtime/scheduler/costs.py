@@ -252,7 +252,7 @@ def tensor_groups(costs: Costs, piece_bytes: int | None = None) -> TensorGroups:
     return TensorGroups(small, {piece: tuple(names) for piece, names in tensors.items()})
 
 
-def coalesced(costs: Costs) -> Costs:
+def coalesce_tensors(costs: Costs) -> Costs:
     """The same costs over pieces."""
     return tensor_groups(costs).costs
 

@@ -40,7 +40,7 @@ def pick_evictions(
         evict += names
         excess -= freed
         if excess <= 0:
-            return _spared(evict, sizes, -excess)
+            return _keep_surplus(evict, sizes, -excess)
     return None
 
 
@@ -56,7 +56,7 @@ def _just_enough(names: Sequence[str], sizes: Mapping[str, int], excess: int) ->
     return chosen
 
 
-def _spared(evict: list[str], sizes: Mapping[str, int], surplus: int) -> tuple[str, ...]:
+def _keep_surplus(evict: list[str], sizes: Mapping[str, int], surplus: int) -> tuple[str, ...]:
     """What need not go after all stays, the largest first: `surplus` bytes are freed beyond what is needed."""
     if surplus >= min(map(sizes.__getitem__, evict)):
         for name in sorted(evict, key=lambda name: (-sizes[name], name)):
@@ -67,7 +67,7 @@ def _spared(evict: list[str], sizes: Mapping[str, int], surplus: int) -> tuple[s
 
 
 MIN_OVERFLOW_BYTES = 4096
-"""Smaller tensors stay: together they weigh next to nothing."""
+"""Smaller tensors stay: together they are under 1 % of a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def overflow_of(costs: Costs, budget_bytes: int, layers_of: LayersOf) -> Overflo
 
     Such a query needs fewer tensors and more workspace, and each run takes longer: its overflow at the rate of copying.
     What others need too is kept first, then what would be copied most often in a run, then what is largest.
-    `layers_of` gives a query's layers and is asked for these queries alone; its workspace in `costs` holds the scratch
+    `layers_of` gives a query's layers and is called for these queries alone; its workspace in `costs` holds the scratch
     of what is widened.
     """
     users = Counter(name for cost in costs.queries.values() for name in cost.tensors)

@@ -45,7 +45,7 @@ class DeviceProfile:
     load_latency_s: float = READ_LATENCY_S
 
 
-def _unified(
+def _unified_device(
     name: str,
     title: str,
     memory_gib: int,
@@ -72,7 +72,7 @@ def _unified(
 
 
 _PROFILES = (
-    _unified(
+    _unified_device(
         "orin-nano-8gb",
         "Jetson Orin Nano 8 GB (15 W)",
         8,
@@ -82,7 +82,7 @@ _PROFILES = (
         "NVIDIA, Jetson Orin Nano Series data sheet: 1024 Ampere cores at 625 MHz (2 flops a clock each: "
         "1.28 TFLOPS fp32), 40 TOPS sparse INT8, 8 GB LPDDR5 at 68 GB/s, PCIe 3.0 x4 for NVMe",
     ),
-    _unified(
+    _unified_device(
         "jetson-nano",
         "Jetson Nano 4 GB",
         4,
@@ -92,7 +92,7 @@ _PROFILES = (
         "NVIDIA, Jetson Nano data sheet: 128 Maxwell cores at 921 MHz (0.236 TFLOPS fp32), 4 GB LPDDR4 at "
         "25.6 GB/s, eMMC 5.1",
     ),
-    _unified(
+    _unified_device(
         "xavier-nx",
         "Jetson Xavier NX 8 GB",
         8,
@@ -102,7 +102,7 @@ _PROFILES = (
         "NVIDIA, Jetson Xavier NX data sheet: 384 Volta cores at 1100 MHz (0.845 TFLOPS fp32), 8 GB LPDDR4x at "
         "51.2 GB/s; NVMe at PCIe 3.0 x4",
     ),
-    _unified(
+    _unified_device(
         "agx-orin",
         "Jetson AGX Orin 32 GB",
         32,

@@ -37,7 +37,7 @@ log = logging.getLogger("gemel.run")
 
 
 class TraceWriter:
-    """Writes a trace as it happens, in a thread of its own; frames may be told from any thread, and nobody waits.
+    """Writes a trace as it happens, in a thread of its own; `frame` may be called from any thread and never blocks.
 
     A trace that cannot be written any more, as on a full disk, or as fast as it comes, ends there: `refused` says why,
     and the box goes on.
@@ -189,7 +189,7 @@ class TraceHeader(Exact):
 
 
 class TraceArrival(Exact):
-    """The line of a frame: its query, when it was captured, when it was told of."""
+    """The line of a frame: its query, when it was captured, when it arrived."""
 
     frame: Annotated[tuple[str, _Moment, _Moment], Field(strict=False)]
 
@@ -212,9 +212,9 @@ class TraceStep(Exact):
 
 
 def read_trace(path: str | Path) -> tuple[TraceHeader, Iterator[TraceArrival | TraceStep]]:
-    """The first line of a trace, and the others as they are asked for; a torn last line is left out.
+    """The first line of a trace, and the others lazily; a torn last line is left out.
 
-    Raises InputError, which names the line, for a file that is none, then or when the line is asked for.
+    Raises InputError, which names the line, for a file that is none, at once or when the line is read.
     """
     lines = read_json_lines(Path(path), TRACE_HINT, MAX_TRACE_BYTES, MAX_TRACE_LINE_BYTES)
     first = next(lines, None)

@@ -67,14 +67,14 @@ def test_profile_runs_on_the_compute_stream(bundle, monkeypatch):
 
 def test_profile_costs_can_be_simulated(tmp_path, capsys):
     from edge_runtime.policies import policy_named
-    from edge_runtime.scheduler.costs import coalesced
+    from edge_runtime.scheduler.costs import coalesce_tensors
     from edge_runtime.simulation.profile_io import measured_costs
     from edge_runtime.simulation.simulator import simulate
 
     torch.set_num_threads(1)
     bundle = tiny_bundle(tmp_path / "tiny.safetensors")
     profiled = profile_bundle(bundle.path, "cpu", [FACTORY], rounds=2, engine="torch")
-    costs = coalesced(measured_costs(bundle, profiled.profile))
+    costs = coalesce_tensors(measured_costs(bundle, profiled.profile))
     frames = {query: [i / 5 for i in range(20)] for query in costs.queries}
     result = simulate(costs, frames, 64 * 2**20, policy_named("adaptive"))
     assert all(row["processed"] == 20 for row in result.per_query())

@@ -11,7 +11,7 @@ from benchmarks.schedule.cases import arrivals_of, case_of
 from benchmarks.schedule.drawn import MODELS, QUERIES, drawn, write_drawn
 from benchmarks.schedule.promise import BOTH, broken, play, promise_rows, shares
 from edge_runtime.policies import POLICIES
-from edge_runtime.scheduler.costs import coalesced, memory_settings
+from edge_runtime.scheduler.costs import coalesce_tensors, memory_settings
 from edge_runtime.simulation.simulator import simulate
 from models.workload import load_workload
 
@@ -32,7 +32,7 @@ FOUND = {
 
 def played(path: Path, device: str, seconds: float) -> dict[str, object]:
     case = case_of(path, device)
-    costs, arrivals = coalesced(case.shared), arrivals_of(case.demands, seconds, 0)
+    costs, arrivals = coalesce_tensors(case.shared), arrivals_of(case.demands, seconds, 0)
     budget = memory_settings(case.apart)["min"]
     return {
         name: [row["processed"] for row in simulate(costs, arrivals, budget, POLICIES[name], case.demands).per_query()]

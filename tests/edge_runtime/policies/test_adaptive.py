@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.policies.adaptive import AdaptivePolicy, CandidateRun, History, feasible_together
+from edge_runtime.policies.adaptive import AdaptivePolicy, CandidateRun, RunHistory, feasible_together
 from edge_runtime.policies.gemel import GemelPolicy
 from edge_runtime.scheduler import Decision, Plan, QuerySpec, SchedulerState
 from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
@@ -87,7 +87,7 @@ def test_decide_query_below_its_floor_takes_the_slot():
     plan = POLICY.plan(costs, {"a": QuerySpec(10, 1.5), "b": QuerySpec(10)}, 4 * KIB)
     floors = replace(plan, data=replace(plan.data, floor_rates={"b": 5.0}))
     waiting = {"a": (9.99,), "b": (9.99,)}
-    fed, starved = (History(0.0, {"a": 50, "b": count}) for count in (60, 30))
+    fed, starved = (RunHistory(0.0, {"a": 50, "b": count}) for count in (60, 30))
     assert decide(costs, floors, 10.0, waiting, "ab", fed).query == "a"
     assert decide(costs, floors, 10.0, waiting, "ab", starved).query == "b"
 
@@ -96,7 +96,7 @@ def test_decide_starved_query_is_loaded_ahead_and_awaited():
     costs = Costs({query: QueryCost((query,), 0.06, 0, 0.1) for query in "ab"}, {"a": 512, "b": 200_000}, 1e6)
     plan = POLICY.plan(costs, {"a": QuerySpec(10), "b": QuerySpec(10)}, 400 * KIB)
     floors = replace(plan, data=replace(plan.data, floor_rates={"b": 5.0}))
-    starved = History(0.0, {"a": 50}, newest={"b": 9.99})
+    starved = RunHistory(0.0, {"a": 50}, newest={"b": 9.99})
     ahead = decide(costs, floors, 10.0, {"a": (9.99,), "b": (9.99,)}, "a", starved)
     assert (ahead.query, ahead.count, ahead.load) == ("b", 0, ("b",)), "its load takes 0.2 s, its frame would be late"
     awaits = decide(costs, floors, 10.08, {"a": (10.07,)}, "ab", starved)
@@ -109,7 +109,7 @@ def test_decide_staleness_runs_the_newest_frame_that_gains_most():
     costs = Costs({query: QueryCost((query,), 0.02, 0, 0.5) for query in "ab"}, {"a": 512, "b": 512}, 1e6)
     slow, fast = (1.0, 0.99, 0.98), (1.0, 0.5, 0.2)
     plan = POLICY.plan(costs, {"a": QuerySpec(10, 1.0, slow), "b": QuerySpec(10, 1.0, fast)}, 4 * KIB)
-    history = History(0.0, answered={"a": 0.7, "b": 0.7})
+    history = RunHistory(0.0, answered={"a": 0.7, "b": 0.7})
     decision = decide(costs, plan, 1.0, {"a": (0.9, 1.0), "b": (0.9, 1.0)}, "ab", history)
     assert (decision.query, decision.count) == ("b", 1)
     assert set(decision.drop) == {("a", 0.9, "replaced"), ("b", 0.9, "replaced")}
