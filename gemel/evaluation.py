@@ -58,7 +58,7 @@ MEMORY_SETTINGS = ("min", "50%", "all")
 """What is always simulated, as fractions of the originals' needs."""
 REPORT_HTML = "report.html"
 PACKAGES = ("gemel", "torch", "torchvision", "numpy", "opencv-python-headless")
-FEW_DROPS = 0.99
+MIN_PROCESSED_SHARE = 0.99
 """Share of frames processed above which a device is under no pressure."""
 
 
@@ -301,7 +301,7 @@ def report_limits(
             f"{', '.join(unlabelled)}: no human labels. The reference is the original's own output: the figures are "
             "agreement with the original, not accuracy."
         )
-    if all(row["processed"] >= FEW_DROPS * row["received"] for row in transfers):
+    if all(row["processed"] >= MIN_PROCESSED_SHARE * row["received"] for row in transfers):
         lines.append(
             f"No pressure: {device['title']} keeps up with these streams without merging at every memory setting, so "
             "streaming accuracy says nothing about merging here. Use a slower device, more queries or higher rates."

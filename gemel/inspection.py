@@ -1,7 +1,4 @@
-"""What a workload names that is not there, or does not fit: no fault for `inspect`, but one for what comes after.
-
-What a workload's models weigh and could share; needs neither weights nor footage.
-"""
+"""What a workload's models weigh and could share, and which of its inputs are missing; needs no weights or footage."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ def _weights(query: Query, file: Path) -> Iterator[InputError]:
     elif not query.weights.is_file():
         yield InputError(file, f"{query.weights} does not exist", remedy, key)
     else:
-        yield from _raised(lambda: check_weights(query, build_query(query, "meta")))
+        yield from _input_errors(lambda: check_weights(query, build_query(query, "meta")))
 
 
 def _data(query: Query, file: Path) -> Iterator[InputError]:
@@ -62,10 +59,10 @@ def _data(query: Query, file: Path) -> Iterator[InputError]:
         yield InputError(file, f"{query.data} does not exist", "correct the path, or put frames there", key)
     elif any((query.data / split).is_dir() for split in SPLITS):
         for split in SPLITS:
-            yield from _raised(lambda split=split: load_split(query, split))
+            yield from _input_errors(lambda split=split: load_split(query, split))
 
 
-def _raised(check: Callable[[], object]) -> Iterator[InputError]:
+def _input_errors(check: Callable[[], object]) -> Iterator[InputError]:
     try:
         check()
     except InputError as error:
@@ -73,18 +70,17 @@ def _raised(check: Callable[[], object]) -> Iterator[InputError]:
 
 
 TEXT_GROUPS = 12
-PAIRING_EXPLAINED = (
-    "paired by: only = no model has this layer twice; position = the networks were laid side by side, so that as many "
-    "layers as possible meet in order; likeness = the same, weights that resemble each other first"
+PAIRING_HELP = (
+    "paired by: only = no model has this layer twice; position = networks aligned so that as many layers as possible "
+    "meet in order; likeness = aligned with the most similar weights first"
 )
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """A workload on paper.
+    """Bytes of a workload's models and the groups they could share.
 
-    `heaviest` = (layers, share of all bytes): how few layers hold how much. `warnings` name what is not there or does
-    not fit (gemel.inspection).
+    `heaviest`: (layers, fraction of all bytes) for half and for 80 % of the bytes. `warnings`: missing or unfit inputs.
     """
 
     workload: str
@@ -127,7 +123,7 @@ class Inspection:
         }
 
     def to_text(self) -> str:
-        """The same for a terminal: the models, then the groups that save most."""
+        """The models, then the groups that save most, for a terminal."""
         rows = [(q["id"], q["model"], q["layers"], size(q["bytes"]), size(q["shareable_bytes"])) for q in self.queries]
         shown = [
             (size(group.saved_bytes), size(group.bytes), group.signature, group.paired, _members(group))
@@ -135,26 +131,26 @@ class Inspection:
         ]
         more = len(self.groups) - len(shown)
         count_all = sum(query["layers"] for query in self.queries)
-        few = ", ".join(f"{percent(share, 0)} lie in {count}" for count, share in self.heaviest)
+        few = ", ".join(f"{percent(share, 0)} of the bytes in {count}" for count, share in self.heaviest)
         return "\n".join([
             table(("query", "model", "layers", "bytes", "in groups"), rows),
             "",
-            f"{len(rows)} models, {size(self.total_bytes)}; of all bytes {few} of {count_all} layers",
-            f"ceiling: {size(self.ceiling_bytes)} = {percent(self.ceiling_fraction)} of all bytes, "
-            f"if every one of {len(self.groups)} groups were shared ({self.signature} signatures)",
+            f"{len(rows)} models, {size(self.total_bytes)}; {few} of {count_all} layers",
+            f"layer-sharing bound: {size(self.ceiling_bytes)} = {percent(self.ceiling_fraction)} of all bytes saved "
+            f"if all {len(self.groups)} groups were shared ({self.signature} signatures)",
             "",
             table(("saves", "weight", "signature", "paired by", "shared by"), shown) if shown else "nothing to share",
-            *([f"... and {more} groups more"] if more > 0 else []),
-            *([PAIRING_EXPLAINED] if any(group.paired != "only" for group in self.groups) else []),
+            *([f"... and {more} more groups"] if more > 0 else []),
+            *([PAIRING_HELP] if any(group.paired != "only" for group in self.groups) else []),
             *self.notes,
         ])  # fmt: skip
 
 
 def inspect_workload(workload: Workload, signature: Signature = "wide", weights: bool = False) -> Inspection:
-    """The models of a workload and what they could share.
+    """Describe the models of a workload and the groups they could share.
 
-    With `weights` the queries' weights files are read, where they exist, and decide by their likeness which of several
-    layers of one signature meet; a model that is a copy of another's is shared whole.
+    With `weights` the weights files that exist are read: repeated layers are paired by similarity, and a copy of
+    another model is shared whole.
     """
     layers = layers_of_all(workload.queries)
     states = _states(workload) if weights else {}
@@ -186,12 +182,9 @@ def inspect_workload(workload: Workload, signature: Signature = "wide", weights:
         ceiling_bytes=ceiling_with_copies(layers, {query["id"]: query["bytes"] for query in queries}, twins, signature),
         heaviest=_heaviest([layer.bytes for layer in layers], total),
         notes=(
+            *(f"{query}: its weights equal those of {other}, so all of it is shared" for query, other in twins.items()),
             *(
-                f"{query}: its weights are those of {other}, so all of it is shared as it is"
-                for query, other in twins.items()
-            ),
-            *(
-                f"{query.id}: {query.model} has no convolution or linear layer but its head, so it can share nothing"
+                f"{query.id}: {query.model} can share nothing: its head is its only convolution or linear layer"
                 for query in workload.queries
                 if query.id not in free
             ),
@@ -210,7 +203,7 @@ def _states(workload: Workload) -> dict[str, dict[str, Tensor]]:
 
 
 def _heaviest(layer_bytes: list[int], total: int) -> tuple[tuple[int, float], ...]:
-    """How many of the heaviest layers it takes to hold half, and 80 %, of all bytes."""
+    """The fewest layers that hold half, and 80 %, of all bytes."""
     ranked, held, found = sorted(layer_bytes, reverse=True), 0, []
     marks = [0.5, 0.8]
     for count, nbytes in enumerate(ranked, 1):

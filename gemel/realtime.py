@@ -33,13 +33,13 @@ from models.preprocess import Roi
 
 DEFAULT_FPS = 10.0
 MAX_PICTURE_BYTES = 2**30
-"""Of the frames that are played, which are decoded beforehand."""
-DRAINING_S = 5.0
+"""Of all decoded frames, which are held in memory."""
+DRAIN_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
 class _Result:
-    """A finished frame of a stream, as `gemel.stream_eval.latest_results` wants it; seconds of the stream."""
+    """A finished frame (`gemel.stream_eval.StreamOutcome`), in seconds of the stream."""
 
     query: str
     index: int
@@ -55,15 +55,14 @@ def evaluate_realtime(
     budget_bytes: int,
     seconds: float,
 ) -> dict[str, Any]:
-    """Play the first seconds of these streams on this machine, and on the virtual clock with what that cost here.
+    """Run the first seconds of these streams on this machine, and on the virtual clock with the costs measured here.
 
-    `pictures` are each query's frames as its model is shown them, RGB uint8 (H, W, 3). Costs are those that the box's
-    own warm-up measures; the budget is enlarged to the largest query where its workspace here needs that. Per query:
-    streaming accuracy, frames processed and the p95 age by either clock, and the difference, wall - virtual. Raises
-    InputError where the frames of so many seconds are too much to hold.
+    `pictures` are each query's input frames, RGB uint8 (H, W, 3). The box's own warm-up measures the costs; the budget
+    grows to the largest query if its workspace needs that. Per query: streaming accuracy, frames processed and p95 age
+    by both clocks. Raises InputError if the decoded frames exceed 1 GiB.
     """
     cut = {query: _until(stream, seconds) for query, stream in streams.items()}
-    images = _decoded(cut, pictures, {query.id: query.roi for query in bundle.queries})
+    images = _decode_frames(cut, pictures, {query.id: query.roi for query in bundle.queries})
     engines = {query.id: make_engine(FALLBACK, bundle, query.id, "cpu") for query in bundle.queries}
     policy, store = policy_named(DEFAULT_POLICY), Store.of_bundle(bundle)
     costs = policy.view(known_costs(bundle, engines, None))
@@ -81,7 +80,9 @@ def evaluate_realtime(
             policy,
             {query: QuerySpec(rate, float(queries[query].priority)) for query, rate in fps.items()},
             mailboxes,
-            Publisher(lambda message: _heard(message, results, cut), ledger, queries, RunIdentity(bundle.digest)),
+            Publisher(
+                lambda message: _record_result(message, results, cut), ledger, queries, RunIdentity(bundle.digest)
+            ),
         )
         executor.warm_up({query: next(iter(found.values())) for query, found in images.items()})
         known = executor.costs
@@ -89,11 +90,11 @@ def evaluate_realtime(
         rows = {row["query"]: row for row in ledger.to_json()}
     finally:
         arena.close()
-    return _results(tests, cut, results, rows, known, budget, seconds)
+    return _compare_clocks(tests, cut, results, rows, known, budget, seconds)
 
 
 def _until(stream: Stream, seconds: float) -> Stream:
-    """The moments of a stream's first seconds, from its first one on."""
+    """The first seconds of a stream."""
     count = sum(at < stream.at_s[0] + seconds for at in stream.at_s)
     delivered = tuple(moment for moment in stream.delivered if moment < count)
     return replace(
@@ -102,7 +103,7 @@ def _until(stream: Stream, seconds: float) -> Stream:
 
 
 def paste_into_frame(picture: np.ndarray, roi: Roi | None) -> np.ndarray:
-    """A frame of a camera that shows this picture in the region that the query looks at, and black elsewhere."""
+    """A black camera frame with this picture in the query's region."""
     if roi is None:
         return picture
     x0, y0, x1, y1 = (round(edge) for edge in roi)
@@ -112,10 +113,10 @@ def paste_into_frame(picture: np.ndarray, roi: Roi | None) -> np.ndarray:
     return frame
 
 
-def _decoded(
+def _decode_frames(
     streams: Mapping[str, Stream], pictures: Mapping[str, Sequence[np.ndarray]], rois: Mapping[str, Roi | None]
 ) -> dict[str, dict[int, np.ndarray]]:
-    """Every frame that is delivered, by its place in the split."""
+    """Every delivered frame by its index in the split."""
     found: dict[str, dict[int, np.ndarray]] = {query: {} for query in streams}
     held = 0
     for query, stream in streams.items():
@@ -127,12 +128,12 @@ def _decoded(
     return found
 
 
-def _heard(parcel: ResultMessage, results: list[_Result], streams: Mapping[str, Stream]) -> None:
-    """Enter a result at the time of its stream: its frame's moment, and its age by the wall clock."""
-    query, index = parcel.record["query"], parcel.record["frame"]
+def _record_result(message: ResultMessage, results: list[_Result], streams: Mapping[str, Stream]) -> None:
+    """Record a result at its frame's stream time plus its measured age."""
+    query, index = message.record["query"], message.record["frame"]
     stream = streams[query]
     captured_at = stream.at_s[stream.delivered[index]]
-    results.append(_Result(query, index, captured_at, captured_at + parcel.record["age_ms"] / 1000))
+    results.append(_Result(query, index, captured_at, captured_at + message.record["age_ms"] / 1000))
 
 
 def _play(
@@ -141,7 +142,7 @@ def _play(
     streams: Mapping[str, Stream],
     images: Mapping[str, Mapping[int, np.ndarray]],
 ) -> None:
-    """Hand every frame over at its time, and work until all are settled."""
+    """Deliver every frame at its time, and step until all are processed or dropped."""
     feed = sorted(
         (stream.at_s[moment], query, index)
         for query, stream in streams.items()
@@ -166,7 +167,7 @@ def _play(
     try:
         while not (ended.is_set() and not mailboxes.pending()) and time.monotonic() < over:
             if ended.is_set() and over == math.inf:
-                over = time.monotonic() + DRAINING_S
+                over = time.monotonic() + DRAIN_TIMEOUT_S
             if not executor.step():
                 mailboxes.wait(executor.sleep_s())
     finally:
@@ -174,7 +175,7 @@ def _play(
         camera.join()
 
 
-def _results(
+def _compare_clocks(
     tests: Sequence[QueryTest],
     streams: Mapping[str, Stream],
     results: Sequence[_Result],

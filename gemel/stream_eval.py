@@ -44,7 +44,7 @@ STALENESS_AGES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """In frames of the query's rate; ages between are interpolated."""
 
 
-class Outcome(Protocol):
+class StreamOutcome(Protocol):
     """A delivered frame of a query: its index among the query's frames, and when it finished (None: never)."""
 
     @property
@@ -206,7 +206,7 @@ class Scorer:
             self._tallies.update(zip(pairs, found, strict=True))
 
 
-def latest_results(stream: Stream, outcomes: Sequence[Outcome]) -> list[int | None]:
+def latest_results(stream: Stream, outcomes: Sequence[StreamOutcome]) -> list[int | None]:
     """For each labelled moment the frame (index in the split) whose result is the newest; None before the first.
 
     `outcomes` are those of this query; `index` counts its delivered frames. A result of an earlier playing of a unit
@@ -390,7 +390,9 @@ def frame_pairs(footage: Footage, age: int) -> list[tuple[int, int]]:
     return pairs
 
 
-def _accuracy_row(test: QueryTest, scorer: Scorer, runs: Sequence[tuple[Stream, Sequence[Outcome]]]) -> dict[str, Any]:
+def _accuracy_row(
+    test: QueryTest, scorer: Scorer, runs: Sequence[tuple[Stream, Sequence[StreamOutcome]]]
+) -> dict[str, Any]:
     latest = [latest_results(stream, outcomes) for stream, outcomes in runs]
     by_seed = [scorer(stream, frames) for (stream, _), frames in zip(runs, latest, strict=True)]
     ages = [

@@ -25,7 +25,7 @@ SCENARIOS = (
         "no crash; goes on at the next good frame; counted", "faults of each kind of source", 100, 6, cameras.damaged,
     ),
     Scenario(
-        "sinks", "disk full, broker gone, webhook hanging 60 s, pipe nobody reads",
+        "sinks", "disk full, broker gone, webhook hanging 60 s, pipe without a reader",
         "inference goes on; counted; recovers by itself; SIGTERM within 5 s; final ledger written when the disk has "
         "room", "times", 5, 1, delivery.troubles,
     ),
