@@ -39,7 +39,7 @@ def test_the_demo_walks_the_whole_road_and_keeps_its_promised_keys(quick, tmp_pa
     steps = written.err.splitlines()
     assert "rendering the camera clips, training the originals (classification)," in steps[0]
     assert not [line for line in steps if re.match(r"^(\[ *[\d.]+ s\] )?\w+: \w+ [^;]+; \w+ ", line)]
-    assert json.loads((out / "report.json").read_text())["asked"]["memory"] == demo.BOX_MEMORY
+    assert json.loads((out / "report.json").read_text())["headline"]["memory"] == demo.BOX_MEMORY
 
 
 def test_the_last_lines_say_what_to_do_and_what_to_look_at(document, tmp_path):
