@@ -264,7 +264,6 @@ class MergeContext(MergeInputs):
         self.seed, self.progress = seed, progress
         self.stages = Stages(progress)
         self.flops = Flops()
-        self.precision = "fp32"
         self.memory = MemoryPlan(progress=progress)
         self.references = LazyDict(self.queries, self._reference) if references is None else references
 
@@ -343,7 +342,7 @@ class MergeContext(MergeInputs):
         """A joint training of these models with the originals as teachers, spread over the ranks of the group."""
         teachers = {query: self.originals[query] for query in models}
         return Training(
-            models, self.train, recipe, self.flops, teachers, precision=self.precision, memory=self.memory,
+            models, self.train, recipe, self.flops, teachers, memory=self.memory,
             group=self.group, eval_norms=[query for query in models if self.references[query].eval_norms],
         )  # fmt: skip
 

@@ -201,7 +201,7 @@ class GradReducer:
     def __init__(self, group: ProcessGroup, parameters: Sequence[nn.Parameter]) -> None:
         self._group, self._parameters = group, list(parameters)
 
-    def touched(self) -> list[float]:
+    def count_gradients(self) -> list[float]:
         """1 for each parameter that has a gradient here, else 0."""
         return [float(p.grad is not None) for p in self._parameters]
 

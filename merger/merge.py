@@ -228,7 +228,7 @@ def _open_context(
     ctx.stages.announce([READING, EVALUATING, SEARCHING, *storage, MEASURING, WRITING])
     ctx.open()
     checkpoint.meter = ctx.flops
-    ctx.memory, ctx.precision = MemoryPlan(checkpoint.state("memory"), progress), options.precision
+    ctx.memory = MemoryPlan(checkpoint.state("memory"), progress, options.precision)
     return ctx
 
 
@@ -328,7 +328,7 @@ def _record(ctx: MergeContext, merged: Merged, query: Query, evidence: Evidence)
     threshold = ctx.references[query.id].threshold if query.task == "detection" else None
     original, state = ctx.originals[query.id].state_dict(), merged.states[query.id]
     unchanged = all(torch.equal(tensor.cpu(), state[key].cpu()) for key, tensor in original.items())
-    precision = None if unchanged else ctx.precision
+    precision = None if unchanged else ctx.memory.precision
     return BundleQuery.of(query, evidence.to_json(), threshold, precision)  # type: ignore[arg-type]
 
 

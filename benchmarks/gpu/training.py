@@ -183,7 +183,7 @@ def _training(
         for path, module in other.named_modules():
             if isinstance(module, torch.nn.Conv2d):
                 module.weight = first.get_submodule(path).weight  # type: ignore[assignment]
-    return Training(models, sets, recipe, Flops(), precision=precision, memory=memory)
+    return Training(models, sets, recipe, Flops(), memory=memory or MemoryPlan(precision=precision))
 
 
 def _workload(folder: Path, model: str, size: int, frames: int) -> Workload:

@@ -38,9 +38,9 @@ class Training:
     """Trains models together; a parameter that several models share is once in the optimiser.
 
     A step is a function of its number, the models and the optimiser, so `state_dict` is all there is to store;
-    `after_step` is called after each step. `precision` is fp32 (TF32 off) or bf16 (autocast). A step that runs out of
-    memory is repeated with a smaller StepConfig. BatchNorm layers stay in eval mode where their parameters are frozen,
-    and in the queries of `eval_norms`; so does dropout where there is a teacher.
+    `after_step` is called after each step. `memory` holds the precision, fp32 (TF32 off) or bf16 (autocast), and the
+    StepConfig: a step that runs out of memory is repeated with a smaller one. BatchNorm layers stay in eval mode where
+    their parameters are frozen, and in the queries of `eval_norms`; so does dropout where there is a teacher.
 
     With a process group of several ranks, each rank runs the micro-batches of its own queries, gradients are summed,
     and all ranks take the same optimiser step; buffers of other ranks' queries are copied at the end of an epoch. The
@@ -55,13 +55,12 @@ class Training:
         flops: Flops,
         teachers: Mapping[str, nn.Module] | None = None,
         *,
-        precision: str = "fp32",
         eval_norms: Collection[str] = (),
         memory: MemoryPlan | None = None,
         group: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
         keep_freed_memory()
-        self.models, self.sets, self.flops, self.precision = models, sets, flops, precision
+        self.models, self.sets, self.flops = models, sets, flops
         self.teachers, self._eval_norms = teachers or {}, eval_norms
         self.device = next((p.device for model in models.values() for p in model.parameters()), default_device())
         self.memory, self._group = memory or MemoryPlan(), group
@@ -249,7 +248,7 @@ class Training:
     def _reduce_gradients(self, full: bool) -> bool:
         """Sum the gradients over all ranks, unless one ran out of memory: then True on all."""
         assert self._reducer is not None
-        any_full, *touched = self._group.all_reduce_scalars([float(full), *self._reducer.touched()])
+        any_full, *touched = self._group.all_reduce_scalars([float(full), *self._reducer.count_gradients()])
         if not any_full:
             self._reducer.reduce(touched)
         return bool(any_full)
@@ -283,7 +282,7 @@ class Training:
     def _micro_batch_loss(self, query: str, batch: MicroBatch) -> Tensor:
         model, data = self.models[query], self.sets[query]
         images, random = data.model_input(batch.images, self.device), RandomStream(batch.seed, self.device)
-        computing, recording = autocast(self.precision, self.device), record_inputs(model, self._watched[query])
+        computing, recording = autocast(self.memory.precision, self.device), record_inputs(model, self._watched[query])
         saving = activation_checkpointing(model, self.recipe.checkpointing)
         with computing, random.active(), recording as features, saving:
             outputs = model(images)
@@ -297,7 +296,8 @@ class Training:
 
     def _teacher_outputs(self, query: str, teacher: nn.Module, images: Tensor) -> tuple[Any, list[Tensor]]:
         """The original's outputs and the inputs of its watched layers."""
-        computing, recording = autocast(self.precision, self.device), record_inputs(teacher, self._watched[query])
+        computing = autocast(self.memory.precision, self.device)
+        recording = record_inputs(teacher, self._watched[query])
         with torch.no_grad(), computing, recording as features:
             return teacher(images), features
 

@@ -67,9 +67,15 @@ class StepConfig:
 
 
 class MemoryPlan:
-    """The StepConfig of all trainings of a merge; `known` is what a checkpoint stored, and is updated in place."""
+    """The StepConfig and precision of all trainings of a merge; `known` comes from the checkpoint, updated in place."""
 
-    def __init__(self, known: MutableMapping[str, Any] | None = None, progress: Progress = silent) -> None:
+    def __init__(
+        self,
+        known: MutableMapping[str, Any] | None = None,
+        progress: Progress = silent,
+        precision: str = "fp32",
+    ) -> None:
+        self.precision = precision
         self._known = {} if known is None else known
         self._progress = progress
 
@@ -137,7 +143,7 @@ def activation_checkpointing(model: nn.Module, enabled: bool = True) -> Iterator
     """
     blocks = list(_blocks(model, max(2, math.ceil(math.sqrt(_layers(model)))))) if enabled else []
     for block in blocks:
-        block.forward = partial(_checkpointed, block, block.forward)
+        block.forward = partial(_run_checkpointed, block, block.forward)
     try:
         yield
     finally:
@@ -153,7 +159,7 @@ def _blocks(module: nn.Module, max_layers: int) -> Iterator[nn.Module]:
             yield child
 
 
-def _checkpointed(block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _run_checkpointed(block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
         return nullcontext(), _discard_buffer_updates(block)
 

@@ -277,7 +277,7 @@ def test_checkpointing_gives_the_same_gradients_and_keeps_less() -> None:
 
 
 def test_precision_bf16_trains_and_others_are_refused(ctx: MergeContext) -> None:
-    ctx.precision = "bf16"
+    ctx.memory = MemoryPlan(precision="bf16")
     training = ctx.training(ctx.models(["q0"]), Recipe(epochs=1, frames_per_epoch=16))
     assert training.epoch() > 0 and all(p.dtype == torch.float32 for p in training.models["q0"].parameters())
     with pytest.raises(InputError, match="'tf32' is unknown; choose one of: fp32, bf16"):
