@@ -117,6 +117,8 @@ class MeasurementConfig:
     """Height and width of the grid at which a feature map is read for the correlation."""
     cka_frames: int = 64
     """Train frames of a CKA; the unbiased estimate needs at least 4."""
+    cka_cells: int = 2
+    """Height and width to which feature maps are averaged for a CKA."""
     min_val_units: int = 10
     """Clips or tracks of val below which a query's evidence is reported as weak."""
     timed_steps: int = 3

@@ -1,12 +1,14 @@
-"""Detectors that say as often as their originals that something is there.
+"""Score matching: shift a detector's scores until as many detections reach the threshold as its original's.
 
-The score from which a detection counts is chosen once, for the original. A model that finds the same objects and is a
-little less sure of them, or more, is far off by that score and hardly by another: seen on ten seconds of footage, F1
-0.88 of the original's, and 1.00 once as many detections counted as of the original. So what all scores have in common,
-the biases of the heads, is moved until as many do on train frames. It needs no labels, and heads are private.
+The score from which a detection counts is chosen once, for the original. A merged model that finds the same objects
+with a little less confidence scores far worse at that threshold: on ten seconds of footage, F1 0.88 of the original, and
+1.00 once as many detections counted. So the biases of the heads, which all scores have in common, are moved until as
+many count on train frames. It needs no labels, and heads are private.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -19,22 +21,31 @@ from models.sharing.layers import layers_of
 from models.tasks import MIN_SCORE, task_of
 from models.workload import Query
 
-FRAMES = 96
-"""Train frames on which detections are counted."""
 BATCH = 32
-SLOPE_FRAMES = 4
-"""Train frames on which it is found out how the biases move the scores."""
-MAX_SHIFT = 3.0
-"""Scores are moved by so much at most, in log-odds."""
-ROUNDS = 2
-"""Where a score is a product, or there are several classes, the second round mends what the first one missed."""
+
+
+@dataclass(frozen=True)
+class ScoreMatchingConfig:
+    """How scores are matched."""
+
+    frames: int = 96
+    """Train frames on which detections are counted."""
+    slope_frames: int = 4
+    """Train frames on which the effect of the biases on the scores is measured."""
+    max_shift: float = 3.0
+    """Largest shift of the scores, in log-odds."""
+    rounds: int = 2
+    """Where a score is a product, or there are several classes, the second round corrects the first one."""
+
+
+CONFIG = ScoreMatchingConfig()
 EPSILON = 1e-6
 
 
 @torch.no_grad()
 def scores_of(model: nn.Module, query: Query, data: TrainingSet) -> Tensor:
     """The scores of all detections on train frames spread evenly over the split, f32 (D,), the best first."""
-    task, indices = task_of(query.task), data.spread(FRAMES)
+    task, indices = task_of(query.task), data.spread(CONFIG.frames)
     was_training = model.training
     model.eval()
 
@@ -43,8 +54,8 @@ def scores_of(model: nn.Module, query: Query, data: TrainingSet) -> Tensor:
         for start in range(0, len(indices), batch):
             chunk = indices[start : start + batch]
             outputs = model(data.frames(chunk, _device(model)))
-            for answer in task.predictions(model, outputs, data.prepared.sizes(chunk), query.classes):
-                found += answer.scores  # type: ignore[union-attr]
+            for prediction in task.predictions(model, outputs, data.prepared.sizes(chunk), query.classes):
+                found += prediction.scores  # type: ignore[union-attr]
         return found
 
     _, found = retry_with_smaller_batch(BATCH, scores)
@@ -62,14 +73,14 @@ def match_scores(
     """
     moved: dict[str, Tensor] = {}
     passes = 0
-    for _ in range(ROUNDS if wanted and threshold > MIN_SCORE else 0):
+    for _ in range(CONFIG.rounds if wanted and threshold > MIN_SCORE else 0):
         scores = scores_of(model, query, data)
-        passes += min(FRAMES, len(data))
+        passes += min(CONFIG.frames, len(data))
         if not len(scores) or int((scores >= threshold).sum()) == wanted:
             break
         shift = _log_odds(torch.tensor(threshold)) - _log_odds(_between(scores, wanted))
-        moved.update(_move(model, query, data, float(shift.clamp(-MAX_SHIFT, MAX_SHIFT))))
-        passes += (1 + BACKWARD_PASSES) * min(SLOPE_FRAMES, len(data))
+        moved.update(_move(model, query, data, float(shift.clamp(-CONFIG.max_shift, CONFIG.max_shift))))
+        passes += (1 + BACKWARD_PASSES) * min(CONFIG.slope_frames, len(data))
     return moved, passes
 
 
@@ -83,7 +94,7 @@ def _move(model: Detector, query: Query, data: TrainingSet, shift: float) -> dic
     with torch.enable_grad():
         for bias in biases.values():
             bias.requires_grad_(True)
-        odds = _log_odds(_all_scores(model, data.frames(data.spread(SLOPE_FRAMES), _device(model))))
+        odds = _log_odds(_all_scores(model, data.frames(data.spread(CONFIG.slope_frames), _device(model))))
         slopes = torch.autograd.grad(odds.sum(), list(biases.values()), allow_unused=True) if odds.requires_grad else ()
     model.train(was_training)
     steep = {name: slope for name, slope in zip(biases, slopes) if slope is not None and bool(slope.any())}

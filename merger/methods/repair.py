@@ -34,7 +34,6 @@ from models.sharing.plan import SharingPlan
 
 REPAIRING = "repairing single queries"
 CKA_BATCH = 16
-CKA_CELLS = 2
 MIN_CKA_FRAMES = 4
 
 
@@ -264,7 +263,7 @@ def _features(ctx: MergeContext, query: str, model: nn.Module, paths: Iterable[s
 def _pool(output: Tensor, frames: int) -> Tensor:
     """One row of features per frame; none for outputs of a varying number of regions."""
     if output.ndim == 4:
-        output = F.adaptive_avg_pool2d(output, CKA_CELLS)
+        output = F.adaptive_avg_pool2d(output, MEASUREMENT.cka_cells)
     if len(output) % frames:
         return output[:0].flatten(1)
     return output.unflatten(0, (frames, -1)).mean(1).flatten(1)

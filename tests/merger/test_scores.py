@@ -10,7 +10,7 @@ import torch
 from merger.checkpoint import StepCache, snapshot
 from merger.context import MergeContext
 from merger.evaluate import evaluate_queries
-from merger.scores import FRAMES, SLOPE_FRAMES, match_scores, scores_of
+from merger.scores import CONFIG, match_scores, scores_of
 from models.detector import Detector
 from tests.exhaustive import every
 from tests.merger.seen import classifier, detector, write
@@ -32,11 +32,11 @@ def test_matched_scores_reach_the_threshold_as_often(name: str, tmp_path: Path) 
     model = ctx.models(["q"])["q"]
     assert isinstance(model, Detector)
     before = snapshot(model)
-    looked = min(FRAMES, len(data))
+    looked = min(CONFIG.frames, len(data))
     assert match_scores(model, query, data, threshold, WANTED) == ({}, looked)  # as sure as it was
     other = float(scores[2 * WANTED - 1 : 2 * WANTED + 1].mean())
     moved, passes = match_scores(model, query, data, other, WANTED)  # by another score it would count twice as often
-    assert passes >= looked + 3 * min(SLOPE_FRAMES, len(data))
+    assert passes >= looked + 3 * min(CONFIG.slope_frames, len(data))
     counted = int((scores_of(model, query, data) >= other).sum())
     assert abs(counted - WANTED) <= 0.1 * WANTED
     after = model.state_dict()
