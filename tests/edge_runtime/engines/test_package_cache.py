@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,54 @@ def test_cache_finds_a_file_by_its_key_alone(tmp_path):
     again = EngineCache(tmp_path / "engines").fetch(dict(reversed(KEY.items())), ".pt2", refuse)
     assert (again.path, again.notes) == (made.path, made.notes)
     assert cache.find({**KEY, "classes": 4}, ".pt2") is None and cache.find(KEY, ".onnx") is None
+
+
+def record(path: Path) -> Path:
+    return path.with_name(f"{path.name}.json")
+
+
+def rewrite(**keys: object) -> Callable[[Path], object]:
+    """The record with other values."""
+    return lambda path: record(path).write_text(json.dumps({**json.loads(record(path).read_text()), **keys}))
+
+
+def link_elsewhere(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "a flipped bit": lambda path: path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]),
+    "gone": lambda path: path.unlink(),
+    "a link": link_elsewhere,
+    "writable by others": lambda path: path.chmod(0o666),
+    "record garbage": lambda path: record(path).write_bytes(b"\x80\x04"),
+    "record a list": lambda path: record(path).write_text("[]"),
+    "record gone": lambda path: record(path).unlink(),
+    "record writable by others": lambda path: record(path).chmod(0o666),
+    "other notes": rewrite(notes='{"workspace": 1}'),
+    "no digest": rewrite(sha256=None),
+    "another key": rewrite(key={"model": "other"}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_cache_damaged_file_is_made_again(tmp_path, damage):
+    cache = EngineCache(tmp_path / "engines")
+    damage(cache.fetch(KEY, ".pt2", writer).path)
+    assert cache.find(KEY, ".pt2") is None
+    assert cache.fetch(KEY, ".pt2", writer).path.read_bytes() == b"package"
+    assert cache.find(KEY, ".pt2") is not None
+
+
+def test_cache_file_or_folder_of_another_user_is_not_used(tmp_path, monkeypatch):
+    cache, me = EngineCache(tmp_path / "engines"), os.getuid()
+    cache.fetch(KEY, ".pt2", writer)
+    monkeypatch.setattr(os, "getuid", lambda: me + 1)
+    assert cache.find(KEY, ".pt2") is None
+    with pytest.raises(InputError, match="belongs to another user"):
+        EngineCache(tmp_path / "engines")
 
 
 def test_cache_failed_make_leaves_nothing(tmp_path):
