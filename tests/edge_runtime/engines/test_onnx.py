@@ -24,7 +24,7 @@ from models.preprocess import Preprocess
 from models.quantization import PackedWeight, pack
 from tests.edge_runtime.tiny import FACTORY, picture, tiny_bundle, trained_looking
 from tests.edge_runtime.tiny import SIZE as TINY_SIZE
-from tests.models.test_export import assert_detections_alike, untied
+from tests.models.test_export import MATCHED, untied
 from tests.models.test_export import build as build_lively
 from tests.models.test_export import frames as soft_frames
 
@@ -141,6 +141,16 @@ def bind(engine, bundle: Bundle, arena: Arena | None = None) -> Arena:
     return arena
 
 
+def assert_detections_close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    """At least MATCHED of the detections of each have an equal in the other; runtimes may break ties differently."""
+    assert {name: one.shape for name, one in found.items()} == {name: one.shape for name, one in wanted.items()}
+    close = (found["boxes"][:, :, None] - wanted["boxes"][:, None]).abs().amax(-1) <= 1e-4
+    close &= (found["scores"][:, :, None] - wanted["scores"][:, None]).abs() <= 1e-4
+    close &= found["labels"][:, :, None] == wanted["labels"][:, None]
+    for matched, scores in ((close.any(2), found["scores"]), (close.any(1), wanted["scores"])):
+        assert matched[scores > 0].float().mean() >= MATCHED
+
+
 def assert_answers_as_torch(bundle: Bundle, cache: EngineCache, query_id: str = "one") -> OnnxEngine:
     """Raw outputs within the tolerance for a classifier; for a detector the same detections."""
     ours, eager = OnnxEngine(bundle, query_id, cache=cache), TorchEngine(bundle, query_id)
@@ -198,7 +208,7 @@ def test_onnx_two_stage_detector_matches_torch_frame_by_frame(tmp_path, cache):
     with torch.inference_mode():
         got, wanted = (dict(zip(NAMES, one.forward(batch))) for one in (ours, eager))
     assert (wanted["scores"] > 0).sum() > 3
-    assert_detections_alike(got, wanted)
+    assert_detections_close(got, wanted)
     assert all(isinstance(answer, DetectionPrediction) and answer.classes for answer in ours.run(FRAMES))
     assert ours._kept is not None and ours._kept.notes["batch"] == 1
 
