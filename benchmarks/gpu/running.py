@@ -30,8 +30,8 @@ WAITS = "fasterrcnn_mobilenet_v3_large_320_fpn"
 QUERIES = ("north", "east", "south", "west")
 MAX_BYTES_OF_FOUR = 1.2
 ENGINE_OVER_BARE, COMPILED_OVER_BARE = 1.02, 0.8
-COMPILED_FAMILIES = FAMILIES[:3]
-"""Each is compiled twice, for one frame and for several: a minute or two."""
+COMPILED_FAMILIES = FAMILIES[:2]
+"""Each is compiled twice, for one frame and for several: a minute or so."""
 
 
 def outputs(setting: Setting, found: Found) -> None:

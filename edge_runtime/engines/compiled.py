@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -142,7 +143,9 @@ class CompiledEngine(FrameEngine):
 
             return cache.fetch({**key, "batches": batches.value}, PACKAGE_SUFFIX, make)
 
-        self._files = {batches: fetch(batches) for batches in batch_ranges(self.device)}
+        ranges = batch_ranges(self.device)
+        with ThreadPoolExecutor(len(ranges)) as pool:  # each waits for a process of its own
+            self._files = dict(zip(ranges, pool.map(fetch, ranges), strict=True))
         self._workspace_bytes = None
 
     def bind(self, tensor_of: TensorOf, wait: WaitFor | None = None) -> None:
