@@ -25,7 +25,7 @@ def quick(monkeypatch, write_tiny):
     monkeypatch.setattr(demo, "BOX_S", 1.0)
 
 
-def test_the_demo_walks_the_whole_road_and_keeps_its_promised_keys(quick, tmp_path, capsys):
+def test_demo_has_the_promised_keys(quick, tmp_path, capsys):
     out = tmp_path / "demo"
     code = main(["demo", "--out", str(out), "--json"])
     written = capsys.readouterr()
@@ -42,7 +42,7 @@ def test_the_demo_walks_the_whole_road_and_keeps_its_promised_keys(quick, tmp_pa
     assert json.loads((out / "report.json").read_text())["headline"]["memory"] == demo.BOX_MEMORY
 
 
-def test_the_last_lines_say_what_to_do_and_what_to_look_at(document, tmp_path):
+def test_demo_text_ends_with_what_to_look_at(document, tmp_path):
     merged = {"saved_fraction": 0.646, "ceiling_fraction": 0.667, "queries": []}
     ledger = {"query": "a", "received": 1, "processed": 1, "late": 0, "dropped": {}, "failed": 0, "pending": 0}
     box = {"ledger": [ledger], "seconds": 6.0, "stopped_by": "its end", "bytes_moved": 0, "swaps": 0}
@@ -72,14 +72,14 @@ def test_an_interrupted_demo_goes_on_after_its_last_finished_step(quick, tmp_pat
     assert evaluated[0][0] == tmp_path / demo.BUNDLE
 
 
-def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path, capsys):
+def test_demo_folder_of_others_is_refused(tmp_path, capsys):
     (tmp_path / "thesis.txt").write_text("years of work")
     assert main(["demo", "--out", str(tmp_path)]) == 2
     assert "holds other files" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_a_demo_of_another_seed_is_not_mixed_in(tmp_path):
+def test_demo_other_seed_is_refused(tmp_path):
     demo._claim(tmp_path, seed=0)
     with pytest.raises(InputError, match="another seed"):
         demo._claim(tmp_path, seed=1)

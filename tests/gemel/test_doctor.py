@@ -12,7 +12,7 @@ from gemel.doctor import diagnose
 from models.errors import InputError
 
 
-def test_a_machine_is_measured_and_nothing_is_left_behind(tmp_path):
+def test_diagnose_leaves_no_file(tmp_path):
     found = diagnose(tmp_path, copy_bytes=2**20, storage_bytes=2**20).to_json()
     assert {"device", "copy_gb_s", "storage_gb_s", "engines"} <= set(found)
     assert found["copy_gb_s"] > 0 and found["storage_gb_s"] > 0
@@ -21,25 +21,25 @@ def test_a_machine_is_measured_and_nothing_is_left_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_text_says_how_storage_was_read(tmp_path):
+def test_diagnose_text_names_how_storage_was_read(tmp_path):
     said = diagnose(tmp_path, copy_bytes=2**20, storage_bytes=2**20).to_text()
     assert "GB/s" in said and ("posix_fadvise" in said) and str(tmp_path) in said
 
 
-def test_a_folder_that_is_not_there_is_one_line_and_exit_code_2(tmp_path, capsys):
+def test_doctor_missing_folder_is_one_line(tmp_path, capsys):
     with pytest.raises(InputError, match="storage cannot be measured here"):
         diagnose(tmp_path / "absent", copy_bytes=1, storage_bytes=1)
     assert main(["doctor", "--folder", str(tmp_path / "absent"), "--json"]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
-def test_the_command_prints_one_json_object(tmp_path, capsys, monkeypatch):
+def test_doctor_json_is_one_object(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("gemel.doctor.diagnose", lambda folder: diagnose(folder, 2**20, 2**20))
     assert main(["doctor", "--folder", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["device"] in ("cpu", "cuda")
 
 
-def test_what_never_ran_is_marked(tmp_path, monkeypatch):
+def test_doctor_marks_what_never_ran(tmp_path, monkeypatch):
     found = diagnose(tmp_path, copy_bytes=2**20, storage_bytes=2**20)
     engines = {engine["engine"]: engine for engine in found.engines}
     assert engines["torch"]["proved"] and "never run" not in engines["torch"]["detail"]

@@ -59,7 +59,7 @@ def test_importing_gemel_imports_nothing_else():
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_every_public_name_is_there_and_in_the_table():
+def test_api_public_names_are_documented():
     for name in gemel.__all__:
         assert getattr(gemel, name).__name__ == name and f"`{name}" in (gemel.__doc__ or ""), name
     assert gemel.__all__ == sorted(gemel.__all__)
@@ -87,7 +87,7 @@ def test_three_lines_write_it_as_onnx(bundle, tmp_path):
     assert np.allclose(logits, model(batch).detach().numpy(), atol=1e-4)
 
 
-def test_the_lines_of_the_documentation_run(bundle, tmp_path, monkeypatch, capsys):
+def test_api_code_of_the_guide_runs(bundle, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "guide.md").read_text().split("## Python")[1]
     page = page.replace("box.safetensors", bundle.name).replace("bridge-vehicles", "a")
@@ -100,7 +100,7 @@ def test_the_lines_of_the_documentation_run(bundle, tmp_path, monkeypatch, capsy
     assert (tmp_path / "bridge.onnx").exists() and "frames" in capsys.readouterr().out
 
 
-def test_a_workload_is_given_by_its_path_or_as_a_value(workload, bundle):
+def test_api_workload_is_a_path_or_a_value(workload, bundle):
     by_path, by_value = gemel.inspect(str(workload)), gemel.inspect(gemel.load_workload(workload))
     assert by_path == by_value and by_path.ceiling_fraction > 0.4
     planned = gemel.plan(bundle, gemel.Conditions(memory="all"))
@@ -114,7 +114,7 @@ def test_a_workload_is_given_by_its_path_or_as_a_value(workload, bundle):
 
 
 @pytest.mark.parametrize("own", ["models.py", "models/__init__.py"])
-def test_a_users_own_models_in_the_current_folder_do_not_stand_in_the_way(workload, own):
+def test_api_user_file_models_py_is_no_obstacle(workload, own):
     file = workload.parent / own
     file.parent.mkdir(exist_ok=True)
     file.write_text("raise SystemExit('imported')")
@@ -127,7 +127,7 @@ def test_a_users_own_models_in_the_current_folder_do_not_stand_in_the_way(worklo
     assert script.returncode == 0 and "ceiling" in script.stdout, script.stderr
 
 
-def test_a_models_py_that_hides_our_package_is_named_in_one_line(tmp_path):
+def test_api_hidden_package_is_one_line(tmp_path):
     (tmp_path / "models.py").write_text("")
     (tmp_path / "script.py").write_text("import gemel")
     done = python(["script.py"], tmp_path)
@@ -136,7 +136,7 @@ def test_a_models_py_that_hides_our_package_is_named_in_one_line(tmp_path):
     assert "models.py hides gemel's own package 'models': give it another name, such as nets.py" in said
 
 
-def test_a_factory_looked_for_in_our_own_package_says_so(workload, capsys):
+def test_api_factory_in_own_package_is_named(workload, capsys):
     from gemel.cli import main
 
     workload.write_text(WORKLOAD.replace("model: cifar_resnet20", "model: models:net", 1))

@@ -45,7 +45,7 @@ def told(config: Path, path: str) -> str:
         return answer.read().decode()
 
 
-def test_a_reload_is_applied_or_refused_and_the_box_shows_which(config, capsys):
+def test_reload_is_applied_or_refused(config, capsys):
     folder = config.parent
     with Running(config) as box:
         box.more("gate")
@@ -70,7 +70,7 @@ def test_a_reload_is_applied_or_refused_and_the_box_shows_which(config, capsys):
     assert "no box answers" in capsys.readouterr().err
 
 
-def test_a_config_without_http_cannot_be_asked(config, capsys):
+def test_reload_without_http_is_refused(config, capsys):
     write_config(config.parent, cameras=CAMERAS)
     assert main(["reload", str(config)]) == 2
     said = capsys.readouterr().err

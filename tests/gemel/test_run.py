@@ -48,7 +48,7 @@ def write_config(box, budget="64MiB", loop="false", sink="results.jsonl"):
     return path
 
 
-def test_check_says_what_would_run_and_runs_nothing(box, capsys):
+def test_run_check_starts_nothing(box, capsys):
     assert main(["run", str(write_config(box)), "--check", "--json"]) == 0
     assert not logging.getLogger("gemel.run").filters, "whoever else listens hears all"
     checked = json.loads(capsys.readouterr().out)
@@ -60,13 +60,13 @@ def test_check_says_what_would_run_and_runs_nothing(box, capsys):
     assert not (box / "results.jsonl").exists()
 
 
-def test_a_budget_too_small_for_a_query_alone_is_bad_input(box, capsys):
+def test_run_too_small_budget_is_bad_input(box, capsys):
     assert main(["run", str(write_config(box, budget="1MiB"))]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("gemel: ") and "budget" in error
 
 
-def test_results_go_to_stdout_alone_and_what_it_did_to_stderr(box):
+def test_run_stdout_holds_results_only(box):
     command = [sys.executable, "-m", "gemel", "run", str(write_config(box, sink='"-"'))]
     done = subprocess.run(command, cwd=ROOT, env=ONE_THREAD, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
@@ -75,7 +75,7 @@ def test_results_go_to_stdout_alone_and_what_it_did_to_stderr(box):
     assert "until cameras ended" in done.stderr and "ledger: " not in done.stderr
 
 
-def test_a_camera_that_is_in_error_at_the_end_is_told_and_makes_the_exit_code_1(box, capsys, tmp_path):
+def test_run_failed_camera_gives_exit_code_1(box, capsys, tmp_path):
     path = write_config(box, sink=str(tmp_path / "results.jsonl"))
     path.write_text(path.read_text().replace("gate.mp4", "absent.mp4"))
     assert main(["run", str(path), "--json"]) == 1
@@ -86,7 +86,7 @@ def test_a_camera_that_is_in_error_at_the_end_is_told_and_makes_the_exit_code_1(
     assert f"camera gate: {camera['error']}" in box_text(summary)
 
 
-def test_an_interrupted_box_ends_with_a_ledger_that_adds_up_and_exit_code_0(box):
+def test_run_interrupted_box_has_a_balanced_ledger(box):
     results = box / "looped.jsonl"
     command = [sys.executable, "-m", "gemel", "run", str(write_config(box, loop="true", sink=results.name)), "--json"]
     pipe = subprocess.PIPE

@@ -40,7 +40,7 @@ def test_an_update_takes_the_box_to_the_new_bundle(folder: Path, capsys: pytest.
     assert made.read_bytes() == new.read_bytes()
 
 
-def test_a_bundle_signed_with_a_key_of_ssh_keygen(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sign_with_key_of_ssh_keygen(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     key, bundle = folder / "box-key", folder / "new.safetensors"
     try:
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)

@@ -76,7 +76,7 @@ def running(box: Path) -> Iterator[Callable[..., Running]]:
         one.kill()
 
 
-def test_a_pipe_nobody_reads_and_a_full_disk_stop_no_other_sink_and_no_signal_and_the_manager_is_told(running, box):
+def test_box_blocked_pipe_and_full_disk_stop_no_other_sink(running, box):
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
     sinks = [{"kind": "jsonl"}, {"kind": "jsonl", "path": "/dev/full"}, {"kind": "jsonl", "path": "results.jsonl"}]
@@ -109,7 +109,7 @@ def test_a_pipe_nobody_reads_and_a_full_disk_stop_no_other_sink_and_no_signal_an
     assert not any(row["failed"] for row in summary["ledger"]), "a sink's failure is no query's"
 
 
-def test_a_box_that_was_killed_and_started_again_writes_no_key_twice_and_no_torn_line(running, box):
+def test_box_restarted_after_kill_writes_no_key_twice(running, box):
     one = running()
     one.until(lambda: len(one.results()) >= 20)
     one.process.kill()
@@ -141,7 +141,7 @@ def test_an_engine_that_hangs_ends_the_process_with_the_ledger_written(running, 
     assert sum(row["processed"] for row in summary["ledger"]) == len(one.results())
 
 
-def test_a_signal_while_it_starts_ends_it_with_exit_code_0(running):
+def test_box_signal_at_start_gives_exit_code_0(running):
     one = running("-c", "import edge_runtime.daemon, sys\nfrom gemel.cli import main\nopen('up', 'w').close()\n"
                   "sys.argv[1:] = ['run', 'box.yaml']\nsys.exit(main())")  # fmt: skip
     one.until((one.folder / "up").exists)
@@ -151,7 +151,7 @@ def test_a_signal_while_it_starts_ends_it_with_exit_code_0(running):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_while_libraries_are_loaded_ends_it_with_exit_code_0_and_a_hangup_does_not(running, number):
+def test_box_signal_during_imports_gives_exit_code_0(running, number):
     reading, writing = os.pipe()
     one = running("-c", LOADING, out=writing)
     os.close(writing)
@@ -163,7 +163,7 @@ def test_a_signal_while_libraries_are_loaded_ends_it_with_exit_code_0_and_a_hang
     assert one.said() == f"{number.name} came before it began to serve\n"
 
 
-def test_a_program_that_calls_for_a_box_is_begun_once(running):
+def test_box_called_from_a_program_starts_once(running):
     reading, writing = os.pipe()
     program = "from gemel.cli import main\nprint('once', flush=True)\nsys.argv[1:] = ['run', 'absent.yaml']\nmain()"
     one = running("-c", f"import sys\n{program}", out=writing)
@@ -173,7 +173,7 @@ def test_a_program_that_calls_for_a_box_is_begun_once(running):
         assert said.read() == "once\n"
 
 
-def test_a_signal_ends_a_box_whose_cameras_are_silent(running):
+def test_box_signal_ends_silent_cameras(running):
     with RtspCamera() as silent, RtspCamera() as muted:
         silent.silent = True
         cameras = {"left": {"source": silent.url, "timeout_s": 60}, "right": {"source": muted.url, "timeout_s": 60}}
@@ -187,7 +187,7 @@ def test_a_signal_ends_a_box_whose_cameras_are_silent(running):
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told so")
-def test_a_box_begins_with_one_heap_and_no_memory_kept_by_thread(running):
+def test_box_uses_one_heap(running):
     one = running()
     one.until(one.results)
     began = Path(f"/proc/{one.process.pid}/environ").read_bytes()
