@@ -1,7 +1,7 @@
 """The picture of the report in docs: its first screen, of the demo.
 
     gemel demo --out out/demo
-    python -m tests.gemel.report.screenshot out/demo/report.html -o docs/report.png
+    python -m tests.gemel.screenshot out/demo/report.html -o docs/report.png
 
 Needs Chromium. The clips are rendered: no picture here shows a real place.
 """
