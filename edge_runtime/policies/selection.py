@@ -45,8 +45,8 @@ class SelectionConfig:
     max_again_s: float = 300.0
     drift_share: float = 0.25
     silent_periods: float = 3.0
-    query_share: float = 0.9
-    query_slack: float = 0.5
+    query_share: float = 0.88
+    query_slack: float = 1.0
     accuracy_slack: float = 0.05
     candidates: tuple[UtilityConfig, ...] = (UtilityConfig(), UtilityConfig(floor_share=0.0))
 
