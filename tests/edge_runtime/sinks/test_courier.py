@@ -102,7 +102,7 @@ def test_worker_drains_at_close():
             raise ConnectionRefusedError("away")
 
     made = Made(does)
-    slow = SinkManager([made], lambda config: SinkWorker(config, Outbox(OutboxLimits(10))))
+    slow = SinkManager([made])
     slow.start()
     slow.offer(parcel(1))
     until(lambda: slow.to_json()[0]["state"] == "down")

@@ -96,7 +96,7 @@ def test_mqtt_resends_after_broker_restart(broker, caplog):
 
 def test_mqtt_resends_unacknowledged_messages(broker, monkeypatch):
     monkeypatch.setattr(mqtt, "ACKNOWLEDGE_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(mqtt, "CONNECT_S", 0.3)
+    monkeypatch.setattr(mqtt, "CONNECT_TIMEOUT_S", 0.3)
     with courier(MqttConfig("127.0.0.1", broker.port)) as one:
         one.offer(parcel(0))
         until(lambda: one.to_json()["delivered"] == 1)
