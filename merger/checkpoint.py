@@ -295,7 +295,7 @@ class Checkpoint(StepCache):
         return content
 
     def _remove_partial(self) -> None:
-        for partial in self.folder.glob(f".{STATE}.*.tmp"):
+        for partial in self.folder.glob(".*.tmp"):  # of a write that a kill cut short
             with suppress(OSError):
                 partial.unlink()
 
