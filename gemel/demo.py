@@ -35,7 +35,7 @@ MERGING = MergeOptions(
     margin=0.6,
     min_saving=0.02,
     precision="fp32",  # a measured choice would make the result depend on the machine
-    max_flops=6e12,  # initialization, one joint round, and a few repairs
+    max_flops=1.1e13,  # initialization, one joint round, and a few repairs
 )
 THREADS = 1
 """Of the training: these models are too small for more, and the result would depend on the number of cores."""

@@ -43,7 +43,7 @@ class TopDownConfig:
     """Factor on the recipe's epochs for a hard merge: 4 epochs become 8."""
     frozen_epochs: int = 1
     """Epochs in which the receivers train against the donor's frozen weights."""
-    frozen_frames: int = 4
+    frozen_frames: int = 2
     """Factor on the recipe's frames per epoch while shared weights are frozen: only norms, heads and private layers
     learn, and an epoch costs no gradient of the donor."""
     norm_learning_rate: float = 1e-2
@@ -52,6 +52,8 @@ class TopDownConfig:
     """Weight of the feature loss (head inputs against the original's) beside the output loss."""
     joint_budget: float = 0.8
     """Fraction of the time and FLOPs that stages c and d may use; the rest is kept for repairs."""
+    suffix_budget: float = 0.3
+    """Fraction of that for stage c: sensitivity rankings and probes of a large detector cost as much as training."""
     repair_learning_rate: float = 0.25
     """Factor on the recipe's learning rate for a query's private weights in a repair: they are near a solution."""
     repair_fractions: tuple[float, ...] = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 7 / 8)

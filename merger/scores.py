@@ -1,7 +1,7 @@
 """Score matching: shift a detector's scores until as many detections reach the threshold as its original's.
 
 The score from which a detection counts is chosen once, for the original. A merged model that finds the same objects
-with a little less confidence scores far worse at that threshold: on ten seconds of footage, F1 0.88 of the original, and
+with a little less confidence scores far worse at that threshold: on ten seconds of footage, F1 0.88 of it, and
 1.00 once as many detections counted. So the biases of the heads, which all scores have in common, are moved until as
 many count on train frames. It needs no labels, and heads are private.
 """

@@ -106,7 +106,8 @@ def merge_different(ctx: MergeContext, plan: SharingPlan, options: MergeOptions,
     start = ctx.run_on_rank0(lambda: prepare_start(ctx, plan, checkpoint, config))
     best = Merged(SharingPlan(), {})
     if config.share_suffixes:
-        best = share_suffixes(early, start, _donor_alone(start), start.donors[1:], "suffix")
+        untrained = early.with_budget(early.budget.fraction(config.suffix_budget))
+        best = share_suffixes(untrained, start, _donor_alone(start), start.donors[1:], "suffix")
     whole = task.saved_bytes(best.plan) == task.saved_bytes(plan)
     if whole or checkpoint.step("time for training", lambda: early.budget.over):
         if not whole:
