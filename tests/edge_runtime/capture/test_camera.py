@@ -16,7 +16,7 @@ from edge_runtime.queues import Frame
 from tests.edge_runtime.capture.faulty_cameras import FaultyCamera, HttpCamera, RtspCamera
 from tests.edge_runtime.tiny import picture, write_clip, write_folder
 
-TIMEOUT_S = 0.8
+CAMERA_TIMEOUT_S = 0.8
 TIMEOUT_S = 60.0
 KINDS = [RtspCamera, HttpCamera]
 
@@ -53,7 +53,7 @@ class Watched:
 
 
 @contextmanager
-def playing(source, queries=None, fps=None, loop=False, timeout_s=TIMEOUT_S, **keys) -> Iterator[Watched]:
+def playing(source, queries=None, fps=None, loop=False, timeout_s=CAMERA_TIMEOUT_S, **keys) -> Iterator[Watched]:
     """A camera that plays this source meanwhile."""
     watched = Watched(CameraConfig("c", str(source), fps, loop, timeout_s=timeout_s), queries, **keys)
     watched.camera.start()
@@ -94,7 +94,7 @@ def test_camera_failing_is_logged_once_and_reconnects(kind, fail, caplog):
         fail(camera)
         failed = time.monotonic()
         away = watched.until_state("away")
-        assert time.monotonic() - failed < TIMEOUT_S + 10, "what its timeout allows, and a slow machine"
+        assert time.monotonic() - failed < CAMERA_TIMEOUT_S + 10, "what its timeout allows, and a slow machine"
         assert away["error"] and away["fps"] == 0.0
         beside.more()
         mend(camera)
