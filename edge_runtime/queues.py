@@ -64,27 +64,27 @@ class Ledger:
         with self._lock:
             self._counts.update({query: FrameCounts() for query in queries if query not in self._counts})
 
-    def received(self, query: str) -> None:
-        """A frame came."""
+    def count_received(self, query: str) -> None:
+        """Count a frame that a camera delivered, pending from now on."""
         with self._lock:
             counts = self._counts[query]
             counts.received += 1
             counts.pending += 1
 
-    def processed(self, query: str, late: bool = False) -> None:
-        """A frame was answered."""
+    def count_processed(self, query: str, late: bool = False) -> None:
+        """Count a pending frame as answered."""
         with self._lock:
             counts = self._settle(query)
             counts.processed += 1
             counts.late += late
 
-    def dropped(self, query: str, reason: str) -> None:
-        """A frame will not be run."""
+    def count_dropped(self, query: str, reason: str) -> None:
+        """Count a pending frame as dropped for a reason."""
         with self._lock:
             self._settle(query).dropped[reason] += 1
 
-    def failed(self, query: str) -> None:
-        """The run of a frame failed."""
+    def count_failed(self, query: str) -> None:
+        """Count a pending frame whose run failed."""
         with self._lock:
             self._settle(query).failed += 1
 
@@ -162,9 +162,9 @@ class Mailboxes:
             waiting, replaced = self._waiting[query], None
             if len(waiting) >= self._depth[query]:
                 replaced = self._remove(waiting.popleft())
-                self._ledger.dropped(query, REPLACED)
+                self._ledger.count_dropped(query, REPLACED)
             self._add(waiting, frame)
-            self._ledger.received(query)
+            self._ledger.count_received(query)
             if self._on_frame is not None:
                 self._on_frame(query, frame)
             while self.nbytes > self.max_waiting_bytes and len(self._uses) > 1:
@@ -188,7 +188,7 @@ class Mailboxes:
             for query, waiting in before.items():
                 for frame in waiting:
                     self._remove(frame)
-                    self._ledger.dropped(query, RELOADED)
+                    self._ledger.count_dropped(query, RELOADED)
 
     def take(self, query: str, count: int = 1) -> list[Frame]:
         """Up to `count` frames of a query, oldest first; they stay pending in the ledger until they are settled."""
@@ -203,7 +203,7 @@ class Mailboxes:
             for frame in waiting:
                 if frame.captured_at == captured_at:
                     waiting.remove(frame)
-                    self._ledger.dropped(query, reason)
+                    self._ledger.count_dropped(query, reason)
                     return self._remove(frame)
             return None
 
@@ -255,7 +255,7 @@ class Mailboxes:
             for frame in [frame for frame in waiting if frame.image is image]:
                 waiting.remove(frame)
                 self._remove(frame)
-                self._ledger.dropped(query, MEMORY)
+                self._ledger.count_dropped(query, MEMORY)
 
 
 class FrameRouter:

@@ -147,7 +147,7 @@ class ReloadManager:
                 pending, reason = self._check()
             if pending is None:
                 self._finish(reason)
-            elif self._hand_over(pending):
+            elif self._transfer_control(pending):
                 self._finish(None)
                 self._settle(pending)
             self._notify(False)
@@ -165,7 +165,7 @@ class ReloadManager:
         log.info("reloaded: nothing has changed")
         return None, None
 
-    def _hand_over(self, pending: PendingConfig) -> bool:
+    def _transfer_control(self, pending: PendingConfig) -> bool:
         """Wait until the inference thread has activated it; False where the box stops before."""
         with self._changed:
             if self._stopping:

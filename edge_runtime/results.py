@@ -93,19 +93,19 @@ class Publisher:
             for frame, prediction in zip(frames, predictions, strict=True)
         ]
         for frame, record in zip(frames, records, strict=True):
-            self.ledger.processed(query, late=record["late"])
+            self.ledger.count_processed(query, late=record["late"])
             self._ages[query].append(finished_at - frame.captured_at)
             self._offer(ResultMessage(record, frame.image))
 
     def drop(self, query: str, frames: Iterable[Frame], reason: str) -> None:
         """Count taken frames that are not run after all."""
         for _ in frames:
-            self.ledger.dropped(query, reason)
+            self.ledger.count_dropped(query, reason)
 
     def fail(self, query: str, frames: Iterable[Frame], error: Exception | None = None) -> None:
         """Count frames without a prediction, and log the `error` unless it is known."""
         for _ in frames:
-            self.ledger.failed(query)
+            self.ledger.count_failed(query)
         if error is not None:
             self._log_failure(query, error)
 

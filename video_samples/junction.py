@@ -22,7 +22,7 @@ from video_samples.backdrop import (
 )
 from video_samples.draw import Light, View
 from video_samples.scene import Phase, Scene, Signals, World
-from video_samples.traffic import Flow, Route, arc, make_path
+from video_samples.traffic import Flow, WalkingRoute, arc, make_path
 
 ROAD_FAR, BAY_FAR = 14.0, 17.2  # far kerb of the main road, and of the bus bay
 KERB = -1.9  # near kerb; the red cycle lane lies between it and y = 0
@@ -225,16 +225,16 @@ def start_world(seed: int, night: bool) -> World:
     thin = 1.0 if not night else 2.4
     zw, ze, zs = (sum(z) / 2 for z in (ZEBRA_WEST, ZEBRA_EAST, ZEBRA_SIDE))
     routes = [
-        Route(((-60, 19.6), (40, 19.6)), 13 * thin, spread=0.9),
-        Route(((-60, -4.2), (-8, -4.2), (-8.6, -15)), 16 * thin),
-        Route(((40, -4.2), (8, -4.4), (8.0, -15)), 16 * thin),
-        Route(((-1.5, 76), (-0.5, 22), (-20, 19.8), (-60, 19.8)), 13 * thin),
-        Route(((2, 80), (1.0, 22), (18, 19.4), (40, 19.4)), 13 * thin),
-        Route(((-30, -4), (zw, -2.9), (zw, 14.9), (zw, 19), (-60, 19.6)), 13 * thin, wait_at=(1,)),
-        Route(((30, 19.4), (ze, 15.0), (ze, -3.0), (9, -6), (9, -16)), 13 * thin, wait_at=(1,)),
-        Route(((0, 60), (-2, 20), (zw, 14.9), (zw, -2.9), (-30, -4.2)), 13 * thin, wait_at=(2,)),
-        Route(((-16, -5), (-4.6, zs), (4.6, zs), (20, -5)), 12 * thin, wait_at=(1,)),
-        Route(((-45, 19.8), (-21, 18.1), (-45, 19.6)), 16 * thin, linger={1: (8, 20)}, spread=1.6),
+        WalkingRoute(((-60, 19.6), (40, 19.6)), 13 * thin, spread=0.9),
+        WalkingRoute(((-60, -4.2), (-8, -4.2), (-8.6, -15)), 16 * thin),
+        WalkingRoute(((40, -4.2), (8, -4.4), (8.0, -15)), 16 * thin),
+        WalkingRoute(((-1.5, 76), (-0.5, 22), (-20, 19.8), (-60, 19.8)), 13 * thin),
+        WalkingRoute(((2, 80), (1.0, 22), (18, 19.4), (40, 19.4)), 13 * thin),
+        WalkingRoute(((-30, -4), (zw, -2.9), (zw, 14.9), (zw, 19), (-60, 19.6)), 13 * thin, wait_at=(1,)),
+        WalkingRoute(((30, 19.4), (ze, 15.0), (ze, -3.0), (9, -6), (9, -16)), 13 * thin, wait_at=(1,)),
+        WalkingRoute(((0, 60), (-2, 20), (zw, 14.9), (zw, -2.9), (-30, -4.2)), 13 * thin, wait_at=(2,)),
+        WalkingRoute(((-16, -5), (-4.6, zs), (4.6, zs), (20, -5)), 12 * thin, wait_at=(1,)),
+        WalkingRoute(((-45, 19.8), (-21, 18.1), (-45, 19.6)), 16 * thin, linger={1: (8, 20)}, spread=1.6),
     ]
     return World(seed, flows, routes, signals, dwell_s=(6.0, 9.0), warm_up_s=26.0 + float(rng.uniform(0, 12)))
 

@@ -10,7 +10,7 @@ from video_samples import props
 from video_samples.backdrop import GRASS, PAVING, SETTS, FacadeStyle, GroundMap, House, make_sprite, paint_backdrop
 from video_samples.draw import Light, View
 from video_samples.scene import Scene, World
-from video_samples.traffic import Route
+from video_samples.traffic import WalkingRoute
 
 VIEW = View(640, 360, (-2.0, -13.0, 6.4), 6.0, -12.0, 520.0)
 SUN = Light((0.62, -0.38, 0.68), (0.58, 0.52, 0.42), (0.50, 0.53, 0.60))
@@ -159,22 +159,24 @@ def _world(seed: int) -> World:
     gate_every = float(rng.uniform(45.0, 65.0))
     around = [(FOUNTAIN[0] + 3.4 * np.cos(a), FOUNTAIN[1] + 3.4 * np.sin(a)) for a in np.radians((200, 250, 300, 340))]
     routes = [
-        Route(((-30, -3.4), (30, -3.0)), 8.0),
-        Route(((-30, 0.5), (-2, 1.6), (32, 1.0)), 10.0),
-        Route(((-9.4, -8), (-8.9, 8), (-8.8, 23.5), (-32, 24.0)), 9.0),
-        Route(((6, -10), (2.0, 4), (-0.6, 15.6), (-6, 24)), 10.0),
-        Route(((-30, 23.6), (-10, 24.4), (0.0, 22.5), (-1.0, 17), (3, 4), (26, -1)), 11.0),
-        Route(((-12, -9), *around, (8, -9)), 15.0, linger={2: (4, 12), 3: (2, 8)}),
-        Route(
+        WalkingRoute(((-30, -3.4), (30, -3.0)), 8.0),
+        WalkingRoute(((-30, 0.5), (-2, 1.6), (32, 1.0)), 10.0),
+        WalkingRoute(((-9.4, -8), (-8.9, 8), (-8.8, 23.5), (-32, 24.0)), 9.0),
+        WalkingRoute(((6, -10), (2.0, 4), (-0.6, 15.6), (-6, 24)), 10.0),
+        WalkingRoute(((-30, 23.6), (-10, 24.4), (0.0, 22.5), (-1.0, 17), (3, 4), (26, -1)), 11.0),
+        WalkingRoute(((-12, -9), *around, (8, -9)), 15.0, linger={2: (4, 12), 3: (2, 8)}),
+        WalkingRoute(
             ((16, -6), (10.4, 4), (gx, gy - 3), (gx, gy + 0.4), out, far), gate_every, linger={2: (0, 5)}, spread=0.5
         ),
-        Route(
+        WalkingRoute(
             (far, out, (gx, gy + 0.4), (gx, gy - 2.5), (2, 0), (-12, -9)), gate_every, linger={3: (0, 4)}, spread=0.5
         ),
-        Route(((24, -1), (gx - 0.6, gy - 2.2), (gx + 0.8, gy - 2.4), (2, -9)), 60.0, linger={1: (4, 11)}, spread=1.1),
-        Route(((18, 8), (30, 9.5)), 30.0),
-        Route(((-30, -1.4), (30, -0.8)), 17.0, kind="bicycle", spread=0.8),
-        Route(((8, -12), (4.6, 6), (-3, 20), (-31, 24.6)), 30.0, kind="bicycle"),
-        Route(((24, 32), (gx, 31), (gx - 0.8, 46)), 14.0),
+        WalkingRoute(
+            ((24, -1), (gx - 0.6, gy - 2.2), (gx + 0.8, gy - 2.4), (2, -9)), 60.0, linger={1: (4, 11)}, spread=1.1
+        ),
+        WalkingRoute(((18, 8), (30, 9.5)), 30.0),
+        WalkingRoute(((-30, -1.4), (30, -0.8)), 17.0, kind="bicycle", spread=0.8),
+        WalkingRoute(((8, -12), (4.6, 6), (-3, 20), (-31, 24.6)), 30.0, kind="bicycle"),
+        WalkingRoute(((24, 32), (gx, 31), (gx - 0.8, 46)), 14.0),
     ]
     return World(seed, [], routes, None, warm_up_s=40.0)

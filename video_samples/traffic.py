@@ -215,7 +215,7 @@ CROSSING_HASTE = 1.5  # how much faster people walk on a zebra
 
 
 @dataclass(frozen=True)
-class Route:
+class WalkingRoute:
     """Waypoints, and what happens at them: `wait_at` indices wait for `phase`; `linger` {index: (min, max) seconds}."""
 
     points: tuple[Point, ...]
@@ -235,7 +235,7 @@ class Walker:
     kind: str
     look: Outfit
     points: list[Point]
-    route: Route
+    route: WalkingRoute
     speed: float
     x: float
     y: float
@@ -255,7 +255,7 @@ class Walker:
 class Crowd:
     """All walkers of a scene."""
 
-    routes: Sequence[Route]
+    routes: Sequence[WalkingRoute]
     green: Callable[[str, float], bool]
     rng: np.random.Generator
     new_track: Callable[[], int]
@@ -278,7 +278,7 @@ class Crowd:
     def actors(self) -> list[SceneObject]:
         return [walker.actor() for walker in self.walkers]
 
-    def _arrive(self, route: Route) -> None:
+    def _arrive(self, route: WalkingRoute) -> None:
         offset = self.rng.uniform(-route.spread, route.spread, 2)
         points = [
             (x + float(offset[0] + self.rng.normal(0, 0.15)), y + float(offset[1] + self.rng.normal(0, 0.15)))

@@ -281,12 +281,12 @@ class _Recorder(BoxObserver):
         self._waiting[query].append(len(self._outcomes))
         self._outcomes.append(FrameOutcome(query, self._counts[query], captured_at))
         self._counts[query] += 1
-        self._ledger.received(query)
+        self._ledger.count_received(query)
 
     def on_drop(self, query: str, position: int, reason: str) -> None:
         place = self._waiting[query].pop(position)
         self._outcomes[place] = replace(self._outcomes[place], outcome=DROPPED, reason=reason)
-        self._ledger.dropped(query, reason)
+        self._ledger.count_dropped(query, reason)
 
     def on_load(self, box: VirtualBox, decision: Decision) -> None:
         query = str(decision.query)
@@ -304,7 +304,7 @@ class _Recorder(BoxObserver):
             self._outcomes[place] = replace(
                 self._outcomes[place], started_at=started_at, finished_at=finished_at, outcome=PROCESSED, late=late
             )
-            self._ledger.processed(query, late)
+            self._ledger.count_processed(query, late)
 
     def simulation(self) -> Simulation:
         """What was noted."""

@@ -19,16 +19,16 @@ def test_the_ledger_adds_up_after_any_events(events):
     pending = {"a": 0, "b": 0}
     for query, event in events:
         if event == "received":
-            ledger.received(query)
+            ledger.count_received(query)
             pending[query] += 1
         elif pending[query]:
             pending[query] -= 1
             if event == "failed":
-                ledger.failed(query)
+                ledger.count_failed(query)
             elif event == "old":
-                ledger.dropped(query, "old")
+                ledger.count_dropped(query, "old")
             else:
-                ledger.processed(query, late=event == "late")
+                ledger.count_processed(query, late=event == "late")
         assert ledger.balanced
     for account in ledger.to_json():
         settled = account["processed"] + account["failed"] + sum(account["dropped"].values())
@@ -36,10 +36,10 @@ def test_the_ledger_adds_up_after_any_events(events):
         assert account["pending"] == pending[account["query"]] == ledger.pending(account["query"])
 
 
-@pytest.mark.parametrize("settle", [lambda b: b.processed("a"), lambda b: b.failed("a"), lambda b: b.dropped("a", "x")])
+@pytest.mark.parametrize("settle", [lambda b: b.count_processed("a"), lambda b: b.count_failed("a"), lambda b: b.count_dropped("a", "x")])
 def test_a_frame_cannot_be_settled_twice(settle):
     ledger = Ledger("a")
-    ledger.received("a")
+    ledger.count_received("a")
     settle(ledger)
     with pytest.raises(RuntimeError, match="query a"):
         settle(ledger)
@@ -51,8 +51,8 @@ def test_counts_of_several_threads_are_all_kept():
 
     def work() -> None:
         for _ in range(500):
-            ledger.received("a")
-            ledger.processed("a")
+            ledger.count_received("a")
+            ledger.count_processed("a")
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
