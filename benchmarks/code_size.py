@@ -30,7 +30,7 @@ def count_code(root: Path) -> dict[str, int]:
         "words of docs": sum(len(path.read_text().split()) for path in [*docs, root / "README.md"]),
         "bare participles as function names": sum(map(count_participles, product)),
     }
-    by_package = Counter(dict.fromkeys(PRODUCT, 0))
+    by_package = Counter[str]()
     for path in product:
         by_package[path.relative_to(root).parts[0]] += count_lines(path)
     return counts | {f"lines of {package}": lines for package, lines in by_package.items()}
@@ -45,11 +45,10 @@ def count_numeric_constants(path: Path) -> int:
     """Numbers (and tuples of numbers) that a module assigns to an upper-case name, outside any class."""
     assigned = 0
     for node in ast.parse(path.read_bytes()).body:
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        names = [target.id for target in targets if isinstance(target, ast.Name)]
-        if names and re.fullmatch(r"_?[A-Z][A-Z0-9_]*", names[0]) and node.value is not None:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        if isinstance(target, ast.Name) and re.fullmatch(r"_?[A-Z][A-Z0-9_]*", target.id):
             parts = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
             assigned += bool(parts) and all(_is_number(part) for part in parts)
     return assigned

@@ -36,7 +36,6 @@ def find_name_violations(path: Path) -> Iterator[str]:
     """Forbidden names, constants and function names in one Python file."""
     tree = ast.parse(path.read_bytes(), str(path))
     for node in ast.walk(tree):
-        names: list[str] = []
         if isinstance(node, ast.ClassDef):
             names = [node.name]
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -45,6 +44,8 @@ def find_name_violations(path: Path) -> Iterator[str]:
                 yield f"{path}:{node.lineno}: function {node.name} is named by a participle; use a verb with its object"
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names = [node.id]
+        else:
+            continue
         for name in names:
             if instead := NAMES.get(name.lstrip("_")) or _constant_instead(name):
                 yield f"{path}:{node.lineno}: {name}: write {instead}"
