@@ -13,10 +13,11 @@ from gemel.text import percent, size, table
 from models.data import SPLITS, load_split
 from models.errors import InputError
 from models.io import is_path
+from models.published import Published
 from models.sharing.groups import Group, groups
 from models.sharing.layers import Signature, layers_of_all, model_bytes
 from models.sharing.similarity import ceiling_with_copies, copies, cosine_likeness
-from models.weights import Published, check_weights, load_weights
+from models.weights import check_weights, load_weights
 from models.workload import Query, Workload
 from models.zoo import build_query
 

@@ -24,8 +24,8 @@ from models.io import (
     read_yaml,
 )
 from models.preprocess import FURTHEST_PIXEL, Roi
-from models.weights import PREFIX, Published, find_published
-from models.zoo import check_name
+from models.published import PREFIX, Published, find_published
+from models.zoo.user_models import check_name
 
 
 @dataclass(frozen=True)

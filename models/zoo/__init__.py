@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,9 +15,8 @@ from torch import nn
 from models.errors import InputError
 from models.preprocess import Preprocess
 from models.zoo.registry import ENTRIES, Factory, ZooEntry, built_on, check_arguments, check_size
+from models.zoo.registry import names as names
 from models.zoo.user_models import (
-    FORM,
-    NAME,
     answer_on_meta,
     build_foreign,
     check_answer,
@@ -40,28 +38,9 @@ OWN = frozenset(ENTRIES)
 """The names that this project registered; others may register more."""
 
 
-def names(task: str | None = None) -> list[str]:
-    """All names of the zoo, or those of one task."""
-    return sorted(name for name, entry in ENTRIES.items() if task in (None, entry.task))
-
-
 def is_zoo_name(model: str) -> bool:
     """Whether the zoo itself builds this model, so that nothing foreign is imported for it."""
     return model in ENTRIES
-
-
-def check_name(model: str, task: str, where: str, key: str = "model") -> None:
-    """Raise InputError when `model` is neither in the zoo for this task nor `package.module:factory`."""
-    entry = ENTRIES.get(model)
-    if entry is None and ":" in model:
-        if not NAME.fullmatch(model):
-            raise InputError(where, f"'{model}' is no name of a factory", FORM, key)
-    elif entry is None:
-        near = difflib.get_close_matches(model.lower().replace("-", "_"), names(task), n=3)
-        hint = f"did you mean {', '.join(near)}?" if near else "docs/zoo.md lists the names,"
-        raise InputError(where, f"'{model}' is not in the zoo", f"{hint} or give package.module:factory", key)
-    elif entry.task != task:
-        raise InputError(where, f"'{model}' does {entry.task}, not {task}", f"use one of {', '.join(names(task))}", key)
 
 
 def width_of(task: str, classes: Sequence[str]) -> int:

@@ -130,3 +130,8 @@ def built_on(device: str | torch.device) -> Iterator[None]:
         return
     with torch.device(device), _Unfilled():
         yield
+
+
+def names(task: str | None = None) -> list[str]:
+    """All names of the zoo, or those of one task."""
+    return sorted(name for name, entry in ENTRIES.items() if task in (None, entry.task))

@@ -22,7 +22,7 @@ from torch.func import functional_call
 
 from models.detector import Detector, OneStage
 from models.errors import InputError
-from models.zoo.registry import ENTRIES, Factory
+from models.zoo.registry import ENTRIES, Factory, names
 
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(?<!\.py):[A-Za-z_]\w*")
 FORM = "write it as package.module:factory, the module without .py"
@@ -198,3 +198,17 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
     finally:
         for part, training in modes:
             part.training = training
+
+
+def check_name(model: str, task: str, where: str, key: str = "model") -> None:
+    """Raise InputError when `model` is neither in the zoo for this task nor `package.module:factory`."""
+    entry = ENTRIES.get(model)
+    if entry is None and ":" in model:
+        if not NAME.fullmatch(model):
+            raise InputError(where, f"'{model}' is no name of a factory", FORM, key)
+    elif entry is None:
+        near = difflib.get_close_matches(model.lower().replace("-", "_"), names(task), n=3)
+        hint = f"did you mean {', '.join(near)}?" if near else "docs/zoo.md lists the names,"
+        raise InputError(where, f"'{model}' is not in the zoo", f"{hint} or give package.module:factory", key)
+    elif entry.task != task:
+        raise InputError(where, f"'{model}' does {entry.task}, not {task}", f"use one of {', '.join(names(task))}", key)

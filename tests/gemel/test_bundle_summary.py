@@ -164,9 +164,7 @@ def test_outcomes_of_equal_originals_say_so(bundle: Bundle, logged) -> None:
 
 
 def test_untried_set_is_not_called_refused() -> None:
-    never = _row(
-        "layer1", "", "untried", {"b": {"after": "nothing", "ratio": None, "required": 0.9}}
-    )
+    never = _row("layer1", "", "untried", {"b": {"after": "nothing", "ratio": None, "required": 0.9}})
     text = MergeOutcomes((never,)).to_text()
     assert "not tried" in text and "refused" not in text
 

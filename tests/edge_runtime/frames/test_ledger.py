@@ -36,7 +36,9 @@ def test_the_ledger_adds_up_after_any_events(events):
         assert account["pending"] == pending[account["query"]] == ledger.pending(account["query"])
 
 
-@pytest.mark.parametrize("settle", [lambda b: b.count_processed("a"), lambda b: b.count_failed("a"), lambda b: b.count_dropped("a", "x")])
+@pytest.mark.parametrize(
+    "settle", [lambda b: b.count_processed("a"), lambda b: b.count_failed("a"), lambda b: b.count_dropped("a", "x")]
+)
 def test_a_frame_cannot_be_settled_twice(settle):
     ledger = Ledger("a")
     ledger.count_received("a")

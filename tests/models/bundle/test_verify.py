@@ -113,9 +113,7 @@ def test_a_module_to_import_is_named_and_not_imported(sample, rewrite, model):
     assert (module in sys.modules) == known
 
 
-def test_foreign_architecture_is_checked_only_when_allowed(
-    sample, rewrite, tmp_path
-):
+def test_foreign_architecture_is_checked_only_when_allowed(sample, rewrite, tmp_path):
     (tmp_path / "verified_net.py").write_text(
         "from torch import nn\n"
         "def net(num_classes):\n"

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from models import zoo
 from models.errors import InputError
-from models.weights import Published, fetch, find_published, load_weights
+from models.published import Published, fetch, find_published
+from models.weights import load_weights
 from models.workload import Query, load_workload
 
 SQUEEZENET = "SqueezeNet1_1_Weights.IMAGENET1K_V1"
