@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 MAX_LINES = 800
-MAX_PARAMETERS = 8
+MAX_PARAMETERS = 9
 """Of one public function, self and cls not counted."""
 MEANINGLESS_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 

@@ -66,7 +66,7 @@ def repair_queries(task: MergeTask, merged: Merged, ratios: Mapping[str, float])
     jobs = [
         Job(
             query,
-            repair_job,
+            _repair_job,
             {
                 "query": query,
                 "ratio": ratios[query],
@@ -121,7 +121,7 @@ def max_attempts(config: TopDownConfig) -> int:
     return 1 + len(config.repair_fractions).bit_length()
 
 
-def repair_job(
+def _repair_job(
     ctx: MergeContext,
     cache: StepCache,
     query: str,
