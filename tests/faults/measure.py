@@ -21,12 +21,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import figures
+from benchmarks import results
 from benchmarks.machine import machine
 from tests.faults.catalogue import SCENARIOS
 from tests.faults.scenario import Found, Missing, Scenario
 
-RECORDED = figures.MEASURED / "faults"
+RECORDED = results.MEASURED / "faults"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
         for path in (given.out / f"{one.name}.json" for one in SCENARIOS):
             if path.exists():
                 shutil.move(path, RECORDED / path.name)
-        figures.main([])
+        results.main([])
     return 1 if fell_short else 0
 
 

@@ -50,7 +50,7 @@ def test_dashboard_shows_the_box(browser: Any, box: Box, width: int, scheme: str
         )
         assert "weights that queries share 36 MB" in page.text_content("#budget-legend")
         assert "1 of 2 queries resident" in page.text_content("#budget-words")
-        assert page.text_content(".said") == "bridge-cars: 1 car"
+        assert page.text_content(".results") == "bridge-cars: 1 car"
         assert "full 3" in page.text_content("#sinks")
         assert all(told in page.text_content("#drift") for told in ("0.930", "its own weights again", "too few frames"))
         assert "5.0 MB of frames kept" in page.text_content("#spool") and "busy 2" in page.text_content("#spool")

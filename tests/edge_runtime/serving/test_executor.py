@@ -45,8 +45,8 @@ class SlowEngine:
     def unbind(self) -> None:
         self.bound = None
 
-    def run(self, frames, uploaded=no_op) -> list:
-        uploaded()
+    def run(self, frames, beside=no_op) -> list:
+        beside()
         self.runs += 1
         self.clock.now += self.seconds.pop(0) if len(self.seconds) > 1 else self.seconds[0]
         self.batches.append(len(frames))

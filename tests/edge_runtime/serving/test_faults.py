@@ -62,8 +62,8 @@ class SumEngine:
     def unbind(self) -> None:
         self.bound = {}
 
-    def run(self, frames, uploaded=no_op) -> list:
-        uploaded()
+    def run(self, frames, beside=no_op) -> list:
+        beside()
         self.clock.now += 0.01
         self.during()
         if self.faults:
