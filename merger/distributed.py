@@ -388,10 +388,11 @@ def _on_cpu(value: Any) -> Any:
     """The same value with all tensors on the CPU: ranks may have other GPUs."""
     if isinstance(value, Tensor):
         return value.detach().cpu()
+    kind: Any = type(value)
     if isinstance(value, Mapping):
-        return type(value)({key: _on_cpu(one) for key, one in value.items()}) if value else value
+        return kind({key: _on_cpu(one) for key, one in value.items()}) if value else value
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-        return type(value)(_on_cpu(one) for one in value)
+        return kind(_on_cpu(one) for one in value)
     if is_dataclass(value) and not isinstance(value, type):
         found = copy(value)
         for one in fields(value):

@@ -161,7 +161,9 @@ def quantizable_weights(ctx: MergeContext, merged: Merged, bits: Bits) -> list[Q
         state = model.state_dict(keep_vars=True)
         heads = {weight_key(state, row.path) for row in layers_of(ctx.queries[query]) if row.head}
         for key, tensor in state.items():
-            options = choices(key, tensor.shape, bits, key in heads) if tensor.dtype == WIDE else ()
+            options: tuple[Bits, ...] = ()
+            if tensor.dtype == WIDE:
+                options = choices(key, tensor.shape, bits, key in heads)
             if options and float(tensor.detach().abs().max()) > MAX_FP16:
                 options = tuple(one for one in options if one != "fp16")
             if options:

@@ -126,12 +126,12 @@ class StepRollback:
     def save(self) -> None:
         """Remember the buffers at the start of a step."""
         for before, buffers in zip(self._before, self._buffers):
-            torch._foreach_copy_(before, buffers)
+            torch._foreach_copy_(before, buffers)  # type: ignore[attr-defined]
 
     def restore(self) -> None:
         """Restore what was saved last."""
         for before, buffers in zip(self._before, self._buffers):
-            torch._foreach_copy_(buffers, before)
+            torch._foreach_copy_(buffers, before)  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def foreign_factory(model: str, folder: Path | None) -> Factory:
         beside = f"put the module into {folder}, or " if folder is not None else ""
         hint = "correct the module" if is_local else f"check the name; {beside}put its folder on PYTHONPATH"
         raise InputError(model, f"cannot be imported: {reason(error)}", hint, "model") from error
-    factory: Any = getattr(module, attribute, None)
+    factory: Factory | None = getattr(module, attribute, None)
     if not callable(factory):
         problem = f"{module_name} has no '{attribute}'" if factory is None else f"{attribute} cannot be called"
         known = [name for name, value in vars(module).items() if callable(value)]
@@ -55,7 +55,11 @@ def foreign_factory(model: str, folder: Path | None) -> Factory:
         raise InputError(model, problem, hint, "model")
     if "input_size" in inspect.signature(factory).parameters:
         return factory
-    return lambda num_classes, input_size, **args: factory(num_classes, **args)
+
+    def without_input_size(num_classes: int, input_size: int, **args: Any) -> nn.Module:
+        return factory(num_classes, **args)
+
+    return without_input_size
 
 
 def build_foreign(model: str, factory: Factory, width: int, input_size: int, model_args: dict[str, Any]) -> nn.Module:

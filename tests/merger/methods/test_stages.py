@@ -105,15 +105,17 @@ def test_joint_training_accepts_the_queries_that_hold_after_an_epoch(
     task: MergeTask, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = iter([{"q1": 0.5, "q2": 0.97}, {"q0": 0.99, "q1": 0.96, "q2": 0.6}, {"q0": 0.9, "q1": 0.5, "q2": 0.5}])
-    monkeypatch.setattr(joint, "tie_and_evaluate", lambda ctx, cache, plan, queries, states: (
-        ctx.models(queries, states), {query: 1.0 if query == start.donors[0] else 0.1 for query in queries}))  # fmt: skip
 
-    def epochs(ctx: MergeContext, models: Any, recipe: Any, *_: Any) -> Any:
+    def evaluate(ctx: MergeContext, cache: StepCache, plan: SharingPlan, queries: Any, states: Any) -> Any:
+        return ctx.models(queries, states), {query: 1.0 if query == start.donors[0] else 0.1 for query in queries}
+
+    def epochs(ctx: MergeContext, models: Any, recipe: Any, *rest: Any) -> Any:
         for _ in range(recipe.epochs):
             if (ratios := next(script, None)) is None:
                 return
             yield {query: ratios.get(query, 1.0) for query in models}
 
+    monkeypatch.setattr(joint, "tie_and_evaluate", evaluate)
     monkeypatch.setattr(joint, "train_epochs", epochs)
     found = train_together(task, start)
     rows = [row for row in task.log.__self__ if "training" in row]  # type: ignore[attr-defined]
@@ -124,7 +126,7 @@ def test_joint_training_accepts_the_queries_that_hold_after_an_epoch(
 
 def test_frozen_donor_training_leaves_shared_weights(task: MergeTask, start: Start) -> None:
     hard = replace(
-        task, config=replace(task.config, train_jointly=False), required=dict.fromkeys(["q0", "q1", "q2"], 2)
+        task, config=replace(task.config, train_jointly=False), required=dict.fromkeys(["q0", "q1", "q2"], 2.0)
     )
     found = train_together(hard, start)
     plan = found.merged.plan

@@ -60,7 +60,7 @@ def test_top_down_any_stage_off_keeps_every_target(
 ) -> None:
     if stage != "share_suffixes":
         must_train(monkeypatch)
-    options = replace(HARD, top_down=TopDownConfig(**{stage: False}))
+    options = replace(HARD, top_down=replace(TopDownConfig(), **{stage: False}))
     out = tmp_path / "b.safetensors"
     merge(workload, out, options=options)
     assert min(ratios_on_val(workload, out).values()) >= 0.95

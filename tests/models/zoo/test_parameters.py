@@ -36,7 +36,9 @@ def count_parameters(name: str) -> int:
 
 @pytest.mark.parametrize("name", sorted(name for name in zoo.names() if ENTRIES[name].published))
 def test_torchvision_model_has_the_recorded_parameters(name: str) -> None:
-    recorded = next(iter(torchvision.models.get_model_weights(ENTRIES[name].published))).meta["num_params"]
+    published = ENTRIES[name].published
+    assert published is not None
+    recorded = next(iter(torchvision.models.get_model_weights(published))).meta["num_params"]
     count = count_parameters(name)
     if name in FROZEN_NORMS:
         assert recorded < count < 1.02 * recorded
