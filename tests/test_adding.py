@@ -87,11 +87,11 @@ class Backwards:
     def view(self, costs: Costs) -> Costs:
         return costs
 
-    def plan(self, costs: Costs, demands: Mapping[str, QuerySpec], budget_bytes: int) -> Plan:
+    def plan(self, costs: Costs, specs: Mapping[str, QuerySpec], budget_bytes: int) -> Plan:
         return Plan(tuple(reversed(list(costs.queries))), dict.fromkeys(costs.queries, 1), budget_bytes)
 
-    def decide(self, situation: SchedulerState, costs: Costs, plan: Plan) -> Decision:
-        return GemelPolicy().decide(situation, costs, plan)
+    def decide(self, state: SchedulerState, costs: Costs, plan: Plan) -> Decision:
+        return GemelPolicy().decide(state, costs, plan)
 
 
 def first_group(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:

@@ -115,12 +115,12 @@ class _Timed:
     def view(self, costs: Costs) -> Costs:
         return self._policy.view(costs)
 
-    def plan(self, costs: Costs, demands: Mapping[str, QuerySpec], budget_bytes: int) -> Plan:
-        return self._policy.plan(costs, demands, budget_bytes)
+    def plan(self, costs: Costs, specs: Mapping[str, QuerySpec], budget_bytes: int) -> Plan:
+        return self._policy.plan(costs, specs, budget_bytes)
 
-    def decide(self, situation: SchedulerState, costs: Costs, plan: Plan) -> Decision:
+    def decide(self, state: SchedulerState, costs: Costs, plan: Plan) -> Decision:
         start = time.thread_time()
-        decision = self._policy.decide(situation, costs, plan)
+        decision = self._policy.decide(state, costs, plan)
         self.seconds.append(time.thread_time() - start)
         return decision
 

@@ -52,10 +52,10 @@ class GemelPolicy:
     def view(self, costs: Costs) -> Costs:
         return costs
 
-    def plan(self, costs: Costs, demands: Mapping[str, QuerySpec], budget_bytes: int) -> Plan:
+    def plan(self, costs: Costs, specs: Mapping[str, QuerySpec], budget_bytes: int) -> Plan:
         pieces = coalesce_tensors(costs)
         order = share_order(pieces)
-        return Plan(order, worst_first_batches(pieces, demands, order, budget_bytes), budget_bytes)
+        return Plan(order, worst_first_batches(pieces, specs, order, budget_bytes), budget_bytes)
 
     def decide(self, state: SchedulerState, costs: Costs, plan: Plan) -> Decision:
         turns: TurnHistory = state.policy_state or TurnHistory()

@@ -24,9 +24,9 @@ class TimeSharingPolicy:
     def view(self, costs: Costs) -> Costs:
         return unshared_costs(costs)
 
-    def plan(self, costs: Costs, demands: Mapping[str, QuerySpec], budget_bytes: int) -> Plan:
+    def plan(self, costs: Costs, specs: Mapping[str, QuerySpec], budget_bytes: int) -> Plan:
         order = tuple(costs.queries)
-        return Plan(order, worst_first_batches(coalesce_tensors(costs), demands, order, budget_bytes), budget_bytes)
+        return Plan(order, worst_first_batches(coalesce_tensors(costs), specs, order, budget_bytes), budget_bytes)
 
     def decide(self, state: SchedulerState, costs: Costs, plan: Plan) -> Decision:
         return GemelPolicy().decide(state, costs, plan)

@@ -60,7 +60,7 @@ class ExpectedRound:
 
 
 def expected_round(
-    costs: Costs, demands: Mapping[str, QuerySpec], loads: Mapping[str, int], batches: Mapping[str, int]
+    costs: Costs, specs: Mapping[str, QuerySpec], loads: Mapping[str, int], batches: Mapping[str, int]
 ) -> ExpectedRound:
     """A settled round in which every query loads what is missing and then runs one batch at most.
 
@@ -68,15 +68,15 @@ def expected_round(
     takes, it runs those. The round is as long as its loads and runs, or idle for lack of frames.
     """
     load_s = sum(costs.load_s(loads[query]) for query in batches)
-    most = {query: _in_time_at_once(costs.queries[query], demands[query].fps, size) for query, size in batches.items()}
+    most = {query: _in_time_at_once(costs.queries[query], specs[query].fps, size) for query, size in batches.items()}
     longest = load_s + sum(_run_s(costs.queries[query], count) for query, count in most.items())
     low, high = 0.0, longest
     for _ in range(40):
         seconds = (low + high) / 2
-        frames = {query: min(count, demands[query].fps * seconds) for query, count in most.items()}
+        frames = {query: min(count, specs[query].fps * seconds) for query, count in most.items()}
         needed = load_s + sum(_run_s(costs.queries[query], count) for query, count in frames.items())
         low, high = (seconds, high) if needed > seconds else (low, seconds)
-    return ExpectedRound(high, {query: min(count, demands[query].fps * high) for query, count in most.items()})
+    return ExpectedRound(high, {query: min(count, specs[query].fps * high) for query, count in most.items()})
 
 
 def _in_time_at_once(cost: QueryCost, fps: float, batch: int) -> float:
@@ -98,7 +98,7 @@ def _run_s(cost: QueryCost, frames: float) -> float:
 
 
 def worst_first_batches(
-    costs: Costs, demands: Mapping[str, QuerySpec], order: Sequence[str], budget_bytes: int
+    costs: Costs, specs: Mapping[str, QuerySpec], order: Sequence[str], budget_bytes: int
 ) -> dict[str, int]:
     """Batch sizes of 1, 2, 4 or 8 with which the worst query gets the largest share of its frames in time.
 
@@ -110,8 +110,8 @@ def worst_first_batches(
     batches = dict.fromkeys(order, 1)
     best, best_share = dict(batches), -1.0
     while True:
-        expected = expected_round(costs, demands, cycle_loads(costs, order, budget_bytes, batches), batches)
-        shares = {query: expected.per_second(query) / demands[query].fps for query in order}
+        expected = expected_round(costs, specs, cycle_loads(costs, order, budget_bytes, batches), batches)
+        shares = {query: expected.per_second(query) / specs[query].fps for query in order}
         least = min(shares.values())
         if least > best_share + CLOCK_SLACK_S:
             best, best_share = dict(batches), least

@@ -147,7 +147,7 @@ class Policy(Protocol):
         """The costs as this policy sees them: which tensors count as shared."""
         ...
 
-    def plan(self, costs: Costs, demands: Mapping[str, QuerySpec], budget_bytes: int) -> Plan:
+    def plan(self, costs: Costs, specs: Mapping[str, QuerySpec], budget_bytes: int) -> Plan:
         """Everything that can be settled beforehand. `costs` are those of `view`."""
         ...
 

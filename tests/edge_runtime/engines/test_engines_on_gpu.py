@@ -42,7 +42,9 @@ def test_run_uploads_frames_before_work_beside_it(bundle):
             return super().forward(batch)
 
     class Queued(Watched):
-        queues_whole_runs = True
+        @property
+        def queues_whole_runs(self):
+            return True
 
     engine = Watched(bundle, "gate")
     arena = setup.resident_arena(bundle, {"gate": engine})

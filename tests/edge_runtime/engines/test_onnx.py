@@ -210,7 +210,7 @@ def test_onnx_two_stage_detector_matches_torch_frame_by_frame(tmp_path, cache):
     assert (wanted["scores"] > 0).sum() > 3
     assert_detections_close(got, wanted)
     assert all(isinstance(answer, DetectionPrediction) and answer.classes for answer in ours.run(FRAMES))
-    assert ours._kept is not None and ours._kept.notes["batch"] == 1
+    assert ours._file is not None and ours._file.notes["batch"] == 1
 
 
 @pytest.mark.parametrize("weights", ["int8", "fp16"])
@@ -260,9 +260,9 @@ def test_onnx_queries_share_one_graph_without_weights(tiny, cache):
         bind(engine, tiny)
     gate, road, yard = (engines[name]._session for name in ("gate", "road", "yard"))
     assert gate is road and gate is not yard
-    kept = engines["yard"]._kept
-    assert kept is not None
-    graph = onnx.load(str(kept.path)).graph
+    file = engines["yard"]._file
+    assert file is not None
+    graph = onnx.load(str(file.path)).graph
     state = tiny.query("yard").tensors
     assert not state.keys() & {one.name for one in graph.initializer}
     assert sum(len(one.raw_data) for one in graph.initializer) < 1000  # shapes and axes

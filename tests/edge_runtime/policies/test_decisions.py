@@ -40,8 +40,8 @@ class Noted:
     def view(self, costs: Costs) -> Costs:
         return self._policy.view(costs)
 
-    def plan(self, costs: Costs, demands: Mapping[str, QuerySpec], budget_bytes: int) -> Plan:
-        return self._policy.plan(costs, demands, budget_bytes)
+    def plan(self, costs: Costs, specs: Mapping[str, QuerySpec], budget_bytes: int) -> Plan:
+        return self._policy.plan(costs, specs, budget_bytes)
 
     def decide(self, state: SchedulerState, costs: Costs, plan: Plan) -> Decision:
         self.decisions.append(self._policy.decide(state, costs, plan))

@@ -95,7 +95,7 @@ def test_decide_same_state_twice_gives_the_same_decision():
         assert once.policy_state.chosen == twice.policy_state.chosen
         memory = once.policy_state
         chosen.append(memory.chosen is not None)
-    assert memory.compared is not None
+    assert memory is not None and memory.compared is not None
 
 
 @pytest.mark.parametrize(("factor", "drifted"), [(1.2, False), (1.3, True), (0.7, True)])

@@ -42,11 +42,11 @@ def test_a_batch_is_as_large_as_the_budget_leaves_room_for():
     assert [largest_batches(costs, 512 + room)["q"] for room in (1000, 2000, 3999, 4000)] == [1, 2, 2, 4]
 
 
-def brute_force(costs: Costs, demands, order, budget: int) -> float:
+def brute_force(costs: Costs, specs, order, budget: int) -> float:
     def worst(sizes) -> float:
         batches = dict(zip(order, sizes, strict=True))
-        expected = expected_round(costs, demands, cycle_loads(costs, order, budget, batches), batches)
-        return min(expected.per_second(query) / demands[query].fps for query in order)
+        expected = expected_round(costs, specs, cycle_loads(costs, order, budget, batches), batches)
+        return min(expected.per_second(query) / specs[query].fps for query in order)
 
     largest = largest_batches(costs, budget)
     return max(
@@ -57,16 +57,16 @@ def brute_force(costs: Costs, demands, order, budget: int) -> float:
 @settings(max_examples=30)
 @given(st.data())
 def test_the_batches_chosen_are_as_good_for_the_worst_query_as_any_combination(data):
-    queries, demands = {}, {}
+    queries, specs = {}, {}
     for name in "abc"[: data.draw(st.integers(1, 3))]:
         run_s = data.draw(st.integers(5, 60)) / 1000
         saving = data.draw(st.sampled_from([0.3, 0.6, 1.0]))
         larger = tuple(BatchCost(count, run_s * (1 + saving * (count - 1)), 0) for count in (2, 4, 8))
         queries[name] = QueryCost((name, "all"), run_s, 0, data.draw(st.sampled_from([0.1, 0.4])), larger)
-        demands[name] = QuerySpec(data.draw(st.sampled_from([5.0, 15.0, 30.0])))
+        specs[name] = QuerySpec(data.draw(st.sampled_from([5.0, 15.0, 30.0])))
     costs = Costs(queries, {"a": 2048, "b": 4096, "c": 1024, "all": 2048}, 1e5)
     budget, order = data.draw(st.sampled_from([6144, 7168, 16384])), tuple(queries)
-    chosen = worst_first_batches(costs, demands, order, budget)
-    expected = expected_round(costs, demands, cycle_loads(costs, order, budget, chosen), chosen)
-    reached = min(expected.per_second(query) / demands[query].fps for query in order)
-    assert reached == pytest.approx(brute_force(costs, demands, order, budget), rel=1e-6, abs=1e-9)
+    chosen = worst_first_batches(costs, specs, order, budget)
+    expected = expected_round(costs, specs, cycle_loads(costs, order, budget, chosen), chosen)
+    reached = min(expected.per_second(query) / specs[query].fps for query in order)
+    assert reached == pytest.approx(brute_force(costs, specs, order, budget), rel=1e-6, abs=1e-9)

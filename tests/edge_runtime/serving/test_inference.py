@@ -38,8 +38,8 @@ class Policy:
     def view(self, costs: Costs) -> Costs:
         return self._plain.view(costs)
 
-    def plan(self, costs: Costs, demands: Mapping[str, QuerySpec], budget_bytes: int) -> Plan:
-        return self._plain.plan(costs, demands, budget_bytes)
+    def plan(self, costs: Costs, specs: Mapping[str, QuerySpec], budget_bytes: int) -> Plan:
+        return self._plain.plan(costs, specs, budget_bytes)
 
     def decide(self, state: SchedulerState, costs: Costs, plan: Plan) -> Decision:
         self.asked += 1

@@ -71,7 +71,7 @@ class Raising:
     def view(self, costs: Costs) -> Costs:
         return costs
 
-    def plan(self, costs: Costs, demands: Mapping[str, QuerySpec], budget_bytes: int) -> Plan:
+    def plan(self, costs: Costs, specs: Mapping[str, QuerySpec], budget_bytes: int) -> Plan:
         return Plan(tuple(costs.queries), dict.fromkeys(costs.queries, 1), budget_bytes)
 
     def decide(self, state: SchedulerState, costs: Costs, plan: Plan) -> Decision:

@@ -82,7 +82,7 @@ def test_batches_are_made_to_ascend(bundle):
     assert monotone_batches(noisy) == (BatchCost(1, 0.01, 20), BatchCost(2, 0.01, 20), BatchCost(4, 0.02, 20))
 
 
-def test_a_box_takes_over_what_was_measured_here_and_says_in_one_line_when_it_cannot(bundle, tmp_path, caplog):
+def test_load_box_profile_of_another_machine_logs_one_line(bundle, tmp_path, caplog):
     caplog.set_level(logging.WARNING, "gemel.run")
     write_clip(tmp_path / "left.mp4", 4)
     write_folder(tmp_path / "right", 4)
@@ -127,16 +127,16 @@ def test_curves_are_kept_in_the_profile_and_what_is_none_is_refused(bundle):
     ("objective", "curves", "aims"),
     [("accuracy", True, (1.0, 0.7)), (None, True, (1.0, 0.7)), ("frames", True, ()), (None, False, ())],
 )
-def test_a_box_aims_at_accuracy_where_curves_are_and_nobody_said_otherwise(bundle, tmp_path, objective, curves, aims):
+def test_load_box_with_curves_aims_at_accuracy_by_default(bundle, tmp_path, objective, curves, aims):
     write_clip(tmp_path / "left.mp4", 4)
     write_folder(tmp_path / "right", 4)
     write_profile(bundle.path, with_curves(bundle) if curves else profile_of(bundle))
-    said = {} if objective is None else {"objective": objective}
-    box = load_box(load_config(write_config(tmp_path, **said)))
-    assert {demand.staleness for demand in box.demands().values()} == {aims}
+    options = {} if objective is None else {"objective": objective}
+    box = load_box(load_config(write_config(tmp_path, **options)))
+    assert {spec.staleness for spec in box.specs().values()} == {aims}
 
 
-def test_a_box_that_is_to_aim_at_accuracy_without_curves_is_refused(bundle, tmp_path):
+def test_load_box_accuracy_without_curves_is_refused(bundle, tmp_path):
     write_clip(tmp_path / "left.mp4", 4)
     write_folder(tmp_path / "right", 4)
     write_profile(bundle.path, profile_of(bundle))
@@ -144,7 +144,7 @@ def test_a_box_that_is_to_aim_at_accuracy_without_curves_is_refused(bundle, tmp_
         load_box(load_config(write_config(tmp_path, objective="accuracy")))
 
 
-def test_a_run_that_aimed_at_accuracy_is_replayed_alike(bundle, tmp_path, monkeypatch):
+def test_replay_accuracy_objective_agrees(bundle, tmp_path, monkeypatch):
     write_clip(tmp_path / "left.mp4", 12)
     write_folder(tmp_path / "right", 12)
     write_profile(bundle.path, with_curves(bundle))
@@ -153,11 +153,11 @@ def test_a_run_that_aimed_at_accuracy_is_replayed_alike(bundle, tmp_path, monkey
     assert head["demands"]["gate"]["staleness"] == [1.0, 0.7]
     aims, plan = [], AdaptivePolicy.plan
 
-    def noted(self, costs, demands, budget_bytes):
-        aims.append({demand.staleness for demand in demands.values()})
-        return plan(self, costs, demands, budget_bytes)
+    def record_specs(self, costs, specs, budget_bytes):
+        aims.append({spec.staleness for spec in specs.values()})
+        return plan(self, costs, specs, budget_bytes)
 
-    monkeypatch.setattr(AdaptivePolicy, "plan", noted)
+    monkeypatch.setattr(AdaptivePolicy, "plan", record_specs)
     found = replay(tmp_path / "aimed.trace")
     assert aims and all(one == {(1.0, 0.7)} for one in aims)
     assert found.decisions >= 10 and found.agreement >= 0.99, found.first_difference
