@@ -192,8 +192,9 @@ class PlacementProgram:
         bound = found.mip_dual_bound
         bound = -math.inf if bound is None or not math.isfinite(bound) else bound
         boxes = []
-        for box, group in enumerate(self.boxes) if found.x is not None else ():
-            counts = np.rint(found.x[box * self.width :][: len(self.demands.kinds)]).astype(np.int64)
+        values = found.x if found.x is not None else np.zeros(self.size)
+        for box, group in enumerate(self.boxes):
+            counts = np.rint(values[box * self.width :][: len(self.demands.kinds)]).astype(np.int64)
             while counts.any() and not self.groups[group].can_hold(self.demands, counts):  # rounded up by the solver
                 counts[np.flatnonzero(counts)[-1]] -= 1
             if counts.any():

@@ -29,7 +29,7 @@ def expressions(value: Any) -> Iterator[str]:
             yield from expressions(one)
 
 
-def exported() -> dict[str, set[str]]:
+def read_exported_metrics() -> dict[str, set[str]]:
     """The labels of each metric that a box exports, by name."""
     text = Metrics(["bridge-cars"]).to_text(Box().status).decode()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
@@ -40,14 +40,14 @@ def exported() -> dict[str, set[str]]:
 
 
 def test_it_asks_for_what_a_box_exports_and_for_all_of_that() -> None:
-    there = exported()
+    there = read_exported_metrics()
     asked = {name for text in expressions(GRAFANA) for name in re.findall(r"gemel_\w+", text)}
     assert asked <= there.keys()
     assert {HISTOGRAM.sub("", name) for name in asked} == {HISTOGRAM.sub("", name) for name in there}
 
 
 def test_it_groups_by_labels_that_are_there() -> None:
-    there = exported()
+    there = read_exported_metrics()
     for panel in GRAFANA["panels"]:
         for target in panel.get("targets", []):
             names = re.findall(r"gemel_\w+", target["expr"])

@@ -39,11 +39,13 @@ def write_workload(folder: Path) -> Workload:
     load = load_workload(path)
     for seed, query in enumerate(load.queries):
         torch.manual_seed(seed)
-        save_weights(folder / "weights" / f"{query.id}.safetensors", _balanced(build_query(query)).state_dict())
+        save_weights(
+            folder / "weights" / f"{query.id}.safetensors", _recalibrate_norms(build_query(query)).state_dict()
+        )
     return load
 
 
-def _balanced(model: nn.Module) -> nn.Module:
+def _recalibrate_norms(model: nn.Module) -> nn.Module:
     """A classifier whose answers differ from picture to picture: its head's bias is what it says of an average one."""
     head = getattr(model, "fc", None) or getattr(model, "linear", None)
     if isinstance(head, nn.Linear):

@@ -76,7 +76,7 @@ LOG = [
 
 
 @pytest.fixture
-def logged(bundle: Bundle):
+def write_log(bundle: Bundle):
     """A function that writes rows as the log beside the bundle, for as long as a test takes."""
     path = Path(f"{bundle.path}{LOG_SUFFIX}")
 
@@ -87,8 +87,8 @@ def logged(bundle: Bundle):
     path.unlink(missing_ok=True)
 
 
-def test_outcome_table_groups_sets_and_names_the_blocker(bundle: Bundle, logged) -> None:
-    logged(LOG)
+def test_outcome_table_groups_sets_and_names_the_blocker(bundle: Bundle, write_log) -> None:
+    write_log(LOG)
     text = MergeOutcomes.of(bundle).to_text()
     lines = [line for line in text.splitlines() if " partly kept " in line or " refused " in line]
     assert len(lines) == 2 and lines[0].split()[0] == "3" and "a, b, without c" in lines[0]
@@ -100,15 +100,15 @@ def test_outcome_table_groups_sets_and_names_the_blocker(bundle: Bundle, logged)
     assert "stored int8: 1 weights wider; blocked by b" in text
 
 
-def test_set_table_has_a_line_for_every_set(bundle: Bundle, logged) -> None:
-    logged(LOG)
+def test_set_table_has_a_line_for_every_set(bundle: Bundle, write_log) -> None:
+    write_log(LOG)
     text = MergeOutcomes.of(bundle).to_text(every_set=True)
     assert all(sum(f" {path} " in line for line in text.splitlines()) == 1 for path in (*SHARED, "conv1"))
 
 
-def test_outcome_table_of_many_queries_stays_short(bundle: Bundle, logged) -> None:
+def test_outcome_table_of_many_queries_stays_short(bundle: Bundle, write_log) -> None:
     many = [[f"query{at:02d}", "fc"] for at in range(40)]
-    logged([{**SETS[3], "set": many} for _ in range(40)])
+    write_log([{**SETS[3], "set": many} for _ in range(40)])
     text = MergeOutcomes.of(bundle).to_text()
     assert len(text.splitlines()) < 6 and "query03 and 36 more" in text
     assert max(map(len, text.splitlines())) < 160
@@ -133,20 +133,20 @@ def test_outcomes_without_a_log_come_from_the_manifest(bundle: Bundle) -> None:
     ],
     ids=["other layers", "other members", "unknown layer", "unknown queries"],
 )
-def test_outcomes_ignore_the_log_of_another_merge(bundle: Bundle, logged, rows: list[dict[str, Any]]) -> None:
-    logged(rows)
+def test_outcomes_ignore_the_log_of_another_merge(bundle: Bundle, write_log, rows: list[dict[str, Any]]) -> None:
+    write_log(rows)
     assert MergeOutcomes.of(bundle).note == OTHER_LOG and len(MergeOutcomes.of(bundle).sets) == len(SHARED)
 
 
 @pytest.mark.parametrize("text", ["half a r", '{"set": 1}\n', "[1]\n", "\xff\n"], ids=["cut", "keys", "list", "bytes"])
-def test_outcomes_ignore_a_damaged_log(bundle: Bundle, logged, text: str) -> None:
-    logged([])
+def test_outcomes_ignore_a_damaged_log(bundle: Bundle, write_log, text: str) -> None:
+    write_log([])
     Path(f"{bundle.path}{LOG_SUFFIX}").write_bytes(text.encode("latin-1"))
     assert MergeOutcomes.of(bundle).note.startswith(UNREADABLE)
 
 
-def test_show_prints_sets_and_precision(bundle: Bundle, logged, capsys) -> None:
-    logged(LOG)
+def test_show_prints_sets_and_precision(bundle: Bundle, write_log, capsys) -> None:
+    write_log(LOG)
     assert main(["bundle", "show", str(bundle.path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["sets"] == SETS and found["source"] == "log" and len(found["repairs"]) == 3
@@ -157,8 +157,8 @@ def test_show_prints_sets_and_precision(bundle: Bundle, logged, capsys) -> None:
     assert summarize_bundle(bundle).to_text(every_set=True) == text.rstrip("\n")
 
 
-def test_outcomes_of_equal_originals_say_so(bundle: Bundle, logged) -> None:
-    logged([])
+def test_outcomes_of_equal_originals_say_so(bundle: Bundle, write_log) -> None:
+    write_log([])
     found = MergeOutcomes.of(bundle)
     assert found.note == EQUAL and len(found.sets) == len(SHARED) and EQUAL in found.to_text()
 

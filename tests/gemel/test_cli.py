@@ -156,14 +156,14 @@ def run_result(monkeypatch, behaviour):
 
 
 def test_exit_codes_of_what_can_happen(monkeypatch, capsys):
-    def interrupted():
+    def interrupt():
         raise KeyboardInterrupt
 
     def full():
         raise OSError(28, "No space left on device", "out/bundle")
 
     assert run_result(monkeypatch, lambda: CommandResult({"ok": False}, "", 1)) == 1
-    assert run_result(monkeypatch, interrupted) == 130
+    assert run_result(monkeypatch, interrupt) == 130
     assert run_result(monkeypatch, full) == 2
     assert "out/bundle: No space left on device" in capsys.readouterr().err
 

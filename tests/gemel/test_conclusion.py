@@ -133,7 +133,8 @@ def test_conclusion_without_shared_weights_gives_the_reason(document, method, ce
 
 
 def test_headline_is_of_the_requested_memory(certain):
-    assert headline_memory(certain).name == "min"
+    headline = headline_memory(certain)
+    assert headline is not None and headline.name == "min"
     assert "0.46 → 0.71" in render_report(certain)
     certain["headline"] = {"memory": "50%", "memory_bytes": 60_000_000}
     page = render_report(certain)

@@ -58,14 +58,14 @@ def test_demo_text_ends_with_what_to_look_at(document, tmp_path):
 
 
 def test_an_interrupted_demo_goes_on_after_its_last_finished_step(quick, tmp_path, monkeypatch):
-    def interrupted(*_, **__):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr(demo, "evaluate", interrupted)
+        broken.setattr(demo, "evaluate", interrupt)
         assert main(["demo", "--out", str(tmp_path)]) == 130
     for step in ("write_sample", "train_originals", "merge"):
-        monkeypatch.setattr(demo, step, interrupted)
+        monkeypatch.setattr(demo, step, interrupt)
     evaluated = []
     monkeypatch.setattr(demo, "evaluate", lambda *words, **_: evaluated.append(words) or {"streaming": []})
     assert run_demo(tmp_path).merged["queries"]
@@ -80,6 +80,6 @@ def test_demo_folder_of_others_is_refused(tmp_path, capsys):
 
 
 def test_demo_other_seed_is_refused(tmp_path):
-    demo._claim(tmp_path, seed=0)
+    demo._claim_folder(tmp_path, seed=0)
     with pytest.raises(InputError, match="another seed"):
-        demo._claim(tmp_path, seed=1)
+        demo._claim_folder(tmp_path, seed=1)

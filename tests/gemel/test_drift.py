@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge_runtime.samples import DRIFT_FILE, _chunk, read_drift, read_head
+from edge_runtime.samples import DRIFT_FILE, _text_chunk, read_drift, read_head
 from gemel import check_drift
 from gemel.cli import main
 from models.bundle import open_bundle, verify_bundle, write_substituted
@@ -25,7 +25,7 @@ ENOUGH = MIN_COMPARED_FRAMES + 5
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def spools(tmp_path_factory):
     """A workload; a bundle that answers as its originals, one in which `b` fell, and a spool of each."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("drift")
@@ -38,9 +38,9 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def folder(made, tmp_path):
+def folder(spools, tmp_path):
     """A copy of it, for a test to change."""
-    shutil.copytree(made, tmp_path / "d")
+    shutil.copytree(spools, tmp_path / "d")
     for name in ("good", "fallen"):
         ledger = {"bundle": str(tmp_path / "d" / f"{name}.safetensors")}
         (tmp_path / "d" / name / "ledger.json").write_text(json.dumps(ledger))
@@ -131,7 +131,7 @@ def test_check_query_with_own_weights_is_not_reverted(folder):
         length = int.from_bytes(data[33:37], "big")
         said = json.loads(data[47 : 41 + length])
         said["label"] = {"empty": "busy", "busy": "empty"}[said["label"]]
-        path.write_bytes(data[:33] + _chunk(b"gemel\0" + json.dumps(said).encode()) + data[45 + length :])
+        path.write_bytes(data[:33] + _text_chunk(b"gemel\0" + json.dumps(said).encode()) + data[45 + length :])
     found = check_drift(folder / "good", folder / "workload.yaml", folder / "new.safetensors")
     assert rows(found)["b"]["verdict"] == BELOW and not rows(found)["b"]["reverted"]
     assert "already has its own weights" in rows(found)["b"]["note"] and not (folder / "new.safetensors").exists()
@@ -163,7 +163,7 @@ def of_another_task(spool: Path) -> None:
     other = sorted((spool / "samples").glob("*-d-*"))[0].read_bytes()
     length = int.from_bytes(other[33:37], "big")
     body = other[41 : 41 + length].replace(b'"query":"d"', b'"query":"a"')
-    path.write_bytes(other[:33] + _chunk(body) + other[45 + length :])
+    path.write_bytes(other[:33] + _text_chunk(body) + other[45 + length :])
 
 
 @pytest.mark.parametrize(("damage", "reason"), [

@@ -30,31 +30,31 @@ HERE = (5.0, 5.0, 30.0, 30.0)
 
 
 @pytest.fixture(scope="module")
-def evaluated(tiny):
+def eval_report(tiny):
     return evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tiny / "report", EvalOptions(seeds=2))
 
 
-def test_report_has_every_documented_key(evaluated, tiny):
-    assert {"offline", "streaming", "ledger"} <= set(evaluated)
+def test_report_has_every_documented_key(eval_report, tiny):
+    assert {"offline", "streaming", "ledger"} <= set(eval_report)
     keys = {"arm", "memory", "memory_bytes", "query", "metric", "accuracy", "age_p95_ms", "spread"}
     keys |= {"age_p50_ms", "age_p99_ms"}
-    assert all(keys <= set(row) for row in evaluated["streaming"])
-    arms = {(row["arm"], row["memory"], row["query"]) for row in evaluated["streaming"]}
-    assert len(arms) == len(evaluated["streaming"]) == 2 * 3 * 2
-    assert json.loads((tiny / "report" / "report.json").read_text()) == evaluated
+    assert all(keys <= set(row) for row in eval_report["streaming"])
+    arms = {(row["arm"], row["memory"], row["query"]) for row in eval_report["streaming"]}
+    assert len(arms) == len(eval_report["streaming"]) == 2 * 3 * 2
+    assert json.loads((tiny / "report" / "report.json").read_text()) == eval_report
 
 
-def test_arms_get_equal_memory_and_the_ledger_adds_up(evaluated):
+def test_arms_get_equal_memory_and_the_ledger_adds_up(eval_report):
     for memory in ("min", "50%", "all"):
-        rows = [row for row in evaluated["streaming"] if row["memory"] == memory]
+        rows = [row for row in eval_report["streaming"] if row["memory"] == memory]
         assert len({row["memory_bytes"] for row in rows}) == 1
-    for row in evaluated["ledger"]:
+    for row in eval_report["ledger"]:
         settled = row["processed"] + sum(row["dropped"].values()) + row["failed"] + row["pending"]
         assert row["received"] == settled > 0
 
 
-def test_measured_bytes_equal_the_manifest(evaluated, tiny):
-    counts, manifest = evaluated["bytes"], open_bundle(tiny / "tiny.safetensors").manifest
+def test_measured_bytes_equal_the_manifest(eval_report, tiny):
+    counts, manifest = eval_report["bytes"], open_bundle(tiny / "tiny.safetensors").manifest
     assert counts["after"] == manifest.bytes.after < counts["before"]
     assert counts["resident_after"] == counts["after"]
     assert counts["resident_before"] >= counts["before"]
@@ -62,24 +62,24 @@ def test_measured_bytes_equal_the_manifest(evaluated, tiny):
     assert parts == pytest.approx(counts["after"])
 
 
-def test_original_near_chance_is_no_evidence(evaluated):
-    weak = [row for row in evaluated["offline"] if not row["worth"]]
+def test_original_near_chance_is_no_evidence(eval_report):
+    weak = [row for row in eval_report["offline"] if not row["worth"]]
     assert weak, "random weights were meant to be near chance"
     for row in weak:
-        assert any(row["query"] in line and "no evidence" in line for line in evaluated["limits"])
+        assert any(row["query"] in line and "no evidence" in line for line in eval_report["limits"])
 
 
-def test_page_is_self_contained(tiny, evaluated):
+def test_page_is_self_contained(tiny, eval_report):
     page = (tiny / "report" / "report.html").read_text()
     assert sorted(path.name for path in (tiny / "report").glob("[!.]*")) == ["report.html", "report.json"]
     assert not re.search(r"""(src|href)\s*=\s*["']?\s*(https?:)?//""", page)
     assert not re.search(r"""@import|url\(\s*["']?(?!data:)""", page)
     assert "<script" not in page and "<link" not in page
     photos = re.findall(r"data:image/jpeg;base64,([\w+/=]+)", page)
-    assert len(photos) == len(evaluated["examples"]) == 12
+    assert len(photos) == len(eval_report["examples"]) == 12
 
 
-def test_page_is_made_of_report_json_alone(tiny, evaluated):
+def test_page_is_made_of_report_json_alone(tiny, eval_report):
     page = (tiny / "report" / "report.html").read_text()
     document = json.loads((tiny / "report" / "report.json").read_text())
     photos = re.findall(r"data:image/jpeg;base64,([\w+/=]+)", page)
@@ -124,10 +124,10 @@ def test_requested_memory_size_becomes_the_headline(tiny, tmp_path):
     )
 
 
-def test_evaluation_on_a_gpu_equals_the_cpu(tiny, tmp_path, monkeypatch, evaluated):
+def test_evaluation_on_a_gpu_equals_the_cpu(tiny, tmp_path, monkeypatch, eval_report):
     with a_card(monkeypatch) as mixed:
         document = evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, EvalOptions(seeds=1))
-    assert not mixed and document["offline"] == evaluated["offline"]
+    assert not mixed and document["offline"] == eval_report["offline"]
 
 
 def test_memory_below_the_largest_query_is_refused(tiny, tmp_path):
@@ -185,23 +185,23 @@ def test_measured_costs_come_from_the_profile(tiny, tmp_path):
     (tiny / "tiny.safetensors.profile.json").unlink()
 
 
-def test_side_by_side_rows_repeat_offline_and_streaming(evaluated):
-    row = next(one for one in evaluated["side_by_side"] if (one["query"], one["memory"]) == ("b", "50%"))
+def test_side_by_side_rows_repeat_offline_and_streaming(eval_report):
+    row = next(one for one in eval_report["side_by_side"] if (one["query"], one["memory"]) == ("b", "50%"))
     streamed = {
-        one["arm"]: one["accuracy"] for one in evaluated["streaming"] if (one["query"], one["memory"]) == ("b", "50%")
+        one["arm"]: one["accuracy"] for one in eval_report["streaming"] if (one["query"], one["memory"]) == ("b", "50%")
     }
-    assert row["merged_offline"] == next(one["merged"] for one in evaluated["offline"] if one["query"] == "b")
+    assert row["merged_offline"] == next(one["merged"] for one in eval_report["offline"] if one["query"] == "b")
     assert (row["merged_streaming"], row["originals_streaming"]) == (streamed["merged"], streamed["originals"])
 
 
-def test_report_holds_its_command_and_versions(evaluated, tiny):
-    (command,) = evaluated["commands"]
+def test_report_holds_its_command_and_versions(eval_report, tiny):
+    (command,) = eval_report["commands"]
     assert command.startswith(f"gemel eval {tiny}/tiny.safetensors {tiny}/workload.yaml -o {tiny}/report")
     assert command.endswith("--memory 50% --seeds 2")
-    assert {"python", "torch"} <= evaluated["versions"].keys() and evaluated["settings"]["policy"] == "adaptive"
-    recalls = evaluated["offline"][0]["classes"]
+    assert {"python", "torch"} <= eval_report["versions"].keys() and eval_report["settings"]["policy"] == "adaptive"
+    recalls = eval_report["offline"][0]["classes"]
     assert [row["class"] for row in recalls] == ["empty", "busy"]
-    assert sum(row["merged"] for row in recalls) / 2 == pytest.approx(evaluated["offline"][0]["merged"])
+    assert sum(row["merged"] for row in recalls) / 2 == pytest.approx(eval_report["offline"][0]["merged"])
 
 
 def test_real_time_and_virtual_clock_are_compared(tiny, tmp_path):
@@ -249,7 +249,7 @@ def test_a_box_that_reaches_over_the_edge_is_none_of_them():
 
 
 @pytest.fixture
-def scored():
+def scored_query():
     """Three frames with labels and the predictions of both models."""
     frames = [np.full((40, 60, 3), 90, np.uint8)] * 3
     labels = (BoxLabels(("car",), (HERE,)), BoxLabels(), BoxLabels(("bus", "car"), (HERE, (40.0, 5.0, 55.0, 20.0))))
@@ -260,10 +260,10 @@ def scored():
     return QueryTest(DETECTION, footage, labels, 0.5, {ORIGINALS: good, MERGED: worse}), split
 
 
-def test_pycocotools_reads_the_export_and_finds_the_same_map(scored, tmp_path):
+def test_pycocotools_reads_the_export_and_finds_the_same_map(scored_query, tmp_path):
     coco = pytest.importorskip("pycocotools.coco", reason="pycocotools is not installed")
     cocoeval = pytest.importorskip("pycocotools.cocoeval")
-    export_coco([scored], tmp_path / "new")
+    export_coco([scored_query], tmp_path / "new")
     folder = tmp_path / "new" / "q"
     labels = coco.COCO(str(folder / "labels.json"))
     for name, arm in (("original", ORIGINALS), ("merged", MERGED)):
@@ -271,7 +271,7 @@ def test_pycocotools_reads_the_export_and_finds_the_same_map(scored, tmp_path):
         found.evaluate()
         found.accumulate()
         found.summarize()
-        ours = mean_average_precision(scored[0].predictions[arm], scored[0].labels, DETECTION.classes)
+        ours = mean_average_precision(scored_query[0].predictions[arm], scored_query[0].labels, DETECTION.classes)
         assert ours["map"] == pytest.approx(found.stats[0], abs=1e-6)
     images = json.loads((folder / "labels.json").read_text())["images"]
     assert [(one["unit"], one["width"], one["height"]) for one in images] == [
@@ -280,11 +280,11 @@ def test_pycocotools_reads_the_export_and_finds_the_same_map(scored, tmp_path):
     assert all((folder / "data" / one["file_name"]).is_file() for one in images)
 
 
-def test_failing_export_leaves_nothing(scored, tmp_path):
+def test_failing_export_leaves_nothing(scored_query, tmp_path):
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "q").write_text("in the way of the query's folder")
     with pytest.raises(InputError, match="--coco"):
-        export_coco([scored], tmp_path / "new")
+        export_coco([scored_query], tmp_path / "new")
     assert not (tmp_path / "new" / "q" / "data").exists()
 
 

@@ -23,7 +23,7 @@ TWO_MODELS = [
 
 
 def test_inspect_with_weights_pairs_similar_layers(tmp_path: Path, capsys) -> None:
-    path = _written(tmp_path, TWO_MODELS)
+    path = _write_workload(tmp_path, TWO_MODELS)
     deep = build("resnet34", ["x", "y"]).state_dict()
     shallow = build("resnet18", ["x", "y"]).state_dict()
     shallow["layer3.1.conv2.weight"] = deep["layer3.2.conv2.weight"].clone()
@@ -45,13 +45,13 @@ def test_inspect_names_a_model_that_can_share_nothing(tmp_path: Path, capsys) ->
         "    def forward(self, x):\n"
         "        return self.head(x.mean(dim=(2, 3)))\n"
     )
-    path = _written(tmp_path, [*TWO_MODELS, {**TWO_MODELS[0], "id": "own", "model": "own:Mean"}])
+    path = _write_workload(tmp_path, [*TWO_MODELS, {**TWO_MODELS[0], "id": "own", "model": "own:Mean"}])
     assert main(["inspect", str(path), "--json"]) == 0
     notes = json.loads(capsys.readouterr().out)["notes"]
     assert len(notes) == 1 and notes[0].startswith("own: own:Mean") and "share nothing" in notes[0]
 
 
-def _written(folder: Path, queries: list[dict]) -> Path:
+def _write_workload(folder: Path, queries: list[dict]) -> Path:
     path = folder / "workload.yaml"
     documents = [{**query, "weights": f"{query['id']}.safetensors"} for query in queries]
     path.write_text(yaml.safe_dump({"name": "w", "cameras": {"c": {"source": "x"}}, "queries": documents}))

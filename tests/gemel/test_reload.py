@@ -1,4 +1,4 @@
-"""`gemel reload` against a real box: applied, refused, nobody there."""
+"""`gemel reload` against a real box: applied, refused, no box running."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CAMERAS = {"left": {"source": "left.mp4", "loop": True}, "right": {"source": "ri
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """A box that can be asked over HTTP."""
+    """A box that can be run_reload over HTTP."""
     write_clip(tmp_path / "left.mp4", 12)
     write_folder(tmp_path / "right", 4)
     tiny_bundle(tmp_path / "tiny.safetensors")
@@ -34,12 +34,12 @@ def config(tmp_path: Path) -> Path:
     return write_config(tmp_path, cameras=CAMERAS, http={"bind": f"127.0.0.1:{port}", "token_file": "token"})
 
 
-def asked(config: Path, capsys) -> tuple[int, dict]:
+def run_reload(config: Path, capsys) -> tuple[int, dict]:
     code = main(["reload", str(config), "--json"])
     return code, json.loads(capsys.readouterr().out)
 
 
-def told(config: Path, path: str) -> str:
+def get_text(config: Path, path: str) -> str:
     port = config.read_text().partition("127.0.0.1:")[2].split()[0].strip("'")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
         return answer.read().decode()
@@ -50,15 +50,15 @@ def test_reload_is_applied_or_refused(config, capsys):
     with Running(config) as box:
         box.more("gate")
         write(folder / "tiny.safetensors", {"gate": trained_looking(7)}, query("gate", "left"))
-        assert asked(config, capsys) == (0, {"applied": True, "reason": None})
-        status = json.loads(told(config, "/api/status"))
+        assert run_reload(config, capsys) == (0, {"applied": True, "reason": None})
+        status = json.loads(get_text(config, "/api/status"))
         assert [one["id"] for one in status["queries"]] == ["gate"] and status["reloads"]["applied"] == 1
         (folder / "tiny.safetensors").unlink()
-        code, found = asked(config, capsys)
+        code, found = run_reload(config, capsys)
         assert code == 1 and not found["applied"] and "cannot be read" in found["reason"]
-        status = json.loads(told(config, "/api/status"))
+        status = json.loads(get_text(config, "/api/status"))
         assert status["refused"] == found["reason"] and status["bundle_fault"] is None
-        metrics = told(config, "/metrics")
+        metrics = get_text(config, "/metrics")
         assert 'gemel_reloads_total{outcome="applied"} 1.0' in metrics
         assert 'gemel_reloads_total{outcome="refused"} 1.0' in metrics and 'query="yard"' not in metrics
         assert main(["reload", str(config)]) == 1

@@ -16,7 +16,7 @@ from tests.hostile.mutated.mutations import VALUES, damaged_bytes, damaged_tree
 MiB = 2**20
 
 
-def changed(document, method, after, lost=0.0):
+def change_result(document, method, after, lost=0.0):
     """The report of another bundle of this workload."""
     made = copy.deepcopy(document) | {"method": method}
     made["bundle"]["file"] = f"{method}.safetensors"
@@ -32,14 +32,14 @@ def reports(document, tmp_path):
     """Three reports: one small that falls short, one of middling size that is sound, the largest."""
     asked = [("none", 10 * MiB, 0.2), ("wide", 30 * MiB, 0.0), ("gemel", 60 * MiB, 0.0)]
     paths = []
-    for index, one in enumerate(changed(document, *words) for words in asked):
+    for index, one in enumerate(change_result(document, *words) for words in asked):
         (tmp_path / f"r{index}").mkdir()
         paths.append(tmp_path / f"r{index}" / "report.json")
         paths[-1].write_text(json.dumps(one))
     return paths
 
 
-def compared(capsys, *words):
+def compare(capsys, *words):
     """Exit code, standard output, and the line of an error."""
     code = main(["report", *map(str, words)])
     told = capsys.readouterr()
@@ -48,7 +48,7 @@ def compared(capsys, *words):
 
 def test_answer_is_the_fewest_bytes_that_meet_all_targets(reports, tmp_path, capsys):
     out = tmp_path / "page.html"
-    code, told, _ = compared(capsys, reports[0], reports[1].parent, reports[2], "-o", out, "--json")
+    code, told, _ = compare(capsys, reports[0], reports[1].parent, reports[2], "-o", out, "--json")
     found = json.loads(told)
     assert code == 0 and found["answer"].startswith("Fewest bytes with every accuracy target met: B (wide.safetensors")
     kept = {one["letter"]: (one["met"], one["of"]) for one in found["reports"]}
@@ -94,7 +94,7 @@ def test_incomparable_reports_are_refused_in_one_line(reports, tmp_path, capsys,
     if "offline" in harm:
         kept["streaming"] = [row for row in kept["streaming"] if row["query"] != "square-busy"]
     reports[1].write_text(json.dumps(kept))
-    code, _, error = compared(capsys, *reports, "-o", tmp_path / "page.html")
+    code, _, error = compare(capsys, *reports, "-o", tmp_path / "page.html")
     assert code == 2 and len(error.splitlines()) == 1 and str(reports[1]) in error and said in error
     assert not (tmp_path / "page.html").exists()
 
@@ -109,16 +109,16 @@ def test_report_with_too_many_memory_settings_is_refused(reports):
 
 def test_page_is_never_written_over_a_report(reports, tmp_path, capsys):
     before = reports[0].read_bytes()
-    code, _, error = compared(capsys, reports[0], "-o", reports[0])
+    code, _, error = compare(capsys, reports[0], "-o", reports[0])
     assert code == 2 and "is one of the reports" in error and reports[0].read_bytes() == before
-    code, _, error = compared(capsys, tmp_path / "none.json", "-o", tmp_path / "page.html")
+    code, _, error = compare(capsys, tmp_path / "none.json", "-o", tmp_path / "page.html")
     assert code == 2 and "none.json" in error and not (tmp_path / "page.html").exists()
 
 
 def test_comparison_with_markup_in_names_escapes_it(reports, tmp_path, capsys):
     for path in reports[:2]:
         path.write_text(path.read_text().replace("gate-people", "<img src=x>").replace('"wide"', '"</style><script>"'))
-    assert compared(capsys, *reports[:2], "-o", tmp_path / "page.html")[0] == 0
+    assert compare(capsys, *reports[:2], "-o", tmp_path / "page.html")[0] == 0
     page = (tmp_path / "page.html").read_text()
     assert "<img" not in page and "<script" not in page and page.count("</style>") == 1
 
@@ -143,7 +143,7 @@ def test_damaged_report_is_refused_or_renders_whole(reports, tmp_path):
 
 def test_comparison_page_fits_a_phone_and_requests_nothing(browser, reports, tmp_path, capsys):
     page_path = tmp_path / "page.html"
-    assert compared(capsys, *reports, "-o", page_path)[0] == 0
+    assert compare(capsys, *reports, "-o", page_path)[0] == 0
     for width in (1280, 390):
         with page_of(browser, width, "dark", own=page_path.as_uri()) as (page, wrong):
             page.goto(page_path.as_uri())

@@ -24,7 +24,7 @@ CUT = """() => [...document.querySelectorAll('body *')].filter(one => {
 
 
 @pytest.fixture
-def opened(browser, document, tmp_path):
+def open_page(browser, document, tmp_path):
     def open_at(width, scheme, text, media="screen"):
         path = tmp_path / "report.html"
         path.write_text(text)
@@ -42,10 +42,10 @@ def opened(browser, document, tmp_path):
     ("width", "scheme", "media"),
     [(1280, "light", "screen"), (390, "dark", "screen"), (A4_PX, "light", "print")],
 )
-def test_page_in_a_browser_cuts_and_requests_nothing(opened, document, width, scheme, media):
+def test_page_in_a_browser_cuts_and_requests_nothing(open_page, document, width, scheme, media):
     named = json.loads(json.dumps(document).replace("gate-people", LONG))
     named["offline"][1] |= {"met": False, "ratio": 0.9}
     for text in (render_report(document, [PHOTO] * 2), render_report(named, [PHOTO] * 2)):
-        cut, wide, wrong, shown = opened(width, scheme, text, media)
+        cut, wide, wrong, shown = open_page(width, scheme, text, media)
         assert (cut, wide, wrong) == ([], 0, [])
         assert shown.startswith('url("data:image/jpeg')

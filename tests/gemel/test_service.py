@@ -25,10 +25,10 @@ def test_notifier_writes_to_the_socket_of_systemd(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         notifier = Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "15000000"})
-        notifier.tell(READY, "STATUS=serving")
-        assert manager.recv(100) == b"READY=1\nSTATUS=serving" and notifier.alive_every_s == 5.0
-    Notifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}).tell(ALIVE)
-    assert Notifier({"WATCHDOG_USEC": "0"}).alive_every_s is None
+        notifier.send(READY, "STATUS=serving")
+        assert manager.recv(100) == b"READY=1\nSTATUS=serving" and notifier.alive_interval_s == 5.0
+    Notifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}).send(ALIVE)
+    assert Notifier({"WATCHDOG_USEC": "0"}).alive_interval_s is None
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_install_unit_is_valid_for_systemd(config: Path, tmp_path: Path, capsys:
     assert judged.returncode == 0, judged.stdout.splitlines()[-1:]
 
 
-def installed(config: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[str, str]:
+def install(config: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[str, str]:
     """The unit, and the warnings."""
     path = config.parent / "made.service"
     assert main(["service", "install", str(config), "-o", str(path), "--json", *more]) == 0
@@ -68,7 +68,7 @@ def installed(config: Path, capsys: pytest.CaptureFixture[str], *more: str) -> t
 def test_install_runs_as_the_owner_of_the_config(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nobody = pwd.getpwnam("nobody")
     os.chown(config, nobody.pw_uid, nobody.pw_gid)
-    text, warnings = installed(config, capsys)
+    text, warnings = install(config, capsys)
     assert "User=nobody" in text and warnings == ""
 
 
@@ -78,17 +78,17 @@ def test_install_warns_of_what_the_user_cannot_reach(
     monkeypatch.setattr(service, "find_owner", lambda _: None)
     config.parent.chmod(0o755)
     config.chmod(0o600)
-    text, warnings = installed(config, capsys)
+    text, warnings = install(config, capsys)
     assert "DynamicUser=yes" in text and "StateDirectory=%N" in text
     assert f"{config.parent}: the service's user cannot write there" in warnings
     assert f"{config}: the service's user cannot read it" in warnings
-    assert installed(config, capsys, "--user", "camera")[1] == ""
+    assert install(config, capsys, "--user", "camera")[1] == ""
     config.chmod(0o644)
     monkeypatch.setattr(service, "STATE_FOLDER", config.parent.parent)
-    assert installed(write_config(config.parent), capsys)[1] != "", "below another unit's folder"
+    assert install(write_config(config.parent), capsys)[1] != "", "below another unit's folder"
     (config.parent.parent / "made").mkdir(exist_ok=True)
     results = [{"kind": "jsonl", "path": "../made/results.jsonl"}]
-    assert installed(write_config(config.parent, sinks=results), capsys)[1] == ""
+    assert install(write_config(config.parent, sinks=results), capsys)[1] == ""
 
 
 def test_install_environment_file_sets_variables(
@@ -99,10 +99,10 @@ def test_install_environment_file_sets_variables(
     assert main(["service", "install", str(made), "-o", str(tmp_path / "unit")]) == 2
     assert "the environment has no GATE" in capsys.readouterr().err
     variables.write_text("# of the gate\nGATE='s3cret'\n")
-    text, warnings = installed(made, capsys, "--environment", str(variables), "--user", "camera")
+    text, warnings = install(made, capsys, "--environment", str(variables), "--user", "camera")
     assert f"EnvironmentFile={variables}\n" in text and "s3cret" not in text and warnings == ""
     monkeypatch.setenv("GATE", "s3cret")
-    assert "a service has no GATE" in installed(made, capsys, "--user", "camera")[1]
+    assert "a service has no GATE" in install(made, capsys, "--user", "camera")[1]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_install_environment_file_sets_variables(
     ],
 )
 def test_install_grants_devices_only_where_needed(tmp_path: Path, capsys, keys: dict, line: str) -> None:
-    text, _ = installed(write_config(tmp_path, **keys), capsys)
+    text, _ = install(write_config(tmp_path, **keys), capsys)
     assert ("PrivateDevices=yes" in text) + ("SupplementaryGroups=video" in text) == 1 and line in text
 
 

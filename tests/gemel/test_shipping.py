@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def told(capsys: pytest.CaptureFixture[str], *command: object, code: int = 0) -> dict:
+def run_bundle(capsys: pytest.CaptureFixture[str], *command: object, code: int = 0) -> dict:
     """What a command says with --json."""
     assert main(["bundle", *map(str, command), "--json"]) == code
     return json.loads(capsys.readouterr().out)
@@ -33,10 +33,10 @@ def told(capsys: pytest.CaptureFixture[str], *command: object, code: int = 0) ->
 
 def test_an_update_takes_the_box_to_the_new_bundle(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old, new, update, made = (folder / name for name in ("old.safetensors", "new.safetensors", "update", "made"))
-    counted = told(capsys, "diff", old, new)
+    counted = run_bundle(capsys, "diff", old, new)
     assert not update.exists()
-    assert told(capsys, "diff", old, new, "-o", update)["bytes"] == counted["bytes"] == update.stat().st_size
-    told(capsys, "apply", old, update, "-o", made)
+    assert run_bundle(capsys, "diff", old, new, "-o", update)["bytes"] == counted["bytes"] == update.stat().st_size
+    run_bundle(capsys, "apply", old, update, "-o", made)
     assert made.read_bytes() == new.read_bytes()
 
 
@@ -47,9 +47,9 @@ def test_sign_with_key_of_ssh_keygen(folder: Path, capsys: pytest.CaptureFixture
     except FileNotFoundError:
         pytest.skip("ssh-keygen is not here")
     asked = ("verify", bundle, "--public-key", f"{key}.pub")
-    assert told(capsys, *asked, code=1)["problems"] == ["is not signed"]
-    assert told(capsys, "sign", bundle, "--key", key)["signed"]
-    assert told(capsys, *asked)["ok"]
+    assert run_bundle(capsys, *asked, code=1)["problems"] == ["is not signed"]
+    assert run_bundle(capsys, "sign", bundle, "--key", key)["signed"]
+    assert run_bundle(capsys, *asked)["ok"]
 
 
 @pytest.mark.parametrize("out", ["old.safetensors", "new.safetensors"])

@@ -1,4 +1,4 @@
-"""`gemel run` as a service among things that fail: pipes nobody reads, full disks, engines that hang, signals."""
+"""`gemel run` as a service among things that fail: unread pipes, full disks, engines that hang, signals."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from tests.hostile.harness import check_refused, run_command
 Make = Callable[[Path], Any]
 
 
-def _encoded(kind: str = "JPEG", mode: str = "RGB", **options: Any) -> bytes:
+def _encode(kind: str = "JPEG", mode: str = "RGB", **options: Any) -> bytes:
     image = np.random.default_rng(0).integers(0, 256, (32, 48, 3), np.uint8)
     made = io.BytesIO()
     Image.fromarray(image).convert(mode).save(made, kind, **options)
@@ -46,12 +46,12 @@ def _png(width: int, height: int, data: bytes = b"", more: bytes = b"") -> bytes
 
 def _jpeg_of(width: int, height: int) -> bytes:
     """A picture whose header claims other sides."""
-    data = _encoded()
+    data = _encode()
     at = data.index(b"\xff\xc0") + 5
     return data[:at] + struct.pack(">HH", height, width) + data[at + 4 :]
 
 
-JPEG, PNG = _encoded(), _encoded("PNG")
+JPEG, PNG = _encode(), _encode("PNG")
 PICTURES: dict[str, bytes | Make] = {
     "empty": b"",
     "garbage": bytes(range(256)) * 40,
@@ -65,7 +65,7 @@ PICTURES: dict[str, bytes | Make] = {
     ),
     "JPEG of 65,535 x 65,535": _jpeg_of(65535, 65535),
     "SVG": b'<svg xmlns="http://www.w3.org/2000/svg"><image href="file:///etc/passwd"/></svg>',
-    "GIF": _encoded("GIF"),
+    "GIF": _encode("GIF"),
     "EPS": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 100 100\n(/etc/passwd) run\n",
     "more than 64 MB": lambda path: (path.write_bytes(JPEG), os.truncate(path, MAX_PICTURE_BYTES + 1)),
     "pipe": lambda path: (path.unlink(), os.mkfifo(path)),
@@ -95,16 +95,16 @@ def test_picture_is_turned_as_opencv_turns_it(tmp_path: Path, orientation: int) 
     exif = Image.Exif()
     exif[0x112] = orientation
     path = tmp_path / "a.jpg"
-    path.write_bytes(_encoded(exif=exif))
+    path.write_bytes(_encode(exif=exif))
     expected = cv2.imread(str(path), cv2.IMREAD_COLOR)
     assert expected is not None and np.array_equal(read_picture(path), expected[..., ::-1])
 
 
 @pytest.mark.parametrize(
     "data",
-    [_encoded(progressive=True), _encoded(mode="CMYK"), _encoded("PNG", mode="RGBA"), _encoded("PNG", mode="P"),
+    [_encode(progressive=True), _encode(mode="CMYK"), _encode("PNG", mode="RGBA"), _encode("PNG", mode="P"),
      cv2.imencode(".png", np.full((32, 48), 40_000, np.uint16))[1].tobytes(), JPEG + bytes(1000),
-     _encoded(exif=b"Exif\0\0" + bytes(range(256)))],
+     _encode(exif=b"Exif\0\0" + bytes(range(256)))],
 )  # fmt: skip
 def test_valid_picture_of_every_kind_is_read(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a.jpg").write_bytes(data)

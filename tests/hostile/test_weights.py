@@ -60,7 +60,7 @@ class _Bomb:
         return os.mkdir, ("was-run",)
 
 
-def _saved(change: Callable[[dict[str, Any]], Any]) -> Make:
+def _save_changed(change: Callable[[dict[str, Any]], Any]) -> Make:
     """The weights as torch saves them, changed."""
 
     def make(path: Path) -> None:
@@ -73,14 +73,14 @@ def _saved(change: Callable[[dict[str, Any]], Any]) -> Make:
 
 def _first(value: Callable[[], Any]) -> Make:
     """Another value in place of the first tensor."""
-    return _saved(lambda state: state.update({FIRST: value()}))
+    return _save_changed(lambda state: state.update({FIRST: value()}))
 
 
 def _bytes(change: Callable[[bytes], bytes]) -> Make:
     return lambda path: path.write_bytes(change(path.read_bytes()))
 
 
-def _rezipped(change: Callable[[str, bytes], bytes], kind: int = zipfile.ZIP_STORED) -> Make:
+def _rezip(change: Callable[[str, bytes], bytes], kind: int = zipfile.ZIP_STORED) -> Make:
     """The parts of the zip, each changed."""
 
     def make(path: Path) -> None:
@@ -93,29 +93,29 @@ def _rezipped(change: Callable[[str, bytes], bytes], kind: int = zipfile.ZIP_STO
     return make
 
 
-def _pickled(data: bytes) -> Make:
-    return _rezipped(lambda name, old: data if name.endswith("data.pkl") else old)
+def _pickle(data: bytes) -> Make:
+    return _rezip(lambda name, old: data if name.endswith("data.pkl") else old)
 
 
 PICKLES: dict[str, Make] = {
     "empty": _bytes(lambda data: b""),
     "garbage": _bytes(lambda data: bytes(range(256)) * 9),
     "half": _bytes(lambda data: data[: len(data) // 2]),
-    "zip of something else": _rezipped(lambda name, data: b"text"),
-    "zip bomb": _rezipped(lambda name, data: bytes(10**9) if name.endswith("/0") else data, zipfile.ZIP_DEFLATED),
-    "storage cut short": _rezipped(lambda name, data: data[:-4] if name.endswith("data/0") else data),
+    "zip of something else": _rezip(lambda name, data: b"text"),
+    "zip bomb": _rezip(lambda name, data: bytes(10**9) if name.endswith("/0") else data, zipfile.ZIP_DEFLATED),
+    "storage cut short": _rezip(lambda name, data: data[:-4] if name.endswith("data/0") else data),
     "code": lambda path: torch.save({FIRST: _Bomb()}, path),
-    "code beside the state": _saved(lambda state: {"state_dict": state, "hook": _Bomb()}),
+    "code beside the state": _save_changed(lambda state: {"state_dict": state, "hook": _Bomb()}),
     "code in an old pickle": lambda path: path.write_bytes(pickle.dumps(_Bomb())),
-    "code in a key": _pickled(b"\x80\2}cposix\nsystem\n(X\5\0\0\0touchtRK\1s."),
+    "code in a key": _pickle(b"\x80\2}cposix\nsystem\n(X\5\0\0\0touchtRK\1s."),
     "whole module": lambda path: torch.save(nn.Linear(2, 2), path),
-    "1e5 lists in lists": _pickled(b"\x80\2}X\1\0\0\0a" + b"]" * 10**5 + b"a" * (10**5 - 1) + b"s."),
-    "nothing on the stack": _pickled(b"\x80\2\x85."),
-    "claims 1e12 bytes": _pickled(b"\x80\2\x8e" + struct.pack("<Q", 10**12) + b"x."),
-    "a list": _saved(lambda state: list(state.values())),
-    "keys of numbers": _saved(lambda state: {1: torch.zeros(1)}),
+    "1e5 lists in lists": _pickle(b"\x80\2}X\1\0\0\0a" + b"]" * 10**5 + b"a" * (10**5 - 1) + b"s."),
+    "nothing on the stack": _pickle(b"\x80\2\x85."),
+    "claims 1e12 bytes": _pickle(b"\x80\2\x8e" + struct.pack("<Q", 10**12) + b"x."),
+    "a list": _save_changed(lambda state: list(state.values())),
+    "keys of numbers": _save_changed(lambda state: {1: torch.zeros(1)}),
     "text inside": _first(lambda: "weights"),
-    "name forges a line": _saved(lambda state: {"x\n/etc/passwd: sound": torch.zeros(1)}),
+    "name forges a line": _save_changed(lambda state: {"x\n/etc/passwd: sound": torch.zeros(1)}),
     "meta tensor": _first(lambda: torch.zeros(SHAPE, device="meta")),
     "sparse tensor": _first(lambda: torch.zeros(SHAPE).to_sparse()),
     "complex numbers": _first(lambda: torch.zeros(SHAPE, dtype=torch.complex64)),

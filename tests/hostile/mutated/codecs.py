@@ -31,15 +31,15 @@ class Codec:
     dump: Callable[[Any], bytes]
     values: Sequence[Any] = VALUES
 
-    def damaged(self, data: bytes, random: Random) -> bytes:
+    def damage(self, data: bytes, random: Random) -> bytes:
         """A damaged file: three in four by its values, the others by its bytes."""
         if random.random() < 0.25:
             return damaged_bytes(data, random)
-        return self.dump(damaged_tree(_loaded(self.load, data), random, self.values))
+        return self.dump(damaged_tree(_load_cached(self.load, data), random, self.values))
 
 
 @lru_cache(maxsize=4)
-def _loaded(load: Callable[[bytes], Any], data: bytes) -> Any:
+def _load_cached(load: Callable[[bytes], Any], data: bytes) -> Any:
     return load(data)
 
 
@@ -151,7 +151,7 @@ def damaged_sample(data: bytes, random: Random) -> bytes:
     if random.random() < 0.3:
         return damaged_png(data, random)
     length = struct.unpack(">I", data[33:37])[0]
-    said = b"tEXtgemel\0" + JSON.damaged(data[47 : 41 + length], random)
+    said = b"tEXtgemel\0" + JSON.damage(data[47 : 41 + length], random)
     return (
         data[:33] + struct.pack(">I", len(said) - 4) + said + struct.pack(">I", zlib.crc32(said)) + data[45 + length :]
     )

@@ -24,7 +24,7 @@ from random import Random
 from typing import Any
 
 from tests.hostile.harness import Runaway
-from tests.hostile.mutated.kinds import KINDS, Case, Workbench, draw_case
+from tests.hostile.mutated.kinds import KINDS, DamageCase, DamageRunner, draw_case
 from tests.hostile.samples import write_house
 
 HANGS_S = 60.0
@@ -37,23 +37,23 @@ def work(whole: Path, folder: Path, names: list[str], seed: str, end: float) -> 
     The case at hand lies in `now.bin` and `now.json`, so that one which kills the process is known.
     """
     random = Random(seed)
-    bench = Workbench(whole, folder / "house")
+    runner = DamageRunner(whole, folder / "house")
     with (folder / "lines.jsonl").open("a") as lines:
         while time.time() < end:
             case = draw_case(random.choice(names), whole, random)
             (folder / "now.bin").write_bytes(case.data)
             (folder / "now.json").write_text(json.dumps({"kind": case.kind, "command": [*map(str, case.command)]}))
-            outcome, message = _outcome(bench, case)
+            outcome, message = _outcome(runner, case)
             line = {"kind": case.kind, "outcome": outcome, "bytes": len(case.data), "message": message}
             if outcome == "finding":
                 _keep(folder, case.data, line)
             print(json.dumps(line), file=lines, flush=True)
 
 
-def _outcome(bench: Workbench, case: Case) -> tuple[str, str]:
+def _outcome(runner: DamageRunner, case: DamageCase) -> tuple[str, str]:
     """How a case came out, and what was wrong with that; the first line of it says what is alike."""
     try:
-        return OUTCOMES[bench.evaluate(case)], ""
+        return OUTCOMES[runner.evaluate(case)], ""
     except AssertionError as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         return "finding", f"{where.name}: {where.line}\n{error}"
@@ -64,7 +64,7 @@ def _outcome(bench: Workbench, case: Case) -> tuple[str, str]:
 
 
 def _keep(folder: Path, data: bytes, line: dict[str, Any]) -> None:
-    """The damaged file, for whoever collects the findings."""
+    """Write the damaged file and its finding."""
     name = f"finding-{time.time_ns()}"
     (folder / name).write_bytes(data)
     line["file"] = name
@@ -149,7 +149,7 @@ def _write_findings(out: Path, findings: dict[str, tuple[int, Path, dict[str, An
         print(f"{folder}: {command}: {alike}")
 
 
-def shown(counts: Counter[tuple[str, str]]) -> str:
+def format_counts(counts: Counter[tuple[str, str]]) -> str:
     """The counts as a table of markdown."""
     columns = (*OUTCOMES.values(), "finding")
     rows = ["| kind | tried | refused | found wanting | accepted | findings |", "| --- | --: | --: | --: | --: | --: |"]
@@ -174,7 +174,7 @@ def main() -> int:
     seed = int.from_bytes(os.urandom(4), "big") if args.seed is None else args.seed
     print(f"seed {seed}", flush=True)
     counts = fuzz(args.minutes, seed, args.kind or list(KINDS), args.out, args.workers)
-    print(shown(counts))
+    print(format_counts(counts))
     return int(any(what == "finding" for _, what in counts))
 
 

@@ -1,6 +1,6 @@
-"""The kinds of files that are damaged: a valid one of the house, how to damage it, and the commands that read it.
+"""The kinds of files that are damaged: a valid sample, how to damage it, and the commands that read it.
 
-`Workbench.evaluate` runs one command on a damaged file and asserts what holds for every input: it is refused in one
+`DamageRunner.evaluate` runs one command on a damaged file and asserts what holds for every input: it is refused in one
 line that names it (exit code 2), found wanting (1) or accepted (0), within the bounds of time and memory, and only the
 command's own outputs change.
 """
@@ -51,10 +51,10 @@ BUNDLES: tuple[Command, ...] = (
     ("run", "box.yaml", "--check"), ("simulate", samples.BUNDLE, "--duration", 2),
 )  # fmt: skip
 KINDS = {
-    "manifest": Kind(samples.BUNDLE, codecs.BUNDLE.damaged, BUNDLES),
+    "manifest": Kind(samples.BUNDLE, codecs.BUNDLE.damage, BUNDLES),
     "bundle": Kind(samples.BUNDLE, damaged_bytes, BUNDLES),
-    "update": Kind(samples.UPDATE, codecs.BUNDLE.damaged, (APPLY,), ("new",)),
-    "updated bundle": Kind(samples.OLD, codecs.BUNDLE.damaged, (
+    "update": Kind(samples.UPDATE, codecs.BUNDLE.damage, (APPLY,), ("new",)),
+    "updated bundle": Kind(samples.OLD, codecs.BUNDLE.damage, (
         APPLY, ("bundle", "diff", samples.OLD, samples.BUNDLE),
         ("bundle", "verify", samples.OLD, "--public-key", "box-key.pub"),
     ), ("new",), named=False),
@@ -64,34 +64,34 @@ KINDS = {
     "public key": Kind("box-key.pub", damaged_bytes, (
         ("bundle", "verify", samples.OLD, "--public-key", "box-key.pub"),
     )),
-    "profile": Kind(f"{samples.BUNDLE}.profile.json", codecs.JSON.damaged, (
+    "profile": Kind(f"{samples.BUNDLE}.profile.json", codecs.JSON.damage, (
         ("plan", samples.BUNDLE), ("simulate", samples.BUNDLE, "--duration", 2), ("run", "box.yaml", "--check"),
     )),
-    "log": Kind(f"{samples.BUNDLE}.log.jsonl", codecs.LINES.damaged, (
+    "log": Kind(f"{samples.BUNDLE}.log.jsonl", codecs.LINES.damage, (
         ("bundle", "show", samples.BUNDLE), ("bundle", "show", samples.BUNDLE, "--sets"),
         ("bundle", "show", samples.BUNDLE, "--json"),
     )),
-    "trace": Kind("trace.jsonl", codecs.LINES.damaged, (("simulate", "--replay", "trace.jsonl"),)),
+    "trace": Kind("trace.jsonl", codecs.LINES.damage, (("simulate", "--replay", "trace.jsonl"),)),
     "annotations": Kind(
-        "data/d/test/annotations.json", codecs.JSON.damaged, (MERGE_DETECTOR,), NEW, named=False, progress=True
+        "data/d/test/annotations.json", codecs.JSON.damage, (MERGE_DETECTOR,), NEW, named=False, progress=True
     ),
     "image": Kind("data/a/test/busy/u0__0busy.png", codecs.damaged_png, (MERGE_ONE,), NEW, progress=True),
     "jpeg": Kind("data/d/val/images/u0__0.jpg", damaged_bytes, (MERGE_DETECTOR,), NEW, progress=True),
     "sample": Kind(samples.SAMPLE, codecs.damaged_sample, (
         ("drift", "check", "spool", "one.yaml", "--bundle", samples.OLD),
     ), ("spool/drift.json",), named=False, progress=True),
-    "report": Kind(f"{samples.REPORT}/report.json", codecs.JSON.damaged, (
+    "report": Kind(f"{samples.REPORT}/report.json", codecs.JSON.damage, (
         ("report", samples.REPORT, "-o", "new"), ("report", samples.REPORT, "-o", "new", "--json"),
     ), ("new",)),
     "clip": Kind("gate.mp4", damaged_bytes, (("run", "box.yaml", "--check"),), named=False),
-    "safetensors": Kind("weights/a.safetensors", codecs.SAFETENSORS.damaged, (("inspect", "one.yaml", "--weights"),)),
-    "pt": Kind("weights/b.pt", codecs.TORCH.damaged, (("inspect", "merge.yaml", "--weights"),)),
+    "safetensors": Kind("weights/a.safetensors", codecs.SAFETENSORS.damage, (("inspect", "one.yaml", "--weights"),)),
+    "pt": Kind("weights/b.pt", codecs.TORCH.damage, (("inspect", "merge.yaml", "--weights"),)),
     "darknet": Kind(samples.DARKNET, codecs.damaged_darknet, (("inspect", "yolo.yaml", "--weights"),)),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Case:
+class DamageCase:
     """A damaged file and the command that is to read it."""
 
     kind: str
@@ -99,20 +99,20 @@ class Case:
     data: bytes
 
 
-def draw_case(name: str, house: Path, random: Random) -> Case:
-    """A case of this kind, made of the file in a whole house."""
+def draw_case(name: str, house: Path, random: Random) -> DamageCase:
+    """A case of this kind, made of the undamaged file."""
     kind = KINDS[name]
-    return Case(name, random.choice(kind.commands), kind.damage((house / kind.file).read_bytes(), random))
+    return DamageCase(name, random.choice(kind.commands), kind.damage((house / kind.file).read_bytes(), random))
 
 
-class Workbench:
-    """A copy of the house in which cases run one after the other; each finds it undamaged."""
+class DamageRunner:
+    """A copy of the sample folder in which cases run one after the other; each finds it undamaged."""
 
     def __init__(self, whole: Path, folder: Path) -> None:
         self.whole, self.folder = whole, folder
         self._renew()
 
-    def evaluate(self, case: Case) -> int:
+    def evaluate(self, case: DamageCase) -> int:
         """The exit code of a case that passes all assertions; exceptions of the command escape."""
         kind = KINDS[case.kind]
         path = self.folder / kind.file

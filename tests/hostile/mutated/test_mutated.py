@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.exhaustive import every
-from tests.hostile.mutated.kinds import KINDS, Workbench, draw_case
+from tests.hostile.mutated.kinds import KINDS, DamageRunner, draw_case
 
 MANY = 15
 
@@ -19,7 +19,7 @@ MANY = 15
     ("name", "examples"), every([(name, count) for name in KINDS for count in (4, MANY)], [(name, 4) for name in KINDS])
 )
 def test_damaged_file_is_refused_or_harmless(whole_house: Path, tmp_path: Path, name: str, examples: int) -> None:
-    bench = Workbench(whole_house, tmp_path / "house")
+    runner = DamageRunner(whole_house, tmp_path / "house")
 
     @settings(
         max_examples=examples, derandomize=True, database=None, deadline=None,
@@ -28,6 +28,6 @@ def test_damaged_file_is_refused_or_harmless(whole_house: Path, tmp_path: Path, 
     )  # fmt: skip
     @given(st.randoms(use_true_random=False))
     def hold(random: Random) -> None:
-        bench.evaluate(draw_case(name, whole_house, random))
+        runner.evaluate(draw_case(name, whole_house, random))
 
     hold()
