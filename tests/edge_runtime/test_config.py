@@ -98,7 +98,7 @@ def test_config_without_sinks_uses_stdout(tmp_path):
     ({"sinks": [{"kind": "mqtt", "host": "h", "qos": 3}]}, "sinks[0].qos", "less than or equal to 2"),
     ({"sinks": [{"kind": "webhook", "url": "ftp://x"}]}, "sinks[0].url", "http:// or https://"),
     ({"sinks": [{"kind": "webhook", "url": "http://x:y"}]}, "sinks[0].url", "http:// or https://"),
-    ({"sinks": [{"kind": "webhook", "url": "http://x", "timeout_s": 0}]}, "sinks[0].timeout_s", "greater than or"),
+    ({"sinks": [{"kind": "webhook", "url": "http://x", "timeout_s": 0}]}, "sinks[0].timeout_s", "greater than 0"),
     ({"sinks": [{"kind": "jsonl", "max_bytes": "lots"}]}, "sinks[0].max_bytes", "'lots' is not a size"),
     ({"sinks": [{"kind": "jsonl", "keep": -1}]}, "sinks[0].keep", "greater than or equal to 0"),
     ({"sinks": [{"kind": "fax"}]}, "sinks[0].kind", "unknown kind 'fax'"),
