@@ -13,7 +13,7 @@ import torch
 def machine() -> dict[str, Any]:
     """Processor, cores, threads and device at work, versions, and how busy the machine was (load over a minute).
 
-    Of a card also whether it may compute in TF32, and whether it must do the same thing twice in the same way.
+    Of a GPU also whether it may compute in TF32, and whether it must do the same thing twice in the same way.
     """
     on_card = torch.cuda.is_available()
     settings = {

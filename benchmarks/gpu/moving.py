@@ -61,7 +61,7 @@ def faults(setting: Setting, found: Found) -> None:
 
 
 class _Twice:
-    """As torch.cuda, but memory is registered already when it is asked for: the driver refuses."""
+    """As torch.cuda, but memory is registered already when it is requested: the driver refuses."""
 
     def __init__(self, codes: list[int]) -> None:
         self._codes = codes

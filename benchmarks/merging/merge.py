@@ -5,7 +5,7 @@ Usage: python -m benchmarks.merging.merge [--arms top-down gemel ...] [--seeds 0
        there
 
 Every arm gets the same work (image passes x FLOPs), not the same time: on a machine that does other things too, time
-would favour whoever came when it was idle.
+would favour the arm that ran when it was idle.
 
 Every merge leaves one JSON (its report, its log, options, machine and date) under OUT/NAME/ARM-seedN.json, where NAME
 is the workload, with the target where that is not the workload's own, and with the width of the weights

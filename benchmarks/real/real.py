@@ -40,7 +40,7 @@ BOUNDS = {  # what keeps gti and junction within two hours on two cores
     "cifar": ("--epochs", "6", "--frames-per-epoch", "512", "--min-saving", "0.005", "--max-minutes", "15"),
     "domains": ("--min-saving", "0.005", "--max-minutes", "15"),
 }
-DEFAULT = WORKLOADS[:2]  # those with footage; images without time only where they are asked for
+DEFAULT = WORKLOADS[:2]  # those with footage; images without time only when they are named
 TRAINING = {  # SqueezeNet has no norms and wants a lower rate; clips of 15 s need no third cycle
     "a13-vehicles-s": ("--rate", "0.0005", "--cycles", "2"),
     "c03601-vehicles": ("--cycles", "2"),

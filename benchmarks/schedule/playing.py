@@ -32,7 +32,7 @@ def code_of(*files: str) -> str:
 
 
 def recorded(file: Path, asked: Mapping[str, Any]) -> dict[str, list[Row]]:
-    """The rows that the file has of each unit, none where it was asked for something else or with other code.
+    """The rows that the file has of each unit, none where its parameters or its code differ.
 
     Raises InputError for a file that is no such record.
     """
@@ -52,7 +52,7 @@ def play(
 ) -> list[Row]:  # fmt: skip
     """The rows of all units, in order: `work(*unit)` gives those of one. Written whole after each of them.
 
-    `asked` is what the rows depend on beside their unit, plain values. `tell` is told how far it is.
+    `asked` is what the rows depend on beside their unit, plain values. `tell` is called with the progress.
     """
     asked = json.loads(json.dumps(asked))
     names = {"/".join(unit): unit for unit in units}

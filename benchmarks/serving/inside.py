@@ -3,8 +3,8 @@
 Usage: python -m benchmarks.serving.inside CONFIG SECONDS [--watched]
 
 Prints JSON. Each thread has a clock of its own; what is done in a camera's thread for the box (mailboxes, scene change,
-pictures kept for who watches) counts as the box's own work, what an engine does (crops, resizes, the network, answers)
-as inference, whoever's thread it is. With `--watched` a dashboard is open meanwhile, in another process.
+pictures kept for the dashboard) counts as the box's own work, what an engine does (crops, resizes, the network,
+answers) as inference, in any thread. With `--watched` a dashboard is open meanwhile, in another process.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ MB = 1e6
 
 
 def fault_rows(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """A row for each scenario; what did not hold is said."""
+    """A row for each scenario, with the conditions that did not hold."""
     return [
         (
             one["fault"], f"{one['times']:,} {one['unit']}", one["must"], one["said"],

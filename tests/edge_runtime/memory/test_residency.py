@@ -24,7 +24,7 @@ def laid(*sizes: int) -> dict[str, Extent]:
     return extents
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32 - SCHEDULES_EACH), st.integers(5, 25))
 def test_residency_random_schedules_keep_the_budget(seed, steps):
     for index in range(SCHEDULES_EACH):

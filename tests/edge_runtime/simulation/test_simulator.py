@@ -24,7 +24,7 @@ def two_queries(sla_s: float = 0.1) -> Costs:
     return Costs({query: QueryCost((query,), 0.005, KIB, sla_s) for query in "ab"}, {"a": 10240, "b": 10240}, 1e6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_frames_add_up_bytes_are_exact_and_the_budget_holds(data):
     policy = POLICIES[data.draw(st.sampled_from(sorted(POLICIES)))]
