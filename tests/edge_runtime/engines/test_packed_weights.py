@@ -125,10 +125,9 @@ def test_scratch_holds_the_largest_layer_and_counts_as_workspace(bundle: Bundle)
     # A float32 for each weight, and the byte that unpacking takes beside it.
     each = 4 if bundle.query("yard").stored["3.weight"].shape is None else 5
     large = each * 48 * 108
-    for query, least in (("gate", large), ("yard", large + 4 * (2 * 108 + 2 * 48))):
+    for query in ("gate", "yard"):
         engine = TorchEngine(bundle, query)
-        scratch = engine.workspace_bytes - plain(engine, 1)
-        assert least <= scratch <= least + 4 * 64
+        assert large <= engine.workspace_bytes - plain(engine, 1) <= large + 4 * 64
     attention, mix, own = 64 * 192 + 64 * 64, 64 * 64, 4 * 64
     hall = TorchEngine(bundle, "hall")
     # Attention reads its child's weights, and the module around all of it has a packed weight of its own.
@@ -177,13 +176,13 @@ def test_engine_without_packed_support_refuses_in_one_line(bundle: Bundle) -> No
 def test_fp16_weights_on_a_half_device_are_not_unpacked(bundle: Bundle, query: str) -> None:
     arena, wide = arena_of(bundle), TorchEngine(bundle, query)
     engine = TorchEngine(bundle, query, half=True)
+    assert engine.workspace_of(1) < wide.workspace_of(1)
     arena.change((), bundle.names_in_order(query))
     engine.bind(arena.tensor)
     assert wide._staging.keys and not engine._staging.keys
     bound = [slot.bound for slot in engine._slots if slot.bound is not None and slot.bound is arena.tensor(slot.name)]
     dtypes = {tensor.dtype for tensor in bound}
     assert torch.float16 in dtypes
-    assert engine.workspace_of(1) < wide.workspace_of(1)
     found, expected = engine.outputs([picture(1)]).float(), reference(bundle, query, 1)
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max()))
     arena.close()
