@@ -1,4 +1,4 @@
-"""`gemel run` in a process of its own, watched from outside: what it writes, says, holds and answers."""
+"""`gemel run` in a process of its own, observed through its files, stderr, HTTP and resource usage."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.edge_runtime.tiny import write_config
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 120.0
 END_S = 5.0
-ADDRESS = re.compile(r"watch it at (http://\S+)/\n")
+ADDRESS = re.compile(r"dashboard at (http://\S+)/\n")
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Running:
-    """A box in a process of its own, until it is killed at the latest; what it says goes to err.txt.
+    """A box in a process of its own, killed on exit; its stderr goes to err.txt.
 
     Beside its config it takes a `line` of its own instead of `-m gemel run box.yaml`, where its standard output goes,
     and more variables of the environment.
@@ -52,7 +52,7 @@ class Running:
         self.kill()
 
     def kill(self) -> None:
-        """End it as nothing can prevent, and a box that it supervises."""
+        """SIGKILL the process and its children."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         for child in children.read_text().split() if children.exists() else ():
             with contextlib.suppress(ProcessLookupError):
@@ -61,27 +61,27 @@ class Running:
         self.process.wait()
 
     def until(self, true: Callable[[], Any], most_s: float = START_S) -> None:
-        """Wait until something is so; AssertionError with what the box said where it ends or that takes too long."""
+        """Wait for a condition; AssertionError with stderr where the box ends or the time is over."""
         ends = time.monotonic() + most_s
         while not true():
-            assert self.process.poll() is None, self.said()
-            assert time.monotonic() < ends, self.said()
+            assert self.process.poll() is None, self.read_stderr()
+            assert time.monotonic() < ends, self.read_stderr()
             time.sleep(0.02)
 
-    def ended(self, most_s: float) -> int:
-        """Its exit code, once it has ended by itself."""
+    def wait_exit(self, most_s: float) -> int:
+        """Exit code, once the process ends by itself."""
         try:
             return self.process.wait(most_s)
         finally:
             self.process.kill()
 
-    def stopped(self, number: int = signal.SIGTERM) -> int:
-        """Its exit code after a signal; it must end in time."""
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Exit code after a signal; the process must end in time."""
         self.process.send_signal(number)
-        return self.ended(END_S)
+        return self.wait_exit(END_S)
 
-    def said(self) -> str:
-        """All that it wrote to stderr so far."""
+    def read_stderr(self) -> str:
+        """stderr so far."""
         return (self.folder / "err.txt").read_text()
 
     def results(self, name: str = "results.jsonl") -> list[dict[str, Any]]:
@@ -90,15 +90,15 @@ class Running:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def news(self, name: str = "results.jsonl") -> list[dict[str, Any]]:
-        """The records that came to a file of results since this was last asked."""
+        """Records appended to a results file since the last call."""
         return self._tails.setdefault(name, Tail(self.folder / name)).news()
 
     def ledger(self) -> dict[str, Any]:
-        """What stands in the ledger's file."""
+        """The ledger file."""
         return json.loads((self.folder / "spool" / "ledger.json").read_text())
 
     def get(self, path: str, most_s: float = 5.0) -> bytes:
-        """The answer to a request over HTTP, whatever its status."""
+        """Body of an HTTP answer, whatever its status."""
         try:
             with urllib.request.urlopen(self.address() + path, timeout=most_s) as answer:
                 return answer.read()
@@ -106,9 +106,9 @@ class Running:
             return error.read()
 
     def address(self) -> str:
-        """Where it answers over HTTP."""
-        self.until(lambda: ADDRESS.search(self.said()))
-        found = ADDRESS.search(self.said())
+        """Base URL of the dashboard."""
+        self.until(lambda: ADDRESS.search(self.read_stderr()))
+        found = ADDRESS.search(self.read_stderr())
         assert found is not None
         return found[1]
 
@@ -116,8 +116,8 @@ class Running:
         """`/api/status`."""
         return json.loads(self.get("/api/status"))
 
-    def held(self) -> dict[str, int]:
-        """What the process holds: `memory_bytes` that no file stands behind, `threads` and open `descriptors`."""
+    def measure_usage(self) -> dict[str, int]:
+        """Usage of the process: anonymous `memory_bytes`, `threads` and open `descriptors`."""
         proc = Path(f"/proc/{self.process.pid}")
         fields = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
         return {
@@ -127,7 +127,7 @@ class Running:
         }
 
     def cpu_s(self) -> float:
-        """Seconds of processor time so far."""
+        """CPU seconds so far."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
 
@@ -159,6 +159,6 @@ def adds_up(summary: dict[str, Any]) -> bool:
 
 
 def total(summary: dict[str, Any], *names: str) -> int:
-    """Frames of all queries by what became of them."""
+    """Frames of all queries with these outcomes."""
     rows: Iterable[dict[str, Any]] = summary["ledger"]
     return sum(row[name] if name != "dropped" else sum(row[name].values()) for row in rows for name in names)

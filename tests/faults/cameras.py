@@ -37,7 +37,7 @@ def drops(folder: Path, times: int, tell: Tell) -> Found:
         for index in range(WARM_DROPS + times):
             box.until(box.news)
             if index == WARM_DROPS:
-                before = box.held()
+                before = box.measure_usage()
             camera.refuse()
             time.sleep(AWAY_S[index % len(AWAY_S)])
             camera.listen()
@@ -45,12 +45,12 @@ def drops(folder: Path, times: int, tell: Tell) -> Found:
             box.until(lambda since=returned: any(one["captured_at"] > since for one in box.news()))
             took.append(time.time() - returned)
             tell(f"{len(took)} of {WARM_DROPS + times} drops")
-        after = box.held()
+        after = box.measure_usage()
         with contextlib.suppress(AssertionError):  # what is just being let go
-            box.until(lambda: all(box.held()[one] <= before[one] for one in ("threads", "descriptors")), 5)
-            after = box.held()
-        told = box.said()
-        ended, summary = box.stopped(), box.ledger()
+            box.until(lambda: all(box.measure_usage()[one] <= before[one] for one in ("threads", "descriptors")), 5)
+            after = box.measure_usage()
+        told = box.read_stderr()
+        ended, summary = box.stop(), box.ledger()
     more = {name: after[name] - before[name] for name in before}
     found = Found(
         f"{times} drops of 0 to 6 s: back after {sum(took) / len(took):.2f} s on average, {max(took):.2f} s at most; "
@@ -105,13 +105,13 @@ def _beside(folder: Path, seconds: int, fault: str, tell: Tell) -> Found:
         came = Counter[str]()
         box.until(lambda: came.update(_within(box, since, until)) or box.news() == [])
         state = next(one for one in box.status()["cameras"] if one["id"] == names[0])["state"]
-        ended, summary = box.stopped(), box.ledger()
+        ended, summary = box.stop(), box.ledger()
     expected = ASKED_FPS * (until - since)
     lost = {name: max(0.0, 1 - came[name] / expected) for name in names[1:]}
     mean, worst = sum(lost.values()) / len(lost), max(lost.values())
     found = Found(
         f"{seconds} s: the others lost {100 * mean:.2f} % of their frames, the worst of them {100 * worst:.2f} %; "
-        f"all others served {started_s:.1f} s after the start, which took {started_cpu_s:.1f} s of the processor",
+        f"all others served {started_s:.1f} s after the start, which took {started_cpu_s:.1f} s of CPU time",
         {
             "start_cpu_s": round(started_cpu_s, 2),
             "lost_mean": round(mean, 4),
@@ -131,7 +131,7 @@ def _within(box: Running, since: float, until: float) -> list[str]:
     return [one["query"] for one in box.news() if since <= one["captured_at"] < until]
 
 
-def damaged(folder: Path, times: int, tell: Tell) -> Found:
+def damage_video(folder: Path, times: int, tell: Tell) -> Found:
     """A stream with flipped bits, cut within a frame, of another size; and files with flipped bits or cut off."""
     one_each(folder, ["c"])
     took: dict[str, list[float]] = {"flipped": [], "cut": [], "size": []}
@@ -153,7 +153,7 @@ def damaged(folder: Path, times: int, tell: Tell) -> Found:
             box.until(lambda since=since: any(one["captured_at"] > since + 0.1 for one in box.news()))
             took[kind].append(time.time() - since)
             tell(f"{index + 1} of {times} faults of a stream")
-        ended, streamed = box.stopped(), box.ledger()
+        ended, streamed = box.stop(), box.ledger()
     seen = streamed["cameras"][0]
     ended_files, files = _damaged_files(folder, times, tell)
     worst = {kind: max(seconds, default=0.0) for kind, seconds in took.items()}
@@ -187,7 +187,7 @@ def _damaged_files(folder: Path, times: int, tell: Tell) -> tuple[list[int], lis
         one_each(folder, names)
         cameras = {name: {"source": f"{name}.mp4"} for name in names}
         with Running(folder, cameras=cameras, factories=FACTORIES) as box:
-            codes.append(box.ended(120))
+            codes.append(box.wait_exit(120))
             ledgers.append(box.ledger())
         tell(f"{first + len(names)} of {times} damaged files")
     return codes, ledgers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults import asked, cameras, delivery, engines, killed, overload, reloads
+from tests.faults import cameras, delivery, engines, http_fuzz, kills, overload, reloads
 from tests.faults.scenario import Scenario
 
 BESIDE = "the others lose < 1 % of their frames; the box serves within 10 s"
@@ -22,7 +22,8 @@ SCENARIOS = (
     ),
     Scenario(
         "damage", "damaged video (bits flipped, cut, resolution changed)",
-        "no crash; goes on at the next good frame; counted", "faults of each kind of source", 100, 6, cameras.damaged,
+        "no crash; goes on at the next good frame; counted", "faults of each kind of source", 100, 6,
+        cameras.damage_video,
     ),
     Scenario(
         "sinks", "disk full, broker gone, webhook hanging 60 s, pipe without a reader",
@@ -39,11 +40,11 @@ SCENARIOS = (
     ),
     Scenario(
         "kills", "kill -9 at random moments", "no torn file, no key twice; serving again within 10 s", "kills", 50, 3,
-        killed.kills,
+        kills.kills,
     ),
     Scenario(
         "reload-bad", "reload with each kind of bad bundle or config", "nothing applied, one line", "times each", 10, 1,
-        reloads.refused,
+        reloads.refuse_wrong,
     ),
     Scenario(
         "reloads", "reloads between two bundles of different architectures",
@@ -52,7 +53,7 @@ SCENARIOS = (
     ),
     Scenario(
         "http", "HTTP asked by its own OpenAPI schema (schemathesis)", "no 5xx, no hang over 1 s", "seconds", 300, 6,
-        asked.fuzz,
+        http_fuzz.fuzz,
     ),
 )  # fmt: skip
 """In the order of the table."""

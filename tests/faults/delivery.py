@@ -1,4 +1,4 @@
-"""Results that nobody takes: a full disk, a broker that is gone, a server that hangs, a pipe that nobody reads."""
+"""Sinks in trouble: a full disk, a broker that is gone, a server that hangs, a pipe without a reader."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Hook:
 
 
 class Pipe:
-    """The standard output of a box, and whoever reads it, or does not."""
+    """The standard output of a box, with a reader that can pause."""
 
     def __init__(self) -> None:
         self._reading, self.writing = os.pipe()
@@ -164,7 +164,7 @@ def troubles(folder: Path, times: int, tell: Tell) -> Found:
             time.sleep(lasts_s)
             after, took = box.status(), time.monotonic() - since
             asked = QUERIES * FPS * took
-            went_on.append((_processed(after) - _processed(before)) / asked)
+            went_on.append((_count_processed(after) - _count_processed(before)) / asked)
             down = [one["state"] for one in after["sinks"]]
             relief()
             since = time.monotonic()
@@ -209,7 +209,7 @@ def _ends(box: Running, found: Found) -> float:
     except subprocess.TimeoutExpired:
         code = None
     took = time.monotonic() - since
-    found.hold(code == 0, f"it ended with {code}: {box.said()[-500:]}")
+    found.hold(code == 0, f"it ended with {code}: {box.read_stderr()[-500:]}")
     found.in_time(took <= END_S, f"it ended only after {took:.1f} s")
     return took
 
@@ -225,5 +225,5 @@ def _check(spool: Path, found: Found) -> None:
         found.hold(told == processed, f"{sink['kind']}: {told} of {processed} results are accounted for")
 
 
-def _processed(status: dict[str, Any]) -> int:
+def _count_processed(status: dict[str, Any]) -> int:
     return sum(one["ledger"]["processed"] for one in status["queries"])

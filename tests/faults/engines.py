@@ -46,7 +46,7 @@ def raises(folder: Path, times: int, tell: Tell) -> Found:
             box.news()
             tell(f"{index + 1} of {times}: {tried[-1]} frames tried in {took:.0f} s, {paused[-1]} dropped as paused")
         box.until(lambda: {one["query"] for one in box.news()} >= {"moody"})
-        told, ended, summary = box.said(), box.stopped(), box.ledger()
+        told, ended, summary = box.read_stderr(), box.stop(), box.ledger()
     found = Found(
         f"{times} times for {RAISES_S:.0f} s: the query was tried {max(tried)} times at most, {min(paused)} or more "
         f"frames were dropped while it paused, it came back each time; the other answered {100 * min(went_on):.0f} % "
@@ -82,7 +82,7 @@ def hangs(folder: Path, times: int, tell: Tell) -> Found:
             found.hold(adds_up(kept) and "moody has not ended for" in (kept["fault"] or ""), f"fault: {kept['fault']}")
             found.hold(written == answered, f"the ledger tells of {answered} results, {written} were written")
             children = Path(f"/proc/{box.process.pid}/task/{box.process.pid}/children").read_text().split()
-            found.hold(box.stopped() == 0, "its parent did not end well")
+            found.hold(box.stop() == 0, "its parent did not end well")
             found.hold(not any(os.path.exists(f"/proc/{child}/fd") for child in children), "a box was left behind")
             tell(f"{index + 1} of {times}: serving again {took[-1]:.1f} s after the hang")
     found.in_time(max(took) <= MAX_BACK_S, f"it served again only after {max(took):.1f} s")

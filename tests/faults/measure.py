@@ -2,8 +2,8 @@
 
 Usage: python -m tests.faults.measure [NAME ...] [--times N] [--out FOLDER] [--again] [--record]
 
-Each scenario is recorded in OUT/NAME.json once it is over; one that is there is not played again, so that whoever was
-interrupted goes on where they were. With `--record` the records are moved to benchmarks/measured/faults at the end, and
+Each scenario is recorded in OUT/NAME.json once it is over; one that is there is not played again, so an interrupted
+run continues. With `--record` the records are moved to benchmarks/measured/faults at the end, and
 the table of docs/results.md is written. The exit code is 1 where something did not hold.
 """
 
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
             continue
         if not path.exists() or given.again:
             try:
-                row = played(one, given.times or one.full)
+                row = play(one, given.times or one.full)
             except Missing as why:
                 print(f"{one.name}: left out: {why}", flush=True)
                 continue
@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if fell_short else 0
 
 
-def played(one: Scenario, times: int) -> dict[str, Any]:
+def play(one: Scenario, times: int) -> dict[str, Any]:
     """The record of a scenario that was played so often; an assertion that a box did not keep is one thing more that
     did not hold.
     """

@@ -35,7 +35,7 @@ def overload(folder: Path, seconds: int, tell: Tell) -> Found:
             time.sleep(0.5)
             tell(f"{passed:.0f} of {seconds} s")
         records = [one for one in box.news() if one["captured_at"] >= began]
-        ended, summary = box.stopped(), box.ledger()
+        ended, summary = box.stop(), box.ledger()
     half = began + passed / 2
     ages = [[one["age_ms"] for one in records if (one["captured_at"] < half) == early] for early in (True, False)]
     early, late = (sum(one) / max(1, len(one)) for one in ages)
@@ -65,7 +65,7 @@ def _size(folder: Path, names: list[str]) -> int:
         with Running(folder, cameras=_cameras(names), factories=FACTORIES, http=HTTP) as box:
             box.until(box.results)
             time.sleep(TRY_S)
-            box.stopped()
+            box.stop()
             times = total(box.ledger(), "received") / max(1, total(box.ledger(), "processed"))
         (folder / "results.jsonl").unlink()
         if times >= TIMES:

@@ -1,4 +1,4 @@
-"""The queries of a box under test, and models that fail when they are told to."""
+"""The queries of a box under test, and models that fail on request."""
 
 from __future__ import annotations
 

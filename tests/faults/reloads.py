@@ -1,4 +1,4 @@
-"""A box that reloads while it serves: back and forth between two bundles, and what must not be taken up."""
+"""A box that reloads while it serves: back and forth between two bundles, and wrong files, which it must refuse."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ TOKEN = "a-token-of-the-faults"
 MAX_DRIFT_BYTES = 10e6
 SETTLED = 20
 """Reloads before memory is first looked at: allocators grow until they have seen everything a few times."""
-REFUSED = "not reloaded, the box serves on as it is"
+REFUSED = "not reloaded, the box serves on unchanged"
 BUNDLES = ("a.safetensors", "b.safetensors")
 
 
 def back_and_forth(folder: Path, times: int, tell: Tell) -> Found:
     """Reload so many times: one query stays as it is, one has another architecture each time, one comes and goes."""
-    keys = _written(folder)
+    keys = _write_files(folder)
     seen: set[tuple[str, int]] = set()
     frames: list[int] = []
     held: list[dict[str, int]] = []
@@ -38,7 +38,7 @@ def back_and_forth(folder: Path, times: int, tell: Tell) -> Found:
         for index in range(1, times + 1):
             write_config(folder, bundle=BUNDLES[index % 2], spool="spool", **keys)
             since = time.monotonic()
-            answer = _reloaded(box)
+            answer = _reload(box)
             took.append(time.monotonic() - since)
             found.hold(answer == {"applied": True}, f"reload {index}: {answer}")
             waited = itertools.count()
@@ -53,10 +53,10 @@ def back_and_forth(folder: Path, times: int, tell: Tell) -> Found:
                     break
                 time.sleep(0.01)
             if index in (min(SETTLED, times // 2), times):
-                held.append(box.held())
+                held.append(box.measure_usage())
             if index % 100 == 0:
-                tell(f"{index} of {times}: {box.held()}")
-        ended, summary = box.stopped(), box.ledger()
+                tell(f"{index} of {times}: {box.measure_usage()}")
+        ended, summary = box.stop(), box.ledger()
     missed = [after - before - 1 for before, after in itertools.pairwise(frames)]
     drift = held[-1]["memory_bytes"] - held[0]["memory_bytes"]
     found.hold(ended == 0 and adds_up(summary), "the ledger does not add up")
@@ -78,7 +78,7 @@ def back_and_forth(folder: Path, times: int, tell: Tell) -> Found:
     return found
 
 
-def refused(folder: Path, times: int, tell: Tell) -> Found:
+def refuse_wrong(folder: Path, times: int, tell: Tell) -> Found:
     """Every kind of bad bundle and config, by SIGHUP, and then a good one."""
     tiny_bundle(folder / "tiny.safetensors")
     write_clip(folder / "left.mp4", 12)
@@ -98,30 +98,30 @@ def refused(folder: Path, times: int, tell: Tell) -> Found:
                 spoil(folder)
                 box.process.send_signal(signal.SIGHUP)
                 refusals += 1
-                box.until(lambda count=refusals: box.said().count(REFUSED) >= count)
-                said = [one for one in box.said().splitlines() if REFUSED in one]
+                box.until(lambda count=refusals: box.read_stderr().count(REFUSED) >= count)
+                said = [one for one in box.read_stderr().splitlines() if REFUSED in one]
                 found.hold(len(said) == refusals and expected in said[-1], f"{name}: {said[-1]}")
                 (folder / "box.yaml").write_text(good)
             tell(f"{index + 1} of {times}: {len(WRONG)} kinds")
         served = {one["bundle"] for one in box.results()}
         box.process.send_signal(signal.SIGHUP)
-        box.until(lambda: "reloaded" in box.said().rpartition(REFUSED)[2])
+        box.until(lambda: "reloaded" in box.read_stderr().rpartition(REFUSED)[2])
         box.news()
         box.until(box.news)
-        ended = box.stopped()
+        ended = box.stop()
     summary = json.loads((folder / "summary.json").read_text())
     found.hold(len(served) == 1, f"bundles {served} served")
     found.hold(summary["reloads"] == {"applied": 1, "refused": refusals}, f"reloads: {summary['reloads']}")
     found.hold(ended == 0 and adds_up(summary), "the ledger does not add up")
     found.said = (
         f"{len(WRONG)} kinds, {times} times each: {summary['reloads']['refused']} refused with one line each, the box "
-        "served on as it was; the next good one was taken up"
+        "served on as it was; the next good one was applied"
     )
     found.figures = {"kinds": len(WRONG), "refused": summary["reloads"]["refused"]}
     return found
 
 
-def _written(folder: Path) -> dict[str, Any]:
+def _write_files(folder: Path) -> dict[str, Any]:
     """Two bundles, and the keys of a box that serves one of them."""
     write_clip(folder / "c.mp4", 30, FPS)
     (folder / "token").write_text(TOKEN)
@@ -133,7 +133,7 @@ def _written(folder: Path) -> dict[str, Any]:
     return {"cameras": cameras, "factories": FACTORIES, "http": {**HTTP, "token_file": "token"}}
 
 
-def _reloaded(box: Running) -> dict[str, Any]:
+def _reload(box: Running) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {TOKEN}"}
     request = urllib.request.Request(f"{box.address()}/api/reload", method="POST", headers=headers)
     with urllib.request.urlopen(request, timeout=60) as answer:

@@ -46,14 +46,14 @@ def soak(folder: Path, minutes: float, every_s: float = INTERVAL_S) -> dict[str,
         box.until(lambda: box.status()["queries"][-1]["ledger"]["processed"])
         began = time.monotonic()
         while (now := time.monotonic() - began) < 60 * minutes:
-            assert box.process.poll() is None, box.said()
-            samples.append([round(now, 1), *box.held().values()])
+            assert box.process.poll() is None, box.read_stderr()
+            samples.append([round(now, 1), *box.measure_usage().values()])
             for path in ("/metrics", "/api/status", f"/api/cameras/{names[len(samples) % CAMERAS]}/frame.jpg"):
                 box.get(path)
             if len(samples) % 12 == 1:
                 print(f"{now / 60:.0f} of {minutes:g} min: {samples[-1][1] / 1e6:.1f} MB", flush=True)
             time.sleep(every_s)
-        cpu_s, ended, summary = box.cpu_s(), box.stopped(), box.ledger()
+        cpu_s, ended, summary = box.cpu_s(), box.stop(), box.ledger()
     took = summary["seconds"]
     warm_s = min(WARM_S, 20 * minutes)
     return {

@@ -95,8 +95,8 @@ def test_box_blocked_pipe_and_full_disk_stop_no_other_sink(running, box):
     before = len(one.results())
     (box / "results.jsonl").rename(box / "moved.jsonl")
     one.until(lambda: len(one.results()) > 10)
-    assert len(one.results("moved.jsonl")) >= before and "files are opened anew" in one.said()
-    assert one.stopped() == 0
+    assert len(one.results("moved.jsonl")) >= before and "files are opened anew" in one.read_stderr()
+    assert one.stop() == 0
     os.close(reading)
     summary = one.ledger()
     assert adds_up(summary) and summary["stopped_by"] == "SIGTERM" and summary["fault"] is None
@@ -119,7 +119,7 @@ def test_box_restarted_after_kill_writes_no_key_twice(running, box):
         file.write('{"run":"r","query":"ga')
     one = running()
     one.until(lambda: (box / "results.jsonl").read_text().count("\n") > before)
-    assert one.stopped() == 0
+    assert one.stop() == 0
     keys = [(record["run"], record["query"], record["frame"]) for record in one.results()]
     assert len(set(keys)) == len(keys) and len({key[0] for key in keys}) == 2
     assert len({key[1:] for key in keys}) < len(keys), "frames are counted anew"
@@ -130,12 +130,12 @@ def test_an_engine_that_hangs_ends_the_process_with_the_ledger_written(running, 
     one = running("-c", HANGING.format(least_s=least_s))
     one.until(lambda: len(one.results()) >= 18)
     if least_s == 1.0:
-        assert one.ended(60.0) == 1
-        last = one.said().splitlines()[-1]
+        assert one.wait_exit(60.0) == 1
+        last = one.read_stderr().splitlines()[-1]
         assert last.startswith("gemel: query ") and "has not ended for 1." in last
     else:
         time.sleep(0.5)
-        assert one.stopped() == 0
+        assert one.stop() == 0
     summary = one.ledger()
     assert adds_up(summary) and summary["hanging"] == ["the inference"]
     assert sum(row["processed"] for row in summary["ledger"]) == len(one.results())
@@ -146,8 +146,8 @@ def test_box_signal_at_start_gives_exit_code_0(running):
                   "sys.argv[1:] = ['run', 'box.yaml']\nsys.exit(main())")  # fmt: skip
     one.until((one.folder / "up").exists)
     time.sleep(0.3)
-    assert one.stopped() == 0
-    assert "Traceback" not in one.said()
+    assert one.stop() == 0
+    assert "Traceback" not in one.read_stderr()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -157,10 +157,10 @@ def test_box_signal_during_imports_gives_exit_code_0(running, number):
     os.close(writing)
     one.until((one.folder / "up").exists)
     one.process.send_signal(signal.SIGHUP)
-    assert one.stopped(number) == 0, one.said()
+    assert one.stop(number) == 0, one.read_stderr()
     with open(reading) as said:
         assert json.loads(said.read())["stopped_by"] == number.name
-    assert one.said() == f"{number.name} came before it began to serve\n"
+    assert one.read_stderr() == f"{number.name} came before it began to serve\n"
 
 
 def test_box_called_from_a_program_starts_once(running):
@@ -168,7 +168,7 @@ def test_box_called_from_a_program_starts_once(running):
     program = "from gemel.cli import main\nprint('once', flush=True)\nsys.argv[1:] = ['run', 'absent.yaml']\nmain()"
     one = running("-c", f"import sys\n{program}", out=writing)
     os.close(writing)
-    assert one.ended(START_S) == 0
+    assert one.wait_exit(START_S) == 0
     with open(reading) as said:
         assert said.read() == "once\n"
 
@@ -182,8 +182,8 @@ def test_box_signal_ends_silent_cameras(running):
         muted.muted = True
         seen = len(one.results())
         time.sleep(0.5)  # its decoder waits for what does not come, now
-        assert one.stopped() == 0, one.said()
-    assert adds_up(one.ledger()) and "Traceback" not in one.said() and len(one.results()) >= seen
+        assert one.stop() == 0, one.read_stderr()
+    assert adds_up(one.ledger()) and "Traceback" not in one.read_stderr() and len(one.results()) >= seen
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told so")
@@ -192,4 +192,4 @@ def test_box_uses_one_heap(running):
     one.until(one.results)
     began = Path(f"/proc/{one.process.pid}/environ").read_bytes()
     assert b"glibc.malloc.arena_max=1" in began and b"glibc.malloc.tcache_count=0" in began
-    assert one.stopped() == 0
+    assert one.stop() == 0

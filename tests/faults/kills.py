@@ -44,7 +44,7 @@ def kills(folder: Path, times: int, tell: Tell) -> Found:
                 cpu_s.append(box.cpu_s())
                 time.sleep(chance.uniform(0, MAX_LIFE_S))
             if index == times:
-                ended = box.stopped()
+                ended = box.stop()
             else:
                 box.kill()
         torn += _torn(folder / "results.jsonl")
@@ -65,7 +65,7 @@ def kills(folder: Path, times: int, tell: Tell) -> Found:
     found.said = (
         f"{times} kills: {len(records):,} results of {len(runs)} runs, no (run, query, frame) twice; a line was cut "
         f"short {torn} times and mended; serving again {sum(starts) / len(starts):.1f} s after a start on average, "
-        f"{max(starts):.1f} s at most, {sum(cpu_s) / len(cpu_s):.1f} s of the processor"
+        f"{max(starts):.1f} s at most, {sum(cpu_s) / len(cpu_s):.1f} s of CPU time"
     )
     found.figures = {
         "results": len(records), "runs": len(runs), "torn": torn, "twice": len(twice),
