@@ -23,7 +23,7 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks.merging.cells import Cell, read_cells
-from benchmarks.merging.tables import OURS, THEIRS, grouped, spread
+from benchmarks.merging.tables import OURS, THEIRS, group_cells, spread
 from benchmarks.real.tables import cell_text
 from benchmarks.reporting import speed as reporting
 from benchmarks.schedule import grid, objective, rivals
@@ -331,7 +331,7 @@ def _equal_savings(cells: Sequence[Cell]) -> list[tuple[Any, ...]]:
         arms = {cell.arm: cell for cell in own}
         if OURS in arms and THEIRS in arms:
             for ended in (arms[THEIRS], arms[OURS]):
-                saved = ended.accepted()[-1][1]
+                saved = ended.accepted_steps()[-1][1]
                 ours, theirs = (arms[arm].flops_to(saved) for arm in (OURS, THEIRS))
                 bound = "" if theirs else "< "
                 ratio = f"{bound}{ours / (theirs or arms[THEIRS].result['flops']):.2f}" if ours else "-"
@@ -354,7 +354,7 @@ def _points(played: Sequence[Mapping[str, Any]], arm: str) -> list[float]:
 
 
 def _by(items: Sequence[Any], key: Callable[[Any], Any]) -> list[tuple[Any, list[Any]]]:
-    return list(grouped(items, key).items())
+    return list(group_cells(items, key).items())
 
 
 def _units(record: Mapping[str, Any]) -> list[dict[str, Any]]:

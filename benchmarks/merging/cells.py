@@ -85,7 +85,7 @@ class Cell:
         """Of those, the ones whose whole interval reaches it."""
         return sum(query["met"] and query["worth"] and query["certain"] for query in self.queries)
 
-    def accepted(self) -> list[Step]:
+    def accepted_steps(self) -> list[Step]:
         """(work, bytes saved by what was accepted by then), from (0, 0) on, ascending in both.
 
         A search accepts set by set, which its log's rows tell. `wide` holds what it accepted before others joined or
@@ -93,7 +93,7 @@ class Cell:
         best of these. Every other arm accepts all at its end.
         """
         if any("members" in row for row in self.log):
-            return [(0.0, 0.0), *_searched(self.log, self.weights)]
+            return [(0.0, 0.0), *_search_steps(self.log, self.weights)]
         keeps = any("recipe" in row for row in self.log)
         accepted = [(row["flops"], float(row["accepted_bytes"])) for row in self.log if "accepted_bytes" in row]
         held = [(row["flops"], float(row["saved_bytes"])) for row in self.log if keeps and "epoch" in row]
@@ -106,7 +106,7 @@ class Cell:
     def flops_to(self, saved_bytes: float) -> float | None:
         """The FLOPs after which it had accepted about so many bytes; None where it never did."""
         enough = saved_bytes - EQUAL * self.ceiling_bytes
-        return next((flops for flops, saved in self.accepted() if saved >= enough), None)
+        return next((flops for flops, saved in self.accepted_steps() if saved >= enough), None)
 
     def write(self, folder: Path) -> Path:
         """Store it whole or not at all."""
@@ -135,7 +135,7 @@ def read_cells(folder: Path) -> list[Cell]:
     return [Cell.read(path) for path in sorted(folder.glob("*/*-seed*.json"))]
 
 
-def _searched(log: Sequence[dict[str, Any]], weights: Sequence[Weight]) -> Iterator[Step]:
+def _search_steps(log: Sequence[dict[str, Any]], weights: Sequence[Weight]) -> Iterator[Step]:
     """The steps at which a search's plan grew: a set counts when it is larger than each that it replaces."""
     plan = SharingPlan()
     for row in log:

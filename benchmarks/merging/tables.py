@@ -30,19 +30,19 @@ FLOPS_HEADS = ("seed", "bytes saved that", "/ ceiling", f"FLOPs of {OURS}", f"FL
 def summary(cells: Sequence[Cell]) -> str:
     """Markdown: per workload its arms and the FLOPs to equal savings; then what each target costs, and the machines."""
     parts = []
-    for name, own in grouped(cells, lambda cell: cell.name).items():
+    for name, own in group_cells(cells, lambda cell: cell.name).items():
         title = f"## {name}: {len(own[0].queries)} queries, target {own[0].target:g}"
         parts += [
             title,
             table(ARMS_TITLE, ARM_HEADS, arm_rows(own)),
             table("FLOPs to equal savings", FLOPS_HEADS, flops_rows(own)),
         ]
-    parts += [_targets(name, own) for name, own in grouped(cells, lambda cell: cell.workload).items()]
-    parts.append(_measured(cells))
+    parts += [_targets(name, own) for name, own in group_cells(cells, lambda cell: cell.workload).items()]
+    parts.append(_machine_table(cells))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def grouped(cells: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+def group_cells(cells: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
     """The cells by a key, in the order in which keys first appear."""
     found: dict[Any, list[T]] = {}
     for cell in cells:
@@ -61,7 +61,7 @@ def spread(values: Sequence[float]) -> str:
 def arm_rows(cells: Sequence[Cell]) -> list[tuple[Any, ...]]:
     """A row of ARM_HEADS for each arm; the cells are those of one workload at one target."""
     rows = []
-    for arm, own in grouped(cells, lambda cell: cell.label).items():
+    for arm, own in group_cells(cells, lambda cell: cell.label).items():
         count = len(own[0].queries)
         rows.append((
             arm,
@@ -95,20 +95,20 @@ def query_rows(cells: Sequence[Cell]) -> list[tuple[Any, ...]]:
 def flops_rows(cells: Sequence[Cell]) -> list[tuple[Any, ...]]:
     """For each seed with both arms, FLOPS_HEADS: the FLOPs by which each had accepted what the other ended with."""
     rows = []
-    for seed, own in grouped(cells, lambda cell: cell.seed).items():
+    for seed, own in group_cells(cells, lambda cell: cell.seed).items():
         by_arm = {cell.arm: cell for cell in own}
         if OURS not in by_arm or THEIRS not in by_arm:
             continue
         ours, theirs = by_arm[OURS], by_arm[THEIRS]
         for ended in (theirs, ours):
-            saved = ended.accepted()[-1][1]
+            saved = ended.accepted_steps()[-1][1]
             if saved > EQUAL * ended.ceiling_bytes:
-                flops = _compared(ours, theirs, saved)
+                flops = _compare_flops(ours, theirs, saved)
                 rows.append((seed, f"`{ended.arm}` ended with", saved / ended.ceiling_bytes, *flops))
     return rows
 
 
-def _compared(ours: Cell, theirs: Cell, saved_bytes: float) -> tuple[str, str, str]:
+def _compare_flops(ours: Cell, theirs: Cell, saved_bytes: float) -> tuple[str, str, str]:
     """The FLOPs of both and their ratio; one that never got there shows all it spent, and the ratio is a bound."""
     flops = [(cell.flops_to(saved_bytes), cell.result["flops"]) for cell in (ours, theirs)]
     shown = [f"{reached:.3g}" if reached is not None else f"never, in {spent:.3g}" for reached, spent in flops]
@@ -123,8 +123,8 @@ def _compared(ours: Cell, theirs: Cell, saved_bytes: float) -> tuple[str, str, s
 def target_rows(cells: Sequence[Cell], targets: Sequence[float]) -> list[tuple[str, ...]]:
     """For each arm what it saves at each target, with a mark where a query missed it; the cells of one workload."""
     rows = []
-    for arm, own in grouped(cells, lambda cell: cell.label).items():
-        by_target = grouped(own, lambda cell: cell.target)
+    for arm, own in group_cells(cells, lambda cell: cell.label).items():
+        by_target = group_cells(own, lambda cell: cell.target)
         rows.append((arm, *(_at_target(by_target.get(target, [])) for target in targets)))
     return rows
 
@@ -142,9 +142,9 @@ def _at_target(cells: Sequence[Cell]) -> str:
     return spread([cell.share for cell in cells]) + (" !" if missed else "")
 
 
-def _measured(cells: Sequence[Cell]) -> str:
+def _machine_table(cells: Sequence[Cell]) -> str:
     rows = []
-    for machine, own in grouped(cells, lambda cell: _machine(cell.machine)).items():
+    for machine, own in group_cells(cells, lambda cell: _machine(cell.machine)).items():
         dates, loads = sorted(cell.date for cell in own), [cell.machine["load"] for cell in own]
         rows.append((machine, len(own), dates[0], dates[-1], f"{min(loads):g} to {max(loads):g}"))
     return table("Machines", ("machine", "cells", "from", "to", "load"), rows)

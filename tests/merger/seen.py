@@ -40,7 +40,7 @@ def _query(query: str, task: str, model: str, size: int, **keys: Any) -> dict[st
 
 
 def write(folder: Path, queries: list[dict[str, Any]]) -> Workload:
-    """The workload with its frames, and weights that nobody trained."""
+    """The workload with its frames, and random weights."""
     for task in {query["task"] for query in queries}:
         for split, count in FRAMES.items():
             _frames(folder / "data" / task / split, task, count)

@@ -15,7 +15,7 @@ from models.workload import Workload
 FACTORIES = ["tests.merger.tiny:tiny_net"]
 
 
-def _halved(*given: Any) -> tuple[Any, dict[str, float]]:
+def _halve_ratios(*given: Any) -> tuple[Any, dict[str, float]]:
     models, ratios = tie_and_evaluate(*given)
     return models, {query: ratio / 2 for query, ratio in ratios.items()}
 
@@ -24,7 +24,7 @@ def must_train(monkeypatch: pytest.MonkeyPatch) -> None:
     """No method finds a state that holds without training."""
     monkeypatch.setattr("merger.methods.top_down.share_suffixes", lambda task, start, merged, *_: merged)
     for module in ("gemel", "joint"):
-        monkeypatch.setattr(f"merger.methods.{module}.tie_and_evaluate", _halved)
+        monkeypatch.setattr(f"merger.methods.{module}.tie_and_evaluate", _halve_ratios)
 
 
 def ratios_on_val(workload: Workload, bundle: str | Path) -> dict[str, float]:

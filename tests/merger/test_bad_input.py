@@ -28,8 +28,8 @@ from tests.merger.tiny import data_of, weights_of, write_random_weights, write_w
 
 
 @pytest.fixture
-def untrained(tmp_path: Path) -> Path:
-    """A workload file of two queries whose weights nobody trained."""
+def untrained_workload(tmp_path: Path) -> Path:
+    """A workload file of two queries with random weights."""
     path = write_workload(tmp_path / "w", queries=2, frames=12)
     write_random_weights(path)
     return path
@@ -75,32 +75,32 @@ def _classes_in_another_order(path: Path) -> None:
     ids=["train", "val", "test", "target above 1", "target 0", "more classes", "classes in another order"],
 )
 def test_what_is_refused_is_one_line_and_leaves_nothing(
-    untrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture, damage: Callable[[Path], None], told: tuple
+    untrained_workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture, damage: Callable[[Path], None], told: tuple
 ) -> None:
-    damage(untrained)
-    assert main(["merge", str(untrained), "-o", str(tmp_path / "b.gemel")]) == 2
+    damage(untrained_workload)
+    assert main(["merge", str(untrained_workload), "-o", str(tmp_path / "b.gemel")]) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("gemel: ")]
     assert len(lines) == 1 and all(part in lines[0] for part in told), lines
     assert [path.name for path in tmp_path.iterdir()] == ["w"]
 
 
 def test_without_room_for_a_checkpoint_a_merge_ends_with_one_line(
-    untrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+    untrained_workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full_disk(content: Any, file: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(torch, "save", full_disk)
-    assert main(["merge", str(untrained), "-o", str(tmp_path / "b.gemel"), "--method", "none"]) == 2
+    assert main(["merge", str(untrained_workload), "-o", str(tmp_path / "b.gemel"), "--method", "none"]) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("gemel: ")]
     assert len(lines) == 1 and "No space left on device; free some space on this disk" in lines[0]
     assert not (tmp_path / "b.gemel").exists()
 
 
 def test_an_original_at_chance_is_said_to_be_no_evidence(
-    untrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    untrained_workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    main(["merge", str(untrained), "-o", str(tmp_path / "b.gemel"), "--method", "none"])
+    main(["merge", str(untrained_workload), "-o", str(tmp_path / "b.gemel"), "--method", "none"])
     shown = capsys.readouterr()
     assert "no evidence: the original is too weak" in shown.out
     (line,) = (line for line in shown.err.splitlines() if "q0" in line and "which is no evidence" in line)

@@ -60,7 +60,7 @@ ONE_STAGE_FIRST = every(["one_stage", "two_stage"], ["one_stage"])
 """Where training goes on for long, the Faster R-CNN takes a minute; other tests here merge it in any case."""
 
 
-def _merged(
+def _merge_and_check(
     workload: Workload, options: MergeOptions, out: Path, method: str
 ) -> tuple[MergeReport, Bundle, list[dict[str, Any]]]:
     """Merge, and check all that holds for every bundle."""
@@ -161,7 +161,7 @@ def test_top_down_detectors_share_all_but_one_repaired(
     repaired = workload.queries[0].id
     monkeypatch.setattr(MergeContext, "ratio", _only_with_copies(repaired))
     options = replace(OPTIONS, top_down=TopDownConfig(share_suffixes=False, permute_channels=False))
-    report, bundle, sets = _merged(workload, options, tmp_path / "b.gemel", "top-down")
+    report, bundle, sets = _merge_and_check(workload, options, tmp_path / "b.gemel", "top-down")
     saved = sum(row["saved_bytes"] for row in sets)
     assert 0.4 * ceiling_bytes(layers_of_all(workload.queries)) < saved < ceiling_bytes(layers_of_all(workload.queries))
     assert {row["outcome"] for row in sets} == {"kept", "refused"}
@@ -179,7 +179,7 @@ def test_gemel_detectors_share_layers_after_training(
     ctx = MergeContext(workload)
     ctx.open()
     options = replace(OPTIONS, max_flops=ctx.flops.total + 1)  # one group, and no other is begun
-    report, bundle, sets = _merged(workload, options, tmp_path / "b.gemel", "gemel")
+    report, bundle, sets = _merge_and_check(workload, options, tmp_path / "b.gemel", "gemel")
     assert [row["outcome"] for row in sets] == ["kept"] + ["untried"] * (len(sets) - 1) and len(sets) > 10
     assert sets[0]["flops"] == pytest.approx(report.flops - ctx.flops.total)
     assert report.bytes_before > report.bytes_after
@@ -188,9 +188,9 @@ def test_gemel_detectors_share_layers_after_training(
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["one_stage", "two_stage"])
-def test_the_ceiling_of_detectors_is_the_ceiling(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> None:
+def test_ceiling_of_detectors_shares_every_group(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> None:
     workload = request.getfixturevalue(kind)
-    _, bundle, sets = _merged(workload, OPTIONS, tmp_path / "b.gemel", "ceiling")
+    _, bundle, sets = _merge_and_check(workload, OPTIONS, tmp_path / "b.gemel", "ceiling")
     assert sum(row["saved_bytes"] for row in sets) == ceiling_bytes(layers_of_all(workload.queries))
     assert not any(query.trained for query in bundle.queries)
 
@@ -200,7 +200,7 @@ def test_detectors_of_one_architecture_share_a_frozen_prefix(
     one_stage: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(MergeContext, "ratio", _after_training())
-    _, bundle, sets = _merged(one_stage, OPTIONS, tmp_path / "b.gemel", "mainstream")
+    _, bundle, sets = _merge_and_check(one_stage, OPTIONS, tmp_path / "b.gemel", "mainstream")
     first, second = (bundle.query(query).tensors for query in ("left", "right"))
     same = {name.rpartition(".")[0] for name in first if first[name] == second[name] and "num_b" not in name}
     assert "backbone.first_conv.0" in same and "backbone.first_conv.1" in same
@@ -208,12 +208,12 @@ def test_detectors_of_one_architecture_share_a_frozen_prefix(
 
 
 @pytest.mark.exhaustive
-def test_a_detector_and_a_classifier_have_no_prefix_in_common(two_stage: Workload, tmp_path: Path) -> None:
-    report, _, sets = _merged(two_stage, OPTIONS, tmp_path / "b.gemel", "mainstream")
+def test_detector_and_classifier_share_no_prefix(two_stage: Workload, tmp_path: Path) -> None:
+    report, _, sets = _merge_and_check(two_stage, OPTIONS, tmp_path / "b.gemel", "mainstream")
     assert sets == [] and report.saved_fraction < 0.001
 
 
-def test_what_goes_into_the_heads_of_both_stages_kinds_is_watched(one_stage: Workload, two_stage: Workload) -> None:
+def test_watched_layers_of_detectors_are_their_heads(one_stage: Workload, two_stage: Workload) -> None:
     found = {}
     for query in (*one_stage.queries, *two_stage.queries):
         model = build_query(query).eval()

@@ -83,12 +83,12 @@ def test_what_torch_warns_of_is_no_line_of_a_merge(
 
 
 def _warning(function: Callable[..., Any]) -> Callable[..., Any]:
-    def warned(*given: Any) -> Any:
+    def warn_and_call(*given: Any) -> Any:
         warnings.warn_explicit("lr_scheduler before optimizer", UserWarning, "lr_scheduler.py", 1, "torch.optim")
         warnings.warn("a call of torch will change", FutureWarning, stacklevel=1)
         return function(*given)
 
-    return warned
+    return warn_and_call
 
 
 def test_what_the_report_says_is_what_the_bundle_answers(workload: Workload, tmp_path: Path) -> None:

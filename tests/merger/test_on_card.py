@@ -1,4 +1,4 @@
-"""Merges on a card made up: every tensor lies where what it meets lies."""
+"""Merges on a GPU made up: every tensor lies where what it meets lies."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from merger.training.loop import TrainingSet
 
 
 class _Frames:
-    """So many frames of noise, and the chunks in which they were asked for."""
+    """So many frames of noise, and the chunks in which they were read."""
 
     def __init__(self, count: int) -> None:
         self.all, self.asked = torch.randn(count, 3, 4, 4, generator=torch.Generator().manual_seed(count)), []
@@ -62,12 +62,12 @@ def test_recalibration_uses_augmented_frames_and_repeats(ctx: MergeContext, monk
     drawn: list[Tensor] = []
     batch = TrainingSet.batch
 
-    def seen(self: TrainingSet, indices: list[int], generator: torch.Generator) -> tuple[Tensor, list | None]:
+    def record_batch(self: TrainingSet, indices: list[int], generator: torch.Generator) -> tuple[Tensor, list | None]:
         images, targets = batch(self, indices, generator)
         drawn.append(images)
         return images, targets
 
-    monkeypatch.setattr(TrainingSet, "batch", seen)
+    monkeypatch.setattr(TrainingSet, "batch", record_batch)
     once, again = (ctx.models(["q0"])["q0"] for _ in range(2))
     assert recalibrate(ctx, "q0", once, MEASUREMENT.recalibration_frames, ctx.flops) and recalibrate(
         ctx, "q0", again, MEASUREMENT.recalibration_frames, ctx.flops

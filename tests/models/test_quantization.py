@@ -42,8 +42,8 @@ def test_fewer_bits_are_read_with_numpy_and_a_scale_that_clips_is_never_worse(we
     count = weight[0].numel()
     assert one.scale is not None and bool((one.scale > 0).all())
     assert one.tensor.dtype == torch.uint8 and one.tensor.shape == (len(weight), -(-bits * count // 8))
-    laid_out = np.unpackbits(one.tensor.numpy(), axis=1, count=bits * count, bitorder="little")
-    codes = laid_out.reshape(len(weight), count, bits) @ (1 << np.arange(bits)) - most
+    unpacked = np.unpackbits(one.tensor.numpy(), axis=1, count=bits * count, bitorder="little")
+    codes = unpacked.reshape(len(weight), count, bits) @ (1 << np.arange(bits)) - most
     assert np.abs(codes).max() <= most
     by_hand = torch.from_numpy(codes).float() * one.scale[:, None]
     assert torch.equal(one.wide(), by_hand.view(weight.shape))

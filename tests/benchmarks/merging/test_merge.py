@@ -88,7 +88,7 @@ def test_interrupted_merges_resume_and_are_compared(
         assert rows[cell.arm][5] == f"{sum(query['met'] for query in kept['queries'])} of 2"
         assert rows[cell.arm][7] == f"{kept['flops']:.3g}"
         assert cell.asked["options"]["max_flops"] is None and cell.machine["cores"] and cell.date.count("-") == 2
-        assert cell.accepted()[-1][1] == pytest.approx(saved, abs=EQUAL * cell.ceiling_bytes)
+        assert cell.accepted_steps()[-1][1] == pytest.approx(saved, abs=EQUAL * cell.ceiling_bytes)
 
 
 def test_summary_is_made_of_the_cells_alone(workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,14 +193,14 @@ def tried(size: int, members: str, kept: str, flops: float) -> dict[str, Any]:
 def test_accepted_steps_of_a_search_come_from_its_log() -> None:
     log = (tried(3, "ab", "ab", 10.0), tried(2, "ab", "", 20.0), tried(1, "ab", "ab", 30.0))
     cell = made("gemel", 40.0, 402, log)
-    assert cell.accepted() == [(0.0, 0.0), (10.0, 300.0), (30.0, 400.0)]
+    assert cell.accepted_steps() == [(0.0, 0.0), (10.0, 300.0), (30.0, 400.0)]
     assert cell.flops_to(300) == 10.0 and cell.flops_to(301) == 30.0 and cell.flops_to(402) is None
     assert cell.flops_to(400.5) == 30.0  # a counter that is equal by chance is no difference
 
 
 def test_accepted_steps_before_others_joined_count() -> None:
     cell = made("top-down", 40.0, 600, ({"sprint": 1, "flops": 9.0}, {"accepted_bytes": 300, "flops": 10.0}))
-    assert cell.accepted() == [(0.0, 0.0), (10.0, 300.0), (40.0, 600.0)]
+    assert cell.accepted_steps() == [(0.0, 0.0), (10.0, 300.0), (40.0, 600.0)]
     assert cell.flops_to(300) == 10.0 and cell.flops_to(301) == 40.0
 
 
@@ -210,14 +210,15 @@ def test_accepted_steps_at_a_validation_count() -> None:
     told = {"recipe": {}, "flops": 13.0}
     taken = {"takes": "a", "accepted": True, "accepted_bytes": 500, "flops": 20.0}
     held = [(0.0, 0.0), (10.0, 200.0), (12.0, 400.0)]
-    assert made("top-down", 40.0, 600, (*epochs, told)).accepted() == [*held, (40.0, 600.0)]
-    assert made("top-down", 40.0, 600, (*epochs, told, taken)).accepted() == [*held, (20.0, 500.0), (40.0, 600.0)]
-    assert made("top-down", 40.0, 600, tuple(epochs)).accepted() == [(0.0, 0.0), (40.0, 600.0)], "it kept none of these"
+    assert made("top-down", 40.0, 600, (*epochs, told)).accepted_steps() == [*held, (40.0, 600.0)]
+    assert made("top-down", 40.0, 600, (*epochs, told, taken)).accepted_steps() == [*held, (20.0, 500.0), (40.0, 600.0)]
+    steps = made("top-down", 40.0, 600, tuple(epochs)).accepted_steps()
+    assert steps == [(0.0, 0.0), (40.0, 600.0)], "it kept none of these"
 
 
 def test_smaller_attempt_counts_only_with_more_members() -> None:
     log = (tried(3, "abc", "ab", 10.0), tried(3, "abc", "ab", 20.0), tried(3, "abc", "abc", 30.0))
-    assert made("gemel", 40.0, 600, log).accepted() == [(0.0, 0.0), (10.0, 300.0), (30.0, 600.0)]
+    assert made("gemel", 40.0, 600, log).accepted_steps() == [(0.0, 0.0), (10.0, 300.0), (30.0, 600.0)]
 
 
 def test_flops_to_equal_savings_use_the_others_end() -> None:
@@ -265,7 +266,7 @@ def test_cell_reads_as_it_was_written(tmp_path: Path) -> None:
     cell = made("gemel", 40.0, 400, (tried(3, "ab", "ab", 10.0),))
     (tmp_path / "tiny").mkdir()
     cell.write(tmp_path)
-    assert read_cells(tmp_path) == [cell] and read_cells(tmp_path)[0].accepted() == cell.accepted()
+    assert read_cells(tmp_path) == [cell] and read_cells(tmp_path)[0].accepted_steps() == cell.accepted()
 
 
 def test_bound_of_an_arm_is_its_option(workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

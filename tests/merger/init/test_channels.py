@@ -29,7 +29,7 @@ def test_a_reordered_model_answers_as_before(name: str) -> None:
     free = {key for (key, _), layout in channels.uses.items() if any(p.space in channels.widths for p in layout)}
     sizes = {key: tensor.numel() for key, tensor in model.named_parameters()}
     assert sum(sizes.get(key, 0) for key in free) > 0.9 * sum(sizes.values())
-    _check(model, _shuffled(channels.widths, 0), torch.randn(2, 3, SIDE, SIDE))
+    _check(model, _shuffle(channels.widths, 0), torch.randn(2, 3, SIDE, SIDE))
 
 
 @given(seed=st.integers(0, 2**16), width=st.sampled_from([4, 6]), extra=st.booleans(), chosen=st.data())
@@ -40,7 +40,7 @@ def test_any_spaces_in_any_order(seed: int, width: int, extra: bool, chosen: st.
     channels = channels_of(model)
     assert channels is not None and len(channels.widths) == 3 + extra
     spaces = chosen.draw(st.sets(st.sampled_from(sorted(channels.widths))))
-    _check(model, {space: _shuffled(channels.widths, seed)[space] for space in spaces}, torch.randn(2, 3, SIZE, SIZE))
+    _check(model, {space: _shuffle(channels.widths, seed)[space] for space in spaces}, torch.randn(2, 3, SIZE, SIZE))
 
 
 class Mixed(nn.Module):
@@ -71,7 +71,7 @@ def test_concatenations_products_and_repeats() -> None:
     (part,) = channels.uses["hidden.weight", 1]
     assert (part.width, part.repeat) == (10, 16)
     assert sorted(channels.widths.values()) == [3, 8]  # the product makes parts of a whole meet a whole
-    _check(model, _shuffled(channels.widths, 1), torch.randn(2, 3, 8, 8))
+    _check(model, _shuffle(channels.widths, 1), torch.randn(2, 3, 8, 8))
 
 
 class Strange(nn.Module):
@@ -91,7 +91,7 @@ def test_what_is_not_understood_keeps_its_order() -> None:
     model = Strange().eval()
     channels = channels_of(model)
     assert channels is not None and list(channels.widths.values()) == [5]
-    _check(model, _shuffled(channels.widths, 2), torch.randn(2, 3, 4, 4))
+    _check(model, _shuffle(channels.widths, 2), torch.randn(2, 3, 4, 4))
 
 
 class Deciding(nn.Module):
@@ -107,7 +107,7 @@ def test_channels_beside_a_weight_that_is_computed_keep_their_order() -> None:
     model = _lively(nn.Sequential(first, nn.ReLU(), nn.Conv2d(4, 5, 1), nn.ReLU(), nn.Conv2d(5, 6, 1), last))
     channels = channels_of(model)
     assert channels is not None and {key for key, _ in channels.uses if "parametrizations" in key} == set()
-    _check(model, _shuffled(channels.widths, 0), torch.randn(2, 3, 8, 8))
+    _check(model, _shuffle(channels.widths, 0), torch.randn(2, 3, 8, 8))
 
 
 def test_a_model_without_a_graph_has_no_spaces() -> None:
@@ -132,7 +132,7 @@ def _lively(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def _shuffled(widths, seed: int) -> dict[int, Tensor]:
+def _shuffle(widths, seed: int) -> dict[int, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {space: torch.randperm(width, generator=generator) for space, width in widths.items()}
 

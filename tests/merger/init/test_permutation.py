@@ -31,14 +31,14 @@ from merger.training.distillation import record_inputs, watched_layers
 from models.sharing.layers import weight_key
 
 
-def test_shuffled_channels_are_put_back(ctx: MergeContext) -> None:
+def test_align_channels_undoes_a_shuffle(ctx: MergeContext) -> None:
     first = snapshot(ctx.originals["q0"])
-    ctx.originals["q2"].load_state_dict(_shuffled(ctx, "q0", first))
+    ctx.originals["q2"].load_state_dict(_shuffle(ctx, "q0", first))
     states = align_channels(ctx, whole_plan(ctx, MergeOptions()), "q0", StepCache())
     assert all(torch.equal(states["q2"][name], first[name]) for name in first)
 
 
-def test_models_answer_as_before_and_their_heads_read_what_they_read(ctx: MergeContext) -> None:
+def test_align_channels_keeps_outputs_and_head_inputs(ctx: MergeContext) -> None:
     originals = {query: snapshot(model) for query, model in ctx.originals.items()}
     states = align_channels(ctx, whole_plan(ctx, MergeOptions()), "q1", StepCache())
     moved = []
@@ -58,15 +58,13 @@ def test_models_answer_as_before_and_their_heads_read_what_they_read(ctx: MergeC
     assert set(moved) == {"q0", "q2"}  # all but the donor
 
 
-def test_alignment_brings_weights_of_independent_originals_together(ctx: MergeContext) -> None:
+def test_align_channels_reduces_weight_distance(ctx: MergeContext) -> None:
     plan = whole_plan(ctx, MergeOptions())
     originals = {query: snapshot(model) for query, model in ctx.originals.items()}
     assert _cosine(plan.shared, align_channels(ctx, plan, "q0", StepCache())) > _cosine(plan.shared, originals)
 
 
-def test_whether_it_answers_as_before_is_seen_in_full_float32_on_a_card(
-    ctx: MergeContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_check_runs_in_full_float32_on_a_gpu(ctx: MergeContext, monkeypatch: pytest.MonkeyPatch) -> None:
     frames, seen = as_input(ctx, "q2", raw_frames(ctx, "q2", 2)), list[bool]()
     monkeypatch.setattr(alignment, "as_input", lambda *_: frames)
     channels, own = orderable(ctx, "q2"), MergeContext.models
@@ -84,7 +82,7 @@ def test_whether_it_answers_as_before_is_seen_in_full_float32_on_a_card(
     assert seen == [False, False] and torch.backends.cudnn.allow_tf32
 
 
-def test_a_model_whose_graph_cannot_be_read_stays_as_it_is(ctx: MergeContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_without_a_readable_graph_stays_unchanged(ctx: MergeContext, monkeypatch: pytest.MonkeyPatch) -> None:
     said, read = [], alignment.channels_of
     ctx.progress = lambda event, **fields: said.append((event, fields))
     unreadable = ctx.originals["q1"]
@@ -97,7 +95,7 @@ def test_a_model_whose_graph_cannot_be_read_stays_as_it_is(ctx: MergeContext, mo
     assert [fields["query"] for event, fields in said if event == "aligned"] == ["q2"]
 
 
-def test_a_graph_read_wrongly_is_found_out_by_the_answers(ctx: MergeContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrongly_read_graph_is_found_by_the_outputs(ctx: MergeContext, monkeypatch: pytest.MonkeyPatch) -> None:
     said, read = [], alignment.channels_of
     ctx.progress = lambda event, **fields: said.append(fields.get("text", ""))
 
@@ -113,7 +111,7 @@ def test_a_graph_read_wrongly_is_found_out_by_the_answers(ctx: MergeContext, mon
     assert sum("gives other outputs" in text for text in said) == 2
 
 
-def test_what_a_cache_remembers_is_not_done_again(ctx: MergeContext) -> None:
+def test_cached_alignment_is_not_computed_again(ctx: MergeContext) -> None:
     plan, cache = whole_plan(ctx, MergeOptions()), StepCache()
     cache.meter = ctx.flops
     first = align_channels(ctx, plan, "q0", cache)
@@ -124,7 +122,7 @@ def test_what_a_cache_remembers_is_not_done_again(ctx: MergeContext) -> None:
     assert all(torch.equal(first[query][name], second[query][name]) for query in first for name in first[query])
 
 
-def test_queries_come_in_the_order_of_what_they_share(ctx: MergeContext) -> None:
+def test_rank_donors_orders_all_sharing_queries(ctx: MergeContext) -> None:
     plan = whole_plan(ctx, MergeOptions())
     assert set(rank_donors(plan, ctx.layers)) == {"q0", "q1", "q2"}
     assert rank_donors(plan.with_private("q1", ["body.0"]), ctx.layers)[-1] == "q1"
@@ -132,7 +130,7 @@ def test_queries_come_in_the_order_of_what_they_share(ctx: MergeContext) -> None
 
 @given(width=st.integers(1, 12), seed=st.integers(0, 2**16))
 @settings(max_examples=50, deadline=None)
-def test_the_best_order_is_a_permutation_and_finds_a_planted_one(width: int, seed: int) -> None:
+def test_match_channels_finds_a_planted_permutation(width: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     wanted = torch.randperm(width, generator=generator)
     scores = 0.5 * torch.rand(width, width, generator=generator)
@@ -140,7 +138,7 @@ def test_the_best_order_is_a_permutation_and_finds_a_planted_one(width: int, see
     assert torch.equal(match_channels(scores), wanted)
 
 
-def test_correlations_over_batches_are_those_of_all_samples() -> None:
+def test_cross_moments_over_batches_equal_all_samples() -> None:
     random = np.random.default_rng(0)
     own, its = random.normal(3, 2, (90, 4)), random.normal(-1, 1, (90, 4))
     its[:, 1] += own[:, 2]
@@ -153,7 +151,7 @@ def test_correlations_over_batches_are_those_of_all_samples() -> None:
     assert np.allclose(found[:3], wanted, atol=1e-4) and np.all(found[3] == 0)
 
 
-def _shuffled(ctx: MergeContext, query: str, state: State) -> State:
+def _shuffle(ctx: MergeContext, query: str, state: State) -> State:
     channels = orderable(ctx, query)
     assert channels is not None and len(channels.widths) == 2
     generator = torch.Generator().manual_seed(0)

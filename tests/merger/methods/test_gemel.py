@@ -47,7 +47,7 @@ class ScriptedContext:
 
 
 @pytest.fixture(autouse=True)
-def scripted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def script_training(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scripted context trains by adding 1 to all weights."""
     if "workload" in request.fixturenames or "ctx" in request.fixturenames:
         return
@@ -76,7 +76,7 @@ def _net(state: Any) -> nn.Module:
     return net
 
 
-def _accepted(queries: str, plan: SharingPlan | None = None) -> Merged:
+def _accept(queries: str, plan: SharingPlan | None = None) -> Merged:
     states = {
         query: {"conv.weight": torch.full((1, 1, 1, 1), float(index)), "early.weight": torch.ones(1, 1, 1, 1)}
         for index, query in enumerate(queries)
@@ -91,17 +91,17 @@ def _try(script: list, accepted: Merged, members: list, epochs: int, reverted: d
 
 def test_attempt_success_ends_at_once() -> None:
     script = [{"a": 0.5, "b": 0.5}, {"a": 0.96, "b": 0.97}, {"a": 0.0, "b": 0.0}]
-    tried = _try(script, _accepted("ab"), [A, B], 5)
+    tried = _try(script, _accept("ab"), [A, B], 5)
     assert tried.kept == (A, B) and tried.epochs == 1 and tried.merged.plan.shared == ((A, B),)
     assert torch.equal(tried.merged.states["a"]["conv.weight"], tried.merged.states["b"]["conv.weight"])
 
 
 def test_attempt_that_holds_when_tied_trains_nothing() -> None:
-    assert _try([{"a": 0.99, "b": 1.0}], _accepted("ab"), [A, B], 5).epochs == 0
+    assert _try([{"a": 0.99, "b": 1.0}], _accept("ab"), [A, B], 5).epochs == 0
 
 
 def test_attempt_failing_member_gets_its_weight_back() -> None:
-    accepted = _accepted("abc")
+    accepted = _accept("abc")
     tried = _try([{"a": 0.5, "b": 0.5, "c": 0.5}, {"a": 0.96, "b": 0.97, "c": 0.2}], accepted, [A, B, C], 3)
     assert tried.kept == (A, B) and tried.merged.plan.shared == ((A, B),)
     assert torch.equal(tried.merged.states["c"]["conv.weight"], accepted.states["c"]["conv.weight"])
@@ -110,24 +110,24 @@ def test_attempt_failing_member_gets_its_weight_back() -> None:
 
 @pytest.mark.parametrize(("ratio", "kept"), [(0.96, (A, B)), (0.90, ())])
 def test_attempt_failing_member_tied_elsewhere_must_hold(ratio: float, kept: tuple) -> None:
-    accepted = _accepted("abc", SharingPlan(((("a", "early"), ("c", "early")),)))
+    accepted = _accept("abc", SharingPlan(((("a", "early"), ("c", "early")),)))
     tried = _try([{"a": 0.96, "b": 0.97, "c": 0.2}], accepted, [A, B, C], 1, {"c": ratio})
     assert tried.kept == kept and (tried.merged is None) == (not kept)
 
 
 def test_attempt_failing_bystander_prevents_adoption() -> None:
-    accepted = _accepted("abd", SharingPlan(((("a", "early"), ("d", "early")),)))
+    accepted = _accept("abd", SharingPlan(((("a", "early"), ("d", "early")),)))
     assert _try([{"a": 0.99, "b": 0.99, "d": 0.9}], accepted, [A, B], 2).merged is None
 
 
 def test_attempt_one_more_member_replaces_the_state() -> None:
     script = [{"a": 0.96, "b": 0.96, "c": 0.4}, {"a": 0.9, "b": 0.96, "c": 0.9}, dict.fromkeys("abc", 0.96)]
-    tried = _try(script, _accepted("abc"), [A, B, C], 4)
+    tried = _try(script, _accept("abc"), [A, B, C], 4)
     assert tried.kept == (A, B, C) and tried.epochs == 2
 
 
 def test_attempt_gain_too_small_ends_early() -> None:
-    tried = _try([{"a": 0.5 + 0.001 * epoch, "b": 1.0} for epoch in range(40)], _accepted("ab"), [A, B], 30)
+    tried = _try([{"a": 0.5 + 0.001 * epoch, "b": 1.0} for epoch in range(40)], _accept("ab"), [A, B], 30)
     assert tried.kept == () and tried.epochs < 10
 
 
@@ -137,7 +137,7 @@ def test_attempt_divergence_keeps_what_was_adopted(monkeypatch: pytest.MonkeyPat
         yield
 
     monkeypatch.setattr(module, "train_epochs", explode)
-    tried = _try([{"a": 0.96, "b": 0.97, "c": 0.2}], _accepted("abc"), [A, B, C], 3)
+    tried = _try([{"a": 0.96, "b": 0.97, "c": 0.2}], _accept("abc"), [A, B, C], 3)
     assert tried.diverged and tried.kept == (A, B)
 
 

@@ -1,4 +1,4 @@
-"""Mainstream: a frozen prefix from a common donor, as long as each query can bear it."""
+"""Mainstream: a frozen prefix from a common donor, as long as each query reaches its target."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def test_bisection_finds_the_longest_prefix_that_holds(
 
     tried = []
 
-    def dictated(ctx: MergeContext, checkpoint: Checkpoint, family: Family, query: str, length: int, *rest) -> dict:
+    def train_prefix(ctx: MergeContext, checkpoint: Checkpoint, family: Family, query: str, length: int, *rest) -> dict:
         tried.append(length)
         held = length <= longest
         return {"ratio": 1.0 if held else 0.5, "state": family.donor if held else None}
 
-    monkeypatch.setattr(module, "_train_after_prefix", dictated)
+    monkeypatch.setattr(module, "_train_after_prefix", train_prefix)
     merged = mainstream(ctx, QUICK, Checkpoint(tmp_path / "flops", {}, resume=False))
     assert [len(members) for members in merged.plan.shared] == [2] * longest
     assert len(tried) == 2 and len(set(tried)) == 2

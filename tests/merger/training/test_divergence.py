@@ -25,11 +25,11 @@ def _inject(monkeypatch: pytest.MonkeyPatch, bad: Any) -> list[bool]:
     """Replace the loss by NaN at those calls for which `bad(number)` holds; returns what was done at each."""
     loss, calls = Classification.loss, []
 
-    def injected(self, model, outputs, targets):
+    def inject(self, model, outputs, targets):
         calls.append(bad(len(calls)))
         return loss(self, model, outputs, targets) * (float("nan") if calls[-1] else 1.0)
 
-    monkeypatch.setattr(Classification, "loss", injected)
+    monkeypatch.setattr(Classification, "loss", inject)
     return calls
 
 

@@ -93,7 +93,7 @@ def test_interrupted_training_is_refused_without_resume(
 def test_diverged_training_leaves_no_files(
     workload: Workload, monkeypatch: pytest.MonkeyPatch, every_chance: None
 ) -> None:
-    """Another rate is asked for, which another training has."""
+    """Resume with another rate than the stored training has."""
     weights_of(workload, "q0").unlink()
     epoch, trained = Training.epoch, list[Training]()
 

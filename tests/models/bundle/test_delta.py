@@ -17,7 +17,7 @@ from models.errors import GemelError
 
 
 @pytest.fixture
-def changed(sample, tmp_path: Path) -> Path:
+def changed_bundle(sample, tmp_path: Path) -> Path:
     """The sample's bundle with another head for one query."""
     with torch.no_grad():
         sample.models[sample.queries[0].id].fc.weight.add_(1)
@@ -27,34 +27,34 @@ def changed(sample, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def update(sample, changed: Path, tmp_path: Path) -> Path:
+def update(sample, changed_bundle: Path, tmp_path: Path) -> Path:
     path = tmp_path / "update"
-    write_update(sample.path, changed, path)
+    write_update(sample.path, changed_bundle, path)
     return path
 
 
-def test_old_and_update_make_new_byte_by_byte(sample, changed: Path, update: Path, tmp_path: Path) -> None:
+def test_old_and_update_make_new_byte_by_byte(sample, changed_bundle: Path, update: Path, tmp_path: Path) -> None:
     made = tmp_path / "made.safetensors"
     told = apply_update(sample.path, update, made)
-    assert made.read_bytes() == changed.read_bytes() and verify_bundle(made) == []
+    assert made.read_bytes() == changed_bundle.read_bytes() and verify_bundle(made) == []
     assert told == {"bytes": made.stat().st_size, "digest": hashlib.sha256(made.read_bytes()).hexdigest()}
 
 
-def test_an_update_holds_what_is_new_alone(sample, changed: Path, update: Path) -> None:
-    old, new = open_bundle(sample.path).header.entries, open_bundle(changed).header.entries
+def test_an_update_holds_what_is_new_alone(sample, changed_bundle: Path, update: Path) -> None:
+    old, new = open_bundle(sample.path).header.entries, open_bundle(changed_bundle).header.entries
     held = {name for name, one in parse_header(update.read_bytes()).entries.items() if not one.is_pad} - {HEAD}
     assert held == {name for name, one in new.items() if not one.is_pad} - old.keys() and len(held) == 1
 
 
-def test_another_bundle_is_refused(sample, changed: Path, tmp_path: Path) -> None:
+def test_another_bundle_is_refused(sample, changed_bundle: Path, tmp_path: Path) -> None:
     for model in sample.models.values():
         with torch.no_grad():
             model.conv.weight.add_(1)
     other = tmp_path / "other.safetensors"
     write_bundle(other, sample.models, sample.queries, Made("junction", "wide", 0))
     update = tmp_path / "update"
-    write_update(sample.path, changed, update)
-    assert "was not made for" in refused(other, update, tmp_path)
+    write_update(sample.path, changed_bundle, update)
+    assert "was not made for" in refusal(other, update, tmp_path)
 
 
 def test_every_flipped_bit_of_an_update_is_found(sample, update: Path, tmp_path: Path) -> None:
@@ -65,19 +65,21 @@ def test_every_flipped_bit_of_an_update_is_found(sample, update: Path, tmp_path:
         update.write_bytes(damaged)
         if _is_padding(content, position):
             continue
-        refused(sample.path, update, tmp_path)
+        refusal(sample.path, update, tmp_path)
 
 
-def test_a_damaged_old_bundle_makes_nothing(sample, changed: Path, update: Path, tmp_path: Path) -> None:
+def test_a_damaged_old_bundle_makes_nothing(sample, changed_bundle: Path, update: Path, tmp_path: Path) -> None:
     held = open_bundle(sample.path)
-    kept = next(name for name in open_bundle(changed).header.entries if len(name) == 64 and name in held.header.entries)
+    kept = next(
+        name for name in open_bundle(changed_bundle).header.entries if len(name) == 64 and name in held.header.entries
+    )
     content = bytearray(sample.path.read_bytes())
     content[held.header.data_start + held.header.entries[kept].begin] ^= 1
     damaged = tmp_path / "damaged.safetensors"
     damaged.write_bytes(content)
-    assert "do not make the bundle" in refused(damaged, update, tmp_path)
+    assert "do not make the bundle" in refusal(damaged, update, tmp_path)
     with pytest.raises(GemelError, match="do not match their names"):
-        write_update(damaged, changed, tmp_path / "none")
+        write_update(damaged, changed_bundle, tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -104,10 +106,10 @@ def test_what_is_no_update_is_one_line(
     entries = place([(HEAD if head is not None else "other", "U8", (len(data),), len(data))])
     update = tmp_path / "update"
     update.write_bytes(encode_header(entries, metadata) + data)
-    assert fault in refused(sample.path, update, tmp_path)
+    assert fault in refusal(sample.path, update, tmp_path)
 
 
-def refused(old: Path, update: Path, folder: Path) -> str:
+def refusal(old: Path, update: Path, folder: Path) -> str:
     """The one line that says why nothing was made."""
     out, before = folder / "made", {path: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(GemelError) as caught:

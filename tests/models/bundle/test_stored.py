@@ -113,34 +113,35 @@ def test_bits_that_no_weight_has_are_found(fewer, rewrite, spoilt):
     assert problem.endswith(" holds, as int4, a code or padding that no weight has")
 
 
-def stored(manifest, query=0):
+def stored_of(manifest, query=0):
     return manifest["queries"][query]["stored"]
 
 
 LIES = {
-    "unknown dtype": (lambda m: stored(m)[KEY].update(dtype="int5"), "queries[0].stored.conv.weight.dtype"),
-    "no dtype": (lambda m: stored(m)[KEY].pop("dtype"), "queries[0].stored.conv.weight.dtype"),
-    "scale is no name": (lambda m: stored(m)[KEY].update(scale="fast"), "queries[0].stored.conv.weight.scale"),
-    "scale is gone": (lambda m: stored(m)[KEY].update(scale=None), "conv.weight, stored as int8, names no scale"),
-    "scale is missing": (lambda m: stored(m)[KEY].update(scale="0" * 64), "of conv.weight.scale is missing"),
+    "unknown dtype": (lambda m: stored_of(m)[KEY].update(dtype="int5"), "queries[0].stored.conv.weight.dtype"),
+    "no dtype": (lambda m: stored_of(m)[KEY].pop("dtype"), "queries[0].stored.conv.weight.dtype"),
+    "scale is no name": (lambda m: stored_of(m)[KEY].update(scale="fast"), "queries[0].stored.conv.weight.scale"),
+    "scale is gone": (lambda m: stored_of(m)[KEY].update(scale=None), "conv.weight, stored as int8, names no scale"),
+    "scale is missing": (lambda m: stored_of(m)[KEY].update(scale="0" * 64), "of conv.weight.scale is missing"),
     "scale of another": (
-        lambda m: stored(m)[KEY].update(scale=m["queries"][0]["tensors"]["fc.weight"]), "has a scale F32 (2, 8)",
+        lambda m: stored_of(m)[KEY].update(scale=m["queries"][0]["tensors"]["fc.weight"]), "has a scale F32 (2, 8)",
     ),
     "scale for fp16": (
-        lambda m: stored(m)["depthwise.weight"].update(scale=stored(m)[KEY]["scale"]), "which fp16 has not",
+        lambda m: stored_of(m)["depthwise.weight"].update(scale=stored_of(m)[KEY]["scale"]), "which fp16 has not",
     ),
     "path of nothing": (
-        lambda m: stored(m).update({"conv.kernel": stored(m).pop("depthwise.weight")}),
+        lambda m: stored_of(m).update({"conv.kernel": stored_of(m).pop("depthwise.weight")}),
         "`stored` names conv.kernel, which is not in",
     ),
-    "a wide tensor": (lambda m: stored(m).update({"fc.weight": {"dtype": "fp16", "scale": None}}), "of dtype F32"),
-    "int8 called fp16": (lambda m: stored(m)[KEY].update(dtype="fp16", scale=None), "of dtype I8"),
-    "not said to be packed": (lambda m: stored(m).pop("depthwise.weight"), "dtype torch.float16|F16"),
-    "bits for bytes": (lambda m: stored(m)[KEY].update(dtype="int4"), "stored as int4, names no shape"),
+    "a wide tensor": (lambda m: stored_of(m).update({"fc.weight": {"dtype": "fp16", "scale": None}}), "of dtype F32"),
+    "int8 called fp16": (lambda m: stored_of(m)[KEY].update(dtype="fp16", scale=None), "of dtype I8"),
+    "not said to be packed": (lambda m: stored_of(m).pop("depthwise.weight"), "dtype torch.float16|F16"),
+    "bits for bytes": (lambda m: stored_of(m)[KEY].update(dtype="int4"), "stored as int4, names no shape"),
     "other bits for bytes": (
-        lambda m: stored(m)[KEY].update(dtype="int4", shape=[8, 3, 3, 3]), "stored as int4, has a tensor of dtype I8",
+        lambda m: stored_of(m)[KEY].update(dtype="int4", shape=[8, 3, 3, 3]),
+        "stored as int4, has a tensor of dtype I8",
     ),
-    "a shape for bytes": (lambda m: stored(m)[KEY].update(shape=[8, 27]), "names a shape, which only int4 has"),
+    "a shape for bytes": (lambda m: stored_of(m)[KEY].update(shape=[8, 27]), "names a shape, which only int4 has"),
     "stored as a list": (lambda m: m["queries"][0].update(stored=[]), "queries[0].stored"),
 }  # fmt: skip
 

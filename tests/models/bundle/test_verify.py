@@ -156,7 +156,7 @@ def test_a_header_that_lies_is_refused_at_once(sample, change, reason):
     name = sample.manifest.queries[0].tensors["fc.weight"]
     document[name] |= change
     started = time.process_time()
-    problems = problems_of(sample.path, sealed(document) + content[8 + length :])
+    problems = problems_of(sample.path, seal(document) + content[8 + length :])
     assert reason in problems[0]
     assert time.process_time() - started < 5
 
@@ -215,7 +215,7 @@ def problems_of(path: Path, content: bytes | bytearray) -> list[str]:
     return verify_bundle(damaged)
 
 
-def sealed(document: dict) -> bytes:
+def seal(document: dict) -> bytes:
     """A header with any content and a valid seal."""
     document["__metadata__"]["gemel.digest"] = "0" * 64
     text = json.dumps(document, separators=(",", ":")).encode()

@@ -111,9 +111,9 @@ def interrupt_the_third_write(monkeypatch, folder: Path) -> None:
     raw_bytes, writes = bundle_writer.raw_bytes, itertools.count(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born deaf to it
 
-    def interrupted(tensor):
+    def interrupt(tensor):
         if any(folder.glob(".*.tmp")) and next(writes) == 3:
             signal.raise_signal(signal.SIGINT)
         return raw_bytes(tensor)
 
-    monkeypatch.setattr(bundle_writer, "raw_bytes", interrupted)
+    monkeypatch.setattr(bundle_writer, "raw_bytes", interrupt)

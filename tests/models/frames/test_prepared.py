@@ -34,7 +34,7 @@ def test_frames_are_decoded_several_at_a_time(query: Query, monkeypatch: pytest.
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     if not kept:
         monkeypatch.setattr(prepared_module, "MAX_CACHED_BYTES", 0)
-    two = threading.Barrier(2, timeout=60)  # nobody passes alone
+    two = threading.Barrier(2, timeout=60)  # no thread passes alone
 
     def meeting(value: int) -> np.ndarray:
         two.wait()
@@ -49,10 +49,10 @@ def test_frames_are_decoded_several_at_a_time(query: Query, monkeypatch: pytest.
 
 
 def test_the_first_frame_that_does_not_decode_is_told_of(query: Query) -> None:
-    def broken(name: str) -> np.ndarray:
+    def fail(name: str) -> np.ndarray:
         raise InputError(name, "is no image")
 
     loaders: list[Callable[[], np.ndarray]] = [lambda: _frame(1) for _ in range(6)]
-    loaders[2:4] = [lambda: broken("a.png"), lambda: broken("b.png")]
+    loaders[2:4] = [lambda: fail("a.png"), lambda: fail("b.png")]
     with pytest.raises(InputError, match=r"a\.png"):
         PreparedFrames(query, _split(loaders)).load()

@@ -13,7 +13,7 @@ from models.tasks import task_of
 CLASSES, BOXES = task_of("classification"), task_of("detection")
 
 
-def seen(counts: np.ndarray, expected: float = 1.0) -> ComparedFrames:
+def frame_counts(counts: np.ndarray, expected: float = 1.0) -> ComparedFrames:
     return ComparedFrames(counts, expected)
 
 
@@ -22,7 +22,7 @@ def tallies(right: np.ndarray) -> ComparedFrames:
     counts = np.zeros((len(right), 2, 2), np.int64)
     for index, is_right in enumerate(right):
         counts[index, :, index % 2] = is_right, 1
-    return seen(counts)
+    return frame_counts(counts)
 
 
 @pytest.mark.parametrize(("share", "frames", "verdict"), [
@@ -41,11 +41,11 @@ def test_the_verdict_follows_from_the_interval(share, frames, verdict):
 
 def test_frames_without_anything_to_see_are_no_evidence():
     nothing = np.zeros((500, 3), np.int64)
-    assert compare_agreement(seen(nothing), BOXES, 0.95).verdict == TOO_FEW
+    assert compare_agreement(frame_counts(nothing), BOXES, 0.95).verdict == TOO_FEW
     nothing[: MIN_COMPARED_FRAMES - 1] = 1
-    assert compare_agreement(seen(nothing), BOXES, 0.95).verdict == TOO_FEW
+    assert compare_agreement(frame_counts(nothing), BOXES, 0.95).verdict == TOO_FEW
     nothing[: 2 * MIN_COMPARED_FRAMES] = (0, 0, 2)  # objects that the box no longer sees
-    found = compare_agreement(seen(nothing), BOXES, 0.95)
+    found = compare_agreement(frame_counts(nothing), BOXES, 0.95)
     assert (found.ratio, found.verdict, found.frames) == (0.0, BELOW, 500)
 
 

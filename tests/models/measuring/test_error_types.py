@@ -14,7 +14,7 @@ FAR = (50.0, 50.0, 60.0, 60.0)
 CAR = BoxLabels(("car",), (HERE,))
 
 
-def found(rows, truth=CAR, threshold=0.0):
+def count_errors(rows, truth=CAR, threshold=0.0):
     answer = DetectionPrediction(*zip(*rows)) if rows else DetectionPrediction()
     return error_types(overlaps_of([answer], [truth]), threshold)
 
@@ -34,7 +34,7 @@ def found(rows, truth=CAR, threshold=0.0):
     ],
 )
 def test_each_error_is_of_one_kind(rows, expected):
-    assert {kind: one.count for kind, one in found(rows).items()} == {**dict.fromkeys(KINDS, 0), **expected}
+    assert {kind: one.count for kind, one in count_errors(rows).items()} == {**dict.fromkeys(KINDS, 0), **expected}
 
 
 @pytest.mark.parametrize(
@@ -51,4 +51,4 @@ def test_each_error_is_of_one_kind(rows, expected):
     ],
 )
 def test_the_cost_of_a_kind_is_what_mending_it_alone_would_bring(rows, kind, f1, mended):
-    assert found(rows)[kind].cost == pytest.approx(mended - f1)
+    assert count_errors(rows)[kind].cost == pytest.approx(mended - f1)

@@ -65,7 +65,7 @@ def test_weak_originals_are_no_evidence() -> None:
     assert not is_competent(_query("detection", ("car",)), 0.45) and is_competent(_query("detection", ("car",)), 0.5)
 
 
-def _drawn(random: np.random.Generator, units: int, frames: int, keeps: float) -> tuple[np.ndarray, np.ndarray]:
+def _draw_counts(random: np.random.Generator, units: int, frames: int, keeps: float) -> tuple[np.ndarray, np.ndarray]:
     """Counts (units, 2, 1) of an original that is right in 9 of 10 frames, and of one that keeps so much of that."""
     seen = np.full(units, frames)
     right = random.binomial(seen, 0.9)
@@ -77,11 +77,11 @@ def _drawn(random: np.random.Generator, units: int, frames: int, keeps: float) -
 def test_what_is_surely_kept_is_kept_as_often_as_it_says(units: int, frames: int) -> None:
     random, task = np.random.default_rng(0), task_of("classification")
     error = 1 / (0.9 * units * frames)
-    found = [lower_bound_ratio(task, *_drawn(random, units, frames, 0.95), error) for _ in range(400)]
+    found = [lower_bound_ratio(task, *_draw_counts(random, units, frames, 0.95), error) for _ in range(400)]
     assert np.mean([ratio <= 0.95 for ratio in found]) >= ACCEPT_CONFIDENCE - 0.02
 
 
 def test_what_both_answer_alike_leaves_no_doubt() -> None:
-    before, _ = _drawn(np.random.default_rng(0), 8, 30, 1.0)
+    before, _ = _draw_counts(np.random.default_rng(0), 8, 30, 1.0)
     for units in (8, 1):
         assert lower_bound_ratio(task_of("classification"), before[:units], before[:units], 0.0) == 1.0

@@ -45,10 +45,10 @@ def test_tied_to_follows_chains() -> None:
 
 def _models() -> dict[str, nn.Module]:
     torch.manual_seed(0)
-    return {query: _named(nn.Conv2d(2, 2, 1)) for query in "ab"}
+    return {query: _name_conv(nn.Conv2d(2, 2, 1)) for query in "ab"}
 
 
-def _named(layer: nn.Module) -> nn.Module:
+def _name_conv(layer: nn.Module) -> nn.Module:
     holder = nn.Module()
     holder.add_module("conv", layer)
     return holder
@@ -64,7 +64,7 @@ def test_tied_layers_use_one_parameter_and_private_biases() -> None:
 
 def test_unequal_shapes_are_refused() -> None:
     models = _models()
-    models["b"] = _named(nn.Conv2d(2, 3, 1))
+    models["b"] = _name_conv(nn.Conv2d(2, 3, 1))
     with pytest.raises(InputError, match="another shape"):
         tie(models, SharingPlan(((A, B),)))
 

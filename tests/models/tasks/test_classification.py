@@ -19,11 +19,11 @@ def _one_by_one(images: Tensor, generator: torch.Generator) -> Tensor:
     return torch.stack([image[:, y : y + size, x : x + size] * gain for image, (y, x), gain in rows]).clamp_(0, 255)
 
 
-def _changed(images: Tensor, seed: int = 3) -> Tensor:
+def _augment(images: Tensor, seed: int = 3) -> Tensor:
     return Classification().augment(images, [0] * len(images), torch.Generator().manual_seed(seed))[0]
 
 
 def test_every_frame_is_shifted_and_lit_as_if_it_were_alone() -> None:
     images = torch.randint(0, 256, (9, 3, 25, 25), dtype=torch.uint8)
     wanted = _one_by_one(images, torch.Generator().manual_seed(3)).to(torch.uint8)
-    assert torch.equal(_changed(images), wanted) and not torch.equal(wanted, images)
+    assert torch.equal(_augment(images), wanted) and not torch.equal(wanted, images)

@@ -75,7 +75,7 @@ BAD: dict[str, tuple[str, Callable[[Path], object], str]] = {
     ),
     "a number inside": ("w.pt", lambda p: torch.save({"epoch": 3}, p), "'epoch' is a int"),
     "nothing inside": ("w.pt", lambda p: torch.save({}, p), "holds no tensors"),
-    "truncated": ("w.pt", lambda p: truncated(p, 1500), "is truncated or no PyTorch file; copy or save it again"),
+    "truncated": ("w.pt", lambda p: truncate(p, 1500), "is truncated or no PyTorch file; copy or save it again"),
     "tensor missing": (
         "w.pt",
         lambda p: torch.save(without(STATE, "fc.bias"), p),
@@ -135,7 +135,7 @@ def store(path: Path, state: dict[str, Tensor]) -> None:
         torch.save(state, path)
 
 
-def truncated(path: Path, length: int) -> None:
+def truncate(path: Path, length: int) -> None:
     """A file cut short."""
     store(path, STATE)
     content = path.read_bytes()

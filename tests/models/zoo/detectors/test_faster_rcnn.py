@@ -38,14 +38,14 @@ def lively(name: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def made() -> Any:
+def trained_detector() -> Any:
     return lively(SMALL)
 
 
 @pytest.fixture
-def small(made: Any) -> Any:
+def small(trained_detector: Any) -> Any:
     """A copy of the smallest of them, since even a forward in train mode changes the norms."""
-    return copy.deepcopy(made)
+    return copy.deepcopy(trained_detector)
 
 
 @pytest.mark.parametrize("name", [SMALL, "fasterrcnn_resnet50_fpn"])
@@ -95,7 +95,7 @@ def test_a_sure_original_teaches_what_labels_teach_and_an_unsure_one_less(small)
         outputs = small.train()(images)
     small.eval()
 
-    def distilled(score: float) -> float:
+    def distil_loss(score: float) -> float:
         scores = torch.zeros(2, 100)
         scores[:, 0] = score
         torch.manual_seed(7)
@@ -104,9 +104,9 @@ def test_a_sure_original_teaches_what_labels_teach_and_an_unsure_one_less(small)
 
     torch.manual_seed(7)
     labelled = float(small.loss(outputs, targets).detach())
-    assert distilled(1.0) == pytest.approx(labelled, rel=1e-5)
-    half, none = distilled(0.5), distilled(1e-6)
-    assert half == pytest.approx((distilled(1.0) + none) / 2, rel=1e-3)
+    assert distil_loss(1.0) == pytest.approx(labelled, rel=1e-5)
+    half, none = distil_loss(0.5), distil_loss(1e-6)
+    assert half == pytest.approx((distil_loss(1.0) + none) / 2, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["fasterrcnn_resnet50_c5", "fasterrcnn_resnet101_fpn"])

@@ -25,7 +25,7 @@ EMPTY = BoxTarget(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def made(request: pytest.FixtureRequest) -> tuple[str, Any]:
+def scored_detector(request: pytest.FixtureRequest) -> tuple[str, Any]:
     """A detector with scores that differ, a first column as good as never used, and its name."""
     model = detector(request.param)
     last = model.head.classification_head.cls_logits
@@ -38,13 +38,13 @@ def made(request: pytest.FixtureRequest) -> tuple[str, Any]:
 
 
 @pytest.fixture
-def named(made: tuple[str, Any]) -> tuple[str, Any]:
+def detector_and_name(scored_detector: tuple[str, Any]) -> tuple[str, Any]:
     """A copy, since even a forward in train mode changes the norms."""
-    return copy.deepcopy(made)
+    return copy.deepcopy(scored_detector)
 
 
-def test_detections_are_torchvisions(named):
-    name, model = named
+def test_detections_are_torchvisions(detector_and_name):
+    name, model = detector_and_name
     theirs = torchvisions(model, name)
     with torch.inference_mode():
         outputs = model(frames())
@@ -63,8 +63,8 @@ def test_detections_are_torchvisions(named):
         assert apart.amin(dim=0).amax() < 1e-4 and apart.amin(dim=1).amax() < 1e-4
 
 
-def test_the_loss_is_torchvisions_with_and_without_objects(named):
-    name, model = named
+def test_the_loss_is_torchvisions_with_and_without_objects(detector_and_name):
+    name, model = detector_and_name
     theirs = torchvisions(model, name).train()
     images, targets = squares()
     targets = [targets[0], EMPTY]
@@ -75,8 +75,8 @@ def test_the_loss_is_torchvisions_with_and_without_objects(named):
     assert float(ours) == pytest.approx(float(expected), rel=1e-4)
 
 
-def test_focal_distillation_is_zero_at_the_original_only(named):
-    _, model = named
+def test_focal_distillation_is_zero_at_the_original_only(detector_and_name):
+    _, model = detector_and_name
     with torch.no_grad():
         logits, *others = model(frames())
     quiet = torch.full_like(logits, -7.0)
