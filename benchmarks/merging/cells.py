@@ -86,11 +86,10 @@ class Cell:
         return sum(query["met"] and query["worth"] and query["certain"] for query in self.queries)
 
     def accepted_steps(self) -> list[Step]:
-        """(work, bytes saved by what was accepted by then), from (0, 0) on, ascending in both.
+        """(FLOPs, bytes saved by what was accepted by then), from (0, 0) on, ascending in both.
 
-        A search accepts set by set, which its log's rows tell. `wide` holds what it accepted before others joined or
-        with a portion that was taken over, and what held at any validation: a merge that tells its recipe keeps the
-        best of these. Every other arm accepts all at its end.
+        A search accepts set by set, one log row each. `top-down` accepts after each stage and after each validation
+        in which its targets are reached: its log names the recipe. Every other arm accepts all at its end.
         """
         if any("members" in row for row in self.log):
             return [(0.0, 0.0), *_search_steps(self.log, self.weights)]
