@@ -98,8 +98,19 @@ def check_other_versions(group: ProcessGroup) -> str:
     return "nothing"
 
 
-def test_group_of_two_runs_all_collectives() -> None:
-    first, second = run(call_collectives)
+def run_checks(group: ProcessGroup) -> tuple[dict[str, Any], str, str]:
+    """The collectives and both errors in one start of the processes."""
+    return call_collectives(group), fail_on_rank0(group), check_other_versions(group)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[tuple[dict[str, Any], str, str]]:
+    """What `run_checks` returns on each of two ranks."""
+    return run(run_checks)
+
+
+def test_group_of_two_runs_all_collectives(ranks: list[tuple[dict[str, Any], str, str]]) -> None:
+    first, second = (collectives for collectives, *_ in ranks)
     assert first["broadcast"] == second["broadcast"] == {"rank": 1}
     assert first["gathered"] == second["gathered"] == [(0, 1), (1, 1)]
     assert first["scalars"] == second["scalars"] == [2.0, 1.0]
@@ -110,12 +121,12 @@ def test_group_of_two_runs_all_collectives() -> None:
     assert first["clock"] == second["clock"]
 
 
-def test_error_on_rank0_ends_all_ranks() -> None:
-    assert run(fail_on_rank0) == ["the disk is full", f"exit {GemelError.exit_code}"]
+def test_error_on_rank0_ends_all_ranks(ranks: list[tuple[dict[str, Any], str, str]]) -> None:
+    assert [error for _, error, _ in ranks] == ["the disk is full", f"exit {GemelError.exit_code}"]
 
 
-def test_check_consistent_names_the_rank_and_the_key() -> None:
-    first, second = run(check_other_versions)
+def test_check_consistent_names_the_rank_and_the_key(ranks: list[tuple[dict[str, Any], str, str]]) -> None:
+    first, second = (error for _, _, error in ranks)
     assert "process 1 has another workload than the first" in first and second == str(GemelError.exit_code)
 
 
@@ -187,7 +198,7 @@ def return_rank(group: ProcessGroup, progress: Any) -> tuple[int, int]:
     return group.rank, group.size
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_run_on_ray_returns_the_result_of_rank0() -> None:
     pytest.importorskip("ray.train.torch")
     events: list[str] = []

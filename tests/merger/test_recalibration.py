@@ -26,7 +26,7 @@ class _Frames:
         self.asked.append(len(indices))
         return self.all[indices], None
 
-    def fed(self, images: Tensor, device: Any) -> Tensor:
+    def model_input(self, images: Tensor, device: Any) -> Tensor:
         return images
 
 
