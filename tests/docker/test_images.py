@@ -1,4 +1,4 @@
-"""Images of a box: built from the product alone, run by nobody in particular, and able to say how they are."""
+"""Images of a box: built from the product alone, run without root, and with a health check."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ def test_its_health_is_that_of_the_box(tmp_path: Path, host: str) -> None:
     service = HttpService(box, Metrics(["bridge-cars"]), Access(host, 0, TOKEN), "box.yaml")
     service.start()
 
-    def asked(token: str) -> int:
+    def request_health(token: str) -> int:
         told = {"GEMEL_HTTP": f"http://127.0.0.1:{service.port}", "GEMEL_TOKEN_FILE": str(tmp_path / token)}
         command = [sys.executable, str(ROOT / "docker" / "healthy.py")]
         return subprocess.run(command, env=os.environ | told, capture_output=True, check=False).returncode
 
     try:
-        assert asked("token") == 0 and asked("absent") == (0 if host == "127.0.0.1" else 1)
+        assert request_health("token") == 0 and request_health("absent") == (0 if host == "127.0.0.1" else 1)
         box.moves = False
-        assert asked("token") == 1
+        assert request_health("token") == 1
     finally:
         service.stop()
-    assert asked("token") == 1
+    assert request_health("token") == 1

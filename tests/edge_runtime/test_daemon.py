@@ -46,7 +46,7 @@ def box(tmp_path_factory):
     return folder
 
 
-def decoded(path: Path) -> np.ndarray:
+def decode_image(path: Path) -> np.ndarray:
     image = cv2.imread(str(path))
     assert image is not None
     return image
@@ -54,7 +54,7 @@ def decoded(path: Path) -> np.ndarray:
 
 def frames_of(source: Path):
     if source.is_dir():
-        return [decoded(path)[..., ::-1].copy() for path in sorted(source.iterdir())]
+        return [decode_image(path)[..., ::-1].copy() for path in sorted(source.iterdir())]
     capture, frames = cv2.VideoCapture(str(source)), []
     while (read := capture.read())[0]:
         frames.append(cv2.cvtColor(read[1], cv2.COLOR_BGR2RGB))
@@ -167,7 +167,7 @@ def test_box_refuses_query_without_camera(box):
 def test_box_reports_region_outside_frame(box, tmp_path, caplog):
     small = tmp_path / "small"
     small.mkdir()
-    cv2.imwrite(str(small / "0.png"), decoded(box / "right" / "000.png")[:4, :4])
+    cv2.imwrite(str(small / "0.png"), decode_image(box / "right" / "000.png")[:4, :4])
     path = write_config(box, cameras={"left": {"source": "left.mp4"}, "right": {"source": str(small)}})
     assert run(path, check=True)["ok"] and "'yard' looks at" in caplog.text
     summary = run(path)
@@ -176,7 +176,7 @@ def test_box_reports_region_outside_frame(box, tmp_path, caplog):
     assert processed["gate"] and processed["road"] and not processed["yard"] and summary["balanced"]
 
 
-def stalled(camera: FaultyCamera) -> None:
+def stall(camera: FaultyCamera) -> None:
     camera.silent = True
 
 
@@ -185,7 +185,7 @@ def babbling(camera: FaultyCamera) -> None:
 
 
 @pytest.mark.parametrize(
-    "away", [FaultyCamera.refuse, stalled, babbling, None], ids=("refused", "silent", "garbage", "missing")
+    "away", [FaultyCamera.refuse, stall, babbling, None], ids=("refused", "silent", "garbage", "missing")
 )
 def test_box_starts_without_some_cameras(box, away, caplog):
     with RtspCamera() as camera:

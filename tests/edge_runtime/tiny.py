@@ -64,7 +64,7 @@ def tiny_bundle(path: Path) -> Bundle:
     return open_bundle(path, [FACTORY])
 
 
-class Kept:
+class RecordKeeper:
     """Keeps the records of the parcels that it is offered."""
 
     def __init__(self) -> None:

@@ -150,7 +150,7 @@ class RtspCamera(FaultyCamera):
 
     def film(self) -> list[list[bytes]]:
         """What it plays, again and again: the NAL units of each frame, the first of which is a keyframe."""
-        return encoded(self.size)
+        return encode_clip(self.size)
 
     def _greet(self, connection: socket.socket) -> bool:
         with connection.makefile("rb") as requests:
@@ -224,7 +224,7 @@ class HttpCamera(FaultyCamera):
 
 
 @cache
-def encoded(size: tuple[int, int]) -> list[list[bytes]]:
+def encode_clip(size: tuple[int, int]) -> list[list[bytes]]:
     """The NAL units of each frame of a short film of pictures."""
     return units_of([picture(seed, *size) for seed in range(FRAMES)])
 

@@ -21,7 +21,7 @@ TIMEOUT_S = 60.0
 KINDS = [RtspCamera, HttpCamera]
 
 
-class Watched:
+class RecordedCamera:
     """A camera that plays, and what it has delivered."""
 
     def __init__(self, config: CameraConfig, queries=None, **keys) -> None:
@@ -53,9 +53,9 @@ class Watched:
 
 
 @contextmanager
-def playing(source, queries=None, fps=None, loop=False, timeout_s=CAMERA_TIMEOUT_S, **keys) -> Iterator[Watched]:
+def playing(source, queries=None, fps=None, loop=False, timeout_s=CAMERA_TIMEOUT_S, **keys) -> Iterator[RecordedCamera]:
     """A camera that plays this source meanwhile."""
-    watched = Watched(CameraConfig("c", str(source), fps, loop, timeout_s=timeout_s), queries, **keys)
+    watched = RecordedCamera(CameraConfig("c", str(source), fps, loop, timeout_s=timeout_s), queries, **keys)
     watched.camera.start()
     try:
         yield watched
@@ -157,7 +157,7 @@ def test_camera_looping_a_file_survives_its_removal(tmp_path):
 def test_camera_of_a_file_ends_and_of_none_ends_in_error(tmp_path):
     ends = []
     for source in (write_clip(tmp_path / "c.mp4", 3, fps=30), tmp_path / "missing.mp4"):
-        watched = Watched(CameraConfig("c", str(source)), ended=lambda: ends.append(1))
+        watched = RecordedCamera(CameraConfig("c", str(source)), ended=lambda: ends.append(1))
         watched.camera.play()
         told = watched.camera.to_json()
         assert told["state"] == "ended" and (told["error"] is None) == source.exists() == (len(watched.frames) == 3)
@@ -167,7 +167,7 @@ def test_camera_of_a_file_ends_and_of_none_ends_in_error(tmp_path):
 def test_camera_gives_each_query_its_own_rate(tmp_path):
     clip = write_clip(tmp_path / "c.mp4", 12, fps=60)
     queries = {"all": FrameRequest(), "few": FrameRequest(10.0), "more": FrameRequest(90.0)}
-    watched = Watched(CameraConfig("c", str(clip), 30.0), queries)
+    watched = RecordedCamera(CameraConfig("c", str(clip), 30.0), queries)
     watched.camera.play()
     numbers = {query: [frame.index for one, frame in watched.frames if one == query] for query in queries}
     assert numbers == {"all": [0, 2, 4, 6, 8, 10], "few": [0, 6], "more": [0, 2, 4, 6, 8, 10]}
@@ -178,7 +178,7 @@ def test_camera_gives_each_query_its_own_rate(tmp_path):
 def test_camera_counts_undecodable_pictures(tmp_path):
     folder = write_folder(tmp_path / "f", 2)
     (folder / "000a.jpg").write_bytes(b"no image")
-    watched = Watched(CameraConfig("c", str(folder), 60.0))
+    watched = RecordedCamera(CameraConfig("c", str(folder), 60.0))
     watched.camera.play()
     assert [frame.index for _, frame in watched.frames] == [0, 2]
     assert watched.camera.to_json()["undecodable"] == 1
@@ -199,13 +199,13 @@ def test_camera_ends_when_its_receiver_fails(tmp_path):
 def test_camera_limits_decoders_that_never_return():
     tried, free = [], threading.Event()
 
-    def opened(config):
+    def open_once(config):
         tried.append(config)
         assert free.wait(TIMEOUT_S)
         raise SourceLost("it is back, but empty")
 
     config = CameraConfig("c", "rtsp://box/1", timeout_s=0.1)
-    watched = Watched(config, open_source=opened)
+    watched = RecordedCamera(config, open_source=open_once)
     watched.camera.start()
     watched.until(lambda told: told["error"] == "its decoder does not return")
     assert len(tried) == MAX_ABANDONED
@@ -242,7 +242,9 @@ def test_camera_ignores_time_of_a_suspended_process(caplog):
         looked.release()
         return time.monotonic() + stood_still_s[0]
 
-    watched = Watched(CameraConfig("c", "rtsp://box/1", timeout_s=30.0), clock=clock, open_source=lambda config: source)
+    watched = RecordedCamera(
+        CameraConfig("c", "rtsp://box/1", timeout_s=30.0), clock=clock, open_source=lambda config: source
+    )
     watched.camera.start()
     watched.more(1, since=0)
     assert source.asked.wait(TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Which source a camera gets, and what its decoders are told."""
+"""The source of each camera, and the options its decoder gets."""
 
 from __future__ import annotations
 

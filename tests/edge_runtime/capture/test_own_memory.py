@@ -27,7 +27,7 @@ KEPT: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def drawn(memory: FramePool, value: int, size: tuple[int, int, int] = SIZE) -> np.ndarray:
+def draw_image(memory: FramePool, value: int, size: tuple[int, int, int] = SIZE) -> np.ndarray:
     """A frame that is all of this value."""
     image = memory.decode(lambda: np.full(size, value, np.uint8))
     assert image is not None and image.shape == size and (image == value).all()
@@ -47,7 +47,7 @@ def content(kept: Any) -> bytes:
 def test_frame_pool_reuses_memory() -> None:
     memory, places, shown = FramePool(), set(), None
     for value in range(100):
-        image = drawn(memory, value)
+        image = draw_image(memory, value)
         shown = image  # the one before goes
         places.add(place(image))
     assert shown is not None and len(places) <= 1 + 1
@@ -56,20 +56,20 @@ def test_frame_pool_reuses_memory() -> None:
 @pytest.mark.parametrize("what", KEPT)
 def test_frame_pool_keeps_referenced_frames(what: str) -> None:
     memory = FramePool()
-    image = drawn(memory, 200)
+    image = draw_image(memory, 200)
     kept = KEPT[what](image)
     told = content(kept)
     del image
     for value in range(50):
-        drawn(memory, value)
+        draw_image(memory, value)
     assert content(kept) == told and told == b"\xc8" * len(told)
 
 
 def test_frame_pool_follows_the_frame_size() -> None:
     memory = FramePool()
-    small = [drawn(memory, value) for value in range(4)]
-    large = [drawn(memory, value, (48, 64, 3)) for value in range(4)]
+    small = [draw_image(memory, value) for value in range(4)]
+    large = [draw_image(memory, value, (48, 64, 3)) for value in range(4)]
     del small[1:], large[1:]
-    again = [drawn(memory, value) for value in range(9, 12)]
+    again = [draw_image(memory, value) for value in range(9, 12)]
     assert (small[0] == 0).all() and (large[0] == 0).all()
     assert [int(image[0, 0, 0]) for image in again] == [9, 10, 11]

@@ -28,7 +28,7 @@ class Clock:
         return self.left < 0
 
 
-def played(source, fps=None, loop=False, clock=None, first=0):
+def play_source(source, fps=None, loop=False, clock=None, first=0):
     """What came of a source that was played: its reading, and what it handed over."""
     clock = clock or Clock()
     got: list[TimedShot] = []
@@ -60,25 +60,25 @@ def test_reader_plays_clip_at_its_rate_in_rgb(tmp_path, decoder):
 
 def test_reader_skips_frames_beyond_the_rate(tmp_path):
     clip = write_clip(tmp_path / "c.mp4", 12, fps=12)
-    assert [picked.index for picked in played(clip, fps=6)[1]] == [0, 2, 4, 6, 8, 10]
-    assert [picked.index for picked in played(clip, fps=5)[1]] == [0, 3, 5, 8, 10]
+    assert [picked.index for picked in play_source(clip, fps=6)[1]] == [0, 2, 4, 6, 8, 10]
+    assert [picked.index for picked in play_source(clip, fps=5)[1]] == [0, 3, 5, 8, 10]
 
 
 def test_reader_plays_folder_in_order(tmp_path):
-    _, got = played(write_folder(tmp_path / "f", 3), fps=4)
+    _, got = play_source(write_folder(tmp_path / "f", 3), fps=4)
     assert times(got) == [(0, 0.0), (1, 0.25), (2, 0.5)]
     assert np.array_equal(np.asarray(got[1].shot()), picture(101))
 
 
 def test_reader_loop_continues_frame_numbers(tmp_path):
-    reading, got = played(write_folder(tmp_path / "f", 2), fps=10, loop=True, clock=Clock(5), first=7)
+    reading, got = play_source(write_folder(tmp_path / "f", 2), fps=10, loop=True, clock=Clock(5), first=7)
     assert times(got) == [(7 + i, i / 10) for i in range(5)] and reading.problem is None
 
 
 def test_reader_loop_skips_missed_laps(tmp_path):
     clock = Clock(12)
     clock.pauses[clock.left - 3] = 3 * 3600.0
-    _, got = played(write_folder(tmp_path / "f", 4), fps=10, loop=True, clock=clock)
+    _, got = play_source(write_folder(tmp_path / "f", 4), fps=10, loop=True, clock=clock)
     assert [picked.index for picked in got[:4]] == [0, 1, 2, 3]
     assert len(got) < 14 and got[-1].index == pytest.approx(3 * 36000, abs=20)
 
@@ -90,7 +90,7 @@ def test_reader_counts_damaged_frames(tmp_path):
     at = starts[10] + 8 + 20
     data[at : at + 500] = bytes(500)
     clip.write_bytes(data)
-    reading, got = played(clip)
+    reading, got = play_source(clip)
     assert reading.problem is None and reading.damaged >= 1 and len(got) >= 28
 
 
@@ -108,7 +108,7 @@ def test_reader_of_empty_source_reports_why(tmp_path):
         "concat.mp4": "cannot be opened",
     }  # fmt: skip
     for name, fault in faults.items():
-        reading, got = played(tmp_path / name)
+        reading, got = play_source(tmp_path / name)
         assert not got and fault in (reading.problem or ""), name
 
 

@@ -30,7 +30,7 @@ from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 from models.preprocess import Preprocess
 from models.quantization import PackedWeight, choices, pack
 from tests.edge_runtime.engines.test_packed_weights import ATTENDING, attending
-from tests.edge_runtime.tiny import Kept, picture
+from tests.edge_runtime.tiny import RecordKeeper, picture
 from tests.exhaustive import every
 
 SIZES = {"resnet18": 64, "ssdlite320_mobilenet_v2": 96, "swin_t": 32, ATTENDING: 16}
@@ -211,7 +211,7 @@ def test_overflow_beside_another_query_keeps_the_budget(two: Bundle, policy: str
     arena = Arena(Store.of_bundle(two), arena_bytes(found.costs, budget), budget_bytes=budget)
     for engine in engines.values():
         engine.arena, engine.used = arena, []
-    ledger, sink = Ledger(engines), Kept()
+    ledger, sink = Ledger(engines), RecordKeeper()
     mailboxes = Mailboxes(engines, ledger)
     device = Device(arena, engines, found.costs, budget)
     publisher = Publisher(sink, ledger, {query.id: query for query in two.queries}, RunIdentity("0" * 64))

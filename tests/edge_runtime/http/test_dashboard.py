@@ -20,7 +20,7 @@ PATIENCE_MS = 60_000
 
 
 @contextmanager
-def served(box: Box, host: str = "127.0.0.1") -> Iterator[str]:
+def serve_box(box: Box, host: str = "127.0.0.1") -> Iterator[str]:
     service = HttpService(box, Metrics(["bridge-cars", "gate-kind"]), Access(host, 0, TOKEN), "box.yaml")
     service.start()
     try:
@@ -40,7 +40,7 @@ def box() -> Box:
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
 def test_dashboard_shows_the_box(browser: Any, box: Box, width: int, scheme: str) -> None:
-    with served(box) as address, page_of(browser, width, scheme) as (page, wrong):
+    with serve_box(box) as address, page_of(browser, width, scheme) as (page, wrong):
         page.goto(address)
         page.wait_for_selector(".camera:nth-child(2) img[src]", timeout=PATIENCE_MS)
         page.wait_for_selector("#age-curve canvas", timeout=PATIENCE_MS)
@@ -66,7 +66,7 @@ def test_dashboard_shows_the_box(browser: Any, box: Box, width: int, scheme: str
 
 
 def test_dashboard_shows_problems_as_text(browser: Any, box: Box) -> None:
-    with served(box) as address, page_of(browser) as (page, wrong):
+    with serve_box(box) as address, page_of(browser) as (page, wrong):
         page.goto(address)
         page.wait_for_selector(".camera img[src]", timeout=PATIENCE_MS)
         name = "<img src=x onerror=alert(1)>"
@@ -87,14 +87,14 @@ def test_dashboard_shows_problems_as_text(browser: Any, box: Box) -> None:
 
 def test_dashboard_reports_a_lost_box(browser: Any, box: Box) -> None:
     with page_of(browser) as (page, _):
-        with served(box) as address:
+        with serve_box(box) as address:
             page.goto(address)
             page.wait_for_selector("text=all well", timeout=PATIENCE_MS)
         page.wait_for_selector("text=the box does not answer", timeout=PATIENCE_MS)
 
 
 def test_dashboard_login_with_token(browser: Any, box: Box) -> None:
-    with served(box, "0.0.0.0") as address, page_of(browser) as (page, _):
+    with serve_box(box, "0.0.0.0") as address, page_of(browser) as (page, _):
         page.goto(address)
         page.fill("#token", "not-the-token-at-all")
         page.click("button")
@@ -106,7 +106,7 @@ def test_dashboard_login_with_token(browser: Any, box: Box) -> None:
 
 
 def test_dashboard_ages_ignore_browser_clock(browser: Any, box: Box) -> None:
-    with served(box) as address, page_of(browser) as (page, _):
+    with serve_box(box) as address, page_of(browser) as (page, _):
         page.add_init_script("const told = Date.now; Date.now = () => told() + 3600e3")
         page.goto(address)
         page.wait_for_selector("text=/result \\d+(\\.\\d)? m?s old/", timeout=PATIENCE_MS)

@@ -44,7 +44,7 @@ def address(box: Box, measures: Metrics) -> Iterator[str]:
     service.stop()
 
 
-def asked(address: str, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes, dict[str, str]]:
+def send_request(address: str, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes, dict[str, str]]:
     """Status, body and headers of an answer."""
     request = urllib.request.Request(f"http://{address}{path}", method=method, headers=headers)
     try:
@@ -55,7 +55,7 @@ def asked(address: str, path: str, method: str = "GET", **headers: str) -> tuple
 
 
 def test_status_matches_the_box(address: str, box: Box) -> None:
-    status, body, headers = asked(address, "/api/status")
+    status, body, headers = send_request(address, "/api/status")
     told = json.loads(body)
     assert status == 200 and told == json.loads(box.status().model_dump_json())
     assert {
@@ -76,10 +76,10 @@ def test_status_matches_the_box(address: str, box: Box) -> None:
 
 
 def test_health_and_readiness(address: str, box: Box) -> None:
-    assert asked(address, "/healthz")[0] == asked(address, "/readyz")[0] == 200
+    assert send_request(address, "/healthz")[0] == send_request(address, "/readyz")[0] == 200
     box.moves, box.lacks = False, ["camera gate never gave a frame"]
-    assert asked(address, "/healthz")[0] == 503
-    status, body, _ = asked(address, "/readyz")
+    assert send_request(address, "/healthz")[0] == 503
+    status, body, _ = send_request(address, "/readyz")
     assert status == 503 and json.loads(body) == {"missing": ["camera gate never gave a frame"]}
 
 
@@ -88,7 +88,7 @@ def test_metrics_are_complete_and_balanced(address: str, box: Box, measures: Met
     measures.observe_run("bridge-cars", 0.03)
     measures.observe_load("gate-kind", 0.2)
     box.changes["cameras"] = [camera("bridge"), camera("gate", state="away", up=False, frame_age_s=None, reconnects=3)]
-    status, body, headers = asked(address, "/metrics")
+    status, body, headers = send_request(address, "/metrics")
     assert status == 200 and headers["Content-Type"].startswith("text/plain; version=0.0.4")
     samples = {
         (sample.name, *sorted(sample.labels.values())): sample.value
@@ -123,74 +123,77 @@ def test_metrics_are_complete_and_balanced(address: str, box: Box, measures: Met
 
 
 def test_reload_needs_token_and_reports_outcome(address: str, box: Box) -> None:
-    assert asked(address, "/api/reload", "POST")[0] == 401 and asked(address, "/api/reload", **BEARER)[0] == 405
+    assert (
+        send_request(address, "/api/reload", "POST")[0] == 401
+        and send_request(address, "/api/reload", **BEARER)[0] == 405
+    )
     assert box.reloads == 0
-    status, body, _ = asked(address, "/api/reload", "POST", **BEARER)
+    status, body, _ = send_request(address, "/api/reload", "POST", **BEARER)
     assert status == 200 and json.loads(body) == {"applied": True}
     box.refuses = "box.yaml: bundle: is cut"
-    status, body, _ = asked(address, "/api/reload", "POST", **BEARER)
+    status, body, _ = send_request(address, "/api/reload", "POST", **BEARER)
     assert status == 409 and json.loads(body) == {"applied": False, "reason": box.refuses} and box.reloads == 2
-    described = json.loads(asked(address, "/openapi.json")[1])["paths"]["/api/reload"]["post"]
+    described = json.loads(send_request(address, "/openapi.json")[1])["paths"]["/api/reload"]["post"]
     assert {"200", "409"} <= described["responses"].keys() and described["security"] == [{"token": []}]
 
 
 def test_health_reports_changed_bundle(address: str, box: Box) -> None:
     box.changes["bundle_fault"] = "box.safetensors was changed in place"
-    assert asked(address, "/healthz")[:2] == (200, b"moving\nbundle: box.safetensors was changed in place\n")
+    assert send_request(address, "/healthz")[:2] == (200, b"moving\nbundle: box.safetensors was changed in place\n")
 
 
 def test_camera_frame_is_annotated_jpeg(address: str, box: Box) -> None:
-    assert asked(address, "/api/cameras/bridge/frame.jpg")[0] == 404
-    assert asked(address, "/api/cameras/nowhere/frame.jpg")[0] == 404
+    assert send_request(address, "/api/cameras/bridge/frame.jpg")[0] == 404
+    assert send_request(address, "/api/cameras/nowhere/frame.jpg")[0] == 404
     box.snapshots.add_frame("bridge", 7, 1000.0, scene())
-    plain = asked(address, "/api/cameras/bridge/frame.jpg")[1]
+    plain = send_request(address, "/api/cameras/bridge/frame.jpg")[1]
     box.snapshots.add_result(detection(1000.0))
-    status, drawn, headers = asked(address, "/api/cameras/bridge/frame.jpg")
+    status, drawn, headers = send_request(address, "/api/cameras/bridge/frame.jpg")
     assert status == 200 and headers["Content-Type"] == "image/jpeg" and drawn[:2] == plain[:2] == b"\xff\xd8"
     assert drawn != plain
     box.snapshots.add_frame("bridge", 90, 1010.0, scene())
-    assert asked(address, "/api/cameras/bridge/frame.jpg")[1] == plain  # what is long past is not drawn
+    assert send_request(address, "/api/cameras/bridge/frame.jpg")[1] == plain  # what is long past is not drawn
 
 
 def test_post_needs_token(address: str) -> None:
-    assert asked(address, "/api/session", "POST")[0] == 401
-    assert asked(address, "/api/session", "POST", Origin="http://evil.example", **BEARER)[0] == 403
-    assert asked(address, "/api/session", **BEARER)[0] == 405
+    assert send_request(address, "/api/session", "POST")[0] == 401
+    assert send_request(address, "/api/session", "POST", Origin="http://evil.example", **BEARER)[0] == 403
+    assert send_request(address, "/api/session", **BEARER)[0] == 405
 
 
 def test_session_sets_httponly_cookie(address: str) -> None:
-    status, _, headers = asked(address, "/api/session", "POST", **BEARER)
+    status, _, headers = send_request(address, "/api/session", "POST", **BEARER)
     cookie = headers["Set-Cookie"]
     assert status == 204 and "HttpOnly" in cookie and "SameSite=Strict" in cookie
-    assert asked(address, "/api/session", "POST", Cookie=cookie.partition(";")[0])[0] == 204
+    assert send_request(address, "/api/session", "POST", Cookie=cookie.partition(";")[0])[0] == 204
 
 
 @pytest.mark.parametrize(
     "path", ["/page/../service.py", "/page/%2e%2e/service.py", "/page/uplot.LICENSE", "/api", "//", "/%00"]
 )
 def test_unknown_paths_are_404(address: str, path: str) -> None:
-    assert asked(address, path)[0] in (403, 404)
+    assert send_request(address, path)[0] in (403, 404)
 
 
 def test_failure_is_500_without_details(address: str, box: Box) -> None:
     box.changes["sinks"] = "rtsp://user:secret@10.0.0.5"
-    status, body, _ = asked(address, "/api/status")
+    status, body, _ = send_request(address, "/api/status")
     assert status == 500 and b"secret" not in body and b"Traceback" not in body
     box.changes.pop("sinks")
-    assert asked(address, "/api/status")[0] == 200
+    assert send_request(address, "/api/status")[0] == 200
 
 
 def test_openapi_lists_every_path(address: str) -> None:
-    document = json.loads(asked(address, "/openapi.json")[1])
+    document = json.loads(send_request(address, "/openapi.json")[1])
     for path, methods in document["paths"].items():
         for method in methods:
-            assert asked(address, path.format(id="bridge"), method.upper(), **BEARER)[0] in (200, 204, 404)
+            assert send_request(address, path.format(id="bridge"), method.upper(), **BEARER)[0] in (200, 204, 404)
 
 
 def test_watch_sends_status_and_new_snapshots(address: str, box: Box) -> None:
     box.snapshots.add_frame("bridge", 1, time.time(), scene())
 
-    async def watched() -> tuple[dict, list[int]]:
+    async def watch_socket() -> tuple[dict, list[int]]:
         frames, told = [], {}
         async with aiohttp.ClientSession() as session, session.ws_connect(f"http://{address}/api/watch") as socket:
             while len(frames) < 2:
@@ -205,7 +208,7 @@ def test_watch_sends_status_and_new_snapshots(address: str, box: Box) -> None:
                 box.snapshots.add_frame("bridge", head["frame"] + 1, time.time(), scene())
         return told, frames
 
-    told, frames = asyncio.run(watched())
+    told, frames = asyncio.run(watch_socket())
     assert told["workload"] == "junction" and frames == [1, 2]
 
 
@@ -214,12 +217,12 @@ def test_beyond_loopback_asks_for_token(box: Box, measures: Metrics) -> None:
     service.start()
     try:
         address = f"127.0.0.1:{service.port}"
-        status, body, _ = asked(address, "/")
+        status, body, _ = send_request(address, "/")
         assert status == 401 and b"asks for its token" in body and b"junction" not in body
         for path in ("/api/status", "/metrics", "/healthz", "/openapi.json", "/api/watch"):
-            assert asked(address, path)[0] == 401
-        assert asked(address, "/page/login.js")[0] == 200
-        assert asked(address, "/api/status", **BEARER)[0] == 200
+            assert send_request(address, path)[0] == 401
+        assert send_request(address, "/page/login.js")[0] == 200
+        assert send_request(address, "/api/status", **BEARER)[0] == 200
     finally:
         service.stop()
 
@@ -233,11 +236,11 @@ def test_connections_are_limited(address: str, monkeypatch: pytest.MonkeyPatch) 
             kept.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert b" 200 " in kept.recv(4096)
         with pytest.raises(OSError):
-            asked(address, "/healthz")
+            send_request(address, "/healthz")
     until = time.monotonic() + 60.0
     while time.monotonic() < until:
         with contextlib.suppress(OSError):
-            assert asked(address, "/healthz")[0] == 200
+            assert send_request(address, "/healthz")[0] == 200
             return
     raise AssertionError("those who left still count")
 

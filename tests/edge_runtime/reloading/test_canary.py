@@ -47,7 +47,7 @@ def config(folder: Path, **keys) -> Path:
     return write_config(folder, cameras=CAMERAS, spool={"path": "spool", "every_s": 0.01}, **keys)
 
 
-def reloaded(box: Running, folder: Path, samples: int = MIN_COMPARED_FRAMES + 5) -> dict[str, str]:
+def reload_changed(box: Running, folder: Path, samples: int = MIN_COMPARED_FRAMES + 5) -> dict[str, str]:
     """What is held back of a bundle in which `gate` answers otherwise and `yard` does not, once there are so many
     samples of each query.
     """
@@ -63,7 +63,7 @@ def reloaded(box: Running, folder: Path, samples: int = MIN_COMPARED_FRAMES + 5)
 def test_canary_holds_back_a_changed_query(folder):
     old = open_bundle(folder / "tiny.safetensors", [FACTORY])
     with Running(config(folder)) as box:
-        held = reloaded(box, folder)
+        held = reload_changed(box, folder)
         served = Path(box.serving.summary()["bundle"])
         assert box.records()[-1]["bundle"] == open_bundle(served).digest[:12]
     assert list(held) == ["gate"] and "by 0.00, its target is 0.95" in held["gate"]
@@ -76,7 +76,7 @@ def test_canary_holds_back_a_changed_query(folder):
 
 def test_canary_tries_again_on_the_next_reload(folder):
     with Running(config(folder)) as box:
-        reloaded(box, folder)
+        reload_changed(box, folder)
         first = Path(box.serving.summary()["bundle"])
         digits = open_bundle(first).digest[:12]
         enough = MIN_COMPARED_FRAMES + 5
@@ -90,13 +90,13 @@ def test_canary_tries_again_on_the_next_reload(folder):
 
 def test_canary_off_applies_everything(folder):
     with Running(config(folder, canary=False)) as box:
-        assert reloaded(box, folder) == {}
+        assert reload_changed(box, folder) == {}
         assert Path(box.serving.summary()["bundle"]) == folder / "tiny.safetensors"
 
 
 def test_canary_with_few_samples_holds_nothing_back(folder):
     with Running(write_config(folder, cameras=CAMERAS, spool={"path": "spool"})) as box:
-        assert reloaded(box, folder, samples=1) == {}
+        assert reload_changed(box, folder, samples=1) == {}
 
 
 def test_canary_skips_drifted_queries(folder):
@@ -105,7 +105,7 @@ def test_canary_skips_drifted_queries(folder):
     with Running(config(folder)) as box:
         check = {"format": 1, "checked_at": 1.7e9, "bundle": digits, "queries": [{"id": "gate", **found}]}
         (folder / "spool" / DRIFT_FILE).write_text(json.dumps(check))
-        assert reloaded(box, folder) == {}
+        assert reload_changed(box, folder) == {}
 
 
 @pytest.mark.parametrize(("changes", "tried"), [

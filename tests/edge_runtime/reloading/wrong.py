@@ -13,7 +13,7 @@ from tests.edge_runtime.tiny import query, trained_looking, write_config
 CAMERAS = {"left": {"source": "left.mp4", "loop": True}, "right": {"source": "right", "fps": 12, "loop": True}}
 
 
-def damaged(folder: Path) -> None:
+def flip_bit(folder: Path) -> None:
     data = bytearray((folder / "tiny.safetensors").read_bytes())
     data[-1] ^= 1
     (folder / "bad.safetensors").write_bytes(data)
@@ -32,7 +32,7 @@ def cut(folder: Path) -> None:
     write_config(folder, cameras=CAMERAS, bundle="bad.safetensors")
 
 
-def unsigned(folder: Path) -> None:
+def require_signature(folder: Path) -> None:
     (folder / "key.pub").write_bytes(
         Ed25519PrivateKey.generate().public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     )
@@ -71,10 +71,10 @@ WRONG = {
         "the bundle",
     ),
     "no bundle": (lambda folder: write_config(folder, cameras=CAMERAS, bundle="absent"), "cannot be read"),
-    "a bit": (damaged, "does not match its content hash"),
+    "a bit": (flip_bit, "does not match its content hash"),
     "a header": (headless, "is damaged"),
     "a cut": (cut, "truncated"),
-    "a signature": (unsigned, "is not signed"),
+    "a signature": (require_signature, "is not signed"),
     "a factory": (foreign, "not in the zoo"),
     "a factory that ends the process": (raising, "SystemExit"),
     "a camera": (elsewhere, "needs a camera 'nowhere'"),

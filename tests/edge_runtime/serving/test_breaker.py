@@ -1,4 +1,4 @@
-"""The breaker: closed, open, half-open, by the moments that it is told of."""
+"""The breaker: closed, open and half-open, from given times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edge_runtime.backoff import BackOff
 from edge_runtime.executor import CLOSED, HALF_OPEN, MAX_QUERY_FAILURES, OPEN, Breaker
 
 
-def tripped() -> Breaker:
+def trip_breaker() -> Breaker:
     breaker = Breaker(BackOff(1.0, 8.0), lambda: 0.0)
     assert [breaker.record_failure(0.0) for _ in range(MAX_QUERY_FAILURES)] == [None] * (MAX_QUERY_FAILURES - 1) + [1.0]
     return breaker
@@ -24,7 +24,7 @@ def test_breaker_opens_after_failures_in_a_row():
 
 
 def test_breaker_pauses_double_up_to_the_maximum():
-    breaker, now, pauses = tripped(), 0.0, []
+    breaker, now, pauses = trip_breaker(), 0.0, []
     assert breaker.state(0.5) == OPEN and breaker.state(0.99) == OPEN != breaker.state(1.0)
     for _ in range(5):
         now = max(now, breaker._until)
@@ -35,7 +35,7 @@ def test_breaker_pauses_double_up_to_the_maximum():
 
 
 def test_breaker_closes_after_success():
-    breaker = tripped()
+    breaker = trip_breaker()
     assert breaker.state(1.0) == HALF_OPEN and breaker.record_success() and breaker.state(1.0) == CLOSED
     assert breaker.record_failure(1.0) is None
 

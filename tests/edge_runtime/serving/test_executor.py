@@ -17,7 +17,7 @@ from edge_runtime.results import Publisher, RunIdentity
 from edge_runtime.scheduler import QuerySpec
 from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
 from models.predictions import ClassPrediction
-from tests.edge_runtime.tiny import Kept, query
+from tests.edge_runtime.tiny import RecordKeeper, query
 
 IMAGE = np.zeros((2, 2, 3), np.uint8)
 
@@ -63,7 +63,7 @@ def one_query(
     ledger = Ledger(["q"])
     arena = Arena(Store.of_tensors({"q": torch.arange(100, dtype=torch.int32)}), 1024)
     device = Device(arena, {"q": engine}, costs, 1024)
-    publisher = Publisher(Kept(), ledger, {"q": engine.query}, RunIdentity("d"))
+    publisher = Publisher(RecordKeeper(), ledger, {"q": engine.query}, RunIdentity("d"))
     mailboxes = Mailboxes(["q"], ledger)
     executor = Executor(device, policy_named("adaptive"), {"q": QuerySpec(fps)}, mailboxes, publisher, clock=clock)
     executor.warm_up({"q": IMAGE})

@@ -24,7 +24,7 @@ from edge_runtime.scheduler.costs import Costs, QueryCost
 from models.device import is_out_of_memory
 from models.predictions import ClassPrediction
 from tests.edge_runtime.memory.slow_transfer import SlowTransfer
-from tests.edge_runtime.tiny import Kept, picture, query, tiny_bundle
+from tests.edge_runtime.tiny import RecordKeeper, picture, query, tiny_bundle
 
 IMAGE = np.zeros((2, 2, 3), np.uint8)
 TENSORS = {
@@ -80,7 +80,7 @@ class Box:
     """An executor over three queries that share tensors, with everything around it real but engines and clock."""
 
     def __init__(self, budget: int = ALL_BYTES, slow: bool = False) -> None:
-        self.clock, self.sink, store = Clock(), Kept(), Store.of_tensors(TENSORS)
+        self.clock, self.sink, store = Clock(), RecordKeeper(), Store.of_tensors(TENSORS)
         self.engines = {name: SumEngine(name, self.clock, starts_early=slow) for name in NEEDS}
         costs = Costs(
             {name: QueryCost(names, 0.01, WORKSPACE, 0.1) for name, names in NEEDS.items()},
@@ -107,7 +107,7 @@ class Box:
         return [record["label"] for record in self.sink.records]
 
 
-def expected(query_id: str) -> str:
+def expected_label(query_id: str) -> str:
     return str(sum(int(TENSORS[name].sum()) for name in NEEDS[query_id]))
 
 
@@ -129,7 +129,7 @@ def test_device_out_of_memory_evicts_and_retries(error, caplog):
     box.engines["a"].faults = [error]
     box.put("a")
     assert box.executor.step()
-    assert box.answers() == [expected("a")] and box.arena.residency.resident == {"shared", "left"}
+    assert box.answers() == [expected_label("a")] and box.arena.residency.resident == {"shared", "left"}
     gc.collect()
     assert memory() is None, "the old memory has gone back to the device"
     least = 512 + 1024 + WORKSPACE
@@ -138,7 +138,7 @@ def test_device_out_of_memory_evicts_and_retries(error, caplog):
     for name in ("b", "c", "a"):
         box.put(name)
         assert box.executor.step()
-    assert box.answers()[1:] == [expected(name) for name in ("b", "c", "a")]
+    assert box.answers()[1:] == [expected_label(name) for name in ("b", "c", "a")]
     assert box.arena.residency.resident_bytes + WORKSPACE <= box.executor.device.budget_bytes
     assert box.ledger.balanced and not sum(account["failed"] for account in box.ledger.to_json())
 
@@ -150,7 +150,7 @@ def test_device_out_of_memory_twice_fails_the_frame():
     box.put("a", "b")
     while box.executor.step():
         pass
-    assert box.answers() == [expected("b")]
+    assert box.answers() == [expected_label("b")]
     assert [account["failed"] for account in box.ledger.to_json()] == [1, 0, 0] and box.ledger.balanced
     assert "out of memory" in box.executor.to_json()[0]["last_failure"]
 
@@ -182,7 +182,7 @@ def test_query_failing_warm_up_is_disabled():
         pass
     box.put("b")
     assert not box.executor.step()
-    assert box.answers() == [expected("a")]
+    assert box.answers() == [expected_label("a")]
     assert [account["failed"] for account in box.ledger.to_json()] == [0, 2, 0] and box.ledger.balanced
 
 
@@ -197,7 +197,7 @@ def test_unreadable_bytes_fail_one_frame():
     box.engines["a"].during = lambda: None
     box.put("a")
     box.executor.step()
-    assert box.answers() == [expected("a")] and box.ledger.balanced
+    assert box.answers() == [expected_label("a")] and box.ledger.balanced
 
 
 def test_layers_start_as_they_arrive():
@@ -206,7 +206,7 @@ def test_layers_start_as_they_arrive():
     seen = []
     box.engines["a"].during = lambda: seen.append(box.arena.arriving(NEEDS["a"]))
     assert box.executor.step()
-    assert seen == [True] and box.answers() == [expected("a")] and not box.arena.arriving(TENSORS)
+    assert seen == [True] and box.answers() == [expected_label("a")] and not box.arena.arriving(TENSORS)
     assert box.arena.bytes_moved == 1024 and box.executor.costs.queries["a"].run_s == 0.01, "it hid a load: no measure"
     box.put("a")
     box.executor.step()
@@ -221,7 +221,7 @@ def test_next_load_is_prefetched_once():
     box.executor.step()
     assert arriving == [True] and box.arena.prefetches == 1 and box.arena.residency.prefetched == ("right",)
     box.executor.step()
-    assert box.answers() == [expected("a"), expected("b")] and box.arena.swaps == 1
+    assert box.answers() == [expected_label("a"), expected_label("b")] and box.arena.swaps == 1
     assert box.arena.bytes_moved == sum(tensor.nbytes for tensor in TENSORS.values())
     assert box.arena.residency.prefetched == ()
 
@@ -231,7 +231,7 @@ def test_prefetch_needs_free_memory():
     box.put("a", "b")
     while box.executor.step():
         pass
-    assert box.answers() == [expected("a"), expected("b")] and box.arena.prefetches == 0
+    assert box.answers() == [expected_label("a"), expected_label("b")] and box.arena.prefetches == 0
     assert box.executor.device.max_used_bytes <= box.executor.device.budget_bytes
 
 
@@ -254,7 +254,7 @@ def test_engines_agree_when_streamed_or_prefetched(tmp_path):
         budget = max(map(costs.alone_bytes, engines)) + 8 * 1024
         capacity = budget - min(engine.workspace_bytes for engine in engines.values())
         arena = Arena(store, capacity, budget_bytes=budget, transfer=SlowTransfer(store, capacity) if slow else None)
-        ledger, sink = Ledger(engines), Kept()
+        ledger, sink = Ledger(engines), RecordKeeper()
         device = Device(arena, engines, costs, budget)
         publisher = Publisher(sink, ledger, {one.id: one for one in bundle.queries}, RunIdentity("d"))
         demands = dict.fromkeys(engines, QuerySpec(10.0))

@@ -1,4 +1,4 @@
-"""The inference's thread: it sleeps for as long as nothing is to do, and what ends it is told in the summary."""
+"""The inference thread: it sleeps while nothing is to do, and the summary holds the reason of its end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_ASKED = 200
 
 
 class Policy:
-    """As the one named `gemel`, but for what its `decide` does; counts how often it is asked."""
+    """The policy `gemel` with another `decide`; counts its calls."""
 
     name = "odd"
 
@@ -55,7 +55,7 @@ class Patient(Policy):
 
 
 @pytest.fixture
-def served(tmp_path: Path, monkeypatch) -> Callable[[Policy], dict[str, Any]]:
+def serve_policy(tmp_path: Path, monkeypatch) -> Callable[[Policy], dict[str, Any]]:
     """A box of two looped cameras that serves under this policy: its summary."""
     tiny_bundle(tmp_path / "tiny.safetensors")
     write_clip(tmp_path / "left.mp4", 12)
@@ -69,16 +69,16 @@ def served(tmp_path: Path, monkeypatch) -> Callable[[Policy], dict[str, Any]]:
     return serve
 
 
-def test_inference_sleeps_until_the_named_moment(served) -> None:
+def test_inference_sleeps_until_the_named_moment(serve_policy) -> None:
     policy = Patient()
-    summary = served(policy)
+    summary = serve_policy(policy)
     assert summary["fault"] is None and adds_up(summary) and total(summary, "received") > 0
     assert 1 <= policy.asked < MAX_ASKED
 
 
-def test_failing_policy_ends_the_box_with_summary(served, monkeypatch) -> None:
+def test_failing_policy_ends_the_box_with_summary(serve_policy, monkeypatch) -> None:
     monkeypatch.setattr(executing, "MAX_POLICY_FAILURES", 3)
-    summary = served(Policy())
+    summary = serve_policy(Policy())
     assert summary["fault"].startswith("the policy odd failed 3 times in a row: NotImplementedError")
     assert adds_up(summary) and summary["stopped_by"] == "a fault" and total(summary, "received") > 0
 

@@ -1,4 +1,4 @@
-"""What a box is asked by signals: which of them are one request, and which is another."""
+"""Signals to a box: which of them are one request, and which is another."""
 
 from __future__ import annotations
 

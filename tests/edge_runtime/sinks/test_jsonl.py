@@ -1,4 +1,4 @@
-"""JSON lines: on real files, full disks and pipes that nobody reads."""
+"""JSON lines on real files, full disks and pipes without a reader."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def frames(path: Path) -> list[int]:
     return [json.loads(line)["frame"] for line in path.read_text().splitlines()]
 
 
-def written(sink: JsonLines, *numbers: int) -> None:
+def write_records(sink: JsonLines, *numbers: int) -> None:
     for number in numbers:
         sink.write([parcel(number)])
 
@@ -43,11 +43,11 @@ def test_jsonl_rotates_full_files(tmp_path):
     path = tmp_path / "r.jsonl"
     line = len(parcel(1).to_text()) + 1
     sink = JsonLines(path, max_bytes=2 * line, keep=2)
-    written(sink, *range(1, 10))
+    write_records(sink, *range(1, 10))
     assert frames(path) == [9] and frames(tmp_path / "r.jsonl.1") == [7, 8] and frames(tmp_path / "r.jsonl.2") == [5, 6]
     assert len(list(tmp_path.iterdir())) == 3
     sink = JsonLines(path, max_bytes=2 * line, keep=0)
-    written(sink, 10, 11)
+    write_records(sink, 10, 11)
     assert frames(path) == [11] and frames(tmp_path / "r.jsonl.1") == [7, 8]
 
 
@@ -55,7 +55,7 @@ def test_jsonl_rotates_full_files(tmp_path):
 def test_jsonl_recreates_a_missing_file(tmp_path, how):
     path = tmp_path / "r.jsonl"
     sink = JsonLines(path)
-    written(sink, 1)
+    write_records(sink, 1)
     if how == "deleted":
         path.unlink()
     elif how == "moved":
@@ -63,7 +63,7 @@ def test_jsonl_recreates_a_missing_file(tmp_path, how):
     else:
         (tmp_path / "other").write_text("")
         (tmp_path / "other").rename(path)
-    written(sink, 2)
+    write_records(sink, 2)
     assert frames(path) == [2]
 
 
@@ -82,7 +82,7 @@ def test_jsonl_repairs_a_truncated_line(tmp_path, torn, left):
     path = tmp_path / "r.jsonl"
     before = parcel(1).to_text() + "\n"
     path.write_text(before + torn)
-    written(JsonLines(path), 2)
+    write_records(JsonLines(path), 2)
     assert path.read_text() == before + left + parcel(2).to_text() + "\n"
 
 

@@ -55,7 +55,7 @@ class Keeper(Sink):
 
 
 @pytest.fixture(autouse=True)
-def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def _register_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SINKS, "kept", (__name__, "KeptKeys"))
 
 

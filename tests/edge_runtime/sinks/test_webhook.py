@@ -65,7 +65,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", "0" if status != ENDLESS else "1000000")
         self.end_headers()
-        with contextlib.suppress(OSError):  # whoever asked has gone
+        with contextlib.suppress(OSError):  # the client has gone
             while status == ENDLESS and not self.server.freed.wait(0.01):
                 self.wfile.write(b".")
 
@@ -134,8 +134,8 @@ def test_webhook_delivers_when_server_returns():
             later.shutdown()
 
 
-def certified(folder: Path) -> Path:
-    """A key and a certificate for 127.0.0.1, signed by nobody else, in one file."""
+def write_certificate(folder: Path) -> Path:
+    """A key and a certificate for 127.0.0.1, self-signed, in one file."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "webhook")])
     now = datetime.datetime.now(datetime.timezone.utc)
@@ -153,7 +153,7 @@ def certified(folder: Path) -> Path:
 
 
 def test_webhook_over_https_requires_a_certificate(server, tmp_path, monkeypatch):
-    certificate = certified(tmp_path)
+    certificate = write_certificate(tmp_path)
     secured = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     secured.load_cert_chain(certificate)
     server.socket = secured.wrap_socket(server.socket, server_side=True)

@@ -23,7 +23,7 @@ def record(asked, answer):
 
 
 @pytest.fixture
-def written(tmp_path):
+def sample_file(tmp_path):
     """A sample of a detector that looks at a part of the frame."""
     asked = query("gate", "left", task="detection", roi=ROI, input_size=32, min_score=0.2, threshold=0.3)
     path = tmp_path / "a.png"
@@ -31,8 +31,8 @@ def written(tmp_path):
     return path, asked
 
 
-def test_sample_picture_is_the_model_input(written):
-    path, asked = written
+def test_sample_picture_is_the_model_input(sample_file):
+    path, asked = sample_file
     sample = read_sample(path)
     shown = asked.preprocess.resize(IMAGE[5:85, 10:110])
     assert np.array_equal(sample.picture, shown.permute(1, 2, 0).numpy())
@@ -41,8 +41,8 @@ def test_sample_picture_is_the_model_input(written):
     assert opened is not None and np.array_equal(opened[..., ::-1], sample.picture)
 
 
-def test_sample_head_holds_the_answer(written):
-    head = read_head(written[0])
+def test_sample_head_holds_the_answer(sample_file):
+    head = read_head(sample_file[0])
     assert (head.query, head.camera, head.frame, head.bundle) == ("gate", "left", 7, "ab" * 6)
     assert (head.size, head.roi, head.threshold, head.captured_at) == ([100, 80], list(ROI), 0.3, 1.7e9)
     assert head.label is None and head.detections is not None
@@ -92,16 +92,16 @@ def of_chunk(data, old, new):
     (lambda data: of_chunk(data, b'"gate"', b'"../gate"'), "query"),
     (lambda data: of_chunk(data, b'"detections"', b'"label":"a","score":0.5,"detections"'), "has no answer"),
 ])  # fmt: skip
-def test_read_sample_refuses_damage(written, damage, said):
-    path = written[0]
+def test_read_sample_refuses_damage(sample_file, damage, said):
+    path = sample_file[0]
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(InputError, match=said) as error:
         read_sample(path)
     assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
 
 
-def test_read_sample_refuses_truncation(written):
-    path = written[0]
+def test_read_sample_refuses_truncation(sample_file):
+    path = sample_file[0]
     path.write_bytes(path.read_bytes()[:-40])
     assert read_head(path).frame == 7
     with pytest.raises(InputError, match="not an image"):

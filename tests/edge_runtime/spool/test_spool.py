@@ -1,4 +1,4 @@
-"""The spool at work: bounded, private, whole files, and nobody waits for it."""
+"""The spool: bounded, private, whole files, and no caller waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Couriers: whatever a sink does, nobody else waits, and at the end every result is accounted for."""
+"""Sink workers: a failing sink delays no other, and every result is accounted for at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.edge_runtime.sinks.messages import SOON, parcel, until
 
 @dataclass(frozen=True)
 class Made(SinkConfig):
-    """Does with parcels what it is told, and keeps those that went well."""
+    """Writes messages with a given function, and keeps those without an error."""
 
     does: Callable[[Sequence[ResultMessage]], None] = lambda parcels: None
     kept: list[int] = field(default_factory=list)
@@ -82,10 +82,10 @@ def test_worker_retries_errors_and_logs_once(caplog):
 
 
 def test_worker_ends_when_its_reader_is_gone():
-    def gone(_: Sequence[ResultMessage]) -> None:
+    def raise_closed(_: Sequence[ResultMessage]) -> None:
         raise SinkClosed("nobody reads it any more")
 
-    one = post(Made(gone))
+    one = post(Made(raise_closed))
     assert not one.is_unread
     one.offer(parcel(1))
     until(lambda: one.is_unread)

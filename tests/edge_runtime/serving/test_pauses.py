@@ -1,4 +1,4 @@
-"""What the executor makes of failures that last: queries pause, a policy is asked again, nothing is asked in vain."""
+"""Lasting failures in the executor: queries pause, and a policy is called again after a pause."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def free_port() -> int:
         return tried.getsockname()[1]
 
 
-def asked(port: int, path: str) -> tuple[int, bytes]:
+def send_request(port: int, path: str) -> tuple[int, bytes]:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
             return answer.status, answer.read()
@@ -48,14 +48,14 @@ def asked(port: int, path: str) -> tuple[int, bytes]:
 def until(port: int, path: str, wanted: int) -> bytes:
     ends = time.monotonic() + TIMEOUT_S
     while time.monotonic() < ends:
-        status, body = asked(port, path)
+        status, body = send_request(port, path)
         if status == wanted:
             return body
         time.sleep(0.05)
     raise AssertionError(f"{path} was never {wanted}")
 
 
-def looped(box: Path, port: int, **keys) -> Path:
+def write_looped(box: Path, port: int, **keys) -> Path:
     cameras = {"left": {"source": "left.mp4", "loop": True}, "right": {"source": "right", "loop": True}}
     results = [{"kind": "jsonl", "path": str(box / "results.jsonl")}]
     return write_config(box, cameras=cameras, sinks=results, http={"bind": f"127.0.0.1:{port}"}, **keys)
@@ -63,17 +63,17 @@ def looped(box: Path, port: int, **keys) -> Path:
 
 def test_running_box_status_balances(box: Path) -> None:
     port, stopping, done = free_port(), threading.Event(), []
-    config = looped(box, port)
+    config = write_looped(box, port)
     working = threading.Thread(target=lambda: done.append(run(config, stop=stopping)))
     working.start()
     try:
         until(port, "/readyz", 200)
-        assert asked(port, "/healthz")[0] == 200
+        assert send_request(port, "/healthz")[0] == 200
         until(port, "/api/cameras/left/frame.jpg", 200)
         for _ in range(20):
             samples = [
                 (sample.name, sample.labels.get("query"), sample.value)
-                for family in text_string_to_metric_families(asked(port, "/metrics")[1].decode())
+                for family in text_string_to_metric_families(send_request(port, "/metrics")[1].decode())
                 for sample in family.samples
                 if sample.name.startswith("gemel_frames_")
             ]
@@ -84,7 +84,7 @@ def test_running_box_status_balances(box: Path) -> None:
                 settled = sum(counts.get(f"gemel_frames_{name}", 0.0)
                               for name in ("processed_total", "dropped_total", "failed_total", "pending"))  # fmt: skip
                 assert counts["gemel_frames_received_total"] == settled
-        status = json.loads(asked(port, "/api/status")[1])
+        status = json.loads(send_request(port, "/api/status")[1])
     finally:
         stopping.set()
         working.join(TIMEOUT_S)
@@ -95,7 +95,7 @@ def test_running_box_status_balances(box: Path) -> None:
     assert {one["state"] for one in status["cameras"]} == {"streaming"} and status["sinks"][0]["state"] == "up"
     record = json.loads((box / "results.jsonl").read_text().splitlines()[0])
     assert record["run"] == status["run"] == done[0]["run"] and record["bundle"] == status["bundle"]
-    assert done[0]["hanging"] == [] and asked(port, "/healthz")[0] == 0
+    assert done[0]["hanging"] == [] and send_request(port, "/healthz")[0] == 0
 
 
 def test_used_address_is_refused_before_start(box: Path) -> None:
@@ -103,4 +103,4 @@ def test_used_address_is_refused_before_start(box: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(InputError, match=r"http\.bind: 127\.0\.0\.1:\d+ is not available"):
-            run(looped(box, taken.getsockname()[1]), check=True)
+            run(write_looped(box, taken.getsockname()[1]), check=True)
