@@ -41,7 +41,7 @@ THREADS = 1
 """Of the training: these models are too small for more, and the result would depend on the number of cores."""
 BOX_S = 6.0
 BOX_MEMORY = "50%"
-RENDER, TRAIN, MERGE = "rendering the camera clips", "training the originals", "merging them"
+RENDER, TRAIN, MERGE = "rendering the camera clips", "training the originals", "merging the models"
 RUN, EVALUATE = f"running the box for {BOX_S:.0f} s", "evaluating"
 IDENTITY, MERGED, BUNDLE, BOX, RESULTS = "demo.json", "merge.json", "sample.safetensors", "box.yaml", "results.jsonl"
 

@@ -177,15 +177,15 @@ def evaluate_original(
     progress("reference", query=query.id, metric=task.metric, val=reached, needed=needed)
     order = named_otherwise(query, answers, labelled) if query.task == "classification" and labelled else None
     if order is not None:
-        text = f"{query.id}: its original's answers fit the labels when its outputs are called {join_names(order)}, in"
-        progress("warning", text=f"{text} this order; list `classes` so, or look how the weights belong to them")
+        text = f"{query.id}: the original's predictions fit the labels if its outputs are named {join_names(order)}, in"
+        progress("warning", text=f"{text} this order; list `classes` in this order, or check the weights")
     elif not is_competent(query, reached):
-        text = f"{query.id}: its original reaches {reached:.2f} {task.metric} on val, which is no evidence"
+        text = f"{query.id}: its original reaches only {reached:.2f} {task.metric} on val, which is no evidence"
         progress("warning", text=f"{text}; train it longer, or on more frames")
     units = len(set(val.split.units))
     if units < MEASUREMENT.min_val_units:
         what = "clip or track" if units == 1 else "clips or tracks"
-        text = f"{query.id}: all of its val comes from {units} {what}; what holds there may not hold elsewhere"
+        text = f"{query.id}: its val split has only {units} {what}; its accuracy may not generalize"
         progress("warning", text=text)
     one_error = task.one_error(truths, query.classes) * (1 + ROUNDING) / reached if reached > 0 else 1.0
     found = 0
