@@ -27,7 +27,7 @@ class StopReason(str, Enum):
 
     CAMERAS_ENDED = "cameras ended"
     STOP_REQUESTED = "asked to stop"
-    TIME_OVER = "its time was over"
+    TIME_OVER = "time limit reached"
     NO_READER = "nobody reads its results"
     FAILURE = "a fault"
 

@@ -87,7 +87,7 @@ class Demo:
             conclusion_text(self.evaluated),
             "",
             f"Look at {self.report}, in a browser:",
-            "  1. its first screen: what to do, and which query pays for what is saved",
+            "  1. its first screen: what to do, and which query loses accuracy",
             "  2. 'Accuracy on the stream': originals and merged in the same memory",
             "  3. 'Frames of the test footage': what both of them answered",
         ])  # fmt: skip

@@ -78,8 +78,8 @@ def box_text(summary: Row) -> str:
         *failed,
         *sinks,
         *samples,
-        f"{duration(summary['seconds'])} until {summary['stopped_by']}: {size(summary['bytes_moved'])} moved in "
-        f"{summary['swaps']} loads, at most {size(summary['max_used_bytes'])} of {size(summary['budget_bytes'])} used",
+        f"stopped after {duration(summary['seconds'])} ({summary['stopped_by']}): "
+        f"{size(summary['bytes_moved'])} moved in {summary['swaps']} loads, at most {size(summary['max_used_bytes'])} of {size(summary['budget_bytes'])} used",
     ])  # fmt: skip
 
 

@@ -116,7 +116,9 @@ def test_classes_in_another_order_than_the_outputs_are_told_with_the_right_one(
     main(["merge", str(workload.path), "-o", str(tmp_path / "b.gemel"), "--method", "none"])
     (line,) = (line for line in capsys.readouterr().err.splitlines() if "fit the labels" in line)
     right = ", ".join(workload.query("q1").classes)
-    assert f"q1: the original's predictions fit the labels if its outputs are named {right}, in this order; list" in line
+    assert (
+        f"q1: the original's predictions fit the labels if its outputs are named {right}, in this order; list" in line
+    )
 
 
 @pytest.mark.parametrize("answered", ["bbbbbbbbb", "aaabbbccc", "bacacbcba"], ids=["one class", "right", "guessed"])
