@@ -79,7 +79,8 @@ def box_text(summary: Row) -> str:
         *sinks,
         *samples,
         f"stopped after {duration(summary['seconds'])} ({summary['stopped_by']}): "
-        f"{size(summary['bytes_moved'])} moved in {summary['swaps']} loads, at most {size(summary['max_used_bytes'])} of {size(summary['budget_bytes'])} used",
+        f"{size(summary['bytes_moved'])} moved in {summary['swaps']} loads, "
+        f"at most {size(summary['max_used_bytes'])} of {size(summary['budget_bytes'])} used",
     ])  # fmt: skip
 
 

@@ -171,7 +171,7 @@ def _clip(path, rng, frames=15):
 def write_tiny():
     """A function that writes footage and workload of two small classifiers into a folder; no weights yet."""
 
-    def write(root, seed=0, told=None):
+    def write(root, seed=0, on_progress=None):
         for split in ("train", "val", "test"):
             _frames(root / "data" / split, np.random.default_rng(seed + len(split)))
         _clip(root / "gate.mp4", np.random.default_rng(seed))

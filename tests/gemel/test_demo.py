@@ -52,7 +52,7 @@ def test_demo_text_ends_with_what_to_look_at(document, tmp_path):
             row["accuracy"] = {"originals": 0.27, "merged": 0.08}[row["arm"]]
     last = demo.Demo(tmp_path / "report.html", merged, document, box, 200.0).to_text().splitlines()[-7:]
     assert last[0].startswith("Ship it for two of three: bridge-cars falls short")
-    assert last[1] == "  WORSE: bridge-cars, starved on the stream: 0.27 became 0.08 with 38.1 MiB (min)"
+    assert last[1] == "  WORSE: bridge-cars, starved on the stream: 0.27 -> 0.08 with 38.1 MiB (min)"
     assert str(tmp_path / "report.html") in last[3]
     assert [line.strip()[:2] for line in last[4:]] == ["1.", "2.", "3."]
 
