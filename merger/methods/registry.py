@@ -104,6 +104,6 @@ class MergeTask:
     def report_time_over(self, stage: str, plan: SharingPlan, best: SharingPlan) -> None:
         """Say that the budget ends a stage, and how many bytes more it could have saved at most."""
         more = max(0, self.saved_bytes(plan) - self.saved_bytes(best))
-        text = f"time is over before the end of '{stage}'; more would save up to {more / 1e6:.1f} MB more"
+        text = f"the budget ended '{stage}' early; a larger one could save up to {more / 1e6:.1f} MB more"
         self.ctx.progress(Event.WARNING.value, text=text)
         self.log({"out_of_budget": stage, "possible_bytes": more, "flops": self.ctx.flops.total})

@@ -179,7 +179,7 @@ def _repair(task: MergeTask, query: str, begun: Repaired) -> Repaired:
     if found.result is not None:
         return found.result
     if task.budget.over:
-        task.ctx.progress(Event.WARNING.value, text=f"{query}: time is over before its repair was finished")
+        task.ctx.progress(Event.WARNING.value, text=f"{query}: the budget ended its repair early")
     task.report(Event.REPAIR, query=query, repair=Repair.ORIGINAL.value, required=task.required[query])
     return Repaired(1.0, begun.plan.without(query), snapshot(task.ctx.originals[query]))
 
