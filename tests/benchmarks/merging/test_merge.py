@@ -266,7 +266,7 @@ def test_cell_reads_as_it_was_written(tmp_path: Path) -> None:
     cell = made("gemel", 40.0, 400, (tried(3, "ab", "ab", 10.0),))
     (tmp_path / "tiny").mkdir()
     cell.write(tmp_path)
-    assert read_cells(tmp_path) == [cell] and read_cells(tmp_path)[0].accepted_steps() == cell.accepted()
+    assert read_cells(tmp_path) == [cell] and read_cells(tmp_path)[0].accepted_steps() == cell.accepted_steps()
 
 
 def test_bound_of_an_arm_is_its_option(workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
