@@ -100,7 +100,7 @@ def first_group(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint
     return Merged(plan, snapshots(ctx.tie_models(plan, ctx.queries)))
 
 
-def test_a_zoo_model_builds_and_is_inspected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_registered_zoo_model_is_inspected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     @register("stripe", "classification", input_size=32)
     def stripe(num_classes: int, input_size: int = 32, width: int = 4) -> nn.Module:
         return Stripe(num_classes, width)
@@ -119,7 +119,7 @@ def test_a_zoo_model_builds_and_is_inspected(tmp_path: Path, capsys: pytest.Capt
     assert [group["members"] for group in found["groups"]] == [[["left", "body"], ["right", "body"]]]
 
 
-def test_an_engine_serves_the_frames_of_a_box(tmp_path: Path) -> None:
+def test_registered_engine_serves_frames(tmp_path: Path) -> None:
     ENGINES["plain"] = (__name__, "Plain")
     tiny_bundle(tmp_path / "tiny.safetensors")
     write_clip(tmp_path / "left.mp4", 3)
@@ -135,7 +135,7 @@ def test_an_engine_serves_the_frames_of_a_box(tmp_path: Path) -> None:
         assert answers["torch"][key] == (label, pytest.approx(score, abs=1e-4))
 
 
-def test_a_method_merges_a_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_registered_method_merges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     register_method("first-group")(first_group)
     path = write_workload(tmp_path, frames=12)
     write_random_weights(path)
@@ -147,7 +147,7 @@ def test_a_method_merges_a_workload(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert 0 < found["saved_fraction"] < found["ceiling_fraction"] and out.is_file()
 
 
-def test_a_policy_drives_the_simulator(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_registered_policy_drives_the_simulator(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policies.register(Backwards())
     path = write_workload(tmp_path, frames=0)
     assert main(["simulate", str(path), "--policy", "backwards", "--duration", "5", "--json"]) == 0

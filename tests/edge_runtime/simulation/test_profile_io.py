@@ -48,7 +48,7 @@ def profile_of(bundle) -> MeasuredProfile:
     )
 
 
-def test_a_profile_is_read_as_it_was_written_and_gives_the_costs(bundle):
+def test_read_profile_written_profile_gives_equal_costs(bundle):
     path = write_profile(bundle.path, profile_of(bundle))
     assert path == profile_path(bundle.path) and path.name == "tiny.safetensors.profile.json"
     found = read_profile(bundle)
@@ -58,13 +58,13 @@ def test_a_profile_is_read_as_it_was_written_and_gives_the_costs(bundle):
     assert (costs.copy_bytes_per_s, costs.load_latency_s, costs.queries["gate"].sla_s) == (3e9, 1e-4, 20.0)
 
 
-def test_a_profile_of_another_machine_says_in_what_it_differs(bundle):
+def test_profile_other_machine_names_the_differences(bundle):
     other = replace(profile_of(bundle), machine={**describe_machine("cpu"), "name": "toaster"}, device="cuda")
     said = machine_mismatch(other, "cpu")
     assert said is not None and "device cuda, here cpu" in said and "'toaster'" in said
 
 
-def test_a_missing_torn_or_foreign_profile_is_refused_with_the_remedy(bundle):
+def test_read_profile_missing_torn_or_foreign_is_refused(bundle):
     with pytest.raises(InputError, match=r"never measured; run `gemel profile BUNDLE` here"):
         read_profile(bundle)
     path = profile_path(bundle.path)
@@ -77,7 +77,7 @@ def test_a_missing_torn_or_foreign_profile_is_refused_with_the_remedy(bundle):
         read_profile(bundle)
 
 
-def test_batches_are_made_to_ascend(bundle):
+def test_monotone_batches_noisy_costs_ascend(bundle):
     noisy = [BatchCost(2, 0.009, 10), BatchCost(1, 0.01, 20), BatchCost(4, 0.02, 15)]
     assert monotone_batches(noisy) == (BatchCost(1, 0.01, 20), BatchCost(2, 0.01, 20), BatchCost(4, 0.02, 20))
 
@@ -107,7 +107,7 @@ def with_curves(bundle) -> MeasuredProfile:
     )
 
 
-def test_curves_are_kept_in_the_profile_and_what_is_none_is_refused(bundle):
+def test_read_staleness_invalid_curves_are_refused(bundle):
     write_profile(bundle.path, with_curves(bundle))
     assert read_staleness(bundle) == dict.fromkeys(("gate", "yard", "road"), (1.0, 0.7))
     path = profile_path(bundle.path)

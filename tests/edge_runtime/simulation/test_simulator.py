@@ -26,7 +26,7 @@ def two_queries(sla_s: float = 0.1) -> Costs:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_frames_add_up_bytes_are_exact_and_the_budget_holds(data):
+def test_simulate_any_workload_balances_frames_and_keeps_the_budget(data):
     policy = POLICIES[data.draw(st.sampled_from(sorted(POLICIES)))]
     costs = data.draw(strategies.costs())
     budget = data.draw(strategies.budgets(costs))
