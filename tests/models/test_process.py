@@ -17,10 +17,10 @@ from models.process import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory() and keep_freed_memory()
 for _ in range(20):  # until the heap has found its size
-    torch.ones(1 << 24)
+    torch.ones(9 << 20)  # above the largest mmap threshold of glibc, 32 MiB
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10):
-    torch.ones(1 << 24)
+    torch.ones(9 << 20)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 TRIM = """
