@@ -72,7 +72,7 @@ def test_run_stdout_holds_results_only(box):
     assert done.returncode == 0, done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert results and all({"query", "camera", "captured_at", "label"} <= set(result) for result in results)
-    assert "until cameras ended" in done.stderr and "ledger: " not in done.stderr
+    assert "(cameras ended)" in done.stderr and "ledger: " not in done.stderr
 
 
 def test_run_failed_camera_gives_exit_code_1(box, capsys, tmp_path):
