@@ -113,18 +113,20 @@ def test_api_workload_is_a_path_or_a_value(workload, bundle):
         gemel.open_bundle(workload)
 
 
-@pytest.mark.parametrize("own", ["models.py", "models/__init__.py"])
-def test_api_user_file_models_py_is_no_obstacle(workload, own):
+SCRIPT = "import sys; sys.path.pop(0)\nfrom gemel.cli import main; sys.exit(main(['inspect', 'workload.yaml']))"
+
+
+@pytest.mark.parametrize(
+    ("own", "command"),
+    [("models.py", ["-m", "gemel", "inspect", "workload.yaml"]), ("models/__init__.py", ["-c", SCRIPT])],
+    ids=["module", "script"],
+)
+def test_api_user_file_models_py_is_no_obstacle(workload, own, command):
     file = workload.parent / own
     file.parent.mkdir(exist_ok=True)
     file.write_text("raise SystemExit('imported')")
-    module = python(["-m", "gemel", "inspect", "workload.yaml"], workload.parent)
-    assert module.returncode == 0 and "in groups" in module.stdout, module.stderr
-    script = python(
-        ["-c", "import sys; sys.path.pop(0)\nfrom gemel.cli import main; sys.exit(main(['inspect', 'workload.yaml']))"],
-        workload.parent,
-    )
-    assert script.returncode == 0 and "in groups" in script.stdout, script.stderr
+    done = python(command, workload.parent)
+    assert done.returncode == 0 and "in groups" in done.stdout, done.stderr
 
 
 def test_api_hidden_package_is_one_line(tmp_path):
