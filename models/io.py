@@ -653,17 +653,28 @@ def check_apart(outputs: NamedPaths, inputs: NamedPaths, where: str | Path = "")
     Links are followed; hard links of one file are the same file. Raises InputError naming the output's key and both
     files; `where` is the file that holds the key.
     """
-    taken = [(name, Path(path)) for name, path in inputs if path is not None]
+    names: list[str] = []
+    places: dict[Path | tuple[int, int], int] = {}  # identity of a file: the first place of its name in `names`
+
+    def add(name: str, path: Path) -> None:
+        names.append(name)
+        for identity in _identities(path):
+            places.setdefault(identity, len(names) - 1)
+
+    for name, path in inputs:
+        if path is not None:
+            add(name, Path(path))
     for key, path in outputs:
         if path is None or _is_special(Path(path)):  # /dev/null and pipes hold nothing that could be lost
             continue
-        for name, other in taken:
-            is_same = _is_same(Path(path), other)
-            if is_same or _resolve(other) in _resolve(Path(path)).parents:
-                problem = f"{path} is {name}" if is_same else f"{path} lies in {name}"
-                text = problem if where else problem.removeprefix(f"{path} ")
-                raise InputError(where or path, text, "choose another path", key)
-        taken.append((f"what '{key}' names", Path(path)))
+        same = [places[one] for one in _identities(Path(path)) if one in places]
+        folders = [places[parent] for parent in _resolve(Path(path)).parents if parent in places]
+        if same or folders:
+            first = min(same + folders)
+            problem = f"{path} {'is' if first in same else 'lies in'} {names[first]}"
+            text = problem if where else problem.removeprefix(f"{path} ")
+            raise InputError(where or path, text, "choose another path", key)
+        add(f"what '{key}' names", Path(path))
 
 
 def _is_special(path: Path) -> bool:
@@ -673,11 +684,13 @@ def _is_special(path: Path) -> bool:
         return False
 
 
-def _is_same(path: Path, other: Path) -> bool:
-    try:
-        return os.path.samefile(path, other)
-    except (OSError, ValueError):
-        return _resolve(path) == _resolve(other)
+def _identities(path: Path) -> list[Path | tuple[int, int]]:
+    """Values that two paths share where they are one file: the resolved path, and device and inode if it exists."""
+    identities: list[Path | tuple[int, int]] = [_resolve(path)]
+    with contextlib.suppress(OSError, ValueError):
+        found = os.stat(path)
+        identities.append((found.st_dev, found.st_ino))
+    return identities
 
 
 def _resolve(path: Path) -> Path:

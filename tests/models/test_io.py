@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -229,6 +230,14 @@ def test_private_folder_refuses_what_others_could_write(tmp_path: Path) -> None:
     (tmp_path / "a").chmod(0o777)
     with pytest.raises(InputError, match="others may write"):
         private_folder(folder)
+
+
+def test_check_apart_compares_thousands_of_outputs_in_time(tmp_path: Path) -> None:
+    began = time.monotonic()
+    check_apart(
+        [(f"sink {index}", tmp_path / f"results.{index}") for index in range(4000)], [("the bundle", tmp_path / "b")]
+    )
+    assert time.monotonic() - began < 10.0
 
 
 def test_check_apart_refuses_outputs_that_are_or_lie_in_inputs(tmp_path: Path) -> None:
