@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from merger.checkpoint import State, snapshots
+from merger.checkpoint import snapshots
 from merger.context import Merged, Plain
 from merger.evaluate import all_met, objective, queries_at_target, satisfying_subset, tie_and_evaluate, training_flops
 from merger.events import Event, TrainingKind
@@ -193,8 +193,3 @@ def _after_epoch(
     else:
         state = replace(state, best=best)
     return state, {"ratios": dict(ratios), "met": queries_at_target(ratios, task.required), "saved_bytes": saved}
-
-
-def best_states(merged: Merged, states: Mapping[str, State]) -> Merged:
-    """What is merged, with these states for the queries that share nothing."""
-    return Merged(merged.plan, {**states, **{query: merged.states[query] for query in merged.plan.queries()}})
