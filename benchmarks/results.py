@@ -90,7 +90,7 @@ class Table:
 
 def build_tables(measured: Path = MEASURED) -> dict[str, Table]:
     """Every table by name."""
-    tables = {path.stem: _transcribed(path) for path in sorted((measured / "transcribed").glob("*.json"))}
+    tables = {path.stem: transcribed_tables(path) for path in sorted((measured / "transcribed").glob("*.json"))}
     return {
         **tables,
         **merge_tables(measured, tables["junction"]),
@@ -361,7 +361,7 @@ def _units(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [row for own in record["units"].values() for row in own]
 
 
-def _transcribed(path: Path) -> Table:
+def transcribed_tables(path: Path) -> Table:
     one = _read(path)
     return Table(f"{', '.join(one['command'])}; {one['machine']}; {one['date']}", one["heads"], one["rows"])
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tests.browsing import opened_browser
+from tests.browser import open_browser
 
 torch.set_num_threads(1)
 settings.register_profile("gemel", deadline=None, max_examples=50)
@@ -73,5 +73,5 @@ def real_data() -> Path:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium; skipped with the reason where absent."""
-    with opened_browser() as opened:
+    with open_browser() as opened:
         yield opened

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from benchmarks.bundles.making import asked
+from benchmarks.bundles.samples import bundle_query
 from models import zoo
 from models.bundle import Bundle, BundleQuery, Made, open_bundle, verify_bundle, write_bundle
 
@@ -89,7 +89,7 @@ def two_models() -> tuple[dict[str, nn.Module], list[BundleQuery]]:
     own = dict(second.named_parameters())
     shared = {name: tensor for name, tensor in first.named_parameters() if tensor.shape[0] != len(CLASSES)}
     second.load_state_dict({**own, **shared}, assign=True)
-    records = [asked(query, MODEL, CLASSES, INPUT_SIZE) for query in ("first", "second")]
+    records = [bundle_query(query, MODEL, CLASSES, INPUT_SIZE) for query in ("first", "second")]
     return {"first": first, "second": second}, records
 
 

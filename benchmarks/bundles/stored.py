@@ -4,8 +4,8 @@ Usage: python -m benchmarks.bundles.stored accuracy WORKLOAD.yaml ... | speed [M
        | memory [MODEL ...] [--json FILE]
 
 `accuracy`: every original of the workloads on its val split, stored as fp16 and as int8 (as far as `gemel merge
---weights` would store it so, nothing widened again), over what it reaches as it is; and with the statistics of its
-norms measured again on train frames, which wide weights are given too, so that one sees what measuring alone does.
+--weights` would store it so, nothing widened again), over what it reaches as it is; and with
+BatchNorm recalibrated on train frames, for float32 weights too, to show the effect of recalibration alone.
 `error` is the size of what rounding changes over the size of the weights: with scales from the largest magnitude
 (ours), and with the best of 26 scales per channel in the mean square, values beyond them clipped.
 `speed`: the network on one frame in the torch engine with fp32, fp16 and int8 weights in the arena, case by case in
@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.bundles.making import CLASSES, INPUT_SIZE, asked, made
+from benchmarks.bundles.samples import CLASSES, INPUT_SIZE, bundle_query, write_measured_bundle
 from benchmarks.machine import held_bytes, machine
 from models.bits import WeightBits, max_code
 from models.quantization import PackedWeight, choices, pack
@@ -64,12 +64,12 @@ def main() -> None:
         rows = (row for model in options.of or MODELS for row in _speed(model, options.rounds))
     else:
         rows = (row for model in options.of or MODELS for row in _memory(model))
-    found = list(_shown(rows))
+    found = list(show_rows(rows))
     if options.json:
         options.json.write_text(json.dumps({"machine": machine(), options.what: found}, indent=1))
 
 
-def _shown(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def show_rows(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for index, row in enumerate(rows):
         if not index:
             print("| " + " | ".join(row) + " |\n|" + " --- |" * len(row))
@@ -106,7 +106,7 @@ def _accuracy(query: Query) -> dict[str, Any]:
     truths = load_labels(query, val.split, answers, threshold)
     reached = score(task, answers, truths, query.classes, threshold)
 
-    def scored(trial: nn.Module) -> float:
+    def score_trial(trial: nn.Module) -> float:
         return score(task, predict(trial, query, val), truths, query.classes, threshold)
 
     chosen = torch.linspace(0, len(train) - 1, min(FRAMES, len(train))).long().tolist()
@@ -119,10 +119,10 @@ def _accuracy(query: Query) -> dict[str, Any]:
         trial.load_state_dict({key: one.wide() for key, one in stored.items()}, strict=False)
         if stored:
             saved = sum(one.tensor.numel() * 4 - one.tensor.nbytes - _nbytes(one.scale) for one in stored.values())
-            row |= {f"{weights} MB": row["MB"] - saved / 1e6, weights: scored(trial) / reached}
+            row |= {f"{weights} MB": row["MB"] - saved / 1e6, weights: score_trial(trial) / reached}
         recalibrate_batchnorm(trial, (prepare.normalise(train.batch(chosen[at : at + BATCH])) for at in
                                 range(0, len(chosen), BATCH)))  # fmt: skip
-        row[f"{weights}, norms again"] = scored(trial) / reached
+        row[f"{weights}, norms again"] = score_trial(trial) / reached
     row |= dict(zip(("error", "clipped error"), _errors(model, packed_of(query, model, "int8")), strict=True))
     return row
 
@@ -153,10 +153,10 @@ def _bundle(folder: Path, name: str, weights: WeightBits) -> Any:
     torch.manual_seed(0)
     model = zoo.build(name, CLASSES, {}, INPUT_SIZE).eval()
     path, stored = folder / f"{name}-{weights}.safetensors", packed_of(None, model, weights)
-    return made(path, {"one": model}, [asked("one", name)], packed={"one": stored})
+    return write_measured_bundle(path, {"one": model}, [bundle_query("one", name)], packed={"one": stored})
 
 
-def _bound(bundle: Any) -> Any:
+def bind_engine(bundle: Any) -> Any:
     from edge_runtime.engines.registry import make_engine
     from edge_runtime.engines.setup import resident_arena
 
@@ -169,7 +169,7 @@ def _bound(bundle: Any) -> Any:
 def _speed(name: str, rounds: int) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         bundles = {weights: _bundle(Path(folder), name, weights) for weights in WEIGHTS}
-        engines = {weights: _bound(bundle) for weights, bundle in bundles.items()}
+        engines = {weights: bind_engine(bundle) for weights, bundle in bundles.items()}
         frame = torch.randn(1, 3, INPUT_SIZE, INPUT_SIZE).contiguous(memory_format=torch.channels_last)
         wall: dict[str, list[float]] = {weights: [] for weights in WEIGHTS}
         work: dict[str, list[float]] = {weights: [] for weights in WEIGHTS}
@@ -202,10 +202,10 @@ def _anonymous_bytes(name: str, weights: WeightBits) -> str:
     """Bytes held after a run above those held before the arena was made, and the resident bytes, as JSON."""
     with tempfile.TemporaryDirectory() as folder:
         bundle = _bundle(Path(folder), name, weights)
-        _bound(bundle).forward(torch.zeros(1, 3, 32, 32))  # whatever libraries set up once
+        bind_engine(bundle).forward(torch.zeros(1, 3, 32, 32))  # whatever libraries set up once
         gc.collect()
         before = held_bytes()["anonymous"]
-        engine = _bound(bundle)
+        engine = bind_engine(bundle)
         with torch.inference_mode():
             engine.forward(torch.zeros(1, 3, 32, 32))
         gc.collect()

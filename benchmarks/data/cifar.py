@@ -55,7 +55,7 @@ def plan(lists: Mapping[str, list[str]]) -> dict[str, dict[str, str]]:
             train, val = splits.contiguous(own, [MOST["train"], MOST["val"]])
             for split, members in (("train", train), ("val", val), ("test", test)):
                 dealt[query][split][label] = members[: MOST[split]]
-    return {query: played(camera_of(query), own) for query, own in dealt.items()}
+    return {query: clip_paths(camera_of(query), own) for query, own in dealt.items()}
 
 
 def camera_of(query: str) -> str:
@@ -63,7 +63,7 @@ def camera_of(query: str) -> str:
     return query.removesuffix("-kind")
 
 
-def played(camera: str, dealt: Mapping[str, Mapping[str, list[str]]]) -> dict[str, str]:
+def clip_paths(camera: str, dealt: Mapping[str, Mapping[str, list[str]]]) -> dict[str, str]:
     """{the name that an image of a split and class gets from its place in the camera's clips: its name in the tar}."""
     planned = {}
     for split, by_label in dealt.items():

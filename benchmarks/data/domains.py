@@ -76,7 +76,7 @@ def paths(name: str, places: Mapping[str, Place], annotated: bool) -> dict[str, 
     return planned
 
 
-def labelled(where: str, document: Any, planned: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def annotations_by_split(where: str, document: Any, planned: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Split -> its part of COCO annotations, the images under their new names; PrepareError for an image without."""
     try:
         known = {f"images/{entry['file_name']}": entry for entry in document["images"]}
@@ -113,7 +113,7 @@ def _write(tar: tarfile.TarFile, name: str, planned: Mapping[str, str], folder: 
     counts = extract(tar, planned, folder)
     if name in DETECTION:
         where = f"{name}.tar"
-        for split, part in labelled(where, _read(tar, where, "annotations.json"), planned).items():
+        for split, part in annotations_by_split(where, _read(tar, where, "annotations.json"), planned).items():
             (folder / split / "annotations.json").write_text(json.dumps(part), encoding="utf-8")
             counts[split]["boxes"] = len(part["annotations"])
     for split, own in counts.items():

@@ -152,7 +152,7 @@ def _shows_enough(row: dict[str, Any], of_frame: list[dict[str, Any]]) -> bool:
     x0, y0, x1, y1 = row["box"]
     others = [tuple(other["box"]) for other in of_frame if other is not row]
     large = min(x1 - x0, y1 - y0) >= CROP_MIN_SIDE_PX
-    return large and splits.covered((x0, y0, x1, y1), others) <= CROP_MAX_COVERED
+    return large and splits.overlap_fraction((x0, y0, x1, y1), others) <= CROP_MAX_COVERED
 
 
 def _write_crop(image: np.ndarray, box: splits.Box, path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.data import splits
-from benchmarks.data.cifar import lists_in, played
+from benchmarks.data.cifar import clip_paths, lists_in
 from benchmarks.data.files import PrepareError, copy_all, copy_whole, extract, need, once, say
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -39,7 +39,7 @@ def plan(lists: Mapping[str, list[str]]) -> dict[str, str]:
         unseen = splits.contiguous(lists[f"test/{label}"], [MOST["val"], MOST["test"]])
         for split, members in zip(("val", "test"), unseen, strict=True):
             dealt[split][label] = members[: MOST[split]]
-    return played(CAMERA, dealt)
+    return clip_paths(CAMERA, dealt)
 
 
 def prepare(data: Path, out: Path) -> dict[str, Any]:

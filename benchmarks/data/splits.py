@@ -102,7 +102,7 @@ def with_margin(box: Box, margin: float, width: int, height: int) -> tuple[int, 
     )
 
 
-def covered(box: Box, others: Sequence[Box]) -> float:
+def overlap_fraction(box: Box, others: Sequence[Box]) -> float:
     """The largest part of a box that one nearer box hides: one reaching further down the picture."""
     x0, y0, x1, y1 = box
     area = (x1 - x0) * (y1 - y0)

@@ -35,7 +35,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.bundles.making import CLASSES, INPUT_SIZE, asked, made
+from benchmarks.bundles.samples import CLASSES, INPUT_SIZE, bundle_query, write_measured_bundle
 from benchmarks.engines.overflow import overflow
 from benchmarks.engines.zoo import FAMILIES, families
 from benchmarks.machine import held_bytes, machine
@@ -103,7 +103,7 @@ def made_bundle(path: Path, model: str, names: Sequence[str] = QUERIES) -> Bundl
                 tensor.copy_(models["first"].state_dict()[key])
             elif tensor.is_floating_point():
                 tensor.copy_(torch.rand_like(tensor) * 0.2 + (0.9 if tensor.ndim == 1 else -0.1))
-    return made(path, models, [asked(name, model) for name in names])
+    return write_measured_bundle(path, models, [bundle_query(name, model) for name in names])
 
 
 def speed(bundle: Bundle, names: Sequence[str], rounds: int, batch: int = 1) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.bundles.making import asked, made
+from benchmarks.bundles.samples import bundle_query, write_measured_bundle
 from benchmarks.engines.zoo import CLASSES, COUNTS, FAMILIES, apart
 from benchmarks.machine import machine
 from edge_runtime.engines.base import EngineError
@@ -118,7 +118,7 @@ def write_bundle_of(path: Path, model: str, size: int) -> Bundle:
             if parameter.ndim > 1 and not parameter.any():
                 nn.init.normal_(parameter, std=0.1)  # some heads begin at zero
         network.train()(torch.rand(8, 3, size, size))
-    return made(path, {"only": network.eval()}, [asked("only", model, CLASSES, size)])
+    return write_measured_bundle(path, {"only": network.eval()}, [bundle_query("only", model, CLASSES, size)])
 
 
 def matched_part(found: Any, wanted: Any) -> float:

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.bundles.making import CLASSES, INPUT_SIZE, asked, made
+from benchmarks.bundles.samples import CLASSES, INPUT_SIZE, bundle_query, write_measured_bundle
 from benchmarks.machine import machine
 from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.memory.allocator import Extent, FreeList
@@ -88,7 +88,7 @@ def made_bundle(path: Path) -> Path:
     for kept, tied in (("first", "second"), ("third", "fourth")):
         state = {key: tensor for key, tensor in models[kept].state_dict().items() if not key.startswith("fc.")}
         models[tied].load_state_dict({**models[tied].state_dict(), **state}, assign=True)
-    return made(path, models, [asked(name, model) for name, model in MODELS.items()]).path
+    return write_measured_bundle(path, models, [bundle_query(name, model) for name, model in MODELS.items()]).path
 
 
 def measure(bundle: Bundle, rounds: int) -> dict[str, Any]:

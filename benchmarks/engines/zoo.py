@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from benchmarks.bundles.making import asked, made
+from benchmarks.bundles.samples import bundle_query, write_measured_bundle
 from edge_runtime.engines.base import EngineError
 from edge_runtime.engines.package_cache import EngineCache
 from edge_runtime.engines.registry import FALLBACK, make_engine
@@ -108,4 +108,4 @@ def _bundle(path: Path, model: str, size: int) -> Bundle:
         first, second = (pytree.tree_leaves(network.eval()(one)) for one in (frames[:1], frames[1:]))
     if all(torch.allclose(a, b) for a, b in zip(first, second, strict=True)):
         raise AssertionError(f"{model}: its outputs do not depend on the frame, so they would show nothing")
-    return made(path, {"only": network}, [asked("only", model, CLASSES, size)])
+    return write_measured_bundle(path, {"only": network}, [bundle_query("only", model, CLASSES, size)])

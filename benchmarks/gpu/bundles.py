@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from benchmarks.bundles.making import asked, made
+from benchmarks.bundles.samples import bundle_query, write_measured_bundle
 from models import zoo
 from models.bits import Bits
 from models.bundle import Bundle
@@ -48,7 +48,7 @@ def bundle_of(
             if shared and tensor.ndim == 4:
                 tensor.copy_(first[key])
     stored = {} if width is None else {"packed": {name: _pack_weights(one, width) for name, one in models.items()}}
-    return made(path, models, [asked(name, model, CLASSES, size) for name in names], **stored)
+    return write_measured_bundle(path, models, [bundle_query(name, model, CLASSES, size) for name in names], **stored)
 
 
 def _randomise(model: nn.Module) -> nn.Module:

@@ -56,7 +56,7 @@ SCORING, STREAMS, REPORT = "scoring", "streams", "report"
 ASKED = {SCORING: "<= 5 s", STREAMS: "", REPORT: "<= 20 s"}
 
 
-def written(folder: Path, queries: int) -> tuple[Bundle, Workload]:
+def write_inputs(folder: Path, queries: int) -> tuple[Bundle, Workload]:
     """A workload of so many detectors with random weights, and a bundle in which they share all they can."""
     cameras = {f"camera-{index}": {"source": "none.mp4", "fps": FPS} for index in range(queries)}
     asked = [
@@ -75,7 +75,7 @@ def written(folder: Path, queries: int) -> tuple[Bundle, Workload]:
     return open_bundle(folder / "boxes.safetensors"), load
 
 
-def drawn(frames: int, seed: int) -> tuple[Split, dict[str, list[DetectionPrediction]]]:
+def draw_predictions(frames: int, seed: int) -> tuple[Split, dict[str, list[DetectionPrediction]]]:
     """A split of so many frames, and what both models answer."""
     random = np.random.default_rng(seed)
     truths, sides = [], {ORIGINALS: [], MERGED: []}
@@ -109,17 +109,17 @@ def _answer(random: np.random.Generator, names: Sequence[str], boxes: np.ndarray
     return DetectionPrediction(tuple(said), tuple(scores), tuple(map(tuple, found.tolist())))
 
 
-def measured(frames: int, queries: int, rounds: int) -> dict[str, Any]:
+def measure(frames: int, queries: int, rounds: int) -> dict[str, Any]:
     """Seconds of each part, round by round, and how large the report became."""
     torch.set_num_threads(1)
     took: dict[str, list[float]] = {part: [] for part in ASKED}
     sizes: dict[str, int] = {}
     with tempfile.TemporaryDirectory(prefix="gemel-report-") as folder:
-        bundle, load = written(Path(folder), queries)
+        bundle, load = write_inputs(Path(folder), queries)
         clock = load_cost_model(DEVICE, bundle)
         settings = memory_settings(clock.costs[ORIGINALS])
         budgets = {name: settings[name] for name in MEMORY_SETTINGS}
-        parts = [drawn(frames // queries, seed) for seed in range(queries)]
+        parts = [draw_predictions(frames // queries, seed) for seed in range(queries)]
         for _ in range(rounds):
             began = time.perf_counter()
             judged = [
@@ -138,11 +138,11 @@ def _report(
     """How large the report became, and the seconds of its parts."""
     began = {}
 
-    def told(event: str, **fields: Any) -> None:
+    def note_start(event: str, **fields: Any) -> None:
         if event == "stage":
             began[fields["name"]] = time.perf_counter()
 
-    document, page = build_report(bundle, judged, clock, budgets, EvalOptions(DEVICE), "gemel eval", told)
+    document, page = build_report(bundle, judged, clock, budgets, EvalOptions(DEVICE), "gemel eval", note_start)
     text = json.dumps(document, indent=1, allow_nan=False)
     ended = time.perf_counter()
     seconds = {
@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    found = measured(given.frames, given.queries, given.rounds)
+    found = measure(given.frames, given.queries, given.rounds)
     for row in rows(found):
         print(" | ".join(row))
     if given.json is not None:

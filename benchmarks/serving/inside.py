@@ -54,7 +54,7 @@ class Spent:
         method: Callable[..., Any] = getattr(owner, name)
 
         @wraps(method)
-        def counted(*given: Any, **named: Any) -> Any:
+        def count_call(*given: Any, **named: Any) -> Any:
             began = time.thread_time()
             try:
                 return method(*given, **named)
@@ -63,7 +63,7 @@ class Spent:
                 with self._lock:
                     self.seconds[under] += took
 
-        setattr(owner, name, counted)
+        setattr(owner, name, count_call)
 
 
 def threads() -> dict[str, float]:

@@ -67,9 +67,9 @@ def start(folder: Path, rounds: int) -> list[dict[str, Any]]:
     results = folder / RESULTS
     rows = []
     for _ in range(rounds):
-        bare = _timed([sys.executable, "-c", BARE], folder, lambda: False)
+        bare = time_command([sys.executable, "-c", BARE], folder, lambda: False)
         results.unlink(missing_ok=True)
-        box = _timed(
+        box = time_command(
             [sys.executable, "-m", "gemel", "run", "box.yaml"],
             folder,
             lambda: results.exists() and results.stat().st_size > 0,
@@ -79,7 +79,7 @@ def start(folder: Path, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _timed(command: Sequence[str], folder: Path, is_there: Callable[[], bool]) -> tuple[float, float]:
+def time_command(command: Sequence[str], folder: Path, is_there: Callable[[], bool]) -> tuple[float, float]:
     """Seconds until it is there, or the process has ended, and of the processor that the process took."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     process = subprocess.Popen(command, cwd=folder, env=ALONE, stderr=subprocess.DEVNULL)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tests.browsing import opened_browser, page_of, written
+from tests.browser import open_browser, page_of, save_small_png
 
 WIDTH, MARGIN_PX = 1120, 20
 
@@ -23,11 +23,13 @@ def main() -> None:
     given.add_argument("-o", "--out", type=Path, default=Path("docs/report.png"))
     args = given.parse_args()
     address = args.report.resolve().as_uri()
-    with opened_browser() as browser, page_of(browser, WIDTH, own=address) as (page, _):
+    with open_browser() as browser, page_of(browser, WIDTH, own=address) as (page, _):
         page.goto(address)
         first = page.query_selector("header").bounding_box()
         height = first["y"] + first["height"] + MARGIN_PX
-        written(page.screenshot(clip={"x": 0, "y": 0, "width": WIDTH, "height": height}, full_page=True), args.out)
+        save_small_png(
+            page.screenshot(clip={"x": 0, "y": 0, "width": WIDTH, "height": height}, full_page=True), args.out
+        )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from models.bundle.delta import apply_update, write_update
 from models.errors import InputError
 from models.evaluation import BELOW, KEPT, MIN_COMPARED_FRAMES, TOO_FEW
 from models.workload import load_workload
-from tests.card import a_card
+from tests.fake_gpu import fake_gpu
 from tests.gemel.spooled import answer, originals, write_merged, write_workload
 
 ENOUGH = MIN_COMPARED_FRAMES + 5
@@ -226,6 +226,6 @@ def test_write_substituted_nothing_is_the_same_file(folder):
 
 def test_check_on_gpu_equals_cpu(folder, monkeypatch):
     here = check_drift(folder / "fallen", folder / "workload.yaml")
-    with a_card(monkeypatch) as mixed:
+    with fake_gpu(monkeypatch) as mixed:
         there = check_drift(folder / "fallen", folder / "workload.yaml")
     assert not mixed and there["queries"] == here["queries"]

@@ -21,7 +21,7 @@ from models.metrics import mean_average_precision
 from models.predictions import BoxLabels, DetectionPrediction
 from models.preprocess import crop
 from models.workload import Query
-from tests.card import a_card
+from tests.fake_gpu import fake_gpu
 
 DETECTION = Query(
     "q", "cam", "detection", ("car", "bus"), "m", {}, 32, None, None, 5, 100, None, 0.0, 1, Path("data"), 0.95
@@ -125,7 +125,7 @@ def test_requested_memory_size_becomes_the_headline(tiny, tmp_path):
 
 
 def test_evaluation_on_a_gpu_equals_the_cpu(tiny, tmp_path, monkeypatch, eval_report):
-    with a_card(monkeypatch) as mixed:
+    with fake_gpu(monkeypatch) as mixed:
         document = evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, EvalOptions(seeds=1))
     assert not mixed and document["offline"] == eval_report["offline"]
 

@@ -10,7 +10,7 @@ from gemel.cli import main
 from gemel.report.comparison import compare_documents, render_comparison
 from gemel.report.document import read_report
 from models.errors import InputError
-from tests.browsing import page_of
+from tests.browser import page_of
 from tests.hostile.mutated.mutations import VALUES, damaged_bytes, damaged_tree
 
 MiB = 2**20

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gemel.report.page import render_report
-from tests.browsing import page_of
+from tests.browser import page_of
 
 A4_PX = 718
 """Of paper between usual margins, at 96 pixels an inch."""

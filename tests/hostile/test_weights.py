@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.exhaustive import one_in
 from tests.hostile.harness import check_refused
+from tests.parameters import one_in
 
 FIRST, SHAPE = "conv1.weight", (16, 3, 3, 3)
 Make = Callable[[Path], Any]

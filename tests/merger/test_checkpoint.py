@@ -19,10 +19,10 @@ from merger.checkpoint import MARK, STATE, Checkpoint, StepCache, storable
 from models.bundle import open_bundle
 from models.errors import InputError
 from models.workload import Workload
-from tests.exhaustive import one_in
 from tests.merger.kills import Killed, kill_after
 from tests.merger.options import QUICK
 from tests.merger.surely import must_train, ratios_on_val
+from tests.parameters import one_in
 
 
 def _content(path: Path) -> str:

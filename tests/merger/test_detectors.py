@@ -31,8 +31,8 @@ from models.sharing.groups import ceiling_bytes
 from models.sharing.layers import layers_of, layers_of_all
 from models.workload import Workload
 from models.zoo import build_query
-from tests.exhaustive import every
 from tests.merger.seen import classifier, detector, write
+from tests.parameters import every
 
 torch.set_num_threads(1)
 RECIPE = Recipe(rate=1e-3, epochs=1, batch=2, frames_per_epoch=4)

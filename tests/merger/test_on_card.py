@@ -17,11 +17,11 @@ from models.bundle import verify_bundle
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan
 from models.workload import Workload, load_workload
-from tests.card import a_card
-from tests.exhaustive import every
+from tests.fake_gpu import fake_gpu
 from tests.merger.kills import kill_after, to_the_end
 from tests.merger.seen import detector, write
 from tests.merger.tiny import write_workload
+from tests.parameters import every
 
 RECIPE = Recipe(rate=2e-3, epochs=2, batch=8, frames_per_epoch=16)
 METHODS = ("top-down", "gemel", "mainstream", "joint", "ceiling", "none")
@@ -33,7 +33,7 @@ DETECTORS = (
 
 def test_what_meets_from_here_and_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     here = torch.ones(3)
-    with a_card(monkeypatch) as mixed:
+    with fake_gpu(monkeypatch) as mixed:
         there = torch.zeros(3, device="cuda")
         assert (there + 1).device.type == "cuda" and there.cpu().device.type == "cpu" and not mixed
         there.copy_(here)
@@ -50,7 +50,7 @@ def test_a_whole_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: 
     workload = load_workload(write_workload(tmp_path, queries=3, frames=24))
     options = MergeOptions(RECIPE, max_minutes=2, weights="int8" if method == "top-down" else "fp32")
 
-    with a_card(monkeypatch) as mixed:
+    with fake_gpu(monkeypatch) as mixed:
         train_originals(workload, options=TrainOptions(rate=3e-3, passes=48, min_epochs=1, max_cycles=2))
         merge(workload, tmp_path / "b.gemel", method, options=options)
     assert not mixed and verify_bundle(tmp_path / "b.gemel") == []
@@ -61,7 +61,7 @@ def test_a_start_that_is_stopped_again_and_again(
 ) -> None:
     """What comes back from the disk lies in the processor's memory."""
     kill_after(monkeypatch, 1, again=True)
-    with a_card(monkeypatch) as mixed:
+    with fake_gpu(monkeypatch) as mixed:
         ctx = MergeContext(workload)
         plan = SharingPlan.of(groups(ctx.layers))
         _, kills = to_the_end(
@@ -76,7 +76,7 @@ def test_a_whole_merge_that_is_killed_again_and_again(
 ) -> None:  # fmt: skip
     kill_after(monkeypatch, 5, again=True)
     options, out = MergeOptions(RECIPE, weights="int4"), tmp_path / "b.gemel"
-    with a_card(monkeypatch) as mixed:
+    with fake_gpu(monkeypatch) as mixed:
         _, kills = to_the_end(lambda again: merge(workload, out, "top-down", resume=again, options=options))
     assert not mixed and verify_bundle(out) == [] and kills > 10
 
@@ -86,7 +86,7 @@ def test_a_detector_is_trained_and_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, size: int
 ) -> None:
     workload = write(tmp_path, [detector("a", model, size)])
-    with a_card(monkeypatch) as mixed:
+    with fake_gpu(monkeypatch) as mixed:
         ctx = MergeContext(workload)
         models = ctx.models(["a"])
         assert ctx.train["a"].prepared.keep_on(ctx.device) and next(models["a"].parameters()).is_cuda

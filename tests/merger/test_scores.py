@@ -12,8 +12,8 @@ from merger.context import MergeContext
 from merger.evaluate import evaluate_queries
 from merger.scores import CONFIG, match_scores, scores_of
 from models.detector import Detector
-from tests.exhaustive import every
 from tests.merger.seen import classifier, detector, write
+from tests.parameters import every
 
 FAMILIES = {
     "ssdlite320_mobilenet_v2": 96, "ssd320_squeezenet1_0": 96, "yolov3_tiny": 64, "fcos_resnet50_fpn": 64,

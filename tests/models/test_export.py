@@ -17,7 +17,7 @@ from models.detector import Detector
 from models.errors import InputError
 from models.export import OPSET, export_onnx
 from models.zoo.registry import ENTRIES
-from tests.exhaustive import every
+from tests.parameters import every
 
 CLASSES = ("car", "bus", "truck")
 FEW = {"cifar_resnet20": 64, "squeezenet1_1": 64, "fastestdet": 64}

@@ -21,7 +21,7 @@ from models.workload import load_workload
 LABELS = sorted({label for labels in prepare_cifar.CLASSES.values() for label in labels})
 
 
-def listed(train: int, test: int) -> dict[str, list[str]]:
+def make_archive(train: int, test: int) -> dict[str, list[str]]:
     """What a pack of so many images per class holds, in a wrong order."""
     names = [
         f"{part}/{label}/{number:04d}.jpg"
@@ -37,7 +37,7 @@ def pack(tmp_path: Path) -> Path:
     (data / "datasets").mkdir(parents=True)
     (data / "MANIFEST.json").write_text("{}")
     with tarfile.open(data / "datasets" / "cifar10_jpeg_pack.tar", "w") as tar:
-        for folder, names in listed(40, 16).items():
+        for folder, names in make_archive(40, 16).items():
             for place, name in enumerate(names):
                 image = np.full((32, 32, 3), (LABELS.index(folder.split("/")[1]) * 20, place * 5, 0), np.uint8)
                 content = cv2.imencode(".jpg", image)[1].tobytes()
@@ -49,7 +49,7 @@ def pack(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("size", [(3000, 500), (3000, 384), (40, 16)])
 def test_no_image_is_used_twice_and_test_comes_from_the_test_part(size: tuple[int, int]):
-    planned = prepare_cifar.plan(listed(*size))
+    planned = prepare_cifar.plan(make_archive(*size))
     used = Counter(name for paths in planned.values() for name in paths.values())
     assert set(used.values()) == {1}
     for query, paths in planned.items():
@@ -65,13 +65,13 @@ def test_no_image_is_used_twice_and_test_comes_from_the_test_part(size: tuple[in
 
 
 def test_two_queries_never_see_one_moment_twice():
-    for paths in prepare_cifar.plan(listed(300, 100)).values():
+    for paths in prepare_cifar.plan(make_archive(300, 100)).values():
         moments = Counter((path.split("/")[0], path.split("/")[2]) for path in paths)
         assert set(moments.values()) == {1}, "two images of one clip at the same moment"
 
 
 def test_every_class_takes_its_turn_in_every_clip():
-    paths = sorted(prepare_cifar.plan(listed(3000, 500))["quay-kind"], key=lambda path: path.split("/")[2])
+    paths = sorted(prepare_cifar.plan(make_archive(3000, 500))["quay-kind"], key=lambda path: path.split("/")[2])
     first = [path.split("/")[1] for path in paths if "quay-c0__" in path and path.startswith("test/")]
     assert len(first) == prepare_cifar.CLIP
     assert first[:10] == ["bird"] * 5 + ["dog"] * 5
@@ -106,7 +106,7 @@ def test_the_driver_has_bounds_for_every_workload_and_trains_no_query_that_is_no
 
 
 def test_a_pack_without_a_class_is_one_clear_line(tmp_path: Path):
-    lists = listed(40, 16)
+    lists = make_archive(40, 16)
     del lists["test/frog"]
     with pytest.raises(prepare.PrepareError, match="test/frog; fetch the data again"):
         prepare_cifar.plan(lists)

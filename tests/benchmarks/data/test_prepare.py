@@ -81,12 +81,12 @@ def test_gti_is_prepared_once_and_resumed(pack: Path, tmp_path: Path, capsys):
 
 
 def test_an_interrupted_folder_never_gets_its_name(tmp_path: Path):
-    def interrupted(folder: Path) -> dict:
+    def stop_early(folder: Path) -> dict:
         (folder / "half").write_text("x")
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        prepare_files.once(tmp_path / "query", interrupted)
+        prepare_files.once(tmp_path / "query", stop_early)
     assert not (tmp_path / "query").exists()
     assert prepare_files.once(tmp_path / "query", lambda folder: {"made": 1}) == {"made": 1}
     assert not (tmp_path / "query" / "half").exists()

@@ -12,7 +12,7 @@ from benchmarks.data import prepare, published
 from models.workload import load_workload
 
 
-def listed(train: int, test: int) -> dict[str, list[str]]:
+def make_archive(train: int, test: int) -> dict[str, list[str]]:
     sizes = {"train": train, "test": test}
     return {
         f"{part}/{label}": [f"{part}/{label}/{number:04d}.jpg" for number in range(count)]
@@ -22,7 +22,7 @@ def listed(train: int, test: int) -> dict[str, list[str]]:
 
 
 def test_what_the_models_were_trained_on_is_neither_val_nor_test() -> None:
-    planned = published.plan(listed(1200, 500))
+    planned = published.plan(make_archive(1200, 500))
     splits = {path: path.split("/")[0] for path in planned}
     assert all((splits[path] == "train") == name.startswith("train/") for path, name in planned.items())
     assert len(set(planned.values())) == len(planned), "no image twice"
@@ -31,7 +31,7 @@ def test_what_the_models_were_trained_on_is_neither_val_nor_test() -> None:
 
 
 def test_a_pack_without_a_class_is_one_clear_line() -> None:
-    lists = listed(40, 16)
+    lists = make_archive(40, 16)
     del lists["test/frog"]
     with pytest.raises(prepare.PrepareError, match="test/frog; fetch the data again"):
         published.plan(lists)

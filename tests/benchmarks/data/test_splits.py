@@ -106,5 +106,5 @@ def test_with_margin_stays_inside_the_frame():
 
 def test_covered_counts_only_nearer_boxes():
     far, near = (0.0, 0.0, 10.0, 10.0), (0.0, 5.0, 10.0, 20.0)
-    assert splits.covered(far, [near]) == pytest.approx(0.5)
-    assert splits.covered(near, [far]) == 0.0
+    assert splits.overlap_fraction(far, [near]) == pytest.approx(0.5)
+    assert splits.overlap_fraction(near, [far]) == 0.0

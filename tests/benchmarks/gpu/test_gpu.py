@@ -12,7 +12,7 @@ import torch
 from benchmarks.gpu import gpu
 from benchmarks.gpu.found import Found
 from benchmarks.machine import machine
-from tests.exhaustive import every
+from tests.parameters import every
 
 REHEARSED = ["--device", "cpu", "--small"]
 

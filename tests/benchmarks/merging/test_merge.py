@@ -24,7 +24,7 @@ QUICK = ("--rate", "0.002", "--epochs", "3", "--frames-per-epoch", "64")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     train_originals(
         load_workload(write_workload(folder)), seed=SEED, options=TrainOptions(rate=3e-3, passes=360, max_cycles=1)
@@ -33,8 +33,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def workload(trained: Path, tmp_path: Path) -> Path:
-    shutil.copytree(trained, tmp_path / "tiny")
+def workload(trained_folder: Path, tmp_path: Path) -> Path:
+    shutil.copytree(trained_folder, tmp_path / "tiny")
     return tmp_path / "tiny" / "workload.yaml"
 
 
@@ -57,7 +57,7 @@ def test_interrupted_merges_resume_and_are_compared(
     monkeypatch.setattr(checkpoint_module, "CONFIG", config)
     straight = merge.merge
 
-    def interrupted(*given: Any, **keys: Any) -> Any:
+    def interrupt_first(*given: Any, **keys: Any) -> Any:
         def progress(event: str, **fields: Any) -> None:
             if event == "attempt":
                 raise KeyboardInterrupt
@@ -65,7 +65,7 @@ def test_interrupted_merges_resume_and_are_compared(
         return straight(*given, **{**keys, "progress": progress})
 
     with monkeypatch.context() as patch:
-        patch.setattr(merge, "merge", interrupted)
+        patch.setattr(merge, "merge", interrupt_first)
         assert call(workload, tmp_path, "--arms", "top-down", "gemel") == merge.INTERRUPTED
     folder = tmp_path / "cells" / "tiny"
     assert (folder / "gemel-seed0.bundle.work").is_dir() and not (folder / "gemel-seed0.json").exists()
@@ -172,7 +172,7 @@ def test_bad_arguments_are_one_line_before_any_merge(
     assert said in err and err.count("\n") == 1 and not (tmp_path / "cells").exists()
 
 
-def made(arm: str, flops: float, saved: int, log: tuple[dict, ...] = (), seed: int = 0, **keys: Any) -> Cell:
+def make_cell(arm: str, flops: float, saved: int, log: tuple[dict, ...] = (), seed: int = 0, **keys: Any) -> Cell:
     """A cell of two queries with three common layers of 100, 200 and 300 bytes: ceiling 600 of 2000 bytes."""
     query = {"ratio": 0.97, "met": True, "certain": True, "worth": True}
     result = {
@@ -185,21 +185,21 @@ def made(arm: str, flops: float, saved: int, log: tuple[dict, ...] = (), seed: i
     return Cell("tiny", "tiny", 0.95, arm, seed, asked, machine, "2026-01-01", weights, result, log)
 
 
-def tried(size: int, members: str, kept: str, flops: float) -> dict[str, Any]:
+def log_row(size: int, members: str, kept: str, flops: float) -> dict[str, Any]:
     return {"members": [[q, f"layer{size}"] for q in members], "kept": [[q, f"layer{size}"] for q in kept],
             "flops": flops}  # fmt: skip
 
 
 def test_accepted_steps_of_a_search_come_from_its_log() -> None:
-    log = (tried(3, "ab", "ab", 10.0), tried(2, "ab", "", 20.0), tried(1, "ab", "ab", 30.0))
-    cell = made("gemel", 40.0, 402, log)
+    log = (log_row(3, "ab", "ab", 10.0), log_row(2, "ab", "", 20.0), log_row(1, "ab", "ab", 30.0))
+    cell = make_cell("gemel", 40.0, 402, log)
     assert cell.accepted_steps() == [(0.0, 0.0), (10.0, 300.0), (30.0, 400.0)]
     assert cell.flops_to(300) == 10.0 and cell.flops_to(301) == 30.0 and cell.flops_to(402) is None
     assert cell.flops_to(400.5) == 30.0  # a counter that is equal by chance is no difference
 
 
 def test_accepted_steps_before_others_joined_count() -> None:
-    cell = made("top-down", 40.0, 600, ({"sprint": 1, "flops": 9.0}, {"accepted_bytes": 300, "flops": 10.0}))
+    cell = make_cell("top-down", 40.0, 600, ({"sprint": 1, "flops": 9.0}, {"accepted_bytes": 300, "flops": 10.0}))
     assert cell.accepted_steps() == [(0.0, 0.0), (10.0, 300.0), (40.0, 600.0)]
     assert cell.flops_to(300) == 10.0 and cell.flops_to(301) == 40.0
 
@@ -210,32 +210,38 @@ def test_accepted_steps_at_a_validation_count() -> None:
     told = {"recipe": {}, "flops": 13.0}
     taken = {"takes": "a", "accepted": True, "accepted_bytes": 500, "flops": 20.0}
     held = [(0.0, 0.0), (10.0, 200.0), (12.0, 400.0)]
-    assert made("top-down", 40.0, 600, (*epochs, told)).accepted_steps() == [*held, (40.0, 600.0)]
-    assert made("top-down", 40.0, 600, (*epochs, told, taken)).accepted_steps() == [*held, (20.0, 500.0), (40.0, 600.0)]
-    steps = made("top-down", 40.0, 600, tuple(epochs)).accepted_steps()
+    assert make_cell("top-down", 40.0, 600, (*epochs, told)).accepted_steps() == [*held, (40.0, 600.0)]
+    assert make_cell("top-down", 40.0, 600, (*epochs, told, taken)).accepted_steps() == [
+        *held,
+        (20.0, 500.0),
+        (40.0, 600.0),
+    ]
+    steps = make_cell("top-down", 40.0, 600, tuple(epochs)).accepted_steps()
     assert steps == [(0.0, 0.0), (40.0, 600.0)], "it kept none of these"
 
 
 def test_smaller_attempt_counts_only_with_more_members() -> None:
-    log = (tried(3, "abc", "ab", 10.0), tried(3, "abc", "ab", 20.0), tried(3, "abc", "abc", 30.0))
-    assert made("gemel", 40.0, 600, log).accepted_steps() == [(0.0, 0.0), (10.0, 300.0), (30.0, 600.0)]
+    log = (log_row(3, "abc", "ab", 10.0), log_row(3, "abc", "ab", 20.0), log_row(3, "abc", "abc", 30.0))
+    assert make_cell("gemel", 40.0, 600, log).accepted_steps() == [(0.0, 0.0), (10.0, 300.0), (30.0, 600.0)]
 
 
 def test_flops_to_equal_savings_use_the_others_end() -> None:
-    log = (tried(3, "ab", "ab", 10.0), tried(2, "ab", "ab", 60.0))
-    text = summary([made("top-down", 20.0, 600), made("gemel", 90.0, 500, log)])
+    log = (log_row(3, "ab", "ab", 10.0), log_row(2, "ab", "ab", 60.0))
+    text = summary([make_cell("top-down", 20.0, 600), make_cell("gemel", 90.0, 500, log)])
     part = text.split("### FLOPs to equal savings")[1]
     assert "| 0 | `gemel` ended with | 0.833 | 20 | 60 | 0.333 |" in part
     assert "| 0 | `top-down` ended with | 1.000 | 20 | never, in 90 | below 0.222 |" in part
-    text = summary([made("top-down", 20.0, 300), made("gemel", 90.0, 500, log)])
+    text = summary([make_cell("top-down", 20.0, 300), make_cell("gemel", 90.0, 500, log)])
     assert "| 0 | `gemel` ended with | 0.833 | never, in 20 | 60 | - |" in text
     assert "| 0 | `top-down` ended with | 0.500 | 20 | 10 | 2.000 |" in text
-    only = summary([made("top-down", 20.0, 600), made("gemel", 90.0, 0, (tried(3, "ab", "", 90.0),), seed=1)])
+    only = summary(
+        [make_cell("top-down", 20.0, 600), make_cell("gemel", 90.0, 0, (log_row(3, "ab", "", 90.0),), seed=1)]
+    )
     assert "FLOPs to equal savings" not in only
 
 
 def test_seeds_are_summed_up_by_mean_range_and_worst() -> None:
-    cells = [made("top-down", 20.0, 600), made("top-down", 40.0, 540, seed=1, ratio=0.93, met=False)]
+    cells = [make_cell("top-down", 20.0, 600), make_cell("top-down", 40.0, 540, seed=1, ratio=0.93, met=False)]
     row = cells_of(summary(cells), "Arms")["top-down"]
     assert row == [
         "top-down",
@@ -251,19 +257,19 @@ def test_seeds_are_summed_up_by_mean_range_and_worst() -> None:
 
 
 def test_targets_of_one_workload_are_side_by_side() -> None:
-    other = made("top-down", 20.0, 300, met=False)
-    cells = [made("top-down", 20.0, 600), dataclasses.replace(other, name="tiny-0.99", target=0.99)]
+    other = make_cell("top-down", 20.0, 300, met=False)
+    cells = [make_cell("top-down", 20.0, 600), dataclasses.replace(other, name="tiny-0.99", target=0.99)]
     assert "| top-down | 1.000 | 0.500 ! |" in summary(cells).split("at each target")[1]
 
 
 def test_packed_weights_are_an_arm_of_their_own() -> None:
-    past = dataclasses.replace(made("top-down", 30.0, 900), asked={"options": {"weights": "int8"}})
-    rows = cells_of(summary([made("top-down", 20.0, 600), past]), "Arms")
+    past = dataclasses.replace(make_cell("top-down", 30.0, 900), asked={"options": {"weights": "int8"}})
+    rows = cells_of(summary([make_cell("top-down", 20.0, 600), past]), "Arms")
     assert rows["top-down"][2] == "1.000" and rows["top-down, int8"][2] == "1.500"
 
 
 def test_cell_reads_as_it_was_written(tmp_path: Path) -> None:
-    cell = made("gemel", 40.0, 400, (tried(3, "ab", "ab", 10.0),))
+    cell = make_cell("gemel", 40.0, 400, (log_row(3, "ab", "ab", 10.0),))
     (tmp_path / "tiny").mkdir()
     cell.write(tmp_path)
     assert read_cells(tmp_path) == [cell] and read_cells(tmp_path)[0].accepted_steps() == cell.accepted_steps()

@@ -1,14 +1,14 @@
-"""The measure of the report's speed runs, at a size that takes no time, and its table says what was asked."""
+"""The report benchmark runs at a small size and names its settings in its table."""
 
 from __future__ import annotations
 
-from benchmarks.reporting.speed import MAX_OBJECTS, drawn, rows
+from benchmarks.reporting.speed import MAX_OBJECTS, draw_predictions, rows
 
 
 def test_frames_are_drawn_with_errors_of_every_kind() -> None:
     from models.metrics import error_types, overlaps_of
 
-    split, sides = drawn(400, seed=1)
+    split, sides = draw_predictions(400, seed=1)
     assert split.labels is not None and max(len(one.boxes) for one in split.labels) == MAX_OBJECTS  # type: ignore[union-attr]
     assert len(set(split.units)) == 20 and len(split.times_s) == 400
     for answers in sides.values():

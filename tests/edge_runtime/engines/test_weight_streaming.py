@@ -31,7 +31,7 @@ from models.preprocess import Preprocess
 from models.quantization import PackedWeight, choices, pack
 from tests.edge_runtime.engines.test_packed_weights import ATTENDING, attending
 from tests.edge_runtime.tiny import RecordKeeper, picture
-from tests.exhaustive import every
+from tests.parameters import every
 
 SIZES = {"resnet18": 64, "ssdlite320_mobilenet_v2": 96, "swin_t": 32, ATTENDING: 16}
 CLASSES = ("a", "b", "c")

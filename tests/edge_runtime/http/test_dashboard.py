@@ -12,7 +12,7 @@ import pytest
 from edge_runtime.http.app import HttpService
 from edge_runtime.http.auth import Access
 from edge_runtime.http.metrics import Metrics
-from tests.browsing import page_of
+from tests.browser import page_of
 from tests.edge_runtime.http.box import Box, camera, detection, query, scene, sink
 
 TOKEN = "a-token-of-32-characters-or-more"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.exhaustive import every
 from tests.hostile.mutated.kinds import KINDS, DamageRunner, draw_case
+from tests.parameters import every
 
 MANY = 15
 

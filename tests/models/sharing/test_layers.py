@@ -25,7 +25,7 @@ from models.sharing.layers import (
 from models.workload import load_workload
 from models.zoo import build, names
 from models.zoo.registry import ENTRIES
-from tests.exhaustive import one_in
+from tests.parameters import one_in
 
 
 def _workload(folder: Path, *models: str, classes: int = 2):

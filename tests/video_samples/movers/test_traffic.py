@@ -1,4 +1,4 @@
-"""Traffic obeys: nobody drives through anybody or past a red signal, and buses halt at their stop."""
+"""Traffic: no car drives through another or past a red signal, and buses halt at their stop."""
 
 from __future__ import annotations
 

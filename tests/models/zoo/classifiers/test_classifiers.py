@@ -14,7 +14,7 @@ from models.errors import InputError
 from models.preprocess import Preprocess
 from models.zoo.registry import ENTRIES
 from models.zoo.user_models import check_answer
-from tests.exhaustive import one_in
+from tests.parameters import one_in
 
 SMALL = {"inception_v3": 80, "cifar_resnet20": 32}
 

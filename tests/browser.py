@@ -20,7 +20,7 @@ LOOPBACK = "http://127.0.0.1:"
 
 
 @contextmanager
-def opened_browser() -> Iterator[Any]:
+def open_browser() -> Iterator[Any]:
     """The browser; skips, saying so, where it or what drives it is absent."""
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
@@ -49,7 +49,7 @@ def page_of(
         context.close()
 
 
-def written(data: bytes, path: Path) -> None:
+def save_small_png(data: bytes, path: Path) -> None:
     """The picture, a PNG, in few colours, which is small."""
     image = Image.open(io.BytesIO(data)).convert("RGB")
     image.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)

@@ -1,6 +1,6 @@
-"""A card made up: tensors that say they lie on one, computed on the processor, and what meets from both is told.
+"""A fake GPU: tensors that report a CUDA device and are computed on the CPU; operations that mix devices are recorded.
 
-What runs so has every tensor where it belongs. It says nothing of kernels, streams, memory or speed.
+Code that runs under it puts every tensor where it belongs. It proves nothing of kernels, streams, memory or speed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-CARD = torch.device("cuda", 0)
+GPU = torch.device("cuda", 0)
 CROSSES = ("copy_", "__set__", "set_", "detach", "requires_grad_", "_has_compatible_shallow_copy_type")
 """What may meet tensors from elsewhere, or only looks at them."""
 STORAGES = ("untyped_storage", "_typed_storage")
@@ -29,17 +29,17 @@ STORAGES = ("untyped_storage", "_typed_storage")
 _NOT_OURS = (__file__, str(Path(torch.__file__).parent))
 
 
-class OnCard(Tensor):
-    """A tensor that says it lies on the card."""
+class GpuTensor(Tensor):
+    """A tensor that reports a CUDA device."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _Mode.told(func, args, dict(kwargs or {}))
+        return _Mode.dispatch(func, args, dict(kwargs or {}))
 
 
 @contextmanager
-def a_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Within there seems to be a card; the list is of what met that lay here and there: the function, and who asked."""
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A CUDA device that torch seems to have; yields the operations that mixed devices: function, file and line."""
     generator, executor = torch.Generator, concurrent.futures.ThreadPoolExecutor
     own, mixed, seen = executor.__init__, list[str](), torch.zeros(1, dtype=torch.uint8)
     save = torch.save
@@ -53,7 +53,7 @@ def a_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             patch.setattr(torch.cuda, name, stand_in)
         patch.setattr(torch, "Generator", lambda device="cpu": generator("cpu"))
         patch.setattr(torch.optim.Optimizer, "_accelerator_graph_capture_health_check", lambda _: None, raising=False)
-        patch.setattr(torch, "save", lambda content, file: save(tree_map(_taken, content), file))
+        patch.setattr(torch, "save", lambda content, file: save(tree_map(storable, content), file))
         patch.setattr(executor, "__init__", lambda one, *given: own(one, *given, initializer=_Mode().__enter__))
         patch.setattr(_Mode, "mixed", mixed)
         before = torch.__future__.get_overwrite_module_params_on_conversion()
@@ -71,24 +71,24 @@ class _Mode(TorchFunctionMode):
     mixed: list[str] = []  # noqa: RUF012
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.told(func, args, dict(kwargs or {}))
+        return self.dispatch(func, args, dict(kwargs or {}))
 
     @classmethod
-    def told(cls, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """What the function returns, on the card where that would lie there."""
+    def dispatch(cls, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Call the function; its result is a GpuTensor where torch would have put it on the GPU."""
         with torch._C.DisableTorchFunctionSubclass():
             name, tensors = func.__name__, [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-            there = any(isinstance(one, OnCard) for one in tensors)
-            if name == "__get__" and there and (said := _SAID.get(func.__self__.__name__)) is not None:
-                return said
+            there = any(isinstance(one, GpuTensor) for one in tensors)
+            if name == "__get__" and there and (value := _PROPERTIES.get(func.__self__.__name__)) is not None:
+                return value
             if name in ("numpy", "__array__", "pin_memory") and there:
-                raise TypeError(f"{name} of what lies on a card")
+                raise TypeError(f"{name} of a GPU tensor")
             if name in ("to", "cpu", "cuda"):
-                return _moved(name, *args, **kwargs)
+                return move_tensor(name, *args, **kwargs)
             if name == "pin_memory":
                 return args[0]
             if name == "__deepcopy__" and there:
-                return _copied(*args)
+                return copy_tensor(*args)
             device = kwargs.get("device")
             if device is not None:
                 there = torch.device(device).type == "cuda"
@@ -100,35 +100,35 @@ class _Mode(TorchFunctionMode):
             return tree_map(_put, found) if there and name not in STORAGES and name != "__set__" else found
 
 
-_SAID = {"device": CARD, "is_cuda": True, "is_cpu": False}
+_PROPERTIES = {"device": GPU, "is_cuda": True, "is_cpu": False}
 
 
 def _meet(name: str, args: Any, tensors: list[Tensor]) -> bool:
-    """Whether some lie on the card and others do not, which torch refuses but for single numbers and for indices."""
+    """Whether the arguments mix devices in a way that torch refuses: single numbers and indices may."""
     if name in ("__getitem__", "__setitem__"):
-        return not isinstance(args[0], OnCard) and any(isinstance(one, OnCard) for one in tree_leaves(args[1]))
-    return any(not isinstance(one, OnCard) and one.ndim > 0 for one in tensors)
+        return not isinstance(args[0], GpuTensor) and any(isinstance(one, GpuTensor) for one in tree_leaves(args[1]))
+    return any(not isinstance(one, GpuTensor) and one.ndim > 0 for one in tensors)
 
 
 def _put(one: Any) -> Any:
-    return one.as_subclass(OnCard) if isinstance(one, Tensor) and not isinstance(one, OnCard) else one
+    return one.as_subclass(GpuTensor) if isinstance(one, Tensor) and not isinstance(one, GpuTensor) else one
 
 
-def _taken(one: Any) -> Any:
-    """What is stored of a tensor: where it lay is asked when it is read."""
-    return one.as_subclass(Tensor) if isinstance(one, OnCard) else one
+def storable(one: Any) -> Any:
+    """The plain tensor that torch.save stores."""
+    return one.as_subclass(Tensor) if isinstance(one, GpuTensor) else one
 
 
-def _moved(name: str, tensor: Any, *given: Any, **named: Any) -> Tensor:
+def move_tensor(name: str, tensor: Any, *given: Any, **named: Any) -> Tensor:
     """`Tensor.to`, `cpu` and `cuda`."""
-    asked = [one for one in given if isinstance(one, (str, torch.device, Tensor))]
+    targets = [one for one in given if isinstance(one, (str, torch.device, Tensor))]
     others = [one for one in given if isinstance(one, torch.dtype)]
-    device = named.pop("device", {"cpu": "cpu", "cuda": CARD}.get(name))
+    device = named.pop("device", {"cpu": "cpu", "cuda": GPU}.get(name))
     named.pop("non_blocking", None)
-    for one in asked:
-        device = one if not isinstance(one, Tensor) else CARD if isinstance(one, OnCard) else one.device
+    for one in targets:
+        device = one if not isinstance(one, Tensor) else GPU if isinstance(one, GpuTensor) else one.device
         others += [one.dtype] if isinstance(one, Tensor) else []
-    here = not isinstance(tensor, OnCard)
+    here = not isinstance(tensor, GpuTensor)
     to_card = not here if device is None else torch.device(device).type == "cuda"
     found = tensor.to(*others, **named) if others or named else tensor
     if to_card:
@@ -138,7 +138,7 @@ def _moved(name: str, tensor: Any, *given: Any, **named: Any) -> Tensor:
     return found.to(device) if elsewhere else found.clone() if found is tensor and not here else found
 
 
-def _copied(tensor: Any, memo: dict[int, Any]) -> Any:
+def copy_tensor(tensor: Any, memo: dict[int, Any]) -> Any:
     if id(tensor) not in memo:
         made = _put(tensor.detach().as_subclass(Tensor).clone()).requires_grad_(tensor.requires_grad)
         if isinstance(tensor, nn.Parameter):

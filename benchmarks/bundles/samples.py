@@ -14,7 +14,7 @@ from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 CLASSES, INPUT_SIZE = tuple(f"class {index}" for index in range(10)), 224
 
 
-def asked(query: str, model: str, classes: Sequence[str] = CLASSES, size: int = INPUT_SIZE) -> BundleQuery:
+def bundle_query(query: str, model: str, classes: Sequence[str] = CLASSES, size: int = INPUT_SIZE) -> BundleQuery:
     """A query of so many classes and pixels for a zoo model."""
     task: Any = "detection" if model in zoo.names("detection") else "classification"
     return BundleQuery(
@@ -23,7 +23,9 @@ def asked(query: str, model: str, classes: Sequence[str] = CLASSES, size: int = 
     )  # fmt: skip
 
 
-def made(path: Path, models: Mapping[str, nn.Module], queries: Sequence[BundleQuery], **more: Any) -> Bundle:
+def write_measured_bundle(
+    path: Path, models: Mapping[str, nn.Module], queries: Sequence[BundleQuery], **more: Any
+) -> Bundle:
     """Written, over what was there, and opened; `more` as `write_bundle` takes it."""
     write_bundle(path, models, queries, Made("benchmark", "ceiling", 0), overwrite=True, **more)
     return open_bundle(path)

@@ -24,7 +24,7 @@ def one_in(step: int, cases: Iterable[Any]) -> list[Any]:
     return [_exhaustive(case) if index % step else case for index, case in enumerate(cases)]
 
 
-def paired(rows: Iterable[Any], columns: Iterable[Any], chosen: Sequence[Any] | None = None) -> list[Any]:
+def all_pairs(rows: Iterable[Any], columns: Iterable[Any], chosen: Sequence[Any] | None = None) -> list[Any]:
     """Every row with every column as parameters of a test; all marked as exhaustive but each column once, with the
     chosen rows (without: all) in turn.
     """
