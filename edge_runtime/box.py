@@ -22,8 +22,7 @@ from edge_runtime.engines.base import FrameEngine
 from edge_runtime.engines.registry import AUTO, FALLBACK, make_engine
 from edge_runtime.engines.setup import EngineRequest, engines_for, layouts_within, unshared_store
 from edge_runtime.engines.weight_streaming import streamable_layers
-from edge_runtime.memory.memory_format import Layouts
-from edge_runtime.memory.store import Store
+from edge_runtime.memory.store import Layouts, Store
 from edge_runtime.policies import policy_named
 from edge_runtime.scheduler import Policy, QuerySpec
 from edge_runtime.scheduler.costs import BATCHES, BatchCost, Costs, QueryCost, all_bytes

@@ -16,7 +16,7 @@ from edge_runtime.device import Device, arena_bytes
 from edge_runtime.engines.setup import bindable_engines
 from edge_runtime.executor import Executor, TurnTiming
 from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.transfer import StagedBuffer
+from edge_runtime.memory.transfer import StagedStore
 from edge_runtime.queues import Frame, FrameRouter, Ledger, Mailboxes, SceneChange
 from edge_runtime.results import Publisher, RunIdentity
 from edge_runtime.samples import Spool
@@ -78,7 +78,7 @@ class PendingConfig:
     """What is ready to become active; no thread of it runs yet. `cold` are queries that need a warm-up."""
 
     config: ActiveConfig
-    memory: StagedBuffer
+    memory: StagedStore
     sinks: SinkChange
     fresh_cameras: tuple[Camera, ...]
     cold: frozenset[str]
@@ -122,7 +122,7 @@ class Runtime:
         smallest = min(cost.workspace_bytes for cost in box.costs.queries.values())
         sinks = self.sinks.prepare(box.config.sinks)
         try:
-            memory = self.arena.prepare(box.store, needed, max(needed, budget - smallest), budget, box.layouts)
+            memory = self.arena.prepare(box.store, needed, max(needed, budget - smallest), box.layouts)
         except (RuntimeError, MemoryError, OSError) as error:
             raise _memory_error(box, needed) from error
         fresh = tuple(camera for camera in after.cameras if camera.id not in kept)
@@ -165,7 +165,7 @@ class Runtime:
 
     def discard(self, pending: PendingConfig) -> None:
         """Release the memory of a pending config that is not needed."""
-        self.arena.transfer.drop(pending.memory)
+        self.arena.transfer.drop(pending.memory.source)
 
     def _take_over_memory(self, before: ActiveConfig, pending: PendingConfig) -> None:
         box = pending.config.box

@@ -32,8 +32,7 @@ from benchmarks.machine import machine
 from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.memory.allocator import Extent, FreeList
 from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.memory_format import channels_last_layouts
-from edge_runtime.memory.store import Store
+from edge_runtime.memory.store import Store, channels_last_layouts
 from edge_runtime.memory.transfer_cpu import allocate_memory
 from models import zoo
 from models.bundle import Bundle, open_bundle

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from benchmarks.gpu.found import Found, Setting
 from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.memory_format import channels_last_layouts
-from edge_runtime.memory.store import Store
+from edge_runtime.memory.store import Store, channels_last_layouts
 from edge_runtime.memory.transfer_cuda import PinnedStore
 
 CAPACITY_SHARE = 0.5

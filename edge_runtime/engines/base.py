@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from edge_runtime.memory.arena import Bindable, TensorOf, WaitFor
-from edge_runtime.memory.memory_format import WeightFormat
+from edge_runtime.memory.store import WeightFormat
 from edge_runtime.memory.transfer import on_compute_stream
 from models.bits import Bits
 from models.bundle import Bundle, BundleQuery

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from edge_runtime.engines.base import EngineError, FrameEngine, peak_bytes
 from edge_runtime.engines.package_cache import CachedFile, EngineCache, architecture_key
 from edge_runtime.memory.arena import TensorOf, WaitFor
-from edge_runtime.memory.memory_format import WeightFormat
+from edge_runtime.memory.store import WeightFormat
 from edge_runtime.scheduler.costs import BATCHES
 from models.bundle import Bundle, BundleQuery, open_bundle
 from models.detector import Detector, OneStage

@@ -22,8 +22,7 @@ from edge_runtime.engines.registry import AUTO, ENGINES, FALLBACK, engine_class,
 from edge_runtime.engines.torch_engine import FULL
 from edge_runtime.memory.allocator import footprint_bytes
 from edge_runtime.memory.arena import Arena, WaitFor
-from edge_runtime.memory.memory_format import Kinds, Layouts, WeightFormat, channels_last_layouts
-from edge_runtime.memory.store import Store
+from edge_runtime.memory.store import Kinds, Layouts, Store, WeightFormat, channels_last_layouts
 from edge_runtime.memory.transfer import arrives_reordered, on_compute_stream
 from edge_runtime.scheduler.costs import Costs, all_bytes, stored_name
 from models.bundle import Bundle

@@ -13,7 +13,7 @@ from edge_runtime.engines.base import FrameEngine
 from edge_runtime.engines.cuda_graphs import cuda_graphs_for
 from edge_runtime.engines.weight_streaming import HALF, PinnedStream, WeightStreaming
 from edge_runtime.memory.arena import TensorOf, WaitFor
-from edge_runtime.memory.memory_format import WeightFormat
+from edge_runtime.memory.store import WeightFormat
 from models.bits import BIT_WIDTHS
 from models.bundle import Bundle
 

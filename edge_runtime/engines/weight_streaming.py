@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from edge_runtime.memory.arena import TensorOf, WaitFor
-from edge_runtime.memory.memory_format import row_major_strides
+from edge_runtime.memory.store import row_major_strides
 from edge_runtime.scheduler.eviction import (
     OverflowLayer,
     OverflowTensor,

@@ -1,15 +1,16 @@
-"""Plan where tensors lie in an address range: free gaps, placement of runs, compaction, and admission.
+"""Which tensors lie where in the arena: free gaps, placement, compaction and residency, by content name.
 
-Pure functions over the present state (`ArenaView`): `Residency` keeps that state, the arena carries plans out.
+Bookkeeping only; `arena.py` moves the bytes.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from itertools import accumulate, count, pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 ALIGNMENT_BYTES = 512
 
@@ -28,18 +29,7 @@ class BlockedError(NoSpaceError):
 
 
 class Extent(NamedTuple):
-    """Where a tensor is stored: `nbytes` from `offset` on in the bundle's data section, at a multiple of 512."""
-
-    offset: int
-    nbytes: int
-
-    @property
-    def end(self) -> int:
-        return self.offset + footprint_bytes(self.nbytes)
-
-
-class ArenaSpan(NamedTuple):
-    """Where a tensor lies in the range: `nbytes` from `offset` on; it occupies `nbytes` rounded up."""
+    """Where a tensor lies in the arena or in the bundle's data: `nbytes` from `offset` on, a multiple of 512."""
 
     offset: int
     nbytes: int
@@ -80,10 +70,10 @@ class FreeList:
         self.spans = list(spans)
 
     @classmethod
-    def between(cls, placements: Iterable[ArenaSpan], capacity_bytes: int) -> FreeList:
+    def between(cls, placements: Iterable[Extent], capacity_bytes: int) -> FreeList:
         """What the placements leave free below `capacity_bytes`."""
         spans, free = [], 0
-        for placed in sorted(placements, key=lambda placed: placed.offset):
+        for placed in sorted(placements):
             if free < placed.offset:
                 spans.append((free, placed.offset))
             free = max(free, placed.end)
@@ -123,13 +113,13 @@ def stored_runs(names: Iterable[str], extents: Mapping[str, Extent]) -> list[Run
     runs: list[list[str]] = []
     expected = -1
     for name in names:
-        offset, nbytes = extents[name]
-        if not nbytes:
+        extent = extents[name]
+        if not extent.nbytes:
             continue
-        if offset != expected:
+        if extent.offset != expected:
             runs.append([])
         runs[-1].append(name)
-        expected = offset + footprint_bytes(nbytes)
+        expected = extent.end
     return list(runs)
 
 
@@ -160,84 +150,43 @@ def place_runs(free: FreeList, runs: Iterable[Run], footprints: Mapping[str, int
 
 
 def plan_compaction(
-    placed: Mapping[str, ArenaSpan], held: Iterable[str], capacity_bytes: int, need_bytes: int
+    placed: Mapping[str, Extent], held: Collection[str], capacity_bytes: int, need_bytes: int
 ) -> tuple[Move, ...]:
     """The moves that make one gap of `need_bytes` by moving the fewest bytes; in this order, towards the start.
 
     Neighbours that are not held move together until the free bytes around them are enough. Where no such neighbours
     exist, everything that is not held moves.
     """
-    fixed = set(held)
-    items = sorted(((name, one) for name, one in placed.items() if one.nbytes), key=lambda item: item[1].offset)
+    names = sorted((name for name, one in placed.items() if one.nbytes), key=lambda name: placed[name].offset)
+    items = [placed[name] for name in names]
+    walls = [-1, *(index for index, name in enumerate(names) if name in held), len(items)]
+    movable = [(wall + 1, following) for wall, following in pairwise(walls) if wall + 1 < following]
+
+    def bottom(low: int) -> int:
+        return items[low - 1].end if low else 0
+
+    def gap(low: int, high: int, size: int) -> int:
+        top = items[high + 1].offset if high + 1 < len(items) else capacity_bytes
+        return top - bottom(low) - size
+
     best: tuple[int, int, int] | None = None
-    for first, last in _movable_ranges(items, fixed):
+    for first, last in movable:
         low, size = first, 0
         for high in range(first, last):
-            size += _footprint(items[high][1])
-            while low < high:
-                smaller = size - _footprint(items[low][1])
-                if _span_bytes(items, low + 1, high, capacity_bytes) - smaller < need_bytes:
-                    break
-                size, low = smaller, low + 1
-            gap = _span_bytes(items, low, high, capacity_bytes) - size
-            if gap >= need_bytes and (best is None or size < best[0]):
+            size += footprint_bytes(items[high].nbytes)
+            while low < high and gap(low + 1, high, size - footprint_bytes(items[low].nbytes)) >= need_bytes:
+                size -= footprint_bytes(items[low].nbytes)
+                low += 1
+            if gap(low, high, size) >= need_bytes and (best is None or size < best[0]):
                 best = size, low, high + 1
-    windows = [best[1:]] if best else _movable_ranges(items, fixed)
-    return tuple(move for low, high in windows for move in _moves_to_start(items, low, high))
-
-
-_Items = list[tuple[str, ArenaSpan]]
-
-
-def _footprint(placed: ArenaSpan) -> int:
-    return placed.end - placed.offset
-
-
-def _movable_ranges(items: _Items, fixed: set[str]) -> list[tuple[int, int]]:
-    """Index ranges of items between fixed ones."""
-    walls = [-1, *(index for index, (name, _) in enumerate(items) if name in fixed), len(items)]
-    return [(wall + 1, following) for wall, following in pairwise(walls) if wall + 1 < following]
-
-
-def _span_bytes(items: _Items, low: int, high: int, capacity_bytes: int) -> int:
-    """Bytes between the neighbours of items low to high, those items included."""
-    return (items[high + 1][1].offset if high + 1 < len(items) else capacity_bytes) - _lower_bound(items, low)
-
-
-def _lower_bound(items: _Items, low: int) -> int:
-    return items[low - 1][1].end if low else 0
-
-
-def _moves_to_start(items: _Items, low: int, high: int) -> Iterable[Move]:
-    free = _lower_bound(items, low)
-    for name, placed in items[low:high]:
-        if free < placed.offset:
-            yield Move(name, placed.offset, free, placed.nbytes)
-        free += _footprint(placed)
-
-
-class ArenaView(Protocol):
-    """The state that an admission is planned from (see `Residency`)."""
-
-    @property
-    def capacity_bytes(self) -> int: ...
-    @property
-    def budget_bytes(self) -> int: ...
-    @property
-    def resident_bytes(self) -> int: ...
-    @property
-    def workspace_bytes(self) -> int: ...
-    @property
-    def extents(self) -> Mapping[str, Extent]: ...
-    @property
-    def footprints(self) -> Mapping[str, int]: ...
-    @property
-    def placed(self) -> Mapping[str, ArenaSpan]: ...
-    @property
-    def prefetched(self) -> Sequence[str]: ...
-    @property
-    def free(self) -> Sequence[tuple[int, int]]: ...
-    def holds(self, name: str) -> int: ...
+    moves = []
+    for low, high in [best[1:]] if best else movable:
+        free = bottom(low)
+        for name, one in zip(names[low:high], items[low:high], strict=True):
+            if free < one.offset:
+                moves.append(Move(name, one.offset, free, one.nbytes))
+            free += footprint_bytes(one.nbytes)
+    return tuple(moves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,139 +200,226 @@ class Admission:
     cancelled: tuple[str, ...] = ()
     moves: tuple[Move, ...] = ()
     copies: tuple[Copy, ...] = ()
-    placed: Mapping[str, ArenaSpan] = field(default_factory=dict)
+    placed: Mapping[str, Extent] = field(default_factory=dict)
     free: FreeList | None = None
 
 
 NOTHING_TO_DO = Admission()
 
 
-def plan_admission(view: ArenaView, needed: Collection[str], workspace_bytes: int, evict: Collection[str]) -> Admission:
-    """How all that is `needed`, each name once, becomes resident with room for a workspace, `evict` forgotten.
+class Residency:
+    """Tensors by content name in one address range, at multiples of 512 bytes.
 
-    What fits by its bytes succeeds: prefetched tensors are cancelled as far as the budget requires, newest first, then
-    tensors that no query holds are moved. Raises NoSpaceError when it does not fit by its bytes, BlockedError when held
-    tensors leave no gap, and what `check_evictable` raises.
+    A tensor is resident once, however many queries need it. Queries `hold` the tensors they run with: these are
+    neither evicted nor moved. Prefetched tensors belong to no query until they are admitted or held, and are cancelled
+    for whatever is needed. `capacity_bytes` is the size of the range; footprints in it and the workspaces of what runs
+    together never exceed `budget_bytes` (the capacity, if none is given). `extents` says where every tensor is stored.
+    Eviction only forgets.
     """
-    check_evictable(view, evict, needed)
-    missing = _missing(view, needed)
-    if not missing and not evict and _excess_bytes(view, 0, workspace_bytes, ()) <= 0:
-        return NOTHING_TO_DO
-    gone, need = set(evict), _occupied_bytes(view, missing)
-    spare = [name for name in reversed(view.prefetched) if name not in needed and name not in gone]
-    cancelled = _pick_spare(spare, view.footprints, _excess_bytes(view, need, workspace_bytes, gone))
-    if cancelled is None:
-        raise NoSpaceError(
-            f"no room for {need} bytes and {workspace_bytes} of workspace: {view.resident_bytes} are resident and "
-            f"{view.workspace_bytes} in use, the budget is {view.budget_bytes}, the arena has {view.capacity_bytes}"
-        )
-    for spared in (cancelled, spare):
-        without = gone.union(spared)
-        for make in (_place_in_gaps, _place_after_compaction):
-            admission = make(view, missing, without, tuple(evict), tuple(spared))
-            if admission is not None:
-                return admission
-    raise BlockedError(f"{need} bytes fit, but not around the tensors that running queries hold")
 
+    def __init__(self, capacity_bytes: int, extents: Mapping[str, Extent], budget_bytes: int | None = None) -> None:
+        self.extents = extents
+        self.footprints = {name: footprint_bytes(extent.nbytes) for name, extent in extents.items()}
+        self._holds: Counter[str] = Counter()
+        self.resize(capacity_bytes, budget_bytes)
 
-def plan_prefetch(view: ArenaView, needed: Collection[str], evict: Collection[str]) -> Admission:
-    """How all that is `needed` becomes resident, `evict` forgotten, with nothing cancelled or moved for it.
+    def resize(self, capacity_bytes: int, budget_bytes: int | None, kept: Mapping[str, Extent] | None = None) -> None:
+        """Forget everything and start over in a range of this size, in which `kept` tensors already lie."""
+        if capacity_bytes < 0:
+            raise ValueError(f"an arena cannot have {capacity_bytes} bytes")
+        self.capacity_bytes = capacity_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        self.budget_bytes = self.capacity_bytes if budget_bytes is None else budget_bytes
+        self.placed = dict(kept or {})
+        self.resident_bytes, self.workspace_bytes = self._footprint(self.placed), 0
+        self._holds.clear()
+        self._prefetched: dict[str, None] = {}
+        self._free = FreeList.between(self.placed.values(), self.capacity_bytes)
 
-    Raises NoSpaceError when it does not fit so, and what `check_evictable` raises.
-    """
-    check_evictable(view, evict, needed)
-    missing = _missing(view, needed)
-    if not missing and not evict:
-        return NOTHING_TO_DO
-    gone, need = set(evict), _occupied_bytes(view, missing)
-    fits = _excess_bytes(view, need, 0, gone) <= 0
-    admission = _place_in_gaps(view, missing, gone, tuple(evict), ()) if fits else None
-    if admission is None:
-        raise NoSpaceError(f"no room for {need} bytes beside what stays")
-    return admission
+    @property
+    def resident(self) -> frozenset[str]:
+        """The names of all resident tensors, prefetched ones included."""
+        return frozenset(self.placed)
 
+    @property
+    def prefetched(self) -> tuple[str, ...]:
+        """The tensors that no query has asked for yet, in the order they came."""
+        return tuple(self._prefetched)
 
-def check_evictable(view: ArenaView, evict: Iterable[str], needed: Collection[str] = ()) -> None:
-    """ValueError when a tensor to be evicted is held or needed, KeyError when it is not resident."""
-    for name in evict:
-        if view.holds(name):
-            raise ValueError(f"{name} is held by a running query")
-        if name in needed:
-            raise ValueError(f"{name} is to be evicted and needed")
-        view.placed[name]
+    @property
+    def free(self) -> tuple[tuple[int, int], ...]:
+        """The free spans (start, end) of the range."""
+        return tuple(self._free.spans)
 
+    def exceeds(self, workspace_bytes: int) -> bool:
+        """Whether the whole range, with this workspace and those of what runs already, exceeds the budget."""
+        return self.capacity_bytes + self.workspace_bytes + workspace_bytes > self.budget_bytes
 
-def _missing(view: ArenaView, needed: Iterable[str]) -> list[str]:
-    """Those that are not resident, in stored order."""
-    placed, extents = view.placed, view.extents
-    missing = [name for name in needed if name not in placed]
-    missing.sort(key=extents.__getitem__)
-    return missing
+    def __contains__(self, name: str) -> bool:
+        """Whether a tensor is resident."""
+        return name in self.placed
 
+    def missing(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those of the names that are not resident, each once, in the order given."""
+        return tuple(name for name in dict.fromkeys(names) if name not in self.placed)
 
-def _occupied_bytes(view: ArenaView, names: Iterable[str]) -> int:
-    return sum(map(view.footprints.__getitem__, names))
+    def holds(self, name: str) -> int:
+        """How many queries hold a tensor."""
+        return self._holds[name]
 
+    def admit(self, names: Iterable[str], workspace_bytes: int = 0, evict: Collection[str] = ()) -> Admission:
+        """Forget `evict` and give every one of the names that is not resident a place, all or nothing.
 
-def _excess_bytes(view: ArenaView, need: int, workspace_bytes: int, gone: Collection[str]) -> int:
-    """Bytes by which the budget or the range is exceeded once `gone` is forgotten and `need` more are resident."""
-    resident = view.resident_bytes - _occupied_bytes(view, gone) + need
-    return max(resident + view.workspace_bytes + workspace_bytes - view.budget_bytes, resident - view.capacity_bytes)
+        Afterwards `workspace_bytes` are free beside what runs already. What fits by its bytes succeeds: prefetched
+        tensors are cancelled as far as the budget requires, newest first, then tensors that no query holds are moved.
+        Raises NoSpaceError when it does not fit by its bytes, BlockedError when held tensors leave no gap, and what
+        `evict` raises.
+        """
+        needed = dict.fromkeys(names)
+        self._apply(admission := self._plan(needed, workspace_bytes, evict))
+        self._clear_prefetched(needed)
+        return admission
 
+    def admit_prefetch(self, names: Iterable[str], evict: Collection[str] = ()) -> Admission:
+        """The same for tensors that no query needs yet: they count as prefetched, and get only what is free.
 
-def _pick_spare(spare: Iterable[str], footprints: Mapping[str, int], excess: int) -> list[str] | None:
-    """The first of the spare tensors that free so many bytes; None if all of them don't."""
-    chosen = []
-    for name in spare:
-        if excess <= 0:
-            break
-        chosen.append(name)
-        excess -= footprints[name]
-    return chosen if excess <= 0 else None
+        Nothing is cancelled or moved for them: NoSpaceError when they do not fit so.
+        """
+        needed = dict.fromkeys(names)
+        self._check_evictable(evict, needed)
+        missing, admission = self._missing_as_stored(needed), NOTHING_TO_DO
+        if missing or evict:
+            need = self._footprint(missing)
+            found = None if self._excess(need, 0, evict) > 0 else self._place_in_gaps(missing, evict, ())
+            if found is None:
+                raise NoSpaceError(f"no room for {need} bytes beside what stays")
+            admission = found
+        self._apply(admission)
+        self._prefetched.update(dict.fromkeys(admission.placed))
+        return admission
 
+    def evict(self, names: Iterable[str]) -> None:
+        """Forget tensors, all or none. ValueError when one is held; KeyError when one is not resident."""
+        names = tuple(names)
+        self._check_evictable(names)
+        self._free.add(self._spans(names))
+        self._forget(names)
 
-def _place_in_gaps(
-    view: ArenaView, missing: Sequence[str], gone: Collection[str], evicted: tuple[str, ...], cancelled: tuple[str, ...]
-) -> Admission | None:
-    """Places in the present gaps once `gone` is forgotten; None when the tensors fit nowhere."""
-    free = FreeList(view.free)
-    starts = [(view.placed[name].offset, view.footprints[name]) for name in gone]
-    free.add((start, start + size) for start, size in starts)
-    return _place(view, missing, free, evicted, cancelled, ())
+    def hold(self, names: Iterable[str], workspace_bytes: int = 0) -> None:
+        """Count a query that runs with these tensors and this workspace; they are no longer prefetched.
 
+        KeyError when one is not resident and NoSpaceError when the budget would be exceeded; nothing is counted then.
+        """
+        names = tuple(names)
+        for name in names:
+            self.placed[name]
+        if self.resident_bytes + self.workspace_bytes + workspace_bytes > self.budget_bytes:
+            raise NoSpaceError(f"{workspace_bytes} bytes of workspace pass the budget of {self.budget_bytes}")
+        self._holds.update(names)
+        self.workspace_bytes += workspace_bytes
+        self._clear_prefetched(names)
 
-def _place_after_compaction(
-    view: ArenaView, missing: Sequence[str], gone: Collection[str], evicted: tuple[str, ...], cancelled: tuple[str, ...]
-) -> Admission | None:
-    """Places in the one gap that moving the fewest bytes makes; None when held tensors prevent it."""
-    stay = {name: placed for name, placed in view.placed.items() if name not in gone}
-    held = [name for name in stay if view.holds(name)]
-    moves = plan_compaction(stay, held, view.capacity_bytes, _occupied_bytes(view, missing))
-    stay.update((move.name, ArenaSpan(move.target, move.nbytes)) for move in moves)
-    free = FreeList.between(stay.values(), view.capacity_bytes)
-    return _place(view, missing, free, evicted, cancelled, moves)
+    def release(self, names: Iterable[str], workspace_bytes: int = 0) -> None:
+        """Take back one `hold` of the same names and workspace."""
+        self.workspace_bytes -= workspace_bytes
+        self._holds.subtract(names)
 
+    def _plan(self, needed: Collection[str], workspace_bytes: int, evict: Collection[str]) -> Admission:
+        self._check_evictable(evict, needed)
+        missing = self._missing_as_stored(needed)
+        if not missing and not evict and self._excess(0, workspace_bytes, ()) <= 0:
+            return NOTHING_TO_DO
+        need = self._footprint(missing)
+        spare = [name for name in reversed(self._prefetched) if name not in needed and name not in evict]
+        excess, cancelled = self._excess(need, workspace_bytes, evict), list[str]()
+        for name in spare:
+            if excess > 0:
+                cancelled.append(name)
+                excess -= self.footprints[name]
+        if excess > 0:
+            raise NoSpaceError(
+                f"no room for {need} bytes and {workspace_bytes} of workspace: {self.resident_bytes} are resident and "
+                f"{self.workspace_bytes} in use, the budget is {self.budget_bytes}, the arena has {self.capacity_bytes}"
+            )
+        for spared in (cancelled, spare):
+            for place in (self._place_in_gaps, self._place_after_compaction):
+                if (admission := place(missing, evict, spared)) is not None:
+                    return admission
+        raise BlockedError(f"{need} bytes fit, but not around the tensors that running queries hold")
 
-def _place(
-    view: ArenaView,
-    missing: Sequence[str],
-    free: FreeList,
-    evicted: tuple[str, ...],
-    cancelled: tuple[str, ...],
-    moves: tuple[Move, ...],
-) -> Admission | None:
-    """The admission with each placed run as one copy, in stored order."""
-    extents = view.extents
-    runs = place_runs(free, stored_runs(missing, extents), view.footprints)
-    if runs is None:
-        return None
-    placed = {name: ArenaSpan(0, 0) for name in missing if not extents[name].nbytes}
-    copies = []
-    for start, run in sorted(runs, key=lambda one: extents[one[1][0]].offset):
-        source, ends = extents[run[0]].offset, []
-        for name in run:
-            offset, nbytes = extents[name]
-            placed[name] = ArenaSpan(start + offset - source, nbytes)
-            ends.append(offset + nbytes - source)
-        copies.append(Copy(source, start, ends[-1], tuple(run), tuple(ends)))
-    return Admission(evicted, cancelled, moves, tuple(copies), placed, free)
+    def _check_evictable(self, evict: Iterable[str], needed: Collection[str] = ()) -> None:
+        for name in evict:
+            if self.holds(name):
+                raise ValueError(f"{name} is held by a running query")
+            if name in needed:
+                raise ValueError(f"{name} is to be evicted and needed")
+            self.placed[name]
+
+    def _missing_as_stored(self, needed: Iterable[str]) -> list[str]:
+        return sorted(self.missing(needed), key=self.extents.__getitem__)
+
+    def _footprint(self, names: Iterable[str]) -> int:
+        return sum(map(self.footprints.__getitem__, names))
+
+    def _spans(self, names: Iterable[str]) -> list[tuple[int, int]]:
+        return [(self.placed[name].offset, self.placed[name].end) for name in names]
+
+    def _excess(self, need: int, workspace_bytes: int, gone: Iterable[str]) -> int:
+        """Bytes by which the budget or the range is exceeded once `gone` is forgotten and `need` more are resident."""
+        resident = self.resident_bytes - self._footprint(gone) + need
+        used = resident + self.workspace_bytes + workspace_bytes
+        return max(used - self.budget_bytes, resident - self.capacity_bytes)
+
+    def _place_in_gaps(
+        self, missing: Sequence[str], evict: Collection[str], cancelled: Collection[str]
+    ) -> Admission | None:
+        """Places in the present gaps; None when the tensors fit nowhere."""
+        free = FreeList(self._free.spans)
+        free.add(self._spans((*evict, *cancelled)))
+        return self._place(missing, free, Admission(tuple(evict), tuple(cancelled)))
+
+    def _place_after_compaction(
+        self, missing: Sequence[str], evict: Collection[str], cancelled: Collection[str]
+    ) -> Admission | None:
+        """Places in the one gap that moving the fewest bytes makes; None when held tensors prevent it."""
+        gone = {*evict, *cancelled}
+        stay = {name: placed for name, placed in self.placed.items() if name not in gone}
+        held = {name for name in stay if self.holds(name)}
+        moves = plan_compaction(stay, held, self.capacity_bytes, self._footprint(missing))
+        stay.update((move.name, Extent(move.target, move.nbytes)) for move in moves)
+        free = FreeList.between(stay.values(), self.capacity_bytes)
+        return self._place(missing, free, Admission(tuple(evict), tuple(cancelled), moves))
+
+    def _place(self, missing: Sequence[str], free: FreeList, change: Admission) -> Admission | None:
+        """The change with each placed run as one copy, in stored order."""
+        runs = place_runs(free, stored_runs(missing, self.extents), self.footprints)
+        if runs is None:
+            return None
+        placed = {name: Extent(0, 0) for name in missing if not self.extents[name].nbytes}
+        copies = []
+        for start, run in sorted(runs, key=lambda one: self.extents[one[1][0]].offset):
+            source, ends = self.extents[run[0]].offset, []
+            for name in run:
+                offset, nbytes = self.extents[name]
+                placed[name] = Extent(start + offset - source, nbytes)
+                ends.append(offset + nbytes - source)
+            copies.append(Copy(source, start, ends[-1], tuple(run), tuple(ends)))
+        return replace(change, copies=tuple(copies), placed=placed, free=free)
+
+    def _apply(self, admission: Admission) -> None:
+        if admission.free is None:
+            return
+        self._forget((*admission.evicted, *admission.cancelled))
+        self._free = admission.free
+        self.placed.update((move.name, Extent(move.target, move.nbytes)) for move in admission.moves)
+        self.placed.update(admission.placed)
+        self.resident_bytes += self._footprint(admission.placed)
+
+    def _forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.resident_bytes -= self.footprints[name]
+            del self.placed[name]
+            self._prefetched.pop(name, None)
+
+    def _clear_prefetched(self, names: Iterable[str]) -> None:
+        for name in names if self._prefetched else ():
+            self._prefetched.pop(name, None)

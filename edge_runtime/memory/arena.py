@@ -8,11 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from edge_runtime.memory.allocator import ALIGNMENT_BYTES, Admission, ArenaSpan, Copy, Move, NoSpaceError
-from edge_runtime.memory.memory_format import Kinds, Layouts, changes_order, reorder, tensor_view
-from edge_runtime.memory.residency import Residency
-from edge_runtime.memory.store import Store
-from edge_runtime.memory.transfer import StagedBuffer, Transfer, TransferBackend, is_integrated
+from edge_runtime.memory.allocator import ALIGNMENT_BYTES, Admission, Extent, Move, NoSpaceError, Residency
+from edge_runtime.memory.store import Kinds, Layouts, Store, changes_order, reorder, tensor_view
+from edge_runtime.memory.transfer import StagedStore, Transfer, TransferBackend, is_integrated
 
 TensorOf = Callable[[str], Tensor]
 """Gives a resident tensor by its content name: a view of the arena."""
@@ -61,20 +59,18 @@ class TensorViews:
 
     def tensor(self, name: str, offset: int) -> Tensor:
         """The tensor at this place; the same object while it stays at, or returns to, its place."""
-        place = name, offset
-        view = self._views.get(place)
+        view = self._views.get((name, offset))
         if view is None:
             dtype, shape = self._kinds[name]
             view = tensor_view(self._memory_as(dtype), offset, shape, name in self._layouts)
             if len(self._views) >= VIEWS_PER_TENSOR * len(self._kinds):
                 self._views.clear()
-            self._views[place] = view
+            self._views[name, offset] = view
         return view
 
-    def expect(self, names: frozenset[str], placed: Mapping[str, ArenaSpan]) -> None:
+    def expect(self, names: frozenset[str], placed: Mapping[str, Extent]) -> None:
         """Note where tensors will arrive."""
-        for name in self._to_reorder & names:
-            self._as_stored[name] = placed[name].offset
+        self._as_stored.update((name, placed[name].offset) for name in self._to_reorder & names)
 
     def finish_arrival(self, names: Iterable[str]) -> None:
         """Reorder those of these tensors that have arrived as stored."""
@@ -95,75 +91,6 @@ class TensorViews:
         return self._memory[dtype]
 
 
-class PendingLoads:
-    """Transfers that are not finished, in the order they were begun.
-
-    Counts the stored bytes that arrived (`bytes_moved`) and the seconds that the copies took (`load_s`).
-    """
-
-    def __init__(self, transfer: TransferBackend, residency: Residency, views: TensorViews) -> None:
-        self._transfer, self.residency, self._views = transfer, residency, views
-        self._under_way: list[Transfer] = []
-        self.bytes_moved = 0
-        self.load_s = 0.0
-
-    @property
-    def names(self) -> frozenset[str]:
-        """The tensors that may still be on their way."""
-        return frozenset().union(*(transfer.names for transfer in self._under_way))
-
-    def begin(self, copies: Sequence[Copy], waits: bool = False, beside: bool = False) -> None:
-        """Begin copies, after those begun before (see `TransferBackend.start`)."""
-        transfer = self._transfer.start(copies, waits, beside)
-        self._under_way.append(transfer)
-        self._views.expect(transfer.names, self.residency.placed)
-
-    def arriving(self, names: Iterable[str]) -> bool:
-        """Whether any of these tensors may still be on its way."""
-        return any(not transfer.names.isdisjoint(names) for transfer in self._under_way)
-
-    def wait(self, names: Iterable[str]) -> None:
-        """Return when what is started next may read these tensors; OSError when their bytes could not be read."""
-        names = tuple(names)
-        for transfer in self._under_way:
-            transfer.wait(names)
-        self._views.finish_arrival(names)
-
-    def finish(self, names: Collection[str] | None = None) -> None:
-        """Wait for all transfers, or for those that bring any of these names.
-
-        OSError when bytes could not be read: what did not arrive is no longer resident.
-        """
-        for transfer in list(self._under_way):
-            if names is None or not transfer.names.isdisjoint(names):
-                try:
-                    transfer.finish()
-                finally:
-                    self._end(transfer)
-
-    def keep_only(self, wanted: Collection[str]) -> None:
-        """Cancel what brings anything but these tensors, and what failed, so that it is read again."""
-        for transfer in list(self._under_way):
-            if transfer.failed or not transfer.names <= frozenset(wanted):
-                self._end(transfer)
-
-    def cancel(self) -> None:
-        """Cancel all transfers."""
-        for transfer in list(self._under_way):
-            self._end(transfer)
-
-    def _end(self, transfer: Transfer) -> None:
-        """Begin nothing more of a transfer, count what arrived, and forget what did not."""
-        transfer.cancel()
-        self._under_way.remove(transfer)
-        lost = transfer.missing_tensors()
-        self.load_s += transfer.seconds()
-        self.bytes_moved += sum(self.residency.extents[name].nbytes for name in transfer.names - lost)
-        self.residency.evict(lost)
-        self._views.forget(lost)
-        self._views.finish_arrival(transfer.names)
-
-
 def transfer_backend(device: str | torch.device, store: Store, capacity_bytes: int) -> TransferBackend:
     """The backend of a device: "cpu", or "cuda" with memory of its own or shared with the CPU (Jetson).
 
@@ -173,11 +100,11 @@ def transfer_backend(device: str | torch.device, store: Store, capacity_bytes: i
     if device.type == "cpu":
         from edge_runtime.memory.transfer_cpu import CpuTransferBackend
 
-        return CpuTransferBackend.for_store(store, capacity_bytes)
-    from edge_runtime.memory.transfer_cuda import CudaTransferBackend, unified_backend
+        return CpuTransferBackend(store, capacity_bytes)
+    from edge_runtime.memory.transfer_cuda import CudaTransferBackend, UnifiedTransferBackend
 
     if is_integrated(device) and store.file is not None:
-        return unified_backend(store, capacity_bytes, device)
+        return UnifiedTransferBackend(store, capacity_bytes, device)
     return CudaTransferBackend(store, capacity_bytes, device)
 
 
@@ -207,21 +134,13 @@ class Arena:
         self.transfer.set_layouts(layouts)
         self.transfer.set_memory_limit(budget_bytes)
         self._views = TensorViews(store.kinds, layouts, self.transfer)
-        self._loads = PendingLoads(self.transfer, self.residency, self._views)
+        self._under_way: list[Transfer] = []
         self._bound: dict[Bindable, int] = {}
         # Counts the times that anything was given a place.
         self._placed = 0
-        self.swaps = self.prefetches = self.compactions = self.compacted_bytes = self.max_resident_bytes = 0
-
-    @property
-    def bytes_moved(self) -> int:
-        """The stored bytes that arrived so far."""
-        return self._loads.bytes_moved
-
-    @property
-    def load_s(self) -> float:
-        """The seconds that copies took so far."""
-        return self._loads.load_s
+        self.bytes_moved = self.swaps = self.prefetches = 0
+        self.compactions = self.compacted_bytes = self.max_resident_bytes = 0
+        self.load_s = 0.0
 
     def change(self, evict: Collection[str], load: Sequence[str]) -> int:
         """Forget the tensors of `evict`, then bring in those of `load`; returns the bytes moved once they are there."""
@@ -235,12 +154,14 @@ class Arena:
     ) -> bool:
         """Begin to make these tensors resident, with room for a workspace; whether anything has to be moved.
 
-        `evict` goes first, as far as it is resident. A prefetch of anything else is cancelled. What is resident stays
-        where it is, unless no gap is large enough for what is missing. `waits` says that `finish` comes next. Raises
-        what `Residency.admit` raises.
+        `evict` goes first, as far as it is resident. A prefetch of anything else is cancelled, and what failed is read
+        again. What is resident stays where it is, unless no gap is large enough for what is missing. `waits` says that
+        `finish` comes next. Raises what `Residency.admit` raises.
         """
         wanted = dict.fromkeys(names)
-        self._loads.keep_only(wanted)
+        for transfer in list(self._under_way):
+            if transfer.failed or not transfer.names <= wanted.keys():
+                self._end(transfer)
         resident = [name for name in evict if name in self.residency]
         admission = self.residency.admit(wanted, workspace_bytes, resident)
         self._placed += bool(admission.copies or admission.moves)
@@ -262,8 +183,7 @@ class Arena:
         """
         wanted = dict.fromkeys(names)
         resident = [name for name in evict if name in self.residency]
-        under_way = self._loads.names
-        if any(self.residency.holds(name) or name in wanted or name in under_way for name in resident):
+        if self.arriving(resident) or any(self.residency.holds(name) or name in wanted for name in resident):
             return False
         try:
             admission = self.residency.admit_prefetch(wanted, resident)
@@ -299,22 +219,31 @@ class Arena:
 
     def arriving(self, names: Iterable[str]) -> bool:
         """Whether any of these tensors may still be on its way."""
-        return self._loads.arriving(names)
+        names = tuple(names)
+        return any(not transfer.names.isdisjoint(names) for transfer in self._under_way)
 
     def wait(self, names: Iterable[str]) -> None:
         """Return when what is started next may read these tensors; OSError when their bytes could not be read."""
-        self._loads.wait(names)
+        names = tuple(names)
+        for transfer in self._under_way:
+            transfer.wait(names)
+        self._views.finish_arrival(names)
 
     def finish(self, names: Collection[str] | None = None) -> None:
         """Wait for all loads under way, or for those that bring any of these names.
 
         OSError when bytes could not be read: what did not arrive is no longer resident.
         """
-        self._loads.finish(names)
+        for transfer in list(self._under_way):
+            if names is None or not transfer.names.isdisjoint(names):
+                try:
+                    transfer.finish()
+                finally:
+                    self._end(transfer)
 
     def tensor(self, name: str) -> Tensor:
         """A resident tensor as a view of the arena; the same object while it stays at, or returns to, its place."""
-        return self._views.tensor(name, self.residency.placement(name).offset)
+        return self._views.tensor(name, self.residency.placed[name].offset)
 
     def synchronise(self) -> None:
         """Wait until the device has done all it was given; loads may still be under way."""
@@ -326,9 +255,7 @@ class Arena:
         The old memory is only freed once no view of it is left: unbind the engines first. ValueError while a query
         runs.
         """
-        self._refuse_while_running()
-        self._loads.cancel()
-        self._bound.clear()
+        self._forget_transfers()
         self.layouts = self.layouts if layouts is None else layouts
         self._views.reset(self.store.kinds, self.layouts)
         # Until the memory is there nothing fits; should it not come, another attempt may find some.
@@ -338,74 +265,83 @@ class Arena:
         self.transfer.set_layouts(self.layouts)
         self.residency.resize(capacity_bytes, budget_bytes)
 
-    def prepare(
-        self, store: Store, capacity_bytes: int, max_bytes: int, budget_bytes: int, layouts: Layouts
-    ) -> StagedBuffer:
+    def prepare(self, store: Store, capacity_bytes: int, max_bytes: int, layouts: Layouts) -> StagedStore:
         """Prepare to take over another store, with `capacity_bytes` at least and `max_bytes` at most; from any thread.
 
         The memory stays as it is where its size is in that range. Raises what `TransferBackend.prepare` raises.
         """
         fits = capacity_bytes <= self.residency.capacity_bytes <= max_bytes
         wanted = None if fits else capacity_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-        return self.transfer.prepare(store, wanted, budget_bytes, layouts)
+        return StagedStore(self.transfer.prepare(store, layouts), wanted)
 
-    def take_over(self, staged: StagedBuffer, store: Store, budget_bytes: int, layouts: Layouts) -> None:
+    def take_over(self, staged: StagedStore, store: Store, budget_bytes: int, layouts: Layouts) -> None:
         """Continue with what was prepared: resident tensors that the other store has too, in the same format, stay.
 
-        Engines that are bound must not run any more; where there is other memory, unbind them first, so that the old
-        is freed. ValueError while a query runs.
+        Where the memory changes its size, they stay if the old and the new one fit the budget together. Engines that
+        are bound must not run any more; where the size changes, unbind them first, so that the old memory is freed.
+        ValueError while a query runs.
         """
-        self._refuse_while_running()
-        self._loads.cancel()
-        self._bound.clear()
+        self._forget_transfers()
         self._placed += 1
-        before = self.residency
-        stay = sorted(
-            ((name, at) for name, at in before.placed.items() if staged.keeps and self._same(name, store, layouts)),
-            key=lambda one: one[1].offset,
-        )
-        self.store, self.layouts = store, layouts
-        if staged.capacity_bytes is None:
-            capacity_bytes, kept, moves = before.capacity_bytes, dict(stay), []
-        else:
+        before, moves = self.residency, list[Move]()
+        kept = {
+            name: at
+            for name, at in before.placed.items()
+            if name in store.kinds and (name in layouts) == (name in self.layouts)
+        }
+        capacity_bytes = before.capacity_bytes
+        if staged.capacity_bytes is not None:
             capacity_bytes = staged.capacity_bytes
-            kept, moves = _packed_to_start(stay, capacity_bytes)
+            both_fit = before.capacity_bytes + capacity_bytes <= budget_bytes
+            kept, moves = _pack_to_start(kept if both_fit else {}, capacity_bytes)
+        self.store, self.layouts = store, layouts
         self._views.reset(store.kinds, layouts)
         # Until the memory is there nothing fits, as in `resize`.
-        self.residency = self._loads.residency = Residency(0, store.extents, budget_bytes)
+        self.residency = Residency(0, store.extents, budget_bytes)
         self.transfer.set_memory_limit(budget_bytes)
-        self.transfer.take(staged, moves)
-        self.residency.resize(capacity_bytes, budget_bytes)
-        self.residency.adopt(kept)
+        self.transfer.take(staged.source, staged.capacity_bytes, moves)
+        self.residency.resize(capacity_bytes, budget_bytes, kept)
 
     def close(self) -> None:
-        """End threads and close files; the memory is freed with the last view."""
-        self._loads.cancel()
+        """End threads; the memory is freed with the last view."""
+        for transfer in list(self._under_way):
+            self._end(transfer)
         self.transfer.close()
 
-    def _same(self, name: str, store: Store, layouts: Layouts) -> bool:
-        return name in store.kinds and (name in layouts) == (name in self.layouts)
-
-    def _refuse_while_running(self) -> None:
+    def _forget_transfers(self) -> None:
         if any(map(self.residency.holds, self.residency.resident)):
             raise ValueError("an arena cannot be resized or take over another store while a query runs")
+        for transfer in list(self._under_way):
+            self._end(transfer)
+        self._bound.clear()
 
     def _begin(self, admission: Admission, waits: bool = False, beside: bool = False) -> bool:
-        """Begin the copies; whether there are any."""
+        """Begin the copies, after those begun before; whether there are any."""
         if admission.copies:
-            self._loads.begin(admission.copies, waits, beside)
+            transfer = self.transfer.start(admission.copies, waits, beside)
+            self._under_way.append(transfer)
+            self._views.expect(transfer.names, self.residency.placed)
         self.max_resident_bytes = max(self.max_resident_bytes, self.residency.resident_bytes)
         return bool(admission.copies)
 
+    def _end(self, transfer: Transfer) -> None:
+        """Begin nothing more of a transfer, count what arrived, and forget what did not."""
+        transfer.cancel()
+        self._under_way.remove(transfer)
+        lost = transfer.missing_tensors()
+        self.load_s += transfer.seconds()
+        self.bytes_moved += sum(self.residency.extents[name].nbytes for name in transfer.names - lost)
+        self.residency.evict(lost)
+        self._views.forget(lost)
+        self._views.finish_arrival(transfer.names)
 
-def _packed_to_start(
-    stay: Iterable[tuple[str, ArenaSpan]], capacity_bytes: int
-) -> tuple[dict[str, ArenaSpan], list[Move]]:
+
+def _pack_to_start(kept: Mapping[str, Extent], capacity_bytes: int) -> tuple[dict[str, Extent], list[Move]]:
     """Tensors one behind the other from the start, as many as fit, and the moves that bring them there."""
-    kept, moves, end = {}, [], 0
-    for name, at in stay:
-        place = ArenaSpan(end, at.nbytes)
+    packed, moves, end = dict[str, Extent](), list[Move](), 0
+    for name, at in sorted(kept.items(), key=lambda one: one[1].offset):
+        place = Extent(end, at.nbytes)
         if place.end <= capacity_bytes:
-            kept[name], end = place, place.end
+            packed[name], end = place, place.end
             moves.append(Move(name, at.offset, place.offset, at.nbytes))
-    return kept, moves
+    return packed, moves

@@ -1,20 +1,30 @@
-"""The store: a bundle's tensors as bytes at known places, and readers that bring them into memory of the CPU."""
+"""The store: a bundle's tensors as bytes at known places, and the formats in which convolution weights lie in memory.
+
+PyTorch's convolutions reorder a weight that is not in the format of their kernel, in every run. The arena reorders it
+once, in place, when it has arrived; a GPU's pinned copy of the bundle is reordered before (docs/engines.md).
+"""
 
 from __future__ import annotations
 
-import errno
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from edge_runtime.memory.allocator import Extent, footprint_bytes
+from edge_runtime.memory.allocator import Extent
 from models.bundle import Bundle
 from models.bundle.format import BundleFile
+from models.quantization import WIDE
+
+Kind = tuple[torch.dtype, tuple[int, ...]]
+"""The dtype and shape of a tensor."""
+Kinds = Mapping[str, Kind]
+Layouts = Collection[str]
+"""The names of the tensors that are channels last; all others are as stored."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +36,7 @@ class Store:
     """
 
     extents: Mapping[str, Extent]
-    kinds: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+    kinds: Kinds
     data: np.ndarray
     file: BundleFile | None = None
     data_start: int = 0
@@ -50,13 +60,12 @@ class Store:
             at = extents[name].end
         data = np.zeros(at, np.uint8)
         for name, tensor in tensors.items():
-            extent = extents[name]
-            raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-            data[extent.offset : extent.offset + extent.nbytes] = raw
+            offset, nbytes = extents[name]
+            data[offset : offset + nbytes] = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         return cls(extents, {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}, data)
 
     def read(self, source: int, into: np.ndarray) -> None:
-        """Copy stored bytes from `source` on into an array (uint8, contiguous).
+        """Copy stored bytes from `source` on into an array (uint8, contiguous), without the interpreter lock.
 
         OSError when they are gone, or not those that were verified.
         """
@@ -65,68 +74,48 @@ class Store:
         else:
             self.file.read(self.data_start + source, memoryview(into))  # type: ignore[arg-type]
 
-
-class StoreReader:
-    """Brings stored bytes into memory: `read(memory, target, source, nbytes)`; raises OSError when it can't.
-
-    It may write up to the next multiple of 512 bytes behind them, which no other tensor uses.
-    """
-
-    def read(self, memory: np.ndarray, target: int, source: int, nbytes: int) -> None:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Close the file."""
+    def drop_cached(self, source: int, nbytes: int) -> None:
+        """Drop these bytes from the page cache, so that no second copy stays in RAM."""
+        if self.file is not None:
+            os.posix_fadvise(self.file.descriptor, self.data_start + source, nbytes, os.POSIX_FADV_DONTNEED)
 
 
-class CopyReader(StoreReader):
-    """Copies out of the store, without the interpreter lock."""
+class WeightFormat(IntEnum):
+    """The format in which an engine takes convolution weights; the later one is faster to run, slower to load."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def read(self, memory: np.ndarray, target: int, source: int, nbytes: int) -> None:
-        self._store.read(source, memory[target : target + nbytes])
+    STORED = 0
+    CHANNELS_LAST = 1
 
 
-class DirectFileReader(StoreReader):
-    """Reads from storage straight into the memory, past the page cache, so that no second copy stays in RAM.
+def channels_last_layouts(kinds: Kinds) -> Layouts:
+    """The weights of two-dimensional convolutions, recognised by shape; packed ones are unpacked in their order."""
+    dtypes = (WIDE, torch.float16, torch.int8)
+    return frozenset(name for name, (dtype, shape) in kinds.items() if dtype in dtypes and len(shape) == 4)
 
-    Where a read shows that the file system, the device's alignment or the memory do not allow that, later reads go
-    through the page cache, whose pages are dropped after each. Making a reader touches no memory that kernels use.
-    """
 
-    def __init__(self, store: Store) -> None:
-        if store.file is None:
-            raise ValueError("a store in memory has no file")
-        self._start, self._store = store.data_start, store.file
-        self._file, self._direct = os.dup(store.file.descriptor), False
-        with suppress(OSError):
-            # The open file itself, whatever is at its path by now.
-            direct = os.open(f"/proc/self/fd/{self._file}", os.O_RDONLY | os.O_DIRECT)
-            os.dup2(direct, self._file)
-            os.close(direct)
-            self._direct = True
+def changes_order(shape: tuple[int, ...]) -> bool:
+    """Whether channels last differs from the stored order: not for 1x1 kernels, nor one input channel."""
+    return shape[1] > 1 and shape[2] * shape[3] > 1
 
-    def read(self, memory: np.ndarray, target: int, source: int, nbytes: int) -> None:
-        done, size = 0, footprint_bytes(nbytes)
-        while done < nbytes:
-            into = memoryview(memory[target + done : target + size])  # type: ignore[arg-type]
-            direct = self._direct
-            try:
-                read = os.preadv(self._file, [into], self._start + source + done)
-            except OSError:
-                if not direct:
-                    raise
-                os.dup2(self._store.descriptor, self._file)
-                self._direct = False
-                continue
-            if not read:
-                raise OSError(errno.EIO, "the bundle has become shorter")
-            done += read
-        self._store.check()
-        if not self._direct:
-            os.posix_fadvise(self._file, self._start + source, size, os.POSIX_FADV_DONTNEED)
 
-    def close(self) -> None:
-        os.close(self._file)
+def tensor_view(memory: Tensor, offset: int, shape: tuple[int, ...], channels_last: bool) -> Tensor:
+    """The tensor `offset` bytes into `memory`, which is seen as the tensor's dtype."""
+    strides = row_major_strides(shape)
+    if channels_last:
+        _, inner, height, width = shape
+        strides = height * width * inner, 1, width * inner, inner
+    return memory.as_strided(shape, strides, offset // memory.dtype.itemsize)
+
+
+def reorder(memory: Tensor, offset: int, shape: tuple[int, ...], to_channels_last: bool) -> None:
+    """Change the order of a tensor in place, from the stored order to channels last or back."""
+    before = tensor_view(memory, offset, shape, not to_channels_last).clone()
+    tensor_view(memory, offset, shape, to_channels_last).copy_(before)
+
+
+def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in elements of a tensor as stored."""
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * size)
+    return tuple(reversed(strides)) if shape else ()

@@ -9,13 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from edge_runtime.memory.allocator import Copy, Move
-from edge_runtime.memory.memory_format import Layouts
-from edge_runtime.memory.store import Store
+from edge_runtime.memory.store import Layouts, Store
 
 HIGH_PRIORITY = -1
 """Of the compute stream: computing goes before whatever else a GPU does."""
@@ -56,35 +54,20 @@ def on_compute_stream(device: torch.device, cuda: Any = torch.cuda) -> Iterator[
 
 
 @dataclass(frozen=True, eq=False)
-class StagedBuffer:
-    """What a backend has prepared to take over another store: its `source`, and other memory where it needs that.
-
-    `memory` is the memory as engines and as the CPU see it; `capacity_bytes` its size. With a capacity and no memory
-    yet, contents are lost.
-    """
+class StagedStore:
+    """What a backend has prepared to take over: the `source` of another store, and the memory's size if it changes."""
 
     source: Any
     capacity_bytes: int | None = None
-    memory: tuple[Tensor, np.ndarray] | None = None
-
-    @property
-    def keeps(self) -> bool:
-        """Whether resident tensors can stay."""
-        return self.capacity_bytes is None or self.memory is not None
 
 
 class Transfer(Protocol):
-    """Copies under way, in load order."""
+    """Copies under way, in load order: `names` are the tensors they bring, `failed` whether bytes could not be read."""
 
     @property
-    def names(self) -> frozenset[str]:
-        """The tensors it brings."""
-        ...
-
+    def names(self) -> frozenset[str]: ...
     @property
-    def failed(self) -> bool:
-        """Whether bytes could not be read."""
-        ...
+    def failed(self) -> bool: ...
 
     def wait(self, names: Iterable[str]) -> None:
         """Return when what the caller starts next may read these tensors; names not of this transfer are there.
@@ -113,13 +96,11 @@ class Transfer(Protocol):
 class TransferBackend(ABC):
     """The memory of one arena and the way into it.
 
-    `overlaps`: moving weights while a query runs is worth it. `reads_file`: bytes come from the bundle's file, not from
-    a copy in memory. `reorders`: that copy is in the format that tensors are wanted in, so none is reordered on
-    arrival.
+    `overlaps`: moving weights while a query runs is worth it. `reorders`: bytes come from a copy of the bundle in the
+    format that tensors are wanted in, so none is reordered on arrival.
     """
 
     overlaps = False
-    reads_file = True
     reorders = False
     memory: Tensor
 
@@ -153,26 +134,26 @@ class TransferBackend(ABC):
         """Free the memory and what the device keeps for reuse, then take this much; contents are lost."""
 
     @abstractmethod
-    def prepare(self, store: Store, capacity_bytes: int | None, budget_bytes: int, layouts: Layouts) -> StagedBuffer:
-        """Prepare to take over another store, in other memory where a capacity is given; from any thread.
+    def prepare(self, store: Store, layouts: Layouts) -> Any:
+        """The source of another store, for `take` or `drop`; from any thread. Touches no memory that kernels use.
 
-        Raises RuntimeError or MemoryError when the device has no such memory, OSError when the store cannot be read.
+        Raises RuntimeError or MemoryError when the device has no memory for it, OSError when it cannot be read.
         """
 
     @abstractmethod
-    def take(self, staged: StagedBuffer, kept: Sequence[Move]) -> None:
-        """Take over what was prepared; into other memory these tensors are copied, in this order.
+    def take(self, source: Any, capacity_bytes: int | None, kept: Sequence[Move]) -> None:
+        """Load from this source from now on; into memory of another size `kept` tensors are copied, in this order.
 
-        Nothing is under way, and no view of the old memory is used any more.
+        Without kept tensors the old memory is freed first. Nothing is under way, and no view of it is used any more.
         """
 
     @abstractmethod
-    def drop(self, staged: StagedBuffer) -> None:
-        """Free what was prepared and is not needed."""
+    def drop(self, source: Any) -> None:
+        """Free a source that is not needed."""
 
     @abstractmethod
     def close(self) -> None:
-        """End threads and close files."""
+        """End threads and free what is not memory of torch."""
 
 
 def is_integrated(device: torch.device) -> bool:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,9 @@ import torch
 from torch import Tensor
 
 from edge_runtime.memory.allocator import Copy, Move, footprint_bytes
-from edge_runtime.memory.memory_format import Layouts, changes_order, reorder
-from edge_runtime.memory.store import DirectFileReader, Store
-from edge_runtime.memory.transfer import StagedBuffer, TransferBackend
-from edge_runtime.memory.transfer_cpu import READ_THREADS, CpuTransferBackend
+from edge_runtime.memory.store import Layouts, Store, changes_order, reorder
+from edge_runtime.memory.transfer import TransferBackend
+from edge_runtime.memory.transfer_cpu import CpuTransferBackend
 
 ALLOCATOR_SLACK_BYTES = 128 * 2**20
 """What torch's allocator may hold beyond what it gives out: it takes 2 or 20 MiB at a time, per stream."""
@@ -28,7 +26,6 @@ BOUNCE_BYTES = 16 * 2**20
 """Compaction moves bytes through a buffer of this size, since source and target may overlap."""
 _ATTACH_GLOBAL = 1  # CU_MEM_ATTACH_GLOBAL: any stream may use the memory
 _NO_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
-_CONCURRENT_MANAGED_ACCESS = 89  # CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
 
 log = logging.getLogger("gemel.run")
 
@@ -36,11 +33,13 @@ log = logging.getLogger("gemel.run")
 def set_allocator_limit(nbytes: int | None, device: torch.device, cuda: Any = torch.cuda) -> None:
     """Let torch's allocator give out so many bytes, None: all; beyond that it raises OutOfMemoryError.
 
-    `cuda` is torch.cuda, or a stand-in of tests.
+    Its cached blocks are freed first. `cuda` is torch.cuda, or a stand-in of tests.
     """
-    total = cuda.get_device_properties(device).total_memory
-    allowed = total if nbytes is None else min(total, nbytes + ALLOCATOR_SLACK_BYTES)
-    cuda.set_per_process_memory_fraction(allowed / total, device.index or 0)  # it takes no "cuda" without an index
+    total, allowed = cuda.get_device_properties(device).total_memory, 1.0
+    if nbytes is not None:
+        cuda.empty_cache()  # blocks of what was tried before the box serves
+        allowed = min(1.0, (nbytes + ALLOCATOR_SLACK_BYTES) / total)
+    cuda.set_per_process_memory_fraction(allowed, device.index or 0)  # it takes no "cuda" without an index
 
 
 class PinnedStore:
@@ -95,13 +94,11 @@ class CudaTransferBackend(TransferBackend):
     """
 
     overlaps = True
-    reads_file = False
     reorders = True
 
     def __init__(self, store: Store, capacity_bytes: int, device: torch.device, cuda: Any = torch.cuda) -> None:
         self._device, self._cuda = device, cuda
         self._stream = cuda.Stream(device)
-        self._budget_bytes: int | None = None
         self.memory = torch.empty(capacity_bytes, dtype=torch.uint8, device=device)
         self._stored = PinnedStore(store, device, cuda)
 
@@ -111,10 +108,7 @@ class CudaTransferBackend(TransferBackend):
 
     def set_memory_limit(self, budget_bytes: int | None) -> None:
         """See `TransferBackend.set_memory_limit`: by torch's allocator, which raises OutOfMemoryError beyond it."""
-        if budget_bytes is not None:
-            self._cuda.empty_cache()  # blocks of what was tried before the box serves
-        self._limit(budget_bytes)
-        self._budget_bytes = budget_bytes
+        set_allocator_limit(budget_bytes, self._device, self._cuda)
 
     def start(self, copies: Sequence[Copy], waits: bool = False, beside: bool = False) -> CudaTransfer:
         """Enqueue copies after those begun before, and return at once."""
@@ -159,41 +153,32 @@ class CudaTransferBackend(TransferBackend):
         self._cuda.empty_cache()
         self.memory = torch.empty(capacity_bytes, dtype=torch.uint8, device=self._device)
 
-    def prepare(self, store: Store, capacity_bytes: int | None, budget_bytes: int, layouts: Layouts) -> StagedBuffer:
-        """See `TransferBackend.prepare`; both memories exist together for a moment, where the budget allows it."""
+    def prepare(self, store: Store, layouts: Layouts) -> PinnedStore:
+        """See `TransferBackend.prepare`: the other bundle in pinned memory beside the present one."""
         stored = PinnedStore(store, self._device, self._cuda)
         stored.set_layouts(layouts)
-        memory = None
-        if capacity_bytes is not None and capacity_bytes + self.memory.numel() <= budget_bytes:
-            if self._budget_bytes is not None:
-                self._limit(max(budget_bytes, self._budget_bytes))
-            try:
-                memory = torch.empty(capacity_bytes, dtype=torch.uint8, device=self._device), np.empty(0, np.uint8)
-            except BaseException:
-                stored.close()
-                self._limit(self._budget_bytes)
-                raise
-        return StagedBuffer(stored, capacity_bytes, memory)
+        return stored
 
-    def take(self, staged: StagedBuffer, kept: Sequence[Move]) -> None:
+    def take(self, source: PinnedStore, capacity_bytes: int | None, kept: Sequence[Move]) -> None:
         """See `TransferBackend.take`."""
         self._cuda.synchronize(self._device)
-        before, self._stored = self._stored, staged.source
+        before, self._stored = self._stored, source
         before.close()
-        if staged.memory is not None:
-            memory, _ = staged.memory
-            for move in kept:
-                memory[move.target : move.target + move.nbytes] = self.memory[move.source : move.source + move.nbytes]
-            self.memory = memory
-            self._cuda.synchronize(self._device)
-            self._cuda.empty_cache()
-        elif staged.capacity_bytes is not None:
-            self.resize(staged.capacity_bytes)
+        if capacity_bytes is None:
+            return
+        if not kept:
+            self.resize(capacity_bytes)
+            return
+        memory = torch.empty(capacity_bytes, dtype=torch.uint8, device=self._device)
+        for move in kept:
+            memory[move.target : move.target + move.nbytes] = self.memory[move.source : move.source + move.nbytes]
+        self.memory = memory
+        self._cuda.synchronize(self._device)
+        self._cuda.empty_cache()
 
-    def drop(self, staged: StagedBuffer) -> None:
+    def drop(self, source: PinnedStore) -> None:
         """See `TransferBackend.drop`."""
-        staged.source.close()
-        self._limit(self._budget_bytes)
+        source.close()
 
     def close(self) -> None:
         """Unpin the host memory, and lift the limit."""
@@ -202,9 +187,6 @@ class CudaTransferBackend(TransferBackend):
 
     def _wait_for_compute(self) -> None:
         self._stream.wait_stream(self._cuda.current_stream(self._device))
-
-    def _limit(self, budget_bytes: int | None) -> None:
-        set_allocator_limit(budget_bytes, self._device, self._cuda)
 
 
 class CudaTransfer:
@@ -243,7 +225,6 @@ class CudaTransfer:
             self._waited = last
 
     def finish(self) -> None:
-        """Return when every tensor is there."""
         self._ended.synchronize()
 
     def cancel(self) -> None:
@@ -264,87 +245,52 @@ class CudaTransfer:
 
 
 class UnifiedTransferBackend(CpuTransferBackend):
-    """Reads from storage into memory that CPU and GPU share (Jetson).
+    """Reads from storage into memory that CPU and GPU share (Jetson): no copy through the host, none kept there.
 
-    The arena is not torch's memory: its allocator is limited to what the budget leaves beside it.
+    On Tegra up to Orin the CPU must not touch managed memory while a kernel runs (NVIDIA, "CUDA for Tegra", 3.3.1), so
+    loads do not overlap runs. It is managed and not pinned memory because the GPU caches only the former (3.1). It is
+    not torch's memory: torch's allocator is limited to what the budget leaves beside it. Never run on a Jetson. `cuda`
+    is torch.cuda, or a stand-in of tests.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        capacity_bytes: int,
-        device: torch.device,
-        allocate: Callable[[int], tuple[Tensor, np.ndarray]],
-        synchronise: Callable[[], None],
-        cuda: Any,
-    ) -> None:
-        super().__init__(DirectFileReader(store), capacity_bytes, READ_THREADS, allocate, synchronise, DirectFileReader)
+    threads = 2  # storage answers several requests at once faster than one after the other
+    drops_cached = True
+
+    def __init__(self, store: Store, capacity_bytes: int, device: torch.device, cuda: Any = torch.cuda) -> None:
         self._device, self._cuda = device, cuda
         self._budget_bytes: int | None = None
+        super().__init__(store, capacity_bytes)
+
+    def release(self, spans: Iterable[tuple[int, int]]) -> None:
+        """The driver's memory stays."""
+
+    def synchronise(self) -> None:
+        """See `TransferBackend.synchronise`."""
+        self._cuda.synchronize(self._device)
 
     def set_memory_limit(self, budget_bytes: int | None) -> None:
         """See `TransferBackend.set_memory_limit`."""
         self._budget_bytes = budget_bytes
-        if budget_bytes is not None:
-            self._cuda.empty_cache()
-        self._limit()
+        beside = None if budget_bytes is None else max(0, budget_bytes - self.memory.numel())
+        set_allocator_limit(beside, self._device, self._cuda)
 
     def resize(self, capacity_bytes: int) -> None:
         """See `TransferBackend.resize`."""
         super().resize(capacity_bytes)
-        self._limit()
+        self.set_memory_limit(self._budget_bytes)
 
-    def take(self, staged: StagedBuffer, kept: Sequence[Move]) -> None:
+    def take(self, source: Store, capacity_bytes: int | None, kept: Sequence[Move]) -> None:
         """See `TransferBackend.take`."""
-        super().take(staged, kept)
-        self._limit()
+        super().take(source, capacity_bytes, kept)
+        self.set_memory_limit(self._budget_bytes)
 
     def close(self) -> None:
-        """End the threads, close the file and lift the limit."""
+        """End the threads and lift the limit."""
         super().close()
         self.set_memory_limit(None)
 
-    def _limit(self) -> None:
-        budget = self._budget_bytes
-        beside = None if budget is None else max(0, budget - self.memory.numel())
-        set_allocator_limit(beside, self._device, self._cuda)
-
-
-def unified_backend(
-    store: Store,
-    capacity_bytes: int,
-    device: torch.device,
-    allocate: Callable[[int], tuple[Tensor, np.ndarray]] | None = None,
-    synchronise: Callable[[], None] | None = None,
-    concurrent: Callable[[torch.device], bool] | None = None,
-    cuda: Any = torch.cuda,
-) -> UnifiedTransferBackend:
-    """A backend that reads from storage straight into managed memory: no copy through the host, none kept there.
-
-    Where the CPU must not touch managed memory while a kernel runs (concurrentManagedAccess is 0, as on all Tegra up
-    to Orin; NVIDIA, "CUDA for Tegra", 3.3.1), loads do not overlap runs. Managed memory is chosen
-    over pinned memory because the GPU caches only the former (the same note, 3.1). Never run on a Jetson.
-    """
-    backend = UnifiedTransferBackend(
-        store,
-        capacity_bytes,
-        device,
-        allocate or partial(allocate_managed_memory, device),
-        synchronise or partial(torch.cuda.synchronize, device),
-        cuda,
-    )
-    backend.overlaps = (concurrent or has_concurrent_access)(device)
-    return backend
-
-
-def has_concurrent_access(device: torch.device, driver: ctypes.CDLL | None = None) -> bool:
-    """Whether the CPU may touch managed memory while a kernel runs; False where the driver gives no answer."""
-    driver = driver or ctypes.CDLL("libcuda.so.1")
-    ordinal, found = ctypes.c_int(), ctypes.c_int()
-    if driver.cuDeviceGet(ctypes.byref(ordinal), ctypes.c_int(device.index or 0)):
-        return False
-    code = driver.cuDeviceGetAttribute(ctypes.byref(found), ctypes.c_int(_CONCURRENT_MANAGED_ACCESS), ordinal)
-    return not code and bool(found.value)
+    def _allocate(self, capacity_bytes: int) -> tuple[Tensor, np.ndarray]:
+        return allocate_managed_memory(self._device, capacity_bytes)
 
 
 class _Region:

@@ -15,8 +15,7 @@ from edge_runtime.engines.compiled import BatchRange, CompiledEngine
 from edge_runtime.engines.registry import make_engine
 from edge_runtime.engines.setup import engines_for
 from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.memory_format import channels_last_layouts
-from edge_runtime.memory.store import Store
+from edge_runtime.memory.store import Store, channels_last_layouts
 from models.bundle import BundleQuery, Made, open_bundle, write_bundle
 from models.predictions import DetectionPrediction
 from models.preprocess import Preprocess

@@ -16,7 +16,7 @@ from edge_runtime.engines.compiled import BatchRange, CompiledEngine
 from edge_runtime.engines.registry import ENGINES
 from edge_runtime.engines.setup import common_format, engines_for
 from edge_runtime.engines.torch_engine import TorchEngine
-from edge_runtime.memory.memory_format import WeightFormat
+from edge_runtime.memory.store import WeightFormat
 from models.bundle import Bundle
 from models.device import disable_tf32
 from models.errors import InputError

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from edge_runtime.engines.base import FrameEngine
 from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.memory_format import channels_last_layouts
-from edge_runtime.memory.store import Store
+from edge_runtime.memory.store import Store, channels_last_layouts
 from models.bits import Bits
 from models.bundle import Bundle, Made, open_bundle, write_bundle
 from models.errors import InputError

@@ -8,7 +8,7 @@ from edge_runtime.engines.base import EngineError
 from edge_runtime.engines.registry import ENGINES
 from edge_runtime.engines.setup import EngineRequest, choose_engines, engines_for, fastest_of_one_format
 from edge_runtime.engines.torch_engine import TorchEngine
-from edge_runtime.memory.memory_format import WeightFormat
+from edge_runtime.memory.store import WeightFormat
 from models.bundle import Bundle
 from tests.edge_runtime.tiny import tiny_bundle
 

@@ -12,8 +12,7 @@ from torch import nn
 from edge_runtime.engines.registry import make_engine
 from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.memory_format import channels_last_layouts
-from edge_runtime.memory.store import Store
+from edge_runtime.memory.store import Store, channels_last_layouts
 from edge_runtime.policies import policy_named
 from edge_runtime.scheduler import QuerySpec, SchedulerState
 from edge_runtime.scheduler.costs import Costs, QueryCost

@@ -6,14 +6,13 @@ import random
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from edge_runtime.memory.allocator import Admission, BlockedError, Extent, NoSpaceError, footprint_bytes
-from edge_runtime.memory.residency import Residency
+from edge_runtime.memory.allocator import Admission, BlockedError, Extent, NoSpaceError, Residency, footprint_bytes
 
 KIB = 1024
 
 
 @dataclass
-class Box:
+class RandomSchedule:
     """Queries that share tensors, a bundle of fake bytes, a memory, and a budget from too small to too large."""
 
     random: random.Random
@@ -74,7 +73,7 @@ class Box:
             evict.append(free.pop())
             stay.discard(evict[-1])
         fits = excess(stay - (set(residency.prefetched) - set(names))) <= 0
-        held_at = {name: residency.placement(name) for name in held}
+        held_at = {name: residency.placed[name] for name in held}
         before = residency.resident
         try:
             admission = residency.admit(names, workspace, evict)
@@ -94,7 +93,7 @@ class Box:
         assert set(missing) == {name for name in names if name not in before}
         copied = self.carry_out(admission)
         assert copied == sum(self.extents[name].nbytes for name in missing), "exactly needed minus resident"
-        assert all(residency.placement(name) == placed for name, placed in held_at.items())
+        assert all(residency.placed[name] == placed for name, placed in held_at.items())
         residency.hold(names, workspace)
         self.running.append(query)
 
@@ -138,7 +137,7 @@ class Box:
         assert residency.resident_bytes == self.weights(residency.resident)
         assert residency.resident_bytes + sum(self.workspaces[query] for query in self.running) <= max(self.budget, 0)
         placed = sorted(
-            (residency.placement(name).offset, residency.placement(name).end)
+            (residency.placed[name].offset, residency.placed[name].end)
             for name in residency.resident
             if self.extents[name].nbytes
         )
@@ -147,7 +146,7 @@ class Box:
         assert not edges or edges[-1][1] == residency.capacity_bytes
         assert all(a[1] < b[0] for a, b in pairwise(residency.free)), "holes are merged"
         for name in residency.resident:
-            at, extent = residency.placement(name), self.extents[name]
+            at, extent = residency.placed[name], self.extents[name]
             assert at.offset % 512 == 0
             stored = self.stored[extent.offset : extent.offset + extent.nbytes]
             assert self.memory[at.offset : at.offset + at.nbytes] == stored, f"{name} reads as stored"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from edge_runtime.memory.allocator import Copy
-from edge_runtime.memory.store import CopyReader, Store, StoreReader
+from edge_runtime.memory.store import Store
 from edge_runtime.memory.transfer_cpu import CpuTransferBackend
 
 
@@ -13,7 +13,7 @@ class SlowTransfer(CpuTransferBackend):
     overlaps = True
 
     def __init__(self, store: Store, capacity_bytes: int) -> None:
-        super().__init__(CopyReader(store), capacity_bytes)
+        super().__init__(store, capacity_bytes)
         self._transfers: list[SlowTransferCopies] = []
         self.cancelled = 0
 
@@ -30,7 +30,7 @@ class SlowTransfer(CpuTransferBackend):
             if not transfer.waiting:
                 self._transfers.pop(0)
                 continue
-            arrived.append(transfer.bring(self._reader))
+            arrived.append(transfer.bring(self._store))
             count -= 1
         return arrived
 
@@ -54,10 +54,10 @@ class SlowTransferCopies:
     def failed(self) -> bool:
         return self.fault is not None
 
-    def bring(self, reader: StoreReader) -> str:
+    def bring(self, store: Store) -> str:
         name, copy, begin, end = self.waiting.pop(0)
         # From where the last one ended: what is before has arrived and may have been arranged since.
-        reader.read(self._transfer._bytes, copy.target + begin, copy.source + begin, end - begin)
+        store.read(copy.source + begin, self._transfer._bytes[copy.target + begin : copy.target + end])
         return name
 
     def wait(self, names: Iterable[str]) -> None:

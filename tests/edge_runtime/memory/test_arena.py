@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from edge_runtime.memory.allocator import footprint_bytes
 from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.memory_format import channels_last_layouts
-from edge_runtime.memory.store import Store
+from edge_runtime.memory.store import Store, channels_last_layouts
 from tests.edge_runtime.memory.slow_transfer import SlowTransfer
 
 KIB = 1024
 
 
-def stored(sizes: dict[str, int]) -> dict[str, torch.Tensor]:
+def make_tensors(sizes: dict[str, int]) -> dict[str, torch.Tensor]:
     return {name: torch.arange(size, dtype=torch.int32).add(ord(name)) for name, size in sizes.items()}
 
 
@@ -49,7 +48,7 @@ def test_arena_loaded_tensor_has_its_dtype_and_shape():
 
 
 def test_arena_compaction_keeps_values():
-    tensors = stored({"a": 128, "b": 256, "c": 128, "d": 256})
+    tensors = make_tensors({"a": 128, "b": 256, "c": 128, "d": 256})
     arena = arena_of(tensors, 2 * KIB)
     arena.change((), ("a", "b", "c"))
     before = arena.tensor("b")
@@ -72,7 +71,7 @@ SIZES = {name: 40 * (index + 1) ** 2 for index, name in enumerate("abcdefghij")}
     )
 )
 def test_arena_under_any_swapping_reads_as_stored(turns):
-    tensors = stored(SIZES)
+    tensors = make_tensors(SIZES)
     arena = arena_of(tensors, 48 * KIB)
     for names, following in turns:
         missing = arena.residency.missing(sorted(names))
@@ -101,7 +100,7 @@ def test_arena_under_any_swapping_reads_as_stored(turns):
 
 
 def test_arena_needed_prefetch_continues():
-    tensors = stored({"a": 128, "b": 128, "c": 128})
+    tensors = make_tensors({"a": 128, "b": 128, "c": 128})
     arena, transfer = slow_arena(tensors, 4 * KIB)
     assert arena.prefetch("bc") and transfer.arrive(1) == ["b"]
     assert not arena.start("bc") and arena.arriving("c") and not transfer.cancelled
@@ -112,7 +111,7 @@ def test_arena_needed_prefetch_continues():
 
 
 def test_arena_cancelled_prefetch_counts_what_arrived():
-    tensors = stored({"a": 128, "b": 128, "c": 128, "d": 256})
+    tensors = make_tensors({"a": 128, "b": 128, "c": 128, "d": 256})
     arena, transfer = slow_arena(tensors, 4 * 512)
     arena.prefetch("abc")
     transfer.arrive(1)
@@ -125,7 +124,7 @@ def test_arena_cancelled_prefetch_counts_what_arrived():
 
 
 def test_arena_prefetch_evicts_nothing_held_or_arriving():
-    arena, transfer = slow_arena(stored({"a": 128, "b": 128, "c": 128}), 2 * 512)
+    arena, transfer = slow_arena(make_tensors({"a": 128, "b": 128, "c": 128}), 2 * 512)
     arena.start("a")
     transfer.arrive(1)
     arena.finish()
@@ -136,7 +135,7 @@ def test_arena_prefetch_evicts_nothing_held_or_arriving():
 
 
 def test_arena_failed_load_is_read_again():
-    tensors = stored({"a": 128, "b": 128})
+    tensors = make_tensors({"a": 128, "b": 128})
     arena, transfer = slow_arena(tensors, 4 * KIB)
     arena.start("ab")
     transfer.arrive(1)
@@ -162,7 +161,7 @@ class Recorder:
 
 
 def test_arena_rebinds_only_after_a_placement():
-    tensors = stored({"a": 128, "b": 128, "c": 256})
+    tensors = make_tensors({"a": 128, "b": 128, "c": 256})
     arena, transfer = slow_arena(tensors, 3 * 512)
     engine = Recorder("ab")
     arena.start("ab")
@@ -186,7 +185,7 @@ def test_arena_rebinds_only_after_a_placement():
 
 
 def test_arena_resized_frees_its_memory():
-    tensors = stored({"a": 128, "b": 128})
+    tensors = make_tensors({"a": 128, "b": 128})
     arena = arena_of(tensors, 4 * KIB)
     arena.change((), "ab")
     before = weakref.ref(arena.transfer.memory)
@@ -218,7 +217,7 @@ def test_arena_resized_may_change_formats():
 
 def test_arena_releases_free_pages_for_a_large_workspace():
     mib = 2**20
-    tensors = stored({"a": 8 * mib, "b": 8 * mib})  # 32 MiB each
+    tensors = make_tensors({"a": 8 * mib, "b": 8 * mib})  # 32 MiB each
     arena = Arena(Store.of_tensors(tensors), 64 * mib, budget_bytes=70 * mib)
     arena.start(("a", "b"), workspace_bytes=4 * mib)
     arena.finish()

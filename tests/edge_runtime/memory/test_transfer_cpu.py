@@ -1,28 +1,22 @@
-"""Movers: tensors come in load order, each is waited for alone, and a cancelled transfer begins nothing more."""
+"""Transfers by the CPU: tensors come in load order, each is waited for alone, a cancelled transfer begins no more."""
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from edge_runtime.memory import transfer_cpu as mover_host
-from edge_runtime.memory.allocator import Copy, Move
+from edge_runtime.memory import transfer_cpu, transfer_cuda
+from edge_runtime.memory.allocator import Copy, Move, Residency
 from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.residency import Residency
-from edge_runtime.memory.store import CopyReader, DirectFileReader, Store, StoreReader
+from edge_runtime.memory.store import Store
 from edge_runtime.memory.transfer_cpu import CpuTransferBackend, allocate_memory
-from edge_runtime.memory.transfer_cuda import (
-    ALLOCATOR_SLACK_BYTES,
-    has_concurrent_access,
-    unified_backend,
-)
+from edge_runtime.memory.transfer_cuda import ALLOCATOR_SLACK_BYTES, UnifiedTransferBackend
 from models.bundle.format import open_file
 from tests.edge_runtime.memory.fake_cuda import FakeCuda
 from tests.edge_runtime.tiny import tiny_bundle
@@ -37,7 +31,7 @@ def bundle(tmp_path):
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(mover_host, "PIECE_BYTES", KIB)
+    monkeypatch.setattr(transfer_cpu, "PIECE_BYTES", KIB)
 
 
 def store_of(sizes: dict[str, int]) -> Store:
@@ -48,91 +42,84 @@ def store_of(sizes: dict[str, int]) -> Store:
 
 
 def copies_of(store: Store, capacity: int) -> tuple[Copy, ...]:
-    admission = Residency(capacity, store.extents).admit(store.extents)
-    assert admission is not None
-    return admission.copies
+    return Residency(capacity, store.extents).admit(store.extents).copies
 
 
-def test_store_of_a_bundle_reads_as_the_bundle(bundle):
-    store = Store.of_bundle(bundle)
-    for name, extent in store.extents.items():
-        tensor = bundle.tensor(name)
-        raw = store.data[extent.offset : extent.offset + extent.nbytes]
-        assert bytes(raw) == tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
-        assert store.kinds[name] == (tensor.dtype, tuple(tensor.shape))
+@dataclass(frozen=True, eq=False)
+class HeldStore(Store):
+    """Reads only what lies below where the test lets it, and fails at one place if requested."""
 
+    fail_at: int | None = None
+    read_at: set[int] = field(default_factory=set)
+    limit: list[int] = field(default_factory=lambda: [0])
+    changed: threading.Condition = field(default_factory=threading.Condition)
 
-class HeldReader(CopyReader):
-    """Reads only what lies below where the test lets it, and fails at one place if asked."""
-
-    def __init__(self, store: Store, fail_at: int | None = None) -> None:
-        super().__init__(store)
-        self.read_at, self.fail_at = set(), fail_at
-        self._limit, self._changed = 0, threading.Condition()
+    @classmethod
+    def of_sizes(cls, sizes: dict[str, int], fail_at: int | None = None) -> HeldStore:
+        store = store_of(sizes)
+        return cls(store.extents, store.kinds, store.data, fail_at=fail_at)
 
     def allow(self, limit: int) -> None:
-        with self._changed:
-            self._limit = limit
-            self._changed.notify_all()
+        with self.changed:
+            self.limit[0] = limit
+            self.changed.notify_all()
 
-    def read(self, memory: np.ndarray, target: int, source: int, nbytes: int) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: source < self._limit, timeout=60)
+    def read(self, source: int, into: np.ndarray) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: source < self.limit[0], timeout=60)
         if source == self.fail_at:
             raise OSError("the disk is gone")
-        super().read(memory, target, source, nbytes)
+        super().read(source, into)
         self.read_at.add(source)
 
 
 def test_transfer_of_one_piece_wakes_no_thread(small_pieces, monkeypatch):
-    store = store_of({"a": 400, "b": 500})
-    backend, asked = CpuTransferBackend.for_store(store, 8 * KIB), []
-    monkeypatch.setattr(backend._pool, "submit", asked.append)
+    store, submitted = store_of({"a": 400, "b": 500}), []
+    backend = CpuTransferBackend(store, 8 * KIB)
+    monkeypatch.setattr(backend._pool, "submit", submitted.append)
     transfer = backend.start(copies_of(store, 8 * KIB), waits=True)
     transfer.finish()
-    assert not asked and transfer.missing_tensors() == set()
+    assert not submitted and transfer.missing_tensors() == set()
     backend.close()
 
 
 def test_transfer_copies_in_load_order(small_pieces):
-    store = store_of({"a": 700, "b": 3000, "c": 100})
-    reader = HeldReader(store)
-    backend = CpuTransferBackend(reader, 8 * KIB)
+    store = HeldStore.of_sizes({"a": 700, "b": 3000, "c": 100})
+    backend = CpuTransferBackend(store, 8 * KIB)
     transfer = backend.start(copies_of(store, 8 * KIB))
-    reader.allow(1024)
+    store.allow(1024)
     transfer.wait(["a"])
-    assert transfer.missing_tensors() == {"b", "c"} and reader.read_at == {0}
+    assert transfer.missing_tensors() == {"b", "c"} and store.read_at == {0}
     assert bytes(backend.memory[:700].numpy()) == bytes(store.data[:700])
-    reader.allow(9000)
+    store.allow(9000)
     transfer.wait(["c", "elsewhere"])
     transfer.finish()
-    assert transfer.missing_tensors() == frozenset() and reader.read_at == {0, 1024, 2048, 3072, 4096}
+    assert transfer.missing_tensors() == frozenset() and store.read_at == {0, 1024, 2048, 3072, 4096}
     assert np.array_equal(backend.memory[: store.data.size].numpy(), store.data) and transfer.seconds() > 0
     backend.close()
 
 
 def test_transfer_cancelled_begins_no_further_piece(small_pieces):
-    store = store_of({"a": 1024, "b": 1024, "c": 1024})
-    reader = HeldReader(store)
-    backend = CpuTransferBackend(reader, 8 * KIB)
+    store = HeldStore.of_sizes({"a": 1024, "b": 1024, "c": 1024})
+    backend = CpuTransferBackend(store, 8 * KIB)
     transfer = backend.start(copies_of(store, 8 * KIB))
-    reader.allow(1024)
+    store.allow(1024)
     transfer.wait(["a"])
-    threading.Timer(0.01, reader.allow, [9000]).start()
+    threading.Timer(0.01, store.allow, [9000]).start()
     transfer.cancel()
-    assert 2048 not in reader.read_at and "c" in transfer.missing_tensors() and "a" not in transfer.missing_tensors()
+    assert 2048 not in store.read_at and "c" in transfer.missing_tensors() and "a" not in transfer.missing_tensors()
     with pytest.raises(OSError, match="cancelled"):
         transfer.wait(["c"])
     backend.close()
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_transfer_read_error_fails_its_waiters_alone(small_pieces, threads):
-    store = store_of({"a": 1024, "b": 1024, "c": 1024, "d": 1024})
-    reader = HeldReader(store, fail_at=2048)
-    backend = CpuTransferBackend(reader, 8 * KIB, threads)
+def test_transfer_read_error_fails_its_waiters_alone(small_pieces, monkeypatch, threads):
+    monkeypatch.setattr(CpuTransferBackend, "threads", threads)
+    store = HeldStore.of_sizes({"a": 1024, "b": 1024, "c": 1024, "d": 1024}, fail_at=2048)
+    backend = CpuTransferBackend(store, 8 * KIB)
     transfer = backend.start(copies_of(store, 8 * KIB))
-    reader.allow(9000)
+    store.allow(9000)
     with pytest.raises(OSError, match="the disk is gone"):
         transfer.finish()
     transfer.cancel()
@@ -143,121 +130,63 @@ def test_transfer_read_error_fails_its_waiters_alone(small_pieces, threads):
 
 def test_compact_overlapping_moves_keep_values():
     store = store_of({"a": 6000})
-    transfer = CpuTransferBackend.for_store(store, 8 * KIB)
-    transfer.start([Copy(0, 1024, 6000, ("a",), (6000,))]).finish()
-    transfer.compact([Move("a", 1024, 512, 6000)])
-    assert np.array_equal(transfer.memory[512:6512].numpy(), store.data[:6000])
-    transfer.close()
+    backend = CpuTransferBackend(store, 8 * KIB)
+    backend.start([Copy(0, 1024, 6000, ("a",), (6000,))]).finish()
+    backend.compact([Move("a", 1024, 512, 6000)])
+    assert np.array_equal(backend.memory[512:6512].numpy(), store.data[:6000])
+    backend.close()
 
 
-@pytest.mark.parametrize(("direct", "concurrent"), [(True, False), (False, True)])
-def test_unified_backend_reads_from_the_file(bundle, direct, concurrent, monkeypatch, small_pieces):
-    if not direct:
-        plain = os.preadv
-
-        def refusing(descriptor, buffers, offset):
-            if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
-                raise OSError(errno.EINVAL, "the offset is not aligned")
-            return plain(descriptor, buffers, offset)
-
-        monkeypatch.setattr(os, "preadv", refusing)
+def test_store_of_a_bundle_reads_as_the_bundle_even_once_it_is_replaced(bundle, tmp_path):
     store = Store.of_bundle(bundle)
-    idle: list[str] = []
-    transfer = unified_backend(
-        store,
-        64 * KIB,
-        torch.device("cuda"),
-        allocate_memory,
-        lambda: idle.append("waited"),
-        lambda _: concurrent,
-        FakeCuda(),
-    )
-    arena = Arena(store, 64 * KIB, transfer=transfer)
-    for query in ("gate", "road", "yard"):
-        names = bundle.names_in_order(query)
-        arena.change(arena.residency.resident - set(names), names)
-        for name in names:
-            assert torch.equal(arena.tensor(name), bundle.tensor(name))
-    assert len(idle) == 3, "the CPU touches the memory only when the GPU is idle"
-    assert transfer.overlaps == concurrent
-    arena.close()
+    (tmp_path / "other").write_bytes(os.urandom(store.data_start))
+    os.replace(tmp_path / "other", bundle.path)
+    for name, (offset, nbytes) in store.extents.items():
+        tensor, raw = bundle.tensor(name), np.empty(nbytes, np.uint8)
+        store.read(offset, raw)
+        assert raw.tobytes() == tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+        assert store.kinds[name] == (tensor.dtype, tuple(tensor.shape))
 
 
-def drivers_memory(capacity: int):
-    """As a driver gives it: no memory of ours."""
-    return allocate_memory(capacity)
-
-
-def test_unified_prepare_touches_no_memory_in_use(bundle):
+def test_store_of_a_truncated_file_is_an_error(bundle, tmp_path):
     store = Store.of_bundle(bundle)
-    last = max(store.extents, key=lambda name: store.extents[name].offset)
-    transfer = unified_backend(
-        store, 64 * KIB, torch.device("cuda"), drivers_memory, lambda: None, lambda _: False, FakeCuda()
-    )
-    arena = Arena(store, 64 * KIB, transfer=transfer)
-    arena.change((), [last])
-    assert arena.residency.placement(last).offset == 0
-    fresh = arena.prepare(store, 128 * KIB, 128 * KIB, 1024 * KIB, {})
-    assert torch.equal(arena.tensor(last), bundle.tensor(last)), "no reader tries itself out there"
-    arena.take_over(fresh, store, 1024 * KIB, {})
-    arena.change((), list(store.extents))
-    assert all(torch.equal(arena.tensor(name), bundle.tensor(name)) for name in store.extents)
-    arena.close()
-
-
-def test_unified_limit_is_what_the_arena_leaves(bundle):
-    store, cuda = Store.of_bundle(bundle), FakeCuda()
-    transfer = unified_backend(
-        store, 64 * KIB, torch.device("cuda"), drivers_memory, lambda: None, lambda _: False, cuda
-    )
-    arena = Arena(store, 64 * KIB, budget_bytes=100 * KIB, transfer=transfer)
-    assert cuda.allowed_bytes == 36 * KIB + ALLOCATOR_SLACK_BYTES and cuda.record == [("empty cache", "all", None)]
-    arena.resize(32 * KIB, 100 * KIB)
-    assert cuda.allowed_bytes == 68 * KIB + ALLOCATOR_SLACK_BYTES
-    arena.take_over(arena.prepare(store, 128 * KIB, 128 * KIB, 200 * KIB, {}), store, 200 * KIB, {})
-    assert cuda.allowed_bytes == 72 * KIB + ALLOCATOR_SLACK_BYTES
-    arena.close()
-    assert cuda.allowed_bytes is None
-
-
-class Driver:
-    """Answers as libcuda would."""
-
-    def __init__(self, value: int, code: int = 0) -> None:
-        self.value, self.code, self.asked = value, code, []
-
-    def cuDeviceGet(self, ordinal, index) -> int:
-        ordinal._obj.value = index.value
-        return 0
-
-    def cuDeviceGetAttribute(self, found, attribute, ordinal) -> int:
-        self.asked.append((attribute.value, ordinal.value))
-        found._obj.value = self.value
-        return self.code
-
-
-def test_concurrent_access_is_queried_from_the_driver():
-    driver = Driver(1)
-    assert has_concurrent_access(torch.device("cuda", 2), driver) and driver.asked == [(89, 2)]  # type: ignore[arg-type]
-    assert not has_concurrent_access(torch.device("cuda"), Driver(0))  # type: ignore[arg-type]
-    assert not has_concurrent_access(torch.device("cuda"), Driver(1, code=1))  # type: ignore[arg-type]
-
-
-def test_store_reads_a_replaced_file_and_detects_a_truncated_one(bundle, tmp_path):
-    store = Store.of_bundle(bundle)
-    _, memory = allocate_memory(64 * KIB)
-    reader: StoreReader = DirectFileReader(store)
-    last = max(store.extents.values(), key=lambda extent: extent.offset)
     copy = tmp_path / "copy"
     copy.write_bytes(Path(bundle.path).read_bytes()[: store.data_start + 512])
     cut = Store(store.extents, store.kinds, store.data, open_file(copy, ""), store.data_start)
-    shorter = DirectFileReader(cut)
+    last = max(store.extents.values())
     with pytest.raises(OSError, match="has become shorter"):
-        shorter.read(memory, 0, last.offset, last.nbytes)
-    shorter.close()
-    copy.write_bytes(os.urandom(store.data_start))
-    os.replace(copy, bundle.path)
-    for still in (reader, DirectFileReader(store)):
-        still.read(memory, 0, last.offset, last.nbytes)
-        assert np.array_equal(memory[: last.nbytes], store.data[last.offset : last.offset + last.nbytes])
-        still.close()
+        cut.read(last.offset, np.empty(last.nbytes, np.uint8))
+
+
+@pytest.fixture
+def make_unified(bundle, monkeypatch):
+    """Makes a backend of memory that a GPU shares, over the stand-in."""
+    monkeypatch.setattr(transfer_cuda, "allocate_managed_memory", lambda _device, nbytes: allocate_memory(nbytes))
+    return lambda cuda: UnifiedTransferBackend(Store.of_bundle(bundle), 64 * KIB, torch.device("cuda"), cuda)
+
+
+def test_unified_backend_reads_from_the_file_while_the_gpu_is_idle(bundle, make_unified, small_pieces):
+    cuda = FakeCuda()
+    arena = Arena(Store.of_bundle(bundle), 64 * KIB, transfer=make_unified(cuda))
+    for query in ("gate", "road", "yard"):
+        names = bundle.names_in_order(query)
+        arena.change(arena.residency.resident - set(names), names)
+        assert all(torch.equal(arena.tensor(name), bundle.tensor(name)) for name in names)
+    assert cuda.record == [("synchronise", "all", None)] * 3 and not arena.transfer.overlaps
+    arena.transfer.release([(0, 64 * KIB)])
+    assert torch.equal(arena.tensor(names[0]), bundle.tensor(names[0])), "the driver's memory stays"
+    arena.close()
+
+
+def test_unified_limit_is_what_the_arena_leaves(bundle, make_unified):
+    store, cuda = Store.of_bundle(bundle), FakeCuda()
+    arena = Arena(store, 64 * KIB, budget_bytes=100 * KIB, transfer=make_unified(cuda))
+    assert cuda.allowed_bytes == 36 * KIB + ALLOCATOR_SLACK_BYTES and cuda.record == [("empty cache", "all", None)]
+    arena.resize(32 * KIB, 100 * KIB)
+    assert cuda.allowed_bytes == 68 * KIB + ALLOCATOR_SLACK_BYTES
+    arena.take_over(arena.prepare(store, 128 * KIB, 128 * KIB, {}), store, 200 * KIB, {})
+    assert cuda.allowed_bytes == 72 * KIB + ALLOCATOR_SLACK_BYTES
+    arena.change((), list(store.extents))
+    assert all(torch.equal(arena.tensor(name), bundle.tensor(name)) for name in store.extents)
+    arena.close()
+    assert cuda.allowed_bytes is None

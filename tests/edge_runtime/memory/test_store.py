@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from edge_runtime.engines.registry import make_engine
 from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.memory_format import (
+from edge_runtime.memory.store import (
+    Store,
     changes_order,
     channels_last_layouts,
     reorder,
     row_major_strides,
     tensor_view,
 )
-from edge_runtime.memory.store import Store
 from tests.edge_runtime.memory.slow_transfer import SlowTransfer
 from tests.edge_runtime.tiny import picture, tiny_bundle
 
