@@ -246,8 +246,9 @@ class MergeContext(MergeInputs):
     """The originals of a workload, ready to be merged.
 
     `references` are the originals' results on val, computed on first use unless given. With `interval` merged models
-    are compared by the lower end of a confidence interval. `group` holds the
-    processes of the merge: all run the same program, each on the frames of its own queries (merger.distributed).
+    are compared by the lower end of a confidence interval. `group` holds the processes of the merge: all run the same
+    program, each on the frames of its own queries (merger.distributed). The keys of `trained` are the queries whose
+    models were trained.
     """
 
     def __init__(
@@ -265,6 +266,7 @@ class MergeContext(MergeInputs):
         self.stages = Stages(progress)
         self.flops = Flops()
         self.memory = MemoryPlan(progress=progress)
+        self.trained: dict[str, Any] = {}
         self.references = LazyDict(self.queries, self._reference) if references is None else references
 
     def begin(self, stage: str, *, flops: float | None = None, pieces: float | None = None) -> None:
@@ -299,12 +301,16 @@ class MergeContext(MergeInputs):
         if self.group.rank:
             self.progress = lambda event, **fields: events.append((event, fields))
         try:
-            rows = self.group.all_gather_object(lambda: (dict(compute()), self.flops.total - before, events))
+            rows = self.group.all_gather_object(
+                lambda: (dict(compute()), self.flops.total - before, events, self.trained)
+            )
         finally:
             self.progress = progress
-        self.flops.total = before + sum(flops for _, flops, _ in rows)
-        for event, fields in [one for _, _, own in rows for one in own]:
-            self.progress(event, **fields)
+        self.flops.total = before + sum(flops for _, flops, *_ in rows)
+        for _, _, own, trained in rows:
+            self.trained.update(trained)
+            for event, fields in own:
+                self.progress(event, **fields)
         return {name: value for found, *_ in rows for name, value in sorted(found.items())}
 
     def models(self, queries: Iterable[str], states: Mapping[str, State] | None = None) -> dict[str, nn.Module]:

@@ -229,6 +229,7 @@ def _open_context(
     ctx.open()
     checkpoint.meter = ctx.flops
     ctx.memory = MemoryPlan(checkpoint.state("memory"), progress, options.precision)
+    ctx.trained = checkpoint.state("trained")
     return ctx
 
 
@@ -328,7 +329,7 @@ def _record(ctx: MergeContext, merged: Merged, query: Query, evidence: Evidence)
     threshold = ctx.references[query.id].threshold if query.task == "detection" else None
     original, state = ctx.originals[query.id].state_dict(), merged.states[query.id]
     unchanged = all(torch.equal(tensor.cpu(), state[key].cpu()) for key, tensor in original.items())
-    precision = None if unchanged else ctx.memory.precision
+    precision = ctx.memory.precision if query.id in ctx.trained and not unchanged else None
     return BundleQuery.of(query, evidence.to_json(), threshold, precision)  # type: ignore[arg-type]
 
 

@@ -36,13 +36,17 @@ class GpuTensor(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _Mode.dispatch(func, args, dict(kwargs or {}))
 
+    def __reduce_ex__(self, protocol: int) -> Any:
+        """A file holds a plain tensor: the reader chooses the device."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.as_subclass(Tensor).__reduce_ex__(protocol)
+
 
 @contextmanager
 def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """A CUDA device that torch seems to have; yields the operations that mixed devices: function, file and line."""
     generator, executor = torch.Generator, concurrent.futures.ThreadPoolExecutor
     own, mixed, seen = executor.__init__, list[str](), torch.zeros(1, dtype=torch.uint8)
-    save = torch.save
     stand_ins: dict[str, Callable[..., Any]] = {
         "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0,
         "get_device_name": lambda *_: "made up", "is_bf16_supported": lambda *_, **__: True,
@@ -53,7 +57,6 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             patch.setattr(torch.cuda, name, stand_in)
         patch.setattr(torch, "Generator", lambda device="cpu": generator("cpu"))
         patch.setattr(torch.optim.Optimizer, "_accelerator_graph_capture_health_check", lambda _: None, raising=False)
-        patch.setattr(torch, "save", lambda content, file: save(tree_map(storable, content), file))
         patch.setattr(executor, "__init__", lambda one, *given: own(one, *given, initializer=_Mode().__enter__))
         patch.setattr(_Mode, "mixed", mixed)
         before = torch.__future__.get_overwrite_module_params_on_conversion()
@@ -112,11 +115,6 @@ def _meet(name: str, args: Any, tensors: list[Tensor]) -> bool:
 
 def _put(one: Any) -> Any:
     return one.as_subclass(GpuTensor) if isinstance(one, Tensor) and not isinstance(one, GpuTensor) else one
-
-
-def storable(one: Any) -> Any:
-    """The plain tensor that torch.save stores."""
-    return one.as_subclass(Tensor) if isinstance(one, GpuTensor) else one
 
 
 def move_tensor(name: str, tensor: Any, *given: Any, **named: Any) -> Tensor:

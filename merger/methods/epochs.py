@@ -37,6 +37,7 @@ def train_epochs(
     seen = cache.state("validation")
     for epoch in range(seen.get("epochs", 0), recipe.epochs):
         while training.epochs <= epoch:
+            ctx.trained.update(dict.fromkeys(models, True))
             training.epoch()
         if epoch + 1 >= min(recipe.evaluate_from, recipe.epochs):
             name = f"evaluated {epoch + 1}"

@@ -172,30 +172,12 @@ def _whole(frames: int, micro_batch: int) -> int:
     return frames if frames <= micro_batch else frames - frames % micro_batch
 
 
-class RandomStream:
-    """The random numbers of one micro-batch, in place of the global ones while it is at work."""
-
-    def __init__(self, seed: int, device: torch.device) -> None:
-        self._device = device if device.type == "cuda" else None
-        devices = ["cpu"] if self._device is None else ["cpu", self._device]
-        self._states = [torch.Generator(one).manual_seed(seed).get_state() for one in devices]
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Draw from this stream within; afterwards the global stream goes on unchanged."""
-        outside = self._read()
-        self._write(self._states)
-        try:
-            yield
-        finally:
-            self._states = self._read()
-            self._write(outside)
-
-    def _read(self) -> list[Tensor]:
-        states = [torch.get_rng_state()]
-        return states if self._device is None else [*states, torch.cuda.get_rng_state(self._device)]
-
-    def _write(self, states: list[Tensor]) -> None:
-        torch.set_rng_state(states[0])
-        if self._device is not None:
-            torch.cuda.set_rng_state(states[1], self._device)
+@contextmanager
+def fork_rng(seed: int, device: torch.device) -> Iterator[None]:
+    """Draw random numbers from this seed within; afterwards the global streams go on unchanged."""
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng([device] if on_gpu else []):
+        torch.default_generator.manual_seed(seed)
+        if on_gpu:
+            torch.cuda.manual_seed(seed)
+        yield

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,7 +17,7 @@ from torch.utils._pytree import tree_map
 from torchvision.ops import StochasticDepth
 
 from merger.distributed import SINGLE_PROCESS, GradReducer, ProcessGroup
-from merger.training.data import Batches, MicroBatch, RandomStream, TrainingSet, default_device
+from merger.training.data import Batches, MicroBatch, TrainingSet, default_device, fork_rng
 from merger.training.distillation import feature_loss, record_inputs, watched_layers
 from merger.training.recipe import OPTIMIZER, Flops, Recipe
 from merger.training.step_config import MemoryPlan, StepRollback, activation_checkpointing, autocast, place_frames
@@ -105,7 +104,7 @@ class Training:
             model.train()
             _freeze_modes(model, query in self._eval_norms, dropout=query in self.teachers)
         end = (self.epochs + 1) * self.steps
-        with _exact_convolutions():
+        with disable_tf32():
             while self.step < end:
                 self._take_step()
                 self.after_step()
@@ -281,17 +280,16 @@ class Training:
 
     def _micro_batch_loss(self, query: str, batch: MicroBatch) -> Tensor:
         model, data = self.models[query], self.sets[query]
-        images, random = data.model_input(batch.images, self.device), RandomStream(batch.seed, self.device)
+        images, target = data.model_input(batch.images, self.device), None
         computing, recording = autocast(self.memory.precision, self.device), record_inputs(model, self._watched[query])
         saving = activation_checkpointing(model, self.recipe.checkpointing)
-        with computing, random.active(), recording as features, saving:
-            outputs = model(images)
-        target = None
-        if (teacher := self.teachers.get(query)) is not None:
-            compute = partial(self._teacher_outputs, query, teacher)
-            cache = self._caches.get(query)
-            target = _as_float32(compute(images) if cache is None else cache.outputs(batch.frames, images, compute))
-        with random.active():
+        with fork_rng(batch.seed, self.device):
+            with computing, recording as features, saving:
+                outputs = model(images)
+            if (teacher := self.teachers.get(query)) is not None:  # draws no random numbers
+                compute = partial(self._teacher_outputs, query, teacher)
+                cache = self._caches.get(query)
+                target = _as_float32(compute(images) if cache is None else cache.outputs(batch.frames, images, compute))
             return self._loss(query, batch.targets, _as_float32((outputs, features)), target)
 
     def _teacher_outputs(self, query: str, teacher: nn.Module, images: Tensor) -> tuple[Any, list[Tensor]]:
@@ -313,17 +311,6 @@ class Training:
         if self._watched[query]:
             loss = loss + recipe.features * feature_loss(found[1], target[1])
         return loss
-
-
-@contextmanager
-def _exact_convolutions() -> Iterator[None]:
-    """No TF32, and the same bits in every run: some of cuDNN's backward kernels add floats in any order."""
-    before, torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic, True
-    try:
-        with disable_tf32():
-            yield
-    finally:
-        torch.backends.cudnn.deterministic = before
 
 
 def _as_float32(outputs: Any) -> Any:

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from merger.training.distillation import record_inputs, watched_layers
 from merger.training.recipe import Recipe
+from models.device import to_device
 from models.workload import Query
 from models.zoo import build_query
 
@@ -107,7 +108,7 @@ class TeacherCache:
         """The outputs for these frames, from the cache if all are there, else computed from `images` (N, ...)."""
         if all(frame in self._slots for frame in frames):
             slots = torch.tensor([self._slots[frame] for frame in frames])
-            rows = [_copy_format(row[slots], row).to(images.device) for row in self._rows]
+            rows = [to_device(_copy_format(row[slots], row), images.device) for row in self._rows]
             return tree_unflatten(rows, self._structure)
         found = compute(images)
         new = {frame: place for place, frame in enumerate(frames) if frame in self.counted and frame not in self._slots}
