@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import typer
 
 from gemel.commands import Invocation, app, prepare_process
-from gemel.process import ExitCode, SignalHandlers
+from gemel.process import ExitCode, SignalHandlers, exit_soon
 from models.errors import GemelError, InputError, is_interrupt, one_line
 
 _UsageError: Any = typer.BadParameter.__base__
@@ -25,24 +25,35 @@ def command_tree() -> Any:
     return typer.main.get_command(app)
 
 
+def parse_command(words: Sequence[str]) -> Invocation | int | None:
+    """The command of these words with its options, not run yet; the exit code of --help, which is printed."""
+    try:
+        return command_tree().main(list(words), prog_name="gemel", standalone_mode=False)
+    except typer.Exit as done:
+        return done.exit_code
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; without `argv` the arguments and signals of this process are used."""
-    signals = SignalHandlers()
+    signals, owns_process = SignalHandlers(), argv is None
     signals.install()
+    words = sys.argv[1:] if argv is None else argv
     try:
-        if argv is None:
-            prepare_process(sys.argv[1:])
-        return _run(sys.argv[1:] if argv is None else argv, signals, owns_process=argv is None)
+        if owns_process:
+            prepare_process(words)
+        return _run(words, signals, owns_process)
     except BaseException as error:
         if not (signals.interrupted or is_interrupt(error)):
             raise
         signals.ignore()
-        code = _report_interrupt()
-        if argv is None:
+        if io := sys.modules.get("models.io"):  # a command that did not import it has written nothing
+            io.remove_temporaries()  # a second interrupt may have left some
+        code = _report("interrupted", ExitCode.INTERRUPTED)
+        if owns_process:
             signals.exit(code)
         return code
     finally:
-        if argv is not None:
+        if not owns_process:
             signals.restore()
 
 
@@ -58,15 +69,13 @@ def _run(words: Sequence[str], signals: SignalHandlers, owns_process: bool) -> i
         with contextlib.redirect_stdout(sys.stderr) if invocation.as_json else contextlib.nullcontext():
             result = invocation.run()
         if result.leave_threads and owns_process:
-            signals.exit_soon(result.exit_code)
+            exit_soon(result.exit_code)
         if invocation.as_json and not result.silent:
             from models.io import finite
 
             _print(json.dumps(finite(result.data), allow_nan=False), out)
         elif not result.silent:
-            _print("" if result.on_stderr else result.text, out)
-            if result.on_stderr:
-                _print(result.text, sys.stderr)
+            _print(result.text, sys.stderr if result.on_stderr else out)
         if result.leave_threads and owns_process:
             signals.exit(result.exit_code)
         return result.exit_code
@@ -81,14 +90,6 @@ def _run(words: Sequence[str], signals: SignalHandlers, owns_process: bool) -> i
         return _report(_describe(error), ExitCode.BAD_INPUT)
 
 
-def parse_command(words: Sequence[str]) -> Invocation | int | None:
-    """The command of these words with its options, not run yet; the exit code of --help, which is printed."""
-    try:
-        return command_tree().main(list(words), prog_name="gemel", standalone_mode=False)
-    except typer.Exit as done:
-        return done.exit_code
-
-
 def _check_current_folder() -> None:
     """Libraries that are imported later end the process where the current folder is gone."""
     try:
@@ -98,22 +99,14 @@ def _check_current_folder() -> None:
 
 
 def _describe(error: BaseException) -> str:
-    if isinstance(error, GemelError):
-        return str(error)
     if isinstance(error, MemoryError):
         return "this process may have no more memory; give it more (ulimit -v)"
     if isinstance(error, ImportError):
         return f"a library cannot be loaded: {error}"
-    reason = str(getattr(error, "strerror", None) or error)
-    filename = getattr(error, "filename", None)
-    return str(InputError(os.fsdecode(filename), reason)) if filename else reason
-
-
-def _report_interrupt() -> int:
-    """Remove unfinished files, which a second interrupt may have left, and print one line."""
-    if io := sys.modules.get("models.io"):  # a command that did not import it has written nothing
-        io.remove_temporaries()
-    return _report("interrupted", ExitCode.INTERRUPTED)
+    if not isinstance(error, OSError):
+        return str(error)
+    reason = error.strerror or str(error)
+    return str(InputError(os.fsdecode(error.filename), reason)) if error.filename else reason
 
 
 def _report(problem: str, code: int, command: str = "gemel") -> int:
@@ -130,17 +123,12 @@ def _print(text: str, out: TextIO | None) -> None:
     lines = "\n".join(map(one_line, text.split("\n"))).encode(encoding, "backslashreplace").decode(encoding)
     try:
         print(lines, end="\n" if text else "", file=out, flush=True)
-    except BrokenPipeError:  # the reader (head, less) has closed the pipe
-        _discard(out)
     except OSError as error:
-        _discard(out)
+        with contextlib.suppress(OSError, ValueError):  # what is left goes to /dev/null, Python's flush at exit too
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, out.fileno())
+            os.close(null)
+        if isinstance(error, BrokenPipeError):  # the reader (head, less) has closed the pipe
+            return
         name = "standard error" if out is sys.stderr else "standard output"
         raise OSError(error.errno, f"cannot be written: {error.strerror}", name) from error
-
-
-def _discard(out: TextIO) -> None:
-    """Send what is left of this output to /dev/null, Python's own flush at exit included."""
-    with contextlib.suppress(OSError, ValueError):
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, out.fileno())
-        os.close(null)

@@ -33,7 +33,7 @@ from gemel.conditions import (
     PlacementOptions,
     Shared,
 )
-from gemel.process import ExitCode, LogHandler, StartupSignals
+from gemel.process import ExitCode, LogHandler, SignalHandlers, exit_at_once
 from gemel.text import duration, number, percent, size, table
 from models.errors import BundleError, InputError, one_line
 
@@ -41,8 +41,6 @@ METHODS = (
     "top-down", "gemel", "earliest", "latest", "random", "one-model", "mainstream", "ceiling", "joint", "none",
 )  # fmt: skip
 METHODS_WITHOUT_SHARING = ("joint", "none")
-RECIPE_OPTIONS = ("epochs", "frames_per_epoch", "rate", "batch", "distill", "features")
-MERGE_BOUNDS = ("margin", "min_saving", "max_minutes", "max_flops", "precision", "weights")
 MAX_SEED = 2**32 - 1
 MAX_SIMULATED_S = 7 * 24 * 3600.0
 LOG_TIMEOUT_S = 0.3
@@ -73,34 +71,43 @@ class Invocation:
     as_json: bool
 
 
-def _group(summary: str) -> typer.Typer:
-    settings = {"max_content_width": 100}
-    return typer.Typer(
+def _parameter(name: str, annotation: Any, default: Any = None) -> introspection.Parameter:
+    return introspection.Parameter(name, introspection.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+JSON_FLAG = _parameter(
+    "as_json", Annotated[bool, Option("--json", help="One JSON object on stdout, logs on stderr.")], False
+)
+
+
+def _group(summary: str, parent: typer.Typer | None = None, name: str = "") -> typer.Typer:
+    group = typer.Typer(
         help=summary, rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False,
-        context_settings=settings,
+        context_settings={"max_content_width": 100}, callback=lambda: None,
     )  # fmt: skip
+    if parent is not None:
+        parent.add_typer(group, name=name)
+    return group
 
 
 app = _group("Run more vision models on one edge box by sharing their weights.")
-bundle_group = _group("Look at, check, export, ship and sign bundles.")
-drift_group = _group("Check whether a box still answers as its originals would.")
-service_group = _group("Run a box as a systemd service.")
-
-JsonFlag = Annotated[bool, Option("--json", help="One JSON object on stdout, logs on stderr.")]
 
 
-def command(group: typer.Typer, name: str) -> Callable[[Callable[..., CommandResult]], Callable[..., CommandResult]]:
-    """Register a function as a command with its own options and `--json`; parsing returns an Invocation of it."""
+def command(
+    group: typer.Typer, name: str, options: Sequence[introspection.Parameter] = ()
+) -> Callable[[Callable[..., CommandResult]], Callable[..., CommandResult]]:
+    """Register a function as a command with its own options, those of a table, and `--json`.
+
+    Parsing returns an Invocation of it.
+    """
 
     def register(function: Callable[..., CommandResult]) -> Callable[..., CommandResult]:
-        def parse(as_json: bool, **options: Any) -> Invocation:
-            return Invocation(partial(function, **options), as_json)
+        def parse(as_json: bool, **given: Any) -> Invocation:
+            return Invocation(partial(function, **given), as_json)
 
         signature = introspection.signature(function, eval_str=True)
-        flag = introspection.Parameter(
-            "as_json", introspection.Parameter.KEYWORD_ONLY, default=False, annotation=JsonFlag
-        )
-        parameters = [*signature.parameters.values(), flag]
+        own = [one for one in signature.parameters.values() if one.kind is not introspection.Parameter.VAR_KEYWORD]
+        parameters = [*own, *options, JSON_FLAG]
         parse.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         parse.__annotations__ = {one.name: one.annotation for one in parameters}
         parse.__doc__ = function.__doc__
@@ -110,33 +117,10 @@ def command(group: typer.Typer, name: str) -> Callable[[Callable[..., CommandRes
     return register
 
 
-def _integer(low: int, high: int) -> Callable[[Any], int]:
-    def parse(text: Any) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = low - 1
-        if not low <= value <= high:
-            raise typer.BadParameter(f"'{text}' is not a whole number from {low} to {high}")
-        return value
-
-    return parse
-
-
-def _number(low: float, high: float, above: bool = False) -> Callable[[Any], float]:
-    """A parser of finite numbers from `low` (exclusive if `above`) to `high`."""
-
-    def parse(text: Any) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not low <= value <= high or (above and value == low):
-            bounds = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
-            raise typer.BadParameter(f"'{text}' is not a number {bounds}")
-        return value
-
-    return parse
+def _check_finite(value: float | None) -> float | None:
+    if value is not None and math.isnan(value):
+        raise typer.BadParameter("'nan' is not a number")
+    return value
 
 
 def _check_factories(names: list[str]) -> list[str]:
@@ -147,23 +131,32 @@ def _check_factories(names: list[str]) -> list[str]:
 
 
 def _parse_batch(text: Any) -> int | str:
-    return text if text == "dynamic" else _integer(1, 4096)(text)
+    if text != "dynamic" and not (str(text).isdecimal() and 1 <= int(text) <= 4096):
+        raise typer.BadParameter(f"'{text}' is not a whole number from 1 to 4096, or dynamic")
+    return text if text == "dynamic" else int(text)
 
 
-def _integer_option(name: str, low: int, high: int, help: str) -> Any:
-    return Option(name, parser=_integer(low, high), metavar="N", help=help)
+def _number(flag: str, low: float, high: float, help: str, metavar: str = "N") -> Any:
+    """A number from `low` to `high`."""
+    return Option(flag, min=low, max=high, metavar=metavar, help=help, callback=_check_finite)
 
 
-def _number_option(name: str, low: float, high: float, help: str, above: bool = False) -> Any:
-    return Option(name, parser=_number(low, high, above), metavar="N", help=help)
+def _limit(name: str, kind: type, low: float, high: float, help: str, flag: str = "") -> introspection.Parameter:
+    """An optional number from `low` to `high`, of a table of options."""
+    option = _number(flag or f"--{name.replace('_', '-')}", low, high, help)
+    return _parameter(name, Annotated[kind | None, option])  # type: ignore[valid-type]
+
+
+def _file(flags: str, help: str, metavar: str = "FILE") -> Any:
+    return Option(*flags.split(), metavar=metavar, help=help)
 
 
 Workload = Annotated[str, Argument(metavar="WORKLOAD", help="A workload file (YAML).")]
 BundlePath = Annotated[str, Argument(metavar="BUNDLE", help="A bundle.")]
 Source = Annotated[str, Argument(metavar="BUNDLE|WORKLOAD", help="A bundle, or a workload file for its originals.")]
 Config = Annotated[str, Argument(metavar="CONFIG", help="A box config (YAML).")]
-OutFile = Annotated[str, Option("-o", "--out", metavar="FILE", help="The file to write.")]
-Seed = Annotated[int, _integer_option("--seed", 0, MAX_SEED, "Seed of everything random.")]
+OutFile = Annotated[str, _file("-o --out", "The file to write.")]
+Seed = Annotated[int, _number("--seed", 0, MAX_SEED, "Seed of everything random.")]
 Factories = Annotated[
     list[str],
     Option("--factory", metavar="MODULE:NAME", callback=_check_factories,
@@ -183,11 +176,43 @@ AllShared = Annotated[bool, Option("--shared", help="A workload's models share a
 Overflow = Annotated[
     bool, Option("--overflow", help="Run a query too large for the memory: what does not fit is copied in every run.")
 ]
+CONDITIONS = (
+    _parameter("device", Device),
+    _parameter("memory", Memory, "min"),
+    _parameter("policy", Policy, "adaptive"),
+    _parameter("shared", AllShared, False),
+    _parameter("overflow", Overflow, False),
+    _parameter("factories", Factories, []),
+    _parameter("seed", Seed, 0),
+)
+"""The fields of `Conditions`."""
+RECIPE = (
+    _limit("epochs", int, 1, 10**6, "Maximum epochs of one attempt (default 4)."),
+    _limit("frames_per_epoch", int, 1, 10**9, "Maximum frames per query and epoch (default 512)."),
+    _limit("batch", int, 1, 2**16, "Frames of a query in one step (default 16)."),
+    _limit("rate", float, 0, 10, "AdamW's peak learning rate (default: chosen on val)."),
+    _limit("distill", float, 0, 1, "Weight of the originals' outputs against labels (default 0.5)."),
+    _limit("features", float, 0, 10**6, "Weight of the feature loss (default: the method's own)."),
+)
+"""Fields of `merger.Recipe`."""
+BOUNDS = (
+    _limit("margin", float, 0, 1, "Margin above the target on val (default: an interval)."),
+    _limit("min_saving", float, 0, 1, "Skip groups that save a smaller fraction of all bytes."),
+    _limit("max_minutes", float, 0, 10**7, "Begin nothing new after this time (default: no limit)."),
+    _limit("max_flops", float, 0, 1e30, "Begin nothing new after these FLOPs (default: no limit)."),
+)
+"""Fields of `merger.MergeOptions`."""
+TRAINING = (
+    _limit("passes", int, 1, 10**12, "Frames shown in the first cycle (default 4000)."),
+    _limit("rate", float, 0, 10, "AdamW's peak learning rate (default 0.001)."),
+    _limit("max_cycles", int, 1, 1000, "Maximum cycles (default 3).", "--cycles"),
+)
+"""Fields of `merger.TrainOptions`."""
 
 
 @command(app, "demo")
 def run_demo(
-    out: Annotated[str, Option("--out", metavar="DIR", help="Folder of the demo.")] = "gemel-demo",
+    out: Annotated[str, _file("--out", "Folder of the demo.", "DIR")] = "gemel-demo",
     device: Annotated[str, Option("--device", metavar="PROFILE", help="Device profile.")] = DEMO_DEVICE,
     seed: Seed = 0,
 ) -> CommandResult:
@@ -206,13 +231,10 @@ def inspect_workload(
     weights: Annotated[bool, Option("--weights", help="Read the weights; pair repeated layers by similarity.")] = False,
     signature: Annotated[
         Literal["wide", "strict"],
-        Option(
-            "--signature",
-            metavar="wide|strict",
-            help="What lets two layers share: equal weight shapes, or all settings (the paper's).",
-        ),
+        Option("--signature", metavar="wide|strict",
+               help="What lets two layers share: equal weight shapes, or all settings (the paper's)."),
     ] = "wide",
-) -> CommandResult:
+) -> CommandResult:  # fmt: skip
     """Models, bytes, groups of shareable layers and the layer-sharing bound of a workload."""
     from gemel import api
 
@@ -222,90 +244,48 @@ def inspect_workload(
     return CommandResult(found.to_json(), found.to_text())
 
 
-@command(app, "train")
+@command(app, "train", TRAINING)
 def train_originals(
     workload: Workload,
     query: Annotated[
         list[str] | None, Option("--query", metavar="ID", help="Train this one again; repeatable.")
     ] = None,
     resume: Annotated[bool, Option("--resume", help="Continue an interrupted training.")] = False,
-    passes: Annotated[
-        int | None, _integer_option("--passes", 1, 10**12, "Frames shown in the first cycle (default 4000).")
-    ] = None,
-    rate: Annotated[
-        float | None, _number_option("--rate", 0, 10, "AdamW's peak learning rate (default 0.001).", above=True)
-    ] = None,
-    cycles: Annotated[int | None, _integer_option("--cycles", 1, 1000, "Maximum cycles (default 3).")] = None,
     seed: Seed = 0,
+    **options: Any,
 ) -> CommandResult:
     """Train the originals that have no weights yet."""
     from gemel.progress import show_progress
     from merger import TrainOptions, train_originals
     from models.workload import load_workload
 
-    options = TrainOptions(**_drop_unset(passes=passes, rate=rate, max_cycles=cycles))
     with show_progress() as progress:
-        results = train_originals(load_workload(workload), query or None, seed, progress, options, resume)
+        given = TrainOptions(**_select(TRAINING, options))
+        results = train_originals(load_workload(workload), query or None, seed, progress, given, resume)
     rows = [(one.id, one.metric, number(one.val), number(one.test), duration(one.seconds)) for one in results]
     text = table(("query", "metric", "val", "test", "time"), rows) if rows else "all queries have weights already"
     return CommandResult({"queries": [asdict(one) for one in results]}, text)
 
 
-@command(app, "merge")
-def _merge(
+@command(app, "merge", (*RECIPE, *BOUNDS))
+def merge_workload(
     workload: Workload,
     out: OutFile,
     method: Annotated[str, Option("--method", metavar="M", help=f"One of: {', '.join(METHODS)}.")] = METHODS[0],
     resume: Annotated[bool, Option("--resume", help="Continue an interrupted merge to the same file.")] = False,
-    epochs: Annotated[
-        int | None, _integer_option("--epochs", 1, 10**6, "Maximum epochs of one attempt (default 4).")
-    ] = None,
-    frames_per_epoch: Annotated[
-        int | None, _integer_option("--frames-per-epoch", 1, 10**9, "Maximum frames per query and epoch (default 512).")
-    ] = None,
-    batch: Annotated[
-        int | None, _integer_option("--batch", 1, 2**16, "Frames of a query in one step (default 16).")
-    ] = None,
-    rate: Annotated[
-        float | None,
-        _number_option("--rate", 0, 10, "AdamW's peak learning rate (default: chosen on val).", above=True),
-    ] = None,
-    distill: Annotated[
-        float | None,
-        _number_option("--distill", 0, 1, "Weight of the originals' outputs against labels (default 0.5)."),
-    ] = None,
-    features: Annotated[
-        float | None, _number_option("--features", 0, 10**6, "Weight of the feature loss (default: the method's own).")
-    ] = None,
     precision: Annotated[
-        Literal["fp32", "bf16"] | None, Option("--precision", metavar="fp32|bf16", help="Precision of the training.")
-    ] = None,
-    margin: Annotated[
-        float | None, _number_option("--margin", 0, 1, "Margin above the target on val (default: an interval).")
-    ] = None,
+        Literal["fp32", "bf16"], Option("--precision", metavar="fp32|bf16", help="Precision of the training.")
+    ] = "fp32",
     weights: Annotated[
-        Literal["fp32", "fp16", "int8", "int4"] | None,
-        Option(
-            "--weights",
-            metavar="fp32|fp16|int8|int4",
-            help="Fewest bits tried for stored and resident weights (default fp32).",
-        ),
-    ] = None,
-    min_saving: Annotated[
-        float | None, _number_option("--min-saving", 0, 1, "Skip groups that save a smaller fraction of all bytes.")
-    ] = None,
-    max_minutes: Annotated[
-        float | None,
-        _number_option("--max-minutes", 0, 10**7, "Begin nothing new after this time (default: no limit)."),
-    ] = None,
-    max_flops: Annotated[
-        float | None, _number_option("--max-flops", 0, 1e30, "Begin nothing new after these FLOPs (default: no limit).")
-    ] = None,
-    threads: Annotated[int | None, _integer_option("--threads", 1, 4096, "Torch threads of each process.")] = None,
+        Literal["fp32", "fp16", "int8", "int4"],
+        Option("--weights", metavar="fp32|fp16|int8|int4", help="Fewest bits tried for stored and resident weights."),
+    ] = "fp32",
+    threads: Annotated[int | None, _number("--threads", 1, 4096, "Torch threads of each process.")] = None,
     ray: Annotated[
         str | None, Option("--ray", metavar="ADDRESS", help="Run on a Ray cluster: local, auto, HOST:PORT or ray://...")
     ] = None,
     seed: Seed = 0,
+    **options: Any,
 ) -> CommandResult:
     """Share weights between the queries' models and write a bundle."""
     from gemel.bundle_summary import MergeOutcomes
@@ -316,14 +296,12 @@ def _merge(
     from models.bundle import open_bundle
     from models.workload import load_workload
 
-    options = dict(locals())
-    recipe = Recipe(**_drop_unset(**{name: options[name] for name in RECIPE_OPTIONS}))
-    bounds = _drop_unset(**{name: options[name] for name in MERGE_BOUNDS})
+    recipe, bounds = Recipe(**_select(RECIPE, options)), _select(BOUNDS, options)
     load = load_workload(workload)
-    limit_s = None if max_minutes is None else 60 * max_minutes
+    limit_s = 60 * bounds["max_minutes"] if "max_minutes" in bounds else None
     with process_group() as ranks, show_progress(limit_s=limit_s) as progress:
         resources = Resources(threads, ray, ranks)
-        merge_options = MergeOptions(recipe, resources=resources, **bounds)
+        merge_options = MergeOptions(recipe, precision=precision, weights=weights, resources=resources, **bounds)
         report = merge(load, out, method, resume, seed, progress, merge_options)
         if ranks.rank:
             return CommandResult({}, "", _code(report.met), silent=True)
@@ -338,7 +316,7 @@ def _merge(
     return CommandResult(result, text, _code(report.met))
 
 
-app.add_typer(bundle_group, name="bundle")
+bundle_group = _group("Look at, check, export, ship and sign bundles.", app, "bundle")
 
 
 @command(bundle_group, "show")
@@ -357,20 +335,15 @@ def show_bundle(
 def verify_bundle(
     bundle: BundlePath,
     factory: Factories = [],  # noqa: B006
-    config: Annotated[
-        str | None, Option("--config", metavar="FILE", help="A box config: use its `factories` and `public_key`.")
-    ] = None,
-    public_key: Annotated[
-        str | None, Option("--public-key", metavar="FILE", help="Require a signature by this Ed25519 key.")
-    ] = None,
+    config: Annotated[str | None, _file("--config", "A box config: use its `factories` and `public_key`.")] = None,
+    public_key: Annotated[str | None, _file("--public-key", "Require a signature by this Ed25519 key.")] = None,
 ) -> CommandResult:
     """Rehash every tensor and check the manifest; exit code 1 when the bundle is refused."""
     from models.bundle import list_unchecked, open_bundle
     from models.bundle import verify_bundle as find_problems
     from models.bundle.signing import check_signature
 
-    folder, keys = Path.cwd(), [public_key] if public_key else []
-    factories = list(factory)
+    folder, keys, factories = Path.cwd(), [public_key] if public_key else [], list(factory)
     if config is not None:
         from edge_runtime.config import load_config
 
@@ -416,9 +389,7 @@ def export_query(
 def write_delta(
     old: Annotated[str, Argument(metavar="OLD", help="The bundle on the box.")],
     new: Annotated[str, Argument(metavar="NEW", help="The bundle to ship.")],
-    out: Annotated[
-        str | None, Option("-o", "--out", metavar="FILE", help="The update; without it, only sizes.")
-    ] = None,
+    out: Annotated[str | None, _file("-o --out", "The update; without it, only sizes.")] = None,
 ) -> CommandResult:
     """Write the tensors of NEW that OLD lacks, as an update."""
     from models.bundle.delta import write_update
@@ -438,14 +409,11 @@ def apply_delta(
     from models.bundle.delta import apply_update
 
     made = apply_update(old, update, out)
-    text = f"{out}: {size(made['bytes'])}, SHA-256 {made['digest']}"
-    return CommandResult({"bundle": out, **made}, one_line(text))
+    return CommandResult({"bundle": out, **made}, one_line(f"{out}: {size(made['bytes'])}, SHA-256 {made['digest']}"))
 
 
 @command(bundle_group, "sign")
-def sign_bundle(
-    bundle: BundlePath, key: Annotated[str, Option("--key", metavar="FILE", help="A private Ed25519 key.")]
-) -> CommandResult:
+def sign_bundle(bundle: BundlePath, key: Annotated[str, _file("--key", "A private Ed25519 key.")]) -> CommandResult:
     """Sign a bundle in place."""
     from models.bundle import signing
 
@@ -470,12 +438,13 @@ def run_box(
         summary = run(config, check=check)
     finally:
         handler.drain(LOG_TIMEOUT_S)
+    # The results may go to stdout, so the summary goes to stderr.
+    shown = partial(CommandResult, summary, on_stderr=True, leave_threads=True)
     if check:
-        return CommandResult(summary, checked_text(config, summary), on_stderr=True, leave_threads=True)
+        return shown(checked_text(config, summary))
     problems = [*summary["unwritten"], *([summary["fault"]] if summary["fault"] else [])]
     text = "\n".join([box_text(summary), *(f"gemel: {line}" for line in problems)])
-    # The results may go to stdout, so the summary goes to stderr.
-    return CommandResult(summary, text, _box_exit_code(summary), on_stderr=True, leave_threads=True)
+    return shown(text, exit_code=_box_exit_code(summary))
 
 
 def _box_exit_code(summary: dict[str, Any]) -> ExitCode:
@@ -489,7 +458,7 @@ def _box_exit_code(summary: dict[str, Any]) -> ExitCode:
     return _code(all(camera["error"] is None for camera in summary["cameras"]))
 
 
-_startup = StartupSignals()
+_startup = SignalHandlers()
 
 
 def prepare_process(words: Sequence[str]) -> None:
@@ -502,13 +471,10 @@ def prepare_process(words: Sequence[str]) -> None:
 
         use_one_arena()
     if "--check" not in words:
-        _startup.install(partial(_startup_output, "--json" in words))
-
-
-def _startup_output(as_json: bool, signal_name: str) -> tuple[str, str]:
-    return json.dumps(
-        empty_summary(signal_name)
-    ) + "\n" if as_json else "", f"{signal_name} came before the box served\n"
+        as_json = "--json" in words
+        _startup.install(exit_at_once(lambda name: (
+            f"{json.dumps(empty_summary(name))}\n" if as_json else "", f"{name} came before the box served\n"
+        )))  # fmt: skip
 
 
 @command(app, "reload")
@@ -517,30 +483,22 @@ def reload_box(config: Config) -> CommandResult:
     from gemel import service
 
     found = service.reload_box(config)
-    if found["applied"]:
-        return CommandResult(found, f"{config}: applied")
-    return CommandResult(found, f"{config}: not applied, the box serves on: {found['reason']}", ExitCode.SHORT)
+    outcome = "applied" if found["applied"] else f"not applied, the box serves on: {found['reason']}"
+    return CommandResult(found, f"{config}: {outcome}", _code(found["applied"]))
 
 
-app.add_typer(service_group, name="service")
-
-
-@service_group.callback()
-def _keep_group() -> None:
-    """Run a box as a systemd service."""
+service_group = _group("Run a box as a systemd service.", app, "service")
 
 
 @command(service_group, "install")
 def install_service(
     config: Config,
-    out: Annotated[
-        str | None, Option("-o", "--out", metavar="FILE", help="The unit (default in /etc/systemd).")
-    ] = None,
+    out: Annotated[str | None, _file("-o --out", "The unit (default in /etc/systemd).")] = None,
     user: Annotated[
         str | None, Option("--user", metavar="NAME", help="User of the service (default the config's owner, not root).")
     ] = None,
     environment: Annotated[
-        str | None, Option("--environment", metavar="FILE", help="Lines NAME=VALUE for each ${NAME} of the config.")
+        str | None, _file("--environment", "Lines NAME=VALUE for each ${NAME} of the config.")
     ] = None,
 ) -> CommandResult:
     """Write the systemd unit that runs a box; the printed command starts it."""
@@ -561,17 +519,14 @@ def install_service(
 def evaluate_bundle(
     bundle: BundlePath,
     workload: Workload,
-    out: Annotated[str, Option("-o", "--out", metavar="DIR", help="Folder of report.html and report.json.")],
+    out: Annotated[str, _file("-o --out", "Folder of report.html and report.json.", "DIR")],
     device: Device = None,
     memory: Memory = "50%",
     wall: Annotated[
-        float,
-        _number_option("--wall", 0, 600, "Also run on this machine for these seconds, to check the virtual clock."),
+        float, _number("--wall", 0, 600, "Also run on this machine for these seconds, to check the virtual clock.")
     ] = 0.0,
-    coco: Annotated[
-        str | None, Option("--coco", metavar="DIR", help="New folder: frames, labels, predictions (COCO).")
-    ] = None,
-    seeds: Annotated[int, _integer_option("--seeds", 1, 1000, "Streams that are drawn and averaged.")] = 3,
+    coco: Annotated[str | None, _file("--coco", "New folder: frames, labels, predictions (COCO).", "DIR")] = None,
+    seeds: Annotated[int, _number("--seeds", 1, 1000, "Streams that are drawn and averaged.")] = 3,
 ) -> CommandResult:
     """Offline and streaming accuracy of a bundle, as a report; exit code 1 when a query misses its target."""
     from gemel.evaluation import REPORT_HTML, EvalOptions, evaluate
@@ -588,7 +543,7 @@ def evaluate_bundle(
 @command(app, "report")
 def compare_reports(
     reports: Annotated[list[str], Argument(metavar="REPORT...", help="A report.json, or its folder.")],
-    out: Annotated[str, Option("-o", "--out", metavar="FILE", help="The page (HTML); replaced if it exists.")],
+    out: Annotated[str, _file("-o --out", "The page (HTML); replaced if it exists.")],
 ) -> CommandResult:
     """Compare several evaluations of one workload on a page."""
     from gemel import api
@@ -603,24 +558,15 @@ def compare_reports(
     return CommandResult(found, "\n".join([rows_text, "", found["answer"], *found["differences"], f"report: {out}"]))
 
 
-app.add_typer(drift_group, name="drift")
-
-
-@drift_group.callback()
-def _keep_drift_group() -> None:
-    """Check whether a box still answers as its originals would."""
+drift_group = _group("Check whether a box still answers as its originals would.", app, "drift")
 
 
 @command(drift_group, "check")
 def check_drift(
     spool: Annotated[str, Argument(metavar="SPOOL", help="The `spool` folder of the box's config, or a copy.")],
     workload: Workload,
-    out: Annotated[
-        str | None, Option("-o", "--out", metavar="FILE", help="Write a bundle with the failing queries reverted.")
-    ] = None,
-    bundle: Annotated[
-        str | None, Option("--bundle", metavar="FILE", help="The box's bundle (default: named in SPOOL's ledger).")
-    ] = None,
+    out: Annotated[str | None, _file("-o --out", "Write a bundle with the failing queries reverted.")] = None,
+    bundle: Annotated[str | None, _file("--bundle", "The box's bundle (default: named in SPOOL's ledger).")] = None,
 ) -> CommandResult:
     """Compare a box's predictions with its originals' on sampled frames; exit code 1 when a query is below target."""
     from gemel import drift
@@ -632,52 +578,34 @@ def check_drift(
     return CommandResult(found, drift.format_check(found), _code(met))
 
 
-@command(app, "simulate")
-def _simulate(
+@command(app, "simulate", CONDITIONS)
+def simulate_box(
     source: Annotated[str | None, Argument(metavar="BUNDLE|WORKLOAD", help="Left out with --replay.")] = None,
-    device: Device = None,
-    memory: Memory = "min",
-    policy: Policy = "adaptive",
-    shared: AllShared = False,
-    overflow: Overflow = False,
-    factory: Factories = [],  # noqa: B006
-    seed: Seed = 0,
-    duration_s: Annotated[
-        float, Option("--duration", parser=_number(0, MAX_SIMULATED_S, above=True), metavar="S", help="Seconds.")
-    ] = 60.0,
+    duration_s: Annotated[float, _number("--duration", 1e-3, MAX_SIMULATED_S, "Seconds.", "S")] = 60.0,
     replay: Annotated[
-        str | None, Option("--replay", metavar="TRACE", help="Replay what a box recorded (`trace:` in its config).")
+        str | None, _file("--replay", "Replay what a box recorded (`trace:` in its config).", "TRACE")
     ] = None,
+    **conditions: Any,
 ) -> CommandResult:
     """Run the box's schedule on a virtual clock."""
-    from gemel.planner import format_replay, replay_run, simulate_box
+    from gemel import planner
 
     if replay is not None:
-        replayed = replay_run(replay)
-        return CommandResult(replayed.to_json(), format_replay(replayed))
+        replayed = planner.replay_run(replay)
+        return CommandResult(replayed.to_json(), planner.format_replay(replayed))
     if source is None:
         raise InputError("gemel simulate", "nothing to simulate", "give a bundle, a workload or --replay TRACE")
-    conditions = Conditions(memory, device, policy, shared, overflow, tuple(factory), seed)
-    found = simulate_box(source, conditions, duration_s)
+    found = planner.simulate_box(source, _conditions(conditions), duration_s)
     return CommandResult(found.to_json(), found.to_text())
 
 
-@command(app, "plan")
-def plan_box(
-    source: Source,
-    device: Device = None,
-    memory: Memory = "min",
-    policy: Policy = "adaptive",
-    shared: AllShared = False,
-    overflow: Overflow = False,
-    factory: Factories = [],  # noqa: B006
-    seed: Seed = 0,
-) -> CommandResult:
+@command(app, "plan", CONDITIONS)
+def plan_box(source: Source, **conditions: Any) -> CommandResult:
     """What fits, what swaps and which rate each query will have, before anything is shipped."""
     from gemel import planner
 
-    plan = planner.plan_every_device if device == EVERY_DEVICE else planner.plan_box
-    found = plan(source, Conditions(memory, device, policy, shared, overflow, tuple(factory), seed))
+    plan = planner.plan_every_device if conditions["device"] == EVERY_DEVICE else planner.plan_box
+    found = plan(source, _conditions(conditions))
     return CommandResult(found.to_json(), found.to_text())
 
 
@@ -690,7 +618,7 @@ def profile_bundle(
     ] = None,
     engine: Annotated[str, Option("--engine", metavar="NAME", help="An engine of docs/engines.md.")] = "auto",
     workload: Annotated[
-        str | None, Option("--workload", metavar="FILE", help="Measure how accuracy falls with age on its val footage.")
+        str | None, _file("--workload", "Measure how accuracy falls with age on its val footage.")
     ] = None,
     factory: Factories = [],  # noqa: B006
 ) -> CommandResult:
@@ -706,34 +634,26 @@ def profile_bundle(
 @command(app, "place")
 def place_fleet(
     fleet: Annotated[str, Argument(metavar="FLEET", help="A fleet file (YAML).")],
-    out: Annotated[str, Option("-o", "--out", metavar="DIR", help="Folder of placement.json and one workload a box.")],
+    out: Annotated[str, _file("-o --out", "Folder of placement.json and one workload a box.", "DIR")],
     objective: Annotated[
         Objective,
-        Option(
-            "--objective",
-            metavar="boxes|frames|fair",
-            help="boxes: cheapest set of boxes; frames: most frames in time; fair: best worst query.",
-        ),
+        Option("--objective", metavar="boxes|frames|fair",
+               help="boxes: cheapest set of boxes; frames: most frames in time; fair: best worst query."),
     ] = "boxes",
     shared: Annotated[
         Shared,
-        Option(
-            "--shared",
-            metavar="predicted|ceiling|none",
-            help="What models on one box share: what merges keep, all they can, or nothing.",
-        ),
+        Option("--shared", metavar="predicted|ceiling|none",
+               help="What models on one box share: what merges keep, all they can, or nothing."),
     ] = "predicted",
     min_frames: Annotated[
-        float, _number_option("--min-frames", 0, 1, "Fraction of its frames that every box must have time for.")
+        float, _number("--min-frames", 0, 1, "Fraction of its frames that every box must have time for.")
     ] = 0.0,
-    before: Annotated[
-        str | None, Option("--from", metavar="DIR", help="The placement now; few bytes are moved from it.")
-    ] = None,
+    before: Annotated[str | None, _file("--from", "The placement now; few bytes are moved from it.", "DIR")] = None,
     max_seconds: Annotated[
-        float, _number_option("--max-seconds", 0, 86_400, "Time limit of the search.", above=True)
+        float, _number("--max-seconds", 1e-3, 86_400, "Time limit of the search.")
     ] = DEFAULT_PLACEMENT.seconds,
     seed: Seed = 0,
-) -> CommandResult:
+) -> CommandResult:  # fmt: skip
     """Decide which queries of a fleet run on which box; exit code 1 when some have no box."""
     from gemel.fleet import load_fleet
     from gemel.placement import find_placement, read_placement, reserve_folder
@@ -751,7 +671,7 @@ def place_fleet(
 @command(app, "doctor")
 def diagnose_machine(
     folder: Annotated[
-        str | None, Option("--folder", metavar="DIR", help="Where storage is measured (default: temporary folder).")
+        str | None, _file("--folder", "Where storage is measured (default: temporary folder).", "DIR")
     ] = None,
 ) -> CommandResult:
     """Measure this machine: copy and storage bandwidth, engines available."""
@@ -765,6 +685,10 @@ def _code(met: bool) -> ExitCode:
     return ExitCode.DONE if met else ExitCode.SHORT
 
 
-def _drop_unset(**options: Any) -> dict[str, Any]:
-    """The options that were given on the command line."""
-    return {name: value for name, value in options.items() if value is not None}
+def _conditions(options: dict[str, Any]) -> Conditions:
+    return Conditions(**{**options, "factories": tuple(options["factories"])})
+
+
+def _select(options: Sequence[introspection.Parameter], given: dict[str, Any]) -> dict[str, Any]:
+    """The options of a table that were given on the command line."""
+    return {one.name: given[one.name] for one in options if given[one.name] is not None}

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gemel.text import percent, size, table
 from models.data import SPLITS, load_split
-from models.errors import InputError
+from models.errors import InputError, join_names
 from models.io import is_path
 from models.published import Published
 from models.sharing.groups import Group, groups
@@ -21,56 +21,9 @@ from models.weights import check_weights, load_weights
 from models.workload import Query, Workload
 from models.zoo import build_query
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-def missing_inputs(workload: Workload) -> tuple[str, ...]:
-    """One line for each: the file, the key, what is wrong with it, what to do. Nothing is downloaded or decoded."""
-    found = [*_cameras(workload)]
-    for query in workload.queries:
-        found += [*_weights(query, workload.path), *_data(query, workload.path)]
-    return tuple(str(error) for error in found)
-
-
-def _cameras(workload: Workload) -> Iterator[InputError]:
-    for camera in workload.cameras.values():
-        if is_path(camera.source) and not os.path.exists(camera.source):
-            key = f"cameras.{camera.id}.source"
-            yield InputError(workload.path, f"{camera.source} does not exist", "correct the path", key)
-
-
-def _weights(query: Query, file: Path) -> Iterator[InputError]:
-    key, remedy = f"weights ({query.id})", "correct the path, or let `gemel train` write it"
-    if query.weights is None:
-        yield InputError(file, "none are named", "name a file: `gemel train` writes it, `gemel merge` reads it", key)
-    elif isinstance(query.weights, Published):
-        return
-    elif not query.weights.is_file():
-        yield InputError(file, f"{query.weights} does not exist", remedy, key)
-    else:
-        yield from _input_errors(lambda: check_weights(query, build_query(query, "meta")))
-
-
-def _data(query: Query, file: Path) -> Iterator[InputError]:
-    key = f"data ({query.id})"
-    if query.data is None:
-        yield InputError(file, "no frames are named", "name a folder or a video: training and merging need it", key)
-    elif not query.data.exists():
-        yield InputError(file, f"{query.data} does not exist", "correct the path, or put frames there", key)
-    elif any((query.data / split).is_dir() for split in SPLITS):
-        for split in SPLITS:
-            yield from _input_errors(lambda split=split: load_split(query, split))
-
-
-def _input_errors(check: Callable[[], object]) -> Iterator[InputError]:
-    try:
-        check()
-    except InputError as error:
-        yield error
-
-
-TEXT_GROUPS = 12
+MAX_GROUPS, MAX_NAMES = 12, 4
+"""Groups in the text, and queries named for each."""
+HEAVIEST_FRACTIONS = (0.5, 0.8)
 PAIRING_HELP = (
     "paired by: only = no model has this layer twice; position = networks aligned so that as many layers as possible "
     "meet in order; likeness = aligned with the most similar weights first"
@@ -81,7 +34,8 @@ PAIRING_HELP = (
 class Inspection:
     """Bytes of a workload's models and the groups they could share.
 
-    `heaviest`: (layers, fraction of all bytes) for half and for 80 % of the bytes. `warnings`: missing or unfit inputs.
+    `queries` are the rows of the JSON. `heaviest`: (layers, fraction of all bytes) for half and for 80 % of the bytes.
+    `warnings`: missing or unfit inputs.
     """
 
     workload: str
@@ -110,33 +64,29 @@ class Inspection:
             "ceiling_fraction": self.ceiling_fraction,
             "heaviest": [{"layers": count, "bytes_fraction": share} for count, share in self.heaviest],
             "groups": [
-                {
-                    "signature": group.signature,
-                    "bytes": group.bytes,
-                    "members": [list(member) for member in group.members],
-                    "saved_bytes": group.saved_bytes,
-                    "paired": group.paired,
-                }
-                for group in self.groups
+                {"signature": one.signature, "bytes": one.bytes, "members": [list(member) for member in one.members],
+                 "saved_bytes": one.saved_bytes, "paired": one.paired}
+                for one in self.groups
             ],
             "notes": list(self.notes),
             "warnings": list(self.warnings),
-        }
+        }  # fmt: skip
 
     def to_text(self) -> str:
         """The models, then the groups that save most, for a terminal."""
         rows = [(q["id"], q["model"], q["layers"], size(q["bytes"]), size(q["shareable_bytes"])) for q in self.queries]
         shown = [
-            (size(group.saved_bytes), size(group.bytes), group.signature, group.paired, _members(group))
-            for group in self.groups[:TEXT_GROUPS]
-        ]
+            (size(one.saved_bytes), size(one.bytes), one.signature, one.paired,
+             join_names([query for query, _ in one.members], MAX_NAMES))
+            for one in self.groups[:MAX_GROUPS]
+        ]  # fmt: skip
         more = len(self.groups) - len(shown)
-        count_all = sum(query["layers"] for query in self.queries)
+        layers = sum(query["layers"] for query in self.queries)
         few = ", ".join(f"{percent(share, 0)} of the bytes in {count}" for count, share in self.heaviest)
         return "\n".join([
             table(("query", "model", "layers", "bytes", "in groups"), rows),
             "",
-            f"{len(rows)} models, {size(self.total_bytes)}; {few} of {count_all} layers",
+            f"{len(rows)} models, {size(self.total_bytes)}; {few} of {layers} layers",
             f"layer-sharing bound: {size(self.ceiling_bytes)} = {percent(self.ceiling_fraction)} of all bytes saved "
             f"if all {len(self.groups)} groups were shared ({self.signature} signatures)",
             "",
@@ -154,67 +104,92 @@ def inspect_workload(workload: Workload, signature: Signature = "wide", weights:
     another model is shared whole.
     """
     layers = layers_of_all(workload.queries)
-    states = _states(workload) if weights else {}
+    states = {}
+    for query in workload.queries if weights else ():
+        if query.weights is not None and query.weights.exists():
+            states[query.id] = load_weights(query, build_query(query)).state_dict()
     twins = copies(states)
     found = groups(layers, signature, likeness=cosine_likeness(states) if weights else None)
-    shareable: Counter[str] = Counter()
+    shareable = Counter[str]()
     for group in found:
-        for query, _ in group.members:
-            shareable[query] += group.bytes
+        for query_id, _ in group.members:
+            shareable[query_id] += group.bytes
     counts = Counter(layer.query for layer in layers)
     free = {layer.query for layer in layers if not layer.head}
+    sizes = {query.id: model_bytes(query) for query in workload.queries}
     queries = tuple(
-        {
-            "id": query.id,
-            "model": query.model,
-            "layers": counts[query.id],
-            "bytes": model_bytes(query),
-            "shareable_bytes": shareable[query.id],
-        }
+        {"id": query.id, "model": query.model, "layers": counts[query.id], "bytes": sizes[query.id],
+         "shareable_bytes": shareable[query.id]}
         for query in workload.queries
-    )
-    total = sum(query["bytes"] for query in queries)
+    )  # fmt: skip
+    notes = [f"{query}: its weights equal those of {other}, so all of it is shared" for query, other in twins.items()]
+    notes += [
+        f"{query.id}: {query.model} can share nothing: its head is its only convolution or linear layer"
+        for query in workload.queries
+        if query.id not in free
+    ]
     return Inspection(
         workload=workload.name,
         signature=signature,
         queries=queries,
-        total_bytes=total,
+        total_bytes=sum(sizes.values()),
         groups=tuple(found),
-        ceiling_bytes=ceiling_with_copies(layers, {query["id"]: query["bytes"] for query in queries}, twins, signature),
-        heaviest=_heaviest([layer.bytes for layer in layers], total),
-        notes=(
-            *(f"{query}: its weights equal those of {other}, so all of it is shared" for query, other in twins.items()),
-            *(
-                f"{query.id}: {query.model} can share nothing: its head is its only convolution or linear layer"
-                for query in workload.queries
-                if query.id not in free
-            ),
-        ),
+        ceiling_bytes=ceiling_with_copies(layers, sizes, twins, signature),
+        heaviest=_heaviest([layer.bytes for layer in layers], sum(sizes.values())),
+        notes=tuple(notes),
         warnings=missing_inputs(workload),
     )
 
 
-def _states(workload: Workload) -> dict[str, dict[str, Tensor]]:
-    states = {}
-    for query in workload.queries:
-        if query.weights is not None and query.weights.exists():
-            model = build_query(query)
-            states[query.id] = load_weights(query, model).state_dict()
-    return states
-
-
 def _heaviest(layer_bytes: list[int], total: int) -> tuple[tuple[int, float], ...]:
     """The fewest layers that hold half, and 80 %, of all bytes."""
-    ranked, held, found = sorted(layer_bytes, reverse=True), 0, []
-    marks = [0.5, 0.8]
-    for count, nbytes in enumerate(ranked, 1):
-        held += nbytes
-        while marks and held >= marks[0] * total:
-            marks.pop(0)
-            found.append((count, held / total))
-    return tuple(dict(found).items())
+    sums, found = [0], {}
+    for nbytes in sorted(layer_bytes, reverse=True):
+        sums.append(sums[-1] + nbytes)
+    for fraction in HEAVIEST_FRACTIONS:
+        count = next((count for count, held in enumerate(sums) if count and held >= fraction * total), None)
+        if count is not None:
+            found[count] = sums[count] / total
+    return tuple(found.items())
 
 
-def _members(group: Group) -> str:
-    names = [query for query, _ in group.members]
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+def missing_inputs(workload: Workload) -> tuple[str, ...]:
+    """One line for each: the file, the key, what is wrong with it, what to do. Nothing is downloaded or decoded."""
+    found: list[InputError] = []
+    for camera in workload.cameras.values():
+        if is_path(camera.source) and not os.path.exists(camera.source):
+            key = f"cameras.{camera.id}.source"
+            found.append(InputError(workload.path, f"{camera.source} does not exist", "correct the path", key))
+    for query in workload.queries:
+        found += [*_missing_weights(query, workload.path), *_missing_data(query, workload.path)]
+    return tuple(map(str, found))
+
+
+def _missing_weights(query: Query, file: Path) -> Iterator[InputError]:
+    key, hint = f"weights ({query.id})", "correct the path, or let `gemel train` write it"
+    if query.weights is None:
+        yield InputError(file, "none are named", "name a file: `gemel train` writes it, `gemel merge` reads it", key)
+    elif isinstance(query.weights, Published):
+        return
+    elif not query.weights.is_file():
+        yield InputError(file, f"{query.weights} does not exist", hint, key)
+    else:
+        yield from _input_errors(lambda: check_weights(query, build_query(query, "meta")))
+
+
+def _missing_data(query: Query, file: Path) -> Iterator[InputError]:
+    key = f"data ({query.id})"
+    if query.data is None:
+        yield InputError(file, "no frames are named", "name a folder or a video: training and merging need it", key)
+    elif not query.data.exists():
+        yield InputError(file, f"{query.data} does not exist", "correct the path, or put frames there", key)
+    elif any((query.data / split).is_dir() for split in SPLITS):
+        for split in SPLITS:
+            yield from _input_errors(lambda split=split: load_split(query, split))
+
+
+def _input_errors(check: Callable[[], object]) -> Iterator[InputError]:
+    try:
+        check()
+    except InputError as error:
+        yield error

@@ -21,6 +21,7 @@ EXIT_TIMEOUT_S = 0.5
 """A process whose result is printed ends after this time, whatever threads still hang."""
 MAX_QUEUED_LINES = 1000
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+Handler = Callable[[int, FrameType | None], Any] | signal.Handlers
 
 
 class ExitCode(IntEnum):
@@ -33,28 +34,27 @@ class ExitCode(IntEnum):
 
 
 class SignalHandlers:
-    """Turns SIGINT, SIGTERM and SIGHUP into KeyboardInterrupt, and records that one came (`interrupted`).
+    """Handlers of SIGINT, SIGTERM and SIGHUP, which `restore` removes.
 
-    Signals that are ignored when the process starts stay ignored, as under nohup.
+    Signals that are ignored when the process starts stay ignored, as under nohup; outside the main thread nothing is
+    handled. `interrupted`: a signal raised KeyboardInterrupt.
     """
 
     def __init__(self) -> None:
         self.interrupted = False
         self._previous: dict[int, Any] = {}
 
-    def install(self) -> None:
-        """Handle the signals from now on; has no effect outside the main thread."""
-        _install(self._previous, lambda _: self._raise)
-
-    def exit_soon(self, code: int) -> None:
-        """End the process within EXIT_TIMEOUT_S."""
-        timer = threading.Timer(EXIT_TIMEOUT_S, os._exit, (code,))
-        timer.daemon = True
-        timer.start()
+    def install(self, handler_of: Callable[[signal.Signals], Handler] | None = None) -> None:
+        """Handle each signal by `handler_of` it; without one, raise KeyboardInterrupt."""
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    handler = self._raise if handler_of is None else handler_of(number)
+                    self._previous[number] = signal.signal(number, handler)
 
     def exit(self, code: int) -> NoReturn:
         """End the process without waiting for its threads; another signal ends it at once."""
-        self._set_all(lambda *_: os._exit(code))
+        self._handle(lambda *_: os._exit(code))
         atexit._run_exitfuncs()
         with contextlib.suppress(OSError, ValueError, AttributeError):  # stdout may be closed
             sys.stdout.flush()
@@ -62,14 +62,14 @@ class SignalHandlers:
 
     def ignore(self) -> None:
         """Ignore further signals while the first one is handled."""
-        self._set_all(signal.SIG_IGN)
+        self._handle(signal.SIG_IGN)
 
     def restore(self) -> None:
         """Put the handlers back that were there before `install`."""
-        for number, previous in self._previous.items():
-            signal.signal(number, previous)
+        while self._previous:
+            signal.signal(*self._previous.popitem())
 
-    def _set_all(self, handler: Any) -> None:
+    def _handle(self, handler: Handler) -> None:
         for number in self._previous:
             signal.signal(number, handler)
 
@@ -78,40 +78,27 @@ class SignalHandlers:
         raise KeyboardInterrupt
 
 
-class StartupSignals:
-    """Until `restore`, a signal to stop ends the process at once with exit code 0, and SIGHUP has no effect.
+def exit_soon(code: int) -> None:
+    """End the process within EXIT_TIMEOUT_S."""
+    timer = threading.Timer(EXIT_TIMEOUT_S, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
 
-    No exception is raised: libraries that are being imported would turn it into an error of their own.
+
+def exit_at_once(last_output: Callable[[str], tuple[str, str]]) -> Callable[[signal.Signals], Handler]:
+    """Handlers that end the process with exit code 0, for a box that does not serve yet; SIGHUP has no effect.
+
+    `last_output` gives what to write to stdout and stderr for a signal's name. No exception is raised: libraries that
+    are being imported would turn it into an error of their own.
     """
 
-    def __init__(self) -> None:
-        self._previous: dict[int, Any] = {}
+    def leave(number: int, _: FrameType | None) -> None:
+        for descriptor, text in enumerate(last_output(signal.Signals(number).name), 1):
+            with contextlib.suppress(OSError):  # not through Python's buffers, which may be locked
+                os.write(descriptor, text.encode())
+        os._exit(ExitCode.DONE)
 
-    def install(self, last_output: Callable[[str], tuple[str, str]]) -> None:
-        """Handle the signals; `last_output` gives what to write to stdout and stderr for a signal's name."""
-
-        def leave(number: int, _: FrameType | None) -> None:
-            for descriptor, text in enumerate(last_output(signal.Signals(number).name), 1):
-                with contextlib.suppress(OSError):  # not through Python's buffers, which may be locked
-                    os.write(descriptor, text.encode())
-            os._exit(ExitCode.DONE)
-
-        _install(self._previous, lambda number: leave if number != signal.SIGHUP else lambda *_: None)
-
-    def restore(self) -> None:
-        """Put the handlers back that were there before `install`."""
-        while self._previous:
-            signal.signal(*self._previous.popitem())
-
-
-def _install(previous: dict[int, Any], handler_for: Callable[[signal.Signals], Any]) -> None:
-    if threading.current_thread() is not threading.main_thread():
-        return
-    for number in SIGNALS:
-        handler = signal.getsignal(number)
-        if handler not in (signal.SIG_IGN, None):
-            previous[number] = handler
-            signal.signal(number, handler_for(number))
+    return lambda number: leave if number != signal.SIGHUP else lambda *_: None
 
 
 class OneLineFormatter(logging.Formatter):
@@ -130,9 +117,8 @@ class LogHandler(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.setFormatter(OneLineFormatter("%(asctime)s %(message)s", "%H:%M:%S"))
-        self._out = sys.stderr
         self._lines: queue.Queue[str | threading.Event] = queue.Queue(MAX_QUEUED_LINES)
-        threading.Thread(target=self._write_lines, name="log", daemon=True).start()
+        threading.Thread(target=self._write_lines, args=(sys.stderr,), name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(queue.Full):
@@ -145,12 +131,11 @@ class LogHandler(logging.Handler):
             self._lines.put_nowait(written)
             written.wait(timeout_s)
 
-    def _write_lines(self) -> None:
+    def _write_lines(self, out: Any) -> None:
         while True:
             line = self._lines.get()
             if isinstance(line, threading.Event):
                 line.set()
             else:
                 with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is closed or has no reader
-                    self._out.write(line + "\n")
-                    self._out.flush()
+                    print(line, file=out, flush=True)

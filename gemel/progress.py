@@ -29,18 +29,17 @@ MAX_NAMES = 3
 
 @dataclass
 class StageLevel:
-    """The stages of one piece of work; `announced` is False where they became known one by one."""
+    """The stages of one piece of work; `count` is None where they become known one by one."""
 
     names: list[str]
+    count: int | None
     current: int | None = None
-    announced: bool = True
 
     def describe(self) -> str:
         """The running stage, with its number where the count is known."""
         if self.current is None:
             return ""
-        count = f" ({self.current + 1} of {len(self.names)})" if self.announced else ""
-        return self.names[self.current] + count
+        return self.names[self.current] + (f" ({self.current + 1} of {self.count})" if self.count else "")
 
 
 class StageTracker:
@@ -60,9 +59,9 @@ class StageTracker:
     def update(self, event: str, fields: Fields, now: float) -> None:
         """Apply one of the events `stages`, `stage` and `part`; others change nothing."""
         if event == "stages":
-            self._announce([str(name) for name in fields["names"]])
+            self._announce(fields["names"])
         elif event == "stage":
-            self._begin(str(fields["name"]))
+            self._begin(fields["name"])
             self.began, self.done, self.ends_at = now, None, None
         elif event == "part":
             left = fields.get("seconds_left")
@@ -75,121 +74,119 @@ class StageTracker:
             if level.names == names or level.current is None:  # the same work again, or stages that never began
                 del self.levels[index:]
                 break
-        self.levels.append(StageLevel(names))
+        self.levels.append(StageLevel(names, len(names)))
 
     def _begin(self, name: str) -> None:
         for index in reversed(range(len(self.levels))):
-            level = self.levels[index]
-            if name in level.names:
+            if name in self.levels[index].names:
                 del self.levels[index + 1 :]
-                level.current = level.names.index(name)
-                return
-        if not self.levels or self.levels[-1].announced:
-            self.levels.append(StageLevel([], announced=False))
-        self.levels[-1].names.append(name)
-        self.levels[-1].current = len(self.levels[-1].names) - 1
+                break
+        else:
+            if self.levels and self.levels[-1].count is None:
+                self.levels.pop()
+            self.levels.append(StageLevel([name], None))
+        self.levels[-1].current = self.levels[-1].names.index(name)
 
     def describe_announced(self) -> str:
         """The stages that were announced last."""
         names = self.levels[-1].names
-        count = "1 stage" if len(names) == 1 else f"{len(names)} stages"
-        return f"{count}: {', '.join(names)}"
+        return f"{'1 stage' if len(names) == 1 else f'{len(names)} stages'}: {', '.join(names)}"
 
     def describe_stage(self) -> str:
         """The running stage, after the stages that it is part of."""
         return ", ".join(text for level in self.levels if (text := level.describe()))
 
     def describe_part(self, now: float) -> str:
-        """How long the running stage has taken, how much of it is done, and how long the rest takes."""
-        parts = [f"{duration(now - self.began)} so far"]
-        if self.done is not None:
-            parts.append(f"{percent(self.done, 0)} done")
-            if self.ends_at is not None and self.ends_at > now:
-                parts.append(f"about {duration(max(1.0, self.ends_at - now))} left")
+        """How much of the running stage is done, and how long the rest takes."""
+        parts = [] if self.done is None else [f"{percent(self.done, 0)} done"]
+        if self.ends_at is not None and self.ends_at > now:
+            parts.append(f"about {duration(max(1.0, self.ends_at - now))} left")
         return ", ".join(parts)
 
 
-class ProgressLog:
-    """One line an event, at most one a minute for frequent events and for a stage that still runs. Thread-safe."""
+class ProgressDisplay:
+    """Prints a line for each event, and shows the running stage: as a bar on a terminal, else once a minute.
+
+    A log prints frequent events at most once a minute. Thread-safe.
+    """
 
     def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic, limit_s: float | None = None) -> None:
         self._out, self._clock, self._lock = out, clock, threading.Lock()
         self._started = self._printed_at = clock()
         self._tracker = StageTracker(self._started, limit_s)
+        self.bars = None
+        if out.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+            self.bars = Progress(
+                SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(),
+                TextColumn("{task.fields[part]}", markup=False), TimeElapsedColumn(), console=Console(file=out),
+            )  # fmt: skip
+            self.bars.add_task("starting", total=None, part="")
 
     def __call__(self, event: str, **fields: Any) -> None:
         with self._lock:
             now = self._clock()
             self._tracker.update(event, fields, now)
-            if event == "stages":
+            if self.bars is not None:
+                self._update_bar(event, fields, now)
+            elif event == "stages":
                 self._print(self._tracker.describe_announced(), now)
             elif event == "stage":
                 self._print(self._tracker.describe_stage(), now)
             elif event not in FREQUENT_EVENTS:
                 self._print(format_event(event, fields), now)
-            elif now - self._printed_at >= INTERVAL_S:
-                text = format_event(event, fields) if event != "part" else self._tracker.describe_stage()
-                self._print(f"{text}; {self._tracker.describe_part(now)}", now)
+            else:
+                self._print_running(format_event(event, fields) if event != "part" else "", now)
 
     def print_if_quiet(self) -> None:
         """Print the running stage if nothing was printed for a minute."""
         with self._lock:
-            if (now := self._clock()) - self._printed_at >= INTERVAL_S:
-                self._print(f"{self._tracker.describe_stage() or 'running'}; {self._tracker.describe_part(now)}", now)
+            self._print_running("", self._clock())
+
+    def _update_bar(self, event: str, fields: Fields, now: float) -> None:
+        assert self.bars is not None
+        task = self.bars.task_ids[0]
+        if event == "stage":
+            self.bars.reset(task, total=None, description=self._tracker.describe_stage(), part="")
+        elif event == "part":
+            self.bars.update(task, total=1.0, completed=fields["done"], part=self._tracker.describe_part(now))
+        elif event == "epoch":
+            self.bars.update(task, part=format_event(event, fields))
+        elif event != "stages":
+            style = "yellow" if event == "warning" else None
+            self.bars.console.print(format_event(event, fields), style=style, highlight=False, markup=False)
+
+    def _print_running(self, text: str, now: float) -> None:
+        if now - self._printed_at >= INTERVAL_S:
+            text = text or self._tracker.describe_stage() or "running"
+            parts = [f"{duration(now - self._tracker.began)} so far", self._tracker.describe_part(now)]
+            self._print(f"{text}; {', '.join(filter(None, parts))}", now)
 
     def _print(self, text: str, now: float) -> None:
         self._printed_at = now
         print(f"[{now - self._started:6.1f} s] {text}", file=self._out, flush=True)
 
 
-class ProgressBars:
-    """A bar for the running stage below the events, on a terminal."""
-
-    def __init__(self, out: TextIO, limit_s: float | None = None) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        self._tracker = StageTracker(time.monotonic(), limit_s)
-        self.bars = Progress(
-            SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(),
-            TextColumn("{task.fields[part]}", markup=False), TimeElapsedColumn(), console=Console(file=out),
-        )  # fmt: skip
-        self._stage = self.bars.add_task("starting", total=None, part="")
-
-    def __call__(self, event: str, **fields: Any) -> None:
-        now = time.monotonic()
-        self._tracker.update(event, fields, now)
-        if event == "stage":
-            self.bars.reset(self._stage, total=None, description=self._tracker.describe_stage(), part="")
-        elif event == "part":
-            part = self._tracker.describe_part(now).partition(", ")[2]
-            self.bars.update(self._stage, total=1.0, completed=fields["done"], part=part)
-        elif event == "epoch":
-            self.bars.update(self._stage, part=format_event(event, fields))
-        elif event != "stages":
-            style = "yellow" if event == "warning" else None
-            self.bars.console.print(format_event(event, fields), style=style, highlight=False, markup=False)
-
-
 @contextmanager
 def show_progress(out: TextIO | None = None, limit_s: float | None = None) -> Iterator[Progress]:
     """Progress on `out` (default stderr): bars on a terminal, lines elsewhere. `limit_s` bounds the time left."""
-    stream = out if out is not None else sys.stderr
-    if stream.isatty():
-        progress = ProgressBars(stream, limit_s)
-        with progress.bars:
-            yield progress
+    display = ProgressDisplay(out if out is not None else sys.stderr, limit_s=limit_s)
+    if display.bars is not None:
+        with display.bars:
+            yield display
         return
-    log, finished = ProgressLog(stream, limit_s=limit_s), threading.Event()
+    finished = threading.Event()
 
     def watch() -> None:
         while not finished.wait(POLL_INTERVAL_S):
-            log.print_if_quiet()
+            display.print_if_quiet()
 
     watcher = threading.Thread(target=watch, name="progress", daemon=True)
     watcher.start()
     try:
-        yield log
+        yield display
     finally:
         finished.set()
         watcher.join()
@@ -207,31 +204,31 @@ def format_event(event: str, fields: Fields) -> str:
     return one_line(event.replace("_", " ") + (f" ({values})" if values else ""))
 
 
-def _names(names: Any) -> str:
-    return join_names(list(names), MAX_NAMES)
-
-
-def _metric(name: str) -> str:
+def _words(name: str) -> str:
     return {"f1": "F1"}.get(name, name.replace("_", " "))
+
+
+def _lowest(ratios: Mapping[str, float]) -> str:
+    query, ratio = min(ratios.items(), key=lambda item: item[1])
+    return f"lowest ratio {number(ratio, 2)} ({query})"
 
 
 def _original(f: Fields) -> str:
     test = f", {number(f['test'])} on test" if "test" in f else ""
     took = f", in {duration(f['seconds'])}" if "seconds" in f else ""
-    return f"{f['query']}: original trained, {_metric(f['metric'])} {number(f['val'])} on val{test}{took}"
+    return f"{f['query']}: original trained, {_words(f['metric'])} {number(f['val'])} on val{test}{took}"
 
 
 def _epoch(f: Fields) -> str:
     text = f"epoch {f['epoch']} of {f['epochs']} ({'joint' if len(f['queries']) > 1 else f['queries'][0]})"
-    if not f.get("ratios"):
-        return f"{text}: loss {f['loss']:.3g}" if "loss" in f else text
-    query, ratio = min(f["ratios"].items(), key=lambda item: item[1])
-    return f"{text}: lowest ratio {number(ratio, 2)} ({query})"
+    if f.get("ratios"):
+        return f"{text}: {_lowest(f['ratios'])}"
+    return f"{text}: loss {f['loss']:.3g}" if "loss" in f else text
 
 
 def _ancestry(f: Fields) -> str:
-    similarity = number(min(f["similarity"].values(), default=0.0), 2)
     if f["kin"]:
+        similarity = number(min(f["similarity"].values(), default=0.0), 2)
         return f"the originals come from the same pretrained weights (weight similarity {similarity})"
     return f"the originals are not from the same pretrained weights; donor: {f['donor']}"
 
@@ -242,17 +239,10 @@ def _suffix(f: Fields) -> str:
     return f"{f['query']}: shares {layers} without training, ratio {number(f['ratio'])} ({outcome})"
 
 
-def _start(f: Fields) -> str:
-    query, ratio = min(f["ratios"].items(), key=lambda item: item[1])
-    private = "; early layers stay private" if f["hard"] else ""
-    return f"all layers shared, untrained: lowest ratio {number(ratio, 2)} ({query}){private}"
-
-
 def _joint_epoch(f: Fields) -> str:
-    met, count = len(f["met"]), len(f["ratios"])
     kind = "donor frozen" if f["training"] == "donor-frozen" else "joint"
-    saved = size(f["saved_bytes"])
-    return f"{kind} training, epoch {f['epoch']}: {met} of {count} queries meet their target, {saved} saved"
+    met = f"{len(f['met'])} of {len(f['ratios'])} queries meet their target"
+    return f"{kind} training, epoch {f['epoch']}: {met}, {size(f['saved_bytes'])} saved"
 
 
 def _repair(f: Fields) -> str:
@@ -261,9 +251,9 @@ def _repair(f: Fields) -> str:
     return f"{f['query']}: repair by {f['repair']}, ratio {number(f['ratio'])} ({number(f['required'])} is required)"
 
 
-def _widths(f: Fields) -> str:
+def _narrower_weights(f: Fields) -> str:
     stored = ", ".join(f"{size(nbytes)} {name}" for name, nbytes in f["stored_bytes"].items() if nbytes)
-    below = f"; below target: {_names(f['in_the_way'])}" if f["in_the_way"] else ""
+    below = f"; below target: {join_names(f['in_the_way'], MAX_NAMES)}" if f["in_the_way"] else ""
     return f"quantized weights: {stored}; lowest ratio {number(min(f['ratios'].values()), 2)}{below}"
 
 
@@ -277,13 +267,12 @@ def _attempt(f: Fields) -> str:
 
 def _round(f: Fields) -> str:
     bound = f" of at most {size(f['ceiling_bytes'])}" if "ceiling_bytes" in f else ""
-    lowest = f", lowest ratio {number(min(f['ratios'].values()), 2)}" if f.get("ratios") else ""
     group = " ".join(f["signature"].split()[:2])
-    return f"round {f['round']} of {f['rounds']}, {group}: {size(f['saved_bytes'])}{bound} saved{lowest}"
+    return f"round {f['round']} of {f['rounds']}, {group}: {size(f['saved_bytes'])}{bound} saved"
 
 
 def _test(f: Fields) -> str:
-    values = f"{_metric(f['metric'])} {number(f['original'])} -> {number(f['merged'])}, " if "metric" in f else ""
+    values = f"{_words(f['metric'])} {number(f['original'])} -> {number(f['merged'])}, " if "metric" in f else ""
     text = f"{f['query']} on test: {values}ratio {number(f['ratio'])}"
     if not f.get("worth", True):
         return f"{text} (no evidence: the original is too weak)"
@@ -298,21 +287,21 @@ EVENT_FORMATS: dict[str, Callable[[Fields], str]] = {
     "original": _original,
     "epoch": _epoch,
     "reference": lambda f: (
-        f"{f['query']}: original {_metric(f['metric'])} {number(f['val'])} on val, {number(f['needed'])} is required"
+        f"{f['query']}: original {_words(f['metric'])} {number(f['val'])} on val, {number(f['needed'])} is required"
     ),
-    "processes": lambda f: (
-        f"{len(f['queries'])} processes: {'; '.join(', '.join(own) or 'none' for own in f['queries'])}"
-    ),
+    "processes": lambda f: f"{len(f['queries'])} processes: {'; '.join(', '.join(q) or 'none' for q in f['queries'])}",
     "ancestry": _ancestry,
     "identical": lambda f: f"{f['sets']} sets of layers are identical: {size(f['saved_bytes'])} saved without training",
     "aligned": lambda f: f"{f['query']}: permuted {f['moved']:,} of {f['channels']:,} channels to match other models",
     "suffix": _suffix,
-    "start": _start,
+    "start": lambda f: (
+        f"all layers shared, untrained: {_lowest(f['ratios'])}{'; early layers stay private' if f['hard'] else ''}"
+    ),
     "training": _joint_epoch,
     "restore": lambda f: f"restoring the best state so far: {size(f['accepted_bytes'])} saved",
     "recipe": lambda f: f"training: learning rate {f['rate']:g}, {f['epochs']} epochs",
     "repair": _repair,
-    "widths": _widths,
+    "widths": _narrower_weights,
     "prefix": lambda f: f"{f['query']}: shares {f['prefix']} of {f['layers']} layers, ratio {number(f['ratio'], 2)}",
     "attempt": _attempt,
     "round": _round,

@@ -17,9 +17,11 @@ from gemel.bundle_summary import (
     OTHER_LOG,
     UNREADABLE,
     MergeOutcomes,
+    SetRow,
     summarize_bundle,
 )
 from gemel.cli import main
+from merger.events import SetOutcome
 from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 from models.sharing.plan import SharingPlan, tie
 from models.workload import load_workload
@@ -87,6 +89,10 @@ def write_log(bundle: Bundle):
     path.unlink(missing_ok=True)
 
 
+def outcomes(*rows: dict[str, Any]) -> MergeOutcomes:
+    return MergeOutcomes(tuple(SetRow.model_validate(row) for row in rows))
+
+
 def test_outcome_table_groups_sets_and_names_the_blocker(bundle: Bundle, write_log) -> None:
     write_log(LOG)
     text = MergeOutcomes.of(bundle).to_text()
@@ -103,7 +109,7 @@ def test_outcome_table_groups_sets_and_names_the_blocker(bundle: Bundle, write_l
 def test_set_table_has_a_line_for_every_set(bundle: Bundle, write_log) -> None:
     write_log(LOG)
     text = MergeOutcomes.of(bundle).to_text(every_set=True)
-    assert all(sum(f" {path} " in line for line in text.splitlines()) == 1 for path in (*SHARED, "conv1"))
+    assert all(sum(line.startswith(f"{path} ") for line in text.splitlines()) == 1 for path in (*SHARED, "conv1"))
 
 
 def test_outcome_table_of_many_queries_stays_short(bundle: Bundle, write_log) -> None:
@@ -117,10 +123,10 @@ def test_outcome_table_of_many_queries_stays_short(bundle: Bundle, write_log) ->
 def test_outcomes_without_a_log_come_from_the_manifest(bundle: Bundle) -> None:
     found = MergeOutcomes.of(bundle)
     assert found.note == NO_LOG and NO_LOG in found.to_text()
-    assert sorted(row["set"][0][1] for row in found.sets) == sorted(SHARED)
-    assert {row["outcome"] for row in found.sets} == {"kept"}
-    (row,) = (row for row in found.sets if row["set"] == [["a", SHARED[2]], ["b", SHARED[2]]])
-    assert row["saved_bytes"] == row["bytes"] == 512 * 512 * 9 * 4
+    assert sorted(row.set[0][1] for row in found.sets) == sorted(SHARED)
+    assert {row.outcome for row in found.sets} == {SetOutcome.KEPT}
+    (row,) = (row for row in found.sets if row.set == [("a", SHARED[2]), ("b", SHARED[2])])
+    assert row.saved_bytes == row.bytes == 512 * 512 * 9 * 4
 
 
 @pytest.mark.parametrize(
@@ -165,7 +171,7 @@ def test_outcomes_of_equal_originals_say_so(bundle: Bundle, write_log) -> None:
 
 def test_untried_set_is_not_called_refused() -> None:
     never = _row("layer1", "", "untried", {"b": {"after": "nothing", "ratio": None, "required": 0.9}})
-    text = MergeOutcomes((never,)).to_text()
+    text = outcomes(never).to_text()
     assert "not tried" in text and "refused" not in text
 
 
@@ -179,8 +185,8 @@ def test_why_nothing_names_the_last_blocker() -> None:
         _row("layer1", "", "refused", {"b": WHY, "c": {**WHY, "ratio": 0.5}}),
         _row("layer2", "", "refused", {"b": WHY}),
     ]
-    line = MergeOutcomes(tuple(refused)).why_nothing()
+    line = outcomes(*refused).why_nothing()
     assert line.startswith("nothing is shared, every model is its original: ") and "\n" not in line
     assert "c: 50.0 % of 97.5 % after joint training" in line and line.count("b: 90.0 %") <= 2
     assert MergeOutcomes(()).why_nothing().endswith("no two models have a layer in common that saves enough")
-    assert MergeOutcomes((*refused, _row("layer3", "ab", "kept"))).why_nothing() == ""
+    assert outcomes(*refused, _row("layer3", "ab", "kept")).why_nothing() == ""

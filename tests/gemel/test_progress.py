@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gemel.progress import EVENT_FORMATS, ProgressBars, ProgressLog, format_event, show_progress
+from gemel.progress import EVENT_FORMATS, ProgressDisplay, format_event, show_progress
 
 ROOT = Path(__file__).parents[2]
 STAGE_EVENTS = {"stages", "stage", "part"}
@@ -94,7 +94,7 @@ class Clock:
 def log():
     """(log, clock, output) of a log whose clock is set by the test, with a limit of 100 s."""
     clock, out = Clock(), io.StringIO()
-    return ProgressLog(out, clock, limit_s=100.0), clock, out
+    return ProgressDisplay(out, clock, limit_s=100.0), clock, out
 
 
 def texts(out):
@@ -159,7 +159,7 @@ def test_show_progress_terminal_shows_a_bar(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     master, slave = os.openpty()
     with os.fdopen(slave, "w", encoding="utf-8") as terminal, show_progress(terminal) as progress:
-        assert isinstance(progress, ProgressBars)
+        assert isinstance(progress, ProgressDisplay) and progress.bars is not None
         progress("stages", names=["read", "train"])
         progress("stage", name="train")
         progress("warning", text="few clips")
