@@ -1,22 +1,18 @@
-"""A box before it serves, in three stages: loaded (bundle hashed, cameras probed), costed (it fits its budget), ready
-(engines prepared).
-"""
+"""A box before it serves, in three stages: loaded (bundle hashed), costed (fits its budget), ready (engines made)."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from edge_runtime.capture.sources import FrameRequest, ProbeResult, probe_cameras
+from edge_runtime.capture.sources import CameraConfig, FrameRequest
 from edge_runtime.config import ACCURACY, FRAMES, BoxConfig
 from edge_runtime.engines.base import FrameEngine
 from edge_runtime.engines.registry import AUTO, FALLBACK, make_engine
@@ -38,7 +34,7 @@ from edge_runtime.simulation.profile_io import (
     read_profile,
     read_staleness,
 )
-from models.bundle import Bundle, BundleQuery, open_bundle
+from models.bundle import Bundle, open_bundle
 from models.bundle.format import CHUNK_BYTES, Entry, tensor_hash
 from models.bundle.signing import check_signature
 from models.errors import BundleError, InputError, exact_text, message_of, size_text
@@ -46,12 +42,8 @@ from models.errors import BundleError, InputError, exact_text, message_of, size_
 HASH_THREADS = 2
 """hashlib releases the interpreter lock."""
 DEFAULT_FPS = 10.0
-PROBE_TIMEOUT_S = 1.0
-"""How long a box that starts waits for the first frames of its files."""
-CLOCK_TICK_S = 0.02
-"""Resolution of file times."""
 DEFAULT_SIZE = (1280, 720)
-"""Width and height assumed for the frames of a camera that has shown none yet."""
+"""Width and height of the blank frames on which queries are warmed up."""
 UNKNOWN_COPY_BYTES_PER_S = 1e12
 """Before anything is measured: a rate that no copy reaches."""
 
@@ -60,20 +52,23 @@ log = logging.getLogger("gemel.run")
 
 @dataclass(frozen=True, eq=False)
 class LoadedBox:
-    """A config with its bundle, and a frame for every query (RGB uint8, H, W, 3): its camera's, else a blank one.
+    """A config with its bundle, every tensor hashed.
 
-    `probes` are the first frames of the cameras that were probed. `damaged` are queries with damaged tensors, and why:
-    the others can run. `staleness` holds accuracy over age by query where that is the objective. `held_back` are
-    queries that kept their old weights in a reload, and why.
+    `damaged` are queries with damaged tensors, and why: the others can run. `staleness` holds accuracy over age by
+    query where that is the objective. `held_back` are queries that kept their old weights in a reload, and why.
     """
 
     config: BoxConfig
     bundle: Bundle
     damaged: Mapping[str, str]
-    frames: Mapping[str, np.ndarray]
-    probes: Mapping[str, ProbeResult]
     staleness: Mapping[str, Curve] = field(default_factory=dict)
     held_back: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def cameras(self) -> list[CameraConfig]:
+        """The cameras that its queries use."""
+        used = {query.camera for query in self.bundle.queries}
+        return [camera for camera in self.config.cameras.values() if camera.id in used]
 
     def specs(self) -> dict[str, QuerySpec]:
         """What the schedule knows of each query: the lower of its own and its camera's rate, priority, staleness."""
@@ -84,27 +79,35 @@ class LoadedBox:
             specs[query.id] = QuerySpec(min(rates, default=DEFAULT_FPS), float(query.priority), curve)
         return specs
 
+    def blank_frames(self) -> dict[str, np.ndarray]:
+        """A black frame for each query (RGB uint8, H, W, 3) that holds its region."""
+        frames = {}
+        for query in self.bundle.queries:
+            right, bottom = (0, 0) if query.roi is None else map(math.ceil, query.roi[2:])
+            frames[query.id] = np.zeros((max(DEFAULT_SIZE[1], bottom), max(DEFAULT_SIZE[0], right), 3), np.uint8)
+        return frames
 
-def load_box(config: BoxConfig, check: bool = False) -> LoadedBox:
-    """Open and hash the bundle, and probe the cameras that its queries use, all at the same time.
 
-    With `check` every camera is probed within its `timeout_s`. Else only files are, for a moment: a live camera is
-    connected once, when the box serves, and no camera keeps a box from starting.
+def load_box(config: BoxConfig) -> LoadedBox:
+    """Open and hash the bundle. No camera is connected before the box serves, so none keeps it from starting.
+
     Raises InputError (one line: file, key, problem, hint) where the bundle is damaged, or a query has no camera.
     """
     bundle = open_bundle(config.bundle, config.factories, config.path.resolve().parent)
     if config.public_key is not None:
         check_signature(bundle, config.public_key)
-    damaged = damaged_queries(bundle, _hash_bundle(bundle))
+    damaged = _damaged_queries(bundle, _damaged_tensors(bundle))
+    if bundle.file.stamp() != bundle.file.opened_as:
+        raise BundleError(bundle.path, "changes while it is read", "write it under another name and rename it")
+    bundle.file.proven = bundle.file.opened_as  # from now on reads fail when the file was changed in place
     if len(damaged) == len(bundle.queries):
         problem = f"every query has damaged tensors: {next(iter(damaged.values()))}"
         raise BundleError(config.bundle, problem, "copy or build the bundle again")
-    _check_cameras(config, bundle)
-    used = {query.camera for query in bundle.queries}
-    probed = [camera for camera in config.cameras.values() if camera.id in used and (check or not camera.live)]
-    probes = probe_cameras(probed, None if check else PROBE_TIMEOUT_S)
-    frames = {query.id: _first_frame(query, probes.get(query.camera)) for query in bundle.queries}
-    return LoadedBox(config, bundle, damaged, frames, probes, _load_staleness(config, bundle))
+    for query in bundle.queries:
+        if query.camera not in config.cameras:
+            problem = f"query '{query.id}' of the bundle needs a camera '{query.camera}'"
+            raise InputError(config.path, problem, f"add `{query.camera}: {{source: ...}}`", "cameras")
+    return LoadedBox(config, bundle, damaged, _load_staleness(config, bundle))
 
 
 def frame_requests(bundle: Bundle, camera: str) -> dict[str, FrameRequest]:
@@ -112,28 +115,27 @@ def frame_requests(bundle: Bundle, camera: str) -> dict[str, FrameRequest]:
     return {query.id: FrameRequest(query.fps, query.roi) for query in bundle.queries if query.camera == camera}
 
 
-def damaged_tensors(bundle: Bundle) -> frozenset[str]:
-    """The tensors whose bytes do not match their names: all are hashed once, when the bundle is opened."""
+def _damaged_tensors(bundle: Bundle) -> set[str]:
+    """The tensors whose bytes do not match their names."""
+
+    def is_whole(entry: Entry) -> bool:
+        digest, buffer = tensor_hash(entry.dtype, entry.shape), memoryview(bytearray(min(CHUNK_BYTES, entry.nbytes)))
+        start = bundle.header.data_start + entry.begin
+        try:
+            for at in range(0, entry.nbytes, CHUNK_BYTES):
+                piece = buffer[: entry.nbytes - at]
+                bundle.file.read(start + at, piece)
+                digest.update(piece)
+        except OSError:
+            return False
+        return digest.hexdigest() == entry.name
+
     entries = [entry for entry in bundle.header.entries.values() if not entry.is_pad]
     with ThreadPoolExecutor(HASH_THREADS) as pool:
-        matches = pool.map(lambda entry: _matches_name(bundle, entry), entries)
-        return frozenset(entry.name for entry, is_whole in zip(entries, matches) if not is_whole)
+        return {entry.name for entry, whole in zip(entries, pool.map(is_whole, entries)) if not whole}
 
 
-def _matches_name(bundle: Bundle, entry: Entry) -> bool:
-    digest, buffer = tensor_hash(entry.dtype, entry.shape), memoryview(bytearray(min(CHUNK_BYTES, entry.nbytes)))
-    start = bundle.header.data_start + entry.begin
-    try:
-        for at in range(0, entry.nbytes, CHUNK_BYTES):
-            piece = buffer[: min(CHUNK_BYTES, entry.nbytes - at)]
-            bundle.file.read(start + at, piece)
-            digest.update(piece)
-    except OSError:
-        return False
-    return digest.hexdigest() == entry.name
-
-
-def damaged_queries(bundle: Bundle, damaged: Collection[str]) -> dict[str, str]:
+def _damaged_queries(bundle: Bundle, damaged: Collection[str]) -> dict[str, str]:
     """By query with one of these tensors, which one is damaged."""
     reasons = {}
     for query in bundle.queries:
@@ -145,47 +147,16 @@ def damaged_queries(bundle: Bundle, damaged: Collection[str]) -> dict[str, str]:
     return reasons
 
 
-def _hash_bundle(bundle: Bundle) -> frozenset[str]:
-    """The damaged tensors. From then on reads fail when the file was changed in place; BundleError if it is already."""
-    before = bundle.file.opened_as
-    age_s = time.time() - before.mtime_ns / 1e9
-    if 0 <= age_s < CLOCK_TICK_S:  # a write a moment later could have the same time
-        time.sleep(CLOCK_TICK_S)
-    damaged = damaged_tensors(bundle)
-    if bundle.file.stamp() != before:
-        raise BundleError(bundle.path, "changes while it is read", "write it under another name and rename it")
-    bundle.file.proven = before
-    return damaged
-
-
-def _check_cameras(config: BoxConfig, bundle: Bundle) -> None:
-    for query in bundle.queries:
-        if query.camera not in config.cameras:
-            problem = f"query '{query.id}' of the bundle needs a camera '{query.camera}'"
-            raise InputError(config.path, problem, f"add `{query.camera}: {{source: ...}}`", "cameras")
-    for camera in config.cameras.keys() - {query.camera for query in bundle.queries}:
-        log.warning("camera %s is not opened: no query of the bundle uses it", camera)
-
-
-def _first_frame(query: BundleQuery, probe: ProbeResult | None) -> np.ndarray:
-    """The frame of the query's camera, or a blank picture that holds its region."""
-    if probe is not None and probe.image is not None:
-        height, width = probe.image.shape[:2]
-        if FrameRequest(query.fps, query.roi).region_problem(query.id, width, height) is None:
-            return probe.image
-    width, height = DEFAULT_SIZE
-    if query.roi is not None:
-        width, height = max(width, math.ceil(query.roi[2])), max(height, math.ceil(query.roi[3]))
-    return np.zeros((height, width, 3), np.uint8)
-
-
 def _load_staleness(config: BoxConfig, bundle: Bundle) -> dict[str, Curve]:
     """Accuracy over age by query; InputError where the config asks for it and it was never measured."""
     if config.objective == FRAMES:
         return {}
-    with contextlib.nullcontext() if config.objective == ACCURACY else contextlib.suppress(InputError):
+    try:
         return read_staleness(bundle)
-    return {}
+    except InputError:
+        if config.objective == ACCURACY:
+            raise
+        return {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,7 +190,7 @@ class CostedBox:
         for query in within.tensors.keys() - overflow.keys():
             problem = f"query '{query}' fits the budget on engine {FALLBACK}, not on {engines[query].name}"
             raise InputError(loaded.config.path, problem, f"use engine {FALLBACK}", "engine")
-        return CostedBox(loaded, self.policy, mixed, self.profile, whole, within)
+        return replace(self, engines=mixed, whole=whole, within=within)
 
     def to_json(self) -> dict[str, Any]:
         """What is known before the start: the bytes needed, whether all can stay resident, and what overflows."""
@@ -276,30 +247,25 @@ def _budgeted_costs(
 
     whole = known_costs(bundle, engines, profile)
     within = overflow_of(whole, config.budget_bytes, layers)
-    _check_budget(config, whole, within)
+    budget, lacking = exact_text(config.budget_bytes), within.lacking
+    if lacking and config.overflow:
+        query = max(lacking, key=lambda name: lacking[name])
+        needed = exact_text(lacking[query])
+        problem = f"query '{query}' alone needs {needed} even with an overflow, the budget is {budget}"
+        raise InputError(config.path, problem, f"give at least {needed}", "budget")
+    too_large = {*lacking, *within.tensors}
+    if too_large and not config.overflow:
+        query = max(too_large, key=whole.alone_bytes)
+        needed, workspace = whole.alone_bytes(query), whole.queries[query].workspace_bytes
+        problem = (
+            f"query '{query}' alone needs {exact_text(needed)}, {size_text(needed - workspace)} of weights and "
+            f"{size_text(workspace)} of workspace, the budget is {budget}"
+        )
+        hint = f"set `overflow: true`: it copies {size_text(within.run_bytes.get(query, 0))} in every run then"
+        if query in lacking:
+            hint = f"give at least {exact_text(lacking[query])} with `overflow: true`"
+        raise InputError(config.path, problem, f"give at least {exact_text(needed)}, or {hint}", "budget")
     return whole, within
-
-
-def _check_budget(config: BoxConfig, whole: Costs, within: Overflow) -> None:
-    budget = exact_text(config.budget_bytes)
-    if within.lacking and config.overflow:
-        query, needed = max(within.lacking.items(), key=lambda item: item[1])
-        problem = f"query '{query}' alone needs {exact_text(needed)} even with an overflow, the budget is {budget}"
-        raise InputError(config.path, problem, f"give at least {exact_text(needed)}", "budget")
-    too_large = {*within.lacking, *within.tensors}
-    if not too_large or config.overflow:
-        return
-    query = max(too_large, key=whole.alone_bytes)
-    needed, workspace = whole.alone_bytes(query), whole.queries[query].workspace_bytes
-    problem = (
-        f"query '{query}' alone needs {exact_text(needed)}, {size_text(needed - workspace)} of weights and "
-        f"{size_text(workspace)} of workspace, the budget is {budget}"
-    )
-    if query in within.lacking:
-        hint = f"give at least {exact_text(within.lacking[query])} with `overflow: true`"
-    else:
-        hint = f"set `overflow: true`: it copies {size_text(within.run_bytes[query])} in every run then"
-    raise InputError(config.path, problem, f"give at least {exact_text(needed)}, or {hint}", "budget")
 
 
 def _usable_profile(config: BoxConfig, bundle: Bundle) -> MeasuredProfile | None:

@@ -1,12 +1,8 @@
-"""What a box config says of its spool.
-
-The box config: YAML at the edge, checked key by key, frozen values inside.
-"""
+"""The box config: YAML at the edge, checked key by key, frozen values inside."""
 
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +23,8 @@ from models.io import MAX_CAMERAS, Fps, Name, PathText, is_path, read_mapping, v
 SPOOL_BYTES, SPOOL_INTERVAL_S = "256MiB", 60.0
 SAMPLES = "samples"
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
+FRAMES, ACCURACY = "frames", "accuracy"
+"""Objectives of a schedule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +39,6 @@ class SpoolConfig:
     def samples(self) -> Path:
         """The folder of the samples."""
         return self.path / SAMPLES
-
-
-FRAMES, ACCURACY = "frames", "accuracy"
-"""Objectives of a schedule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +102,7 @@ class _SpoolKeys(_Strict):
 
 
 def _spool_keys(given: Any) -> Any:
-    """A path alone stands for a spool with deproblems."""
+    """A path alone is a spool with the defaults."""
     return {"path": given} if isinstance(given, str) else given
 
 
@@ -174,41 +168,34 @@ def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -
         problem = f"the engine {keys.engine} computes in fp32"
         raise InputError(path, problem, "leave it out, or use engine torch", "precision")
     root = path.resolve().parent
-    cameras = {name: _camera(path, root, name, given) for name, given in keys.cameras.items()}
     token_file = None if keys.http is None or keys.http.token_file is None else root / keys.http.token_file
     return BoxConfig(
-        path,
-        root / keys.bundle,
-        parse_memory(keys.budget, str(path), "budget"),
-        device_of(path, keys.device),
-        check_engine(keys.engine, path, "engine"),
-        cameras,
-        parse_sinks(path, keys.sinks, root),
-        None if keys.spool is None else _spool(path, root, keys.spool),
-        tuple(keys.factories),
-        None if keys.public_key is None else root / keys.public_key,
-        None if keys.http is None else parse_access(keys.http.bind, token_file, path),
-        token_file,
-        policy_named(keys.policy, str(path), "policy").name,
-        None if keys.trace is None else root / keys.trace,
-        keys.precision,
-        keys.overflow,
-        keys.late,
-        keys.canary,
-        keys.objective,
+        path=path,
+        bundle=root / keys.bundle,
+        budget_bytes=parse_memory(keys.budget, str(path), "budget"),
+        device=device_of(path, keys.device),
+        engine=check_engine(keys.engine, path, "engine"),
+        cameras={name: _camera(path, root, name, given) for name, given in keys.cameras.items()},
+        sinks=parse_sinks(path, keys.sinks, root),
+        spool=None if keys.spool is None else _spool(path, root, keys.spool),
+        public_key=None if keys.public_key is None else root / keys.public_key,
+        http=None if keys.http is None else parse_access(keys.http.bind, token_file, path),
+        token_file=token_file,
+        policy=policy_named(keys.policy, str(path), "policy").name,
+        trace=None if keys.trace is None else root / keys.trace,
+        factories=tuple(keys.factories),
+        precision=keys.precision,
+        overflow=keys.overflow,
+        late=keys.late,
+        canary=keys.canary,
+        objective=keys.objective,
     )
 
 
 def _spool(path: Path, root: Path, given: _SpoolKeys) -> SpoolConfig:
     folder = root / given.path
-    try:
-        problem = None if stat.S_ISDIR(folder.stat().st_mode) else "it is no directory"
-    except FileNotFoundError:  # the box makes it
-        problem = None if folder.parent.is_dir() else f"there is no directory {folder.parent}"
-    except (OSError, ValueError) as error:
-        problem = getattr(error, "strerror", None) or str(error)
-    if problem is not None:
-        raise InputError(path, f"{folder} cannot be the spool: {problem}", "name another folder", "spool.path")
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise InputError(path, f"{folder} is no directory", "name another folder", "spool.path")
     return SpoolConfig(folder, parse_memory(given.max_bytes, str(path), "spool.max_bytes"), given.every_s)
 
 

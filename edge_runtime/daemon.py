@@ -7,13 +7,13 @@ import json
 import logging
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from edge_runtime.box import CostedBox, LoadedBox, ReadyBox, cost_box, frame_requests, load_box, prepare_engines
-from edge_runtime.capture.sources import call_all
+from edge_runtime.capture.sources import ProbeResult, call_all, probe_cameras
 from edge_runtime.config import FOLDER_MODE, BoxConfig, load_config
 from edge_runtime.reload import BuildBox, check_change, run_canary
 from edge_runtime.runtime import ActiveConfig
@@ -39,7 +39,7 @@ def run(
     error: it is retried.
     """
     if check:
-        return check_box(_cost(config_path, check=True))
+        return check_box(_cost(config_path))
     with catch_signals(stop or threading.Event()) as signals:
         try:
             box, build = prepare(config_path)
@@ -58,6 +58,8 @@ def run(
 def prepare(config_path: str | Path) -> tuple[ReadyBox, BuildBox]:
     """A box that can serve, its spool's folder made, and the function that rebuilds it; raises as `run` does."""
     box = prepare_engines(_cost(config_path))
+    for warning in _unused_cameras(box.costed.loaded):
+        log.warning("%s", warning)
     if box.config.spool is not None:
         with describe_problem(box.config.spool.path):
             box.config.spool.path.mkdir(mode=FOLDER_MODE, exist_ok=True)
@@ -65,37 +67,40 @@ def prepare(config_path: str | Path) -> tuple[ReadyBox, BuildBox]:
 
 
 def check_box(box: CostedBox) -> dict[str, Any]:
-    """The result of `--check`: cameras were probed with the load, sinks are probed here, all at the same time.
+    """The result of `--check`: all cameras are probed at the same time, then all sinks.
 
     A camera or a sink that does not answer is a warning, since a box starts without it. `warnings` has a line for each
     of these, for regions outside of the picture, and for cameras that no query uses; they are logged too.
     """
-    config, probes = box.loaded.config, box.loaded.probes
+    config, loaded, http = box.loaded.config, box.loaded, box.loaded.config.http
+    probes = probe_cameras(loaded.cameras)
     problems = call_all([(sink.check_reachable, sink.reach_timeout_s) for sink in config.sinks], "it does not answer")
     sinks = [
         {"kind": sink.kind, "name": sink.name, "answers": problem is None, "error": problem}
         for sink, problem in zip(config.sinks, problems, strict=True)
     ]
-    failed = [f"sink {sink['name']}: {sink['error']}" for sink in sinks if sink["error"] is not None]
-    warnings = [*_camera_warnings(box.loaded), *failed]
+    warnings = [
+        *_unused_cameras(loaded),
+        *_camera_problems(loaded, probes),
+        *(f"sink {sink['name']}: {sink['error']}" for sink in sinks if sink["error"] is not None),
+    ]
     for warning in warnings:
         log.warning("%s", warning)
-    used = {query.camera for query in box.loaded.bundle.queries}
-    unused = [
-        f"camera {name} is not opened: no query of the bundle uses it" for name in config.cameras if name not in used
-    ]
-    http = config.http
     return {
         "ok": True, "cameras": [{"id": camera, **probe.to_json()} for camera, probe in probes.items()], "sinks": sinks,
         "http": None if http is None else {"host": http.host, "port": http.port, "token": http.token is not None},
-        "signed": config.public_key is not None, **box.to_json(),
-        "warnings": [*unused, *warnings],
+        "signed": config.public_key is not None, **box.to_json(), "warnings": warnings,
     }  # fmt: skip
 
 
-def _camera_warnings(box: LoadedBox) -> Iterator[str]:
+def _unused_cameras(box: LoadedBox) -> list[str]:
+    used = {camera.id for camera in box.cameras}
+    return [f"camera {name} is not opened: no query of the bundle uses it" for name in box.config.cameras.keys() - used]
+
+
+def _camera_problems(box: LoadedBox, probes: Mapping[str, ProbeResult]) -> Iterator[str]:
     """Cameras that do not answer, and queries with a region outside of the picture."""
-    for camera, probe in box.probes.items():
+    for camera, probe in probes.items():
         if probe.image is None:
             yield f"camera {camera} does not answer: {probe.problem}"
             continue
@@ -124,13 +129,13 @@ def _rebuild(config_path: str | Path, active: ActiveConfig) -> ReadyBox | None:
     return prepare_engines(cost_box(loaded))
 
 
-def _cost(config_path: str | Path, check: bool = False) -> CostedBox:
+def _cost(config_path: str | Path) -> CostedBox:
     config = _load_config(config_path)
     if config.http is not None:
         from edge_runtime.http.app import check_address
 
         check_address(config.http, config.path)
-    box = cost_box(load_box(config, check))
+    box = cost_box(load_box(config))
     for query, reason in box.loaded.damaged.items():
         log.error("query %s is disabled: %s; copy the bundle again", query, reason)
     return box

@@ -6,7 +6,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ MAX_IDLE_S, MIN_SLEEP_S = 0.1, 0.001
 WARM_UP_RUNS = 3
 """Of each query; the first pays for one-time setup, the best of the others counts."""
 WARM_UP_TIMEOUT_S = 120.0
-"""How long the warm-up of one query may last, which may compile what it runs."""
+"""How long one step of the warm-up may last, which may compile what it runs."""
 MAX_QUERY_FAILURES = 3
 """Failures in a row after which a query pauses."""
 QUERY_PAUSES = BackOff(1.0, 60.0, spread=0.25)
@@ -37,10 +37,9 @@ MIN_HANG_S, HANG_FACTOR = 6.0, 10.0
 WATCH_INTERVAL_S = 0.2
 """Interval of the watchdog's checks."""
 MAX_WATCH_GAP_S = 5 * WATCH_INTERVAL_S
+CLOSED, OPEN, HALF_OPEN = "closed", "open", "half-open"
 
 log = logging.getLogger("gemel.run")
-
-CLOSED, OPEN, HALF_OPEN = "closed", "open", "half-open"
 
 
 class Breaker:
@@ -53,23 +52,20 @@ class Breaker:
     def __init__(self, pauses: BackOff = QUERY_PAUSES, chance: Callable[[], float] = random.random) -> None:
         self._pauses, self._chance = pauses, chance
         self._failures = self._trips = 0
-        self._until = -math.inf
+        self.open_until = -math.inf
 
     def state(self, now: float) -> str:
         """Closed, open or half-open at this moment."""
         if not self._trips:
             return CLOSED
-        return OPEN if now < self._until else HALF_OPEN
+        return OPEN if now < self.open_until else HALF_OPEN
 
-    def record_failure(self, now: float) -> float | None:
-        """The seconds for which the query now pauses, if it does."""
+    def record_failure(self, now: float) -> None:
+        """Count a failed run; the breaker opens after some in a row, and after one while it is half-open."""
         self._failures += 1
-        if not self._trips and self._failures < MAX_QUERY_FAILURES:
-            return None
-        self._trips += 1
-        pause_s = self._pauses.wait_s(self._trips, self._chance())
-        self._until = now + pause_s
-        return pause_s
+        if self._trips or self._failures >= MAX_QUERY_FAILURES:
+            self._trips += 1
+            self.open_until = now + self._pauses.wait_s(self._trips, self._chance())
 
     def record_success(self) -> bool:
         """Whether this closes the breaker again."""
@@ -113,54 +109,6 @@ class Watchdog:
         return f"{activity.text} has not ended for {self._lasts_s:.1f} s"
 
 
-@dataclass(frozen=True)
-class WarmUp:
-    """Seconds of a run of one frame by query, the rate of loading (None if nothing was), and failures by query."""
-
-    run_s: Mapping[str, float]
-    copy_bytes_per_s: float | None
-    failed: Mapping[str, Exception]
-
-
-def warm_up_steps(
-    device: Device, plan: Plan, queries: Collection[str], frames: Mapping[str, np.ndarray], clock: Callable[[], float]
-) -> Generator[None, None, WarmUp]:
-    """Load and run these queries in the plan's order on `frames` (RGB uint8, H, W, 3), one run at a time.
-
-    Between two steps others may evict a query, which is then loaded again.
-    """
-    moved = seconds = 0.0
-    best: dict[str, float] = {}
-    failed: dict[str, Exception] = {}
-    for query in [query for query in plan.order if query in queries]:
-        runs: list[float] = []
-        try:
-            while len(runs) < WARM_UP_RUNS:
-                if not runs or not device.is_resident(query):
-                    start, before = clock(), device.arena.bytes_moved
-                    _load_for_warm_up(device, query, plan)
-                    seconds += clock() - start
-                    moved += device.arena.bytes_moved - before
-                start = clock()
-                device.run(query, [frames[query]])
-                runs.append(clock() - start)
-                yield
-        except Exception as error:
-            failed[query] = error
-            continue
-        best[query] = min(runs[1:])
-    return WarmUp(best, moved / seconds if moved and seconds > 0 else None, failed)
-
-
-def _load_for_warm_up(device: Device, query: str, plan: Plan) -> None:
-    resident, resident_bytes = device.resident_groups()
-    missing = tuple(group for group in device.costs.queries[query].tensors if group not in resident)
-    state = SchedulerState(0.0, {}, resident, resident_bytes)
-    plan = replace(plan, budget_bytes=device.budget_bytes)  # less, where the device ran out of memory
-    evict = pick_evictions(state, device.costs, plan, query, missing, 1)
-    device.load(query, 0, evict or (), bool(missing))
-
-
 @dataclass(frozen=True, slots=True)
 class TurnTiming:
     """Seconds and bytes of a turn's load, seconds of its run, where they could be measured."""
@@ -196,20 +144,14 @@ class Executor:
         on_turn: Callable[[str, TurnTiming], object] = lambda query, timing: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.device, self.policy, self.mailboxes, self.publisher, self.clock = (
-            device,
-            policy,
-            mailboxes,
-            publisher,
-            clock,
-        )
-        self._specs, self._urgency, self._trace, self._on_turn = specs, urgency, trace, on_turn
+        self.device, self.policy, self.mailboxes, self.publisher = device, policy, mailboxes, publisher
+        self._specs, self._urgency, self._trace, self._on_turn, self.clock = specs, urgency, trace, on_turn, clock
         self.activity: Activity | None = None
         self._breakers = {query: Breaker() for query in device.engines}
         self._wake_s: float | None = None
-        self._policy_failures, self._decide_at = 0, -math.inf
         self._policy_state: Any = None
-        self._warming: Generator[None, None, WarmUp] | None = None
+        self._policy_failures, self._decide_at = 0, -math.inf
+        self._warming: Iterator[None] | None = None
         self._cold: frozenset[str] = frozenset()
         self._estimates = CostEstimates(device.costs)
         self._last_plan = self._make_plan()
@@ -240,7 +182,7 @@ class Executor:
         return self.policy.plan(self.costs, self._specs, self.device.budget_bytes)
 
     def warm_up(self, frames: Mapping[str, np.ndarray]) -> None:
-        """Load and run every query on a frame of its camera to measure loads and runs; then plan.
+        """Load and run every query on a frame of its camera (RGB uint8, H, W, 3) to measure loads and runs; then plan.
 
         A query that fails here is disabled.
         """
@@ -251,7 +193,7 @@ class Executor:
     def begin_warm_up(self, frames: Mapping[str, np.ndarray], queries: Collection[str]) -> None:
         """Let `warm_up_step` do the same for these queries, one run at a time; until then they take no frames."""
         self._cold = frozenset(queries) - self.publisher.disabled
-        self._warming = warm_up_steps(self.device, self._plan, self._cold, frames, self.clock)
+        self._warming = self._warm_up_steps(frames)
 
     def warm_up_step(self) -> bool:
         """One run of the warm-up; False where there is none."""
@@ -260,23 +202,51 @@ class Executor:
         self.activity = Activity("the warm-up", WARM_UP_TIMEOUT_S)
         try:
             next(self._warming)
-        except StopIteration as end:
-            self._warming, self._cold = None, frozenset()
-            self._finish_warm_up(end.value)
+        except StopIteration:
+            self._warming = None
         finally:
             self.activity = None
         return True
 
-    def _finish_warm_up(self, found: WarmUp) -> None:
-        for query, error in found.failed.items():
-            self.publisher.disable(query, error)
-        self._estimates.set_measured(found.run_s, found.copy_bytes_per_s or self.costs.copy_bytes_per_s)
-        for query, run_s in found.run_s.items():
+    def _warm_up_steps(self, frames: Mapping[str, np.ndarray]) -> Iterator[None]:
+        """Between two steps other queries may evict the present one, which is then loaded again."""
+        arena, clock = self.device.arena, self.clock
+        moved_bytes, load_s, run_s = 0, 0.0, dict[str, float]()
+        for query in [query for query in self._plan.order if query in self._cold]:
+            runs: list[float] = []
+            try:
+                while len(runs) < WARM_UP_RUNS:
+                    if not runs or not self.device.is_resident(query):
+                        start, before = clock(), arena.bytes_moved
+                        self._load_for_warm_up(query)
+                        load_s += clock() - start
+                        moved_bytes += arena.bytes_moved - before
+                    start = clock()
+                    self.device.run(query, [frames[query]])
+                    runs.append(clock() - start)
+                    yield
+                run_s[query] = min(runs[1:])
+            except Exception as error:
+                self.publisher.disable(query, error)
+        self._cold = frozenset()
+        has_loaded = moved_bytes > 0 and load_s > 0
+        self._finish_warm_up(run_s, moved_bytes / load_s if has_loaded else self.costs.copy_bytes_per_s)
+
+    def _load_for_warm_up(self, query: str) -> None:
+        resident, resident_bytes = self.device.resident_groups()
+        missing = tuple(group for group in self.costs.queries[query].tensors if group not in resident)
+        state = SchedulerState(0.0, {}, resident, resident_bytes)
+        evict = pick_evictions(state, self.costs, self._plan, query, missing, 1)
+        self.device.load(query, 0, evict or (), bool(missing))
+
+    def _finish_warm_up(self, run_s: Mapping[str, float], copy_bytes_per_s: float) -> None:
+        self._estimates.set_measured(run_s, copy_bytes_per_s)
+        for query, seconds in run_s.items():
             sla_s = self.costs.queries[query].sla_s
-            if run_s > sla_s:
+            if seconds > sla_s:
                 log.warning(
                     "query %s takes %.0f ms a frame, its SLA is %.0f ms: its frames will be dropped",
-                    query, 1000 * run_s, 1000 * sla_s,
+                    query, 1000 * seconds, 1000 * sla_s,
                 )  # fmt: skip
         self._last_plan = self._make_plan()
         if self._trace is not None:
@@ -291,16 +261,12 @@ class Executor:
         self._estimates.set_measured(run_s, before.costs.copy_bytes_per_s)
         self._last_plan = self._make_plan()
 
-    def inherit_breakers(self, before: Executor, queries: Collection[str]) -> None:
-        """Keep the pauses of these unchanged queries."""
-        self._breakers.update({query: before._breakers[query] for query in queries if query in before._breakers})
-
     def step(self) -> bool:
         """Take a snapshot, decide, apply; False when there was nothing to load or run. Raises PolicyFailed."""
         try:
             state = self._snapshot()
-            decision = self._decide_or_pause(state)
-            return self._apply(state, decision)
+            decision = self._decide(state)
+            return decision is not None and self._apply(state, decision)
         finally:
             self.activity = None
 
@@ -325,46 +291,44 @@ class Executor:
     def _snapshot(self) -> SchedulerState:
         """The present state; frames of disabled queries fail here, and those of paused ones are dropped."""
         now, waiting = self.mailboxes.snapshot(self.clock)
-        for query in self._cold & waiting.keys():
-            del waiting[query]
-        for query in self.publisher.disabled & waiting.keys():
-            self.publisher.fail(query, self.mailboxes.take(query, len(waiting.pop(query))))
-        for query in [query for query in waiting if self._breakers[query].state(now) == OPEN]:
-            self.publisher.drop(query, self.mailboxes.take(query, len(waiting.pop(query))), PAUSED)
+        for query in list(waiting):
+            if query in self.publisher.disabled:
+                self.publisher.fail(query, self.mailboxes.take(query, len(waiting.pop(query))))
+            elif query in self._cold:
+                del waiting[query]
+            elif self._breakers[query].state(now) == OPEN:
+                self.publisher.drop(query, self.mailboxes.take(query, len(waiting.pop(query))), PAUSED)
         resident, resident_bytes = self.device.resident_groups()
         return SchedulerState(now, waiting, resident, resident_bytes, self._policy_state, self._urgency())
 
-    def _decide_or_pause(self, state: SchedulerState) -> Decision:
-        """The policy's decision; an empty one while the policy pauses after it failed."""
+    def _decide(self, state: SchedulerState) -> Decision | None:
+        """The policy's decision; None while the policy pauses after it failed."""
         if state.now < self._decide_at:
-            return Decision(wake_s=self._decide_at)
+            return None
         self.activity = Activity.expecting("a decision", 0.0)
         try:
-            decision = self._decide(state)
+            decision = self.policy.decide(state, self.costs, self._plan)
         except Exception as error:
-            text = one_line(f"{type(error).__name__}: {error}")
-            self._policy_failures += 1
-            self._policy_state = None
-            if self._policy_failures >= MAX_POLICY_FAILURES:
-                problem = f"the policy {self.policy.name} failed {self._policy_failures} times in a row: {text}"
-                raise PolicyFailed(problem) from error
-            self._decide_at = state.now + POLICY_PAUSES.wait_s(self._policy_failures, 0.0)
-            if self._policy_failures == 1:
-                log.exception("the policy %s failed: %s", self.policy.name, text)
-            return Decision(wake_s=self._decide_at)
+            self._pause_policy(state.now, error)
+            return None
         if self._policy_failures:
             log.info("the policy %s decides again", self.policy.name)
             self._policy_failures = 0
         return decision
 
-    def _decide(self, state: SchedulerState) -> Decision:
-        return self.policy.decide(state, self.costs, self._plan)
+    def _pause_policy(self, now: float, error: Exception) -> None:
+        text = one_line(f"{type(error).__name__}: {error}")
+        self._policy_failures += 1
+        if self._policy_failures >= MAX_POLICY_FAILURES:
+            problem = f"the policy {self.policy.name} failed {self._policy_failures} times in a row: {text}"
+            raise PolicyFailed(problem) from error
+        if self._policy_failures == 1:
+            log.exception("the policy %s failed: %s", self.policy.name, text)
+        self._policy_state = None
+        self._decide_at = self._wake_s = now + POLICY_PAUSES.wait_s(self._policy_failures, 0.0)
 
     def _apply(self, state: SchedulerState, decision: Decision) -> bool:
         """Drop, load and run as decided; whether there was anything to load or run."""
-        if state.now < self._decide_at:
-            self._wake_s = self._decide_at
-            return False
         budget_bytes = self.device.budget_bytes
         self._policy_state, self._wake_s = decision.policy_state, decision.wake_s
         for query, captured_at, reason in decision.drop:
@@ -423,7 +387,8 @@ class Executor:
         self.publisher.fail(query, frames, error)
         breaker, now = self._breakers[query], self.clock()
         was_closed = breaker.state(now) == CLOSED
-        if breaker.record_failure(now) is not None and was_closed:
+        breaker.record_failure(now)
+        if was_closed and breaker.state(now) == OPEN:
             log.error("query %s pauses after %d failures in a row; it will be retried", query, MAX_QUERY_FAILURES)
 
     def _prefetch_next(self, query: str, decision: Decision) -> None:
@@ -431,6 +396,6 @@ class Executor:
         present = self._snapshot()
         waiting = {other: captured for other, captured in present.waiting.items() if other != query}
         now = present.now + self.costs.queries[query].run_of(decision.count)
-        following = self._decide(replace(present, now=now, waiting=waiting))
+        following = self.policy.decide(replace(present, now=now, waiting=waiting), self.costs, self._plan)
         if following.query is not None and following.load:
             self.device.prefetch(following.load, following.evict)

@@ -10,7 +10,7 @@ from enum import Enum
 
 import numpy as np
 
-from edge_runtime.box import ReadyBox, format_engines
+from edge_runtime.box import format_engines
 from edge_runtime.capture.camera import Camera
 from edge_runtime.executor import Executor, PolicyFailed
 from edge_runtime.memory.transfer import on_compute_stream
@@ -45,7 +45,7 @@ class InferenceThread:
         runtime: Runtime,
         stopping: threading.Event,
         has_no_reader: Callable[[], bool],
-        between: Callable[[InferenceThread], object] = lambda _: None,
+        between: Callable[[], object] = lambda: None,
     ) -> None:
         self.runtime, self._between = runtime, between
         self.over = threading.Event()
@@ -56,7 +56,7 @@ class InferenceThread:
         self.warm_up = {"bytes_moved": 0, "swaps": 0}
         self._overflow_before = 0
         self._stopping, self._has_no_reader = stopping, has_no_reader
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
 
     @property
     def executor(self) -> Executor:
@@ -71,22 +71,18 @@ class InferenceThread:
     @property
     def overflow_bytes(self) -> int:
         """The bytes that runs have copied since the warm-up."""
-        return self.runtime.active.box.overflow_bytes - self._overflow_before
-
-    def follow_reload(self, before: ReadyBox) -> None:
-        """Another box than `before` is active from now on; call it between two frames."""
-        self._overflow_before -= before.overflow_bytes
+        return self.runtime.overflow_bytes - self._overflow_before
 
     def start(self, frames: Mapping[str, np.ndarray], seconds: float) -> None:
         """Begin to serve for `seconds`, with a frame for the warm-up of each query (RGB uint8, H, W, 3)."""
-        self._thread = threading.Thread(target=self._work, args=(frames, seconds), name="inference", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._work, args=(frames, seconds), name="inference", daemon=True)
+        self.thread.start()
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the end; False where a step hangs."""
-        if self._thread is not None:
-            self._thread.join(max(0.0, timeout_s))
-        return self._thread is None or not self._thread.is_alive()
+        if self.thread is not None:
+            self.thread.join(max(0.0, timeout_s))
+        return self.thread is None or not self.thread.is_alive()
 
     def _work(self, frames: Mapping[str, np.ndarray], seconds: float) -> None:
         try:
@@ -106,7 +102,7 @@ class InferenceThread:
         self.executor.warm_up(frames)
         arena, box = self.executor.device.arena, self.runtime.active.box
         self.warm_up = {"bytes_moved": arena.bytes_moved, "swaps": arena.swaps}
-        self._overflow_before = box.overflow_bytes
+        self._overflow_before = self.runtime.overflow_bytes
         if self._stopping.is_set():
             return
         log.info(
@@ -124,7 +120,7 @@ class InferenceThread:
                 return StopReason.TIME_OVER
             if self._has_no_reader():
                 return StopReason.NO_READER
-            self._between(self)
+            self._between()
             have_ended = not any(camera.alive for camera in self.cameras)
             has_warmed_up = self.executor.warm_up_step()
             if self.executor.step() or has_warmed_up:

@@ -101,11 +101,6 @@ class Ledger:
         with self._lock:
             return all(counts.balanced for counts in self._counts.values())
 
-    def pending(self, query: str) -> int:
-        """Frames of a query that are received and not settled."""
-        with self._lock:
-            return self._counts[query].pending
-
     def to_json(self) -> list[dict[str, Any]]:
         """One record per query: `query`, received, processed (of which late), failed, pending, dropped by reason."""
         with self._lock:
@@ -129,23 +124,21 @@ class Frame:
 class Mailboxes:
     """One short queue per query, counted in the ledger under the same lock; thread-safe.
 
-    `depth` is how many frames of a query may wait, one number or one per query; `max_waiting_bytes` limits the pictures
-    of all, one that several queries wait with counted once. Whether a waiting frame can still be in time is decided by
-    the schedule, which drops it then. `on_frame` is called for every frame, in the order in which a snapshot sees them.
+    At most `depth` frames of a query wait, and at most `max_waiting_bytes` of pictures; a picture that several queries
+    wait with counts once. Whether a waiting frame can still be in time is decided by the schedule, which drops it then.
+    `on_frame` is called for every frame, in the order in which a snapshot sees them.
     """
 
     def __init__(
         self,
         queries: Iterable[str],
         ledger: Ledger,
-        depth: int | Mapping[str, int] = DEPTH,
-        on_frame: Callable[[str, Frame], None] | None = None,
+        depth: int = DEPTH,
+        on_frame: Callable[[str, Frame], object] = lambda query, frame: None,
         max_waiting_bytes: int = MAX_WAITING_BYTES,
     ) -> None:
         self._waiting: dict[str, deque[Frame]] = {query: deque() for query in queries}
-        self._depth = dict(depth) if isinstance(depth, Mapping) else dict.fromkeys(self._waiting, depth)
-        self._ledger = ledger
-        self._on_frame = on_frame
+        self._ledger, self._depth, self._on_frame = ledger, depth, on_frame
         self._changed = threading.Condition()
         self._is_woken = self._has_new = False
         self.max_waiting_bytes = max_waiting_bytes
@@ -153,26 +146,26 @@ class Mailboxes:
         self._uses: Counter[int] = Counter()
         """By picture (its id), the number of queries that wait with it."""
 
-    def put(self, query: str, frame: Frame) -> Frame | None:
-        """Leave a frame; returns the oldest waiting one if it was replaced.
+    def put(self, query: str, frame: Frame) -> None:
+        """Leave a frame, which replaces the oldest waiting one of the query where too many wait.
 
         Where the pictures exceed their bytes, the oldest is dropped for every query that waits with it.
         """
         with self._changed:
-            waiting, replaced = self._waiting[query], None
-            if len(waiting) >= self._depth[query]:
-                replaced = self._remove(waiting.popleft())
-                self._ledger.count_dropped(query, REPLACED)
-            self._add(waiting, frame)
+            waiting = self._waiting[query]
+            if len(waiting) >= self._depth:
+                self._drop(query, waiting[0], REPLACED)
+            waiting.append(frame)
+            if frame.image is not None:
+                self._uses[id(frame.image)] += 1
+                self.nbytes += frame.image.nbytes if self._uses[id(frame.image)] == 1 else 0
             self._ledger.count_received(query)
-            if self._on_frame is not None:
-                self._on_frame(query, frame)
+            self._on_frame(query, frame)
             while self.nbytes > self.max_waiting_bytes and len(self._uses) > 1:
                 self._drop_oldest_picture()
             self.max_bytes = max(self.max_bytes, self.nbytes)
             self._has_new = True
             self._changed.notify_all()
-            return replaced
 
     def change(self, queries: Iterable[str], emptied: Container[str] = ()) -> None:
         """Serve these queries; frames waiting for others, and for those to be `emptied`, are dropped.
@@ -180,32 +173,28 @@ class Mailboxes:
         Later frames for a removed query raise KeyError.
         """
         with self._changed:
-            before = self._waiting
-            self._waiting = {}
-            for query in queries:
-                self._waiting[query] = deque() if query in emptied else before.pop(query, None) or deque()
-                self._depth.setdefault(query, DEPTH)
-            for query, waiting in before.items():
-                for frame in waiting:
-                    self._remove(frame)
-                    self._ledger.count_dropped(query, RELOADED)
+            kept = dict.fromkeys(queries)
+            for query, waiting in self._waiting.items():
+                if query in emptied or query not in kept:
+                    for frame in list(waiting):
+                        self._drop(query, frame, RELOADED)
+            self._waiting = {query: self._waiting.get(query) or deque() for query in kept}
 
     def take(self, query: str, count: int = 1) -> list[Frame]:
         """Up to `count` frames of a query, oldest first; they stay pending in the ledger until they are settled."""
         with self._changed:
-            waiting = self._waiting[query]
-            return [self._remove(waiting.popleft()) for _ in range(min(count, len(waiting)))]
+            frames = list(self._waiting[query])[:count]
+            for frame in frames:
+                self._remove(query, frame)
+            return frames
 
-    def drop(self, query: str, captured_at: float, reason: str) -> Frame | None:
-        """Drop the waiting frame captured then; None if it waits no more."""
+    def drop(self, query: str, captured_at: float, reason: str) -> None:
+        """Drop the frame captured then, if it still waits."""
         with self._changed:
-            waiting = self._waiting[query]
-            for frame in waiting:
+            for frame in self._waiting[query]:
                 if frame.captured_at == captured_at:
-                    waiting.remove(frame)
-                    self._ledger.count_dropped(query, reason)
-                    return self._remove(frame)
-            return None
+                    self._drop(query, frame, reason)
+                    return
 
     def pending(self) -> dict[str, tuple[float, ...]]:
         """captured_at of each query's waiting frames, oldest first; queries without one are absent."""
@@ -234,28 +223,24 @@ class Mailboxes:
             self._is_woken = True
             self._changed.notify_all()
 
-    def _add(self, waiting: deque[Frame], frame: Frame) -> None:
-        waiting.append(frame)
-        if frame.image is not None:
-            self._uses[id(frame.image)] += 1
-            self.nbytes += frame.image.nbytes if self._uses[id(frame.image)] == 1 else 0
-
-    def _remove(self, frame: Frame) -> Frame:
+    def _remove(self, query: str, frame: Frame) -> None:
+        self._waiting[query].remove(frame)
         if frame.image is not None:
             self._uses[id(frame.image)] -= 1
             if not self._uses[id(frame.image)]:
                 del self._uses[id(frame.image)]
                 self.nbytes -= frame.image.nbytes
-        return frame
+
+    def _drop(self, query: str, frame: Frame, reason: str) -> None:
+        self._remove(query, frame)
+        self._ledger.count_dropped(query, reason)
 
     def _drop_oldest_picture(self) -> None:
         heads = [waiting[0] for waiting in self._waiting.values() if waiting and waiting[0].image is not None]
         image = min(heads, key=lambda frame: frame.captured_at).image
         for query, waiting in self._waiting.items():
             for frame in [frame for frame in waiting if frame.image is image]:
-                waiting.remove(frame)
-                self._remove(frame)
-                self._ledger.count_dropped(query, MEMORY)
+                self._drop(query, frame, MEMORY)
 
 
 class FrameRouter:
@@ -330,12 +315,8 @@ class SceneChange:
         with self._lock:
             changes, priorities = dict(self._change), self._priorities
         average = sum(changes.values()) / len(changes) if changes else 0.0
-        return {
-            query: priority * _relative_change(changes.get(query), average) for query, priority in priorities.items()
-        }
-
-
-def _relative_change(change: float | None, average: float) -> float:
-    if change is None or average <= 0:
-        return 1.0
-    return min(MAX_URGENCY_RATIO, max(1 / MAX_URGENCY_RATIO, change / average))
+        if average <= 0:
+            return dict(priorities)
+        ratios = {query: changes.get(query, average) / average for query in priorities}
+        least, most = 1 / MAX_URGENCY_RATIO, MAX_URGENCY_RATIO
+        return {query: priority * min(most, max(least, ratios[query])) for query, priority in priorities.items()}

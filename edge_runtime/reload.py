@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -26,11 +26,8 @@ from edge_runtime.runtime import ActiveConfig, PendingConfig, Runtime
 from edge_runtime.samples import SUFFIX, Predict, compare_samples, expected_agreement, read_drift, read_head
 from models.bundle import Bundle, BundleQuery, write_substituted
 from models.errors import InputError, message_of
-from models.evaluation import BELOW, TOO_FEW, Agreement, compare_agreement
+from models.evaluation import BELOW, TOO_FEW, compare_agreement
 from models.tasks import task_of
-
-if TYPE_CHECKING:
-    from edge_runtime.inference import InferenceThread
 
 STOPPING = "the box stops"
 SWITCH_INTERVAL_S = 0.0005
@@ -43,6 +40,8 @@ CANARY_FRAMES = 64
 """Most samples of a query on which its new weights are tried."""
 CANARY_FILES = ("canary-1.safetensors", "canary-2.safetensors")
 """Bundles with held back queries, beside the samples: one is written while the other serves."""
+QUESTION_KEYS = ("camera", "roi", "task", "classes", "input_size", "preprocess")
+"""A query asks the same as before where these are equal."""
 FIXED_KEYS: dict[str, Callable[[BoxConfig], Any]] = {
     "device": lambda config: config.device,
     "spool": lambda config: config.spool,
@@ -67,7 +66,7 @@ class ReloadCounts:
 
 
 class ReloadManager:
-    """Runs requested reloads one after the other; requests during a reload are answered by the next one.
+    """Runs requested reloads one after the other.
 
     `notify` is called with whether a reload is under way, `on_applied` with the box that serves from now on.
     """
@@ -82,8 +81,7 @@ class ReloadManager:
         self.counts = ReloadCounts()
         self._runtime, self._build, self._notify, self._on_applied = runtime, build, notify, on_applied
         self._changed = threading.Condition()
-        self._requests: list[Future[str | None]] = []
-        self._current: list[Future[str | None]] = []
+        self._open: list[Future[str | None]] = []
         self._pending: PendingConfig | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._work, name="reload", daemon=True)
@@ -99,22 +97,20 @@ class ReloadManager:
             if self._stopping:
                 future.set_result(STOPPING)
             else:
-                self._requests.append(future)
+                self._open.append(future)
                 self._changed.notify_all()
         return future
 
-    def apply_pending(self, inference: InferenceThread) -> None:
+    def apply_pending(self) -> None:
         """Activate what is ready, if anything; called between two frames by the thread that runs queries."""
         if self._pending is None:
             return
         with self._changed:
-            pending = self._pending
-            if pending is None:
+            pending, self._pending = self._pending, None
+            if pending is None:  # the box stops
                 return
             start, before = time.monotonic(), self._runtime.active
             self._runtime.activate(pending)
-            inference.follow_reload(before.box)
-            self._pending = None
             log.info(
                 "reloaded: bundle %s, %s; frames waited %.0f ms",
                 pending.config.identity.bundle[:BUNDLE_DIGITS],
@@ -130,34 +126,32 @@ class ReloadManager:
             if self._pending is not None:
                 self._runtime.discard(self._pending)
                 self._pending = None
-            for future in (*self._requests, *self._current):
+            for future in self._open:
                 future.set_result(STOPPING)
-            self._requests, self._current = [], []
+            self._open = []
             self._changed.notify_all()
 
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._requests or self._stopping)
+                self._changed.wait_for(lambda: self._open or self._stopping)
                 if self._stopping:
                     return
-                self._current, self._requests = self._requests, []
             self._notify(True)
-            with _short_switch_interval():
-                pending, reason = self._check()
-            if pending is None:
+            pending, reason = self._check()
+            if pending is None or self._transfer_control(pending):
                 self._finish(reason)
-            elif self._transfer_control(pending):
-                self._finish(None)
+            if pending is not None and self._runtime.active is pending.config:
                 self._settle(pending)
             self._notify(False)
 
     def _check(self) -> tuple[PendingConfig | None, str | None]:
         """What is to be activated, if anything has changed, or why the reload is refused."""
         try:
-            box = self._build(self._runtime.active)
-            if box is not None:
-                return self._runtime.prepare(box), None
+            with _short_switch_interval():
+                box = self._build(self._runtime.active)
+                if box is not None:
+                    return self._runtime.prepare(box), None
         except (Exception, SystemExit) as error:  # code named by a bundle is imported, and may raise anything
             reason = message_of(error)
             log.error("not reloaded, the box serves on unchanged: %s", reason)
@@ -172,18 +166,16 @@ class ReloadManager:
                 self._runtime.discard(pending)
                 return False
             self._pending = pending
-        self._runtime.mailboxes.wake()
-        with self._changed:
-            self._changed.wait_for(lambda: self._pending is None or self._stopping)
-        return self._runtime.active is pending.config
+            self._runtime.mailboxes.wake()
+            self._changed.wait_for(lambda: self._pending is None)
+            return self._runtime.active is pending.config
 
     def _finish(self, reason: str | None) -> None:
         with self._changed:
             counts = self.counts
             self.counts = ReloadCounts(counts.applied + (reason is None), counts.refused + (reason is not None), reason)
-            for future in self._current:
-                future.set_result(reason)
-            self._current = []
+            if self._open:  # none where the box stops
+                self._open.pop(0).set_result(reason)
 
     def _settle(self, pending: PendingConfig) -> None:
         """Do what need not happen between two frames."""
@@ -229,50 +221,45 @@ def run_canary(before: LoadedBox, after: LoadedBox, spool: SpoolConfig) -> Loade
     """The box that is to serve; each query whose new weights fail on the newest samples keeps its old ones.
 
     A query fails when its agreement with the answers that were given is certainly below its accuracy target
-    (`models.evaluation`). Queries that ask something else than before are not tried, nor those that the last drift
-    check found below their target: there the old answers are wrong. `held_back` of the box has the reasons. Raises
-    InputError where the mixed bundle cannot be written.
+    (`models.evaluation`). `held_back` of the box has the reasons. Raises InputError where the mixed bundle cannot be
+    written.
     """
     old, new = before.bundle, after.bundle
-    digits, found = old.digest[:BUNDLE_DIGITS], dict[str, Agreement]()
-    for query in canary_queries(old, new, _drifted_queries(spool, digits)):
-        paths = _newest_samples(spool.samples, query.id, digits)
+    reasons = {}
+    for query in canary_queries(old, new, _drifted_queries(spool, old.digest[:BUNDLE_DIGITS])):
+        paths = _newest_samples(spool.samples, query.id, old.digest[:BUNDLE_DIGITS])
         compared = compare_samples(query, paths, _cpu_model(new, query.id))
         compared = replace(compared, expected=compared.expected * expected_agreement(query))
-        found[query.id] = compare_agreement(compared, task_of(query.task), query.accuracy_target)
-        if found[query.id].verdict == TOO_FEW:
+        found = compare_agreement(compared, task_of(query.task), query.accuracy_target)
+        if found.verdict == TOO_FEW:
             log.info("query %s: %d samples are too few to try its new weights", query.id, len(paths))
-    reasons = {
-        query: f"on the last {agreement.frames} frames the new ones agree with its answers by {agreement.ratio:.2f}, "
-        f"its target is {new.query(query).accuracy_target:g}"
-        for query, agreement in found.items()
-        if agreement.verdict == BELOW and agreement.ratio is not None
-    }
+        elif found.verdict == BELOW and found.ratio is not None:
+            reasons[query.id] = (
+                f"on the last {found.frames} frames the new ones agree with its answers by {found.ratio:.2f}, "
+                f"its target is {query.accuracy_target:g}"
+            )
+            log.warning("query %s keeps its old weights: %s", query.id, reasons[query.id])
     if not reasons:
         return after
     path = spool.samples / next(name for name in CANARY_FILES if name != old.path.name)
     write_substituted(path, new, dict.fromkeys(reasons, old), overwrite=True)
-    for query, reason in reasons.items():
-        log.warning("query %s keeps its old weights: %s", query, reason)
     mixed = load_box(replace(after.config, bundle=path, public_key=None))  # the signature of its parts was checked
     return replace(mixed, held_back=reasons)
 
 
 def canary_queries(old: Bundle, new: Bundle, drifted: Collection[str]) -> list[BundleQuery]:
-    """Queries that ask the same as before with other weights, without those that have `drifted`."""
+    """Queries that ask the same as before with other weights.
+
+    Those that have `drifted`, by the last drift check, are left out: there the old answers are wrong.
+    """
     before = {query.id: query for query in old.queries}
     return [
         query
         for query in new.queries
-        if query.id in before
-        and query.id not in drifted
-        and _question(query) == _question(before[query.id])
+        if query.id in before.keys() - drifted
+        and all(getattr(query, key) == getattr(before[query.id], key) for key in QUESTION_KEYS)
         and query.places() != before[query.id].places()
     ]
-
-
-def _question(query: BundleQuery) -> tuple[object, ...]:
-    return query.camera, query.roi, query.task, query.classes, query.input_size, query.preprocess
 
 
 def _drifted_queries(spool: SpoolConfig, bundle: str) -> set[str]:
@@ -287,7 +274,7 @@ def _drifted_queries(spool: SpoolConfig, bundle: str) -> set[str]:
 def _newest_samples(folder: Path, query: str, bundle: str) -> list[Path]:
     """The newest samples of a query and a bundle, in the order of time."""
     found: list[Path] = []
-    for path in sorted((path for path in folder.glob(f"*{SUFFIX}") if f"-{query}-" in path.name), reverse=True):
+    for path in sorted(folder.glob(f"*-{query}-*{SUFFIX}"), reverse=True):
         with contextlib.suppress(InputError):
             head = read_head(path)
             if (head.query, head.bundle) == (query, bundle):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from edge_runtime.box import ReadyBox, frame_requests
 from edge_runtime.capture.camera import Camera
+from edge_runtime.capture.sources import CameraConfig
 from edge_runtime.device import Device, arena_bytes
 from edge_runtime.engines.setup import bindable_engines
 from edge_runtime.executor import Executor, TurnTiming
@@ -80,7 +82,6 @@ class PendingConfig:
     config: ActiveConfig
     memory: StagedStore
     sinks: SinkChange
-    fresh_cameras: tuple[Camera, ...]
     cold: frozenset[str]
 
 
@@ -92,16 +93,22 @@ class Runtime:
 
     def __init__(self, box: ReadyBox, sinks: SinkManager, observer: Observer | None, spool: Spool | None) -> None:
         self.sinks, self._observer, self._spool = sinks, observer, spool
-        self.arena = _allocate_arena(box)
+        size = arena_bytes(box.costs, box.config.budget_bytes)
+        with _describe_lack(box, size):
+            self.arena = Arena(box.store, size, box.config.device, box.config.budget_bytes, layouts=box.layouts)
         self.trace = TraceWriter(box.config.trace) if box.config.trace else None
         self.ledger = Ledger(box.costs.queries)
-        self.mailboxes = Mailboxes(
-            box.costs.queries, self.ledger, on_frame=None if self.trace is None else self._trace_frame
-        )
+        self.mailboxes = Mailboxes(box.costs.queries, self.ledger, on_frame=self._trace_frame)
         self._scene = SceneChange(_priorities(box))
         self._router = FrameRouter(self.mailboxes, self._receive_frame)
         self.active = self._build(box, RunIdentity(box.bundle.digest), {})
         self._router.change(self.active.sources)
+        self._past_overflow_bytes = 0
+
+    @property
+    def overflow_bytes(self) -> int:
+        """The bytes that runs of queries that overflow have copied so far."""
+        return self._past_overflow_bytes + self.active.box.overflow_bytes
 
     def prepare(self, box: ReadyBox) -> PendingConfig:
         """Build what serves another box, beside the active one; InputError where the device lacks the memory.
@@ -121,19 +128,15 @@ class Runtime:
         needed = arena_bytes(box.costs, budget)
         smallest = min(cost.workspace_bytes for cost in box.costs.queries.values())
         sinks = self.sinks.prepare(box.config.sinks)
-        try:
+        with _describe_lack(box, needed):
             memory = self.arena.prepare(box.store, needed, max(needed, budget - smallest), box.layouts)
-        except (RuntimeError, MemoryError, OSError) as error:
-            raise _memory_error(box, needed) from error
-        fresh = tuple(camera for camera in after.cameras if camera.id not in kept)
-        return PendingConfig(after, memory, sinks, fresh, frozenset(after.queries) - warm)
+        return PendingConfig(after, memory, sinks, frozenset(after.queries) - warm)
 
     def activate(self, pending: PendingConfig) -> None:
         """Serve the pending config from now on; call it between two frames, in the thread that runs queries."""
         before, after = self.active, pending.config
         self._take_over_memory(before, pending)
         old, new = before.queries, after.queries
-        after.executor.inherit_breakers(before.executor, [name for name in new if old.get(name) == new[name]])
         after.executor.publisher.inherit(before.executor.publisher)
         after.executor.device.max_used_bytes = before.executor.device.max_used_bytes
         sources, old_sources = after.sources, before.sources
@@ -150,18 +153,18 @@ class Runtime:
                 self._spool.queries = new
 
         first = self._router.change(sources, switch_queries)
-        for camera in before.cameras:
-            if camera not in after.cameras:
-                camera.stop()
+        for camera in set(before.cameras) - set(after.cameras):
+            camera.stop()
         for camera in after.cameras:
             gains_queries = any(sources[name] is camera for name in moved)
             camera.serve(frame_requests(after.box.bundle, camera.id), first if gains_queries else 0)
-        for camera in pending.fresh_cameras:
-            camera.start()
+            if camera not in before.cameras:
+                camera.start()
         self.sinks.apply(pending.sinks)
+        self._past_overflow_bytes += before.box.overflow_bytes
         self.active = after
         if pending.cold:
-            after.executor.begin_warm_up(after.box.costed.loaded.frames, pending.cold)
+            after.executor.begin_warm_up(after.box.costed.loaded.blank_frames(), pending.cold)
 
     def discard(self, pending: PendingConfig) -> None:
         """Release the memory of a pending config that is not needed."""
@@ -183,26 +186,26 @@ class Runtime:
     def _build(self, box: ReadyBox, identity: RunIdentity, kept: Mapping[str, Camera]) -> ActiveConfig:
         config, bundle = box.config, box.bundle
         queries = {query.id: query for query in bundle.queries}
-        receivers = _Receivers(self.sinks, self._observer, self._spool, config.late == "publish")
         executor = Executor(
             Device(self.arena, bindable_engines(box.engines, box.costs), box.costs, config.budget_bytes),
             box.policy,
             box.costed.loaded.specs(),
             self.mailboxes,
-            Publisher(receivers.send, self.ledger, queries, identity, box.costed.loaded.damaged),
+            Publisher(
+                partial(self._send, config.late == "publish"), self.ledger, queries, identity, box.costed.loaded.damaged
+            ),
             self._scene.urgency,
             self.trace,
-            receivers.record_turn,
+            self._record_turn,
         )
-        used = {query.camera for query in bundle.queries}
-        cameras = [kept.get(name) or self._build_camera(box, name) for name in config.cameras if name in used]
+        cameras = [kept.get(camera.id) or self._build_camera(box, camera) for camera in box.costed.loaded.cameras]
         return ActiveConfig(box, identity, executor, tuple(cameras))
 
-    def _build_camera(self, box: ReadyBox, name: str) -> Camera:
+    def _build_camera(self, box: ReadyBox, config: CameraConfig) -> Camera:
         def put(query: str, frame: Frame) -> None:
             self._router.put(camera, query, frame)
 
-        camera = Camera(box.config.cameras[name], frame_requests(box.bundle, name), put, ended=self.mailboxes.wake)
+        camera = Camera(config, frame_requests(box.bundle, config.id), put, ended=self.mailboxes.wake)
         return camera
 
     def _receive_frame(self, query: str, frame: Frame) -> None:
@@ -212,30 +215,20 @@ class Runtime:
             self._scene.add(query, frame.captured_at, frame.image)
 
     def _trace_frame(self, query: str, frame: Frame) -> None:
-        assert self.trace is not None
-        self.trace.frame(query, frame.captured_at, time.monotonic())
+        if self.trace is not None:
+            self.trace.frame(query, frame.captured_at, time.monotonic())
 
-
-@dataclass(frozen=True, eq=False)
-class _Receivers:
-    """The receivers of results: the sinks (late results only on request), the observer and the spool."""
-
-    sinks: SinkManager
-    observer: Observer | None
-    spool: Spool | None
-    publishes_late: bool
-
-    def send(self, message: ResultMessage) -> None:
-        if self.observer is not None:
-            self.observer.add_result(message)
-        if self.spool is not None:
-            self.spool.offer(message)
-        if self.publishes_late or not message.record["late"]:
+    def _send(self, publishes_late: bool, message: ResultMessage) -> None:
+        if self._observer is not None:
+            self._observer.add_result(message)
+        if self._spool is not None:
+            self._spool.offer(message)
+        if publishes_late or not message.record["late"]:
             self.sinks.offer(message)
 
-    def record_turn(self, query: str, timing: TurnTiming) -> None:
-        if self.observer is not None:
-            self.observer.add_turn(query, timing)
+    def _record_turn(self, query: str, timing: TurnTiming) -> None:
+        if self._observer is not None:
+            self._observer.add_turn(query, timing)
 
 
 def _queries_of_equal_cost(before: ActiveConfig, after: ActiveConfig) -> frozenset[str]:
@@ -259,15 +252,11 @@ def _priorities(box: ReadyBox) -> dict[str, float]:
     return {query: spec.urgency for query, spec in box.costed.loaded.specs().items()}
 
 
-def _allocate_arena(box: ReadyBox) -> Arena:
-    budget = box.config.budget_bytes
-    size = arena_bytes(box.costs, budget)
+@contextlib.contextmanager
+def _describe_lack(box: ReadyBox, size: int) -> Iterator[None]:
+    """InputError in place of the device's error where it has no memory for so many bytes of weights."""
     try:
-        return Arena(box.store, size, box.config.device, budget, layouts=box.layouts)
-    except (RuntimeError, MemoryError) as error:
-        raise _memory_error(box, size) from error
-
-
-def _memory_error(box: ReadyBox, size: int) -> InputError:
-    problem = f"the device {box.config.device} has no {exact_text(size)} for weights"
-    return InputError(box.config.path, problem, "give a smaller budget", "budget")
+        yield
+    except (RuntimeError, MemoryError, OSError) as error:
+        problem = f"the device {box.config.device} has no {exact_text(size)} for weights"
+        raise InputError(box.config.path, problem, "give a smaller budget", "budget") from error

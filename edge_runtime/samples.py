@@ -1,31 +1,31 @@
 """Samples of frames with the answers to them, for a drift check; the spool that writes them; the last drift report.
 
 A sample is one PNG file: the part of the decoded frame that the query looks at, resized to its input size, pixel by
-pixel what the model was fed before normalisation. The answer is JSON in a text chunk `gemel` (PNG specification,
-11.3.3) right behind the picture's head.
+pixel what the model was fed before normalisation. The answer is JSON in a text chunk `gemel` before the pixels.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import math
 import os
 import queue
-import struct
 import threading
 import time
-import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from pydantic import ConfigDict, Field
 from torch import Tensor
 
@@ -51,6 +51,7 @@ from models.pictures import MAX_PICTURE_BYTES, decode_picture
 from models.predictions import ClassPrediction, DetectionPrediction, Prediction
 from models.preprocess import FURTHEST_PIXEL, crop
 from models.tasks import task_of
+from models.workload import Query
 
 FORMAT = 1
 MIN_EXPECTED = 0.01
@@ -63,14 +64,12 @@ MAX_DETECTIONS = 1000
 COMPARE_BATCH = 32
 MAX_QUEUED = 16
 """Samples that wait to be written, each with its frame."""
-RETRY_S = 1.0
-"""A sample for which the queue was full is tried again so much later."""
 POLL_INTERVAL_S = 5.0
 """Interval at which the spool looks for a new drift check."""
 BUSY, TOO_LARGE = "busy", "too_large"
 """Reasons of `unsampled` beside those of the disk: the queue is full, one sample exceeds the spool."""
-_SIGNATURE, _KEYWORD, _TEXT_CHUNK = b"\x89PNG\r\n\x1a\n", b"gemel\0", b"tEXt"
-_TEXT_START = len(_SIGNATURE) + 25  # behind the signature and the chunk IHDR
+KEYWORD, PNG_LEVEL = "gemel", 1
+"""The key of a sample's text, and the level of its compression (of 9)."""
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Pixel = Annotated[float, Field(ge=-FURTHEST_PIXEL, le=FURTHEST_PIXEL)]
@@ -173,8 +172,6 @@ def read_drift(spool: Path) -> DriftReport:
 
 def sample_bytes(record: Mapping[str, Any], image: np.ndarray, query: BundleQuery) -> bytes:
     """The file of a sample: a result (`edge_runtime.results.result_record`) of a frame, RGB uint8 (H, W, 3)."""
-    import cv2
-
     part = crop(image, query.roi)
     picture = query.preprocess.resize(part).permute(1, 2, 0).contiguous().numpy()
     head = {
@@ -183,12 +180,11 @@ def sample_bytes(record: Mapping[str, Any], image: np.ndarray, query: BundleQuer
         "threshold": max(query.min_score, query.threshold or 0.0), "expected": expected_agreement(query),
         **{key: record[key] for key in ("label", "score", "detections") if key in record},
     }  # fmt: skip
-    text = json.dumps(head, allow_nan=False, separators=(",", ":")).encode()
-    is_encoded, data = cv2.imencode(SUFFIX, cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
-    if not is_encoded:
-        raise ValueError(f"a picture of {picture.shape} cannot be written as PNG")
-    png = data.tobytes()
-    return png[:_TEXT_START] + _text_chunk(_KEYWORD + text) + png[_TEXT_START:]
+    text = PngInfo()
+    text.add_text(KEYWORD, json.dumps(head, allow_nan=False, separators=(",", ":")))
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "PNG", pnginfo=text, compress_level=PNG_LEVEL)
+    return file.getvalue()
 
 
 def expected_agreement(query: BundleQuery) -> float:
@@ -222,7 +218,13 @@ def read_sample(path: Path) -> Sample:
 
 def _parse_head(path: Path, data: bytes) -> SampleHead:
     try:
-        document = parse_json(_chunk_text(data))
+        with Image.open(io.BytesIO(data), formats=["PNG"]) as picture:
+            text = str(picture.info[KEYWORD]).encode()
+    except Exception as error:  # a damaged picture can fail in any way
+        problem = f"is no sample: no PNG picture with a text `{KEYWORD}`, or damaged"
+        raise InputError(path, problem, SAMPLE_HINT) from error
+    try:
+        document = parse_json(text[:MAX_HEAD_BYTES])
     except ParseError as error:
         raise InputError(path, f"is no sample: {error}", SAMPLE_HINT) from error
     head = validate(path, document, SampleHead, hint=SAMPLE_HINT)
@@ -231,38 +233,11 @@ def _parse_head(path: Path, data: bytes) -> SampleHead:
     return head
 
 
-def _chunk_text(data: bytes) -> bytes:
-    """The JSON in the text chunk of a PNG file."""
-    start = _TEXT_START
-    if data[: len(_SIGNATURE)] != _SIGNATURE or data[start + 4 : start + 8] != _TEXT_CHUNK:
-        raise ParseError("there is no text chunk at its beginning")
-    length = int.from_bytes(data[start : start + 4], "big")
-    body = data[start + 8 : start + 8 + length]
-    if length > MAX_HEAD_BYTES or data[start : start + 12 + length] != _text_chunk(body):
-        raise ParseError("its text chunk is damaged or too long")
-    if not body.startswith(_KEYWORD):
-        raise ParseError("its text chunk is of something else")
-    return body.removeprefix(_KEYWORD)
-
-
-def _text_chunk(body: bytes) -> bytes:
-    """A text chunk of a PNG file: length, kind, body, checksum."""
-    return struct.pack(">I", len(body)) + _TEXT_CHUNK + body + struct.pack(">I", zlib.crc32(_TEXT_CHUNK + body))
-
-
-class SampledQuery(Protocol):
-    """What a query of a workload, or of a bundle, says of its answers."""
-
-    @property
-    def task(self) -> str: ...
-    @property
-    def classes(self) -> Sequence[str]: ...
-    @property
-    def input_size(self) -> int: ...
-
-
 def compare_samples(
-    query: SampledQuery, paths: Sequence[Path], predict: Predict, on_progress: Callable[[int], object] = lambda _: None
+    query: BundleQuery | Query,
+    paths: Sequence[Path],
+    predict: Predict,
+    on_progress: Callable[[int], object] = lambda _: None,
 ) -> ComparedFrames:
     """The box's answers in these samples against those of another model, which count as true, in order of the paths.
 
@@ -285,7 +260,7 @@ def compare_samples(
     return ComparedFrames(np.array(counts, np.int64), expected, len(paths) - len(counts))
 
 
-def _usable_sample(path: Path, query: SampledQuery) -> Sample | None:
+def _usable_sample(path: Path, query: BundleQuery | Query) -> Sample | None:
     try:
         sample = read_sample(path)
     except InputError:
@@ -310,7 +285,7 @@ class Spool:
         self._files: deque[tuple[str, int]] = deque()
         self._nbytes = 0
         self._queue: queue.Queue[tuple[ResultMessage, BundleQuery] | None] = queue.Queue(MAX_QUEUED)
-        self._stopping, self._poll_at, self._drift_stamp = False, -math.inf, (0, 0)
+        self._stopping, self._drift_stamp = False, (0, 0)
         self._problem: str | None = None
         self._thread = threading.Thread(target=self._work, name="spool", daemon=True)
 
@@ -321,14 +296,13 @@ class Spool:
     def offer(self, message: ResultMessage) -> None:
         """A result with its frame, sampled if its query is due; call it from one thread. Takes microseconds."""
         name, now = str(message.record["query"]), time.monotonic()
-        if now < self._due_at.get(name, now):
+        if now < self._due_at.get(name, now) or message.image is None:
             return
-        is_full = self._queue.full()
-        self._due_at[name] = now + (min(RETRY_S, self._config.every_s) if is_full else self._config.every_s)
-        if is_full:
-            self.unsampled[BUSY] += 1
-        elif message.image is not None:
+        self._due_at[name] = now + self._config.every_s
+        try:
             self._queue.put_nowait((message, self.queries[name]))
+        except queue.Full:
+            self.unsampled[BUSY] += 1
 
     def stop(self) -> None:
         """Write what waits, and end."""
@@ -344,8 +318,11 @@ class Spool:
 
     def _work(self) -> None:
         self._attempt(self._scan_folder)
+        polled_at = -math.inf
         while not (self._stopping and self._queue.empty()):
-            self._poll_drift(time.monotonic())
+            if time.monotonic() >= polled_at + POLL_INTERVAL_S:
+                polled_at = time.monotonic()
+                self._poll_drift()
             with contextlib.suppress(queue.Empty):
                 item = self._queue.get(timeout=POLL_INTERVAL_S)
                 if item is not None and (reason := self._attempt(partial(self._write, *item))) is not None:
@@ -370,12 +347,9 @@ class Spool:
         """Count the samples that are there; remove temporary files of a killed process."""
         folder = self._prepare_folder()
         with describe_problem(folder):
-            found = [(entry.name, entry.stat(follow_symlinks=False).st_size) for entry in os.scandir(folder)]
-        for name, _ in found:
-            if name.startswith(".") and name.endswith(".tmp"):
-                with describe_problem(folder / name):
-                    os.unlink(folder / name)
-        self._files.extend(sorted(file for file in found if file[0].endswith(SUFFIX)))
+            for path in folder.glob(".*.tmp"):
+                path.unlink()
+            self._files.extend((path.name, path.lstat().st_size) for path in sorted(folder.glob(f"*{SUFFIX}")))
         self._nbytes = sum(size for _, size in self._files)
 
     def _write(self, message: ResultMessage, query: BundleQuery) -> None:
@@ -386,9 +360,11 @@ class Spool:
             return
         folder = self._prepare_folder()
         while self._nbytes + len(data) > self._config.max_bytes:
-            with describe_problem(folder), contextlib.suppress(FileNotFoundError):
-                os.unlink(folder / self._files[0][0])
-            self._nbytes -= self._files.popleft()[1]
+            name, size = self._files[0]
+            with describe_problem(folder):
+                (folder / name).unlink(missing_ok=True)
+            self._files.popleft()
+            self._nbytes -= size
         path = folder / sample_name(message.record)
         with open_atomic(path, overwrite=True) as file:
             os.fchmod(file.fileno(), FILE_MODE)
@@ -409,11 +385,8 @@ class Spool:
                 os.close(descriptor)
         return folder
 
-    def _poll_drift(self, now: float) -> None:
+    def _poll_drift(self) -> None:
         """Read the drift report when its file has changed."""
-        if now < self._poll_at:
-            return
-        self._poll_at = now + POLL_INTERVAL_S
         try:
             found = os.stat(self._config.path / DRIFT_FILE)
             if self._drift_stamp == (stamp := (found.st_mtime_ns, found.st_ino)):

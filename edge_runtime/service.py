@@ -102,8 +102,6 @@ class Notifier:
         self._address = environment.get("NOTIFY_SOCKET", "")
         if self._address.startswith("@"):  # an abstract socket
             self._address = "\0" + self._address[1:]
-        self.is_gone = False
-        """Whether the process that started this one, behind an abstract socket, has ended."""
         interval = environment.get("WATCHDOG_USEC", "")
         is_set = interval.isascii() and interval.isdigit() and int(interval) > 0
         self.alive_interval_s = int(interval) / 3e6 if is_set else None
@@ -115,71 +113,47 @@ class Notifier:
             return
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
             out.setblocking(False)
-            try:
-                out.sendto("\n".join(states).encode(), self._address)
-            except ConnectionRefusedError:
-                self.is_gone = self._address.startswith("\0")
+            out.sendto("\n".join(states).encode(), self._address)
 
 
 class LedgerFile:
-    """The ledger's file in the spool, written by a thread so that a hanging disk blocks nothing.
+    """The ledger's file in the spool, written in a thread so that a hanging disk blocks nothing.
 
     `problem` says why it could not be written. The file of the previous run is kept beside it.
     """
 
-    def __init__(self, spool: Path | None, interval_s: float = LEDGER_INTERVAL_S) -> None:
-        self._path = None if spool is None else spool / LEDGER_FILE
-        self._interval_s = interval_s
-        self._due_at = time.monotonic() + interval_s
+    def __init__(self, spool: Path) -> None:
+        self._path = spool / LEDGER_FILE
+        self._thread: threading.Thread | None = None
+        self._is_first = True
         self.problem: str | None = None
-        self._changed = threading.Condition()
-        self._next: Mapping[str, Any] | None = None
-        self._is_last = False
-        self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
 
-    def start(self) -> None:
-        """Begin; nothing is written before."""
-        if self._path is not None:
+    def write(self, summary: Mapping[str, Any]) -> None:
+        """Begin to write; left out while the last write goes on."""
+        if self.join(0.0):
+            self._thread = threading.Thread(target=self._write, args=(summary,), name="ledger", daemon=True)
             self._thread.start()
 
-    def is_due(self) -> bool:
-        """Whether it is time to write again."""
-        if self._path is None or time.monotonic() < self._due_at:
-            return False
-        self._due_at = time.monotonic() + self._interval_s
-        return True
-
-    def write(self, summary: Mapping[str, Any], is_last: bool = False) -> None:
-        """Write this next, in place of a summary that waits."""
-        with self._changed:
-            self._next, self._is_last = summary, is_last
-            self._changed.notify()
-
-    def finish(self, summary: Mapping[str, Any], timeout_s: float) -> bool:
-        """Write this as the last one; False where that takes too long."""
-        if self._thread.ident is None:
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the last write; False where it takes too long."""
+        if self._thread is None:
             return True
-        self.write(summary, is_last=True)
-        self._thread.join(timeout_s)
+        self._thread.join(max(0.0, timeout_s))
         return not self._thread.is_alive()
 
-    def _work(self) -> None:
-        assert self._path is not None
-        with contextlib.suppress(OSError):  # the first run has no previous file
-            os.replace(self._path, self._path.with_name(PREVIOUS_LEDGER_FILE))
-        is_last = False
-        while not is_last:
-            with self._changed:
-                self._changed.wait_for(lambda: self._next is not None)
-                summary, self._next, is_last = self._next, None, self._is_last
-            try:
-                with open_atomic(self._path, overwrite=True) as file:
-                    file.write(json.dumps(summary, indent=2).encode())
-                self.problem = None
-            except InputError as error:
-                if self.problem is None:
-                    log.error("%s", error)
-                self.problem = str(error)
+    def _write(self, summary: Mapping[str, Any]) -> None:
+        if self._is_first:
+            self._is_first = False
+            with contextlib.suppress(OSError):  # the first run has no previous file
+                os.replace(self._path, self._path.with_name(PREVIOUS_LEDGER_FILE))
+        try:
+            with open_atomic(self._path, overwrite=True) as file:
+                file.write(json.dumps(summary, indent=2).encode())
+            self.problem = None
+        except InputError as error:
+            if self.problem is None:
+                log.error("%s", error)
+            self.problem = str(error)
 
 
 def serve(box: ReadyBox, signals: StopSignals, build: BuildBox, seconds: float) -> dict[str, Any]:
@@ -206,11 +180,11 @@ class Service:
     def __init__(self, box: ReadyBox, signals: StopSignals, build: BuildBox) -> None:
         self._overhead_bytes = _private_bytes()
         config, bundle = box.config, box.bundle
-        self._frames = box.costed.loaded.frames
+        self._frames = box.costed.loaded.blank_frames()
         self._signals, self._sinks = signals, SinkManager(config.sinks)
-        self._ledger_file = LedgerFile(None if config.spool is None else config.spool.path)
-        self._spool = None
+        self._ledger_file = self._spool = None
         if config.spool is not None:
+            self._ledger_file = LedgerFile(config.spool.path)
             self._spool = Spool(config.spool, {query.id: query for query in bundle.queries})
         observer = None
         if config.http is not None:
@@ -218,8 +192,7 @@ class Service:
 
             observer = Observer(bundle)
         self._runtime = Runtime(box, self._sinks, observer, self._spool)
-        self._notifier, self._is_ready, self._alive_at = Notifier(), False, 0.0
-        self._is_frozen = threading.Event()
+        self._notifier, self._is_ready, self._is_frozen = Notifier(), False, False
         self._reloads = ReloadManager(self._runtime, build, self._notify_reload, self._follow_reload)
         self._inference = InferenceThread(
             self._runtime, signals.stopping, lambda: self._sinks.is_unread, self._reloads.apply_pending
@@ -240,7 +213,6 @@ class Service:
         """Begin to serve for `seconds`."""
         if self._http is not None:
             self._http.start()
-        self._ledger_file.start()
         if self._spool is not None:
             self._spool.start()
         self._sinks.start()
@@ -249,9 +221,16 @@ class Service:
 
     def oversee(self) -> None:
         """Check on the box until it ends, something hangs, or a stop is requested."""
-        watchdog, tidied_at = Watchdog(), time.monotonic()
+        watchdog, now = Watchdog(), time.monotonic()
+        alive_at, tidied_at, written_at = 0.0, now, now
         while not self._inference.over.wait(WATCH_INTERVAL_S):
-            self._notify_manager()
+            now = time.monotonic()
+            if not self._is_ready and self._inference.started is not None:
+                self._is_ready = True
+                self._notifier.send(READY)
+            if (interval_s := self._notifier.alive_interval_s) is not None and now >= alive_at + interval_s:
+                alive_at = now
+                self._notifier.send(ALIVE)
             if self._signals.stopping.is_set():
                 return
             if self._signals.reopening.is_set():
@@ -259,24 +238,23 @@ class Service:
                 log.info("reopening files; reading config and bundle again")
                 self._sinks.reopen()
                 self._reloads.request()
-            self._failure = watchdog.check(self._inference.executor.activity, time.monotonic())
-            if self._notifier.is_gone:
-                self._failure = self._failure or "the process that started the box has ended"
+            self._failure = watchdog.check(self._inference.executor.activity, now)
             if self._failure is not None:
                 log.error("%s: the box ends", self._failure)
                 return
-            if self._ledger_file.is_due():
+            if self._ledger_file is not None and now >= written_at + LEDGER_INTERVAL_S:
+                written_at = now
                 self._ledger_file.write(self.summary())
-            if time.monotonic() >= tidied_at + TIDY_INTERVAL_S:
+            if now >= tidied_at + TIDY_INTERVAL_S:
+                tidied_at = now
                 self._return_free_memory()
-                tidied_at = time.monotonic()
 
     def _return_free_memory(self) -> None:
         """Collect garbage and trim the heap; the long-lived objects of a box are scanned once and then frozen."""
-        if self._is_frozen.is_set():
+        if self._is_frozen:
             gc.collect()
         else:
-            self._is_frozen.set()
+            self._is_frozen = True
             freeze_garbage_collector()
         trim_heap()
 
@@ -286,19 +264,9 @@ class Service:
             self._notifier.send(*((RELOADING, now) if begins else (READY,)))
 
     def _follow_reload(self, box: ReadyBox) -> None:
-        self._is_frozen.clear()
+        self._is_frozen = False
         if self._http is not None and box.config.http is not None:
             self._http.set_access(box.config.http)
-
-    def _notify_manager(self) -> None:
-        """Report to the service manager that the box serves, and at intervals that it is alive."""
-        now, interval_s = time.monotonic(), self._notifier.alive_interval_s
-        if not self._is_ready and self._inference.started is not None:
-            self._is_ready = True
-            self._notifier.send(READY)
-        if interval_s is not None and now >= self._alive_at:
-            self._alive_at = now + interval_s
-            self._notifier.send(ALIVE)
 
     def end(self) -> dict[str, Any]:
         """End everything without waiting long for anything, and write the ledger; returns the summary."""
@@ -323,30 +291,25 @@ class Service:
             self._close(DRAIN_TIMEOUT_S if ends_by_itself else SINKS_TIMEOUT_S)
         finally:
             summary = self.summary()
-            is_written = self._ledger_file.finish(summary, LEDGER_TIMEOUT_S)
-        if self._ledger_file.problem is not None:
-            summary["unwritten"].append(self._ledger_file.problem)
-        if not is_written:
-            summary["hanging"].append("the ledger")
+            self._finish_ledger(summary)
         if summary["hanging"]:
             log.warning("not waited for: %s", ", ".join(summary["hanging"]))
         return summary
 
     def _close(self, sinks_timeout_s: float) -> None:
-        closing: list[tuple[str, Callable[[], object]]] = []
-        trace = self._runtime.trace
-        if trace is not None:
-            closing.append(("the trace", trace.close))
-        if self._http is not None:
-            closing.append(("HTTP", self._http.stop))
-        if self._spool is not None:
-            closing.append(("the spool", self._spool.stop))
-        threads = [(name, threading.Thread(target=close, daemon=True)) for name, close in closing]
-        for _, thread in threads:
+        """Close the sinks in this thread and all else beside, each in a thread of its own."""
+        trace, http, spool = self._runtime.trace, self._http, self._spool
+        closing = {
+            "the trace": None if trace is None else trace.close,
+            "HTTP": None if http is None else http.stop,
+            "the spool": None if spool is None else spool.stop,
+        }
+        threads = {name: threading.Thread(target=close, daemon=True) for name, close in closing.items() if close}
+        for thread in threads.values():
             thread.start()
         deadline = time.monotonic() + SINKS_TIMEOUT_S
         self._hanging += self._sinks.close(sinks_timeout_s)
-        for name, thread in threads:
+        for name, thread in threads.items():
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 self._hanging.append(name)
@@ -355,6 +318,19 @@ class Service:
         self._unwritten += self._sinks.complaints
         if trace is not None and trace.refused:
             self._unwritten.append(trace.refused)
+
+    def _finish_ledger(self, summary: dict[str, Any]) -> None:
+        if self._ledger_file is None or self._inference.thread is None:
+            return
+        deadline = time.monotonic() + LEDGER_TIMEOUT_S
+        is_written = self._ledger_file.join(LEDGER_TIMEOUT_S)
+        if is_written:
+            self._ledger_file.write(summary)
+            is_written = self._ledger_file.join(deadline - time.monotonic())
+        if not is_written:
+            summary["hanging"].append("the ledger")
+        if self._ledger_file.problem is not None:
+            summary["unwritten"].append(self._ledger_file.problem)
 
     def summary(self) -> dict[str, Any]:
         """What was done so far."""

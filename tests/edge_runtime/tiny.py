@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ import cv2
 import numpy as np
 import torch
 import yaml
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from torch import nn
 
+from edge_runtime.samples import KEYWORD
 from edge_runtime.sinks.base import ResultMessage
 from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 from models.preprocess import Preprocess
@@ -65,13 +69,13 @@ def tiny_bundle(path: Path) -> Bundle:
 
 
 class RecordKeeper:
-    """Keeps the records of the parcels that it is offered."""
+    """Keeps the records of the messages that it is offered."""
 
     def __init__(self) -> None:
         self.records: list[Mapping[str, Any]] = []
 
-    def __call__(self, parcel: ResultMessage) -> None:
-        self.records.append(parcel.record)
+    def __call__(self, message: ResultMessage) -> None:
+        self.records.append(message.record)
 
 
 def picture(seed: int, width: int = 48, height: int = 32) -> np.ndarray:
@@ -97,6 +101,15 @@ def write_folder(path: Path, count: int) -> Path:
     for seed in range(count):
         cv2.imwrite(str(path / f"{seed:03}.png"), cv2.cvtColor(picture(100 + seed), cv2.COLOR_RGB2BGR))
     return path
+
+
+def change_head(sample: bytes, old: str, new: str) -> bytes:
+    """A sample with another text: every `old` in it replaced."""
+    with Image.open(io.BytesIO(sample)) as opened:
+        text, out = PngInfo(), io.BytesIO()
+        text.add_text(KEYWORD, opened.info[KEYWORD].replace(old, new))
+        opened.save(out, "PNG", pnginfo=text)
+    return out.getvalue()
 
 
 def write_config(folder: Path, **keys) -> Path:

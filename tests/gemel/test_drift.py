@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge_runtime.samples import DRIFT_FILE, _text_chunk, read_drift, read_head
+from edge_runtime.samples import DRIFT_FILE, read_drift, read_head
 from gemel import check_drift
 from gemel.cli import main
 from models.bundle import open_bundle, verify_bundle, write_substituted
@@ -18,6 +18,7 @@ from models.bundle.delta import apply_update, write_update
 from models.errors import InputError
 from models.evaluation import BELOW, KEPT, MIN_COMPARED_FRAMES, TOO_FEW
 from models.workload import load_workload
+from tests.edge_runtime.tiny import change_head
 from tests.fake_gpu import fake_gpu
 from tests.gemel.spooled import answer, originals, write_merged, write_workload
 
@@ -128,10 +129,9 @@ def test_check_query_with_own_weights_is_not_reverted(folder):
     samples = folder / "good" / "samples"
     for path in samples.glob("*-b-*"):
         data = path.read_bytes()
-        length = int.from_bytes(data[33:37], "big")
-        said = json.loads(data[47 : 41 + length])
-        said["label"] = {"empty": "busy", "busy": "empty"}[said["label"]]
-        path.write_bytes(data[:33] + _text_chunk(b"gemel\0" + json.dumps(said).encode()) + data[45 + length :])
+        label = read_head(path).label
+        other = {"empty": "busy", "busy": "empty"}[label or ""]
+        path.write_bytes(change_head(data, f'"label":"{label}"', f'"label":"{other}"'))
     found = check_drift(folder / "good", folder / "workload.yaml", folder / "new.safetensors")
     assert rows(found)["b"]["verdict"] == BELOW and not rows(found)["b"]["reverted"]
     assert "already has its own weights" in rows(found)["b"]["note"] and not (folder / "new.safetensors").exists()
@@ -161,9 +161,7 @@ def a_pipe(spool: Path) -> None:
 def of_another_task(spool: Path) -> None:
     path = sorted((spool / "samples").glob("*-a-*"))[0]
     other = sorted((spool / "samples").glob("*-d-*"))[0].read_bytes()
-    length = int.from_bytes(other[33:37], "big")
-    body = other[41 : 41 + length].replace(b'"query":"d"', b'"query":"a"')
-    path.write_bytes(other[:33] + _text_chunk(body) + other[45 + length :])
+    path.write_bytes(change_head(other, '"query":"d"', '"query":"a"'))
 
 
 @pytest.mark.parametrize(("damage", "reason"), [

@@ -33,7 +33,7 @@ def test_the_ledger_adds_up_after_any_events(events):
     for account in ledger.to_json():
         settled = account["processed"] + account["failed"] + sum(account["dropped"].values())
         assert account["received"] == settled + account["pending"]
-        assert account["pending"] == pending[account["query"]] == ledger.pending(account["query"])
+        assert account["pending"] == pending[account["query"]]
 
 
 @pytest.mark.parametrize(

@@ -17,23 +17,21 @@ def mailboxes() -> tuple[Mailboxes, Ledger]:
 
 def test_frames_wait_in_order_and_the_oldest_goes_when_there_is_no_room():
     boxes, ledger = mailboxes()
-    assert boxes.put("a", Frame(0, 1.0)) is None and boxes.put("a", Frame(1, 2.0)) is None
-    oldest = boxes.put("a", Frame(2, 3.0))
-    assert oldest is not None and oldest.index == 0
+    for number in range(3):
+        boxes.put("a", Frame(number, number + 1.0))
     assert boxes.pending() == {"a": (2.0, 3.0)}
     assert ledger.to_json()[0]["dropped"] == {"replaced": 1}
     assert [frame.index for frame in boxes.take("a", 8)] == [1, 2]
     assert boxes.take("a") == []
-    assert ledger.pending("a") == 2, "a taken frame is pending until it is settled"
+    assert ledger.to_json()[0]["pending"] == 2, "a taken frame is pending until it is settled"
 
 
 def test_a_drop_takes_the_frame_captured_then_and_no_other():
     boxes, ledger = mailboxes()
     boxes.put("a", Frame(0, 1.0))
     boxes.put("a", Frame(1, 2.0))
-    dropped = boxes.drop("a", 1.0, "deadline")
-    assert dropped is not None and dropped.index == 0
-    assert boxes.drop("a", 1.0, "deadline") is None
+    for _ in range(2):
+        boxes.drop("a", 1.0, "deadline")
     assert boxes.pending() == {"a": (2.0,)}
     assert ledger.to_json()[0]["dropped"] == {"deadline": 1}
     assert ledger.balanced
