@@ -9,27 +9,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from edge_runtime.capture.reader import FramePool, Handover, RateGate, RecentRate, SourceReader, TimedShot
-from edge_runtime.capture.reconnect import (
-    CameraPhase,
-    FrameCame,
-    LinkEvent,
-    LinkRules,
-    LinkState,
-    Lost,
-    SourceEnded,
-    Stopped,
-    TimePassed,
-    initial_link,
-    next_link,
-)
+from edge_runtime.capture.reader import FramePool, RateGate, RecentRate, SourceReader, TimedShot
+from edge_runtime.capture.reconnect import CameraPhase, LinkState
 from edge_runtime.capture.sources import CameraConfig, FrameRequest, Source, open_source
 from edge_runtime.queues import Frame
 
 POLL_INTERVAL_S = 0.5
 """Interval at which a camera checks its decoder."""
-SUSPENDED_S = 1.0
-"""Waking so much later than requested means that the whole process was suspended."""
 MAX_ABANDONED = 2
 """Decoders that never return, each with a thread, before no further one is started."""
 
@@ -58,19 +44,18 @@ class Camera:
         self.delivered = self._damaged_before = self._frames_before = 0
         self._config, self._queries, self._put, self._ended, self._clock = config, dict(queries), put, ended, clock
         self._open_source = open_source
-        self._rules = LinkRules(config.timeout_s, config.forever)
-        self._link = initial_link(clock())
+        self._link = LinkState(CameraPhase.CONNECTING, clock())
         self._changed = threading.Condition()
         self._stopping = False
         self._reader: SourceReader | None = None
-        self._handover = Handover(self._changed)
+        self._shot: TimedShot | None = None
+        self._memory = FramePool()
         self._abandoned: list[SourceReader] = []
         self._gates: dict[str, RateGate] = {}
         self._size: tuple[int, int] | None = None
         self._outside: dict[str, str] = {}
         self._rate, self._last_at = RecentRate(), None
         self._offset, self._next_queries = 0, (self._queries, 0)
-        self._memory = FramePool()
         self._thread = threading.Thread(target=self.play, name=f"camera-{config.id}", daemon=True)
 
     def start(self) -> None:
@@ -92,8 +77,8 @@ class Camera:
         deadline = time.monotonic() + timeout_s
         self._thread.join(timeout_s)
         for reader in self._abandoned:
-            reader.join(max(0.0, deadline - time.monotonic()))
-        return not self._thread.is_alive() and not any(reader.alive for reader in self._abandoned)
+            reader.thread.join(max(0.0, deadline - time.monotonic()))
+        return not self._thread.is_alive() and not any(reader.thread.is_alive() for reader in self._abandoned)
 
     @property
     def alive(self) -> bool:
@@ -112,9 +97,8 @@ class Camera:
             while self._link.phase is not CameraPhase.ENDED:
                 self._step()
         except Exception as error:  # the receiver of the frames failed
-            self._apply(Lost(f"{type(error).__name__}: {error}"), LinkRules(self._rules.timeout_s, forever=False))
+            self._change(self._link.lose(f"{type(error).__name__}: {error}", self._clock(), forever=False))
         finally:
-            self._apply(Stopped())
             self._ended()
 
     def to_json(self) -> dict[str, Any]:
@@ -132,47 +116,47 @@ class Camera:
 
     def _step(self) -> None:
         """Wait for an event, and act on it."""
-        was_suspended = self._wait(self._timeout_s())
-        now, shot, reader = self._clock(), self._handover.take(), self._reader
-        if reader is not None and was_suspended:
-            reader.restart_timeout(now)
+        with self._changed:
+            self._changed.wait_for(self._has_event, self._timeout_s())
+            is_over = self._reader is not None and self._reader.over  # first: a last frame may come just before
+            shot, self._shot = self._shot, None
+            self._changed.notify_all()
+        reader, link, now = self._reader, self._link, self._clock()
         if self._stopping:
-            self._apply(Stopped())
+            self._change(link.end())
         elif shot is not None:
             self._receive(shot)
-        elif reader is not None and reader.over:
-            self._apply(SourceEnded() if reader.problem is None else Lost(reader.problem))
-        else:
-            self._apply(TimePassed(None if reader is None else reader.busy_since))
-
-    def _wait(self, timeout_s: float) -> bool:
-        """Sleep until an event or the timeout; True if the process was suspended meanwhile."""
-        before = self._clock()
-        with self._changed:
-            self._changed.wait_for(self._has_event, timeout_s)
-        return self._clock() - before > timeout_s + SUSPENDED_S
+        elif reader is None:
+            if link.retry_at is None or now >= link.retry_at:
+                self._change(link.retry())
+        elif is_over:
+            if reader.problem is None and link.phase is CameraPhase.STREAMING and not self._config.forever:
+                self._change(link.end())
+            else:
+                self._lose(reader.problem or "it has no frame that can be decoded")
+        elif (busy_since := reader.busy_since) is not None and now - busy_since >= self._config.timeout_s:
+            self._lose(f"no frame came for {self._config.timeout_s:g} s")
 
     def _has_event(self) -> bool:
-        reader = self._reader
-        return self._stopping or self._handover.is_full or (reader is not None and reader.over)
+        return self._stopping or self._shot is not None or (self._reader is not None and self._reader.over)
 
     def _timeout_s(self) -> float:
         """Until the next retry or time-out, at most the poll interval."""
         reader, due = self._reader, self._link.retry_at
-        if reader is not None and reader.busy_since is not None:
-            due = reader.busy_since + self._rules.timeout_s
+        if reader is not None and (busy_since := reader.busy_since) is not None:
+            due = busy_since + self._config.timeout_s
         return POLL_INTERVAL_S if due is None else min(POLL_INTERVAL_S, max(0.0, due - self._clock()))
 
-    def _apply(self, event: LinkEvent, rules: LinkRules | None = None) -> None:
-        """Take the link to its next state, log the change and carry it out."""
-        before, now = self._link, self._clock()
-        self._link = next_link(before, event, now, rules or self._rules, random.random())
-        self._log_change(before, self._link, now)
-        if self._link.phase is before.phase:
-            return
-        if self._link.phase is CameraPhase.CONNECTING:
+    def _lose(self, problem: str) -> None:
+        self._change(self._link.lose(problem, self._clock(), self._config.forever, random.random()))
+
+    def _change(self, after: LinkState) -> None:
+        """Take the link to another state, log the change and carry it out."""
+        before, self._link = self._link, after
+        self._log_change(before, after, self._clock())
+        if after.phase is CameraPhase.CONNECTING:
             self._connect()
-        elif self._link.phase is not CameraPhase.STREAMING:
+        elif after.phase is not CameraPhase.STREAMING:
             self._disconnect()
 
     def _log_change(self, before: LinkState, after: LinkState, now: float) -> None:
@@ -186,26 +170,36 @@ class Camera:
             log.error("camera %s ended: %s", self.id, after.problem)
 
     def _connect(self) -> None:
-        self._abandoned = [reader for reader in self._abandoned if reader.alive]
+        self._abandoned = [reader for reader in self._abandoned if reader.thread.is_alive()]
         if len(self._abandoned) >= MAX_ABANDONED:
-            self._apply(Lost("its decoder does not return"))
+            self._lose("its decoder does not return")
             return
-        self._handover = handover = Handover(self._changed)
         self._gates = {query: RateGate(request.fps) for query, request in self._queries.items()}
         self._rate = RecentRate()
         self._reader = SourceReader(
-            self._config, self._frames_before, handover.put, self._wake, self._clock, open_source=self._open_source
+            self._config, self._frames_before, self._hand_over, self._wake, self._clock, open_source=self._open_source
         )
-        self._reader.start()
+        self._reader.thread.start()
 
     def _disconnect(self) -> None:
         """Abandon the connection: its thread ends when its decoder returns, and later frames are dropped."""
-        reader, self._reader = self._reader, None
-        self._handover.close()
+        with self._changed:
+            reader, self._reader, self._shot = self._reader, None, None
+            self._changed.notify_all()
         if reader is not None:
             reader.stop()
             self._frames_before, self._damaged_before = reader.index, self._damaged_before + reader.damaged
             self._abandoned.append(reader)
+
+    def _hand_over(self, reader: SourceReader, shot: TimedShot) -> None:
+        """Take a frame from the thread of a reader. A live frame replaces the one that waits, so that slow queries get
+        the newest; a frame of a file waits until the one before is taken."""
+        with self._changed:
+            if not self._config.live:
+                self._changed.wait_for(lambda: self._shot is None or reader is not self._reader)
+            if reader is self._reader:
+                self._shot = shot
+                self._changed.notify_all()
 
     def _wake(self) -> None:
         with self._changed:
@@ -216,7 +210,8 @@ class Camera:
         if image is None:
             self._damaged_before += 1
             return
-        self._apply(FrameCame())
+        if self._link.phase is not CameraPhase.STREAMING:
+            self._change(self._link.stream())
         self._last_at = shot.captured_at
         self._switch_queries(shot.index)
         self._check_size(image.shape[1], image.shape[0])

@@ -1,4 +1,4 @@
-"""One connection to a camera: a thread that decodes every frame and hands over those that are wanted, when due."""
+"""One connection to a camera: a thread that decodes every frame and delivers those that are wanted, when due."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Playback:
     """
 
     def __init__(self, start: float, fps: float) -> None:
-        self._start, self.fps = start, fps
+        self.start, self.fps = start, fps
         self._clock_gate = RateGate(fps)
         self._is_catching_up = False
 
@@ -61,7 +61,7 @@ class Playback:
 
     def passes(self, played: int, now: float) -> bool:
         """Whether frame `played`, read now, is to be delivered; times must not fall."""
-        late_s, is_first_of_period = self._late_s(played, now), self._clock_gate.passes(now - self._start)
+        late_s, is_first_of_period = self._late_s(played, now), self._clock_gate.passes(now - self.start)
         self._is_catching_up = late_s > (1 / self.fps if self._is_catching_up else MAX_LATE_S)
         return is_first_of_period or not self._is_catching_up
 
@@ -71,7 +71,7 @@ class Playback:
         return int(late_s * self.fps) // lap if lap and late_s > MAX_LATE_S else 0
 
     def _late_s(self, played: int, now: float) -> float:
-        return now - self._start - played / self.fps
+        return now - self.start - played / self.fps
 
 
 class RecentRate:
@@ -139,58 +139,19 @@ class TimedShot:
     shot: Shot
 
 
-class Handover:
-    """A slot between the decoding thread and the camera's thread; `changed` is notified of every change.
-
-    A live frame replaces the one that waits, so a slow reader gets the newest; a frame of a file waits for its slot.
-    """
-
-    def __init__(self, changed: threading.Condition) -> None:
-        self._changed = changed
-        self._shot: TimedShot | None = None
-        self._closed = False
-
-    def put(self, shot: TimedShot, live: bool) -> None:
-        """Leave a frame; dropped once closed."""
-        with self._changed:
-            if not live:
-                self._changed.wait_for(lambda: self._shot is None or self._closed)
-            if not self._closed:
-                self._shot = shot
-                self._changed.notify_all()
-
-    def take(self) -> TimedShot | None:
-        """The waiting frame, if any."""
-        with self._changed:
-            shot, self._shot = self._shot, None
-            self._changed.notify_all()
-            return shot
-
-    @property
-    def is_full(self) -> bool:
-        """Whether a frame waits."""
-        return self._shot is not None
-
-    def close(self) -> None:
-        """Drop frames from now on."""
-        with self._changed:
-            self._closed, self._shot = True, None
-            self._changed.notify_all()
-
-
 class SourceReader:
     """A connection from its opening to its end; with `loop` a file begins again, lap after lap.
 
     `index` is the number of the next frame, `damaged` counts frames that did not decode. `busy_since` is when the
     decoder began with a frame that it has not given yet, None while it is idle. Once `over`, `problem` says what went
-    wrong, if anything. `hand` takes each wanted frame and whether it is live, `ended` is called at the end.
+    wrong, if anything. `deliver` takes each wanted frame, `ended` is called at the end.
     """
 
     def __init__(
         self,
         config: CameraConfig,
         first: int,
-        hand: Callable[[TimedShot, bool], object],
+        deliver: Callable[[SourceReader, TimedShot], object],
         ended: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], bool] | None = None,
@@ -199,36 +160,17 @@ class SourceReader:
         self.index, self.damaged = first, 0
         self.busy_since: float | None = clock()
         self.over, self.problem = False, None
-        self._config, self._hand, self._ended, self._clock, self._open = config, hand, ended, clock, open_source
+        self._config, self._deliver, self._ended, self._clock, self._open = config, deliver, ended, clock, open_source
         self._stopping = threading.Event()
         self._wait = wait or self._stopping.wait
         self._gate = RateGate(config.fps)
         self._first = first
         self._playback: Playback | None = None
-        self._start_s = 0.0
-        self._thread = threading.Thread(target=self.play, name=f"reader-{config.id}", daemon=True)
-
-    def start(self) -> None:
-        """Begin in a thread."""
-        self._thread.start()
+        self.thread = threading.Thread(target=self.play, name=f"reader-{config.id}", daemon=True)
 
     def stop(self) -> None:
         """End at the next frame; returns at once."""
         self._stopping.set()
-
-    @property
-    def alive(self) -> bool:
-        """Whether the thread still runs, as it does while a decoder waits for a dead stream."""
-        return self._thread.is_alive()
-
-    def join(self, timeout_s: float) -> None:
-        """Wait for the thread's end."""
-        self._thread.join(timeout_s)
-
-    def restart_timeout(self, now: float) -> None:
-        """Do not count the time for which the whole process was suspended."""
-        if self.busy_since is not None:
-            self.busy_since = now
 
     def play(self) -> None:
         """Read until the end, a failure or `stop`."""
@@ -247,22 +189,20 @@ class SourceReader:
         source = self._open(self._config)
         first, damaged = self.index, self.damaged
         try:
-            if self._playback is None:
-                self._start_s = self._clock()
-                self._playback = Playback(self._start_s, source.fps or self._config.fps or DEFAULT_FPS)
+            playback = self._playback or Playback(self._clock(), source.fps or self._config.fps or DEFAULT_FPS)
+            self._playback = playback
             while self._advance(source):
                 self.damaged = damaged + source.damaged
-                number, self.index = self.index, self.index + 1  # before the handover: no number comes twice
-                if self._config.live:
-                    self._pick_live(source, number)
-                elif not self._pick_due(source, self._playback, number):
-                    return False
+                number, self.index = self.index, self.index + 1  # before the delivery: no number comes twice
+                media_s = self._wanted_at(number - self._first, playback)
+                if media_s is not None:
+                    self._deliver(self, TimedShot(number, media_s, self._clock(), time.time(), source.shot()))
         finally:
             self.damaged = damaged + source.damaged
             source.close()
         lap = self.index - first
         if self._config.loop:
-            self.index += lap * self._playback.missed_laps(self.index - self._first, lap, self._clock())
+            self.index += lap * playback.missed_laps(self.index - self._first, lap, self._clock())
         return lap > 0
 
     def _advance(self, source: Source) -> bool:
@@ -271,17 +211,13 @@ class SourceReader:
         self.busy_since = None
         return has_frame and not self._stopping.is_set()
 
-    def _pick_live(self, source: Source, number: int) -> None:
-        now = self._clock()
-        if self._gate.passes(now - self._start_s):
-            self._hand(TimedShot(number, now - self._start_s, now, time.time(), source.shot()), True)
-
-    def _pick_due(self, source: Source, playback: Playback, number: int) -> bool:
-        """Wait until a file's frame is due, and hand it over if it is wanted; False when stopped meanwhile."""
-        played = number - self._first
+    def _wanted_at(self, played: int, playback: Playback) -> float | None:
+        """Seconds into this connection of the frame `played`, once it is due; None where it is not wanted."""
+        if self._config.live:
+            media_s = self._clock() - playback.start
+            return media_s if self._gate.passes(media_s) else None
         if self._wait(playback.wait_s(played, self._clock())):
-            return False
-        now, media_s = self._clock(), played / playback.fps
-        if playback.passes(played, now) and self._gate.passes(media_s):
-            self._hand(TimedShot(number, media_s, now, time.time(), source.shot()), False)
-        return True
+            self._stopping.set()
+            return None
+        media_s = played / playback.fps
+        return media_s if playback.passes(played, self._clock()) and self._gate.passes(media_s) else None

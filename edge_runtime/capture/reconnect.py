@@ -1,4 +1,4 @@
-"""When a camera counts as lost and when it is retried: a pure function from (link, event, now) to the next link.
+"""When a camera counts as lost and when it is retried: a pure value whose methods give the next one.
 
 A live or looping camera is retried for ever, the more often the shorter it has been away; any other ends.
 """
@@ -39,14 +39,6 @@ PAUSES = RetryPauses()
 
 
 @dataclass(frozen=True, slots=True)
-class LinkRules:
-    """`timeout_s` is how long a frame may take; a link is retried `forever` or ends when it is lost."""
-
-    timeout_s: float
-    forever: bool
-
-
-@dataclass(frozen=True, slots=True)
 class LinkState:
     """What is known of one camera; times are seconds of one monotonic clock.
 
@@ -68,73 +60,30 @@ class LinkState:
         is_retrying = self.phase is CameraPhase.CONNECTING and self.problem is not None
         return CameraPhase.AWAY if is_retrying else self.phase
 
+    def stream(self) -> LinkState:
+        """A frame came."""
+        if self.phase is not CameraPhase.CONNECTING:
+            return self
+        return LinkState(CameraPhase.STREAMING, None, reconnects=self.reconnects + self.has_streamed, has_streamed=True)
 
-@dataclass(frozen=True, slots=True)
-class FrameCame:
-    """A frame was decoded."""
+    def lose(self, problem: str, now: float, forever: bool, jitter: float = 1.0) -> LinkState:
+        """The connection failed, for a reason without secrets; it is retried `forever`, or ends.
 
+        `jitter` is a random number from 0 to 1.
+        """
+        since = now if self.away_since is None else self.away_since
+        if not forever:
+            return replace(self, phase=CameraPhase.ENDED, away_since=since, problem=problem)
+        retry_at = now + retry_pause_s(now - since, jitter)
+        return replace(self, phase=CameraPhase.AWAY, away_since=since, retry_at=retry_at, problem=problem)
 
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """The connection failed, for a reason without secrets."""
+    def retry(self) -> LinkState:
+        """A connection is made again."""
+        return replace(self, phase=CameraPhase.CONNECTING, retry_at=None)
 
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class SourceEnded:
-    """The source has no more frames."""
-
-
-@dataclass(frozen=True, slots=True)
-class TimePassed:
-    """Nothing came; the decoder has worked on the next frame since `busy_since` (None: it is idle)."""
-
-    busy_since: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """The box stops."""
-
-
-LinkEvent = FrameCame | Lost | SourceEnded | TimePassed | Stopped
-
-
-def initial_link(now: float) -> LinkState:
-    """The link of a camera whose first connection is made now."""
-    return LinkState(CameraPhase.CONNECTING, now)
-
-
-def next_link(link: LinkState, event: LinkEvent, now: float, rules: LinkRules, jitter: float = 1.0) -> LinkState:
-    """The link after an event; `jitter` is a random number from 0 to 1.
-
-    The caller opens a connection where the phase becomes CONNECTING, and closes it where it becomes AWAY or ENDED.
-    """
-    if link.phase is CameraPhase.ENDED:
-        return link
-    if isinstance(event, Stopped):
-        return replace(link, phase=CameraPhase.ENDED, retry_at=None)
-    if link.phase is CameraPhase.AWAY:
-        is_due = isinstance(event, TimePassed) and link.retry_at is not None and now >= link.retry_at
-        return replace(link, phase=CameraPhase.CONNECTING, retry_at=None) if is_due else link
-    match event:
-        case FrameCame():
-            if link.phase is CameraPhase.STREAMING:
-                return link
-            return LinkState(
-                CameraPhase.STREAMING, None, reconnects=link.reconnects + link.has_streamed, has_streamed=True
-            )
-        case TimePassed(busy_since):
-            if busy_since is None or now - busy_since < rules.timeout_s:
-                return link
-            return _lose(link, f"no frame came for {rules.timeout_s:g} s", now, rules, jitter)
-        case Lost(reason):
-            return _lose(link, reason, now, rules, jitter)
-        case SourceEnded():
-            if link.phase is CameraPhase.STREAMING and not rules.forever:
-                return replace(link, phase=CameraPhase.ENDED, away_since=now)
-            return _lose(link, "it has no frame that can be decoded", now, rules, jitter)
+    def end(self) -> LinkState:
+        """The source has ended, or the box stops."""
+        return replace(self, phase=CameraPhase.ENDED, retry_at=None)
 
 
 def retry_pause_s(away_s: float, jitter: float) -> float:
@@ -142,11 +91,3 @@ def retry_pause_s(away_s: float, jitter: float) -> float:
     longest = PAUSES.max_s if away_s < PAUSES.long_away_s else PAUSES.max_long_away_s
     pause = min(longest, max(PAUSES.min_s, PAUSES.away_share * away_s))
     return pause * (PAUSES.min_jitter + (1 - PAUSES.min_jitter) * jitter)
-
-
-def _lose(link: LinkState, reason: str, now: float, rules: LinkRules, jitter: float) -> LinkState:
-    since = now if link.away_since is None else link.away_since
-    if not rules.forever:
-        return replace(link, phase=CameraPhase.ENDED, away_since=since, problem=reason)
-    retry_at = now + retry_pause_s(now - since, jitter)
-    return replace(link, phase=CameraPhase.AWAY, away_since=since, retry_at=retry_at, problem=reason)

@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -144,8 +143,7 @@ class FolderSource:
         assert self._path is not None
         return partial(read_picture, self._path)
 
-    def close(self) -> None:
-        self._path = None
+    def close(self) -> None: ...
 
 
 class OpenCVSource:
@@ -204,7 +202,7 @@ class GStreamerSource:
 
     def shot(self) -> Shot:
         is_decoded, image = self._capture.retrieve()
-        return partial(self._cv2.cvtColor, image, self._cv2.COLOR_BGR2RGB) if is_decoded else lambda: None
+        return lambda: self._cv2.cvtColor(image, self._cv2.COLOR_BGR2RGB) if is_decoded else None
 
     def close(self) -> None:
         self._capture.release()
@@ -254,37 +252,28 @@ class FFmpegSource:
         import av
         import av.logging
 
-        self._packets: Any = None
         av.logging.set_level(None)  # its messages name addresses with their passwords
-        self.damaged = 0
-        self._live = config.live
+        self.damaged, self._live = 0, config.live
+        self._decoded: deque[av.VideoFrame] = deque()
+        self._frame: av.VideoFrame | None = None
+        self._reformatter = av.video.reformatter.VideoReformatter()
+        name = _ffmpeg_name(config)
         try:
             self._container: Any = av.open(
-                _ffmpeg_name(config),
+                name,
                 format="v4l2" if config.is_device else None,
                 options=_ffmpeg_options(config),
                 timeout=(config.timeout_s, READ_TIMEOUT_SHARE * config.timeout_s),
             )
-        except SourceLost:
-            raise
         except Exception as error:
             raise SourceLost(f"it cannot be opened: {_ffmpeg_reason(error)}") from None
-        try:
-            self._begin(av)
-        except BaseException:
-            self.close()
-            raise
-
-    def _begin(self, av: Any) -> None:
         if not self._container.streams.video:
+            self._container.close()
             raise SourceLost("it has no video in it")
         stream = self._container.streams.video[0]
         stream.codec_context.thread_count = 1
         self.fps = _plausible_rate(float(stream.average_rate or stream.guessed_rate or 0), self._live)
-        self._packets = self._container.demux(stream)
-        self._decoded: deque[av.VideoFrame] = deque()
-        self._frame: av.VideoFrame | None = None
-        self._reformatter = av.video.reformatter.VideoReformatter()
+        self._packets: Any = self._container.demux(stream)
 
     def advance(self) -> bool:
         while not self._decoded:
@@ -297,12 +286,11 @@ class FFmpegSource:
 
     def shot(self) -> Shot:
         assert self._frame is not None
-        reformatter, frame = self._reformatter, self._frame
-        return lambda: reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
+        frame = self._frame
+        return lambda: self._reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
 
     def close(self) -> None:
-        if self._packets is not None:
-            self._packets.close()  # PyAV 18.1 leaks the packet of a generator that is dropped
+        self._packets.close()  # PyAV 18.1 leaks the packet of a generator that is dropped
         self._container.close()
 
     def _next_packet(self) -> av.Packet | None:
@@ -409,24 +397,21 @@ def call_all(calls: Sequence[tuple[Callable[[], Value], float]], default: Value)
 
     The threads of an executor would delay the end of the process while a call hangs.
     """
-    start = time.monotonic()
-    futures: list[Future[Value]] = []
-    for call, _ in calls:
-        futures.append(future := Future())
-        threading.Thread(target=_run_into, args=(future, call), name="probe", daemon=True).start()
-    results = []
-    for future, (_, timeout_s) in zip(futures, calls, strict=True):
-        results.append(default)
+    results, start = [default] * len(calls), time.monotonic()
+
+    def run(index: int, call: Callable[[], Value]) -> None:
         with contextlib.suppress(Exception):
-            results[-1] = future.result(max(0.0, start + timeout_s - time.monotonic()))
-    return results
+            results[index] = call()
 
-
-def _run_into(future: Future[Value], call: Callable[[], Value]) -> None:
-    try:
-        future.set_result(call())
-    except Exception as error:
-        future.set_exception(error)
+    threads = [
+        threading.Thread(target=run, args=(index, call), name="probe", daemon=True)
+        for index, (call, _) in enumerate(calls)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread, (_, timeout_s) in zip(threads, calls, strict=True):
+        thread.join(max(0.0, start + timeout_s - time.monotonic()))
+    return list(results)
 
 
 def _probe(camera: CameraConfig) -> ProbeResult:

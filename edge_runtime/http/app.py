@@ -6,25 +6,24 @@ import asyncio
 import contextlib
 import json
 import logging
-import math
 import socket
 import threading
 import time
-from array import array
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from aiohttp import WSMsgType, web
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
-import edge_runtime.http
 from edge_runtime.http.auth import COOKIE, Access
 from edge_runtime.http.metrics import CONTENT_TYPE, Metrics
 from edge_runtime.http.snapshots import Snapshot
-from edge_runtime.http.status import Status, StatusSource
+from edge_runtime.http.status import Readiness, ReloadOutcome, Status, StatusSource
 from models.errors import InputError
 
 SNAPSHOT_INTERVAL_S, STATUS_INTERVAL_S = 0.2, 1.0
@@ -38,10 +37,7 @@ HISTORY_INTERVAL_S, HISTORY_S = 5.0, 3600.0
 HISTORY_ROWS = round(HISTORY_S / HISTORY_INTERVAL_S)
 HISTORY_COLUMNS = ("at", "resident_bytes", "workspace_bytes", "age_p95_ms", "dropped")
 """`at` in Unix seconds; `age_p95_ms` is the worst query's; `dropped` are frames since the start."""
-PAGE_FILES = {
-    "index.html": "text/html", "login.html": "text/html", "dashboard.js": "text/javascript",
-    "login.js": "text/javascript", "dashboard.css": "text/css", "uplot.js": "text/javascript", "uplot.css": "text/css",
-}  # fmt: skip
+PAGE = Path(__file__).parent / "page"
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -49,7 +45,8 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-TEXT, JSON, HTML = "text/plain", "application/json", "text/html"
+TEXT, JSON, HTML, JPEG = "text/plain", "application/json", "text/html", "image/jpeg"
+REFUSALS = {401: ("a token is needed", TEXT), 403: ("refused", TEXT)}
 
 log = logging.getLogger("gemel.run")
 silent = logging.getLogger("gemel.run.http")
@@ -61,34 +58,37 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True)
 class Route:
-    """One path of the service, and its documentation: by status a description, a media type and its JSON schema."""
+    """One path of the service and its documentation: by status a description, and a media type or a model of JSON."""
 
     method: str
     path: str
     handler: Handler
-    summary: str = ""
-    responses: Mapping[int, tuple[str, str | None, dict[str, Any]]] | None = None
-    """None for a path that the OpenAPI document leaves out."""
+    summary: str
+    responses: Mapping[int, tuple[str, str | type[BaseModel] | None]]
 
 
 def openapi_document(routes: list[Route]) -> dict[str, Any]:
     """The document of `/openapi.json` (OpenAPI 3.1)."""
-    status = Status.model_json_schema(ref_template="#/components/schemas/{model}")
-    schemas = status.pop("$defs", {})
+    models = {media for route in routes for _, media in route.responses.values() if isinstance(media, type)}
+    references, definitions = models_json_schema(
+        [(model, "validation") for model in sorted(models, key=str)], ref_template="#/components/schemas/{model}"
+    )
+
+    def describe(text: str, media: str | type[BaseModel] | None) -> dict[str, Any]:
+        if media is None:
+            return {"description": text}
+        if isinstance(media, type):
+            return {"description": text, "content": {JSON: {"schema": references[media, "validation"]}}}
+        schema = {"type": "object" if media == JSON else "string"}
+        return {"description": text, "content": {media: {"schema": schema}}}
+
     paths: dict[str, Any] = {}
     for route in routes:
-        if route.responses is None:
-            continue
-        refusals = {401: ("a token is needed", TEXT, {}), 403: ("refused", TEXT, {})}
-        operation = {
+        operation: dict[str, Any] = {
             "summary": route.summary,
             "security": [{"token": []}] if route.method == "POST" else [{}, {"token": []}],
             "responses": {
-                str(code): {
-                    "description": text,
-                    **({"content": {media: {"schema": schema or {"type": "string"}}}} if media else {}),
-                }
-                for code, (text, media, schema) in sorted({**refusals, **route.responses}.items())
+                str(code): describe(*known) for code, known in sorted({**REFUSALS, **route.responses}.items())
             },
         }
         if "{id}" in route.path:
@@ -99,36 +99,28 @@ def openapi_document(routes: list[Route]) -> dict[str, Any]:
         "info": {"title": "A Gemel box", "version": "1"},
         "paths": paths,
         "components": {
-            "schemas": {"Status": status, **schemas},
+            "schemas": definitions.get("$defs", {}),
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
 class History:
-    """The status of the last hour, one sample every few seconds, in preallocated memory."""
+    """The status of the last hour, one sample every few seconds."""
 
     def __init__(self) -> None:
-        self._columns = {name: array("d", bytes(8 * HISTORY_ROWS)) for name in HISTORY_COLUMNS}
-        self._count = 0
+        self._rows: deque[tuple[float, int, int, float | None, int]] = deque(maxlen=HISTORY_ROWS)
 
     def add(self, unix_s: float, status: Status) -> None:
         """Add a sample."""
         ages = [query.age_p95_ms for query in status.queries if query.age_p95_ms is not None]
         dropped = sum(sum(query.ledger.dropped.values()) for query in status.queries)
-        row = round(unix_s, 1), status.resident_bytes, status.workspace_bytes, max(ages, default=math.nan), dropped
-        for name, value in zip(HISTORY_COLUMNS, row, strict=True):
-            self._columns[name][self._count % HISTORY_ROWS] = value
-        self._count += 1
+        row = round(unix_s, 1), status.resident_bytes, status.workspace_bytes, max(ages, default=None), dropped
+        self._rows.append(row)
 
     def to_json(self) -> dict[str, list[Any]]:
-        """The columns, oldest sample first; null where a sample has no age, counts and bytes as integers."""
-        rows = [index % HISTORY_ROWS for index in range(max(0, self._count - HISTORY_ROWS), self._count)]
-        columns: dict[str, list[Any]] = {name: [column[row] for row in rows] for name, column in self._columns.items()}
-        for name in ("resident_bytes", "workspace_bytes", "dropped"):
-            columns[name] = [int(value) for value in columns[name]]
-        columns["age_p95_ms"] = [None if math.isnan(age) else age for age in columns["age_p95_ms"]]
-        return columns
+        """The columns, oldest sample first; null where a sample has no age."""
+        return {name: [row[index] for row in self._rows] for index, name in enumerate(HISTORY_COLUMNS)}
 
 
 def check_address(access: Access, where: str | Path) -> None:
@@ -230,37 +222,25 @@ class BoxApp:
         self._source, self._metrics, self.access = source, metrics, access
         self._history = History()
         self._dashboards: set[web.WebSocketResponse] = set()
-        self._routes = self._define_routes()
-        self._schema = json.dumps(openapi_document(self._routes)).encode()
-
-    def _define_routes(self) -> list[Route]:
-        missing = _object({"missing": {"type": "array", "items": {"type": "string"}}})
-        applied, reason = {"applied": {"type": "boolean"}}, {"reason": {"type": "string"}}
-        status = {"$ref": "#/components/schemas/Status"}
-        return [
+        self._routes = [
             Route("GET", "/", self._index, "The dashboard.",
-                  {200: ("the page", HTML, {}), 401: ("asks for the token", HTML, {})}),
+                  {200: ("the page", HTML), 401: ("asks for the token", HTML)}),
             Route("GET", "/healthz", self._health, "Whether the thread that runs queries goes on.",
-                  {200: ("it does", TEXT, {}), 503: ("it does not", TEXT, {})}),
+                  {200: ("it does", TEXT), 503: ("it does not", TEXT)}),
             Route("GET", "/readyz", self._ready, "Whether the box is ready.",
-                  {200: ("it is", JSON, missing), 503: ("what is missing", JSON, missing)}),
-            Route("GET", "/metrics", self._metrics_text, "Metrics for Prometheus.",
-                  {200: ("text format 0.0.4", TEXT, {})}),
-            Route("GET", "/api/status", self._status, "The box at this moment.", {200: ("the box", JSON, status)}),
-            Route("GET", "/api/history", self._last_hour, "The last hour, in columns.",
-                  {200: ("the columns", JSON, {"type": "object"})}),
+                  {200: ("it is", Readiness), 503: ("what is missing", Readiness)}),
+            Route("GET", "/metrics", self._metrics_text, "Metrics for Prometheus.", {200: ("text format 0.0.4", TEXT)}),
+            Route("GET", "/api/status", self._status, "The box at this moment.", {200: ("the box", Status)}),
+            Route("GET", "/api/history", self._last_hour, "The last hour, in columns.", {200: ("the columns", JSON)}),
             Route("GET", "/api/cameras/{id}/frame.jpg", self._frame, "A camera's newest frame with its results.",
-                  {200: ("the frame", "image/jpeg", {}), 404: ("no such camera, or no frame yet", TEXT, {})}),
+                  {200: ("the frame", JPEG), 404: ("no such camera, or no frame yet", TEXT)}),
             Route("POST", "/api/session", self._session, "Store the token of the request in a cookie.",
-                  {204: ("done", None, {})}),
+                  {204: ("done", None)}),
             Route("POST", "/api/reload", self._reload, "Reload config and bundle.",
-                  {200: ("applied", JSON, _object(applied)),
-                   409: ("not applied, and why", JSON, _object({**applied, **reason}))}),
-            Route("GET", "/openapi.json", self._openapi, "This document.",
-                  {200: ("the document", JSON, {"type": "object"})}),
-            Route("GET", "/page/{name}", self._page_file),
-            Route("GET", "/api/watch", self._watch),
+                  {200: ("applied", ReloadOutcome), 409: ("not applied, and why", ReloadOutcome)}),
+            Route("GET", "/openapi.json", self._openapi, "This document.", {200: ("the document", JSON)}),
         ]  # fmt: skip
+        self._schema = openapi_document(self._routes)
 
     def application(self) -> web.Application:
         """The aiohttp application."""
@@ -271,46 +251,35 @@ class BoxApp:
             app.router.add_route(route.method, route.path, route.handler)
             if route.method == "GET":
                 app.router.add_head(route.path, route.handler)
+        app.router.add_get("/api/watch", self._watch)
+        app.router.add_static("/page", PAGE)
         return app
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Check access, add the headers of every response, and hide tracebacks."""
-        response = self._refuse(request)
-        if response is None:
-            try:
+        is_read = request.method in ("GET", "HEAD")
+        refusal = self.access.check(request.method, request.headers, is_read and request.path.startswith("/page/"))
+        try:
+            if refusal is None:
                 response = await handler(request)
-            except web.HTTPException as error:
-                allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
-                response = web.Response(status=error.status, text=error.reason, headers=allow)
-            except asyncio.CancelledError:
-                raise
-            except Exception:
-                log.exception("HTTP %s %s failed", request.method, request.path[:200])
-                response = web.Response(status=500, text="internal error: see the log of the box")
+            elif refusal[0] == 401 and request.path == "/" and is_read:
+                response = web.Response(status=401, text=(PAGE / "login.html").read_text("utf-8"), content_type=HTML)
+            else:
+                challenge = {"WWW-Authenticate": "Bearer"} if refusal[0] == 401 else {}
+                response = web.Response(status=refusal[0], text=refusal[1], headers=challenge)
+        except web.HTTPException as error:
+            allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+            response = web.Response(status=error.status, text=error.reason, headers=allow)
+        except Exception:
+            log.exception("HTTP %s %s failed", request.method, request.path[:200])
+            response = web.Response(status=500, text="internal error: see the log of the box")
         if not response.prepared:
             response.headers.update({key: text for key, text in HEADERS.items() if key not in response.headers})
         return response
 
-    def _refuse(self, request: web.Request) -> web.Response | None:
-        is_public = request.method in ("GET", "HEAD") and request.path.startswith("/page/")
-        refusal = self.access.check(request.method, request.headers, is_public)
-        if refusal is None:
-            return None
-        status, reason = refusal
-        if request.path == "/" and status == 401 and request.method == "GET":
-            return web.Response(status=status, body=_read_page("login.html"), content_type=HTML, charset="utf-8")
-        challenge = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
-        return web.Response(status=status, text=reason, headers=challenge)
-
-    async def _index(self, _: web.Request) -> web.Response:
-        return web.Response(body=_read_page("index.html"), content_type=HTML, charset="utf-8")
-
-    async def _page_file(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        if name not in PAGE_FILES:
-            raise web.HTTPNotFound
-        return web.Response(body=_read_page(name), content_type=PAGE_FILES[name], charset="utf-8")
+    async def _index(self, _: web.Request) -> web.FileResponse:
+        return web.FileResponse(PAGE / "index.html")
 
     async def _health(self, _: web.Request) -> web.Response:
         is_moving, problem = self._source.is_moving(), self._source.bundle_problem()
@@ -318,17 +287,17 @@ class BoxApp:
         return web.Response(status=200 if is_moving else 503, text="\n".join(lines))
 
     async def _ready(self, _: web.Request) -> web.Response:
-        missing = self._source.missing()
-        return web.json_response({"missing": missing}, status=503 if missing else 200)
+        readiness = Readiness(missing=self._source.missing())
+        return _json_response(readiness, 503 if readiness.missing else 200)
 
     async def _metrics_text(self, _: web.Request) -> web.Response:
         return web.Response(body=self._metrics.to_text(self._source.status), headers={"Content-Type": CONTENT_TYPE})
 
     async def _openapi(self, _: web.Request) -> web.Response:
-        return web.Response(body=self._schema, content_type=JSON)
+        return web.json_response(self._schema)
 
     async def _status(self, _: web.Request) -> web.Response:
-        return web.Response(text=self._source.status().model_dump_json(), content_type=JSON)
+        return _json_response(self._source.status())
 
     async def _last_hour(self, _: web.Request) -> web.Response:
         return web.json_response(self._history.to_json())
@@ -340,7 +309,7 @@ class BoxApp:
             raise web.HTTPNotFound(reason="no such camera") from None
         if snapshot is None:
             raise web.HTTPNotFound(reason="no frame of this camera yet")
-        return web.Response(body=await asyncio.to_thread(snapshot.jpeg), content_type="image/jpeg")
+        return web.Response(body=await asyncio.to_thread(snapshot.jpeg), content_type=JPEG)
 
     async def _session(self, _: web.Request) -> web.Response:
         """The request had the token: the dashboard keeps it in a cookie that scripts cannot read."""
@@ -351,9 +320,8 @@ class BoxApp:
     async def _reload(self, _: web.Request) -> web.Response:
         """Responds when the reload is over, which takes seconds."""
         reason = await asyncio.wrap_future(self._source.reload())
-        if reason is None:
-            return web.json_response({"applied": True})
-        return web.json_response({"applied": False, "reason": reason}, status=409)
+        outcome = ReloadOutcome(applied=reason is None, reason=reason)
+        return web.json_response(outcome.model_dump(exclude_none=True), status=200 if outcome.applied else 409)
 
     async def _watch(self, request: web.Request) -> web.WebSocketResponse:
         """A dashboard: the status every second as text, new snapshots as bytes.
@@ -418,11 +386,5 @@ class BoxApp:
             await dashboard.close(code=1001, message=b"the box stops")
 
 
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object", "required": list(properties), "additionalProperties": False, "properties": properties,
-    }  # fmt: skip
-
-
-def _read_page(name: str) -> bytes:
-    return resources.files(edge_runtime.http).joinpath("page").joinpath(name).read_bytes()
+def _json_response(value: BaseModel, status: int = 200) -> web.Response:
+    return web.Response(text=value.model_dump_json(), content_type=JSON, status=status)

@@ -77,55 +77,48 @@ class _StatusMetrics(Collector):
         status = self._status
         queries, cameras, sinks = status.queries, status.cameras, status.sinks
         for name, text in FRAME_COUNTS.items():
-            yield _counters(f"gemel_frames_{name}", text, "query", {q.id: getattr(q.ledger, name) for q in queries})
-        yield _reason_counters(
-            "gemel_frames_dropped", "Frames not run.", "query", {q.id: q.ledger.dropped for q in queries}
-        )
-        yield _gauges(
-            "gemel_frames_pending", "Frames that wait or run.", "query", {q.id: q.ledger.pending for q in queries}
-        )
+            counts = {(query.id,): getattr(query.ledger, name) for query in queries}
+            yield _family(CounterMetricFamily, f"gemel_frames_{name}", text, ["query"], counts)
+        dropped = {(query.id, reason): count for query in queries for reason, count in query.ledger.dropped.items()}
+        yield _family(CounterMetricFamily, "gemel_frames_dropped", "Frames not run.", ["query", "reason"], dropped)
+        yield _family(GaugeMetricFamily, "gemel_frames_pending", "Frames that wait or run.", ["query"],
+                      {(query.id,): query.ledger.pending for query in queries})  # fmt: skip
         yield GaugeMetricFamily("gemel_budget_bytes", "Device memory for weights and workspace.", status.budget_bytes)
         yield GaugeMetricFamily("gemel_resident_bytes", "Weights that are in memory.", status.resident_bytes)
         yield CounterMetricFamily("gemel_bytes_moved", "Weights copied into memory.", status.bytes_moved)
         yield CounterMetricFamily("gemel_loads", "Loads of a query's missing weights.", status.loads)
-        yield _gauges("gemel_query_resident", "Whether all of a query's weights are in memory.", "query",
-                      {query.id: query.resident for query in queries})  # fmt: skip
-        yield _gauges("gemel_camera_up", "Whether frames come from a camera.", "camera", {c.id: c.up for c in cameras})
-        yield _counters("gemel_camera_reconnects", "Times that a camera came back.", "camera",
-                        {camera.id: camera.reconnects for camera in cameras})  # fmt: skip
-        yield _gauges("gemel_camera_frame_age_seconds", "Since a camera's newest frame.", "camera",
-                      {camera.id: age for camera in cameras if (age := camera.frame_age_s) is not None})  # fmt: skip
-        yield _counters(
-            "gemel_sink_delivered", "Results that a sink accepted.", "sink", {s.id: s.delivered for s in sinks}
-        )
-        yield _reason_counters("gemel_sink_undelivered", "Results that a sink did not get.", "sink",
-                               {sink.id: sink.undelivered for sink in sinks})  # fmt: skip
-        yield _counters(
-            "gemel_reloads", "Reloads by outcome.", "outcome", {str(k): n for k, n in status.reloads.items()}
-        )
-        yield _gauges("gemel_drift_ratio", "A query's agreement with its original at the last check.", "query",
-                      {drift.query: ratio for drift in status.drift if (ratio := drift.ratio) is not None})  # fmt: skip
+        yield _family(GaugeMetricFamily, "gemel_query_resident", "Whether all of a query's weights are in memory.",
+                      ["query"], {(query.id,): query.resident for query in queries})  # fmt: skip
+        yield _family(GaugeMetricFamily, "gemel_camera_up", "Whether frames come from a camera.", ["camera"],
+                      {(camera.id,): camera.up for camera in cameras})  # fmt: skip
+        yield _family(CounterMetricFamily, "gemel_camera_reconnects", "Times that a camera came back.", ["camera"],
+                      {(camera.id,): camera.reconnects for camera in cameras})  # fmt: skip
+        yield _family(GaugeMetricFamily, "gemel_camera_frame_age_seconds", "Since a camera's newest frame.", ["camera"],
+                      {(camera.id,): camera.frame_age_s for camera in cameras})  # fmt: skip
+        yield _family(CounterMetricFamily, "gemel_sink_delivered", "Results that a sink accepted.", ["sink"],
+                      {(sink.id,): sink.delivered for sink in sinks})  # fmt: skip
+        yield _family(CounterMetricFamily, "gemel_sink_undelivered", "Results that a sink did not get.",
+                      ["sink", "reason"],
+                      {(sink.id, reason): count for sink in sinks for reason, count in sink.undelivered.items()},
+                      )  # fmt: skip
+        yield _family(CounterMetricFamily, "gemel_reloads", "Reloads by outcome.", ["outcome"],
+                      {(outcome,): count for outcome, count in status.reloads.items()})  # fmt: skip
+        yield _family(GaugeMetricFamily, "gemel_drift_ratio", "Agreement with the original at the last check.",
+                      ["query"], {(drift.query,): drift.ratio for drift in status.drift})  # fmt: skip
         yield InfoMetricFamily("gemel_bundle", "What is served.",
                                {"digest": status.bundle, "workload": status.workload})  # fmt: skip
 
 
-def _gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=[label])
+def _family(
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+    name: str,
+    text: str,
+    labels: list[str],
+    values: Mapping[tuple[str, ...], float | None],
+) -> Metric:
+    """A metric with a value for each combination of labels; None is left out."""
+    family = kind(name, text, labels=labels)
     for key, value in values.items():
-        family.add_metric([key], float(value))
-    return family
-
-
-def _counters(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
-    family = CounterMetricFamily(name, text, labels=[label])
-    for key, value in values.items():
-        family.add_metric([key], value)
-    return family
-
-
-def _reason_counters(name: str, text: str, label: str, values: Mapping[str, Mapping[str, int]]) -> Metric:
-    family = CounterMetricFamily(name, text, labels=[label, "reason"])
-    for key, counts in values.items():
-        for reason, count in counts.items():
-            family.add_metric([key, reason], count)
+        if value is not None:
+            family.add_metric(key, float(value))
     return family

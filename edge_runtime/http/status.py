@@ -109,6 +109,19 @@ class Status(_Value):
     spool: SpoolStatus | None = Field(None, description="null where the box keeps no samples")
 
 
+class Readiness(_Value):
+    """Whether a box is ready: nothing is missing."""
+
+    missing: list[str] = Field(description="what the box still lacks, a line each")
+
+
+class ReloadOutcome(_Value):
+    """The outcome of a reload."""
+
+    applied: bool
+    reason: str | None = Field(None, description="why it was not applied")
+
+
 class StatusSource(Protocol):
     """What HTTP needs of a box. Every call is thread-safe and returns at once."""
 

@@ -20,16 +20,17 @@ from models.io import validate
 
 if TYPE_CHECKING:
     import numpy as np
+    from typing_extensions import Self
 
 RECORD_BYTES, DETECTION_BYTES = 2000, 600
 """Approximate Python memory of a record, and of one detection in it."""
 
 SINKS: dict[str, tuple[str, str]] = {
-    "jsonl": ("edge_runtime.sinks.jsonl", "JsonLinesKeys"),
-    "mqtt": ("edge_runtime.sinks.mqtt", "MqttKeys"),
-    "webhook": ("edge_runtime.sinks.webhook", "WebhookKeys"),
+    "jsonl": ("edge_runtime.sinks.jsonl", "JsonLinesConfig"),
+    "mqtt": ("edge_runtime.sinks.mqtt", "MqttConfig"),
+    "webhook": ("edge_runtime.sinks.webhook", "WebhookConfig"),
 }
-"""Kind -> module (imported when a config names the kind), and the class of its keys."""
+"""Kind -> module (imported when a config names the kind), and the class of its config."""
 
 
 class Undelivered(str, Enum):
@@ -51,13 +52,8 @@ class Undelivered(str, Enum):
     UNWRITABLE = "unwritable"
 
 
-_REASONS = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), Undelivered.DISK_FULL),
-    **dict.fromkeys(
-        (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
-        Undelivered.UNWRITABLE,
-    ),
-}
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,9 +73,12 @@ class ResultMessage:
         """The record alone."""
         return self if self.image is None else ResultMessage(self.record)
 
-    def to_text(self) -> str:
-        """The record as one line of JSON; DeliveryError for a number that JSON cannot hold."""
-        return dump_record(self.record)
+    def to_text(self, **more: Any) -> str:
+        """The record and these keys as one line of JSON; DeliveryError for a number that JSON cannot hold."""
+        try:
+            return json.dumps({**self.record, **more}, allow_nan=False, separators=(",", ":"))
+        except ValueError as error:
+            raise DeliveryError(Undelivered.INVALID, str(error), permanent=True) from error
 
 
 class DeliveryError(Exception):
@@ -131,16 +130,17 @@ class Sink(ABC):
         """Close files and connections."""
 
 
-class SinkConfig(ABC):
-    """One sink of a box config, its paths absolute."""
+class SinkConfig(BaseModel):
+    """The keys of one sink in a box config; each kind adds its own, and a default for `kind`."""
 
-    reach_timeout_s = 1.0
-    """How long `check_reachable` may take."""
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: str
 
     @property
-    @abstractmethod
-    def kind(self) -> str:
-        """The kind of sink, as in the config."""
+    def name(self) -> str:
+        """The destination for the log, without secrets."""
+        return self.kind
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -153,15 +153,19 @@ class SinkConfig(ABC):
         return False
 
     @property
-    @abstractmethod
-    def name(self) -> str:
-        """The destination for the log, without secrets."""
+    def reach_timeout_s(self) -> float:
+        """How long `check_reachable` may take."""
+        return 1.0
+
+    def resolve(self, root: Path) -> Self:
+        """The config with its paths relative to `root` made absolute."""
+        return self
 
     @abstractmethod
     def build(self) -> Sink:
         """The sink, not yet open."""
 
-    def check(self) -> None:  # noqa: B027
+    def check(self) -> None:
         """Raise InputError, in one line, where it can never be opened."""
 
     def check_reachable(self) -> str | None:
@@ -169,38 +173,18 @@ class SinkConfig(ABC):
         return None
 
 
-class SinkKeys(BaseModel):
-    """The keys of one sink in a box config; each kind adds its own."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    kind: str
-
-    @abstractmethod
-    def to_config(self, root: Path) -> SinkConfig:
-        """The keys as plain values, paths relative to `root`."""
-
-
 def parse_sinks(path: Path, given: Sequence[Mapping[str, Any]], root: Path) -> tuple[SinkConfig, ...]:
     """The sinks of the config at `path`, file names relative to `root`; InputError for an unknown kind or key."""
-    return tuple(_parse_keys(path, keys, f"sinks[{index}]").to_config(root) for index, keys in enumerate(given))
+    return tuple(_parse_sink(path, keys, f"sinks[{index}]").resolve(root) for index, keys in enumerate(given))
 
 
-def _parse_keys(path: Path, given: Mapping[str, Any], key: str) -> SinkKeys:
+def _parse_sink(path: Path, given: Mapping[str, Any], key: str) -> SinkConfig:
     kind = given.get("kind")
     if not isinstance(kind, str) or kind not in SINKS:
         problem = "this key is missing" if kind is None else f"unknown kind '{str(kind)[:40]}'"
         raise InputError(path, problem, f"use {', '.join(SINKS)}", f"{key}.kind")
-    module, keys = SINKS[kind]
-    return validate(path, given, getattr(importlib.import_module(module), keys), key)
-
-
-def dump_record(record: Mapping[str, Any]) -> str:
-    """A record as one line of JSON; DeliveryError for a number that JSON cannot hold."""
-    try:
-        return json.dumps(record, allow_nan=False, separators=(",", ":"))
-    except ValueError as error:
-        raise DeliveryError(Undelivered.INVALID, str(error), permanent=True) from error
+    module, config = SINKS[kind]
+    return validate(path, given, getattr(importlib.import_module(module), config), key)
 
 
 def to_delivery_error(error: Exception) -> DeliveryError:
@@ -209,12 +193,13 @@ def to_delivery_error(error: Exception) -> DeliveryError:
         return error
     cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
     text = error.strerror if isinstance(error, OSError) and error.filename is None else None
-    return DeliveryError(_reason(cause), text or str(error) or type(error).__name__)
+    return DeliveryError(_undelivered_reason(cause), text or str(error) or type(error).__name__)
 
 
-def _reason(error: BaseException) -> Undelivered:
+def _undelivered_reason(error: BaseException) -> Undelivered:
     if isinstance(error, TimeoutError):
         return Undelivered.TIMEOUT
     if isinstance(error, OSError):
-        return _REASONS.get(error.errno or 0, Undelivered.UNREACHABLE)
+        full = Undelivered.DISK_FULL if error.errno in FULL else Undelivered.UNREACHABLE
+        return Undelivered.UNWRITABLE if error.errno in UNWRITABLE else full
     return Undelivered.UNREACHABLE if isinstance(error, http.client.HTTPException) else Undelivered.ERROR

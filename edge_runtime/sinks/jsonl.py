@@ -8,13 +8,11 @@ import io
 import os
 import stat
 import sys
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import BeforeValidator, Field
 
 from edge_runtime.scheduler.costs import parse_memory
 from edge_runtime.sinks.base import (
@@ -23,12 +21,14 @@ from edge_runtime.sinks.base import (
     Sink,
     SinkClosed,
     SinkConfig,
-    SinkKeys,
     Undelivered,
     to_delivery_error,
 )
 from models.errors import InputError
 from models.io import AppendFile, ParseError, cannot_be_written, parse_json
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 STDOUT = "-"
 TIMEOUT_S = 1.0
@@ -37,38 +37,28 @@ MAX_TAIL_BYTES = 2**20
 """A longer last line is not a record of ours and is left as it is."""
 
 
-def _parse_size(text: str | int) -> int:
+def _parse_size(text: Any) -> int | None:
     try:
-        return parse_memory(text)
+        return None if text is None else parse_memory(text)
     except InputError as error:
         raise ValueError(f"{error.problem}; {error.hint}") from error
 
 
-class JsonLinesKeys(SinkKeys):
-    """`path` is the file that lines are appended to, `-` for stdout. A file that would grow past `max_bytes` is moved
-    to PATH.1 first, that to PATH.2, and so on; `keep` of those remain.
+def _parse_path(text: Any) -> Any:
+    if text == "":
+        raise ValueError("is empty")
+    return None if text == STDOUT else text
+
+
+class JsonLinesConfig(SinkConfig):
+    """`path` is the file that lines are appended to, None (in YAML: `-`) for stdout. A file that would grow past
+    `max_bytes` is moved to PATH.1 first, that to PATH.2, and so on; `keep` of those remain.
     """
 
-    path: Annotated[str, Field(min_length=1)] = STDOUT
-    max_bytes: Annotated[str | int, AfterValidator(_parse_size)] | None = None
+    kind: Literal["jsonl"] = "jsonl"
+    path: Annotated[Path | None, BeforeValidator(_parse_path)] = None
+    max_bytes: Annotated[int | None, BeforeValidator(_parse_size)] = None
     keep: Annotated[int, Field(ge=0, le=1000)] = 5
-
-    def to_config(self, root: Path) -> JsonLinesConfig:
-        size = None if self.max_bytes is None else int(self.max_bytes)
-        return JsonLinesConfig(None if self.path == STDOUT else root / self.path, size, self.keep)
-
-
-@dataclass(frozen=True, slots=True)
-class JsonLinesConfig(SinkConfig):
-    """The absolute path that lines are appended to, None for stdout; `max_bytes` None for a file that only grows."""
-
-    path: Path | None
-    max_bytes: int | None = None
-    keep: int = 5
-
-    @property
-    def kind(self) -> str:
-        return "jsonl"
 
     @property
     def name(self) -> str:
@@ -82,19 +72,18 @@ class JsonLinesConfig(SinkConfig):
         kept = 0 if self.max_bytes is None else self.keep
         return (self.path, *(rotated_path(self.path, number) for number in range(1, kept + 1)))
 
+    def resolve(self, root: Path) -> Self:
+        return self.model_copy(update={"path": None if self.path is None else root / self.path})
+
     def check(self) -> None:
-        if self.path is None:
-            if sys.stdout is None:
-                raise InputError("standard output", "is closed", "give the sink a `path`")
-            return
-        try:
-            if self.path.exists():
+        if self.path is None and sys.stdout is None:
+            raise InputError("standard output", "is closed", "give the sink a `path`")
+        if self.path is not None and self.path.exists():
+            try:
                 os.close(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK))
-            else:
-                tempfile.TemporaryFile(dir=self.path.parent).close()
-        except OSError as error:
-            if error.errno != errno.ENXIO:  # a pipe without a reader yet
-                raise cannot_be_written(self.path, error) from error
+            except OSError as error:
+                if error.errno != errno.ENXIO:  # a pipe without a reader yet
+                    raise cannot_be_written(self.path, error) from error
 
     def build(self) -> Sink:
         return Stdout() if self.path is None else JsonLines(self.path, self.max_bytes, self.keep)
@@ -166,8 +155,7 @@ class Stdout(Sink):
             line = message.to_text()
             try:
                 if self._file is None:
-                    self._out.write(line + "\n")
-                    self._out.flush()
+                    print(line, file=self._out, flush=True)
                 else:
                     self._file.add(line)
             except (InputError, OSError) as error:

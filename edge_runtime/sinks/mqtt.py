@@ -5,44 +5,39 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import string
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
-from paho.mqtt.client import MQTT_ERR_SUCCESS, Client
+from paho.mqtt.client import MQTT_ERR_SUCCESS, Client, MQTTMessageInfo
 from paho.mqtt.enums import CallbackAPIVersion
 from pydantic import AfterValidator, Field, model_validator
 
 from edge_runtime.drawing import draw_message
-from edge_runtime.sinks.base import DeliveryError, ResultMessage, Sink, SinkConfig, SinkKeys, Undelivered
+from edge_runtime.sinks.base import DeliveryError, ResultMessage, Sink, SinkConfig, Undelivered
 
 KEEP_ALIVE_S = 30
 CONNECT_TIMEOUT_S, ACKNOWLEDGE_TIMEOUT_S, FAREWELL_TIMEOUT_S = 5.0, 10.0, 1.0
+POLL_INTERVAL_S = 0.1
+"""Interval at which a wait for an acknowledgement checks the connection."""
 ONLINE, OFFLINE = b"online", b"offline"
-TOPIC_FIELDS = ("camera", "query")
 DISCOVERY_PREFIX = "homeassistant"
 
 
 def _check_topic(text: str) -> str:
-    try:
-        fields = [part[1:] for part in string.Formatter().parse(text) if part[1] is not None]
-    except ValueError as error:
-        raise ValueError("has unbalanced braces") from error
-    if any(name not in TOPIC_FIELDS or spec or conversion for name, spec, conversion in fields):
-        raise ValueError("may hold {camera} and {query}, nothing else in braces")
-    if re.search(r"[+#\0]", text) or text.startswith("$") or not text.isprintable():
-        raise ValueError("is no topic to publish to: + # and $ are reserved")
+    rest = text.replace("{camera}", "").replace("{query}", "")
+    if re.search(r"[{}+#]", rest) or text.startswith("$") or not text.isprintable():
+        raise ValueError("is no topic to publish to: it may hold {camera} and {query}; other braces, + # and $ are reserved")
     return text
 
 
-class MqttKeys(SinkKeys):
+class MqttConfig(SinkConfig):
     """`topic` takes a message for each result, with `{camera}` and `{query}` filled in; with `snapshot` the JPEG goes
     to TOPIC/snapshot, and with `discovery` Home Assistant gets a sensor for each query.
     """
 
+    kind: Literal["mqtt"] = "mqtt"
     host: Annotated[str, Field(min_length=1, max_length=255)]
     port: Annotated[int, Field(ge=1, le=65535)] = 1883
     topic: Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_check_topic)] = "gemel/{camera}/{query}"
@@ -53,33 +48,10 @@ class MqttKeys(SinkKeys):
     password: str | None = Field(default=None, repr=False)
 
     @model_validator(mode="after")
-    def _check_password_has_user(self) -> MqttKeys:
+    def _check_password_has_user(self) -> MqttConfig:
         if self.password is not None and self.username is None:
             raise ValueError("a password needs a `username`")
         return self
-
-    def to_config(self, root: Path) -> MqttConfig:
-        return MqttConfig(**self.model_dump(exclude={"kind"}))
-
-
-@dataclass(frozen=True, slots=True)
-class MqttConfig(SinkConfig):
-    """The keys of an mqtt sink."""
-
-    host: str
-    port: int = 1883
-    topic: str = "gemel/{camera}/{query}"
-    qos: int = 1
-    snapshot: bool = False
-    discovery: bool = False
-    username: str | None = None
-    password: str | None = field(default=None, repr=False)
-
-    reach_timeout_s = 2 * CONNECT_TIMEOUT_S + FAREWELL_TIMEOUT_S
-
-    @property
-    def kind(self) -> str:
-        return "mqtt"
 
     @property
     def wants_images(self) -> bool:
@@ -90,13 +62,18 @@ class MqttConfig(SinkConfig):
         return f"mqtt {self.host}:{self.port}"
 
     @property
+    def reach_timeout_s(self) -> float:
+        return 2 * CONNECT_TIMEOUT_S + FAREWELL_TIMEOUT_S
+
+    @property
     def status_topic(self) -> str:
         """The topic of the retained `online` and `offline`: beside the constant beginning of the topics."""
         return f"{self.topic.partition('{')[0].strip('/') or 'gemel'}/status"
 
     def topic_of(self, record: Mapping[str, Any]) -> str:
         """The topic of a record; reserved characters in names become underscores."""
-        return self.topic.format(**{name: re.sub(r"[+#/\0]", "_", str(record[name])) for name in TOPIC_FIELDS})
+        camera, query = (re.sub(r"[+#/\0]", "_", str(record[key])) for key in ("camera", "query"))
+        return self.topic.format(camera=camera, query=query)
 
     def build(self) -> Mqtt:
         return Mqtt(self)
@@ -123,11 +100,8 @@ class Mqtt(Sink):
 
     def __init__(self, config: MqttConfig) -> None:
         self._config = config
-        self._changed = threading.Condition()
         self._client: Client | None = None
-        self._is_connected = self._is_announced = False
-        self._lost: str | None = None
-        self._acknowledged: set[int] = set()
+        self._is_announced = False
         self._discovered: set[str] = set()
         self._id = f"gemel-{secrets.token_hex(6)}"
 
@@ -140,25 +114,30 @@ class Mqtt(Sink):
     def connect(self) -> None:
         """Connect without publishing; OSError or DeliveryError where the broker does not accept this box."""
         self.close()
-        config = self._config
+        config, answered, refusals = self._config, threading.Event(), []
+
+        def take_answer(_client: Client, _data: Any, _flags: Any, reason: Any, _properties: Any) -> None:
+            if reason.is_failure:
+                refusals.append(reason)
+            answered.set()
+
         client = Client(CallbackAPIVersion.VERSION2, client_id=self._id, reconnect_on_failure=False)
         client.connect_timeout = CONNECT_TIMEOUT_S
         if config.username is not None:
             client.username_pw_set(config.username, config.password)
         client.will_set(config.status_topic, OFFLINE, qos=1, retain=True)
-        client.on_connect, client.on_disconnect = self._on_connect, self._on_disconnect
-        client.on_publish = self._on_publish
-        self._is_connected = self._is_announced = False
-        self._lost = None
-        self._acknowledged.clear()
+        client.on_connect = client.on_disconnect = take_answer
+        self._client, self._is_announced = client, False
         self._discovered.clear()
-        self._client = client
         client.connect(config.host, config.port, KEEP_ALIVE_S)
         client.loop_start()
-        self._wait(lambda: self._is_connected, CONNECT_TIMEOUT_S, "the broker does not answer")
+        if not answered.wait(CONNECT_TIMEOUT_S):
+            raise DeliveryError(Undelivered.TIMEOUT, "the broker does not answer")
+        if refusals:
+            raise DeliveryError(Undelivered.REFUSED, f"the broker refuses: {refusals[0]}")
 
     def write(self, messages: Sequence[ResultMessage]) -> None:
-        sent: list[int] = []
+        sent: list[MQTTMessageInfo] = []
         for message in messages:
             try:
                 text = message.to_text().encode()
@@ -178,67 +157,38 @@ class Mqtt(Sink):
         self._await_acknowledgement(sent)
 
     def heartbeat(self) -> None:
-        if self._lost is not None:
-            raise DeliveryError(Undelivered.UNREACHABLE, self._lost)
+        if self._client is None or not self._client.is_connected():
+            raise DeliveryError(Undelivered.UNREACHABLE, "the connection is lost")
 
     def close(self) -> None:
         client, self._client = self._client, None
         if client is None:
             return
-        if self._lost is None and self._is_announced:
+        if self._is_announced and client.is_connected():
             # After an orderly disconnect the broker would not publish the last will.
             client.publish(self._config.status_topic, OFFLINE, qos=1, retain=True).wait_for_publish(FAREWELL_TIMEOUT_S)
         client.disconnect()
         client.loop_stop()
 
-    def _publish(self, topic: str, payload: bytes, qos: int, retain: bool = False) -> int:
+    def _publish(self, topic: str, payload: bytes, qos: int, retain: bool = False) -> MQTTMessageInfo:
         assert self._client is not None
         sent = self._client.publish(topic, payload, qos, retain)
         if sent.rc != MQTT_ERR_SUCCESS:
-            raise DeliveryError(Undelivered.UNREACHABLE, self._lost or "the connection is lost")
-        return sent.mid
+            raise DeliveryError(Undelivered.UNREACHABLE, "the connection is lost")
+        return sent
 
-    def _await_acknowledgement(self, sent: Sequence[int]) -> None:
-        try:
-            self._wait(lambda: self._acknowledged.issuperset(sent), ACKNOWLEDGE_TIMEOUT_S, "no acknowledgement")
-        except DeliveryError as error:
-            with self._changed:
-                missing = [number for number, mid in enumerate(sent) if mid not in self._acknowledged]
-            error.delivered = missing[0] if missing else len(sent)
-            raise
-        with self._changed:
-            self._acknowledged.clear()
-
-    def _wait(self, is_done: Callable[[], bool], timeout_s: float, message: str) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: is_done() or self._lost is not None, timeout_s)
-            if is_done():
-                return
-            if self._lost is not None:
-                reason = Undelivered.UNREACHABLE if self._is_connected else Undelivered.REFUSED
-                raise DeliveryError(reason, self._lost)
-        raise DeliveryError(Undelivered.TIMEOUT, message)
-
-    def _on_connect(self, client: Client, data: Any, flags: Any, reason: Any, properties: Any) -> None:
-        if client is self._client:
-            with self._changed:
-                if reason.is_failure:
-                    self._lost = f"the broker refuses: {reason}"
-                else:
-                    self._is_connected = True
-                self._changed.notify_all()
-
-    def _on_disconnect(self, client: Client, data: Any, flags: Any, reason: Any, properties: Any) -> None:
-        if client is self._client:
-            with self._changed:
-                self._lost = self._lost or f"the connection is lost: {reason}"
-                self._changed.notify_all()
-
-    def _on_publish(self, client: Client, data: Any, mid: int, reason: Any, properties: Any) -> None:
-        if client is self._client:
-            with self._changed:
-                self._acknowledged.add(mid)
-                self._changed.notify_all()
+    def _await_acknowledgement(self, sent: Sequence[MQTTMessageInfo]) -> None:
+        deadline = time.monotonic() + ACKNOWLEDGE_TIMEOUT_S
+        for number, info in enumerate(sent):
+            while not info.is_published():
+                try:
+                    self.heartbeat()
+                    if time.monotonic() >= deadline:
+                        raise DeliveryError(Undelivered.TIMEOUT, "no acknowledgement")
+                except DeliveryError as error:
+                    error.delivered = number
+                    raise
+                info.wait_for_publish(POLL_INTERVAL_S)
 
 
 def discovery_messages(config: MqttConfig, topic: str, record: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import http.client
-import time
 import urllib.parse
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
 from edge_runtime.drawing import draw_message
-from edge_runtime.sinks.base import DeliveryError, ResultMessage, Sink, SinkConfig, SinkKeys, Undelivered, dump_record
+from edge_runtime.sinks.base import DeliveryError, ResultMessage, Sink, SinkConfig, Undelivered
 
 RETRIED_STATUSES = {408, 425, 429}
 MAX_RESPONSE_BYTES = 2**16
@@ -33,30 +29,15 @@ def _check_url(text: str) -> str:
     return text
 
 
-class WebhookKeys(SinkKeys):
+class WebhookConfig(SinkConfig):
     """`url` takes a POST with the record as JSON; each step of that may take `timeout_s`. With `snapshot` the record
-    has one key more, `snapshot`: a JPEG in base64.
+    has one key more, `snapshot`: a JPEG in base64. User and password of the URL go into a header.
     """
 
-    url: Annotated[str, AfterValidator(_check_url)]
+    kind: Literal["webhook"] = "webhook"
+    url: Annotated[str, AfterValidator(_check_url), Field(repr=False)]
     timeout_s: Annotated[float, Field(gt=0, le=600)] = 5.0
     snapshot: bool = False
-
-    def to_config(self, root: Path) -> WebhookConfig:
-        return WebhookConfig(self.url, self.timeout_s, self.snapshot)
-
-
-@dataclass(frozen=True)
-class WebhookConfig(SinkConfig):
-    """The keys of a webhook sink; user and password of the URL go into a header."""
-
-    url: str = field(repr=False)
-    timeout_s: float = 5.0
-    snapshot: bool = False
-
-    @property
-    def kind(self) -> str:
-        return "webhook"
 
     @property
     def wants_images(self) -> bool:
@@ -72,12 +53,12 @@ class WebhookConfig(SinkConfig):
     def name(self) -> str:
         return "webhook {}:{}".format(*self.address)
 
-    def build(self) -> Webhook:
-        return Webhook(self)
-
     @property
     def reach_timeout_s(self) -> float:
         return 2 * self.timeout_s
+
+    def build(self) -> Webhook:
+        return Webhook(self)
 
     def check_reachable(self) -> str | None:
         """Connects without a POST, over HTTPS with the server's certificate."""
@@ -98,7 +79,6 @@ class Webhook(Sink):
     """
 
     def __init__(self, config: WebhookConfig) -> None:
-        self._config = config
         url = urllib.parse.urlsplit(config.url)
         kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
         self._connection = kind(*config.address, timeout=config.timeout_s)
@@ -110,7 +90,9 @@ class Webhook(Sink):
 
     def write(self, messages: Sequence[ResultMessage]) -> None:
         for message in messages:
-            status = self._post(_body(message))
+            picture = draw_message(message)
+            more = {} if picture is None else {"snapshot": base64.b64encode(picture).decode()}
+            status = self._post(message.to_text(**more).encode())
             if status in RETRIED_STATUSES or status >= 500:
                 raise DeliveryError(Undelivered.SERVER_ERROR, f"the server answers {status}", answered=True)
             if not 200 <= status < 300:
@@ -127,28 +109,14 @@ class Webhook(Sink):
         try:
             return self._post_once(body)
         except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
-            self._connection.close()  # a server may end a connection that was kept open
+            self.close()  # a server may end a connection that was kept open
             return self._post_once(body)
 
     def _post_once(self, body: bytes) -> int:
         self._connection.request("POST", self._target, body, self._headers)
-        with contextlib.closing(self._connection.getresponse()) as response:
-            if not self._read_to_end(response):
-                self._connection.close()
+        with self._connection.getresponse() as response:
+            if response.length is None or response.length > MAX_RESPONSE_BYTES:
+                self.close()
+            else:
+                response.read()
             return response.status
-
-    def _read_to_end(self, response: http.client.HTTPResponse) -> bool:
-        """Whether the response ended within the limits of size and time."""
-        deadline, left = time.monotonic() + self._config.timeout_s, MAX_RESPONSE_BYTES
-        while left > 0 and time.monotonic() < deadline:
-            part = response.read1(left)
-            if not part:
-                return True
-            left -= len(part)
-        return False
-
-
-def _body(message: ResultMessage) -> bytes:
-    picture = draw_message(message)
-    more = {} if picture is None else {"snapshot": base64.b64encode(picture).decode()}
-    return dump_record({**message.record, **more}).encode()

@@ -9,7 +9,7 @@ import random
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,7 @@ class Outbox:
 
     Pure bookkeeping without thread or clock; always offered = delivered + undelivered + queued. Over the byte limit the
     oldest messages lose their images first. Dropped messages count under the reason for which the sink fails at
-    present, or as overflow. `chance` gives random numbers in [0, 1).
+    present, or as overflow; those being sent are never dropped. `chance` gives random numbers in [0, 1).
     """
 
     def __init__(
@@ -57,137 +57,115 @@ class Outbox:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.limits = limits or OutboxLimits()
-        self.offered = self.delivered = 0
-        self.undelivered: Counter[str] = Counter()
+        self.offered = self.delivered = self.nbytes = 0
+        self.undelivered: Counter[Undelivered] = Counter()
         self.trouble: Undelivered | None = None
         self.closed = False
         self._back_off, self._chance = back_off, chance
-        self._light: deque[ResultMessage] = deque()  # without images, all older than those in `_whole`
-        self._whole: deque[ResultMessage] = deque()
-        self._sending: list[ResultMessage] = []
-        self.nbytes = self._failures = self._attempts = 0
+        self._messages: deque[ResultMessage] = deque()
+        self._sending = self._failures = self._attempts = 0
         self._ready_at = -math.inf
 
     @property
     def queued(self) -> int:
         """Messages neither delivered nor dropped, those being sent included."""
-        return len(self._light) + len(self._whole) + len(self._sending)
-
-    @property
-    def balanced(self) -> bool:
-        """Whether every message is accounted for."""
-        return self.offered == self.delivered + self.undelivered.total() + self.queued
+        return len(self._messages)
 
     def offer(self, message: ResultMessage) -> None:
         """Append a message; the oldest is dropped where there is no space."""
         self.offered += 1
-        if self.closed:
-            self.undelivered[self.trouble or Undelivered.STOPPED] += 1
-            return
-        self._whole.append(message)
+        self._messages.append(message)
         self.nbytes += message.nbytes
-        self._trim()
+        if self.closed:
+            self.close()
+        else:
+            self._trim()
 
-    def wait_s(self, now: float) -> float:
-        """Seconds until something should be sent: 0 now, infinity while nothing waits."""
-        return max(0.0, self._ready_at - now) if self._light or self._whole else math.inf
-
-    def is_paused(self, now: float) -> bool:
-        """Whether it is too early for another attempt."""
-        return now < self._ready_at
+    def pause_s(self, now: float) -> float:
+        """Seconds until the next attempt is allowed."""
+        return max(0.0, self._ready_at - now)
 
     def end_pause(self) -> None:
         """Allow the next attempt at once."""
         self._ready_at = -math.inf
 
-    def take(self, count: int, now: float) -> list[ResultMessage]:
-        """Up to `count` of the oldest messages, to be sent now; none during a pause."""
-        if self.closed or self._sending or self.is_paused(now):
-            return []
-        while len(self._sending) < count and (self._light or self._whole):
-            message = (self._light or self._whole).popleft()
-            self.nbytes -= message.nbytes
-            self._sending.append(message)
-        return list(self._sending)
+    def take(self, count: int) -> list[ResultMessage]:
+        """Up to `count` of the oldest messages, to be sent now; `confirm`, `fail` or `reject` must follow."""
+        self._sending = min(count, len(self._messages))
+        return [self._messages[index] for index in range(self._sending)]
 
     def confirm(self) -> None:
         """All taken messages were delivered, or the sink proved healthy otherwise."""
-        self._deliver(len(self._sending))
-        self.trouble, self._failures, self._attempts, self._ready_at = None, 0, 0, -math.inf
+        self._deliver(self._sending)
+        self._sending = self._failures = self._attempts = 0
+        self.trouble = None
+        self.end_pause()
 
     def fail(self, reason: Undelivered, now: float, delivered: int = 0, answered: bool = False) -> None:
         """The sink failed after `delivered` of the taken messages; the rest is retried after a pause.
 
         `answered`: the sink works and rejects this message, which counts as one of its attempts.
         """
-        if self.closed:
-            return
-        if delivered:
-            self._deliver(delivered)
+        if self._deliver(delivered):
             self._failures = self._attempts = 0
         self.trouble = reason
         self._failures += 1
         self._attempts += answered
-        if self._attempts >= self.limits.attempts and self._sending:
+        if self._attempts >= self.limits.attempts:
             self.reject(reason)
-        self._put_back()
+        self._sending = 0
         self._ready_at = now + self._back_off.wait_s(self._failures, self._chance())
+        self._trim()
 
     def reject(self, reason: Undelivered, delivered: int = 0) -> None:
         """The message after the first `delivered` will never be taken: it is dropped, the rest waits."""
-        if self.closed:
-            return
         self._deliver(delivered)
         if self._sending:
-            self._sending.pop(0)
-            self.undelivered[reason] += 1
-        self._attempts = 0
-        self._put_back()
-
-    def close(self) -> None:
-        """Drop what waits; nothing is taken any more."""
-        if self.queued:
-            self.undelivered[self.trouble or Undelivered.STOPPED] += self.queued
-        self.closed = True
-        for queue in (self._light, self._whole, self._sending):
-            queue.clear()
-        self.nbytes = 0
-
-    def _deliver(self, count: int) -> None:
-        self.delivered += len(self._sending[:count])
-        del self._sending[:count]
-
-    def _put_back(self) -> None:
-        messages, self._sending = self._sending, []
-        if self._light:
-            messages = [message.without_image() for message in messages]
-        (self._light or self._whole).extendleft(reversed(messages))
-        self.nbytes += sum(message.nbytes for message in messages)
+            self._drop(0, reason)
+        self._sending = self._attempts = 0
         self._trim()
 
+    def close(self) -> None:
+        """Drop what waits, and all that is offered later."""
+        self.closed, self._sending = True, 0
+        while self._messages:
+            self._drop(0, self.trouble or Undelivered.STOPPED)
+
+    def _deliver(self, count: int) -> int:
+        count = min(count, self._sending)
+        for _ in range(count):
+            self.nbytes -= self._messages.popleft().nbytes
+        self.delivered += count
+        self._sending -= count
+        return count
+
+    def _drop(self, index: int, reason: Undelivered) -> None:
+        self.nbytes -= self._messages[index].nbytes
+        del self._messages[index]
+        self.undelivered[reason] += 1
+
     def _trim(self) -> None:
-        while self.nbytes > self.limits.nbytes and self._whole:
-            message = self._whole.popleft()
-            self._light.append(message.without_image())
-            self.nbytes += self._light[-1].nbytes - message.nbytes
-        while len(self._light) + len(self._whole) > self.limits.messages or self.nbytes > self.limits.nbytes:
-            self.nbytes -= (self._light or self._whole).popleft().nbytes
-            self.undelivered[self.trouble or Undelivered.OVERFLOW] += 1
+        for index, message in enumerate(self._messages):
+            if self.nbytes <= self.limits.nbytes:
+                break
+            self._messages[index] = message.without_image()
+            self.nbytes -= message.nbytes - self._messages[index].nbytes
+        while len(self._messages) > self._sending and (
+            len(self._messages) > self.limits.messages or self.nbytes > self.limits.nbytes
+        ):
+            self._drop(self._sending, self.trouble or Undelivered.OVERFLOW)
 
 
 class SinkWorker:
     """The thread that sends one sink's outbox. `offer` never waits; a slow or failing sink affects only itself."""
 
-    def __init__(
-        self, config: SinkConfig, outbox: Outbox | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.config, self._clock = config, clock
+    def __init__(self, config: SinkConfig, outbox: Outbox | None = None) -> None:
+        self.config = config
         self._outbox = outbox or Outbox()
         self._sink: Sink = config.build()
         self._changed = threading.Condition()
         self._closing = self._reopening = self._is_up = False
         self._message = self._rejection = ""
-        self._reported_lost = 0
         self.is_gone = False
         """Whether the reader of this sink has gone for good."""
         self._thread = threading.Thread(target=self._work, name=f"sink-{config.kind}", daemon=True)
@@ -260,7 +238,7 @@ class SinkWorker:
                 else:
                     self._sink.heartbeat()
             except SinkClosed as error:
-                self._give_up(error)
+                self._end(error)
                 break
             except Exception as error:
                 failure = to_delivery_error(error)
@@ -275,26 +253,27 @@ class SinkWorker:
     def _next_batch(self, is_open: bool) -> list[ResultMessage] | None:
         """Messages to deliver; an empty list where the sink is to be opened or checked; None at the end."""
         with self._changed:
-            heartbeat_at = self._clock() + HEARTBEAT_S
-            while True:
-                now = self._clock()
-                if messages := self._outbox.take(self._sink.batch, now):
+            heartbeat_at = time.monotonic() + HEARTBEAT_S
+            while not self._outbox.closed:
+                now = time.monotonic()
+                pause_s = self._outbox.pause_s(now)
+                if not pause_s and (messages := self._outbox.take(self._sink.batch)):
                     return messages
-                if self._closing or self._outbox.closed:
+                if self._closing:
                     return None
-                if not self._outbox.is_paused(now) and (self._reopening or not is_open or now >= heartbeat_at):
+                if not pause_s and (self._reopening or not is_open or now >= heartbeat_at):
                     return []
-                self._changed.wait(min(self._outbox.wait_s(now), HEARTBEAT_S))
+                self._changed.wait(min(pause_s or HEARTBEAT_S, HEARTBEAT_S))
+            return None
 
     def _note_success(self) -> None:
         with self._changed:
             self._is_up = True
             before, self._message = self._message, ""
             self._outbox.confirm()
-            total = self._outbox.undelivered.total()
-            lost, self._reported_lost = total - self._reported_lost, total
+            lost = self._outbox.undelivered.total()
         if before:
-            log.info("sink %s works again; %d results were lost", self.config.name, lost)
+            log.info("sink %s works again; %d results were lost since the start", self.config.name, lost)
 
     def _note_failure(self, error: DeliveryError) -> None:
         with self._changed:
@@ -304,14 +283,14 @@ class SinkWorker:
                 self._outbox.reject(error.reason, error.delivered)
             else:
                 is_news, self._message = self._outbox.trouble != error.reason, text
-                self._outbox.fail(error.reason, self._clock(), error.delivered, error.answered)
+                self._outbox.fail(error.reason, time.monotonic(), error.delivered, error.answered)
         if is_news:
             log.error("sink %s %s: %s", self.config.name, "rejects a result" if error.permanent else "failed", text)
 
-    def _give_up(self, error: SinkClosed) -> None:
+    def _end(self, error: SinkClosed) -> None:
         with self._changed:
             self._message, self.is_gone = str(error), True
-            self._outbox.fail(Undelivered.GONE, self._clock())
+            self._outbox.fail(Undelivered.GONE, time.monotonic())
             self._outbox.close()
         log.warning("sink %s is closed: %s", self.config.name, error)
 
@@ -334,7 +313,8 @@ class SinkManager:
 
     def __init__(self, sinks: Sequence[SinkConfig]) -> None:
         self._workers = tuple(SinkWorker(config) for config in sinks)
-        self._past: dict[str, dict[str, Any]] = {}
+        self._delivered_before: Counter[str] = Counter()
+        self._undelivered_before: dict[str, Counter[str]] = {}
 
     def start(self) -> None:
         """Begin to deliver."""
@@ -369,22 +349,19 @@ class SinkManager:
         """
         hanging = _close_all(change.gone, timeout_s)
         for worker in change.gone:
-            self._add_to_past(worker.config.name, worker.to_json())
+            name, row = worker.config.name, worker.to_json()
+            self._delivered_before[name] += row["delivered"]
+            self._undelivered_before.setdefault(name, Counter()).update(row["undelivered"])
         for worker in change.fresh:
             worker.start()
         return hanging
 
     def past_json(self) -> list[dict[str, Any]]:
         """Counts of sinks removed by reloads: `name`, `delivered`, `undelivered`."""
-        return [{"name": name, **counts} for name, counts in self._past.items()]
-
-    def _add_to_past(self, name: str, row: Mapping[str, Any]) -> None:
-        before = self._past.get(name, {"delivered": 0, "undelivered": {}})
-        lost = Counter(before["undelivered"]) + Counter(row["undelivered"])
-        self._past[name] = {
-            "delivered": before["delivered"] + row["delivered"],
-            "undelivered": dict(sorted(lost.items())),
-        }
+        return [
+            {"name": name, "delivered": self._delivered_before[name], "undelivered": dict(sorted(lost.items()))}
+            for name, lost in self._undelivered_before.items()
+        ]
 
     @property
     def is_unread(self) -> bool:

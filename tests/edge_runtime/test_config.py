@@ -36,7 +36,7 @@ def test_config_has_absolute_paths(tmp_path):
         ("rtsp://box/1", 5, False),
         ("0", None, False),
     ]
-    assert config.sinks == (JsonLinesConfig(None), JsonLinesConfig(tmp_path / "r")) and not config.overflow
+    assert config.sinks == (JsonLinesConfig(), JsonLinesConfig(path=tmp_path / "r")) and not config.overflow
     assert load_config(write_config(tmp_path, overflow=True)).overflow
     given = load_config(write_config(tmp_path, spool={"path": "new", "max_bytes": "1MiB", "every_s": 5})).spool
     assert given == SpoolConfig(tmp_path / "new", 2**20, 5.0) and given is not None and not given.path.exists()
@@ -73,7 +73,7 @@ def test_config_messages_hide_environment_values(tmp_path, secret, keys):
 
 
 def test_config_without_sinks_uses_stdout(tmp_path):
-    assert load_config(write_config(tmp_path, sinks=None)).sinks == (JsonLinesConfig(None),)
+    assert load_config(write_config(tmp_path, sinks=None)).sinks == (JsonLinesConfig(),)
 
 
 @pytest.mark.parametrize(("keys", "key", "fault"), [

@@ -146,7 +146,7 @@ def troubles(folder: Path, times: int, tell: Tell) -> Found:
 
         def relief() -> None:
             disk.empty()
-            broker.begin()
+            broker.start()
             hook.answers.set()
             pipe.read.set()
 

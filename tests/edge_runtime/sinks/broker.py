@@ -1,4 +1,4 @@
-"""A real broker, mosquitto, which can end and begin again."""
+"""A real broker: mosquitto."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sb
 
 
 class Broker:
-    """A broker of this machine alone, which can end and begin again."""
+    """A broker on the loopback, which can end and start again."""
 
     def __init__(self, folder: Path, *lines: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self._config = folder / "broker.conf"
-        allowed = [] if any("allow_anonymous" in line for line in lines) else ["allow_anonymous true"]
-        self._config.write_text("\n".join([f"listener {self.port} 127.0.0.1", "user root", *allowed, *lines]) + "\n")
+        anonymous = [] if any("allow_anonymous" in line for line in lines) else ["allow_anonymous true"]
+        self._config.write_text("\n".join([f"listener {self.port} 127.0.0.1", "user root", *anonymous, *lines]) + "\n")
         self.process: subprocess.Popen[bytes] | None = None
-        self.begin()
+        self.start()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         assert MOSQUITTO is not None
         self.process = subprocess.Popen([MOSQUITTO, "-c", str(self._config)], stderr=subprocess.DEVNULL)
         until(self._listens)

@@ -1,4 +1,4 @@
-"""MQTT, to a real broker that is begun, frozen, ended and begun again here."""
+"""MQTT, to a real broker that is frozen, ended and started again."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from paho.mqtt.enums import CallbackAPIVersion
 from edge_runtime.sinks import mqtt
 from edge_runtime.sinks.mqtt import MqttConfig
 from tests.edge_runtime.sinks.broker import MOSQUITTO, Broker
-from tests.edge_runtime.sinks.messages import courier, parcel, until
+from tests.edge_runtime.sinks.messages import make_message, running_worker, until
 
 pytestmark = pytest.mark.skipif(MOSQUITTO is None, reason="the broker mosquitto is not installed")
 
 
 class Reader:
-    """Keeps what comes to a broker, by topic."""
+    """Subscribes to all topics of a broker."""
 
     def __init__(self, port: int) -> None:
         self.got: list[tuple[str, bytes]] = []
@@ -51,26 +51,28 @@ class Reader:
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
-    made = Broker(tmp_path)
-    yield made
-    made.end()
+    broker = Broker(tmp_path)
+    yield broker
+    broker.end()
 
 
 @pytest.fixture
 def reader(broker: Broker) -> Iterator[Reader]:
-    made = Reader(broker.port)
-    yield made
-    made.close()
+    reader = Reader(broker.port)
+    yield reader
+    reader.close()
 
 
 def test_mqtt_publishes_results_snapshots_and_discovery(broker, reader):
-    config = MqttConfig("127.0.0.1", broker.port, snapshot=True, discovery=True)
-    with courier(config) as one:
+    config = MqttConfig(host="127.0.0.1", port=broker.port, snapshot=True, discovery=True)
+    with running_worker(config) as worker:
         for number in range(40):
-            one.offer(parcel(number, image=number == 39))
-        until(lambda: one.to_json()["delivered"] == 40)
+            worker.offer(make_message(number, image=number == 39))
+        until(lambda: worker.to_json()["delivered"] == 40)
         until(lambda: len(reader.frames()) == 40 and reader.of("gemel/left/gate/snapshot"))
-        assert reader.frames() == list(range(40)) and json.loads(reader.of("gemel/left/gate")[0]) == parcel(0).record
+        assert (
+            reader.frames() == list(range(40)) and json.loads(reader.of("gemel/left/gate")[0]) == make_message(0).record
+        )
         picture = cv2.imdecode(np.frombuffer(reader.of("gemel/left/gate/snapshot")[0], np.uint8), cv2.IMREAD_COLOR)
         assert picture is not None and picture.shape == (48, 64, 3)
         (sensor,) = map(json.loads, reader.of("homeassistant/sensor/gemel_gemel_left_gate/config"))
@@ -80,36 +82,36 @@ def test_mqtt_publishes_results_snapshots_and_discovery(broker, reader):
 
 
 def test_mqtt_resends_after_broker_restart(broker, caplog):
-    with courier(MqttConfig("127.0.0.1", broker.port), items=5) as one:
-        one.offer(parcel(0))
-        until(lambda: one.to_json()["delivered"] == 1)
+    with running_worker(MqttConfig(host="127.0.0.1", port=broker.port), items=5) as worker:
+        worker.offer(make_message(0))
+        until(lambda: worker.to_json()["delivered"] == 1)
         broker.end()
-        until(lambda: one.to_json()["state"] == "down")
+        until(lambda: worker.to_json()["state"] == "down")
         for number in range(1, 21):
-            one.offer(parcel(number))
-        assert one.to_json()["undelivered"] == {"unreachable": 15}
-        broker.begin()
-        until(lambda: one.to_json()["state"] == "up" and one.to_json()["queued"] == 0)
-        assert one.to_json()["delivered"] == 6
+            worker.offer(make_message(number))
+        assert worker.to_json()["undelivered"] == {"unreachable": 15}
+        broker.start()
+        until(lambda: worker.to_json()["state"] == "up" and worker.to_json()["queued"] == 0)
+        assert worker.to_json()["delivered"] == 6
     assert caplog.text.count("failed: ") == 1
 
 
 def test_mqtt_resends_unacknowledged_messages(broker, monkeypatch):
     monkeypatch.setattr(mqtt, "ACKNOWLEDGE_TIMEOUT_S", 0.3)
     monkeypatch.setattr(mqtt, "CONNECT_TIMEOUT_S", 0.3)
-    with courier(MqttConfig("127.0.0.1", broker.port)) as one:
-        one.offer(parcel(0))
-        until(lambda: one.to_json()["delivered"] == 1)
+    with running_worker(MqttConfig(host="127.0.0.1", port=broker.port)) as worker:
+        worker.offer(make_message(0))
+        until(lambda: worker.to_json()["delivered"] == 1)
         broker.process.send_signal(signal.SIGSTOP)
-        one.offer(parcel(1))
-        until(lambda: one.to_json()["state"] == "down")
+        worker.offer(make_message(1))
+        until(lambda: worker.to_json()["state"] == "down")
         broker.process.send_signal(signal.SIGCONT)
-        until(lambda: one.to_json()["delivered"] == 2)
-    assert not one.to_json()["undelivered"]
+        until(lambda: worker.to_json()["delivered"] == 2)
+    assert not worker.to_json()["undelivered"]
 
 
 def test_mqtt_last_will_reports_offline(broker, reader):
-    sink = mqtt.Mqtt(MqttConfig("127.0.0.1", broker.port))
+    sink = mqtt.Mqtt(MqttConfig(host="127.0.0.1", port=broker.port))
     sink.open()
     until(lambda: reader.of("gemel/status") == [b"online"])
     assert sink._client is not None
@@ -119,14 +121,14 @@ def test_mqtt_last_will_reports_offline(broker, reader):
 
 
 def test_mqtt_check_publishes_nothing(broker, reader, tmp_path):
-    config = MqttConfig("127.0.0.1", broker.port)
+    config = MqttConfig(host="127.0.0.1", port=broker.port)
     assert config.check_reachable() is None and reader.got == []
     broker.end()
     assert "does not accept this box" in (config.check_reachable() or "")
     (tmp_path / "closed").mkdir()
     closed = Broker(tmp_path / "closed", "allow_anonymous false")
     try:
-        refused = MqttConfig("127.0.0.1", closed.port, username="me", password="s3cret")
+        refused = MqttConfig(host="127.0.0.1", port=closed.port, username="me", password="s3cret")
         assert (
             "refuses" in (refused.check_reachable() or "") and "s3cret" not in f"{refused!r}{refused.check_reachable()}"
         )

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from edge_runtime.config import load_config
 from edge_runtime.daemon import run
-from edge_runtime.sinks.base import SINKS, ResultMessage, Sink, SinkConfig, SinkKeys
+from edge_runtime.sinks.base import SINKS, ResultMessage, Sink, SinkConfig
 from models.errors import InputError
 from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
 
@@ -19,24 +17,9 @@ KEPT: dict[str, list[Mapping[str, Any]]] = {}
 CLOSED: list[str] = []
 
 
-class KeptKeys(SinkKeys):
+class KeeperConfig(SinkConfig):
+    kind: Literal["kept"]
     under: str
-
-    def to_config(self, root: Path) -> Keeping:
-        return Keeping(self.under)
-
-
-@dataclass(frozen=True)
-class Keeping(SinkConfig):
-    under: str
-
-    @property
-    def kind(self) -> str:
-        return "kept"
-
-    @property
-    def name(self) -> str:
-        return f"kept under {self.under}"
 
     def build(self) -> Keeper:
         KEPT[self.under] = []
@@ -47,8 +30,8 @@ class Keeper(Sink):
     def __init__(self, under: str) -> None:
         self._under = under
 
-    def write(self, parcels: Sequence[ResultMessage]) -> None:
-        KEPT[self._under] += [parcel.record for parcel in parcels]
+    def write(self, messages: Sequence[ResultMessage]) -> None:
+        KEPT[self._under] += [message.record for message in messages]
 
     def close(self) -> None:
         CLOSED.append(self._under)
@@ -56,7 +39,7 @@ class Keeper(Sink):
 
 @pytest.fixture(autouse=True)
 def _register_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SINKS, "kept", (__name__, "KeptKeys"))
+    monkeypatch.setitem(SINKS, "kept", (__name__, "KeeperConfig"))
 
 
 def test_box_writes_to_an_added_kind_of_sink(tmp_path):
@@ -75,7 +58,7 @@ def test_box_writes_to_an_added_kind_of_sink(tmp_path):
     [
         ({"kind": "kept"}, "sinks[1].under", "missing"),
         ({"kind": "kept", "under": "x", "path": "y"}, "sinks[1].path", "unknown key"),
-        ({"kind": "jsonl", "path": 3}, "sinks[1].path", "string"),
+        ({"kind": "jsonl", "path": 3}, "sinks[1].path", "path"),
         ({"kind": "fax"}, "sinks[1].kind", "unknown kind 'fax'; use jsonl, mqtt, webhook, kept"),
         ({"path": "y"}, "sinks[1].kind", "missing"),
     ],

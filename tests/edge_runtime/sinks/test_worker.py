@@ -1,110 +1,134 @@
-"""Sink workers: a failing sink delays no other, and every result is accounted for at the end."""
+"""Sink workers and their manager: a failing sink delays no other, and every result is accounted for."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+
+from pydantic import PrivateAttr
 
 from edge_runtime.sinks.base import ResultMessage, Sink, SinkClosed, SinkConfig
+from edge_runtime.sinks.jsonl import JsonLinesConfig
 from edge_runtime.sinks.worker import Outbox, OutboxLimits, SinkManager, SinkWorker
-from tests.edge_runtime.sinks.messages import SOON, parcel, until
+from tests.edge_runtime.sinks.messages import SOON, make_message, read_frames, until
 
 
-@dataclass(frozen=True)
-class Made(SinkConfig):
-    """Writes messages with a given function, and keeps those without an error."""
+class FakeConfig(SinkConfig):
+    """Its sink calls `act` with the messages, and keeps their frame numbers where that raises nothing."""
 
-    does: Callable[[Sequence[ResultMessage]], None] = lambda parcels: None
-    kept: list[int] = field(default_factory=list)
-    opened: list[int] = field(default_factory=list)
-
-    @property
-    def kind(self) -> str:
-        return "made"
-
-    @property
-    def name(self) -> str:
-        return "made"
+    kind: str = "fake"
+    act: Callable[[Sequence[ResultMessage]], object] = lambda messages: None
+    _frames: list[int] = PrivateAttr(default_factory=list)
+    _opened: list[int] = PrivateAttr(default_factory=list)
 
     def build(self) -> Sink:
-        return Doing(self)
+        return FakeSink(self)
 
 
-class Doing(Sink):
-    def __init__(self, config: Made) -> None:
+class FakeSink(Sink):
+    def __init__(self, config: FakeConfig) -> None:
         self.config = config
 
     def open(self) -> None:
-        self.config.opened.append(1)
+        self.config._opened.append(1)
 
-    def write(self, parcels: Sequence[ResultMessage]) -> None:
-        self.config.does(parcels)
-        self.config.kept.extend(one.record["frame"] for one in parcels)
-
-
-def post(*configs: Made, items: int = 10) -> SinkManager:
-    made = SinkManager(())
-    made._workers = tuple(SinkWorker(config, Outbox(OutboxLimits(items), SOON)) for config in configs)
-    made.start()
-    return made
+    def write(self, messages: Sequence[ResultMessage]) -> None:
+        self.config.act(messages)
+        self.config._frames.extend(message.record["frame"] for message in messages)
 
 
-def test_worker_of_hanging_sink_blocks_nobody(caplog):
-    hangs, well = Made(lambda parcels: threading.Event().wait()), Made()  # type: ignore[arg-type]
-    both = post(hangs, well)
+def start_manager(*configs: FakeConfig) -> SinkManager:
+    manager = SinkManager(())
+    manager._workers = tuple(SinkWorker(config, Outbox(OutboxLimits(10), SOON)) for config in configs)
+    manager.start()
+    return manager
+
+
+def test_worker_of_hanging_sink_delays_no_other():
+    hanging, healthy = FakeConfig(act=lambda messages: threading.Event().wait()), FakeConfig()
+    manager = start_manager(hanging, healthy)
     for number in range(100):
-        both.offer(parcel(number))
-        until(lambda number=number: well.kept[-1:] == [number])
-    assert both.close(0.05) == ["made"]
-    first, second = both.to_json()
-    assert first["delivered"] == 0 and sum(first["undelivered"].values()) == 100 and first["queued"] == 0
-    assert first["undelivered"] == {"overflow": 89, "stopped": 11}
-    assert (second["delivered"], second["undelivered"]) == (100, {}) and both.complaints == []
+        manager.offer(make_message(number))
+        until(lambda number=number: healthy._frames[-1:] == [number])
+    assert manager.close(0.05) == ["fake"]
+    first, second = manager.to_json()
+    assert (first["delivered"], first["queued"]) == (0, 0) and first["undelivered"] == {"overflow": 90, "stopped": 10}
+    assert (second["delivered"], second["undelivered"]) == (100, {}) and manager.complaints == []
 
 
 def test_worker_retries_errors_and_logs_once(caplog):
     caplog.set_level("INFO", "gemel.run")
-    errors: list[Exception] = [KeyError("x"), OSError(28, "No space left on device"), TimeoutError("late"), KeyError()]
+    errors: list[Exception] = [OSError(28, "No space left on device")]
 
-    def does(_: Sequence[ResultMessage]) -> None:
+    def act(_: Sequence[ResultMessage]) -> None:
         if errors:
             raise errors[0]
 
-    made = Made(does)
-    one = post(made)
-    one.offer(parcel(1))
-    until(lambda: len(made.opened) > 4)
-    assert one.to_json()[0]["state"] == "down" and caplog.text.count("failed: ") == 1
+    config = FakeConfig(act=act)
+    manager = start_manager(config)
+    manager.offer(make_message(1))
+    until(lambda: len(config._opened) > 4)
+    assert manager.to_json()[0]["state"] == "down" and caplog.text.count("failed: ") == 1
     errors.clear()
-    until(lambda: one.to_json()[0]["delivered"] == 1)
-    assert one.close(10) == [] and "works again; 0 results were lost" in caplog.text
+    until(lambda: manager.to_json()[0]["delivered"] == 1)
+    assert manager.close(10) == [] and "works again; 0 results were lost" in caplog.text
 
 
 def test_worker_ends_when_its_reader_is_gone():
-    def raise_closed(_: Sequence[ResultMessage]) -> None:
-        raise SinkClosed("nobody reads it any more")
+    def act(_: Sequence[ResultMessage]) -> None:
+        raise SinkClosed("its reader is gone")
 
-    one = post(Made(raise_closed))
-    assert not one.is_unread
-    one.offer(parcel(1))
-    until(lambda: one.is_unread)
-    one.offer(parcel(2))
-    assert one.close(10) == [] and one.to_json()[0]["undelivered"] == {"gone": 2} and one.complaints == []
+    manager = start_manager(FakeConfig(act=act))
+    assert not manager.is_unread
+    manager.offer(make_message(1))
+    until(lambda: manager.is_unread)
+    manager.offer(make_message(2))
+    assert manager.close(10) == [] and manager.to_json()[0]["undelivered"] == {"gone": 2} and manager.complaints == []
 
 
-def test_worker_drains_at_close():
+def test_worker_drains_at_close_in_spite_of_its_pause():
     away = threading.Event()
     away.set()
 
-    def does(_: Sequence[ResultMessage]) -> None:
+    def act(_: Sequence[ResultMessage]) -> None:
         if away.is_set():
             raise ConnectionRefusedError("away")
 
-    made = Made(does)
-    slow = SinkManager([made])
-    slow.start()
-    slow.offer(parcel(1))
-    until(lambda: slow.to_json()[0]["state"] == "down")
+    config = FakeConfig(act=act)
+    manager = SinkManager([config])
+    manager.start()
+    manager.offer(make_message(1))
+    until(lambda: manager.to_json()[0]["state"] == "down")
     away.clear()
-    assert slow.close(10) == [] and made.kept == [1]
+    assert manager.close(10) == [] and config._frames == [1]
+
+
+def test_manager_change_adds_keeps_and_removes_sinks(tmp_path):
+    kept, removed, added = (JsonLinesConfig(path=tmp_path / name) for name in ("kept", "removed", "added"))
+    manager = SinkManager([kept, removed])
+    manager.start()
+    manager.offer(make_message(0))
+    change = manager.prepare([added, kept])
+    manager.apply(change)
+    manager.offer(make_message(1))
+    assert manager.settle(change, 30.0) == []
+    manager.offer(make_message(2))
+    assert manager.close(30.0) == []
+    assert [read_frames(tmp_path / name) for name in ("kept", "removed", "added")] == [[0, 1, 2], [0], [1, 2]]
+    assert [row["delivered"] for row in manager.to_json()] == [2, 3]
+    assert manager.past_json() == [{"name": removed.name, "delivered": 1, "undelivered": {}}]
+
+
+def test_manager_change_drains_the_old_sink_of_a_file_first(tmp_path):
+    path = tmp_path / "r"
+    manager = SinkManager([JsonLinesConfig(path=path)])
+    for number in range(50):
+        manager.offer(make_message(number))
+    manager.start()
+    for size in (10**6, 10**7, 10**8):
+        change = manager.prepare([JsonLinesConfig(path=path, max_bytes=size)])
+        manager.apply(change)
+        manager.offer(make_message(size))
+        assert manager.settle(change, 30.0) == []
+    assert manager.close(30.0) == []
+    assert read_frames(path) == [*range(50), 10**6, 10**7, 10**8] and manager.past_json()[0]["delivered"] == 52

@@ -47,9 +47,9 @@ def test_source_playlist_is_not_followed(tmp_path):
 
 
 def test_gstreamer_pipeline_quotes_the_address():
-    told = gstreamer_pipeline(CameraConfig("c", 'rtsp://u:p"w\\@box/1 ! filesink location=x', timeout_s=2.5))
-    assert told.startswith('rtspsrc location="rtsp://u:p\\"w\\\\@box/1 ! filesink location=x" protocols=tcp ')
-    assert "tcp-timeout=2500000" in told and told.endswith("drop=true")
+    pipeline = gstreamer_pipeline(CameraConfig("c", 'rtsp://u:p"w\\@box/1 ! filesink location=x', timeout_s=2.5))
+    assert pipeline.startswith('rtspsrc location="rtsp://u:p\\"w\\\\@box/1 ! filesink location=x" protocols=tcp ')
+    assert "tcp-timeout=2500000" in pipeline and pipeline.endswith("drop=true")
     assert gstreamer_pipeline(CameraConfig("c", "http://box/1")).startswith('souphttpsrc location="http://box/1" ')
     of_file = gstreamer_pipeline(CameraConfig("c", "/clips/a.mp4"))
     assert of_file.startswith('filesrc location="/clips/a.mp4" ') and "drop" not in of_file
