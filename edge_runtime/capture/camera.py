@@ -177,7 +177,7 @@ class Camera:
         self._gates = {query: RateGate(request.fps) for query, request in self._queries.items()}
         self._rate = RecentRate()
         self._reader = SourceReader(
-            self._config, self._frames_before, self._hand_over, self._wake, self._clock, open_source=self._open_source
+            self._config, self._frames_before, self._offer_shot, self._wake, self._clock, open_source=self._open_source
         )
         self._reader.thread.start()
 
@@ -191,7 +191,7 @@ class Camera:
             self._frames_before, self._damaged_before = reader.index, self._damaged_before + reader.damaged
             self._abandoned.append(reader)
 
-    def _hand_over(self, reader: SourceReader, shot: TimedShot) -> None:
+    def _offer_shot(self, reader: SourceReader, shot: TimedShot) -> None:
         """Take a frame from the thread of a reader. A live frame replaces the one that waits, so that slow queries get
         the newest; a frame of a file waits until the one before is taken."""
         with self._changed:
