@@ -6,11 +6,13 @@ Without `__` a split counts as ten contiguous blocks, one frame a second.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
@@ -21,7 +23,7 @@ from pydantic import BaseModel, Field, StrictInt
 from torch import Tensor
 
 from models.device import to_device
-from models.errors import InputError, size_text
+from models.errors import InputError, join_names, size_text
 from models.io import read_json, validate
 from models.pictures import list_pictures, read_picture
 from models.predictions import BoxLabels, GroundTruth
@@ -31,10 +33,7 @@ from models.workload import Query
 from models.zoo import preprocess_of
 
 MAX_ANNOTATION_BYTES = 2**26
-MAX_ANNOTATION_VALUES = 3_000_000
 COCO_HINT = "correct the annotations: COCO with images, categories and annotations"
-MAX_QUOTED = 60
-Box = tuple[float, float, float, float]
 Pixel = Annotated[float, Field(ge=-FURTHEST_PIXEL, le=FURTHEST_PIXEL, allow_inf_nan=False)]
 Side = Annotated[float, Field(ge=0, le=FURTHEST_PIXEL, allow_inf_nan=False)]
 
@@ -67,20 +66,19 @@ def read_coco(path: Path, classes: Sequence[str], query: str) -> list[tuple[Pure
     Raises InputError for a file that is no valid COCO (unique ids, finite boxes below FURTHEST_PIXEL, names within the
     folder), is too large, or lacks a class.
     """
-    coco = validate(path, read_json(path, COCO_HINT, MAX_ANNOTATION_BYTES, MAX_ANNOTATION_VALUES), _Coco)
+    coco = validate(path, read_json(path, COCO_HINT, MAX_ANNOTATION_BYTES), _Coco)
     labels = _by_id(path, "categories", coco.categories)
     images = _by_id(path, "images", coco.images)
     for image in coco.images:
         name = PurePosixPath(image.file_name)
         if name.is_absolute() or ".." in name.parts or not name.name:
-            problem = f"file_name '{image.file_name[:MAX_QUOTED]}' is not within the folder images"
+            problem = f"file_name '{image.file_name}' is not within the folder images"
             raise InputError(path, problem, COCO_HINT, f"images (id {image.id})")
-    missing = [label for label in classes if label not in {category.name for category in coco.categories}]
-    if missing:
-        known = ", ".join(category.name for category in coco.categories[:MAX_QUOTED])[: 5 * MAX_QUOTED]
-        problem = f"no category '{missing[0][:MAX_QUOTED]}' (query {query})"
-        raise InputError(path, problem, f"it has: {known}", "classes")
-    found: dict[int, list[tuple[str, Box]]] = {image: [] for image in images}
+    names = {category.name: None for category in coco.categories}
+    if missing := [label for label in classes if label not in names]:
+        problem = f"no category '{missing[0]}' (query {query})"
+        raise InputError(path, problem, f"it has: {join_names(names, 20)}", "classes")
+    found: dict[int, list[tuple[str, tuple[float, float, float, float]]]] = {image: [] for image in images}
     for index, one in enumerate(coco.annotations):
         for key, value, ids in (("image_id", one.image_id, images), ("category_id", one.category_id, labels)):
             if value not in ids:
@@ -110,7 +108,7 @@ JPEG_QUALITY = 95
 DEFAULT_FPS = 25.0
 MAX_VIDEO_BYTES = 2**32
 """Of a video's frames as they are kept."""
-LEADING_DIGITS = re.compile("[0-9]{1,15}")
+UNIT_AND_TIME = re.compile("(.*?)__([0-9]{1,15})")
 
 
 class Frames(Sequence[np.ndarray]):
@@ -146,8 +144,8 @@ class Split:
 def load_split(query: Query, name: str) -> Split:
     """The frames of one split; InputError names the query, the path and what is missing."""
     if query.data is None:
-        remedy = "add `data:` with labelled or unlabelled frames"
-        raise InputError(query.file or query.id, "has no data", remedy, f"data ({query.id})")
+        hint = "add `data:` with labelled or unlabelled frames"
+        raise InputError(query.file or query.id, "has no data", hint, f"data ({query.id})")
     if not os.path.exists(query.data):
         raise InputError(query.data, f"does not exist (query {query.id})", "correct `data:`", "data")
     if not any((query.data / split).is_dir() for split in SPLITS):
@@ -165,22 +163,16 @@ def load_split(query: Query, name: str) -> Split:
 def _load_classified(query: Query, folder: Path, name: str) -> Split:
     found: list[tuple[Path, str]] = []
     for label in query.classes:
-        files = list_pictures(_inside(query, folder, label))
+        if PurePosixPath(label).name != label:
+            problem = f"the class '{label}' is no name of a folder (query {query.id})"
+            raise InputError(query.file or folder, problem, "call it otherwise", "classes")
+        files = list_pictures(folder / label)
         if not files:
-            remedy = "add frames of it, or take it out of `classes`"
-            raise InputError(folder / label, f"no frames of class '{label}' (query {query.id})", remedy, "data")
+            hint = "add frames of it, or take it out of `classes`"
+            raise InputError(folder / label, f"no frames of class '{label}' (query {query.id})", hint, "data")
         found += [(path, label) for path in files]
     found.sort(key=lambda item: item[0].stem)
-    paths = [path for path, _ in found]
-    return _split(name, paths, tuple(label for _, label in found))
-
-
-def _inside(query: Query, folder: Path, label: str) -> Path:
-    """The folder of a class; InputError for a name that leads elsewhere."""
-    if PurePosixPath(label).name != label:
-        fault = f"the class '{label}' is no name of a folder (query {query.id})"
-        raise InputError(query.file or folder, fault, "call it otherwise", "classes")
-    return folder / label
+    return _split(name, [path for path, _ in found], tuple(label for _, label in found))
 
 
 def _load_annotated(query: Query, folder: Path, name: str) -> Split:
@@ -188,83 +180,73 @@ def _load_annotated(query: Query, folder: Path, name: str) -> Split:
     return _split(name, [folder / "images" / image for image, _ in rows], tuple(boxes for _, boxes in rows))
 
 
-def _split(name: str, paths: list[Path], labels: tuple[GroundTruth, ...] | None) -> Split:
+def _split(name: str, paths: list[Path], labels: tuple[GroundTruth, ...]) -> Split:
     units, times_s = _units_and_times([path.stem for path in paths])
-    return Split(name, Frames([_reader(path) for path in paths]), labels, units, times_s)
-
-
-def _reader(path: Path) -> Callable[[], np.ndarray]:
-    return lambda: read_picture(path)
+    return Split(name, Frames([partial(read_picture, path) for path in paths]), labels, units, times_s)
 
 
 def _units_and_times(stems: Sequence[str]) -> tuple[tuple[str, ...], tuple[float, ...]]:
     """Clip or track, and seconds into it, of each file stem in order."""
-    if stems and all("__" in stem for stem in stems):
-        pairs = [stem.split("__", 1) for stem in stems]
-        digits = [LEADING_DIGITS.match(rest) for _, rest in pairs]
-        if all(digits):
-            return tuple(unit for unit, _ in pairs), tuple(int(found[0]) / 1000 for found in digits if found)
-    blocks = min(BLOCKS, len(stems))
-    return tuple(f"block-{index * blocks // len(stems)}" for index in range(len(stems))), tuple(
-        float(index) for index in range(len(stems))
-    )
+    found = [match for stem in stems if (match := UNIT_AND_TIME.match(stem))]
+    if stems and len(found) == len(stems):
+        return tuple(match[1] for match in found), tuple(int(match[2]) / 1000 for match in found)
+    blocks, count = min(BLOCKS, len(stems)), len(stems)
+    return tuple(f"block-{index * blocks // count}" for index in range(count)), tuple(map(float, range(count)))
 
 
 def _load_unlabelled(query: Query, name: str) -> Split:
     """A video or a folder of frames, cut 60 / 20 / 20 in time; the query's roi applies."""
     assert query.data is not None
+    loaders: Sequence[Callable[[], np.ndarray]]
     if query.data.is_dir():
         paths = list_pictures(query.data)
         if not paths:
-            remedy = f"give the splits {', '.join(SPLITS)}, or a folder of frames"
-            raise InputError(query.data, f"has neither splits nor frames (query {query.id})", remedy, "data")
-        loaders = [_reader(path) for path in paths]
+            hint = f"give the splits {', '.join(SPLITS)}, or a folder of frames"
+            raise InputError(query.data, f"has neither splits nor frames (query {query.id})", hint, "data")
+        loaders = [partial(read_picture, path) for path in paths]
         units, times_s = _units_and_times([path.stem for path in paths])
     else:
         loaders, times_s = _video_frames(query.data, query.fps)
         units, _ = _units_and_times([str(index) for index in range(len(loaders))])
-    start, end = {
-        "train": (0.0, TRAIN_END), "val": (TRAIN_END, VAL_END), "test": (VAL_END, 1.0),
-    }[name]  # fmt: skip
-    chosen = slice(round(start * len(loaders)), round(end * len(loaders)))
+    bounds = [0, round(TRAIN_END * len(loaders)), round(VAL_END * len(loaders)), len(loaders)]
+    index = SPLITS.index(name)
+    chosen = slice(bounds[index], bounds[index + 1])
     if not loaders[chosen]:
         raise InputError(query.data, f"too few frames for the split '{name}' (query {query.id})", "add footage", "data")
-    cropped = [(lambda load=load: _crop_frame(query, load())) for load in loaders[chosen]]
+    cropped = [partial(_crop_frame, query, load) for load in loaders[chosen]]
     return Split(name, Frames(cropped), None, units[chosen], times_s[chosen])
 
 
-def _crop_frame(query: Query, frame: np.ndarray) -> np.ndarray:
+def _crop_frame(query: Query, load: Callable[[], np.ndarray]) -> np.ndarray:
+    frame = load()
     part = crop(frame, query.roi)
     if not part.size:
         height, width = frame.shape[:2]
-        fault = f"has a frame of {width} x {height} pixels, in which nothing lies at the roi of query {query.id}"
-        raise InputError(query.data or query.id, fault, "correct `roi`, or take that frame out", "data")
+        problem = f"has a frame of {width} x {height} pixels, in which nothing lies at the roi of query {query.id}"
+        raise InputError(query.data or query.id, problem, "correct `roi`, or take that frame out", "data")
     return part
 
 
 def _video_frames(path: Path, fps: float | None) -> tuple[list[Callable[[], np.ndarray]], tuple[float, ...]]:
     """All frames of a video thinned to `fps`, held as JPEG so that an hour fits in memory."""
-    video = Video(str(path))
-    own_fps = video.fps or DEFAULT_FPS
-    step = 1.0 if fps is None else max(1.0, own_fps / fps)
     encoded: list[np.ndarray] = []
     times_s: list[float] = []
     index = total = 0
-    try:
+    with contextlib.closing(Video(str(path))) as video:
+        own_fps = video.fps or DEFAULT_FPS
+        step = 1.0 if fps is None else max(1.0, own_fps / fps)
         while video.advance():
             if index >= len(encoded) * step and (frame := video.image()) is not None:
                 encoded.append(_encode_jpeg(frame))
                 times_s.append(index / own_fps)
                 total += encoded[-1].nbytes
                 if total > MAX_VIDEO_BYTES:
-                    fault = f"its frames take more than {size_text(MAX_VIDEO_BYTES)}"
-                    raise InputError(path, fault, "cut it, or set a lower `fps`", "data")
+                    problem = f"its frames take more than {size_text(MAX_VIDEO_BYTES)}"
+                    raise InputError(path, problem, "cut it, or set a lower `fps`", "data")
             index += 1
-    finally:
-        video.close()
     if not encoded:
         raise InputError(path, "is not a video with frames", "give a video that decodes", "data")
-    return [lambda data=data: _decode_jpeg(data) for data in encoded], tuple(times_s)
+    return [partial(_decode_jpeg, data) for data in encoded], tuple(times_s)
 
 
 def _encode_jpeg(frame: np.ndarray) -> np.ndarray:

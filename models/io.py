@@ -1,7 +1,7 @@
 """Files: bounded reading, JSON, YAML against a schema, atomic writing, appending, locks, the cache folder, path checks.
 
-A file that the user names is read only if it is a regular file and within a size cap; JSON and YAML are parsed within
-bounds of depth and count. Every problem is an InputError of one line: file, key, problem, hint.
+A file that the user names is read only if it is a regular file and within a size cap. Every problem is an InputError of
+one line: file, key, problem, hint.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import secrets
 import select
 import stat
 import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NoReturn, TypeVar, get_args
 
@@ -27,18 +27,19 @@ import yaml
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from yaml.constructor import ConstructorError
-from yaml.nodes import MappingNode, Node, ScalarNode
+from yaml.nodes import MappingNode
 
 from models.errors import InputError, is_interrupt, size_text
 
-MAX_JSON_BYTES, MAX_JSON_VALUES = 32 * 2**20, 1_000_000
+MAX_JSON_BYTES, MAX_JSON_SEPARATORS = 32 * 2**20, 8_000_000
+"""Separators are commas and opening brackets, of which a document has about as many as values."""
 MAX_JSON_LINES_BYTES = 2**30
 """Of a file with a JSON document in each line, of which one is in memory at a time."""
 MAX_YAML_BYTES, MAX_YAML_VALUES = 2**20, 50_000
-"""Values of a YAML document, those that aliases repeat counted each time."""
+"""Values at one depth of a document, those that aliases repeat counted each time."""
 MAX_DEPTH = 50
 MAX_QUOTED = 80
-"""Characters of a value or a key that a message quotes."""
+"""Characters of a value that a message quotes."""
 
 
 class ParseError(Exception):
@@ -55,8 +56,11 @@ def read_bounded(path: Path, max_bytes: int, hint: str) -> bytes:
 
 
 @contextmanager
-def open_regular(path: Path, hint: str) -> Iterator[BinaryIO]:
-    """A regular file, open for reading; InputError for any other, and for I/O errors while it is read."""
+def open_regular(path: Path, hint: str, key: str = "") -> Iterator[BinaryIO]:
+    """A regular file, open for reading; InputError for any other, and for I/O errors while it is read.
+
+    `key` is the key that names the file.
+    """
     try:
         # Not blocking, so that a pipe without a writer is refused and not waited for.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -64,36 +68,34 @@ def open_regular(path: Path, hint: str) -> Iterator[BinaryIO]:
             mode = os.fstat(descriptor).st_mode
             if not stat.S_ISREG(mode):
                 kind = "a directory" if stat.S_ISDIR(mode) else "no regular file"
-                raise InputError(path, f"cannot be read: is {kind}", hint)
+                raise InputError(path, f"cannot be read: is {kind}", hint, key)
             yield file
     except OSError as error:
-        raise InputError(path, f"cannot be read: {error.strerror}", hint) from error
+        raise InputError(path, f"cannot be read: {error.strerror}", hint, key) from error
     except UnicodeEncodeError as error:  # half a character in the path
-        raise InputError(path, f"cannot be read: {error.reason}", hint) from error
+        raise InputError(path, f"cannot be read: {error.reason}", hint, key) from error
 
 
 # JSON
 
 
-def parse_json(data: bytes, max_values: int = MAX_JSON_VALUES) -> Any:
+def parse_json(data: bytes) -> Any:
     """A JSON document as plain values: finite numbers, unique keys, text without NUL; raises ParseError."""
-    if data.count(b",") + data.count(b"[") + data.count(b"{") > 2 * max_values:
-        raise ParseError(f"more than {max_values} values")
+    if data.count(b",") + data.count(b"[") + data.count(b"{") > MAX_JSON_SEPARATORS:
+        raise ParseError(f"more than {MAX_JSON_SEPARATORS} commas and brackets")
     try:
         document = _DECODER.decode(data.decode("utf-8"))
     except json.JSONDecodeError as error:
         raise ParseError(f"line {error.lineno}, column {error.colno}: {error.msg}") from error
     except (ValueError, RecursionError) as error:  # no UTF-8, a number of thousands of digits, endless nesting
         raise ParseError(str(error)) from error
-    _check_document(document, max_values)
+    _check_document(document, MAX_JSON_SEPARATORS)
     return document
 
 
-def read_json(
-    path: Path, hint: str, max_bytes: int = MAX_JSON_BYTES, max_values: int = MAX_JSON_VALUES
-) -> dict[str, Any]:
+def read_json(path: Path, hint: str, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """The JSON object in a file; InputError for a file that cannot be read or holds none within bounds."""
-    return _json_object(path, "", read_bounded(path, max_bytes, hint), hint, max_values)
+    return _json_object(path, "", read_bounded(path, max_bytes, hint), hint)
 
 
 def read_json_lines(
@@ -116,7 +118,7 @@ def read_json_lines(
             if total > max_bytes:
                 raise InputError(path, f"is larger than {size_text(max_bytes)}", hint)
             try:
-                row = _json_object(path, f"line {number} ", line, hint, MAX_JSON_VALUES)
+                row = _json_object(path, f"line {number} ", line, hint)
             except InputError:
                 if line.endswith(b"\n") or not torn:
                     raise
@@ -137,9 +139,9 @@ def finite(value: Any) -> Any:
     return value
 
 
-def _json_object(path: Path, where: str, data: bytes, hint: str, max_values: int) -> dict[str, Any]:
+def _json_object(path: Path, where: str, data: bytes, hint: str) -> dict[str, Any]:
     try:
-        document = parse_json(data, max_values)
+        document = parse_json(data)
     except ParseError as error:
         text = str(error).removeprefix("line 1, ") if where else str(error)
         raise InputError(path, f"{where}is not JSON: {text}", hint) from error
@@ -151,47 +153,45 @@ def _json_object(path: Path, where: str, data: bytes, hint: str, max_values: int
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ParseError(f"the key '{_quote(twice)}' occurs twice")
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ParseError(f"the key '{twice}' occurs twice")
     return found
 
 
-def _finite_number(digits: str) -> float:
+def _parse_number(digits: str) -> float:
     value = float(digits)
-    if not math.isfinite(value):
-        raise ParseError(f"{_quote(digits)} is too large for a number")
-    return value
+    return value if math.isfinite(value) else _refuse_number(digits)
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ParseError(f"{name} is no number")
+def _refuse_number(text: str) -> NoReturn:
+    raise ParseError(f"{text} is no finite number")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_float=_finite_number, parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_float=_parse_number, parse_constant=_refuse_number)
 
 
 def _check_document(document: Any, max_values: int) -> None:
     """Raise ParseError for a document that is too deep or too large, or holds a NUL or half a character."""
-    level, count = [document], 0
+    level = [document]
     for _ in range(MAX_DEPTH + 1):
-        below: list[Any] = []
-        for value in level:
-            if isinstance(value, str) and (
-                "\0" in value or (not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value))
-            ):
-                raise ParseError("a text with a NUL or half a character in it")
-            if isinstance(value, dict):
-                below += value.keys()
-                below += value.values()
-            elif isinstance(value, list):
-                below += value
-            if count + len(below) > 2 * max_values:
-                raise ParseError(f"more than {max_values} values")
-        if not below:
+        if any("\0" in text or not _is_unicode(text) for text in level if isinstance(text, str)):
+            raise ParseError("a text with a NUL or half a character in it")
+        parts = (
+            [*value, *value.values()] if isinstance(value, dict) else value
+            for value in level
+            if isinstance(value, dict | list)
+        )
+        level = list(islice(chain.from_iterable(parts), max_values + 1))
+        if not level:
             return
-        level, count = below, count + len(below)
+        if len(level) > max_values:
+            raise ParseError(f"more than {max_values} values")
     raise ParseError(f"nested more than {MAX_DEPTH} deep")
+
+
+def _is_unicode(text: str) -> bool:
+    return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 # YAML and schemas
@@ -208,42 +208,26 @@ class Exact(BaseModel):
 def parse_yaml(data: bytes) -> Any:
     """A YAML document as plain values with unique keys; raises ParseError."""
     try:
-        loader = _SafeLoader(data.decode("utf-8"))
-        try:
-            document = loader.get_single_data()
-        finally:
-            loader.dispose()
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        parts = [getattr(error, "context", None), getattr(error, "problem", None) or " ".join(str(error).split())]
-        text = ", ".join(part for part in parts if part)[:200]
-        raise ParseError(text if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: {text}") from error
-    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
-        raise ParseError(f"a value that is none of its kind: {error}"[:200]) from error
+        document = yaml.load(data.decode("utf-8"), _UniqueKeyLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
+        raise ParseError(f"{where}{error.problem}") from error
+    except Exception as error:  # PyYAML constructs dates and numbers without checking them
+        raise ParseError(str(error)) from error
     _check_document(document, MAX_YAML_VALUES)
     return document
 
 
-class _SafeLoader(yaml.SafeLoader):
-    """PyYAML's safe loader with unique keys and a bound of nodes."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._nodes = 0
-
-    def compose_node(self, parent: Node | None, index: Any) -> Node | None:
-        self._nodes += 1
-        if self._nodes > MAX_YAML_VALUES:
-            mark = self.peek_event().start_mark
-            raise ConstructorError(None, None, f"more than {MAX_YAML_VALUES} values", mark)
-        return super().compose_node(parent, index)
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """PyYAML's safe loader with unique keys."""
 
     def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
-            name = key.value if isinstance(key, ScalarNode) else None
+            name = str(key.value)
             if name in seen:
-                raise ConstructorError(None, None, f"the key '{_quote(str(name))}' occurs twice", key.start_mark)
+                raise ConstructorError(None, None, f"the key '{name}' occurs twice", key.start_mark)
             seen.add(name)
         return super().construct_mapping(node, deep)
 
@@ -277,34 +261,27 @@ def validate(path: str | Path, value: Any, schema: type[Keys], at: str = "", hin
     try:
         return schema.model_validate(value)
     except ValidationError as error:
-        problem = _first_problem(path, error, value, schema, f"{at}." if at else "")
-        raise InputError(path, problem.problem, hint or problem.hint, problem.key) from error
+        # A misspelt key is both unknown and missing; name the misspelling.
+        first = min(error.errors(), key=lambda found: found["type"] not in ("extra_forbidden", "invalid_key"))
+        key = ".".join(part for part in (at, _key_text(first["loc"], value)) if part)
+        if first["type"] == "extra_forbidden":
+            problem, default = "unknown key", _near_key_hint(schema, first["loc"])
+        elif first["type"] == "missing":
+            problem, default = "this key is missing", "add it"
+        else:
+            given = "" if isinstance(first["input"], dict | list) else f" (given: {_clip(repr(first['input']))})"
+            text = first["msg"].removeprefix("Value error, ")
+            problem, default = f"{text[0].lower()}{text[1:]}{given}", "correct the value"
+        raise InputError(path, problem, hint or default, key) from error
 
 
-def _first_problem(
-    path: str | Path, error: ValidationError, document: Any, schema: type[BaseModel], prefix: str
-) -> InputError:
-    # A misspelt key is both unknown and missing; name the misspelling.
-    first = min(error.errors(), key=lambda found: found["type"] not in ("extra_forbidden", "invalid_key"))
-    key = (prefix + _key_text(first["loc"], document)).removesuffix(".")
-    if first["type"] == "extra_forbidden":
-        known = _known_keys(schema, first["loc"])
-        near = difflib.get_close_matches(_quote(str(first["loc"][-1])).lower(), known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"remove it; the keys here are {', '.join(known)}"
-        return InputError(path, "unknown key", hint, key)
-    if first["type"] == "missing":
-        return InputError(path, "this key is missing", "add it", key)
-    given = "" if isinstance(first["input"], dict | list) else f" (given: {_quote(repr(first['input']))})"
-    text = first["msg"].removeprefix("Value error, ")
-    return InputError(path, f"{text[0].lower()}{text[1:]}{given}", "correct the value", key)
-
-
-def _known_keys(schema: type[BaseModel], location: Sequence[int | str]) -> list[str]:
-    """The keys that are allowed where the last step of a location is."""
+def _near_key_hint(schema: type[BaseModel], location: Sequence[int | str]) -> str:
     for step in location[:-1]:
         if isinstance(step, str) and step in schema.model_fields:
             schema = next(_schemas_in(schema.model_fields[step].annotation), schema)
-    return list(schema.model_fields)
+    known = list(schema.model_fields)
+    near = difflib.get_close_matches(_clip(str(location[-1])).lower(), known, n=1)
+    return f"did you mean {near[0]}?" if near else f"remove it; the keys here are {', '.join(known)}"
 
 
 def _schemas_in(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -321,18 +298,17 @@ def _key_text(location: Sequence[int | str], document: Any) -> str:
     for step in location:
         if not isinstance(node, dict | list):  # one of the types of a union
             break
-        name = _quote(str(step))
-        text += f"[{name}]" if isinstance(step, int) else f".{name}" if text else name
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
         try:
             node = node[step]  # type: ignore[index]
-        except (KeyError, IndexError, TypeError):
+        except (LookupError, TypeError):
             node = None
         if isinstance(node, dict) and isinstance(node.get("id"), str):
-            owner = f" ({_quote(node['id'])})"
+            owner = f" ({node['id']})"
     return text + owner
 
 
-def _quote(text: str) -> str:
+def _clip(text: str) -> str:
     return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}..."
 
 
@@ -345,7 +321,6 @@ _HINTS = {
     errno.EROFS: "choose a directory that can be written",
     errno.EACCES: "choose a directory that can be written",
 }
-_NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES}
 
 
 def check_output(path: str | Path, overwrite: bool = False) -> Path:
@@ -355,9 +330,9 @@ def check_output(path: str | Path, overwrite: bool = False) -> Path:
     `overwrite`: when it is a directory).
     """
     path = Path(path)
+    parent = path.parent
     if "\0" in str(path):
         raise InputError(path, "a path holds no NUL", "choose another path")
-    parent = path.parent
     if not parent.is_dir():
         raise InputError(path, f"there is no directory {parent}", "create it, or choose another path")
     with describe_problem(path):  # a name too long, say
@@ -385,6 +360,9 @@ def describe_problem(path: str | Path, key: str = "") -> Iterator[None]:
         raise cannot_be_written(error.filename or path, error, key) from error
 
 
+_temporaries: set[Path] = set()
+
+
 @contextmanager
 def open_atomic(path: str | Path, overwrite: bool = False) -> Iterator[BinaryIO]:
     """Yield a file that becomes `path` when the block succeeds, and vanishes when it does not.
@@ -400,15 +378,18 @@ def open_atomic(path: str | Path, overwrite: bool = False) -> Iterator[BinaryIO]
             yield file
             file.flush()
             os.fsync(file.fileno())
-        _publish(temporary, path, overwrite)
+        if not overwrite and os.path.lexists(path):
+            raise InputError(path, "was created by another process meanwhile", "choose another path")
+        os.replace(temporary, path)
     except BaseException as error:
-        _remove(temporary)
         if is_interrupt(error):
             raise KeyboardInterrupt from error
         if isinstance(error, OSError) and error.filename in (None, str(temporary)):
             raise cannot_be_written(path, error) from error
         raise
-    _temporaries.discard(temporary)
+    finally:
+        temporary.unlink(missing_ok=True)
+        _temporaries.discard(temporary)
     with contextlib.suppress(OSError):  # some file systems refuse to sync a directory
         descriptor = os.open(path.parent, os.O_RDONLY)
         try:
@@ -417,36 +398,11 @@ def open_atomic(path: str | Path, overwrite: bool = False) -> Iterator[BinaryIO]
             os.close(descriptor)
 
 
-_temporaries: set[Path] = set()
-
-
 def remove_temporaries() -> None:
     """Remove unfinished files, for a second interrupt that came while the first one cleaned up."""
     for temporary in list(_temporaries):
-        _remove(temporary)
-
-
-def _remove(temporary: Path) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(temporary)
-    _temporaries.discard(temporary)
-
-
-def _publish(temporary: Path, path: Path, overwrite: bool) -> None:
-    """Give the finished file its name; without `overwrite`, not one that another process took meanwhile."""
-    if overwrite:
-        os.replace(temporary, path)
-        return
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        raise InputError(path, "was created by another process meanwhile", "choose another path") from None
-    except OSError as error:
-        if error.errno not in _NO_HARD_LINKS:
-            raise
-        os.rename(temporary, path)
-    else:
-        os.unlink(temporary)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 PIPE_BYTES = 4096
@@ -456,30 +412,29 @@ PIPE_BYTES = 4096
 class AppendFile:
     """A file that lines are appended to, from any thread, each handed to the system at once.
 
-    `fresh` empties the file first. A pipe without a reader is not waited for when it is opened, and `timeout_s` for
-    each line (None: for ever). Raises InputError, naming the file and the `key` that names it.
+    `fresh` empties the file first; `descriptor` is an open file that `path` only names. A pipe without a reader is not
+    waited for when it is opened, and `timeout_s` for each part of a line (None: for ever). Raises InputError, naming
+    the file and the `key` that names it.
     """
 
-    def __init__(self, path: Path, fresh: bool = False, key: str = "", timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        fresh: bool = False,
+        key: str = "",
+        timeout_s: float | None = None,
+        descriptor: int | None = None,
+    ) -> None:
+        self._path, self._key, self._timeout_s = path, key, timeout_s
+        self._lock = threading.Lock()
+        self._line, self._rest = b"", b""  # of a pipe, the last line and what it did not take of that yet
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_TRUNC if fresh else 0)
         with describe_problem(path, key):
-            descriptor = os.open(path, flags, 0o666)
-        os.set_blocking(descriptor, True)
-        self._init(descriptor, path, key, timeout_s)
-
-    @classmethod
-    def on(cls, descriptor: int, name: str, timeout_s: float | None = None) -> AppendFile:
-        """An AppendFile on a copy of an open descriptor."""
-        file = cls.__new__(cls)
-        file._init(os.dup(descriptor), Path(name), "", timeout_s)
-        return file
-
-    def _init(self, descriptor: int, path: Path, key: str, timeout_s: float | None) -> None:
-        self._path, self._key, self._timeout_s = path, key, timeout_s
-        self._descriptor: int | None = descriptor
-        self._lock = threading.Lock()
-        self._line, self._rest = b"", b""
-        self.is_regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+            opened = os.open(path, flags, 0o666) if descriptor is None else os.dup(descriptor)
+        if descriptor is None:
+            os.set_blocking(opened, True)
+        self._descriptor: int | None = opened
+        self.is_regular = stat.S_ISREG(os.fstat(opened).st_mode)
 
     @property
     def size(self) -> int:
@@ -506,8 +461,12 @@ class AppendFile:
             data = (line + "\n").encode()
             if self.is_regular:
                 _write_whole(self._descriptor, data)
-            else:
-                self._push(self._descriptor, data)
+                return
+            resumed = bool(self._rest) and data == self._line
+            self._push(self._descriptor)
+            if not resumed:
+                self._line = self._rest = data
+                self._push(self._descriptor)
 
     def close(self) -> None:
         """Close the file."""
@@ -517,27 +476,17 @@ class AppendFile:
                 with describe_problem(self._path, self._key):
                     os.close(descriptor)
 
-    def _push(self, descriptor: int, data: bytes) -> None:
-        """Write the rest of an unfinished line to a pipe or device, then `data` unless it is that line."""
-        deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
-        pending = [] if self._rest and data == self._line else [data]
-        for line in ([self._rest] if self._rest else []) + pending:
-            if line is data:
-                self._line = data
-            self._rest = line
-            self._push_rest(descriptor, deadline)
-
-    def _push_rest(self, descriptor: int, deadline: float | None) -> None:
+    def _push(self, descriptor: int) -> None:
+        """Write the rest of the last line to a pipe or device; forget a line that it took nothing of."""
         ready = select.poll()
         ready.register(descriptor, select.POLLOUT)
-        size = len(self._rest)
         try:
             while self._rest:
-                if not ready.poll(None if deadline is None else max(0.0, 1000 * (deadline - time.monotonic()))):
+                if not ready.poll(None if self._timeout_s is None else 1000 * self._timeout_s):
                     raise TimeoutError(None, "it has no reader")
                 self._rest = self._rest[os.write(descriptor, self._rest[:PIPE_BYTES]) :]
         finally:
-            if len(self._rest) == size == len(self._line):  # nothing of the line was taken
+            if len(self._rest) == len(self._line):
                 self._rest = b""
 
 
@@ -653,33 +602,25 @@ def check_apart(outputs: NamedPaths, inputs: NamedPaths, where: str | Path = "")
     Links are followed; hard links of one file are the same file. Raises InputError naming the output's key and both
     files; `where` is the file that holds the key.
     """
-    names: list[str] = []
-    places: dict[Path | tuple[int, int], int] = {}  # identity of a file: the first place of its name in `names`
-
-    def add(name: str, path: Path) -> None:
-        names.append(name)
-        for identity in _identities(path):
-            places.setdefault(identity, len(names) - 1)
-
+    names: dict[Path | tuple[int, int], str] = {}
     for name, path in inputs:
-        if path is not None:
-            add(name, Path(path))
+        for identity in [] if path is None else _identities(Path(path)):
+            names.setdefault(identity, name)
     for key, path in outputs:
         if path is None or _is_special(Path(path)):  # /dev/null and pipes hold nothing that could be lost
             continue
-        same = [places[one] for one in _identities(Path(path)) if one in places]
-        folders = [places[parent] for parent in _resolve(Path(path)).parents if parent in places]
-        if same or folders:
-            first = min(same + folders)
-            problem = f"{path} {'is' if first in same else 'lies in'} {names[first]}"
-            text = problem if where else problem.removeprefix(f"{path} ")
-            raise InputError(where or path, text, "choose another path", key)
-        add(f"what '{key}' names", Path(path))
+        identities = _identities(Path(path))
+        same = [f"is {names[one]}" for one in identities if one in names]
+        inside = [f"lies in {names[one]}" for one in _resolve(Path(path)).parents if one in names]
+        if same or inside:
+            problem = (same + inside)[0]
+            raise InputError(where or path, f"{path} {problem}" if where else problem, "choose another path", key)
+        names.update(dict.fromkeys(identities, f"what '{key}' names"))
 
 
 def _is_special(path: Path) -> bool:
     try:
-        return not (path.is_file() or path.is_dir()) and path.exists()
+        return path.exists() and not (path.is_file() or path.is_dir())
     except (OSError, ValueError):
         return False
 

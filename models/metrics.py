@@ -161,11 +161,7 @@ class Matches:
 
 def match_frames(predictions: Sequence[DetectionPrediction | None], labels: Sequence[BoxLabels]) -> Matches:
     """Match detections with objects as `Overlaps.match` does, at MATCH_IOU; None is a frame without a prediction."""
-    return matches_of(overlaps_of(predictions, labels))
-
-
-def matches_of(overlaps: Overlaps) -> Matches:
-    """The same of overlaps that were found already."""
+    overlaps = overlaps_of(predictions, labels)
     hits = overlaps.match([MATCH_IOU])[0] != UNMATCHED
     return Matches(overlaps.scores, hits, overlaps.frames, overlaps.objects_per_frame())
 
@@ -197,19 +193,12 @@ MAX_OF_A_CLASS = 100
 """Detections of one class that count in one frame, the best ones."""
 
 
-def mean_average_precision(
-    predictions: Sequence[DetectionPrediction | None], labels: Sequence[BoxLabels], classes: Sequence[str]
-) -> dict[str, float]:
-    """`map` over IoU 0.5 to 0.95 and `map50` at 0.5, 0..1; NaN where there are no objects at all.
-
-    Sources: cocodataset.org/#detection-eval, all areas; the tests hold it against pycocotools. None is a frame without
-    a prediction; a class without objects counts for nothing.
-    """
-    return average_precision(overlaps_of(predictions, labels), classes)
-
-
 def average_precision(overlaps: Overlaps, classes: Sequence[str]) -> dict[str, float]:
-    """The same of overlaps that were found already."""
+    """`map`, the mean over IoU 0.5 to 0.95, and `map50` at 0.5, 0..1; NaN where there are no objects at all.
+
+    Sources: cocodataset.org/#detection-eval, all areas; the tests compare it with pycocotools. A class without objects
+    counts for nothing.
+    """
     matched = overlaps.match(IOU_THRESHOLDS.tolist())
     counts = _rank(overlaps) < MAX_OF_A_CLASS
     curves = []

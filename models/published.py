@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
 import sys
 from dataclasses import dataclass
@@ -84,8 +83,9 @@ def fetch(published: Published, key: str = "weights") -> Path:
     except RuntimeError as error:  # torch raises it for a wrong hash
         raise InputError(str(published), "the download is damaged: its hash is another", "try again", key) from error
     except OSError as error:  # no network, no such file there, no room here
-        hint = f"try again with a network, or put {file.name} into {_home_path(folder)}"
-        raise InputError(str(published), f"cannot be downloaded ({_reason(error)})", hint, key) from error
+        hint = f"try again with a network, or put {file.name} into {folder}"
+        reason = getattr(error, "reason", None) or error.strerror or error
+        raise InputError(str(published), f"cannot be downloaded ({reason})", hint, key) from error
     return file
 
 
@@ -97,14 +97,3 @@ def _torchvision_weights(name: str):
 
 def _full_name(weights) -> str:
     return f"{type(weights).__name__}.{weights.name}"
-
-
-def _reason(error: OSError) -> str:
-    inner = getattr(error, "reason", None)
-    text = inner.strerror if isinstance(inner, OSError) and inner.strerror else inner or error.strerror or error
-    return " ".join(str(text).split())[:120] or type(error).__name__
-
-
-def _home_path(folder: Path) -> str:
-    home = Path.home()
-    return f"~{os.sep}{folder.relative_to(home)}" if folder.is_relative_to(home) else str(folder)

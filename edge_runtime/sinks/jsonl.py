@@ -148,7 +148,7 @@ class Stdout(Sink):
         # Not through Python's own buffer, which would keep an unread line for ever, also at the end.
         self._out, self._file = sys.stdout, None
         with contextlib.suppress(io.UnsupportedOperation, AttributeError, ValueError):
-            self._file = AppendFile.on(sys.stdout.fileno(), "standard output", TIMEOUT_S)
+            self._file = AppendFile(Path("standard output"), timeout_s=TIMEOUT_S, descriptor=sys.stdout.fileno())
 
     def write(self, messages: Sequence[ResultMessage]) -> None:
         for message in messages:

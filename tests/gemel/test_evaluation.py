@@ -17,7 +17,7 @@ from gemel.stream_eval import MERGED, ORIGINALS, Footage, QueryTest
 from models.bundle import open_bundle
 from models.data import Split
 from models.errors import InputError
-from models.metrics import mean_average_precision
+from models.metrics import average_precision, overlaps_of
 from models.predictions import BoxLabels, DetectionPrediction
 from models.preprocess import crop
 from models.workload import Query
@@ -271,7 +271,9 @@ def test_pycocotools_reads_the_export_and_finds_the_same_map(scored_query, tmp_p
         found.evaluate()
         found.accumulate()
         found.summarize()
-        ours = mean_average_precision(scored_query[0].predictions[arm], scored_query[0].labels, DETECTION.classes)
+        ours = average_precision(
+            overlaps_of(scored_query[0].predictions[arm], scored_query[0].labels), DETECTION.classes
+        )
         assert ours["map"] == pytest.approx(found.stats[0], abs=1e-6)
     images = json.loads((folder / "labels.json").read_text())["images"]
     assert [(one["unit"], one["width"], one["height"]) for one in images] == [

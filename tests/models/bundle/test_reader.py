@@ -50,7 +50,7 @@ def test_an_empty_file_and_a_foreign_one_are_no_bundles(tmp_path):
     (tmp_path / "empty").touch()
     (tmp_path / "text").write_text("not a bundle at all, but longer than ten bytes")
     save_weights(tmp_path / "weights", {"a": torch.zeros(3)})
-    for name, fault in (("empty", "truncated"), ("text", "header claims"), ("weights", "it is no bundle")):
+    for name, fault in (("empty", "truncated"), ("text", "header claims"), ("weights", "no bundle at all")):
         with pytest.raises(BundleError, match=fault):
             open_bundle(tmp_path / name)
 

@@ -1,4 +1,4 @@
-"""The detection task: matching, loss, distillation, decoding, augmentation."""
+"""The tasks: augmentation, and for detection matching, loss, distillation and decoding."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torchvision.models.detection import ssdlite320_mobilenet_v3_large
 from torchvision.models.detection._utils import SSDMatcher
 from torchvision.ops import box_iou
@@ -14,7 +15,7 @@ from torchvision.ops import box_iou
 from models import zoo
 from models.detector import BoxTarget
 from models.predictions import BoxLabels
-from models.tasks import augment_boxes, task_of
+from models.tasks import MAX_SHIFT, Classification, augment_boxes, task_of
 from models.zoo.detectors.single_stage import MATCH_IOU, SingleStage, distill_loss, match
 
 torch.set_num_threads(1)
@@ -41,7 +42,7 @@ def outputs_for(cells: dict[int, tuple[int, float]], frames: int = 1) -> tuple[t
     return logits, torch.zeros(frames, 16, 4)
 
 
-def test_matching_is_torchvisions():
+def test_match_equals_that_of_torchvision():
     generator = torch.Generator().manual_seed(1)
     anchors = Grid().boxes + torch.rand(16, 4, generator=generator) * 0.02
     low = torch.rand(2, 5, 2, generator=generator) * 0.6
@@ -54,7 +55,7 @@ def test_matching_is_torchvisions():
         assert ours[frame].tolist() == theirs.tolist()
 
 
-def test_loss_agrees_with_torchvisions_ssd():
+def test_ssd_loss_equals_that_of_torchvision():
     model: Any = zoo.build("ssdlite320_mobilenet_v3_large", CLASSES, {}, 96, "detection")
     theirs: Any = ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=3)
     anchors = model.default_boxes()
@@ -76,7 +77,7 @@ def test_loss_agrees_with_torchvisions_ssd():
     assert float(ours) == pytest.approx(float(expected["classification"] + expected["bbox_regression"]), rel=1e-4)
 
 
-def test_ssd_distillation_is_zero_at_the_original_only():
+def test_ssd_distillation_is_zero_at_the_teacher_only():
     teacher = outputs_for({5: (1, 4.0)})
     assert float(distill_loss(teacher, teacher)) == pytest.approx(0, abs=1e-6)
     missed = distill_loss(outputs_for({}), teacher)
@@ -90,41 +91,41 @@ def test_ssd_distillation_is_zero_at_the_original_only():
     assert where_an_object_is > 10 * where_nothing_is
 
 
-def test_answers_stand_in_pixels_of_the_frame_best_first():
-    answer = TASK.predictions(Grid(), outputs_for({5: (1, 2.0), 10: (2, 4.0)}), [(352, 288)], CLASSES, min_score=0.5)[0]
-    assert answer.classes == ("bus", "car")
-    assert answer.boxes == ((176.0, 144.0, 264.0, 216.0), (88.0, 72.0, 176.0, 144.0))
-    assert answer.scores[0] > answer.scores[1] > 0.5
+def test_predictions_are_in_pixels_of_the_frame_best_first():
+    outputs = outputs_for({5: (1, 2.0), 10: (2, 4.0)})
+    found = TASK.predictions(Grid(), outputs, [(352, 288)], CLASSES, min_score=0.5)[0]
+    assert found.classes == ("bus", "car")
+    assert found.boxes == ((176.0, 144.0, 264.0, 216.0), (88.0, 72.0, 176.0, 144.0))
+    assert found.scores[0] > found.scores[1] > 0.5
 
 
-def test_answers_suppress_what_overlaps_within_a_class_only():
+@pytest.mark.parametrize(("label", "count"), [(1, 1), (2, 2)], ids=["one class", "two classes"])
+def test_predictions_suppress_overlaps_within_a_class_only(label: int, count: int):
     model = Grid()
     model.boxes[6] = model.boxes[5] + 0.01
-    doubled = {5: (1, 3.0), 6: (1, 2.0)}
-    assert len(TASK.predictions(model, outputs_for(doubled), [(100, 100)], CLASSES, 0.5)[0].boxes) == 1
-    two_kinds = {5: (1, 3.0), 6: (2, 2.0)}
-    assert len(TASK.predictions(model, outputs_for(two_kinds), [(100, 100)], CLASSES, 0.5)[0].boxes) == 2
+    outputs = outputs_for({5: (1, 3.0), 6: (label, 2.0)})
+    assert len(TASK.predictions(model, outputs, [(100, 100)], CLASSES, 0.5)[0].boxes) == count
 
 
-def test_truth_goes_through_targets_and_perfect_outputs_back_to_itself():
-    truth = BoxLabels(("bus", "dog", "car"), ((10.0, 20.0, 60.0, 90.0), (0, 0, 9, 9), (200.0, 100.0, 260.0, 150.0)))
-    target = TASK.targets([truth], [(300, 200)], CLASSES)[0]
+def test_labels_survive_targets_and_perfect_outputs():
+    labels = BoxLabels(("bus", "dog", "car"), ((10.0, 20.0, 60.0, 90.0), (0, 0, 9, 9), (200.0, 100.0, 260.0, 150.0)))
+    target = TASK.targets([labels], [(300, 200)], CLASSES)[0]
     assert target.labels.tolist() == [1, 0]
     model = Grid()
     matched = match(model.boxes, target.boxes[None], torch.ones(1, 2, dtype=torch.bool))[0]
     logits, deltas = outputs_for({cell: (int(target.labels[i]) + 1, 5.0) for cell, i in enumerate(matched) if i >= 0})
     cells = (matched >= 0).nonzero().flatten()
     deltas[0, cells] = model.box_coder.encode_single(target.boxes[matched[cells]], model.boxes[cells])
-    answer = TASK.predictions(model, (logits, deltas), [(300, 200)], CLASSES, 0.5)[0]
-    assert dict(zip(answer.classes, answer.boxes)) == {
-        "bus": pytest.approx(truth.boxes[0], abs=0.01),
-        "car": pytest.approx(truth.boxes[2], abs=0.01),
+    found = TASK.predictions(model, (logits, deltas), [(300, 200)], CLASSES, 0.5)[0]
+    assert dict(zip(found.classes, found.boxes)) == {
+        "bus": pytest.approx(labels.boxes[0], abs=0.01),
+        "car": pytest.approx(labels.boxes[2], abs=0.01),
     }
-    seen = BoxLabels(("bus", "car"), (truth.boxes[0], truth.boxes[2]))
-    assert TASK.metric_of(TASK.tallies([answer], [seen], CLASSES)[0]) == 1
+    known = BoxLabels(("bus", "car"), (labels.boxes[0], labels.boxes[2]))
+    assert TASK.metric_of(TASK.tallies([found], [known], CLASSES)[0]) == 1
 
 
-def test_augmentation_carries_the_boxes_along():
+def test_augment_boxes_moves_boxes_with_their_objects():
     images = torch.zeros(24, 3, 128, 128, dtype=torch.uint8)
     images[:, :, 40:72, 24:64] = 220
     box = torch.tensor([[24 / 128, 40 / 128, 64 / 128, 72 / 128]])
@@ -137,3 +138,20 @@ def test_augmentation_carries_the_boxes_along():
         seen = torch.tensor([left, top, right + 1, bottom + 1]) / 128
         torch.testing.assert_close(target.boxes[0], seen, atol=0.02, rtol=0)
     assert len({tuple(target.boxes[0].tolist()) for target in moved}) == 24
+
+
+def augment_each(images: Tensor, generator: torch.Generator) -> Tensor:
+    size = images.shape[-1]
+    reach = max(1, round(size * MAX_SHIFT))
+    padded = F.pad(images.float(), (reach,) * 4, mode="replicate")
+    offsets = torch.randint(0, 2 * reach + 1, (len(images), 2), generator=generator).tolist()
+    gains = torch.empty(len(images)).uniform_(0.8, 1.2, generator=generator).tolist()
+    rows = zip(padded, offsets, gains, strict=True)
+    return torch.stack([image[:, y : y + size, x : x + size] * gain for image, (y, x), gain in rows]).clamp_(0, 255)
+
+
+def test_classification_augments_a_batch_as_it_would_each_frame() -> None:
+    images = torch.randint(0, 256, (9, 3, 25, 25), dtype=torch.uint8)
+    expected = augment_each(images, torch.Generator().manual_seed(3)).to(torch.uint8)
+    changed, _ = Classification().augment(images, [0] * 9, torch.Generator().manual_seed(3))
+    assert torch.equal(changed, expected) and not torch.equal(changed, images)

@@ -1,0 +1,140 @@
+"""Scores, the interval of a ratio, and the verdict on agreement, compared with values computed by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.data import Frames, Split
+from models.evaluation import (
+    ACCEPT_CONFIDENCE,
+    BELOW,
+    KEPT,
+    MIN_COMPARED_FRAMES,
+    TOO_FEW,
+    UNSURE,
+    ComparedFrames,
+    compare,
+    compare_agreement,
+    is_competent,
+    load_labels,
+    lower_bound_ratio,
+    score,
+)
+from models.predictions import ClassPrediction
+from models.tasks import task_of
+from tests.models.queries import make_query
+
+QUERY = make_query(classes=("a", "b"))
+CLASSIFICATION, DETECTION = task_of("classification"), task_of("detection")
+
+
+def make_split(labels, units) -> Split:
+    return Split("test", Frames([lambda: np.zeros((8, 8, 3), np.uint8)] * len(units)), labels, tuple(units), (0.0,))
+
+
+def predict_labels(labels: str) -> list[ClassPrediction]:
+    return [ClassPrediction(label, 1.0, ()) for label in labels]
+
+
+def test_score_of_a_classifier_is_the_mean_recall() -> None:
+    assert score(CLASSIFICATION, predict_labels("aaaa"), tuple("aaab"), ("a", "b"), 0) == 0.5
+    assert score(CLASSIFICATION, predict_labels("aabb"), tuple("aaab"), ("a", "b"), 0) == pytest.approx((2 / 3 + 1) / 2)
+    assert score(CLASSIFICATION, [None, *predict_labels("b")], tuple("ab"), ("a", "b"), 0) == 0.5
+
+
+def test_compare_of_equal_predictions_gives_a_certain_ratio_of_one() -> None:
+    found = compare(QUERY, make_split(tuple("abab"), "uuvv"), predict_labels("abab"), predict_labels("abab"), 0.0)
+    assert (found.ratio, found.ci95, found.met, found.certain) == (1.0, (1.0, 1.0), True, True)
+    assert found.units == 2 and found.samples == 4
+
+
+def test_compare_with_a_loss_in_one_of_many_clips_is_met_but_not_certain() -> None:
+    labels = "ab" * 20
+    units = [f"u{index // 4}" for index in range(40)]
+    merged = "b" + labels[1:]
+    found = compare(QUERY, make_split(tuple(labels), units), predict_labels(labels), predict_labels(merged), 0.0)
+    assert found.merged == pytest.approx(0.975) and found.met and not found.certain
+    assert found.ci95 is not None
+    assert found.ci95[0] < 0.95 <= found.ratio <= found.ci95[1]
+
+
+def test_compare_without_labels_takes_the_predictions_of_the_original() -> None:
+    split = make_split(None, "uuuu")
+    assert load_labels(QUERY, split, predict_labels("aabb"), 0.0) == ["a", "a", "b", "b"]
+    found = compare(QUERY, split, predict_labels("aabb"), predict_labels("aaab"), 0.0)
+    assert found.original == 1.0 and found.merged == 0.75
+
+
+def test_is_competent_needs_a_margin_above_chance() -> None:
+    detector = make_query(task="detection", classes=("car",))
+    assert not is_competent(QUERY, 0.55) and is_competent(QUERY, 0.65)
+    assert not is_competent(detector, 0.45) and is_competent(detector, 0.5)
+
+
+def draw_counts(random: np.random.Generator, units: int, frames: int, keeps: float) -> tuple[np.ndarray, np.ndarray]:
+    """Counts (units, 2, 1) of an original that is right in 9 of 10 frames, and of one that keeps this part of that."""
+    seen = np.full(units, frames)
+    right = random.binomial(seen, 0.9)
+    kept = random.binomial(right, keeps)
+    return tuple(np.stack([side, seen], axis=1)[:, :, None] for side in (right, kept))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("units", "frames"), [(8, 30), (20, 100), (200, 1)])
+def test_lower_bound_ratio_covers_the_ratio_as_often_as_promised(units: int, frames: int) -> None:
+    random = np.random.default_rng(0)
+    error = 1 / (0.9 * units * frames)
+    found = [
+        lower_bound_ratio(CLASSIFICATION, *draw_counts(random, units, frames, 0.95), error) <= 0.95 for _ in range(400)
+    ]
+    assert np.mean(found) >= ACCEPT_CONFIDENCE - 0.02
+
+
+def test_lower_bound_ratio_of_equal_counts_is_one() -> None:
+    before, _ = draw_counts(np.random.default_rng(0), 8, 30, 1.0)
+    for units in (8, 1):
+        assert lower_bound_ratio(CLASSIFICATION, before[:units], before[:units], 0.0) == 1.0
+
+
+def make_tallies(right: np.ndarray) -> ComparedFrames:
+    """Of a classifier with two classes that alternate, right where `right` is true."""
+    counts = np.zeros((len(right), 2, 2), np.int64)
+    for index, is_right in enumerate(right):
+        counts[index, :, index % 2] = is_right, 1
+    return ComparedFrames(counts)
+
+
+@pytest.mark.parametrize(("share", "frames", "verdict"), [
+    (1.0, MIN_COMPARED_FRAMES, KEPT), (0.99, 400, KEPT), (0.5, 400, BELOW), (0.9, 60, UNSURE),
+    (0.0, MIN_COMPARED_FRAMES, BELOW), (0.0, MIN_COMPARED_FRAMES - 1, TOO_FEW), (1.0, 0, TOO_FEW),
+])  # fmt: skip
+def test_compare_agreement_gives_the_verdict_of_the_interval(share, frames, verdict):
+    right = np.random.default_rng(4).permutation(np.arange(frames) < round(share * frames))
+    found = compare_agreement(make_tallies(right), CLASSIFICATION, 0.95)
+    assert (found.frames, found.verdict) == (frames, verdict)
+    if verdict == TOO_FEW:
+        assert found.ratio is None and found.ci95 is None
+    else:
+        assert found.ratio == pytest.approx(share, abs=0.02)
+
+
+def test_compare_agreement_counts_only_frames_with_anything_to_compare():
+    counts = np.zeros((500, 3), np.int64)
+    assert compare_agreement(ComparedFrames(counts), DETECTION, 0.95).verdict == TOO_FEW
+    counts[: MIN_COMPARED_FRAMES - 1] = 1
+    assert compare_agreement(ComparedFrames(counts), DETECTION, 0.95).verdict == TOO_FEW
+    counts[: 2 * MIN_COMPARED_FRAMES] = (0, 0, 2)  # objects that the box no longer sees
+    found = compare_agreement(ComparedFrames(counts), DETECTION, 0.95)
+    assert (found.ratio, found.verdict, found.frames) == (0.0, BELOW, 500)
+
+
+@given(st.lists(st.booleans(), min_size=MIN_COMPARED_FRAMES, max_size=150), st.floats(0.01, 1))
+def test_compare_agreement_is_consistent_for_drawn_frames(right, target):
+    found = compare_agreement(make_tallies(np.array(right)), CLASSIFICATION, target)
+    assert found.ratio is not None and found.ci95 is not None
+    low, high = found.ci95
+    assert 0 <= low <= high <= 1
+    assert (found.verdict == BELOW) == (high < target)
+    assert (found.verdict == KEPT) == (high >= target and found.ratio >= target)
