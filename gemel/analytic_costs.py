@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from edge_runtime.scheduler.costs import Costs
@@ -109,8 +110,8 @@ def ceiling_costs(profile: DeviceProfile, queries: Sequence[Query], layers: Iter
     return costs_for(profile, merge_at_ceiling(queries, layers))
 
 
-def find_profile(name: str) -> DeviceProfile:
+def find_profile(name: str, where: str | Path = "--device", key: str = "") -> DeviceProfile:
     """The device profile of this name; InputError when there is none."""
     if name not in PROFILES:
-        raise InputError("--device", f"there is no profile '{name}'", f"choose one of: {', '.join(PROFILES)}")
+        raise InputError(where, f"there is no profile '{name}'", f"choose one of: {', '.join(PROFILES)}", key)
     return PROFILES[name]

@@ -5,28 +5,31 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from edge_runtime.scheduler.costs import parse_memory
-from edge_runtime.simulation.device_profiles import PROFILES, DeviceProfile
-from gemel.analytic_costs import costs_for, workload_originals
+from edge_runtime.simulation.device_profiles import DeviceProfile, costs_for
+from gemel.analytic_costs import find_profile, workload_originals
 from gemel.conditions import Shared
 from gemel.planner import DEFAULT_FPS
 from models.errors import InputError, join_names
-from models.io import MAX_CAMERAS, MAX_QUERIES, Name, PathText, read_yaml
+from models.io import MAX_CAMERAS, Name, PathText, read_yaml
 from models.sharing.layers import Layer, layers_of, model_bytes
 from models.workload import Query, Workload, WorkloadCamera, load_workload
 
 MAX_BOXES = 10_000
 LARGE_LAYER_BYTES, LARGE_LAYER_FRACTION = 1 << 20, 0.01
 """`--shared predicted`: merges keep layers shared that have these bytes, or this fraction of their model's."""
+
+Counts = np.ndarray
+"""Queries of each kind on a box, int64 (kinds,)."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +74,8 @@ class Fleet:
         return {camera.id: camera for workload in self.workloads for camera in workload.cameras.values()}
 
 
-class _Strict(BaseModel):
+class _BoxKeys(BaseModel):
     model_config = ConfigDict(extra="forbid")
-
-
-class _BoxKeys(_Strict):
     id: Name
     device: str
     memory: str | int
@@ -84,7 +84,8 @@ class _BoxKeys(_Strict):
     cameras: Annotated[list[Name], Field(min_length=1, max_length=MAX_CAMERAS)] | None = None
 
 
-class _FleetKeys(_Strict):
+class _FleetKeys(BaseModel):
+    model_config = ConfigDict(extra="forbid")
     name: Name
     boxes: Annotated[list[_BoxKeys], Field(min_length=1, max_length=1000)]
     workloads: Annotated[list[PathText], Field(min_length=1, max_length=1000)]
@@ -98,129 +99,77 @@ def load_fleet(path: str | Path) -> Fleet:
     """
     path = Path(path)
     keys = read_yaml(path, _FleetKeys, "fleet file", "`name:`, `boxes:` and `workloads:`")
-    root = path.resolve().parent
-    workloads = tuple(load_workload(root / name) for name in keys.workloads)
-    _check_unique_ids(path, workloads)
-    fleet = Fleet(keys.name, tuple(_boxes(path, at, box) for at, box in enumerate(keys.boxes)), workloads, path)
-    _check_boxes(fleet)
-    return fleet
-
-
-def _boxes(path: Path, at: int, keys: _BoxKeys) -> Boxes:
-    where = f"boxes[{at}]"
-    if keys.device not in PROFILES:
-        hint = f"choose one of: {', '.join(PROFILES)}"
-        raise InputError(path, f"there is no profile '{keys.device}'", hint, f"{where}.device ({keys.id})")
-    nbytes = parse_memory(keys.memory, str(path), f"{where}.memory ({keys.id})")
-    cameras = None if keys.cameras is None else frozenset(keys.cameras)
-    return Boxes(keys.id, PROFILES[keys.device], nbytes, keys.count, keys.cost, cameras)
-
-
-def _check_unique_ids(path: Path, workloads: Sequence[Workload]) -> None:
-    """Query ids are unique, and a camera id has one source."""
-    first = dict[str, Workload]()
-    cameras = dict[str, tuple[WorkloadCamera, Workload]]()
+    workloads = tuple(load_workload(path.resolve().parent / name) for name in keys.workloads)
+    owners, cameras = dict[str, Workload](), dict[str, tuple[WorkloadCamera, Workload]]()
     for at, workload in enumerate(workloads):
+        hint = "give each query and camera of a fleet its own id"
         for query in workload.queries:
-            other = first.setdefault(query.id, workload)
+            other = owners.setdefault(query.id, workload)
             if other is not workload:
-                problem = f"query '{query.id}' is in {other.path} too"
-                raise InputError(path, problem, "give each query of a fleet its own id", f"workloads[{at}]")
+                raise InputError(path, f"query '{query.id}' is in {other.path} too", hint, f"workloads[{at}]")
         for camera in workload.cameras.values():
             known, other = cameras.setdefault(camera.id, (camera, workload))
             if known.source != camera.source:
                 problem = f"camera '{camera.id}' has another source in {other.path}"
-                raise InputError(path, problem, "give each camera of a fleet its own id", f"workloads[{at}]")
-    if sum(len(workload.queries) for workload in workloads) > 10 * MAX_QUERIES:
-        raise InputError(path, f"more than {10 * MAX_QUERIES:,} queries", "split the fleet", "workloads")
+                raise InputError(path, problem, hint, f"workloads[{at}]")
+    boxes = tuple(_read_boxes(path, at, box, cameras) for at, box in enumerate(keys.boxes))
+    name, count = Counter(name for one in boxes for name in one.names()).most_common(1)[0]
+    if count > 1:
+        raise InputError(path, f"two boxes are called '{name}'", "give each its own id", "boxes")
+    return Fleet(keys.name, boxes, workloads, path)
 
 
-def _check_boxes(fleet: Fleet) -> None:
-    names = [name for boxes in fleet.boxes for name in boxes.names()]
-    twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
-    if twice is not None:
-        raise InputError(fleet.path, f"two boxes are called '{twice}'", "give each its own id", "boxes")
-    if len(names) > MAX_BOXES:
-        raise InputError(fleet.path, f"more than {MAX_BOXES:,} boxes", "lower the counts", "boxes")
-    known = fleet.cameras
-    for at, boxes in enumerate(fleet.boxes):
-        for camera in sorted(boxes.cameras or ()):
-            if camera not in known:
-                key = f"boxes[{at}].cameras ({boxes.id})"
-                raise InputError(fleet.path, f"no camera '{camera}'", f"use one of: {join_names(known)}", key)
+def _read_boxes(path: Path, at: int, keys: _BoxKeys, known_cameras: Iterable[str]) -> Boxes:
+    def key(name: str) -> str:
+        return f"boxes[{at}].{name} ({keys.id})"
 
-
-Counts = np.ndarray
-"""Queries of each kind on a box, int64 (kinds,)."""
-
-
-@dataclass(frozen=True)
-class QueryKind:
-    """Queries with equal needs; `frame_s` by device is the shortest time a frame takes, infinite beyond the SLA."""
-
-    queries: tuple[str, ...]
-    private_bytes: int
-    workspace_bytes: int
-    fps: float
-    frame_s: Mapping[str, float]
-    reachable: tuple[bool, ...]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Bytes that a box holds once if it has a query of any of these kinds."""
-
-    nbytes: int
-    kinds: frozenset[int]
+    for camera in keys.cameras or ():
+        if camera not in known_cameras:
+            raise InputError(path, f"no camera '{camera}'", f"use one of: {join_names(known_cameras)}", key("cameras"))
+    profile = find_profile(keys.device, path, key("device"))
+    nbytes = parse_memory(keys.memory, str(path), key("memory"))
+    cameras = None if keys.cameras is None else frozenset(keys.cameras)
+    return Boxes(keys.id, profile, nbytes, keys.count, keys.cost, cameras)
 
 
 @dataclass(frozen=True)
 class Demands:
-    """All kinds of a fleet's queries and the pieces that they share, also as arrays by kind."""
+    """The kinds of a fleet's queries, those with equal needs, as arrays by kind; the pieces that kinds share by piece.
 
-    kinds: tuple[QueryKind, ...]
-    pieces: tuple[Piece, ...]
+    A box holds the private bytes of each query, each piece once that a query of it needs, and the largest workspace.
+    `needs_piece` is (kinds, pieces).
+    """
+
+    queries: tuple[tuple[str, ...], ...]
+    private: np.ndarray
+    workspace: np.ndarray
+    fps: np.ndarray
+    piece_bytes: np.ndarray
+    needs_piece: np.ndarray
 
     @cached_property
     def total(self) -> Counts:
-        return np.array([len(kind.queries) for kind in self.kinds])
+        """All queries."""
+        return np.array([len(queries) for queries in self.queries])
 
     @cached_property
-    def private(self) -> np.ndarray:
-        return np.array([kind.private_bytes for kind in self.kinds])
-
-    @cached_property
-    def workspace(self) -> np.ndarray:
-        return np.array([kind.workspace_bytes for kind in self.kinds])
-
-    @cached_property
-    def fps(self) -> np.ndarray:
-        return np.array([kind.fps for kind in self.kinds])
-
-    @cached_property
-    def piece_bytes(self) -> np.ndarray:
-        return np.array([piece.nbytes for piece in self.pieces], dtype=np.int64)
-
-    @cached_property
-    def needs_piece(self) -> np.ndarray:
-        """Whether a kind needs a piece, bool (kinds, pieces)."""
-        needed = np.zeros((len(self.kinds), len(self.pieces)), dtype=bool)
-        for index, piece in enumerate(self.pieces):
-            needed[sorted(piece.kinds), index] = True
-        return needed
+    def own_bytes(self) -> np.ndarray:
+        """Bytes of a query's model by kind."""
+        return self.private + self.needs_piece @ self.piece_bytes
 
     @cached_property
     def kind_of(self) -> dict[str, int]:
-        return {query: index for index, kind in enumerate(self.kinds) for query in kind.queries}
+        """The kind of each query."""
+        return {query: kind for kind, queries in enumerate(self.queries) for query in queries}
 
     def counts(self, queries: Iterable[str]) -> Counts:
         """How many of these queries are of each kind; unknown ones do not count."""
         known = [self.kind_of[query] for query in queries if query in self.kind_of]
-        return np.bincount(np.array(known, dtype=np.int64), minlength=len(self.kinds))
+        return np.bincount(np.array(known, dtype=np.int64), minlength=len(self.queries))
 
     def pieces_of(self, counts: Counts) -> np.ndarray:
         """Whether these queries need a piece, bool (pieces,)."""
-        return np.logical_or.reduce(self.needs_piece[counts > 0], axis=0)
+        return self.needs_piece[counts > 0].any(axis=0)
 
     def weight_bytes(self, counts: Counts) -> int:
         """Bytes of the unique tensors of these queries."""
@@ -229,6 +178,50 @@ class Demands:
     def box_bytes(self, counts: Counts) -> int:
         """Bytes that a box needs for these queries: unique tensors and the largest workspace."""
         return self.weight_bytes(counts) + int(self.workspace[counts > 0].max(initial=0))
+
+
+@dataclass(frozen=True)
+class FleetNeeds:
+    """The demands of a fleet, and for each of its boxes, by kind: seconds of a frame in the best batch (infinite beyond
+    the SLA), and whether they reach the camera. (boxes, kinds).
+    """
+
+    demands: Demands
+    frame_s: np.ndarray
+    reached: np.ndarray
+
+
+def measure_needs(fleet: Fleet, shared: Shared, timed: bool) -> FleetNeeds:
+    """What a fleet's queries need; unless `timed`, queries that differ only in rate or SLA are one kind."""
+    groups = defaultdict[tuple, list[Query]](list)
+    for query in fleet.queries:
+        model_args = json.dumps(query.model_args, sort_keys=True, default=str)
+        folder = None if query.file is None or ":" not in query.model else query.file.parent
+        reached = tuple(boxes.reaches(query) for boxes in fleet.boxes)
+        rate = (query.fps, query.sla_ms) if timed else ()
+        key = (query.model, model_args, len(query.classes), query.input_size, query.task, folder, reached, rate)
+        groups[key].append(query)
+    firsts = [queries[0] for queries in groups.values()]
+    models, profiles = workload_originals(firsts), {boxes.profile.name: boxes.profile for boxes in fleet.boxes}
+    costs = {name: costs_for(profile, models).queries for name, profile in profiles.items()}
+    any_costs = next(iter(costs.values()))
+    layers = [shareable_layers(query, shared) for query in firsts]
+    piece_bytes, needs_piece = _find_pieces(layers)
+    demands = Demands(
+        tuple(tuple(query.id for query in queries) for queries in groups.values()),
+        np.array([model_bytes(query) - sum(one.bytes for one in own) for query, own in zip(firsts, layers)]),
+        np.array([any_costs[query.id].workspace_bytes for query in firsts]),
+        np.array([query.fps or DEFAULT_FPS for query in firsts]),
+        piece_bytes,
+        needs_piece,
+    )
+    frame_s = [
+        [cost.frame_s if cost.run_s <= cost.sla_s else math.inf for cost in costs[boxes.profile.name].values()]
+        for boxes in fleet.boxes
+    ]
+    return FleetNeeds(
+        demands, np.array(frame_s), np.array([[b.reaches(query) for query in firsts] for b in fleet.boxes])
+    )
 
 
 def shareable_layers(query: Query, shared: Shared) -> list[Layer]:
@@ -243,48 +236,16 @@ def shareable_layers(query: Query, shared: Shared) -> list[Layer]:
     return layers if shared == "ceiling" else []
 
 
-def measure_demands(fleet: Fleet, shared: Shared, timed: bool) -> Demands:
-    """The kinds of a fleet's queries; unless `timed`, queries that differ only in rate or SLA are one kind."""
-    groups = defaultdict[tuple, list[Query]](list)
-    for query in fleet.queries:
-        model_args = json.dumps(query.model_args, sort_keys=True, default=str)
-        folder = None if query.file is None or ":" not in query.model else query.file.parent
-        reachable = tuple(boxes.reaches(query) for boxes in fleet.boxes)
-        rate = (query.fps, query.sla_ms) if timed else ()
-        key = (query.model, model_args, len(query.classes), query.input_size, query.task, folder, reachable, rate)
-        groups[key].append(query)
-    firsts = [queries[0] for queries in groups.values()]
-    models = workload_originals(firsts)
-    profiles = {boxes.profile.name: boxes.profile for boxes in fleet.boxes}
-    costs = {name: costs_for(profile, models).queries for name, profile in profiles.items()}
-    workspaces = next(iter(costs.values()))
-    kinds, layers = list[QueryKind](), list[list[Layer]]()
-    for key, queries in groups.items():
-        first = queries[0]
-        layers.append(shareable_layers(first, shared))
-        private = model_bytes(first) - sum(layer.bytes for layer in layers[-1])
-        frame_s = {name: _frame_seconds(by_query[first.id]) for name, by_query in costs.items()}
-        ids = tuple(query.id for query in queries)
-        workspace = workspaces[first.id].workspace_bytes
-        kinds.append(QueryKind(ids, private, workspace, first.fps or DEFAULT_FPS, frame_s, key[-2]))
-    return Demands(tuple(kinds), _find_pieces(layers))
+def _find_pieces(layers: Sequence[Sequence[Layer]]) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes of each piece, and which kinds need it.
 
-
-def _frame_seconds(cost: Any) -> float:
-    if cost.run_s > cost.sla_s:
-        return math.inf
-    return min(cost.run_of(count) / count for count in range(1, cost.largest + 1))
-
-
-def _find_pieces(layers: Sequence[Sequence[Layer]]) -> tuple[Piece, ...]:
-    """The k-th layer of a signature is held once for all kinds that have it k times or more (models.sharing.groups)."""
-    nbytes, occurrences = dict[str, int](), defaultdict[str, dict[int, int]](dict)
-    for kind, of_kind in enumerate(layers):
-        for signature, count in Counter(layer.wide for layer in of_kind).items():
-            occurrences[signature][kind] = count
-        nbytes |= {layer.wide: layer.bytes for layer in of_kind}
-    pieces = Counter[frozenset[int]]()
-    for signature, counts in occurrences.items():
-        for level in range(1, max(counts.values()) + 1):
-            pieces[frozenset(kind for kind, count in counts.items() if count >= level)] += nbytes[signature]
-    return tuple(Piece(total, kinds) for kinds, total in pieces.items())
+    The k-th layer of a signature is held once for all kinds that have it k times or more (models.sharing.groups).
+    """
+    nbytes = {layer.wide: layer.bytes for of_kind in layers for layer in of_kind}
+    counts = [Counter(layer.wide for layer in of_kind) for of_kind in layers]
+    pieces = Counter[tuple[bool, ...]]()
+    for signature, one_bytes in nbytes.items():
+        for level in range(1, max(count[signature] for count in counts) + 1):
+            pieces[tuple(count[signature] >= level for count in counts)] += one_bytes
+    needed = np.array(list(pieces), dtype=bool).reshape(len(pieces), len(layers)).T
+    return np.array(list(pieces.values()), dtype=np.int64), needed

@@ -1,7 +1,8 @@
 """`gemel place`: which queries of a fleet run on which box, as one mixed-integer program that HiGHS solves.
 
-Queries with equal models, cameras' reach and rates are one kind, of which a box has a count. A box holds each kind's
-private bytes per query, each shared piece of its kinds once, and the largest workspace.
+The program counts the queries of each kind on each box: a box holds their private bytes, the pieces that its kinds
+share once, and the largest workspace. Of every objective a score is minimised: the cost of the boxes used (`boxes`),
+minus the frames a second in time (`frames`), or the largest load of a box, at least 1 (`fair`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import yaml
-from pydantic import Field
+from pydantic import BaseModel, Field
 from scipy.optimize import Bounds, linear_sum_assignment, milp
 from scipy.sparse import coo_array
 
@@ -25,13 +26,13 @@ from edge_runtime.policies import policy_named
 from edge_runtime.scheduler import QuerySpec
 from edge_runtime.simulation.simulator import simulate
 from gemel.analytic_costs import ceiling_costs
-from gemel.conditions import DEFAULT_PLACEMENT, PlacementOptions
-from gemel.fleet import MAX_BOXES, Boxes, Counts, Demands, Fleet, measure_demands, shareable_layers
+from gemel.conditions import DEFAULT_PLACEMENT, Objective, PlacementOptions
+from gemel.fleet import MAX_BOXES, Boxes, Counts, Demands, Fleet, FleetNeeds, measure_needs, shareable_layers
 from gemel.planner import DEFAULT_FPS, draw_arrivals
 from gemel.text import percent, size, table
 from merger.events import Progress, Stages, silent
 from models.errors import InputError
-from models.io import Exact, Name, cannot_be_written, check_apart, is_path, open_atomic, read_json, validate
+from models.io import Name, cannot_be_written, check_apart, is_path, open_atomic, read_json, validate
 from models.process import without_native_output
 from models.workload import Query, inputs_of
 
@@ -63,6 +64,7 @@ class BoxGroup:
     max_load: float = math.inf
 
     def can_hold(self, demands: Demands, counts: Counts) -> bool:
+        """Whether a box has the memory and the time for these queries."""
         if not self.allowed[counts > 0].all() or demands.box_bytes(counts) > self.memory_bytes:
             return False
         return self.load(demands, counts) <= self.max_load * (1 + TOLERANCE)
@@ -105,135 +107,59 @@ class Solution:
         return abs(self.value - self.bound) / larger if larger else 0.0
 
 
-class PlacementProgram:
-    """The mixed-integer program over single boxes.
+@dataclass(frozen=True)
+class PlacementProblem:
+    """Queries, boxes, and what is optimised."""
 
-    Variables of a box: counts and presence of kinds, presence of pieces, workspace, use, frames a second of kinds;
-    and one for all boxes: the largest load. Objective, smaller is better: a penalty for each query without a box, and
-    the cost of used boxes, minus the frames, or the largest load (at least 1), whose inverse is the fair fraction.
-    """
+    demands: Demands
+    groups: Sequence[BoxGroup]
+    objective: Objective
 
-    def __init__(self, demands: Demands, groups: Sequence[BoxGroup], objective: str) -> None:
-        self.demands, self.groups, self.objective = demands, groups, objective
-        self.boxes = [index for index, group in enumerate(groups) for _ in range(group.count)]
-        kinds, pieces = len(demands.kinds), len(demands.pieces)
-        self.width = 3 * kinds + pieces + 2
-        self.size = self.width * len(self.boxes) + 1
-        self.costs = np.zeros(self.size)
-        self.upper = np.zeros(self.size)
-        self.integer = np.zeros(self.size)
-        self._rows = list[tuple[np.ndarray, np.ndarray, float, float]]()
-        max_load = max(1.0, *(group.load(demands, np.where(_meets_sla(group), demands.total, 0)) for group in groups))
-        self.penalty = {
-            "boxes": 1.0 + sum(group.cost * group.count for group in groups), "frames": TOLERANCE, "fair": max_load + 1
-        }[objective]  # fmt: skip
-        self.upper[-1] = max_load
-        if objective == "fair":
-            self.costs[-1] = 1.0
-            self._add_row([-1], [1.0], 1.0, math.inf)
-        for box, index in enumerate(self.boxes):
-            self._add_box(box * self.width, groups[index])
-            if box and self.boxes[box - 1] == index:  # of equal boxes the first are used
-                use = (box + 1) * self.width - 1
-                self._add_row([use - self.width, use], [1.0, -1.0], 0.0, math.inf)
-        for kind, total in enumerate(demands.total):
-            columns = kind + self.width * np.arange(len(self.boxes))
-            self._add_row(columns, np.ones(len(columns)), -math.inf, float(total))
+    def fits(self, group: BoxGroup) -> np.ndarray:
+        """Which kinds a box of this group can hold alone, bool (kinds,)."""
+        alone = np.eye(len(self.demands.queries), dtype=np.int64)
+        return np.array([group.can_hold(self.demands, counts) for counts in alone])
 
-    def _add_box(self, start: int, group: BoxGroup) -> None:
-        demands, kinds, pieces = self.demands, len(self.demands.kinds), len(self.demands.pieces)
-        counts, present = start + np.arange(kinds), start + kinds + np.arange(kinds)
-        held, rates = start + 2 * kinds + np.arange(pieces), start + 2 * kinds + pieces + np.arange(kinds)
-        workspace, use = start + self.width - 2, start + self.width - 1
-        limit = np.where(group.allowed, demands.total, 0)
-        timed = _meets_sla(group)
-        self.upper[counts], self.upper[present], self.upper[held] = limit, group.allowed, 1.0
-        self.upper[workspace], self.upper[use] = demands.workspace.max(initial=0) / MIB, 1.0
-        self.integer[counts] = self.integer[present] = self.integer[use] = 1
-        self.costs[counts] = -self.penalty
-        for kind in range(kinds):
-            self._add_row([counts[kind], present[kind]], [1.0, -demands.total[kind]], -math.inf, 0.0)
-            self._add_row([present[kind], use], [1.0, -1.0], -math.inf, 0.0)
-            self._add_row([present[kind], workspace], [demands.workspace[kind] / MIB, -1.0], -math.inf, 0.0)
-            for piece in np.flatnonzero(demands.needs_piece[kind]):
-                self._add_row([present[kind], held[piece]], [1.0, -1.0], -math.inf, 0.0)
-        memory = np.concatenate([demands.private / MIB, demands.piece_bytes / MIB, [1.0, -group.memory_bytes / MIB]])
-        self._add_row(np.concatenate([counts, held, [workspace, use]]), memory, -math.inf, 0.0)
-        frame_s = np.where(timed, group.frame_s, 0.0)
-        if math.isfinite(group.max_load):
-            self._add_row(counts, demands.fps * frame_s, -math.inf, group.max_load)
+    def score(self, boxes: Sequence[FilledBox]) -> float:
+        """What is minimised."""
         if self.objective == "boxes":
-            self.costs[use] = group.cost
-        elif self.objective == "fair":
-            self._add_row([*counts, self.size - 1], [*(demands.fps * frame_s), -1.0], -math.inf, 0.0)
-        else:
-            self.upper[rates], self.costs[rates] = np.where(timed, limit * demands.fps, 0), -1.0
-            self._add_row(rates, frame_s, -math.inf, 1.0)
-            for kind in range(kinds):
-                self._add_row([rates[kind], counts[kind]], [1.0, -demands.fps[kind]], -math.inf, 0.0)
+            return float(sum(self.groups[box.group].cost for box in boxes))
+        if self.objective == "frames":
+            return -sum(self.groups[box.group].frames(self.demands, box.counts) for box in boxes)
+        return max([1.0, *(self.groups[box.group].load(self.demands, box.counts) for box in boxes)])
 
-    def _add_row(self, columns: Any, factors: Any, low: float, high: float) -> None:
-        columns = np.asarray(columns) % self.size
-        self._rows.append((columns, np.asarray(factors, dtype=float), low, high))
+    def value(self, score: float) -> float:
+        """The value of the objective that belongs to a score."""
+        return {"boxes": score, "frames": -score, "fair": 1 / max(1.0, score)}[self.objective]
 
-    def solve(self, seconds: float) -> tuple[list[FilledBox], float]:
-        """The boxes that are found in this time (possibly none), and the bound of the program's objective."""
-        lengths = [len(columns) for columns, _, _, _ in self._rows]
-        rows = np.repeat(np.arange(len(self._rows)), lengths)
-        columns = np.concatenate([columns for columns, _, _, _ in self._rows])
-        factors = np.concatenate([factors for _, factors, _, _ in self._rows])
-        matrix = coo_array((factors, (rows, columns)), shape=(len(self._rows), self.size)).tocsr()
-        limits = np.array([(low, high) for _, _, low, high in self._rows])
-        with without_native_output():
-            found = milp(
-                self.costs, integrality=self.integer, bounds=Bounds(0, self.upper),  # type: ignore[arg-type]
-                constraints=(matrix, limits[:, 0], limits[:, 1]), options={"time_limit": max(seconds, 0.1)},
-            )  # fmt: skip
-        bound = found.mip_dual_bound
-        bound = -math.inf if bound is None or not math.isfinite(bound) else bound
-        boxes = []
-        values = found.x if found.x is not None else np.zeros(self.size)
-        for box, group in enumerate(self.boxes):
-            counts = np.rint(values[box * self.width :][: len(self.demands.kinds)]).astype(np.int64)
-            while counts.any() and not self.groups[group].can_hold(self.demands, counts):  # rounded up by the solver
-                counts[np.flatnonzero(counts)[-1]] -= 1
-            if counts.any():
-                boxes.append(FilledBox(group, counts))
-        return boxes, bound + self.penalty * int(self.demands.total.sum())
+    def rank(self, boxes: Sequence[FilledBox]) -> tuple[float, float]:
+        """Sort key of placements, best first: `frames` counts frames before queries without a box."""
+        missing, score = -count_queries(boxes), self.score(boxes)
+        return (score, missing) if self.objective == "frames" else (missing, score)
 
 
-def _meets_sla(group: BoxGroup) -> np.ndarray:
-    return np.isfinite(group.frame_s)
-
-
-def evaluate_boxes(
-    demands: Demands, groups: Sequence[BoxGroup], objective: str, boxes: Sequence[FilledBox]
-) -> tuple[int, float]:
-    """How many queries have no box, and the value of the objective."""
-    missing = int(demands.total.sum() - sum(int(box.counts.sum()) for box in boxes))
-    if objective == "boxes":
-        return missing, float(sum(groups[box.group].cost for box in boxes))
-    if objective == "frames":
-        return missing, sum(groups[box.group].frames(demands, box.counts) for box in boxes)
-    loads = [groups[box.group].load(demands, box.counts) for box in boxes]
-    return missing, 1 / max(1.0, *loads) if boxes else 0.0
+def count_queries(boxes: Sequence[FilledBox]) -> int:
+    """How many queries have a box."""
+    return sum(int(box.counts.sum()) for box in boxes)
 
 
 def fill_greedily(
-    demands: Demands,
-    groups: Sequence[BoxGroup],
-    boxes: Sequence[FilledBox] = (),
-    spread: bool = False,
-    noise: np.ndarray | None = None,
+    problem: PlacementProblem, boxes: Sequence[FilledBox] = (), noise: np.ndarray | float = 1.0
 ) -> list[FilledBox]:
     """Add the remaining queries, largest first (bytes x `noise` of the kind): to the box that needs the fewest new
-    bytes, or (`spread`) has the least load; a new box is the cheapest one for its memory.
+    bytes, for other objectives than `boxes` to the one with the least load; a new box is the cheapest for its memory.
     """
+    demands, groups, spread = problem.demands, problem.groups, problem.objective != "boxes"
     filled = [FilledBox(box.group, box.counts.copy()) for box in boxes]
     free = [group.count - sum(box.group == index for box in filled) for index, group in enumerate(groups)]
     left = demands.total - sum((box.counts for box in filled), np.zeros_like(demands.total))
-    own_bytes = (demands.private + demands.needs_piece @ demands.piece_bytes) * (1.0 if noise is None else noise)
-    for kind in np.argsort(-own_bytes, kind="stable"):
+
+    def added_cost(box: FilledBox) -> float:
+        if spread:
+            return groups[box.group].load(demands, box.counts + one)
+        return demands.weight_bytes(box.counts + one) - demands.weight_bytes(box.counts)
+
+    for kind in np.argsort(-demands.own_bytes * noise, kind="stable"):
         one = np.zeros_like(demands.total)
         one[kind] = 1
         for _ in range(int(left[kind])):
@@ -244,67 +170,117 @@ def fill_greedily(
                 filled.append(FilledBox(index, one.copy()))
                 free[index] -= 1
             elif used:
-                best = min(used, key=lambda box: _added_cost(demands, groups[box.group], box.counts, one, spread))
-                best.counts[kind] += 1
+                min(used, key=added_cost).counts[kind] += 1
     return filled
 
 
-def _added_cost(demands: Demands, group: BoxGroup, counts: Counts, one: Counts, spread: bool) -> float:
-    if spread:
-        return group.load(demands, counts + one)
-    return demands.weight_bytes(counts + one) - demands.weight_bytes(counts)
+class PlacementProgram:
+    """The mixed-integer program over single boxes, of which the first of equal ones are used.
+
+    Variables of a box: counts, presence and frames a second of kinds, presence of pieces, workspace (MiB), use; and
+    one for all boxes, the largest load. Each query without a box costs `penalty`.
+    """
+
+    def __init__(self, problem: PlacementProblem) -> None:
+        self.problem, demands, groups = problem, problem.demands, problem.groups
+        self.boxes = [index for index, group in enumerate(groups) for _ in range(group.count)]
+        self.kinds, pieces = demands.needs_piece.shape
+        self.width = 3 * self.kinds + pieces + 2
+        self.load = self.width * len(self.boxes)
+        self.costs, self.upper, self.integer = np.zeros((3, self.load + 1))
+        self.rows = list[tuple[np.ndarray, np.ndarray, float]]()
+        allowed = [problem.fits(group) for group in groups]
+        max_load = max(1.0, *(group.load(demands, demands.total * np.isfinite(group.frame_s)) for group in groups))
+        self.upper[-1], self.costs[-1] = max_load, float(problem.objective == "fair")
+        all_cost = sum(group.cost * group.count for group in groups)
+        self.penalty = {"boxes": 1 + all_cost, "frames": TOLERANCE, "fair": 1 + max_load}[problem.objective]
+        for box, index in enumerate(self.boxes):
+            self._add_box(box * self.width, groups[index], allowed[index], pieces)
+            if box and self.boxes[box - 1] == index:
+                use = (box + 1) * self.width - 1
+                self._limit(0, (use, 1.0), (use - self.width, -1.0))
+        for kind, total in enumerate(demands.total):
+            self._limit(total, (kind + self.width * np.arange(len(self.boxes)), 1.0))
+
+    def _add_box(self, start: int, group: BoxGroup, allowed: np.ndarray, pieces: int) -> None:
+        demands, kinds, objective = self.problem.demands, self.kinds, self.problem.objective
+        counts, present, rates = start + np.arange(3 * kinds).reshape(3, kinds)
+        held = start + 3 * kinds + np.arange(pieces)
+        workspace, use = start + self.width - 2, start + self.width - 1
+        frame_s = np.where(np.isfinite(group.frame_s), group.frame_s, 0.0)
+        self.upper[counts], self.upper[present], self.upper[held] = allowed * demands.total, allowed, 1.0
+        self.upper[workspace], self.upper[use] = demands.workspace.max(initial=0) / MIB, 1.0
+        self.integer[counts] = self.integer[present] = self.integer[use] = 1
+        self.costs[counts] = -self.penalty
+        for kind in range(kinds):
+            self._limit(0, (counts[kind], 1.0), (present[kind], -demands.total[kind]))
+            self._limit(0, (present[kind], 1.0), (use, -1.0))
+            self._limit(0, (present[kind], demands.workspace[kind] / MIB), (workspace, -1.0))
+            for piece in np.flatnonzero(demands.needs_piece[kind]):
+                self._limit(0, (present[kind], 1.0), (held[piece], -1.0))
+        stored = (counts, demands.private / MIB), (held, demands.piece_bytes / MIB), (workspace, 1.0)
+        self._limit(0, *stored, (use, -group.memory_bytes / MIB))
+        if math.isfinite(group.max_load):
+            self._limit(group.max_load, (counts, demands.fps * frame_s))
+        if objective == "boxes":
+            self.costs[use] = group.cost
+        elif objective == "fair":
+            self._limit(0, (counts, demands.fps * frame_s), (self.load, -1.0))
+        else:
+            self.upper[rates], self.costs[rates] = allowed * demands.total * demands.fps * (frame_s > 0), -1.0
+            self._limit(1.0, (rates, frame_s))
+            for kind in range(kinds):
+                self._limit(0, (rates[kind], 1.0), (counts[kind], -demands.fps[kind]))
+
+    def _limit(self, limit: float, *terms: tuple[Any, Any]) -> None:
+        """Add a row: the sum of all variables (columns) times their factors is at most `limit`."""
+        columns, factors = zip(*(np.broadcast_arrays(*map(np.atleast_1d, term)) for term in terms))
+        self.rows.append((np.concatenate(columns), np.concatenate(factors), limit))
+
+    def solve(self, seconds: float) -> tuple[list[FilledBox], float]:
+        """The boxes that are found in this time (possibly none), and the bound of the score less all penalties."""
+        columns, factors, limits = zip(*self.rows)
+        rows = np.repeat(np.arange(len(limits)), [len(row) for row in columns])
+        shape = (len(limits), self.load + 1)
+        matrix = coo_array((np.concatenate(factors), (rows, np.concatenate(columns))), shape=shape)
+        lower = np.zeros_like(self.upper)
+        lower[-1] = 1.0
+        with without_native_output():
+            found = milp(
+                self.costs, integrality=self.integer, bounds=Bounds(lower, self.upper),  # type: ignore[arg-type]
+                constraints=(matrix.tocsr(), -math.inf, limits), options={"time_limit": max(seconds, 0.1)},
+            )  # fmt: skip
+        values = np.zeros((len(self.boxes), self.width)) if found.x is None else found.x[:-1].reshape(-1, self.width)
+        filled = []
+        for group, counts in zip(self.boxes, np.rint(values[:, : self.kinds]).astype(np.int64), strict=True):
+            while counts.any() and not self.problem.groups[group].can_hold(self.problem.demands, counts):
+                counts[np.flatnonzero(counts)[-1]] -= 1  # rounded up by the solver
+            if counts.any():
+                filled.append(FilledBox(group, counts))
+        return filled, -math.inf if found.mip_dual_bound is None else float(found.mip_dual_bound)
 
 
-def solve_placement(demands: Demands, groups: Sequence[BoxGroup], options: PlacementOptions) -> Solution:
-    """The best of the solver's boxes and a greedy placement, with the solver's bound."""
-    objective, demands = options.objective, _drop_unplaceable(demands, groups)
-    total = int(demands.total.sum())
-    spread, rng = objective != "boxes", np.random.default_rng(options.seed)
-    orders = [None, *rng.uniform(1 - ORDER_NOISE, 1 + ORDER_NOISE, (GREEDY_STARTS, len(demands.kinds)))]
-    starts = [fill_greedily(demands, groups, spread=spread, noise=noise) for noise in orders]
-    best = min(starts, key=lambda found: _rank(demands, groups, objective, found))
-    if objective == "boxes":  # a cheaper placement has no more boxes of a group than this cost pays for
-        missing, cost = evaluate_boxes(demands, groups, objective, best)
-        limits = [int(cost / group.cost + TOLERANCE) if not missing else group.count for group in groups]
-    else:  # a box for each query is enough
-        limits = [total for _ in groups]
-    program_groups = [
-        BoxGroup(min(group.count, limit), group.cost, group.memory_bytes, group.frame_s, group.allowed, group.max_load)
-        for group, limit in zip(groups, limits, strict=True)
-    ]
-    program = PlacementProgram(demands, program_groups, objective)
-    boxes, bound = program.solve(options.seconds)
-
-    boxes = min(boxes, best, key=lambda found: _rank(demands, groups, objective, found))
-    missing, value = evaluate_boxes(demands, groups, objective, boxes)
-    left = bound - program.penalty * missing  # of the objective, for placements of as many queries
-    if objective == "boxes":
-        if len({group.cost for group in groups}) == 1:  # whole boxes
-            left = math.ceil(left / groups[0].cost - TOLERANCE) * groups[0].cost if math.isfinite(left) else 0.0
-        proved = min(value, max(0.0, left))
-    elif objective == "frames":
-        proved = max(value, min(-left, float(demands.fps @ demands.total)))
-    else:
-        proved = max(value, 1 / max(1.0, left))
-    return Solution(boxes, value, proved)
-
-
-def _rank(
-    demands: Demands, groups: Sequence[BoxGroup], objective: str, boxes: Sequence[FilledBox]
-) -> tuple[float, float]:
-    """Sort key of placements, best first: `frames` counts frames before queries without a box."""
-    missing, value = evaluate_boxes(demands, groups, objective, boxes)
-    return (-value, missing) if objective == "frames" else (missing, value if objective == "boxes" else -value)
-
-
-def _drop_unplaceable(demands: Demands, groups: Sequence[BoxGroup]) -> Demands:
-    """The demands without queries that fit no box even alone."""
-    alone = np.eye(len(demands.kinds), dtype=np.int64)
-    kinds = [
-        kind if any(group.can_hold(demands, counts) for group in groups) else replace(kind, queries=())
-        for kind, counts in zip(demands.kinds, alone, strict=True)
-    ]
-    return Demands(tuple(kinds), demands.pieces)
+def solve_placement(problem: PlacementProblem, seconds: float = DEFAULT_PLACEMENT.seconds, seed: int = 0) -> Solution:
+    """The best of the solver's boxes and greedy placements, with the solver's bound."""
+    demands, groups, objective = problem.demands, problem.groups, problem.objective
+    placeable = int(demands.total[np.any([problem.fits(group) for group in groups], axis=0)].sum())
+    drawn = np.random.default_rng(seed).uniform(1 - ORDER_NOISE, 1 + ORDER_NOISE, (GREEDY_STARTS, len(demands.queries)))
+    best = min((fill_greedily(problem, noise=noise) for noise in (1.0, *drawn)), key=problem.rank)
+    limits = [placeable] * len(groups)  # a box for each query is enough
+    if objective == "boxes" and count_queries(best) == placeable:
+        limits = [int(problem.score(best) / group.cost + TOLERANCE) for group in groups]  # all that this cost pays for
+    fewer = [replace(group, count=min(group.count, most)) for group, most in zip(groups, limits, strict=True)]
+    program = PlacementProgram(replace(problem, groups=fewer))
+    boxes, bound = program.solve(seconds)
+    boxes = min(boxes, best, key=problem.rank)
+    score = problem.score(boxes)
+    bound += program.penalty * count_queries(boxes)  # for placements of as many queries
+    if objective == "frames":
+        bound = max(bound, -float(demands.fps @ demands.total))
+    elif objective == "boxes" and len({group.cost for group in groups}) == 1 and math.isfinite(bound):
+        bound = math.ceil(bound / groups[0].cost - TOLERANCE) * groups[0].cost  # whole boxes
+    bound = min(score, max(bound, 0.0) if objective == "boxes" else bound)
+    return Solution(boxes, problem.value(score), problem.value(bound))
 
 
 @dataclass(frozen=True)
@@ -351,6 +327,7 @@ class Placement:
         }  # fmt: skip
 
     def to_text(self) -> str:
+        """A table of the boxes, the objective with its bound, and what the numbers hide."""
         rows = [
             (one.id, one.boxes.profile.name, size(one.nbytes), size(one.boxes.memory_bytes), size(one.shared_bytes),
              percent(one.frames_fraction, 0), ", ".join(one.queries))
@@ -378,19 +355,18 @@ class Placement:
         """Write `placement.json` and BOX.yaml, a workload file for `gemel merge`, for each box.
 
         Workload files that an earlier placement wrote here and that are no longer used are removed. Raises InputError
-        where the folder cannot be written, or holds somebody else's files of these names.
+        where the folder cannot be written, or holds other files of these names.
         """
         folder = Path(folder)
         old = reserve_folder(folder, self.fleet)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for box in self.boxes:
-                with open_atomic(folder / f"{box.id}.yaml", overwrite=True) as file:
-                    file.write(self._workload_file(box, folder.resolve()).encode())
-            with open_atomic(folder / FILE, overwrite=True) as file:
-                file.write(json.dumps(self.to_json(), indent=1).encode())
-            for name in set(old) - {one.id for one in self.boxes}:
-                (folder / f"{name}.yaml").unlink(missing_ok=True)
+            documents = {f"{box.id}.yaml": self._workload_file(box, folder.resolve()) for box in self.boxes}
+            for name, text in {**documents, FILE: json.dumps(self.to_json(), indent=1)}.items():
+                with open_atomic(folder / name, overwrite=True) as file:
+                    file.write(text.encode())
+            for name in {f"{box}.yaml" for box in old} - documents.keys():
+                (folder / name).unlink(missing_ok=True)
         except OSError as error:
             raise cannot_be_written(folder, error) from error
         return folder / FILE
@@ -415,81 +391,72 @@ def find_placement(
     started, before, stages = time.monotonic(), before or {}, Stages(progress)
     stages.announce([COUNTING, SOLVING, SIMULATING])
     stages.begin(COUNTING)
-    demands = measure_demands(fleet, options.shared, options.timed)
-    groups = [_box_group(demands, index, boxes, options) for index, boxes in enumerate(fleet.boxes)]
+    needs = measure_needs(fleet, options.shared, options.timed)
+    demands, max_load = needs.demands, 1 / options.min_frames if options.min_frames else math.inf
+    groups = [
+        BoxGroup(boxes.count, boxes.cost, boxes.memory_bytes, frame_s,
+                 reached & np.isfinite(frame_s) if options.timed else reached, max_load)
+        for boxes, frame_s, reached in zip(fleet.boxes, needs.frame_s, needs.reached, strict=True)
+    ]  # fmt: skip
     stages.begin(SOLVING)
-    solution = solve_placement(demands, groups, options)
+    problem = PlacementProblem(demands, groups, options.objective)
+    solution = solve_placement(problem, options.seconds, options.seed)
     if before:
-        solution = _prefer_before(demands, fleet, groups, options, solution, before)
+        kept = _keep_before(problem, fleet, before)
+        if all(mine <= best + TOLERANCE for mine, best in zip(problem.rank(kept), problem.rank(solution.boxes))):
+            solution = Solution(kept, problem.value(problem.score(kept)), solution.bound)
     placed = _assign_names(demands, fleet, solution.boxes, before)
     stages.begin(SIMULATING, len(placed))
     boxes = _simulate_boxes(fleet, demands, placed, options, stages)
     everywhere = {query for queries in placed.values() for query in queries}
-    unplaced = [query.id for query in fleet.queries if query.id not in everywhere]
+    unplaced = {
+        query.id: _find_reason(needs, problem, demands.kind_of[query.id])
+        for query in fleet.queries
+        if query.id not in everywhere
+    }
+    moved = count_moved_bytes(demands, placed, before)
     return Placement(
-        fleet, options, boxes, {query: _reason(demands, groups, query) for query in unplaced}, solution.value,
-        solution.bound, solution.gap, time.monotonic() - started, count_moved_bytes(demands, placed, before),
-    )  # fmt: skip
+        fleet, options, boxes, unplaced, solution.value, solution.bound, solution.gap, time.monotonic() - started, moved
+    )
 
 
-def _box_group(demands: Demands, index: int, boxes: Boxes, options: PlacementOptions) -> BoxGroup:
-    frame_s = np.array([kind.frame_s[boxes.profile.name] for kind in demands.kinds])
-    allowed = np.array([kind.reachable[index] for kind in demands.kinds])
-    if options.timed:
-        allowed &= np.isfinite(frame_s)
-    max_load = 1 / options.min_frames if options.min_frames else math.inf
-    return BoxGroup(boxes.count, boxes.cost, boxes.memory_bytes, frame_s, allowed, max_load)
-
-
-def _prefer_before(
-    demands: Demands, fleet: Fleet, groups: Sequence[BoxGroup], options: PlacementOptions, solution: Solution,
-    before: Mapping[str, Sequence[str]],
-) -> Solution:  # fmt: skip
-    """The placement before, completed with the new queries, if it is as good as the solution."""
-    kept, seen = list[FilledBox](), set[str]()
+def _keep_before(problem: PlacementProblem, fleet: Fleet, before: Mapping[str, Sequence[str]]) -> list[FilledBox]:
+    """The placement before, as far as it still fits, completed with the new queries."""
+    kept, demands = list[FilledBox](), problem.demands
     for index, entry in enumerate(fleet.boxes):
         for name in entry.names():
             counts = np.zeros_like(demands.total)
             for query in before.get(name, ()):
                 more = counts + demands.counts([query])
-                if query in demands.kind_of and query not in seen and groups[index].can_hold(demands, more):
-                    seen.add(query)
-                    counts = more
+                counts = more if problem.groups[index].can_hold(demands, more) else counts
             if counts.any():
                 kept.append(FilledBox(index, counts))
-    boxes = fill_greedily(demands, groups, kept, spread=options.objective != "boxes")
-    missing, value = evaluate_boxes(demands, groups, options.objective, boxes)
-    best_missing, best = evaluate_boxes(demands, groups, options.objective, solution.boxes)
-    good = value <= best + TOLERANCE if options.objective == "boxes" else value >= best - TOLERANCE
-    return Solution(boxes, value, solution.bound) if missing <= best_missing and good else solution
+    return fill_greedily(problem, kept)
 
 
 def _assign_names(
     demands: Demands, fleet: Fleet, boxes: Sequence[FilledBox], before: Mapping[str, Sequence[str]]
 ) -> dict[str, list[str]]:
     """The queries of each box by name, chosen so that few bytes move: Hungarian method within a group of boxes."""
-    old = {box: [query for query in queries if query in demands.kind_of] for box, queries in before.items()}
+    left = {kind: list(queries) for kind, queries in enumerate(demands.queries)}
     counts_of = dict[str, Counts]()
     for index, entry in enumerate(fleet.boxes):
         filled = [box.counts for box in boxes if box.group == index]
-        names = sorted(entry.names(), key=lambda name: not old.get(name))[: len(old) + len(filled)]
-        olds = [demands.counts(old.get(name, ())) for name in names]
-        moved = [[_new_bytes(demands, had, counts) for had in olds] for counts in filled]
+        names = sorted(entry.names(), key=lambda name: name not in before)[: len(before) + len(filled)]
+        olds = [demands.counts(before.get(name, ())) for name in names]
+        moved = np.array([[_new_bytes(demands, had, counts) for had in olds] for counts in filled])
         if filled:
-            for row, column in zip(*linear_sum_assignment(np.array(moved, dtype=float)), strict=True):
+            for row, column in zip(*linear_sum_assignment(moved), strict=True):
                 counts_of[names[int(column)]] = filled[int(row)]
-    left = {kind: list(one.queries) for kind, one in enumerate(demands.kinds)}
-    placed = {name: list[str]() for name in counts_of}
+    placed = {name: list[str]() for entry in fleet.boxes for name in entry.names() if name in counts_of}
     for stay in (True, False):  # first the queries that stay, then the others
-        for name, counts in counts_of.items():
-            for kind in np.flatnonzero(counts).tolist():
-                lacking = int(counts[kind]) - sum(demands.kind_of[query] == kind for query in placed[name])
-                chosen = [query for query in left[kind] if not stay or query in old.get(name, ())][:lacking]
-                placed[name] += chosen
+        for name, queries in placed.items():
+            for kind, lacking in enumerate(counts_of[name] - demands.counts(queries)):
+                chosen = [query for query in left[kind] if not stay or query in before.get(name, ())][:lacking]
+                queries += chosen
                 left[kind] = [query for query in left[kind] if query not in chosen]
-    names = [name for entry in fleet.boxes for name in entry.names() if name in placed]
     order = {query: index for index, query in enumerate(demands.kind_of)}
-    return {name: sorted(placed[name], key=order.__getitem__) for name in names}
+    return {name: sorted(queries, key=order.__getitem__) for name, queries in placed.items()}
 
 
 def _new_bytes(demands: Demands, old: Counts, new: Counts) -> float:
@@ -504,17 +471,16 @@ def count_moved_bytes(
     total = 0
     for box, queries in placed.items():
         old = set(before.get(box, ()))
-        total += sum(demands.kinds[demands.kind_of[query]].private_bytes for query in queries if query not in old)
         had, has = demands.pieces_of(demands.counts(old)), demands.pieces_of(demands.counts(queries))
-        total += int((has & ~had) @ demands.piece_bytes)
+        total += int(demands.counts(set(queries) - old) @ demands.private + (has & ~had) @ demands.piece_bytes)
     return total
 
 
-def _reason(demands: Demands, groups: Sequence[BoxGroup], query: str) -> str:
-    kind, alone = demands.kind_of[query], demands.counts([query])
-    if not any(demands.kinds[kind].reachable):
+def _find_reason(needs: FleetNeeds, problem: PlacementProblem, kind: int) -> str:
+    demands, alone = needs.demands, needs.demands.counts(needs.demands.queries[kind][:1])
+    if not needs.reached[:, kind].any():
         return "no box reaches its camera"
-    allowed = [group for group in groups if group.allowed[kind]]
+    allowed = [group for group in problem.groups if group.allowed[kind]]
     if not allowed:
         return "one run takes longer than its SLA on every box that reaches its camera"
     if all(demands.box_bytes(alone) > group.memory_bytes for group in allowed):
@@ -528,19 +494,17 @@ def _simulate_boxes(
     fleet: Fleet, demands: Demands, placed: Mapping[str, Sequence[str]], options: PlacementOptions, stages: Stages
 ) -> tuple[PlacedBox, ...]:
     queries = {query.id: query for query in fleet.queries}
-    own_bytes = demands.private + demands.needs_piece @ demands.piece_bytes
+    entries = {name: entry for entry in fleet.boxes for name in entry.names()}
     fractions, boxes = dict[tuple, float](), []
-    for entry in fleet.boxes:
-        for name in (name for name in entry.names() if name in placed):
-            stages.add()
-            here, counts = [queries[query] for query in placed[name]], demands.counts(placed[name])
-            rates = sorted((demands.kind_of[one.id], one.fps or 0.0, one.sla_ms, one.priority) for one in here)
-            key = entry.id, *rates
-            if key not in fractions:  # equal boxes with equal queries have equal fractions
-                fractions[key] = _fraction_in_time(entry, here, options)
-            shared = int(counts @ own_bytes) - demands.weight_bytes(counts)
-            nbytes = demands.box_bytes(counts)
-            boxes.append(PlacedBox(name, entry, tuple(placed[name]), nbytes, shared, fractions[key]))
+    for name, here in placed.items():
+        stages.add()
+        entry, counts = entries[name], demands.counts(here)
+        needs = ((demands.kind_of[one], queries[one]) for one in here)
+        key = entry.id, *sorted((kind, one.fps or 0.0, one.sla_ms, one.priority) for kind, one in needs)
+        if key not in fractions:  # equal boxes with equal queries have equal fractions
+            fractions[key] = _fraction_in_time(entry, [queries[one] for one in here], options)
+        shared_bytes = int(counts @ demands.own_bytes) - demands.weight_bytes(counts)
+        boxes.append(PlacedBox(name, entry, tuple(here), demands.box_bytes(counts), shared_bytes, fractions[key]))
     return tuple(boxes)
 
 
@@ -556,12 +520,12 @@ def _fraction_in_time(entry: Boxes, queries: Sequence[Query], options: Placement
     return sum(row["processed"] - row["late"] for row in rows) / received if received else 1.0
 
 
-class _BoxRow(Exact):
+class _BoxRow(BaseModel):
     id: Name
     queries: list[Name]
 
 
-class _PlacementKeys(Exact):
+class _PlacementKeys(BaseModel):
     boxes: Annotated[list[_BoxRow], Field(max_length=MAX_BOXES)]
 
 
@@ -570,19 +534,7 @@ def read_placement(folder: str | Path) -> dict[str, list[str]]:
     path, hint = Path(folder) / FILE, "name a folder that `gemel place -o` has written"
     if not Path(folder).is_dir():
         raise InputError(folder, "there is no such folder", hint, "--from")
-    rows = read_json(path, hint).get("boxes")
-    if isinstance(rows, list):
-        rows = [{key: row[key] for key in ("id", "queries") if key in row} if isinstance(row, dict) else row
-                for row in rows]  # fmt: skip
-    written = validate(path, {"boxes": rows}, _PlacementKeys, hint=hint)
-    for what, names in (
-        ("box", [row.id for row in written.boxes]),
-        ("query", [query for row in written.boxes for query in row.queries]),
-    ):
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise InputError(path, f"the {what} '{twice}' occurs twice", hint, "boxes")
-    return {row.id: row.queries for row in written.boxes}
+    return {row.id: row.queries for row in validate(path, read_json(path, hint), _PlacementKeys, hint=hint).boxes}
 
 
 def reserve_folder(folder: str | Path, fleet: Fleet) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks.merging.cells import read_cells
-from gemel.fleet import load_fleet, measure_demands
+from gemel.fleet import load_fleet, measure_needs
 from gemel.text import table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,7 +46,7 @@ def predicted_of_ceiling(workload: Path) -> float:
         apart, predicted, ceiling = (
             demands.weight_bytes(demands.total)
             for shared in ("none", "predicted", "ceiling")
-            for demands in [measure_demands(fleet, shared, timed=False)]
+            for demands in [measure_needs(fleet, shared, timed=False).demands]
         )
     return (apart - predicted) / (apart - ceiling)
 

@@ -64,6 +64,11 @@ class QueryCost:
         """The largest batch whose cost is known."""
         return len(self.runs_s)
 
+    @property
+    def frame_s(self) -> float:
+        """Seconds of a frame in the best batch."""
+        return min(run_s / count for count, run_s in enumerate(self.runs_s, 1))
+
     def run_of(self, count: int) -> float:
         """Seconds that `count` frames take in one run; ValueError beyond the largest known batch."""
         return self.run_s if count == 1 else self.runs_s[self._index(count)]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from gemel.fleet import Demands, Piece, QueryKind
+from gemel.fleet import Demands
 from gemel.placement import BoxGroup
 
 DEVICE = "jetson-nano"
@@ -39,20 +39,21 @@ def write_fleet(path: Path, boxes: list[dict[str, Any]], *workloads: Path) -> Pa
 def draw_demands(seed: int, queries: int, groups: int) -> tuple[Demands, list[BoxGroup]]:
     """Drawn queries that share pieces, and drawn boxes."""
     rng = np.random.default_rng(seed)
-    kinds, left = list[QueryKind](), queries
-    while left:
-        count = min(left, int(rng.integers(1, 3)))
-        names = tuple(f"kind{len(kinds)}-{number}" for number in range(count))
-        private, workspace = int(rng.integers(5, 30)) << 20, int(rng.integers(1, 10)) << 20
-        frame_s = {DEVICE: float(rng.uniform(0.02, 0.2))}
-        kinds.append(QueryKind(names, private, workspace, float(rng.integers(1, 6)), frame_s, (True,) * groups))
-        left -= count
-    shared = [np.flatnonzero(rng.random(len(kinds)) < 0.5).tolist() for _ in range(4)]
-    pieces = tuple(Piece(int(rng.integers(5, 40)) << 20, frozenset(one)) for one in shared if one)
-    demands = Demands(tuple(kinds), pieces)
-    seconds, allowed = np.array([kind.frame_s[DEVICE] for kind in kinds]), np.ones(len(kinds), dtype=bool)
+    counts = list[int]()
+    while sum(counts) < queries:
+        counts.append(min(queries - sum(counts), int(rng.integers(1, 3))))
+    kinds = len(counts)
+    demands = Demands(
+        tuple(tuple(f"kind{kind}-{number}" for number in range(count)) for kind, count in enumerate(counts)),
+        rng.integers(5, 30, kinds) << 20,
+        rng.integers(1, 10, kinds) << 20,
+        rng.integers(1, 6, kinds).astype(float),
+        rng.integers(5, 40, 4) << 20,
+        rng.random((kinds, 4)) < 0.5,
+    )
+    frame_s, allowed = rng.uniform(0.02, 0.2, kinds), np.ones(kinds, dtype=bool)
     return demands, [
         BoxGroup(int(rng.integers(1, 3)), float(rng.integers(1, 4)), int(rng.integers(90, 200)) << 20,
-                 seconds * (1 + index), allowed)
+                 frame_s * (1 + index), allowed)
         for index in range(groups)
     ]  # fmt: skip

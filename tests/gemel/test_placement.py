@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ import gemel
 from gemel.analytic_costs import merge_at_ceiling, original_costs
 from gemel.cli import main
 from gemel.conditions import Objective, PlacementOptions
-from gemel.fleet import Demands, load_fleet, measure_demands, shareable_layers
+from gemel.fleet import Demands, load_fleet, measure_needs, shareable_layers
 from gemel.placement import (
     BoxGroup,
     FilledBox,
+    PlacementProblem,
     count_moved_bytes,
-    evaluate_boxes,
+    count_queries,
     find_placement,
     solve_placement,
 )
@@ -58,7 +60,7 @@ def all_placements(demands: Demands, groups: Sequence[BoxGroup]) -> Iterator[lis
         filled = []
         for box, group in enumerate(boxes):
             here = [kind for kind, at in zip(kinds, where, strict=True) if at == box]
-            counts = np.bincount(np.array(here, dtype=int), minlength=len(demands.kinds))
+            counts = np.bincount(np.array(here, dtype=int), minlength=len(demands.queries))
             if here and not groups[group].can_hold(demands, counts):
                 break
             if here:
@@ -70,26 +72,23 @@ def all_placements(demands: Demands, groups: Sequence[BoxGroup]) -> Iterator[lis
 @pytest.mark.parametrize("objective", ["boxes", "frames", "fair"])
 @pytest.mark.parametrize("seed", range(4))
 def test_solve_placement_small_fleet_is_optimal(objective: Objective, seed: int) -> None:
-    demands, groups = draw_demands(seed, queries=4, groups=2)
-    found = solve_placement(demands, groups, PlacementOptions(objective, seconds=20.0))
-    results = [evaluate_boxes(demands, groups, objective, boxes) for boxes in all_placements(demands, groups)]
-    missing, value = evaluate_boxes(demands, groups, objective, found.boxes)
+    problem = PlacementProblem(*draw_demands(seed, queries=4, groups=2), objective)
+    found = solve_placement(problem, seconds=20.0)
+    best = min(map(problem.rank, all_placements(problem.demands, problem.groups)))
     if objective == "frames":
-        assert value == pytest.approx(max(value for _, value in results), rel=2e-4)
+        assert problem.score(found.boxes) == pytest.approx(best[0], rel=2e-4)
     else:
-        fewest = min(missing for missing, _ in results)
-        best = (min if objective == "boxes" else max)(value for missing, value in results if missing == fewest)
-        assert missing == fewest and value == pytest.approx(best, rel=2e-4)
-    assert found.value == value and found.gap <= 2e-4
+        assert problem.rank(found.boxes) == pytest.approx(best, rel=2e-4)
+    assert found.value == problem.value(problem.score(found.boxes)) and found.gap <= 2e-4
 
 
 def test_solve_placement_time_limit_keeps_a_valid_bound() -> None:
     demands, groups = draw_demands(5, queries=60, groups=2)
-    groups = [BoxGroup(30, g.cost, g.memory_bytes, g.frame_s, g.allowed) for g in groups]
-    found = solve_placement(demands, groups, PlacementOptions(seconds=0.5))
+    problem = PlacementProblem(demands, [replace(group, count=30) for group in groups], "boxes")
+    found = solve_placement(problem, seconds=0.5)
     assert all(groups[box.group].can_hold(demands, box.counts) for box in found.boxes)
-    assert 0 <= found.bound <= found.value and 0 <= found.gap <= 1
-    longer = solve_placement(demands, groups, PlacementOptions(seconds=5))
+    assert count_queries(found.boxes) == 60 and 0 <= found.bound <= found.value and 0 <= found.gap <= 1
+    longer = solve_placement(problem, seconds=5)
     assert found.bound <= longer.value <= found.value
 
 
@@ -131,10 +130,10 @@ def test_load_fleet_camera_of_two_sources_is_refused(tmp_path: Path) -> None:
         load_fleet(write_fleet(tmp_path / "city.yaml", [BOX], one, two))
 
 
-def test_measure_demands_bytes_are_those_of_the_ceiling(fleet: Path) -> None:
+def test_measure_needs_bytes_are_those_of_the_ceiling(fleet: Path) -> None:
     queries = load_fleet(fleet).queries
     total, bound = sum(map(model_bytes, queries)), ceiling_bytes(layers_of_all(queries))
-    apart, demands = (measure_demands(load_fleet(fleet), shared, timed=False) for shared in ("none", "ceiling"))
+    apart, demands = (measure_needs(load_fleet(fleet), shared, timed=False).demands for shared in ("none", "ceiling"))
     assert (apart.weight_bytes(apart.total), demands.weight_bytes(demands.total)) == (total, total - bound)
     costs = original_costs(load_fleet(fleet).boxes[0].profile, queries)
     largest = max(cost.workspace_bytes for cost in costs.queries.values())
@@ -145,9 +144,9 @@ def test_measure_demands_bytes_are_those_of_the_ceiling(fleet: Path) -> None:
     assert 0 <= counters < 8 * 20 * len(queries)
 
 
-def test_measure_demands_predicted_lies_between_none_and_ceiling(fleet: Path) -> None:
+def test_measure_needs_predicted_lies_between_none_and_ceiling(fleet: Path) -> None:
     load = load_fleet(fleet)
-    demands = [measure_demands(load, shared, timed=False) for shared in ("none", "predicted", "ceiling")]
+    demands = [measure_needs(load, shared, timed=False).demands for shared in ("none", "predicted", "ceiling")]
     none, predicted, ceiling = (one.weight_bytes(one.total) for one in demands)
     assert none > predicted > ceiling
     deep = next(one for one in load.queries if one.id == "deep")
@@ -241,11 +240,11 @@ def test_place_text_names_what_numbers_hide(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_count_moved_bytes_shared_pieces_are_free(fleet: Path) -> None:
-    demands = measure_demands(load_fleet(fleet), "ceiling", timed=False)
-    alone = np.bincount([0], minlength=len(demands.kinds))
+    demands = measure_needs(load_fleet(fleet), "ceiling", timed=False).demands
+    alone = np.bincount([0], minlength=len(demands.queries))
     assert count_moved_bytes(demands, {"box-1": ["a0"]}, {}) == demands.weight_bytes(alone)
     twin = count_moved_bytes(demands, {"box-1": ["a0", "a1"]}, {"box-1": ["a0"]})
-    assert twin == demands.kinds[0].private_bytes
+    assert twin == demands.private[0]
     assert count_moved_bytes(demands, {"box-1": ["a0"]}, {"box-1": ["a0", "a1"]}) == 0
 
 
@@ -258,8 +257,6 @@ def test_find_placement_same_options_give_the_same(fleet: Path) -> None:
 @pytest.mark.parametrize(
     ("boxes", "problem"),
     [
-        ([{"id": "box-1", "queries": ["a0"]}, {"id": "box-2", "queries": ["a0"]}], "the query 'a0' occurs twice"),
-        ([{"id": "box-1", "queries": ["a0"]}, {"id": "box-1", "queries": []}], "the box 'box-1' occurs twice"),
         ([{"id": "box-1"}], "boxes[0].queries (box-1): this key is missing"),
         (None, "boxes"),
     ],
