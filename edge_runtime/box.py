@@ -225,11 +225,9 @@ def known_costs(bundle: Bundle, engines: Mapping[str, FrameEngine], profile: Mea
         return measured_costs(bundle, profile)
     queries = {}
     for query in bundle.queries:
-        first, *larger = monotone_batches(
-            BatchCost(count, 0.0, engines[query.id].workspace_of(count)) for count in BATCHES
-        )
-        queries[query.id] = QueryCost(
-            bundle.names_in_order(query.id), 0.0, first.workspace_bytes, query.sla_ms / 1000, tuple(larger)
+        batches = (BatchCost(count, 0.0, engines[query.id].workspace_of(count)) for count in BATCHES)
+        queries[query.id] = QueryCost.of_batches(
+            bundle.names_in_order(query.id), query.sla_ms / 1000, monotone_batches(batches)
         )
     names = {name for cost in queries.values() for name in cost.tensors}
     return Costs(queries, {name: bundle.nbytes(name) for name in names}, UNKNOWN_COPY_BYTES_PER_S)

@@ -588,10 +588,11 @@ def simulate_box(
     **conditions: Any,
 ) -> CommandResult:
     """Run the box's schedule on a virtual clock."""
+    from edge_runtime.simulation.replay import replay as replay_trace
     from gemel import planner
 
     if replay is not None:
-        replayed = planner.replay_run(replay)
+        replayed = replay_trace(replay)
         return CommandResult(replayed.to_json(), planner.format_replay(replayed))
     if source is None:
         raise InputError("gemel simulate", "nothing to simulate", "give a bundle, a workload or --replay TRACE")

@@ -16,7 +16,7 @@ from edge_runtime.scheduler.costs import Costs, all_bytes, coalesce_tensors, mem
 from edge_runtime.scheduler.eviction import Overflow, overflow_of
 from edge_runtime.simulation.device_profiles import PROFILES, costs_for, overflow_layers
 from edge_runtime.simulation.profile_io import measured_costs, profile_path, read_profile
-from edge_runtime.simulation.replay import ReplayResult, replay
+from edge_runtime.simulation.replay import ReplayResult
 from edge_runtime.simulation.simulator import Simulation, simulate
 from gemel.analytic_costs import bundle_originals, find_profile, merge_at_ceiling, workload_originals
 from gemel.conditions import DEFAULT_CONDITIONS, DEFAULT_DEVICE, MEASURED, Conditions
@@ -79,11 +79,7 @@ class PlanInput:
     @property
     def load(self) -> float:
         """The share of the device's time that all frames would take in their best batches, without any swap."""
-        best = {
-            query: min(cost.run_of(count) / count for count in range(1, cost.largest + 1))
-            for query, cost in self.resident_costs.queries.items()
-        }
-        return sum(spec.fps * best[query] for query, spec in self.specs.items())
+        return sum(spec.fps * self.resident_costs.queries[query].frame_s for query, spec in self.specs.items())
 
     def unfit_bytes(self) -> dict[str, int]:
         """The bytes of each query that does not fit the memory even alone."""
@@ -246,7 +242,7 @@ class BoxPlan:
             (row["id"], size(row["alone_bytes"]), f"{row['run_ms']:.0f} ms", f"{row['sla_ms']:.0f} ms",
              _describe_residency(row), f"{row['fps']:.3g}", f"{row['asked_fps']:.3g}",
              f"{row['fps_if_all_fits']:.3g}", percent(row["drop_fraction"], 0),
-             "-" if row["age_p95_ms"] is None else f"{row['age_p95_ms']:.0f} ms", " and ".join(row["limited_by"]))
+             _format_age(row["age_p95_ms"]), " and ".join(row["limited_by"]))
             for row in self.queries
         ]  # fmt: skip
         headers = (
@@ -386,24 +382,22 @@ class SimulationResult:
 
     def to_json(self) -> dict[str, Any]:
         """The keys of `gemel simulate --json`."""
-        given, drops = self.plan_input, self._drops()
-        rows = [
-            {**row, "dropped_by": drops[row["id"]], "overflow_bytes": given.overflow_bytes.get(row["id"], 0)}
-            for row in self.simulation.per_query()
-        ]
+        given = self.plan_input
         return {
             "source": given.source, "device": given.device, "clock": "virtual", "modelled": given.modelled,
             "sharing": given.sharing, "policy": self.policy, "duration_s": self.duration_s,
-            "memory_bytes": given.memory_bytes, "queries": rows, "bytes_moved": self.simulation.bytes_moved,
+            "memory_bytes": given.memory_bytes, "bytes_moved": self.simulation.bytes_moved,
             "swaps": self.simulation.swaps,
+            "queries": [{**row, "overflow_bytes": given.overflow_bytes.get(row["id"], 0)}
+                        for row in self.simulation.per_query()],
         }  # fmt: skip
 
     def to_text(self) -> str:
+        """A table of the queries, and what was simulated."""
         rows = [
             (row["id"], row["received"], row["processed"], percent(row["processed"] / max(1, row["received"]), 0),
-             row["late"], row["dropped"], ", ".join(why for why, count in drops.items() if count) or "-",
-             "-" if row["age_p95_ms"] is None else f"{row['age_p95_ms']:.0f} ms")
-            for row, drops in zip(self.simulation.per_query(), self._drops().values(), strict=True)
+             row["late"], row["dropped"], ", ".join(row["dropped_by"]) or "-", _format_age(row["age_p95_ms"]))
+            for row in self.simulation.per_query()
         ]  # fmt: skip
         headers = ("query", "received", "processed", "fraction", "late", "dropped", "reasons", "age p95")
         return "\n".join([
@@ -414,10 +408,9 @@ class SimulationResult:
             self.plan_input.describe_needs(),
         ])  # fmt: skip
 
-    def _drops(self) -> dict[str, dict[str, int]]:
-        """Dropped frames by reason, for each query in the order of the rows."""
-        by_query = {row["query"]: dict(row["dropped"]) for row in self.simulation.ledger.to_json()}
-        return {row["id"]: by_query[row["id"]] for row in self.simulation.per_query()}
+
+def _format_age(age_ms: float | None) -> str:
+    return "-" if age_ms is None else f"{age_ms:.0f} ms"
 
 
 def simulate_box(
@@ -427,11 +420,6 @@ def simulate_box(
     given = load_plan_input(source, conditions)
     simulation = given.simulate(conditions.policy, duration_s, conditions.seed)
     return SimulationResult(given, conditions.policy, duration_s, simulation)
-
-
-def replay_run(trace: str | Path) -> ReplayResult:
-    """Replay a trace that a box recorded (`trace:` in its config); InputError for a bad file."""
-    return replay(trace)
 
 
 def format_replay(found: ReplayResult) -> str:

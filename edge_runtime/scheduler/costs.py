@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -47,6 +47,12 @@ class QueryCost:
     runs_s: tuple[float, ...] = field(init=False, repr=False, compare=False)
     workspaces: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
+    @classmethod
+    def of_batches(cls, tensors: Iterable[str], sla_s: float, batches: Iterable[BatchCost]) -> QueryCost:
+        """The costs of a query with these batches, of which the first is of one frame."""
+        first, *larger = batches
+        return cls(tuple(tensors), first.run_s, first.workspace_bytes, sla_s, tuple(larger))
+
     def __post_init__(self) -> None:
         if self.run_s < 0 or self.workspace_bytes < 0 or self.sla_s <= 0:
             raise ValueError(f"a cost is negative or the SLA is not positive: {self}")
@@ -82,14 +88,15 @@ class QueryCost:
             raise ValueError(f"nothing is known of batches of {count}, only up to {self.largest}")
         return count - 1
 
-    def with_run_factor(self, factor: float) -> QueryCost:
-        """The same query with runs of every batch taking `factor` times as long."""
-        return self.with_run_times([factor * run_s for run_s in self.runs_s])
+    def with_run_s(self, run_s: float) -> QueryCost:
+        """The same query with another run time of one frame, those of larger batches in proportion.
 
-    def with_run_times(self, runs_s: Sequence[float]) -> QueryCost:
-        """The same query with the run times of every batch replaced, from that of one frame on."""
+        Where no time was known, a batch takes as long as its frames one after the other.
+        """
+        known = self.run_s
+        runs_s = tuple(run_s * (one / known if known > 0 else count) for count, one in enumerate(self.runs_s, 1))
         larger = tuple(BatchCost(one.count, runs_s[one.count - 1], one.workspace_bytes) for one in self.larger)
-        return _replace_fields(self, run_s=runs_s[0], larger=larger, runs_s=tuple(runs_s))
+        return _replace_fields(self, run_s=runs_s[0], larger=larger, runs_s=runs_s)
 
 
 def _interpolate(known: Sequence[tuple[int, float]]) -> list[float]:
@@ -155,13 +162,7 @@ class Costs:
         """The same costs with one query's run time (of one frame; larger batches in proportion) and the copy rate
         replaced by measured ones.
         """
-        cost = self.queries[query]
-        # A query whose runs had no known time: a batch takes as long as its frames one after the other.
-        changed = (
-            cost.with_run_factor(run_s / cost.run_s)
-            if cost.run_s > 0
-            else cost.with_run_times([count * run_s for count in range(1, cost.largest + 1)])
-        )
+        changed = self.queries[query].with_run_s(run_s)
         return _replace_fields(self, queries={**self.queries, query: changed}, copy_bytes_per_s=copy_bytes_per_s)
 
 
@@ -187,19 +188,19 @@ def unshared_costs(costs: Costs) -> Costs:
 
     Names become `tensor@query` (`stored_name` undoes that).
     """
-    queries: dict[str, QueryCost] = {}
-    sizes: dict[str, int] = {}
-    footprints: dict[str, int] = {}
-    for query, cost in costs.queries.items():
-        named = {name: f"{name}@{query}" for name in cost.tensors}
-        queries[query] = QueryCost(tuple(named.values()), cost.run_s, cost.workspace_bytes, cost.sla_s, cost.larger)
-        for name, own in named.items():
-            sizes[own], footprints[own] = costs.tensor_bytes[name], costs.footprints[name]
+    owners = [(query, name) for query, cost in costs.queries.items() for name in cost.tensors]
+    sizes, footprints = (
+        {f"{name}@{query}": of[name] for query, name in owners} for of in (costs.tensor_bytes, costs.footprints)
+    )
+    queries = {
+        query: replace(cost, tensors=tuple(f"{name}@{query}" for name in cost.tensors))
+        for query, cost in costs.queries.items()
+    }
     return Costs(queries, sizes, costs.copy_bytes_per_s, costs.load_latency_s, footprints)
 
 
 def stored_name(name: str) -> str:
-    """The content name behind a name that `apart` gave."""
+    """The content name behind a name of `unshared_costs`."""
     return name.rpartition("@")[0] or name
 
 
@@ -208,57 +209,54 @@ MAX_TENSOR_GROUPS = 256
 
 @dataclass(frozen=True, eq=False)
 class TensorGroups:
-    """The costs over pieces, and the tensors of each piece in load order."""
+    """The costs over groups of tensors, and the tensors of each group in load order."""
 
     costs: Costs
     tensors: Mapping[str, tuple[str, ...]]
 
     def resident_groups(self, resident: Set[str]) -> frozenset[str]:
-        """The pieces of which every tensor is resident."""
-        return frozenset(piece for piece, names in self.tensors.items() if all(name in resident for name in names))
+        """The groups of which every tensor is resident."""
+        return frozenset(group for group, names in self.tensors.items() if all(name in resident for name in names))
 
-    def tensor_names(self, pieces: Iterable[str]) -> tuple[str, ...]:
-        """The tensors of these pieces."""
-        return tuple(name for piece in pieces for name in self.tensors[piece])
+    def tensor_names(self, groups: Iterable[str]) -> tuple[str, ...]:
+        """The tensors of these groups."""
+        return tuple(name for group in groups for name in self.tensors[group])
 
 
-def tensor_groups(costs: Costs, piece_bytes: int | None = None) -> TensorGroups:
-    """Tensors that the same queries need become one piece, in load order.
+def tensor_groups(costs: Costs, group_bytes: int | None = None) -> TensorGroups:
+    """Tensors that the same queries need become one group, in load order, named by its first tensor.
 
-    Pieces hold at most `piece_bytes` (PIECES-th of all bytes unless given) or a single tensor; what a query needs, its
-    bytes and its footprint stay exactly the same.
+    Groups hold at most `group_bytes` (1/MAX_TENSOR_GROUPS of all bytes unless given) or a single tensor; what a query
+    needs, its bytes and its footprint stay exactly the same.
     """
-    limit = piece_bytes or max(1, sum(costs.tensor_bytes.values()) // MAX_TENSOR_GROUPS)
+    limit = group_bytes or max(1, sum(costs.tensor_bytes.values()) // MAX_TENSOR_GROUPS)
     users: dict[str, list[str]] = {}
     for query, cost in costs.queries.items():
         for name in cost.tensors:
             users.setdefault(name, []).append(query)
     tensors: dict[str, list[str]] = {}
     sizes: dict[str, int] = {}
-    piece_of: dict[str, str] = {}
+    group_of: dict[str, str] = {}
     unfilled: dict[tuple[str, ...], str] = {}
     for name, by in users.items():
-        key, nbytes = tuple(by), costs.tensor_bytes[name]
-        piece = unfilled.get(key)
-        if piece is None or sizes[piece] + nbytes > limit:
-            piece = unfilled[key] = name
-            sizes[piece], tensors[piece] = 0, []
-        piece_of[name] = piece
-        sizes[piece] += nbytes
-        tensors[piece].append(name)
-    footprints = {piece: costs.resident_bytes(names) for piece, names in tensors.items()}
+        group, nbytes = unfilled.get(tuple(by)), costs.tensor_bytes[name]
+        if group is None or sizes[group] + nbytes > limit:
+            group = unfilled[tuple(by)] = name
+            tensors[group], sizes[group] = [], 0
+        group_of[name] = group
+        tensors[group].append(name)
+        sizes[group] += nbytes
     queries = {
-        query: QueryCost(
-            tuple(piece_of[name] for name in cost.tensors), cost.run_s, cost.workspace_bytes, cost.sla_s, cost.larger
-        )
+        query: replace(cost, tensors=tuple(group_of[name] for name in cost.tensors))
         for query, cost in costs.queries.items()
     }
+    footprints = {group: costs.resident_bytes(names) for group, names in tensors.items()}
     small = Costs(queries, sizes, costs.copy_bytes_per_s, costs.load_latency_s, footprints)
-    return TensorGroups(small, {piece: tuple(names) for piece, names in tensors.items()})
+    return TensorGroups(small, {group: tuple(names) for group, names in tensors.items()})
 
 
 def coalesce_tensors(costs: Costs) -> Costs:
-    """The same costs over pieces."""
+    """The same costs over groups of tensors."""
     return tensor_groups(costs).costs
 
 
@@ -318,12 +316,9 @@ def _moving_average(known: float, measured: float, share: float = NEWEST_SHARE) 
     return known + share * (measured - known)
 
 
-_UNITS = {
-    "": 1,
-    "B": 1,
-    **{f"{p}B": 1000**i for i, p in enumerate("KMGT", 1)},
-    **{f"{p}IB": 1024**i for i, p in enumerate("KMGT", 1)},
-}
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", 1):
+    _UNITS |= {f"{_letter}B": 1000**_power, f"{_letter}IB": 1024**_power}
 MAX_MEMORY_BYTES = 2**60
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 _BETWEEN = {"50%": 0.5, "75%": 0.75}
@@ -345,25 +340,28 @@ def memory_settings(originals: Costs) -> dict[str, int]:
     return {"min": least, **between, "all": everything}
 
 
-def parse_memory(text: str | int, where: str = "memory", key: str = "") -> int:
-    """Bytes of a size: `512MiB` (powers of 1024), `2GB` (powers of 1000), plain bytes; InputError otherwise."""
-    remedy = "write a size such as 512MiB, 2GB or a number of bytes"
+def parse_memory(text: str | int, where: str = "memory", key: str = "", named: str = "") -> int:
+    """Bytes of a size: `512MiB` (powers of 1024), `2GB` (powers of 1000), plain bytes; InputError otherwise.
+
+    `named` are the settings that the hint names beside sizes.
+    """
+    match = _SIZE.fullmatch(text) if isinstance(text, str) else None
+    unit = _UNITS.get(match[2].upper()) if match else None
+    hint = f"write {named}a size such as 512MiB, 2GB or a number of bytes"
     if isinstance(text, int) and not isinstance(text, bool):
         nbytes = text
+    elif match is None or unit is None:
+        raise InputError(where, f"{text!r} is not a size", hint, key)
     else:
-        match = _SIZE.fullmatch(text) if isinstance(text, str) else None
-        unit = _UNITS.get(match[2].upper()) if match else None
-        if match is None or unit is None:
-            raise InputError(where, f"{text!r} is not a size", remedy, key)
         nbytes = int(min(float(match[1]) * unit, MAX_MEMORY_BYTES + 1))
-    if nbytes > MAX_MEMORY_BYTES:
-        raise InputError(where, f"{str(text)[:40]!r} is more than any memory", remedy, key)
-    if nbytes <= 0:
-        raise InputError(where, f"{text!r} is not a positive size", remedy, key)
+    if not 0 < nbytes <= MAX_MEMORY_BYTES:
+        problem = "is more than any memory" if nbytes > 0 else "is not a positive size"
+        raise InputError(where, f"{str(text)[:40]!r} {problem}", hint, key)
     return nbytes
 
 
 def memory_bytes(text: str | int, originals: Costs, where: str = "memory", key: str = "") -> int:
     """Bytes of a named setting (`min`, `50%`, `75%`, `all`) or of a size."""
     settings = memory_settings(originals)
-    return settings[text] if isinstance(text, str) and text in settings else parse_memory(text, where, key)
+    named = f"{', '.join(settings)} or "
+    return settings[text] if isinstance(text, str) and text in settings else parse_memory(text, where, key, named)

@@ -184,7 +184,7 @@ def _alone_bytes(costs: Costs, cost: QueryCost, layers: Sequence[OverflowLayer],
 def _overflowing(
     costs: Costs, cost: QueryCost, layers: Sequence[OverflowLayer], overflow: Collection[str], nbytes: int
 ) -> QueryCost:
-    first, *larger = (
+    batches = (
         BatchCost(
             count,
             cost.run_of(count) + nbytes / costs.copy_bytes_per_s,
@@ -192,5 +192,4 @@ def _overflowing(
         )
         for count in (1, *(batch.count for batch in cost.larger))
     )
-    kept = tuple(name for name in cost.tensors if name not in overflow)
-    return QueryCost(kept, first.run_s, first.workspace_bytes, cost.sla_s, tuple(larger))
+    return QueryCost.of_batches((name for name in cost.tensors if name not in overflow), cost.sla_s, batches)

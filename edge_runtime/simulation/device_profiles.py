@@ -46,88 +46,49 @@ class DeviceProfile:
 
 
 def _unified_device(
-    name: str,
-    title: str,
-    memory_gib: int,
-    link_bytes_per_s: float,
-    fp32_flops_per_s: float,
-    launch_s: float,
-    *sources: str,
-) -> DeviceProfile:
+    name: str, title: str, memory_gib: int, link_bytes_per_s: float, fp32_flops_per_s: float, launch_s: float,
+    source: str,
+) -> DeviceProfile:  # fmt: skip
     """A device whose CPU and GPU share one memory: what is not resident is read from storage into it."""
+    assumed = "weights come from storage, at 70 % of the link's rate (assumed)", HALF_PEAK
     return DeviceProfile(
-        name,
-        title,
-        memory_gib * GIB,
-        link_bytes_per_s * LINK_SHARE,
-        fp32_flops_per_s * COMPUTE_SHARE,
-        launch_s,
-        modelled=True,
-        sources=(
-            *sources,
-            "weights come from storage, at 70 % of the link's rate (assumed)",
-            "half of the fp32 peak is reached (assumed)",
-        ),
-    )
+        name, title, memory_gib * GIB, link_bytes_per_s * LINK_SHARE, fp32_flops_per_s * COMPUTE_SHARE, launch_s,
+        modelled=True, sources=(source, *assumed),
+    )  # fmt: skip
 
 
+HALF_PEAK = "half of the fp32 peak is reached (assumed)"
 _PROFILES = (
     _unified_device(
-        "orin-nano-8gb",
-        "Jetson Orin Nano 8 GB (15 W)",
-        8,
-        4 * PCIE3_LANE_BYTES_PER_S,
-        1.28e12,
-        CALL_ON_ARM_S,
+        "orin-nano-8gb", "Jetson Orin Nano 8 GB (15 W)", 8, 4 * PCIE3_LANE_BYTES_PER_S, 1.28e12, CALL_ON_ARM_S,
         "NVIDIA, Jetson Orin Nano Series data sheet: 1024 Ampere cores at 625 MHz (2 flops a clock each: "
         "1.28 TFLOPS fp32), 40 TOPS sparse INT8, 8 GB LPDDR5 at 68 GB/s, PCIe 3.0 x4 for NVMe",
     ),
     _unified_device(
-        "jetson-nano",
-        "Jetson Nano 4 GB",
-        4,
-        EMMC_BYTES_PER_S,
-        0.236e12,
-        CALL_ON_SLOW_ARM_S,
+        "jetson-nano", "Jetson Nano 4 GB", 4, EMMC_BYTES_PER_S, 0.236e12, CALL_ON_SLOW_ARM_S,
         "NVIDIA, Jetson Nano data sheet: 128 Maxwell cores at 921 MHz (0.236 TFLOPS fp32), 4 GB LPDDR4 at "
         "25.6 GB/s, eMMC 5.1",
     ),
     _unified_device(
-        "xavier-nx",
-        "Jetson Xavier NX 8 GB",
-        8,
-        4 * PCIE3_LANE_BYTES_PER_S,
-        0.845e12,
-        CALL_ON_ARM_S,
+        "xavier-nx", "Jetson Xavier NX 8 GB", 8, 4 * PCIE3_LANE_BYTES_PER_S, 0.845e12, CALL_ON_ARM_S,
         "NVIDIA, Jetson Xavier NX data sheet: 384 Volta cores at 1100 MHz (0.845 TFLOPS fp32), 8 GB LPDDR4x at "
         "51.2 GB/s; NVMe at PCIe 3.0 x4",
     ),
     _unified_device(
-        "agx-orin",
-        "Jetson AGX Orin 32 GB",
-        32,
-        8 * PCIE3_LANE_BYTES_PER_S,
-        3.33e12,
-        CALL_ON_ARM_S,
+        "agx-orin", "Jetson AGX Orin 32 GB", 32, 8 * PCIE3_LANE_BYTES_PER_S, 3.33e12, CALL_ON_ARM_S,
         "NVIDIA, Jetson AGX Orin Series data sheet: 1792 Ampere cores at 930 MHz (3.33 TFLOPS fp32), 32 GB "
         "LPDDR5 at 204.8 GB/s, PCIe 4.0 x4 for NVMe",
     ),
     DeviceProfile(
-        "t4",
-        "NVIDIA T4 16 GB",
-        16 * GIB,
-        16 * PCIE3_LANE_BYTES_PER_S * LINK_SHARE,
-        8.1e12 * COMPUTE_SHARE,
-        CALL_ON_X86_S,
-        modelled=True,
-        load_latency_s=PINNED_COPY_LATENCY_S,
+        "t4", "NVIDIA T4 16 GB", 16 * GIB, 16 * PCIE3_LANE_BYTES_PER_S * LINK_SHARE, 8.1e12 * COMPUTE_SHARE,
+        CALL_ON_X86_S, modelled=True, load_latency_s=PINNED_COPY_LATENCY_S,
         sources=(
             "NVIDIA, T4 data sheet: 8.1 TFLOPS fp32, 16 GB GDDR6 at 320 GB/s, PCIe 3.0 x16",
             "weights come from pinned host memory, at 70 % of the link's rate (assumed)",
-            "half of the fp32 peak is reached (assumed)",
+            HALF_PEAK,
         ),
     ),
-)
+)  # fmt: skip
 PROFILES = {profile.name: profile for profile in _PROFILES}
 
 
@@ -147,21 +108,15 @@ def costs_for(profile: DeviceProfile, bundle: Bundle) -> Costs:
 
 def _query_cost(profile: DeviceProfile, bundle: Bundle, query: BundleQuery) -> QueryCost:
     found = _model_cost(bundle, query)
-    batches = [
+    batches = (
         BatchCost(
             count,
             count * found.flops / profile.flops_per_s + found.leaves * profile.launch_s,
             count * found.workspace_bytes + found.scratch_bytes,
         )
         for count in BATCHES
-    ]
-    return QueryCost(
-        bundle.names_in_order(query.id),
-        batches[0].run_s,
-        batches[0].workspace_bytes,
-        query.sla_ms / 1000,
-        tuple(batches[1:]),
     )
+    return QueryCost.of_batches(bundle.names_in_order(query.id), query.sla_ms / 1000, batches)
 
 
 @dataclass(frozen=True, slots=True)

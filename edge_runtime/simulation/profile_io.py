@@ -122,30 +122,18 @@ def read_profile(bundle: Bundle) -> MeasuredProfile:
     if not path.exists():
         raise InputError(path, "the costs of this bundle were never measured", PROFILE_HINT)
     found = validate(path, read_json(path, PROFILE_HINT), _ProfileKeys, hint=PROFILE_HINT)
-    queries = {
-        query: QueryProfile(
-            one.load_s,
-            tuple(BatchCost(**dict(batch)) for batch in one.batches),
-            monotone_curve(one.staleness),
-            one.engine,
-        )
-        for query, one in found.queries.items()
-    }
-    for query, one in queries.items():
-        counts = [batch.count for batch in one.batches]
-        if counts[0] != 1 or any(a >= b for a, b in pairwise(counts)):
+    queries = dict[str, QueryProfile]()
+    for query, one in found.queries.items():
+        batches = tuple(BatchCost(**dict(batch)) for batch in one.batches)
+        if batches[0].count != 1 or any(a.count >= b.count for a, b in pairwise(batches)):
             raise InputError(path, "their counts do not ascend from 1", PROFILE_HINT, f"queries.{query}.batches")
+        queries[query] = QueryProfile(one.load_s, batches, monotone_curve(one.staleness), one.engine)
     if found.digest != bundle.digest or set(queries) != {query.id for query in bundle.queries}:
         raise InputError(path, "was measured with another bundle of this name", PROFILE_HINT)
     return MeasuredProfile(
-        found.digest,
-        found.machine.model_dump(),
-        found.device,
-        found.engine,
-        found.copy_bytes_per_s,
-        found.load_latency_s,
-        queries,
-    )
+        found.digest, found.machine.model_dump(), found.device, found.engine, found.copy_bytes_per_s,
+        found.load_latency_s, queries,
+    )  # fmt: skip
 
 
 def read_staleness(bundle: Bundle) -> dict[str, Curve]:
@@ -172,12 +160,12 @@ def machine_mismatch(profile: MeasuredProfile, device: str) -> str | None:
 
 def measured_costs(bundle: Bundle, profile: MeasuredProfile) -> Costs:
     """The costs of a bundle's queries as they were measured."""
-    queries = {}
-    for query in bundle.queries:
-        first, *larger = monotone_batches(profile.queries[query.id].batches)
-        queries[query.id] = QueryCost(
-            bundle.names_in_order(query.id), first.run_s, first.workspace_bytes, query.sla_ms / 1000, tuple(larger)
+    queries = {
+        query.id: QueryCost.of_batches(
+            bundle.names_in_order(query.id), query.sla_ms / 1000, monotone_batches(profile.queries[query.id].batches)
         )
+        for query in bundle.queries
+    }
     names = {name for cost in queries.values() for name in cost.tensors}
     return Costs(
         queries, {name: bundle.nbytes(name) for name in sorted(names)}, profile.copy_bytes_per_s, profile.load_latency_s
@@ -186,10 +174,8 @@ def measured_costs(bundle: Bundle, profile: MeasuredProfile) -> Costs:
 
 def monotone_batches(batches: Iterable[BatchCost]) -> tuple[BatchCost, ...]:
     """Batches by size, none quicker or smaller than one with fewer frames, which would be noise."""
-    found: list[BatchCost] = []
+    found, run_s, workspace_bytes = list[BatchCost](), 0.0, 0
     for batch in sorted(batches, key=lambda batch: batch.count):
-        before = found[-1] if found else batch
-        found.append(
-            BatchCost(batch.count, max(batch.run_s, before.run_s), max(batch.workspace_bytes, before.workspace_bytes))
-        )
+        run_s, workspace_bytes = max(batch.run_s, run_s), max(batch.workspace_bytes, workspace_bytes)
+        found.append(BatchCost(batch.count, run_s, workspace_bytes))
     return tuple(found)

@@ -12,7 +12,15 @@ from edge_runtime.queues import DEADLINE
 from edge_runtime.scheduler import Decision, Policy, QuerySpec, SchedulerState
 from edge_runtime.scheduler.costs import CostEstimates
 from edge_runtime.simulation.simulator import BoxObserver, VirtualBox, simulate
-from edge_runtime.simulation.trace import TraceArrival, TraceHeader, TraceStep, numbered_names, read_trace, trace_costs
+from edge_runtime.simulation.trace import (
+    TraceArrival,
+    TraceHeader,
+    TraceStep,
+    consistent_line,
+    numbered_names,
+    read_trace,
+    trace_costs,
+)
 
 
 @dataclass(frozen=True)
@@ -61,12 +69,14 @@ def replay(path: str | Path) -> ReplayResult:
     """
     head, lines = read_trace(path)
     policy = policy_named(head.policy, f"{path}: line 1", "policy")
-    box = _RecordedBox(head, policy)
-    for line in lines:
-        if isinstance(line, TraceArrival):
-            box.arrive(*line.frame)
-        else:
-            box.step(line)
+    with consistent_line(f"{path}: line 1"):
+        box = _RecordedBox(head, policy)
+    for where, line in lines:
+        with consistent_line(where):
+            if isinstance(line, TraceArrival):
+                box.arrive(*line.frame)
+            else:
+                box.step(line)
     arrivals = {query: sorted(times) for query, times in box.arrivals.items()}
     start = min((times[0] for times in arrivals.values() if times), default=0.0)
     free = simulate(
@@ -131,19 +141,21 @@ class _RecordedBox:
         return self.policy.decide(state, self.estimates.costs, self.plan)
 
     def _compare(self, line: TraceStep, decision: Decision) -> None:
-        recorded = DecisionRecord(
-            line.query, line.count, frozenset(numbered_names(line.load)), frozenset(numbered_names(line.evict)),
-            tuple(line.drop),
-        )  # fmt: skip
-        replayed = DecisionRecord(
+        load, evict = (frozenset(numbered_names(numbers)) for numbers in (line.load, line.evict))
+        recorded = (line.query, line.count, load, evict, tuple(line.drop))
+        replayed = (
             decision.query, decision.count, frozenset(decision.load), frozenset(decision.evict), decision.drop
-        )
-        if recorded.is_idle and replayed.is_idle:
+        )  # fmt: skip
+        if not any((line.query, line.drop, decision.query, decision.drop)):
             return
         self.decisions += 1
         self.same += recorded == replayed
         if recorded != replayed and self.first_difference is None:
-            self.first_difference = f"at {line.at:.6f}: recorded {recorded.to_text()}, replayed {replayed.to_text()}"
+            before, after = (
+                f"{query} x{count}, {len(load)} loaded, {len(evict)} evicted, {len(drop)} dropped"
+                for query, count, load, evict, drop in (recorded, replayed)
+            )
+            self.first_difference = f"at {line.at:.6f}: recorded {before}, replayed {after}"
 
     def _measure(self, line: TraceStep, query: str) -> None:
         if line.load_s is not None:
@@ -151,25 +163,3 @@ class _RecordedBox:
         if line.run_s is not None:
             self.estimates.record_run(query, line.count, line.run_s)
         self.processed[query] += line.count
-
-
-@dataclass(frozen=True)
-class DecisionRecord:
-    """A decision as far as a record holds it."""
-
-    query: str | None
-    count: int
-    load: frozenset[str]
-    evict: frozenset[str]
-    drop: tuple[tuple[str, float, str], ...]
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing was run, loaded or dropped."""
-        return self.query is None and not self.drop
-
-    def to_text(self) -> str:
-        """The decision in words."""
-        return (
-            f"{self.query} x{self.count}, {len(self.load)} loaded, {len(self.evict)} evicted, {len(self.drop)} dropped"
-        )

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edge_runtime.queues import DEPTH, REPLACED, Ledger
-from edge_runtime.scheduler import CLOCK_SLACK_S, Decision, Plan, Policy, QuerySpec, SchedulerState
+from edge_runtime.scheduler import CLOCK_SLACK_S, Decision, Policy, QuerySpec, SchedulerState
 from edge_runtime.scheduler.costs import Costs
 
 PROCESSED, DROPPED, PENDING = "processed", "dropped", "pending"
@@ -52,22 +53,13 @@ class VirtualBox:
     resident: frozenset[str] = frozenset()
     resident_bytes: int = 0
     policy_state: Any = None
-    urgency: Mapping[str, float] | None = None
+    urgency: Mapping[str, float] = field(default_factory=dict)
+    waiting: dict[str, tuple[float, ...]] = field(default_factory=dict)
     fed: int = 0
-    waiting: dict[str, tuple[float, ...]] | None = None
-
-    def __post_init__(self) -> None:
-        self.waiting = dict(self.waiting or {})
 
     def fork(self, decide: Decide, observer: BoxObserver, policy_state: Any = None) -> VirtualBox:
         """The same box at this moment under another policy."""
-        return replace(self, decide=decide, observer=observer, policy_state=policy_state)
-
-    def play(self, until_s: float = math.inf) -> None:
-        """Go on until every frame is settled, or start nothing more at `until_s`."""
-        while self.now < until_s and self.step(until_s):
-            pass
-        self.deliver(until_s)
+        return replace(self, decide=decide, observer=observer, policy_state=policy_state, waiting=dict(self.waiting))
 
     def step(self, until_s: float = math.inf) -> bool:
         """One decision and what it takes, or a sleep; False when there is nothing left to wait for."""
@@ -76,7 +68,7 @@ class VirtualBox:
         for query, captured_at, reason in decision.drop:
             self.drop(query, captured_at, reason)
         if decision.query is None:
-            return self.sleep(decision.wake_s)
+            return self._sleep(decision.wake_s)
         if decision.evict or decision.load:
             self.now += self.costs.load_s(self.change_resident(decision))
             self.observer.on_load(self, decision)
@@ -90,7 +82,6 @@ class VirtualBox:
 
     def deliver(self, until_s: float = math.inf) -> None:
         """Put every frame that came by now into its mailbox; a full mailbox drops its oldest frame."""
-        assert self.waiting is not None
         now = min(self.now, until_s)
         while self.fed < len(self.feed) and self.feed[self.fed][0] <= now:
             _, query, captured_at = self.feed[self.fed]
@@ -108,11 +99,9 @@ class VirtualBox:
 
     def next_decision(self) -> Decision:
         """What the policy decides at this moment; nothing is changed but what it remembers."""
-        assert self.waiting is not None
-        state = SchedulerState(
-            self.now, self.waiting, self.resident, self.resident_bytes, self.policy_state, self.urgency or {}
+        decision = self.decide(
+            SchedulerState(self.now, self.waiting, self.resident, self.resident_bytes, self.policy_state, self.urgency)
         )
-        decision = self.decide(state)
         self.policy_state = decision.policy_state
         return decision
 
@@ -122,17 +111,9 @@ class VirtualBox:
         self.resident_bytes += self.costs.resident_bytes(decision.load) - self.costs.resident_bytes(decision.evict)
         return self.costs.moved_bytes(decision.load)
 
-    def sleep(self, wake_s: float | None) -> bool:
-        """Move the clock to the next frame, or to when the policy wants to be called again; False when neither is."""
-        upcoming = [self.feed[self.fed][0]] if self.fed < len(self.feed) else []
-        if wake_s is not None and wake_s > self.now and (upcoming or self.waiting):
-            upcoming.append(wake_s)
-        self.now = min(upcoming, default=self.now)
-        return bool(upcoming)
-
     def drop(self, query: str, captured_at: float, reason: str) -> None:
         """Drop a waiting frame; nothing where it does not wait any more."""
-        held = (self.waiting or {}).get(query, ())
+        held = self.waiting.get(query, ())
         if captured_at in held:
             position = held.index(captured_at)
             self._keep(query, held[:position] + held[position + 1 :])
@@ -140,16 +121,23 @@ class VirtualBox:
 
     def take(self, query: str, count: int) -> tuple[float, ...]:
         """Remove up to `count` of a query's oldest frames."""
-        held = (self.waiting or {}).get(query, ())
+        held = self.waiting.get(query, ())
         self._keep(query, held[count:])
         return held[:count]
 
     def _keep(self, query: str, held: tuple[float, ...]) -> None:
-        assert self.waiting is not None
         if held:
             self.waiting[query] = held
         else:
             self.waiting.pop(query, None)
+
+    def _sleep(self, wake_s: float | None) -> bool:
+        """Move the clock to the next frame, or to when the policy wants to be called again; False when neither is."""
+        upcoming = [self.feed[self.fed][0]] if self.fed < len(self.feed) else []
+        if wake_s is not None and wake_s > self.now and (upcoming or self.waiting):
+            upcoming.append(wake_s)
+        self.now = min(upcoming, default=self.now)
+        return bool(upcoming)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,49 +165,78 @@ class Swap:
     resident_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Simulation:
-    """The outcome of a simulation. `bytes_moved` counts stored bytes loaded, `swaps` the loads that moved any.
+@dataclass
+class Simulation(BoxObserver):
+    """The outcome of a simulation, noted while it runs.
 
-    `costs` are those the policy saw, with the tensor names that `changes` speak of.
+    `costs` are those the policy saw, with the tensor names that `changes` speak of; `bytes_moved` counts stored bytes
+    loaded.
     """
 
-    frames: tuple[FrameOutcome, ...]
-    bytes_moved: int
-    swaps: int
-    max_used_bytes: int
-    changes: tuple[Swap, ...]
-    ledger: Ledger
     costs: Costs
+    frames: list[FrameOutcome] = field(default_factory=list)
+    changes: list[Swap] = field(default_factory=list)
+    bytes_moved: int = 0
+    max_used_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self.costs.queries)
+        self._counts = Counter[str]()
+        self._waiting: dict[str, list[int]] = {query: [] for query in self.costs.queries}  # places in `frames`
 
     @property
-    def timeline(self) -> tuple[tuple[float, str, frozenset[str], int], ...]:
-        """(at_s, query loaded for, resident tensor names, resident bytes) after each change."""
-        resident: set[str] = set()
-        moments = []
-        for change in self.changes:
-            resident.difference_update(change.evicted)
-            resident.update(change.loaded)
-            moments.append((change.at_s, change.query, frozenset(resident), change.resident_bytes))
-        return tuple(moments)
+    def swaps(self) -> int:
+        """The loads that moved any bytes."""
+        return sum(bool(change.loaded) for change in self.changes)
+
+    def on_arrival(self, query: str, captured_at: float) -> None:
+        self._waiting[query].append(len(self.frames))
+        self.frames.append(FrameOutcome(query, self._counts[query], captured_at))
+        self._counts[query] += 1
+        self.ledger.count_received(query)
+
+    def on_drop(self, query: str, position: int, reason: str) -> None:
+        place = self._waiting[query].pop(position)
+        self.frames[place] = replace(self.frames[place], outcome=DROPPED, reason=reason)
+        self.ledger.count_dropped(query, reason)
+
+    def on_load(self, box: VirtualBox, decision: Decision) -> None:
+        query = str(decision.query)
+        self.bytes_moved += self.costs.moved_bytes(decision.load)
+        self.changes.append(Swap(box.now, query, decision.evict, decision.load, box.resident_bytes))
+        self._use(query, max(1, decision.count))
+
+    def on_run(self, query: str, captured: Sequence[float], started_at: float, finished_at: float) -> None:
+        self._use(query, len(captured))
+        sla_s = self.costs.queries[query].sla_s
+        for captured_at in captured:
+            place = self._waiting[query].pop(0)
+            late = finished_at - captured_at > sla_s + CLOCK_SLACK_S
+            self.frames[place] = replace(
+                self.frames[place], started_at=started_at, finished_at=finished_at, outcome=PROCESSED, late=late
+            )
+            self.ledger.count_processed(query, late)
+
+    def _use(self, query: str, count: int) -> None:
+        resident_bytes = self.changes[-1].resident_bytes if self.changes else 0
+        self.max_used_bytes = max(self.max_used_bytes, resident_bytes + self.costs.queries[query].workspace_of(count))
 
     def per_query(self) -> list[dict[str, Any]]:
-        """Per query: id, received, processed, late, dropped (in all) and age_p95_ms of its results (None if none)."""
+        """Per query: id, received, processed, late, dropped (in all), dropped_by reason, and age_p95_ms of its results
+        (None if none).
+        """
         ages: dict[str, list[float]] = {}
         for frame in self.frames:
             if frame.finished_at is not None:
                 ages.setdefault(frame.query, []).append(frame.finished_at - frame.captured_at)
         return [
             {
-                "id": account["query"],
-                "received": account["received"],
-                "processed": account["processed"],
-                "late": account["late"],
-                "dropped": sum(account["dropped"].values()),
-                "age_p95_ms": age_p95_ms(ages.get(account["query"], ())),
+                "id": row["query"], "received": row["received"], "processed": row["processed"], "late": row["late"],
+                "dropped": sum(row["dropped"].values()), "dropped_by": row["dropped"],
+                "age_p95_ms": age_p95_ms(ages.get(row["query"], ())),
             }
-            for account in self.ledger.to_json()
-        ]
+            for row in self.ledger.to_json()
+        ]  # fmt: skip
 
 
 def age_ms(ages_s: Iterable[float], percent: int) -> float | None:
@@ -239,81 +256,29 @@ def simulate(
     budget_bytes: int,
     policy: Policy,
     specs: Mapping[str, QuerySpec] | None = None,
-    plan: Plan | None = None,
     until_s: float = math.inf,
 ) -> Simulation:
     """Run the schedule over frames captured at the given times (seconds, ascending per query).
 
     Starts with nothing resident and ends when every frame is settled, or starts nothing more at `until_s`; frames
     then waiting or yet to come by `until_s` stay pending. Runs take exactly what `costs` says; loads and runs do not
-    overlap. `specs` follow from the arrivals unless given; `plan` is made by the policy unless given. Same input,
-    same result.
+    overlap. `specs` follow from the arrivals unless given. Same input, same result.
     """
     unknown = set(arrivals) - set(costs.queries)
     if unknown:
         raise ValueError(f"frames arrive for queries without costs: {sorted(unknown)}")
     seen = policy.view(costs)
     wanted = {query: QuerySpec(arrival_rate(arrivals.get(query, ()))) for query in costs.queries} | dict(specs or {})
-    settled = plan or policy.plan(seen, wanted, budget_bytes)
-    recorder = _Recorder(seen)
+    settled = policy.plan(seen, wanted, budget_bytes)
+    simulation = Simulation(seen)
     feed = sorted((at, query, at) for query, times in arrivals.items() for at in times if at <= until_s)
-    VirtualBox(seen, lambda state: policy.decide(state, seen, settled), recorder, feed).play(until_s)
-    return recorder.simulation()
+    box = VirtualBox(seen, lambda state: policy.decide(state, seen, settled), simulation, feed)
+    while box.now < until_s and box.step(until_s):
+        pass
+    box.deliver(until_s)
+    return simulation
 
 
 def arrival_rate(times: Sequence[float]) -> float:
     """Frames per second of arrivals; 1 where there are too few to tell."""
     return (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 and times[-1] > times[0] else 1.0
-
-
-class _Recorder(BoxObserver):
-    """Notes the outcome of every frame and every change of memory."""
-
-    def __init__(self, costs: Costs) -> None:
-        self._costs, self._ledger = costs, Ledger(costs.queries)
-        self._outcomes: list[FrameOutcome] = []
-        self._waiting: dict[str, list[int]] = {query: [] for query in costs.queries}
-        self._counts = dict.fromkeys(costs.queries, 0)
-        self._changes: list[Swap] = []
-        self._bytes_moved = self._max_used_bytes = self._resident_bytes = 0
-
-    def on_arrival(self, query: str, captured_at: float) -> None:
-        self._waiting[query].append(len(self._outcomes))
-        self._outcomes.append(FrameOutcome(query, self._counts[query], captured_at))
-        self._counts[query] += 1
-        self._ledger.count_received(query)
-
-    def on_drop(self, query: str, position: int, reason: str) -> None:
-        place = self._waiting[query].pop(position)
-        self._outcomes[place] = replace(self._outcomes[place], outcome=DROPPED, reason=reason)
-        self._ledger.count_dropped(query, reason)
-
-    def on_load(self, box: VirtualBox, decision: Decision) -> None:
-        query = str(decision.query)
-        self._bytes_moved += self._costs.moved_bytes(decision.load)
-        self._resident_bytes = box.resident_bytes
-        self._changes.append(Swap(box.now, query, decision.evict, decision.load, box.resident_bytes))
-        self._use(query, max(1, decision.count))
-
-    def on_run(self, query: str, captured: Sequence[float], started_at: float, finished_at: float) -> None:
-        self._use(query, len(captured))
-        sla_s = self._costs.queries[query].sla_s
-        for captured_at in captured:
-            place = self._waiting[query].pop(0)
-            late = finished_at - captured_at > sla_s + CLOCK_SLACK_S
-            self._outcomes[place] = replace(
-                self._outcomes[place], started_at=started_at, finished_at=finished_at, outcome=PROCESSED, late=late
-            )
-            self._ledger.count_processed(query, late)
-
-    def simulation(self) -> Simulation:
-        """What was noted."""
-        swaps = sum(bool(change.loaded) for change in self._changes)
-        return Simulation(
-            tuple(self._outcomes), self._bytes_moved, swaps, self._max_used_bytes, tuple(self._changes), self._ledger,
-            self._costs,
-        )  # fmt: skip
-
-    def _use(self, query: str, count: int) -> None:
-        workspace_bytes = self._costs.queries[query].workspace_of(count)
-        self._max_used_bytes = max(self._max_used_bytes, self._resident_bytes + workspace_bytes)

@@ -15,9 +15,8 @@ import json
 import logging
 import queue
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import asdict
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +25,7 @@ from pydantic import Field
 from edge_runtime.scheduler import Decision, QuerySpec, SchedulerState
 from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
 from edge_runtime.scheduler.types import MAX_AGES
-from models.errors import InputError
+from models.errors import InputError, one_line
 from models.io import AppendFile, Exact, read_json_lines, validate
 
 TRACE_FORMAT = 2
@@ -138,11 +137,11 @@ TRACE_HINT = "give the file that `trace:` named"
 MAX_TRACE_BYTES, MAX_TRACE_LINES, MAX_TRACE_LINE_BYTES = 2**29, 300_000, 2**23
 """Of a trace; so many lines are more than an hour of a small box."""
 MAX_TRACE_SECONDS = 1e9
-MAX_TRACE_BATCH = 1024
 
 _Seconds = Annotated[float, Field(ge=0, le=MAX_TRACE_SECONDS)]
 _Moment = Annotated[float, Field(ge=-MAX_TRACE_SECONDS, le=MAX_TRACE_SECONDS)]
 _Bytes = Annotated[int, Field(ge=0, le=2**50)]
+_Count = Annotated[int, Field(ge=0, le=1024)]
 _Numbers = list[Annotated[int, Field(ge=0)]]
 _Name = Annotated[str, Field(min_length=1, max_length=100)]
 
@@ -158,7 +157,7 @@ class TraceSpec(Exact):
 class TraceBatch(Exact):
     """What was known of a batch (`edge_runtime.scheduler.costs.BatchCost`)."""
 
-    count: Annotated[int, Field(ge=1, le=MAX_TRACE_BATCH)]
+    count: _Count
     run_s: _Seconds
     workspace_bytes: _Bytes
 
@@ -170,7 +169,7 @@ class TraceQuery(Exact):
     run_s: _Seconds
     workspace_bytes: _Bytes
     sla_s: Annotated[float, Field(ge=1e-9, le=MAX_TRACE_SECONDS)]
-    larger: Annotated[list[TraceBatch], Field(max_length=MAX_TRACE_BATCH)]
+    larger: Annotated[list[TraceBatch], Field(max_length=1024)]
     best_s: _Seconds | None
 
 
@@ -199,7 +198,7 @@ class TraceStep(Exact):
 
     at: _Moment
     query: str | None
-    count: Annotated[int, Field(ge=0, le=MAX_TRACE_BATCH)]
+    count: _Count
     load: _Numbers
     evict: _Numbers
     drop: list[Annotated[tuple[str, _Moment, str], Field(strict=False)]]
@@ -211,7 +210,11 @@ class TraceStep(Exact):
     resident: Annotated[tuple[_Numbers, _Numbers], Field(strict=False)]
 
 
-def read_trace(path: str | Path) -> tuple[TraceHeader, Iterator[TraceArrival | TraceStep]]:
+TraceLine = tuple[str, TraceArrival | TraceStep]
+"""Where a line is, and what it holds."""
+
+
+def read_trace(path: str | Path) -> tuple[TraceHeader, Iterator[TraceLine]]:
     """The first line of a trace, and the others lazily; a torn last line is left out.
 
     Raises InputError, which names the line, for a file that is none, at once or when the line is read.
@@ -220,82 +223,37 @@ def read_trace(path: str | Path) -> tuple[TraceHeader, Iterator[TraceArrival | T
     first = next(lines, None)
     if first is None or first[1].get("trace") != TRACE_FORMAT:
         raise InputError(path, f"is no trace of format {TRACE_FORMAT}", TRACE_HINT)
-    where = f"{path}: line 1"
-    head = validate(where, first[1], TraceHeader, hint=TRACE_HINT)
-    _check_known(where, head.demands, head.queries)
-    if head.demands.keys() != head.queries.keys():
-        raise InputError(where, "not every query has a demand", TRACE_HINT, "demands")
-    for numbers in (head.resident, *(one.tensors for one in head.queries.values())):
-        _check_numbers(where, numbers, head)
-    for query, one in head.queries.items():
-        batches = [(1, one.run_s), *((batch.count, batch.run_s) for batch in one.larger)]
-        if any(a[0] >= b[0] or a[1] > b[1] for a, b in pairwise(batches)):
-            fault = "larger batches must ascend and take no less time"
-            raise InputError(where, fault, TRACE_HINT, f"queries.{query}.larger")
-    return head, _events(path, head, lines)
+    return validate(f"{path}: line 1", first[1], TraceHeader, hint=TRACE_HINT), _read_lines(path, lines)
+
+
+def _read_lines(path: str | Path, lines: Iterator[tuple[int, dict[str, Any]]]) -> Iterator[TraceLine]:
+    for number, line in lines:
+        if number > MAX_TRACE_LINES:
+            raise InputError(path, f"has more than {MAX_TRACE_LINES} lines", "record a shorter run")
+        where = f"{path}: line {number}"
+        yield where, validate(where, line, TraceArrival if "frame" in line else TraceStep, hint=TRACE_HINT)
+
+
+@contextlib.contextmanager
+def consistent_line(where: str) -> Iterator[None]:
+    """Turn the errors of numbers, names and times that contradict the lines before into an InputError."""
+    try:
+        yield
+    except (LookupError, ValueError, AssertionError) as error:
+        raise InputError(where, f"contradicts the lines before it ({one_line(error)})", TRACE_HINT) from error
 
 
 def trace_costs(head: TraceHeader) -> Costs:
-    """The costs in a trace's first line; tensors are named by their numbers (`numbered`)."""
+    """The costs in a trace's first line; tensors are named by their numbers (`numbered_names`)."""
     queries = {}
     for query, one in head.queries.items():
         larger = tuple(BatchCost(**dict(batch)) for batch in one.larger)
         queries[query] = QueryCost(numbered_names(one.tensors), one.run_s, one.workspace_bytes, one.sla_s, larger)
-    sizes = {numbered_names([number])[0]: pair for number, pair in enumerate(head.tensors)}
-    return Costs(
-        queries,
-        {name: pair[0] for name, pair in sizes.items()},
-        head.copy_bytes_per_s,
-        head.load_latency_s,
-        {name: pair[1] for name, pair in sizes.items()},
-    )
+    names = numbered_names(range(len(head.tensors)))
+    sizes, footprints = ({name: pair[part] for name, pair in zip(names, head.tensors)} for part in (0, 1))
+    return Costs(queries, sizes, head.copy_bytes_per_s, head.load_latency_s, footprints)
 
 
 def numbered_names(numbers: Iterable[int]) -> tuple[str, ...]:
     """Names for numbered tensors, which sort as the numbers do."""
     return tuple(f"{number:06}" for number in numbers)
-
-
-def _events(
-    path: str | Path, head: TraceHeader, lines: Iterator[tuple[int, dict[str, Any]]]
-) -> Iterator[TraceArrival | TraceStep]:
-    """The lines after the first one."""
-    now, told = -MAX_TRACE_SECONDS, dict.fromkeys(head.queries, -MAX_TRACE_SECONDS)
-    largest = {query: max([1, *(batch.count for batch in one.larger)]) for query, one in head.queries.items()}
-    for number, line in lines:
-        where = f"{path}: line {number}"
-        if number > MAX_TRACE_LINES:
-            raise InputError(path, f"has more than {MAX_TRACE_LINES} lines", "record a shorter run")
-        if "frame" in line:
-            arrival = validate(where, line, TraceArrival, hint=TRACE_HINT)
-            query, _, at = arrival.frame
-            _check_known(where, [query], head.queries)
-            if at < told[query]:
-                raise InputError(where, "the time goes backwards", TRACE_HINT, "frame")
-            told[query] = at
-            yield arrival
-            continue
-        step = validate(where, line, TraceStep, hint=TRACE_HINT)
-        if step.at < now:
-            raise InputError(where, "the time goes backwards", TRACE_HINT, "at")
-        now = step.at
-        turn = [] if step.query is None else [step.query]
-        _check_known(where, [*turn, *step.urgency, *(query for query, _, _ in step.drop)], head.queries)
-        for numbers in (step.load, step.evict, *step.resident):
-            _check_numbers(where, numbers, head)
-        least = 0 if step.run_s is None else 1
-        if step.query is not None and not least <= step.count <= largest[step.query]:
-            raise InputError(where, f"a run of {step.count} frames is not known", TRACE_HINT, "count")
-        yield step
-
-
-def _check_known(where: str, queries: Iterable[str], known: Collection[str]) -> None:
-    for query in queries:
-        if query not in known:
-            raise InputError(where, f"there is no query '{query[:100]}'", TRACE_HINT)
-
-
-def _check_numbers(where: str, numbers: Iterable[int], head: TraceHeader) -> None:
-    for number in numbers:
-        if number >= len(head.tensors):
-            raise InputError(where, f"there is no tensor {number}", TRACE_HINT)

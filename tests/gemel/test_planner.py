@@ -203,7 +203,7 @@ def test_plan_text_is_a_table(workload, capsys):
 
 
 @pytest.mark.parametrize(("words", "fault"), [
-    (["--memory", "lots"], "is not a size"),
+    (["--memory", "7%"], "'7%' is not a size; write min, 50%, 75%, all or a size such as 512MiB"),
     (["--device", "toaster"], "no profile 'toaster'"),
     (["--policy", "first"], "no policy 'first'"),
     (["--device", "measured"], "only bundles have measured costs"),

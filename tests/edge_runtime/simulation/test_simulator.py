@@ -46,12 +46,13 @@ def test_simulate_any_workload_balances_frames_and_keeps_the_budget(data):
         assert account["dropped"] == {reason: n for (of, reason), n in reasons.items() if of == query}
     resident: frozenset[str] = frozenset()
     moved = 0
-    for _, query, after, resident_bytes in result.timeline:
-        assert costs.queries[query].needed <= after
+    for change in result.changes:
+        after = (resident - set(change.evicted)) | set(change.loaded)
+        assert costs.queries[change.query].needed <= after
         moved += costs.moved_bytes(after - resident)
         resident = after
-        assert resident_bytes == costs.resident_bytes(after)
-        assert resident_bytes + costs.queries[query].workspace_bytes <= budget
+        assert change.resident_bytes == costs.resident_bytes(after)
+        assert change.resident_bytes + costs.queries[change.query].workspace_bytes <= budget
     assert moved == result.bytes_moved
     assert result.max_used_bytes <= budget
     busy = sorted((f.started_at, f.finished_at) for f in result.frames if f.started_at and f.finished_at)
@@ -115,6 +116,7 @@ def test_per_query_figures_come_from_the_frames():
         "processed": 2,
         "late": 0,
         "dropped": 0,
+        "dropped_by": {},
         "age_p95_ms": 15.24,
     }
     assert result.per_query()[1]["age_p95_ms"] is None
