@@ -103,7 +103,7 @@ class RuntimeStatus:
 
     def snapshot(self, camera: str) -> Snapshot | None:
         """The newest frame of a camera with its results; KeyError where there is no such camera."""
-        return self._observer.snapshots.newest(camera)
+        return self._observer.snapshot(camera)
 
     def _drift(self, active: ActiveConfig) -> list[DriftStatus]:
         report = None if self._spool is None else self._spool.drift

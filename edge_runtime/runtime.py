@@ -148,7 +148,7 @@ class Runtime:
             self.mailboxes.change(new, reframed | moved)
             self._scene.change(_priorities(after.box))
             if self._observer is not None:
-                self._observer.change(after.box.bundle)
+                self._observer.change({name: query.camera for name, query in new.items()})
             if self._spool is not None:
                 self._spool.queries = new
 

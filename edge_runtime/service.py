@@ -190,7 +190,7 @@ class Service:
         if config.http is not None:
             from edge_runtime.http.snapshots import Observer  # HTTP libraries take half a second to import
 
-            observer = Observer(bundle)
+            observer = Observer({query.id: query.camera for query in bundle.queries})
         self._runtime = Runtime(box, self._sinks, observer, self._spool)
         self._notifier, self._is_ready, self._is_frozen = Notifier(), False, False
         self._reloads = ReloadManager(self._runtime, build, self._notify_reload, self._follow_reload)

@@ -358,9 +358,9 @@ class BoxApp:
                 await dashboard.send_str(status.model_dump_json())
             for camera in cameras:
                 snapshot = self._snapshot(camera)
-                if snapshot is None or sent.get(camera) == (snapshot.frame, snapshot.answered_at):
+                if snapshot is None or sent.get(camera) == snapshot.key:
                     continue
-                sent[camera] = snapshot.frame, snapshot.answered_at
+                sent[camera] = snapshot.key
                 jpeg = await asyncio.to_thread(snapshot.jpeg)
                 head = json.dumps({"camera": camera, "sent_at": time.time(), **snapshot.to_json()}).encode()
                 await dashboard.send_bytes(len(head).to_bytes(4, "big") + head + jpeg)

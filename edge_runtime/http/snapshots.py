@@ -1,4 +1,4 @@
-"""The newest frame of each camera with the results of its queries, drawn on request; and the observer of a box."""
+"""The observer of a box: the newest frame of each camera with the results of its queries, drawn on request."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ from edge_runtime.drawing import draw_results
 from edge_runtime.http.metrics import Metrics
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from edge_runtime.executor import TurnTiming
     from edge_runtime.queues import Frame
-    from edge_runtime.sinks.base import ResultMessage
-    from models.bundle import Bundle
 
 STALE_S = 2.0
 """A result older than this by the frame's time is not drawn."""
@@ -25,103 +21,83 @@ STALE_S = 2.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """A camera's newest frame: its number, capture time (Unix seconds), image (RGB uint8, H, W, 3), and the newest
-    result records of the camera's queries.
-    """
+    """A camera's newest frame, and the newest result records of the camera's queries."""
 
-    frame: int
-    captured_at: float
-    image: np.ndarray
+    frame: Frame
     results: tuple[Mapping[str, Any], ...]
 
     @property
-    def answered_at(self) -> float | None:
-        """When the newest of the results was ready, Unix seconds; None without any."""
-        return max((float(result["finished_at"]) for result in self.results), default=None)
+    def key(self) -> tuple[int, float | None]:
+        """The frame's number and the time of the newest result, which change with the picture."""
+        return self.frame.index, max((float(result["finished_at"]) for result in self.results), default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """All but the image, with each query's newest result as text."""
+        """All but the image, with each query's newest result as text; times in Unix seconds."""
+        index, answered_at = self.key
         results = [{"query": str(result["query"]), "text": _format_result(result)} for result in self.results]
-        return {"frame": self.frame, "captured_at": self.captured_at, "answered_at": self.answered_at,
-                "results": results}  # fmt: skip
+        return {
+            "frame": index, "captured_at": self.frame.captured_unix, "answered_at": answered_at, "results": results,
+        }  # fmt: skip
 
     def jpeg(self) -> bytes:
         """The image with the recent results drawn in."""
-        recent = [one for one in self.results if self.captured_at - float(one["captured_at"]) <= STALE_S]
-        return draw_results(self.image, recent)
-
-
-class Snapshots:
-    """Keeps the newest frame and results of each camera; thread-safe. `queries` maps each query to its camera."""
-
-    def __init__(self, queries: Mapping[str, str]) -> None:
-        self._cameras = dict(queries)
-        self._frames: dict[str, tuple[int, float, np.ndarray]] = {}
-        self._results: dict[str, Mapping[str, Any]] = {}
-        self._lock = threading.Lock()
-
-    def change(self, queries: Mapping[str, str]) -> None:
-        """Serve these queries; what is known of those that stay is kept."""
-        with self._lock:
-            cameras = set(queries.values())
-            self._frames = {camera: frame for camera, frame in self._frames.items() if camera in cameras}
-            self._results = {
-                query: result for query, result in self._results.items() if self._cameras[query] == queries.get(query)
-            }
-            self._cameras = dict(queries)
-
-    def add_frame(self, camera: str, frame: int, captured_unix: float, image: np.ndarray) -> None:
-        """The newest frame of a camera."""
-        with self._lock:
-            self._frames[camera] = (frame, captured_unix, image)
-
-    def add_result(self, record: Mapping[str, Any]) -> None:
-        """The newest result of a query."""
-        with self._lock:
-            self._results[str(record["query"])] = record
-
-    def newest(self, camera: str) -> Snapshot | None:
-        """The snapshot of this camera; None before its first frame. KeyError where there is no such camera."""
-        with self._lock:
-            if camera not in self._cameras.values():
-                raise KeyError(camera)
-            if camera not in self._frames:
-                return None
-            frame, captured_at, image = self._frames[camera]
-            results = [self._results[query] for query, at in self._cameras.items()
-                       if at == camera and query in self._results]  # fmt: skip
-        return Snapshot(frame, captured_at, image, tuple(results))
+        assert self.frame.image is not None
+        oldest = self.frame.captured_unix - STALE_S
+        return draw_results(self.frame.image, [one for one in self.results if float(one["captured_at"]) >= oldest])
 
 
 class Observer:
-    """Records frames, results and turns of a running box for HTTP; each call costs microseconds."""
+    """Records the newest frame and results of each camera, and the timing of results and turns, for HTTP.
 
-    def __init__(self, bundle: Bundle) -> None:
-        self._cameras = {query.id: query.camera for query in bundle.queries}
-        self.snapshots, self.metrics = Snapshots(self._cameras), Metrics(self._cameras)
+    `cameras` maps each query to its camera. Thread-safe; each call costs microseconds.
+    """
 
-    def change(self, bundle: Bundle) -> None:
-        """Serve the queries of this bundle; what is known of those that stay is kept."""
-        self._cameras = {query.id: query.camera for query in bundle.queries}
-        self.snapshots.change(self._cameras)
-        self.metrics.change(self._cameras)
+    def __init__(self, cameras: Mapping[str, str]) -> None:
+        self._cameras = dict(cameras)
+        self._frames: dict[str, Frame] = {}
+        self._results: dict[str, Mapping[str, Any]] = {}
+        self._lock = threading.Lock()
+        self.metrics = Metrics(cameras)
+
+    def change(self, cameras: Mapping[str, str]) -> None:
+        """Serve these queries; what is known of those that stay is kept."""
+        with self._lock:
+            self._frames = {name: frame for name, frame in self._frames.items() if name in cameras.values()}
+            self._results = {
+                query: result for query, result in self._results.items() if self._cameras[query] == cameras.get(query)
+            }
+            self._cameras = dict(cameras)
+        self.metrics.change(cameras)
 
     def add_frame(self, query: str, frame: Frame) -> None:
         """A frame for a query."""
         if frame.image is not None:
-            self.snapshots.add_frame(self._cameras[query], frame.index, frame.captured_unix, frame.image)
+            with self._lock:
+                self._frames[self._cameras[query]] = frame
 
-    def add_result(self, message: ResultMessage) -> None:
-        """A result."""
-        self.snapshots.add_result(message.record)
-        self.metrics.observe_age(message.record["query"], message.record["age_ms"] / 1000)
+    def add_result(self, record: Mapping[str, Any]) -> None:
+        """A result record."""
+        with self._lock:
+            self._results[record["query"]] = record
+        self.metrics.age.labels(record["query"]).observe(record["age_ms"] / 1000)
 
     def add_turn(self, query: str, timing: TurnTiming) -> None:
         """A turn of a query."""
         if timing.load_s is not None and timing.moved_bytes:
-            self.metrics.observe_load(query, timing.load_s)
+            self.metrics.load.labels(query).observe(timing.load_s)
         if timing.run_s is not None:
-            self.metrics.observe_run(query, timing.run_s)
+            self.metrics.run.labels(query).observe(timing.run_s)
+
+    def snapshot(self, camera: str) -> Snapshot | None:
+        """The newest frame of a camera with its results; None before its first. KeyError where there is no such
+        camera."""
+        with self._lock:
+            queries = [query for query, name in self._cameras.items() if name == camera]
+            if not queries:
+                raise KeyError(camera)
+            frame = self._frames.get(camera)
+            results = tuple(self._results[query] for query in queries if query in self._results)
+        return None if frame is None else Snapshot(frame, results)
 
 
 def _format_result(result: Mapping[str, Any]) -> str:

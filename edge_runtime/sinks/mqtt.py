@@ -28,7 +28,7 @@ DISCOVERY_PREFIX = "homeassistant"
 def _check_topic(text: str) -> str:
     rest = text.replace("{camera}", "").replace("{query}", "")
     if re.search(r"[{}+#]", rest) or text.startswith("$") or not text.isprintable():
-        raise ValueError("is no topic to publish to: {camera} and {query} are filled in, other braces, + # and $ reserved")
+        raise ValueError("is no topic to publish to: only {camera} and {query} in braces, no + or #, no $ first")
     return text
 
 

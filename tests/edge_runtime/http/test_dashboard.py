@@ -1,49 +1,34 @@
-"""The dashboard in a real browser: it shows what the box says, on a phone and a desk, and nothing from elsewhere."""
+"""The dashboard in a real browser, as wide as a desk and a phone."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from edge_runtime.http.app import HttpService
-from edge_runtime.http.auth import Access
-from edge_runtime.http.metrics import Metrics
 from tests.browser import page_of
-from tests.edge_runtime.http.box import Box, camera, detection, query, scene, sink
+from tests.edge_runtime.http.box import Box, camera, query, sink
+from tests.edge_runtime.http.test_app import TOKEN, serve_box
 
-TOKEN = "a-token-of-32-characters-or-more"
-PATIENCE_MS = 60_000
-
-
-@contextmanager
-def serve_box(box: Box, host: str = "127.0.0.1") -> Iterator[str]:
-    service = HttpService(box, Metrics(["bridge-cars", "gate-kind"]), Access(host, 0, TOKEN), "box.yaml")
-    service.start()
-    try:
-        yield f"http://127.0.0.1:{service.port}/"
-    finally:
-        service.stop()
+TIMEOUT_MS = 60_000
 
 
 @pytest.fixture
 def box() -> Box:
-    made = Box()
-    made.snapshots.add_frame("bridge", 1, time.time(), scene())
-    made.snapshots.add_result(detection(time.time()))
-    made.snapshots.add_frame("gate", 1, time.time(), scene(120))
-    return made
+    box = Box()
+    box.add_frame("bridge-cars", 1, time.time())
+    box.add_result(time.time())
+    box.add_frame("gate-kind", 1, time.time(), shift=120)
+    return box
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
 def test_dashboard_shows_the_box(browser: Any, box: Box, width: int, scheme: str) -> None:
     with serve_box(box) as address, page_of(browser, width, scheme) as (page, wrong):
-        page.goto(address)
-        page.wait_for_selector(".camera:nth-child(2) img[src]", timeout=PATIENCE_MS)
-        page.wait_for_selector("#age-curve canvas", timeout=PATIENCE_MS)
+        page.goto(f"http://{address}/")
+        page.wait_for_selector(".camera:nth-child(2) img[src]", timeout=TIMEOUT_MS)
+        page.wait_for_selector("#age-curve canvas", timeout=TIMEOUT_MS)
         assert page.text_content("h1") == "junction" and page.text_content("#state") == "all well"
         assert "bridge-cars" in page.text_content("#queries") and "deadline 4, replaced 5" in page.text_content(
             "#queries"
@@ -52,7 +37,9 @@ def test_dashboard_shows_the_box(browser: Any, box: Box, width: int, scheme: str
         assert "1 of 2 queries resident" in page.text_content("#budget-words")
         assert page.text_content(".results") == "bridge-cars: 1 car"
         assert "full 3" in page.text_content("#sinks")
-        assert all(told in page.text_content("#drift") for told in ("0.930", "its own weights again", "too few frames"))
+        assert all(
+            words in page.text_content("#drift") for words in ("0.930", "its own weights again", "too few frames")
+        )
         assert "5.0 MB of frames kept" in page.text_content("#spool") and "busy 2" in page.text_content("#spool")
         assert page.evaluate("Promise.all([...document.querySelectorAll('.camera img')].map(one => one.decode()))") == [
             None,
@@ -67,8 +54,8 @@ def test_dashboard_shows_the_box(browser: Any, box: Box, width: int, scheme: str
 
 def test_dashboard_shows_problems_as_text(browser: Any, box: Box) -> None:
     with serve_box(box) as address, page_of(browser) as (page, wrong):
-        page.goto(address)
-        page.wait_for_selector(".camera img[src]", timeout=PATIENCE_MS)
+        page.goto(f"http://{address}/")
+        page.wait_for_selector(".camera img[src]", timeout=TIMEOUT_MS)
         name = "<img src=x onerror=alert(1)>"
         away = camera("gate", state="away", up=False, frame_age_s=90.0, error="the connection was refused")
         box.changes["cameras"] = [camera("bridge"), away]
@@ -76,37 +63,37 @@ def test_dashboard_shows_problems_as_text(browser: Any, box: Box) -> None:
         box.changes["sinks"] = [sink("mqtt", state="down", trouble="no answer", undelivered={"old": 9})]
         box.changes |= {"refused": "bundle: is cut", "bundle_fault": "b was changed in place"}
         box.changes["held_back"] = {"bridge-cars": "it answers otherwise"}
-        page.wait_for_selector("text=6 to look at", timeout=PATIENCE_MS)
-        told = page.text_content("#troubles")
-        assert "camera gate: away, newest frame 2 min old (the connection was refused)" in told
-        assert "query bridge-cars keeps its old weights: it answers otherwise" in told
-        assert "bundle: b was changed in place" in told and "the last reload was not applied: bundle: is cut" in told
-        assert "sink mqtt: down (no answer)" in told and f"query {name}: ValueError: <b>no</b>" in told
+        page.wait_for_selector("text=6 to look at", timeout=TIMEOUT_MS)
+        text = page.text_content("#troubles")
+        assert "camera gate: away, newest frame 2 min old (the connection was refused)" in text
+        assert "query bridge-cars keeps its old weights: it answers otherwise" in text
+        assert "bundle: b was changed in place" in text and "the last reload was not applied: bundle: is cut" in text
+        assert "sink mqtt: down (no answer)" in text and f"query {name}: ValueError: <b>no</b>" in text
         assert page.is_visible(".camera.down .mark") and page.query_selector("#queries img") is None and wrong == []
 
 
 def test_dashboard_reports_a_lost_box(browser: Any, box: Box) -> None:
     with page_of(browser) as (page, _):
         with serve_box(box) as address:
-            page.goto(address)
-            page.wait_for_selector("text=all well", timeout=PATIENCE_MS)
-        page.wait_for_selector("text=the box does not answer", timeout=PATIENCE_MS)
+            page.goto(f"http://{address}/")
+            page.wait_for_selector("text=all well", timeout=TIMEOUT_MS)
+        page.wait_for_selector("text=the box does not answer", timeout=TIMEOUT_MS)
 
 
 def test_dashboard_login_with_token(browser: Any, box: Box) -> None:
     with serve_box(box, "0.0.0.0") as address, page_of(browser) as (page, _):
-        page.goto(address)
+        page.goto(f"http://{address}/")
         page.fill("#token", "not-the-token-at-all")
         page.click("button")
-        page.wait_for_selector("text=That is not its token.", timeout=PATIENCE_MS)
+        page.wait_for_selector("text=That is not its token.", timeout=TIMEOUT_MS)
         page.fill("#token", TOKEN)
         page.click("button")
-        page.wait_for_selector("text=all well", timeout=PATIENCE_MS)
+        page.wait_for_selector("text=all well", timeout=TIMEOUT_MS)
         assert page.evaluate("document.cookie") == ""
 
 
 def test_dashboard_ages_ignore_browser_clock(browser: Any, box: Box) -> None:
     with serve_box(box) as address, page_of(browser) as (page, _):
         page.add_init_script("const told = Date.now; Date.now = () => told() + 3600e3")
-        page.goto(address)
-        page.wait_for_selector("text=/result \\d+(\\.\\d)? m?s old/", timeout=PATIENCE_MS)
+        page.goto(f"http://{address}/")
+        page.wait_for_selector("text=/result \\d+(\\.\\d)? m?s old/", timeout=TIMEOUT_MS)
