@@ -58,9 +58,7 @@ def test_status_matches_the_box(address: str, box: Box) -> None:
     status, body, headers = send_request(address, "/api/status")
     found = json.loads(body)
     assert status == 200 and found == json.loads(box.status().model_dump_json())
-    assert found.keys() >= set(
-        ["run", "bundle", "uptime_s", "budget_bytes", "resident_bytes", "cameras", "queries", "sinks", "drift"]
-    )
+    assert {"run", "bundle", "uptime_s", "budget_bytes", "resident_bytes", "drift"} <= found.keys()
     assert {"id", "state", "fps", "frame_age_s", "reconnects"} <= found["cameras"][0].keys()
     assert {"id", "resident", "fps", "age_p95_ms", "ledger"} <= found["queries"][0].keys()
     assert {"kind", "state", "delivered", "undelivered"} <= found["sinks"][0].keys()
