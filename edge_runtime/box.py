@@ -241,7 +241,7 @@ def _budgeted_costs(
 
     def layers(name: str) -> Sequence[OverflowLayer]:
         query = bundle.query(name)
-        return streamable_layers(engines[name].model, query.input_size, query.tensors, query.stored, config.device)
+        return streamable_layers(engines[name].model, query, config.device)
 
     whole = known_costs(bundle, engines, profile)
     within = overflow_of(whole, config.budget_bytes, layers)

@@ -91,7 +91,7 @@ def _bind_share(bundle: Bundle, share: float) -> tuple[TorchEngine, Arena, Overf
     whole = TorchEngine(bundle, query.id)
     costs = known_costs(bundle, {query.id: whole}, None)
     budget = costs.queries[query.id].workspace_bytes + int(share * costs.weights_bytes(query.id))
-    layers = streamable_layers(whole.model, query.input_size, query.tensors, query.stored, "cpu")
+    layers = streamable_layers(whole.model, query, "cpu")
     found = overflow_of(costs, budget, lambda _: layers)
     assert not found.lacking, f"it does not run in {budget} bytes: {found.lacking}"
     engine = TorchEngine(bundle, query.id, overflow=found.tensors.get(query.id, ()))

@@ -12,7 +12,6 @@ from torch.utils import _pytree as pytree
 from benchmarks.gpu.bundles import FAMILIES, FEW, bundle_of
 from benchmarks.gpu.found import Found, Setting
 from edge_runtime.engines.base import EngineError, FrameEngine
-from edge_runtime.engines.onnx import OnnxEngine
 from edge_runtime.engines.registry import engine_class, make_engine
 from edge_runtime.engines.setup import resident_arena
 from edge_runtime.engines.torch_engine import TorchEngine
@@ -132,8 +131,6 @@ def compare(setting: Setting, found: Found, bundle: Bundle, name: str, close: fl
         engine = _prepare(found, bundle, name, setting)
     if engine is None:
         return
-    if isinstance(engine, OnnxEngine):
-        found.holds(f"{name}_on_{setting.device.type}", engine.runs_on.type == setting.device.type)
     with setting.on_compute_stream(), torch.inference_mode(), disable_tf32():
         arena = resident_arena(bundle, {query.id: engine})
         for count in COUNTS:

@@ -24,7 +24,6 @@ from models.errors import InputError
 from models.predictions import DetectionPrediction, Prediction
 from models.tasks import task_of
 
-MAX_WORKSPACES = 4096
 _WORKSPACES: dict[tuple[Any, ...], int] = {}
 """By architecture and batch: counting takes a tenth of a second, and a reload needs the same ones again."""
 
@@ -81,14 +80,11 @@ class FrameEngine(ABC):
         self._check_packed(bundle)
         self.model = bundle.build(query_id, "meta")
         self._task = task_of(self.query.task)
-        self._workspace_bytes: int | None = None
 
     @property
     def workspace_bytes(self) -> int:
         """The workspace of a run of one frame."""
-        if self._workspace_bytes is None:
-            self._workspace_bytes = self.workspace_of(1)
-        return self._workspace_bytes
+        return self.workspace_of(1)
 
     @property
     def overflow_bytes(self) -> int:
@@ -139,8 +135,6 @@ class FrameEngine(ABC):
         """Peak bytes of intermediates of a run of `count` frames, as far as it is known at this point."""
         key = (type(self), self.device.type, _architecture(self.query, self.model), count)
         if key not in _WORKSPACES:
-            if len(_WORKSPACES) >= MAX_WORKSPACES:
-                _WORKSPACES.clear()
             size = self.query.input_size
             measured = measure_workspace(self.model, size, count, self.device) if self.device.type != "cpu" else 0
             _WORKSPACES[key] = max(measured, workspace_bytes(self.model, size, count))

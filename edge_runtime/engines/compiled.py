@@ -146,7 +146,6 @@ class CompiledEngine(FrameEngine):
         ranges = batch_ranges(self.device)
         with ThreadPoolExecutor(len(ranges)) as pool:  # each waits for a process of its own
             self._files = dict(zip(ranges, pool.map(fetch, ranges), strict=True))
-        self._workspace_bytes = None
 
     def bind(self, tensor_of: TensorOf, wait: WaitFor | None = None) -> None:
         """Hand the packages views of the arena: nothing is copied, so the tensors must stay where they are."""
@@ -189,7 +188,10 @@ class CompiledEngine(FrameEngine):
             self._packages[batches] = aoti_load_package(str(file.path), run_single_threaded=True)
         names = {f"network.{path}": name for path, name in self.query.tensors.items()}
         self._constants = {
-            batches: {key: _read_constant(value, self.device) for key, value in file.notes["constants"].items()}
+            batches: {
+                key: torch.tensor(one["values"], dtype=getattr(torch, one["dtype"]), device=self.device)
+                for key, one in file.notes["constants"].items()
+            }
             for batches, file in self._files.items()
         }
         wanted = {key for package in self._packages.values() for key in package.get_constant_fqns()}
@@ -216,17 +218,16 @@ def report_out_of_memory(device: torch.device) -> Iterator[None]:
     """Raise OutOfMemoryError where compiled code fails with a plain RuntimeError after torch's allocator refused it
     memory. On a GPU alone.
     """
-    before = _refused_allocations(device)
+    if device.type == "cpu":
+        yield
+        return
+    before = torch.cuda.memory_stats(device).get("num_ooms", 0)
     try:
         yield
     except RuntimeError as error:
-        if _refused_allocations(device) > before and not is_out_of_memory(error):
+        if torch.cuda.memory_stats(device).get("num_ooms", 0) > before and not is_out_of_memory(error):
             raise torch.OutOfMemoryError(f"CUDA out of memory in compiled code: {error}") from error
         raise
-
-
-def _refused_allocations(device: torch.device) -> int:
-    return torch.cuda.memory_stats(device).get("num_ooms", 0) if device.type == "cuda" else 0
 
 
 def set_constants(package: Any, state: Mapping[str, Tensor]) -> None:
@@ -347,7 +348,11 @@ def compile_package(
     return {
         "model": query.model,
         "workspace": workspace,
-        "constants": {name: _write_constant(tensor) for name, tensor in constants.items() if name in outside},
+        "constants": {
+            name: {"dtype": str(tensor.dtype).removeprefix("torch."), "values": tensor.tolist()}
+            for name, tensor in constants.items()
+            if name in outside
+        },
     }
 
 
@@ -402,16 +407,3 @@ def _measure_batch(package: Any, size: int, count: int, device: torch.device) ->
     frames = torch.rand(count, 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
     package(frames)
     return peak_bytes(lambda: package(frames), device) + frames.nbytes
-
-
-def _write_constant(tensor: Tensor) -> dict[str, Any]:
-    """A constant as JSON values."""
-    return {
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-        "shape": list(tensor.shape),
-        "values": tensor.reshape(-1).tolist(),
-    }
-
-
-def _read_constant(value: dict[str, Any], device: torch.device) -> Tensor:
-    return torch.tensor(value["values"], dtype=getattr(torch, value["dtype"]), device=device).view(value["shape"])

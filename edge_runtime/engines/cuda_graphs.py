@@ -75,12 +75,16 @@ class CudaGraphs:
             self._graphs.move_to_end(key)
             return graph.replay(batch)
         outputs = _run_and_drop_graphs_if_full(forward, batch)
-        if key in self._seen:
-            self._keep(key, self._capture(forward, batch, outputs))
-        else:
+        if key not in self._seen:
             self._seen[key] = None
-            while len(self._seen) > MAX_PLACEMENTS:
+            if len(self._seen) > MAX_PLACEMENTS:
                 self._seen.popitem(last=False)
+        elif captured := self._capture(forward, batch, outputs):
+            self._graphs[key] = captured
+            if len(self._graphs) > MAX_GRAPHS:
+                self._graphs.popitem(last=False)
+        else:
+            self.refuse()
         return outputs
 
     @property
@@ -99,14 +103,6 @@ class CudaGraphs:
         self.clear()
         return had
 
-    def _keep(self, key: Hashable, graph: _CapturedRun | None) -> None:
-        if graph is None:
-            self.refuse()
-            return
-        self._graphs[key] = graph
-        if len(self._graphs) > MAX_GRAPHS:
-            self._graphs.popitem(last=False)
-
     def _capture(self, forward: Forward, batch: Tensor, expected: Any) -> _CapturedRun | None:
         """A graph of this run that was verified to give what is expected; None where there is none."""
         try:
@@ -118,7 +114,8 @@ class CudaGraphs:
             with self._cuda.stream(stream), capture:  # torch leaves its stream the current one where a capture fails
                 outputs = forward(frames)
             captured = _CapturedRun(graph, frames, outputs)
-            if _all_close(captured.replay(batch), expected):
+            found = pytree.tree_leaves(captured.replay(batch))
+            if all(map(_is_close, found, pytree.tree_leaves(expected))):
                 return captured
             log.warning("a run replayed from a graph differs from the plain run: graphs are not used")
         except Exception as error:  # a library may do what no graph can hold, and raises errors of its own
@@ -130,15 +127,8 @@ class CudaGraphs:
 
         torch refuses a pool that no graph uses any more.
         """
-        return next(
-            (
-                one.graph.pool()
-                for owner in list(_ALL)
-                if (owner._device, owner._cuda) == (self._device, self._cuda)
-                for one in owner._graphs.values()
-            ),
-            None,
-        )
+        alike = [own for own in list(_ALL) if (own._device, own._cuda) == (self._device, self._cuda)]
+        return next((one.graph.pool() for own in alike for one in own._graphs.values()), None)
 
 
 _ALL: weakref.WeakSet[CudaGraphs] = weakref.WeakSet()
@@ -180,15 +170,10 @@ def _no_synchronisation(cuda: Any) -> Iterator[None]:
         cuda.set_sync_debug_mode(before)
 
 
-def _all_close(found: Any, expected: Any) -> bool:
-    pairs = list(zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True))
-    return all(_is_close(one, other) if isinstance(one, Tensor) else one == other for one, other in pairs)
-
-
-def _is_close(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape or not one.is_floating_point():
+def _is_close(one: Any, other: Any) -> bool:
+    if not isinstance(one, Tensor):
+        return one == other
+    if one.shape != other.shape or not one.is_floating_point() or not one.numel():
         return torch.equal(one, other)
-    if not one.numel():
-        return True
     scale = float(other.abs().max()) or 1.0
     return float((one - other).abs().max()) <= TOLERANCE * scale

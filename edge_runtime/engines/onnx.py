@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
-import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,25 +31,16 @@ if TYPE_CHECKING:
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
-DEVICES = {CPU: "cpu", CUDA: "cuda", TENSORRT: "cuda"}
-FALLBACK_PROVIDER = {TENSORRT: CUDA, CUDA: CPU}
-"""The provider that runs what another refuses, and everything where that one fails."""
+PROVIDERS = {CPU: [CPU], CUDA: [CUDA, CPU], TENSORRT: [TENSORRT, CUDA, CPU]}
+"""A provider, and those that run the nodes that it refuses."""
 ONLY_ERRORS = 3
+GRAPH_SUFFIX = ".onnx"
+GRAPH_FORMAT = 1
+"""Incremented when graphs are made differently, so that older ones are made anew."""
+MEASURED_BATCHES = (1, 4)
+"""The batches whose workspace is measured; others lie on the line through them."""
 
-log = logging.getLogger("gemel.run")
-
-
-class OnnxSession:
-    """One graph on `device` ("cpu" or "cuda"), which after a fallback is not the one that was requested."""
-
-    def __init__(self, session: Any, device: torch.device) -> None:
-        self.runtime, self.device = session, device
-        self.options = _run_options(device)
-        self.inputs = tuple(one.name for one in session.get_inputs())
-        self.outputs = tuple(one.name for one in session.get_outputs())
-
-
-_sessions: weakref.WeakValueDictionary[tuple[Any, ...], OnnxSession] = weakref.WeakValueDictionary()
+_sessions: weakref.WeakValueDictionary[tuple[Any, ...], Any] = weakref.WeakValueDictionary()
 
 
 def unavailable_reason(provider: str) -> str | None:
@@ -64,36 +54,27 @@ def unavailable_reason(provider: str) -> str | None:
     return None
 
 
-def session_for(path: Path, provider: str, device: torch.device) -> OnnxSession:
-    """The session of a graph's file by a provider on a device; queries of one architecture share it.
+def session_for(path: Path, provider: str, device: torch.device) -> Any:
+    """The InferenceSession of a graph's file by a provider on a device; queries of one architecture share it.
 
-    Where a provider fails the next one is used, with one warning. Raises EngineError where the CPU's fails.
+    Raises EngineError where the provider cannot be used.
     """
-    key = path, provider, device, torch.get_num_threads(), _in_tf32()
-    session = _sessions.get(key)
-    if session is None:
-        session = _sessions[key] = _create_session(path, provider, device)
+    tf32 = torch.backends.cudnn.allow_tf32
+    key = path, provider, device, torch.get_num_threads(), tf32
+    session, reason = _sessions.get(key), unavailable_reason(provider)
+    if session is None and reason is None:
+        try:
+            session = _create_session(path, provider, device)
+            reason = None if provider in session.get_providers() else "its libraries did not load"
+        except Exception as error:  # ONNX Runtime's errors have no common type
+            reason = " ".join(str(error).split())[:200]
+    if reason is not None:
+        raise EngineError(f"ONNX Runtime cannot use {provider}: {reason}")
+    _sessions[key] = session
     return session
 
 
-def _create_session(path: Path, provider: str, device: torch.device) -> OnnxSession:
-    why = unavailable_reason(provider)
-    if why is None:
-        try:
-            runtime = _runtime(path, provider, device)
-            if provider in runtime.get_providers():
-                return OnnxSession(runtime, device)
-            why = "its libraries did not load"
-        except Exception as error:  # ONNX Runtime's errors have no common type
-            why = " ".join(str(error).split())[:200]
-    following = FALLBACK_PROVIDER.get(provider)
-    if following is None:
-        raise EngineError(f"ONNX Runtime cannot run its graph: {why}")
-    _warn_once(provider, why)
-    return _create_session(path, following, device if DEVICES[following] == device.type else torch.device("cpu"))
-
-
-def _runtime(path: Path, provider: str, device: torch.device) -> Any:
+def _create_session(path: Path, provider: str, device: torch.device) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -105,51 +86,41 @@ def _runtime(path: Path, provider: str, device: torch.device) -> Any:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     # The level above uses kernels that need reordered copies of the weights.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    return onnxruntime.InferenceSession(str(path), options, providers=providers_from(provider, path, device))
+    providers = [(name, provider_options(name, path, device)) for name in PROVIDERS[provider]]
+    return onnxruntime.InferenceSession(str(path), options, providers=providers)
 
 
-def providers_from(provider: str, path: Path, device: torch.device) -> list[Any]:
-    """The provider with its options, then those that run what it refuses."""
-    found: list[Any] = []
-    while provider != CPU:
-        make = _tensorrt_options if provider == TENSORRT else _cuda_options
-        found.append((provider, make(path, device)))
-        provider = FALLBACK_PROVIDER[provider]
-    return [*found, CPU]
+def provider_options(provider: str, path: Path, device: torch.device) -> dict[str, str]:
+    """The options of a provider for the graph at `path`.
 
-
-def _cuda_options(path: Path, device: torch.device) -> dict[str, str]:
+    A GPU's gets the compute stream, where copies into the arena and frames were queued before. TensorRT's engines take
+    minutes to build and are run as code: cached beside the graph, in the private folder.
+    """
+    if provider == CPU:
+        return {}
+    stream = {
+        "device_id": str(device.index or 0),
+        "user_compute_stream": str(compute_stream(device).cuda_stream),
+    }
+    if provider == TENSORRT:
+        return {
+            **stream,
+            "trt_engine_cache_enable": "1",
+            "trt_engine_cache_path": str(path.parent),
+            "trt_engine_cache_prefix": path.stem,
+            "trt_timing_cache_enable": "1",
+            "trt_timing_cache_path": str(path.parent),
+        }
     return {
-        **_stream_options(device),
+        **stream,
         "arena_extend_strategy": "kSameAsRequested",
         "cudnn_conv_algo_search": "HEURISTIC",
-        "use_tf32": str(int(_in_tf32())),
+        # As torch convolves here; ONNX Runtime has one setting for all products.
+        "use_tf32": str(int(torch.backends.cudnn.allow_tf32)),
     }
 
 
-def _tensorrt_options(path: Path, device: torch.device) -> dict[str, str]:
-    """Its engines take minutes to build and are run as code: cached beside the graph, in the private folder."""
-    return {
-        **_stream_options(device),
-        "trt_engine_cache_enable": "1",
-        "trt_engine_cache_path": str(path.parent),
-        "trt_engine_cache_prefix": path.stem,
-        "trt_timing_cache_enable": "1",
-        "trt_timing_cache_path": str(path.parent),
-    }
-
-
-def _in_tf32() -> bool:
-    """Whether torch convolves so here (`models.device.disable_tf32`); ONNX Runtime has one setting for all products."""
-    return torch.backends.cudnn.allow_tf32
-
-
-def _stream_options(device: torch.device) -> dict[str, str]:
-    """The compute stream, where copies into the arena and frames were queued before."""
-    return {"device_id": str(device.index or 0), "user_compute_stream": str(compute_stream(device).cuda_stream)}
-
-
-def _run_options(device: torch.device) -> Any:
+def run_options(device: torch.device) -> Any:
     """On a GPU every session has a memory pool outside torch's allocator, which is freed after each run."""
     import onnxruntime
 
@@ -159,24 +130,21 @@ def _run_options(device: torch.device) -> Any:
     return options
 
 
-@functools.cache
-def _warn_once(provider: str, why: str) -> None:
-    on_gpu = FALLBACK_PROVIDER[provider] == CUDA
-    instead = f"{CUDA} runs everything" if on_gpu else "it runs on the CPU, with copies of the weights there"
-    log.warning("ONNX Runtime cannot use %s (%s): %s", provider, why, instead)
-
-
-RESET_PEAK = "5"
-"""What clear_refs takes to begin a new peak (proc(5))."""
-
-
-def measure_onnx_workspace(runtime: Any, graph: onnx.GraphProto, size: int, batches: tuple[int, ...]) -> dict[int, int]:
+def measure_onnx_workspace(runtime: Any, graph: onnx.GraphProto, size: int, batches: Sequence[int]) -> dict[int, int]:
     """Peak bytes of a run by batch, frames included; empty where the system does not report it (Linux does).
 
     ONNX Runtime does not report what it allocates, so this is the peak of the process. `runtime` is a session of
     `graph`; the weights are zero pages that were never written, which take no memory.
     """
-    weights = {one.name: np.zeros(*_kind(one)) for one in graph.input if one.name != INPUT}
+    import onnx
+
+    inputs = {one.name: one.type.tensor_type for one in graph.input if one.name != INPUT}
+    weights = {
+        name: np.zeros(
+            [axis.dim_value for axis in kind.shape.dim], onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
+        )
+        for name, kind in inputs.items()
+    }
     peaks = {}
     for batch in batches:
         frames = np.zeros((batch, 3, size, size), np.float32)
@@ -196,33 +164,17 @@ def process_peak_bytes(run: Callable[[], object]) -> int | None:
     gc.collect()
     try:
         ctypes.CDLL(None).malloc_trim(0)  # freed memory would be reused unnoticed
-        before = _status("VmRSS")
-        Path("/proc/self/clear_refs").write_text(RESET_PEAK)
+        before = _process_status("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # begins a new peak (proc(5))
         run()
-        return max(0, _status("VmHWM") - before)
+        return max(0, _process_status("VmHWM") - before)
     except (OSError, AttributeError, StopIteration):
         return None
 
 
-def _status(field: str) -> int:
+def _process_status(field: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
-
-
-def _kind(value: onnx.ValueInfoProto) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and dtype of an input."""
-    import onnx
-
-    described = value.type.tensor_type
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(described.elem_type)
-    return tuple(axis.dim_value for axis in described.shape.dim), dtype
-
-
-GRAPH_SUFFIX = ".onnx"
-GRAPH_FORMAT = 1
-"""Counted up when graphs are made differently, so that older ones are made anew."""
-MEASURED_BATCHES = (1, 4)
-"""The batches whose workspace is measured; others lie on the line through them."""
 
 
 def graph_key(query: BundleQuery, model: nn.Module) -> dict[str, Any]:
@@ -241,41 +193,28 @@ def write_graph(bundle: Bundle, query: BundleQuery, path: Path) -> Mapping[str, 
 
     from models.export import graph_without_weights
 
-    model = _placeholders(bundle.build(query.id, "meta"))
+    model = bundle.build(query.id, "meta")
+    # Each parameter gets an empty tensor of its own. With the bundle's, two parameters of equal bytes would be one
+    # tensor, and one input of the graph; another query of this architecture has different ones there.
+    placeholders = {key: torch.empty_like(tensor, device="cpu") for key, tensor in model.state_dict().items()}
+    model.load_state_dict(placeholders, assign=True)
     stored = {key: own.dtype for key, own in query.stored.items()}
-    dynamic = not isinstance(model, Detector) or isinstance(model, OneStage)
+    batch: int | str = "dynamic" if not isinstance(model, Detector) or isinstance(model, OneStage) else 1
     try:
-        graph = graph_without_weights(model, query.input_size, "dynamic" if dynamic else 1, stored)
-    except InputError as error:
-        if not dynamic:
-            raise EngineError(f"it cannot be exported: {error.problem}") from error
-        graph, dynamic = _for_one_frame(model, query, stored), False
-    path.write_bytes(graph)
-    runtime = session_for(path, CPU, torch.device("cpu")).runtime
-    batches = MEASURED_BATCHES if dynamic else MEASURED_BATCHES[:1]
-    workspace = measure_onnx_workspace(runtime, onnx.load_from_string(graph).graph, query.input_size, batches)
-    return {"model": query.model, "batch": "dynamic" if dynamic else 1, "workspace": workspace}
-
-
-def _for_one_frame(model: nn.Module, query: BundleQuery, stored: Mapping[str, str]) -> bytes:
-    """The graph of a user's model whose forward fixes the batch."""
-    from models.export import graph_without_weights
-
-    try:
-        return graph_without_weights(model, query.input_size, 1, stored)
+        try:
+            graph = graph_without_weights(model, query.input_size, batch, stored)
+        except InputError:
+            if batch == 1:
+                raise
+            batch = 1  # a user's model whose forward fixes the batch
+            graph = graph_without_weights(model, query.input_size, batch, stored)
     except InputError as error:
         raise EngineError(f"it cannot be exported: {error.problem}") from error
-
-
-def _placeholders(model: nn.Module) -> nn.Module:
-    """Give each parameter an empty tensor of its own.
-
-    With the bundle's, two parameters of equal bytes would be one tensor, and one input of the graph; another query of
-    this architecture has different ones there.
-    """
-    state = {key: torch.empty_like(tensor, device="cpu") for key, tensor in model.state_dict().items()}
-    model.load_state_dict(state, assign=True)
-    return model
+    path.write_bytes(graph)
+    batches = MEASURED_BATCHES[:1] if batch == 1 else MEASURED_BATCHES
+    session = session_for(path, CPU, torch.device("cpu"))
+    workspace = measure_onnx_workspace(session, onnx.load_from_string(graph).graph, query.input_size, batches)
+    return {"model": query.model, "batch": batch, "workspace": workspace}
 
 
 class OnnxEngine(FrameEngine):
@@ -284,7 +223,7 @@ class OnnxEngine(FrameEngine):
     The graph is exported once per architecture (`EngineCache`), and queries of one architecture share its session: each
     has a table of addresses. Nothing is folded or packed, since no weight is known before a run. Outputs: a
     classifier's logits; a one-stage detector's decoded boxes and scores; a two-stage detector's boxes, scores and
-    labels. Preparing raises EngineError for an architecture that cannot be exported.
+    labels. Preparing raises EngineError for an architecture that cannot be exported, or without its provider.
     """
 
     name = "onnx"
@@ -298,10 +237,12 @@ class OnnxEngine(FrameEngine):
         super().__init__(bundle, query_id, device)
         self._bundle, self._cache = bundle, cache
         self._file: CachedFile | None = None
-        self._session: OnnxSession | None = None
+        self._session: Any = None
         self._binding: Any = None
-        self._bound: dict[str, tuple[Tensor, Tensor]] = {}
-        self._wanted: list[tuple[str, str]] = []
+        self._options: Any = None
+        self._inputs: list[tuple[str, str]] = []
+        self._outputs: list[str] = []
+        self._bound: dict[str, Tensor] = {}
         self._decoded = _Decoded(self.model) if isinstance(self.model, OneStage) else None
 
     @classmethod
@@ -317,42 +258,33 @@ class OnnxEngine(FrameEngine):
 
         return f"ONNX Runtime {onnxruntime.__version__}, {cls.providers[device]}"
 
-    @property
-    def runs_on(self) -> torch.device:
-        """Where it runs once it is prepared: on the CPU where the device's provider failed."""
-        assert self._session is not None
-        return self._session.device
-
     def prepare(self) -> None:
         """Export this architecture, or find its graph, and make the session unless another query has it."""
         if self._session is not None:
             return
-        if self._file is None:
-            self._cache = self._cache or EngineCache()
-            self._file = self._cache.fetch(
-                graph_key(self.query, self.model),
-                GRAPH_SUFFIX,
-                lambda path: write_graph(self._bundle, self.query, path),
-            )
-        provider = self.providers.get(self.device.type)
-        if provider is None:
-            raise EngineError(f"it does not run on {self.device.type}")
-        self._session = session_for(self._file.path, provider, self.device)
+        reason = self.missing(self.device.type)
+        if reason is not None:
+            raise EngineError(reason)
+        self._cache = self._cache or EngineCache()
+        self._file = self._cache.fetch(
+            graph_key(self.query, self.model),
+            GRAPH_SUFFIX,
+            lambda path: write_graph(self._bundle, self.query, path),
+        )
+        session = session_for(self._file.path, self.providers[self.device.type], self.device)
         places = self.query.places()
-        self._wanted = [(name, places[name]) for name in self._session.inputs if name != INPUT]
-        self._binding = self._session.runtime.io_binding()
-        self._workspace_bytes = None
+        self._inputs = [(one.name, places[one.name]) for one in session.get_inputs() if one.name != INPUT]
+        self._outputs = [one.name for one in session.get_outputs()]
+        self._options, self._binding, self._session = run_options(self.device), session.io_binding(), session
 
     def bind(self, tensor_of: TensorOf, wait: WaitFor | None = None) -> None:
         """Bind addresses in the arena; a tensor that is where it was is left alone."""
         self.prepare()
-        assert self._session is not None
-        for place, name in self._wanted:
-            tensor, bound = tensor_of(name), self._bound.get(place)
-            if bound is None or tensor is not bound[0]:
-                used = tensor.to(self._session.device)  # itself, unless it fell back to the CPU
-                self._bind_input(place, used)
-                self._bound[place] = tensor, used
+        for key, name in self._inputs:
+            tensor = tensor_of(name)
+            if tensor is not self._bound.get(key):
+                self._bind_input(key, tensor)
+                self._bound[key] = tensor
 
     def unbind(self) -> None:
         """Forget all addresses."""
@@ -362,9 +294,8 @@ class OnnxEngine(FrameEngine):
 
     def forward(self, batch: Tensor) -> Any:
         """The graph's outputs, on the CPU: logits, or a tuple."""
-        if not self._bound:
+        if not self._bound or self._file is None:
             raise RuntimeError("bind comes before the first run")
-        assert self._file is not None
         if self._file.notes["batch"] == 1 and len(batch) > 1:
             each = [self._run(frame) for frame in batch.split(1)]
             outputs = [torch.cat(parts) for parts in zip(*each, strict=True)]
@@ -385,24 +316,21 @@ class OnnxEngine(FrameEngine):
         if not found:
             return estimated
         first, last = min(found), max(found)
-        per_frame = (found[last] - found[first]) / (last - first) if last > first else 0
+        per_frame = (found[last] - found[first]) / max(1, last - first)
         return max(estimated, found[first], round(found[first] + per_frame * (count - first)))
 
     def _run(self, batch: Tensor) -> list[Tensor]:
-        assert self._session is not None
-        with on_compute_stream(self._session.device):  # which is the session's stream
-            frames = batch.contiguous().to(self._session.device)
+        with on_compute_stream(self.device):  # which is the session's stream
+            frames = batch.contiguous()
             self._bind_input(INPUT, frames)
-            for name in self._session.outputs:
+            for name in self._outputs:
                 self._binding.bind_output(name, "cpu")
-            self._session.runtime.run_with_iobinding(self._binding, self._session.options)
+            self._session.run_with_iobinding(self._binding, self._options)
         return [torch.from_numpy(value.numpy()) for value in self._binding.get_outputs()]
 
     def _bind_input(self, name: str, tensor: Tensor) -> None:
-        device = tensor.device
-        self._binding.bind_input(
-            name, device.type, device.index or 0, _as_numpy(tensor.dtype), tensor.shape, tensor.data_ptr()
-        )
+        device, dtype = tensor.device, _numpy_dtype(tensor.dtype)
+        self._binding.bind_input(name, device.type, device.index or 0, dtype, tensor.shape, tensor.data_ptr())
 
 
 class TensorrtEngine(OnnxEngine):
@@ -419,7 +347,7 @@ class TensorrtEngine(OnnxEngine):
 
 
 @functools.cache
-def _as_numpy(dtype: torch.dtype) -> np.dtype:
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype:
     return torch.empty(0, dtype=dtype).numpy().dtype
 
 

@@ -6,26 +6,26 @@ others.
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import hashlib
 import inspect
 import json
-import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from torch import nn
 
 import models
 from models.bundle import BundleQuery
 from models.io import ParseError, cache_folder, describe_problem, open_atomic, own_bytes, parse_json, private_folder
+
+RECORD_SUFFIX = ".json"
+MAX_CACHED_FILE_BYTES, MAX_RECORD_BYTES = 2**31, 2**25
 
 
 def architecture_key(query: BundleQuery, model: nn.Module, device: torch.device) -> dict[str, Any]:
@@ -42,15 +42,9 @@ def architecture_key(query: BundleQuery, model: nn.Module, device: torch.device)
         "classes": len(query.classes),
         "input_size": query.input_size,
         "tensors": _digest(repr(tensors).encode()),
-        "source": source_digest(model),
+        "source": _source_digest(model),
         "machine": machine_key(device.type),
     }
-
-
-def source_digest(model: nn.Module) -> str:
-    """A digest of the files that say what a model computes: those of its modules' classes, and the whole zoo."""
-    files = {inspect.getsourcefile(kind) or "" for kind in {type(module) for module in model.modules()}}
-    return _digest(*(_contents(file) for file in sorted({*files, *_zoo_files()} - {""})))
 
 
 @functools.lru_cache
@@ -58,41 +52,28 @@ def machine_key(device: str) -> dict[str, Any]:
     """Versions, threads, and the model of CPU or GPU, as far as machine code depends on them."""
     found = {"torch": torch.__version__, "device": device, "threads": torch.get_num_threads()}
     if device == "cuda":
-        return found | {
-            "gpu": torch.cuda.get_device_name(),
-            "capability": list(torch.cuda.get_device_capability()),
-            "cuda": torch.version.cuda,
-        }
-    return found | {"cpu": cpu_digest()}
+        capability = list(torch.cuda.get_device_capability())
+        return found | {"gpu": torch.cuda.get_device_name(), "capability": capability, "cuda": torch.version.cuda}
+    info = Path("/proc/cpuinfo")
+    lines = set(info.read_text().splitlines()) if info.exists() else set()
+    features = sorted(line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part")))
+    return found | {"cpu": _digest(torch.backends.cpu.get_cpu_capability().encode(), "\n".join(features).encode())}
 
 
-def cpu_digest() -> str:
-    """A digest of the CPU's name and features: packages are compiled for exactly these."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    kept = {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
-    return _digest(torch.backends.cpu.get_cpu_capability().encode(), *(line.encode() for line in sorted(kept)))
-
-
-@functools.lru_cache
-def _zoo_files() -> tuple[str, ...]:
-    return tuple(str(path) for path in sorted(Path(models.__file__).parent.glob("zoo/**/*.py")))
+def _source_digest(model: nn.Module) -> str:
+    """A digest of the files that say what a model computes: those of its modules' classes, and the whole zoo."""
+    files = {inspect.getsourcefile(kind) or "" for kind in {type(module) for module in model.modules()}}
+    zoo = map(str, Path(models.__file__).parent.glob("zoo/**/*.py"))
+    return _digest(*(_file_digest(file) for file in sorted({*files, *zoo} - {""})))
 
 
 @functools.cache
-def _contents(file: str) -> bytes:
+def _file_digest(file: str) -> bytes:
     return hashlib.sha256(Path(file).read_bytes()).digest()
 
 
 def _digest(*parts: bytes) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
-
-
-RECORD = ".json"
-COMPILERS = "inductor"
-MAX_CACHED_FILE_BYTES, MAX_RECORD_BYTES = 2**31, 2**25
 
 
 @dataclass(frozen=True)
@@ -104,7 +85,7 @@ class CachedFile:
 
 
 class EngineCache:
-    """A private folder of files by key, written atomically, each made once even when processes start together.
+    """A private folder of files by key, each made once even when processes start together.
 
     `folder` is `gemel/engines` in $XDG_CACHE_HOME (~/.cache unless set) if not given; it is created with mode 0700.
     Symbolic links to it are resolved once: what was checked is what is used. Raises InputError when it belongs to
@@ -116,17 +97,15 @@ class EngineCache:
 
     def find(self, key: Mapping[str, Any], suffix: str) -> CachedFile | None:
         """The file of this key; None when there is none, or when its bytes are not what was written."""
-        path = self._path(key, suffix)
+        path, record_path = self._paths(key, suffix)
         try:
-            record = parse_json(own_bytes(path.with_name(path.name + RECORD), MAX_RECORD_BYTES))
-            if record["key"] != _plain(key):
+            record = parse_json(own_bytes(record_path, MAX_RECORD_BYTES))
+            digest = hashlib.sha256(own_bytes(path, MAX_CACHED_FILE_BYTES)).hexdigest()
+            if (record["key"], record["sha256"]) != (_plain(key), digest):
                 return None
-            notes = record["notes"]
-            if record["sha256"] != _record_digest(own_bytes(path, min(record["bytes"], MAX_CACHED_FILE_BYTES)), notes):
-                return None
-        except (OSError, ParseError, KeyError, TypeError, AttributeError):
+            return CachedFile(path, record["notes"])
+        except (OSError, ParseError, KeyError, TypeError):
             return None
-        return CachedFile(path, json.loads(notes))
 
     def fetch(self, key: Mapping[str, Any], suffix: str, make: Callable[[Path], Mapping[str, Any]]) -> CachedFile:
         """The file of this key; where there is no sound one, `make` writes it and returns notes.
@@ -137,49 +116,36 @@ class EngineCache:
         found = self.find(key, suffix)
         if found is not None:
             return found
-        path = self._path(key, suffix)
-        with describe_problem(self.folder), self._hold_lock(path):
+        path, record_path = self._paths(key, suffix)
+        with describe_problem(self.folder), FileLock(f"{path}.lock", mode=0o600):
             found = self.find(key, suffix)
             if found is not None:
                 return found
-            making = f".making-{path.stem}-"
-            for left in self.folder.glob(f"{making}*"):  # by a process that was killed: this one holds the lock
-                shutil.rmtree(left, ignore_errors=True)
-            with tempfile.TemporaryDirectory(dir=self.folder, prefix=making) as folder:
-                made = Path(folder) / f"made{suffix}"
-                noted = json.dumps(dict(make(made)))
+            folder = self.folder / f".making-{path.stem}"
+            shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
+            folder.mkdir(mode=0o700)
+            try:
+                made = folder / f"made{suffix}"
+                notes = _plain(make(made))
                 data = made.read_bytes()
-            record = {"key": _plain(key), "bytes": len(data), "sha256": _record_digest(data, noted), "notes": noted}
-            with open_atomic(path, overwrite=True) as file:
-                file.write(data)
-            with open_atomic(path.with_name(path.name + RECORD), overwrite=True) as file:
-                file.write(json.dumps(record, indent=1).encode())
-        return CachedFile(path, json.loads(noted))
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+            record = {"key": _plain(key), "sha256": hashlib.sha256(data).hexdigest(), "notes": notes}
+            for target, content in ((path, data), (record_path, json.dumps(record, indent=1).encode())):
+                with open_atomic(target, overwrite=True) as file:
+                    file.write(content)
+        return CachedFile(path, notes)
 
     def compilers(self) -> Path:
         """A private folder for the caches of compilers, which they run as code too."""
-        return private_folder(self.folder / COMPILERS)
+        return private_folder(self.folder / "inductor")
 
-    def _path(self, key: Mapping[str, Any], suffix: str) -> Path:
+    def _paths(self, key: Mapping[str, Any], suffix: str) -> tuple[Path, Path]:
         digest = hashlib.sha256(json.dumps(_plain(key), sort_keys=True).encode()).hexdigest()
-        return self.folder / f"{digest[:32]}{suffix}"
-
-    @contextmanager
-    def _hold_lock(self, path: Path) -> Iterator[None]:
-        """Hold the key's lock; the system releases it when a process dies."""
-        descriptor = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
+        name = f"{digest[:32]}{suffix}"
+        return self.folder / name, self.folder / f"{name}{RECORD_SUFFIX}"
 
 
-def _record_digest(data: bytes, notes: str) -> str:
-    """The digest of a file together with its notes, so that neither is used without the other."""
-    return hashlib.sha256(hashlib.sha256(data).digest() + notes.encode()).hexdigest()
-
-
-def _plain(key: Mapping[str, Any]) -> dict[str, Any]:
-    """The key as JSON gives it back."""
-    return json.loads(json.dumps(key))
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values as JSON gives them back."""
+    return json.loads(json.dumps(dict(values)))

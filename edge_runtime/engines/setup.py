@@ -49,20 +49,10 @@ class EngineRequest:
     stays: bool = True
     overflow: Mapping[str, Collection[str]] = field(default_factory=dict)
 
-    def runs_anywhere(self, query: str) -> bool:
-        """Whether another engine than torch can run the query as requested."""
-        return self.precision == FULL and query not in self.overflow
-
-    def allows(self, query: str, engine: str) -> bool:
-        """Whether `auto` may choose the engine for the query.
-
-        Where weights come and go, an engine that takes channels-last weights alone would reorder them at every load,
-        unless they arrive so.
-        """
-        if engine == FALLBACK:
-            return True
-        loads_as_stored = WeightFormat.STORED in engine_class(engine).formats
-        return self.runs_anywhere(query) and (self.stays or loads_as_stored or arrives_reordered(self.device))
+    def loads_fast(self, engine: str) -> bool:
+        """Whether weights stay, or are not reordered for the engine at every load: taken as stored, or arriving so."""
+        as_stored = WeightFormat.STORED in engine_class(engine).formats
+        return self.stays or as_stored or arrives_reordered(self.device)
 
 
 def engines_for(
@@ -74,18 +64,19 @@ def engines_for(
     Where an engine cannot run an architecture, torch does, and one line per architecture gives the reason.
     """
     request = request or EngineRequest()
-    chosen: dict[str, str] = {}
-    for query in bundle.queries:
-        if name == AUTO:
-            wanted = (profiled or {}).get(query.id, FALLBACK)
-            allowed = wanted in ENGINES and request.allows(query.id, wanted)
-        else:
-            wanted, allowed = name, request.runs_anywhere(query.id)
-            if query.id in request.overflow and wanted != FALLBACK:
-                log.warning("engine %s cannot run query %s with an overflow; engine %s does", name, query.id, FALLBACK)
-        chosen[query.id] = wanted if allowed else FALLBACK
+    engines: dict[str, FrameEngine] = {}
     reported: set[str] = set()
-    return {query: _prepare_engine(bundle, query, engine, request, reported) for query, engine in chosen.items()}
+    for query in (query.id for query in bundle.queries):
+        wanted = name
+        if name == AUTO:
+            wanted = (profiled or {}).get(query, FALLBACK)
+            wanted = wanted if wanted in ENGINES and request.loads_fast(wanted) else FALLBACK
+        elif query in request.overflow and name != FALLBACK:
+            log.warning("engine %s cannot run query %s with an overflow; engine %s does", name, query, FALLBACK)
+        if request.precision != FULL or query in request.overflow:
+            wanted = FALLBACK
+        engines[query] = _prepare_engine(bundle, query, wanted, request, reported)
+    return engines
 
 
 def _prepare_engine(bundle: Bundle, query: str, name: str, request: EngineRequest, reported: set[str]) -> FrameEngine:
@@ -231,24 +222,22 @@ def measure_engines(bundle: Bundle, query: str, device: str, names: Collection[s
     cannot run the query.
     """
     engines: dict[str, FrameEngine] = {}
-    times: dict[str, list[float]] = {}
+    times: dict[str, list[float]] = {name: [] for name in names}
     arena = Arena(Store.of_bundle(bundle), 0, device)
     try:
-        for spell in range(SPELLS):
-            for name in names:
+        for _ in range(SPELLS):
+            for name in tuple(times):
                 try:
-                    if spell == 0:
+                    if name not in engines:
                         engines[name] = make_engine(name, bundle, query, device)
                         engines[name].prepare()
-                        times[name] = []
-                    if name in times:
-                        load_all(arena, bundle, {query: engines[name]})
-                        times[name] += _time_runs(engines[name], arena)
+                    load_all(arena, bundle, {query: engines[name]})
+                    times[name] += _time_runs(engines[name], arena)
                 except Exception as error:
                     if not (isinstance(error, (EngineError, InputError)) or is_out_of_memory(error)):
                         raise
                     log.info("engine %s cannot run %s: %s", name, bundle.query(query).model, error)
-                    times.pop(name, None)
+                    del times[name]
                 if name in engines:
                     engines[name].unbind()
     finally:

@@ -6,10 +6,12 @@ Both happen just before the layer runs; afterwards the memory is another layer's
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -31,6 +33,11 @@ from models.quantization import WIDE, unpack
 
 BUFFERS = 2
 """While one is being copied from, the next tensor is read into the other."""
+HALF = "fp16"
+READS_WEIGHTS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+"""Modules that read the weights of their linear layers without calling them."""
+ALIGNMENT_BYTES = 64
+"""Staged tensors begin at multiples of this, as memory that torch allocates itself does."""
 
 
 class PinnedStream:
@@ -67,65 +74,62 @@ class PinnedStream:
         return target
 
 
-HALF = "fp16"
-READS_WEIGHTS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
-"""Modules that read the weights of their linear layers without calling them."""
-ALIGNMENT_BYTES = 64
-"""Staged tensors begin at multiples of this, as memory that torch allocates itself does."""
-
-
 @dataclass(eq=False)
 class _StagedWeight:
-    """One staged tensor: the attribute of the module that takes it, `start` bytes into the scratch.
+    """One staged tensor: the module's table and the attribute in it, and where its scratch begins.
 
-    It is made from what is `stored` in the arena or, where it `overflows`, from what `read` gives of the bundle.
+    It is made from what is `stored` in the arena or, where it overflows, from what `read` gives of the bundle. Codes
+    (`packed`) are multiplied by the `factor`.
     """
 
     where: dict[str, Any]
     attribute: str
-    shape: tuple[int, ...]
     part: OverflowTensor
-    own: StoredTensor | None
+    packed: StoredTensor | None
     start: int
     nbytes: int
-    read: Callable[[Tensor | None], Tensor] | None = None
+    read: Callable[[Tensor | None], Tensor] | None
     stored: Tensor | None = None
     factor: Tensor | None = None
 
-    @property
-    def overflows(self) -> bool:
-        """Whether it is read from the bundle in each run."""
-        return self.read is not None
+    def __post_init__(self) -> None:
+        self.placeholder: Tensor = self.where[self.attribute]
+        self.scale = None if self.packed is None else self.packed.scale
+        """The name of the factor."""
 
     @property
     def awaited(self) -> list[str]:
         """The names of the tensors in the arena that it is made from."""
-        return [*(() if self.overflows else (self.part.tensor,)), *(() if self.scale is None else (self.scale,))]
+        return [*([self.part.tensor] if self.read is None else []), *([] if self.scale is None else [self.scale])]
 
-    @property
-    def scale(self) -> str | None:
-        """The name of the scale that its codes are multiplied by."""
-        return None if self.own is None else self.own.scale
+    def bind(self, tensor_of: TensorOf) -> None:
+        if self.read is None:
+            self.stored = tensor_of(self.part.tensor)
+        self.factor = None if self.scale is None else tensor_of(self.scale)
+
+    def unbind(self) -> None:
+        self.stored = self.factor = None
 
     def fill(self, scratch: Tensor, streamed: PinnedStream | None) -> None:
         """Unpack or copy it into its place, and let the module use it; an overflow to a GPU is `streamed` there."""
-        if self.own is None:
+        if self.packed is None:
             assert self.read is not None
-            target = scratch[self.start : self.start + self.nbytes]
-            self.where[self.attribute] = self.read(target) if streamed is None else streamed.copy(self.read, target)
+            self.where[self.attribute] = self._copy(scratch, self.start, streamed)
             return
-        if self.read is None:
-            stored = self.stored
-        elif streamed is None:
-            stored = self.read(None)
-        else:  # copied packed, since that is fewer bytes
-            behind = self.start + _align(math.prod(self.shape) * WIDE.itemsize)
-            stored = streamed.copy(self.read, scratch[behind : behind + self.nbytes])
+        shape, stored = tuple(self.placeholder.shape), self.stored
+        if self.read is not None:  # to a GPU it is copied packed, since that is fewer bytes
+            behind = self.start + _align(math.prod(shape) * WIDE.itemsize)
+            stored = self.read(None) if streamed is None else self._copy(scratch, behind, streamed)
         assert stored is not None, "bind comes before a run"
         # In the format of the arena: an engine that takes channels last gets that.
-        strides = stored.stride() if self.own.shape is None else row_major_strides(self.shape)
-        wide = scratch.view(WIDE).as_strided(self.shape, strides, self.start // WIDE.itemsize)
-        self.where[self.attribute] = unpack(stored, self.factor, self.own.dtype, wide)
+        strides = stored.stride() if self.packed.shape is None else row_major_strides(shape)
+        wide = scratch.view(WIDE).as_strided(shape, strides, self.start // WIDE.itemsize)
+        self.where[self.attribute] = unpack(stored, self.factor, self.packed.dtype, wide)
+
+    def _copy(self, scratch: Tensor, start: int, streamed: PinnedStream | None) -> Tensor:
+        assert self.read is not None
+        target = scratch[start : start + self.nbytes]
+        return self.read(target) if streamed is None else streamed.copy(self.read, target)
 
 
 class WeightStreaming:
@@ -146,22 +150,28 @@ class WeightStreaming:
         device: str,
         streamed: PinnedStream | None = None,
     ) -> None:
-        layers = (
-            streamable_layers(model, query.input_size, query.tensors, query.stored, device)
-            if query.stored or overflow
-            else ()
-        )
+        layers = streamable_layers(model, query, device) if query.stored or overflow else ()
         self._streamed = streamed
         self.bytes, self._spans = scratch_bytes(layers, overflow), scratch_spans(layers, overflow)
         self.overflow_bytes = 0
         self._all: list[_StagedWeight] = []
-        own = unpacked_weights(query.stored, device)
+        packed = unpacked_weights(query.stored, device)
         for index, layer in enumerate(layers):
-            places = _places(model, bundle, own, layer, self._spans[index][0], overflow)
-            if places:
-                model.get_submodule(layer.path).register_forward_pre_hook(self._before(index, places))
-            self._all += places
-        self._empty = [(place, place.where[place.attribute]) for place in self._all]
+            staged, start = list[_StagedWeight](), self._spans[index][0]
+            for part in layer.parts:
+                size = tensor_scratch_bytes(part, overflow)
+                if not size:
+                    continue
+                path, _, attribute = part.key.rpartition(".")
+                module = model.get_submodule(path)
+                where: dict[str, Any] = module._parameters if attribute in module._parameters else module._buffers
+                nbytes = bundle.nbytes(part.tensor)
+                read = partial(bundle.read, part.tensor) if part.tensor in overflow else None
+                staged.append(_StagedWeight(where, attribute, part, packed.get(part.key), start, nbytes, read))
+                start += size
+            if staged:
+                model.get_submodule(layer.path).register_forward_pre_hook(self._before(index, staged))
+            self._all += staged
         self._scratch: Tensor | None = None
         self._there: set[int] = set()
         self._wait: WaitFor | None = None
@@ -169,27 +179,23 @@ class WeightStreaming:
     @property
     def keys(self) -> frozenset[str]:
         """The state dict keys of what is staged."""
-        return frozenset(place.part.key for place in self._all)
+        return frozenset(one.part.key for one in self._all)
 
     @property
     def bound(self) -> list[Tensor]:
         """The tensors of the arena that a run reads."""
-        return [tensor for place in self._all for tensor in (place.stored, place.factor) if tensor is not None]
+        return [tensor for one in self._all for tensor in (one.stored, one.factor) if tensor is not None]
 
     def bind(self, tensor_of: TensorOf, wait: WaitFor | None) -> None:
         """As `Bindable.bind`."""
-        for place in self._all:
-            if not place.overflows:
-                place.stored = tensor_of(place.part.tensor)
-            place.factor = None if place.scale is None else tensor_of(place.scale)
+        for one in self._all:
+            one.bind(tensor_of)
         self._wait = wait
 
     def unbind(self) -> None:
         """As `Bindable.unbind`."""
-        for place in self._all:
-            place.factor = None
-            if not place.overflows:
-                place.stored = None
+        for one in self._all:
+            one.unbind()
 
     @contextmanager
     def scratch(self, device: torch.device) -> Iterator[None]:
@@ -198,16 +204,16 @@ class WeightStreaming:
         try:
             yield
         finally:
-            for place, placeholder in self._empty:
-                place.where[place.attribute] = placeholder
+            for one in self._all:
+                one.where[one.attribute] = one.placeholder
             self._scratch = None
             self._there.clear()
 
-    def _before(self, index: int, places: list[_StagedWeight]) -> Callable[..., None]:
-        awaited = [name for place in places for name in place.awaited]
-        overflow_bytes = sum(place.nbytes for place in places if place.overflows)
+    def _before(self, index: int, staged: list[_StagedWeight]) -> Callable[..., None]:
+        awaited = [name for one in staged for name in one.awaited]
+        overflow_bytes = sum(one.nbytes for one in staged if one.read is not None)
         begin, end = self._spans[index]
-        overlapping = {one for one, (start, stop) in enumerate(self._spans) if start < end and begin < stop}
+        overlapping = {other for other, (start, stop) in enumerate(self._spans) if start < end and begin < stop}
 
         def hook(_module: nn.Module, _inputs: Any) -> None:
             if self._scratch is None or index in self._there:
@@ -215,8 +221,8 @@ class WeightStreaming:
             if self._wait is not None:
                 self._wait(awaited)
             self._there -= overlapping
-            for place in places:
-                place.fill(self._scratch, self._streamed)
+            for one in staged:
+                one.fill(self._scratch, self._streamed)
             self._there.add(index)
             self.overflow_bytes += overflow_bytes
 
@@ -228,90 +234,48 @@ def unpacked_weights(stored: Mapping[str, StoredTensor], device: str) -> dict[st
     return {key: own for key, own in stored.items() if device == "cpu" or own.dtype != HALF}
 
 
-def streamable_layers(
-    model: nn.Module, input_size: int, names: Mapping[str, str], stored: Mapping[str, StoredTensor], device: str
-) -> tuple[OverflowLayer, ...]:
-    """The tensors of a model on the meta device, by the nearest called module above their use.
+def streamable_layers(model: nn.Module, query: BundleQuery, device: str) -> tuple[OverflowLayer, ...]:
+    """The tensors of a query's model on the meta device, by the nearest called module above their use.
 
-    `names` are content names by state dict key, `stored` are the packed ones; where these overflow to a GPU, they take
-    scratch as they are stored, too. Codes of less than a byte take a byte a weight more while they are unpacked. Some
-    modules read the weights of their children without calling them (attention does): these count as the parent's. A
-    module's memory is in use until it returns.
+    Where packed weights overflow to a GPU, they take scratch as they are stored, too. Codes of less than a byte take a
+    byte a weight more while they are unpacked. Some modules read the weights of their children without calling them
+    (attention does): these count as the parent's. A module's memory is in use until it returns.
     """
-    calls = _calls(model, input_size)
-    called, grouped, stored = set(calls), dict[str, list[OverflowTensor]](), unpacked_weights(stored, device)
+    calls = _called_modules(model, query.input_size)
+    called, grouped, stored = set(calls), dict[str, list[OverflowTensor]](), unpacked_weights(query.stored, device)
     for key, tensor in model.state_dict(keep_vars=True).items():
         above = key.rpartition(".")[0]
         while above and above not in called:
             above = above.rpartition(".")[0]
-        grouped.setdefault(above, []).append(_part(key, names[key], tensor, stored.get(key), device))
+        wide, packed, kept = _align(tensor.nbytes), 0, 0
+        if own := stored.get(key):
+            kept = wide + (_align(tensor.numel()) if BIT_WIDTHS[own.dtype] < BYTE else 0)
+            packed = 0 if device == "cpu" else _align(stored_bytes(own.dtype, tensor.shape))
+        part = OverflowTensor(key, query.tensors[key], kept, packed + (kept or wide))
+        grouped.setdefault(above, []).append(part)
     paths = list(grouped)
-    times = dict.fromkeys(paths, 0)
-    before = None
-    for path in (path for path in calls if path in grouped):
-        times[path] += path != before
-        before = path
+    times = Counter(path for path, _ in groupby(path for path in calls if path in grouped))
     return tuple(
         OverflowLayer(
             path,
             tuple(parts),
-            tuple(index for index, one in enumerate(paths) if _within(path, one)),
+            tuple(index for index, one in enumerate(paths) if _is_within(path, one)),
             max(1, times[path]),
         )
         for path, parts in grouped.items()
     )
 
 
-def _part(key: str, name: str, tensor: Tensor, stored: StoredTensor | None, device: str) -> OverflowTensor:
-    nbytes = _align(tensor.nbytes)
-    if stored is None:
-        return OverflowTensor(key, name, 0, nbytes)
-    packed = 0 if device == "cpu" else _align(stored_bytes(stored.dtype, tensor.shape))
-    unpacking = _align(tensor.numel()) if BIT_WIDTHS[stored.dtype] < BYTE else 0
-    return OverflowTensor(key, name, nbytes + unpacking, nbytes + packed + unpacking)
-
-
-def _places(
-    model: nn.Module,
-    bundle: Bundle,
-    stored: Mapping[str, StoredTensor],
-    layer: OverflowLayer,
-    begin: int,
-    overflow: Collection[str],
-) -> list[_StagedWeight]:
-    places = []
-    for part in layer.parts:
-        if size := tensor_scratch_bytes(part, overflow):
-            path, _, attribute = part.key.rpartition(".")
-            module = model.get_submodule(path)
-            where: dict[str, Any] = module._parameters if attribute in module._parameters else module._buffers
-            own = stored.get(part.key)
-            places.append(
-                _StagedWeight(
-                    where,
-                    attribute,
-                    tuple(where[attribute].shape),
-                    part,
-                    own,
-                    begin,
-                    bundle.nbytes(part.tensor),
-                    partial(bundle.read, part.tensor) if part.tensor in overflow else None,
-                )
-            )
-            begin += size
-    return places
-
-
 def _align(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def _within(path: str, outer: str) -> bool:
+def _is_within(path: str, outer: str) -> bool:
     return path != outer and (not outer or path.startswith(f"{outer}."))
 
 
 @torch.no_grad()
-def _calls(model: nn.Module, input_size: int) -> list[str]:
+def _called_modules(model: nn.Module, input_size: int) -> list[str]:
     """The paths of the modules that one run calls, in order; nothing is computed."""
     seen: list[str] = []
 
@@ -325,4 +289,4 @@ def _calls(model: nn.Module, input_size: int) -> list[str]:
         for hook in hooks:
             hook.remove()
     readers = [path for path, module in model.named_modules() if isinstance(module, READS_WEIGHTS)]
-    return [path for path in seen if not any(_within(path, reader) for reader in readers)]
+    return [path for path in seen if not any(_is_within(path, reader) for reader in readers)]

@@ -153,6 +153,4 @@ def overflow_layers(bundle: Bundle, query: BundleQuery, device: str = "cuda") ->
     """What a query's layers need at once on a device of this kind."""
     from edge_runtime.engines.weight_streaming import streamable_layers
 
-    return streamable_layers(
-        bundle.build(query.id, "meta").eval(), query.input_size, query.tensors, query.stored, device
-    )
+    return streamable_layers(bundle.build(query.id, "meta").eval(), query, device)

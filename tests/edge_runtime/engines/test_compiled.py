@@ -171,10 +171,10 @@ def test_compiled_check_compiles_nothing_and_a_failed_compilation_falls_back(bun
         assert run(write_config(tmp_path, engine=engine), check=True)["engine"] == engine
     assert not (tmp_path / "none").exists()
 
-    def refused(*_args):
+    def refuse(*_args):
         raise EngineError("it cannot be compiled: no reason")
 
-    monkeypatch.setattr(compiled, "compile_apart", refused)
+    monkeypatch.setattr(compiled, "compile_apart", refuse)
     summary = run(write_config(tmp_path, engine="compiled"))
     assert summary["balanced"] and set(summary["engines"].values()) == {"torch"}
     warnings = [record.message for record in caplog.records if "cannot run" in record.message]

@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from edge_runtime.engines import base, compiled, setup
-from edge_runtime.engines import base as workspace
-from edge_runtime.engines import onnx as onnx_session
+from edge_runtime.engines import base, compiled, onnx, setup
 from edge_runtime.engines.base import EngineError, measure_workspace
 from edge_runtime.engines.compiled import BatchRange, CompiledEngine
 from edge_runtime.engines.registry import ENGINES
@@ -32,7 +30,7 @@ def bundle(tmp_path, monkeypatch) -> Bundle:
 def test_run_uploads_frames_before_work_beside_it(bundle):
     happened = []
 
-    class Watched(TorchEngine):
+    class RecordingEngine(TorchEngine):
         def _upload(self, batch):
             happened.append("upload")
             return super()._upload(batch)
@@ -41,12 +39,12 @@ def test_run_uploads_frames_before_work_beside_it(bundle):
             happened.append("forward")
             return super().forward(batch)
 
-    class Queued(Watched):
+    class Queued(RecordingEngine):
         @property
         def queues_whole_runs(self):
             return True
 
-    engine = Watched(bundle, "gate")
+    engine = RecordingEngine(bundle, "gate")
     arena = setup.resident_arena(bundle, {"gate": engine})
     assert engine.run([picture(0)], lambda: happened.append("prefetch"))
     assert happened == ["upload", "prefetch", "forward"]
@@ -59,17 +57,17 @@ def test_run_uploads_frames_before_work_beside_it(bundle):
     arena.close()
 
 
-def test_onnx_cuda_gets_the_compute_stream_and_frees_its_pool(monkeypatch):
-    monkeypatch.setattr(onnx_session, "compute_stream", lambda device: SimpleNamespace(cuda_stream=4711 + device.index))
-    (_, options), _ = onnx_session.providers_from(onnx_session.CUDA, None, torch.device("cuda", 1))  # type: ignore[arg-type]
-    assert options["user_compute_stream"] == "4712" and options["device_id"] == "1" and options["use_tf32"] == "1"
+def test_onnx_cuda_gets_the_compute_stream_and_frees_its_pool(monkeypatch, tmp_path):
+    monkeypatch.setattr(onnx, "compute_stream", lambda device: SimpleNamespace(cuda_stream=4711 + device.index))
+    gpu = torch.device("cuda", 1)
+    options = onnx.provider_options(onnx.CUDA, tmp_path, gpu)
+    assert (options["user_compute_stream"], options["device_id"], options["use_tf32"]) == ("4712", "1", "1")
     with disable_tf32():
-        (_, options), _ = onnx_session.providers_from(onnx_session.CUDA, None, torch.device("cuda", 1))  # type: ignore[arg-type]
-    assert options["use_tf32"] == "0", "as torch computes"
-    run = onnx_session._run_options(torch.device("cuda", 1))
+        assert onnx.provider_options(onnx.CUDA, tmp_path, gpu)["use_tf32"] == "0", "as torch computes"
+    options = onnx.provider_options(onnx.TENSORRT, tmp_path / "graph.onnx", gpu)
+    assert options["trt_engine_cache_path"] == str(tmp_path) and options["user_compute_stream"] == "4712"
+    run = onnx.run_options(gpu)
     assert run.get_run_config_entry("memory.enable_memory_arena_shrinkage") == "gpu:1"
-    with pytest.raises(Exception, match=r"shrinkage|not found|exist"):
-        onnx_session._run_options(torch.device("cpu")).get_run_config_entry("memory.enable_memory_arena_shrinkage")
 
 
 def test_compiled_on_gpu_needs_cuda_headers(monkeypatch):
@@ -156,9 +154,9 @@ class Fussy(OnCard):
 def test_common_format_where_weights_arrive_reordered_is_channels_last(bundle, engines, monkeypatch):
     engine, request = OnCard(bundle, "gate"), setup.EngineRequest(stays=False)
     engines(torch=OnCard, fussy=Fussy)
-    assert common_format([engine], stays=False) == WeightFormat.STORED and not request.allows("gate", "fussy")
+    assert common_format([engine], stays=False) == WeightFormat.STORED and not request.loads_fast("fussy")
     monkeypatch.setattr(setup, "arrives_reordered", lambda _: True)
-    assert common_format([engine], stays=False) == WeightFormat.CHANNELS_LAST and request.allows("gate", "fussy")
+    assert common_format([engine], stays=False) == WeightFormat.CHANNELS_LAST and request.loads_fast("fussy")
 
 
 def test_workspace_on_gpu_is_at_least_what_was_measured(bundle, monkeypatch):
@@ -177,15 +175,15 @@ def test_workspace_on_gpu_is_at_least_what_was_measured(bundle, monkeypatch):
 def test_measure_workspace_is_channels_last_and_skipped_within_a_limit(monkeypatch):
     seen = []
 
-    class Watched(nn.Conv2d):
+    class RecordingConv(nn.Conv2d):
         def forward(self, frames):
             seen.append((frames, self.weight))
             return super().forward(frames)
 
-    network = nn.Sequential(Watched(3, 4, 3, device="meta"), Watched(4, 4, 3, device="meta"))
+    network = nn.Sequential(RecordingConv(3, 4, 3, device="meta"), RecordingConv(4, 4, 3, device="meta"))
     assert measure_workspace(network, 8, 2, torch.device("cpu"))
     assert seen and all(one.is_contiguous(memory_format=torch.channels_last) for pair in seen for one in pair)
     asked, tried = [], []
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: asked.append(device) or 0.5)
-    monkeypatch.setattr(workspace, "on_compute_stream", lambda _device: tried.append("tried"))
+    monkeypatch.setattr(base, "on_compute_stream", lambda _device: tried.append("tried"))
     assert measure_workspace(network, 8, 2, torch.device("cuda", 1)) == 0 and asked == [1] and not tried

@@ -24,7 +24,7 @@ def at_work() -> FakeCuda:
     return cuda
 
 
-class Watched:
+class CountedNetwork:
     """Two convolutions and a count of the plain runs."""
 
     def __init__(self) -> None:
@@ -38,13 +38,13 @@ class Watched:
 
 @torch.inference_mode()
 def test_graphs_recurring_placement_is_captured_and_replayed():
-    made, plain = CudaGraphs(CARD, at_work()), Watched()
+    made, plain = CudaGraphs(CARD, at_work()), CountedNetwork()
     frames = [torch.rand(1, 3, 8, 8) for _ in range(6)]
     for index, batch in enumerate(frames):
         if index == 4:
             next(plain.network.parameters()).mul_(2.0)  # shared, and changed in place
         found = made.run("here", plain, batch)
-        expected = Watched.__call__(plain, batch)
+        expected = CountedNetwork.__call__(plain, batch)
         plain.runs -= 1
         assert all(torch.allclose(found[key], expected[key], atol=1e-6) for key in expected)
     assert plain.runs == 4, "to see it, for the answer, to see that it waits for nothing, and to be captured"
@@ -57,7 +57,7 @@ def test_graphs_recurring_placement_is_captured_and_replayed():
 @torch.inference_mode()
 def test_graphs_per_placement_and_batch_share_one_pool(monkeypatch):
     monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
-    cuda, plain = at_work(), Watched()
+    cuda, plain = at_work(), CountedNetwork()
     made = CudaGraphs(CARD, cuda)
     one, two = torch.rand(1, 3, 8, 8), torch.rand(2, 3, 8, 8)
     for placement, batch in (("here", one), ("there", one), ("here", two)):
@@ -78,7 +78,7 @@ def test_graphs_per_placement_and_batch_share_one_pool(monkeypatch):
 
 @torch.inference_mode()
 def test_graphs_without_a_sound_capture_run_plainly(monkeypatch, caplog):
-    class Asks(Watched):
+    class Asks(CountedNetwork):
         def __call__(self, frames: Tensor) -> dict[str, Tensor]:
             cuda.wait_for_result()
             return super().__call__(frames)
@@ -91,7 +91,7 @@ def test_graphs_without_a_sound_capture_run_plainly(monkeypatch, caplog):
     assert not cuda.captures, "torch's allocator would not recover"
     assert not cuda.refuses_waiting
 
-    plain, made = Watched(), CudaGraphs(CARD, at_work())
+    plain, made = CountedNetwork(), CudaGraphs(CARD, at_work())
     monkeypatch.setattr(FakeGraph, "replay", lambda graph: graph.operations[-1][-1].zero_())
     for _ in range(3):
         assert made.run("here", plain, batch)["sum"].item() == pytest.approx(batch.sum().item())
@@ -100,7 +100,7 @@ def test_graphs_without_a_sound_capture_run_plainly(monkeypatch, caplog):
 
 @torch.inference_mode()
 def test_graphs_failed_capture_restores_the_stream():
-    class Hungry(Watched):
+    class Hungry(CountedNetwork):
         def __call__(self, frames: Tensor) -> dict[str, Tensor]:
             if cuda.active.name == "capture":
                 raise torch.OutOfMemoryError("CUDA out of memory")
@@ -116,7 +116,7 @@ def test_graphs_failed_capture_restores_the_stream():
 
 @torch.inference_mode()
 def test_graphs_out_of_memory_are_dropped_before_weights(caplog):
-    class Hungry(Watched):
+    class Hungry(CountedNetwork):
         hungry = True
 
         def __call__(self, frames: Tensor) -> dict[str, Tensor]:
@@ -127,7 +127,7 @@ def test_graphs_out_of_memory_are_dropped_before_weights(caplog):
 
     for one in list(graphs._ALL):
         one.refuse()
-    batch, plain = torch.rand(1, 3, 8, 8), Watched()
+    batch, plain = torch.rand(1, 3, 8, 8), CountedNetwork()
     with pytest.raises(torch.OutOfMemoryError):
         CudaGraphs(CARD, at_work()).run("here", Hungry(), batch)
     first, second = CudaGraphs(CARD, at_work()), CudaGraphs(CARD, at_work())

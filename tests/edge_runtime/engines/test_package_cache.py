@@ -60,7 +60,6 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "record a list": lambda path: record(path).write_text("[]"),
     "record gone": lambda path: record(path).unlink(),
     "record writable by others": lambda path: record(path).chmod(0o666),
-    "other notes": rewrite(notes='{"workspace": 1}'),
     "no digest": rewrite(sha256=None),
     "another key": rewrite(key={"model": "other"}),
 }

@@ -1,10 +1,13 @@
-"""Queries that overflow give the same bits as resident ones in less memory, and leave other queries alone."""
+"""Weights staged for a run: packed ones, and ones that overflow, give the outputs of resident ones in less memory."""
 
 from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,81 +15,148 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from edge_runtime.device import Device, arena_bytes
+from edge_runtime.engines import torch_engine, weight_streaming
+from edge_runtime.engines.base import FrameEngine
 from edge_runtime.engines.torch_engine import TorchEngine
-from edge_runtime.engines.weight_streaming import streamable_layers
+from edge_runtime.engines.weight_streaming import PinnedStream, streamable_layers
 from edge_runtime.executor import Executor
 from edge_runtime.memory.allocator import ALIGNMENT_BYTES
 from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.store import Store
+from edge_runtime.memory.store import Store, channels_last_layouts
 from edge_runtime.policies import policy_named
 from edge_runtime.queues import Frame, Ledger, Mailboxes
 from edge_runtime.results import Publisher, RunIdentity
 from edge_runtime.scheduler import QuerySpec
 from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost, all_bytes
 from edge_runtime.scheduler.eviction import Overflow, overflow_of, scratch_bytes
-from models import zoo
-from models.bits import BIT_WIDTHS, Bits
-from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
-from models.preprocess import Preprocess
-from models.quantization import PackedWeight, choices, pack
-from tests.edge_runtime.engines.test_packed_weights import ATTENDING, attending
-from tests.edge_runtime.tiny import RecordKeeper, picture
+from models.bits import BIT_WIDTHS
+from models.bundle import Bundle
+from models.errors import InputError
+from tests.edge_runtime import tiny
+from tests.edge_runtime.engines.sample_bundles import (
+    ATTENDING,
+    CLASSES,
+    bind,
+    build_model,
+    make_query,
+    pack_weights,
+    reference,
+    write_and_open,
+)
+from tests.edge_runtime.memory.fake_cuda import FakeCuda
+from tests.edge_runtime.tiny import RecordKeeper, picture, tiny_bundle
 from tests.parameters import every
 
+CPU = torch.device("cpu")
 SIZES = {"resnet18": 64, "ssdlite320_mobilenet_v2": 96, "swin_t": 32, ATTENDING: 16}
-CLASSES = ("a", "b", "c")
 STAGED = (
     "resnet18", "resnet18 int8", "ssdlite320_mobilenet_v2", "swin_t", ATTENDING,
     f"{ATTENDING} int8", "resnet18 int4", f"{ATTENDING} int4",
 )  # fmt: skip
 
 
-def filled(name: str) -> nn.Module:
-    """A model whose outputs depend on the frame."""
-    torch.manual_seed(0)
-    if name == ATTENDING:
-        return attending(len(CLASSES)).eval()
-    task = "detection" if name in zoo.names("detection") else "classification"
-    model = zoo.build(name, CLASSES, {}, SIZES[name], task).eval()
-    with torch.no_grad():
-        for tensor in model.state_dict().values():
-            if tensor.is_floating_point() and not tensor.any():
-                tensor.copy_(torch.rand_like(tensor) * 0.02)
-    return model
+@pytest.fixture(params=["int8", "fp16", "int4"])
+def packed(request: pytest.FixtureRequest, tmp_path: Path) -> Bundle:
+    """`gate` and `yard` share a convolution; `hall` attends."""
+    models: dict[str, nn.Module] = {name: tiny.trained_looking(seed) for seed, name in enumerate(("gate", "yard"), 1)}
+    models["hall"] = build_model(ATTENDING, 16)
+    models["yard"].get_submodule("3").weight = models["gate"].get_submodule("3").weight
+    queries = [tiny.query("gate", "left"), tiny.query("yard", "right"), make_query("hall", ATTENDING, 16)]
+    weights = {name: pack_weights(model, request.param, least=True) for name, model in models.items()}
+    return write_and_open(tmp_path / "n.safetensors", models, queries, weights)
 
 
-def asked(query_id: str, model: str) -> BundleQuery:
-    task = "detection" if model in zoo.names("detection") else "classification"
-    size = SIZES[model]
-    return BundleQuery(
-        id=query_id,
-        camera="left",
-        task=task,
-        classes=CLASSES,
-        model=model,
-        model_args={},
-        input_size=size,
-        preprocess=Preprocess(size),
-        fps=None,
-        sla_ms=20_000.0,
-        accuracy_target=0.95,
-    )
+@pytest.mark.parametrize("query", ["gate", "yard", "hall"])
+def test_packed_weights_give_bit_equal_outputs(packed: Bundle, query: str) -> None:
+    engine = TorchEngine(packed, query)
+    bind(engine, packed)
+    for seed in (1, 2):
+        assert torch.equal(engine.outputs([picture(seed)]), reference(packed, query, seed))
+    both = engine.outputs([picture(1), picture(2)])
+    torch.testing.assert_close(both[0], reference(packed, query, 1)[0])
 
 
-def packed_of(model: nn.Module, width: Bits) -> dict[str, PackedWeight]:
-    kinds = {key: choices(key, tensor.shape, width) for key, tensor in model.state_dict().items()}
-    return {key: pack(model.state_dict()[key], own[0]) for key, own in kinds.items() if own}
+@pytest.mark.parametrize("packed", ["int8", "fp16"], indirect=True)
+def test_packed_weights_channels_last_are_unpacked_so(packed: Bundle) -> None:
+    engine = TorchEngine(packed, "yard")
+    arena = bind(engine, packed, layouts=channels_last_layouts(Store.of_bundle(packed).kinds))
+    seen: list[Any] = []
+    layer = engine.model.get_submodule("3")
+    layer.register_forward_hook(lambda *_: seen.append(layer.weight))
+    torch.testing.assert_close(engine.outputs([picture(3)]), reference(packed, "yard", 3), rtol=1e-5, atol=1e-4)
+    assert arena.tensor(packed.query("yard").tensors["3.weight"]).is_contiguous(memory_format=torch.channels_last)
+    assert seen[0].is_contiguous(memory_format=torch.channels_last) and seen[0].dtype == torch.float32
 
 
-def write(path: Path, models: dict[str, tuple[str, nn.Module]], stored: dict[str, dict[str, PackedWeight]]) -> Bundle:
-    write_bundle(
-        path,
-        {query: model for query, (_, model) in models.items()},
-        [asked(query, name) for query, (name, _) in models.items()],
-        Made("streaming", "wide", 0),
-        packed=stored,
-    )
-    return open_bundle(path, [ATTENDING])
+def test_packed_shared_tensor_changed_in_place_changes_both_queries(packed: Bundle) -> None:
+    engines = [TorchEngine(packed, query) for query in ("gate", "yard")]
+    arena = bind(engines[1], packed, bind(engines[0], packed))
+    before = [engine.outputs([picture(5)]) for engine in engines]
+    arena.tensor(packed.query("gate").tensors["3.weight"]).neg_()
+    assert all(not torch.equal(engine.outputs([picture(5)]), old) for engine, old in zip(engines, before))
+
+
+def test_scratch_holds_the_largest_layer_and_counts_as_workspace(packed: Bundle) -> None:
+    plain = FrameEngine.workspace_of
+    # A float32 for each weight, and the byte that unpacking takes beside it.
+    each = 4 if packed.query("yard").stored["3.weight"].shape is None else 5
+    large = each * 48 * 108
+    for query in ("gate", "yard"):
+        engine = TorchEngine(packed, query)
+        assert large <= engine.workspace_bytes - plain(engine, 1) <= large + 4 * 64
+    attention, mix, own = 64 * 192 + 64 * 64, 64 * 64, 4 * 64
+    hall = TorchEngine(packed, "hall")
+    # Attention reads its child's weights, and the module around all of it has a packed weight of its own.
+    assert hall.workspace_bytes - plain(hall, 1) == each * (own + max(attention, mix))
+
+
+def test_layer_called_again_is_not_unpacked_again(packed: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    widen, count = weight_streaming.unpack, [0]
+
+    def count_and_widen(*args: Any) -> Tensor:
+        count[0] += 1
+        return widen(*args)
+
+    engine = TorchEngine(packed, "hall")
+    bind(engine, packed)
+    monkeypatch.setattr(weight_streaming, "unpack", count_and_widen)
+    engine.outputs([picture(1)])
+    assert count[0] == len(packed.query("hall").stored)
+
+
+def test_unpacking_waits_for_tensor_and_scale(packed: Bundle) -> None:
+    engine, waited, names = TorchEngine(packed, "gate"), list[str](), packed.names_in_order("gate")
+    arena = bind(engine, packed)
+
+    def wait(wanted: Iterable[str]) -> None:
+        waited.extend(wanted)
+
+    engine.bind(arena.tensor, wait)
+    assert torch.equal(engine.outputs([picture(1)]), reference(packed, "gate", 1))
+    assert set(waited) == set(names)
+
+
+def test_engine_without_packed_support_refuses_in_one_line(packed: Bundle) -> None:
+    class Wide(TorchEngine):
+        name = "wide"
+        runs_packed = frozenset()
+
+    with pytest.raises(InputError, match=r"query gate has weights stored as .*, which engine wide cannot run; take"):
+        Wide(packed, "gate")
+
+
+@pytest.mark.parametrize("packed", ["fp16"], indirect=True)
+@pytest.mark.parametrize("query", ["gate", "yard", "hall"])
+def test_fp16_weights_on_a_half_device_are_not_unpacked(packed: Bundle, query: str) -> None:
+    engine, wide = TorchEngine(packed, query, half=True), TorchEngine(packed, query)
+    assert engine.workspace_of(1) < wide.workspace_of(1)
+    arena = bind(engine, packed)
+    assert wide._staging.keys and not engine._staging.keys
+    bound = [slot.bound for slot in engine._slots if slot.bound is not None and slot.bound is arena.tensor(slot.name)]
+    dtypes = {tensor.dtype for tensor in bound}
+    assert torch.float16 in dtypes
+    found, expected = engine.outputs([picture(1)]).float(), reference(packed, query, 1)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max()))
 
 
 @functools.lru_cache(maxsize=1)
@@ -103,7 +173,7 @@ def costs_of(bundle: Bundle) -> Costs:
 def within(bundle: Bundle, budget: int) -> Overflow:
     def layers(query: str):
         own = bundle.query(query)
-        return streamable_layers(bundle.build(query, "meta"), own.input_size, own.tensors, own.stored, "cpu")
+        return streamable_layers(bundle.build(query, "meta"), own, "cpu")
 
     return overflow_of(costs_of(bundle), budget, layers)
 
@@ -112,7 +182,7 @@ def least_of(bundle: Bundle, query: str) -> int:
     return within(bundle, 1).lacking[query]
 
 
-def bound(bundle: Bundle, query: str, found: Overflow) -> tuple[TorchEngine, Arena]:
+def bind_engine(bundle: Bundle, query: str, found: Overflow) -> tuple[TorchEngine, Arena]:
     engine = TorchEngine(bundle, query, overflow=found.tensors[query])
     assert engine.workspace_bytes == found.costs.queries[query].workspace_bytes, "counted before anything is bound"
     kept = found.costs.queries[query].tensors
@@ -128,20 +198,17 @@ def bound(bundle: Bundle, query: str, found: Overflow) -> tuple[TorchEngine, Are
 )
 def test_overflow_outputs_are_bit_equal_in_the_planned_scratch(kind: str, tmp_path: Path) -> None:
     name, _, how = kind.partition(" ")
-    model = filled(name)
-    bundle = write(
-        tmp_path / "b.safetensors", {"one": (name, model)}, {"one": packed_of(model, how)} if how in BIT_WIDTHS else {}
-    )
+    model, queries = build_model(name, SIZES[name]), [make_query("one", name, SIZES[name])]
+    weights = {"one": pack_weights(model, how)} if how in BIT_WIDTHS else {}
+    bundle = write_and_open(tmp_path / "b.safetensors", {"one": model}, queries, weights)
     frames, least = [picture(1), picture(2)], least_of(bundle, "one")
     whole = costs_of(bundle)
     plain = TorchEngine(bundle, "one")
-    arena = Arena(Store.of_bundle(bundle), whole.weights_bytes("one"))
-    arena.change((), whole.queries["one"].tensors)
-    plain.bind(arena.tensor)
+    bind(plain, bundle)
     wanted = tree_leaves(plain.outputs(frames))
     for budget in (least, (least + whole.alone_bytes("one")) // 2):
         found = within(bundle, budget)
-        engine, arena = bound(bundle, "one", found)
+        engine, arena = bind_engine(bundle, "one", found)
         for _ in range(2):
             got = tree_leaves(engine.outputs(frames))
             assert len(got) == len(wanted) and all(map(torch.equal, got, wanted))
@@ -170,7 +237,10 @@ def test_overflow_layer_is_counted_as_often_as_it_is_filled() -> None:
     with torch.device("meta"):
         model = Tied()
     names = {key: key for key in model.state_dict()}
-    layers = {layer.path: layer for layer in streamable_layers(model, 8, names, {}, "cpu")}
+    layers = {
+        layer.path: layer
+        for layer in streamable_layers(model, SimpleNamespace(input_size=8, tensors=names, stored={}), "cpu")
+    }
     assert {path: layer.times for path, layer in layers.items()} == {"": 1, "first": 2, "second": 1}
     order = list(layers)
     assert [order[index] for index in layers["first"].outer] == [""] and layers[""].outer == ()
@@ -180,17 +250,18 @@ def test_overflow_layer_is_counted_as_often_as_it_is_filled() -> None:
 @pytest.fixture
 def two(tmp_path: Path) -> Bundle:
     """`big` and `small`, which shares the first layers of `big`."""
-    big, small = filled("resnet18"), filled("resnet18")
+    big, small = build_model("resnet18", 64), build_model("resnet18", 64)
     with torch.no_grad():
         for key, tensor in small.state_dict().items():
             if key.startswith(("layer3", "layer4", "fc")) and tensor.is_floating_point():
                 tensor.mul_(0.5)
     late = ("layer3", "layer4")
-    stored = {"small": {key: one for key, one in packed_of(small, "int8").items() if key.startswith(late)}}
-    return write(tmp_path / "two.safetensors", {"big": ("resnet18", big), "small": ("resnet18", small)}, stored)
+    stored = {"small": {key: one for key, one in pack_weights(small, "int8").items() if key.startswith(late)}}
+    queries = [make_query(name, "resnet18", 64) for name in ("big", "small")]
+    return write_and_open(tmp_path / "two.safetensors", {"big": big, "small": small}, queries, stored)
 
 
-class Watched(TorchEngine):
+class MeasuredEngine(TorchEngine):
     """Notes what the arena counts while it runs."""
 
     arena: Arena
@@ -207,7 +278,7 @@ def test_overflow_beside_another_query_keeps_the_budget(two: Bundle, policy: str
     budget = costs.alone_bytes("small") + 2**20
     found = within(two, budget)
     assert list(found.tensors) == ["big"] and all_bytes(found.costs) > budget, "they take turns"
-    engines = {query: Watched(two, query, overflow=found.tensors.get(query, ())) for query in ("big", "small")}
+    engines = {query: MeasuredEngine(two, query, overflow=found.tensors.get(query, ())) for query in ("big", "small")}
     arena = Arena(Store.of_bundle(two), arena_bytes(found.costs, budget), budget_bytes=budget)
     for engine in engines.values():
         engine.arena, engine.used = arena, []
@@ -227,21 +298,16 @@ def test_overflow_beside_another_query_keeps_the_budget(two: Bundle, policy: str
     assert not any(row["last_failure"] for row in executor.to_json())
     assert arena.swaps > 2 and {record["query"] for record in sink.records} == set(engines)
     for record in sink.records:
-        asked_of = two.query(record["query"])
-        batch = asked_of.preprocess.normalise(torch.stack([asked_of.preprocess.resize(picture(record["frame"]))]))
-        with torch.inference_mode():
-            scores = two.build(asked_of.id)(batch).softmax(1)[0]
+        scores = reference(two, record["query"], record["frame"]).softmax(1)[0]
         assert record["label"] == CLASSES[int(scores.argmax())]
         assert record["score"] == pytest.approx(float(scores.max()), rel=1e-5)
 
 
 def test_overflow_from_a_truncated_file_fails_the_run_alone(two: Bundle) -> None:
     found = within(two, least_of(two, "big"))
-    engine, _ = bound(two, "big", found)
+    engine, _ = bind_engine(two, "big", found)
     small = TorchEngine(two, "small")
-    arena = Arena(Store.of_bundle(two), costs_of(two).weights_bytes("small"))
-    arena.change((), two.names_in_order("small"))
-    small.bind(arena.tensor)
+    bind(small, two)
     before = small.outputs([picture(1)])
     os.truncate(two.path, two.path.stat().st_size // ALIGNMENT_BYTES * ALIGNMENT_BYTES // 2)
     with pytest.raises(OSError, match="the bundle has become shorter"):
@@ -252,13 +318,14 @@ def test_overflow_from_a_truncated_file_fails_the_run_alone(two: Bundle) -> None
 
 
 def test_overflow_of_packed_weights_to_gpu_takes_packed_scratch(tmp_path: Path) -> None:
-    model = filled("resnet18")
-    bundle = write(tmp_path / "b.safetensors", {"one": ("resnet18", model)}, {"one": packed_of(model, "int8")})
+    model = build_model("resnet18", 64)
+    packed, queries = {"one": pack_weights(model, "int8")}, [make_query("one", "resnet18", 64)]
+    bundle = write_and_open(tmp_path / "b.safetensors", {"one": model}, queries, packed)
     plain, own = bundle.build("one", "meta"), bundle.query("one")
     here, card = (
         next(
             part
-            for layer in streamable_layers(plain, 64, own.tensors, own.stored, device)
+            for layer in streamable_layers(plain, own, device)
             for part in layer.parts
             if part.key == "layer4.1.conv2.weight"
         )
@@ -267,3 +334,54 @@ def test_overflow_of_packed_weights_to_gpu_takes_packed_scratch(tmp_path: Path) 
     nbytes = 512 * 512 * 9
     assert (here.kept_bytes, here.overflow_bytes) == (4 * nbytes, 4 * nbytes)
     assert (card.kept_bytes, card.overflow_bytes) == (4 * nbytes, 5 * nbytes)
+
+
+def test_pinned_stream_orders_copies_with_computing():
+    cuda = FakeCuda()
+    streamed = PinnedStream(64, CPU, cuda)
+    scratch = torch.zeros(64, dtype=torch.uint8)
+    rooms = []
+
+    def read(room: torch.Tensor) -> torch.Tensor:
+        cuda.record.append(("read", "host", None))
+        rooms.append(room)
+        return room.view(torch.float32).fill_(len(rooms)).view(2, 4)
+
+    for number in (1, 2, 3):
+        found = streamed.copy(read, scratch[:32])
+        assert found.shape == (2, 4) and bool((found == number).all()) and found.data_ptr() == scratch.data_ptr()
+    expected = []
+    for index in range(3):
+        expected += [("wait", "host", 0)] if index == 2 else []
+        expected += [
+            ("read", "host", None),
+            ("behind compute", "copy", None),
+            ("event", "copy", index),
+            ("wait", "compute", index),
+        ]
+    assert cuda.record == expected, "the processor waits for a buffer that is still being copied from alone"
+    assert rooms[0].data_ptr() == rooms[2].data_ptr() != rooms[1].data_ptr()
+
+
+def test_overflow_to_gpu_uses_pinned_memory(tmp_path, monkeypatch):
+    bundle, made, taken = tiny_bundle(tmp_path / "tiny.safetensors"), [], []
+    names = bundle.names_in_order("gate")
+    with monkeypatch.context() as patched:
+        patched.setattr(torch_engine, "PinnedStream", lambda *given: made.append(given))
+        TorchEngine(bundle, "gate", "cuda", overflow=names)
+        TorchEngine(bundle, "gate", overflow=names)
+    assert made == [(max(map(bundle.nbytes, names)), torch.device("cuda"))]
+    monkeypatch.setattr(torch, "empty", lambda *_, pin_memory, **__: taken.append(pin_memory))
+    PinnedStream(64, torch.device("cuda"), FakeCuda())
+    assert taken == [True] * 2
+
+
+def test_overflow_through_pinned_stream_is_bit_equal(tmp_path):
+    bundle, cuda = tiny_bundle(tmp_path / "tiny.safetensors"), FakeCuda()
+    names = frozenset(bundle.names_in_order("gate"))
+    engine, plain = TorchEngine(bundle, "gate", overflow=names), TorchEngine(bundle, "gate")
+    engine._staging._streamed = PinnedStream(max(map(bundle.nbytes, names)), CPU, cuda)
+    bind(plain, bundle, bind(engine, bundle))
+    for seed in range(2):
+        assert torch.equal(engine.outputs([picture(seed)]), plain.outputs([picture(seed)]))
+    assert ("wait", "compute", 1) in cuda.record
