@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -339,12 +338,6 @@ def prepare_engines(costed: CostedBox) -> ReadyBox:
             raise
         log.warning("%s; engine %s runs all queries", message_of(error), FALLBACK)
         return _build_ready(costed, engines_for(bundle, FALLBACK, request))
-
-
-def format_engines(names: Mapping[str, str]) -> str:
-    """How many queries run on which engine: `3 queries on compiled and 1 query on torch`."""
-    counted = Counter(names.values()).most_common()
-    return " and ".join(f"{count} {'query' if count == 1 else 'queries'} on {name}" for name, count in counted)
 
 
 def _build_ready(costed: CostedBox, engines: Mapping[str, FrameEngine]) -> ReadyBox:

@@ -10,7 +10,6 @@ from enum import Enum
 
 import numpy as np
 
-from edge_runtime.box import format_engines
 from edge_runtime.capture.camera import Camera
 from edge_runtime.executor import Executor, PolicyFailed
 from edge_runtime.memory.transfer import on_compute_stream
@@ -106,8 +105,8 @@ class InferenceThread:
         if self._stopping.is_set():
             return
         log.info(
-            "running %s, %d cameras, policy %s, order of turns: %s",
-            format_engines(box.engine_names), len(self.cameras), self.executor.policy.name, self.executor.order,
+            "engines %s, %d cameras, policy %s, order of turns: %s",
+            box.engine_names, len(self.cameras), self.executor.policy.name, self.executor.order,
         )  # fmt: skip
         for camera in self.cameras:
             camera.start()

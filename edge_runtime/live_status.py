@@ -56,7 +56,7 @@ class RuntimeStatus:
         spool: Spool | None = None,
     ) -> None:
         self._inference, self._reloads, self._sinks, self._observer = inference, reloads, sinks, observer
-        self._started, self._spool = time.monotonic(), spool
+        self._spool, self._started = spool, time.monotonic()
         self._rates: dict[str, RecentCount] = {}
         self._lock = threading.Lock()
 
@@ -107,13 +107,14 @@ class RuntimeStatus:
 
     def _drift(self, active: ActiveConfig) -> list[DriftStatus]:
         report = None if self._spool is None else self._spool.drift
-        return [] if report is None else [
-            DriftStatus(
-                query=query.id, ratio=query.ratio, ci95=query.ci95, frames=query.frames, verdict=query.verdict,
-                checked_at=report.checked_at, reverted=query.reverted,
-            )
-            for query in report.queries if query.id in active.queries
-        ]  # fmt: skip
+        if report is None:
+            return []
+        rows = [query.model_dump(exclude={"id", "target"}) for query in report.queries]
+        return [
+            DriftStatus(query=query.id, checked_at=report.checked_at, **row)
+            for query, row in zip(report.queries, rows, strict=True)
+            if query.id in active.queries
+        ]
 
     def _queries(self, active: ActiveConfig, now: float) -> list[QueryStatus]:
         publisher, device, nbytes = active.executor.publisher, active.executor.device, active.query_bytes

@@ -10,7 +10,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -109,12 +109,12 @@ class ReloadManager:
             pending, self._pending = self._pending, None
             if pending is None:  # the box stops
                 return
-            start, before = time.monotonic(), self._runtime.active
+            start = time.monotonic()
             self._runtime.activate(pending)
             log.info(
-                "reloaded: bundle %s, %s; frames waited %.0f ms",
+                "reloaded: bundle %s, %d queries; frames waited %.0f ms",
                 pending.config.identity.bundle[:BUNDLE_DIGITS],
-                format_changes(before.queries, pending.config.queries),
+                len(pending.config.queries),
                 1000 * (time.monotonic() - start),
             )
             self._changed.notify_all()
@@ -179,13 +179,10 @@ class ReloadManager:
 
     def _settle(self, pending: PendingConfig) -> None:
         """Do what need not happen between two frames."""
-        try:
-            self._on_applied(pending.config.box)
-            hanging = self._runtime.sinks.settle(pending.sinks, SINK_TIMEOUT_S)
-            if hanging:
-                log.warning("not waited for: %s", ", ".join(hanging))
-        except Exception:  # the box serves, and must take the next reload
-            log.exception("a reload was applied, and its clean-up failed")
+        self._on_applied(pending.config.box)
+        hanging = self._runtime.sinks.settle(pending.sinks, SINK_TIMEOUT_S)
+        if hanging:
+            log.warning("not waited for: %s", ", ".join(hanging))
 
 
 @contextlib.contextmanager
@@ -206,15 +203,6 @@ def check_change(before: BoxConfig, after: BoxConfig) -> None:
     if after.trace is not None:
         problem = "a trace describes one box, so a box that writes one cannot be reloaded"
         raise InputError(after.path, problem, "leave `trace` out and start the box again", "trace")
-
-
-def format_changes(before: Mapping[str, BundleQuery], after: Mapping[str, BundleQuery]) -> str:
-    """What changes: `2 queries as before, 1 changed, 1 new, 1 gone`."""
-    both = before.keys() & after.keys()
-    same = sum(before[query] == after[query] for query in both)
-    counts = {"changed": len(both) - same, "new": len(after.keys() - both), "gone": len(before.keys() - both)}
-    queries = f"{same} {'query' if same == 1 else 'queries'} as before"
-    return ", ".join([queries, *(f"{count} {what}" for what, count in counts.items() if count)])
 
 
 def run_canary(before: LoadedBox, after: LoadedBox, spool: SpoolConfig) -> LoadedBox:

@@ -374,15 +374,11 @@ class Spool:
         self.samples += 1
 
     def _prepare_folder(self) -> Path:
-        """The folder of the samples, private to its owner and no link; made where it is missing."""
+        """The folder of the samples, private to its owner; made where it is missing."""
         folder = self._config.samples
         with describe_problem(folder):
-            folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                os.fchmod(descriptor, FOLDER_MODE)
-            finally:
-                os.close(descriptor)
+            folder.mkdir(exist_ok=True)
+            folder.chmod(FOLDER_MODE)
         return folder
 
     def _poll_drift(self) -> None:

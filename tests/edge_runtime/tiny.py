@@ -22,6 +22,8 @@ from models.preprocess import Preprocess
 
 FACTORY = "tests.edge_runtime.tiny:net"
 SIZE = 16
+LOOPED = {"left": {"source": "left.mp4", "loop": True}, "right": {"source": "right", "fps": 12, "loop": True}}
+"""The cameras of `write_box` without an end."""
 
 
 def net(num_classes: int, input_size: int = SIZE, width: int = 12) -> nn.Module:
@@ -101,6 +103,15 @@ def write_folder(path: Path, count: int) -> Path:
     for seed in range(count):
         cv2.imwrite(str(path / f"{seed:03}.png"), cv2.cvtColor(picture(100 + seed), cv2.COLOR_RGB2BGR))
     return path
+
+
+def write_box(folder: Path) -> Path:
+    """A folder with the bundle, a clip of 12 frames and a folder of 10 pictures, one second each."""
+    torch.set_num_threads(1)
+    tiny_bundle(folder / "tiny.safetensors")
+    write_clip(folder / "left.mp4", 12)
+    write_folder(folder / "right", 10)
+    return folder
 
 
 def change_head(sample: bytes, old: str, new: str) -> bytes:

@@ -10,9 +10,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from tests.edge_runtime.reloading.wrong import CAMERAS, WRONG
+from tests.edge_runtime.bad_configs import BAD_CONFIGS
 from tests.edge_runtime.running import Running, adds_up
-from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
+from tests.edge_runtime.tiny import LOOPED, tiny_bundle, write_clip, write_config, write_folder
 from tests.faults.cameras import HTTP
 from tests.faults.queries import FACTORIES, bundle
 from tests.faults.scenario import Found, Tell
@@ -87,12 +87,12 @@ def refuse_wrong(folder: Path, times: int, tell: Tell) -> Found:
     line = ("-m", "gemel", "run", "box.yaml", "--json")
     with (
         open(folder / "summary.json", "wb") as out,
-        Running(folder, *line, out=out, cameras=CAMERAS, spool=None) as box,
+        Running(folder, *line, out=out, cameras=LOOPED, spool=None) as box,
     ):
         good = (folder / "box.yaml").read_text()
         box.until(box.news)
         for index in range(times):
-            for name, (spoil, expected) in WRONG.items():
+            for name, (spoil, expected) in BAD_CONFIGS.items():
                 (folder / "bad.safetensors").unlink(missing_ok=True)
                 (folder / "box.yaml").write_text(good)
                 spoil(folder)
@@ -102,7 +102,7 @@ def refuse_wrong(folder: Path, times: int, tell: Tell) -> Found:
                 said = [one for one in box.read_stderr().splitlines() if REFUSED in one]
                 found.hold(len(said) == refusals and expected in said[-1], f"{name}: {said[-1]}")
                 (folder / "box.yaml").write_text(good)
-            tell(f"{index + 1} of {times}: {len(WRONG)} kinds")
+            tell(f"{index + 1} of {times}: {len(BAD_CONFIGS)} kinds")
         served = {one["bundle"] for one in box.results()}
         box.process.send_signal(signal.SIGHUP)
         box.until(lambda: "reloaded" in box.read_stderr().rpartition(REFUSED)[2])
@@ -114,10 +114,10 @@ def refuse_wrong(folder: Path, times: int, tell: Tell) -> Found:
     found.hold(summary["reloads"] == {"applied": 1, "refused": refusals}, f"reloads: {summary['reloads']}")
     found.hold(ended == 0 and adds_up(summary), "the ledger does not add up")
     found.said = (
-        f"{len(WRONG)} kinds, {times} times each: {summary['reloads']['refused']} refused with one line each, the box "
-        "served on as it was; the next good one was applied"
+        f"{len(BAD_CONFIGS)} kinds, {times} times each: {summary['reloads']['refused']} refused with one line each, "
+        "the box served on as it was; the next good one was applied"
     )
-    found.figures = {"kinds": len(WRONG), "refused": summary["reloads"]["refused"]}
+    found.figures = {"kinds": len(BAD_CONFIGS), "refused": summary["reloads"]["refused"]}
     return found
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gemel.cli import main
-from tests.edge_runtime.reloading.running import Running, write
+from tests.edge_runtime.local_box import LocalBox, replace_bundle
 from tests.edge_runtime.tiny import query, tiny_bundle, trained_looking, write_clip, write_config, write_folder
 
 TOKEN = "a-token-of-the-tests"
@@ -47,9 +47,9 @@ def get_text(config: Path, path: str) -> str:
 
 def test_reload_is_applied_or_refused(config, capsys):
     folder = config.parent
-    with Running(config) as box:
+    with LocalBox(config) as box:
         box.more("gate")
-        write(folder / "tiny.safetensors", {"gate": trained_looking(7)}, query("gate", "left"))
+        replace_bundle(folder / "tiny.safetensors", {"gate": trained_looking(7)}, query("gate", "left"))
         assert run_reload(config, capsys) == (0, {"applied": True, "reason": None})
         status = json.loads(get_text(config, "/api/status"))
         assert [one["id"] for one in status["queries"]] == ["gate"] and status["reloads"]["applied"] == 1
@@ -85,7 +85,7 @@ def test_sighup_takes_up_a_new_bundle_and_the_service_manager_hears_of_it(config
         run = [sys.executable, "-m", "gemel", "run", str(config), "--json"]
         with subprocess.Popen(run, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as box:
             assert manager.recv(1000) == b"READY=1"
-            write(tmp_path / "tiny.safetensors", {"gate": trained_looking(7)}, query("gate", "left"))
+            replace_bundle(tmp_path / "tiny.safetensors", {"gate": trained_looking(7)}, query("gate", "left"))
             box.send_signal(signal.SIGHUP)
             assert manager.recv(1000).startswith(b"RELOADING=1\nMONOTONIC_USEC=")
             assert manager.recv(1000) == b"READY=1"

@@ -1,0 +1,87 @@
+"""The inference thread: it sleeps while nothing is to do, and the summary holds the reason of its end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edge_runtime import box, executor, inference
+from edge_runtime.daemon import run
+from edge_runtime.inference import InferenceThread
+from edge_runtime.scheduler import Decision, Plan, SchedulerState
+from edge_runtime.scheduler.costs import Costs
+from tests.edge_runtime.running import adds_up, total
+from tests.edge_runtime.test_executor import StubPolicy
+from tests.edge_runtime.tiny import LOOPED, write_box, write_config
+
+SERVE_S = 2.0
+MAX_DECISIONS = 200
+"""A loop that never sleeps decides tens of thousands of times meanwhile."""
+
+
+class WaitingPolicy(StubPolicy):
+    """Waits for an hour, whatever there is."""
+
+    def decide(self, state: SchedulerState, costs: Costs, plan: Plan) -> Decision:
+        self.decisions += 1
+        return Decision(wake_s=state.now + 3600)
+
+
+@pytest.fixture
+def serve_policy(tmp_path: Path, monkeypatch) -> Callable[[StubPolicy], dict[str, Any]]:
+    """Serves two looped cameras under a policy; returns the summary."""
+    write_box(tmp_path)
+
+    def serve(policy: StubPolicy) -> dict[str, Any]:
+        monkeypatch.setattr(box, "policy_named", lambda *_: policy)
+        return run(write_config(tmp_path, cameras=LOOPED), seconds=SERVE_S)
+
+    return serve
+
+
+def test_inference_sleeps_until_the_named_moment(serve_policy) -> None:
+    policy = WaitingPolicy()
+    summary = serve_policy(policy)
+    assert summary["fault"] is None and adds_up(summary) and total(summary, "received") > 0
+    assert 1 <= policy.decisions < MAX_DECISIONS
+
+
+def test_failing_policy_ends_the_box_with_summary(serve_policy, monkeypatch) -> None:
+    monkeypatch.setattr(executor, "MAX_POLICY_FAILURES", 3)
+    policy = StubPolicy()
+    policy.failures = 10**6
+    summary = serve_policy(policy)
+    assert summary["fault"].startswith("the policy stub failed 3 times in a row: ZeroDivisionError")
+    assert adds_up(summary) and summary["stopped_by"] == "a fault" and total(summary, "received") > 0
+
+
+def test_inference_uses_the_compute_stream(monkeypatch) -> None:
+    steps, device = [], object()
+
+    @contextmanager
+    def on_stream(where: object) -> Iterator[None]:
+        steps.append(("on", where, threading.current_thread().name))
+        yield
+        steps.append("off")
+
+    class ShortInference(InferenceThread):
+        def _warm_up(self, frames: object) -> None:
+            steps.append("warm-up")
+
+        def _loop(self, deadline: float) -> str:
+            steps.append("frames")
+            return "done"
+
+    monkeypatch.setattr(inference, "on_compute_stream", on_stream)
+    arena = SimpleNamespace(device=device)
+    runtime = SimpleNamespace(active=SimpleNamespace(executor=SimpleNamespace(device=SimpleNamespace(arena=arena))))
+    short = ShortInference(runtime, threading.Event(), lambda: False)  # type: ignore[arg-type]
+    short.start({}, 1.0)
+    assert short.join(60) and short.stopped_by == "done"
+    assert steps == [("on", device, "inference"), "warm-up", "frames", "off"]

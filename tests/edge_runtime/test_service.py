@@ -1,0 +1,154 @@
+"""The service around a box: signals, its memory, the ledger's file, and the box as HTTP shows it."""
+
+from __future__ import annotations
+
+import gc
+import json
+import signal
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from edge_runtime import service
+from edge_runtime.daemon import run
+from edge_runtime.http.app import check_address
+from edge_runtime.service import SAME_SIGNAL_S, LedgerFile, catch_signals
+from models.errors import InputError
+from tests.edge_runtime.tiny import LOOPED, write_box, write_config
+
+TIMEOUT_S = 60.0
+
+
+def test_signals_close_together_count_once() -> None:
+    now = [100.0]
+    with catch_signals(stopping := threading.Event(), lambda: now[0]) as signals:
+        signals.is_serving = True
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert stopping.is_set() and signals.reasons == ["SIGTERM"]
+        now[0] += 2 * SAME_SIGNAL_S
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert signals.reasons == ["SIGTERM", "SIGINT"]
+
+
+def test_ledger_file_keeps_the_previous_run(tmp_path: Path) -> None:
+    for number in ("one", "two", "three"):
+        file = LedgerFile(tmp_path)
+        for fault in (None, "a step hangs"):
+            file.write({"run": number, "fault": fault})
+            assert file.join(TIMEOUT_S) and file.problem is None
+    written = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
+    assert written == {
+        "ledger.json": {"run": "three", "fault": "a step hangs"},
+        "ledger.json.1": {"run": "two", "fault": "a step hangs"},
+    }
+
+
+def test_ledger_file_reports_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = LedgerFile(tmp_path / "absent")
+    for _ in range(2):
+        file.write({})
+        assert file.join(TIMEOUT_S)
+    assert file.problem is not None and len(caplog.records) == 1
+
+
+def test_service_returns_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_box(tmp_path)
+    stop, frozen = threading.Event(), []
+
+    def count_frozen() -> bool:
+        frozen.append(gc.get_freeze_count())
+        if len(frozen) > 1:
+            stop.set()
+        return True
+
+    monkeypatch.setattr(service, "TIDY_INTERVAL_S", 0.0)
+    monkeypatch.setattr(service, "LEDGER_INTERVAL_S", 0.0)
+    monkeypatch.setattr(service, "trim_heap", count_frozen)
+    run(write_config(tmp_path, cameras=LOOPED, spool="spool"), stop=stop, seconds=TIMEOUT_S)
+    assert frozen[0] > gc.get_freeze_count() == 0, "the objects of a box are frozen until it ends"
+
+
+def test_service_with_used_address_is_input_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_box(tmp_path)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        bind = "127.0.0.1:{1}".format(*other.getsockname())
+
+        def check(*given) -> None:
+            check_address(*given)
+            other.listen()
+
+        monkeypatch.setattr("edge_runtime.http.app.check_address", check)
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        config = write_config(tmp_path, http={"bind": bind}, spool="spool")
+        with pytest.raises(InputError, match=r"http.bind: .* is not available"):
+            run(config)
+        assert not (tmp_path / "results.jsonl").exists() and not list((tmp_path / "spool").iterdir())
+        with pytest.raises(InputError, match=r"http\.bind: 127\.0\.0\.1:\d+ is not available"):
+            run(config, check=True)
+
+
+def send_request(port: int, path: str) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as response:
+            return response.status, response.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+    except OSError:
+        return 0, b""
+
+
+def wait_for_ok(port: int, path: str) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while send_request(port, path)[0] != 200:
+        assert time.monotonic() < deadline, path
+        time.sleep(0.05)
+
+
+def check_balance(metrics: str) -> None:
+    """AssertionError where a query's frame counts do not add up."""
+    samples = [
+        (sample.name.removeprefix("gemel_frames_").removesuffix("_total"), sample.labels["query"], sample.value)
+        for family in text_string_to_metric_families(metrics)
+        for sample in family.samples
+        if sample.name.startswith("gemel_frames_")
+    ]
+    for query in ("gate", "yard", "road"):
+        rows = [(name, value) for name, other, value in samples if other == query]
+        settled = sum(value for name, value in rows if name in ("processed", "dropped", "failed", "pending"))
+        assert sum(value for name, value in rows if name == "received") == settled
+
+
+def test_running_box_status_balances(tmp_path: Path) -> None:
+    write_box(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    stop, summaries = threading.Event(), []
+    config = write_config(tmp_path, cameras=LOOPED, http={"bind": f"127.0.0.1:{port}"})
+    thread = threading.Thread(target=lambda: summaries.append(run(config, stop=stop)))
+    thread.start()
+    try:
+        for path in ("/readyz", "/healthz", "/api/cameras/left/frame.jpg"):
+            wait_for_ok(port, path)
+        for _ in range(20):
+            check_balance(send_request(port, "/metrics")[1].decode())
+        status = json.loads(send_request(port, "/api/status")[1])
+    finally:
+        stop.set()
+        thread.join(TIMEOUT_S)
+    assert [one["id"] for one in status["queries"]] == ["gate", "yard", "road"]
+    assert all(one["ledger"]["processed"] > 0 and one["resident"] for one in status["queries"])
+    gate, yard, road = (one["bytes"] - one["own_bytes"] for one in status["queries"])
+    assert gate == yard > 0 and road == 0, "gate and yard share a tensor"
+    assert {one["state"] for one in status["cameras"]} == {"streaming"} and status["sinks"][0]["state"] == "up"
+    record = json.loads((tmp_path / "results.jsonl").read_text().splitlines()[0])
+    assert record["run"] == status["run"] == summaries[0]["run"] and record["bundle"] == status["bundle"]
+    assert summaries[0]["hanging"] == [] and send_request(port, "/healthz")[0] == 0
