@@ -29,8 +29,8 @@ lint: $(STAMP)  ## format, style and types
 real: $(STAMP)  ## the real workloads, end to end, resumable; GEMEL_DATA names the folder of the footage
 	$(BIN)/python -m benchmarks.real.real $(REAL_ARGS)
 
-fuzz: $(STAMP)  ## damaged files of every kind for MINUTES on all cores; findings in out/fuzz; FUZZ_ARGS="--seed 1" repeats
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.hostile.mutated.fuzz --minutes $(MINUTES) --out $(OUT)/fuzz $(FUZZ_ARGS)
+fuzz: $(STAMP)  ## damaged files of every kind for MINUTES on all cores; findings in out/fuzz; FUZZ_SEED=1 repeats
+	FUZZ_MINUTES=$(MINUTES) FUZZ_OUT=$(OUT)/fuzz $(PYTEST) --numprocesses auto --dist load tests/hostile/fuzz.py $(PYTEST_ARGS)
 
 faults: $(STAMP)  ## every fault a box must withstand (an hour, resumable); records the results
 	$(BIN)/python -m tests.faults.measure --out $(OUT)/faults --record $(FAULTS_ARGS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 
@@ -37,24 +37,21 @@ def recalibrate_batchnorm(model: nn.Module, batches: Iterable[Tensor]) -> None:
     first = next(batches, None)
     if not norms or first is None:
         return
-    modes = {part: part.training for part in model.modules()}
     momenta = [norm.momentum for norm in norms]
-    model.eval()
-    for norm in norms:
-        norm.train()
-        norm.reset_running_stats()
     seen = 0
-    try:
-        for batch in chain([first], batches):
-            seen += len(batch)
-            for norm in norms:
-                norm.momentum = len(batch) / seen  # a cumulative average
-            model(batch)
-    finally:
-        for norm, momentum in zip(norms, momenta):
-            norm.momentum = momentum
-        for part, training in modes.items():
-            part.training = training
+    with _eval_mode(model):
+        for norm in norms:
+            norm.train()
+            norm.reset_running_stats()
+        try:
+            for batch in chain([first], batches):
+                seen += len(batch)
+                for norm in norms:
+                    norm.momentum = len(batch) / seen  # a cumulative average
+                model(batch)
+        finally:
+            for norm, momentum in zip(norms, momenta):
+                norm.momentum = momentum
 
 
 def has_folded_norms(model: nn.Module) -> bool:
@@ -77,45 +74,32 @@ def unfold_batchnorm(model: nn.Module, batches: Iterable[Tensor]) -> None:
     bias' = bias + weight * (mean - running_mean) / r.
     """
     norms = batchnorms_of(model)
-    sums = {norm: _Moments() for norm in norms}
-    with _eval_mode(model), _watch_inputs(norms, lambda norm, x: sums[norm].add(x)):
-        for batch in batches:
-            model(batch)
+    sums: dict[nn.Module, Tensor] = {}
+
+    def watch(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        x = inputs[0].transpose(0, 1).flatten(1).double()  # (channels, values)
+        sums[norm] = sums.get(norm, 0) + torch.stack(
+            [torch.full_like(x[:, 0], x.shape[1]), x.sum(1), x.square().sum(1)]
+        )
+
+    handles = [norm.register_forward_pre_hook(watch) for norm in norms]
+    try:
+        with _eval_mode(model):
+            for batch in batches:
+                model(batch)
+    finally:
+        for handle in handles:
+            handle.remove()
     for norm in norms:
-        if sums[norm].count:
-            _set_statistics(norm, *sums[norm].mean_and_variance())
-
-
-def _set_statistics(norm: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
-    assert norm.running_mean is not None and norm.running_var is not None
-    old = (norm.running_var + norm.eps).sqrt()
-    if norm.affine:
-        norm.bias.add_(norm.weight * (mean - norm.running_mean) / old)
-        norm.weight.mul_((variance + norm.eps).sqrt() / old)
-        norm.running_mean.copy_(mean)
-        norm.running_var.copy_(variance)
-
-
-class _Moments:
-    """Mean and variance per channel over batches, joined as in Chan, Golub and LeVeque 1979."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.mean: Tensor | float = 0.0
-        self.spread: Tensor | float = 0.0
-
-    def add(self, x: Tensor) -> None:
-        others = [axis for axis in range(x.dim()) if axis != 1]
-        variance, mean = (value.double() for value in torch.var_mean(x, others, correction=0))
-        count = x.numel() // x.shape[1]
-        step = mean - self.mean
-        total = self.count + count
-        self.spread = self.spread + variance * count + step.square() * (self.count * count / total)
-        self.mean = self.mean + step * (count / total)
-        self.count = total
-
-    def mean_and_variance(self) -> tuple[Tensor, Tensor]:
-        return torch.as_tensor(self.mean).float(), torch.as_tensor(self.spread / self.count).float()
+        if norm.affine and norm in sums:
+            count, total, squares = sums[norm]
+            mean = total / count
+            variance = (squares / count - mean.square()).clamp_(min=0)
+            old = (norm.running_var + norm.eps).sqrt()  # type: ignore[operator]
+            norm.bias.add_(norm.weight * (mean - norm.running_mean) / old)  # type: ignore[operator]
+            norm.weight.mul_((variance + norm.eps).sqrt() / old)
+            norm.running_mean.copy_(mean)  # type: ignore[union-attr]
+            norm.running_var.copy_(variance)  # type: ignore[union-attr]
 
 
 @contextmanager
@@ -127,16 +111,3 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for part, training in modes.items():
             part.training = training
-
-
-@contextmanager
-def _watch_inputs(norms: list[_BatchNorm], see: Callable[[_BatchNorm, Tensor], None]) -> Iterator[None]:
-    def watcher(norm: _BatchNorm) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        return lambda _, inputs: see(norm, inputs[0])
-
-    handles = [norm.register_forward_pre_hook(watcher(norm)) for norm in norms]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

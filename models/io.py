@@ -38,8 +38,6 @@ MAX_JSON_LINES_BYTES = 2**30
 MAX_YAML_BYTES, MAX_YAML_VALUES = 2**20, 50_000
 """Values at one depth of a document, those that aliases repeat counted each time."""
 MAX_DEPTH = 50
-MAX_QUOTED = 80
-"""Characters of a value that a message quotes."""
 
 
 class ParseError(Exception):
@@ -72,8 +70,6 @@ def open_regular(path: Path, hint: str, key: str = "") -> Iterator[BinaryIO]:
             yield file
     except OSError as error:
         raise InputError(path, f"cannot be read: {error.strerror}", hint, key) from error
-    except UnicodeEncodeError as error:  # half a character in the path
-        raise InputError(path, f"cannot be read: {error.reason}", hint, key) from error
 
 
 # JSON
@@ -269,7 +265,7 @@ def validate(path: str | Path, value: Any, schema: type[Keys], at: str = "", hin
         elif first["type"] == "missing":
             problem, default = "this key is missing", "add it"
         else:
-            given = "" if isinstance(first["input"], dict | list) else f" (given: {_clip(repr(first['input']))})"
+            given = "" if isinstance(first["input"], dict | list) else f" (given: {first['input']!r:.80})"
             text = first["msg"].removeprefix("Value error, ")
             problem, default = f"{text[0].lower()}{text[1:]}{given}", "correct the value"
         raise InputError(path, problem, hint or default, key) from error
@@ -280,7 +276,7 @@ def _near_key_hint(schema: type[BaseModel], location: Sequence[int | str]) -> st
         if isinstance(step, str) and step in schema.model_fields:
             schema = next(_schemas_in(schema.model_fields[step].annotation), schema)
     known = list(schema.model_fields)
-    near = difflib.get_close_matches(_clip(str(location[-1])).lower(), known, n=1)
+    near = difflib.get_close_matches(f"{location[-1]:.80}".lower(), known, n=1)
     return f"did you mean {near[0]}?" if near else f"remove it; the keys here are {', '.join(known)}"
 
 
@@ -308,10 +304,6 @@ def _key_text(location: Sequence[int | str], document: Any) -> str:
     return text + owner
 
 
-def _clip(text: str) -> str:
-    return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}..."
-
-
 # Writing
 
 _HINTS = {
@@ -331,8 +323,6 @@ def check_output(path: str | Path, overwrite: bool = False) -> Path:
     """
     path = Path(path)
     parent = path.parent
-    if "\0" in str(path):
-        raise InputError(path, "a path holds no NUL", "choose another path")
     if not parent.is_dir():
         raise InputError(path, f"there is no directory {parent}", "create it, or choose another path")
     with describe_problem(path):  # a name too long, say
@@ -602,43 +592,31 @@ def check_apart(outputs: NamedPaths, inputs: NamedPaths, where: str | Path = "")
     Links are followed; hard links of one file are the same file. Raises InputError naming the output's key and both
     files; `where` is the file that holds the key.
     """
-    names: dict[Path | tuple[int, int], str] = {}
+    names: dict[str | tuple[int, int], str] = {}
     for name, path in inputs:
-        for identity in [] if path is None else _identities(Path(path)):
+        for identity in [] if path is None else _identities(path):
             names.setdefault(identity, name)
     for key, path in outputs:
-        if path is None or _is_special(Path(path)):  # /dev/null and pipes hold nothing that could be lost
-            continue
-        identities = _identities(Path(path))
+        if path is None or (os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))):
+            continue  # /dev/null and pipes hold nothing that could be lost
+        identities = _identities(path)
         same = [f"is {names[one]}" for one in identities if one in names]
-        inside = [f"lies in {names[one]}" for one in _resolve(Path(path)).parents if one in names]
+        parents = map(str, Path(os.path.realpath(path)).parents)
+        inside = [f"lies in {names[one]}" for one in parents if one in names]
         if same or inside:
             problem = (same + inside)[0]
             raise InputError(where or path, f"{path} {problem}" if where else problem, "choose another path", key)
         names.update(dict.fromkeys(identities, f"what '{key}' names"))
 
 
-def _is_special(path: Path) -> bool:
-    try:
-        return path.exists() and not (path.is_file() or path.is_dir())
-    except (OSError, ValueError):
-        return False
-
-
-def _identities(path: Path) -> list[Path | tuple[int, int]]:
+def _identities(path: str | Path) -> list[str | tuple[int, int]]:
     """Values that two paths share where they are one file: the resolved path, and device and inode if it exists."""
-    identities: list[Path | tuple[int, int]] = [_resolve(path)]
-    with contextlib.suppress(OSError, ValueError):
-        found = os.stat(path)
-        identities.append((found.st_dev, found.st_ino))
-    return identities
-
-
-def _resolve(path: Path) -> Path:
+    real = os.path.realpath(path)
     try:
-        return path.resolve()
-    except (OSError, ValueError, RuntimeError):  # links in a circle, or no valid path
-        return path.absolute()
+        found = os.stat(real)
+    except OSError:
+        return [real]
+    return [real, (found.st_dev, found.st_ino)]
 
 
 # Sources of cameras

@@ -22,12 +22,6 @@ MAX_PICTURE_BYTES = 2**26
 MAX_PIXELS = 2**25
 """Of a picture or a video's frame: a little more than 7680 x 4320."""
 PICTURE_FORMATS = ("JPEG", "PNG")
-ORIENTATION = 0x0112
-"""The EXIF tag of the camera's orientation (EXIF 2.32, section 4.6.4)."""
-TURNS = {
-    2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 7: "TRANSVERSE",
-    8: "ROTATE_90",
-}  # fmt: skip
 PICTURE_HINT = "replace or remove it"
 DIGITS = re.compile("([0-9]+)")
 
@@ -75,13 +69,13 @@ def decode_picture(data: bytes, path: Path) -> np.ndarray:
 
 
 def _pixels(image: Image) -> np.ndarray:
-    """Pixels of a decoded picture, turned as its EXIF data ask."""
+    """Pixels of a decoded picture, rotated as its EXIF data demand."""
     import numpy as np
-    from PIL.Image import Transpose, fromarray
+    from PIL.Image import fromarray
+    from PIL.ImageOps import exif_transpose
 
     if image.mode.startswith("I"):  # 16 bits of grey
         image = fromarray((np.asarray(image) >> 8).astype(np.uint8))
     with contextlib.suppress(Exception):  # invalid EXIF data leave the picture as decoded
-        turn = TURNS.get(image.getexif().get(ORIENTATION, 1))
-        image = image if turn is None else image.transpose(Transpose[turn])
+        image = exif_transpose(image)
     return np.array(image.convert("RGB"))

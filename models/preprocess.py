@@ -14,19 +14,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def resize_frame(frame: np.ndarray, side: int) -> Tensor:
-    """uint8 RGB (H, W, 3) -> uint8 (3, side, side), bilinear and antialiased."""
-    import numpy as np
-    import torch
-    from torchvision.transforms.v2 import InterpolationMode
-    from torchvision.transforms.v2 import functional as F
-
-    image = torch.from_numpy(np.ascontiguousarray(frame)).permute(2, 0, 1)
-    if image.shape[1:] == (side, side):
-        return image.contiguous()
-    return F.resize(image, [side, side], interpolation=InterpolationMode.BILINEAR, antialias=True)
-
-
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -62,7 +49,13 @@ class Preprocess:
 
     def resize(self, frame: np.ndarray) -> Tensor:
         """uint8 RGB (H, W, 3) -> uint8 (3, S, S)."""
-        return resize_frame(frame, self.input_size)
+        import numpy as np
+        import torch
+        from torchvision.transforms.v2 import functional as F
+
+        image = torch.from_numpy(np.ascontiguousarray(frame)).permute(2, 0, 1)
+        side = [self.input_size, self.input_size]
+        return image.contiguous() if list(image.shape[1:]) == side else F.resize(image, side, antialias=True)
 
     def normalise(self, batch: Tensor) -> Tensor:
         """uint8 (N, 3, S, S) -> float32 of the same shape, in channels-last order."""

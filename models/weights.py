@@ -48,7 +48,6 @@ PREFIXES = ("module.", "backbone.", "body.", "features.")
 COUNTER = "num_batches_tracked"
 DENSE_LAYER = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
 """DenseNet's published tensors are called norm.1 and conv.2 where its modules are called norm1 and conv2 today."""
-MAX_QUOTED = 200
 PATH_HINT = "give the path of a weights file"
 PLAIN = "save model.state_dict() alone, best as .safetensors"
 PLAIN_DTYPE = "save it in plain float32"
@@ -206,11 +205,11 @@ def _plain_state(path: Path, key: str, content: Any) -> dict[str, Tensor]:
         raise InputError(path, f"holds a {type(content).__name__}, not a plain state dict", PLAIN, key)
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
-            where = f"'{_clip(name)}'" if isinstance(name, str) else f"the value of a key {type(name).__name__}"
+            where = f"'{name:.200}'" if isinstance(name, str) else f"the value of a key {type(name).__name__}"
             raise InputError(path, f"is not a plain state dict: {where} is a {type(value).__name__}", PLAIN, key)
         if value.layout != torch.strided or value.device.type != "cpu" or value.is_nested or not has_code(value.dtype):
             kind = f"{value.layout}, {value.dtype}, device {value.device}".replace("torch.", "")
-            raise InputError(path, f"{_clip(name)} is no plain tensor but {kind}", PLAIN_DTYPE, key)
+            raise InputError(path, f"{name:.200} is no plain tensor but {kind}", PLAIN_DTYPE, key)
     if not content:
         raise InputError(path, "holds no tensors", PLAIN, key)
     return dict(content)
@@ -302,8 +301,8 @@ def _check_classes(query: Query, key: str) -> None:
     named = _read_safetensors(query.weights, key)[1].get(CLASSES)
     if named is None or named == json.dumps(list(query.classes)):
         return
-    wanted = _clip(str(list(query.classes)))
-    problem = f"was trained for the classes {_clip(named)}, in this order, and the query asks for {wanted}"
+    wanted = str(list(query.classes))
+    problem = f"was trained for the classes {named:.150}, in this order, and the query asks for {wanted:.150}"
     hint = "list in `classes` those of the weights, or give them as `init:` and train"
     raise InputError(query.weights, problem, hint, key)
 
@@ -318,7 +317,3 @@ def _check_values(source: Source, key: str, state: Mapping[str, Tensor], own: Ma
             raise InputError(str(source), f"{name} holds {given} and should hold {wanted}", PLAIN_DTYPE, key)
         if not bool(torch.isfinite(tensor.to(own[name].dtype)).all()):
             raise InputError(str(source), f"{name} holds NaN or infinite values", "train or export it again", key)
-
-
-def _clip(text: str) -> str:
-    return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}..."

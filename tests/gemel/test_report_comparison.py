@@ -11,7 +11,7 @@ from gemel.report.comparison import compare_documents, render_comparison
 from gemel.report.document import read_report
 from models.errors import InputError
 from tests.browser import page_of
-from tests.hostile.mutated.mutations import VALUES, damaged_bytes, damaged_tree
+from tests.hostile.mutations import VALUES, damage_bytes, damage_tree
 
 MiB = 2**20
 
@@ -129,9 +129,9 @@ def test_damaged_report_is_refused_or_renders_whole(reports, tmp_path):
     for seed in range(80):
         drawn = random.Random(seed)
         if seed % 4:
-            reports[0].write_text(json.dumps(damaged_tree(tree, drawn, VALUES), default=str))
+            reports[0].write_text(json.dumps(damage_tree(tree, drawn, VALUES), default=str))
         else:
-            reports[0].write_bytes(damaged_bytes(sound, drawn))
+            reports[0].write_bytes(damage_bytes(sound, drawn))
         try:
             page = render_comparison(compare_documents([(reports[0], read_report(reports[0]))]))
             assert page.endswith("</html>")

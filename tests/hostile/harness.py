@@ -1,15 +1,8 @@
-"""Runs one gemel command in this process and asserts what holds for every input from others.
-
-`run_command(command, folder)` returns a `CommandResult`: exit code, output, CPU seconds, memory, changed files.
-`result.check_bounds()` asserts no traceback and bounds of time and memory; `result.check_refused(names...)` asserts
-exit code 2, one line on stderr that names the file, nothing on stdout and no changed file. The fixture `house`
-(samples.py) is a folder with a small valid file of every kind.
-"""
+"""Runs one gemel command in this process and asserts what holds for every input from others."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import hashlib
 import logging
@@ -26,10 +19,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import cv2  # noqa: F401  imported here, so that no case is charged with it
+import pytest
 import torchvision  # noqa: F401
 
 from gemel.cli import main
 from models.errors import one_line
+from models.process import trim_heap
 
 MAX_SECONDS, MAX_BYTES, MAX_CHARACTERS = 5.0, 500 * 2**20, 1000
 RUNAWAY_SECONDS, RUNAWAY_BYTES = 20, 4 * 2**30
@@ -77,32 +72,24 @@ class CommandResult:
 def run_command(command: Sequence[object], folder: Path) -> CommandResult:
     """Run a command here, in `folder`; exceptions that escape it escape this."""
     words = tuple(map(str, command))
-    with tempfile.TemporaryDirectory() as temporary, _captured_output() as (out, err), _chdir(folder):
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        _captured_output() as (out, err),
+        pytest.MonkeyPatch.context() as patch,
+    ):
         before = _snapshot(folder, Path(temporary))
-        temporary_before, tempfile.tempdir = tempfile.tempdir, temporary
-        try:
-            with _plain_logging(), _limits():
-                start_bytes, start_s = _reset_peak(), _cpu_seconds()
-                try:
-                    code = main(words)
-                except SystemExit as end:
-                    code = int(end.code or 0)
-                seconds, nbytes = _cpu_seconds() - start_s, _status_bytes("VmHWM") - start_bytes
-        finally:
-            tempfile.tempdir = temporary_before
+        patch.chdir(folder)
+        patch.setattr(tempfile, "tempdir", temporary)
+        with _plain_logging(), _limits():
+            start_bytes, start_s = _reset_peak(), sum(os.times()[:4])
+            try:
+                code = main(words)
+            except SystemExit as end:
+                code = int(end.code or 0)
+            seconds, nbytes = sum(os.times()[:4]) - start_s, _status_bytes("VmHWM") - start_bytes
         after = _snapshot(folder, Path(temporary))
         changed = tuple(sorted(path for path in {*before, *after} if before.get(path) != after.get(path)))
         return CommandResult(words, code, _text(out), _text(err), seconds, nbytes, changed)
-
-
-@contextlib.contextmanager
-def _chdir(folder: Path) -> Iterator[None]:
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
 
 
 def check_refused(command: Sequence[object], folder: Path, *names: object) -> str:
@@ -149,21 +136,19 @@ def _text(file: IO[bytes]) -> str:
 @contextlib.contextmanager
 def _plain_logging() -> Iterator[None]:
     """Warnings and logs go to stderr, as they do without pytest."""
+
+    def show(message: Any, category: type[Warning], filename: str, line: int, *_: Any) -> None:
+        print(warnings.formatwarning(message, category, filename, line), file=sys.stderr)
+
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    root.handlers.clear()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("always")
-            for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
-                warnings.simplefilter("ignore", kind)
-            warnings.showwarning = lambda message, category, filename, lineno, file=None, line=None: print(
-                warnings.formatwarning(message, category, filename, lineno, line), file=sys.stderr
-            )
-            yield
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(level)
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(root, "handlers", [])
+        patch.setattr(root, "level", root.level)
+        warnings.simplefilter("always")
+        for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+            warnings.simplefilter("ignore", kind)
+        warnings.showwarning = show
+        yield
 
 
 @contextlib.contextmanager
@@ -186,11 +171,10 @@ def _limits() -> Iterator[None]:
 
 
 def _reset_peak() -> int:
-    """Resident bytes now, after garbage and free pages are gone; the peak counts from here."""
+    """Resident bytes now, without garbage and free pages; the peak counts from here."""
     gc.collect()
     gc.freeze()
-    with contextlib.suppress(AttributeError, OSError):  # another C library than glibc
-        ctypes.CDLL(None).malloc_trim(0)
+    trim_heap()
     Path("/proc/self/clear_refs").write_text("5")
     return _status_bytes("VmRSS")
 
@@ -200,8 +184,3 @@ def _status_bytes(field: str) -> int:
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
     raise LookupError(field)
-
-
-def _cpu_seconds() -> float:
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.hostile.codecs import Bomb
 from tests.hostile.harness import check_refused
 from tests.parameters import one_in
 
@@ -35,33 +36,19 @@ def _tensor(dtype: str = "F32", shape: Any = (1,), offsets: Any = (0, 4)) -> dic
 DEEP = b"[" * 100_000 + b"]" * 100_000
 HEADERS: dict[str, bytes] = {
     "empty": b"",
-    "garbage": bytes(range(256)) * 9,
     "header longer than the file": _container({}, length=1000),
     "header of 2^63": _container({}, length=2**63),
-    "header is a list": _container([1]),
     "deep header": _container(b'{"a":' + DEEP + b"}"),
-    "tensor without a shape": _container({"x": {"dtype": "F32", "data_offsets": [0, 4]}}, bytes(4)),
-    "unknown dtype": _container({"x": _tensor("F33")}, bytes(4)),
-    "negative shape": _container({"x": _tensor(shape=[-1])}, bytes(4)),
     "shape overflows": _container({"x": _tensor(shape=[2**62, 8])}, bytes(4)),
     "offsets beyond the file": _container({"x": _tensor(offsets=[0, 4 * 10**12], shape=[10**12])}, bytes(4)),
-    "tensors overlap": _container({"x": _tensor(), "y": _tensor()}, bytes(4)),
-    "hole between tensors": _container({"x": _tensor(), "y": _tensor(offsets=[8, 12])}, bytes(12)),
-    "bytes too many": _container({"x": _tensor()}, bytes(400)),
     "50,000 tensors": _container({f"tensor{i:060}": _tensor(shape=[0], offsets=[0, 0]) for i in range(50_000)}),
-    "other tensors": _container({"x": _tensor()}, bytes(4)),
     "name forges a line": _container({"x\n/etc/passwd: sound": _tensor()}, bytes(4)),
     "name of 1e5 letters": _container({"x" * 100_000: _tensor()}, bytes(4)),
 }
 
 
-class _Bomb:
-    def __reduce__(self) -> Any:
-        return os.mkdir, ("was-run",)
-
-
 def _save_changed(change: Callable[[dict[str, Any]], Any]) -> Make:
-    """The weights as torch saves them, changed."""
+    """Save the weights with a change."""
 
     def make(path: Path) -> None:
         state = dict(torch.load(path, weights_only=True))
@@ -74,10 +61,6 @@ def _save_changed(change: Callable[[dict[str, Any]], Any]) -> Make:
 def _first(value: Callable[[], Any]) -> Make:
     """Another value in place of the first tensor."""
     return _save_changed(lambda state: state.update({FIRST: value()}))
-
-
-def _bytes(change: Callable[[bytes], bytes]) -> Make:
-    return lambda path: path.write_bytes(change(path.read_bytes()))
 
 
 def _rezip(change: Callable[[str, bytes], bytes], kind: int = zipfile.ZIP_STORED) -> Make:
@@ -98,31 +81,24 @@ def _pickle(data: bytes) -> Make:
 
 
 PICKLES: dict[str, Make] = {
-    "empty": _bytes(lambda data: b""),
-    "garbage": _bytes(lambda data: bytes(range(256)) * 9),
-    "half": _bytes(lambda data: data[: len(data) // 2]),
+    "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "zip of something else": _rezip(lambda name, data: b"text"),
     "zip bomb": _rezip(lambda name, data: bytes(10**9) if name.endswith("/0") else data, zipfile.ZIP_DEFLATED),
     "storage cut short": _rezip(lambda name, data: data[:-4] if name.endswith("data/0") else data),
-    "code": lambda path: torch.save({FIRST: _Bomb()}, path),
-    "code beside the state": _save_changed(lambda state: {"state_dict": state, "hook": _Bomb()}),
-    "code in an old pickle": lambda path: path.write_bytes(pickle.dumps(_Bomb())),
+    "code": lambda path: torch.save({FIRST: Bomb()}, path),
+    "code beside the state": _save_changed(lambda state: {"state_dict": state, "hook": Bomb()}),
+    "code in an old pickle": lambda path: path.write_bytes(pickle.dumps(Bomb())),
     "code in a key": _pickle(b"\x80\2}cposix\nsystem\n(X\5\0\0\0touchtRK\1s."),
     "whole module": lambda path: torch.save(nn.Linear(2, 2), path),
     "1e5 lists in lists": _pickle(b"\x80\2}X\1\0\0\0a" + b"]" * 10**5 + b"a" * (10**5 - 1) + b"s."),
-    "nothing on the stack": _pickle(b"\x80\2\x85."),
     "claims 1e12 bytes": _pickle(b"\x80\2\x8e" + struct.pack("<Q", 10**12) + b"x."),
-    "a list": _save_changed(lambda state: list(state.values())),
     "keys of numbers": _save_changed(lambda state: {1: torch.zeros(1)}),
-    "text inside": _first(lambda: "weights"),
     "name forges a line": _save_changed(lambda state: {"x\n/etc/passwd: sound": torch.zeros(1)}),
     "meta tensor": _first(lambda: torch.zeros(SHAPE, device="meta")),
     "sparse tensor": _first(lambda: torch.zeros(SHAPE).to_sparse()),
     "complex numbers": _first(lambda: torch.zeros(SHAPE, dtype=torch.complex64)),
     "integers": _first(lambda: torch.zeros(SHAPE, dtype=torch.int8)),
-    "NaN": _first(lambda: torch.full(SHAPE, torch.nan)),
     "too large for 32 bits": _first(lambda: torch.full(SHAPE, 1e300, dtype=torch.float64)),
-    "another shape": _first(lambda: torch.zeros(3, 16, 3, 3)),
     "1e12 numbers that are one": _first(lambda: torch.zeros(1).expand(10**12)),
 }
 
@@ -141,10 +117,8 @@ def _darknet(head: bytes, change: int = 0) -> Make:
 
 HEAD = struct.pack("<3iq", 0, 2, 5, 0)
 DARKNETS: dict[str, Make] = {
-    "another format's header": _darknet(b"PK\3\4" * 5),
     "version of 2^31": _darknet(struct.pack("<3iq", 0, 2**31 - 1, 5, 0)),
     "a byte less": _darknet(HEAD, -1),
-    "a value more": _darknet(HEAD, 4),
     "100 GB": _darknet(HEAD, 10**11),
     "NaN": _darknet(HEAD + struct.pack("<f", float("nan"))),
 }

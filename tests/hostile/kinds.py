@@ -17,10 +17,9 @@ from pathlib import Path
 from random import Random
 
 from models.errors import one_line
-from tests.hostile import samples
+from tests.hostile import codecs, samples
 from tests.hostile.harness import CommandResult, run_command
-from tests.hostile.mutated import codecs
-from tests.hostile.mutated.mutations import damaged_bytes
+from tests.hostile.mutations import damage_bytes
 
 Command = Sequence[object]
 Damage = Callable[[bytes, Random], bytes]
@@ -52,16 +51,16 @@ BUNDLES: tuple[Command, ...] = (
 )  # fmt: skip
 KINDS = {
     "manifest": Kind(samples.BUNDLE, codecs.BUNDLE.damage, BUNDLES),
-    "bundle": Kind(samples.BUNDLE, damaged_bytes, BUNDLES),
+    "bundle": Kind(samples.BUNDLE, damage_bytes, BUNDLES),
     "update": Kind(samples.UPDATE, codecs.BUNDLE.damage, (APPLY,), ("new",)),
     "updated bundle": Kind(samples.OLD, codecs.BUNDLE.damage, (
         APPLY, ("bundle", "diff", samples.OLD, samples.BUNDLE),
         ("bundle", "verify", samples.OLD, "--public-key", "box-key.pub"),
     ), ("new",), named=False),
-    "private key": Kind("box-key", damaged_bytes, (
+    "private key": Kind("box-key", damage_bytes, (
         ("bundle", "sign", samples.BUNDLE, "--key", "box-key"),
     ), (samples.BUNDLE,)),
-    "public key": Kind("box-key.pub", damaged_bytes, (
+    "public key": Kind("box-key.pub", damage_bytes, (
         ("bundle", "verify", samples.OLD, "--public-key", "box-key.pub"),
     )),
     "profile": Kind(f"{samples.BUNDLE}.profile.json", codecs.JSON.damage, (
@@ -75,18 +74,18 @@ KINDS = {
     "annotations": Kind(
         "data/d/test/annotations.json", codecs.JSON.damage, (MERGE_DETECTOR,), NEW, named=False, progress=True
     ),
-    "image": Kind("data/a/test/busy/u0__0busy.png", codecs.damaged_png, (MERGE_ONE,), NEW, progress=True),
-    "jpeg": Kind("data/d/val/images/u0__0.jpg", damaged_bytes, (MERGE_DETECTOR,), NEW, progress=True),
-    "sample": Kind(samples.SAMPLE, codecs.damaged_sample, (
+    "image": Kind("data/a/test/busy/u0__0busy.png", codecs.damage_png, (MERGE_ONE,), NEW, progress=True),
+    "jpeg": Kind("data/d/val/images/u0__0.jpg", damage_bytes, (MERGE_DETECTOR,), NEW, progress=True),
+    "sample": Kind(samples.SAMPLE, codecs.damage_sample, (
         ("drift", "check", "spool", "one.yaml", "--bundle", samples.OLD),
     ), ("spool/drift.json",), named=False, progress=True),
     "report": Kind(f"{samples.REPORT}/report.json", codecs.JSON.damage, (
         ("report", samples.REPORT, "-o", "new"), ("report", samples.REPORT, "-o", "new", "--json"),
     ), ("new",)),
-    "clip": Kind("gate.mp4", damaged_bytes, (("run", "box.yaml", "--check"),), named=False),
+    "clip": Kind("gate.mp4", damage_bytes, (("run", "box.yaml", "--check"),), named=False),
     "safetensors": Kind("weights/a.safetensors", codecs.SAFETENSORS.damage, (("inspect", "one.yaml", "--weights"),)),
     "pt": Kind("weights/b.pt", codecs.TORCH.damage, (("inspect", "merge.yaml", "--weights"),)),
-    "darknet": Kind(samples.DARKNET, codecs.damaged_darknet, (("inspect", "yolo.yaml", "--weights"),)),
+    "darknet": Kind(samples.DARKNET, codecs.damage_darknet, (("inspect", "yolo.yaml", "--weights"),)),
 }  # fmt: skip
 
 

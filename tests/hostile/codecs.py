@@ -9,23 +9,21 @@ import json
 import os
 import pathlib
 import struct
-import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from random import Random
 from typing import Any
 
 import torch
 
 from models.bundle.format import ALIGNMENT_BYTES, DIGEST_KEY
-from tests.hostile.mutated.mutations import VALUES, damaged_bytes, damaged_tree
+from tests.hostile.mutations import VALUES, damage_bytes, damage_tree
 
 
 @dataclass(frozen=True)
 class Codec:
-    """`load` makes a tree of a file's bytes, `dump` the bytes of any tree; `values` may stand anywhere in it."""
+    """`load` makes a tree of a file's bytes, `dump` the bytes of any tree; `values` may occur anywhere in it."""
 
     load: Callable[[bytes], Any]
     dump: Callable[[Any], bytes]
@@ -34,13 +32,8 @@ class Codec:
     def damage(self, data: bytes, random: Random) -> bytes:
         """A damaged file: three in four by its values, the others by its bytes."""
         if random.random() < 0.25:
-            return damaged_bytes(data, random)
-        return self.dump(damaged_tree(_load_cached(self.load, data), random, self.values))
-
-
-@lru_cache(maxsize=4)
-def _load_cached(load: Callable[[bytes], Any], data: bytes) -> Any:
-    return load(data)
+            return damage_bytes(data, random)
+        return self.dump(damage_tree(self.load(data), random, self.values))
 
 
 def _dump_json(tree: Any) -> bytes:
@@ -56,28 +49,23 @@ def _dump_lines(tree: Any) -> bytes:
 
 
 def _load_container(data: bytes) -> Any:
-    """The header's JSON, that in its metadata too, and the data section, whose tensors are not looked at."""
+    """The header's JSON, that in its metadata too, and the data section as it is."""
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     metadata = header.get("__metadata__", {})
     metadata.pop(DIGEST_KEY, None)
-    for key, text in metadata.items():
-        if text.startswith("{"):
-            metadata[key] = json.loads(text)
+    metadata.update({key: json.loads(text) for key, text in metadata.items() if text.startswith("{")})
     return {"header": header, "data": data[8 + length :]}
 
 
 def _dump_container(tree: Any) -> bytes:
-    header = dict(tree["header"]) if isinstance(tree.get("header"), dict) else tree.get("header")
-    data = tree.get("data") if isinstance(tree.get("data"), bytes) else b""
-    text = _dump_json(header)
-    return len(text).to_bytes(8, "little") + text + data
+    text = _dump_json(tree.get("header"))
+    return len(text).to_bytes(8, "little") + text + _data_of(tree)
 
 
 def _dump_bundle(tree: Any) -> bytes:
-    """Sealed again, so that what was damaged is found by what checks it and not by the seal."""
+    """Sealed again, so that the checks behind the seal are reached."""
     header = tree.get("header")
-    data = tree.get("data") if isinstance(tree.get("data"), bytes) else b""
     if not isinstance(header, dict) or not isinstance(header.get("__metadata__"), dict):
         return _dump_container(tree)
     metadata = {
@@ -88,32 +76,31 @@ def _dump_bundle(tree: Any) -> bytes:
     text = json.dumps(whole, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT_BYTES)
     blank = len(text).to_bytes(8, "little") + text
-    return blank.replace(b"0" * 64, hashlib.sha256(blank).hexdigest().encode(), 1) + data
+    return blank.replace(b"0" * 64, hashlib.sha256(blank).hexdigest().encode(), 1) + _data_of(tree)
 
 
-class _Runs:
-    """A pickle of it would run a command."""
+def _data_of(tree: Any) -> bytes:
+    return tree["data"] if isinstance(tree.get("data"), bytes) else b""
+
+
+class Bomb:
+    """Unpickling it would make a folder."""
 
     def __reduce__(self) -> Any:
-        return os.mkdir, ("owned",)
+        return os.mkdir, ("was-run",)
 
-    def __deepcopy__(self, memo: object) -> _Runs:
+    def __deepcopy__(self, memo: object) -> Bomb:
         return self
 
 
-def _hostile_values() -> list[Any]:
-    """Tensors that are no plain ones, and what no checkpoint holds."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch, that quantised tensors will go
-        quantised = torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.qint8)
-    return [
-        torch.zeros(0), torch.zeros(3), torch.zeros(1).expand(50_000, 50_000), torch.full((3, 3), torch.nan),
-        torch.zeros(2, dtype=torch.complex64), torch.zeros(2, dtype=torch.int64), torch.zeros((), dtype=torch.bool),
-        torch.zeros(3).to_sparse(), quantised,
-        torch.zeros(3, device="meta"), torch.zeros(10**12, device="meta"), torch.zeros(2, 2, requires_grad=True),
-        torch.zeros((1,) * 30), torch.nn.Parameter(torch.zeros(2)), _Runs(), os.getcwd, pathlib.PurePosixPath("x"),
-        datetime.date(2026, 1, 1), {1, 2}, b"x", 1j, (1,), {1: 2},
-    ]  # fmt: skip
+TORCH_VALUES: tuple[Any, ...] = (
+    torch.zeros(0), torch.zeros(3), torch.zeros(1).expand(50_000, 50_000), torch.full((3, 3), torch.nan),
+    torch.zeros(2, dtype=torch.complex64), torch.zeros(2, dtype=torch.int64), torch.zeros((), dtype=torch.bool),
+    torch.zeros(3).to_sparse(), torch.zeros(3, device="meta"), torch.zeros(10**12, device="meta"),
+    torch.zeros(2, 2, requires_grad=True), torch.zeros((1,) * 30), torch.nn.Parameter(torch.zeros(2)), Bomb(),
+    os.getcwd, pathlib.PurePosixPath("x"), datetime.date(2026, 1, 1), {1, 2}, b"x", 1j, (1,), {1: 2},
+)  # fmt: skip
+"""Unusual tensors, and values that no checkpoint holds."""
 
 
 def _load_torch(data: bytes) -> Any:
@@ -130,34 +117,36 @@ JSON = Codec(json.loads, _dump_json)
 LINES = Codec(_load_lines, _dump_lines)
 SAFETENSORS = Codec(_load_container, _dump_container)
 BUNDLE = Codec(_load_container, _dump_bundle)
-TORCH = Codec(_load_torch, _dump_torch, (*VALUES, *_hostile_values()))
+TORCH = Codec(_load_torch, _dump_torch, (*VALUES, *TORCH_VALUES))
 
 
-def damaged_png(data: bytes, random: Random) -> bytes:
-    """Its bytes, or its sides, depth and colours, with the checksum mended."""
+def png_chunk(kind: bytes, data: bytes) -> bytes:
+    """A chunk of a PNG with its length and checksum."""
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def damage_png(data: bytes, random: Random) -> bytes:
+    """Its bytes, or its sides, depth and colours, with a right checksum."""
     if random.random() < 0.5:
-        return damaged_bytes(data, random)
+        return damage_bytes(data, random)
     sides = (0, 1, 48, 30_000, 65_536, 2**31 - 1, 2**32 - 1)
     head = struct.pack(
         ">IIBBBBB", random.choice(sides), random.choice(sides), random.choice((1, 8, 16, 77)),
         random.choice((0, 2, 3, 6, 9)), 0, 0, random.choice((0, 1)),
     )  # fmt: skip
-    chunk = b"IHDR" + head
-    return data[:12] + chunk + struct.pack(">I", zlib.crc32(chunk)) + data[33:]
+    return data[:8] + png_chunk(b"IHDR", head) + data[33:]
 
 
-def damaged_sample(data: bytes, random: Random) -> bytes:
-    """A picture's bytes, or what it says of itself, with the checksum mended."""
+def damage_sample(data: bytes, random: Random) -> bytes:
+    """A picture's bytes, or its description, with a right checksum."""
     if random.random() < 0.3:
-        return damaged_png(data, random)
+        return damage_png(data, random)
     length = struct.unpack(">I", data[33:37])[0]
-    said = b"tEXtgemel\0" + JSON.damage(data[47 : 41 + length], random)
-    return (
-        data[:33] + struct.pack(">I", len(said) - 4) + said + struct.pack(">I", zlib.crc32(said)) + data[45 + length :]
-    )
+    description = JSON.damage(data[47 : 41 + length], random)
+    return data[:33] + png_chunk(b"tEXt", b"gemel\0" + description) + data[45 + length :]
 
 
-def damaged_darknet(data: bytes, random: Random) -> bytes:
+def damage_darknet(data: bytes, random: Random) -> bytes:
     """Its header, or its length, by a little or much."""
     if random.random() < 0.4:
         numbers = [random.choice((0, 1, 2, -1, 999, 2**31 - 1, -(2**31))) for _ in range(3)]
