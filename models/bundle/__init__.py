@@ -13,9 +13,8 @@ from models.bundle.manifest import (
     TrainingRecord,
 )
 from models.bundle.reader import Bundle, open_bundle
-from models.bundle.substitute import write_substituted
 from models.bundle.verify import list_unchecked, verify_bundle
-from models.bundle.writer import Made, write_bundle
+from models.bundle.writer import Made, write_bundle, write_substituted
 from models.io import check_output
 
 __all__ = [

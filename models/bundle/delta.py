@@ -8,32 +8,22 @@ Applying an update gives the new bundle byte by byte, or fails without writing.
 from __future__ import annotations
 
 import hashlib
-import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from models.bundle.format import (
-    ALIGNMENT_BYTES,
-    MAX_HEADER_BYTES,
-    Entry,
-    Header,
-    encode_header,
-    load_json,
-    parse_head,
-    parse_header,
-    place,
-)
-from models.bundle.reader import map_file, open_bundle
+from pydantic import BaseModel, ValidationError
+
+from models.bundle.format import MAX_HEADER_BYTES, Header, encode_header, parse_head, parse_header, place
+from models.bundle.manifest import TensorName
+from models.bundle.reader import Bundle, map_file, open_bundle
 from models.errors import BundleError, InputError
 from models.io import ParseError, check_apart, check_output, open_atomic
 
 UPDATE_KEY, UPDATE_FORMAT = "gemel.update", 1
 HEAD = "header"
-_CHUNK_BYTES = 16 << 20
-TensorBytes = Callable[[Entry], memoryview]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +39,14 @@ class Difference:
         return asdict(self)
 
 
+class _UpdateInfo(BaseModel):
+    """What `gemel.update` holds: the SHA-256 of both files."""
+
+    format: Literal[1]
+    old: TensorName
+    new: TensorName
+
+
 def write_update(old: str | Path, new: str | Path, out: str | Path | None) -> Difference:
     """Write what turns the bundle `old` into `new`, byte by byte, to `out`; None only counts it.
 
@@ -59,33 +57,25 @@ def write_update(old: str | Path, new: str | Path, out: str | Path | None) -> Di
         check_apart([("--out", out)], [("the old bundle", old), ("the new bundle", new)])
         check_output(out)
     before, after = open_bundle(old), open_bundle(new)
+    present, wanted = _tensors_of(before), _tensors_of(after)
     head = bytes(after.mapping[: after.header.data_start])
-    packed_head = zlib.compress(head, 9)
-    tensors = [one for one in after.header.entries.values() if not one.is_pad]
-    missing = [one for one in tensors if one.name not in before.header.entries]
-    sizes = [(one.name, one.dtype, one.shape, one.nbytes) for one in missing]
-    entries = place([*sizes, (HEAD, "U8", (len(packed_head),), len(packed_head))])
-    with memoryview(before.mapping) as old_view, memoryview(after.mapping) as new_view:
-
-        def tensor_bytes(one: Entry) -> memoryview:
-            if one.name in before.header.entries:
-                return _slice(old_view, before.header, one)
-            return _slice(new_view, after.header, one)
-
-        if hashlib.sha256(new_view).hexdigest() != _write(head, after.header, tensor_bytes):
-            problem = f"its tensors and those of {old} do not match their names"
-            raise BundleError(after.path, problem, "check both with `gemel bundle verify`")
-        info = {"format": UPDATE_FORMAT, "old": before.digest, "new": after.digest}
-        own_head = encode_header(entries, {UPDATE_KEY: json.dumps(info)})
-        if out is not None:
-            with open_atomic(out) as file:
-                file.write(own_head)
-                for one in entries:
-                    if one.is_pad:
-                        file.write(bytes(one.nbytes))
-                    else:
-                        file.write(packed_head if one.name == HEAD else tensor_bytes(one))
-    return Difference(len(own_head) + entries[-1].end, len(missing), len(tensors), len(after.mapping))
+    digest = hashlib.sha256()
+    _write_bundle(digest.update, head, after.header, wanted | present)
+    if digest.hexdigest() != after.digest:
+        problem = f"its tensors and those of {old} do not match their names"
+        raise BundleError(after.path, problem, "check both with `gemel bundle verify`")
+    missing = [one for one in after.header.tensors if one.name not in present]
+    wanted[HEAD] = memoryview(zlib.compress(head, 9))
+    entries = place([*((one.name, one.dtype, one.shape) for one in missing), (HEAD, "U8", (len(wanted[HEAD]),))])
+    info = _UpdateInfo(format=UPDATE_FORMAT, old=before.digest, new=after.digest)
+    own_head = encode_header(entries, {UPDATE_KEY: info.model_dump_json()})
+    if out is not None:
+        with open_atomic(out) as file:
+            file.write(own_head)
+            for one in entries:
+                file.write(bytes(one.nbytes) if one.is_pad else wanted[one.name])
+    nbytes = len(own_head) + entries[-1].end
+    return Difference(nbytes, len(missing), len(after.header.tensors), len(after.mapping))
 
 
 def apply_update(old: str | Path, update: str | Path, out: str | Path) -> dict[str, Any]:
@@ -102,84 +92,65 @@ def apply_update(old: str | Path, update: str | Path, out: str | Path) -> dict[s
     try:
         own = parse_header(mapping)
         info = _update_info(own)
-        with memoryview(mapping) as update_view, memoryview(before.mapping) as old_view:
-            head = _new_head(own, update_view)
-            header = parse_head(head)
-
-            def tensor_bytes(one: Entry) -> memoryview:
-                for container, view in ((own, update_view), (before.header, old_view)):
-                    if one.name in container.entries:
-                        return _slice(view, container, one)
+        given = _slices(own, memoryview(mapping))
+        head = _unpack_head(given.pop(HEAD, memoryview(b"")))
+        header = parse_head(head)
+        tensors = _tensors_of(before) | given
+        for one in header.tensors:  # nothing is written before all tensors are found
+            if one.name not in tensors or one.nbytes != len(tensors[one.name]):
                 problem = f"was not made for {old}, which lacks tensor {one.name[:12]}"
-                raise InputError(path, problem, f"apply it to the bundle with SHA-256 {info['old'][:12]}...")
+                raise InputError(path, problem, f"apply it to the bundle with SHA-256 {info.old[:12]}...")
+        digest = hashlib.sha256()
+        with open_atomic(out) as file:
 
-            for one in header.entries.values():  # nothing is written before all tensors are found
-                if one.is_pad and one.nbytes >= ALIGNMENT_BYTES:
-                    raise ParseError(f"tensor {one.name[:80]!r} is no valid gap filler")
-                if not one.is_pad:
-                    tensor_bytes(one).release()
-            with open_atomic(out) as file:
-                digest = _write(head, header, tensor_bytes, file.write)
-                if digest != info["new"]:
-                    raise ParseError(f"it and {old} do not make the bundle it names: one of the two is damaged")
+            def write(piece: bytes | memoryview) -> None:
+                digest.update(piece)
+                file.write(piece)
+
+            _write_bundle(write, head, header, tensors)
+            if digest.hexdigest() != info.new:
+                raise ParseError(f"it and {old} do not make the bundle it names: one of the two is damaged")
     except ParseError as error:
         raise InputError(path, str(error), "copy or make the update again") from None
-    return {"bytes": header.data_start + max(one.end for one in header.entries.values()), "digest": digest}
+    return {"bytes": header.data_start + header.data_bytes, "digest": info.new}
 
 
-def _update_info(own: Header) -> Mapping[str, str]:
+def _update_info(own: Header) -> _UpdateInfo:
     if UPDATE_KEY not in own.metadata:
         raise ParseError(f"metadata key {UPDATE_KEY} is missing: it is no update")
-    info = load_json(own.metadata[UPDATE_KEY].encode(), UPDATE_KEY)
-    if not isinstance(info, dict) or type(info.get("format")) is not int:
-        raise ParseError(f"{UPDATE_KEY} has no format")
-    if info["format"] != UPDATE_FORMAT:
-        raise ParseError(f"is of format {info['format']}; this version reads {UPDATE_FORMAT}")
-    for key in ("old", "new"):
-        if not isinstance(info.get(key), str):
-            raise ParseError(f"{UPDATE_KEY} has no digest `{key}`")
-    return info
+    try:
+        return _UpdateInfo.model_validate_json(own.metadata[UPDATE_KEY], strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ParseError(f"{UPDATE_KEY}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def _new_head(own: Header, view: memoryview) -> bytes:
+def _unpack_head(packed: memoryview) -> bytes:
     """The header of the new bundle, length bytes included, out of an update."""
-    if HEAD not in own.entries or own.entries[HEAD].dtype != "U8":
-        raise ParseError(f"has no tensor `{HEAD}`")
     unpacking = zlib.decompressobj()
-    with _slice(view, own, own.entries[HEAD]) as data:
-        try:
-            head = unpacking.decompress(data, MAX_HEADER_BYTES)
-        except zlib.error as error:
-            raise ParseError(f"its tensor `{HEAD}` is damaged: {error}") from None
+    try:
+        head = unpacking.decompress(packed, MAX_HEADER_BYTES)
+    except zlib.error as error:
+        raise ParseError(f"its tensor `{HEAD}` is damaged: {error}") from None
     if not unpacking.eof or int.from_bytes(head[:8], "little") != len(head) - 8:
-        raise ParseError(f"its tensor `{HEAD}` is damaged: its length does not fit")
+        raise ParseError(f"its tensor `{HEAD}` is missing or damaged")
     return head
 
 
-def _slice(view: memoryview, header: Header, wanted: Entry) -> memoryview:
-    """The bytes of a tensor in this container; ParseError where its dtype or shape differs."""
-    one = header.entries[wanted.name]
-    if (one.dtype, one.shape) != (wanted.dtype, wanted.shape):
-        raise ParseError(f"tensor {one.name[:12]} has shape {one.shape} of {one.dtype} in one file only")
-    return view[header.data_start + one.begin : header.data_start + one.end]
+def _tensors_of(bundle: Bundle) -> dict[str, memoryview]:
+    return _slices(bundle.header, memoryview(bundle.mapping))
 
 
-def _pieces(head: bytes, header: Header, tensor_bytes: TensorBytes) -> Iterator[bytes | memoryview]:
-    """A bundle from its first byte to its last."""
-    yield head
+def _slices(header: Header, view: memoryview) -> dict[str, memoryview]:
+    """The bytes of each tensor of a container."""
+    data = view[header.data_start :]
+    return {one.name: data[one.begin : one.end] for one in header.tensors}
+
+
+def _write_bundle(
+    write: Callable[[Any], object], head: bytes, header: Header, tensors: Mapping[str, memoryview]
+) -> None:
+    """Pass a bundle to `write`, from its first byte to its last."""
+    write(head)
     for one in header.entries.values():
-        if one.is_pad:
-            yield bytes(one.nbytes)
-            continue
-        with tensor_bytes(one) as data:
-            for start in range(0, len(data), _CHUNK_BYTES):
-                yield data[start : start + _CHUNK_BYTES]
-
-
-def _write(head: bytes, header: Header, tensor_bytes: TensorBytes, write: Callable[[Any], object] = len) -> str:
-    """Write a bundle and return its SHA-256."""
-    digest = hashlib.sha256()
-    for piece in _pieces(head, header, tensor_bytes):
-        digest.update(piece)
-        write(piece)
-    return digest.hexdigest()
+        write(bytes(one.nbytes) if one.is_pad else tensors[one.name])

@@ -17,10 +17,13 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from models.errors import BundleError, size_text
-from models.io import ParseError, open_regular, parse_json
+from pydantic import Field, TypeAdapter
+from typing_extensions import TypedDict
+
+from models.errors import BundleError
+from models.io import ParseError, open_regular
 
 if TYPE_CHECKING:
     import torch
@@ -54,10 +57,12 @@ def dtype_of(code: str) -> torch.dtype:
 
 ALIGNMENT_BYTES = 512
 MAX_HEADER_BYTES = 32 << 20
-"""About 200,000 tensors, read in two seconds."""
+"""About 200,000 tensors."""
 MAX_BYTES = 1 << 50
 MAX_DIMENSIONS = 8
 DIGEST_KEY = "gemel.digest"
+PAD = "pad."
+"""Begins the name of a gap filler."""
 
 _OPENING = b'{"__metadata__":{"gemel.digest":"'
 _DIGEST_AT = 8 + len(_OPENING)
@@ -82,16 +87,26 @@ class Entry:
     @property
     def is_pad(self) -> bool:
         """Whether this is a gap filler, which counts as nothing."""
-        return self.name.startswith("pad.")
+        return self.name.startswith(PAD)
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a container holds: its tensors in file order, its metadata, and where the data section starts."""
+    """What a container holds: its tensors in file order, its metadata without the seal, and where the data starts."""
 
     entries: dict[str, Entry]
     metadata: dict[str, str]
     data_start: int
+
+    @property
+    def tensors(self) -> list[Entry]:
+        """The tensors without the gap fillers, in file order."""
+        return [entry for entry in self.entries.values() if not entry.is_pad]
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of the data section."""
+        return max((entry.end for entry in self.entries.values()), default=0)
 
 
 def tensor_name(dtype: str, shape: Sequence[int], data: Any) -> str:
@@ -114,16 +129,16 @@ def raw_bytes(tensor: Tensor) -> memoryview:
     return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
-def place(sizes: Iterable[tuple[str, str, tuple[int, ...], int]], alignment: int = ALIGNMENT_BYTES) -> list[Entry]:
-    """Lay tensors (name, dtype, shape, bytes) end to end in the order given, each at a multiple of `alignment`."""
+def place(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[Entry]:
+    """Lay tensors (name, dtype, shape) end to end in the order given, each at a multiple of ALIGNMENT_BYTES."""
     entries: list[Entry] = []
     at = pads = 0
-    for name, dtype, shape, nbytes in sizes:
-        gap = -at % alignment
-        if gap:
-            entries.append(Entry(f"pad.{pads}", "U8", (gap,), at, at + gap))
+    for name, dtype, shape in tensors:
+        if gap := -at % ALIGNMENT_BYTES:
+            entries.append(Entry(f"{PAD}{pads}", "U8", (gap,), at, at + gap))
             pads += 1
             at += gap
+        nbytes = math.prod(shape) * ITEM_BYTES[dtype]
         entries.append(Entry(name, dtype, shape, at, at + nbytes))
         at += nbytes
     return entries
@@ -144,90 +159,56 @@ def encode_header(entries: Iterable[Entry], metadata: Mapping[str, str]) -> byte
     return blank[:_DIGEST_AT] + digits + blank[_DIGEST_AT + 64 :]
 
 
+class _TensorKeys(TypedDict):
+    dtype: Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"]
+    shape: Annotated[list[Annotated[int, Field(ge=0, le=MAX_BYTES)]], Field(max_length=MAX_DIMENSIONS)]
+
+
+_METADATA, _TENSORS = TypeAdapter(dict[str, str]), TypeAdapter(dict[str, _TensorKeys])
+
+
 def parse_header(buffer: Any) -> Header:
     """The header of an untrusted file (bytes or a mapping); allocates nothing for its tensors.
 
-    Raises ParseError when a length, type, shape, dtype or offset is wrong, when tensors overlap or leave holes,
-    when the file is truncated or longer than its tensors, or when the seal is broken.
+    Raises ParseError when the header is not as `encode_header` writes it, or the file does not end with its tensors.
     """
     size = len(buffer)
-    if size < 10:
-        raise ParseError(f"the file is truncated: {size} bytes")
     length = int.from_bytes(buffer[:8], "little")
     if length > MAX_HEADER_BYTES:
         raise ParseError(f"the header claims {length} bytes, more than {MAX_HEADER_BYTES}")
-    if 8 + length > size:
-        raise ParseError(f"the file is truncated: {size} bytes, the header alone claims {length}")
-    return parse_head(bytes(buffer[: 8 + length]), size - 8 - length)
+    if size < 10 or 8 + length > size:
+        raise ParseError(f"the file is truncated: {size} bytes")
+    header = parse_head(bytes(buffer[: 8 + length]))
+    wanted = header.data_start + header.data_bytes
+    if size != wanted:
+        raise ParseError(
+            f"the file is {'truncated' if size < wanted else 'too long'}: {size} bytes instead of {wanted}"
+        )
+    return header
 
 
-def parse_head(head: bytes, data_bytes: int | None = None) -> Header:
-    """The header alone, length bytes included, before `data_bytes` of data (None: as many as its tensors take).
+def parse_head(head: bytes) -> Header:
+    """The header alone, length bytes included.
 
-    Raises ParseError as `parse_header` does.
+    Names, dtypes and shapes determine the one header that `encode_header` writes for them, seal included. Any other,
+    with tensors that overlap, leave holes or are not aligned, raises ParseError.
     """
-    _check_seal(head)
-    document = load_json(head[8:], "the header")
-    if not isinstance(document, dict):
-        raise ParseError("the header is not a JSON object")
-    metadata = document.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise ParseError("the header's metadata is not text by name")
-    entries = sorted((_entry(name, given) for name, given in document.items()), key=lambda e: (e.begin, e.end))
-    at = 0
-    for entry in entries:
-        if entry.begin != at:
-            problem = "overlaps the one before it" if entry.begin < at else "leaves a hole before it"
-            raise ParseError(f"tensor {entry.name[:80]!r} {problem}")
-        at = entry.end
-    available = at if data_bytes is None else data_bytes
-    if not at or at > available:
-        raise ParseError(f"the file is truncated: its tensors take {at} bytes, {available} are there")
-    if at < available:
-        raise ParseError(f"the file is longer than its tensors: {available - at} bytes too many")
+    try:
+        tensors = json.loads(head[8:])
+        metadata = _METADATA.validate_python(tensors.pop("__metadata__"), strict=True)
+        del metadata[DIGEST_KEY]
+        found = _TENSORS.validate_python(tensors, strict=True)
+        kept = {name: one for name, one in found.items() if not name.startswith(PAD)}
+        entries = place((name, one["dtype"], tuple(one["shape"])) for name, one in kept.items())
+        is_sound = encode_header(entries, metadata) == head
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+        is_sound = False
+    if not is_sound:
+        raise ParseError("the header is damaged, or this is no bundle")
     return Header({entry.name: entry for entry in entries}, metadata, len(head))
 
 
-def load_json(data: bytes, what: str) -> Any:
-    """Untrusted JSON of a header, within bounds; raises ParseError."""
-    try:
-        return parse_json(data)
-    except ParseError as error:
-        raise ParseError(f"{what} is not JSON: {error}") from None
-
-
-def _check_seal(head: bytes) -> None:
-    if head[8:_DIGEST_AT] != _OPENING:
-        raise ParseError("the header does not start with a bundle's digest: damaged, or no bundle at all")
-    blank = head[:_DIGEST_AT] + _NO_DIGEST.encode() + head[_DIGEST_AT + 64 :]
-    if hashlib.sha256(blank).hexdigest().encode() != head[_DIGEST_AT : _DIGEST_AT + 64]:
-        raise ParseError("the header is damaged: its digest does not match")
-
-
-def _entry(name: str, given: Any) -> Entry:
-    where = f"tensor {name[:80]!r}"
-    if not isinstance(given, dict) or set(given) != {"dtype", "shape", "data_offsets"}:
-        raise ParseError(f"{where} lacks dtype, shape or data_offsets, or has more")
-    dtype, shape, offsets = given["dtype"], given["shape"], given["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise ParseError(f"{where} has the unknown dtype {str(dtype)[:20]!r}")
-    if not _is_naturals(shape) or len(shape) > MAX_DIMENSIONS or math.prod(max(1, n) for n in shape) > MAX_BYTES:
-        raise ParseError(f"{where} has no valid shape")
-    if not _is_naturals(offsets) or len(offsets) != 2:
-        raise ParseError(f"{where} has no valid data_offsets")
-    if math.prod(shape) * ITEM_BYTES[dtype] != offsets[1] - offsets[0]:
-        raise ParseError(f"{where}: shape {shape} of {dtype} and {offsets[1] - offsets[0]} bytes do not agree")
-    return Entry(name, dtype, tuple(shape), offsets[0], offsets[1])
-
-
-def _is_naturals(value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
-
-
-MAX_SPARSE_BYTES, MIN_DISK_FRACTION = 1 << 30, 1 / 16
-"""A larger file of which less than this fraction is on the disk is a hole, not a bundle; it is not hashed."""
 CHUNK_BYTES = 4 << 20
-_BLOCK_BYTES = 512  # of st_blocks, whatever the disk's own
 
 
 class Stamp(NamedTuple):
@@ -290,14 +271,9 @@ def _stamp(status: os.stat_result) -> Stamp:
     return Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def open_file(path: Path, remedy: str) -> BundleFile:
-    """Open a bundle's file; InputError when it cannot be read, BundleError when it is empty or mostly a hole."""
+def open_file(path: Path, hint: str) -> BundleFile:
+    """Open a bundle's file; InputError when it cannot be read, BundleError when it is empty."""
     with open_regular(path, "give the path of a bundle") as file:
-        status = os.fstat(file.fileno())
-        if status.st_size == 0:
-            raise BundleError(path, "the file is truncated: 0 bytes", remedy)
-        on_disk = status.st_blocks * _BLOCK_BYTES
-        if status.st_size > MAX_SPARSE_BYTES and on_disk < status.st_size * MIN_DISK_FRACTION:
-            sizes = f"{size_text(on_disk)} of {size_text(status.st_size)}"
-            raise BundleError(path, f"only {sizes} are on the disk: the copy is incomplete", remedy)
+        if os.fstat(file.fileno()).st_size == 0:
+            raise BundleError(path, "the file is truncated: 0 bytes", hint)
         return BundleFile(path, os.dup(file.fileno()))

@@ -13,9 +13,9 @@ from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from models.bits import WIDE_CODE, Bits
-from models.bundle.format import ITEM_BYTES, MAX_BYTES, Entry, load_json
+from models.bundle.format import ITEM_BYTES, MAX_BYTES, Entry
 from models.errors import InputError
-from models.io import MAX_QUERIES, Fps, ParseError, Priority, SlaMs, finite
+from models.io import MAX_QUERIES, Fps, ParseError, Priority, SlaMs, finite, parse_json
 from models.preprocess import FURTHEST_PIXEL, Preprocess
 
 if TYPE_CHECKING:
@@ -195,7 +195,10 @@ def shared_of(queries: Iterable[BundleQuery]) -> tuple[Shared, ...]:
 
 def parse_manifest(text: str) -> Manifest:
     """Read an untrusted manifest; raises ParseError naming the key whose type, range or format does not fit."""
-    document = load_json(text.encode(), "the manifest")
+    try:
+        document = parse_json(text.encode())
+    except ParseError as error:
+        raise ParseError(f"the manifest is not JSON: {error}") from None
     version = document.get("format") if isinstance(document, dict) else FORMAT
     if type(version) is not int or version != FORMAT:
         raise ParseError(f"unknown format {str(version)[:20]!r}; this version reads format {FORMAT}")

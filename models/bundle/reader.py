@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import mmap
 import warnings
 import weakref
@@ -12,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models.bundle.checks import architecture_problems, layout_problems, manifest_problems, scale_problems
+from models.bundle.checks import architecture_problems, manifest_problems, scale_problems
 from models.bundle.format import CHUNK_BYTES, BundleFile, Header, dtype_of, open_file, parse_header
 from models.bundle.manifest import MANIFEST_KEY, BundleQuery, Manifest, StoredTensor, parse_manifest
 from models.bundle.model_spec import REMEDY, ModelSpec, architecture, load_model_spec, model_spec
@@ -182,9 +181,7 @@ def open_bundle(path: str | Path, factories: Collection[str] = (), folder: Path 
     mapping = file.map()
     try:
         header, manifest = parse(mapping)
-        checks = (layout_problems(header), manifest_problems(manifest, header),
-                  scale_problems(manifest, header, mapping))  # fmt: skip
-        for problem in itertools.chain(*checks):
+        for problem in manifest_problems(manifest, header) or scale_problems(manifest, header, mapping):
             raise ParseError(problem)
     except ParseError as error:
         raise BundleError(path, str(error), REMEDY) from None

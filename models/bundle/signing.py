@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from models.bundle.format import DIGEST_KEY, Header, encode_header
+from models.bundle.format import CHUNK_BYTES, Header, encode_header
 from models.bundle.reader import Bundle, open_bundle
 from models.errors import BundleError, InputError
 from models.io import open_atomic, read_bounded
@@ -22,7 +22,6 @@ Key = TypeVar("Key")
 SIGNATURE_KEY = "gemel.signature"
 MAX_KEY_BYTES = 16 << 10
 _NONE = "0" * 128
-_CHUNK_BYTES = 16 << 20
 _MADE_BY = "ssh-keygen -t ed25519 -f box-key"
 
 
@@ -37,8 +36,8 @@ def sign_bundle(path: str | Path, key: str | Path) -> None:
     head = encode_header(bundle.header.entries.values(), _metadata(bundle.header, signature))
     with open_atomic(path, overwrite=True) as file, memoryview(bundle.mapping) as view:
         file.write(head)
-        for start in range(bundle.header.data_start, len(view), _CHUNK_BYTES):
-            file.write(view[start : start + _CHUNK_BYTES])
+        for start in range(bundle.header.data_start, len(view), CHUNK_BYTES):
+            file.write(view[start : start + CHUNK_BYTES])
 
 
 def is_signed(bundle: Bundle) -> bool:
@@ -69,7 +68,7 @@ def _signed_text(header: Header) -> bytes:
 
 
 def _metadata(header: Header, signature: str) -> dict[str, str]:
-    kept = {key: text for key, text in header.metadata.items() if key not in (DIGEST_KEY, SIGNATURE_KEY)}
+    kept = {key: text for key, text in header.metadata.items() if key != SIGNATURE_KEY}
     return {SIGNATURE_KEY: signature, **kept}
 
 
@@ -93,11 +92,9 @@ def _public(path: Path) -> Ed25519PublicKey:
 
 
 def _load_key(path: Path, load: Callable[[], Any], kind: type[Key], what: str) -> Key:
-    hint = f"give an Ed25519 {what}; {_MADE_BY} makes a pair"
+    hint = f"give an Ed25519 {what} without a password; {_MADE_BY} makes a pair"
     try:
         key = load()
-    except TypeError:
-        raise InputError(path, "this key has a password", "give one without") from None
     except Exception as error:  # the library raises many kinds
         text = str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
         raise InputError(path, f"is no {what}: {text}", hint) from None

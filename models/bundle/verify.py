@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import mmap
+from collections.abc import Collection, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from models.bundle.checks import (
-    architecture_problems,
-    layout_problems,
-    manifest_problems,
-    order_problems,
-    scale_problems,
-    value_problems,
-)
-from models.bundle.format import ALIGNMENT_BYTES, Header, tensor_name
-from models.bundle.manifest import Manifest, StoredTensor
+import numpy as np
+
+from models.bundle.checks import architecture_problems, manifest_problems, scale_problems
+from models.bundle.format import CHUNK_BYTES, ITEM_BYTES, Entry, Header, tensor_name
+from models.bundle.manifest import Manifest
 from models.bundle.model_spec import architecture, load_model_spec
 from models.bundle.reader import map_file, parse
+from models.bundle.writer import load_order
 from models.errors import BundleError
 from models.io import ParseError
 
 MAX_PROBLEMS = 100
+_EXPONENTS = {"F64": 0x7FF0 << 48, "F32": 0x7F80 << 16, "F16": 0x7C00, "BF16": 0x7F80}
+"""The exponent bits that are all set in infinity and NaN."""
 
 
 def verify_bundle(path: str | Path, factories: Collection[str] = (), folder: Path | None = None) -> list[str]:
@@ -41,9 +40,14 @@ def verify_bundle(path: str | Path, factories: Collection[str] = (), folder: Pat
         return [error.problem]
     except ParseError as error:
         return [str(error)]
-    with memoryview(mapping) as view:
-        architectures = _architecture_problems(path, factories, folder, header, manifest)
-        return list(islice(_problems(view, header, manifest, architectures), MAX_PROBLEMS))
+    problems = manifest_problems(manifest, header)
+    if not any("is missing" in problem for problem in problems):
+        if not problems:
+            problems += islice(scale_problems(manifest, header, mapping), MAX_PROBLEMS)
+        problems += islice(_architecture_problems(path, factories, folder, header, manifest), MAX_PROBLEMS)
+        if not problems and [entry.name for entry in header.tensors] != list(load_order(manifest.queries)):
+            problems.append("the tensors are not in load order, so that a load would be many small copies")
+    return [*problems, *islice(_content_problems(header, mapping), MAX_PROBLEMS)][:MAX_PROBLEMS]
 
 
 def list_unchecked(path: str | Path, factories: Collection[str] = ()) -> list[str]:
@@ -63,22 +67,6 @@ def list_unchecked(path: str | Path, factories: Collection[str] = ()) -> list[st
     ]
 
 
-def _problems(view: memoryview, header: Header, manifest: Manifest, architectures: Iterator[str]) -> Iterator[str]:
-    yield from layout_problems(header)
-    contradictions = list(manifest_problems(manifest, header))
-    yield from contradictions
-    yield from order_problems(manifest, header)
-    if not any("is missing" in problem for problem in contradictions):
-        yield from architectures
-    stored: dict[str, set[StoredTensor]] = {}
-    if not contradictions:
-        yield from scale_problems(manifest, header, view)
-        for query in manifest.queries:
-            for key, packed in query.stored.items():
-                stored.setdefault(query.tensors[key], set()).add(packed)
-    yield from _content_problems(view, header, stored)
-
-
 def _architecture_problems(
     path: Path, factories: Collection[str], folder: Path | None, header: Header, manifest: Manifest
 ) -> Iterator[str]:
@@ -93,17 +81,23 @@ def _architecture_problems(
         yield from architecture_problems(query, spec, header.entries)
 
 
-def _content_problems(
-    view: memoryview, header: Header, stored: Mapping[str, Collection[StoredTensor]]
-) -> Iterator[str]:
-    """Rehash every tensor and check its values; gap fillers must be zero. `stored`: how queries use it packed."""
-    zeros = bytes(ALIGNMENT_BYTES)
+def _content_problems(header: Header, mapping: mmap.mmap) -> Iterator[str]:
+    """Rehash every tensor and look for values that are not finite; gap fillers must be zero."""
     for name, entry in header.entries.items():
-        with view[header.data_start + entry.begin : header.data_start + entry.end] as data:
-            if entry.is_pad:
-                if bytes(data[:ALIGNMENT_BYTES]) != zeros[: entry.nbytes]:
-                    yield f"gap filler {name[:80]} is damaged"
-            elif tensor_name(entry.dtype, entry.shape, data) != name:
-                yield f"tensor {name[:80]} is damaged: its bytes do not match its name"
-            else:
-                yield from value_problems(entry, stored.get(name, ()), data)
+        data = memoryview(mapping)[header.data_start + entry.begin : header.data_start + entry.end]
+        if entry.is_pad:
+            if any(data):
+                yield f"gap filler {name} is damaged"
+        elif tensor_name(entry.dtype, entry.shape, data) != name:
+            yield f"tensor {name[:80]} is damaged: its bytes do not match its name"
+        elif not is_finite(entry, data):
+            yield f"tensor {name} holds NaN or infinite values"
+
+
+def is_finite(entry: Entry, data: memoryview) -> bool:
+    """Whether a tensor with these bytes holds neither NaN nor infinity."""
+    exponent, item = _EXPONENTS.get(entry.dtype), ITEM_BYTES[entry.dtype]
+    if exponent is None:
+        return True
+    chunks = (data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES))
+    return not any(((np.frombuffer(chunk, f"<u{item}") & exponent) == exponent).any() for chunk in chunks)

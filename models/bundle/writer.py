@@ -25,6 +25,7 @@ from models.io import ParseError, check_output, open_atomic
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from models.bundle.reader import Bundle
     from models.quantization import PackedWeight
 
 
@@ -75,9 +76,7 @@ def write_bundle(
             shape = weight.shape if weight.shape != weight.tensor.shape else None
             stored[key] = StoredTensor(weight.width, places.pop(f"{key}.{SCALE}", None), shape)
         records.append(dataclasses.replace(query, tensors=places, stored=stored))
-    sizes = [(name, code_of(tensors[name].dtype), tuple(tensors[name].shape), tensors[name].nbytes)
-             for name in load_order(records)]  # fmt: skip
-    entries = place(sizes)
+    entries = place((name, code_of(tensors[name].dtype), tuple(tensors[name].shape)) for name in load_order(records))
     by_name = {entry.name: entry for entry in entries if not entry.is_pad}
     counts = count_bytes(records, by_name, made.ceiling_bytes)
     if counts.before < made.ceiling_bytes:
@@ -92,6 +91,34 @@ def write_bundle(
         for entry in entries:
             file.write(bytes(entry.nbytes) if entry.is_pad else raw_bytes(tensors[entry.name]))
     return manifest
+
+
+def write_substituted(path: str | Path, bundle: Bundle, others: Mapping[str, Bundle], overwrite: bool = False) -> None:
+    """Write the bundle with each of these queries as it is in another bundle.
+
+    One tensor is in memory at a time. Raises InputError, with nothing written, where the path exists or cannot be
+    written, or bytes of one of the bundles are gone or no longer what they were.
+    """
+    path = check_output(path, overwrite)
+    homes = {query.id: others.get(query.id, bundle) for query in bundle.queries}
+    queries = tuple(home.query(query) for query, home in homes.items())
+    holders = {name: homes[query.id] for query in queries for name in query.places().values()}
+    found = {name: holder.header.entries[name] for name, holder in holders.items()}
+    old = bundle.manifest
+    counts = count_bytes(queries, found, old.bytes.ceiling)
+    manifest = Manifest(FORMAT, old.workload, old.method, counts, queries, shared_of(queries))
+    entries = place((name, found[name].dtype, found[name].shape) for name in load_order(queries))
+    with open_atomic(path, overwrite) as file:
+        file.write(encode_header(entries, {MANIFEST_KEY: manifest.to_json()}))
+        for one in entries:
+            file.write(bytes(one.nbytes) if one.is_pad else _read(holders[one.name], one.name))
+
+
+def _read(bundle: Bundle, name: str) -> memoryview:
+    try:
+        return raw_bytes(bundle.read(name))
+    except OSError as error:
+        raise InputError(bundle.path, str(error.strerror), "copy it again, under another name") from error
 
 
 def load_order(queries: Sequence[BundleQuery]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from models.bundle import BundleQuery, Made, Manifest, write_bundle
-from models.bundle.format import Entry, encode_header, parse_header, place
+from models.bundle.format import encode_header, parse_header, place
 from models.preprocess import Preprocess
 from models.zoo.registry import ENTRIES, register
 
@@ -94,13 +94,12 @@ def tied_models() -> tuple[dict[str, nn.Module], list[BundleQuery]]:
     return models, queries
 
 
-MADE: dict[str, Any] = {"workload": "yard", "method": "wide", "ceiling_bytes": 700}
+MADE = Made("yard", "top-down", 700)
 
 
 def write(path: Path, models: dict[str, nn.Module], queries: list[BundleQuery], **others: Any) -> Manifest:
-    """Write with this sample's workload, method and ceiling, or others."""
-    told = {key: others.pop(key, value) for key, value in MADE.items()}
-    return write_bundle(path, models, queries, Made(**told), **others)
+    """Write with this sample's workload, method and ceiling."""
+    return write_bundle(path, models, queries, MADE, **others)
 
 
 @pytest.fixture
@@ -118,7 +117,7 @@ def writer() -> Callable[..., Manifest]:
 
 
 @pytest.fixture
-def tied() -> Callable[[], tuple[dict[str, nn.Module], list[BundleQuery]]]:
+def make_tied() -> Callable[[], tuple[dict[str, nn.Module], list[BundleQuery]]]:
     """`tied_models`, the same each time."""
     return tied_models
 
@@ -137,17 +136,11 @@ def rewrite() -> Callable[[Path, Edit], None]:
         content = path.read_bytes()
         header = parse_header(content)
         manifest = json.loads(header.metadata["gemel.manifest"])
-        kept = {name: entry for name, entry in header.entries.items() if not entry.is_pad}
-        data = {name: content[header.data_start :][entry.begin : entry.end] for name, entry in kept.items()}
-        types = {name: (entry.dtype, entry.shape) for name, entry in kept.items()}
+        data = {entry.name: content[header.data_start :][entry.begin : entry.end] for entry in header.tensors}
+        types = {entry.name: (entry.dtype, entry.shape) for entry in header.tensors}
         edit(manifest, data, types)
-        entries = place((name, *types[name], len(data[name])) for name in data)
-        path.write_bytes(assemble(entries, json.dumps(manifest), data))
+        entries = place((name, *types[name]) for name in data)
+        body = b"".join(data.get(entry.name, bytes(entry.nbytes)) for entry in entries)
+        path.write_bytes(encode_header(entries, {"gemel.manifest": json.dumps(manifest)}) + body)
 
     return apply
-
-
-def assemble(entries: list[Entry], manifest: str, data: dict[str, bytes]) -> bytes:
-    """The bytes of a file with these entries in this order; gap fillers are zeros."""
-    body = b"".join(data.get(entry.name, bytes(entry.nbytes)) for entry in entries)
-    return encode_header(entries, {"gemel.manifest": manifest}) + body

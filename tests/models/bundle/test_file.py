@@ -1,4 +1,4 @@
-"""The file of an open bundle: what was proven is read, and nothing else."""
+"""The file of an open bundle: after a change nothing of it is read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from models.bundle.format import is_open_as, open_file
 
 
-def test_bytes_are_read_until_the_file_looks_otherwise(tmp_path):
+def test_read_of_a_proven_file_fails_after_a_change(tmp_path):
     path = tmp_path / "b"
     path.write_bytes(b"0123456789")
     file = open_file(path, "")
@@ -30,7 +30,7 @@ def test_bytes_are_read_until_the_file_looks_otherwise(tmp_path):
         file.read(0, memoryview(room))
 
 
-def test_a_file_that_was_renamed_over_is_read_on(tmp_path):
+def test_read_of_a_replaced_file_gives_the_old_bytes(tmp_path):
     path = tmp_path / "b"
     path.write_bytes(b"0123456789")
     file = open_file(path, "")

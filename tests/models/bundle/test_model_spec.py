@@ -25,7 +25,7 @@ def build(query: Any) -> nn.Module:
     return zoo.build(query.model, query.classes, query.model_args, query.input_size, query.task, "meta")
 
 
-def test_zoo_spec_depends_on_everything_that_changes_the_architecture() -> None:
+def test_zoo_spec_depends_on_all_arguments() -> None:
     queries = [
         request("ssd_resnet18"),
         request("ssd_resnet18", classes=("a", "b", "c")),

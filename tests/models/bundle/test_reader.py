@@ -17,7 +17,7 @@ from models.errors import BundleError, InputError
 from models.weights import save_weights
 
 
-def test_tensors_are_views_of_one_mapping_and_shared_by_the_models(sample):
+def test_models_share_views_of_one_mapping(sample):
     bundle = open_bundle(sample.path)
     start = bundle.tensor(next(iter(bundle.header.entries))).data_ptr()
     models = {query.id: bundle.build(query.id) for query in bundle.queries}
@@ -30,7 +30,7 @@ def test_tensors_are_views_of_one_mapping_and_shared_by_the_models(sample):
     assert len(pointers) == 1
 
 
-def test_names_in_order_are_a_querys_unique_tensors_as_they_lie(sample):
+def test_names_in_order_follow_the_file(sample):
     bundle = open_bundle(sample.path)
     for query in bundle.queries:
         names = bundle.names_in_order(query.id)
@@ -41,12 +41,12 @@ def test_names_in_order_are_a_querys_unique_tensors_as_they_lie(sample):
         assert all(bundle.nbytes(name) == bundle.tensor(name).nbytes for name in names)
 
 
-def test_an_unknown_query_is_named_with_those_there_are(sample):
+def test_build_of_an_unknown_query_names_the_known(sample):
     with pytest.raises(InputError, match="has no query 'west'; it has: north, south, gate"):
         open_bundle(sample.path).build("west")
 
 
-def test_an_empty_file_and_a_foreign_one_are_no_bundles(tmp_path):
+def test_open_of_another_file_is_refused(tmp_path):
     (tmp_path / "empty").touch()
     (tmp_path / "text").write_text("not a bundle at all, but longer than ten bytes")
     save_weights(tmp_path / "weights", {"a": torch.zeros(3)})
@@ -55,7 +55,7 @@ def test_an_empty_file_and_a_foreign_one_are_no_bundles(tmp_path):
             open_bundle(tmp_path / name)
 
 
-def test_tensors_that_do_not_fit_the_architecture_are_refused_when_building(sample, rewrite):
+def test_build_with_unfitting_tensors_is_refused(sample, rewrite):
     def rename(manifest, data, types):
         tensors = manifest["queries"][0]["tensors"]
         tensors["conv.kernel"] = tensors.pop("conv.weight")
@@ -78,7 +78,7 @@ def build(num_classes, width=4):
 
 
 @pytest.mark.parametrize(
-    ("frame", "told"),
+    ("frame", "problem"),
     [
         (np.zeros((8, 8, 3), np.float32), "is float32 (8, 8, 3); give a decoded frame, uint8 RGB (H, W, 3)"),
         (np.zeros((8, 8), np.uint8), "is uint8 (8, 8); give"),
@@ -87,13 +87,13 @@ def build(num_classes, width=4):
     ],
     ids=["0 to 1", "grey", "a batch", "a path"],
 )
-def test_what_is_no_decoded_frame_is_refused_instead_of_answered(sample, frame, told):
+def test_preprocess_of_an_undecoded_frame_is_refused(sample, frame, problem):
     prepare: Any = open_bundle(sample.path).build("gate").preprocess
-    with pytest.raises(InputError, match=re.escape(f"the frame: {told}")):
+    with pytest.raises(InputError, match=re.escape(f"the frame: {problem}")):
         prepare(frame)
 
 
-def test_a_factory_is_imported_only_when_the_local_config_lists_it(tmp_path, sample, writer, monkeypatch):
+def test_build_imports_a_factory_only_if_listed(tmp_path, sample, writer, monkeypatch):
     (tmp_path / "foreign_architectures.py").write_text(FACTORY)
     monkeypatch.syspath_prepend(tmp_path)
     name = "foreign_architectures:build"

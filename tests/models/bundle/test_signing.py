@@ -1,4 +1,4 @@
-"""A signature holds for what was signed, by the one who has the key, and for nothing else."""
+"""A signature fits one header and one key."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def keys(folder: Path, name: str = "key", form: tuple = PEM) -> tuple[Path, Path
 
 
 @pytest.mark.parametrize("form", [PEM, SSH], ids=["PEM", "OpenSSH"])
-def test_what_was_signed_is_known_by_the_public_key(sample, tmp_path: Path, form: tuple) -> None:
+def test_signature_fits_the_public_key(sample, tmp_path: Path, form: tuple) -> None:
     private, public = keys(tmp_path, form=form)
     tensors = open_bundle(sample.path).header.entries
     sign_bundle(sample.path, private)
@@ -36,20 +36,19 @@ def test_what_was_signed_is_known_by_the_public_key(sample, tmp_path: Path, form
     assert is_signed(signed) and verify_bundle(sample.path) == [] and signed.header.entries == tensors
 
 
-def test_somebody_elses_signature_is_refused(sample, tmp_path: Path) -> None:
+def test_signature_by_another_key_is_refused(sample, tmp_path: Path) -> None:
     sign_bundle(sample.path, keys(tmp_path, "theirs")[0])
     with pytest.raises(BundleError, match="not by the owner"):
         check_signature(open_bundle(sample.path), keys(tmp_path, "ours")[1])
 
 
 @pytest.mark.parametrize("change", ["manifest", "signature", "name", "short"])
-def test_nothing_that_was_signed_can_be_changed(sample, tmp_path: Path, change: str) -> None:
-    """A header that somebody changed and sealed anew is sound in itself; the signature no longer fits it."""
+def test_signature_of_a_changed_header_is_refused(sample, tmp_path: Path, change: str) -> None:
+    """The changed header has a valid seal."""
     private, public = keys(tmp_path)
     sign_bundle(sample.path, private)
     bundle = open_bundle(sample.path)
     metadata, entries = dict(bundle.header.metadata), list(bundle.header.entries.values())
-    del metadata["gemel.digest"]
     if change == "manifest":
         metadata["gemel.manifest"] = metadata["gemel.manifest"].replace(
             '"accuracy_target":0.9', '"accuracy_target":0.8'
@@ -65,7 +64,7 @@ def test_nothing_that_was_signed_can_be_changed(sample, tmp_path: Path, change: 
         check_signature(open_bundle(sample.path), public)
 
 
-def test_what_is_no_key_is_one_line(sample, tmp_path: Path) -> None:
+def test_invalid_key_is_refused_in_one_line(sample, tmp_path: Path) -> None:
     private, public = keys(tmp_path)
     rsa = generate_private_key(65537, 2048)
     (tmp_path / "rsa").write_bytes(rsa.private_bytes(*PEM[:2], kinds.NoEncryption()))
@@ -75,7 +74,7 @@ def test_what_is_no_key_is_one_line(sample, tmp_path: Path) -> None:
     (tmp_path / "garbage").write_bytes(b"ssh-\x00\xff")
     before = sample.path.read_bytes()
     for key, fault in {
-        public: "no private key", tmp_path / "rsa": "no Ed25519 key", tmp_path / "locked": "has a password",
+        public: "no private key", tmp_path / "rsa": "no Ed25519 key", tmp_path / "locked": "without a password",
         tmp_path / "garbage": "no private key", tmp_path / "none": "cannot be read", tmp_path: "Is a directory",
     }.items():  # fmt: skip
         with pytest.raises(InputError, match=fault) as caught:

@@ -1,10 +1,9 @@
-"""Writing a bundle: what lies where, and that nothing half-written is ever left."""
+"""Writing a bundle: its layout, and no partial files."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from models.bundle.writer import load_order
 from models.errors import InputError
 
 
-def test_round_trip_is_bit_equal(sample):
+def test_build_gives_the_models_bit_by_bit(sample):
     bundle = open_bundle(sample.path)
     for query_id, model in sample.models.items():
         built = bundle.build(query_id)
@@ -29,7 +28,7 @@ def test_round_trip_is_bit_equal(sample):
         assert torch.equal(built(frames), model(frames))
 
 
-def test_equal_tensors_are_stored_once(sample, tmp_path, writer):
+def test_write_stores_equal_tensors_once(sample, tmp_path, writer):
     names = {query.id: query.tensors for query in sample.manifest.queries}
     assert names["north"]["conv.weight"] == names["south"]["conv.weight"] == names["gate"]["conv.weight"]
     twin = {"north": sample.models["north"], "twin": sample.models["north"]}
@@ -40,7 +39,7 @@ def test_equal_tensors_are_stored_once(sample, tmp_path, writer):
     assert len(manifest.shared) == len(set(manifest.queries[0].tensors.values()))
 
 
-def test_names_are_hashes_of_dtype_shape_and_bytes(sample):
+def test_tensor_names_are_hashes_of_dtype_shape_and_bytes(sample):
     weight = sample.models["north"].conv.weight.detach().numpy()
     expected = hashlib.sha256(b"F32[8,3,3,3]" + weight.tobytes()).hexdigest()
     assert sample.manifest.queries[0].tensors["conv.weight"] == expected
@@ -49,7 +48,7 @@ def test_names_are_hashes_of_dtype_shape_and_bytes(sample):
     assert sample.manifest.queries[0].tensors["norm.num_batches_tracked"] == expected
 
 
-def test_sharing_sets_lie_together_then_each_query_layer_by_layer(sample):
+def test_load_order_is_sharing_sets_then_private_tensors(sample):
     paths = {}
     for query in sample.manifest.queries:
         for path, name in query.tensors.items():
@@ -67,7 +66,7 @@ def test_sharing_sets_lie_together_then_each_query_layer_by_layer(sample):
     )
 
 
-def test_an_existing_output_is_refused_and_left_alone(sample):
+def test_write_to_an_existing_file_is_refused(sample):
     before = sample.path.read_bytes()
     with pytest.raises(InputError, match=r"exists already; move it away"):
         check_output(sample.path)
@@ -86,15 +85,22 @@ def test_an_existing_output_is_refused_and_left_alone(sample):
         ("/proc/b.safetensors", "cannot be written"),
     ],
 )
-def test_an_output_that_cannot_be_written_is_refused(tmp_path, sample, place, fault):
+def test_write_to_an_invalid_path_is_refused(tmp_path, sample, place, fault):
     (tmp_path / "taken").mkdir()
     with pytest.raises(InputError, match=fault):
         write_again(sample, tmp_path / place)
 
 
-def test_an_interruption_while_overwriting_leaves_the_old_bundle(sample, monkeypatch):
-    before = sample.path.read_bytes()
-    interrupt_the_third_write(monkeypatch, sample.path.parent)
+def test_write_interrupted_leaves_the_old_bundle(sample, monkeypatch):
+    before, calls = sample.path.read_bytes(), itertools.count(1)
+    raw_bytes = bundle_writer.raw_bytes
+
+    def interrupt(tensor):
+        if any(sample.path.parent.glob(".*.tmp")) and next(calls) == 3:
+            raise KeyboardInterrupt
+        return raw_bytes(tensor)
+
+    monkeypatch.setattr(bundle_writer, "raw_bytes", interrupt)
     with pytest.raises(KeyboardInterrupt):
         write_again(sample, overwrite=True)
     assert sample.path.read_bytes() == before
@@ -102,18 +108,5 @@ def test_an_interruption_while_overwriting_leaves_the_old_bundle(sample, monkeyp
 
 
 def write_again(sample, path: Path | None = None, **others):
-    """Write the sample's models once more, by default where they are."""
-    return write_bundle(path or sample.path, sample.models, sample.queries, Made("yard", "wide", 0), **others)
-
-
-def interrupt_the_third_write(monkeypatch, folder: Path) -> None:
-    """Send this process the signal of Ctrl-C when the third tensor is about to be written."""
-    raw_bytes, writes = bundle_writer.raw_bytes, itertools.count(1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born deaf to it
-
-    def interrupt(tensor):
-        if any(folder.glob(".*.tmp")) and next(writes) == 3:
-            signal.raise_signal(signal.SIGINT)
-        return raw_bytes(tensor)
-
-    monkeypatch.setattr(bundle_writer, "raw_bytes", interrupt)
+    """Write the sample's models once more, by default to the same path."""
+    return write_bundle(path or sample.path, sample.models, sample.queries, Made("yard", "top-down", 0), **others)
