@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
+from gemel.report.document import MemorySetting, OfflineRow, Report
 from gemel.text import number, percent, size
 
 VISIBLE_DIFFERENCE = 0.005
@@ -16,8 +16,6 @@ MIN_CLIPS = 5
 COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 BASELINES = ("none", "joint")
 """Methods that never share."""
-ORIGINALS, MERGED = "originals", "merged"
-Document = Mapping[str, Any]
 
 
 class Tone(str, Enum):
@@ -48,14 +46,6 @@ class Conclusion:
 
 
 @dataclass(frozen=True)
-class MemorySetting:
-    """A memory budget that was simulated for both arms."""
-
-    name: str
-    nbytes: int
-
-
-@dataclass(frozen=True)
 class StreamScores:
     """Accuracy on the stream of both arms, over all queries.
 
@@ -81,102 +71,132 @@ class StreamScores:
         return f"{self.format(value)} {self.noun}" if self.relative else f"{self.noun} {self.format(value)}"
 
 
-def draw_conclusion(document: Document) -> Conclusion:
-    """Judge a report document (`gemel.evaluation`) at its headline memory.
+def draw_conclusion(report: Report) -> Conclusion:
+    """Judge a report at its headline memory.
 
     A query can be shipped when its original is evidence, its target is met on test, and its streaming accuracy at that
     memory keeps the same fraction of the originals'. A query whose streaming accuracy is below the originals' at any
     memory setting is named as worse.
     """
-    offline = document["offline"]
-    worse = _worse_queries(document)
-    if not document["shared"]:
-        return Conclusion(f"Nothing could be shared: {_reason_nothing_shared(document)}.", Tone.BAD, (), worse)
-    weak = [row["query"] for row in offline if not row["worth"]]
+    worse = _worse_queries(report)
+    if not report.shared:
+        return Conclusion(f"Nothing could be shared: {_reason_nothing_shared(report)}.", Tone.BAD, (), worse)
+    weak = [row.query for row in report.offline if not row.worth]
     failing = list(dict.fromkeys(one.query for one in worse if one.decides))
-    ship = tuple(row["query"] for row in offline if row["query"] not in {*weak, *failing})
+    shipped = [row for row in report.offline if row.query not in {*weak, *failing}]
+    ship, several = tuple(row.query for row in shipped), len(shipped) > 1
     reasons = [f"{_join(failing)} {'fall' if len(failing) > 1 else 'falls'} short"] if failing else []
     if weak:
-        reasons.append(f"the original{'s' * (len(weak) > 1)} of {_join(weak)} {_verb(weak)} too weak to judge by")
+        many = len(weak) > 1
+        reasons.append(f"the original{'s' * many} of {_join(weak)} {'are' if many else 'is'} too weak to judge by")
     if not ship:
         return Conclusion(f"Don't ship it: {' and '.join(reasons)}.", Tone.BAD, (), worse)
-    gain = f"{percent(document['bytes']['saved_fraction'], 0)} less memory for weights; {stream_gain(document)}"
-    unsure = _uncertainty([row for row in offline if row["query"] in ship])
+    gain = f"{percent(report.bytes.saved_fraction, 0)} less memory for weights; {stream_gain(report)}"
+    unsure = _uncertainty(shipped)
     if reasons:
-        count = f"{_count(len(ship))} of {_count(len(offline))}"
-        parts = [" and ".join(reasons), *([unsure] if unsure else []), gain]
-        return Conclusion(f"Ship it for {count}: {'; '.join(parts)}.", Tone.MIXED, ship, worse)
-    targets = f"all {_count(len(ship))} queries meet" if len(ship) > 1 else "the query meets"
+        count = f"{_count(len(ship))} of {_count(len(report.offline))}"
+        sentence = f"Ship it for {count}: {'; '.join(filter(None, [' and '.join(reasons), unsure, gain]))}."
+        return Conclusion(sentence, Tone.MIXED, ship, worse)
+    met = f"all {_count(len(ship))} queries meet their" if several else "the query meets its"
     if unsure:
-        own = "their" if len(ship) > 1 else "its"
-        return Conclusion(f"{_capital(targets)} {own} accuracy target, {unsure}. {_capital(gain)}.",
-                          Tone.MIXED, ship, worse)  # fmt: skip
-    own = "their" if len(ship) > 1 else "its"
-    return Conclusion(f"Ship it: {targets} {own} accuracy target, with {gain}.", Tone.GOOD, ship, worse)
+        sentence = f"{_capital(met)} accuracy target, {unsure}. {_capital(gain)}."
+        return Conclusion(sentence, Tone.MIXED, ship, worse)
+    return Conclusion(f"Ship it: {met} accuracy target, with {gain}.", Tone.GOOD, ship, worse)
 
 
-def memory_settings_of(document: Document) -> list[MemorySetting]:
-    """The simulated memory settings, from small to large."""
-    settings = {row["memory"]: row["memory_bytes"] for row in document["streaming"]}
-    return [MemorySetting(*one) for one in sorted(settings.items(), key=lambda one: one[1])]
-
-
-def headline_memory(document: Document) -> MemorySetting | None:
-    """The memory setting that the conclusion is for; None without streams."""
-    settings = memory_settings_of(document)
-    wanted = document.get("headline", {}).get("memory")
-    return next((one for one in settings if one.name == wanted), settings[0] if settings else None)
-
-
-def stream_accuracies(document: Document, memory: str) -> dict[str, tuple[float, float]]:
-    """Query -> streaming accuracy (original, merged) at a memory setting."""
-    found: dict[str, dict[str, float]] = {}
-    for row in document["streaming"]:
-        if row["memory"] == memory:
-            found.setdefault(row["query"], {})[row["arm"]] = row["accuracy"] or 0.0
-    return {query: (arms[ORIGINALS], arms[MERGED]) for query, arms in found.items()}
-
-
-def score_divisors(offline: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
-    """Query -> what its accuracy is divided by before means over queries are taken; None: one metric, plain means."""
-    if len({row["metric"] for row in offline}) == 1:
-        return None
-    return {row["query"]: row["original"] or 1.0 for row in offline}
-
-
-def stream_scores(document: Document, memory: str) -> StreamScores:
+def stream_scores(report: Report, memory: str) -> StreamScores:
     """Both arms over all queries at a memory setting."""
-    divisors = score_divisors(document["offline"])
+    divisors = report.divisors
     pairs = [
         (before / (divisors or {}).get(query, 1.0), after / (divisors or {}).get(query, 1.0))
-        for query, (before, after) in stream_accuracies(document, memory).items()
+        for query, (before, after) in report.stream_accuracies(memory).items()
     ]
     before, after = (sum(arm) / len(arm) for arm in zip(*pairs, strict=True))
     return StreamScores(before, after, divisors is not None)
 
 
-def device_name(document: Document) -> str:
+def device_name(report: Report) -> str:
     """The device that times are of; a modelled one is called so wherever its figures appear."""
-    device = document["device"]
-    return f"a modelled {device['title']}" if device["modelled"] else device["title"]
+    return f"a modelled {report.device.title}" if report.device.modelled else report.device.title
 
 
-def stream_gain(document: Document) -> str:
+def stream_gain(report: Report) -> str:
     """What merging brings on the stream at the headline memory, in words."""
-    setting = headline_memory(document)
+    setting = report.judged_memory
     if setting is None:
         return "no streams were simulated"
-    scores = stream_scores(document, setting.name)
-    place = f"with {size(setting.nbytes)} on {device_name(document)}"
+    scores = stream_scores(report, setting.memory)
+    place = f"with {size(setting.memory_bytes)} on {device_name(report)}"
     if abs(scores.merged - scores.originals) < VISIBLE_DIFFERENCE:
         return f"merging changes nothing on the stream {place}: {scores.phrase(scores.originals)} either way"
     return f"{scores.phrase(scores.merged)} (originals {scores.format(scores.originals)}) {place}"
 
 
-def _uncertainty(rows: Sequence[Mapping[str, Any]]) -> str:
+def memory_reason(report: Report) -> str:
+    """What the headline memory is a fraction of, and why it was chosen."""
+    settings = {one.memory: size(one.memory_bytes) for one in report.memory_settings}
+    low, high, name = settings.get("min"), settings.get("all"), report.judged_memory and report.judged_memory.memory
+    if name == "min":
+        return "the least that runs the largest original alone"
+    if name == "all":
+        return "enough for all originals at once"
+    if low and high and name and name.endswith("%"):
+        return f"{name} of the way from {low}, the largest original alone, to {high}, all originals at once"
+    return "as requested by --memory"
+
+
+def report_limits(report: Report, unlabelled: Sequence[str]) -> list[str]:
+    """What limits the report's figures, a sentence or two each; `unlabelled` queries have no human labels."""
+    lines, device = [], report.device
+    for row in (row for row in report.offline if not row.worth):
+        bar = "an F1 below 0.5" if row.metric == "f1" else "less than 10 points above chance"
+        lines.append(
+            f"{row.query}: no evidence. Its original reaches {row.original:.2f} on test, {bar}; keeping that accuracy "
+            "proves nothing."
+        )
+    if few := [f"{row.query} ({row.units})" for row in report.offline if row.units < MIN_CLIPS]:
+        lines.append(
+            f"The test footage of {', '.join(few)} has fewer than {MIN_CLIPS} clips or tracks; an interval over so few "
+            "says little."
+        )
+    if unsure := [row.query for row in report.offline if row.met and not row.certain and row.worth]:
+        lines.append(
+            f"{', '.join(unsure)}: the target is met, but the lower end of the 95 % interval is below it; other "
+            "footage could miss it."
+        )
+    if unlabelled:
+        lines.append(
+            f"{', '.join(unlabelled)}: no human labels. The reference is the original's own output: the figures are "
+            "agreement with the original, not accuracy."
+        )
+    if all(row.processed >= MIN_PROCESSED_SHARE * row.received for row in report.transfers):
+        lines.append(
+            f"No pressure: {device.title} keeps up with these streams without merging at every memory setting, so "
+            "streaming accuracy says nothing about merging here. Use a slower device, more queries or higher rates."
+        )
+    origin = f"modelled from published bandwidths and rates ({'; '.join(device.sources)})"
+    spacings = sorted({round(row.label_interval_s, 2) for row in report.offline})
+    spacing = f"{spacings[0]:g} s" if len(spacings) == 1 else f"{spacings[0]:g} to {spacings[-1]:g} s"
+    seeds = f"{len(report.seeds)} seed{'s' if len(report.seeds) != 1 else ''}"
+    return [
+        *lines,
+        f"Times come from a {device.clock}: the box's own scheduler with the loads and runs of the device profile. "
+        f"{device.title} is {origin if device.modelled else 'measured'}. Differences between arms are more reliable "
+        "than absolute figures.",
+        "Labelled test clips or tracks are played back to back. Each begins without a result, so its first frame is "
+        "wrong for both arms. Only labelled frames are played: a result is never fresher than their spacing "
+        f"({spacing}). Mean of {seeds} for order and phase; bands are the lowest and the highest seed.",
+    ]
+
+
+MIN_PROCESSED_SHARE = 0.99
+"""Share of frames processed above which a device is under no pressure."""
+
+
+def _uncertainty(rows: Sequence[OfflineRow]) -> str:
     """How many of the queries to be shipped are beyond doubt, and which need more test footage; empty where all are."""
-    unsure = [row["query"] for row in rows if not row["certain"]]
-    short = [row["query"] for row in rows if row["units"] < MIN_CLIPS]
+    unsure = [row.query for row in rows if not row.certain]
+    short = [row.query for row in rows if row.units < MIN_CLIPS]
     parts = []
     if unsure:
         parts.append(f"{len(rows) - len(unsure)} of {len(rows)} beyond doubt")
@@ -188,46 +208,43 @@ def _uncertainty(rows: Sequence[Mapping[str, Any]]) -> str:
     return "; ".join(parts)
 
 
-def _worse_queries(document: Document) -> tuple[WorseQuery, ...]:
+def _worse_queries(report: Report) -> tuple[WorseQuery, ...]:
     """Queries that miss their target first, then those worse on the stream, headline memory first."""
     found = [
         WorseQuery(
-            row["query"],
-            f"misses its target: {percent(row['ratio'])} of its original, {percent(row['target'], 0)} wanted",
+            row.query,
+            f"misses its target: {percent(row.ratio)} of its original, {percent(row.target, 0)} wanted",
             decides=True,
         )
-        for row in document["offline"]
-        if row["worth"] and not row["met"]
+        for row in report.offline
+        if row.lost
     ]
-    headline = headline_memory(document)
-    settings = sorted(memory_settings_of(document), key=lambda one: one != headline)
-    streamed = {one.name: stream_accuracies(document, one.name) for one in settings}
-    for row in document["offline"]:
-        falls = []
-        for setting in settings:
-            before, after = streamed[setting.name].get(row["query"], (0.0, 0.0))
-            if before - after > VISIBLE_DIFFERENCE:
-                falls.append((setting, before, after))
+    settings = sorted(report.memory_settings, key=lambda one: one != report.judged_memory)
+    streamed = [(one, report.stream_accuracies(one.memory)) for one in settings]
+    for row in report.offline:
+        falls = [
+            (setting, *accuracies[row.query])
+            for setting, accuracies in streamed
+            if row.query in accuracies and accuracies[row.query][0] - accuracies[row.query][1] > VISIBLE_DIFFERENCE
+        ]
         if falls:
-            found.append(_worse_on_stream(row, falls, headline))
+            found.append(_worse_on_stream(row, falls, report.judged_memory))
     return tuple(found)
 
 
 def _worse_on_stream(
-    row: Mapping[str, Any], falls: Sequence[tuple[MemorySetting, float, float]], headline: MemorySetting | None
+    row: OfflineRow, falls: Sequence[tuple[MemorySetting, float, float]], headline: MemorySetting | None
 ) -> WorseQuery:
-    starved = any(after < before / 2 for _, before, after in falls)
-    parts = [
-        f"{number(b, 2)} -> {number(a, 2)} with {size(setting.nbytes)} ({setting.name})" for setting, b, a in falls
-    ]
-    decides = any(setting == headline and after < row["target"] * before for setting, before, after in falls)
-    return WorseQuery(row["query"], f"{'starved' if starved else 'worse'} on the stream: {', '.join(parts)}", decides)
+    kind = "starved" if any(after < before / 2 for _, before, after in falls) else "worse"
+    parts = [f"{number(b, 2)} -> {number(a, 2)} with {size(one.memory_bytes)} ({one.memory})" for one, b, a in falls]
+    decides = any(one == headline and after < row.target * before for one, before, after in falls)
+    return WorseQuery(row.query, f"{kind} on the stream: {', '.join(parts)}", decides)
 
 
-def _reason_nothing_shared(document: Document) -> str:
-    if document["method"] in BASELINES:
-        return f"method {document['method']} is a baseline that shares nothing"
-    if not document["bytes"]["ceiling_fraction"]:
+def _reason_nothing_shared(report: Report) -> str:
+    if report.method in BASELINES:
+        return f"method {report.method} is a baseline that shares nothing"
+    if not report.bytes.ceiling_fraction:
         return "no two of the models have a layer of the same shape"
     return "no two models kept their accuracy targets with a layer in common"
 
@@ -238,10 +255,6 @@ def _count(count: int) -> str:
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _verb(names: Sequence[str]) -> str:
-    return "are" if len(names) > 1 else "is"
 
 
 def _join(names: Sequence[str]) -> str:

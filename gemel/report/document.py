@@ -1,92 +1,377 @@
-"""report.json read back as untrusted input: known keys, bounded values, consistent rows."""
+"""The report of an evaluation as values: what `gemel eval` measures, and report.json read back as untrusted input."""
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from gemel.report.conclusion import MERGED, ORIGINALS
-from models.errors import InputError
+from models.errors import InputError, one_line
 from models.io import MAX_QUERIES, Exact, read_json, validate
 
 REPORT_JSON = "report.json"
 REPORT_FORMAT = 3
 HINT = "evaluate again: gemel eval BUNDLE WORKLOAD -o DIR"
-MAX_TEXT, MAX_SETTINGS = 4096, 100
-Share = Annotated[float, Field(ge=0, le=1)]
+MAX_SETTINGS, MAX_SEEDS, MAX_COMMANDS = 100, 1000, 100
+ORIGINALS, MERGED = "originals", "merged"
+"""The arms of a stream."""
+MODELS = ("original", "merged")
+"""The models that predict an example frame."""
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
 Ratio = Annotated[float, Field(ge=0, le=1e6)]
+Number = Annotated[float, Field(ge=-1e15, le=1e15)]
 Count = Annotated[int, Field(ge=0, le=2**60)]
-Text = Annotated[str, Field(max_length=MAX_TEXT)]
+Text = Annotated[str, Field(max_length=4096), AfterValidator(one_line)]
+Task = Literal["classification", "detection"]
+Arm = Literal["originals", "merged"]
+Pair = Annotated[list[Number], Field(min_length=2, max_length=2)]
+Box = Annotated[list[Number], Field(min_length=4, max_length=4)]
 
 
-class _Keys(Exact, extra="allow"):
-    """A mapping of which some keys are read."""
+class Row(Exact, extra="ignore", populate_by_name=True):
+    """A frozen value with bounded numbers and texts of one line; unknown keys are left."""
 
 
-class _Offline(_Keys):
+class ErrorCount(Row):
+    """How often one kind of error was made, and by how much F1 would rise were these alone corrected."""
+
+    count: Count
+    cost: Number
+
+
+class ClassRecall(Row):
+    """The recall of both models on the frames of one class."""
+
+    name: Text = Field(alias="class")
+    frames: Count
+    original: Fraction
+    merged: Fraction
+
+
+class OfflineRow(Row):
+    """One query on its test split (`models.evaluation.Evidence`), with what its task adds."""
+
     query: Text
-    task: Literal["classification", "detection"]
+    camera: Text
+    task: Task
+    model: Text
     metric: Text
+    split: Text
     samples: Count
     units: Count
-    original: Share
-    merged: Share
+    original: Fraction
+    merged: Fraction
     ratio: Ratio
+    chance_corrected: Number
     ci95: Annotated[list[Ratio], Field(min_length=2, max_length=2)] | None
-    target: Ratio
     met: bool
     certain: bool
     worth: bool
+    agreement: Fraction
+    target: Ratio
+    sla_ms: Number
+    threshold: Number
+    label_interval_s: Number
+    errors: dict[Literal["original", "merged"], dict[Text, ErrorCount]] | None = None
+    map_original: Fraction | None = None
+    map_merged: Fraction | None = None
+    map50_original: Fraction | None = None
+    map50_merged: Fraction | None = None
+    classes: list[ClassRecall] | None = None
+
+    @property
+    def lost(self) -> bool:
+        """Whether merging costs the query its target."""
+        return self.worth and not self.met
 
 
-class _Streamed(_Keys):
-    arm: Literal["originals", "merged"]
+class _Setting(Row):
+    arm: Arm
     memory: Text
     memory_bytes: Count
+
+
+class StreamRow(_Setting):
+    """A query's accuracy on the stream and the age of its results; `spread` is the lowest and the highest seed."""
+
     query: Text
-    accuracy: Share
-    by_seed: Annotated[list[Share], Field(min_length=1, max_length=1000)]
+    metric: Text
+    accuracy: Fraction
+    age_p50_ms: Number | None
+    age_p95_ms: Number | None
+    age_p99_ms: Number | None
+    spread: Pair
+    by_seed: Annotated[list[Fraction], Field(min_length=1, max_length=MAX_SEEDS)]
+    answered: Fraction
+
+    @property
+    def ages(self) -> tuple[float | None, ...]:
+        """Percentiles 50, 95 and 99 in milliseconds; None without results."""
+        return (self.age_p50_ms, self.age_p95_ms, self.age_p99_ms)
 
 
-class _Bytes(_Keys):
+class LedgerRow(_Setting):
+    """The frames of a query, summed over seeds."""
+
+    query: Text
+    received: Count
+    processed: Count
+    late: Count
+    failed: Count
+    pending: Count
+    dropped: dict[Text, Count]
+
+
+class TransferRow(_Setting):
+    """Frames and loads of all queries, summed over seeds."""
+
+    received: Count
+    processed: Count
+    bytes_moved: Count
+    swaps: Count
+
+
+class QuerySpans(Row):
+    """When a query was resident and when it ran, in spans of seconds."""
+
+    query: Text
+    resident: list[Pair]
+    runs: list[Pair]
+
+
+class Timeline(_Setting):
+    """The first seconds of the first seed."""
+
+    from_s: Number
+    to_s: Number
+    queries: list[QuerySpans]
+
+    @property
+    def length_s(self) -> float:
+        """Its length in seconds, above 0."""
+        return max(self.to_s - self.from_s, 1e-9)
+
+
+class CostRow(Row):
+    """What a query costs on the virtual clock; a load is that of all its weights."""
+
+    arm: Arm
+    query: Text
+    weights_bytes: Count
+    load_ms: Number
+    run_ms: Number
+    workspace_bytes: Count
+
+
+class QueryBytes(Row):
+    """A query's bytes: its original's, its part of what it shares, and its own."""
+
+    query: Text
+    model: Text
+    before: Count
+    shared_part: Number
+    private: Count
+
+
+class ByteCounts(Row):
+    """Bytes of all weights, as stored and as resident; `ceiling` is what sharing every possible layer would save."""
+
     before: Annotated[int, Field(ge=1, le=2**60)]
     after: Count
     ceiling: Count
     saved_fraction: Annotated[float, Field(ge=-1e6, le=1)]
-    ceiling_fraction: Share
+    ceiling_fraction: Fraction
+    stored: dict[Text, Count]
+    queries: list[QueryBytes]
+    resident_before: Count
+    resident_after: Count
 
 
-class _BundleFile(_Keys):
+class SharedWeight(Row):
+    """A weight that several layers use, each given by its query and path."""
+
+    tensor: Text
+    bytes: Count
+    shape: list[Count]
+    members: list[Annotated[list[Text], Field(min_length=2, max_length=2)]]
+
+
+class TrueBox(Row):
+    """A labelled object, and the models that found it."""
+
+    name: Text = Field(alias="class")
+    box: Box
+    found: list[Text]
+
+
+class PredictedBox(Row):
+    """A predicted object; `right` if it matches a labelled one."""
+
+    name: Text = Field(alias="class")
+    score: Number
+    box: Box
+    right: bool
+
+
+class PredictedClass(Row):
+    """A predicted class."""
+
+    name: Text = Field(alias="class")
+    score: Number
+    right: bool
+
+
+class _Example(Row):
+    """A test frame that merging cost `lost` of its score; boxes are in pixels of the frame."""
+
+    query: Text
+    unit: Text
+    time_s: Number
+    lost: Number
+    width: Annotated[int, Field(ge=1, le=2**20)]
+    height: Annotated[int, Field(ge=1, le=2**20)]
+
+
+class DetectionExample(_Example):
+    """A frame with the labelled objects and those of both models."""
+
+    task: Literal["detection"] = "detection"
+    truth: list[TrueBox]
+    original: list[PredictedBox]
+    merged: list[PredictedBox]
+
+
+class ClassificationExample(_Example):
+    """A frame with its class and those of both models."""
+
+    task: Literal["classification"] = "classification"
+    truth: Text
+    original: PredictedClass
+    merged: PredictedClass
+
+
+Example = DetectionExample | ClassificationExample
+
+
+class RealtimeRow(Row):
+    """A query in real time and on the virtual clock."""
+
+    query: Text
+    wall: Fraction
+    virtual: Fraction
+    difference: Number
+    received: Count
+    processed_wall: Count
+    processed_virtual: Count
+    run_ms: Number
+    age_p95_ms_wall: Number | None
+    age_p95_ms_virtual: Number | None
+
+
+class Realtime(Row):
+    """The check of the virtual clock on a machine; `difference` is the largest of an accuracy."""
+
+    seconds: Number
+    memory_bytes: Count
+    machine: dict[Text, Any]
+    queries: list[RealtimeRow]
+    difference: Number
+
+
+class BundleFile(Row):
+    """The bundle's file name and SHA-256."""
+
     file: Text
     digest: Text
 
 
-class _ReportDevice(_Keys):
+class ReportDevice(Row):
+    """The device that times are of."""
+
+    name: Text
     title: Text
-    clock: Text
     modelled: bool
+    sources: list[Text]
+    clock: Text
 
 
-class _Headline(_Keys):
+class Settings(Row):
+    """How streams were scheduled and intervals drawn."""
+
+    policy: Text
+    bootstrap_rounds: Count
+    bootstrap_seed: Count
+
+
+class MemorySetting(Row):
+    """A memory budget that was simulated for both arms."""
+
     memory: Text
     memory_bytes: Count
 
 
-class _Report(_Keys):
+class Report(Row):
+    """Everything that `gemel eval` measured, with the commands that reproduce it."""
+
+    format: Literal[3] = REPORT_FORMAT
     workload: Text
     method: Text
-    bundle: _BundleFile
+    bundle: BundleFile
     created_at: Text
-    device: _ReportDevice
-    seeds: Annotated[list[Count], Field(max_length=1000)]
-    bytes: _Bytes
-    shared: list[Any]
-    offline: Annotated[list[_Offline], Field(min_length=1, max_length=MAX_QUERIES)]
-    streaming: list[_Streamed]
-    headline: _Headline
-    commands: Annotated[list[Text], Field(max_length=100)]
+    device: ReportDevice
+    seeds: Annotated[list[Count], Field(max_length=MAX_SEEDS)]
+    settings: Settings
+    versions: dict[Text, Text]
+    costs: list[CostRow]
+    bytes: ByteCounts
+    shared: list[SharedWeight]
+    offline: Annotated[list[OfflineRow], Field(min_length=1, max_length=MAX_QUERIES)]
+    streaming: list[StreamRow]
+    ledger: list[LedgerRow]
+    transfers: list[TransferRow]
+    timeline: list[Timeline]
+    examples: list[Example]
+    limits: list[Text]
+    headline: MemorySetting
+    realtime: Realtime | None
+    commands: Annotated[list[Text], Field(max_length=MAX_COMMANDS)]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of report.json."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    @cached_property
+    def queries(self) -> list[str]:
+        """The ids of the queries."""
+        return [row.query for row in self.offline]
+
+    @cached_property
+    def memory_settings(self) -> list[MemorySetting]:
+        """The simulated memory settings, from small to large."""
+        settings = {row.memory: row.memory_bytes for row in self.streaming}
+        ordered = sorted(settings.items(), key=lambda one: one[1])
+        return [MemorySetting(memory=name, memory_bytes=nbytes) for name, nbytes in ordered]
+
+    @cached_property
+    def judged_memory(self) -> MemorySetting | None:
+        """The memory setting that the conclusion is for; None without streams."""
+        settings = self.memory_settings
+        return next((one for one in settings if one.memory == self.headline.memory), settings[0] if settings else None)
+
+    @cached_property
+    def divisors(self) -> dict[str, float] | None:
+        """What each query's accuracy is divided by before means over queries; None where all have one metric."""
+        if len({row.metric for row in self.offline}) == 1:
+            return None
+        return {row.query: row.original or 1.0 for row in self.offline}
+
+    def stream_accuracies(self, memory: str) -> dict[str, tuple[float, float]]:
+        """Query -> streaming accuracy (originals, merged) at a memory setting."""
+        rows = {(row.query, row.arm): row.accuracy for row in self.streaming if row.memory == memory}
+        return {query: (rows[query, ORIGINALS], rows[query, MERGED]) for query in dict.fromkeys(one for one, _ in rows)}
 
 
 def report_path(given: str | Path) -> Path:
@@ -95,31 +380,29 @@ def report_path(given: str | Path) -> Path:
     return path / REPORT_JSON if path.is_dir() else path
 
 
-def read_report(path: Path) -> dict[str, Any]:
-    """The document that `gemel eval` wrote; InputError for anything else and for contradictory rows."""
+def read_report(path: Path) -> Report:
+    """The report that `gemel eval` wrote; InputError for anything else and for contradictory rows."""
     document = read_json(path, HINT)
     if document.get("format") != REPORT_FORMAT:
         raise InputError(path, "is no report of this version's gemel eval", HINT, "format")
-    validate(path, document, _Report, hint=HINT)
-    queries = [row["query"] for row in document["offline"]]
-    if len(set(queries)) < len(queries):
+    report = validate(path, document, Report, hint=HINT)
+    if len(set(report.queries)) < len(report.queries):
         raise InputError(path, "a query occurs twice", HINT, "offline")
-    _check_streams(path, document["streaming"], queries)
-    return document
+    if problem := _stream_problem(report):
+        raise InputError(path, problem, HINT, "streaming")
+    return report
 
 
-def _check_streams(path: Path, streaming: list[dict[str, Any]], queries: list[str]) -> None:
-    """Both arms of every query at every memory setting, each once, for the same bytes and seeds."""
-    wanted = sorted((arm, query) for arm in (MERGED, ORIGINALS) for query in queries)
-    settings: dict[str, list[dict[str, Any]]] = {}
-    for row in streaming:
-        settings.setdefault(row["memory"], []).append(row)
-    if len(settings) > MAX_SETTINGS:
-        raise InputError(path, f"more than {MAX_SETTINGS} memory settings", HINT, "streaming")
-    seeds = {len(row["by_seed"]) for row in streaming}
-    for memory, rows in settings.items():
-        if sorted((row["arm"], row["query"]) for row in rows) != wanted or len(seeds) > 1:
-            problem = f"the rows of memory {memory} are not of both arms and all queries, once each"
-            raise InputError(path, problem, HINT, "streaming")
-        if len({row["memory_bytes"] for row in rows}) > 1:
-            raise InputError(path, f"memory {memory} is not the same bytes in all rows", HINT, "streaming")
+def _stream_problem(report: Report) -> str:
+    """What contradicts both arms of every query at every memory setting, each once, for the same bytes and seeds."""
+    wanted = sorted((arm, query) for arm in (MERGED, ORIGINALS) for query in report.queries)
+    if len(report.memory_settings) > MAX_SETTINGS:
+        return f"more than {MAX_SETTINGS} memory settings"
+    seeds = {len(row.by_seed) for row in report.streaming}
+    for setting in report.memory_settings:
+        rows = [row for row in report.streaming if row.memory == setting.memory]
+        if sorted((row.arm, row.query) for row in rows) != wanted or len(seeds) > 1:
+            return f"the rows of memory {setting.memory} are not of both arms and all queries, once each"
+        if len({row.memory_bytes for row in rows}) > 1:
+            return f"memory {setting.memory} is not the same bytes in all rows"
+    return ""

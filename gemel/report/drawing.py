@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from markupsafe import Markup
 
+from gemel.report.document import DetectionExample, PredictedBox, TrueBox
+from gemel.report.geometry import Point
 from gemel.text import number, size
 
 TRACK_PX, BAR_PX = 22, 13
@@ -33,7 +34,7 @@ class Series:
 
     name: str
     kind: str
-    points: Sequence[tuple[int, float, float, float]]
+    points: Sequence[Point]
 
 
 def picture(height: int, shapes: Iterable[Markup], kind: str = "", label: str = "") -> Markup:
@@ -142,17 +143,18 @@ def draw_curve(
     return _with_memory_labels(shapes, [(x(nbytes), name, nbytes) for nbytes, name in sorted(settings.items())])
 
 
-def draw_boxes(example: Mapping[str, Any], arm: str, several: bool) -> Markup:
+def draw_boxes(example: DetectionExample, model: str, several: bool) -> Markup:
     """The overlay of an example frame: found objects white, missed ones red, the model's boxes in its colour.
 
     False alarms are dashed. With `several` classes each box is named.
     """
-    width, height = example["width"], example["height"]
-    shapes = [_outline(one["box"], "truth" if arm in one["found"] else "missed") for one in example["truth"]]
-    shapes += [_outline(one["box"], arm if one["right"] else f"{arm} alarm") for one in example[arm]]
+    width, height, boxes = example.width, example.height, getattr(example, model)
+    missed = [one for one in example.truth if model not in one.found]
+    shapes = [_outline(one.box, "missed" if one in missed else "truth") for one in example.truth]
+    shapes += [_outline(one.box, model if one.right else f"{model} alarm") for one in boxes]
     if several:
-        shapes += [_class_name(one, "missed", width) for one in example["truth"] if arm not in one["found"]]
-        shapes += [_class_name(one, arm, width) for one in example[arm]]
+        shapes += [_class_name(one, "missed", width) for one in missed]
+        shapes += [_class_name(one, model, width) for one in boxes]
     head = Markup('<svg viewBox="0 0 {} {}" preserveAspectRatio="none" style="--thick: {}px; --letters: {}px">')
     thick, letters = _decimals(width / LINE_SHARE, 1), _decimals(width / TEXT_SHARE, 1)
     return head.format(width, height, thick, letters) + Markup("").join(shapes) + Markup("</svg>")
@@ -182,9 +184,9 @@ def _outline(box: list[float], kind: str) -> Markup:
     return shape.format("under", *at) + shape.format(kind, *at)
 
 
-def _class_name(one: Mapping[str, Any], kind: str, width: float) -> Markup:
-    x0, y0, _, _ = one["box"]
-    name = one["class"] if len(one["class"]) <= MAX_LETTERS else f"{one['class'][: MAX_LETTERS - 1]}…"
+def _class_name(one: TrueBox | PredictedBox, kind: str, width: float) -> Markup:
+    x0, y0, _, _ = one.box
+    name = one.name if len(one.name) <= MAX_LETTERS else f"{one.name[: MAX_LETTERS - 1]}…"
     letters = width / TEXT_SHARE
     down = y0 - letters / 4 if y0 > 1.4 * letters else y0 + letters
     shape = Markup('<text class="{}" x="{}" y="{}">{}</text>')

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cv2
 import numpy as np
 
+from gemel.report.document import (
+    MODELS,
+    ClassificationExample,
+    DetectionExample,
+    Example,
+    PredictedBox,
+    PredictedClass,
+    TrueBox,
+)
 from models.data import Split
 from models.metrics import MATCH_IOU, UNMATCHED, overlaps_of
-from models.predictions import DetectionPrediction
+from models.predictions import BoxLabels, ClassPrediction, DetectionPrediction
 from models.tasks import task_of
 from models.workload import Query
 
@@ -22,42 +31,38 @@ DETECTION_PX, CLASSIFICATION_PX = 640, 320
 MAX_ASPECT = 2
 """Height over width above which a frame is squeezed."""
 JPEG_QUALITY = 80
-MODELS = ("original", "merged")
 
 
 def worst_examples(
-    query: Query,
-    split: Split,
-    labels: Sequence[Any],
-    original: Sequence[Any],
-    merged: Sequence[Any],
-    threshold: float,
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """The frames that merging cost most, worst first, as plain values, and the photo of each (base64 JPEG).
+    query: Query, split: Split, labels: Sequence[Any], predictions: Mapping[str, Sequence[Any]], threshold: float
+) -> tuple[list[Example], list[str]]:
+    """The frames that merging cost most, worst first, and the photo of each (base64 JPEG).
 
-    `lost` is the original's score of the frame alone minus the merged model's (F1 of the frame, or 1 for the right
-    class). Boxes are in pixels of the frame, those of the models from the threshold on; `right`: the box matches an
-    object, or the class is right; `found` of an object: which models found it.
+    `predictions` are those of both models by name, frame by frame. `lost` is the original's score of the frame alone
+    minus the merged model's (F1 of the frame, or 1 for the right class). Boxes of the models are those from the
+    threshold on.
     """
-    task = task_of(query.task)
+    task, detects = task_of(query.task), query.task == "detection"
     before, after = (
-        [task.metric_of(one) for one in task.tallies(side, labels, query.classes, threshold)]
-        for side in (original, merged)
+        [task.metric_of(one) for one in task.tallies(predictions[model], labels, query.classes, threshold)]
+        for model in MODELS
     )
-    lost = [one - other for one, other in zip(before, after, strict=True)]
-    detects = query.task == "detection"
-    count = DETECTION_FRAMES if detects else CLASSIFICATION_FRAMES
-    rows, photos = [], []
-    for index in pick_worst(list(zip(lost, after, strict=True)), split.units, count):
+    scores = [(one - other, other) for one, other in zip(before, after, strict=True)]
+    examples: list[Example] = []
+    photos = []
+    for index in pick_worst(scores, split.units, DETECTION_FRAMES if detects else CLASSIFICATION_FRAMES):
         frame = split.frames[index]
-        predicted = {name: side[index] for name, side in zip(MODELS, (original, merged), strict=True)}
-        rows.append({
-            "query": query.id, "task": query.task, "unit": split.units[index], "time_s": split.times_s[index],
-            "lost": lost[index], "width": frame.shape[1], "height": frame.shape[0],
-            **(_boxes(labels[index], predicted, threshold) if detects else _classes(labels[index], predicted)),
-        })  # fmt: skip
+        shown = {model: predictions[model][index] for model in MODELS}
+        about = {
+            "query": query.id, "unit": split.units[index], "time_s": split.times_s[index], "lost": scores[index][0],
+            "width": frame.shape[1], "height": frame.shape[0],
+        }  # fmt: skip
+        if detects:
+            examples.append(DetectionExample(**about, **_mark_boxes(labels[index], shown, threshold)))
+        else:
+            examples.append(ClassificationExample(**about, truth=labels[index], **_mark_classes(labels[index], shown)))
         photos.append(encode_photo(frame, DETECTION_PX if detects else CLASSIFICATION_PX))
-    return rows, photos
+    return examples, photos
 
 
 def pick_worst(scores: Sequence[tuple[float, float]], units: Sequence[str], count: int) -> list[int]:
@@ -83,38 +88,31 @@ def encode_photo(frame: np.ndarray, width: int) -> str:
     return base64.b64encode(data.tobytes()).decode("ascii")
 
 
-def _classes(label: str, predicted: dict[str, Any]) -> dict[str, Any]:
-    return {"truth": label} | {
-        name: {"class": one.label, "score": one.score, "right": one.label == label} for name, one in predicted.items()
+def _mark_classes(label: str, predicted: Mapping[str, ClassPrediction]) -> dict[str, PredictedClass]:
+    return {
+        model: PredictedClass(name=one.label, score=one.score, right=one.label == label)
+        for model, one in predicted.items()
     }
 
 
-def _boxes(label: Any, predicted: dict[str, Any], threshold: float) -> dict[str, Any]:
+def _mark_boxes(label: BoxLabels, predicted: Mapping[str, DetectionPrediction], threshold: float) -> dict[str, Any]:
+    """Both models' boxes from the threshold on, best first, and the objects with the models that found them."""
     found: list[list[str]] = [[] for _ in label.boxes]
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for name, one in predicted.items():
-        boxes = _above(one, threshold)
-        hits = overlaps_of([boxes], [label]).match([MATCH_IOU])[0].tolist()
+    marked: dict[str, list[PredictedBox]] = {}
+    for model, one in predicted.items():
+        rows = sorted(zip(one.scores, one.classes, one.boxes, strict=True), key=lambda row: -row[0])
+        rows = [row for row in rows if row[0] >= threshold]
+        scores, classes, boxes = (tuple(column) for column in zip(*rows, strict=True)) if rows else ((), (), ())
+        hits = overlaps_of([DetectionPrediction(classes, scores, boxes)], [label]).match([MATCH_IOU])[0].tolist()
         for hit in hits:
             if hit != UNMATCHED:
-                found[hit].append(name)
-        rows[name] = [
-            {"class": each, "score": score, "box": list(box), "right": hit != UNMATCHED}
-            for each, score, box, hit in zip(boxes.classes, boxes.scores, boxes.boxes, hits, strict=True)
+                found[hit].append(model)
+        marked[model] = [
+            PredictedBox(name=name, score=score, box=list(box), right=hit != UNMATCHED)
+            for (score, name, box), hit in zip(rows, hits, strict=True)
         ]
     objects = [
-        {"class": each, "box": list(box), "found": names}
-        for each, box, names in zip(label.classes, label.boxes, found, strict=True)
+        TrueBox(name=name, box=list(box), found=models)
+        for name, box, models in zip(label.classes, label.boxes, found, strict=True)
     ]
-    return {"truth": objects, **rows}
-
-
-def _above(prediction: DetectionPrediction, threshold: float) -> DetectionPrediction:
-    """The boxes from the threshold on, best first."""
-    above = [index for index, score in enumerate(prediction.scores) if score >= threshold]
-    above.sort(key=lambda index: -prediction.scores[index])
-    return DetectionPrediction(
-        tuple(prediction.classes[index] for index in above),
-        tuple(prediction.scores[index] for index in above),
-        tuple(prediction.boxes[index] for index in above),
-    )
+    return {"truth": objects, **marked}

@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-from models.metrics import KINDS
+from gemel.report.document import ByteCounts, LedgerRow, QueryBytes, Report, SharedWeight, Timeline
 
 AXIS_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5)
 MAX_TICKS = 6
 ROUNDING = 1e-9
 IN_TIME, LATE, DROPPED, FAILED, PENDING = "in time", "late", "dropped", "failed", "pending"
-AGE_PERCENTILES = (50, 95, 99)
 MIN_AGE_MS = 1.0
 DROP_COLOURS = 4
 """Colours of drop reasons; further reasons reuse them."""
-SIDES = ("original", "merged")
-MAX_CLASSES = 8
-"""Classes of a query that are visible without opening the rest."""
+MAX_RATIO = 1.3
+"""Ratios above are drawn at the end of the axis: outliers of a bootstrap over few clips would flatten all others."""
 BYTE_PARTS = ("shared_part", "private")
-Row = Mapping[str, Any]
+
+Part = tuple[str, float, float]
+"""A part of a bar: name, per cent of the bar's width, amount."""
+Point = tuple[int, float, float, float]
+"""Memory in bytes, score, lowest and highest seed."""
+
+
+class RatioRow(Protocol):
+    """A row with a ratio, its interval and its target."""
+
+    @property
+    def target(self) -> float: ...
+    @property
+    def ratio(self) -> float: ...
+    @property
+    def ci95(self) -> list[float] | None: ...
 
 
 class Axis:
@@ -48,136 +63,132 @@ class Axis:
         return round((self.high - self.low) / self.step)
 
 
+class AgeAxis:
+    """A logarithmic axis of milliseconds from 1 ms on."""
+
+    def __init__(self, ages_ms: Iterable[float]) -> None:
+        decades = max(1, math.ceil(math.log10(max([10.0, *ages_ms])) - ROUNDING))
+        self.decades = decades + (decades > 3 and decades % 2)  # an even number can be thinned to every second tick
+
+    def at(self, age_ms: float) -> float:
+        """Position of an age in per cent of the track."""
+        return round(100 * min(1.0, math.log10(max(age_ms, MIN_AGE_MS)) / self.decades), 2)
+
+    def ticks(self) -> list[tuple[float, float]]:
+        """(milliseconds, position) of each power of ten."""
+        return [(float(10**power), round(100 * power / self.decades, 2)) for power in range(self.decades + 1)]
+
+
 def unit_axis() -> Axis:
     """The axis of scores from 0 to 1."""
     return Axis([0.0, 1.0], step=0.25)
 
 
-def ratio_axis(offline: Sequence[Row]) -> Axis:
+def ratio_axis(rows: Sequence[RatioRow]) -> Axis:
     """One axis for the ratios of all queries: it holds every interval, every target, and 1."""
     values = [1.0]
-    for row in offline:
-        values += [row["target"], row["ratio"], *(bound for bound in row["ci95"] or () if bound is not None)]
-    # Outliers of a bootstrap over few clips would flatten everything else.
-    return Axis([min(1.0, max(0.0, min(values))), min(1.3, max(values))])
+    for row in rows:
+        values += [row.target, row.ratio, *(row.ci95 or ())]
+    return Axis([min(1.0, max(0.0, min(values))), min(MAX_RATIO, max(values))])
 
 
-def byte_rows(counts: Row) -> list[dict[str, Any]]:
-    """Per query its bytes before, and after as parts (name, per cent of the largest original, bytes).
-
-    A weight shared by n queries counts 1/n for each, so that the parts of all queries add up to the bundle.
-    """
-    widest = max((row["before"] for row in counts["queries"]), default=1) or 1
-    return [
-        {
-            **row,
-            "before_at": round(100 * row["before"] / widest, 2),
-            "parts": [(name, round(100 * row[name] / widest, 2), row[name]) for name in BYTE_PARTS if row[name]],
-            "after": sum(row[name] for name in BYTE_PARTS),
-        }
-        for row in counts["queries"]
-    ]
+def make_parts(amounts: Iterable[tuple[str, float]], whole: float) -> list[Part]:
+    """The parts of a bar of which 100 % is `whole`, empty ones left out."""
+    return [(name, round(100 * amount / (whole or 1), 2), amount) for name, amount in amounts if amount]
 
 
-def total_parts(counts: Row) -> list[tuple[str, float, float]]:
-    """The whole bundle as parts (name, per cent of the originals, bytes)."""
-    before = counts["before"] or 1
-    sums = {name: sum(row[name] for row in counts["queries"]) for name in BYTE_PARTS}
-    return [(name, round(100 * nbytes / before, 2), nbytes) for name, nbytes in sums.items() if nbytes]
+def byte_parts(row: QueryBytes, whole: float) -> list[Part]:
+    """A query's bytes: its part of shared weights (1/n of a weight that n queries share), and its own."""
+    return make_parts([(name, getattr(row, name)) for name in BYTE_PARTS], whole)
 
 
-def sharing_matrix(shared: Sequence[Row], queries: Sequence[str]) -> list[list[dict[str, Any]]]:
-    """Bytes that each two queries share (diagonal: all that a query shares), and `strength` 0..1 of the most."""
-    common = {(a, b): 0 for a in queries for b in queries}
+def total_parts(counts: ByteCounts) -> list[Part]:
+    """The whole bundle in per cent of the originals."""
+    return make_parts([(name, sum(getattr(row, name) for row in counts.queries)) for name in BYTE_PARTS], counts.before)
+
+
+def sharing_matrix(shared: Sequence[SharedWeight], queries: Sequence[str]) -> list[list[int]]:
+    """Bytes that each two queries share; on the diagonal, all that a query shares."""
+    common = defaultdict[tuple[str, str], int](int)
     for one in shared:
-        inside = sorted({query for query, _ in one["members"]})
+        inside = {query for query, _ in one.members}
         for a in inside:
             for b in inside:
-                common[a, b] += one["bytes"]
-    largest = max(common.values(), default=0) or 1
-    return [
-        [{"bytes": common[a, b], "own": a == b, "strength": round(common[a, b] / largest, 3)} for b in queries]
-        for a in queries
-    ]
+                common[a, b] += one.bytes
+    return [[common[a, b] for b in queries] for a in queries]
 
 
-def largest_shared(shared: Sequence[Row], queries: Sequence[str]) -> list[dict[str, Any]]:
-    """The shared weights, those that save most first, each with the layer that it is in every query."""
+@dataclass(frozen=True)
+class SharedRow:
+    """A shared weight: the bytes that it saves, its shape, and the layer that it is in every query."""
+
+    saves: int
+    shape: str
+    cells: list[str]
+
+
+def largest_shared(shared: Sequence[SharedWeight], queries: Sequence[str]) -> list[SharedRow]:
+    """The shared weights, those that save most first."""
     rows = []
     for one in shared:
-        paths: dict[str, list[str]] = {}
-        for query, path in one["members"]:
-            paths.setdefault(query, []).append(path.removesuffix(".weight"))
-        rows.append({
-            "bytes": one["bytes"],
-            "saves": one["bytes"] * (len(one["members"]) - 1),
-            "shape": "×".join(str(size) for size in one["shape"]),
-            "cells": [", ".join(paths.get(query, [])) for query in queries],
-        })  # fmt: skip
-    return sorted(rows, key=lambda row: -row["saves"])
+        paths = defaultdict[str, list[str]](list)
+        for query, path in one.members:
+            paths[query].append(path.removesuffix(".weight"))
+        cells = [", ".join(paths[query]) for query in queries]
+        rows.append(SharedRow(one.bytes * (len(one.members) - 1), "×".join(map(str, one.shape)), cells))
+    return sorted(rows, key=lambda row: -row.saves)
 
 
-def streaming_panels(streaming: Sequence[Row], offline: Sequence[Row]) -> list[dict[str, Any]]:
-    """Per query one row for each memory setting, with both arms on one axis."""
-    known, axis = {row["query"]: row for row in offline}, unit_axis()
-    found: dict[str, dict[str, Any]] = {}
-    for row in sorted(streaming, key=lambda one: one["memory_bytes"]):
-        merged = known[row["query"]]["merged"]
-        panel = found.setdefault(
-            row["query"],
-            {"title": row["query"], "metric": row["metric"], "offline": merged, "offline_at": axis.at(merged),
-             "settings": {}},
-        )  # fmt: skip
-        setting = panel["settings"].setdefault(row["memory"], {"memory": row["memory"], "bytes": row["memory_bytes"]})
-        low, high = map(axis.at, row["spread"])
-        setting[row["arm"]] = {**row, "at": axis.at(row["accuracy"]), "low": low, "width": high - low}
-    return [{**panel, "settings": list(panel["settings"].values())} for panel in found.values()]
-
-
-def mean_points(
-    streaming: Sequence[Row], divisors: Mapping[str, float] | None
-) -> dict[str, list[tuple[int, float, float, float]]]:
-    """Arm -> (memory bytes, score, lowest and highest seed) of all queries together, seed by seed.
-
-    `divisors` (`gemel.report.conclusion.score_divisors`) make accuracies of different metrics comparable.
-    """
-    found: dict[tuple[int, str], list[list[float]]] = {}
-    for row in streaming:
-        divisor = 1.0 if divisors is None else divisors[row["query"]]
-        found.setdefault((row["memory_bytes"], row["arm"]), []).append([value / divisor for value in row["by_seed"]])
-    points: dict[str, list[tuple[int, float, float, float]]] = {}
+def mean_points(report: Report) -> dict[str, list[Point]]:
+    """Arm -> the points of all queries together, seed by seed; of several metrics, shares of the originals offline."""
+    found = defaultdict[tuple[int, str], list[list[float]]](list)
+    for row in report.streaming:
+        divisor = 1.0 if report.divisors is None else report.divisors[row.query]
+        found[row.memory_bytes, row.arm].append([value / divisor for value in row.by_seed])
+    points = defaultdict[str, list[Point]](list)
     for (nbytes, arm), rows in sorted(found.items()):
         by_seed = [sum(values) / len(values) for values in zip(*rows, strict=True)]
-        points.setdefault(arm, []).append((nbytes, sum(by_seed) / len(by_seed), min(by_seed), max(by_seed)))
+        points[arm].append((nbytes, sum(by_seed) / len(by_seed), min(by_seed), max(by_seed)))
     return points
 
 
-def outcome_rows(ledger: Sequence[Row], by: Sequence[str] = ("memory", "arm")) -> list[dict[str, Any]]:
-    """Frames by outcome for each value of `by`: parts are (name, per cent, frames), in a fixed order."""
-    reasons = sorted({reason for row in ledger for reason in row["dropped"]})
-    found: dict[tuple[str, ...], dict[str, int]] = {}
+@dataclass(frozen=True)
+class OutcomeRow:
+    """Frames by outcome: `name` and `arm` of the row, all frames, and the parts in a fixed order."""
+
+    name: str
+    arm: str
+    received: int
+    parts: list[Part]
+
+    @property
+    def in_time(self) -> float:
+        """The fraction that was processed in time."""
+        return sum(frames for name, _, frames in self.parts if name == IN_TIME) / max(1, self.received)
+
+
+def outcome_rows(ledger: Sequence[LedgerRow], by: str = "memory") -> list[OutcomeRow]:
+    """Frames by outcome for each arm at each memory setting, or of each query."""
+    reasons = sorted({reason for row in ledger for reason in row.dropped})
+    sums = defaultdict[tuple[str, str], dict[str, int]](lambda: defaultdict(int))
     for row in ledger:
-        counts = found.setdefault(tuple(row[key] for key in by), {})
-        for name, frames in _outcomes(row, reasons):
-            counts[name] = counts.get(name, 0) + frames
+        counts = sums[getattr(row, by), row.arm]
+        counts[IN_TIME] += row.processed - row.late
+        counts[LATE] += row.late
+        for reason in reasons:
+            counts[f"{DROPPED}: {reason}"] += row.dropped.get(reason, 0)
+        counts[FAILED] += row.failed
+        counts[PENDING] += row.pending
     return [
-        {
-            **dict(zip(by, key, strict=True)),
-            "received": sum(counts.values()),
-            "in_time": counts.get(IN_TIME, 0) / max(1, sum(counts.values())),
-            "parts": [
-                (name, round(100 * frames / max(1, sum(counts.values())), 2), frames)
-                for name, frames in counts.items()
-                if frames
-            ],
-        }
-        for key, counts in found.items()
+        OutcomeRow(name, arm, received, make_parts(counts.items(), received))
+        for (name, arm), counts in sums.items()
+        for received in [sum(counts.values())]
     ]
 
 
-def outcome_classes(rows: Iterable[Row]) -> dict[str, str]:
+def outcome_classes(rows: Iterable[OutcomeRow]) -> dict[str, str]:
     """Outcomes that occur in these rows, in order, and the CSS class of each."""
-    names = list(dict.fromkeys(name for row in rows for name, _, _ in row["parts"]))
+    names = list(dict.fromkeys(name for row in rows for name, _, _ in row.parts))
     reasons = [name for name in names if name.startswith(DROPPED)]
     return {
         name: f"drop{reasons.index(name) % DROP_COLOURS}" if name in reasons else name.replace(" ", "-")
@@ -185,83 +196,7 @@ def outcome_classes(rows: Iterable[Row]) -> dict[str, str]:
     }
 
 
-def age_rows(streaming: Sequence[Row], offline: Sequence[Row], memory: str) -> dict[str, Any]:
-    """Per query the age of results at a memory setting: p50, p95 and p99 of each arm, and the SLA.
-
-    Positions are on a logarithmic axis from 1 ms; `ticks` are (milliseconds, position) of each power of ten.
-    """
-    slas = {row["query"]: row["sla_ms"] for row in offline}
-    rows = [row for row in streaming if row["memory"] == memory and row["age_p50_ms"] is not None]
-    oldest = max([row["age_p99_ms"] for row in rows] + list(slas.values()), default=10.0)
-    decades = max(1, math.ceil(math.log10(max(oldest, 10.0)) - ROUNDING))
-    decades += decades > 3 and decades % 2  # an even number can be thinned to every second tick
-
-    def at(age_ms: float) -> float:
-        return round(100 * min(1.0, math.log10(max(age_ms, MIN_AGE_MS)) / decades), 2)
-
-    queries: dict[str, dict[str, Any]] = {
-        query: {"query": query, "sla_ms": sla, "sla_at": at(sla), "arms": {}} for query, sla in slas.items()
-    }
-    for row in rows:
-        ages = [row[f"age_p{share}_ms"] for share in AGE_PERCENTILES]
-        queries[row["query"]]["arms"][row["arm"]] = {"ages": ages, "at": [at(age) for age in ages]}
-    ticks = [(float(10**power), round(100 * power / decades, 2)) for power in range(decades + 1)]
-    return {"rows": list(queries.values()), "ticks": ticks}
-
-
-def error_type_rows(offline: Sequence[Row]) -> list[dict[str, Any]]:
-    """Per detection query the errors of both models as parts (kind, per cent of the longer bar, count), and by kind."""
-    rows = []
-    for row in offline:
-        errors = row.get("errors")
-        if not errors:
-            continue
-        most = max(sum(errors[side][kind]["count"] for kind in KINDS) for side in SIDES) or 1
-        bars = {
-            side: [
-                (kind, round(100 * count / most, 2), count) for kind in KINDS if (count := errors[side][kind]["count"])
-            ]
-            for side in SIDES
-        }
-        kinds = [
-            {"kind": kind, "more": errors["merged"][kind]["count"] > errors["original"][kind]["count"],
-             **{side: errors[side][kind] for side in SIDES}}
-            for kind in KINDS
-        ]  # fmt: skip
-        rows.append({
-            "query": row["query"], "bars": bars, "kinds": kinds, "map": {side: row[f"map_{side}"] for side in SIDES}
-        })  # fmt: skip
-    return rows
-
-
-def recall_rows(offline: Sequence[Row]) -> list[dict[str, Any]]:
-    """Per classification query its classes, largest loss of recall first; `rest`: those after MAX_CLASSES."""
-    rows = []
-    for row in offline:
-        if row.get("classes"):
-            classes = sorted(row["classes"], key=lambda one: one["merged"] - one["original"])
-            rows.append({"query": row["query"], "classes": classes[:MAX_CLASSES], "rest": classes[MAX_CLASSES:]})
-    return rows
-
-
-def timeline_rows(timeline: Row) -> list[dict[str, Any]]:
-    """Per query, when its weights were resident and when it ran, in per cent of the window."""
-    start, length = timeline["from_s"], max(timeline["to_s"] - timeline["from_s"], 1e-9)
-
-    def bars(spans: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
-        return [(round(100 * (a - start) / length, 3), round(100 * (b - a) / length, 3)) for a, b in spans]
-
-    return [
-        {"query": row["query"], "resident": bars(row["resident"]), "runs": bars(row["runs"])}
-        for row in timeline["queries"]
-    ]
-
-
-def _outcomes(row: Row, reasons: Sequence[str]) -> list[tuple[str, int]]:
-    return [
-        (IN_TIME, row["processed"] - row["late"]),
-        (LATE, row["late"]),
-        *((f"{DROPPED}: {reason}", row["dropped"].get(reason, 0)) for reason in reasons),
-        (FAILED, row["failed"]),
-        (PENDING, row["pending"]),
-    ]
+def place_spans(spans: Sequence[Sequence[float]], window: Timeline) -> list[tuple[float, float]]:
+    """Where spans of seconds begin on a timeline, and how long they are, in per cent of it."""
+    scale = 100 / window.length_s
+    return [(round(scale * (a - window.from_s), 3), round(scale * (b - a), 3)) for a, b in spans]

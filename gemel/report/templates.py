@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -12,7 +12,6 @@ from markupsafe import Markup, escape
 
 from gemel.report import drawing
 from gemel.text import number, percent, size
-from models.errors import one_line
 
 NAMES = {"f1": "F1", "shared_part": "shared", "private": "its own"}
 
@@ -20,15 +19,6 @@ NAMES = {"f1": "F1", "shared_part": "shared", "private": "its own"}
 def render_template(page: str, **values: Any) -> str:
     """A page of `pages/` with these values; equal values give equal text."""
     return _environment().get_template(page).render(css=Markup(_page_file("style.css")), draw=drawing, **values)
-
-
-def without_line_breaks(value: Any) -> Any:
-    """The same document with line breaks, control and bidirectional characters of all texts (keys too) escaped."""
-    if isinstance(value, Mapping):
-        return {one_line(key): without_line_breaks(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [without_line_breaks(one) for one in value]
-    return one_line(value) if isinstance(value, str) else value
 
 
 def whole_percent(value: float | None) -> str:

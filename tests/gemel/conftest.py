@@ -73,7 +73,7 @@ def _document():
                     "answered": 0.9, **{f"age_p{share}_ms": (8 if setting else 80) * share / 9.5 for share in AGES},
                 })  # fmt: skip
                 ledger.append({
-                    "arm": arm, "memory": memory, "query": query, "received": 100, "processed": 90, "late": 1,
+                    "arm": arm, "memory": memory, "memory_bytes": nbytes, "query": query, "received": 100, "processed": 90, "late": 1,
                     "failed": 0, "pending": 2, "dropped": {"deadline": 5, "replaced": 3},
                 })  # fmt: skip
             costs += [
