@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from gemel.inspection import Inspection
     from gemel.placement import Placement
     from gemel.planner import BoxPlan, SimulationResult
+    from gemel.report.comparison import Comparison
+    from gemel.report.document import Report
     from merger import MergeOptions, MergeReport, TrainOptions, TrainResult
     from models.bundle import Bundle
     from models.export import Batch, ExportedModel
@@ -147,7 +149,7 @@ def evaluate(
     device: str = DEFAULT_DEVICE,
     seeds: int = 3,
     progress: Progress | None = None,
-) -> dict[str, Any]:
+) -> Report:
     """Evaluate a bundle against its originals, offline and streaming; writes report.json and report.html into `out`."""
     from gemel.evaluation import EvalOptions
     from gemel.evaluation import evaluate as evaluated
@@ -156,7 +158,7 @@ def evaluate(
     return evaluated(bundle, path, out, EvalOptions(device, seeds), progress or _silent)
 
 
-def compare_reports(reports: Sequence[str | Path], out: str | Path) -> dict[str, Any]:
+def compare_reports(reports: Sequence[str | Path], out: str | Path) -> Comparison:
     """Compare several evaluations of one workload on a page (gemel.report.comparison).
 
     `reports` are report.json files, or folders of `gemel eval`. Raises InputError, with nothing written, where one is

@@ -15,7 +15,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from gemel.report.conclusion import MERGED, ORIGINALS
+from gemel.report.document import MERGED, ORIGINALS
 from gemel.stream_eval import QueryTest
 from models.data import Split
 from models.errors import InputError

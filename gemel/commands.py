@@ -535,9 +535,9 @@ def evaluate_bundle(
 
     with show_progress() as progress:
         options = EvalOptions(device or DEFAULT_DEVICE, seeds, memory, wall, Path(coco) if coco else None)
-        document = evaluate(bundle, workload, out, options, progress)
-    text = f"{evaluation_text(document)}\n\n{conclusion_text(document)}\nreport: {Path(out) / REPORT_HTML}"
-    return CommandResult(document, text, _code(all(row["met"] for row in document["offline"])))
+        report = evaluate(bundle, workload, out, options, progress)
+    text = f"{evaluation_text(report)}\n\n{conclusion_text(report)}\nreport: {Path(out) / REPORT_HTML}"
+    return CommandResult(report.to_json(), text, _code(all(row.met for row in report.offline)))
 
 
 @command(app, "report")
@@ -550,12 +550,13 @@ def compare_reports(
 
     found = api.compare_reports(reports, out)
     rows = [
-        (one["letter"], one["bundle"], one["method"], size(one["bytes"]["after"]), f"{one['met']} of {one['of']}",
-         percent(one["worst_ratio"]))
-        for one in found["reports"]
+        (one.letter, one.report.bundle.file, one.report.method, size(one.report.bytes.after),
+         f"{one.met} of {len(one.report.offline)}", percent(one.worst_ratio))
+        for one in found.reports
     ]  # fmt: skip
-    rows_text = table(("", "bundle", "method", "bytes", "targets met", "worst query"), rows)
-    return CommandResult(found, "\n".join([rows_text, "", found["answer"], *found["differences"], f"report: {out}"]))
+    text = table(("", "bundle", "method", "bytes", "targets met", "worst query"), rows)
+    lines = [text, "", found.answer, *found.differences, f"report: {out}"]
+    return CommandResult(found.to_json(), "\n".join(lines))
 
 
 drift_group = _group("Check whether a box still answers as its originals would.", app, "drift")

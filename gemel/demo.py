@@ -15,6 +15,7 @@ from edge_runtime.scheduler.costs import memory_settings
 from gemel.analytic_costs import find_profile, original_costs
 from gemel.conditions import DEMO_DEVICE
 from gemel.evaluation import REPORT_HTML, EvalOptions, evaluate
+from gemel.report.document import Report
 from gemel.summaries import box_text, conclusion_text, evaluation_text
 from gemel.text import duration, percent
 from merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
@@ -52,7 +53,7 @@ class Demo:
 
     report: Path
     merged: dict[str, Any]
-    evaluated: dict[str, Any]
+    evaluated: Report
     box: dict[str, Any]
     seconds: float
 
@@ -67,8 +68,7 @@ class Demo:
         return {
             **{key: self.merged[key] for key in keys},
             "report": str(self.report),
-            "streaming": self.evaluated["streaming"],
-            "device": self.evaluated["device"],
+            **self.evaluated.model_dump(mode="json", include={"streaming", "device"}),
             "box": self.box,
             "seconds": self.seconds,
         }

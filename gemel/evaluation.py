@@ -23,17 +23,27 @@ from gemel.bundle_summary import byte_counts, measure_resident_bytes, shared_ten
 from gemel.coco_export import check_export_folder, export_coco
 from gemel.conditions import DEFAULT_DEVICE
 from gemel.realtime import evaluate_realtime
-from gemel.report.conclusion import MIN_CLIPS
-from gemel.report.document import REPORT_FORMAT, REPORT_JSON
+from gemel.report.conclusion import report_limits
+from gemel.report.document import (
+    MERGED,
+    MODELS,
+    ORIGINALS,
+    REPORT_JSON,
+    BundleFile,
+    ByteCounts,
+    Example,
+    MemorySetting,
+    OfflineRow,
+    Report,
+    Settings,
+    SharedWeight,
+)
 from gemel.report.examples import worst_examples
 from gemel.report.page import render_report
 from gemel.stream_eval import (
-    MERGED,
-    ORIGINALS,
     CostModel,
     Footage,
     QueryTest,
-    StreamResults,
     build_streams,
     evaluate_streams,
     frame_interval_s,
@@ -44,7 +54,7 @@ from merger.events import Progress, Stages, silent
 from models.bundle import Bundle, open_bundle
 from models.data import PreparedFrames, Split, load_split
 from models.errors import InputError
-from models.evaluation import BOOTSTRAP_ROUNDS, Evidence, compare, load_labels, predict
+from models.evaluation import BOOTSTRAP_ROUNDS, compare, load_labels, predict
 from models.io import check_apart, finite, hold_locks, open_atomic
 from models.metrics import average_precision, error_types, overlaps_of
 from models.predictions import BoxLabels
@@ -58,8 +68,6 @@ MEMORY_SETTINGS = ("min", "50%", "all")
 """What is always simulated, as fractions of the originals' needs."""
 REPORT_HTML = "report.html"
 PACKAGES = ("gemel", "torch", "torchvision", "numpy", "opencv-python-headless")
-MIN_PROCESSED_SHARE = 0.99
-"""Share of frames processed above which a device is under no pressure."""
 
 
 class Stage(str, Enum):
@@ -96,34 +104,14 @@ class EvalOptions:
 
 @dataclass(frozen=True)
 class QueryEvaluation:
-    """One query offline; `extra` is what its task adds to the evidence, as plain values.
-
-    `examples` are the frames that merging cost most, with a photo each (`gemel.report.examples`).
-    """
+    """One query offline; `examples` are the frames that merging cost most, with a photo each (base64 JPEG)."""
 
     test: QueryTest
-    evidence: Evidence
-    extra: dict[str, Any]
+    row: OfflineRow
     split: Split
     original_bytes: int
-    examples: list[dict[str, Any]]
+    examples: list[Example]
     photos: list[str]
-
-    def row(self) -> dict[str, Any]:
-        """Its row of `offline`."""
-        query = self.test.query
-        return {
-            "query": query.id,
-            "camera": query.camera,
-            "task": query.task,
-            "model": query.model,
-            **self.evidence.to_json(),
-            **self.extra,
-            "target": query.accuracy_target,
-            "sla_ms": query.sla_ms,
-            "threshold": self.test.threshold,
-            "label_interval_s": frame_interval_s(self.test.footage),
-        }
 
 
 def evaluate(
@@ -132,11 +120,11 @@ def evaluate(
     out_dir: str | Path,
     options: EvalOptions | None = None,
     progress: Progress = silent,
-) -> dict[str, Any]:
+) -> Report:
     """Evaluate a bundle against the originals of its workload; write `report.json` and `report.html` into `out_dir`.
 
-    Returns the document of report.json. Raises InputError, with nothing written, when bundle and workload do not
-    match, weights or labelled test frames are missing, or the largest query does not fit the memory.
+    Raises InputError, with nothing written, when bundle and workload do not match, weights or labelled test frames are
+    missing, or the largest query does not fit the memory.
     """
     out_dir, options = Path(out_dir), options or EvalOptions()
     load = load_workload(workload)
@@ -156,26 +144,32 @@ def evaluate(
         for query in load.queries:
             progress("evaluate", query=query.id)
             evaluations.append(evaluate_query(query, opened))
-            progress("test", query=query.id, ratio=evaluations[-1].evidence.ratio, target=query.accuracy_target)
+            progress("test", query=query.id, ratio=evaluations[-1].row.ratio, target=query.accuracy_target)
             stages.add()
         command = shlex.join(["gemel", "eval", str(bundle), str(workload), "-o", str(out_dir), *options.flags()])
-        document, page = build_report(opened, evaluations, model, budgets, options, command, progress)
-        _write_both(out_dir, json.dumps(document, indent=1, allow_nan=False), page)
-        return document
+        report, page = build_report(opened, evaluations, model, budgets, options, command, progress)
+        document = json.dumps(report.to_json(), indent=1, allow_nan=False)
+        with (
+            open_atomic(out_dir / REPORT_JSON, overwrite=True) as first,
+            open_atomic(out_dir / REPORT_HTML, overwrite=True) as second,
+        ):  # both files or neither
+            first.write(document.encode("utf-8", "backslashreplace"))
+            second.write(page.encode("utf-8", "backslashreplace"))
+        return report
 
 
 def build_report(
     bundle: Bundle, evaluations: Sequence[QueryEvaluation], model: CostModel, budgets: Mapping[str, int],
     options: EvalOptions, command: str, progress: Progress = silent,
-) -> tuple[dict[str, Any], str]:  # fmt: skip
-    """The document and its page of queries that were evaluated offline: simulates the streams, exports if asked to.
+) -> tuple[Report, str]:  # fmt: skip
+    """The report and its page of queries that were evaluated offline: simulates the streams, exports if asked to.
 
     `budgets` are the memory settings in bytes; `command` is the command line that reproduces the report.
     """
     stages = Stages(progress)
     stages.begin(Stage.STREAMS.value)
-    tests = [one.test for one in evaluations]
-    streamed = evaluate_streams(tests, model.costs, budgets, range(options.seeds), progress)
+    tests, seeds = [one.test for one in evaluations], list(range(options.seeds))
+    streamed = evaluate_streams(tests, model.costs, budgets, seeds, progress)
     realtime = None
     if options.wall_s:
         stages.begin(Stage.REALTIME.value)
@@ -186,13 +180,36 @@ def build_report(
         stages.begin(Stage.EXPORT.value)
         export_coco([(one.test, one.split) for one in evaluations], options.coco)
     stages.begin(Stage.REPORT.value)
-    document = finite({
-        **_document(bundle, evaluations, streamed, model, options.seeds),
-        "headline": {"memory": options.memory, "memory_bytes": budgets[options.memory]},
-        "realtime": realtime,
-        "commands": [command],
-    })  # fmt: skip
-    return document, render_report(document, [photo for one in evaluations for photo in one.photos])
+    resident = {
+        "resident_before": sum(one.original_bytes for one in evaluations),
+        "resident_after": measure_resident_bytes(bundle),
+    }
+    report = Report(
+        workload=bundle.manifest.workload,
+        method=bundle.manifest.method,
+        bundle=BundleFile(file=bundle.path.name, digest=bundle.digest),
+        created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        device=model.device,
+        seeds=seeds,
+        settings=Settings(policy=DEFAULT_POLICY, bootstrap_rounds=BOOTSTRAP_ROUNDS, bootstrap_seed=0),
+        versions=package_versions(),
+        costs=model.rows(),
+        bytes=ByteCounts(**byte_counts(bundle), **resident),
+        shared=[SharedWeight(**one) for one in shared_tensors(bundle)],
+        offline=[one.row for one in evaluations],
+        streaming=streamed.streaming,
+        ledger=streamed.ledger,
+        transfers=streamed.transfers,
+        timeline=streamed.timeline,
+        examples=[example for one in evaluations for example in one.examples],
+        limits=[],
+        headline=MemorySetting(memory=options.memory, memory_bytes=budgets[options.memory]),
+        realtime=realtime,
+        commands=[command],
+    )
+    unlabelled = [one.test.query.id for one in evaluations if one.split.labels is None]
+    report = report.model_copy(update={"limits": report_limits(report, unlabelled)})
+    return report, render_report(report, [photo for one in evaluations for photo in one.photos])
 
 
 def open_matching_bundle(bundle: str | Path, load: Workload) -> Bundle:
@@ -237,17 +254,17 @@ def score_query(
     query: Query, split: Split, predictions: Mapping[str, Sequence[Any]], threshold: float, original_bytes: int
 ) -> QueryEvaluation:
     """Score the predictions of both models (by arm) on the frames of a split."""
-    before, after = predictions[ORIGINALS], predictions[MERGED]
-    labels = load_labels(query, split, before, threshold)
-    extra = _detection_errors if query.task == "detection" else _class_recalls
-    return QueryEvaluation(
-        QueryTest(query, Footage(split.units, split.times_s, query.fps), labels, threshold, predictions),
-        compare(query, split, before, after, threshold),
-        extra(query, before, after, labels, threshold),
-        split,
-        original_bytes,
-        *worst_examples(query, split, labels, before, after, threshold),
-    )
+    sides = dict(zip(MODELS, (predictions[ORIGINALS], predictions[MERGED]), strict=True))
+    labels = load_labels(query, split, predictions[ORIGINALS], threshold)
+    test = QueryTest(query, Footage(split.units, split.times_s, query.fps), labels, threshold, predictions)
+    describe = _detection_errors if query.task == "detection" else _class_recalls
+    evidence = compare(query, split, *sides.values(), threshold)
+    row = OfflineRow.model_validate(finite({
+        "query": query.id, "camera": query.camera, "task": query.task, "model": query.model, **evidence.to_json(),
+        **describe(query, sides, labels, threshold), "target": query.accuracy_target, "sla_ms": query.sla_ms,
+        "threshold": threshold, "label_interval_s": frame_interval_s(test.footage),
+    }))  # fmt: skip
+    return QueryEvaluation(test, row, split, original_bytes, *worst_examples(query, split, labels, sides, threshold))
 
 
 def check_boxes(query: Query, labels: Sequence[BoxLabels], sizes: Sequence[tuple[int, int]]) -> None:
@@ -261,64 +278,12 @@ def check_boxes(query: Query, labels: Sequence[BoxLabels], sizes: Sequence[tuple
         raise InputError(where, problem, "add labelled frames that do", "data")
     for frame, (label, (width, height)) in enumerate(zip(labels, sizes, strict=True)):
         for name, (x0, y0, x1, y1) in zip(label.classes, label.boxes, strict=True):
-            box = f"the box {[x0, y0, x1 - x0, y1 - y0]} of '{name}' in frame {frame} of the test split"
-            if x1 <= x0 or y1 <= y0:
-                raise InputError(where, f"{box} (query {query.id}) has no area", "correct it or take it out", "bbox")
+            fault = "has no area" if x1 <= x0 or y1 <= y0 else ""
             if x0 >= width or y0 >= height or x1 <= 0 or y1 <= 0:
-                problem = f"{box} (query {query.id}) lies outside its {width} x {height} pixels"
-                raise InputError(where, problem, "correct it or take it out", "bbox")
-
-
-def report_limits(
-    offline: Sequence[Mapping[str, Any]],
-    transfers: Sequence[Mapping[str, Any]],
-    device: Mapping[str, Any],
-    unlabelled: Sequence[str],
-    seeds: int,
-) -> list[str]:
-    """What limits the report's figures, a sentence or two each."""
-    lines = []
-    for row in (row for row in offline if not row["worth"]):
-        bar = "an F1 below 0.5" if row["metric"] == "f1" else "less than 10 points above chance"
-        lines.append(
-            f"{row['query']}: no evidence. Its original reaches {row['original']:.2f} on test, {bar}; keeping that "
-            "accuracy proves nothing."
-        )
-    few = [f"{row['query']} ({row['units']})" for row in offline if row["units"] < MIN_CLIPS]
-    if few:
-        lines.append(
-            f"The test footage of {', '.join(few)} has fewer than {MIN_CLIPS} clips or tracks; an interval over so few "
-            "says little."
-        )
-    unsure = [row["query"] for row in offline if row["met"] and not row["certain"] and row["worth"]]
-    if unsure:
-        lines.append(
-            f"{', '.join(unsure)}: the target is met, but the lower end of the 95 % interval is below it; other "
-            "footage could miss it."
-        )
-    if unlabelled:
-        lines.append(
-            f"{', '.join(unlabelled)}: no human labels. The reference is the original's own output: the figures are "
-            "agreement with the original, not accuracy."
-        )
-    if all(row["processed"] >= MIN_PROCESSED_SHARE * row["received"] for row in transfers):
-        lines.append(
-            f"No pressure: {device['title']} keeps up with these streams without merging at every memory setting, so "
-            "streaming accuracy says nothing about merging here. Use a slower device, more queries or higher rates."
-        )
-    origin = f"modelled from published bandwidths and rates ({'; '.join(device['sources'])})"
-    lines.append(
-        f"Times come from a {device['clock']}: the box's own scheduler with the loads and runs of the device profile. "
-        f"{device['title']} is {origin if device['modelled'] else 'measured'}. Differences between arms are more "
-        "reliable than absolute figures."
-    )
-    lines.append(
-        "Labelled test clips or tracks are played back to back. Each begins without a result, so its first frame is "
-        "wrong for both arms. Only labelled frames are played: a result is never fresher than their spacing "
-        f"({_spacing(offline)}). Mean of {seeds} seed{'s' if seeds != 1 else ''} for order and phase; bands are the "
-        "lowest and the highest seed."
-    )
-    return lines
+                fault = fault or f"lies outside its {width} x {height} pixels"
+            if fault:
+                box = f"the box {[x0, y0, x1 - x0, y1 - y0]} of '{name}' in frame {frame} of the test split"
+                raise InputError(where, f"{box} (query {query.id}) {fault}", "correct it or take it out", "bbox")
 
 
 def package_versions() -> dict[str, str]:
@@ -332,78 +297,30 @@ def package_versions() -> dict[str, str]:
     return found
 
 
-def _document(
-    bundle: Bundle, evaluations: Sequence[QueryEvaluation], streamed: StreamResults, model: CostModel, seeds: int
-) -> dict[str, Any]:
-    offline, device = [one.row() for one in evaluations], dict(model.device)
-    unlabelled = [one.test.query.id for one in evaluations if one.split.labels is None]
-    return {
-        "format": REPORT_FORMAT,
-        "workload": bundle.manifest.workload,
-        "method": bundle.manifest.method,
-        "bundle": {"file": bundle.path.name, "digest": bundle.digest},
-        "created_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "device": device,
-        "seeds": list(range(seeds)),
-        "settings": {"policy": DEFAULT_POLICY, "bootstrap_rounds": BOOTSTRAP_ROUNDS, "bootstrap_seed": 0},
-        "versions": package_versions(),
-        "costs": model.rows(),
-        "bytes": {
-            **byte_counts(bundle),
-            "resident_before": sum(one.original_bytes for one in evaluations),
-            "resident_after": measure_resident_bytes(bundle),
-        },
-        "shared": shared_tensors(bundle),
-        "offline": offline,
-        "streaming": streamed.streaming,
-        "side_by_side": _side_by_side(offline, streamed.streaming),
-        "ledger": streamed.ledger,
-        "transfers": streamed.transfers,
-        "timeline": streamed.timeline,
-        "examples": [example for one in evaluations for example in one.examples],
-        "limits": report_limits(offline, streamed.transfers, device, unlabelled, seeds),
-    }
-
-
-def _side_by_side(offline: Sequence[Mapping[str, Any]], streaming: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Per query and memory setting: merged offline, merged streaming, originals streaming."""
-    merged = {row["query"]: row["merged"] for row in offline}
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in streaming:
-        one = found.setdefault(
-            (row["query"], row["memory"]),
-            {key: row[key] for key in ("query", "metric", "memory", "memory_bytes")}
-            | {"merged_offline": merged[row["query"]]},
-        )
-        one[f"{row['arm']}_streaming"] = row["accuracy"]
-    return list(found.values())
-
-
 def _detection_errors(
-    query: Query, before: Sequence[Any], after: Sequence[Any], labels: Sequence[Any], threshold: float
+    query: Query, sides: Mapping[str, Sequence[Any]], labels: Sequence[Any], threshold: float
 ) -> dict[str, Any]:
     """COCO's mean average precision, and the types of errors at the threshold, of both models."""
-    extra: dict[str, Any] = {"errors": {}}
-    for name, predictions in (("original", before), ("merged", after)):
-        found = overlaps_of(predictions, labels)
-        extra |= {f"{key}_{name}": value for key, value in average_precision(found, query.classes).items()}
-        extra["errors"][name] = {kind: asdict(one) for kind, one in error_types(found, threshold).items()}
-    return extra
+    found, errors = dict[str, Any](), {}
+    for name, predictions in sides.items():
+        overlaps = overlaps_of(predictions, labels)
+        found |= {f"{key}_{name}": value for key, value in average_precision(overlaps, query.classes).items()}
+        errors[name] = {kind: asdict(one) for kind, one in error_types(overlaps, threshold).items()}
+    return {**found, "errors": errors}
 
 
 def _class_recalls(
-    query: Query, before: Sequence[Any], after: Sequence[Any], labels: Sequence[Any], threshold: float
+    query: Query, sides: Mapping[str, Sequence[Any]], labels: Sequence[Any], threshold: float
 ) -> dict[str, Any]:
     """The recall of each class that occurs, of both models."""
-    task = task_of(query.task)
-    tallies = [task.tallies(side, labels, query.classes, threshold).sum(axis=0) for side in (before, after)]
-    recalls = [np.divide(right, frames, out=np.zeros(len(right)), where=frames > 0) for right, frames in tallies]
-    frames = tallies[0][1].tolist()
+    recalls, frames = {}, np.zeros(0)
+    for name, predictions in sides.items():
+        right, frames = task_of(query.task).tallies(predictions, labels, query.classes, threshold).sum(axis=0)
+        recalls[name] = (right / np.maximum(frames, 1)).tolist()
     return {
         "classes": [
-            {"class": name, "frames": frames[index], "original": float(recalls[0][index]),
-             "merged": float(recalls[1][index])}
-            for index, name in enumerate(query.classes) if frames[index]
+            {"class": label, "frames": int(count), **{name: own[index] for name, own in recalls.items()}}
+            for index, (label, count) in enumerate(zip(query.classes, frames, strict=True)) if count
         ]
     }  # fmt: skip
 
@@ -420,26 +337,8 @@ def _memory_budgets(memory: str, originals: Costs) -> dict[str, int]:
 
 def _check_writable(out_dir: Path) -> None:
     """Refuse an output folder that cannot be made, before the evaluation begins."""
-    if os.path.lexists(out_dir) and not out_dir.is_dir():  # a loop of links has no resolved path
-        raise InputError(out_dir, "exists and is no folder", "give a folder", "--out")
-    nearest = next(one for one in (out_dir, *out_dir.resolve().parents) if os.path.lexists(one))
-    if not nearest.is_dir():
-        raise InputError(nearest, "exists and is no folder", "give a folder", "--out")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise InputError(out_dir, f"{nearest} cannot be written", "choose another folder", "--out")
-
-
-def _write_both(out_dir: Path, document: str, page: str) -> None:
-    """Write both files or neither; a name that is no UTF-8 is written with its escape."""
-    with (
-        open_atomic(out_dir / REPORT_JSON, overwrite=True) as first,
-        open_atomic(out_dir / REPORT_HTML, overwrite=True) as second,
-    ):
-        for file, text in ((first, document), (second, page)):
-            file.write(text.encode("utf-8", "backslashreplace"))
-            file.flush()
-
-
-def _spacing(offline: Sequence[Mapping[str, Any]]) -> str:
-    spacings = sorted({round(row["label_interval_s"], 2) for row in offline})
-    return f"{spacings[0]:g} s" if len(spacings) == 1 else f"{spacings[0]:g} to {spacings[-1]:g} s"
+    lexical = next(one for one in (out_dir, *out_dir.absolute().parents) if os.path.lexists(one))
+    if not lexical.is_dir():  # a loop of links neither
+        raise InputError(lexical, "exists and is no folder", "give a folder", "--out")
+    if not os.access(lexical, os.W_OK | os.X_OK):
+        raise InputError(out_dir, f"{lexical} cannot be written", "choose another folder", "--out")

@@ -6,8 +6,6 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -22,11 +20,11 @@ from edge_runtime.policies import DEFAULT_POLICY, policy_named
 from edge_runtime.queues import Frame, Ledger, Mailboxes
 from edge_runtime.results import Publisher, RunIdentity
 from edge_runtime.scheduler import QuerySpec
-from edge_runtime.scheduler.costs import Costs
 from edge_runtime.simulation.profile_io import describe_machine
-from edge_runtime.simulation.simulator import age_p95_ms, simulate
+from edge_runtime.simulation.simulator import FrameOutcome, Simulation, age_p95_ms, simulate
 from edge_runtime.sinks.base import ResultMessage
-from gemel.stream_eval import MERGED, QueryTest, Scorer, Stream, latest_results
+from gemel.report.document import MERGED, Realtime, RealtimeRow
+from gemel.stream_eval import QueryTest, Scorer, Stream, latest_results
 from models.bundle import Bundle
 from models.errors import InputError
 from models.preprocess import Roi
@@ -37,16 +35,6 @@ MAX_PICTURE_BYTES = 2**30
 DRAIN_TIMEOUT_S = 5.0
 
 
-@dataclass(frozen=True)
-class _Result:
-    """A finished frame (`gemel.stream_eval.StreamOutcome`), in seconds of the stream."""
-
-    query: str
-    index: int
-    captured_at: float
-    finished_at: float | None
-
-
 def evaluate_realtime(
     bundle: Bundle,
     tests: Sequence[QueryTest],
@@ -54,52 +42,54 @@ def evaluate_realtime(
     streams: Mapping[str, Stream],
     budget_bytes: int,
     seconds: float,
-) -> dict[str, Any]:
+) -> Realtime:
     """Run the first seconds of these streams on this machine, and on the virtual clock with the costs measured here.
 
     `pictures` are each query's input frames, RGB uint8 (H, W, 3). The box's own warm-up measures the costs; the budget
     grows to the largest query if its workspace needs that. Per query: streaming accuracy, frames processed and p95 age
     by both clocks. Raises InputError if the decoded frames exceed 1 GiB.
     """
-    cut = {query: _until(stream, seconds) for query, stream in streams.items()}
-    images = _decode_frames(cut, pictures, {query.id: query.roi for query in bundle.queries})
-    engines = {query.id: make_engine(FALLBACK, bundle, query.id, "cpu") for query in bundle.queries}
+    cut = {query: _shorten(stream, seconds) for query, stream in streams.items()}
+    queries = {query.id: query for query in bundle.queries}
+    images = _decode_frames(cut, pictures, {query: one.roi for query, one in queries.items()})
+    engines = {query: make_engine(FALLBACK, bundle, query, "cpu") for query in queries}
     policy, store = policy_named(DEFAULT_POLICY), Store.of_bundle(bundle)
     costs = policy.view(known_costs(bundle, engines, None))
     budget = max(budget_bytes, *map(costs.alone_bytes, costs.queries))
     layouts = layouts_within(engines.values(), store.kinds, costs, budget)
+    ledger, results = Ledger(costs.queries), list[FrameOutcome]()
+    specs = {one.query.id: QuerySpec(one.query.fps or DEFAULT_FPS, float(one.query.priority)) for one in tests}
+
+    def record(message: ResultMessage) -> None:
+        """Record a result at its frame's stream time plus its measured age."""
+        query, index = message.record["query"], message.record["frame"]
+        captured_at = cut[query].at_s[cut[query].delivered[index]]
+        finished_at = captured_at + message.record["age_ms"] / 1000
+        results.append(FrameOutcome(query, index, captured_at, finished_at=finished_at))
+
     arena = Arena(store, arena_bytes(costs, budget), "cpu", budget, layouts=layouts)
     try:
-        results: list[_Result] = []
-        ledger = Ledger(costs.queries)
-        queries = {query.id: query for query in bundle.queries}
-        fps = {one.query.id: one.query.fps or DEFAULT_FPS for one in tests}
         mailboxes = Mailboxes(costs.queries, ledger)
-        executor = Executor(
-            Device(arena, engines, costs, budget),
-            policy,
-            {query: QuerySpec(rate, float(queries[query].priority)) for query, rate in fps.items()},
-            mailboxes,
-            Publisher(
-                lambda message: _record_result(message, results, cut), ledger, queries, RunIdentity(bundle.digest)
-            ),
-        )
+        publisher = Publisher(record, ledger, queries, RunIdentity(bundle.digest))
+        executor = Executor(Device(arena, engines, costs, budget), policy, specs, mailboxes, publisher)
         executor.warm_up({query: next(iter(found.values())) for query, found in images.items()})
         known = executor.costs
         _play(executor, mailboxes, cut, images)
-        rows = {row["query"]: row for row in ledger.to_json()}
     finally:
         arena.close()
-    return _compare_clocks(tests, cut, results, rows, known, budget, seconds)
+    rows = _compare_clocks(tests, cut, results, ledger, simulate(
+        known, {query: stream.arrivals() for query, stream in cut.items()}, budget, policy_named(DEFAULT_POLICY)
+    ))  # fmt: skip
+    difference = max((abs(row.difference) for row in rows), default=0.0)
+    machine = describe_machine("cpu")
+    return Realtime(seconds=seconds, memory_bytes=budget, machine=machine, queries=rows, difference=difference)
 
 
-def _until(stream: Stream, seconds: float) -> Stream:
+def _shorten(stream: Stream, seconds: float) -> Stream:
     """The first seconds of a stream."""
     count = sum(at < stream.at_s[0] + seconds for at in stream.at_s)
     delivered = tuple(moment for moment in stream.delivered if moment < count)
-    return replace(
-        stream, at_s=stream.at_s[:count], frames=stream.frames[:count], plays=stream.plays[:count], delivered=delivered
-    )
+    return Stream(stream.at_s[:count], stream.frames[:count], stream.plays[:count], delivered)
 
 
 def paste_into_frame(picture: np.ndarray, roi: Roi | None) -> np.ndarray:
@@ -128,14 +118,6 @@ def _decode_frames(
     return found
 
 
-def _record_result(message: ResultMessage, results: list[_Result], streams: Mapping[str, Stream]) -> None:
-    """Record a result at its frame's stream time plus its measured age."""
-    query, index = message.record["query"], message.record["frame"]
-    stream = streams[query]
-    captured_at = stream.at_s[stream.delivered[index]]
-    results.append(_Result(query, index, captured_at, captured_at + message.record["age_ms"] / 1000))
-
-
 def _play(
     executor: Executor,
     mailboxes: Mailboxes,
@@ -144,7 +126,7 @@ def _play(
 ) -> None:
     """Deliver every frame at its time, and step until all are processed or dropped."""
     feed = sorted(
-        (stream.at_s[moment], query, index)
+        (stream.at_s[moment], query, index, stream.frames[moment])
         for query, stream in streams.items()
         for index, moment in enumerate(stream.delivered)
     )
@@ -152,22 +134,20 @@ def _play(
 
     def deliver() -> None:
         start = time.monotonic() - feed[0][0]
-        for at, query, index in feed:
+        for at, query, index, frame in feed:
             if stopped.wait(max(0.0, start + at - time.monotonic())):
                 break
-            stream = streams[query]
-            image = images[query][stream.frames[stream.delivered[index]]]
-            mailboxes.put(query, Frame(index, time.monotonic(), time.time(), image))
+            mailboxes.put(query, Frame(index, time.monotonic(), time.time(), images[query][frame]))
         ended.set()
         mailboxes.wake()
 
     camera = threading.Thread(target=deliver, name="frames", daemon=True)
     camera.start()
-    over = math.inf
+    last = math.inf
     try:
-        while not (ended.is_set() and not mailboxes.pending()) and time.monotonic() < over:
-            if ended.is_set() and over == math.inf:
-                over = time.monotonic() + DRAIN_TIMEOUT_S
+        while not (ended.is_set() and not mailboxes.pending()) and time.monotonic() < last:
+            if ended.is_set() and last == math.inf:
+                last = time.monotonic() + DRAIN_TIMEOUT_S
             if not executor.step():
                 mailboxes.wait(executor.sleep_s())
     finally:
@@ -178,32 +158,25 @@ def _play(
 def _compare_clocks(
     tests: Sequence[QueryTest],
     streams: Mapping[str, Stream],
-    results: Sequence[_Result],
-    ledger: Mapping[str, Mapping[str, Any]],
-    costs: Costs,
-    budget: int,
-    seconds: float,
-) -> dict[str, Any]:
-    arrivals = {query: stream.arrivals() for query, stream in streams.items()}
-    virtual = simulate(costs, arrivals, budget, policy_named(DEFAULT_POLICY))
+    results: Sequence[FrameOutcome],
+    ledger: Ledger,
+    virtual: Simulation,
+) -> list[RealtimeRow]:
+    counts = {row["query"]: row for row in ledger.to_json()}
     processed = {row["id"]: row["processed"] for row in virtual.per_query()}
-    queries = []
+    rows = []
     for one in tests:
         query, scorer = one.query.id, Scorer(one, MERGED)
-        own = [result for result in results if result.query == query]
-        theirs = [frame for frame in virtual.frames if frame.query == query]
-        wall, clock = (scorer(streams[query], latest_results(streams[query], found)) for found in (own, theirs))
-        queries.append({
-            "query": query, "wall": wall, "virtual": clock, "difference": wall - clock,
-            "received": ledger[query]["received"], "processed_wall": ledger[query]["processed"],
-            "processed_virtual": processed[query], "run_ms": 1000 * costs.queries[query].run_s,
-            "age_p95_ms_wall": _p95(own), "age_p95_ms_virtual": _p95(theirs),
-        })  # fmt: skip
-    return {
-        "seconds": seconds, "memory_bytes": budget, "machine": describe_machine("cpu"), "queries": queries,
-        "difference": max((abs(row["difference"]) for row in queries), default=0.0),
-    }  # fmt: skip
+        real, simulated = ([frame for frame in found if frame.query == query] for found in (results, virtual.frames))
+        wall, clock = (scorer(streams[query], latest_results(streams[query], own)) for own in (real, simulated))
+        rows.append(RealtimeRow(
+            query=query, wall=wall, virtual=clock, difference=wall - clock, received=counts[query]["received"],
+            processed_wall=counts[query]["processed"], processed_virtual=processed[query],
+            run_ms=1000 * virtual.costs.queries[query].run_s, age_p95_ms_wall=_p95(real),
+            age_p95_ms_virtual=_p95(simulated),
+        ))  # fmt: skip
+    return rows
 
 
-def _p95(results: Sequence[Any]) -> float | None:
+def _p95(results: Sequence[FrameOutcome]) -> float | None:
     return age_p95_ms([one.finished_at - one.captured_at for one in results if one.finished_at is not None])

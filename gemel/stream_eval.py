@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +27,17 @@ from edge_runtime.simulation.profile_io import measured_costs, read_profile
 from edge_runtime.simulation.simulator import FrameOutcome, Simulation, age_ms, simulate
 from gemel.analytic_costs import bundle_originals, find_profile
 from gemel.conditions import MEASURED
-from gemel.report.conclusion import MERGED, ORIGINALS
+from gemel.report.document import (
+    MERGED,
+    ORIGINALS,
+    CostRow,
+    LedgerRow,
+    QuerySpans,
+    ReportDevice,
+    StreamRow,
+    Timeline,
+    TransferRow,
+)
 from models.bundle import Bundle
 from models.data import load_split
 from models.evaluation import load_labels, predict
@@ -38,23 +48,8 @@ from models.workload import Query
 DEFAULT_INTERVAL_S = 1.0
 CLOCK_SLACK_S = 1e-6
 TIMELINE_S = 4.0
-AGE_PERCENTILES = (50, 95, 99)
-LEDGER_COUNTS = ("received", "processed", "late", "failed", "pending")
 STALENESS_AGES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """In frames of the query's rate; ages between are interpolated."""
-
-
-class StreamOutcome(Protocol):
-    """A delivered frame of a query: its index among the query's frames, and when it finished (None: never)."""
-
-    @property
-    def query(self) -> str: ...
-    @property
-    def index(self) -> int: ...
-    @property
-    def captured_at(self) -> float: ...
-    @property
-    def finished_at(self) -> float | None: ...
 
 
 @dataclass(frozen=True)
@@ -99,33 +94,29 @@ class QueryTest:
 class StreamResults:
     """Rows of the report, for each arm at each memory setting; `timeline` is that of the least memory."""
 
-    streaming: list[dict[str, Any]]
-    ledger: list[dict[str, Any]]
-    timeline: list[dict[str, Any]]
-    transfers: list[dict[str, Any]]
+    streaming: list[StreamRow] = field(default_factory=list)
+    ledger: list[LedgerRow] = field(default_factory=list)
+    timeline: list[Timeline] = field(default_factory=list)
+    transfers: list[TransferRow] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """The costs of both arms on one device, modelled or measured, and the device as the report names it."""
+    """The costs of both arms on one device, modelled or measured."""
 
     costs: Mapping[str, Costs]
-    device: Mapping[str, Any]
+    device: ReportDevice
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The costs as plain values, a row for each arm and query; a load is that of all the query's weights."""
+    def rows(self) -> list[CostRow]:
+        """The costs of each arm and query; a load is that of all the query's weights."""
         return [
-            {
-                "arm": arm,
-                "query": query,
-                "weights_bytes": (weights := cost.moved_bytes(one.tensors)),
-                "load_ms": 1000 * cost.load_s(weights),
-                "run_ms": 1000 * one.run_s,
-                "workspace_bytes": one.workspace_bytes,
-            }
+            CostRow(
+                arm=arm, query=query, weights_bytes=(weights := cost.moved_bytes(one.tensors)),
+                load_ms=1000 * cost.load_s(weights), run_ms=1000 * one.run_s, workspace_bytes=one.workspace_bytes,
+            )
             for arm, cost in self.costs.items()
             for query, one in cost.queries.items()
-        ]
+        ]  # fmt: skip
 
 
 def load_cost_model(device: str, bundle: Bundle) -> CostModel:
@@ -134,14 +125,14 @@ def load_cost_model(device: str, bundle: Bundle) -> CostModel:
     if device == MEASURED:
         found = read_profile(bundle)
         costs = {ORIGINALS: measured_costs(originals, found), MERGED: measured_costs(bundle, found)}
-        named = {"name": MEASURED, "title": f"{found.machine['name']} ({found.device})", "modelled": False,
-                 "sources": [f"gemel profile, engine {found.engine}"]}  # fmt: skip
+        title, sources = f"{found.machine['name']} ({found.device})", [f"gemel profile, engine {found.engine}"]
+        modelled = False
     else:
         profile = find_profile(device)
         costs = {ORIGINALS: costs_for(profile, originals), MERGED: costs_for(profile, bundle)}
-        named = {"name": profile.name, "title": profile.title, "modelled": profile.modelled,
-                 "sources": list(profile.sources)}  # fmt: skip
-    return CostModel(costs, {**named, "clock": "virtual clock"})
+        title, sources, modelled = profile.title, list(profile.sources), profile.modelled
+    named = ReportDevice(name=device, title=title, modelled=modelled, sources=sources, clock="virtual clock")
+    return CostModel(costs, named)
 
 
 def evaluate_streams(
@@ -158,29 +149,30 @@ def evaluate_streams(
     the highest as `spread`; ages are pooled over seeds, frames are summed.
     """
     costs = {arm: coalesce_tensors(cost) for arm, cost in costs.items()}
-    streams = {seed: build_streams({one.query.id: one.footage for one in tests}, seed) for seed in seeds}
+    streams = [build_streams({one.query.id: one.footage for one in tests}, seed) for seed in seeds]
     scorers = {(arm, one.query.id): Scorer(one, arm) for arm in costs for one in tests}
-    results = StreamResults([], [], [], [])
+    results = StreamResults()
     for setting, nbytes in memory.items():
         for arm, cost in costs.items():
             progress("stream", arm=arm, memory=setting, memory_bytes=nbytes)
-            simulations = {
-                seed: simulate(
-                    cost, {query: one.arrivals() for query, one in own.items()}, nbytes, policy_named(policy)
-                )
-                for seed, own in streams.items()
-            }
-            key = {"arm": arm, "memory": setting, "memory_bytes": nbytes}
-            outcomes = {seed: _by_query(simulation.frames) for seed, simulation in simulations.items()}
+            simulations = [
+                simulate(cost, {query: one.arrivals() for query, one in own.items()}, nbytes, policy_named(policy))
+                for own in streams
+            ]
+            key: dict[str, Any] = {"arm": arm, "memory": setting, "memory_bytes": nbytes}
+            outcomes = [_by_query(simulation.frames) for simulation in simulations]
             for one in tests:
                 query = one.query.id
-                runs = [(streams[seed][query], found.get(query, [])) for seed, found in outcomes.items()]
-                results.streaming.append({**key, **_accuracy_row(one, scorers[arm, query], runs)})
-            ledger = sum_ledgers(list(simulations.values()))
-            results.ledger.extend({**key, **row} for row in ledger)
-            results.transfers.append({**key, **_transfer_row(ledger, simulations.values())})
+                runs = [(own[query], found[query]) for own, found in zip(streams, outcomes, strict=True)]
+                results.streaming.append(StreamRow(**key, **_score_streams(one, scorers[arm, query], runs)))
+            ledger = sum_ledgers(simulations, key)
+            results.ledger.extend(ledger)
+            results.transfers.append(TransferRow(
+                **key, received=sum(row.received for row in ledger), processed=sum(row.processed for row in ledger),
+                bytes_moved=sum(one.bytes_moved for one in simulations), swaps=sum(one.swaps for one in simulations),
+            ))  # fmt: skip
             if nbytes == min(memory.values()):
-                results.timeline.append({**key, **residency_timeline(next(iter(simulations.values())))})
+                results.timeline.append(residency_timeline(simulations[0], key))
     return results
 
 
@@ -206,7 +198,7 @@ class Scorer:
             self._tallies.update(zip(pairs, found, strict=True))
 
 
-def latest_results(stream: Stream, outcomes: Sequence[StreamOutcome]) -> list[int | None]:
+def latest_results(stream: Stream, outcomes: Sequence[FrameOutcome]) -> list[int | None]:
     """For each labelled moment the frame (index in the split) whose result is the newest; None before the first.
 
     `outcomes` are those of this query; `index` counts its delivered frames. A result of an earlier playing of a unit
@@ -297,31 +289,28 @@ def build_streams(footage: Mapping[str, Footage], seed: int) -> dict[str, Stream
     return {query: build_stream(one, random.Random(f"{seed}/{query}"), until_s) for query, one in footage.items()}
 
 
-def sum_ledgers(simulations: Sequence[Simulation]) -> list[dict[str, Any]]:
-    """The ledgers of several simulations added up, one row per query."""
-    rows: dict[str, dict[str, Any]] = {}
-    for simulation in simulations:
-        for account in simulation.ledger.to_json():
-            row = rows.setdefault(account["query"], {"query": account["query"], **dict.fromkeys(LEDGER_COUNTS, 0)})
-            for name in LEDGER_COUNTS:
-                row[name] += account[name]
-            row["dropped"] = dict(Counter(row.get("dropped", {})) + Counter(account["dropped"]))
-    return list(rows.values())
+def sum_ledgers(simulations: Sequence[Simulation], key: Mapping[str, Any]) -> list[LedgerRow]:
+    """The ledgers of several simulations of one arm and memory (`key`) added up, one row per query."""
+    counts, dropped = defaultdict[str, Counter[str]](Counter), defaultdict[str, Counter[str]](Counter)
+    for account in (account for simulation in simulations for account in simulation.ledger.to_json()):
+        query = account.pop("query")
+        dropped[query].update(account.pop("dropped"))
+        counts[query].update(account)
+    return [LedgerRow(**key, query=query, dropped=dropped[query], **own) for query, own in counts.items()]
 
 
-def residency_timeline(simulation: Simulation, window_s: float = TIMELINE_S) -> dict[str, Any]:
+def residency_timeline(simulation: Simulation, key: Mapping[str, Any], window_s: float = TIMELINE_S) -> Timeline:
     """When each query was resident (all its tensors) and when it ran, in spans of seconds from the first frame on."""
     start = min((frame.captured_at for frame in simulation.frames), default=0.0)
-    end = start + window_s
+    end, costs = start + window_s, simulation.costs.queries
     resident: set[str] = set()
-    spans: dict[str, list[list[float]]] = {query: [] for query in simulation.costs.queries}
+    spans: dict[str, list[list[float]]] = {query: [] for query in costs}
     since: dict[str, float] = {}
     for change in simulation.changes:
         if change.at_s >= end:
             break
-        resident.difference_update(change.evicted)
-        resident.update(change.loaded)
-        for query, cost in simulation.costs.queries.items():
+        resident = resident - set(change.evicted) | set(change.loaded)
+        for query, cost in costs.items():
             complete = cost.needed <= resident
             if complete and query not in since:
                 since[query] = change.at_s
@@ -329,15 +318,12 @@ def residency_timeline(simulation: Simulation, window_s: float = TIMELINE_S) -> 
                 spans[query].append([since.pop(query), change.at_s])
     for query, began in since.items():
         spans[query].append([began, end])
-    runs: dict[str, list[list[float]]] = {query: [] for query in simulation.costs.queries}
+    runs: dict[str, list[list[float]]] = {query: [] for query in costs}
     for frame in simulation.frames:
         if frame.started_at is not None and frame.finished_at is not None and frame.started_at < end:
             runs[frame.query].append([frame.started_at, min(frame.finished_at, end)])
-    return {
-        "from_s": start,
-        "to_s": end,
-        "queries": [{"query": query, "resident": spans[query], "runs": runs[query]} for query in runs],
-    }
+    rows = [QuerySpans(query=query, resident=spans[query], runs=runs[query]) for query in runs]
+    return Timeline(**key, from_s=start, to_s=end, queries=rows)
 
 
 def query_staleness(query: Query, bundle: Bundle, device: str) -> Curve:
@@ -390,39 +376,28 @@ def frame_pairs(footage: Footage, age: int) -> list[tuple[int, int]]:
     return pairs
 
 
-def _accuracy_row(
-    test: QueryTest, scorer: Scorer, runs: Sequence[tuple[Stream, Sequence[StreamOutcome]]]
+def _score_streams(
+    test: QueryTest, scorer: Scorer, runs: Sequence[tuple[Stream, Sequence[FrameOutcome]]]
 ) -> dict[str, Any]:
     latest = [latest_results(stream, outcomes) for stream, outcomes in runs]
     by_seed = [scorer(stream, frames) for (stream, _), frames in zip(runs, latest, strict=True)]
     ages = [
         one.finished_at - one.captured_at for _, outcomes in runs for one in outcomes if one.finished_at is not None
     ]
-    moments = sum(len(frames) for frames in latest)
-    answered = sum(frame is not None for frames in latest for frame in frames)
+    moments = [frame is not None for frames in latest for frame in frames]
     return {
         "query": test.query.id,
         "metric": task_of(test.query.task).metric,
         "accuracy": sum(by_seed) / len(by_seed),
-        **{f"age_p{share}_ms": age_ms(ages, share) for share in AGE_PERCENTILES},
+        **{f"age_p{share}_ms": age_ms(ages, share) for share in (50, 95, 99)},
         "spread": [min(by_seed), max(by_seed)],
         "by_seed": by_seed,
-        "answered": answered / moments if moments else 0.0,
-    }
-
-
-def _transfer_row(ledger: Sequence[Mapping[str, Any]], simulations: Iterable[Simulation]) -> dict[str, int]:
-    simulations = list(simulations)
-    return {
-        "received": sum(row["received"] for row in ledger),
-        "processed": sum(row["processed"] for row in ledger),
-        "bytes_moved": sum(simulation.bytes_moved for simulation in simulations),
-        "swaps": sum(simulation.swaps for simulation in simulations),
+        "answered": sum(moments) / len(moments) if moments else 0.0,
     }
 
 
 def _by_query(frames: Iterable[FrameOutcome]) -> dict[str, list[FrameOutcome]]:
-    found: dict[str, list[FrameOutcome]] = {}
+    found = defaultdict[str, list[FrameOutcome]](list)
     for frame in frames:
-        found.setdefault(frame.query, []).append(frame)
+        found[frame.query].append(frame)
     return found

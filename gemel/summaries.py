@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gemel.report.conclusion import draw_conclusion
+from gemel.report.document import Report
 from gemel.text import duration, number, percent, size, table
 
 Row = Mapping[str, Any]
@@ -15,47 +16,36 @@ def scores_text(queries: Sequence[Row]) -> str:
     """Each query of a merge against its original, as a table."""
     rows = [
         (row["id"], row["metric"], number(row["original"]), number(row["merged"]), percent(row["ratio"]),
-         target_status(row))
+         target_status(row["met"], row["certain"], row.get("worth", True)))
         for row in queries
     ]  # fmt: skip
     return table(("query", "metric", "original", "merged", "ratio", "target"), rows)
 
 
-def target_status(row: Row) -> str:
+def target_status(met: bool, certain: bool, worth: bool = True) -> str:
     """Whether a query meets its target, and with what certainty."""
-    if not row.get("worth", True):
+    if not worth:
         return "no evidence: the original is too weak"
-    if not row["met"]:
-        return "missed"
-    return "met" if row["certain"] else "met, not certain"
+    return "missed" if not met else "met" if certain else "met, not certain"
 
 
-def evaluation_text(document: Row) -> str:
+def evaluation_text(report: Report) -> str:
     """Offline and streaming accuracy side by side, one line per query."""
-    settings = list(dict.fromkeys(row["memory"] for row in document["streaming"]))
-    streamed = {(row["query"], row["memory"], row["arm"]): row["accuracy"] for row in document["streaming"]}
-
-    def change(query: str, setting: str) -> str:
-        return " -> ".join(number(streamed[query, setting, arm], 2) for arm in ("originals", "merged"))
-
+    settings = [(one.memory, report.stream_accuracies(one.memory)) for one in report.memory_settings]
     rows = [
-        (row["query"], row["metric"], number(row["original"]), number(row["merged"]), target_status(row),
-         *(change(row["query"], setting) for setting in settings))
-        for row in document["offline"]
+        (row.query, row.metric, number(row.original), number(row.merged),
+         target_status(row.met, row.certain, row.worth),
+         *(" -> ".join(number(accuracy, 2) for accuracy in own[row.query]) for _, own in settings))
+        for row in report.offline
     ]  # fmt: skip
-    headers = ("query", "metric", "original", "merged", "target", *(f"stream, {setting}" for setting in settings))
-    device = document["device"]
-    return "\n".join([
-        table(headers, rows),
-        "",
-        f"stream: originals -> merged with the same memory; {device['title']}, {device['clock']}"
-        + (" (modelled)" if device["modelled"] else ""),
-    ])  # fmt: skip
+    headers = ("query", "metric", "original", "merged", "target", *(f"stream, {name}" for name, _ in settings))
+    device = f"{report.device.title}, {report.device.clock}{' (modelled)' if report.device.modelled else ''}"
+    return "\n".join([table(headers, rows), "", f"stream: originals -> merged with the same memory; {device}"])
 
 
-def conclusion_text(document: Row) -> str:
+def conclusion_text(report: Report) -> str:
     """What to do, and a line for each query that merging made worse."""
-    found = draw_conclusion(document)
+    found = draw_conclusion(report)
     return "\n".join([found.sentence, *(f"  WORSE: {one.query}, {one.text}" for one in found.worse)])
 
 

@@ -35,7 +35,8 @@ from gemel.evaluation import (
     build_report,
     score_query,
 )
-from gemel.stream_eval import MERGED, ORIGINALS, CostModel, load_cost_model
+from gemel.report.document import MERGED, ORIGINALS
+from gemel.stream_eval import CostModel, load_cost_model
 from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 from models.data import Frames, Split
 from models.predictions import BoxLabels, DetectionPrediction
@@ -142,14 +143,14 @@ def _report(
         if event == "stage":
             began[fields["name"]] = time.perf_counter()
 
-    document, page = build_report(bundle, judged, clock, budgets, EvalOptions(DEVICE), "gemel eval", note_start)
-    text = json.dumps(document, indent=1, allow_nan=False)
+    report, page = build_report(bundle, judged, clock, budgets, EvalOptions(DEVICE), "gemel eval", note_start)
+    text = json.dumps(report.to_json(), indent=1, allow_nan=False)
     ended = time.perf_counter()
     seconds = {
         STREAMS: began[Stage.REPORT.value] - began[Stage.STREAMS.value],
         REPORT: ended - began[Stage.REPORT.value],
     }
-    played = sum(row["received"] for row in document["ledger"])
+    played = sum(row.received for row in report.ledger)
     sizes = {"report_bytes": len(text), "page_bytes": len(page), "frames_played": played}
     return sizes, {part: round(value, 3) for part, value in seconds.items()}
 

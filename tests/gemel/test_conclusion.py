@@ -4,9 +4,19 @@ import json
 
 import pytest
 
-from gemel.report.conclusion import Tone, draw_conclusion, headline_memory, stream_scores
+from gemel.report import conclusion
+from gemel.report.conclusion import Tone, stream_scores
+from gemel.report.document import Report
 from gemel.report.page import render_report
 from gemel.summaries import conclusion_text
+
+
+def draw_conclusion(document):
+    return conclusion.draw_conclusion(Report.model_validate(document))
+
+
+def render(document):
+    return render_report(Report.model_validate(document))
 
 
 @pytest.fixture
@@ -60,7 +70,7 @@ def test_conclusion_of_a_stream_without_gain_says_so(certain):
 
 
 def test_scores_over_different_metrics_are_shares_of_offline_accuracy(document):
-    scores = stream_scores(document, "min")
+    scores = stream_scores(Report.model_validate(document), "min")
     offline = {row["query"]: row["original"] for row in document["offline"]}
     rows = [row for row in document["streaming"] if row["memory"] == "min" and row["arm"] == "merged"]
     assert scores.relative
@@ -79,7 +89,7 @@ def test_conclusion_with_a_missed_target_ships_the_others(certain):
 def test_conclusion_with_a_query_starved_at_the_headline_memory_holds_it_back(certain):
     set_streaming(certain, "gate-people", "min", 0.27, 0.08)
     assert draw_conclusion(certain).sentence.startswith("Ship it for two of three: gate-people falls short")
-    assert conclusion_text(certain).splitlines()[1] == (
+    assert conclusion_text(Report.model_validate(certain)).splitlines()[1] == (
         "  WORSE: gate-people, starved on the stream: 0.27 -> 0.08 with 38.1 MiB (min)"
     )
 
@@ -90,7 +100,7 @@ def test_conclusion_with_a_query_starved_at_another_memory_only_names_it(certain
     found = draw_conclusion(certain)
     assert found.tone is Tone.GOOD
     assert [(one.query, one.decides) for one in found.worse] == [("gate-people", False)]
-    assert "starved on the stream: 0.27 -&gt; 0.08 with 38.1 MiB (min)" in render_report(certain)
+    assert "starved on the stream: 0.27 -&gt; 0.08 with 38.1 MiB (min)" in render(certain)
 
 
 def test_conclusion_ignores_differences_that_two_decimals_hide(certain):
@@ -133,11 +143,11 @@ def test_conclusion_without_shared_weights_gives_the_reason(document, method, ce
 
 
 def test_headline_is_of_the_requested_memory(certain):
-    headline = headline_memory(certain)
-    assert headline is not None and headline.name == "min"
-    assert "0.46 → 0.71" in render_report(certain)
+    headline = Report.model_validate(certain).judged_memory
+    assert headline is not None and headline.memory == "min"
+    assert "0.46 → 0.71" in render(certain)
     certain["headline"] = {"memory": "50%", "memory_bytes": 60_000_000}
-    page = render_report(certain)
+    page = render(certain)
     assert "50% of the way from 38.1 MiB, the largest original alone, to 66.8 MiB, all originals at once" in page
     assert "0.56 → 0.71" in page
 
@@ -145,5 +155,5 @@ def test_headline_is_of_the_requested_memory(certain):
 def test_first_screen_with_markup_in_names_escapes_it(document):
     document["offline"][0]["met"] = False
     hostile = json.loads(json.dumps(document).replace("bridge-cars", "<img src=x>"))
-    first = render_report(hostile).split("</header>")[0]
+    first = render(hostile).split("</header>")[0]
     assert "<img" not in first and "&lt;img src=x&gt;" in first

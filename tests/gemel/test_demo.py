@@ -9,6 +9,7 @@ import torch
 from gemel import demo
 from gemel.cli import main
 from gemel.demo import run_demo
+from gemel.report.document import Report
 from models.errors import InputError
 
 
@@ -48,7 +49,11 @@ def test_demo_text_ends_with_what_to_look_at(document, tmp_path):
     for row in document["streaming"]:
         if row["memory"] == "min" and row["query"] == "bridge-cars":
             row["accuracy"] = {"originals": 0.27, "merged": 0.08}[row["arm"]]
-    last = demo.Demo(tmp_path / "report.html", merged, document, box, 200.0).to_text().splitlines()[-7:]
+    last = (
+        demo.Demo(tmp_path / "report.html", merged, Report.model_validate(document), box, 200.0)
+        .to_text()
+        .splitlines()[-7:]
+    )
     assert last[0].startswith("Ship it for two of three: bridge-cars falls short")
     assert last[1] == "  WORSE: bridge-cars, starved on the stream: 0.27 -> 0.08 with 38.1 MiB (min)"
     assert str(tmp_path / "report.html") in last[3]

@@ -12,8 +12,9 @@ from gemel.cli import main
 from gemel.coco_export import check_export_folder, export_coco
 from gemel.evaluation import EvalOptions, check_boxes, evaluate
 from gemel.realtime import paste_into_frame
+from gemel.report.document import MERGED, ORIGINALS, read_report
 from gemel.report.page import render_report
-from gemel.stream_eval import MERGED, ORIGINALS, Footage, QueryTest
+from gemel.stream_eval import Footage, QueryTest
 from models.bundle import open_bundle
 from models.data import Split
 from models.errors import InputError
@@ -30,8 +31,14 @@ HERE = (5.0, 5.0, 30.0, 30.0)
 
 
 @pytest.fixture(scope="module")
-def eval_report(tiny):
+def report(tiny):
     return evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tiny / "report", EvalOptions(seeds=2))
+
+
+@pytest.fixture(scope="module")
+def eval_report(report):
+    """The report as JSON."""
+    return report.to_json()
 
 
 def test_report_has_every_documented_key(eval_report, tiny):
@@ -79,11 +86,11 @@ def test_page_is_self_contained(tiny, eval_report):
     assert len(photos) == len(eval_report["examples"]) == 12
 
 
-def test_page_is_made_of_report_json_alone(tiny, eval_report):
+def test_page_is_made_of_report_json_alone(tiny, report):
     page = (tiny / "report" / "report.html").read_text()
-    document = json.loads((tiny / "report" / "report.json").read_text())
     photos = re.findall(r"data:image/jpeg;base64,([\w+/=]+)", page)
-    assert render_report(document, photos) == page, "made of report.json alone, and of the photos"
+    read = read_report(tiny / "report" / "report.json")
+    assert read == report and render_report(read, photos) == page, "made of report.json alone, and of the photos"
 
 
 def test_bundle_of_another_workload_is_refused(tiny, tmp_path):
@@ -107,27 +114,27 @@ def test_missing_test_data_is_refused_in_one_line(tiny, tmp_path, capsys):
 
 
 def test_requested_memory_size_becomes_the_headline(tiny, tmp_path):
-    told = []
+    events = []
     document = evaluate(
         tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, EvalOptions(seeds=1, memory="512MiB"),
-        progress=lambda event, **fields: told.append((event, fields)),
+        progress=lambda event, **fields: events.append((event, fields)),
     )  # fmt: skip
-    assert document["headline"] == {"memory": "512MiB", "memory_bytes": 512 * 2**20}
-    assert {row["memory"] for row in document["streaming"]} == {"min", "50%", "all", "512MiB"}
+    assert (document.headline.memory, document.headline.memory_bytes) == ("512MiB", 512 * 2**20)
+    assert {row.memory for row in document.streaming} == {"min", "50%", "all", "512MiB"}
     assert (
         "512.0 MiB of device memory for weights and workspace: as requested by --memory"
         in (tmp_path / "report.html").read_text()
     )
-    assert told[0] == (
+    assert events[0] == (
         "stages",
         {"names": ["evaluating each query on test", "simulating the streams", "writing the report"]},
     )
 
 
-def test_evaluation_on_a_gpu_equals_the_cpu(tiny, tmp_path, monkeypatch, eval_report):
+def test_evaluation_on_a_gpu_equals_the_cpu(tiny, tmp_path, monkeypatch, report):
     with fake_gpu(monkeypatch) as mixed:
         document = evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, EvalOptions(seeds=1))
-    assert not mixed and document["offline"] == eval_report["offline"]
+    assert not mixed and document.offline == report.offline
 
 
 def test_memory_below_the_largest_query_is_refused(tiny, tmp_path):
@@ -179,19 +186,10 @@ def test_measured_costs_come_from_the_profile(tiny, tmp_path):
         evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, EvalOptions("measured"))
     found = profile_bundle(tiny / "tiny.safetensors", "cpu", rounds=1, engine="torch").profile
     document = evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, EvalOptions("measured", seeds=1))
-    assert not document["device"]["modelled"] and document["device"]["name"] == "measured"
-    runs = {(row["arm"], row["query"]): row["run_ms"] for row in document["costs"]}
+    assert not document.device.modelled and document.device.name == "measured"
+    runs = {(row.arm, row.query): row.run_ms for row in document.costs}
     assert runs["merged", "a"] == runs["originals", "a"] == pytest.approx(1000 * found.queries["a"].batches[0].run_s)
     (tiny / "tiny.safetensors.profile.json").unlink()
-
-
-def test_side_by_side_rows_repeat_offline_and_streaming(eval_report):
-    row = next(one for one in eval_report["side_by_side"] if (one["query"], one["memory"]) == ("b", "50%"))
-    streamed = {
-        one["arm"]: one["accuracy"] for one in eval_report["streaming"] if (one["query"], one["memory"]) == ("b", "50%")
-    }
-    assert row["merged_offline"] == next(one["merged"] for one in eval_report["offline"] if one["query"] == "b")
-    assert (row["merged_streaming"], row["originals_streaming"]) == (streamed["merged"], streamed["originals"])
 
 
 def test_report_holds_its_command_and_versions(eval_report, tiny):
@@ -206,12 +204,12 @@ def test_report_holds_its_command_and_versions(eval_report, tiny):
 
 def test_real_time_and_virtual_clock_are_compared(tiny, tmp_path):
     asked = EvalOptions(seeds=1, memory="512MiB", wall_s=0.8)
-    wall = evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, asked)["realtime"]
-    assert [row["query"] for row in wall["queries"]] == ["a", "b"]
-    for row in wall["queries"]:
-        assert row["difference"] == row["wall"] - row["virtual"]
-        assert row["received"] >= row["processed_wall"] > 0 and row["processed_virtual"] > 0 and row["run_ms"] > 0
-    assert wall["difference"] == max(abs(row["difference"]) for row in wall["queries"])
+    wall = evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, asked).realtime
+    assert wall is not None and [row.query for row in wall.queries] == ["a", "b"]
+    for row in wall.queries:
+        assert row.difference == row.wall - row.virtual
+        assert row.received >= row.processed_wall > 0 and row.processed_virtual > 0 and row.run_ms > 0
+    assert wall.difference == max(abs(row.difference) for row in wall.queries)
 
 
 @pytest.mark.parametrize("roi", [None, (4.0, 2.0, 12.0, 8.0), (3.6, 2.2, 11.7, 7.9)])
@@ -221,7 +219,7 @@ def test_cropped_picture_is_pasted_back_into_its_region(roi):
 
 
 @pytest.mark.parametrize(
-    ("truths", "fault"),
+    ("labels", "problem"),
     [
         (
             [BoxLabels(), BoxLabels()],
@@ -238,9 +236,9 @@ def test_cropped_picture_is_pasted_back_into_its_region(roi):
         ([BoxLabels(("bus",), ((-9.0, 5.0, 0.0, 9.0),))], "outside its 60 x 40 pixels"),
     ],
 )
-def test_labels_that_cannot_be_scored_are_refused_by_name(truths, fault):
-    with pytest.raises(InputError, match=fault) as caught:
-        check_boxes(DETECTION, truths, [(60, 40)] * len(truths))
+def test_labels_that_cannot_be_scored_are_refused_by_name(labels, problem):
+    with pytest.raises(InputError, match=problem) as caught:
+        check_boxes(DETECTION, labels, [(60, 40)] * len(labels))
     assert "\n" not in str(caught.value)
 
 

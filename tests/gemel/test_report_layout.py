@@ -7,6 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
+from gemel.report.document import Report
 from gemel.report.page import render_report
 from tests.browser import page_of
 
@@ -45,7 +46,7 @@ def open_page(browser, document, tmp_path):
 def test_page_in_a_browser_cuts_and_requests_nothing(open_page, document, width, scheme, media):
     named = json.loads(json.dumps(document).replace("gate-people", LONG))
     named["offline"][1] |= {"met": False, "ratio": 0.9}
-    for text in (render_report(document, [PHOTO] * 2), render_report(named, [PHOTO] * 2)):
+    for text in (render_report(Report.model_validate(one), [PHOTO] * 2) for one in (document, named)):
         cut, wide, wrong, shown = open_page(width, scheme, text, media)
         assert (cut, wide, wrong) == ([], 0, [])
         assert shown.startswith('url("data:image/jpeg')

@@ -68,11 +68,11 @@ def test_a_users_own_module_is_merged_and_evaluated(own_workload: Path, tmp_path
         assert report.saved_fraction >= report.ceiling_fraction > 0.4
         assert len({bundle.query(q.id).tensors["body.3.weight"] for q in workload.queries}) == 1
         assert len({bundle.query(q.id).tensors["head.weight"] for q in workload.queries}) == 2
-    document = evaluate(report.bundle, own_workload, tmp_path / "report", EvalOptions(seeds=1))
-    assert [row["query"] for row in document["offline"]] == ["q0", "q1"]
+    evaluated = evaluate(report.bundle, own_workload, tmp_path / "report", EvalOptions(seeds=1))
+    assert evaluated.queries == ["q0", "q1"]
     merged = {result.id: result.merged for result in report.queries}
-    for row in document["offline"]:
-        assert row["model"] == FACTORY and row["merged"] == pytest.approx(merged[row["query"]])
+    for row in evaluated.offline:
+        assert row.model == FACTORY and row.merged == pytest.approx(merged[row.query])
 
 
 def test_a_bundle_of_it_imports_nothing_that_the_box_does_not_list(own_workload: Path, tmp_path: Path) -> None:
