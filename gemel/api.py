@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gemel.inspection import Inspection
     from gemel.placement import Placement
     from gemel.planner import BoxPlan, SimulationResult
-    from gemel.report.comparison import Comparison
+    from gemel.report.comparison import ReportComparison
     from gemel.report.document import Report
     from merger import MergeOptions, MergeReport, TrainOptions, TrainResult
     from models.bundle import Bundle
@@ -158,7 +158,7 @@ def evaluate(
     return evaluated(bundle, path, out, EvalOptions(device, seeds), progress or _silent)
 
 
-def compare_reports(reports: Sequence[str | Path], out: str | Path) -> Comparison:
+def compare_reports(reports: Sequence[str | Path], out: str | Path) -> ReportComparison:
     """Compare several evaluations of one workload on a page (gemel.report.comparison).
 
     `reports` are report.json files, or folders of `gemel eval`. Raises InputError, with nothing written, where one is

@@ -29,14 +29,14 @@ from gemel.report.document import (
     MODELS,
     ORIGINALS,
     REPORT_JSON,
-    BundleFile,
-    ByteCounts,
     Example,
     MemorySetting,
     OfflineRow,
     Report,
+    ReportedBundle,
     Settings,
     SharedWeight,
+    WeightBytes,
 )
 from gemel.report.examples import worst_examples
 from gemel.report.page import render_report
@@ -187,14 +187,14 @@ def build_report(
     report = Report(
         workload=bundle.manifest.workload,
         method=bundle.manifest.method,
-        bundle=BundleFile(file=bundle.path.name, digest=bundle.digest),
+        bundle=ReportedBundle(file=bundle.path.name, digest=bundle.digest),
         created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         device=model.device,
         seeds=seeds,
         settings=Settings(policy=DEFAULT_POLICY, bootstrap_rounds=BOOTSTRAP_ROUNDS, bootstrap_seed=0),
         versions=package_versions(),
         costs=model.rows(),
-        bytes=ByteCounts(**byte_counts(bundle), **resident),
+        bytes=WeightBytes(**byte_counts(bundle), **resident),
         shared=[SharedWeight(**one) for one in shared_tensors(bundle)],
         offline=[one.row for one in evaluations],
         streaming=streamed.streaming,

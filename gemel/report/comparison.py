@@ -82,7 +82,7 @@ class ComparedReport:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ReportComparison:
     """Reports of one workload; `answer` says which to take, `differences` what differs besides the merging."""
 
     workload: str
@@ -124,7 +124,7 @@ class Comparison:
         }  # fmt: skip
 
 
-def write_comparison(reports: Sequence[str | Path], out: str | Path) -> Comparison:
+def write_comparison(reports: Sequence[str | Path], out: str | Path) -> ReportComparison:
     """Compare these reports and write the page; InputError, with nothing written, where they cannot be."""
     paths = [report_path(one) for one in reports]
     check_apart([("--out", out)], [("one of the reports", path) for path in paths])
@@ -135,7 +135,7 @@ def write_comparison(reports: Sequence[str | Path], out: str | Path) -> Comparis
     return found
 
 
-def compare_documents(found: Sequence[tuple[Path, Report]]) -> Comparison:
+def compare_documents(found: Sequence[tuple[Path, Report]]) -> ReportComparison:
     """The comparison of these reports (path, report), which get letters in their order.
 
     Raises InputError where two are not of one workload: of another name, or with other queries.
@@ -147,10 +147,10 @@ def compare_documents(found: Sequence[tuple[Path, Report]]) -> Comparison:
         ComparedReport(letter, one_line(path), report, draw_conclusion(report))
         for letter, (path, report) in zip(ascii_uppercase, found, strict=False)
     ]
-    return Comparison(found[0][1].workload, reports, _answer(reports), _differences(reports))
+    return ReportComparison(found[0][1].workload, reports, _answer(reports), _differences(reports))
 
 
-def render_comparison(found: Comparison) -> str:
+def render_comparison(found: ReportComparison) -> str:
     """The page of a comparison."""
     reports, style = found.reports, whole_percent if found.relative else two_decimals
     kinds = {one.letter: f"r{index % REPORT_COLOURS}" for index, one in enumerate(reports)}

@@ -176,7 +176,7 @@ class QueryBytes(Row):
     private: Count
 
 
-class ByteCounts(Row):
+class WeightBytes(Row):
     """Bytes of all weights, as stored and as resident; `ceiling` is what sharing every possible layer would save."""
 
     before: Annotated[int, Field(ge=1, le=2**60)]
@@ -281,7 +281,7 @@ class Realtime(Row):
     difference: Number
 
 
-class BundleFile(Row):
+class ReportedBundle(Row):
     """The bundle's file name and SHA-256."""
 
     file: Text
@@ -319,14 +319,14 @@ class Report(Row):
     format: Literal[3] = REPORT_FORMAT
     workload: Text
     method: Text
-    bundle: BundleFile
+    bundle: ReportedBundle
     created_at: Text
     device: ReportDevice
     seeds: Annotated[list[Count], Field(max_length=MAX_SEEDS)]
     settings: Settings
     versions: dict[Text, Text]
     costs: list[CostRow]
-    bytes: ByteCounts
+    bytes: WeightBytes
     shared: list[SharedWeight]
     offline: Annotated[list[OfflineRow], Field(min_length=1, max_length=MAX_QUERIES)]
     streaming: list[StreamRow]

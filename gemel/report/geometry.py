@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gemel.report.document import ByteCounts, LedgerRow, QueryBytes, Report, SharedWeight, Timeline
+from gemel.report.document import LedgerRow, QueryBytes, Report, SharedWeight, Timeline, WeightBytes
 
 AXIS_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5)
 MAX_TICKS = 6
@@ -102,7 +102,7 @@ def byte_parts(row: QueryBytes, whole: float) -> list[Part]:
     return make_parts([(name, getattr(row, name)) for name in BYTE_PARTS], whole)
 
 
-def total_parts(counts: ByteCounts) -> list[Part]:
+def total_parts(counts: WeightBytes) -> list[Part]:
     """The whole bundle in per cent of the originals."""
     return make_parts([(name, sum(getattr(row, name) for row in counts.queries)) for name in BYTE_PARTS], counts.before)
 

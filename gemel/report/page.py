@@ -216,7 +216,7 @@ class ExampleGroup:
         return len({box.name for _, one in self.rows for part in parts for box in getattr(one, part)}) > 1
 
     @staticmethod
-    def found(example: DetectionExample, model: str) -> str:
+    def count_findings(example: DetectionExample, model: str) -> str:
         """What a model found on a frame."""
         missed = sum(model not in one.found for one in example.truth)
         alarms = sum(not one.right for one in getattr(example, model))

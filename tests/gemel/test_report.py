@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gemel.report.conclusion import report_limits
-from gemel.report.document import ByteCounts, ClassificationExample, DetectionExample, Report, SharedWeight
+from gemel.report.document import ClassificationExample, DetectionExample, Report, SharedWeight, WeightBytes
 from gemel.report.drawing import Series, draw_boxes, draw_curve, label_rows
 from gemel.report.examples import pick_worst, worst_examples
 from gemel.report.geometry import (
@@ -90,7 +90,7 @@ def test_page_over_a_single_clip_shows_no_interval(document):
 
 def test_byte_parts_are_fractions_of_the_largest_original(document):
     document["bytes"]["queries"][1] |= {"before": 100, "shared_part": 50, "private": 0}
-    row = ByteCounts.model_validate(document["bytes"]).queries[1]
+    row = WeightBytes.model_validate(document["bytes"]).queries[1]
     assert byte_parts(row, 200) == [("shared_part", 25, 50)]
 
 
