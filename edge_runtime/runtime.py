@@ -220,7 +220,7 @@ class Runtime:
 
     def _send(self, publishes_late: bool, message: ResultMessage) -> None:
         if self._observer is not None:
-            self._observer.add_result(message)
+            self._observer.add_result(message.record)
         if self._spool is not None:
             self._spool.offer(message)
         if publishes_late or not message.record["late"]:
