@@ -212,7 +212,7 @@ def check_name(model: str, task: str, where: str, key: str = "model") -> None:
             raise InputError(where, f"'{model}' is no name of a factory", FORM, key)
     elif entry is None:
         near = difflib.get_close_matches(model.lower().replace("-", "_"), names(task), n=3)
-        hint = f"did you mean {', '.join(near)}?" if near else "docs/zoo.md lists the names,"
+        hint = f"did you mean {', '.join(near)}?" if near else "docs/guide.md describes the zoo,"
         raise InputError(where, f"'{model}' is not in the zoo", f"{hint} or give package.module:factory", key)
     elif entry.task != task:
         raise InputError(where, f"'{model}' does {entry.task}, not {task}", f"use one of {', '.join(names(task))}", key)

