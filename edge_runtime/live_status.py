@@ -45,7 +45,7 @@ class RecentCount:
 
 
 class RuntimeStatus:
-    """The `StatusSource` of a running box; every call is thread-safe."""
+    """What HTTP needs of a running box; every call is thread-safe and returns at once."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from typing import Any
 
 from edge_runtime.capture.reader import FramePool, RateGate, RecentRate, SourceReader, TimedShot
 from edge_runtime.capture.reconnect import CameraPhase, LinkState
-from edge_runtime.capture.sources import CameraConfig, FrameRequest, Source, open_source
+from edge_runtime.capture.sources import NO_PICTURE, CameraConfig, FrameRequest, Source, open_source
 from edge_runtime.queues import Frame
 
 POLL_INTERVAL_S = 0.5
@@ -133,7 +133,7 @@ class Camera:
             if reader.problem is None and link.phase is CameraPhase.STREAMING and not self._config.forever:
                 self._change(link.end())
             else:
-                self._lose(reader.problem or "it has no frame that can be decoded")
+                self._lose(reader.problem or NO_PICTURE)
         elif (busy_since := reader.busy_since) is not None and now - busy_since >= self._config.timeout_s:
             self._lose(f"no frame came for {self._config.timeout_s:g} s")
 

@@ -6,7 +6,6 @@ import contextlib
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +28,7 @@ Shot = Callable[[], "np.ndarray | None"]
 TIMEOUT_S = 5.0
 AUTO, PYAV, OPENCV, GSTREAMER = "auto", "pyav", "opencv", "gstreamer"
 DECODERS = (AUTO, PYAV, OPENCV, GSTREAMER)
-NO_ANSWER = "no frame came in time"
+NO_ANSWER, NO_PICTURE = "no frame came in time", "it has no frame that can be decoded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +253,6 @@ class FFmpegSource:
 
         av.logging.set_level(None)  # its messages name addresses with their passwords
         self.damaged, self._live = 0, config.live
-        self._decoded: deque[av.VideoFrame] = deque()
-        self._frame: av.VideoFrame | None = None
         self._reformatter = av.video.reformatter.VideoReformatter()
         name = _ffmpeg_name(config)
         try:
@@ -274,15 +271,17 @@ class FFmpegSource:
         stream.codec_context.thread_count = 1
         self.fps = _plausible_rate(float(stream.average_rate or stream.guessed_rate or 0), self._live)
         self._packets: Any = self._container.demux(stream)
+        self._frames = self._decode()
+        self._frame: av.VideoFrame | None = None
 
     def advance(self) -> bool:
-        while not self._decoded:
-            packet = self._next_packet()
-            if packet is None:
-                return False
-            self._decode(packet)
-        self._frame = self._decoded.popleft()
-        return True
+        try:
+            self._frame = next(self._frames, None)
+        except Exception as error:
+            raise SourceLost(_ffmpeg_reason(error)) from None
+        if self._frame is None and self._live:
+            raise SourceLost("the stream ended")
+        return self._frame is not None
 
     def shot(self) -> Shot:
         assert self._frame is not None
@@ -293,27 +292,19 @@ class FFmpegSource:
         self._packets.close()  # PyAV 18.1 leaks the packet of a generator that is dropped
         self._container.close()
 
-    def _next_packet(self) -> av.Packet | None:
-        """The next packet; None at the end of a file. A lost stream may end without an error."""
-        try:
-            packet = next(self._packets, None)
-        except Exception as error:
-            raise SourceLost(_ffmpeg_reason(error)) from None
-        if packet is None and self._live:
-            raise SourceLost("the stream ended")
-        return packet
-
-    def _decode(self, packet: av.Packet) -> None:
-        """Drop corrupt frames; those before the first whole frame of a stream are normal."""
-        is_joining = self._live and self._frame is None
-        try:
-            frames = packet.decode()
-        except Exception:
-            self.damaged += not is_joining
-            return
-        whole = [frame for frame in frames if not frame.is_corrupt]
-        self.damaged += 0 if is_joining else len(frames) - len(whole)
-        self._decoded.extend(whole)
+    def _decode(self) -> Iterator[av.VideoFrame]:
+        """Whole frames; corrupt ones before the first of a stream are normal, others count as damaged."""
+        is_joining = self._live
+        for packet in self._packets:
+            try:
+                frames = packet.decode()
+            except Exception:
+                self.damaged += not is_joining
+                continue
+            whole = [frame for frame in frames if not frame.is_corrupt]
+            self.damaged += 0 if is_joining else len(frames) - len(whole)
+            is_joining = is_joining and not whole
+            yield from whole
 
 
 def _plausible_rate(rate: float, live: bool) -> float | None:
@@ -416,19 +407,10 @@ def call_all(calls: Sequence[tuple[Callable[[], Value], float]], default: Value)
 
 def _probe(camera: CameraConfig) -> ProbeResult:
     try:
-        return ProbeResult(first_frame(camera))
+        with contextlib.closing(open_source(camera)) as source:
+            while source.advance():
+                if (image := decode_shot(source.shot())) is not None:
+                    return ProbeResult(image)
     except Exception as error:  # a decoder can fail in any way
         return ProbeResult(problem=failure_reason(error))
-
-
-def first_frame(camera: CameraConfig) -> np.ndarray:
-    """The first frame that decodes, RGB uint8 (H, W, 3); SourceLost if there is none."""
-    source = open_source(camera)
-    try:
-        while source.advance():
-            image = decode_shot(source.shot())
-            if image is not None:
-                return image
-    finally:
-        source.close()
-    raise SourceLost("it has no frame that can be decoded")
+    return ProbeResult(problem=NO_PICTURE)

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import WSMsgType, web
 from pydantic import BaseModel
@@ -23,8 +23,11 @@ from pydantic.json_schema import models_json_schema
 from edge_runtime.http.auth import COOKIE, Access
 from edge_runtime.http.metrics import CONTENT_TYPE, Metrics
 from edge_runtime.http.snapshots import Snapshot
-from edge_runtime.http.status import Readiness, ReloadOutcome, Status, StatusSource
+from edge_runtime.http.status import Readiness, ReloadOutcome, Status
 from models.errors import InputError
+
+if TYPE_CHECKING:
+    from edge_runtime.live_status import RuntimeStatus
 
 SNAPSHOT_INTERVAL_S, STATUS_INTERVAL_S = 0.2, 1.0
 MAX_CLIENTS = 16
@@ -143,12 +146,11 @@ def _address_error(access: Access, where: str | Path, error: OSError) -> InputEr
 class HttpService:
     """Serves a box's status, metrics, snapshots and dashboard until it is stopped; `where` names the config."""
 
-    def __init__(self, source: StatusSource, metrics: Metrics, access: Access, where: str | Path) -> None:
+    def __init__(self, source: RuntimeStatus, metrics: Metrics, access: Access, where: str | Path) -> None:
         self._app = BoxApp(source, metrics, access)
         self._access, self._where = access, where
-        self._loop = asyncio.new_event_loop()
-        self._runner: web.AppRunner | None = None
-        self._server: asyncio.Server | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = asyncio.Event()
         self._opened: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self.port = access.port
@@ -168,37 +170,31 @@ class HttpService:
 
     def stop(self) -> None:
         """End within TIMEOUT_S."""
-        if self._thread.is_alive():
+        if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # its loop was closed meanwhile
-                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join(TIMEOUT_S)
 
-    async def _open(self) -> None:
-        self._runner = runner = web.AppRunner(
-            self._app.application(), access_log=None, shutdown_timeout=0.5, logger=silent
-        )
-        await runner.setup()
-        self._server = await self._loop.create_server(lambda: _protocol(runner), self._access.host, self._access.port)
-        self.port = self._server.sockets[0].getsockname()[1]
-
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        failure: BaseException | None = None
         try:
-            self._loop.run_until_complete(self._open())
+            asyncio.run(self._serve())
         except BaseException as error:
-            failure = error
-        else:
+            if not self._opened.done():
+                self._opened.set_exception(error)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        runner = web.AppRunner(self._app.application(), access_log=None, shutdown_timeout=0.5, logger=silent)
+        await runner.setup()
+        try:
+            host, port = self._access.host, self._access.port
+            server = await self._loop.create_server(lambda: _protocol(runner), host, port)
+            self.port = server.sockets[0].getsockname()[1]
             self._opened.set_result(None)
-            self._loop.run_forever()
-        with contextlib.suppress(Exception):
-            if self._server is not None:
-                self._server.close()
-            if self._runner is not None:
-                self._loop.run_until_complete(asyncio.wait_for(self._runner.cleanup(), TIMEOUT_S / 2))
-        self._loop.close()
-        if failure is not None:  # last, since `start` may end the process then
-            self._opened.set_exception(failure)
+            await self._stopping.wait()
+            server.close()
+        finally:
+            await asyncio.wait_for(runner.cleanup(), TIMEOUT_S / 2)
 
 
 class _Rejected(asyncio.Protocol):
@@ -218,7 +214,7 @@ def _protocol(runner: web.AppRunner) -> asyncio.BaseProtocol:
 class BoxApp:
     """The routes and their handlers."""
 
-    def __init__(self, source: StatusSource, metrics: Metrics, access: Access) -> None:
+    def __init__(self, source: RuntimeStatus, metrics: Metrics, access: Access) -> None:
         self._source, self._metrics, self.access = source, metrics, access
         self._history = History()
         self._dashboards: set[web.WebSocketResponse] = set()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -120,34 +119,3 @@ class ReloadOutcome(_Value):
 
     applied: bool
     reason: str | None = Field(None, description="why it was not applied")
-
-
-class StatusSource(Protocol):
-    """What HTTP needs of a box. Every call is thread-safe and returns at once."""
-
-    def status(self) -> Status:
-        """The box at this moment."""
-        ...
-
-    def is_moving(self) -> bool:
-        """Whether the thread that runs queries goes on."""
-        ...
-
-    def missing(self) -> list[str]:
-        """What the box still lacks to be ready, a line each."""
-        ...
-
-    def bundle_problem(self) -> str | None:
-        """One line when the bundle's file was changed in place."""
-        ...
-
-    def reload(self) -> Future[str | None]:
-        """Reload config and bundle; the result is None, or why they were not applied."""
-        ...
-
-    def snapshot(self, camera: str) -> Any:
-        """The newest frame of a camera with its results (`edge_runtime.http.snapshots.Snapshot`), None before any.
-
-        KeyError where there is no such camera.
-        """
-        ...

@@ -17,6 +17,7 @@ from edge_runtime.http.status import (
     SpoolStatus,
     Status,
 )
+from edge_runtime.live_status import RuntimeStatus
 from edge_runtime.queues import Frame
 
 
@@ -44,8 +45,8 @@ def sink(name: str, **values: Any) -> SinkStatus:
     return SinkStatus(id=name, **(given | values))
 
 
-class Box:
-    """A `StatusSource` of fixed values; `changes` replace some of them."""
+class Box(RuntimeStatus):
+    """A status of fixed values; `changes` replace some of them."""
 
     def __init__(self, **changes: Any) -> None:
         self.changes = changes
