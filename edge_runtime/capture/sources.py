@@ -250,6 +250,7 @@ class FFmpegSource:
     def __init__(self, config: CameraConfig) -> None:
         import av
         import av.logging
+        import av.video.reformatter
 
         av.logging.set_level(None)  # its messages name addresses with their passwords
         self.damaged, self._live = 0, config.live

@@ -115,8 +115,8 @@ class Webhook(Sink):
     def _post_once(self, body: bytes) -> int:
         self._connection.request("POST", self._target, body, self._headers)
         with self._connection.getresponse() as response:
-            if response.length is None or response.length > MAX_RESPONSE_BYTES:
+            if response.length is None or response.length <= MAX_RESPONSE_BYTES:
+                response.read(MAX_RESPONSE_BYTES)
+            if not response.isclosed():
                 self.close()
-            else:
-                response.read()
             return response.status

@@ -1,4 +1,4 @@
-"""Network cameras that misbehave when told to: H.264 over RTSP (interleaved in TCP), and JPEG pictures over HTTP."""
+"""Network cameras that fail on request: H.264 over RTSP (interleaved in TCP), and JPEG pictures over HTTP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import av
 import cv2
-import numpy as np
 
 from tests.edge_runtime.tiny import picture
 
@@ -26,29 +25,34 @@ CLOCK_HZ, PAYLOAD_TYPE, MAX_PAYLOAD = 90_000, 96, 1400
 FRAMES, KEYFRAME_EVERY = 20, 5
 BYTES_A_FLIP = 100
 SINGLE_UNIT_TYPES, FU_A = 31, 28
+SDP = "\r\n".join([
+    "v=0", "o=- 0 0 IN IP4 127.0.0.1", "s=live", "t=0 0", f"m=video 0 RTP/AVP {PAYLOAD_TYPE}",
+    f"a=rtpmap:{PAYLOAD_TYPE} H264/{CLOCK_HZ}", f"a=fmtp:{PAYLOAD_TYPE} packetization-mode=1", "a=control:track0", "",
+])  # fmt: skip
+RESPONSES = {
+    "OPTIONS": ["Public: OPTIONS, DESCRIBE, SETUP, PLAY, TEARDOWN", "", ""],
+    "SETUP": ["Transport: RTP/AVP/TCP;unicast;interleaved=0-1", "Session: 1", "", ""],
+    "DESCRIBE": ["Content-Type: application/sdp", f"Content-Length: {len(SDP)}", "", SDP],
+}
 
 
 class FaultyCamera:
-    """A camera on a port of its own, which it keeps for life; every connection has a thread.
+    """A camera at a port of its own, which it keeps; every connection has a thread.
 
-    `muted`: connections stay and bring nothing. `silent`: a new connection gets no answer. `garbage`: random bytes
-    instead of all else. `flipping`: here and there a bit of a frame is another. `tear` cuts connections within a frame.
-    `size` is that of its frames, changed at any time. `port` is where it is, `accepted` how many connections there
-    were.
+    `muted`: connections stay without data. `silent`: a new connection gets no response. `garbage`: random bytes
+    instead of all else. `flipping`: bits of frames are flipped. `tear` cuts connections within a frame. `size` of the
+    frames may change at any time. `accepted` counts connections.
     """
 
-    def __init__(self, fps: float = 25.0, size: tuple[int, int] = (64, 48), listening: bool = True) -> None:
+    def __init__(self, fps: float = 25.0, size: tuple[int, int] = (64, 48)) -> None:
         self.fps, self.size = fps, size
         self.muted = self.silent = self.garbage = self.flipping = False
-        self.accepted = self._torn = 0
+        self.accepted = self.port = self._torn = 0
         self._random = random.Random(0)
         self._over = threading.Event()
         self._connections: set[socket.socket] = set()
         self._listener: socket.socket | None = None
-        self.port = 0
         self.listen()
-        if not listening:
-            self.refuse()
 
     def __enter__(self) -> Self:
         return self
@@ -79,8 +83,15 @@ class FaultyCamera:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def tear(self) -> None:
-        """Cut every connection in the midst of its next frame; new ones are served."""
+        """Cut every connection within its next frame; new ones are served."""
         self._torn = self.accepted
+
+    def mend(self) -> None:
+        """Serve as if nothing had happened."""
+        self.muted = self.silent = self.garbage = False
+        self.cut()
+        if self._listener is None:
+            self.listen()
 
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -88,49 +99,47 @@ class FaultyCamera:
                 connection, _ = listener.accept()
                 self.accepted += 1
                 self._connections.add(connection)
-                threading.Thread(target=self._attend, args=(connection, self.accepted), daemon=True).start()
+                threading.Thread(target=self._serve, args=(connection, self.accepted), daemon=True).start()
 
-    def _attend(self, connection: socket.socket, number: int) -> None:
+    def _serve(self, connection: socket.socket, number: int) -> None:
         try:
             with contextlib.suppress(OSError, ValueError):
                 if self.silent:
                     self._over.wait()
                 elif self.garbage:
                     connection.sendall(os.urandom(4096))
-                elif self._greet(connection):
+                elif self._handshake(connection):
                     self._stream(connection, number)
         finally:
             self._connections.discard(connection)
             connection.close()
 
     def _stream(self, connection: socket.socket, number: int) -> None:
-        for packed in self._frames():
+        for data in self._frames():
             if self._over.wait(1 / self.fps):
                 return
             if number <= self._torn:
-                connection.sendall(packed[: len(packed) // 2])
+                connection.sendall(data[: len(data) // 2])
                 return
             if self.garbage:
                 connection.sendall(os.urandom(2000))
             elif not self.muted:
-                connection.sendall(packed)
+                connection.sendall(data)
 
-    def _worn(self, data: bytes) -> bytes:
-        """Part of a frame as it arrives."""
-        if not self.flipping:
-            return data
-        worn = bytearray(data)
-        for _ in range(1 + len(worn) // BYTES_A_FLIP):
-            worn[self._random.randrange(len(worn))] ^= 1 << self._random.randrange(8)
-        return bytes(worn)
+    def _flip(self, data: bytes) -> bytes:
+        """Part of a frame, with flipped bits while `flipping`."""
+        flipped = bytearray(data)
+        for _ in range(1 + len(flipped) // BYTES_A_FLIP if self.flipping else 0):
+            flipped[self._random.randrange(len(flipped))] ^= 1 << self._random.randrange(8)
+        return bytes(flipped)
 
     @property
     def url(self) -> str:
         """Its address, with a password."""
         raise NotImplementedError
 
-    def _greet(self, connection: socket.socket) -> bool:
-        """What comes before the first frame; whether frames shall follow."""
+    def _handshake(self, connection: socket.socket) -> bool:
+        """Answer the requests before the first frame; whether frames shall follow."""
         raise NotImplementedError
 
     def _frames(self) -> Iterator[bytes]:
@@ -139,7 +148,7 @@ class FaultyCamera:
 
 
 class RtspCamera(FaultyCamera):
-    """H.264 over RTSP (RFC 2326), interleaved in its connection, packed as RFC 6184 says.
+    """H.264 over RTSP (RFC 2326), interleaved in its connection and packed by RFC 6184.
 
     A connection joins somewhere between two keyframes.
     """
@@ -148,55 +157,32 @@ class RtspCamera(FaultyCamera):
     def url(self) -> str:
         return f"rtsp://user:secret@127.0.0.1:{self.port}/live"
 
-    def film(self) -> list[list[bytes]]:
-        """What it plays, again and again: the NAL units of each frame, the first of which is a keyframe."""
-        return encode_clip(self.size)
-
-    def _greet(self, connection: socket.socket) -> bool:
+    def _handshake(self, connection: socket.socket) -> bool:
         with connection.makefile("rb") as requests:
-            while True:
-                lines = [line.decode().strip() for line in iter(requests.readline, b"\r\n") if line]
-                if not lines:
-                    return False
+            while lines := [line.decode().strip() for line in iter(requests.readline, b"\r\n") if line]:
                 sequence = next(line for line in lines if line.lower().startswith("cseq"))
                 method = lines[0].split()[0]
-                headers, body = self._answer(method)
-                connection.sendall("\r\n".join(["RTSP/1.0 200 OK", sequence, *headers, "", body]).encode())
+                response = ["RTSP/1.0 200 OK", sequence, *RESPONSES.get(method, ["Session: 1", "", ""])]
+                connection.sendall("\r\n".join(response).encode())
                 if method == "PLAY":
                     return True
-
-    def _answer(self, method: str) -> tuple[list[str], str]:
-        if method == "OPTIONS":
-            return ["Public: OPTIONS, DESCRIBE, SETUP, PLAY, TEARDOWN"], ""
-        if method == "SETUP":
-            return ["Transport: RTP/AVP/TCP;unicast;interleaved=0-1", "Session: 1"], ""
-        if method != "DESCRIBE":
-            return ["Session: 1"], ""
-        body = "\r\n".join([
-            "v=0", "o=- 0 0 IN IP4 127.0.0.1", "s=live", "t=0 0", f"m=video 0 RTP/AVP {PAYLOAD_TYPE}",
-            f"a=rtpmap:{PAYLOAD_TYPE} H264/{CLOCK_HZ}", f"a=fmtp:{PAYLOAD_TYPE} packetization-mode=1",
-            "a=control:track0", "",
-        ])  # fmt: skip
-        return ["Content-Type: application/sdp", f"Content-Length: {len(body)}"], body
+        return False
 
     def _frames(self) -> Iterator[bytes]:
         sequence, index = 0, 2
         while True:
-            size, at = self.size, index % len(self.film())
-            for units in self.film()[at:]:
+            size = self.size
+            for units in encode_clip(size)[index % FRAMES :]:
                 if self.size != size:
                     break
-                stamp = round(index * CLOCK_HZ / self.fps)
-                packed = b""
-                for whole, last in _payloads(units):
-                    payload = self._worn(whole)
-                    header = struct.pack(
-                        ">BBHII", 0x80, PAYLOAD_TYPE | (0x80 if last else 0), sequence & 0xFFFF, stamp & 0xFFFFFFFF, 7
-                    )
-                    packed += struct.pack(">cBH", b"$", 0, len(header) + len(payload)) + header + payload
+                stamp, data = round(index * CLOCK_HZ / self.fps), b""
+                for payload, is_last in _payloads(units):
+                    kind = PAYLOAD_TYPE | (0x80 if is_last else 0)
+                    header = struct.pack(">BBHII", 0x80, kind, sequence & 0xFFFF, stamp & 0xFFFFFFFF, 7)
+                    data += struct.pack(">cBH", b"$", 0, len(header) + len(payload)) + header + self._flip(payload)
                     sequence += 1
                 index += 1
-                yield packed
+                yield data
 
 
 class HttpCamera(FaultyCamera):
@@ -206,7 +192,7 @@ class HttpCamera(FaultyCamera):
     def url(self) -> str:
         return f"http://user:secret@127.0.0.1:{self.port}/video?token=secret"
 
-    def _greet(self, connection: socket.socket) -> bool:
+    def _handshake(self, connection: socket.socket) -> bool:
         while b"\r\n\r\n" not in connection.recv(4096):
             pass
         kind = "multipart/x-mixed-replace;boundary=frame"
@@ -216,27 +202,21 @@ class HttpCamera(FaultyCamera):
     def _frames(self) -> Iterator[bytes]:
         index = 0
         while True:
-            data = cv2.imencode(".jpg", picture(index % FRAMES, *self.size))[1].tobytes()
-            data, index = self._worn(data), index + 1
-            yield (
-                f"Content-Type: image/jpeg\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data + b"\r\n--frame\r\n"
-            )
+            data = self._flip(cv2.imencode(".jpg", picture(index % FRAMES, *self.size))[1].tobytes())
+            index += 1
+            head = f"Content-Type: image/jpeg\r\nContent-Length: {len(data)}\r\n\r\n"
+            yield head.encode() + data + b"\r\n--frame\r\n"
 
 
 @cache
 def encode_clip(size: tuple[int, int]) -> list[list[bytes]]:
-    """The NAL units of each frame of a short film of pictures."""
-    return units_of([picture(seed, *size) for seed in range(FRAMES)])
-
-
-def units_of(pictures: list[np.ndarray]) -> list[list[bytes]]:
-    """The NAL units (H.264) of each of these pictures, RGB uint8 (H, W, 3)."""
+    """The NAL units (H.264) of each frame of a short clip; the first is a keyframe."""
     context = av.CodecContext.create("libx264", "w")
-    context.height, context.width = pictures[0].shape[:2]
+    context.width, context.height = size
     context.pix_fmt = "yuv420p"
     context.time_base, context.gop_size, context.thread_count = Fraction(1, 25), KEYFRAME_EVERY, 1
     context.options = {"preset": "ultrafast", "tune": "zerolatency", "x264-params": "slice-max-size=0"}
-    frames = [av.VideoFrame.from_ndarray(one, format="rgb24") for one in pictures]
+    frames = [av.VideoFrame.from_ndarray(picture(seed, *size), format="rgb24") for seed in range(FRAMES)]
     for index, frame in enumerate(frames):
         frame.pts = index
     packets = [packet for frame in [*frames, None] for packet in context.encode(frame)]
@@ -248,12 +228,12 @@ def units_of(pictures: list[np.ndarray]) -> list[list[bytes]]:
 def _payloads(units: list[bytes]) -> Iterator[tuple[bytes, bool]]:
     """RTP payloads of one frame, and whether it is the last; large units are cut into fragments (FU-A)."""
     for number, unit in enumerate(units):
-        final = number == len(units) - 1
+        is_last = number == len(units) - 1
         if len(unit) <= MAX_PAYLOAD:
-            yield unit, final
+            yield unit, is_last
             continue
         kind, data = unit[0], unit[1:]
-        for at in range(0, len(data), MAX_PAYLOAD):
-            ends = at + MAX_PAYLOAD >= len(data)
-            mark = (kind & SINGLE_UNIT_TYPES) | (0x80 if at == 0 else 0) | (0x40 if ends else 0)
-            yield bytes([(kind & 0xE0) | FU_A, mark]) + data[at : at + MAX_PAYLOAD], final and ends
+        for start in range(0, len(data), MAX_PAYLOAD):
+            is_end = start + MAX_PAYLOAD >= len(data)
+            mark = (kind & SINGLE_UNIT_TYPES) | (0x80 if start == 0 else 0) | (0x40 if is_end else 0)
+            yield bytes([(kind & 0xE0) | FU_A, mark]) + data[start : start + MAX_PAYLOAD], is_last and is_end

@@ -79,13 +79,6 @@ def babble(camera: FaultyCamera) -> None:
     camera.garbage = True
 
 
-def mend(camera: FaultyCamera) -> None:
-    camera.muted = camera.silent = camera.garbage = False
-    camera.cut()
-    if camera.port and camera._listener is None:
-        camera.listen()
-
-
 @pytest.mark.parametrize("fail", [FaultyCamera.refuse, mute, stall, babble], ids=lambda fail: fail.__name__)
 @pytest.mark.parametrize("kind", KINDS)
 def test_camera_failing_is_logged_once_and_reconnects(kind, fail, caplog):
@@ -99,7 +92,7 @@ def test_camera_failing_is_logged_once_and_reconnects(kind, fail, caplog):
         assert time.monotonic() - failed < CAMERA_TIMEOUT_S + 10, "what its timeout allows, and a slow machine"
         assert away["error"] and away["fps"] == 0.0
         beside.more()
-        mend(camera)
+        camera.mend()
         watched.more()
         back = watched.until_state("streaming")
         assert back["error"] is None and back["reconnects"] >= 1
@@ -118,7 +111,7 @@ def test_camera_away_at_start_connects_later(fail, caplog):
         with play_camera(camera.url) as watched:
             row = watched.until_state("away")
             assert row["error"] and row["frame_age_s"] is None and not watched.frames
-            mend(camera)
+            camera.mend()
             watched.more()
     assert caplog.text.count("is away") <= 1 + watched.camera.to_json()["reconnects"], "logged once each time"
     assert "is away" in caplog.text and "secret" not in caplog.text

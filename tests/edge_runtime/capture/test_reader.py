@@ -64,7 +64,7 @@ def test_reader_plays_clip_at_its_rate_in_rgb(tmp_path, decoder):
     assert (reader.index, reader.damaged, reader.problem, reader.over) == (6, 0, None, True)
     for seed, shot in enumerate(got):
         image = shot.shot()
-        assert image.shape == (32, 48, 3) and image.dtype == np.uint8
+        assert image is not None and image.shape == (32, 48, 3) and image.dtype == np.uint8
         assert np.abs(image.astype(int) - picture(seed)).mean() < 12
         assert np.abs(image[..., ::-1].astype(int) - picture(seed)).mean() > 20
 
@@ -113,11 +113,9 @@ def test_reader_of_empty_source_reports_why(tmp_path):
     writer.release()
     (tmp_path / "list.m3u8").write_text(f"#EXTM3U\n#EXTINF:1,\n{write_clip(tmp_path / 'c.mp4', 3)}\n")
     (tmp_path / "concat.mp4").write_text("ffconcat version 1.0\nfile c.mp4\n")
-    faults = {
-        "missing.mp4": "there is no ", "empty": "has no .jpg or .png files", "text.mp4": "cannot be opened",
-        "none.mp4": "cannot be opened", "zero.mp4": "no video in it", "list.m3u8": "cannot be opened",
-        "concat.mp4": "cannot be opened",
-    }  # fmt: skip
+    (tmp_path / "stream.sdp").write_text("v=0\nm=video 5004 RTP/AVP 96\n")
+    faults = {"missing.mp4": "there is no ", "empty": "has no .jpg or .png files", "zero.mp4": "no video in it"}
+    faults |= dict.fromkeys(["text.mp4", "none.mp4", "list.m3u8", "concat.mp4", "stream.sdp"], "cannot be opened")
     for name, fault in faults.items():
         reader, got = play_source(tmp_path / name)
         assert not got and fault in (reader.problem or ""), name

@@ -57,7 +57,6 @@ class Box(RuntimeStatus):
         self.metrics = self.observer.metrics
 
     def status(self) -> Status:
-        drift: dict[str, Any] = {"checked_at": 1.79e9, "ci95": None}
         given = {
             "run": "f3a9c1", "bundle": "0123456789ab", "workload": "junction", "device": "cpu", "policy": "adaptive",
             "uptime_s": 3725.0, "budget_bytes": 64_000_000, "resident_bytes": 40_000_000,
@@ -67,9 +66,10 @@ class Box(RuntimeStatus):
             "queries": [query("bridge-cars", "bridge"), query("gate-kind", "gate", resident=False)],
             "sinks": [sink("jsonl", delivered=181, undelivered={"full": 3})],
             "drift": [
-                DriftStatus(query="gate-kind", ratio=0.93, frames=120, verdict="below", reverted=True,
-                            **(drift | {"ci95": [0.91, 0.94]})),
-                DriftStatus(query="bridge-cars", ratio=None, frames=3, verdict="too few", reverted=False, **drift),
+                DriftStatus(query="gate-kind", ratio=0.93, ci95=[0.91, 0.94], frames=120, verdict="below",
+                            checked_at=1.79e9, reverted=True),
+                DriftStatus(query="bridge-cars", ratio=None, ci95=None, frames=3, verdict="too few",
+                            checked_at=1.79e9, reverted=False),
             ],
             "spool": SpoolStatus(samples=41, unsampled={"busy": 2}, bytes=5_000_000),
         }  # fmt: skip

@@ -24,11 +24,8 @@ def test_jsonl_rotates_full_files(tmp_path):
     line = len(make_message(1).to_text()) + 1
     sink = JsonLines(path, max_bytes=2 * line, keep=2)
     write_records(sink, *range(1, 10))
-    assert (
-        read_frames(path) == [9]
-        and read_frames(tmp_path / "r.jsonl.1") == [7, 8]
-        and read_frames(tmp_path / "r.jsonl.2") == [5, 6]
-    )
+    files = [path, *(tmp_path / f"r.jsonl.{number}" for number in (1, 2))]
+    assert [read_frames(file) for file in files] == [[9], [7, 8], [5, 6]]
     assert len(list(tmp_path.iterdir())) == 3
     sink = JsonLines(path, max_bytes=2 * line, keep=0)
     write_records(sink, 10, 11)
