@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from merger.checkpoint import Checkpoint
 from merger.config import MEASUREMENT, MergeOptions
 from merger.context import MergeContext
-from merger.evaluate import ModelSnapshot
 from merger.training.loop import Diverged
 from merger.training.recipe import Flops, Recipe
-from models.sharing.plan import SharingPlan
+from models.sharing.plan import SharingPlan, tie
 
 
 @dataclass(frozen=True)
@@ -55,20 +54,17 @@ class Budget:
         return self.flops.total >= self.max_flops or self.clock() >= self.ends
 
 
-def training_speed(
+def measure_training_speed(
     ctx: MergeContext, plan: SharingPlan, recipe: Recipe, clock: Callable[[], float] = time.monotonic
 ) -> float:
     """FLOPs per second of a joint training of all queries that share, from a few timed steps; inf if none ran."""
     few = replace(recipe, epochs=1, frames_per_epoch=MEASUREMENT.timed_steps * recipe.batch)
-    training = ctx.training(initial_snapshot(plan).models(ctx), few)
+    models = ctx.models(sorted(plan.queries()))
+    tie(models, plan)
+    training = ctx.training(models, few)
     seen = [(clock(), ctx.flops.total)]
     training.after_step = lambda: seen.append((clock(), ctx.flops.total))
     with suppress(Diverged):
         training.epoch()
     (began, before), (ended, after) = seen[1 if len(seen) > 2 else 0], seen[-1]
     return ctx.group.broadcast((after - before) / (ended - began) if ended > began else math.inf)
-
-
-def initial_snapshot(plan: SharingPlan, queries: Collection[str] = ()) -> ModelSnapshot:
-    """The originals of these queries, or of all that share, tied under a plan."""
-    return ModelSnapshot(plan, {query: {} for query in sorted(queries or plan.queries())})

@@ -10,29 +10,29 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import secrets
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from merger.distributed import ProcessGroup
 from models.errors import InputError
-from models.io import open_atomic, read_bounded
+from models.io import open_atomic
 
 T = TypeVar("T")
 State = dict[str, Tensor]
+Row = Mapping[str, Any]
+"""A row of the merge's log: plain values."""
 WORK_SUFFIX = ".work"
 """Appended to the output's name: the folder of the checkpoint."""
 STATE = "state.pt"
-MARK = "gemel-work"
-MARK_TEXT = b"gemel: interrupted work; the same command with --resume goes on with it\n"
-FORMAT = 19
+FORMAT = 20
 _UNREADABLE = (
     OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, EOFError, pickle.UnpicklingError,
 )  # fmt: skip
@@ -65,32 +65,64 @@ def snapshots(models: Mapping[str, nn.Module]) -> dict[str, State]:
     return {query: snapshot(model) for query, model in models.items()}
 
 
-class FlopMeter(Protocol):
-    """Counts FLOPs; `merger.training.recipe.Flops` is one."""
+class Step(str, Enum):
+    """Names of steps and loop states; a query or a number may follow."""
 
-    total: float
+    ATTEMPT = "attempt"
+    BEGUN = "begun"
+    BEST = "best"
+    CHANNELS = "channels"
+    CHANNEL_ORDER = "channel order"
+    CYCLE = "cycle"
+    EVALUATED = "evaluated"
+    LAYER_RANKING = "layer ranking"
+    MEMORY = "memory"
+    METHOD = "method"
+    PREFIX = "prefix"
+    PROBE = "probe"
+    PROGRESS = "progress"
+    QUANTIZED = "quantized"
+    QUANTIZED_ORIGINALS = "quantized originals"
+    QUERY = "query"
+    RECALIBRATED = "recalibrated"
+    RECIPE = "recipe"
+    REPAIRS = "repairs"
+    REPAIR_TIME = "time for repairs"
+    ROUND = "round"
+    SEARCH = "search"
+    SENSITIVITY = "sensitivity"
+    SPEED = "speed"
+    SUFFIX = "suffix"
+    SUFFIX_TIME = "time for a suffix"
+    SUFFIX_AFTER_REPAIRS = "suffix after repairs"
+    TEST = "test"
+    TIED = "tied"
+    TIED_UNTRAINED = "tied untrained"
+    TIED_WITHOUT_EARLY_LAYERS = "tied without early layers"
+    TRAINED = "trained"
+    TRAINING = "training"
+    TRAINING_TIME = "time for training"
+    TUNING = "tuning"
+    WIDE = "float32"
 
 
-class Stateful(Protocol):
-    """Has a state that can be restored; `merger.training.loop.Training` is one."""
+@storable
+@dataclass
+class StepResult:
+    """What a step returned, the FLOPs counted by its end, and the log rows that were added within it."""
 
-    after_step: Callable[[], None]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that a later step depends on."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Inverse of `state_dict`."""
-        ...
+    value: Any = None
+    flops: float = 0.0
+    rows: list[Row] = field(default_factory=list)
+    done: bool = False
 
 
 @storable
 @dataclass
 class CacheState:
-    """What a step cache stores: finished results with the FLOPs counted by then, loop state, training states."""
+    """What a step cache stores: finished steps, loop states, training states."""
 
-    done: dict[str, tuple[Any, float]] = field(default_factory=dict)
+    done: dict[str, StepResult] = field(default_factory=dict)
     loops: dict[str, dict[str, Any]] = field(default_factory=dict)
     trainings: dict[str, Any] = field(default_factory=dict)
     flops: float | None = None
@@ -108,42 +140,49 @@ class CheckpointFile:
 
 
 class StepCache:
-    """Named results, loop state and trainings of a search, in memory; `Checkpoint` stores them too.
+    """Results of steps, loop states and trainings of a search, in memory; `Checkpoint` stores them too.
 
-    Names (str or str enums) are relative to the step at work; what was kept within a step is dropped when it finishes.
-    Values are plain values, tensors and `storable` dataclasses, and are not changed afterwards. `meter`, where given,
-    shows after a restored step what it showed when that step finished.
+    Names are relative to the step at work; what was kept within a step is dropped when it finishes. Values are plain
+    values, tensors and `storable` dataclasses, and are not changed afterwards. `meter` (merger.training.recipe.Flops),
+    where given, shows after a restored step what it showed when that step finished. `log` has the rows of the merge.
     """
 
     def __init__(self, group: ProcessGroup | None = None) -> None:
         self.group = group or ProcessGroup()
-        self.meter: FlopMeter | None = None
-        self.log: list[dict[str, Any]] = []
+        self.meter: Any = None
+        self.log: list[Row] = []
         self._state = CacheState()
-        self._trainings: dict[str, Stateful] = {}
+        self._trainings: dict[str, Any] = {}
         self._scope: list[str] = []
 
-    def step(self, name: str, compute: Callable[[], T]) -> T:
-        """The result of this step, computed unless it finished before; of several processes that of rank 0."""
-        path = self._path(name)
+    @contextmanager
+    def open_step(self, name: str, *parts: str) -> Iterator[StepResult]:
+        """A step: unless the result is `done`, give it a `value` within; of several processes that of rank 0 counts."""
+        path = self._path(name, *parts)
         if path in self._state.done:
-            value, total = self._state.done[path]
-            self._set_meter(total)
-            return value
-        self._scope.append(name)
+            found = self._state.done[path]
+            self._set_meter(found.flops)
+            self.log += found.rows
+            yield found
+            return
+        result, rows = StepResult(), len(self.log)
+        self._scope.append(" ".join([name, *parts]))
         try:
-            value = compute()
+            yield result
         finally:
             self._scope.pop()
-        value = self.group.broadcast(value)
+        result.value, result.flops = self.group.broadcast(result.value), self._meter_total()
+        result.rows, result.done = self.log[rows:], True
         self._drop(path)
-        self._state.done[path] = (value, self._meter_total())
+        self._state.done[path] = result
         self.maybe_save()
-        return value
 
-    def has_done(self, name: str) -> bool:
-        """Whether this step is finished."""
-        return self._path(name) in self._state.done
+    def step(self, name: str, compute: Callable[[], T], *parts: str) -> T:
+        """The result of a step, computed unless it is done."""
+        with self.open_step(name, *parts) as result:
+            if not result.done:
+                result.value = compute()
+        return result.value
 
     def state(self, name: str) -> dict[str, Any]:
         """The mutable state of a loop, as last stored, or empty.
@@ -156,39 +195,30 @@ class StepCache:
             self._set_meter(self._state.flops)
         return self._state.loops.setdefault(path, {})
 
-    def training(self, name: str, training: Stateful) -> None:
-        """Restore this training if it was begun before; from now on its state is stored."""
-        path = self._path(name)
+    def training(self, training: Any, *parts: str) -> None:
+        """Restore this merger.training.loop.Training if it was begun before; from now on its state is stored."""
+        path = self._path(Step.TRAINING, *parts)
         if path in self._state.trainings:
             training.load_state_dict(self._state.trainings.pop(path))
             self._set_meter(self._state.flops)
         self._trainings[path] = training
         training.after_step = self.maybe_save
 
-    def discard(self, name: str) -> None:
+    def discard(self, name: str, *parts: str) -> None:
         """Drop a result that is no longer needed, and all that was kept within it."""
-        path = self._path(name)
+        path = self._path(name, *parts)
         self._state.done.pop(path, None)
         self._drop(path)
 
-    def add_row(self, row: Mapping[str, Any]) -> None:
-        """Append a row to the log; the log is not stored: a resumed method appends its rows again."""
+    def add_row(self, row: Row) -> None:
+        """Append a row to the log; rows that were added outside a finished step are added again on resume."""
         self.log.append(dict(row))
 
     def maybe_save(self) -> None:
         """Store everything if it is time to; nothing to do in memory."""
 
-    def _cache_state(self) -> CacheState:
-        running = {path: training.state_dict() for path, training in self._trainings.items()}
-        return CacheState(
-            self._state.done, self._state.loops, {**self._state.trainings, **running}, self._meter_total()
-        )
-
-    def _restore(self, state: CacheState) -> None:
-        self._state = state
-
-    def _path(self, name: str) -> str:
-        return "/".join([*self._scope, name.value if hasattr(name, "value") else name])  # type: ignore[attr-defined]
+    def _path(self, name: str, *parts: str) -> str:
+        return "/".join([*self._scope, " ".join([name, *parts])])
 
     def _drop(self, path: str) -> None:
         for kept in (self._state.done, self._state.loops, self._state.trainings, self._trainings):
@@ -207,8 +237,8 @@ class Checkpoint(StepCache):
     """A step cache in a folder beside the output; rank 0 reads and writes it, for any number of processes.
 
     `identity` (JSON values) names the workload, method, seed and options, `what` the kind of work. Raises InputError
-    for a folder that Gemel did not make, for a stored state without `resume`, and for a state of another identity.
-    `seconds` is the time spent before this start.
+    for a stored state without `resume`, one that cannot be read, and one of another identity. `seconds` is the time
+    spent before this start.
     """
 
     def __init__(
@@ -225,7 +255,7 @@ class Checkpoint(StepCache):
         found = self.group.run_on_rank0(lambda: self._read(resume))
         self.seconds = found.seconds if found else 0.0
         if found:
-            self._restore(found.cache)
+            self._state = found.cache
         self._opened = self._saved = time.monotonic()
         self._write_s = 0.0
 
@@ -240,29 +270,26 @@ class Checkpoint(StepCache):
     def save(self) -> None:
         """Store everything now; InputError when that fails, and then the file before is unchanged."""
         started = time.monotonic()
+        running = {path: training.state_dict() for path, training in self._trainings.items()}
+        trainings = {**self._state.trainings, **running}
+        cache = CacheState(self._state.done, self._state.loops, trainings, self._meter_total())
         seconds = self.seconds + started - self._opened
-        content = CheckpointFile(FORMAT, self._identity, seconds, self._cache_state())
         if self.group.rank == 0:
-            self._write(content)
+            self._write(CheckpointFile(FORMAT, self._identity, seconds, cache))
         self._saved = time.monotonic()
         self._write_s = self._saved - started
 
     def remove(self) -> None:
         """Delete the checkpoint, and its folder unless something else is in it."""
-        with suppress(InputError):
-            _check_own(self.folder)
-            self._remove_partial()
-            for name in (STATE, MARK):
-                (self.folder / name).unlink(missing_ok=True)
-            with suppress(OSError):
-                self.folder.rmdir()
+        self._remove_partial()
+        with suppress(OSError):
+            (self.folder / STATE).unlink(missing_ok=True)
+            self.folder.rmdir()
 
     def _write(self, content: CheckpointFile) -> None:
         path = self.folder / STATE
-        if not os.path.lexists(self.folder):
-            _make_folder(self.folder)
-        _check_own(self.folder)
         try:
+            self.folder.mkdir(parents=True, exist_ok=True)
             with open_atomic(path, overwrite=True) as file:
                 torch.save(content, file)
         except (InputError, OSError, RuntimeError) as error:
@@ -273,8 +300,6 @@ class Checkpoint(StepCache):
 
     def _read(self, resume: bool) -> CheckpointFile | None:
         path = self.folder / STATE
-        if os.path.lexists(self.folder):
-            _check_own(self.folder)
         if not os.path.lexists(path):
             return None
         if not resume:
@@ -295,28 +320,7 @@ class Checkpoint(StepCache):
         return content
 
     def _remove_partial(self) -> None:
-        for partial in self.folder.glob(".*.tmp"):  # of a write that a kill cut short
+        """Remove what a kill in the middle of a write has left (models.io.open_atomic)."""
+        for partial in self.folder.glob(f".{16 * '[0-9a-f]'}.tmp"):
             with suppress(OSError):
                 partial.unlink()
-
-
-def _check_own(folder: Path) -> None:
-    """Refuse a folder without Gemel's mark."""
-    problem = InputError(folder, "was not made by gemel", "move it away, or choose another path")
-    if folder.is_symlink() or (folder / MARK).is_symlink():
-        raise problem
-    try:
-        text = read_bounded(folder / MARK, len(MARK_TEXT), "")
-    except InputError as error:
-        raise problem from error
-    if text != MARK_TEXT:
-        raise problem
-
-
-def _make_folder(folder: Path) -> None:
-    """Make the folder with its mark in one rename, so that a kill leaves no folder without a mark."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.tmp")
-    partial.mkdir()
-    (partial / MARK).write_bytes(MARK_TEXT)
-    partial.rename(folder)

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from merger.checkpoint import State, StepCache
+from merger.checkpoint import Row, State, Step, StepCache, storable
 from merger.config import MEASUREMENT
 from merger.distributed import ProcessGroup
-from merger.events import Progress, Stages, silent
+from merger.events import Event, Progress, Stages, silent
 from merger.scores import match_scores, scores_of
 from merger.training.data import TrainingSet, default_device
 from merger.training.loop import Training
@@ -39,7 +39,7 @@ from models.evaluation import (
     tallies_by_unit,
 )
 from models.predictions import GroundTruth
-from models.sharing.layers import Layer, layers_of_all, model_bytes
+from models.sharing.layers import Layer, layers_of_all
 from models.sharing.plan import SharingPlan, tie
 from models.tasks import task_of
 from models.weights import load_weights
@@ -48,8 +48,6 @@ from models.zoo import build_query
 
 T = TypeVar("T")
 Made = TypeVar("Made")
-Plain = dict[str, Any]
-"""Plain values and tensors, as the step cache and jobs carry them."""
 ROUNDING = 1e-6
 
 
@@ -72,64 +70,6 @@ class LazyDict(Mapping[str, Made]):
         return len(self._queries)
 
 
-class MergeInputs:
-    """Query -> its original, and its frames of each split, on one device; each is loaded and checked on first use.
-
-    InputError for a weights file that is missing or does not fit, or a frame that does not decode. Frames of other
-    ranks' queries are decoded on demand.
-    """
-
-    def __init__(
-        self, workload: Workload, device: torch.device | None = None, group: ProcessGroup | None = None
-    ) -> None:
-        self.workload, self.device, self.group = workload, device or default_device(), group or ProcessGroup()
-        self.queries: dict[str, Query] = {query.id: query for query in workload.queries}
-        self.layers: list[Layer] = layers_of_all(workload.queries)
-        self.originals: Mapping[str, nn.Module] = LazyDict(self.queries, self._original)
-        self.test: Mapping[str, PreparedFrames] = LazyDict(self.queries, partial(self._decode_split, "test"))
-        self.train: Mapping[str, TrainingSet] = LazyDict(self.queries, self._training_set)
-        self.val: Mapping[str, PreparedFrames] = LazyDict(self.queries, partial(self._decode_split, "val"))
-        self._parts = (self.originals, self.test, self.train, self.val)
-        self._told: Callable[[float], None] = lambda done: None
-
-    @property
-    def pieces(self) -> int:
-        """How many models and splits there are to load."""
-        return len(self._parts) * len(self.queries)
-
-    def load(self, told: Callable[[float], None]) -> None:
-        """Load everything now; `told` hears how many of the `pieces` are loaded, parts of one counted."""
-        places = [(part, query) for part in self._parts for query in self.queries]
-        for number, (part, query) in enumerate(places):
-            self._told = lambda done, number=number: told(number + done)
-            part[query]
-            told(number + 1)
-        self._told = lambda done: None
-
-    def _original(self, query: Query) -> nn.Module:
-        if query.weights is None:
-            raise InputError(self.workload.path, "no weights are named", "add `weights:`", f"queries.{query.id}")
-        if not query.weights.exists():
-            remedy = f"correct the path, or run `gemel train {self.workload.path.name}`"
-            raise InputError(str(query.weights), f"does not exist (query {query.id})", remedy, "weights")
-        model = build_query(query)
-        load_weights(query, model)
-        return model.to(self.device, memory_format=torch.channels_last).eval().requires_grad_(False)  # type: ignore
-
-    def _training_set(self, query: Query) -> TrainingSet:
-        found = TrainingSet(query, self._decode_split("train", query))
-        if self._here(query):
-            _ = found.targets  # labels that are none are found now
-        return found
-
-    def _decode_split(self, name: str, query: Query) -> PreparedFrames:
-        found = PreparedFrames(query, load_split(query, name))
-        return found.load(self._told) if self._here(query) else found
-
-    def _here(self, query: Query) -> bool:
-        return self.group.owns(query.id)
-
-
 @dataclass(frozen=True)
 class Reference:
     """An original's result on val: the labels, the score from which its detections count, and its metric.
@@ -148,77 +88,72 @@ class Reference:
     eval_norms: bool = False
 
 
-def named_otherwise(query: Query, answers: Sequence[Any], labels: Sequence[GroundTruth]) -> tuple[str, ...] | None:
-    """The order of the classes in which the answers fit the labels, where it is another one than the query's.
+def find_class_order(query: Query, answers: Sequence[Any], labels: Sequence[GroundTruth]) -> tuple[str, ...] | None:
+    """The order of the classes in which the answers fit the labels, if it is another one than the query's.
 
-    An output is called what most frames that it is the answer to are labelled as; None where two outputs are called
-    the same then, or where the answers would still prove nothing.
+    Each output gets the label of most frames that it is the answer to; None when two outputs get the same label, or
+    when the answers would still prove nothing.
     """
     met = {name: Counter[GroundTruth]() for name in query.classes}
     for answer, label in zip(answers, labels, strict=True):
         met[answer.label][label] += 1
-    most = [one.most_common(1)[0] for one in met.values() if one]
-    order, right = tuple(str(label) for label, _ in most), sum(count for _, count in most) / len(labels)
+    best = [one.most_common(1)[0] for one in met.values() if one]
+    order, right = tuple(str(label) for label, _ in best), sum(count for _, count in best) / len(labels)
     another = set(order) == set(query.classes) and order != query.classes
     return order if another and is_competent(query, right) else None
 
 
-def evaluate_original(
-    stock: MergeInputs, query: Query, progress: Progress, told: Callable[[int], None], flops: Flops
-) -> Reference:
-    """The reference of one query; progress reports it and what makes it weak evidence, `told` counts frames."""
-    task, val = task_of(query.task), stock.val[query.id]
-    answers = predict(stock.originals[query.id], query, val, progress=told)
-    labelled = val.split.labels
-    threshold = task.choose_threshold(answers, labelled) if labelled is not None else query.min_score
+def evaluate_original(ctx: MergeContext, query: Query) -> Reference:
+    """The reference of one query; progress reports it and what makes it weak evidence."""
+    task, val = task_of(query.task), ctx.val[query.id]
+    answers = predict(ctx.originals[query.id], query, val, progress=ctx.stages.add)
+    labels = val.split.labels
+    threshold = task.choose_threshold(answers, labels) if labels is not None else query.min_score
     truths = load_labels(query, val.split, answers, threshold)
     reached = score(task, answers, truths, query.classes, threshold)
     needed = query.accuracy_target * reached  # the target is a ratio, so what it asks for depends on the original
-    progress("reference", query=query.id, metric=task.metric, val=reached, needed=needed)
-    order = named_otherwise(query, answers, labelled) if query.task == "classification" and labelled else None
+    ctx.report(Event.REFERENCE, query=query.id, metric=task.metric, val=reached, needed=needed)
+    order = find_class_order(query, answers, labels) if query.task == "classification" and labels else None
     if order is not None:
         text = f"{query.id}: the original's predictions fit the labels if its outputs are named {join_names(order)}, in"
-        progress("warning", text=f"{text} this order; list `classes` in this order, or check the weights")
+        ctx.warn(f"{text} this order; list `classes` in this order, or check the weights")
     elif not is_competent(query, reached):
         text = f"{query.id}: its original reaches only {reached:.2f} {task.metric} on val, which is no evidence"
-        progress("warning", text=f"{text}; train it longer, or on more frames")
+        ctx.warn(f"{text}; train it longer, or on more frames")
     units = len(set(val.split.units))
     if units < MEASUREMENT.min_val_units:
         what = "clip or track" if units == 1 else "clips or tracks"
-        text = f"{query.id}: its val split has only {units} {what}; its accuracy may not generalize"
-        progress("warning", text=text)
+        ctx.warn(f"{query.id}: its val split has only {units} {what}; its accuracy may not generalize")
     one_error = task.one_error(truths, query.classes) * (1 + ROUNDING) / reached if reached > 0 else 1.0
     found = 0
     if query.task == "detection":
-        found = int((scores_of(stock.originals[query.id], query, stock.train[query.id]) >= threshold).sum())
+        found = int((scores_of(ctx.originals[query.id], query, ctx.train[query.id]) >= threshold).sum())
     tallies = tallies_by_unit(query, val.split, answers, truths, threshold)
     reference = Reference(truths, threshold, reached, one_error, tallies, found)
-    if _needs_eval_norms(stock, query, reference, flops):
-        progress("warning", text=f"{query.id}: BatchNorm recalibration harms its original; its norms stay in eval mode")
+    if _needs_eval_norms(ctx, query, reference):
+        ctx.warn(f"{query.id}: BatchNorm recalibration harms its original; its norms stay in eval mode")
         return replace(reference, eval_norms=True)
     return reference
 
 
-def _needs_eval_norms(stock: MergeInputs, query: Query, reference: Reference, flops: Flops) -> bool:
+def _needs_eval_norms(ctx: MergeContext, query: Query, reference: Reference) -> bool:
     """Whether the model's norms are folded, or a recalibrated original loses accuracy on val."""
-    model = copy.deepcopy(stock.originals[query.id]).requires_grad_(True)
+    model = copy.deepcopy(ctx.originals[query.id]).requires_grad_(True)
     if has_folded_norms(model):
         return True
-    if not recalibrate(stock, query.id, model, MEASUREMENT.recalibration_frames, flops):
+    if not recalibrate(ctx, query.id, model, MEASUREMENT.recalibration_frames):
         return False
-    answers = predict(model, query, stock.val[query.id], progress=partial(flops.add, query))
-    val, task = stock.val[query.id].split, task_of(query.task)
-    tallies = tallies_by_unit(query, val, answers, reference.truths, reference.threshold)
-    return task.metric_of(tallies.sum(axis=0)) < MEASUREMENT.recalibration_min_ratio * reference.score
+    metric = task_of(query.task).metric_of(ctx.tallies(query.id, model, reference).sum(axis=0))
+    return metric < MEASUREMENT.recalibration_min_ratio * reference.score
 
 
-def recalibrate(stock: MergeInputs, query: str, model: nn.Module, frames: int, flops: Flops) -> bool:
+def recalibrate(ctx: MergeContext, query: str, model: nn.Module, frames: int) -> bool:
     """Measure the running statistics of the model's unfrozen norms again on train frames, augmented as in training.
 
     Frames pass in even, shuffled chunks: neighbouring frames show one clip or class, and the mean variance of such
     chunks is below the variance of all. Returns False without norms, or with fewer than two frames.
     """
-    data = stock.train[query]
+    data = ctx.train[query]
     count = min(len(data), frames)
     if all(map(is_frozen, batchnorms_of(model))) or count < 2:
         return False
@@ -229,12 +164,12 @@ def recalibrate(stock: MergeInputs, query: str, model: nn.Module, frames: int, f
         draws = torch.Generator().manual_seed(0)
         chunks = indices.tensor_split(math.ceil(count / batch))
         recalibrate_batchnorm(
-            model, (data.model_input(data.batch(one.tolist(), draws)[0], stock.device) for one in chunks)
+            model, (data.model_input(data.batch(one.tolist(), draws)[0], ctx.device) for one in chunks)
         )
 
     largest = min(MEASUREMENT.recalibration_batch, count)
     retry_with_smaller_batch(largest, measure, MEASUREMENT.min_recalibration_batch)
-    flops.add(stock.queries[query], count)
+    ctx.flops.add(ctx.queries[query], count)
     return True
 
 
@@ -242,13 +177,14 @@ READING, EVALUATING = "reading the models and frames", "evaluating the originals
 """The stages of `open`."""
 
 
-class MergeContext(MergeInputs):
-    """The originals of a workload, ready to be merged.
+class MergeContext:
+    """The originals of a workload and their frames of each split, on one device; loaded and checked on first use.
 
     `references` are the originals' results on val, computed on first use unless given. With `interval` merged models
     are compared by the lower end of a confidence interval. `group` holds the processes of the merge: all run the same
-    program, each on the frames of its own queries (merger.distributed). The keys of `trained` are the queries whose
-    models were trained.
+    program, each on the frames of its own queries (merger.distributed); frames of other ranks' queries are decoded on
+    demand. The keys of `trained` are the queries whose models were trained. InputError for a weights file that is
+    missing or does not fit, or a frame that does not decode.
     """
 
     def __init__(
@@ -260,14 +196,26 @@ class MergeContext(MergeInputs):
         references: Mapping[str, Reference] | None = None,
         group: ProcessGroup | None = None,
     ) -> None:
-        super().__init__(workload, device, group)
-        self.interval = False
-        self.seed, self.progress = seed, progress
-        self.stages = Stages(progress)
-        self.flops = Flops()
-        self.memory = MemoryPlan(progress=progress)
-        self.trained: dict[str, Any] = {}
-        self.references = LazyDict(self.queries, self._reference) if references is None else references
+        self.workload, self.device, self.group = workload, device or default_device(), group or ProcessGroup()
+        self.queries: dict[str, Query] = {query.id: query for query in workload.queries}
+        self.layers: list[Layer] = layers_of_all(workload.queries)
+        self.originals: Mapping[str, nn.Module] = LazyDict(self.queries, self._load_original)
+        self.test: Mapping[str, PreparedFrames] = LazyDict(self.queries, partial(self._decode_split, "test"))
+        self.train: Mapping[str, TrainingSet] = LazyDict(self.queries, self._load_training_set)
+        self.val: Mapping[str, PreparedFrames] = LazyDict(self.queries, partial(self._decode_split, "val"))
+        self.interval, self.seed, self.progress = False, seed, progress
+        self.stages, self.flops, self.memory = Stages(progress), Flops(), MemoryPlan(progress=progress)
+        self.trained: dict[str, bool] = {}
+        self.references = LazyDict(self.queries, partial(evaluate_original, self)) if references is None else references
+        self._pieces_loaded = 0
+
+    def report(self, event: Event, **fields: Any) -> None:
+        """Pass an event to the progress."""
+        self.progress(event.value, **fields)
+
+    def warn(self, text: str) -> None:
+        """Report a warning."""
+        self.report(Event.WARNING, text=text)
 
     def begin(self, stage: str, *, flops: float | None = None, pieces: float | None = None) -> None:
         """Begin the next stage of a merge, of at most so many FLOPs or so many `pieces`.
@@ -280,10 +228,12 @@ class MergeContext(MergeInputs):
 
     def open(self) -> None:
         """Load and evaluate everything now, in two stages, so that bad input is found before any training."""
-        self.begin(READING, pieces=self.pieces)
-        self.group.all_gather_object(partial(self.load, self.stages.reach))
+        parts = (self.originals, self.test, self.train, self.val)
+        self.begin(READING, pieces=len(parts) * len(self.queries))
+        self.group.all_gather_object(partial(self._load, parts))
         self.begin(EVALUATING, pieces=sum(map(len, self.val.values())))
-        found = self.gather(lambda: {query: self.references[query] for query in self.group.own(self.queries)})
+        own = self.group.own(self.queries)
+        found = self.gather(lambda: {query: self.references[query] for query in own})
         self.references = {query: found[query] for query in self.queries}
 
     def run_on_rank0(self, compute: Callable[[], T]) -> T:
@@ -297,21 +247,51 @@ class MergeContext(MergeInputs):
         """The results of all ranks by name, each computed alone; FLOPs are summed, and rank 0 reports all events."""
         if self.group.size == 1:
             return dict(compute())
-        before, progress, events = self.flops.total, self.progress, list[tuple[str, Plain]]()
+        before, progress, events = self.flops.total, self.progress, list[tuple[str, Mapping[str, Any]]]()
         if self.group.rank:
             self.progress = lambda event, **fields: events.append((event, fields))
         try:
-            rows = self.group.all_gather_object(
+            ranks = self.group.all_gather_object(
                 lambda: (dict(compute()), self.flops.total - before, events, self.trained)
             )
         finally:
             self.progress = progress
-        self.flops.total = before + sum(flops for _, flops, *_ in rows)
-        for _, _, own, trained in rows:
+        self.flops.total, results = before, dict[str, T]()
+        for found, flops, others, trained in ranks:
+            results |= found
+            self.flops.total += flops
             self.trained.update(trained)
-            for event, fields in own:
+            for event, fields in others:
                 self.progress(event, **fields)
-        return {name: value for found, *_ in rows for name, value in sorted(found.items())}
+        return dict(sorted(results.items()))
+
+    def for_each_query(
+        self, cache: StepCache, name: str, queries: Iterable[str], compute: Callable[[StepCache, str], T], *parts: str
+    ) -> dict[str, T]:
+        """`compute(cache, query)` of each query: a step of the cache as a whole and, in one process, each.
+
+        With several ranks each computes its own queries, and an interruption repeats the whole step.
+        """
+        queries, own = list(queries), self.group.own(queries)
+
+        def compute_alone(query: str) -> tuple[T, list[Row], float, float]:
+            memory, before = StepCache(), self.flops.total
+            memory.meter = self.flops
+            return compute(memory, query), memory.log, before, self.flops.total - before
+
+        with cache.open_step(name, *parts) as step:
+            if not step.done and self.group.size == 1:
+                step.value = {one: cache.step(Step.QUERY, partial(compute, cache, one), one) for one in queries}
+            elif not step.done:
+                cache.step(Step.BEGUN, lambda: None)  # FLOPs that an interruption cut short are not counted
+                counted = self.flops.total
+                found = self.gather(lambda: {query: compute_alone(query) for query in own})
+                step.value = {query: found[query][0] for query in queries}
+                for _, rows, before, flops in (found[query] for query in queries):
+                    for row in rows:
+                        cache.add_row({**row, "flops": row["flops"] - before + counted})
+                    counted += flops
+        return step.value
 
     def models(self, queries: Iterable[str], states: Mapping[str, State] | None = None) -> dict[str, nn.Module]:
         """Fresh copies of these queries' models, with the weights of `states` or the originals'."""
@@ -323,26 +303,21 @@ class MergeContext(MergeInputs):
         return made
 
     def tie_models(
-        self,
-        plan: SharingPlan,
-        queries: Iterable[str],
-        states: Mapping[str, State] | None = None,
-        cache: StepCache | None = None,
+        self, plan: SharingPlan, queries: Iterable[str], states: Mapping[str, State] | None = None
     ) -> dict[str, nn.Module]:
-        """Fresh copies, tied, with their BatchNorm statistics recalibrated; the cache keeps these."""
-        models, cache = self.models(queries, states), cache or StepCache()
+        """Fresh copies, tied, with their BatchNorm statistics recalibrated."""
+        models = self.models(queries, states)
         tie(models, plan)
         for query, model in models.items():
             if query in plan.queries():
-                found = cache.step(f"norms of {query}", partial(self._recalibrated_buffers, query, model))
-                model.load_state_dict(found, strict=False)
+                self.recalibrate(query, model)
         return models
 
     def recalibrate(self, query: str, model: nn.Module, frames: int = MEASUREMENT.recalibration_frames) -> bool:
         """Recalibrate the BatchNorm statistics; False if the model has none or its norms stay in eval mode."""
         if self.references[query].eval_norms:
             return False
-        return recalibrate(self, query, model, frames, self.flops)
+        return recalibrate(self, query, model, frames)
 
     def training(self, models: Mapping[str, nn.Module], recipe: Recipe) -> Training:
         """A joint training of these models with the originals as teachers, spread over the ranks of the group."""
@@ -366,15 +341,19 @@ class MergeContext(MergeInputs):
 
         A model with at most one error more than its original has its plain ratio.
         """
-        reference, found = self.references[query], self.queries[query]
-        self.flops.of(found)  # counted here once, not where a prediction switches off what counting needs
-        answers = predict(model, found, self.val[query], progress=partial(self.flops.add, found))
-        task = task_of(found.task)
-        tallies = tallies_by_unit(found, self.val[query].split, answers, reference.truths, reference.threshold)
+        reference, task = self.references[query], task_of(self.queries[query].task)
+        tallies = self.tallies(query, model, reference)
         ratio = task.metric_of(tallies.sum(axis=0)) / reference.score if reference.score > 0 else 0.0
         if not self.interval or ratio >= 1 - reference.one_error:
             return ratio
         return lower_bound_ratio(task, reference.tallies, tallies, reference.one_error)
+
+    def tallies(self, query: str, model: nn.Module, reference: Reference) -> np.ndarray:
+        """The model's counts on val, by clip or track."""
+        found, val = self.queries[query], self.val[query]
+        self.flops.of(found)  # counted here once, not where a prediction switches off what counting needs
+        answers = predict(model, found, val, progress=partial(self.flops.add, found))
+        return tallies_by_unit(found, val.split, answers, reference.truths, reference.threshold)
 
     def required_ratio(self, query: str, margin: float | None = None) -> float:
         """The ratio on val from which a query is accepted: its target, or `margin` of the way from there to 1.
@@ -393,14 +372,40 @@ class MergeContext(MergeInputs):
         after = predict(model, found, test, progress=told)
         return compare(found, test.split, before, after, self.references[query].threshold, self.seed)
 
-    def _recalibrated_buffers(self, query: str, model: nn.Module) -> State:
-        self.recalibrate(query, model)
-        return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    def _load(self, parts: Sequence[Mapping[str, Any]]) -> None:
+        for part in parts:
+            for query in self.queries:
+                part[query]
+                self._pieces_loaded += 1
+                self.stages.reach(self._pieces_loaded)
 
-    def _reference(self, query: Query) -> Reference:
-        return evaluate_original(self, query, self.progress, self.stages.add, self.flops)
+    def _load_original(self, query: Query) -> nn.Module:
+        if query.weights is None:
+            raise InputError(self.workload.path, "no weights are named", "add `weights:`", f"queries.{query.id}")
+        if not query.weights.exists():
+            hint = f"correct the path, or run `gemel train {self.workload.path.name}`"
+            raise InputError(str(query.weights), f"does not exist (query {query.id})", hint, "weights")
+        model = build_query(query)
+        load_weights(query, model)
+        return model.to(self.device, memory_format=torch.channels_last).eval().requires_grad_(False)  # type: ignore
+
+    def _load_training_set(self, query: Query) -> TrainingSet:
+        found = TrainingSet(query, self._decode_split("train", query))
+        if self.group.owns(query.id):
+            _ = found.targets  # labels that are none are found now
+        return found
+
+    def _decode_split(self, name: str, query: Query) -> PreparedFrames:
+        found = PreparedFrames(query, load_split(query, name))
+        if not self.group.owns(query.id):
+            return found
+        return found.load(lambda done: self.stages.reach(self._pieces_loaded + done))
 
 
+storable(SharingPlan)
+
+
+@storable
 @dataclass(frozen=True)
 class Merged:
     """A plan and the state of every query's model under it."""
@@ -408,17 +413,7 @@ class Merged:
     plan: SharingPlan
     states: Mapping[str, State]
 
-    def to_plain(self) -> dict[str, Any]:
-        """Plain values and tensors, for a journal."""
-        return {"plan": self.plan.to_json(), "states": {query: dict(state) for query, state in self.states.items()}}
-
-    @classmethod
-    def from_plain(cls, value: Mapping[str, Any]) -> Merged:
-        """Inverse of `to_plain`."""
-        return cls(SharingPlan.from_json(value["plan"]), value["states"])
-
-
-def stored_bytes(ctx: MergeContext, plan: SharingPlan) -> int:
-    """Bytes of all models under a plan, as a bundle counts them (but for equal small tensors)."""
-    queries = list(ctx.queries.values())
-    return sum(map(model_bytes, queries)) - plan.saved_bytes(layers_of_all(queries))
+    def without(self, queries: Iterable[str]) -> Merged:
+        """The queries that still share once these are out of the plan."""
+        plan = self.plan.without(*queries)
+        return Merged(plan, {query: self.states[query] for query in plan.queries()})

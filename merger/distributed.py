@@ -6,16 +6,17 @@ micro-batches and evaluates it; gradients are summed over all ranks, so every ra
 
 from __future__ import annotations
 
+import io
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from copy import copy
-from dataclasses import dataclass, field, fields, is_dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from queue import Empty
 from typing import Any, TypeVar
 
 import torch
@@ -122,10 +123,10 @@ class ProcessGroup:
         """The value that the rank `source` has: plain values and tensors."""
         if self.size == 1:
             return value
-        found = [_on_cpu(value) if self.rank == source else None]
+        found = [_to_bytes(value) if self.rank == source else b""]
         with _peer_errors():
             dist.broadcast_object_list(found, source, group=self._objects)
-        return value if self.rank == source else found[0]  # type: ignore[return-value]
+        return value if self.rank == source else _from_bytes(found[0])
 
     def run_on_rank0(self, compute: Callable[[], T], rank: int = 0) -> T:
         """The result of one rank, which computes it alone; a GemelError is raised on all ranks."""
@@ -143,9 +144,10 @@ class ProcessGroup:
             return [compute()]
         with self.local():
             own = _Outcome.of(compute)
-        found: list[Any] = [None] * self.size
+        contents = [b""] * self.size
         with _peer_errors():
-            dist.all_gather_object(found, _on_cpu(own), group=self._objects)
+            dist.all_gather_object(contents, _to_bytes(own), group=self._objects)
+        found = [_from_bytes(content) for content in contents]
         for one in found:
             self._raise(one)
         return [one.value for one in found]
@@ -326,22 +328,18 @@ def run_on_ray(address: str, entry: Callable[[ProcessGroup, Progress], T], progr
             partial(_ray_worker, entry, messages),
             scaling_config=ScalingConfig(num_workers=workers, use_gpu=gpus > 0),
         )
-        failures: list[Exception] = []
-        fit = threading.Thread(target=_fit, args=(trainer, failures), daemon=True)
-        fit.start()
         result: _Outcome | None = None
-        while result is None and (fit.is_alive() or not messages.empty()):
-            try:
-                event, content = messages.get(timeout=CONFIG.ray_poll_s)
-            except Exception:  # ray.util.queue.Empty: nothing has arrived yet
-                continue
-            if event is None:
-                result = content
-            else:
-                progress(event, **content)
-        fit.join()
+        with ThreadPoolExecutor(1, "ray") as pool:
+            fit = pool.submit(trainer.fit)
+            while result is None and not (fit.done() and messages.empty()):
+                with suppress(Empty):
+                    event, content = messages.get(timeout=CONFIG.ray_poll_s)
+                    if event is None:
+                        result = content
+                    else:
+                        progress(event, **content)
         if result is None or result.error:
-            raise GemelError(result.error if result else f"the Ray job failed: {failures and failures[0]}")
+            raise GemelError(result.error if result else f"the Ray job failed: {fit.exception()}")
         return result.value
     finally:
         ray.shutdown()
@@ -352,13 +350,6 @@ def _check_listening(address: str) -> None:
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host, int(port)), CONFIG.ray_connect_timeout_s).close()
-
-
-def _fit(trainer: Any, failures: list[Exception]) -> None:
-    try:
-        trainer.fit()
-    except Exception as error:
-        failures.append(error)
 
 
 def _ray_worker(entry: Callable[[ProcessGroup, Progress], Any], messages: Any) -> None:
@@ -384,18 +375,25 @@ def _peer_errors() -> Iterator[None]:
         raise PeerError(f"another process of this merge has ended; {hint}") from error
 
 
-def _on_cpu(value: Any) -> Any:
-    """The same value with all tensors on the CPU: ranks may have other GPUs."""
-    if isinstance(value, Tensor):
-        return value.detach().cpu()
-    kind: Any = type(value)
-    if isinstance(value, Mapping):
-        return kind({key: _on_cpu(one) for key, one in value.items()}) if value else value
-    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-        return kind(_on_cpu(one) for one in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        found = copy(value)
-        for one in fields(value):
-            object.__setattr__(found, one.name, _on_cpu(getattr(value, one.name)))
-        return found
-    return value
+def _to_bytes(value: Any) -> bytes:
+    """Tensors keep no device: ranks may have other GPUs."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def _from_bytes(content: bytes) -> Any:
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
+
+
+@contextmanager
+def torch_threads(threads: int | None) -> Iterator[None]:
+    """Use this many torch threads within; None changes nothing."""
+    before = torch.get_num_threads()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        if threads is not None:
+            torch.set_num_threads(before)

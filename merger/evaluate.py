@@ -1,23 +1,22 @@
 """Evaluation of merged models on val, and comparisons of their head outputs with the originals'.
 
-A model's ratio is its metric on val over its original's (`MergeContext.ratio`). Evaluations are jobs: pure functions of
-plain values, so that they may run in any process.
+A model's ratio is its metric on val over its original's (`MergeContext.ratio`).
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from merger.checkpoint import State, StepCache
+from merger.checkpoint import State, Step, StepCache, storable
 from merger.config import MEASUREMENT
-from merger.context import MergeContext, Merged, Plain
-from merger.jobs import Job, run_jobs
+from merger.context import MergeContext, Merged
 from merger.training.distillation import watched_layers
 from merger.training.recipe import Recipe
 from merger.training.teacher_cache import cache_capacities, expected_teacher_passes
@@ -28,39 +27,13 @@ HeadOutputs = Mapping[str, Sequence[Tensor]]
 """Path of a head -> its outputs on some frames, one for each call."""
 
 
+@storable
 @dataclass(frozen=True)
-class ModelSnapshot:
-    """Models as plain values: their plan, their states, and the names of their frozen parameters."""
+class Evaluated:
+    """A model's ratio on val, and the buffers and biases that belong to it."""
 
-    plan: SharingPlan
-    states: Mapping[str, State]
-    frozen: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, models: Mapping[str, nn.Module], plan: SharingPlan) -> ModelSnapshot:
-        """A snapshot without copies: tensors are the models' own."""
-        states = {query: {name: t.detach() for name, t in m.state_dict().items()} for query, m in models.items()}
-        frozen = {q: [name for name, p in m.named_parameters() if not p.requires_grad] for q, m in models.items()}
-        return cls(plan, states, frozen)
-
-    def models(self, ctx: MergeContext) -> dict[str, nn.Module]:
-        """Fresh models with these states, tied and frozen."""
-        models = ctx.models(self.states, self.states)
-        tie(models, self.plan)
-        for query, model in models.items():
-            for name in self.frozen.get(query, ()):
-                model.get_parameter(name).requires_grad_(False)
-        return models
-
-    def to_plain(self) -> Plain:
-        """Plain values and tensors."""
-        states = {query: dict(state) for query, state in self.states.items()}
-        return {"plan": self.plan.to_json(), "states": states, "frozen": {q: list(n) for q, n in self.frozen.items()}}
-
-    @classmethod
-    def from_plain(cls, value: Mapping) -> ModelSnapshot:
-        """Inverse of `to_plain`."""
-        return cls(SharingPlan.from_json(value["plan"]), value["states"], value["frozen"])
+    ratio: float
+    settled: State
 
 
 def required_ratios(ctx: MergeContext, margin: float | None) -> dict[str, float]:
@@ -92,44 +65,34 @@ def satisfying_subset(
 
 
 def evaluate_queries(
-    ctx: MergeContext, cache: StepCache, name: str, models: Mapping[str, nn.Module], settling_frames: int = 0
+    ctx: MergeContext,
+    cache: StepCache,
+    name: str,
+    models: Mapping[str, nn.Module],
+    settling_frames: int = 0,
+    *parts: str,
 ) -> dict[str, float]:
-    """The ratio on val of every model, one job each.
+    """The ratio on val of every model, each on the rank of its query.
 
     With `settling_frames` a model is also evaluated after a BatchNorm recalibration on so many train frames and keeps
     the better statistics. A detector's scores are matched with its original's first (merger.scores).
     """
-    jobs = [
-        Job(
-            query,
-            evaluate_job,
-            {
-                "query": query,
-                "snapshot": ModelSnapshot.of({query: model}, SharingPlan()).to_plain(),
-                "settling_frames": settling_frames,
-            },
-            (query,),
-        )
-        for query, model in models.items()
-    ]
-    found = dict(zip(models, run_jobs(ctx, cache, name, jobs), strict=True))
+
+    def evaluate(_: StepCache, query: str) -> Evaluated:
+        model = copy.deepcopy(models[query]).eval()
+        matched = ctx.match_scores(query, model)
+        unsettled = Evaluated(ctx.ratio(query, model), matched)
+        model = copy.deepcopy(models[query]).eval()
+        if not settling_frames or not ctx.recalibrate(query, model, settling_frames):
+            return unsettled
+        buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+        settled = {**buffers, **ctx.match_scores(query, model)}
+        return max(unsettled, Evaluated(ctx.ratio(query, model), settled), key=lambda one: one.ratio)
+
+    found = ctx.for_each_query(cache, name, models, evaluate, *parts)
     for query, model in models.items():
-        model.load_state_dict(found[query]["settled"], strict=False)
-    return {query: one["ratio"] for query, one in found.items()}
-
-
-def evaluate_job(ctx: MergeContext, cache: StepCache, query: str, snapshot: Mapping, settling_frames: int) -> Plain:
-    """The job: a model's `ratio` on val, and the `settled` buffers and biases that belong to it."""
-    model = ModelSnapshot.from_plain(snapshot).models(ctx)[query]
-    matched = ctx.match_scores(query, model)
-    unsettled = {"ratio": ctx.ratio(query, model), "settled": matched}
-    model = ModelSnapshot.from_plain(snapshot).models(ctx)[query]
-    if not settling_frames or not ctx.recalibrate(query, model, settling_frames):
-        return unsettled
-    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-    settled = {**buffers, **ctx.match_scores(query, model)}
-    recalibrated = {"ratio": ctx.ratio(query, model), "settled": settled}
-    return max(unsettled, recalibrated, key=lambda one: one["ratio"])
+        model.load_state_dict(found[query].settled, strict=False)
+    return {query: one.ratio for query, one in found.items()}
 
 
 def tie_and_evaluate(
@@ -138,7 +101,7 @@ def tie_and_evaluate(
     """Fresh models of these queries, tied under a plan, with the better of both norm statistics; and their ratios."""
     models = ctx.models(queries, states)
     tie(models, plan)
-    return models, evaluate_queries(ctx, cache, "tied", models, MEASUREMENT.recalibration_frames)
+    return models, evaluate_queries(ctx, cache, Step.TIED, models, MEASUREMENT.recalibration_frames)
 
 
 def training_flops(ctx: MergeContext, queries: Sequence[str], recipe: Recipe) -> float:
@@ -195,20 +158,17 @@ def record_layers(model: nn.Module, paths: Sequence[str]) -> Iterator[dict[str, 
 
 @torch.no_grad()
 def head_outputs(ctx: MergeContext, query: str, model: nn.Module) -> dict[str, list[Tensor]]:
-    """Outputs of a model's heads on a few of the query's train frames."""
+    """Outputs of a model's heads, in eval mode, on a few of the query's train frames."""
     data, seen = ctx.train[query], dict[str, list[Tensor]]()
     indices = torch.linspace(0, len(data) - 1, min(MEASUREMENT.sensitivity_frames, len(data))).long().tolist()
-    handles, was_training = [], model.training
+    handles = []
     for path in watched_layers(ctx.queries[query], model):
         own = seen.setdefault(path, [])
         record = model.get_submodule(path).register_forward_hook(lambda _, __, output, own=own: own.append(output))
         handles.append(record)
-    try:
-        model.eval()(data.frames(indices, ctx.device))
-    finally:
-        model.train(was_training)
-        for handle in handles:
-            handle.remove()
+    model.eval()(data.frames(indices, ctx.device))
+    for handle in handles:
+        handle.remove()
     ctx.flops.add(ctx.queries[query], len(indices))
     return seen
 

@@ -1,11 +1,11 @@
 """From a workload of trained models to one bundle: search, quantize, evaluate on test, write.
 
-The path from `gemel merge` to `optimizer.step()` (the step cache, which makes a merge resumable, adds its own frames):
+The path from `gemel merge` to `optimizer.step()` (measured by benchmarks/call_depth.py):
 
-    gemel.commands.merge.merge -> merge -> run_method           (merger/merge.py)
-    -> top_down -> merge_different                               (merger/methods/top_down.py)
-    -> train_together -> train_kind                              (merger/methods/joint.py)
-    -> Training.epoch                                            (merger/training/loop.py)
+    gemel.commands.merge -> merger.merge.merge
+    -> top_down -> merge_different -> train_kind     (merger/methods/top_down.py)
+    -> train_epochs                                  (merger/methods/epochs.py)
+    -> Training.epoch                                (merger/training/loop.py)
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from merger.budget import Budget
-from merger.checkpoint import WORK_SUFFIX, Checkpoint, StepCache, snapshots
+from merger.checkpoint import WORK_SUFFIX, Checkpoint, Row, Step, StepCache, snapshots, storable
 from merger.config import MergeOptions
-from merger.context import EVALUATING, READING, MergeContext, Merged, Plain
-from merger.distributed import ProcessGroup, Resources, check_consistent, partition, run_on_ray
+from merger.context import EVALUATING, READING, MergeContext, Merged
+from merger.distributed import ProcessGroup, Resources, check_consistent, partition, run_on_ray, torch_threads
 from merger.evaluate import required_ratios
 from merger.events import Event, Progress, Repair, silent
-from merger.jobs import torch_threads
 from merger.methods.registry import METHODS
 from merger.methods.top_down import whole_plan
-from merger.outcomes import Row, outcome_rows
+from merger.outcomes import outcome_rows
 from merger.quantize import Quantized, max_flops, pack_models, quantizable_weights, quantize, tied_models
 from merger.training.step_config import HINT, MemoryPlan
 from models.bits import FP32
@@ -44,8 +44,7 @@ from models.errors import InputError
 from models.evaluation import Evidence
 from models.io import check_apart, finite, hold_locks, open_atomic
 from models.quantization import PackedWeight
-from models.sharing.groups import ceiling_bytes
-from models.sharing.layers import layers_of_all, model_bytes
+from models.sharing.layers import model_bytes
 from models.sharing.similarity import ceiling_with_copies, copies, identical_sets
 from models.weights import fingerprint
 from models.workload import Query, Workload, inputs_of
@@ -54,6 +53,7 @@ LOG_SUFFIX = ".log.jsonl"
 BUDGET_OPTIONS = ("max_minutes", "max_flops")
 """The options that may differ when a merge resumes."""
 ORIGINALS_ARE_SMALLER = "quantisation: the quantised originals are smaller than the quantised merge"
+storable(Evidence)
 SEARCHING, QUANTIZING = "searching what models can share", "finding how few bits weights need"
 MEASURING, WRITING = "measuring on test", "writing the bundle"
 
@@ -88,7 +88,7 @@ class MergeReport:
         """Whether every query reaches its target on test."""
         return all(query.met for query in self.queries)
 
-    def to_json(self) -> Plain:
+    def to_json(self) -> dict[str, Any]:
         """Plain values under DESIGN's keys."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
@@ -137,34 +137,18 @@ def merge(
         started = time.monotonic() - checkpoint.seconds
         ctx = _open_context(workload, seed, progress if group.rank == 0 else silent, options, checkpoint)
         with torch_threads(options.resources.threads):
-            found = run_method(ctx, method, options, checkpoint)
-            found = _quantize(ctx, found, method, options, checkpoint)
+            ctx.begin(SEARCHING)
+            with checkpoint.open_step(Step.METHOD) as step:
+                if not step.done:
+                    checkpoint.step(Step.BEGUN, lambda: None)  # the FLOPs that were counted before
+                    step.value = METHODS[method].run(ctx, options, checkpoint)
+            merged, packed = _quantize(ctx, step.value, method, options, checkpoint)
+        found = _Found(merged, [*checkpoint.log, *_outcomes(ctx, merged, checkpoint.log, method, options)], packed)
         checkpoint.save()
         seconds, flops = time.monotonic() - started, ctx.flops.total
-        evidence = _measure_all(ctx, found, checkpoint)
+        evidence = _measure(ctx, found, checkpoint)
         write = partial(_write, ctx, found, evidence, out, method, begun, checkpoint, seconds, flops)
         return ctx.run_on_rank0(write)
-
-
-def run_method(ctx: MergeContext, method: str, options: MergeOptions, checkpoint: Checkpoint) -> _Found:
-    """Run the method; a step of the cache, so a merge that was interrupted later does not run it again."""
-    ctx.begin(SEARCHING)
-
-    def search() -> Plain:
-        checkpoint.step("begun", lambda: None)  # the FLOPs that were counted before
-        merged = METHODS[method].run(ctx, options, checkpoint)
-        return {"merged": merged.to_plain(), "log": list(checkpoint.log)}
-
-    found = checkpoint.step("method", search)
-    checkpoint.log[:] = found["log"]
-    merged = Merged.from_plain(found["merged"])
-    return _Found(merged, [*found["log"], *_outcomes(ctx, merged, found["log"], method, options)])
-
-
-def ceiling_fraction(workload: Workload) -> float:
-    """The part of the originals' bytes that sharing every group would save."""
-    total = sum(model_bytes(query) for query in workload.queries)
-    return ceiling_bytes(layers_of_all(workload.queries)) / total
 
 
 def _merge_on_ray(
@@ -228,44 +212,40 @@ def _open_context(
     ctx.stages.announce([READING, EVALUATING, SEARCHING, *storage, MEASURING, WRITING])
     ctx.open()
     checkpoint.meter = ctx.flops
-    ctx.memory = MemoryPlan(checkpoint.state("memory"), progress, options.precision)
-    ctx.trained = checkpoint.state("trained")
+    ctx.memory = MemoryPlan(checkpoint.state(Step.MEMORY), progress, options.precision)
+    ctx.trained = checkpoint.state(Step.TRAINED)
     return ctx
 
 
-def _quantize(ctx: MergeContext, found: _Found, method: str, options: MergeOptions, checkpoint: Checkpoint) -> _Found:
+def _quantize(
+    ctx: MergeContext, merged: Merged, method: str, options: MergeOptions, checkpoint: Checkpoint
+) -> tuple[Merged, Quantized]:
     """Store weights in the fewest bits; the originals at that width, if these take fewer bytes than the merge."""
     if options.weights == FP32:
-        return found
+        return merged, Quantized()
     ctx.begin(QUANTIZING, flops=max_flops(ctx))
     bits = options.weights
     budget, required = Budget.of(ctx, options, checkpoint), required_ratios(ctx, options.margin)
 
-    def fit(name: str, merged: Merged) -> Quantized:
+    def fit(name: Step, merged: Merged) -> Quantized:
         return checkpoint.step(name, lambda: quantize(ctx, merged, bits, required, checkpoint, budget))
 
-    merged, chosen = found.merged, fit(f"weights {bits}", found.merged)
-    alone = _share_identical_only(ctx, options) if method == "top-down" else merged
+    chosen, alone = fit(Step.QUANTIZED, merged), merged
+    if method == "top-down":
+        originals = snapshots(ctx.originals)
+        alone = Merged(identical_sets(whole_plan(ctx, options), originals), originals)
     smallest = sum(weight.nbytes for weight in quantizable_weights(ctx, alone, bits))
     if merged.plan != alone.plan and smallest < sum(chosen.stored_bytes.values()):
-        instead = fit(f"weights {bits} of the originals", alone)
+        instead = fit(Step.QUANTIZED_ORIGINALS, alone)
         if sum(instead.stored_bytes.values()) < sum(chosen.stored_bytes.values()):
-            ctx.progress(
-                Event.WARNING.value, text="the quantised originals are smaller: only identical layers are shared"
-            )
+            ctx.warn("the quantised originals are smaller: only identical layers are shared")
             for query in sorted(merged.plan.queries() - alone.plan.queries()):
                 row = {"query": query, "repair": Repair.ORIGINAL.value, "after": ORIGINALS_ARE_SMALLER}
                 checkpoint.add_row({**row, "required": required[query], "flops": ctx.flops.total})
             merged, chosen = alone, instead
     for row in chosen.rows:
         checkpoint.add_row(row)
-    log = [*checkpoint.log, *_outcomes(ctx, merged, checkpoint.log, method, options)]
-    return _Found(merged, log, chosen)
-
-
-def _share_identical_only(ctx: MergeContext, options: MergeOptions) -> Merged:
-    originals = snapshots(ctx.originals)
-    return Merged(identical_sets(whole_plan(ctx, options), originals), originals)
+    return merged, chosen
 
 
 def _outcomes(
@@ -276,24 +256,17 @@ def _outcomes(
     return outcome_rows(METHODS[method].explain(ctx, options, log, ctx.flops.total), merged.plan, size)
 
 
-def _measure_all(ctx: MergeContext, found: _Found, checkpoint: Checkpoint) -> dict[str, Evidence]:
-    """Query -> its merged model, as it is stored, against its original on test; each process measures its own."""
+def _measure(ctx: MergeContext, found: _Found, checkpoint: Checkpoint) -> dict[str, Evidence]:
+    """Query -> its merged model, as it is stored, against its original on test."""
     ctx.begin(MEASURING, pieces=2 * sum(map(len, ctx.test.values())))
-    own, cache = ctx.group.own(ctx.queries), checkpoint if ctx.group.size == 1 else StepCache()
 
-    def measure_own() -> dict[str, Evidence]:
-        models, _ = found.models(ctx, own)
-        return {query: _measure(ctx, query, models[query], cache) for query in own}
+    def measure(_: StepCache, query: str) -> Evidence:
+        evidence = ctx.evidence(query, found.models(ctx, [query])[0][query])
+        keys = ("metric", "original", "merged", "ratio", "met", "certain", "worth")
+        ctx.report(Event.TEST, query=query, **{key: getattr(evidence, key) for key in keys})
+        return evidence
 
-    evidence = ctx.gather(measure_own)
-    return {query: evidence[query] for query in ctx.queries}
-
-
-def _measure(ctx: MergeContext, query: str, model: nn.Module, cache: StepCache) -> Evidence:
-    found = cache.step(f"test of {query}", lambda: dataclasses.asdict(ctx.evidence(query, model)))
-    told = ("metric", "original", "merged", "ratio", "met", "certain", "worth")
-    ctx.progress(Event.TEST.value, query=query, **{key: found[key] for key in told})
-    return Evidence(**found)
+    return ctx.for_each_query(checkpoint, Step.TEST, ctx.queries, measure)
 
 
 def _write(

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from merger.checkpoint import Row
 from merger.events import Repair, SetOutcome
 from models.sharing.plan import Member, SharingPlan
 
-Row = Mapping[str, Any]
 JOINT_TRAINING, SUFFIX = "the joint training", "suffix sharing"
 EARLY_LAYERS, NOTHING = "early layers stay private", "nothing"
 

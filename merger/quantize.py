@@ -9,18 +9,19 @@ heads), as few as suffice, found by bisection. A shared weight is widened for al
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from merger.budget import Budget
-from merger.checkpoint import State, StepCache, snapshot, storable
+from merger.checkpoint import Row, State, Step, StepCache, snapshot, storable
 from merger.context import MergeContext, Merged
 from merger.evaluate import training_flops
+from merger.events import Event
 from merger.methods.epochs import train_epochs
 from merger.training.distillation import feature_loss, record_inputs, watched_layers
 from merger.training.loop import Diverged
@@ -30,7 +31,6 @@ from models.quantization import WIDE, PackedWeight, choices, pack
 from models.sharing.layers import layers_of, weight_key
 from models.sharing.plan import tie
 
-T = TypeVar("T")
 MAX_FP16 = torch.finfo(torch.float16).max
 
 
@@ -64,21 +64,7 @@ class Quantized:
     bits: dict[str, dict[str, Bits]] = field(default_factory=dict)
     norms: dict[str, State] = field(default_factory=dict)
     stored_bytes: dict[str, int] = field(default_factory=dict)
-    rows: list[dict[str, Any]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class QuantizeRow:
-    """One row of the merge's log; `in_the_way` are the queries that fall short."""
-
-    width: str
-    stored_bytes: dict[str, int]
-    ratios: dict[str, float]
-    widened: list[str]
-    in_the_way: list[str]
-    norms_again: list[str]
-    norms_learnt: list[str]
-    flops: float
+    rows: list[Row] = field(default_factory=list)
 
 
 @storable
@@ -212,13 +198,15 @@ class _Search:
     required: Mapping[str, float]
     cache: StepCache
     budget: Budget
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     evaluations: int = 0
     tuned: dict[str, State] = field(default_factory=dict)  # the norms that each query was tuned to last
 
     def fit(self, weights: list[QuantizedWeight], queries: list[str]) -> tuple[list[QuantizedWeight], dict[str, _Fit]]:
         """The weights of queries that share, widened until all hold, and how the queries do with them."""
-        wide = self._each("float32", queries, lambda _, query: self.ctx.ratio(query, self._model(query)))
+        wide = self.ctx.for_each_query(
+            self.cache, Step.WIDE, queries, lambda _, query: self.ctx.ratio(query, self._model(query)), queries[0]
+        )
         need = {query: self._need(query, ratio) for query, ratio in wide.items()}
         fits = self._evaluate(weights, queries, need)
         self._report(weights, fits, need, ())
@@ -268,7 +256,8 @@ class _Search:
     ) -> list[int]:
         """These weights by the error they cause in the short queries per byte of widening, the largest first."""
         measure = partial(self._sensitivities, [weights[at] for at in candidates])
-        errors = self._each(f"sensitivity {self.evaluations}", sorted(short), measure).values()
+        number = str(self.evaluations)
+        errors = self.ctx.for_each_query(self.cache, Step.SENSITIVITY, sorted(short), measure, number).values()
         worth = {
             at: sum(own) / (weights[at].wider.nbytes - weights[at].nbytes)
             for at, own in zip(candidates, zip(*errors, strict=True), strict=True)
@@ -306,11 +295,11 @@ class _Search:
     ) -> dict[str, _Fit]:
         self.evaluations += 1
         bits = _bits_by_query(weights)
-        found = self._each(
-            f"evaluation {self.evaluations}",
-            queries,
-            lambda cache, query: self._fit(cache, query, bits.get(query, {}), need[query]),
-        )
+
+        def fit(cache: StepCache, query: str) -> _Fit:
+            return self._fit(cache, query, bits.get(query, {}), need[query])
+
+        found = self.ctx.for_each_query(self.cache, Step.EVALUATED, queries, fit, str(self.evaluations))
         self.tuned |= {query: fit.norms for query, fit in found.items() if fit.tuned and fit.norms}
         return found
 
@@ -345,8 +334,8 @@ class _Search:
         frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         if len(frozen) == len(dict(model.named_parameters())):
             return _Fit(0.0)
-        recipe, seen = CONFIG.tune_again if query in self.tuned else CONFIG.tune, cache.state("tuning")
-        try:
+        recipe, seen = CONFIG.tune_again if query in self.tuned else CONFIG.tune, cache.state(Step.TUNING)
+        with suppress(Diverged):
             for ratios in train_epochs(self.ctx, {query: model}, recipe, cache):
                 seen["epochs"] = seen.get("epochs", 0) + 1
                 if seen["epochs"] == recipe.epochs:
@@ -354,25 +343,12 @@ class _Search:
                     return _Fit(ratios[query], moved, True)
                 if ratios[query] < CONFIG.hopeless_fraction * need:
                     break
-        except Diverged:
-            pass
         return _Fit(0.0)
 
     def _model(self, query: str, bits: Mapping[str, Bits] | None = None, norms: State | None = None) -> nn.Module:
         models = tied_models(self.ctx, self.merged, [query])
         pack_models(models, Quantized({query: dict(bits or {})}, {query: norms or {}}))
         return models[query]
-
-    def _each(self, name: str, queries: Sequence[str], compute: Callable[[StepCache, str], T]) -> dict[str, T]:
-        """A result for each query, a step of the cache; with several ranks each computes its own queries."""
-        group = self.ctx.group
-        if group.size == 1:
-            return {query: self.cache.step(f"{name} {query}", partial(compute, self.cache, query)) for query in queries}
-        own = group.own(queries)
-        found = self.cache.step(
-            name, lambda: self.ctx.gather(lambda: {query: compute(StepCache(), query) for query in own})
-        )
-        return {query: found[query] for query in queries}
 
     def _report(
         self,
@@ -381,16 +357,17 @@ class _Search:
         need: Mapping[str, float],
         widened: Sequence[QuantizedWeight],
     ) -> None:
-        row = QuantizeRow(
-            self.bits,
-            _bytes_by_bits(weights),
-            {query: fit.ratio for query, fit in fits.items()},
-            [f"{one.places[0][0]}: {one.places[0][1]}" for one in widened],
-            [query for query, fit in fits.items() if fit.ratio < need[query]],
-            [query for query, fit in fits.items() if fit.norms and not fit.tuned],
-            [query for query, fit in fits.items() if fit.tuned],
-            self.ctx.flops.total,
-        )
-        self.rows.append(asdict(row))
-        fields = ("width", "stored_bytes", "ratios", "in_the_way")
-        self.ctx.progress("widths", **{name: getattr(row, name) for name in fields})
+        row = {
+            "width": self.bits,
+            "stored_bytes": _bytes_by_bits(weights),
+            "ratios": {query: fit.ratio for query, fit in fits.items()},
+            "in_the_way": [query for query, fit in fits.items() if fit.ratio < need[query]],
+        }
+        self.ctx.report(Event.WEIGHTS, **row)
+        self.rows.append({
+            **row,
+            "widened": [f"{one.places[0][0]}: {one.places[0][1]}" for one in widened],
+            "norms_again": [query for query, fit in fits.items() if fit.norms and not fit.tuned],
+            "norms_learnt": [query for query, fit in fits.items() if fit.tuned],
+            "flops": self.ctx.flops.total,
+        })  # fmt: skip

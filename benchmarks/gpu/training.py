@@ -39,7 +39,7 @@ CLASSES = ("left", "right")
 def merge(setting: Setting, found: Found) -> None:
     """Frames a second and how busy the device is; the loss of an epoch in fp32 against the CPU's."""
     model, size, frames = (FEW[0], SMALL_SIZE, 16) if setting.small else (FAMILIES[0], SIZE, 512)
-    workload = _workload(setting.folder / "merge", model, size, frames)
+    workload = square_workload(setting.folder / "merge", model, size, frames)
     sets = {one.id: TrainingSet(one, PreparedFrames(one, load_split(one, "train")).load()) for one in workload.queries}
     some = min(frames, 32)
     losses = [_loss(workload, sets, torch.device(kind), some) for kind in ("cpu", setting.device.type)]
@@ -64,7 +64,7 @@ def merge(setting: Setting, found: Found) -> None:
 def lay_out(setting: Setting, found: Found) -> None:
     """Train frames on the device, intermediates computed again, a step that does not fit,."""
     model, size, frames = (FEW[0], SMALL_SIZE, 16) if setting.small else (FAMILIES[0], SIZE, 64)
-    workload = _workload(setting.folder / "layout", model, size, frames)
+    workload = square_workload(setting.folder / "layout", model, size, frames)
     sets = {one.id: TrainingSet(one, PreparedFrames(one, load_split(one, "train")).load()) for one in workload.queries}
     recipe = Recipe(epochs=1, frames_per_epoch=frames)
     elsewhere = _loss(workload, sets, setting.device, frames)
@@ -96,7 +96,7 @@ def lay_out(setting: Setting, found: Found) -> None:
 def whole(setting: Setting, found: Found) -> None:
     """Originals trained, then merged by our method and by the paper's, from the files to a bundle."""
     model, size, frames = (FEW[0], SMALL_SIZE, 16) if setting.small else (FAMILIES[0], SIZE, 64)
-    workload = _workload(setting.folder / "whole", model, size, frames)
+    workload = square_workload(setting.folder / "whole", model, size, frames)
     train_originals(workload, options=TrainOptions(passes=setting.many(1024, 64), max_cycles=1))
     for method in ("top-down", "gemel"):
         told, out = list[tuple[str, dict[str, Any]]](), setting.folder / f"{method}.safetensors"
@@ -144,7 +144,9 @@ def _waits(training: Training) -> float:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             for _ in range(training.steps):
-                training._take_step()
+                training._compute_gradients()
+                training.optimiser.step()
+                training.step += 1
     finally:
         torch.cuda.set_sync_debug_mode("default")
     return sum("synchroniz" in str(one.message) for one in told) / training.steps
@@ -186,7 +188,7 @@ def _training(
     return Training(models, sets, recipe, Flops(), memory=memory or MemoryPlan(precision=precision))
 
 
-def _workload(folder: Path, model: str, size: int, frames: int) -> Workload:
+def square_workload(folder: Path, model: str, size: int, frames: int) -> Workload:
     """Two queries on pictures with a bright square on one side."""
     draws, documents = np.random.default_rng(0), []
     for query in ("first", "second"):

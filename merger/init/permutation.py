@@ -26,7 +26,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
-from merger.checkpoint import State, StepCache
+from merger.checkpoint import State, Step, StepCache
 from merger.config import MEASUREMENT
 from merger.context import MergeContext
 from merger.evaluate import as_input, module_paths, raw_frames, record_layers
@@ -321,7 +321,7 @@ def align_channels(
     sharing = rank_donors(plan, ctx.layers)
     done: list[str] = []
     for query in sorted(sharing, key=lambda query: query != donor):
-        orders = cache.step(f"order of {query}", partial(_orders, ctx, plan, query, done, found)) if done else {}
+        orders = cache.step(Step.CHANNEL_ORDER, partial(_orders, ctx, plan, query, done, found), query) if done else {}
         if channels := orderable(ctx, query) if orders else None:
             found[query] = permute_channels(found[query], channels, orders)
         done.append(query)
@@ -357,8 +357,7 @@ def _orders(
     """Space -> order of its channels that meets those of the models done before."""
     channels = orderable(ctx, query)
     if channels is None:
-        text = f"{query}: the graph of its model cannot be read, so its channels stay in their order"
-        ctx.progress("warning", text=text)
+        ctx.warn(f"{query}: the graph of its model cannot be read, so its channels stay in their order")
         return {}
     pairs: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for members in plan.shared:
@@ -368,69 +367,49 @@ def _orders(
             pairs[other].append((paths[query], paths[other]))
     scores = {space: torch.zeros(width, width) for space, width in channels.widths.items()}
     for other, paths in pairs.items():
-        for moments in _moments(ctx, query, other, paths, states, channels).values():
-            for space, moment in moments:
-                scores[space] += moment.correlations().cpu()
+        for space, correlations in _correlate(ctx, query, other, dict(paths), states, channels):
+            scores[space] += correlations.cpu()
     orders = {space: match_channels(score) for space, score in scores.items() if bool(score.any())}
     if not _keeps_outputs(ctx, query, states[query], channels, orders):
-        text = f"{query}: its model gives other outputs with its channels permuted, so they stay in their order"
-        ctx.progress("warning", text=text)
+        ctx.warn(f"{query}: its model gives other outputs with its channels permuted, so they stay in their order")
         return {}
     moved = sum(int((order != torch.arange(len(order))).sum()) for order in orders.values())
-    ctx.progress(
-        Event.ALIGNED.value, query=query, spaces=len(orders), moved=moved, channels=sum(map(len, orders.values()))
-    )
+    ctx.report(Event.ALIGNED, query=query, spaces=len(orders), moved=moved, channels=sum(map(len, orders.values())))
     return orders
 
 
-def _moments(
-    ctx: MergeContext,
-    query: str,
-    other: str,
-    paths: Sequence[tuple[str, str]],
-    states: Mapping[str, State],
-    channels: Channels,
-) -> dict[str, list[tuple[int, CrossMoments]]]:
-    """Path -> (space, moments of its channels with the other's), on frames of both queries."""
+def _correlate(
+    ctx: MergeContext, query: str, other: str, paths: Mapping[str, str], states: Mapping[str, State], channels: Channels
+) -> Iterator[tuple[int, Tensor]]:
+    """(space, correlations of its channels with the other's) of every layer's outputs and inputs, on frames of both
+    queries; `paths` are the query's layers and the other's."""
     models = ctx.models([query, other], states)
-    for model in models.values():
-        model.eval()
-    theirs = dict(paths)
-    known = set(module_paths(models[other], theirs.values()))
-    mine = [path for path in module_paths(models[query], theirs) if theirs[path] in known]
-    spots = {path: _spots(channels, path, ctx.originals[query].state_dict()) for path in mine}
-    moments = {path: [(part.space, CrossMoments()) for _, _, part in spots[path]] for path in mine}
-    frames = [
-        *raw_frames(ctx, query, MEASUREMENT.alignment_frames),
-        *raw_frames(ctx, other, MEASUREMENT.alignment_frames),
-    ]
+    known = module_paths(models[other].eval(), paths.values())
+    mine = [path for path in module_paths(models[query].eval(), paths) if paths[path] in known]
+    keys = {path: weight_key(states[query], path) for path in mine}
+    spots = [(path, axis, *spot) for path in mine for axis in (0, 1) for spot in channels.free_in(keys[path], axis)]
+    moments = [CrossMoments() for _ in spots]
+    count = MEASUREMENT.alignment_frames
+    frames = [*raw_frames(ctx, query, count), *raw_frames(ctx, other, count)]
     for start in range(0, len(frames), ALIGNMENT_BATCH):
         chunk = frames[start : start + ALIGNMENT_BATCH]
         with (
             record_layers(models[query], mine) as here,
-            record_layers(models[other], [theirs[path] for path in mine]) as there,
+            record_layers(models[other], [paths[path] for path in mine]) as there,
         ):
             models[query](as_input(ctx, query, chunk))
             models[other](as_input(ctx, other, chunk))
-        for path in mine:
-            if len(here[path][1]) != len(there[theirs[path]][1]):
-                continue  # regions of a frame, of which each chose its own
-            for (axis, begin, part), (_, moment) in zip(spots[path], moments[path]):
-                own, its = here[path][1 - axis], there[theirs[path]][1 - axis]
+        for (path, axis, begin, part), moment in zip(spots, moments):
+            own, its = here[path][1 - axis], there[paths[path]][1 - axis]
+            if len(here[path][1]) == len(there[paths[path]][1]):  # else regions of a frame, of which each chose its own
                 moment.add(*_samples(own, its, begin, part.width, part.repeat))
     for one in (query, other):
         ctx.flops.add(ctx.queries[one], len(frames))
-    return moments
-
-
-def _spots(channels: Channels, path: str, state: Mapping[str, Tensor]) -> list[tuple[int, int, Part]]:
-    """Where a layer's weight meets free spaces: (axis 0 = outputs or 1 = inputs, first place on it, part)."""
-    key = weight_key(state, path)
-    return [(axis, begin, part) for axis in (0, 1) for begin, part in channels.free_in(key, axis)]
+    return ((part.space, moment.correlations()) for (_, _, _, part), moment in zip(spots, moments))
 
 
 def _samples(own: Tensor, its: Tensor, begin: int, width: int, repeat: int) -> tuple[Tensor, Tensor]:
-    """What `width` channels from `begin` on say at the same places in two maps: two tensors (samples, width)."""
+    """The values of `width` channels from `begin` on at the same places in two maps: two tensors (samples, width)."""
     own, its = (_as_map(x, begin, width, repeat) for x in (own, its))
     grid = [min(a, b, MEASUREMENT.alignment_cells) for a, b in zip(own.shape[2:], its.shape[2:])]
     own, its = (F.interpolate(x, size=grid, mode="nearest") for x in (own, its))
@@ -438,7 +417,7 @@ def _samples(own: Tensor, its: Tensor, begin: int, width: int, repeat: int) -> t
 
 
 def _as_map(x: Tensor, begin: int, width: int, repeat: int) -> Tensor:
-    """(N, C, H, W) of some channels; those of a flattened map stand in a row of `repeat` places each."""
+    """(N, C, H, W) of some channels; those of a flattened map are in a row of `repeat` places each."""
     if x.ndim == 4:
         return x[:, begin : begin + width]
     chosen = x.reshape(-1, x.shape[-1])[:, begin : begin + width * repeat]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from merger.checkpoint import State, StepCache, snapshots
+from merger.checkpoint import State, Step, StepCache, snapshots
 from merger.config import TopDownConfig
 from merger.context import MergeContext
 from merger.events import Event
@@ -37,8 +37,8 @@ def prepare_start(ctx: MergeContext, plan: SharingPlan, cache: StepCache, config
     donors = rank_donors(plan, ctx.layers)
     similarity = weight_similarity(plan, ctx.layers, originals)
     kin = min(similarity.values()) >= config.kin_similarity
-    ctx.progress(Event.ANCESTRY.value, kin=kin, similarity=similarity, donor=donors[0])
+    ctx.report(Event.ANCESTRY, kin=kin, similarity=similarity, donor=donors[0])
     states: Mapping[str, State] = originals
     if config.permute_channels and not kin:
-        states = cache.step("channels", lambda: align_channels(ctx, plan, donors[0], cache, originals))
+        states = cache.step(Step.CHANNELS, lambda: align_channels(ctx, plan, donors[0], cache, originals))
     return Start(tuple(donors), kin, states)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from merger.checkpoint import Checkpoint, snapshot, snapshots
+from merger.checkpoint import Checkpoint, Row, Step, snapshot, snapshots
 from merger.config import MergeOptions
 from merger.context import MergeContext, Merged
 from merger.evaluate import required_ratios, training_flops
-from merger.events import Event
 from merger.methods.epochs import train_epochs
 from merger.methods.registry import register_method
-from merger.outcomes import Row, SetTrial, explain_joint
+from merger.outcomes import SetTrial, explain_joint
 from merger.training.loop import Diverged
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan
@@ -46,13 +45,13 @@ def joint(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> M
     checkpoint.add_row({"recipe": dict(recipe.__dict__), "flops": ctx.flops.total})
     ctx.stages.announce([TRAINING_ALONE])
     ctx.begin(TRAINING_ALONE, flops=training_flops(ctx, list(ctx.queries), recipe))
-    models, best = ctx.models(ctx.queries), checkpoint.state("best")
+    models, best = ctx.models(ctx.queries), checkpoint.state(Step.BEST)
     try:
         for ratios in train_epochs(ctx, models, recipe, checkpoint):
             for query, ratio in ratios.items():
                 if ratio > best.get(query, (1.0,))[0]:
                     best[query] = (ratio, snapshot(models[query]))
     except Diverged as error:
-        ctx.progress(Event.WARNING.value, text=f"the joint training diverged at {error}; the states before it stay")
+        ctx.warn(f"the joint training diverged at {error}; the states before it stay")
     better = {query: state for query, (_, state) in best.items()}
     return Merged(SharingPlan(), snapshots(ctx.originals) | better)

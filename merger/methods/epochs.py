@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from torch import nn
 
-from merger.checkpoint import StepCache
+from merger.checkpoint import Step, StepCache
 from merger.config import MEASUREMENT
 from merger.context import MergeContext
 from merger.evaluate import evaluate_queries
@@ -21,10 +21,7 @@ T = TypeVar("T")
 
 
 def train_epochs(
-    ctx: MergeContext,
-    models: Mapping[str, nn.Module],
-    recipe: Recipe,
-    cache: StepCache,
+    ctx: MergeContext, models: Mapping[str, nn.Module], recipe: Recipe, cache: StepCache
 ) -> Iterator[dict[str, float]]:
     """Train epoch by epoch and yield every query's ratio on val after each; stop by not asking for more.
 
@@ -33,23 +30,20 @@ def train_epochs(
     Raises Diverged.
     """
     training = ctx.training(models, recipe)
-    cache.training("training", training)
-    seen = cache.state("validation")
+    cache.training(training)
+    seen = cache.state(Step.EVALUATED)
     for epoch in range(seen.get("epochs", 0), recipe.epochs):
         while training.epochs <= epoch:
             ctx.trained.update(dict.fromkeys(models, True))
             training.epoch()
         if epoch + 1 >= min(recipe.evaluate_from, recipe.epochs):
-            name = f"evaluated {epoch + 1}"
             settling = MEASUREMENT.settling_frames if training.step < MEASUREMENT.settling_steps else 0
-            ratios = evaluate_queries(ctx, cache, name, models, settling)
-            ctx.progress(
-                Event.EPOCH.value, queries=list(ratios), epoch=epoch + 1, epochs=recipe.epochs, loss=training.loss,
-                ratios=ratios,
-            )  # fmt: skip
+            ratios = evaluate_queries(ctx, cache, Step.EVALUATED, models, settling, str(epoch + 1))
+            fields = {"epoch": epoch + 1, "epochs": recipe.epochs, "loss": training.loss, "ratios": ratios}
+            ctx.report(Event.EPOCH, queries=list(ratios), **fields)
             yield ratios
             seen["epochs"] = epoch + 1
-            cache.discard(name)
+            cache.discard(Step.EVALUATED, str(epoch + 1))
 
 
 def freeze_shared(models: Mapping[str, nn.Module], plan: SharingPlan) -> None:

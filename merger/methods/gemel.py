@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import nn
 
 from merger.budget import Budget
-from merger.checkpoint import Checkpoint, State, StepCache, snapshot, snapshots
+from merger.checkpoint import Checkpoint, Row, State, Step, StepCache, snapshot, snapshots, storable
 from merger.config import MergeOptions
-from merger.context import MergeContext, Merged, Plain
+from merger.context import MergeContext, Merged
 from merger.evaluate import queries_at_target, required_ratios, tie_and_evaluate
 from merger.events import Event
 from merger.methods.epochs import is_hopeless, train_epochs
 from merger.methods.registry import register_method
-from merger.outcomes import Row, SetTrial, explain_attempts
+from merger.outcomes import SetTrial, explain_attempts
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
 from models.sharing.groups import Group, groups
@@ -56,14 +56,14 @@ def gemel(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> M
 @register_method("earliest", explain_gemel)
 def earliest(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Groups nearest the input first."""
-    return search(ctx, options, checkpoint, sorted(worthwhile_groups(ctx, options), key=_mean_position(ctx)))
+    queue = sorted(worthwhile_groups(ctx, options), key=partial(_mean_position, ctx))
+    return search(ctx, options, checkpoint, queue)
 
 
 @register_method("latest", explain_gemel)
 def latest(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Groups nearest the output first."""
-    position = _mean_position(ctx)
-    queue = sorted(worthwhile_groups(ctx, options), key=lambda group: -position(group))
+    queue = sorted(worthwhile_groups(ctx, options), key=lambda group: -_mean_position(ctx, group))
     return search(ctx, options, checkpoint, queue)
 
 
@@ -101,36 +101,32 @@ def search(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint, que
     ctx.stages.announce([SEARCHING])
     ctx.begin(SEARCHING, pieces=len(queue))
     ceiling = sum(group.saved_bytes for group in worthwhile_groups(ctx, options))
-    accepted, started = Merged(SharingPlan(), snapshots(ctx.originals)), time.monotonic() - checkpoint.seconds
-    done = checkpoint.state("search")
-    if done:
-        accepted = Merged.from_plain(done["accepted"])
-    else:
-        done.update(accepted=accepted.to_plain(), rounds=0, rows=[])
+    started = time.monotonic() - checkpoint.seconds
+    done = checkpoint.state(Step.SEARCH)
+    if not done:
+        done.update(accepted=Merged(SharingPlan(), snapshots(ctx.originals)), rounds=0, rows=[])
     for index in range(done["rounds"], len(queue)):
         if budget.over:
-            text = f"time is over after {index} of {len(queue)} groups; the others were not tried"
-            ctx.progress(Event.WARNING.value, text=text)
+            ctx.warn(f"time is over after {index} of {len(queue)} groups; the others were not tried")
             break
-        turn = _Round(ctx, checkpoint, accepted, queue, index, options.recipe, required)
-        name = f"round {index + 1}"
-        found = checkpoint.step(name, turn.run)
-        accepted = Merged.from_plain(found["accepted"])
-        done.update(accepted=found["accepted"], rounds=index + 1, rows=[*done["rows"], *found["rows"]])
-        checkpoint.discard(name)
+        with checkpoint.open_step(Step.ROUND, str(index + 1)) as step:
+            if not step.done:
+                step.value = _try_group(ctx, checkpoint, done["accepted"], queue, index, options.recipe, required)
+        accepted, rows = step.value
+        done.update(accepted=accepted, rounds=index + 1, rows=[*done["rows"], *rows])
+        checkpoint.discard(Step.ROUND, str(index + 1))
         checkpoint.save()
-        last = found["rows"][-1]
-        ctx.progress(
-            Event.SEARCH_ROUND.value, round=index + 1, rounds=len(queue), signature=queue[index].signature,
-            members=last["kept"], saved_bytes=accepted.plan.saved_bytes(ctx.layers), ceiling_bytes=ceiling,
-            ratios=last["ratios"], seconds=time.monotonic() - started,
+        ctx.report(
+            Event.SEARCH_ROUND, round=index + 1, rounds=len(queue), signature=queue[index].signature,
+            members=rows[-1]["kept"], saved_bytes=accepted.plan.saved_bytes(ctx.layers), ceiling_bytes=ceiling,
+            ratios=rows[-1]["ratios"], seconds=time.monotonic() - started,
         )  # fmt: skip
         ctx.stages.reach(index + 1)
-    for row in done["rows"]:
-        checkpoint.add_row(row)
-    return accepted
+    checkpoint.log.extend(done["rows"])
+    return done["accepted"]
 
 
+@storable
 @dataclass(frozen=True)
 class Attempt:
     """One attempt at a group: the members that keep sharing, the state if any, and the best ratios on val."""
@@ -141,59 +137,39 @@ class Attempt:
     epochs: int
     diverged: bool = False
 
-    def to_plain(self) -> Plain:
-        """Plain values and tensors."""
-        merged = self.merged.to_plain() if self.merged is not None else None
-        return {**self.__dict__, "ratios": dict(self.ratios), "merged": merged}
 
-    @classmethod
-    def from_plain(cls, value: Mapping) -> Attempt:
-        """Inverse of `to_plain`."""
-        merged = Merged.from_plain(value["merged"]) if value["merged"] is not None else None
-        kept = tuple((query, path) for query, path in value["kept"])
-        return cls(**{**value, "kept": kept, "merged": merged})
-
-
-@dataclass(frozen=True)
-class _Round:
-    """All attempts at one group of the queue."""
-
-    ctx: MergeContext
-    cache: StepCache
-    accepted: Merged
-    queue: Sequence[Group]
-    index: int
-    recipe: Recipe
-    required: Mapping[str, float]
-
-    def run(self) -> Plain:
-        """What is `accepted` afterwards, and a log row for each attempt."""
-        group = self.queue[self.index]
-        next_saving = self.queue[self.index + 1].saved_bytes if self.index + 1 < len(self.queue) else 0
-        members, extends = _members_to_try(self.accepted.plan, group)
-        best, rows = Attempt((), None, {}, 0), []
-        while len(members) > 1:
-            name = f"attempt {len(rows)}"
-            before = self.cache.step(f"{name} begun", lambda: self.ctx.flops.total)
-            tried = Attempt.from_plain(self.cache.step(name, partial(self._attempt, members, len(rows))))
-            if len(tried.kept) > len(best.kept):
-                best = tried
-            row = {
-                "group": group.signature, "members": list(members), "kept": list(tried.kept), "epochs": tried.epochs,
-                "ratios": dict(tried.ratios), "diverged": tried.diverged, "flops": self.ctx.flops.total,
-                "flops_spent": self.ctx.flops.total - before,
-            }  # fmt: skip
-            rows.append(row)
-            self.ctx.progress(Event.ATTEMPT.value, round=self.index + 1, **row)
-            members = smaller_set(members, tried.kept, tried.ratios)
-            if extends or len(members) <= len(best.kept) or group.bytes * (len(members) - 1) <= next_saving:
-                break
-        return {"accepted": (best.merged or self.accepted).to_plain(), "rows": rows}
-
-    def _attempt(self, members: Sequence[Member], attempts: int) -> Plain:
-        seed = (self.ctx.seed * len(self.queue) + self.index) * SEEDS_PER_ROUND + attempts
-        recipe = replace(self.recipe, seed=seed)
-        return attempt_set(self.ctx, self.accepted, members, recipe, self.required, self.cache).to_plain()
+def _try_group(
+    ctx: MergeContext,
+    cache: StepCache,
+    accepted: Merged,
+    queue: Sequence[Group],
+    index: int,
+    recipe: Recipe,
+    required: Mapping[str, float],
+) -> tuple[Merged, list[Row]]:
+    """What is accepted after all attempts at one group of the queue, and a log row for each attempt."""
+    group, rows = queue[index], list[Row]()
+    next_saving = queue[index + 1].saved_bytes if index + 1 < len(queue) else 0
+    members, extends = _members_to_try(accepted.plan, group)
+    best = Attempt((), None, {}, 0)
+    while len(members) > 1:
+        seed = (ctx.seed * len(queue) + index) * SEEDS_PER_ROUND + len(rows)
+        before = cache.step(Step.BEGUN, lambda: ctx.flops.total, str(len(rows)))
+        attempt = partial(attempt_set, ctx, accepted, members, replace(recipe, seed=seed), required, cache)
+        tried = cache.step(Step.ATTEMPT, attempt, str(len(rows)))
+        if len(tried.kept) > len(best.kept):
+            best = tried
+        row = {
+            "group": group.signature, "members": list(members), "kept": list(tried.kept), "epochs": tried.epochs,
+            "ratios": dict(tried.ratios), "diverged": tried.diverged, "flops": ctx.flops.total,
+            "flops_spent": ctx.flops.total - before,
+        }  # fmt: skip
+        rows.append(row)
+        ctx.report(Event.ATTEMPT, round=index + 1, **row)
+        members = smaller_set(members, tried.kept, tried.ratios)
+        if extends or len(members) <= len(best.kept) or group.bytes * (len(members) - 1) <= next_saving:
+            break
+    return best.merged or accepted, rows
 
 
 def attempt_set(
@@ -214,9 +190,9 @@ def attempt_set(
     queries = sorted(plan.tied_to(query for query, _ in members))
     models, begun = tie_and_evaluate(ctx, cache, plan, queries, accepted.states)
     least = max((len(shared) for shared in accepted.plan.shared if shared not in plan.shared), default=1) + 1
-    notes = cache.state("attempt")
+    notes = cache.state(Step.PROGRESS)
     history: list[dict[str, float]] = notes.setdefault("history", [])
-    best = Attempt.from_plain(notes["best"]) if "best" in notes else Attempt((), None, {}, 0)
+    best: Attempt = notes.setdefault("best", Attempt((), None, {}, 0))
     epochs = train_epochs(ctx, models, recipe, cache)
     try:
         for epoch in range(len(history), recipe.epochs + 1):
@@ -225,8 +201,7 @@ def attempt_set(
             if sum(query in holding for query, _ in members) >= max(least, len(best.kept) + 1):
                 kept, merged = _holding_subset(ctx, accepted, members, models, holding, required)
                 if merged is not None:
-                    best = Attempt(kept, merged, ratios, epoch)
-                    notes["best"] = best.to_plain()
+                    best = notes["best"] = Attempt(kept, merged, ratios, epoch)
             history.append(ratios)
             if len(best.kept) == len(members):
                 return best
@@ -291,7 +266,7 @@ def _members_to_try(plan: SharingPlan, group: Group) -> tuple[tuple[Member, ...]
     return group.members, False
 
 
-def _mean_position(ctx: MergeContext) -> Callable[[Group], float]:
-    """From a group to the mean position of its layers in their networks, 0 the first and 1 the last."""
+def _mean_position(ctx: MergeContext, group: Group) -> float:
+    """The mean position of the group's layers in their networks, 0 the first and 1 the last."""
     position = {(layer.query, layer.path): layer.position for layer in ctx.layers}
-    return lambda group: sum(position[member] for member in group.members) / len(group.members)
+    return sum(position[member] for member in group.members) / len(group.members)

@@ -13,20 +13,21 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import nn
 
 from merger.budget import Budget
-from merger.checkpoint import Checkpoint, State, StepCache, snapshot, snapshots
+from merger.checkpoint import Checkpoint, Row, State, Step, StepCache, snapshot, snapshots, storable
 from merger.config import MergeOptions
-from merger.context import MergeContext, Merged, Plain
+from merger.context import MergeContext, Merged
 from merger.evaluate import required_ratios, training_flops
 from merger.events import Event
 from merger.methods.epochs import bisect_options, is_hopeless, train_epochs
 from merger.methods.registry import register_method
-from merger.outcomes import Row, SetTrial, explain_prefixes
+from merger.outcomes import SetTrial, explain_prefixes
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
 from models.sharing.layers import weight_key
@@ -56,6 +57,16 @@ class Family:
         return names[: names.index(weight_key(names, following))] if length else []
 
 
+@storable
+@dataclass(frozen=True)
+class Prefix:
+    """A prefix of so many layers, the query's best ratio on val with it, and its state where that is enough."""
+
+    length: int
+    ratio: float
+    state: State | None = None
+
+
 def explain_mainstream(ctx: MergeContext, options: MergeOptions, log: Sequence[Row], flops: float) -> list[SetTrial]:
     """How each layer of each family was tried."""
     sets = [[tuple((query, path) for query in one.queries) for path in one.paths] for one in find_families(ctx)]
@@ -74,17 +85,16 @@ def mainstream(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint)
     ctx.begin(SEARCHING_PREFIXES, flops=min(flops, budget.flops_left))
     states, lengths = snapshots(ctx.originals), dict.fromkeys(ctx.queries, 0)
     for family, query in [(one, query) for one in families for query in one.queries]:
-        before = checkpoint.step(f"{query} begun", lambda: ctx.flops.total)
+        before = checkpoint.step(Step.BEGUN, lambda: ctx.flops.total, query)
         find = partial(_longest_prefix, ctx, checkpoint, family, query, recipe, required[query], budget)
-        found = checkpoint.step(query, find)
-        lengths[query], states[query] = found["length"], found["state"] or states[query]
+        found, tried = checkpoint.step(Step.QUERY, find, query)
+        lengths[query], states[query] = found.length, found.state or states[query]
         row = {
             "query": query, "prefix": lengths[query], "layers": len(family.paths), "donor": family.giver,
-            "ratio": found["ratio"], "tried": found["tried"], "flops": ctx.flops.total,
-            "flops_spent": ctx.flops.total - before,
+            "ratio": found.ratio, "tried": tried, "flops": ctx.flops.total, "flops_spent": ctx.flops.total - before,
         }  # fmt: skip
         checkpoint.add_row(row)
-        ctx.progress(Event.PREFIX.value, **row)
+        ctx.report(Event.PREFIX, **row)
     plan = SharingPlan()
     for family in families:
         for index, path in enumerate(family.paths):
@@ -137,40 +147,39 @@ def _donor(ctx: MergeContext, queries: Sequence[str]) -> tuple[State, str | None
 
 def _longest_prefix(
     ctx: MergeContext, cache: StepCache, family: Family, query: str, recipe: Recipe, required: float, budget: Budget
-) -> Plain:
-    """The longest prefix that holds, by bisection: a shorter one is taken to hold as well."""
+) -> tuple[Prefix, list[list[float]]]:
+    """The longest prefix that holds, by bisection (a shorter one is taken to hold as well), and all tried with their
+    ratios."""
     tried: list[list[float]] = []
     if query == family.giver:
-        return {"length": len(family.paths), "state": None, "ratio": 1.0, "tried": tried}
+        return Prefix(len(family.paths), 1.0), tried
 
-    def attempt(index: int) -> tuple[bool, Plain]:
+    def attempt(index: int) -> tuple[bool, Prefix]:
         length = len(family.paths) - index
         train = partial(_train_after_prefix, ctx, cache, family, query, length, recipe, required)
-        found = cache.step(f"prefix {length}", train)
-        held = found["state"] is not None
-        tried.append([length, found["ratio"]])
-        ctx.progress(Event.ATTEMPT.value, query=query, prefix=length, ratio=found["ratio"], held=held)
-        return held, {"length": length, **found}
+        found = cache.step(Step.PREFIX, train, str(length))
+        held = found.state is not None
+        tried.append([length, found.ratio])
+        ctx.report(Event.ATTEMPT, query=query, prefix=length, ratio=found.ratio, held=held)
+        return held, found
 
     found = bisect_options(len(family.paths), attempt, lambda: budget.over, dearest_first=False).result
-    return {**(found or {"length": 0, "state": None, "ratio": 1.0}), "tried": tried}
+    return found or Prefix(0, 1.0), tried
 
 
 def _train_after_prefix(
     ctx: MergeContext, cache: StepCache, family: Family, query: str, length: int, recipe: Recipe, required: float
-) -> Plain:
-    """Train what follows a prefix until the target is reached: `ratio`, and `state` or None."""
+) -> Prefix:
+    """Train what follows a prefix until the target is reached; no state if it is not."""
     model = freeze_prefix(ctx, family, query, length)
-    history: list[Mapping[str, float]] = cache.state("trial").setdefault("history", [])
+    history: list[Mapping[str, float]] = cache.state(Step.PROGRESS).setdefault("history", [])
     epochs = train_epochs(ctx, {query: model}, recipe, cache)
-    try:
+    with suppress(Diverged):
         for epoch in range(len(history), recipe.epochs + 1):
-            ratio = next(epochs)[query] if epoch else cache.step("start", partial(ctx.ratio, query, model))
+            ratio = next(epochs)[query] if epoch else cache.step(Step.BEGUN, partial(ctx.ratio, query, model))
             history.append({query: ratio})
             if ratio >= required:
-                return {"ratio": ratio, "state": snapshot(model)}
+                return Prefix(length, ratio, snapshot(model))
             if is_hopeless(history, {query: required}, recipe.epochs - epoch, recipe.patience):
                 break
-    except Diverged:
-        pass
-    return {"ratio": max(row[query] for row in history), "state": None}
+    return Prefix(length, max(row[query] for row in history))

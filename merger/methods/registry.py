@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from merger.budget import Budget
-from merger.checkpoint import Checkpoint, StepCache
+from merger.checkpoint import Checkpoint, Row, StepCache
 from merger.config import MergeOptions, TopDownConfig
-from merger.context import MergeContext, Merged, Plain
-from merger.evaluate import required_ratios, training_flops
+from merger.context import MergeContext, Merged
+from merger.evaluate import training_flops
 from merger.events import Event
-from merger.outcomes import Row, SetTrial
+from merger.outcomes import SetTrial
 from merger.training.recipe import Recipe
 from models.sharing.plan import SharingPlan
 
@@ -53,43 +53,20 @@ class MergeTask:
     budget: Budget
     checkpoint: StepCache
     config: TopDownConfig
-    log: Callable[[Row], None]
-
-    @classmethod
-    def of(
-        cls, ctx: MergeContext, plan: SharingPlan, recipe: Recipe, options: MergeOptions, checkpoint: Checkpoint
-    ) -> MergeTask:
-        """The task of a method with these options."""
-        required, budget = required_ratios(ctx, options.margin), Budget.of(ctx, options, checkpoint)
-        return cls(
-            ctx, plan, recipe, required, budget, checkpoint, options.top_down, lambda row: checkpoint.add_row(dict(row))
-        )
 
     def with_budget(self, budget: Budget) -> MergeTask:
-        """The same task within another budget."""
+        """The same task with another budget."""
         return replace(self, budget=budget)
 
     def saved_bytes(self, plan: SharingPlan) -> int:
         """Bytes that a plan saves."""
         return plan.saved_bytes(self.ctx.layers)
 
-    def run_stage(self, name: str, compute: Callable[[MergeTask], Plain]) -> Plain:
-        """A step of the cache; its log rows are part of its result, so that a resumed merge adds them again."""
-
-        def run() -> Plain:
-            rows: list[Row] = []
-            return {"found": compute(replace(self, log=rows.append)), "rows": rows}
-
-        found = self.checkpoint.step(name, run)
-        for row in found["rows"]:
-            self.log(row)
-        return found["found"]
-
     def report(self, event: Event, **fields: Any) -> None:
         """Add a row to the log and pass the same fields to the progress."""
         row = {**fields, "flops": self.ctx.flops.total}
-        self.log(row)
-        self.ctx.progress(event.value, **row)
+        self.checkpoint.add_row(row)
+        self.ctx.report(event, **row)
 
     def fit_recipe(self, queries: Sequence[str], recipe: Recipe, min_frames: int) -> Recipe | None:
         """The recipe within the budget: fewer frames an epoch (at least `min_frames`), then fewer epochs; None if not
@@ -104,6 +81,5 @@ class MergeTask:
     def report_time_over(self, stage: str, plan: SharingPlan, best: SharingPlan) -> None:
         """Say that the budget ends a stage, and how many bytes more it could have saved at most."""
         more = max(0, self.saved_bytes(plan) - self.saved_bytes(best))
-        text = f"the budget ended '{stage}' early; a larger one could save up to {more / 1e6:.1f} MB more"
-        self.ctx.progress(Event.WARNING.value, text=text)
-        self.log({"out_of_budget": stage, "possible_bytes": more, "flops": self.ctx.flops.total})
+        self.ctx.warn(f"the budget ended '{stage}' early; a larger one could save up to {more / 1e6:.1f} MB more")
+        self.checkpoint.add_row({"out_of_budget": stage, "possible_bytes": more, "flops": self.ctx.flops.total})

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -19,15 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from merger.budget import Budget
-from merger.checkpoint import State, StepCache, snapshot
+from merger.checkpoint import State, Step, StepCache, snapshot, storable
 from merger.config import MEASUREMENT, TopDownConfig
-from merger.context import MergeContext, Merged, Plain
+from merger.context import MergeContext, Merged
 from merger.evaluate import as_input, evaluate_queries, module_paths, raw_frames, record_layers, training_flops
 from merger.events import Event, Repair
-from merger.jobs import Job, run_jobs
 from merger.methods.epochs import bisect_options, freeze_shared, train_epochs
 from merger.methods.registry import MergeTask
-from merger.outcomes import Row
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
 from models.sharing.plan import SharingPlan
@@ -37,13 +36,15 @@ CKA_BATCH = 16
 MIN_CKA_FRAMES = 4
 
 
+@storable
 @dataclass(frozen=True)
 class Repaired:
-    """One query after a repair step: its ratio on val, the plan, and its state."""
+    """One query after a repair step: its ratio on val, the plan, its state, and the epochs of the last training."""
 
     ratio: float
     plan: SharingPlan
     state: State
+    epochs: int = 0
 
 
 def repair_queries(task: MergeTask, merged: Merged, ratios: Mapping[str, float]) -> Merged:
@@ -52,51 +53,29 @@ def repair_queries(task: MergeTask, merged: Merged, ratios: Mapping[str, float])
     Each query below its requirement is repaired on its own, with an equal share of the FLOPs left, so the result does
     not depend on their order.
     """
+    ctx, cache = task.ctx, task.checkpoint
     below = sorted((query for query in ratios if ratios[query] < task.required[query]), key=lambda q: ratios[q])
     if not below:
         return merged
-    if task.checkpoint.step("time for repairs", lambda: task.budget.over):
+    if cache.step(Step.REPAIR_TIME, lambda: task.budget.over):
         task.report_time_over(REPAIRING, merged.plan, merged.plan.without(*below))
         for query in below:
             task.report(Event.REPAIR, query=query, repair=Repair.ORIGINAL.value, required=task.required[query])
-        return merged_without(merged, below)
-    share = task.budget.flops_left / len(below)
+        return merged.without(below)
+    share, recipe = task.budget.flops_left / len(below), repair_recipe(task.recipe, task.config)
     ends_at = time.time() + task.budget.ends - task.budget.clock()  # a clock that other machines have too
-    recipe = repair_recipe(task.recipe, task.config)
-    jobs = [
-        Job(
-            query,
-            _repair_job,
-            {
-                "query": query,
-                "ratio": ratios[query],
-                "required": task.required[query],
-                "merged": Merged(merged.plan, {query: merged.states[query]}).to_plain(),
-                "recipe": asdict(recipe),
-                "config": asdict(task.config),
-                "max_flops": share,
-                "ends_at": ends_at,
-            },
-            (query,),
-        )
-        for query in below
-    ]
-    found = dict(zip(below, run_jobs(task.ctx, task.checkpoint, "repairs", jobs), strict=True))
-    spent = task.ctx.flops.total - sum(one["flops"] for one in found.values())
+
+    def repair(own: StepCache, query: str) -> Repaired:
+        budget = Budget(ctx.flops, ctx.flops.total + share, time.monotonic() + ends_at - time.time())
+        alone = replace(task, recipe=recipe, budget=budget, checkpoint=own)
+        return _repair(alone, query, Repaired(ratios[query], merged.plan, merged.states[query]))
+
     plan, states = merged.plan, dict(merged.states)
-    for query, one in found.items():
-        for row in one["rows"]:
-            task.log({**row, "flops": spent + row["flops"]})
-        spent += one["flops"]
-        plan = plan.with_private(query, one["private"])
-        states[query] = one["state"]
+    for query, found in ctx.for_each_query(cache, Step.REPAIRS, below, repair).items():
+        kept = _shared_paths(found.plan, query)
+        plan = plan.with_private(query, [path for path in _shared_paths(merged.plan, query) if path not in kept])
+        states[query] = found.state
     return Merged(plan, {query: states[query] for query in plan.queries()})
-
-
-def merged_without(merged: Merged, queries: Sequence[str]) -> Merged:
-    """What is merged without these queries."""
-    plan = merged.plan.without(*queries)
-    return Merged(plan, {query: merged.states[query] for query in plan.queries()})
 
 
 def repair_recipe(recipe: Recipe, config: TopDownConfig) -> Recipe:
@@ -121,39 +100,9 @@ def max_attempts(config: TopDownConfig) -> int:
     return 1 + len(config.repair_fractions).bit_length()
 
 
-def _repair_job(
-    ctx: MergeContext,
-    cache: StepCache,
-    query: str,
-    ratio: float,
-    required: float,
-    merged: Mapping,
-    recipe: Mapping,
-    config: Mapping,
-    max_flops: float,
-    ends_at: float,
-) -> Plain:
-    """The job: the repaired query's `state`, the layers made `private`, log `rows` and `flops` since its beginning."""
-    begun, rows, before = ctx.flops.total, list[Row](), Merged.from_plain(merged)
-    budget = Budget(ctx.flops, begun + max_flops, time.monotonic() + ends_at - time.time())
-    task = MergeTask(
-        ctx, before.plan, Recipe(**recipe), {query: required}, budget, cache, TopDownConfig(**config), rows.append
-    )
-    after = _repair(task, query, Repaired(ratio, before.plan, before.states[query]))
-    kept = set(_shared_paths(after.plan, query))
-    return {
-        "state": after.state,
-        "private": [path for path in _shared_paths(before.plan, query) if path not in kept],
-        "rows": [{**row, "flops": row["flops"] - begun} for row in rows],
-        "flops": ctx.flops.total - begun,
-    }
-
-
-def cka_distances(ctx: MergeContext, query: str, model: nn.Module, paths: Iterable[str]) -> dict[str, float]:
+def cka_distances(ctx: MergeContext, query: str, model: nn.Module, paths: Sequence[str]) -> dict[str, float]:
     """Path -> 1 - CKA of a merged layer's outputs with its original's on train frames; only paths of modules."""
-    paths, was_training = list(paths), model.training
     mine, theirs = (_features(ctx, query, one, paths) for one in (model.eval(), ctx.originals[query]))
-    model.train(was_training)
     return {path: 1 - linear_cka(mine[path], theirs[path]) for path in mine if path in theirs}
 
 
@@ -179,7 +128,7 @@ def _repair(task: MergeTask, query: str, begun: Repaired) -> Repaired:
     if found.result is not None:
         return found.result
     if task.budget.over:
-        task.ctx.progress(Event.WARNING.value, text=f"{query}: the budget ended its repair early")
+        task.ctx.warn(f"{query}: the budget ended its repair early")
     task.report(Event.REPAIR, query=query, repair=Repair.ORIGINAL.value, required=task.required[query])
     return Repaired(1.0, begun.plan.without(query), snapshot(task.ctx.originals[query]))
 
@@ -189,32 +138,30 @@ def _attempt(
 ) -> Repaired:
     """Train what the query has for itself under a plan, and log it; the best state on val."""
     train = partial(_train_private, task, query, plan, begun.state)
-    found = task.checkpoint.step(f"{kind.value}, {cost} bytes", train)
+    found = task.checkpoint.step(Step.ATTEMPT, train, kind.value, str(cost))
     task.report(
-        Event.REPAIR, query=query, repair=kind.value, cost_bytes=cost, ratio=found["ratio"],
-        required=task.required[query], epochs=found["epochs"], private=list(private),
+        Event.REPAIR, query=query, repair=kind.value, cost_bytes=cost, ratio=found.ratio,
+        required=task.required[query], epochs=found.epochs, private=list(private),
     )  # fmt: skip
-    return Repaired(found["ratio"], plan, found["state"])
+    return found
 
 
-def _train_private(task: MergeTask, query: str, plan: SharingPlan, state: State) -> Plain:
+def _train_private(task: MergeTask, query: str, plan: SharingPlan, state: State) -> Repaired:
     """Train with frozen shared weights until the query holds; nothing if recalibrated norms suffice."""
-    models = task.ctx.models([query], {query: state})
+    ctx, cache, models = task.ctx, task.checkpoint, task.ctx.models([query], {query: state})
     freeze_shared(models, plan)
-    best: Plain = task.checkpoint.state("best")
+    best = cache.state(Step.BEST)
     if not best:
         frames = MEASUREMENT.recalibration_frames
-        ratio = evaluate_queries(task.ctx, task.checkpoint, "begun", models, frames)[query]
+        ratio = evaluate_queries(ctx, cache, Step.BEGUN, models, frames)[query]
         best.update(ratio=ratio, state=snapshot(models[query]), epochs=0)
-    epochs = train_epochs(task.ctx, models, task.recipe, task.checkpoint)
-    try:
+    epochs = train_epochs(ctx, models, task.recipe, cache)
+    with suppress(Diverged):
         while best["ratio"] < task.required[query] and (ratios := next(epochs, None)) is not None:
             best["epochs"] += 1
             if ratios[query] > best["ratio"]:
                 best.update(ratio=ratios[query], state=snapshot(models[query]))
-    except Diverged:
-        pass
-    return dict(best)
+    return Repaired(best["ratio"], plan, best["state"], best["epochs"])
 
 
 def _private_options(task: MergeTask, query: str, begun: Repaired) -> list[tuple[SharingPlan, tuple[str, ...], int]]:
@@ -227,7 +174,7 @@ def _private_options(task: MergeTask, query: str, begun: Repaired) -> list[tuple
         found = cka_distances(task.ctx, query, model, shared)
         return sorted(module_paths(model, shared), key=lambda path: -found.get(path, 0.0))
 
-    ranked, total = task.checkpoint.step("cka", rank), sum(size[path] for path in shared)
+    ranked, total = task.checkpoint.step(Step.LAYER_RANKING, rank), sum(size[path] for path in shared)
     options: list[tuple[SharingPlan, tuple[str, ...], int]] = []
     for fraction in task.config.repair_fractions:
         chosen, cost = list[str](), 0

@@ -8,12 +8,12 @@ no training. Sensitive layers are mostly early and light, so that what is shared
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
-from merger.checkpoint import State, snapshot
+from merger.checkpoint import State, Step, snapshot
 from merger.config import MEASUREMENT
-from merger.context import MergeContext, Merged, Plain
+from merger.context import MergeContext, Merged
 from merger.evaluate import evaluate_queries, head_distance, head_outputs
 from merger.events import Event
 from merger.init.start import Start
@@ -27,23 +27,20 @@ SENSITIVITY_PASSES = 3
 """Forward passes of `sensitivity_frames` for each layer: two comparisons and a recalibration."""
 
 
-def share_suffixes(task: MergeTask, start: Start, merged: Merged, receivers: Sequence[str], stage: str) -> Merged:
+def share_suffixes(task: MergeTask, start: Start, merged: Merged, receivers: Sequence[str], stage: Step) -> Merged:
     """What is merged once each receiver, in turn, shares the layers that it can take from those merged before.
 
     `merged` holds the states of the models that give; a receiver's own weights are `start`'s.
     """
     for receiver in receivers:
-        if task.checkpoint.step(f"{stage}: time for {receiver}", lambda: task.budget.over):
+        if task.checkpoint.step(Step.SUFFIX_TIME, lambda: task.budget.over, stage.value, receiver):
             task.report_time_over(SHARING_SUFFIXES, task.plan, merged.plan)
             break
-        share = partial(_share_suffix, start=start, merged=merged, query=receiver)
-        found = task.run_stage(f"{stage} of {receiver}", partial(_in_one_process, compute=share))
-        merged = Merged.from_plain(found)
+        with task.checkpoint.open_step(stage, receiver) as step:
+            if not step.done:
+                step.value = task.ctx.run_on_rank0(partial(_share_suffix, task, start, merged, receiver))
+        merged = step.value
     return merged
-
-
-def _in_one_process(task: MergeTask, compute: Callable[[MergeTask], Plain]) -> Plain:
-    return task.ctx.run_on_rank0(partial(compute, task))
 
 
 def layer_sensitivity(
@@ -66,8 +63,8 @@ def layer_sensitivity(
     return found
 
 
-def _share_suffix(task: MergeTask, start: Start, merged: Merged, query: str) -> Plain:
-    """What is merged once one receiver shares the most bytes with which it holds, as plain values."""
+def _share_suffix(task: MergeTask, start: Start, merged: Merged, query: str) -> Merged:
+    """What is merged once one receiver shares the most bytes with which it holds."""
     ctx, own = task.ctx, start.states[query]
     donors = _donor_layers(task, start, merged, query)
     weights = {
@@ -82,8 +79,8 @@ def _share_suffix(task: MergeTask, start: Start, merged: Merged, query: str) -> 
         plan = merged.plan.with_pairs([donors[path], (query, path)] for path in taken)
         state = {**own, **{weight_key(own, path): weights[weight_key(own, path)] for path in taken}}
         models = ctx.models([query], {query: state})
-        name, frames = f"keeping option {index}", MEASUREMENT.recalibration_frames
-        ratios.append(evaluate_queries(ctx, task.checkpoint, name, models, frames)[query])
+        frames = MEASUREMENT.recalibration_frames
+        ratios.append(evaluate_queries(ctx, task.checkpoint, Step.PROBE, models, frames, str(index))[query])
         return ratios[-1] >= task.required[query], Merged(plan, {**merged.states, query: snapshot(models[query])})
 
     found = bisect_options(len(options), probe, lambda: task.budget.over)
@@ -97,7 +94,7 @@ def _share_suffix(task: MergeTask, start: Start, merged: Merged, query: str) -> 
             private=private, ratio=ratios[-1] if found.index is None else max(ratios), required=task.required[query],
             accepted=found.index is not None, saved_bytes=task.saved_bytes(result.plan),
         )  # fmt: skip
-    return result.to_plain()
+    return result
 
 
 def _donor_layers(task: MergeTask, start: Start, merged: Merged, query: str) -> dict[str, Member]:
@@ -139,5 +136,5 @@ def _rank_layers(
     if 2 * passes * task.ctx.flops.of(task.ctx.queries[query]) > task.budget.flops_left:
         return in_order
     rank = partial(layer_sensitivity, task.ctx, query, own, shared, in_order)
-    found = task.checkpoint.step("sensitivity", rank)
+    found = task.checkpoint.step(Step.SENSITIVITY, rank)
     return sorted(in_order, key=lambda path: -found[path] / size[path])

@@ -113,44 +113,40 @@ class Batches:
         steps: int,
         seed: int,
         *,
-        prepares: Collection[str] | None = None,
+        prepares: Collection[str],
         pins: bool = False,
     ) -> None:
         self._sets, self._steps, self._seed, self._batch = sets, steps, seed, batch
-        self._prepares = list(sets) if prepares is None else [query for query in sets if query in prepares]
-        self._pins = pins
-        self._orders = lru_cache(maxsize=2 * len(sets))(self._order)
+        self._prepares, self._pins = prepares, pins
+        self._order = lru_cache(maxsize=2 * len(sets))(self._shuffle)
         self._worker = ThreadPoolExecutor(1, "batches")
         self._next: tuple[int, Future[dict[str, list[MicroBatch]]]] | None = None
         self.set_micro_batch(micro_batch)
 
     def set_micro_batch(self, micro_batch: int) -> None:
         """Change the size of micro-batches, from the next step on."""
-        self._counts = {query: _whole(min(self._batch, len(data)), micro_batch) for query, data in self._sets.items()}
         self._micro_batch, self._next = micro_batch, None
 
     def at(self, step: int) -> dict[str, list[MicroBatch]]:
         """The micro-batches of each query in this step; the next step is prepared meanwhile."""
         ahead, self._next = self._next, None
-        batch = ahead[1].result() if ahead is not None and ahead[0] == step else self.prepare(step)
+        batch = ahead[1].result() if ahead is not None and ahead[0] == step else self._prepare(step)
         if step + 1 < self._steps:
-            self._next = (step + 1, self._worker.submit(self.prepare, step + 1))
+            self._next = (step + 1, self._worker.submit(self._prepare, step + 1))
         return batch
 
-    def prepare(self, step: int) -> dict[str, list[MicroBatch]]:
-        """The same, prepared now."""
-        return {query: self._load(query, step) for query in self._prepares}
-
-    def frames(self, query: str, step: int) -> list[int]:
-        """The indices of the frames that a query contributes to this step."""
-        count, length = self._counts[query], len(self._sets[query])
-        places = range(step * count, (step + 1) * count)
-        return [self._orders(query, place // length)[place % length] for place in places]
-
     def micro_batches(self, query: str, step: int) -> list[list[int]]:
-        """These frames, by micro-batch."""
-        indices = self.frames(query, step)
-        return [indices[start : start + self._micro_batch] for start in range(0, len(indices), self._micro_batch)]
+        """The indices of the frames that a query contributes to this step, by micro-batch."""
+        length = len(self._sets[query])
+        count = min(self._batch, length)
+        if count > self._micro_batch:
+            count -= count % self._micro_batch
+        places = range(step * count, (step + 1) * count)
+        indices = [self._order(query, place // length)[place % length] for place in places]
+        return [indices[start : start + self._micro_batch] for start in range(0, count, self._micro_batch)]
+
+    def _prepare(self, step: int) -> dict[str, list[MicroBatch]]:
+        return {query: self._load(query, step) for query in self._prepares}
 
     def _load(self, query: str, step: int) -> list[MicroBatch]:
         found, start = [], 0
@@ -163,13 +159,9 @@ class Batches:
             found.append(MicroBatch(images, targets, seed, frames))
         return found
 
-    def _order(self, query: str, turn: int) -> list[int]:
+    def _shuffle(self, query: str, turn: int) -> list[int]:
         draws = torch.Generator().manual_seed(seed_of("order", self._seed, query, turn))
         return torch.randperm(len(self._sets[query]), generator=draws).tolist()
-
-
-def _whole(frames: int, micro_batch: int) -> int:
-    return frames if frames <= micro_batch else frames - frames % micro_batch
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from merger.training.data import Batches, MicroBatch, TrainingSet, default_devic
 from merger.training.distillation import feature_loss, record_inputs, watched_layers
 from merger.training.recipe import OPTIMIZER, Flops, Recipe
 from merger.training.step_config import MemoryPlan, StepRollback, activation_checkpointing, autocast, place_frames
-from merger.training.teacher_cache import TeacherCache, cache_capacities
+from merger.training.teacher_cache import TeacherCache, cache_capacities, expected_teacher_passes
 from models.batchnorm import batchnorms_of, is_frozen
 from models.device import disable_tf32, empty_caches, is_out_of_memory
 from models.process import keep_freed_memory
@@ -106,7 +106,9 @@ class Training:
         end = (self.epochs + 1) * self.steps
         with disable_tf32():
             while self.step < end:
-                self._take_step()
+                self._compute_gradients()
+                self.optimiser.step()
+                self.step += 1
                 self.after_step()
         self._scale_momenta(1.0)
         self._sync_buffers()
@@ -126,7 +128,6 @@ class Training:
             "loss_count": self._loss_count,
             "models": {query: model.state_dict() for query, model in self.models.items()},
             "moments": {name: self.optimiser.state.get(p, {}) for name, p in self._named_parameters()},
-            "cached": {query: list(cache.counted) for query, cache in self._caches.items()},
             "step_config": [self.recipe.micro_batch, self.recipe.checkpointing],
         }
 
@@ -140,8 +141,6 @@ class Training:
         self.optimiser.state.clear()
         for p, moments in known.items():
             self.optimiser.state[p] = {name: value.to(p.device) for name, value in moments.items()}
-        for query, cache in self._caches.items():
-            cache.counted = dict.fromkeys(state["cached"][query])
         self._set_step_config(*state["step_config"])
 
     def _scalar(self, value: float = 0.0) -> Tensor:
@@ -184,7 +183,7 @@ class Training:
                 if p.requires_grad:
                     yield f"{query}/{name}", p
 
-    def _take_step(self) -> None:
+    def _compute_gradients(self) -> None:
         if self.step % self.steps == 0:
             self._start_losses()
         factor = _learning_rate_factor(self.step, self.steps * self.recipe.epochs)
@@ -196,8 +195,6 @@ class Training:
             self._place_frames()
             self._set_step_config(config.apply(self.recipe).micro_batch, config.checkpointing)
         self._norms += nn.utils.clip_grad_norm_(self._parameters, OPTIMIZER.max_gradient_norm).double()
-        self.optimiser.step()
-        self.step += 1
 
     def _scale_momenta(self, factor: float) -> None:
         for norm, momentum in self._momenta.items():
@@ -213,7 +210,7 @@ class Training:
 
     def _try_backward(self) -> bool:
         """Compute the gradients of a step; False, with everything as before, when any rank ran out of memory."""
-        flops, counted = self.flops.total, {query: len(cache.counted) for query, cache in self._caches.items()}
+        flops = self.flops.total
         self._rollback.save()
         self.optimiser.zero_grad(set_to_none=True)
         self._count_flops()
@@ -236,8 +233,6 @@ class Training:
             empty_caches()
             self._rollback.restore()
             self.flops.total = flops
-            for query, cache in self._caches.items():
-                cache.uncount(counted[query])
             return False
         for query, loss in losses.items():
             self._losses[query] += loss
@@ -254,11 +249,15 @@ class Training:
 
     def _count_flops(self) -> None:
         for query in self.models:
-            frames = self._batches.micro_batches(query, self.step)
-            passes = self.recipe.passes(taught=False) * sum(map(len, frames))
-            for indices in frames if self.teachers else ():
-                cache = self._caches.get(query)
-                passes += len(indices) if cache is None else cache.count(indices)
+            count = sum(map(len, self._batches.micro_batches(query, self.step)))
+            passes = self.recipe.passes(taught=False) * count
+            if self.teachers:
+                cache, frames = self._caches.get(query), len(self.sets[query])
+                before, after = (
+                    expected_teacher_passes(visits * count, frames, cache.capacity if cache else 0)
+                    for visits in (self.step, self.step + 1)
+                )
+                passes += after - before
             self.flops.add(self.sets[query].query, passes)
 
     def _make_moments(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from merger.checkpoint import WORK_SUFFIX, Checkpoint, snapshot
-from merger.events import Progress, Stages, silent
+from merger.checkpoint import WORK_SUFFIX, Checkpoint, Step, snapshot
+from merger.events import Event, Progress, Stages, silent
 from merger.training.data import TrainingSet, default_device
 from merger.training.loop import Diverged, Training
 from merger.training.recipe import Flops, Recipe, check
@@ -111,7 +111,7 @@ def train_originals(
         if runs:
             stages.announce([run.stage for run in runs])
         for index, run in enumerate(runs):
-            progress("query", query=run.query.id, index=index + 1, count=len(runs))
+            progress(Event.QUERY.value, query=run.query.id, index=index + 1, count=len(runs))
             results.append(run.train(run.open_checkpoint(resume), stages))
     return results
 
@@ -155,14 +155,11 @@ class _OriginalTraining:
     def train(self, checkpoint: Checkpoint, stages: Stages) -> TrainResult:
         started, query, options = time.monotonic() - checkpoint.seconds, self.query, self.options
         splits = {name: PreparedFrames(query, load_split(query, name)).load() for name in ("train", "val", "test")}
-        data, model = TrainingSet(query, splits["train"]), self._build()
-        if query.init is not None:
-            load_matching(model, query.init)
-            self._unfold(model, data)
+        data, model = TrainingSet(query, splits["train"]), self._build(splits["train"])
         recipes = [options.recipe(len(data), cycle, self.seed) for cycle in range(options.max_cycles)]
-        memory = MemoryPlan(checkpoint.state("memory"), self.progress)
+        memory = MemoryPlan(checkpoint.state(Step.MEMORY), self.progress)
         stages.begin(self.stage, sum(recipe.epochs for recipe in recipes))
-        now = checkpoint.state("cycles")  # of the last finished cycle
+        now = checkpoint.state(Step.PROGRESS)  # of the last finished cycle
         while now.get("done", 0) < len(recipes) and not now.get("ended"):
             cycle, before = now.get("done", 0), now.get("val", -math.inf)
             if cycle:
@@ -170,33 +167,51 @@ class _OriginalTraining:
             mean = AveragedModel(model)
             mean.update_parameters(model)
             training = Training({query.id: model}, {query.id: data}, recipes[cycle], Flops(), memory=memory)
-            checkpoint.training(f"cycle {cycle + 1}", training)
+            checkpoint.training(training, str(cycle + 1))
             epochs_before = sum(recipe.epochs for recipe in recipes[:cycle])
-            training.after_step = _report_step(stages, training, epochs_before, checkpoint)
+
+            def report_step(training: Training = training, done: int = epochs_before) -> None:
+                stages.reach(done + training.step / training.steps)
+                checkpoint.maybe_save()
+
+            training.after_step = report_step
             self._train_cycle(training, cycle, checkpoint)
             val, threshold = self._evaluate(model, splits["val"])
-            self.progress("cycle", query=query.id, cycle=cycle + 1, cycles=options.max_cycles, val=val)
+            self.progress(Event.CYCLE.value, query=query.id, cycle=cycle + 1, cycles=options.max_cycles, val=val)
             if ended := val - before < options.min_gain:
                 mean.update_parameters(model)
                 model = mean.module
                 recalibrate_batchnorm(model, self._augmented_batches(data))
                 val, threshold = self._evaluate(model, splits["val"])
-            checkpoint.discard(f"cycle {cycle + 1}")
+            checkpoint.discard(Step.TRAINING, str(cycle + 1))
             now.update(done=cycle + 1, val=val, threshold=threshold, state=snapshot(model), ended=ended)
         model.load_state_dict(now["state"])
         test, _ = self._evaluate(model, splits["test"], now["threshold"])
         assert isinstance(query.weights, Path)
         save_weights(query.weights, now["state"], classes=query.classes)
         checkpoint.remove()
-        result = TrainResult(query.id, task_of(query.task).metric, now["val"], test, time.monotonic() - started)
-        self._report(result)
+        seconds, metric = time.monotonic() - started, task_of(query.task).metric
+        result = TrainResult(query.id, metric, now["val"], test, seconds)
+        self.progress(Event.ORIGINAL.value, query=query.id, metric=metric, val=now["val"], test=test, seconds=seconds)
+        if not is_competent(query, test):
+            text = f"{query.id}: {test:.2f} {metric} on test is too little to be evidence for anything"
+            hint = f"lower --rate (now {options.rate:g}), or raise --passes or --cycles"
+            self.progress(Event.WARNING.value, text=f"{text}; {hint}")
         return result
 
-    def _build(self) -> nn.Module:
+    def _build(self, frames: PreparedFrames) -> nn.Module:
+        """The model with random weights, or those of `init:`, whose folded BatchNorm layers start from the data."""
         torch.manual_seed(self.seed)
         model = build_query(self.query)
         check_input(self.query, model)
-        return model.to(default_device(), memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model = model.to(default_device(), memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if self.query.init is not None:
+            load_matching(model, self.query.init)
+            data, size = TrainingSet(self.query, frames), self.options.norm_batch
+            indices = data.spread(self.options.unfold_batches * size)
+            chunks = [indices[start : start + size] for start in range(0, len(indices), size)]
+            unfold_batchnorm(model, [data.frames(chunk, default_device()) for chunk in chunks])
+        return model
 
     def _train_cycle(self, training: Training, cycle: int, checkpoint: Checkpoint) -> None:
         recipe, query = training.recipe, self.query.id
@@ -208,7 +223,9 @@ class _OriginalTraining:
                 hint = f"lower the rate with --rate (now {recipe.rate})"
                 raise InputError(query, "training diverged", hint) from error
             epoch = training.epochs
-            self.progress("epoch", queries=[query], epoch=epoch, epochs=recipe.epochs, cycle=cycle + 1, loss=loss)
+            self.progress(
+                Event.EPOCH.value, queries=[query], epoch=epoch, epochs=recipe.epochs, cycle=cycle + 1, loss=loss
+            )
 
     def _evaluate(
         self, model: nn.Module, prepared: PreparedFrames, threshold: float | None = None
@@ -222,13 +239,6 @@ class _OriginalTraining:
             threshold = task.choose_threshold(predictions, labels)
         return score(task, predictions, labels, query.classes, threshold), threshold
 
-    def _unfold(self, model: nn.Module, data: TrainingSet) -> None:
-        """Initialise BatchNorm layers that are identities from the data, so that training starts from `init:`."""
-        size = self.options.norm_batch
-        indices = data.spread(self.options.unfold_batches * size)
-        chunks = [indices[start : start + size] for start in range(0, len(indices), size)]
-        unfold_batchnorm(model, [data.frames(chunk, default_device()) for chunk in chunks])
-
     def _augmented_batches(self, data: TrainingSet) -> Iterator[Tensor]:
         """Train frames augmented as in training, for BatchNorm recalibration."""
         generator = torch.Generator().manual_seed(self.seed)
@@ -236,19 +246,3 @@ class _OriginalTraining:
         for chunk in torch.randperm(count, generator=generator).split(size):
             images, _ = data.batch((chunk * len(data) // count).tolist(), generator)
             yield data.model_input(images, default_device())
-
-    def _report(self, result: TrainResult) -> None:
-        query, metric, test = self.query, result.metric, result.test
-        self.progress("original", query=query.id, metric=metric, val=result.val, test=test, seconds=result.seconds)
-        if not is_competent(query, test):
-            text = f"{query.id}: {test:.2f} {metric} on test is too little to be evidence for anything"
-            hint = f"lower --rate (now {self.options.rate:g}), or raise --passes or --cycles"
-            self.progress("warning", text=f"{text}; {hint}")
-
-
-def _report_step(stages: Stages, training: Training, epochs_before: int, checkpoint: Checkpoint) -> Callable[[], None]:
-    def after_step() -> None:
-        stages.reach(epochs_before + training.step / training.steps)
-        checkpoint.maybe_save()
-
-    return after_step

@@ -6,8 +6,8 @@ labels are augmented anew at every visit and are not cached.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,24 +19,12 @@ from models.device import to_device
 from models.workload import Query
 from models.zoo import build_query
 
+if TYPE_CHECKING:
+    from merger.training.data import TrainingSet
+
 MAX_CACHE_BYTES = 1 << 30
 """Host memory for the outputs of all originals of one training."""
 FLOAT_BYTES = 4
-
-
-class CacheableFrames(Protocol):
-    """Frames that an original teaches; `merger.training.data.TrainingSet` is one."""
-
-    @property
-    def unchanged(self) -> bool:
-        """Whether frames are the same at every visit."""
-        ...
-
-    def teacher_output_bytes(self, features: bool) -> int | None:
-        """See `teacher_output_bytes` below."""
-        ...
-
-    def __len__(self) -> int: ...
 
 
 @torch.inference_mode(False)
@@ -56,7 +44,7 @@ def teacher_output_bytes(query: Query, features: bool) -> int | None:
     return sum(leaf.numel() // 2 * FLOAT_BYTES for leaf in leaves)
 
 
-def cache_capacities(sets: Mapping[str, CacheableFrames], recipe: Recipe) -> dict[str, int]:
+def cache_capacities(sets: Mapping[str, TrainingSet], recipe: Recipe) -> dict[str, int]:
     """The number of frames of each query whose outputs are cached when these queries train together.
 
     All frames if they fit in MAX_CACHE_BYTES; queries that need much share evenly what the others leave.
@@ -78,31 +66,16 @@ def expected_teacher_passes(visits: int, frames: int, capacity: int) -> int:
 
 
 class TeacherCache:
-    """Outputs and features of one original, for the first `capacity` frames that are visited.
+    """Outputs and features of one original, for the first `capacity` frames that are visited, in host memory.
 
-    `counted` are the frames whose passes were counted as FLOPs. After an interruption outputs are computed again when
-    needed, which is not counted again. Rows are kept in host memory.
+    After an interruption outputs are computed again when needed.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.counted: dict[int, None] = {}
         self._slots: dict[int, int] = {}
         self._rows: list[Tensor] = []
         self._structure: Any = None
-
-    def count(self, frames: Iterable[int]) -> int:
-        """The passes that a visit to these frames takes; from now on they are cached while there is room."""
-        new = dict.fromkeys(frame for frame in frames if frame not in self.counted)
-        for frame in new:
-            if len(self.counted) < self.capacity:
-                self.counted[frame] = None
-        return len(new)
-
-    def uncount(self, counted: int) -> None:
-        """Go back to this many counted frames, when a step is rolled back."""
-        while len(self.counted) > counted:
-            self.counted.popitem()
 
     def outputs(self, frames: Sequence[int], images: Tensor, compute: Callable[[Tensor], Any]) -> Any:
         """The outputs for these frames, from the cache if all are there, else computed from `images` (N, ...)."""
@@ -111,12 +84,14 @@ class TeacherCache:
             rows = [to_device(_copy_format(row[slots], row), images.device) for row in self._rows]
             return tree_unflatten(rows, self._structure)
         found = compute(images)
-        new = {frame: place for place, frame in enumerate(frames) if frame in self.counted and frame not in self._slots}
-        if new:
-            self._store(list(new), list(new.values()), found)
+        new = {frame: place for place, frame in enumerate(frames) if frame not in self._slots}
+        room = self.capacity - len(self._slots)
+        self._store(list(new)[:room], list(new.values())[:room], found)
         return found
 
     def _store(self, frames: Sequence[int], places: Sequence[int], found: Any) -> None:
+        if not frames:
+            return
         leaves, self._structure = tree_flatten(found)
         if not self._rows:
             self._rows = [_empty_rows(leaf, self.capacity) for leaf in leaves]

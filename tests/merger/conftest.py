@@ -15,7 +15,6 @@ from merger.context import MergeContext, Merged
 from merger.init.average import copy_donor_weights
 from merger.methods.registry import MergeTask
 from merger.methods.top_down import whole_plan
-from merger.outcomes import Row
 from merger.training.recipe import Recipe
 from models.workload import Workload, load_workload
 from tests.merger.kills import store_at_every_chance
@@ -48,7 +47,7 @@ def ctx(workload: Workload) -> MergeContext:
 
 
 @pytest.fixture
-def merged(ctx: MergeContext) -> Merged:
+def untrained_merge(ctx: MergeContext) -> Merged:
     """All tied with q0's weights, nothing retrained."""
     plan = whole_plan(ctx, QUICK)
     models = ctx.tie_models(
@@ -65,7 +64,7 @@ def every_chance(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def task(ctx: MergeContext) -> MergeTask:
-    """Stages of the default method on all layers, to 0.95, without a budget; log rows are in `task.log.__self__`."""
-    plan, required, rows = whole_plan(ctx, QUICK), dict.fromkeys(ctx.queries, 0.95), list[Row]()
+    """Stages of the default method on all layers, to 0.95, without a budget; log rows are in `task.checkpoint.log`."""
+    plan, required = whole_plan(ctx, QUICK), dict.fromkeys(ctx.queries, 0.95)
     recipe = Recipe(rate=2e-3, epochs=2, frames_per_epoch=32)
-    return MergeTask(ctx, plan, recipe, required, Budget(ctx.flops), StepCache(), TopDownConfig(), rows.append)
+    return MergeTask(ctx, plan, recipe, required, Budget(ctx.flops), StepCache(), TopDownConfig())

@@ -103,14 +103,8 @@ def run_checks(group: ProcessGroup) -> tuple[dict[str, Any], str, str]:
     return call_collectives(group), fail_on_rank0(group), check_other_versions(group)
 
 
-@pytest.fixture(scope="module")
-def ranks() -> list[tuple[dict[str, Any], str, str]]:
-    """What `run_checks` returns on each of two ranks."""
-    return run(run_checks)
-
-
-def test_group_of_two_runs_all_collectives(ranks: list[tuple[dict[str, Any], str, str]]) -> None:
-    first, second = (collectives for collectives, *_ in ranks)
+def test_group_of_two_runs_all_collectives_and_ends_together() -> None:
+    (first, *errors), (second, *others) = run(run_checks)
     assert first["broadcast"] == second["broadcast"] == {"rank": 1}
     assert first["gathered"] == second["gathered"] == [(0, 1), (1, 1)]
     assert first["scalars"] == second["scalars"] == [2.0, 1.0]
@@ -119,15 +113,9 @@ def test_group_of_two_runs_all_collectives(ranks: list[tuple[dict[str, Any], str
     assert (first["own"], second["own"]) == (["a"], ["b", "c"])
     assert first["alone"] == second["alone"] == (1, ["a", "b", "c"])
     assert first["clock"] == second["clock"]
-
-
-def test_error_on_rank0_ends_all_ranks(ranks: list[tuple[dict[str, Any], str, str]]) -> None:
-    assert [error for _, error, _ in ranks] == ["the disk is full", f"exit {GemelError.exit_code}"]
-
-
-def test_check_consistent_names_the_rank_and_the_key(ranks: list[tuple[dict[str, Any], str, str]]) -> None:
-    first, second = (error for _, _, error in ranks)
-    assert "process 1 has another workload than the first" in first and second == str(GemelError.exit_code)
+    exit_code = str(GemelError.exit_code)
+    assert errors[0] == "the disk is full" and others == [f"exit {exit_code}", exit_code]
+    assert "process 1 has another workload than the first" in errors[1]
 
 
 def test_training_in_two_processes_equals_one_process(workload: Workload) -> None:

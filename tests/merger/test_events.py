@@ -36,7 +36,7 @@ def stages(recorder: Recorder) -> Stages:
     return Stages(recorder, recorder.clock)
 
 
-def test_stages_are_told_beforehand_and_then_one_by_one(stages: Stages, recorder: Recorder) -> None:
+def test_stages_are_announced_then_begun(stages: Stages, recorder: Recorder) -> None:
     stages.announce(("read", "train"))
     stages.begin("read")
     stages.add()
@@ -48,7 +48,7 @@ def test_stages_are_told_beforehand_and_then_one_by_one(stages: Stages, recorder
     ]
 
 
-def test_a_part_tells_how_long_the_rest_takes(stages: Stages, recorder: Recorder) -> None:
+def test_part_estimates_the_seconds_left(stages: Stages, recorder: Recorder) -> None:
     stages.begin("train", 4)
     recorder.now = 30.0
     stages.add()
@@ -57,7 +57,7 @@ def test_a_part_tells_how_long_the_rest_takes(stages: Stages, recorder: Recorder
     assert recorder.parts() == [{"done": 0.25, "seconds_left": 90.0}, {"done": 0.75, "seconds_left": 20.0}]
 
 
-def test_parts_are_told_once_a_second_and_with_a_time_from_two_percent_on(stages: Stages, recorder: Recorder) -> None:
+def test_parts_come_once_a_second_with_time_from_two_percent(stages: Stages, recorder: Recorder) -> None:
     stages.begin("train", 1000)
     for _ in range(100):
         recorder.now += 0.125
@@ -67,7 +67,7 @@ def test_parts_are_told_once_a_second_and_with_a_time_from_two_percent_on(stages
     assert recorder.parts()[-1]["seconds_left"] == pytest.approx(12 * 904 / 96)
 
 
-def test_the_part_done_never_falls_nor_passes_the_whole(stages: Stages, recorder: Recorder) -> None:
+def test_part_never_falls_nor_exceeds_the_whole(stages: Stages, recorder: Recorder) -> None:
     stages.begin("train", 10)
     for amount in (5, 3, 12):
         recorder.now += 1.0

@@ -35,13 +35,13 @@ from tests.merger.options import QUICK
 
 
 @pytest.fixture
-def unshared(ctx: MergeContext) -> Merged:
+def originals(ctx: MergeContext) -> Merged:
     """The originals, nothing shared."""
     return Merged(SharingPlan(), snapshots(ctx.originals))
 
 
 @pytest.fixture
-def shared(ctx: MergeContext) -> Merged:
+def shared_bodies(ctx: MergeContext) -> Merged:
     """q1 and q2 get q0's body, and q1 and q2 share it."""
     plan = SharingPlan(((("q1", "body.0"), ("q2", "body.0")),))
     states = snapshots(ctx.originals)
@@ -71,18 +71,18 @@ def dictate(monkeypatch: pytest.MonkeyPatch, ratio: Any) -> list[tuple[str, Mapp
 
 
 @pytest.mark.parametrize("bits", ["int4", "int8", "fp16"])
-def test_originals_are_stored_in_the_requested_bits(ctx: MergeContext, unshared: Merged, bits: Bits) -> None:
-    found = run(ctx, unshared, bits, 0.5)
-    weights = quantizable_weights(ctx, unshared, bits)
+def test_originals_are_stored_in_the_requested_bits(ctx: MergeContext, originals: Merged, bits: Bits) -> None:
+    found = run(ctx, originals, bits, 0.5)
+    weights = quantizable_weights(ctx, originals, bits)
     assert sum(found.stored_bytes.values()) == sum(weight.nbytes for weight in weights)
     assert found.stored_bytes.get(bits) and set(found.stored_bytes) <= {bits, "fp16"}
     heads = {found.bits[query]["head.weight"] for query in ctx.queries}
     assert heads == {"fp16"} and all("1.weight" not in key for own in found.bits.values() for key in own)
 
 
-def test_shared_weight_is_packed_once(ctx: MergeContext, shared: Merged) -> None:
-    found = run(ctx, shared, "int8", 0.5)
-    models = tied_models(ctx, shared, ctx.queries)
+def test_shared_weight_is_packed_once(ctx: MergeContext, shared_bodies: Merged) -> None:
+    found = run(ctx, shared_bodies, "int8", 0.5)
+    models = tied_models(ctx, shared_bodies, ctx.queries)
     packed = pack_models(models, found)
     assert packed["q1"]["body.0.weight"] is packed["q2"]["body.0.weight"]
     assert packed["q0"]["body.0.weight"] is not packed["q1"]["body.0.weight"]
@@ -91,7 +91,7 @@ def test_shared_weight_is_packed_once(ctx: MergeContext, shared: Merged) -> None
 
 
 def test_most_sensitive_weight_is_widened_first(
-    ctx: MergeContext, unshared: Merged, monkeypatch: pytest.MonkeyPatch
+    ctx: MergeContext, originals: Merged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     narrow = {"last.0.weight": "int4"}.items()
     calls = dictate(monkeypatch, lambda query, bits: 0.9 if query == "q0" and narrow <= bits.items() else 1)
@@ -99,7 +99,7 @@ def test_most_sensitive_weight_is_widened_first(
         quantize_module._Search, "_sensitivities",
         lambda self, weights, cache, query: [float(weight.places[0][1] == "last.0.weight") for weight in weights],
     )  # fmt: skip
-    found = run(ctx, unshared, "int4")
+    found = run(ctx, originals, "int4")
     assert found.bits["q0"]["last.0.weight"] == "int8" and found.bits["q0"]["body.0.weight"] == "int4"
     assert found.bits["q1"]["last.0.weight"] == "int4" and any(
         row["widened"] == ["q0: last.0.weight"] for row in found.rows
@@ -108,42 +108,42 @@ def test_most_sensitive_weight_is_widened_first(
 
 
 def test_shared_weight_widens_for_all_and_they_are_evaluated_again(
-    ctx: MergeContext, shared: Merged, monkeypatch: pytest.MonkeyPatch
+    ctx: MergeContext, shared_bodies: Merged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     narrow = {"body.0.weight": "int8"}.items()
     calls = dictate(monkeypatch, lambda query, bits: 0.9 if query == "q1" and narrow <= bits.items() else 1)
-    found = run(ctx, shared, "int8")
+    found = run(ctx, shared_bodies, "int8")
     assert found.bits["q1"]["body.0.weight"] == found.bits["q2"]["body.0.weight"] == "fp16"
     assert found.bits["q0"]["body.0.weight"] == "int8" and calls[-1][0] == "q2"
 
 
 def test_query_that_never_holds_ends_in_float32(
-    ctx: MergeContext, unshared: Merged, monkeypatch: pytest.MonkeyPatch
+    ctx: MergeContext, originals: Merged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dictate(monkeypatch, lambda query, bits: 0.5 if bits and query == "q1" else 1)
-    found = run(ctx, unshared, "int4", budget=Budget(ctx.flops, max_flops=0))
+    found = run(ctx, originals, "int4", budget=Budget(ctx.flops, max_flops=0))
     assert "q1" not in found.bits and found.stored_bytes["fp32"] > 0 and found.bits["q0"]["body.0.weight"] == "int4"
 
 
-def test_requirement_of_a_query_below_target_is_what_it_reaches(ctx: MergeContext, unshared: Merged) -> None:
-    search = quantize_module._Search(ctx, unshared, "int8", {"q0": 0.97}, StepCache(), Budget(ctx.flops))
+def test_requirement_of_a_query_below_target_is_what_it_reaches(ctx: MergeContext, originals: Merged) -> None:
+    search = quantize_module._Search(ctx, originals, "int8", {"q0": 0.97}, StepCache(), Budget(ctx.flops))
     assert search._need("q0", 0.98) == 0.97 and search._need("q0", 0.9) == pytest.approx(0.99 * 0.9)
     assert search._need("q0", 0.96) == max(0.99 * 0.96, 0.95)
 
 
-def test_weight_too_large_for_fp16_is_not_stored_so(ctx: MergeContext, unshared: Merged) -> None:
-    unshared.states["q0"]["head.weight"][0, 0] = 1e5
-    weights = {weight.places[0]: weight for weight in quantizable_weights(ctx, unshared, "int8")}
+def test_weight_too_large_for_fp16_is_not_stored_so(ctx: MergeContext, originals: Merged) -> None:
+    originals.states["q0"]["head.weight"][0, 0] = 1e5
+    weights = {weight.places[0]: weight for weight in quantizable_weights(ctx, originals, "int8")}
     assert ("q0", "head.weight") not in weights and "fp16" in weights["q1", "head.weight"].options
 
 
 def test_norms_are_tuned_and_shared_weights_stay(
-    ctx: MergeContext, shared: Merged, monkeypatch: pytest.MonkeyPatch
+    ctx: MergeContext, shared_bodies: Merged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = QuantizeConfig()
     quick = replace(config.tune, epochs=2, frames_per_epoch=32, rate=1e-3)
     monkeypatch.setattr(quantize_module, "CONFIG", replace(config, tune=quick, hopeless_fraction=0.0))
-    search = quantize_module._Search(ctx, shared, "int8", {}, StepCache(), Budget(ctx.flops))
+    search = quantize_module._Search(ctx, shared_bodies, "int8", {}, StepCache(), Budget(ctx.flops))
     bits: dict[str, Bits] = {"last.0.weight": "int8"}
     model = search._model("q1", bits)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -153,25 +153,25 @@ def test_norms_are_tuned_and_shared_weights_stay(
     assert torch.equal(model.get_parameter("body.0.weight"), before["body.0.weight"])
 
 
-def test_short_query_is_recalibrated_then_tuned(ctx: MergeContext, unshared: Merged) -> None:
+def test_short_query_is_recalibrated_then_tuned(ctx: MergeContext, originals: Merged) -> None:
     """int4 with an unreachable requirement goes through every repair; what is stored is what was evaluated."""
-    found = run(ctx, unshared, "int4", 0.97)
-    models = tied_models(ctx, unshared, ctx.queries)
+    found = run(ctx, originals, "int4", 0.97)
+    models = tied_models(ctx, originals, ctx.queries)
     pack_models(models, found)
     last = found.rows[-1]["ratios"]
     assert {query: ctx.ratio(query, models[query]) for query in last} == last and max_flops(ctx) > 0
 
 
 def test_resumed_quantisation_gives_the_same_result(
-    ctx: MergeContext, unshared: Merged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None
+    ctx: MergeContext, originals: Merged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None
 ) -> None:
     needs = dict.fromkeys(ctx.queries, 0.97)
-    straight = run(ctx, unshared, "int4", 0.97)
+    straight = run(ctx, originals, "int4", 0.97)
     kill_after(monkeypatch, 2, again=True)
 
     def search(again: bool) -> Quantized:
         cache = Checkpoint(tmp_path / "work", {}, again)
-        return cache.step("q", lambda: quantize(ctx, unshared, "int4", needs, cache, Budget(ctx.flops)))
+        return cache.step("q", lambda: quantize(ctx, originals, "int4", needs, cache, Budget(ctx.flops)))
 
     found, kills = to_the_end(search)
     assert kills > 2 and found.bits == straight.bits and found.stored_bytes == straight.stored_bytes

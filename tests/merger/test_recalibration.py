@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from merger.config import MEASUREMENT
 from merger.context import MergeContext, recalibrate
-from merger.training.loop import TrainingSet
 
 
 class _Frames:
@@ -39,7 +38,7 @@ def test_recalibration_any_count_uses_every_frame_once(ctx: MergeContext, count:
     data = _Frames(count)
     ctx.train = {**ctx.train, "q0": data}  # type: ignore[dict-item]
     model = _model()
-    recalibrate(ctx, "q0", model, MEASUREMENT.recalibration_frames, ctx.flops)
+    recalibrate(ctx, "q0", model, MEASUREMENT.recalibration_frames)
     assert (
         sum(data.asked) == count
         and max(data.asked) - min(data.asked) <= 1
@@ -53,33 +52,13 @@ def test_recalibration_of_clips_in_order_keeps_their_variance(ctx: MergeContext)
     data.all += torch.arange(256)[:, None, None, None] // 32  # eight clips, one after the other
     ctx.train = {**ctx.train, "q0": data}  # type: ignore[dict-item]
     model = _model()
-    recalibrate(ctx, "q0", model, MEASUREMENT.recalibration_frames, ctx.flops)
+    recalibrate(ctx, "q0", model, MEASUREMENT.recalibration_frames)
     spread = data.all.mean((2, 3)).var(0)
     torch.testing.assert_close(model[1].running_var, spread, atol=0, rtol=0.1)
-
-
-def test_recalibration_uses_augmented_frames_and_repeats(ctx: MergeContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Tensor] = []
-    batch = TrainingSet.batch
-
-    def record_batch(self: TrainingSet, indices: list[int], generator: torch.Generator) -> tuple[Tensor, list | None]:
-        images, targets = batch(self, indices, generator)
-        drawn.append(images)
-        return images, targets
-
-    monkeypatch.setattr(TrainingSet, "batch", record_batch)
-    once, again = (ctx.models(["q0"])["q0"] for _ in range(2))
-    assert recalibrate(ctx, "q0", once, MEASUREMENT.recalibration_frames, ctx.flops) and recalibrate(
-        ctx, "q0", again, MEASUREMENT.recalibration_frames, ctx.flops
-    ), "the same draws"
-    for name, buffer in once.named_buffers():
-        assert torch.equal(buffer, again.get_buffer(name))
-    plain = ctx.train["q0"].prepared.batch(range(len(ctx.train["q0"])))
-    assert not torch.equal(torch.cat(drawn[: len(drawn) // 2]).sum((1, 2, 3)).sort()[0], plain.sum((1, 2, 3)).sort()[0])
 
 
 def test_recalibration_of_one_frame_changes_nothing(ctx: MergeContext) -> None:
     ctx.train = {**ctx.train, "q0": _Frames(1)}  # type: ignore[dict-item]
     model = _model()
-    recalibrate(ctx, "q0", model, MEASUREMENT.recalibration_frames, ctx.flops)
+    recalibrate(ctx, "q0", model, MEASUREMENT.recalibration_frames)
     assert torch.equal(model.state_dict()["1.running_var"], torch.ones(3))

@@ -12,7 +12,7 @@ from merger.context import MergeContext
 from merger.evaluate import evaluate_queries
 from merger.scores import CONFIG, match_scores, scores_of
 from models.detector import Detector
-from tests.merger.seen import classifier, detector, write
+from tests.merger.detector_workload import classifier, detector, write
 from tests.parameters import every
 
 FAMILIES = {

@@ -20,7 +20,7 @@ ZOO = ("resnet18", "mobilenet_v2", "vgg11_bn", "squeezenet1_0", "googlenet", "ci
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_a_reordered_model_answers_as_before(name: str) -> None:
+def test_permuted_model_keeps_its_outputs(name: str) -> None:
     task = "detection" if name.startswith("ssd") else "classification"
     torch.manual_seed(0)
     model = _lively(build(name, ("a", "b"), {}, SIDE, task))
@@ -34,7 +34,7 @@ def test_a_reordered_model_answers_as_before(name: str) -> None:
 
 @given(seed=st.integers(0, 2**16), width=st.sampled_from([4, 6]), extra=st.booleans(), chosen=st.data())
 @settings(max_examples=25, deadline=None)
-def test_any_spaces_in_any_order(seed: int, width: int, extra: bool, chosen: st.DataObject) -> None:
+def test_permutation_of_any_spaces_keeps_outputs(seed: int, width: int, extra: bool, chosen: st.DataObject) -> None:
     torch.manual_seed(seed)
     model = _lively(TinyNet(3, width, extra))
     channels = channels_of(model)
@@ -63,7 +63,7 @@ class Mixed(nn.Module):
         return self.head(torch.relu(self.hidden(x.view(x.size(0), -1))))
 
 
-def test_concatenations_products_and_repeats() -> None:
+def test_channels_of_concatenations_products_and_repeats() -> None:
     torch.manual_seed(0)
     model = Mixed().eval()
     channels = channels_of(model)
@@ -87,7 +87,7 @@ class Strange(nn.Module):
         return self.head(self.third(self.second(half) + x))
 
 
-def test_what_is_not_understood_keeps_its_order() -> None:
+def test_channels_of_unknown_operations_stay() -> None:
     model = Strange().eval()
     channels = channels_of(model)
     assert channels is not None and list(channels.widths.values()) == [5]
@@ -101,7 +101,7 @@ class Deciding(nn.Module):
         return x if x.sum() > 0 else -x
 
 
-def test_channels_beside_a_weight_that_is_computed_keep_their_order() -> None:
+def test_channels_beside_a_computed_weight_stay() -> None:
     torch.manual_seed(0)
     first, last = weight_norm(nn.Conv2d(3, 4, 1)), nn.Conv2d(6, 2, 1)
     model = _lively(nn.Sequential(first, nn.ReLU(), nn.Conv2d(4, 5, 1), nn.ReLU(), nn.Conv2d(5, 6, 1), last))
@@ -110,11 +110,11 @@ def test_channels_beside_a_weight_that_is_computed_keep_their_order() -> None:
     _check(model, _shuffle(channels.widths, 0), torch.randn(2, 3, 8, 8))
 
 
-def test_a_model_without_a_graph_has_no_spaces() -> None:
+def test_channels_without_a_graph_are_none() -> None:
     assert channels_of(nn.Sequential(nn.Conv2d(3, 4, 1), Deciding())) is None
 
 
-def test_a_tensor_under_two_names_is_left_alone() -> None:
+def test_channels_of_a_tensor_under_two_names_are_none() -> None:
     model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 2, 1))
     model[1].weight = model[0].weight
     assert channels_of(model) is None

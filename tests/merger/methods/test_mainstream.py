@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from merger import merge
 from merger.checkpoint import Checkpoint
 from merger.context import MergeContext
-from merger.methods.mainstream import Family, find_families, freeze_prefix, mainstream
+from merger.methods.mainstream import Family, Prefix, find_families, freeze_prefix, mainstream
 from merger.training.recipe import Recipe
 from models.bundle import open_bundle
 from models.workload import Workload, load_workload
@@ -20,13 +20,13 @@ from tests.merger.options import QUICK
 from tests.merger.tiny import weights_of
 
 
-def test_a_family_is_one_architecture_and_ends_before_the_head(ctx: MergeContext) -> None:
+def test_family_is_one_architecture_before_the_head(ctx: MergeContext) -> None:
     (family,) = find_families(ctx)
     assert family.queries == ("q0", "q2") and family.giver == "q0"
     assert family.paths == ("stem.0", "body.0", "last.0") and family.end == "head"
 
 
-def test_a_prefix_holds_everything_before_the_next_layer(ctx: MergeContext) -> None:
+def test_prefix_holds_all_before_the_next_layer(ctx: MergeContext) -> None:
     (family,) = find_families(ctx)
     names = list(ctx.originals["q2"].state_dict())
     assert family.prefix(names, 0) == []
@@ -35,7 +35,7 @@ def test_a_prefix_holds_everything_before_the_next_layer(ctx: MergeContext) -> N
     assert set(names) - set(family.prefix(names, 3)) == {"head.weight", "head.bias"}
 
 
-def test_training_leaves_the_prefix_and_its_statistics(ctx: MergeContext) -> None:
+def test_training_after_a_prefix_leaves_it_unchanged(ctx: MergeContext) -> None:
     (family,) = find_families(ctx)
     model = freeze_prefix(ctx, family, "q2", 2)
     ctx.training({"q2": model}, Recipe(rate=1e-2, epochs=1)).epoch()
@@ -46,7 +46,7 @@ def test_training_leaves_the_prefix_and_its_statistics(ctx: MergeContext) -> Non
     assert not torch.equal(state["last.1.running_mean"], own["last.1.running_mean"])
 
 
-def test_the_ancestor_named_by_all_is_the_donor(workload: Workload, tmp_path: Path) -> None:
+def test_donor_is_the_init_that_all_name(workload: Workload, tmp_path: Path) -> None:
     path = workload.path
     ancestor = load_file(weights_of(workload, "q2"))
     document = yaml.safe_load(path.read_text())
@@ -65,10 +65,10 @@ def test_bisection_finds_the_longest_prefix_that_holds(
 
     tried = []
 
-    def train_prefix(ctx: MergeContext, checkpoint: Checkpoint, family: Family, query: str, length: int, *rest) -> dict:
+    def train_prefix(ctx: MergeContext, checkpoint: Checkpoint, family: Family, query: str, length: int, *_) -> Prefix:
         tried.append(length)
         held = length <= longest
-        return {"ratio": 1.0 if held else 0.5, "state": family.donor if held else None}
+        return Prefix(length, 1.0 if held else 0.5, family.donor if held else None)
 
     monkeypatch.setattr(module, "_train_after_prefix", train_prefix)
     merged = mainstream(ctx, QUICK, Checkpoint(tmp_path / "flops", {}, resume=False))
@@ -76,7 +76,7 @@ def test_bisection_finds_the_longest_prefix_that_holds(
     assert len(tried) == 2 and len(set(tried)) == 2
 
 
-def test_a_merge_shares_the_prefix_bit_by_bit(workload: Workload, tmp_path: Path) -> None:
+def test_mainstream_merge_shares_the_prefix_bit_by_bit(workload: Workload, tmp_path: Path) -> None:
     report = merge(workload, tmp_path / "b.safetensors", "mainstream", options=QUICK)
     assert report.saved_fraction > 0 and all(query.ratio >= 0.9 for query in report.queries)
     bundle = open_bundle(report.bundle, ["tests.merger.tiny:tiny_net"])

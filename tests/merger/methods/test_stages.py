@@ -9,19 +9,19 @@ import pytest
 import torch
 
 from merger.budget import Budget
-from merger.checkpoint import StepCache, snapshots
+from merger.checkpoint import Step, StepCache, snapshots
 from merger.context import MergeContext, Merged
 from merger.evaluate import record_layers
 from merger.events import TrainingKind
 from merger.init.average import average_weights, copy_donor_weights, rank_donors
 from merger.init.permutation import orderable, permute_channels
 from merger.init.start import Start, prepare_start
-from merger.methods import joint, repair, suffix
+from merger.methods import repair, suffix, top_down
 from merger.methods.epochs import bisect_options, is_hopeless
-from merger.methods.joint import early_layers, intact_queries, plan_without, train_together
 from merger.methods.registry import MergeTask
 from merger.methods.repair import cka_distances, linear_cka, repair_queries
 from merger.methods.suffix import layer_sensitivity, share_suffixes
+from merger.methods.top_down import early_layers, intact_queries, plan_without, tie_untrained, train_kind
 from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan
 
@@ -50,12 +50,12 @@ def test_suffix_sharing_keeps_the_fewest_bytes_private(
 ) -> None:
     probes: list[str] = []
 
-    def evaluate(ctx: MergeContext, cache: StepCache, name: str, models: Any, frames: int) -> dict[str, float]:
-        probes.append(name)
-        return dict.fromkeys(models, 1.0 if int(name.split()[-1]) >= needed else 0.2)
+    def evaluate(ctx: Any, cache: Any, name: str, models: Any, frames: int, option: str) -> dict[str, float]:
+        probes.append(option)
+        return dict.fromkeys(models, 1.0 if int(option) >= needed else 0.2)
 
     monkeypatch.setattr(suffix, "evaluate_queries", evaluate)
-    merged = share_suffixes(task, start, donor_alone(start), [start.donors[1]], "suffix")
+    merged = share_suffixes(task, start, donor_alone(start), [start.donors[1]], Step.SUFFIX)
     options = suffix._private_options(task, start.donors[1], *_weights(task, start))
     receiver = start.donors[1]
     shared = {path for members in merged.plan.shared for query, path in members if query == receiver}
@@ -80,8 +80,8 @@ def _weights(task: MergeTask, start: Start) -> tuple[Any, Any, list[str]]:
 
 def test_suffix_sharing_out_of_budget_probes_nothing(task: MergeTask, start: Start) -> None:
     spent = task.with_budget(Budget(task.ctx.flops, max_flops=0.0))
-    merged = share_suffixes(spent, start, donor_alone(start), start.donors[1:], "suffix")
-    assert not merged.plan.shared and task.log.__self__[-1]["possible_bytes"] > 0  # type: ignore[attr-defined]
+    merged = share_suffixes(spent, start, donor_alone(start), start.donors[1:], Step.SUFFIX)
+    assert not merged.plan.shared and task.checkpoint.log[-1]["possible_bytes"] > 0
 
 
 def test_early_layers_stay_within_their_fraction(task: MergeTask) -> None:
@@ -96,9 +96,8 @@ def test_early_layers_stay_within_their_fraction(task: MergeTask) -> None:
     assert plan_without(task.plan, early_layers(replace(task, config=replace(task.config, early_fraction=1.0)))).shared
 
 
-def test_first_donor_is_intact_and_kin_are_not(task: MergeTask, start: Start) -> None:
+def test_first_donor_is_intact(task: MergeTask, start: Start) -> None:
     assert intact_queries(task.plan, start) == {start.donors[0]}
-    assert intact_queries(task.plan, replace(start, kin=True)) == set()
 
 
 def test_joint_training_accepts_the_queries_that_hold_after_an_epoch(
@@ -115,20 +114,21 @@ def test_joint_training_accepts_the_queries_that_hold_after_an_epoch(
                 return
             yield {query: ratios.get(query, 1.0) for query in models}
 
-    monkeypatch.setattr(joint, "tie_and_evaluate", evaluate)
-    monkeypatch.setattr(joint, "train_epochs", epochs)
-    found = train_together(task, start)
-    rows = [row for row in task.log.__self__ if "training" in row]  # type: ignore[attr-defined]
+    monkeypatch.setattr(top_down, "tie_and_evaluate", evaluate)
+    monkeypatch.setattr(top_down, "train_epochs", epochs)
+    found, hard = tie_untrained(task, start)
+    for kind in TrainingKind:
+        found = train_kind(task, kind, found, start, hard)
+    rows = [row for row in task.checkpoint.log if "training" in row]
     assert [row["training"] for row in rows] == [TrainingKind.DONOR_FROZEN.value, *[TrainingKind.JOINT.value] * 2]
     assert found.best.plan.queries() == {"q0", "q2"} and found.ratios["q1"] == 0.96
     assert rows[0]["saved_bytes"] == task.saved_bytes(found.best.plan) > 0
 
 
 def test_frozen_donor_training_leaves_shared_weights(task: MergeTask, start: Start) -> None:
-    hard = replace(
-        task, config=replace(task.config, train_jointly=False), required=dict.fromkeys(["q0", "q1", "q2"], 2.0)
-    )
-    found = train_together(hard, start)
+    task = replace(task, required=dict.fromkeys(["q0", "q1", "q2"], 2.0))
+    tied, hard = tie_untrained(task, start)
+    found = train_kind(task, TrainingKind.DONOR_FROZEN, tied, start, hard)
     plan = found.merged.plan
     given = copy_donor_weights(plan, {query: start.states[query] for query in plan.queries()}, start.donors)
     for members in plan.shared:
@@ -166,49 +166,51 @@ def test_original_harmed_by_recalibration_keeps_eval_norms(ctx: MergeContext) ->
 
 @pytest.mark.parametrize("needed", [0, 1, 3, 7, 8])
 def test_repair_takes_the_cheapest_step_that_holds(
-    task: MergeTask, merged: Merged, monkeypatch: pytest.MonkeyPatch, needed: int
+    task: MergeTask, untrained_merge: Merged, monkeypatch: pytest.MonkeyPatch, needed: int
 ) -> None:
     costs: list[int] = []
 
-    def train(own: MergeTask, query: str, plan: SharingPlan, state: Any) -> dict[str, Any]:
-        private = task.saved_bytes(merged.plan) - task.saved_bytes(plan)
+    def train(own: MergeTask, query: str, plan: SharingPlan, state: Any) -> repair.Repaired:
+        private = task.saved_bytes(untrained_merge.plan) - task.saved_bytes(plan)
         steps = [cost for _, _, cost in options]
         costs.append(private)
         step = 0 if not private else 1 + steps.index(private)
-        return {"ratio": 0.97 if step >= needed else 0.5, "state": state, "epochs": 1}
+        return repair.Repaired(0.97 if step >= needed else 0.5, plan, state, 1)
 
-    begun = repair.Repaired(0.5, merged.plan, merged.states["q1"])
+    begun = repair.Repaired(0.5, untrained_merge.plan, untrained_merge.states["q1"])
     options = repair._private_options(task, "q1", begun)
     monkeypatch.setattr(repair, "_train_private", train)
-    found = repair_queries(task, merged, {"q0": 1.0, "q1": 0.5, "q2": 1.0})
+    found = repair_queries(task, untrained_merge, {"q0": 1.0, "q1": 0.5, "q2": 1.0})
     last = len(options)
     if needed > last:
         assert "q1" not in found.plan.queries()
-        assert [row["repair"] for row in task.log.__self__][-1] == "original"  # type: ignore[attr-defined]
+        assert [row["repair"] for row in task.checkpoint.log][-1] == "original"
     else:
-        lost = task.saved_bytes(merged.plan) - task.saved_bytes(found.plan)
+        lost = task.saved_bytes(untrained_merge.plan) - task.saved_bytes(found.plan)
         assert lost == (0 if not needed else options[needed - 1][2])
-    assert found.states["q0"] is merged.states["q0"] and costs[0] == 0
+    assert found.states["q0"] is untrained_merge.states["q0"] and costs[0] == 0
 
 
-def test_repair_trains_private_weights_alone(task: MergeTask, merged: Merged, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repair_trains_private_weights_alone(
+    task: MergeTask, untrained_merge: Merged, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ratio = MergeContext.ratio
     monkeypatch.setattr(MergeContext, "ratio", lambda self, query, model: 0.5 * ratio(self, query, model))
-    found = repair_queries(task, merged, {"q0": 1.0, "q1": 0.5, "q2": 1.0})
-    rows = [row for row in task.log.__self__ if "repair" in row]  # type: ignore[attr-defined]
+    found = repair_queries(task, untrained_merge, {"q0": 1.0, "q1": 0.5, "q2": 1.0})
+    rows = [row for row in task.checkpoint.log if "repair" in row]
     assert rows[0]["repair"] == "norms and head" and rows[0]["cost_bytes"] == 0 and rows[0]["epochs"] == 1
     assert rows[1]["private"] and rows[-1]["repair"] == "original" and "q1" not in found.plan.queries()
-    assert all(torch.equal(found.states["q0"][name], t) for name, t in merged.states["q0"].items())
+    assert all(torch.equal(found.states["q0"][name], t) for name, t in untrained_merge.states["q0"].items())
 
 
-def test_repair_out_of_budget_restores_originals(task: MergeTask, merged: Merged) -> None:
+def test_repair_out_of_budget_restores_originals(task: MergeTask, untrained_merge: Merged) -> None:
     spent = task.with_budget(Budget(task.ctx.flops, max_flops=0.0))
-    found = repair_queries(spent, merged, {"q0": 1.0, "q1": 0.5, "q2": 1.0})
-    assert found.plan == merged.plan.without("q1") and "q1" not in found.states
+    found = repair_queries(spent, untrained_merge, {"q0": 1.0, "q1": 0.5, "q2": 1.0})
+    assert found.plan == untrained_merge.plan.without("q1") and "q1" not in found.states
 
 
-def test_repair_of_nothing_below_changes_nothing(task: MergeTask, merged: Merged) -> None:
-    assert repair_queries(task, merged, dict.fromkeys(task.required, 1.0)) is merged
+def test_repair_of_nothing_below_changes_nothing(task: MergeTask, untrained_merge: Merged) -> None:
+    assert repair_queries(task, untrained_merge, dict.fromkeys(task.required, 1.0)) is untrained_merge
 
 
 @pytest.mark.parametrize("dearest_first", [True, False])

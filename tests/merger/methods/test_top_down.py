@@ -20,9 +20,9 @@ from merger.methods.top_down import top_down, whole_plan
 from models.bundle import open_bundle
 from models.sharing.groups import ceiling_bytes
 from models.workload import Workload, load_workload
+from tests.merger.guarantees import must_train, ratios_on_val
 from tests.merger.kills import kill_after, store_at_every_chance, to_the_end
 from tests.merger.options import QUICK
-from tests.merger.surely import must_train, ratios_on_val
 from tests.merger.tiny import weights_of
 
 HARD = replace(QUICK, recipe=replace(QUICK.recipe, epochs=3, frames_per_epoch=32))
@@ -132,7 +132,7 @@ def test_budget_of_nothing_trains_nothing_and_says_so(
 def test_budget_below_an_epoch_keeps_what_holds_untrained(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("gemel", "joint"):
+    for module in ("gemel", "top_down"):
         monkeypatch.setattr(f"merger.methods.{module}.tie_and_evaluate", _nothing_holds)
     ctx = MergeContext(workload)
     flops = ctx.flops.of(ctx.queries["q1"]) * 12000.0

@@ -15,8 +15,8 @@ from merger.training.recipe import Recipe
 from models.bundle import open_bundle
 from models.tasks import Classification
 from models.workload import Workload
+from tests.merger.guarantees import must_train
 from tests.merger.options import QUICK
-from tests.merger.surely import must_train
 
 DEMANDING = replace(QUICK, margin=0.9)
 
@@ -33,7 +33,7 @@ def _inject(monkeypatch: pytest.MonkeyPatch, bad: Any) -> list[bool]:
     return calls
 
 
-def test_a_group_that_diverges_is_refused_and_the_search_goes_on(
+def test_group_that_diverges_is_refused_alone(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     must_train(monkeypatch)
@@ -52,7 +52,7 @@ def test_a_group_that_diverges_is_refused_and_the_search_goes_on(
 
 
 @pytest.mark.parametrize("method", ["top-down", "gemel", "joint", "mainstream"])
-def test_where_every_training_diverges_what_was_good_is_kept(
+def test_merge_whose_trainings_diverge_keeps_what_held(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     assert _inject(monkeypatch, lambda number: True) == []
@@ -67,7 +67,7 @@ def test_where_every_training_diverges_what_was_good_is_kept(
 
 
 @pytest.mark.parametrize("method", ["top-down", "gemel"])
-def test_the_recipe_in_force_stands_in_log_and_report(workload: Workload, tmp_path: Path, method: str) -> None:
+def test_recipe_is_in_log_and_report(workload: Workload, tmp_path: Path, method: str) -> None:
     options = MergeOptions(Recipe(epochs=1, frames_per_epoch=16), margin=1.0, precision="fp32")
     report = merge(workload, tmp_path / "b.safetensors", method, options=options)
     rows = [json.loads(line) for line in (tmp_path / "b.safetensors.log.jsonl").read_text().splitlines()]

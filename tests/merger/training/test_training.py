@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -14,8 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from merger.checkpoint import snapshots
 from merger.context import MergeContext
-from merger.events import silent
-from merger.training.data import TrainingSet, seed_of
 from merger.training.distillation import feature_loss, record_inputs, watched_layers
 from merger.training.loop import Diverged, Training
 from merger.training.recipe import OPTIMIZER, Flops, Recipe, forward_flops
@@ -146,18 +143,9 @@ def test_step_reads_no_value_from_the_device(ctx: MergeContext, taught: bool) ->
     training = Training(ctx.models(["q0", "q1"]), ctx.train, RECIPE, Flops(), ctx.originals if taught else {})
     training.epoch()
     with CountReads() as reads:
-        training._take_step()
+        training._compute_gradients()
+        training.optimiser.step()
     assert reads.count == 0
-
-
-def test_micro_batches_do_not_depend_on_other_queries(ctx: MergeContext) -> None:
-    alone, together = train(ctx, ["q0"]), train(ctx, ["q0", "q1"])
-    assert_equal(alone, together)
-
-
-def test_seeds_depend_on_all_parts() -> None:
-    seeds = {seed_of("node", seed, query, step) for seed in range(3) for query in "ab" for step in range(3)}
-    assert len(seeds) == 18 and seed_of("a", 1) == seed_of("a", 1)
 
 
 def test_training_resumes_in_the_middle_of_an_epoch(ctx: MergeContext, plan: SharingPlan) -> None:
@@ -287,13 +275,6 @@ def test_recipe_with_a_bad_option_is_refused(option: dict[str, float]) -> None:
         Recipe(**option)  # type: ignore[arg-type]
 
 
-def test_frames_are_bytes_until_the_model_input(ctx: MergeContext) -> None:
-    images, _ = ctx.train["q0"].batch([3, 1], torch.Generator().manual_seed(0))
-    assert images.dtype == torch.uint8 and ctx.train["q0"].spread(3) == [10, 30, 50]
-    found = ctx.train["q0"].model_input(images, torch.device("meta"))
-    assert found.dtype == torch.float32 and found.device.type == "meta" and found.shape == images.shape
-
-
 def test_feature_loss_is_zero_for_the_original_and_skips_other_shapes(ctx: MergeContext) -> None:
     query, model = ctx.queries["q0"], ctx.originals["q0"]
     paths = watched_layers(query, model)
@@ -347,12 +328,8 @@ def test_cache_capacities_give_small_needs_room_first(monkeypatch: pytest.Monkey
     assert expected_teacher_passes(3, 0, 0) == 0 + 3 * 0
 
 
-def test_teacher_cache_counts_and_rolls_back() -> None:
-    cache = TeacherCache(2)
-    assert cache.count([1, 2, 2, 3]) == 3 and list(cache.counted) == [1, 2] and cache.count([1, 2]) == 0
-    cache.uncount(1)
-    assert cache.count([1, 2]) == 1
-    computed = list[int]()
+def test_teacher_cache_returns_what_it_stored() -> None:
+    cache, computed = TeacherCache(2), list[int]()
 
     def compute(images: Tensor) -> Any:
         computed.append(len(images))
@@ -364,7 +341,6 @@ def test_teacher_cache_counts_and_rolls_back() -> None:
     cache.outputs([1, 3], images, compute)
     assert computed == [2, 2]
     twice = TeacherCache(2)
-    twice.count([1, 1, 2])
     twice.outputs([1, 1], images[[0, 0]], compute)
     twice.outputs([2, 2], images[[1, 1]], compute)
     assert torch.equal(twice.outputs([1, 2], images, compute)[0], images * 2)
@@ -374,19 +350,3 @@ def test_teacher_output_bytes_bound_outputs_and_features(ctx: MergeContext) -> N
     query = ctx.queries["q0"]
     plain, features = (teacher_output_bytes(query, wanted) for wanted in (False, True))
     assert plain and features and plain == 4 * len(query.classes) and plain < features
-
-
-def test_training_set_without_labels_has_no_targets(ctx: MergeContext) -> None:
-    _without_labels(ctx)
-    data = TrainingSet(ctx.queries["q0"], ctx.train["q0"].prepared)
-    assert data.targets is None and data.unchanged and data.batch([0], torch.Generator())[1] is None
-    silent("nothing")
-
-
-def test_flops_report_each_change(ctx: MergeContext) -> None:
-    flops, totals = Flops(), list[float]()
-    report: Callable[[], None] = lambda: totals.append(flops.total)  # noqa: E731
-    flops.on_change = report
-    flops.add(ctx.queries["q0"], 2)
-    flops.add_flops(5)
-    assert totals == [2 * forward_flops(ctx.queries["q0"]), 2 * forward_flops(ctx.queries["q0"]) + 5]

@@ -23,7 +23,7 @@ def _halve_ratios(*given: Any) -> tuple[Any, dict[str, float]]:
 def must_train(monkeypatch: pytest.MonkeyPatch) -> None:
     """No method finds a state that holds without training."""
     monkeypatch.setattr("merger.methods.top_down.share_suffixes", lambda task, start, merged, *_: merged)
-    for module in ("gemel", "joint"):
+    for module in ("gemel", "top_down"):
         monkeypatch.setattr(f"merger.methods.{module}.tie_and_evaluate", _halve_ratios)
 
 

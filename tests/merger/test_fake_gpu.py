@@ -18,8 +18,8 @@ from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan
 from models.workload import Workload, load_workload
 from tests.fake_gpu import fake_gpu
+from tests.merger.detector_workload import detector, write
 from tests.merger.kills import kill_after, to_the_end
-from tests.merger.seen import detector, write
 from tests.merger.tiny import write_workload
 from tests.parameters import every
 
@@ -31,7 +31,7 @@ DETECTORS = (
 )  # fmt: skip
 
 
-def test_what_meets_from_here_and_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fake_gpu_reports_operations_that_mix_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     here = torch.ones(3)
     with fake_gpu(monkeypatch) as mixed:
         there = torch.zeros(3, device="cuda")
@@ -42,11 +42,11 @@ def test_what_meets_from_here_and_there_is_told(monkeypatch: pytest.MonkeyPatch)
         torch.nn.Linear(3, 2).to("cuda")(here)
         with pytest.raises(TypeError, match="numpy"):
             there.numpy()
-    assert [one.split()[0] for one in mixed] == ["add", "linear"] and "test_on_card.py" in mixed[0]
+    assert [one.split()[0] for one in mixed] == ["add", "linear"] and "test_fake_gpu.py" in mixed[0]
 
 
 @pytest.mark.parametrize("method", every(METHODS, few=("top-down",)))
-def test_a_whole_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+def test_merge_keeps_tensors_on_their_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     workload = load_workload(write_workload(tmp_path, queries=3, frames=24))
     options = MergeOptions(RECIPE, max_minutes=2, weights="int8" if method == "top-down" else "fp32")
 
@@ -56,7 +56,7 @@ def test_a_whole_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: 
     assert not mixed and verify_bundle(tmp_path / "b.gemel") == []
 
 
-def test_a_start_that_is_stopped_again_and_again(
+def test_start_killed_often_keeps_tensors_on_their_device(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None
 ) -> None:
     """What comes back from the disk lies in the processor's memory."""
@@ -71,7 +71,7 @@ def test_a_start_that_is_stopped_again_and_again(
 
 
 @pytest.mark.exhaustive
-def test_a_whole_merge_that_is_killed_again_and_again(
+def test_merge_killed_often_keeps_tensors_on_their_device(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None,
 ) -> None:  # fmt: skip
     kill_after(monkeypatch, 5, again=True)
@@ -82,7 +82,7 @@ def test_a_whole_merge_that_is_killed_again_and_again(
 
 
 @pytest.mark.parametrize(("model", "size"), every(DETECTORS, few=(("yolov3_tiny", 96),)))
-def test_a_detector_is_trained_and_judged(
+def test_detector_is_trained_and_evaluated_on_one_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, size: int
 ) -> None:
     workload = write(tmp_path, [detector("a", model, size)])
