@@ -19,8 +19,8 @@ from gemel.report.document import Report
 from gemel.summaries import box_text, conclusion_text, evaluation_text
 from gemel.text import duration, percent
 from merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
-from merger.events import Progress, Stages, silent
 from merger.distributed import torch_threads
+from merger.events import Progress, Stages, silent
 from models.errors import InputError
 from models.io import Exact, finite, hold_locks, open_atomic, read_json, validate
 from models.workload import Workload, load_workload

@@ -16,12 +16,13 @@ from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from merger.training.teacher_cache import teacher_output_bytes
+from merger.training.distillation import record_inputs, watched_layers
 from models.data import PreparedFrames
 from models.tasks import task_of
 from models.workload import Query
-from models.zoo import preprocess_of
+from models.zoo import build_query, preprocess_of
 
 
 def default_device() -> torch.device:
@@ -58,9 +59,12 @@ class TrainingSet:
         return None if labels is None else self.task.targets(labels, self.prepared.sizes(every), self.query.classes)
 
     def teacher_output_bytes(self, features: bool) -> int | None:
-        """See `merger.training.teacher_cache.teacher_output_bytes`."""
+        """Upper bound of the bytes of an original's outputs for one frame, with `features` of the heads' inputs too.
+
+        None when an output has no row for each frame: such outputs are not cached.
+        """
         if features not in self._output_bytes:
-            self._output_bytes[features] = teacher_output_bytes(self.query, features)
+            self._output_bytes[features] = _output_bytes(self.query, features)
         return self._output_bytes[features]
 
     def spread(self, count: int) -> list[int]:
@@ -85,6 +89,19 @@ class TrainingSet:
     def model_input(self, images: Tensor, device: torch.device) -> Tensor:
         """Such frames as the model's input: normalised float32 on this device."""
         return self.preprocess.normalise(images.to(device, non_blocking=True))
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def _output_bytes(query: Query, features: bool) -> int | None:
+    """Found on the meta device."""
+    model = build_query(query, device="meta").eval()
+    frames = torch.empty(2, 3, query.input_size, query.input_size, device="meta")
+    with record_inputs(model, watched_layers(query, model) if features else []) as seen:
+        leaves = tree_leaves((model(frames), seen))
+    if not all(isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == 2 for leaf in leaves):
+        return None
+    return sum(leaf.numel() // 2 * torch.float32.itemsize for leaf in leaves)
 
 
 @dataclass(frozen=True)

@@ -7,41 +7,18 @@ labels are augmented anew at every visit and are not cached.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from merger.training.distillation import record_inputs, watched_layers
+from merger.training.data import TrainingSet
 from merger.training.recipe import Recipe
 from models.device import to_device
-from models.workload import Query
-from models.zoo import build_query
-
-if TYPE_CHECKING:
-    from merger.training.data import TrainingSet
 
 MAX_CACHE_BYTES = 1 << 30
 """Host memory for the outputs of all originals of one training."""
-FLOAT_BYTES = 4
-
-
-@torch.inference_mode(False)
-@torch.no_grad()
-def teacher_output_bytes(query: Query, features: bool) -> int | None:
-    """Upper bound of the bytes of an original's outputs for one frame, with `features` of the heads' inputs too.
-
-    Found on the meta device. None when an output has no row for each frame: such outputs are not cached.
-    """
-    model = build_query(query, device="meta").eval()
-    paths = watched_layers(query, model) if features else []
-    frames = torch.empty(2, 3, query.input_size, query.input_size, device="meta")
-    with record_inputs(model, paths) as seen:
-        leaves = tree_leaves((model(frames), seen))
-    if not all(isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == 2 for leaf in leaves):
-        return None
-    return sum(leaf.numel() // 2 * FLOAT_BYTES for leaf in leaves)
 
 
 def cache_capacities(sets: Mapping[str, TrainingSet], recipe: Recipe) -> dict[str, int]:

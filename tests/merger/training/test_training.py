@@ -21,7 +21,6 @@ from merger.training.teacher_cache import (
     TeacherCache,
     cache_capacities,
     expected_teacher_passes,
-    teacher_output_bytes,
 )
 from models.batchnorm import batchnorms_of
 from models.errors import InputError
@@ -348,5 +347,5 @@ def test_teacher_cache_returns_what_it_stored() -> None:
 
 def test_teacher_output_bytes_bound_outputs_and_features(ctx: MergeContext) -> None:
     query = ctx.queries["q0"]
-    plain, features = (teacher_output_bytes(query, wanted) for wanted in (False, True))
+    plain, features = (ctx.train["q0"].teacher_output_bytes(wanted) for wanted in (False, True))
     assert plain and features and plain == 4 * len(query.classes) and plain < features
