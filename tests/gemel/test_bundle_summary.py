@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +81,7 @@ def write_log(bundle: Bundle):
     """A function that writes rows as the log beside the bundle, for as long as a test takes."""
     path = Path(f"{bundle.path}{LOG_SUFFIX}")
 
-    def write(rows: list[dict[str, Any]]) -> None:
+    def write(rows: list[dict[str, Any]]):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     yield write
@@ -93,7 +92,7 @@ def outcomes(*rows: dict[str, Any]) -> MergeOutcomes:
     return MergeOutcomes(tuple(SetRow.model_validate(row) for row in rows))
 
 
-def test_outcome_table_groups_sets_and_names_the_blocker(bundle: Bundle, write_log) -> None:
+def test_outcome_table_groups_sets_and_names_the_blocker(bundle: Bundle, write_log):
     write_log(LOG)
     text = MergeOutcomes.of(bundle).to_text()
     lines = [line for line in text.splitlines() if " partly kept " in line or " refused " in line]
@@ -106,13 +105,13 @@ def test_outcome_table_groups_sets_and_names_the_blocker(bundle: Bundle, write_l
     assert "stored int8: 1 weights wider; blocked by b" in text
 
 
-def test_set_table_has_a_line_for_every_set(bundle: Bundle, write_log) -> None:
+def test_set_table_has_a_line_for_every_set(bundle: Bundle, write_log):
     write_log(LOG)
     text = MergeOutcomes.of(bundle).to_text(every_set=True)
     assert all(sum(line.startswith(f"{path} ") for line in text.splitlines()) == 1 for path in (*SHARED, "conv1"))
 
 
-def test_outcome_table_of_many_queries_stays_short(bundle: Bundle, write_log) -> None:
+def test_outcome_table_of_many_queries_stays_short(bundle: Bundle, write_log):
     many = [[f"query{at:02d}", "fc"] for at in range(40)]
     write_log([{**SETS[3], "set": many} for _ in range(40)])
     text = MergeOutcomes.of(bundle).to_text()
@@ -120,7 +119,7 @@ def test_outcome_table_of_many_queries_stays_short(bundle: Bundle, write_log) ->
     assert max(map(len, text.splitlines())) < 160
 
 
-def test_outcomes_without_a_log_come_from_the_manifest(bundle: Bundle) -> None:
+def test_outcomes_without_a_log_come_from_the_manifest(bundle: Bundle):
     found = MergeOutcomes.of(bundle)
     assert found.note == NO_LOG and NO_LOG in found.to_text()
     assert sorted(row.set[0][1] for row in found.sets) == sorted(SHARED)
@@ -139,19 +138,19 @@ def test_outcomes_without_a_log_come_from_the_manifest(bundle: Bundle) -> None:
     ],
     ids=["other layers", "other members", "unknown layer", "unknown queries"],
 )
-def test_outcomes_ignore_the_log_of_another_merge(bundle: Bundle, write_log, rows: list[dict[str, Any]]) -> None:
+def test_outcomes_ignore_the_log_of_another_merge(bundle: Bundle, write_log, rows: list[dict[str, Any]]):
     write_log(rows)
     assert MergeOutcomes.of(bundle).note == OTHER_LOG and len(MergeOutcomes.of(bundle).sets) == len(SHARED)
 
 
 @pytest.mark.parametrize("text", ["half a r", '{"set": 1}\n', "[1]\n", "\xff\n"], ids=["cut", "keys", "list", "bytes"])
-def test_outcomes_ignore_a_damaged_log(bundle: Bundle, write_log, text: str) -> None:
+def test_outcomes_ignore_a_damaged_log(bundle: Bundle, write_log, text: str):
     write_log([])
     Path(f"{bundle.path}{LOG_SUFFIX}").write_bytes(text.encode("latin-1"))
     assert MergeOutcomes.of(bundle).note.startswith(UNREADABLE)
 
 
-def test_show_prints_sets_and_precision(bundle: Bundle, write_log, capsys) -> None:
+def test_bundle_show_prints_sets_and_precision(bundle: Bundle, write_log, capsys):
     write_log(LOG)
     assert main(["bundle", "show", str(bundle.path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -163,24 +162,19 @@ def test_show_prints_sets_and_precision(bundle: Bundle, write_log, capsys) -> No
     assert summarize_bundle(bundle).to_text(every_set=True) == text.rstrip("\n")
 
 
-def test_outcomes_of_equal_originals_say_so(bundle: Bundle, write_log) -> None:
+def test_outcomes_of_equal_originals_say_so(bundle: Bundle, write_log):
     write_log([])
     found = MergeOutcomes.of(bundle)
     assert found.note == EQUAL and len(found.sets) == len(SHARED) and EQUAL in found.to_text()
 
 
-def test_untried_set_is_not_called_refused() -> None:
+def test_untried_set_is_not_called_refused():
     never = _row("layer1", "", "untried", {"b": {"after": "nothing", "ratio": None, "required": 0.9}})
     text = outcomes(never).to_text()
     assert "not tried" in text and "refused" not in text
 
 
-def test_manifest_without_training_has_no_precision(bundle: Bundle) -> None:
-    manifest = replace(bundle.manifest, queries=tuple(replace(one, trained=None) for one in bundle.queries))
-    assert "trained" not in manifest.to_json() and '"trained":{"precision":"bf16"}' in bundle.manifest.to_json()
-
-
-def test_why_nothing_names_the_last_blocker() -> None:
+def test_why_nothing_names_the_last_blocker():
     refused = [
         _row("layer1", "", "refused", {"b": WHY, "c": {**WHY, "ratio": 0.5}}),
         _row("layer2", "", "refused", {"b": WHY}),

@@ -1,12 +1,9 @@
 """`gemel run` as a process: results on stdout alone, and a ledger that adds up however it ends."""
 
 import json
-import logging
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -50,13 +47,12 @@ def write_config(box, budget="64MiB", loop="false", sink="results.jsonl"):
 
 def test_run_check_starts_nothing(box, capsys):
     assert main(["run", str(write_config(box)), "--check", "--json"]) == 0
-    assert not logging.getLogger("gemel.run").filters, "whoever else listens hears all"
     checked = json.loads(capsys.readouterr().out)
     assert checked["ok"] is True and checked["warnings"] == [] and checked["http"] is None
     assert checked["cameras"] == [{"id": "gate", "answers": True, "width": 32, "height": 24}]
     assert [(sink["kind"], sink["answers"]) for sink in checked["sinks"]] == [("jsonl", True)]
-    said = checked_text("box.yaml", checked)
-    assert "box.yaml: sound; " in said and "cameras: gate 32x24" in said and "results.jsonl" in said
+    shown = checked_text("box.yaml", checked)
+    assert "box.yaml: sound; " in shown and "cameras: gate 32x24" in shown and "results.jsonl" in shown
     assert not (box / "results.jsonl").exists()
 
 
@@ -79,28 +75,7 @@ def test_run_failed_camera_gives_exit_code_1(box, capsys, tmp_path):
     path = write_config(box, sink=str(tmp_path / "results.jsonl"))
     path.write_text(path.read_text().replace("gate.mp4", "absent.mp4"))
     assert main(["run", str(path), "--json"]) == 1
-    told = capsys.readouterr()
-    summary = json.loads(told.out)
+    summary = json.loads(capsys.readouterr().out)
     camera = summary["cameras"][0]
     assert camera["state"] == "ended" and "there is no " in camera["error"]
     assert f"camera gate: {camera['error']}" in box_text(summary)
-
-
-def test_run_interrupted_box_has_a_balanced_ledger(box):
-    results = box / "looped.jsonl"
-    command = [sys.executable, "-m", "gemel", "run", str(write_config(box, loop="true", sink=results.name)), "--json"]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, cwd=ROOT, env=ONE_THREAD, stdout=pipe, stderr=pipe, text=True)
-    try:
-        deadline = time.monotonic() + 200
-        while not (results.exists() and results.read_text().count("\n") >= 3) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        out, error = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 0, error
-    summary = json.loads(out)
-    assert summary["balanced"] is True
-    for row in summary["ledger"]:
-        assert row["received"] == row["processed"] + row["failed"] + row["pending"] + sum(row["dropped"].values()) > 0

@@ -2,7 +2,6 @@
 
 import json
 import random
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge_runtime.simulation.simulator import FrameOutcome
 from gemel.cli import main
 from gemel.stream_eval import (
     Footage,
@@ -31,56 +31,32 @@ CLASSES = ("free", "taken")
 TASK = task_of("classification")
 
 
-@dataclass(frozen=True)
-class Done:
-    index: int
-    captured_at: float
-    finished_at: float | None
-    query: str = "q"
-
-
 def stream(at_s, plays=None, delivered=None):
     plays = plays or (0,) * len(at_s)
     return Stream(tuple(at_s), tuple(range(len(at_s))), tuple(plays), tuple(delivered or range(len(at_s))))
 
 
-def test_latest_result_before_the_first_is_none():
-    assert latest_results(stream([0, 1, 2]), []) == [None, None, None]
-    assert latest_results(stream([0, 1, 2]), [Done(0, 0, 1.5)]) == [None, None, 0]
+FOUR = stream([0, 1, 2, 3])
+TWO_UNITS = stream([0, 1, 2, 3], plays=(0, 0, 1, 1))
 
 
-def test_result_finished_exactly_at_the_moment_counts():
-    assert latest_results(stream([0, 1, 2]), [Done(0, 0, 1.0)]) == [None, 0, 0]
-
-
-def test_late_result_is_scored_against_the_later_frame():
-    late = [Done(0, 0, 2.5), Done(3, 3, 9.0)]
-    assert latest_results(stream([0, 1, 2, 3, 4, 5]), late) == [None, None, None, 0, 0, 0]
-
-
-def test_dropped_frame_leaves_the_older_result():
-    outcomes = [Done(0, 0, 0.5), Done(1, 1, None), Done(2, 2, 2.5)]
-    assert latest_results(stream([0, 1, 2, 3]), outcomes) == [None, 0, 0, 2]
-
-
-def test_results_out_of_order_keep_the_newer_frame():
-    out_of_order = [Done(1, 1, 2.5), Done(0, 0, 2.6)]
-    assert latest_results(stream([0, 1, 2, 3]), out_of_order) == [None, None, None, 1]
-
-
-def test_result_of_the_previous_unit_does_not_count():
-    two_units = stream([0, 1, 2, 3], plays=(0, 0, 1, 1))
-    assert latest_results(two_units, [Done(1, 1, 1.5), Done(2, 2, 2.5)]) == [None, None, None, 2]
-    assert latest_results(two_units, [Done(1, 1, 2.5)]) == [None, None, None, None]
-
-
-def test_results_index_delivered_frames_not_labels():
-    assert latest_results(stream([0, 1, 2, 3], delivered=(0, 2)), [Done(0, 0, 0.5), Done(1, 2, 2.5)]) == [
-        None,
-        0,
-        0,
-        2,
-    ]
+@pytest.mark.parametrize(("played", "finished", "latest"), [
+    (FOUR, [], [None, None, None, None]),
+    (FOUR, [(0, 1.5)], [None, None, 0, 0]),
+    (FOUR, [(0, 1.0)], [None, 0, 0, 0]),
+    (FOUR, [(0, 2.5), (3, 9.0)], [None, None, None, 0]),
+    (FOUR, [(0, 0.5), (1, None), (2, 2.5)], [None, 0, 0, 2]),
+    (FOUR, [(1, 2.5), (0, 2.6)], [None, None, None, 1]),
+    (TWO_UNITS, [(1, 1.5), (2, 2.5)], [None, None, None, 2]),
+    (TWO_UNITS, [(1, 2.5)], [None, None, None, None]),
+    (stream([0, 1, 2, 3], delivered=(0, 2)), [(0, 0.5), (1, 2.5)], [None, 0, 0, 2]),
+], ids=[
+    "none", "late", "exactly at the moment", "very late", "dropped between", "out of order", "of the unit before",
+    "of the unit before only", "indices of delivered frames",
+])  # fmt: skip
+def test_latest_results_are_the_newest_finished(played, finished, latest):
+    outcomes = [FrameOutcome("q", index, 0.0, finished_at=at) for index, at in finished]
+    assert latest_results(played, outcomes) == latest
 
 
 def test_sampled_positions_keep_the_rate_without_drift():
@@ -129,7 +105,7 @@ def test_stream_plays_every_frame_and_time_is_monotonic(frames, seed):
     assert set(laid.frames) == set(range(len(frames)))
     assert list(laid.at_s) == sorted(laid.at_s)
     assert set(laid.delivered) <= set(range(len(laid.at_s)))
-    instant = [Done(index, at, at) for index, at in enumerate(laid.arrivals())]
+    instant = [FrameOutcome("q", index, at, finished_at=at) for index, at in enumerate(laid.arrivals())]
     for moment, frame in enumerate(latest_results(laid, instant)):
         assert frame is not None, "an instant device always has a result"
         assert footage.units[frame] == footage.units[laid.frames[moment]]

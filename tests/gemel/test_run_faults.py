@@ -42,7 +42,7 @@ sys.exit(main())
 LOADING = """
 import signal, sys, time
 from gemel.cli import main
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born deaf to it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
 class Slow:
     def find_spec(self, name, path, target=None):
         if name == "torch":
@@ -84,11 +84,11 @@ def test_box_blocked_pipe_and_full_disk_stop_no_other_sink(running, box):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(box / "notify"))
         manager.settimeout(START_S)
-        told = {"NOTIFY_SOCKET": str(box / "notify"), "WATCHDOG_USEC": "600000"}
-        one = running(out=writing, env=told, sinks=sinks)
-        heard = [manager.recv(100)]
-        while heard.count(b"WATCHDOG=1") < 3 or b"READY=1" not in heard:
-            heard.append(manager.recv(100))
+        variables = {"NOTIFY_SOCKET": str(box / "notify"), "WATCHDOG_USEC": "600000"}
+        one = running(out=writing, env=variables, sinks=sinks)
+        received = [manager.recv(100)]
+        while received.count(b"WATCHDOG=1") < 3 or b"READY=1" not in received:
+            received.append(manager.recv(100))
     os.close(writing)
     one.until(lambda: len(one.results()) > 80)
     assert select.select([reading], [], [], 0)[0]
@@ -127,7 +127,7 @@ def test_box_restarted_after_kill_writes_no_key_twice(running, box):
 
 
 @pytest.mark.parametrize("least_s", [1.0, 1000.0], ids=["watched", "stopped"])
-def test_an_engine_that_hangs_ends_the_process_with_the_ledger_written(running, least_s):
+def test_box_hanging_engine_ends_with_the_ledger_written(running, least_s):
     one = running("-c", HANGING.format(least_s=least_s))
     one.until(lambda: len(one.results()) >= 18)
     if least_s == 1.0:
@@ -159,8 +159,8 @@ def test_box_signal_during_imports_gives_exit_code_0(running, number):
     one.until((one.folder / "up").exists)
     one.process.send_signal(signal.SIGHUP)
     assert one.stop(number) == 0, one.read_stderr()
-    with open(reading) as said:
-        assert json.loads(said.read())["stopped_by"] == number.name
+    with open(reading) as out:
+        assert json.loads(out.read())["stopped_by"] == number.name
     assert one.read_stderr() == f"{number.name} came before the box served\n"
 
 
@@ -170,8 +170,8 @@ def test_box_called_from_a_program_starts_once(running):
     one = running("-c", f"import sys\n{program}", out=writing)
     os.close(writing)
     assert one.wait_exit(START_S) == 0
-    with open(reading) as said:
-        assert said.read() == "once\n"
+    with open(reading) as out:
+        assert out.read() == "once\n"
 
 
 def test_box_signal_ends_silent_cameras(running):
@@ -182,7 +182,7 @@ def test_box_signal_ends_silent_cameras(running):
         one.until(one.results)
         muted.muted = True
         seen = len(one.results())
-        time.sleep(0.5)  # its decoder waits for what does not come, now
+        time.sleep(0.5)  # now its decoder waits in vain
         assert one.stop() == 0, one.read_stderr()
     assert adds_up(one.ledger()) and "Traceback" not in one.read_stderr() and len(one.results()) >= seen
 
