@@ -10,6 +10,7 @@ from gemel.conditions import DEFAULT_CONDITIONS, DEFAULT_DEVICE, Conditions
 
 if TYPE_CHECKING:
     from gemel.conditions import Objective, Shared
+    from gemel.drift import DriftCheck
     from gemel.inspection import Inspection
     from gemel.placement import Placement
     from gemel.planner import BoxPlan, SimulationResult
@@ -175,7 +176,7 @@ def check_drift(
     out: str | Path | None = None,
     bundle: str | Path | None = None,
     progress: Progress | None = None,
-) -> dict[str, Any]:
+) -> DriftCheck:
     """Compare a box's predictions with its originals' on sampled frames, and revert queries (gemel.drift)."""
     from gemel.drift import check_drift
 

@@ -575,8 +575,7 @@ def check_drift(
 
     with show_progress() as progress:
         found = drift.check_drift(spool, workload, out, bundle, progress)
-    met = all(row["ratio"] is None or row["ratio"] >= row["target"] for row in found["queries"])
-    return CommandResult(found, drift.format_check(found), _code(met))
+    return CommandResult(found.to_json(), found.to_text(), _code(found.met))
 
 
 @command(app, "simulate", CONDITIONS)

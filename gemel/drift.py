@@ -69,19 +69,74 @@ class DriftSamples:
     left_out: Counter[str]
 
 
+@dataclass(frozen=True)
+class DriftCheck:
+    """The result of a check; `metrics` and `notes` are by query, `reported`: the spool holds the report for the box."""
+
+    spool: Path
+    workload: str
+    report: DriftReport
+    metrics: Mapping[str, str]
+    notes: Mapping[str, str]
+    left_out: Mapping[str, int]
+    out: Path | None
+    reported: bool
+
+    @property
+    def met(self) -> bool:
+        """Whether no query is below its target."""
+        return all(row.ratio is None or row.ratio >= row.target for row in self.report.queries)
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of `gemel drift check --json`."""
+        queries = [
+            {**row.model_dump(), "metric": self.metrics[row.id], "note": self.notes.get(row.id)}
+            for row in self.report.queries
+        ]
+        return {
+            "spool": str(self.spool), "workload": self.workload, "bundle": self.report.bundle,
+            "checked_at": self.report.checked_at, "queries": queries, "left_out": dict(sorted(self.left_out.items())),
+            "out": None if self.out is None else str(self.out), "reported": self.reported,
+        }  # fmt: skip
+
+    def to_text(self) -> str:
+        """A row for each query, the samples left out, and the next step."""
+        rows = []
+        for row in self.report.queries:
+            interval = "-" if row.ci95 is None else f"{row.ci95[0]:.3f} to {row.ci95[1]:.3f}"
+            note = "reverted to its own weights" if row.reverted else self.notes.get(row.id)
+            verdict = VERDICT_TEXTS[row.verdict] + (f"; {note}" if note else "")
+            rows.append(
+                (row.id, self.metrics[row.id], row.frames, number(row.ratio), interval, number(row.target), verdict)
+            )
+        left_out = "".join(f"; left out: {count} {reason}" for reason, count in sorted(self.left_out.items()))
+        lines = [
+            table(("query", "metric", "frames", "ratio", "95 % interval", "target", "verdict"), rows),
+            "",
+            f"samples of bundle {self.report.bundle}{left_out}",
+        ]
+        if self.out is not None:
+            lines.append(f"{self.out}: written; ship it with `gemel bundle diff OLD {self.out} -o update`")
+        elif any(row.verdict == BELOW and row.id not in self.notes for row in self.report.queries):
+            lines.append("-o FILE writes a bundle in which the queries below their target have their own weights again")
+        if not self.reported:
+            lines.append(f"{self.spool} cannot be written: the box does not get the result")
+        return "\n".join(lines)
+
+
 def check_drift(
     spool: str | Path,
     workload: str | Path | Workload,
     out: str | Path | None = None,
     bundle: str | Path | None = None,
     progress: Progress = silent,
-) -> dict[str, Any]:
-    """Compare a box's predictions with its originals' on the samples in its spool; returns JSON values.
+) -> DriftCheck:
+    """Compare a box's predictions with its originals' on the samples in its spool.
 
     With `out` a bundle is written in which each query that is certainly below its target has its own weights again. It
-    is made from the bundle that the box ran: `bundle`, or the one that the ledger in the spool names. The result is
-    also left in the spool for the box (`reported`: whether it could be). Raises InputError, with nothing written, where
-    the spool has no samples, weights are missing, or the samples are of another bundle.
+    is made from the bundle that the box ran: `bundle`, or the one that the ledger in the spool names. The report is
+    also left in the spool for the box. Raises InputError, with nothing written, where the spool has no samples, weights
+    are missing, or the samples are of another bundle.
     """
     spool = Path(spool)
     load = load_workload(workload) if isinstance(workload, str | Path) else workload
@@ -93,28 +148,34 @@ def check_drift(
     stages = Stages(progress)
     stages.announce([READING, COMPARING, *([] if out is None else [WRITING])])
     stages.begin(READING)
-    digest = None if bundle is None or opened is None else opened.digest[:BUNDLE_DIGITS]
-    samples = gather_samples(spool, load.queries, digest)
-    if opened is not None and opened.digest[:BUNDLE_DIGITS] != samples.bundle:
-        problem = f"has the SHA-256 {opened.digest[:BUNDLE_DIGITS]}..., the newest samples are of {samples.bundle}..."
+    digest = None if opened is None else opened.digest[:BUNDLE_DIGITS]
+    samples = gather_samples(spool, load.queries, None if bundle is None else digest)
+    if digest not in (None, samples.bundle) and opened is not None:
+        problem = f"has the SHA-256 {digest}..., the newest samples are of {samples.bundle}..."
         raise InputError(opened.path, problem, f"{BUNDLE_HINT}: the one that the box ran then")
     agreements, left_out = _compare(load, samples, stages)
     below = [query for query in load.queries if agreements[query.id].verdict == BELOW]
-    reverted = frozenset[str]()
+    reverted, notes = frozenset[str](), dict[str, str]()
     if opened is not None and out is not None and below:
         stages.begin(WRITING)
         reverted = _write_reverted(Path(out), below, opened)
-    rows = [_query_row(query, agreements[query.id], query.id in reverted) for query in load.queries]
+        notes = {query.id: OWN_WEIGHTS for query in below if query.id not in reverted}
+    rows = [
+        QueryDrift(
+            id=query.id, frames=one.frames, ratio=one.ratio, ci95=None if one.ci95 is None else list(one.ci95),
+            target=query.accuracy_target, verdict=one.verdict, reverted=query.id in reverted,  # type: ignore[arg-type]
+        )
+        for query in load.queries for one in [agreements[query.id]]
+    ]  # fmt: skip
     report = DriftReport(checked_at=round(time.time(), 3), bundle=samples.bundle, queries=rows)
-    queries = []
-    for query, row in zip(load.queries, rows, strict=True):
-        note = OWN_WEIGHTS if out is not None and row.verdict == BELOW and not row.reverted else None
-        queries.append({**row.model_dump(), "metric": task_of(query.task).metric, "note": note})
-    return {
-        "spool": str(spool), "workload": load.name, "bundle": samples.bundle, "checked_at": report.checked_at,
-        "queries": queries, "left_out": dict(sorted(left_out.items())), "out": str(out) if reverted else None,
-        "reported": _leave_report(spool, report),
-    }  # fmt: skip
+    try:
+        write_drift(spool, report)
+        reported = True
+    except InputError:
+        reported = False
+    metrics = {query.id: task_of(query.task).metric for query in load.queries}
+    written = Path(out) if out is not None and reverted else None
+    return DriftCheck(spool, load.name, report, metrics, notes, left_out, written, reported)
 
 
 def find_bundle(spool: Path, load: Workload, given: str | Path | None) -> Bundle:
@@ -225,42 +286,3 @@ def write_originals(path: Path, queries: Sequence[Query], bundle: Bundle) -> Bun
     models = {query.id: load_original(query) for query in queries}
     write_bundle(path, models, records, Made(bundle.manifest.workload, bundle.manifest.method, 0))
     return open_bundle(path, bundle.factories, bundle.folder)
-
-
-def _query_row(query: Query, one: Agreement, reverted: bool) -> QueryDrift:
-    return QueryDrift(
-        id=query.id, frames=one.frames, ratio=one.ratio, ci95=None if one.ci95 is None else list(one.ci95),
-        target=query.accuracy_target, verdict=one.verdict, reverted=reverted,  # type: ignore[arg-type]
-    )  # fmt: skip
-
-
-def _leave_report(spool: Path, report: DriftReport) -> bool:
-    try:
-        write_drift(spool, report)
-    except InputError:
-        return False
-    return True
-
-
-def format_check(found: Mapping[str, Any]) -> str:
-    """A drift check as text: a row for each query, the samples left out, and the next step."""
-    rows = [
-        (row["id"], row["metric"], row["frames"], number(row["ratio"]),
-         "-" if row["ci95"] is None else f"{row['ci95'][0]:.3f} to {row['ci95'][1]:.3f}", number(row["target"]),
-         VERDICT_TEXTS[row["verdict"]]
-         + ("; reverted to its own weights" if row["reverted"] else f"; {row['note']}" if row["note"] else ""))
-        for row in found["queries"]
-    ]  # fmt: skip
-    left_out = "".join(f"; left out: {count} {reason}" for reason, count in found["left_out"].items())
-    lines = [
-        table(("query", "metric", "frames", "ratio", "95 % interval", "target", "verdict"), rows),
-        "",
-        f"samples of bundle {found['bundle']}{left_out}",
-    ]
-    if found["out"] is not None:
-        lines.append(f"{found['out']}: written; ship it with `gemel bundle diff OLD {found['out']} -o update`")
-    elif any(row["verdict"] == BELOW and row["note"] is None for row in found["queries"]):
-        lines.append("-o FILE writes a bundle in which the queries below their target have their own weights again")
-    if not found["reported"]:
-        lines.append(f"{found['spool']} cannot be written: the box does not get the result")
-    return "\n".join(lines)

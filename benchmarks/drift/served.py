@@ -58,10 +58,11 @@ def measure_drift(demo: Path, folder: Path, cameras: Mapping[str, Path], seconds
     """What the check says of the merged bundle on these cameras, and of the reverted one if it reverted any."""
     folder.mkdir(parents=True)
     merged, reverted = demo / BUNDLE, folder / "reverted.safetensors"
-    found = check_drift(serve_clips(folder / "spool", merged, cameras, seconds), demo / WORKLOAD, reverted)
+    spool = serve_clips(folder / "spool", merged, cameras, seconds)
+    found = check_drift(spool, demo / WORKLOAD, reverted).to_json()
     yield from of_queries(found, folder.name, "merged")
     if found["out"] is not None:
-        again = check_drift(serve_clips(folder / "again", reverted, cameras, seconds), demo / WORKLOAD)
+        again = check_drift(serve_clips(folder / "again", reverted, cameras, seconds), demo / WORKLOAD).to_json()
         shipped = write_update(merged, reverted, None)
         yield from of_queries(again, folder.name, "reverted", update_bytes=shipped.bytes, bytes=shipped.bundle_bytes)
 

@@ -20,7 +20,7 @@ from models.evaluation import BELOW, KEPT, MIN_COMPARED_FRAMES, TOO_FEW
 from models.workload import load_workload
 from tests.edge_runtime.tiny import change_head
 from tests.fake_gpu import fake_gpu
-from tests.gemel.spooled import answer, originals, write_merged, write_workload
+from tests.gemel.spools import answer, originals, write_merged, write_workload
 
 ENOUGH = MIN_COMPARED_FRAMES + 5
 
@@ -48,12 +48,17 @@ def folder(spools, tmp_path):
     return tmp_path / "d"
 
 
+def check_box(*words, **options):
+    """The check as JSON."""
+    return check_drift(*words, **options).to_json()
+
+
 def rows(found):
     return {row["id"]: row for row in found["queries"]}
 
 
 def test_check_unchanged_box_agrees_in_every_frame(folder):
-    found = check_drift(folder / "good", folder / "workload.yaml", folder / "new.safetensors")
+    found = check_box(folder / "good", folder / "workload.yaml", folder / "new.safetensors")
     for row in found["queries"]:
         assert (row["frames"], row["ratio"], row["ci95"], row["verdict"]) == (ENOUGH, 1.0, [1.0, 1.0], KEPT), row
     assert found["left_out"] == {} and found["out"] is None and not (folder / "new.safetensors").exists()
@@ -86,30 +91,30 @@ def test_check_out_reverts_only_the_query_below_target(folder, capsys):
     apply_update(old, folder / "update", folder / "again.safetensors")
     assert (folder / "again.safetensors").read_bytes() == out.read_bytes()
     answer(folder / "later", after, range(ENOUGH))
-    assert all(row["ratio"] == 1.0 for row in check_drift(folder / "later", folder / "workload.yaml")["queries"])
+    assert all(row["ratio"] == 1.0 for row in check_box(folder / "later", folder / "workload.yaml")["queries"])
 
 
 def test_check_leaves_the_report_in_the_spool(folder):
-    found = check_drift(folder / "fallen", folder / "workload.yaml")
-    told = read_drift(folder / "fallen")
-    assert [(one.id, one.ratio, one.verdict) for one in told.queries] == [
+    found = check_box(folder / "fallen", folder / "workload.yaml")
+    report = read_drift(folder / "fallen")
+    assert [(one.id, one.ratio, one.verdict) for one in report.queries] == [
         (row["id"], row["ratio"], row["verdict"]) for row in found["queries"]
     ]
-    assert told.checked_at == found["checked_at"] and told.bundle == found["bundle"]
-    assert not any(one.reverted for one in told.queries)  # nothing was written
+    assert report.checked_at == found["checked_at"] and report.bundle == found["bundle"]
+    assert not any(one.reverted for one in report.queries)  # nothing was written
 
 
 def test_check_without_out_names_the_option(folder, capsys):
     assert main(["drift", "check", str(folder / "fallen"), str(folder / "workload.yaml")]) == 1
-    said = capsys.readouterr().out
-    assert "BELOW its target" in said and "-o FILE writes" in said
+    printed = capsys.readouterr().out
+    assert "BELOW its target" in printed and "-o FILE writes" in printed
     assert main(["drift", "check", str(folder / "good"), str(folder / "workload.yaml")]) == 0
 
 
 def test_check_too_few_frames_have_no_verdict(folder, capsys):
     for path in sorted((folder / "fallen" / "samples").glob("*-b-*"))[: ENOUGH - 5]:
         path.unlink()
-    found = rows(check_drift(folder / "fallen", folder / "workload.yaml", folder / "new.safetensors"))
+    found = rows(check_box(folder / "fallen", folder / "workload.yaml", folder / "new.safetensors"))
     assert (found["b"]["frames"], found["b"]["ratio"], found["b"]["verdict"]) == (5, None, TOO_FEW)
     assert main(["drift", "check", str(folder / "fallen"), str(folder / "workload.yaml")]) == 0
     assert "too few" in capsys.readouterr().out
@@ -118,9 +123,9 @@ def test_check_too_few_frames_have_no_verdict(folder, capsys):
 def test_check_samples_of_another_bundle_are_left_out(folder):
     shutil.copytree(folder / "good" / "samples", folder / "both" / "samples")
     answer(folder / "both", open_bundle(folder / "fallen.safetensors"), range(100, 100 + ENOUGH))
-    newest = check_drift(folder / "both", folder / "workload.yaml")
+    newest = check_box(folder / "both", folder / "workload.yaml")
     assert rows(newest)["b"]["verdict"] == BELOW and newest["left_out"] == {"of another bundle": 3 * ENOUGH}
-    named = check_drift(folder / "both", folder / "workload.yaml", bundle=folder / "good.safetensors")
+    named = check_box(folder / "both", folder / "workload.yaml", bundle=folder / "good.safetensors")
     assert rows(named)["b"]["verdict"] == KEPT and named["bundle"] != newest["bundle"]
 
 
@@ -132,50 +137,32 @@ def test_check_query_with_own_weights_is_not_reverted(folder):
         label = read_head(path).label
         other = {"empty": "busy", "busy": "empty"}[label or ""]
         path.write_bytes(change_head(data, f'"label":"{label}"', f'"label":"{other}"'))
-    found = check_drift(folder / "good", folder / "workload.yaml", folder / "new.safetensors")
+    found = check_box(folder / "good", folder / "workload.yaml", folder / "new.safetensors")
     assert rows(found)["b"]["verdict"] == BELOW and not rows(found)["b"]["reverted"]
     assert "already has its own weights" in rows(found)["b"]["note"] and not (folder / "new.safetensors").exists()
 
 
-def damaged_picture(spool: Path) -> None:
-    path = sorted((spool / "samples").glob("*-a-*"))[0]
-    path.write_bytes(path.read_bytes()[:-30])
-
-
-def damaged_head(spool: Path) -> None:
-    path = sorted((spool / "samples").glob("*-a-*"))[0]
-    path.write_bytes(b"\0" * 100)
-
-
-def of_another_query(spool: Path) -> None:
-    path = sorted((spool / "samples").glob("*-a-*"))[0]
-    path.write_bytes(path.read_bytes().replace(b'"query":"a"', b'"query":"z"'))  # its checksum is wrong then
-
-
-def a_pipe(spool: Path) -> None:
-    path = sorted((spool / "samples").glob("*-a-*"))[0]
+def write_pipe(path: Path, _: bytes) -> None:
     path.unlink()
     os.mkfifo(path)
 
 
-def of_another_task(spool: Path) -> None:
-    path = sorted((spool / "samples").glob("*-a-*"))[0]
-    other = sorted((spool / "samples").glob("*-d-*"))[0].read_bytes()
-    path.write_bytes(change_head(other, '"query":"d"', '"query":"a"'))
-
-
 @pytest.mark.parametrize(("damage", "reason"), [
-    (damaged_picture, "unusable"), (damaged_head, "unreadable"), (of_another_query, "unreadable"),
-    (a_pipe, "unreadable"), (of_another_task, "unusable"),
-])  # fmt: skip
+    (lambda path, _: path.write_bytes(path.read_bytes()[:-30]), "unusable"),
+    (lambda path, _: path.write_bytes(b"\0" * 100), "unreadable"),
+    (lambda path, _: path.write_bytes(path.read_bytes().replace(b'"query":"a"', b'"query":"z"')), "unreadable"),
+    (write_pipe, "unreadable"),
+    (lambda path, other: path.write_bytes(change_head(other, '"query":"d"', '"query":"a"')), "unusable"),
+], ids=["cut picture", "no head", "wrong checksum", "pipe", "another task"])  # fmt: skip
 def test_check_damaged_sample_is_left_out(folder, damage, reason):
-    damage(folder / "good")
-    found = check_drift(folder / "good", folder / "workload.yaml")
+    first, other = (sorted((folder / "good" / "samples").glob(f"*-{query}-*"))[0] for query in "ad")
+    damage(first, other.read_bytes())
+    found = check_box(folder / "good", folder / "workload.yaml")
     assert found["left_out"] == {reason: 1} and rows(found)["a"]["frames"] == ENOUGH - 1
     assert rows(found)["a"]["verdict"] == KEPT
 
 
-@pytest.mark.parametrize(("change", "said"), [
+@pytest.mark.parametrize(("change", "problem"), [
     (lambda folder: shutil.rmtree(folder / "good" / "samples"), "samples: cannot be read"),
     (lambda folder: [one.unlink() for one in (folder / "good" / "samples").iterdir()], "holds no samples"),
     (lambda folder: [one.write_bytes(b"x") for one in (folder / "good" / "samples").iterdir()], "can be read"),
@@ -187,20 +174,13 @@ def test_check_damaged_sample_is_left_out(folder, damage, reason):
     (lambda folder: shutil.copy(folder / "fallen.safetensors", folder / "good.safetensors"), "newest samples are of"),
     (lambda folder: (folder / "new.safetensors").write_text("mine"), "exists already"),
 ])  # fmt: skip
-def test_check_bad_input_is_one_line_and_writes_nothing(folder, change, said, capsys):
+def test_check_bad_input_is_one_line_and_writes_nothing(folder, change, problem, capsys):
     change(folder)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    words = [
-        "drift",
-        "check",
-        str(folder / "good"),
-        str(folder / "workload.yaml"),
-        "-o",
-        str(folder / "new.safetensors"),
-    ]
-    assert main(words) == 2
+    words = ["drift", "check", folder / "good", folder / "workload.yaml", "-o", folder / "new.safetensors"]
+    assert main([str(word) for word in words]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert said in line and "Traceback" not in line
+    assert problem in line and "Traceback" not in line
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
@@ -213,7 +193,7 @@ def test_check_read_only_spool_is_checked(folder, capsys):
 def test_check_output_over_an_input_is_refused(folder):
     for out in ("good.safetensors", "workload.yaml", "good/drift.json"):
         with pytest.raises(InputError):
-            check_drift(folder / "good", folder / "workload.yaml", folder / out)
+            check_box(folder / "good", folder / "workload.yaml", folder / out)
 
 
 def test_write_substituted_nothing_is_the_same_file(folder):
@@ -223,7 +203,7 @@ def test_write_substituted_nothing_is_the_same_file(folder):
 
 
 def test_check_on_gpu_equals_cpu(folder, monkeypatch):
-    here = check_drift(folder / "fallen", folder / "workload.yaml")
+    here = check_box(folder / "fallen", folder / "workload.yaml")
     with fake_gpu(monkeypatch) as mixed:
-        there = check_drift(folder / "fallen", folder / "workload.yaml")
+        there = check_box(folder / "fallen", folder / "workload.yaml")
     assert not mixed and there["queries"] == here["queries"]
