@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,12 +15,10 @@ from edge_runtime.engines.base import EngineError
 from edge_runtime.engines.compiled import BatchRange, CompiledEngine
 from edge_runtime.engines.registry import make_engine
 from edge_runtime.engines.setup import engines_for
-from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store, channels_last_layouts
-from models.bundle import BundleQuery, Made, open_bundle, write_bundle
+from models.device import is_out_of_memory
 from models.predictions import DetectionPrediction
-from models.preprocess import Preprocess
-from models.zoo import build
+from tests.edge_runtime.engines.sample_bundles import bind, build_model, make_query, write_and_open
 from tests.edge_runtime.tiny import picture, tiny_bundle, write_clip, write_config, write_folder
 
 pytestmark = pytest.mark.skipif(compiled.find_compiler() is None, reason="there is no C++ compiler here")
@@ -41,13 +40,8 @@ def bundle(tmp_path_factory):
     return tiny_bundle(tmp_path_factory.mktemp("bundle") / "tiny.safetensors")
 
 
-def arena_of(bundle, capacity: int = 2**20, last: bool = True) -> Arena:
-    store = Store.of_bundle(bundle)
-    return Arena(store, capacity, layouts=channels_last_layouts(store.kinds) if last else ())
-
-
-def labels(engine, frames) -> list[str]:
-    return [answer.label for answer in engine.run(frames)]
+def channels_last(bundle):
+    return channels_last_layouts(Store.of_bundle(bundle).kinds)
 
 
 def forbidden(*_args):
@@ -69,17 +63,14 @@ def fake_compiler(monkeypatch) -> list[str]:
 
 @pytest.mark.exhaustive
 def test_compiled_two_queries_of_one_architecture_share_a_package_and_match_eager(bundle, monkeypatch):
-    arena = arena_of(bundle)
-    arena.change((), tuple(arena.store.extents))
     for query in ("gate", "road"):
         engine, eager = (make_engine(name, bundle, query) for name in ("compiled", "torch"))
         engine.prepare()
-        for one in (engine, eager):
-            one.bind(arena.tensor)
+        bind(eager, bundle, bind(engine, bundle, layouts=channels_last(bundle)))
         for count in (1, 2, 3):
             frames = PICTURES[:count]
             assert torch.allclose(engine.outputs(frames), eager.outputs(frames), rtol=1e-3, atol=1e-3)
-            assert labels(engine, frames) == labels(eager, frames)
+            assert [one.label for one in engine.run(frames)] == [one.label for one in eager.run(frames)]
         assert engine.workspace_of(1) < engine.workspace_of(3) <= engine.workspace_of(4) < engine.workspace_of(16)
         monkeypatch.setattr(compiled, "compile_apart", forbidden)
 
@@ -120,9 +111,7 @@ def test_compiled_on_gpu_has_a_package_for_one_frame_and_one_for_several(bundle,
             return [torch.full((len(batch), 1), float(str(engine._files[BatchRange.MANY].path) == self.path))]
 
     monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda path, **_: Package(path))
-    arena = arena_of(bundle)
-    arena.change((), bundle.names_in_order("gate"))
-    engine.bind(arena.tensor)
+    bind(engine, bundle)
     monkeypatch.setattr(compiled, "report_out_of_memory", lambda device: nullcontext())
     assert bound == [len(bundle.query("gate").tensors)] * 2
     assert engine.forward(torch.zeros(1, 3)).tolist() == [[0.0]]
@@ -139,13 +128,11 @@ def test_compile_apart_that_crashes_is_an_engine_error(bundle, tmp_path, monkeyp
 
 def test_compiled_reads_every_tensor_from_the_arena(bundle):
     """Vectors of a few values (a head's bias) could be written into the code, and weights folded: none may be."""
-    arena = arena_of(bundle)
-    names = bundle.names_in_order("gate")
-    engine = make_engine("compiled", bundle, "gate")
-    other = bundle.names_in_order("road")
-    for load, evict in ((names, ()), (other, names), (names, ())):
-        arena.change(evict, load)
-    engine.bind(arena.tensor)
+    engine, eager = (make_engine(name, bundle, "gate") for name in ("compiled", "torch"))
+    arena = bind(engine, bundle, layouts=channels_last(bundle))
+    arena.change(bundle.names_in_order("gate"), bundle.names_in_order("road"))
+    bind(eager, bundle, bind(engine, bundle, arena))
+    assert torch.allclose(engine.outputs(PICTURES), eager.outputs(PICTURES), rtol=1e-3, atol=1e-3)
     before = engine.outputs(PICTURES[:1]).clone()
     for path, name in bundle.query("gate").tensors.items():
         tensor = arena.tensor(name)
@@ -191,40 +178,21 @@ def test_compiled_without_a_compiler_falls_back_to_torch(bundle, tmp_path, monke
     assert caplog.text.count("no C++ compiler") == 1
 
 
-def detectors(tmp_path, model: str, size: int):
-    torch.manual_seed(0)
-    network = build(model, ("car", "bus"), {}, size, "detection").eval()
-    query = BundleQuery(
-        id="only",
-        camera="c",
-        task="detection",
-        classes=("car", "bus"),
-        model=model,
-        model_args={},
-        input_size=size,
-        preprocess=Preprocess(size),
-        fps=None,
-        sla_ms=100.0,
-        accuracy_target=0.9,
-    )
-    write_bundle(tmp_path / "d.safetensors", {"only": network}, [query], Made("w", "none", 0))
-    return open_bundle(tmp_path / "d.safetensors")
+def open_detector(tmp_path, model: str):
+    return write_and_open(tmp_path / "d.safetensors", {"only": build_model(model, 96)}, [make_query("only", model, 96)])
 
 
 def test_compiled_two_stage_detector_is_refused(tmp_path):
-    engine = make_engine("compiled", detectors(tmp_path, "fasterrcnn_mobilenet_v3_large_320_fpn", 96), "only")
+    engine = make_engine("compiled", open_detector(tmp_path, "fasterrcnn_mobilenet_v3_large_320_fpn"), "only")
     with pytest.raises(EngineError, match="second stage depends"):
         engine.prepare()
 
 
 @pytest.mark.exhaustive
 def test_compiled_detector_matches_eager(tmp_path):
-    bundle = detectors(tmp_path, "fastestdet", 96)
-    arena = arena_of(bundle, 64 * 2**20)
-    arena.change((), bundle.names_in_order("only"))
+    bundle = open_detector(tmp_path, "fastestdet")
     engine, eager = (make_engine(name, bundle, "only") for name in ("compiled", "torch"))
-    for one in (engine, eager):
-        one.bind(arena.tensor)
+    bind(eager, bundle, bind(engine, bundle, layouts=channels_last(bundle)))
     frame = picture(3, width=120, height=100)
     found, wanted = engine.run([frame])[0], eager.run([frame])[0]
     assert isinstance(found, DetectionPrediction) and isinstance(wanted, DetectionPrediction)
@@ -232,3 +200,40 @@ def test_compiled_detector_matches_eager(tmp_path):
     assert found.scores == pytest.approx(wanted.scores, abs=1e-3)
     for box, other in zip(found.boxes, wanted.boxes, strict=True):
         assert box == pytest.approx(other, abs=0.1)
+
+
+def test_compiled_on_gpu_needs_cuda_headers(monkeypatch):
+    monkeypatch.setattr(compiled.shutil, "which", lambda name: None if name == "nvcc" else f"/usr/bin/{name}")
+    monkeypatch.setattr(compiled.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(compiled.os.path, "exists", lambda path: False)
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    assert "CUDA_HOME is not set" in str(CompiledEngine.missing("cuda")) and CompiledEngine.missing("cpu") is None
+    monkeypatch.setenv("CUDA_HOME", "/opt/cuda")
+    assert CompiledEngine.missing("cuda") is None
+
+
+def test_compile_package_that_fails_to_run_is_an_engine_error(bundle, monkeypatch, tmp_path):
+    def verify(*_):
+        raise RuntimeError("run_func_( ... ) API call failed")
+
+    signature = SimpleNamespace(inputs_to_parameters={}, inputs_to_buffers={})
+    program = SimpleNamespace(constants={}, state_dict={}, graph_signature=signature, graph=SimpleNamespace(nodes=[]))
+    monkeypatch.setattr(torch.export, "export", lambda *_, **__: program)
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", lambda *_, **__: None)
+    package = SimpleNamespace(get_constant_fqns=list)
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda *_, **__: package)
+    monkeypatch.setattr(compiled, "verify_package", verify)
+    with pytest.raises(EngineError, match="API call failed"):
+        compiled.compile_package(
+            bundle, bundle.query("gate"), torch.device("cpu"), BatchRange.ANY, tmp_path / "made.pt2"
+        )
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+def test_out_of_memory_in_compiled_code_is_recognised(monkeypatch, refused):
+    counts = iter([3, 3 + refused])
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _device: {"num_ooms": next(counts)})
+    with pytest.raises(RuntimeError) as raised, compiled.report_out_of_memory(torch.device("cuda")):
+        raise RuntimeError("run_func_( ... ) API call failed at model_container_runner.cpp, line 144")
+    assert is_out_of_memory(raised.value) == bool(refused)

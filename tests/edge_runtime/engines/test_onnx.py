@@ -166,7 +166,7 @@ def test_onnx_norms_are_not_folded_and_weights_are_shared(tmp_path, cache):
         arena = bind(engine, bundle, arena)
     assert arena is not None
 
-    def changed() -> set[str]:
+    def find_changed() -> set[str]:
         return {name for name, one in engines.items() if not torch.equal(one.outputs(FRAMES[:1]), before[name])}
 
     before = {name: engine.outputs(FRAMES[:1]).clone() for name, engine in engines.items()}
@@ -175,10 +175,10 @@ def test_onnx_norms_are_not_folded_and_weights_are_shared(tmp_path, cache):
         weight = arena.tensor(tensors[key])
         original = weight.clone()
         weight.mul_(1.5)
-        assert changed() == {"a", "b"}, key
+        assert find_changed() == {"a", "b"}, key
         weight.copy_(original)
     arena.tensor(tensors["layer2.0.bn1.weight"]).mul_(1.5)
-    assert changed() == {"a"}
+    assert find_changed() == {"a"}
 
 
 def test_onnx_queries_share_one_graph_without_weights(tiny, cache, monkeypatch):

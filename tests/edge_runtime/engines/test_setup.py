@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from edge_runtime.engines import setup
 from edge_runtime.engines.base import EngineError
-from edge_runtime.engines.registry import ENGINES
-from edge_runtime.engines.setup import EngineRequest, choose_engines, engines_for, fastest_of_one_format
+from edge_runtime.engines.onnx import TensorrtEngine
+from edge_runtime.engines.registry import ENGINES, engine_class
+from edge_runtime.engines.setup import (
+    EngineRequest,
+    choose_engines,
+    common_format,
+    engines_for,
+    fastest_of_one_format,
+    measure_engines,
+)
 from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.memory.store import WeightFormat
 from models.bundle import Bundle
+from models.errors import InputError
 from tests.edge_runtime.tiny import tiny_bundle
 
 STORED, LAST = WeightFormat.STORED, WeightFormat.CHANNELS_LAST
@@ -28,52 +39,72 @@ class Refusing(TorchEngine):
         raise EngineError("no tools")
 
 
+class Hungry(TorchEngine):
+    name = "hungry"
+
+    def prepare(self) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+class HungryInRuns(TorchEngine):
+    name = "hungry"
+
+    def forward(self, batch):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
 @pytest.fixture
-def bundle(tmp_path, monkeypatch) -> Bundle:
-    """A bundle of three queries; the registry has torch, `quick` and `refusing`."""
+def register(monkeypatch):
+    """Registers engines in place of the real ones."""
+
+    def replace(*kinds: type[TorchEngine]) -> None:
+        for name in list(ENGINES):
+            monkeypatch.delitem(ENGINES, name)
+        for kind in kinds:
+            monkeypatch.setitem(ENGINES, kind.name, (kind.__module__, kind.__qualname__))
+
+    replace(TorchEngine, Quick, Refusing)
+    return replace
+
+
+@pytest.fixture
+def bundle(tmp_path, monkeypatch, register) -> Bundle:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name in list(ENGINES):
-        monkeypatch.delitem(ENGINES, name)
-    for kind in (TorchEngine, Quick, Refusing):
-        monkeypatch.setitem(ENGINES, kind.name, (kind.__module__, kind.__qualname__))
     return tiny_bundle(tmp_path / "tiny.safetensors")
 
 
-def names(bundle: Bundle, *args, **options) -> list[str]:
-    return [engine.name for engine in engines_for(bundle, *args, **options).values()]
+def names(bundle: Bundle, *args, **options) -> dict[str, str]:
+    return {query: engine.name for query, engine in engines_for(bundle, *args, **options).items()}
 
 
 def test_engines_for_auto_follows_the_profile_and_is_torch_without_one(bundle):
-    assert names(bundle, "auto") == ["torch"] * 3
+    alone = dict.fromkeys(QUERIES, "torch")
+    assert names(bundle, "auto") == alone
     profiled = {"gate": "quick", "road": "torch", "yard": "gone"}
-    engines = engines_for(bundle, "auto", profiled=profiled)
-    assert {query: engine.name for query, engine in engines.items()} == {
-        **dict.fromkeys(QUERIES, "torch"),
-        "gate": "quick",
-    }
+    assert names(bundle, "auto", profiled=profiled) == {**alone, "gate": "quick"}
 
 
-def test_engines_for_auto_where_weights_come_and_go_takes_no_format_that_is_slow_to_load(bundle):
-    profiled = dict.fromkeys(QUERIES, "quick")
-    assert names(bundle, "auto", EngineRequest(stays=False), profiled) == ["torch"] * 3
-    assert names(bundle, "quick", EngineRequest(stays=False)) == ["quick"] * 3, "a named engine is used all the same"
+def test_engines_for_auto_where_weights_come_and_go_takes_no_format_that_is_slow_to_load(bundle, monkeypatch):
+    profiled, request, engine = dict.fromkeys(QUERIES, "quick"), EngineRequest(stays=False), TorchEngine(bundle, "gate")
+    assert names(bundle, "auto", request, profiled) == dict.fromkeys(QUERIES, "torch")
+    assert names(bundle, "quick", request) == profiled, "a named engine is used all the same"
+    assert common_format([engine], stays=False) == STORED
+    monkeypatch.setattr(setup, "arrives_reordered", lambda _: True)
+    assert common_format([engine], stays=False) == LAST and names(bundle, "auto", request, profiled) == profiled
 
 
 def test_engines_for_overflow_or_lower_precision_is_torch(bundle, caplog):
     request = EngineRequest(overflow={"road": bundle.names_in_order("road")[:1]})
-    engines = engines_for(bundle, "quick", request)
-    assert {query: engine.name for query, engine in engines.items()} == {
-        "gate": "quick",
-        "road": "torch",
-        "yard": "quick",
-    }
+    assert names(bundle, "quick", request) == {"gate": "quick", "road": "torch", "yard": "quick"}
     assert "engine quick cannot run query road with an overflow" in caplog.text
-    assert names(bundle, "quick", EngineRequest(precision="bf16")) == ["torch"] * 3
+    assert names(bundle, "quick", EngineRequest(precision="bf16")) == dict.fromkeys(QUERIES, "torch")
 
 
-def test_engines_for_engine_that_cannot_run_falls_back_with_one_warning(bundle, caplog):
-    assert names(bundle, "refusing") == ["torch"] * 3
-    assert caplog.text.count("no tools; engine torch does") == 1
+@pytest.mark.parametrize(("kind", "reason"), [(Refusing, "no tools"), (Hungry, "CUDA out of memory")])
+def test_engines_for_engine_that_cannot_run_falls_back_with_one_warning(bundle, register, caplog, kind, reason):
+    register(TorchEngine, kind)
+    assert names(bundle, kind.name) == dict.fromkeys(QUERIES, "torch")
+    assert caplog.text.count(f"{reason}; engine torch does") == 1
 
 
 def test_choose_engines_measures_one_architecture_once_and_leaves_out_refusing_engines(bundle, caplog):
@@ -82,6 +113,27 @@ def test_choose_engines_measures_one_architecture_once_and_leaves_out_refusing_e
     assert set(chosen) == set(QUERIES) and set(chosen.values()) <= {"torch", "quick"}
     measured = [record.message for record in caplog.records if record.message.startswith("one frame of")]
     assert len(measured) == len({query.model + str(dict(query.model_args)) for query in bundle.queries})
+
+
+def test_choose_engines_of_torch_alone_measures_nothing(bundle, register, monkeypatch):
+    monkeypatch.setattr(TensorrtEngine, "missing", classmethod(lambda cls, device: None))
+    register(TorchEngine, TensorrtEngine)  # never run, so never chosen
+    monkeypatch.setattr(setup, "measure_engines", None)
+    assert set(choose_engines(bundle).values()) == {"torch"} and engine_class("tensorrt") is TensorrtEngine
+
+
+def test_measure_engines_without_memory_for_one_leaves_it_out(bundle, register, caplog):
+    caplog.set_level("INFO", "gemel.run")
+    register(TorchEngine, HungryInRuns)
+    assert set(measure_engines(bundle, "gate", "cpu", ["torch", "hungry"])) == {"torch"}
+    assert "engine hungry cannot run" in caplog.text
+
+
+def test_measure_engines_without_memory_for_torch_is_refused(bundle, register, monkeypatch):
+    monkeypatch.setattr(HungryInRuns, "name", "torch")
+    register(HungryInRuns, Quick)
+    with pytest.raises(InputError, match="could not be measured"):
+        choose_engines(bundle)
 
 
 @pytest.mark.parametrize(

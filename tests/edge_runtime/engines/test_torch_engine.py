@@ -7,20 +7,26 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 from edge_runtime.engines.registry import make_engine
-from edge_runtime.engines.torch_engine import TorchEngine
+from edge_runtime.engines.torch_engine import TorchEngine, awaited_tensors, start_as_arriving
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store, channels_last_layouts
 from edge_runtime.policies import policy_named
 from edge_runtime.scheduler import QuerySpec, SchedulerState
 from edge_runtime.scheduler.costs import Costs, QueryCost
-from models.bundle import BundleQuery, Made, open_bundle, write_bundle
 from models.predictions import DetectionPrediction
-from models.preprocess import Preprocess
 from models.tasks import task_of
-from models.zoo import build
+from tests.edge_runtime.engines.sample_bundles import (
+    ATTENDING,
+    CLASSES,
+    bind,
+    build_model,
+    make_query,
+    reference,
+    write_and_open,
+)
+from tests.edge_runtime.memory.slow_transfer import SlowTransfer
 from tests.edge_runtime.tiny import picture, tiny_bundle
 
 
@@ -28,17 +34,6 @@ from tests.edge_runtime.tiny import picture, tiny_bundle
 def bundle(tmp_path_factory):
     torch.set_num_threads(1)
     return tiny_bundle(tmp_path_factory.mktemp("bundle") / "tiny.safetensors")
-
-
-def reference(bundle, query_id: str, frame: np.ndarray) -> torch.Tensor:
-    """What the model built whole from the bundle returns."""
-    query = bundle.query(query_id)
-    if query.roi is not None:
-        x0, y0, x1, y1 = map(int, query.roi)
-        frame = frame[y0:y1, x0:x1]
-    batch = query.preprocess.normalise(torch.stack([query.preprocess.resize(frame)]))
-    with torch.inference_mode():
-        return bundle.build(query_id)(batch)
 
 
 def test_torch_engine_unbound_holds_no_weights(bundle):
@@ -77,32 +72,24 @@ def test_torch_engine_under_any_swapping_is_bit_equal(bundle, turns, room, arran
         moved += costs.moved_bytes(queries[name].needed - resident)
         arena.change(decision.evict, decision.load)
         engines[name].bind(arena.tensor)
-        assert torch.equal(engines[name].outputs([picture(seed)]), reference(bundle, name, picture(seed)))
+        assert torch.equal(engines[name].outputs([picture(seed)]), reference(bundle, name, seed))
         assert arena.residency.resident_bytes + queries[name].workspace_bytes <= budget
         policy_state = decision.policy_state
     assert arena.bytes_moved == moved
 
 
 def test_shared_tensor_changed_in_place_changes_both_queries(bundle):
-    engines = {name: TorchEngine(bundle, name) for name in ("gate", "yard")}
-    names = dict.fromkeys(name for query in engines for name in bundle.names_in_order(query))
+    engines = [TorchEngine(bundle, name) for name in ("gate", "yard")]
+    arena = bind(engines[1], bundle, bind(engines[0], bundle))
     shared = set(bundle.names_in_order("gate")) & set(bundle.names_in_order("yard"))
-    weight = max(shared, key=bundle.nbytes)
-    arena = Arena(Store.of_bundle(bundle), 2**20)
-    arena.change((), tuple(names))
-    before = {}
-    for query, engine in engines.items():
-        engine.bind(arena.tensor)
-        before[query] = engine.outputs([picture(5)]).clone()
-    arena.tensor(weight).mul_(1.5)
-    assert all(not torch.equal(engine.outputs([picture(5)]), before[query]) for query, engine in engines.items())
+    before = [engine.outputs([picture(5)]).clone() for engine in engines]
+    arena.tensor(max(shared, key=bundle.nbytes)).mul_(1.5)
+    assert all(not torch.equal(engine.outputs([picture(5)]), old) for engine, old in zip(engines, before, strict=True))
 
 
 def test_run_several_frames_gives_one_prediction_each(bundle):
     engine = TorchEngine(bundle, "gate")
-    arena = Arena(Store.of_bundle(bundle), 2**20)
-    arena.change((), bundle.names_in_order("gate"))
-    engine.bind(arena.tensor)
+    bind(engine, bundle)
     answers = engine.run([picture(1), picture(2, width=80, height=60)])
     assert len(answers) == 2
     for answer in answers:
@@ -116,61 +103,90 @@ def test_run_frame_outside_the_roi_is_refused(bundle):
 
 
 def test_detector_boxes_are_in_pixels_of_the_whole_frame(tmp_path):
-    torch.manual_seed(0)
-    keys = {
-        "task": "detection",
-        "classes": ("car", "bus"),
-        "model": "ssdlite320_mobilenet_v2",
-        "model_args": {},
-        "input_size": 96,
-        "preprocess": Preprocess(96),
-        "fps": None,
-        "sla_ms": 100.0,
-        "accuracy_target": 0.9,
-    }
-    model = build("ssdlite320_mobilenet_v2", ("car", "bus"), {}, 96, "detection").eval()
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d) and module.bias is not None:
-            nn.init.normal_(module.bias)
+    name = "ssdlite320_mobilenet_v2"
+    model = build_model(name, 96)
     queries = [
-        BundleQuery(id="plain", camera="c", **keys),
-        BundleQuery(id="cropped", camera="c", roi=(30, 20, 90, 80), min_score=0.4, **keys),
+        make_query("plain", name, 96),
+        make_query("cropped", name, 96, roi=(30, 20, 90, 80), min_score=0.4),
     ]
-    write_bundle(
-        tmp_path / "d.safetensors",
-        {"plain": model, "cropped": model},
-        queries,
-        Made("w", "none", 0),
-    )
-    bundle = open_bundle(tmp_path / "d.safetensors")
-    arena = Arena(Store.of_bundle(bundle), 64 * 2**20)
-    arena.change((), bundle.names_in_order("plain"))
+    bundle = write_and_open(tmp_path / "d.safetensors", {"plain": model, "cropped": model}, queries)
     frame = picture(3, width=120, height=100)
     plain, cropped = (TorchEngine(bundle, query) for query in ("plain", "cropped"))
-    for engine in (plain, cropped):
-        engine.bind(arena.tensor)
-    whole = bundle.build("plain")
-    with torch.inference_mode():
-        outputs = whole(Preprocess(96).normalise(torch.stack([Preprocess(96).resize(frame)])))
-        assert plain.run([frame]) == task_of("detection").predictions(whole, outputs, [(120, 100)], ("car", "bus"))
-        crop = whole(Preprocess(96).normalise(torch.stack([Preprocess(96).resize(frame[20:80, 30:90])])))
-        expected = task_of("detection").predictions(whole, crop, [(60, 60)], ("car", "bus"), 0.4)[0]
-    answer = cropped.run([frame])[0]
-    assert isinstance(answer, DetectionPrediction) and isinstance(expected, DetectionPrediction) and answer.boxes
-    assert min(answer.scores) >= 0.4 and (answer.classes, answer.scores) == (expected.classes, expected.scores)
+    bind(cropped, bundle, bind(plain, bundle))
+
+    def predict(frame: np.ndarray, least: float = 0.0) -> DetectionPrediction:
+        whole, preprocess = bundle.build("plain"), bundle.query("plain").preprocess
+        with torch.inference_mode():
+            outputs = whole(preprocess.normalise(torch.stack([preprocess.resize(frame)])))
+            size = (frame.shape[1], frame.shape[0])
+            (found,) = task_of("detection").predictions(whole, outputs, [size], CLASSES, least)
+        assert isinstance(found, DetectionPrediction)
+        return found
+
+    assert plain.run([frame]) == [predict(frame)]
+    answer, expected = cropped.run([frame])[0], predict(frame[20:80, 30:90], 0.4)
+    assert isinstance(answer, DetectionPrediction) and answer.boxes and min(answer.scores) >= 0.4
+    assert (answer.classes, answer.scores) == (expected.classes, expected.scores)
     assert answer.boxes == tuple((x0 + 30, y0 + 20, x1 + 30, y1 + 20) for x0, y0, x1, y1 in expected.boxes)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_lower_precision_is_close_and_keeps_no_weight_copy(bundle, precision):
-    arena = Arena(Store.of_bundle(bundle), 2**20)
-    arena.change((), bundle.names_in_order("gate"))
     engine = make_engine("torch", bundle, "gate", precision=precision)
-    engine.bind(arena.tensor)
-    wanted, lower = reference(bundle, "gate", picture(1)), engine.outputs([picture(1)]).float()
+    arena = bind(engine, bundle)
+    wanted, lower = reference(bundle, "gate", 1), engine.outputs([picture(1)]).float()
     assert not torch.equal(lower, wanted) and (lower - wanted).abs().max() < 0.02 * wanted.abs().max()
     weight = arena.tensor(bundle.query("gate").tensors["3.weight"])
     weight.mul_(1.5)
     assert not torch.equal(engine.outputs([picture(1)]).float(), lower)
     answer = engine.run([picture(1)])[0]
     assert not isinstance(answer, DetectionPrediction) and answer.label in ("a", "b", "c")
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "swin_t", ATTENDING])
+def test_early_start_layers_wait_for_their_tensors(name):
+    """Tensors hold nan until they are waited for: one read too early shows in the outputs."""
+    size = 16 if name == ATTENDING else 64
+    model, batch = build_model(name, size), torch.rand(1, 3, size, size)
+    state = {path: tensor.clone() for path, tensor in model.state_dict().items()}
+    tensors = model.state_dict(keep_vars=True)
+    with torch.inference_mode():
+        expected = model(batch)
+        for tensor in tensors.values():
+            tensor.data.fill_(float("nan") if tensor.is_floating_point() else 0)
+
+        def arrive(names) -> None:
+            for path in names:
+                tensors[path].data.copy_(state[path])
+
+        with start_as_arriving(awaited_tensors(model, {path: path for path in state}), arrive):
+            assert torch.equal(model(batch), expected)
+
+
+def test_early_start_hooks_are_removed_after_the_run(bundle):
+    engine, waited = TorchEngine(bundle, "yard"), list[set[str]]()
+    engine.bind(bundle.tensor, lambda names: waited.append(set(names)))
+    arriving = engine.outputs([picture(1)])
+    assert len(waited) == 5, "two convolutions, two norms, a linear layer"
+    state = bundle.query("yard").tensors
+    assert waited[2] == {state["3.weight"], state["3.bias"]} and set().union(*waited) == set(state.values())
+    engine.bind(bundle.tensor)
+    assert torch.equal(engine.outputs([picture(1)]), arriving) and len(waited) == 5
+    engine.unbind()
+    assert all(tensor.is_meta for tensor in (*engine.model.parameters(), *engine.model.buffers()))
+
+
+@pytest.mark.parametrize("arranged", [False, True])
+def test_early_start_with_the_arena_finds_tensors_as_they_arrive(bundle, arranged):
+    store, names = Store.of_bundle(bundle), bundle.names_in_order("yard")
+    arena = Arena(
+        store, 2**20, transfer=SlowTransfer(store, 2**20),
+        layouts=channels_last_layouts(store.kinds) if arranged else (),
+    )  # fmt: skip
+    engine = TorchEngine(bundle, "yard")
+    arena.start(names)
+    arena.bind(engine, names)
+    assert arena.arriving(names)
+    assert torch.equal(engine.outputs([picture(1)]), reference(bundle, "yard", 1))
+    arena.finish()
+    assert all(torch.equal(arena.tensor(name), bundle.tensor(name)) for name in names)

@@ -56,7 +56,7 @@ STAGED = (
 
 
 @pytest.fixture(params=["int8", "fp16", "int4"])
-def packed(request: pytest.FixtureRequest, tmp_path: Path) -> Bundle:
+def packed_bundle(request: pytest.FixtureRequest, tmp_path: Path) -> Bundle:
     """`gate` and `yard` share a convolution; `hall` attends."""
     models: dict[str, nn.Module] = {name: tiny.trained_looking(seed) for seed, name in enumerate(("gate", "yard"), 1)}
     models["hall"] = build_model(ATTENDING, 16)
@@ -67,95 +67,97 @@ def packed(request: pytest.FixtureRequest, tmp_path: Path) -> Bundle:
 
 
 @pytest.mark.parametrize("query", ["gate", "yard", "hall"])
-def test_packed_weights_give_bit_equal_outputs(packed: Bundle, query: str) -> None:
-    engine = TorchEngine(packed, query)
-    bind(engine, packed)
+def test_packed_weights_give_bit_equal_outputs(packed_bundle: Bundle, query: str) -> None:
+    engine = TorchEngine(packed_bundle, query)
+    bind(engine, packed_bundle)
     for seed in (1, 2):
-        assert torch.equal(engine.outputs([picture(seed)]), reference(packed, query, seed))
+        assert torch.equal(engine.outputs([picture(seed)]), reference(packed_bundle, query, seed))
     both = engine.outputs([picture(1), picture(2)])
-    torch.testing.assert_close(both[0], reference(packed, query, 1)[0])
+    torch.testing.assert_close(both[0], reference(packed_bundle, query, 1)[0])
 
 
-@pytest.mark.parametrize("packed", ["int8", "fp16"], indirect=True)
-def test_packed_weights_channels_last_are_unpacked_so(packed: Bundle) -> None:
-    engine = TorchEngine(packed, "yard")
-    arena = bind(engine, packed, layouts=channels_last_layouts(Store.of_bundle(packed).kinds))
+@pytest.mark.parametrize("packed_bundle", ["int8", "fp16"], indirect=True)
+def test_packed_weights_channels_last_are_unpacked_so(packed_bundle: Bundle) -> None:
+    engine = TorchEngine(packed_bundle, "yard")
+    arena = bind(engine, packed_bundle, layouts=channels_last_layouts(Store.of_bundle(packed_bundle).kinds))
     seen: list[Any] = []
     layer = engine.model.get_submodule("3")
     layer.register_forward_hook(lambda *_: seen.append(layer.weight))
-    torch.testing.assert_close(engine.outputs([picture(3)]), reference(packed, "yard", 3), rtol=1e-5, atol=1e-4)
-    assert arena.tensor(packed.query("yard").tensors["3.weight"]).is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(engine.outputs([picture(3)]), reference(packed_bundle, "yard", 3), rtol=1e-5, atol=1e-4)
+    assert arena.tensor(packed_bundle.query("yard").tensors["3.weight"]).is_contiguous(
+        memory_format=torch.channels_last
+    )
     assert seen[0].is_contiguous(memory_format=torch.channels_last) and seen[0].dtype == torch.float32
 
 
-def test_packed_shared_tensor_changed_in_place_changes_both_queries(packed: Bundle) -> None:
-    engines = [TorchEngine(packed, query) for query in ("gate", "yard")]
-    arena = bind(engines[1], packed, bind(engines[0], packed))
+def test_packed_shared_tensor_changed_in_place_changes_both_queries(packed_bundle: Bundle) -> None:
+    engines = [TorchEngine(packed_bundle, query) for query in ("gate", "yard")]
+    arena = bind(engines[1], packed_bundle, bind(engines[0], packed_bundle))
     before = [engine.outputs([picture(5)]) for engine in engines]
-    arena.tensor(packed.query("gate").tensors["3.weight"]).neg_()
+    arena.tensor(packed_bundle.query("gate").tensors["3.weight"]).neg_()
     assert all(not torch.equal(engine.outputs([picture(5)]), old) for engine, old in zip(engines, before))
 
 
-def test_scratch_holds_the_largest_layer_and_counts_as_workspace(packed: Bundle) -> None:
+def test_scratch_holds_the_largest_layer_and_counts_as_workspace(packed_bundle: Bundle) -> None:
     plain = FrameEngine.workspace_of
     # A float32 for each weight, and the byte that unpacking takes beside it.
-    each = 4 if packed.query("yard").stored["3.weight"].shape is None else 5
+    each = 4 if packed_bundle.query("yard").stored["3.weight"].shape is None else 5
     large = each * 48 * 108
     for query in ("gate", "yard"):
-        engine = TorchEngine(packed, query)
+        engine = TorchEngine(packed_bundle, query)
         assert large <= engine.workspace_bytes - plain(engine, 1) <= large + 4 * 64
     attention, mix, own = 64 * 192 + 64 * 64, 64 * 64, 4 * 64
-    hall = TorchEngine(packed, "hall")
+    hall = TorchEngine(packed_bundle, "hall")
     # Attention reads its child's weights, and the module around all of it has a packed weight of its own.
     assert hall.workspace_bytes - plain(hall, 1) == each * (own + max(attention, mix))
 
 
-def test_layer_called_again_is_not_unpacked_again(packed: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layer_called_again_is_not_unpacked_again(packed_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     widen, count = weight_streaming.unpack, [0]
 
     def count_and_widen(*args: Any) -> Tensor:
         count[0] += 1
         return widen(*args)
 
-    engine = TorchEngine(packed, "hall")
-    bind(engine, packed)
+    engine = TorchEngine(packed_bundle, "hall")
+    bind(engine, packed_bundle)
     monkeypatch.setattr(weight_streaming, "unpack", count_and_widen)
     engine.outputs([picture(1)])
-    assert count[0] == len(packed.query("hall").stored)
+    assert count[0] == len(packed_bundle.query("hall").stored)
 
 
-def test_unpacking_waits_for_tensor_and_scale(packed: Bundle) -> None:
-    engine, waited, names = TorchEngine(packed, "gate"), list[str](), packed.names_in_order("gate")
-    arena = bind(engine, packed)
+def test_unpacking_waits_for_tensor_and_scale(packed_bundle: Bundle) -> None:
+    engine, waited, names = TorchEngine(packed_bundle, "gate"), list[str](), packed_bundle.names_in_order("gate")
+    arena = bind(engine, packed_bundle)
 
     def wait(wanted: Iterable[str]) -> None:
         waited.extend(wanted)
 
     engine.bind(arena.tensor, wait)
-    assert torch.equal(engine.outputs([picture(1)]), reference(packed, "gate", 1))
+    assert torch.equal(engine.outputs([picture(1)]), reference(packed_bundle, "gate", 1))
     assert set(waited) == set(names)
 
 
-def test_engine_without_packed_support_refuses_in_one_line(packed: Bundle) -> None:
+def test_engine_without_packed_support_refuses_in_one_line(packed_bundle: Bundle) -> None:
     class Wide(TorchEngine):
         name = "wide"
         runs_packed = frozenset()
 
     with pytest.raises(InputError, match=r"query gate has weights stored as .*, which engine wide cannot run; take"):
-        Wide(packed, "gate")
+        Wide(packed_bundle, "gate")
 
 
-@pytest.mark.parametrize("packed", ["fp16"], indirect=True)
+@pytest.mark.parametrize("packed_bundle", ["fp16"], indirect=True)
 @pytest.mark.parametrize("query", ["gate", "yard", "hall"])
-def test_fp16_weights_on_a_half_device_are_not_unpacked(packed: Bundle, query: str) -> None:
-    engine, wide = TorchEngine(packed, query, half=True), TorchEngine(packed, query)
+def test_fp16_weights_on_a_half_device_are_not_unpacked(packed_bundle: Bundle, query: str) -> None:
+    engine, wide = TorchEngine(packed_bundle, query, half=True), TorchEngine(packed_bundle, query)
     assert engine.workspace_of(1) < wide.workspace_of(1)
-    arena = bind(engine, packed)
+    arena = bind(engine, packed_bundle)
     assert wide._staging.keys and not engine._staging.keys
     bound = [slot.bound for slot in engine._slots if slot.bound is not None and slot.bound is arena.tensor(slot.name)]
     dtypes = {tensor.dtype for tensor in bound}
     assert torch.float16 in dtypes
-    found, expected = engine.outputs([picture(1)]).float(), reference(packed, query, 1)
+    found, expected = engine.outputs([picture(1)]).float(), reference(packed_bundle, query, 1)
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max()))
 
 

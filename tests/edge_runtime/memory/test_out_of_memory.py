@@ -6,10 +6,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import torch
 from onnx import TensorProto, helper
 
-from edge_runtime.engines.compiled import report_out_of_memory
 from models.device import is_out_of_memory
 
 
@@ -41,12 +39,3 @@ def test_out_of_memory_of_onnx_runtime_is_recognised(pool):
 def test_out_of_memory_needs_more_than_the_word():
     assert is_out_of_memory(RuntimeError("CUDA driver error: out of memory"))
     assert not is_out_of_memory(ValueError("std::bad_alloc")) and not is_out_of_memory(RuntimeError("no camera"))
-
-
-@pytest.mark.parametrize("refused", [0, 1])
-def test_out_of_memory_in_compiled_code_is_recognised(monkeypatch, refused):
-    counts = iter([3, 3 + refused])
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _device: {"num_ooms": next(counts)})
-    with pytest.raises(RuntimeError) as raised, report_out_of_memory(torch.device("cuda")):
-        raise RuntimeError("run_func_( ... ) API call failed at model_container_runner.cpp, line 144")
-    assert is_out_of_memory(raised.value) == bool(refused)

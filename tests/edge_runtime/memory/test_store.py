@@ -1,4 +1,4 @@
-"""Weights of convolutions are arranged once they have arrived, whatever way they came; nothing else changes."""
+"""Formats of weights: convolutions are reordered once they have arrived, and every value stays."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.engines.registry import make_engine
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import (
     Store,
@@ -16,8 +15,6 @@ from edge_runtime.memory.store import (
     row_major_strides,
     tensor_view,
 )
-from tests.edge_runtime.memory.slow_transfer import SlowTransfer
-from tests.edge_runtime.tiny import picture, tiny_bundle
 
 SHAPES = {
     "stem": (4, 3, 7, 7),
@@ -71,20 +68,3 @@ def test_layouts_under_any_swapping_keep_values(turns, ahead):
             four = seen.ndim == 4
             assert seen.is_contiguous(memory_format=torch.channels_last if four else torch.contiguous_format)
     arena.close()
-
-
-def test_early_start_finds_tensors_reordered(tmp_path):
-    torch.set_num_threads(1)
-    bundle = tiny_bundle(tmp_path / "tiny.safetensors")
-    store, names = Store.of_bundle(bundle), bundle.names_in_order("yard")
-    slow = SlowTransfer(store, 2**20)
-    arena = Arena(store, 2**20, transfer=slow, layouts=channels_last_layouts(store.kinds))
-    engine = make_engine("torch", bundle, "yard")
-    arena.start(names)
-    arena.bind(engine, names)
-    assert arena.arriving(names)
-    arriving = engine.outputs([picture(1)])
-    arena.finish()
-    arena.bind(engine, names)
-    assert torch.equal(engine.outputs([picture(1)]), arriving)
-    assert all(torch.equal(arena.tensor(name), bundle.tensor(name)) for name in names)
