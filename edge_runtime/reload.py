@@ -180,7 +180,7 @@ class ReloadManager:
     def _settle(self, pending: PendingConfig) -> None:
         """Do what need not happen between two frames."""
         self._on_applied(pending.config.box)
-        hanging = self._runtime.sinks.settle(pending.sinks, SINK_TIMEOUT_S)
+        hanging = self._runtime.sinks.settle(SINK_TIMEOUT_S)
         if hanging:
             log.warning("not waited for: %s", ", ".join(hanging))
 

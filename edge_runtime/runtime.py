@@ -24,7 +24,7 @@ from edge_runtime.results import Publisher, RunIdentity
 from edge_runtime.samples import Spool
 from edge_runtime.simulation.trace import TraceWriter
 from edge_runtime.sinks.base import ResultMessage
-from edge_runtime.sinks.worker import SinkChange, SinkManager
+from edge_runtime.sinks.worker import SinkManager
 from models.bundle import BundleQuery
 from models.device import is_out_of_memory
 from models.errors import InputError, exact_text
@@ -81,7 +81,6 @@ class PendingConfig:
 
     config: ActiveConfig
     memory: StagedStore
-    sinks: SinkChange
     cold: frozenset[str]
 
 
@@ -127,10 +126,9 @@ class Runtime:
         budget = box.config.budget_bytes
         needed = arena_bytes(box.costs, budget)
         smallest = min(cost.workspace_bytes for cost in box.costs.queries.values())
-        sinks = self.sinks.prepare(box.config.sinks)
         with _describe_lack(box, needed):
             memory = self.arena.prepare(box.store, needed, max(needed, budget - smallest), box.layouts)
-        return PendingConfig(after, memory, sinks, frozenset(after.queries) - warm)
+        return PendingConfig(after, memory, frozenset(after.queries) - warm)
 
     def activate(self, pending: PendingConfig) -> None:
         """Serve the pending config from now on; call it between two frames, in the thread that runs queries."""
@@ -160,7 +158,7 @@ class Runtime:
             camera.serve(frame_requests(after.box.bundle, camera.id), first if gains_queries else 0)
             if camera not in before.cameras:
                 camera.start()
-        self.sinks.apply(pending.sinks)
+        self.sinks.change(after.box.config.sinks)
         self._past_overflow_bytes += before.box.overflow_bytes
         self.active = after
         if pending.cold:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -116,8 +116,12 @@ class Sink(ABC):
     batch = 1
     """Messages taken at once."""
 
-    def open(self) -> None:  # noqa: B027 (not every kind has something to do)
+    def connect(self) -> None:  # noqa: B027 (not every kind has something to do)
+        """Connect without sending anything."""
+
+    def open(self) -> None:
         """Open files and connections: before the first message, after an error, and on a reopen."""
+        self.connect()
 
     @abstractmethod
     def write(self, messages: Sequence[ResultMessage]) -> None:
@@ -134,6 +138,9 @@ class SinkConfig(BaseModel):
     """The keys of one sink in a box config; each kind adds its own, and a default for `kind`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    reach_timeout_s: ClassVar[float] = 11.0
+    """How long `check_reachable` may take."""
 
     kind: str
 
@@ -152,11 +159,6 @@ class SinkConfig(BaseModel):
         """Whether messages keep their frame."""
         return False
 
-    @property
-    def reach_timeout_s(self) -> float:
-        """How long `check_reachable` may take."""
-        return 1.0
-
     def resolve(self, root: Path) -> Self:
         """The config with its paths relative to `root` made absolute."""
         return self
@@ -170,6 +172,15 @@ class SinkConfig(BaseModel):
 
     def check_reachable(self) -> str | None:
         """Why it takes no results at present, or None; sends nothing that looks like a result."""
+        sink = self.build()
+        try:
+            sink.connect()
+        except DeliveryError as error:
+            return str(error)
+        except (OSError, ValueError) as error:
+            return f"it does not answer: {getattr(error, 'strerror', None) or error}"
+        finally:
+            sink.close()
         return None
 
 

@@ -62,10 +62,6 @@ class MqttConfig(SinkConfig):
         return f"mqtt {self.host}:{self.port}"
 
     @property
-    def reach_timeout_s(self) -> float:
-        return 2 * CONNECT_TIMEOUT_S + FAREWELL_TIMEOUT_S
-
-    @property
     def status_topic(self) -> str:
         """The topic of the retained `online` and `offline`: beside the constant beginning of the topics."""
         return f"{self.topic.partition('{')[0].strip('/') or 'gemel'}/status"
@@ -77,16 +73,6 @@ class MqttConfig(SinkConfig):
 
     def build(self) -> Mqtt:
         return Mqtt(self)
-
-    def check_reachable(self) -> str | None:
-        sink = Mqtt(self)
-        try:
-            sink.connect()
-        except (OSError, ValueError, DeliveryError) as error:
-            return f"the broker does not accept this box: {error}"
-        finally:
-            sink.close()
-        return None
 
 
 class Mqtt(Sink):

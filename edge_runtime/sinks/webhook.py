@@ -53,23 +53,8 @@ class WebhookConfig(SinkConfig):
     def name(self) -> str:
         return "webhook {}:{}".format(*self.address)
 
-    @property
-    def reach_timeout_s(self) -> float:
-        return 2 * self.timeout_s
-
     def build(self) -> Webhook:
         return Webhook(self)
-
-    def check_reachable(self) -> str | None:
-        """Connects without a POST, over HTTPS with the server's certificate."""
-        sink = Webhook(self)
-        try:
-            sink.connect()
-        except (OSError, ValueError) as error:
-            return f"it does not answer: {getattr(error, 'strerror', None) or error}"
-        finally:
-            sink.close()
-        return None
 
 
 class Webhook(Sink):
@@ -99,7 +84,7 @@ class Webhook(Sink):
                 raise DeliveryError(Undelivered.REFUSED, f"the server answers {status}", permanent=True)
 
     def connect(self) -> None:
-        """Connect without sending anything."""
+        """Connect, over HTTPS with the server's certificate."""
         self._connection.connect()
 
     def close(self) -> None:

@@ -171,8 +171,9 @@ class SinkWorker:
         self._thread = threading.Thread(target=self._work, name=f"sink-{config.kind}", daemon=True)
 
     def start(self) -> None:
-        """Begin to deliver."""
-        self._thread.start()
+        """Begin to deliver, once."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def offer(self, message: ResultMessage) -> None:
         """Queue a result."""
@@ -299,20 +300,12 @@ class SinkWorker:
             self._sink.close()
 
 
-@dataclass(frozen=True, eq=False)
-class SinkChange:
-    """The workers of another config: `fresh` ones are to be started, `gone` ones are to end."""
-
-    workers: tuple[SinkWorker, ...]
-    fresh: tuple[SinkWorker, ...]
-    gone: tuple[SinkWorker, ...]
-
-
 class SinkManager:
     """Hands every result to all sinks; never waits for any of them."""
 
     def __init__(self, sinks: Sequence[SinkConfig]) -> None:
         self._workers = tuple(SinkWorker(config) for config in sinks)
+        self._gone: list[SinkWorker] = []
         self._delivered_before: Counter[str] = Counter()
         self._undelivered_before: dict[str, Counter[str]] = {}
 
@@ -326,34 +319,31 @@ class SinkManager:
         for worker in self._workers:
             worker.offer(message)
 
-    def prepare(self, sinks: Sequence[SinkConfig]) -> SinkChange:
-        """Workers for other sinks; an unchanged sink keeps its worker and its queue."""
-        left, workers, fresh = list(self._workers), [], []
+    def change(self, sinks: Sequence[SinkConfig]) -> None:
+        """Send results to these sinks from now on; new ones queue them until `settle`.
+
+        An unchanged sink keeps its worker and its queue.
+        """
+        self._gone, workers = list(self._workers), []
         for config in sinks:
-            worker = next((worker for worker in left if worker.config == config), None)
-            if worker is None:
-                fresh.append(worker := SinkWorker(config))
-            else:
-                left.remove(worker)
-            workers.append(worker)
-        return SinkChange(tuple(workers), tuple(fresh), tuple(left))
+            kept = next((worker for worker in self._gone if worker.config == config), None)
+            if kept is not None:
+                self._gone.remove(kept)
+            workers.append(kept or SinkWorker(config))
+        self._workers = tuple(workers)
 
-    def apply(self, change: SinkChange) -> None:
-        """Send results to these workers from now on; fresh ones queue them until `settle`."""
-        self._workers = change.workers
-
-    def settle(self, change: SinkChange, timeout_s: float) -> list[str]:
-        """Drain the workers that are gone, then start the fresh ones: both may write to one file.
+    def settle(self, timeout_s: float) -> list[str]:
+        """Drain the workers that are gone, then start the new ones: both may write to one file.
 
         Returns the names of the sinks that hang.
         """
-        hanging = _close_all(change.gone, timeout_s)
-        for worker in change.gone:
+        hanging = _close_all(self._gone, timeout_s)
+        for worker in self._gone:
             name, row = worker.config.name, worker.to_json()
             self._delivered_before[name] += row["delivered"]
             self._undelivered_before.setdefault(name, Counter()).update(row["undelivered"])
-        for worker in change.fresh:
-            worker.start()
+        self._gone = []
+        self.start()
         return hanging
 
     def past_json(self) -> list[dict[str, Any]]:

@@ -123,7 +123,7 @@ def test_mqtt_check_publishes_nothing(broker, reader, tmp_path):
     config = MqttConfig(host="127.0.0.1", port=broker.port)
     assert config.check_reachable() is None and reader.got == []
     broker.end()
-    assert "does not accept this box" in (config.check_reachable() or "")
+    assert "does not answer" in (config.check_reachable() or "")
     (tmp_path / "closed").mkdir()
     closed = Broker(tmp_path / "closed", "allow_anonymous false")
     try:

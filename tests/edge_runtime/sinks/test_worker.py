@@ -108,10 +108,9 @@ def test_manager_change_adds_keeps_and_removes_sinks(tmp_path):
     manager = SinkManager([kept, removed])
     manager.start()
     manager.offer(make_message(0))
-    change = manager.prepare([added, kept])
-    manager.apply(change)
+    manager.change([added, kept])
     manager.offer(make_message(1))
-    assert manager.settle(change, 30.0) == []
+    assert manager.settle(30.0) == []
     manager.offer(make_message(2))
     assert manager.close(30.0) == []
     assert [read_frames(tmp_path / name) for name in ("kept", "removed", "added")] == [[0, 1, 2], [0], [1, 2]]
@@ -126,9 +125,8 @@ def test_manager_change_drains_the_old_sink_of_a_file_first(tmp_path):
         manager.offer(make_message(number))
     manager.start()
     for size in (10**6, 10**7, 10**8):
-        change = manager.prepare([JsonLinesConfig(path=path, max_bytes=size)])
-        manager.apply(change)
+        manager.change([JsonLinesConfig(path=path, max_bytes=size)])
         manager.offer(make_message(size))
-        assert manager.settle(change, 30.0) == []
+        assert manager.settle(30.0) == []
     assert manager.close(30.0) == []
     assert read_frames(path) == [*range(50), 10**6, 10**7, 10**8] and manager.past_json()[0]["delivered"] == 52
