@@ -14,6 +14,7 @@ import typer
 from gemel.commands import Invocation, app, prepare_process
 from gemel.process import ExitCode, SignalHandlers, exit_soon
 from models.errors import GemelError, InputError, is_interrupt, one_line
+from models.notes import collect_notes
 
 _UsageError: Any = typer.BadParameter.__base__
 """Typer's UsageError, which has no public name: releases differ in where they keep their copy of Click."""
@@ -66,14 +67,19 @@ def _run(words: Sequence[str], signals: SignalHandlers, owns_process: bool) -> i
             return invocation or ExitCode.DONE
         _check_current_folder()
         # What libraries print must not get into the one JSON object.
-        with contextlib.redirect_stdout(sys.stderr) if invocation.as_json else contextlib.nullcontext():
+        with (
+            contextlib.redirect_stdout(sys.stderr) if invocation.as_json else contextlib.nullcontext(),
+            collect_notes(lambda note: _print(f"note: {note}", sys.stderr)) as notes,
+        ):
             result = invocation.run()
         if result.leave_threads and owns_process:
             exit_soon(result.exit_code)
         if invocation.as_json and not result.silent:
             from models.io import finite
 
-            _print(json.dumps(finite(result.data), allow_nan=False), out)
+            all_notes = list(dict.fromkeys([*result.data.get("notes", ()), *notes]))
+            data = {**result.data, "notes": all_notes} if all_notes else result.data
+            _print(json.dumps(finite(data), allow_nan=False), out)
         elif not result.silent:
             _print(result.text, sys.stderr if result.on_stderr else out)
         if result.leave_threads and owns_process:
