@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--seed", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=80_000)
     parser.add_argument("--workloads", type=int, default=100)
     parser.add_argument("--limit-s", type=float)
     args = parser.parse_args()

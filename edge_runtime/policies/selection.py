@@ -3,19 +3,19 @@
 The box begins with `gemel`, whose frames in time are the floor of each query; where accuracy is the objective, with
 the greedy scheduler. As soon as every query was heard of, and again whenever a measured cost drifts by a quarter
 or other queries receive frames, both are simulated from the box's own state on the frames that are expected, and the
-better one runs from then on. A greedy candidate that gives a query clearly less than `gemel` does is not taken.
+better one runs from then on. The greedy scheduler is not taken where it gives a query clearly less than `gemel` does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edge_runtime.policies.adaptive import AdaptivePolicy, RunHistory, UtilityConfig, UtilityPlan
+from edge_runtime.policies.adaptive import AdaptivePolicy, RunHistory
 from edge_runtime.policies.gemel import GemelPolicy
 from edge_runtime.scheduler.costs import Costs
-from edge_runtime.scheduler.types import CLOCK_SLACK_S, Decision, Plan, QuerySpec, SchedulerState, mean_accuracy
+from edge_runtime.scheduler.types import Decision, Plan, Policy, QuerySpec, SchedulerState, mean_accuracy
 from edge_runtime.simulation.simulator import BoxObserver, VirtualBox
 
 GEMEL, GREEDY = GemelPolicy(), AdaptivePolicy()
@@ -26,29 +26,23 @@ class SelectionConfig:
     """When and how the schedulers are compared. Times in seconds.
 
     The first comparison waits until every query should have been heard of once, between `min_settle_s` and
-    `max_settle_s`. What is compared begins `lead_s` after the comparison starts, so that it is over by then, and is
-    simulated for `horizon_s`; `steps` simulated decisions are played beside every real one, fewer where a box has more
-    than `many_queries`. After a comparison the next comes `again_s` later at the soonest, twice as long each time up to
-    `max_again_s`, and only if a run time or the copy rate drifted by `drift_share`, or the set of queries that receive
-    frames changed. A query without a frame for `silent_periods` receives none. No query may have less than
-    `query_share` of its frames under `gemel`, less `query_slack` frames; where accuracy is the objective, no less than
-    `accuracy_slack` below it.
+    `max_settle_s`. `horizon_s` are simulated, `steps` simulated decisions beside every real one. After a comparison the
+    next comes `again_s` later at the soonest, and only if a run time or the copy rate drifted by `drift_share`, or the
+    set of queries that receive frames changed. A query without a frame for `silent_periods` receives none. No query may
+    have less than `query_share` of its frames under `gemel`, less `query_slack` frames; where accuracy is the
+    objective, no less than `accuracy_slack` below it.
     """
 
     min_settle_s: float = 1.0
     max_settle_s: float = 10.0
-    lead_s: float = 6.0
     horizon_s: float = 30.0
     steps: int = 16
-    many_queries: int = 15
-    again_s: float = 20.0
-    max_again_s: float = 300.0
+    again_s: float = 60.0
     drift_share: float = 0.25
     silent_periods: float = 3.0
     query_share: float = 0.88
     query_slack: float = 1.0
     accuracy_slack: float = 0.05
-    candidates: tuple[UtilityConfig, ...] = (UtilityConfig(), UtilityConfig(floor_share=0.0))
 
 
 CONFIG = SelectionConfig()
@@ -67,29 +61,23 @@ class SelectionPlan:
         """Whether the objective is accuracy over time."""
         return self.greedy.data.for_accuracy
 
-    def greedy_plan(self, chosen: UtilityPlan) -> Plan:
-        """The greedy scheduler's plan with the weights of a candidate, for the present budget."""
-        return replace(self.greedy, data=replace(chosen, infeasible=self.greedy.data.infeasible))
-
-    def begin(self, now: float) -> SelectionState:
-        """The state of a box that begins now: `gemel` runs, or the greedy scheduler where accuracy is the objective."""
-        chosen = self.greedy.data if self.for_accuracy else None
-        return SelectionState(RunHistory(now), first_comparison(now, self.specs), chosen=chosen)
+    def with_floors(self, floor_rates: Mapping[str, float]) -> Plan:
+        """The greedy scheduler's plan with the frames a second that each query is promised."""
+        return replace(self.greedy, data=replace(self.greedy.data, floor_rates=floor_rates))
 
 
 @dataclass(frozen=True, slots=True)
 class SelectionState:
-    """What is remembered: the history of runs, which scheduler runs, and the comparison under way.
+    """What is remembered: the history of runs, which scheduler runs, and the comparison under way after `steps`.
 
-    The greedy scheduler runs with the weights in `chosen`; None for `gemel`, which remembers `turns`. `compared`
-    are the costs and the queries of the last comparison.
+    The greedy scheduler runs with the floors `floor_rates`; None for `gemel`, which remembers `turns`. `compared` are
+    the costs and the queries of the last comparison.
     """
 
     history: RunHistory
     compare_at: float
-    again_s: float = CONFIG.again_s
+    floor_rates: Mapping[str, float] | None
     turns: Any = None
-    chosen: UtilityPlan | None = None
     comparison: Comparison | None = None
     steps: int = 0
     compared: tuple[Costs, frozenset[str]] | None = None
@@ -108,23 +96,24 @@ class SelectingPolicy:
         return replace(greedy, data=SelectionPlan(gemel, greedy, specs))
 
     def decide(self, state: SchedulerState, costs: Costs, plan: Plan) -> Decision:
-        memory: SelectionState = state.policy_state or plan.data.begin(state.now)
+        data: SelectionPlan = plan.data
+        memory = state.policy_state or begin_selection(state.now, data)
         memory = replace(memory, history=memory.history.with_waiting(state.waiting))
-        memory = advance_selection(memory, state, costs, plan.data)
-        if memory.chosen is not None:
-            decision = GREEDY.decide(
-                replace(state, policy_state=memory.history), costs, plan.data.greedy_plan(memory.chosen)
-            )
+        memory = advance_selection(memory, state, costs, data)
+        if memory.floor_rates is not None:
+            greedy = data.with_floors(memory.floor_rates)
+            decision = GREEDY.decide(replace(state, policy_state=memory.history), costs, greedy)
             return replace(decision, policy_state=replace(memory, history=decision.policy_state))
-        decision = GEMEL.decide(replace(state, policy_state=memory.turns), costs, plan.data.gemel)
+        decision = GEMEL.decide(replace(state, policy_state=memory.turns), costs, data.gemel)
         history = with_decision(memory.history, state, decision)
         return replace(decision, policy_state=replace(memory, history=history, turns=decision.policy_state))
 
 
-def first_comparison(now: float, specs: Mapping[str, QuerySpec]) -> float:
-    """When every query of a box that begins now should have been heard of."""
-    longest_s = max(1 / spec.fps for spec in specs.values())
-    return now + min(CONFIG.max_settle_s, max(CONFIG.min_settle_s, longest_s))
+def begin_selection(now: float, data: SelectionPlan) -> SelectionState:
+    """The state of a box that begins now; the first comparison comes when every query should have been heard of."""
+    longest_s = max(1 / spec.fps for spec in data.specs.values())
+    compare_at = now + min(CONFIG.max_settle_s, max(CONFIG.min_settle_s, longest_s))
+    return SelectionState(RunHistory(now), compare_at, {} if data.for_accuracy else None)
 
 
 def with_decision(history: RunHistory, state: SchedulerState, decision: Decision) -> RunHistory:
@@ -140,21 +129,18 @@ def advance_selection(
     memory: SelectionState, state: SchedulerState, costs: Costs, data: SelectionPlan
 ) -> SelectionState:
     """The state once a comparison that is due has begun, or the one under way was played a little further."""
-    now = state.now
-    if memory.comparison is None:
+    now, comparison = state.now, memory.comparison
+    if comparison is None:
         if now < memory.compare_at or not state.waiting or not has_drifted(memory, now, costs, data.specs):
             return memory
         return replace(memory, comparison=Comparison(state, costs, data, memory), steps=0)
-    per_decision = max(1, CONFIG.steps * CONFIG.many_queries // max(CONFIG.many_queries, len(data.specs)))
-    steps = memory.steps + per_decision
-    comparison = memory.comparison
-    if not comparison.finish_within(steps) or now < comparison.begins - CLOCK_SLACK_S:
+    steps = memory.steps + CONFIG.steps
+    if not comparison.finish_within(steps):
         return replace(memory, steps=steps)
-    history = replace(memory.history, since=now, ran={})
     return replace(
-        memory, history=history, chosen=comparison.winner, comparison=None, compare_at=now + memory.again_s,
-        again_s=min(CONFIG.max_again_s, 2 * memory.again_s), compared=(comparison.costs, comparison.active),
-        turns=memory.turns if memory.chosen is None else None,
+        memory, history=replace(memory.history, since=now, ran={}), floor_rates=comparison.floor_rates,
+        comparison=None, compare_at=now + CONFIG.again_s, compared=(comparison.costs, comparison.active),
+        turns=memory.turns if memory.floor_rates is None else None,
     )  # fmt: skip
 
 
@@ -165,8 +151,6 @@ def has_drifted(memory: SelectionState, now: float, costs: Costs, specs: Mapping
     before, active = memory.compared
     if active != active_queries(memory.history, now, specs):
         return True
-    if before is costs:
-        return False
     pairs = [(before.copy_bytes_per_s, costs.copy_bytes_per_s)]
     pairs += [(cost.run_s, costs.queries[query].run_s) for query, cost in before.queries.items()]
     return any(abs(new - old) > CONFIG.drift_share * old for old, new in pairs)
@@ -180,85 +164,71 @@ def active_queries(history: RunHistory, now: float, specs: Mapping[str, QuerySpe
 
 
 class Comparison:
-    """`gemel` and the greedy candidates, simulated from a box's state on the expected frames.
+    """`gemel` and the greedy scheduler, simulated from a box's state on the expected frames.
 
-    Whatever runs on the box goes on for `lead_s`; from then on, `begins`, each candidate goes its own way. It is played
-    as far as it was ever called for, and gives the same answer whenever it is called with as many steps. `winner` holds
-    the weights of the greedy scheduler, None for `gemel`.
+    It is played as far as it was ever called for, and gives the same answer whenever it is called with as many steps.
+    `floor_rates` are those with which the greedy scheduler then runs, None for `gemel`.
     """
 
     def __init__(self, state: SchedulerState, costs: Costs, data: SelectionPlan, memory: SelectionState) -> None:
         self.costs, self._data, self._memory = costs, data, memory
         self.active = active_queries(memory.history, state.now, data.specs)
-        self.begins = state.now + CONFIG.lead_s
-        self._ends = self.begins + CONFIG.horizon_s
-        self._urgency = {query: state.urgency.get(query, spec.urgency) for query, spec in data.specs.items()}
-        self.winner: UtilityPlan | None = None
+        self.floor_rates: Mapping[str, float] | None = None
         self._steps, self._steps_needed = 0, None
-        feed = expected_frames(memory.history, self.active, data.specs, state.now, self._ends)
-        self._moments: dict[str, list[float]] = {query: [] for query in self.active}
-        for at, query, _ in feed:
-            if at > self.begins:
-                self._moments[query].append(at)
-        self._box = VirtualBox(
-            costs, self._decide_as_now, BoxObserver(), feed, state.now, frozenset(state.resident), state.resident_bytes,
-            memory, state.urgency, waiting=dict(state.waiting),  # type: ignore[arg-type]
+        self._ends = state.now + CONFIG.horizon_s
+        self._urgency = {query: state.urgency.get(query, spec.urgency) for query, spec in data.specs.items()}
+        self._box = VirtualBox(  # a copy: the box goes on
+            costs, lambda state: Decision(), BoxObserver(),
+            expected_frames(memory.history, self.active, data.specs, state.now, self._ends), state.now,
+            frozenset(state.resident), state.resident_bytes, None, dict(state.urgency),
+            {query: tuple(captured) for query, captured in state.waiting.items()},
         )  # fmt: skip
-        self._play = self._rounds()
+        self._play = self._compare()
 
     def finish_within(self, steps: int) -> bool:
-        """Whether the winner is known within so many simulated decisions in all."""
+        """Whether the answer is known within so many simulated decisions in all."""
         while self._steps_needed is None and self._steps < steps:
             self._steps += 1
             if next(self._play, "over") == "over":
                 self._steps_needed = self._steps
         return self._steps_needed is not None and self._steps_needed <= steps
 
-    def _decide_as_now(self, state: SchedulerState) -> Decision:
-        """What the box decides at present, without comparisons."""
-        memory: SelectionState = state.policy_state
-        memory = replace(memory, compare_at=float("inf"))
-        return SELECTING.decide(replace(state, policy_state=memory), self.costs, Plan((), {}, 0, self._data))
+    def _compare(self) -> Iterator[None]:
+        """Play both, a decision at a time, and choose."""
+        data = self._data
+        start = replace(self._memory.history, since=self._box.now, ran={})
+        gemel, greedy = SimulatedRuns(start), SimulatedRuns(start)
+        turns = self._memory.turns if self._memory.floor_rates is None else None
+        yield from self._simulate(GEMEL, data.gemel, turns, gemel)
+        rates = {query: len(gemel.captured.get(query, ())) / CONFIG.horizon_s for query in data.specs}
+        yield from self._simulate(GREEDY, data.with_floors(rates), start, greedy)
+        theirs, mine = self._values(gemel), self._values(greedy)
+        floors = {
+            query: value - CONFIG.accuracy_slack
+            if data.for_accuracy
+            else CONFIG.query_share * value - CONFIG.query_slack
+            for query, value in theirs.items()
+        }
+        gain = sum(self._urgency[query] * (mine[query] - theirs[query]) for query in self.active)
+        if gain > 0 and all(mine[query] >= floor for query, floor in floors.items()):
+            self.floor_rates = rates
 
-    def _rounds(self):
-        """Play everything, a decision at a time, and name the winner."""
-        yield from self._run(self._box, self.begins)
-        memory: SelectionState = self._box.policy_state
-        start = replace(memory.history, since=self._box.now, ran={})
-        gemel = SimulatedRuns(start)
-        turns = memory.turns if memory.chosen is None else None
-        box = self._box.fork(lambda state: GEMEL.decide(state, self.costs, self._data.gemel), gemel, turns)
-        yield from self._run(box, self._ends)
-        rates = {query: len(gemel.captured.get(query, ())) / CONFIG.horizon_s for query in self._data.specs}
-        most = self._score(gemel)
-        for config in CONFIG.candidates:
-            weights = replace(self._data.greedy.data, config=config, floor_rates=rates)
-            plan = replace(self._data.greedy, data=weights)
-            greedy = SimulatedRuns(start)
-            box = self._box.fork(lambda state, plan=plan: GREEDY.decide(state, self.costs, plan), greedy, start)
-            yield from self._run(box, self._ends)
-            score = self._score(greedy)
-            if score > most and self._keeps_floors(greedy, gemel):
-                self.winner, most = weights, score
-
-    def _run(self, box: VirtualBox, until_s: float):
-        while box.now < until_s and box.step(until_s):
+    def _simulate(self, policy: Policy, plan: Plan, policy_state: Any, runs: SimulatedRuns) -> Iterator[None]:
+        box = replace(
+            self._box, decide=lambda state: policy.decide(state, self.costs, plan), observer=runs,
+            policy_state=policy_state, waiting=dict(self._box.waiting),
+        )  # fmt: skip
+        while box.now < self._ends and box.step(self._ends):
             yield None
 
-    def _score(self, outcome: SimulatedRuns) -> float:
-        return sum(self._urgency[query] * value for query, value in self._values(outcome).items())
-
-    def _values(self, outcome: SimulatedRuns) -> dict[str, float]:
+    def _values(self, runs: SimulatedRuns) -> dict[str, float]:
         """Of each query its frames in time, or its accuracy over time."""
         if not self._data.for_accuracy:
-            return {query: float(len(outcome.captured.get(query, ()))) for query in self.active}
-        return {query: outcome.accuracy(query, self._data.specs[query], self._moments[query]) for query in self.active}
-
-    def _keeps_floors(self, greedy: SimulatedRuns, gemel: SimulatedRuns) -> bool:
-        mine, theirs = self._values(greedy), self._values(gemel)
-        if self._data.for_accuracy:
-            return all(mine[query] >= value - CONFIG.accuracy_slack for query, value in theirs.items())
-        return all(mine[query] >= CONFIG.query_share * value - CONFIG.query_slack for query, value in theirs.items())
+            return {query: float(len(runs.captured.get(query, ()))) for query in self.active}
+        moments: dict[str, list[float]] = {query: [] for query in self.active}
+        for at, query, _ in self._box.feed:
+            moments[query].append(at)
+        return {query: runs.accuracy(query, self._data.specs[query], moments[query]) for query in self.active}
 
 
 class SimulatedRuns(BoxObserver):

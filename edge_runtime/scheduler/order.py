@@ -11,9 +11,8 @@ import numpy as np
 from edge_runtime.scheduler.costs import Costs
 
 EXCHANGE_PASSES = 20
-# How many query turns the search for an order that moves less may play through, and how many rounds each time.
-SEARCH_TURNS = 4_000
 ROUNDS = 2
+"""Rounds of the cycle that are played until it is settled."""
 
 
 def share_order(costs: Costs) -> tuple[str, ...]:
@@ -118,33 +117,6 @@ def cycle_loads(
             furthest = [(-next_use[name], name) for name in resident]
             heapify(furthest)
     return moved
-
-
-def least_moving_order(costs: Costs, budget_bytes: int) -> tuple[str, ...]:
-    """The order of turns whose settled round moves the fewest bytes, as far as a bounded search finds it.
-
-    Starts from `share_order`, whose neighbours are only a guess at what stays resident, and moves single queries to
-    other places as long as a round played through (`cycle_loads`) gets cheaper.
-    """
-    best = list(share_order(costs))
-    moved = sum(cycle_loads(costs, best, budget_bytes).values())
-    tries = SEARCH_TURNS // max(1, ROUNDS * len(best))
-    improved = True
-    while improved and moved and tries > 0:
-        improved = False
-        for query in tuple(best):
-            for place in range(1, len(best)):
-                if tries <= 0:
-                    break
-                other = [one for one in best if one != query]
-                other.insert(place, query)
-                if other == best:
-                    continue
-                tries -= 1
-                bytes_then = sum(cycle_loads(costs, other, budget_bytes).values())
-                if bytes_then < moved:
-                    best, moved, improved = other, bytes_then, True
-    return tuple(best)
 
 
 MAX_CACHED_ORDERS = 1024

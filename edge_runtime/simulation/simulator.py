@@ -57,10 +57,6 @@ class VirtualBox:
     waiting: dict[str, tuple[float, ...]] = field(default_factory=dict)
     fed: int = 0
 
-    def fork(self, decide: Decide, observer: BoxObserver, policy_state: Any = None) -> VirtualBox:
-        """The same box at this moment under another policy."""
-        return replace(self, decide=decide, observer=observer, policy_state=policy_state, waiting=dict(self.waiting))
-
     def step(self, until_s: float = math.inf) -> bool:
         """One decision and what it takes, or a sleep; False when there is nothing left to wait for."""
         self.deliver(until_s)

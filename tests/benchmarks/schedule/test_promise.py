@@ -30,7 +30,7 @@ FOUND = {
 """By device: model, task, pixels, frames a second, SLA in ms, the camera's frames a second."""
 
 
-def played(path: Path, device: str, seconds: float) -> dict[str, object]:
+def play_case(path: Path, device: str, seconds: float) -> dict[str, object]:
     case = case_of(path, device)
     costs, arrivals = coalesce_tensors(case.shared), arrivals_of(case.demands, seconds, 0)
     budget = memory_settings(case.apart)["min"]
@@ -50,14 +50,14 @@ def test_adaptive_hard_workload_keeps_the_floors(device, tmp_path):
     ]  # fmt: skip
     path = tmp_path / "found.yaml"
     path.write_text(json.dumps({"name": "found", "accuracy_target": 0.95, "cameras": cameras, "queries": queries}))
-    row = played(path, device, 60.0)
+    row = play_case(path, device, 60.0)
     assert not broken([row]), shares(row)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [4, 116, pytest.param(144, marks=pytest.mark.exhaustive)])
 def test_adaptive_drawn_workload_keeps_the_floors(number, tmp_path):
-    row = played(write_drawn(tmp_path, 1, number), "orin-nano-8gb", 60.0)
+    row = play_case(write_drawn(tmp_path, 1, number), "orin-nano-8gb", 60.0)
     assert not broken([row]), shares(row)
 
 

@@ -52,7 +52,7 @@ def cases() -> Iterator[tuple[str, str, str]]:
     yield from product(json.loads(FILE.read_text())["workloads"], BUDGETS, POLICIES)
 
 
-def found(workload: str, budget: str, policy: str) -> dict[str, Any]:
+def find_outcome(workload: str, budget: str, policy: str) -> dict[str, Any]:
     """What a policy decides on frames at each query's rate, whose phases follow from its place in the list."""
     head = json.loads(FILE.read_text())["workloads"][workload]
     queries = {query: {**one, "best_s": None} for query, one in head["queries"].items()}
@@ -83,13 +83,13 @@ def found(workload: str, budget: str, policy: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("workload", "budget", "policy"), list(cases()))
 def test_decide_recorded_cases_gives_the_recorded_decisions(workload, budget, policy):
     recorded = json.loads(FILE.read_text())["decisions"][f"{workload}, {budget}, {policy}"]
-    assert found(workload, budget, policy) == recorded
+    assert find_outcome(workload, budget, policy) == recorded
 
 
 def record() -> None:
     """Write down what the policies decide now."""
     document = json.loads(FILE.read_text())
-    document["decisions"] = {", ".join(case): found(*case) for case in cases()}
+    document["decisions"] = {", ".join(case): find_outcome(*case) for case in cases()}
     parts = [
         f"{json.dumps(part)}: {{\n"
         + ",\n".join(f" {json.dumps(key)}: {json.dumps(one, separators=(',', ':'))}" for key, one in held.items())

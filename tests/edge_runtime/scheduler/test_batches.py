@@ -16,7 +16,7 @@ from edge_runtime.scheduler.order import cycle_loads
 BATCHES = (BatchCost(2, 0.030, 2000), BatchCost(4, 0.050, 4000))
 
 
-def test_a_batch_holds_the_frames_that_are_all_in_time_when_it_ends():
+def test_batch_in_time_late_frames_are_given_up():
     cost = QueryCost(("t",), 0.020, 1000, 0.1, BATCHES)
     assert batch_in_time((0.0, 0.01), 0.05, cost, 4).count == 2
     assert batch_in_time((0.0, 0.01), 0.08, cost, 4) == batch_in_time((0.0, 0.01), 0.08, cost, 1)
@@ -26,7 +26,7 @@ def test_a_batch_holds_the_frames_that_are_all_in_time_when_it_ends():
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8).map(sorted), st.floats(0, 1.2), st.integers(1, 4))
-def test_no_larger_batch_would_be_in_time(waiting, start, most):
+def test_batch_in_time_any_frames_is_the_largest(waiting, start, most):
     cost = QueryCost(("t",), 0.020, 1000, 0.1, BATCHES)
     found = batch_in_time(waiting, start, cost, most)
     taken = waiting[found.late : found.late + found.count]
@@ -37,7 +37,7 @@ def test_no_larger_batch_would_be_in_time(waiting, start, most):
         assert start + cost.run_of(count) > waiting[-count] + cost.sla_s - 1e-6
 
 
-def test_a_batch_is_as_large_as_the_budget_leaves_room_for():
+def test_largest_batches_keep_the_budget():
     costs = Costs({"q": QueryCost(("t",), 0.02, 1000, 0.1, BATCHES)}, {"t": 512}, 1e6)
     assert [largest_batches(costs, 512 + room)["q"] for room in (1000, 2000, 3999, 4000)] == [1, 2, 2, 4]
 
@@ -56,7 +56,7 @@ def brute_force(costs: Costs, specs, order, budget: int) -> float:
 
 @settings(max_examples=30)
 @given(st.data())
-def test_the_batches_chosen_are_as_good_for_the_worst_query_as_any_combination(data):
+def test_worst_first_batches_match_the_best_combination(data):
     queries, specs = {}, {}
     for name in "abc"[: data.draw(st.integers(1, 3))]:
         run_s = data.draw(st.integers(5, 60)) / 1000

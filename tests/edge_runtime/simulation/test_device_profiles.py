@@ -17,7 +17,7 @@ def bundle(tmp_path_factory):
     return tiny_bundle(tmp_path_factory.mktemp("bundle") / "tiny.safetensors")
 
 
-def test_every_profile_says_that_it_is_modelled_and_from_what():
+def test_profiles_name_their_sources():
     assert {"orin-nano-8gb", "t4"} <= set(PROFILES)
     for name, profile in PROFILES.items():
         assert profile.name == name and profile.modelled and len(profile.sources) >= 3
@@ -26,7 +26,7 @@ def test_every_profile_says_that_it_is_modelled_and_from_what():
     assert orin.copy_bytes_per_s == pytest.approx(2.758e9)
 
 
-def test_costs_come_from_the_bundles_bytes_and_the_models_operations(bundle):
+def test_costs_for_bundle_counts_bytes_and_operations(bundle):
     profile = PROFILES["orin-nano-8gb"]
     costs = costs_for(profile, bundle)
     assert costs.moved_bytes(costs.queries["gate"].tensors) == sum(map(bundle.nbytes, bundle.names_in_order("gate")))
@@ -37,7 +37,7 @@ def test_costs_come_from_the_bundles_bytes_and_the_models_operations(bundle):
     assert all(cost.workspace_bytes > 3 * SIZE * SIZE * 4 and cost.sla_s == 20.0 for cost in costs.queries.values())
 
 
-def test_a_bundle_is_simulated_at_its_memory_settings(bundle):
+def test_costs_for_bundle_can_be_simulated(bundle):
     costs = costs_for(PROFILES["jetson-nano"], bundle)
     arrivals = {query: [i / 10 for i in range(10)] for query in costs.queries}
     settings = memory_settings(costs)
@@ -46,7 +46,7 @@ def test_a_bundle_is_simulated_at_its_memory_settings(bundle):
     assert most.swaps == 3 < least.swaps
 
 
-def test_batches_cost_their_operations_each_and_their_calls_once(bundle):
+def test_costs_for_batches_share_the_calls(bundle):
     profile = PROFILES["xavier-nx"]
     cost = costs_for(profile, bundle).queries["gate"]
     operations = flops(bundle.build("gate").to("meta"), SIZE)

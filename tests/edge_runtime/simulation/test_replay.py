@@ -25,7 +25,7 @@ def box(tmp_path_factory):
     return folder
 
 
-def recorded(box, policy: str, trace: str):
+def record(box, policy: str, trace: str):
     """A real run with room for one query at a time, and what it summed up."""
     least = run(write_config(box, policy=policy), check=True)["least_budget_bytes"]
     sinks = [{"kind": "jsonl", "path": f"{policy}.jsonl"}]
@@ -33,8 +33,8 @@ def recorded(box, policy: str, trace: str):
 
 
 @pytest.mark.parametrize("policy", ["adaptive", "gemel", "time-sharing"])
-def test_a_real_run_replayed_with_its_durations_makes_the_same_decisions(box, policy):
-    summary = recorded(box, policy, f"{policy}.trace")
+def test_replay_real_run_makes_the_same_decisions(box, policy):
+    summary = record(box, policy, f"{policy}.trace")
     found = replay(box / f"{policy}.trace")
     assert found.decisions >= 20 and found.agreement >= 0.99, found.first_difference
     for account in summary["ledger"]:
@@ -44,8 +44,8 @@ def test_a_real_run_replayed_with_its_durations_makes_the_same_decisions(box, po
     assert 0 <= found.error <= 1 and set(found.predicted) == set(found.processed)
 
 
-def test_a_replay_notices_decisions_that_are_not_those_of_the_schedule(box):
-    recorded(box, "adaptive", "true.trace")
+def test_replay_changed_decisions_are_noticed(box):
+    record(box, "adaptive", "true.trace")
     lines = (box / "true.trace").read_text().splitlines()
     changed = []
     for line in map(json.loads, lines):
@@ -57,8 +57,8 @@ def test_a_replay_notices_decisions_that_are_not_those_of_the_schedule(box):
     assert found.agreement < 0.9 and found.first_difference is not None and "road" in found.first_difference
 
 
-def test_a_trace_holds_the_costs_over_numbered_pieces_in_the_order_of_their_names(box):
-    recorded(box, "adaptive", "costs.trace")
+def test_trace_costs_are_over_numbered_groups(box):
+    record(box, "adaptive", "costs.trace")
     head, _ = read_trace(box / "costs.trace")
     costs, bundle = trace_costs(head), tiny_bundle(box / "again.safetensors")
     queries = {query.id: QueryCost(bundle.names_in_order(query.id), 0.0, 0, 1.0) for query in bundle.queries}
@@ -74,7 +74,7 @@ def test_a_trace_holds_the_costs_over_numbered_pieces_in_the_order_of_their_name
 
 
 @pytest.mark.parametrize(("text", "fault"), [("", "is no trace"), ("{}", "is no trace"), ("nonsense\n{}", "line 1")])
-def test_what_is_no_trace_is_refused_in_one_line(tmp_path, text, fault):
+def test_replay_no_trace_is_refused(tmp_path, text, fault):
     path = tmp_path / "some.trace"
     path.write_text(text)
     with pytest.raises(InputError, match=fault):
@@ -83,8 +83,8 @@ def test_what_is_no_trace_is_refused_in_one_line(tmp_path, text, fault):
         replay(tmp_path / "absent.trace")
 
 
-def test_a_torn_last_line_is_left_out(box):
-    recorded(box, "gemel", "whole.trace")
+def test_replay_torn_last_line_is_left_out(box):
+    record(box, "gemel", "whole.trace")
     text = (box / "whole.trace").read_text()
     (box / "torn.trace").write_text(text + '{"frame": ["ga')
     assert replay(box / "torn.trace") == replay(box / "whole.trace")

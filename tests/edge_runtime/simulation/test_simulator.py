@@ -62,21 +62,21 @@ def test_simulate_any_workload_balances_frames_and_keeps_the_budget(data):
             assert frame.finished_at - frame.captured_at <= costs.queries[frame.query].sla_s + 1e-9
 
 
-def test_with_room_for_all_each_query_is_loaded_once():
+def test_simulate_memory_for_all_loads_each_once():
     times = [i / 10 for i in range(20)]
     result = simulate(two_queries(), {"a": times, "b": times}, 64 * KIB, OURS)
     assert (result.bytes_moved, result.swaps) == (20480, 2)
     assert all(frame.outcome == "processed" for frame in result.frames)
 
 
-def test_with_room_for_one_every_turn_moves_its_query():
+def test_simulate_memory_for_one_swaps_every_turn():
     times = [i / 10 for i in range(20)]
     result = simulate(two_queries(), {"a": times, "b": times}, 11 * KIB, OURS)
     assert result.swaps == 40 and result.bytes_moved == 40 * 10240
     assert all(frame.outcome == "processed" for frame in result.frames)
 
 
-def test_a_shared_tensor_is_moved_once():
+def test_simulate_shared_tensor_moves_once():
     costs = Costs(
         {query: QueryCost(("shared", query), 0.005, 0, 0.1) for query in "ab"},
         {"shared": 10240, "a": 512, "b": 512},
@@ -86,7 +86,7 @@ def test_a_shared_tensor_is_moved_once():
     assert result.bytes_moved == 10240 + 4 * 512
 
 
-def test_frames_that_come_while_their_query_loads_wait_and_run_together():
+def test_simulate_frames_during_a_load_run_together():
     larger = (BatchCost(2, 0.006, KIB),)
     costs = Costs({"a": QueryCost(("a",), 0.005, KIB, 0.1, larger)}, {"a": 10240}, 1e6)
     result = simulate(costs, {"a": [0.0, 0.001, 0.011]}, 64 * KIB, OURS, {"a": QuerySpec(300.0)})
@@ -95,14 +95,14 @@ def test_frames_that_come_while_their_query_loads_wait_and_run_together():
     assert result.frames[1].finished_at == result.frames[2].finished_at == pytest.approx(0.01524 + 0.006)
 
 
-def test_a_query_slower_to_load_than_its_deadline_still_gets_frames_through():
+def test_simulate_load_longer_than_sla_still_runs():
     result = simulate(two_queries(sla_s=0.008), {"a": [i / 1000 for i in range(100)]}, 64 * KIB, OURS)
     account = result.per_query()[0]
     assert account["processed"] > 10
     assert result.frames[0].outcome == "dropped"
 
 
-def test_frames_yet_to_be_settled_at_the_end_of_the_horizon_are_pending():
+def test_simulate_until_leaves_frames_pending():
     result = simulate(two_queries(), {"a": [0.0, 0.5], "b": [0.0]}, 64 * KIB, OURS, until_s=0.01)
     assert [(f.query, f.outcome) for f in result.frames] == [("a", "processed"), ("b", "pending")]
     assert result.ledger.balanced
@@ -122,17 +122,17 @@ def test_per_query_figures_come_from_the_frames():
     assert result.per_query()[1]["age_p95_ms"] is None
 
 
-def test_the_95th_percentile_is_by_nearest_rank():
+def test_age_p95_ms_is_by_nearest_rank():
     assert age_p95_ms(i / 1000 for i in range(1, 101)) == 95
     assert age_p95_ms([]) is None
 
 
-def test_the_rate_of_arrivals_is_that_between_the_first_and_the_last():
+def test_arrival_rate_spans_first_to_last():
     assert arrival_rate([1.0, 1.5, 2.0]) == 2.0
     assert arrival_rate([1.0]) == arrival_rate([]) == 1.0
 
 
-def test_a_frame_that_no_load_can_save_is_dropped_when_its_time_is_over():
+def test_simulate_lost_frame_is_dropped_in_the_end():
     queries = {"q1": QueryCost(("a", "b"), 0.018, 1, 0.3), "q2": QueryCost(("c",), 0.001, 1, 0.02)}
     costs = Costs(queries, {"a": 1, "b": 7168, "c": 5951}, 1e6)
     arrivals = {"q1": [0.0, 0.5, 0.882], "q2": [0.883]}

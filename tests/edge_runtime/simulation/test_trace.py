@@ -10,7 +10,7 @@ from edge_runtime.simulation import trace
 from edge_runtime.simulation.trace import TraceWriter
 
 
-def test_a_trace_on_a_full_disk_ends_there_and_says_why():
+def test_trace_writer_full_disk_ends_the_trace():
     writer = TraceWriter("/dev/full")
     for number in range(100):
         writer.frame("a", float(number), float(number))
@@ -19,7 +19,7 @@ def test_a_trace_on_a_full_disk_ends_there_and_says_why():
     assert writer.refused is not None and writer.refused.startswith("/dev/full: trace: cannot be written: No space")
 
 
-def test_a_trace_that_nobody_reads_holds_up_nobody_and_ends_where_too_much_waits(tmp_path, monkeypatch):
+def test_trace_writer_blocked_reader_ends_the_trace(tmp_path, monkeypatch):
     monkeypatch.setattr(trace, "MAX_WAITING_LINES", 50)
     monkeypatch.setattr(trace, "TIMEOUT_S", 0.05)
     os.mkfifo(tmp_path / "pipe")
@@ -35,7 +35,7 @@ def test_a_trace_that_nobody_reads_holds_up_nobody_and_ends_where_too_much_waits
 
 
 @pytest.mark.parametrize("count", [0, 3])
-def test_what_was_told_is_there_once_it_is_closed(tmp_path, count):
+def test_trace_writer_close_writes_every_line(tmp_path, count):
     writer = TraceWriter(tmp_path / "trace.jsonl")
     for number in range(count):
         writer.frame("a", float(number), 0.5)

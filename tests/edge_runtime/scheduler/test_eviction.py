@@ -1,4 +1,4 @@
-"""Which tensors of a query too large for the budget stay, and what the rest costs: plain numbers."""
+"""Eviction, and which tensors of a query too large for the budget stay."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from hypothesis import strategies as st
 
 from edge_runtime.memory.allocator import footprint_bytes
 from edge_runtime.policies import POLICIES
+from edge_runtime.scheduler import Plan, SchedulerState
 from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
 from edge_runtime.scheduler.eviction import (
     MIN_OVERFLOW_BYTES,
     OverflowLayer,
     OverflowTensor,
     overflow_of,
+    pick_evictions,
     scratch_bytes,
 )
 from edge_runtime.simulation.simulator import simulate
+from tests.edge_runtime.scheduler import strategies
 
 RATE = 1e6
 
 
-def aligned(nbytes: int) -> int:
+def align(nbytes: int) -> int:
     return -(-nbytes // 64) * 64
 
 
@@ -38,8 +41,8 @@ def boxes(draw: st.DrawFn) -> tuple[Costs, dict[str, tuple[OverflowLayer, ...]],
             OverflowTensor(
                 name,
                 name,
-                4 * aligned(sizes[name]) if name in widened else 0,
-                (4 if name in widened else 1) * aligned(sizes[name]),
+                4 * align(sizes[name]) if name in widened else 0,
+                (4 if name in widened else 1) * align(sizes[name]),
             )
             for name in own
         ]
@@ -57,7 +60,7 @@ def boxes(draw: st.DrawFn) -> tuple[Costs, dict[str, tuple[OverflowLayer, ...]],
 
 
 @given(boxes())
-def test_what_overflows_fits_the_budget_and_what_fits_or_cannot_stays_as_it_was(box):
+def test_overflow_of_fits_the_budget_and_keeps_the_rest(box):
     costs, layers, budget = box
     asked = []
     found = overflow_of(costs, budget, lambda query: asked.append(query) or layers[query])
@@ -76,7 +79,7 @@ def test_what_overflows_fits_the_budget_and_what_fits_or_cannot_stays_as_it_was(
 
 
 @given(boxes())
-def test_a_run_takes_the_overflow_bytes_longer_and_the_scratch_more(box):
+def test_overflow_of_adds_copies_and_scratch(box):
     costs, layers, budget = box
     found = overflow_of(costs, budget, layers.__getitem__)
     for query, overflow in found.tensors.items():
@@ -95,7 +98,7 @@ def test_a_run_takes_the_overflow_bytes_longer_and_the_scratch_more(box):
 
 
 @given(boxes())
-def test_no_tensor_overflows_that_could_stay_beside_the_others_and_a_refusal_says_what_suffices(box):
+def test_overflow_of_is_minimal_and_names_what_suffices(box):
     costs, layers, budget = box
     found = overflow_of(costs, budget, layers.__getitem__)
     for query, overflow in found.tensors.items():
@@ -113,7 +116,7 @@ def test_no_tensor_overflows_that_could_stay_beside_the_others_and_a_refusal_say
         assert query not in overflow_of(costs, least, layers.__getitem__).lacking
 
 
-def test_queries_that_fit_not_even_alone_are_named():
+def test_overflow_of_query_too_large_is_lacking():
     costs = Costs({"a": QueryCost(("t",), 0.0, 100, 1.0), "b": QueryCost(("t",), 0.0, 0, 1.0)}, {"t": 512}, 1.0)
     found = [overflow_of(costs, budget, lambda _: chain({"t": 512})).lacking for budget in (612, 611, 511)]
     assert found == [{}, {"a": 612}, {"a": 612, "b": 512}]
@@ -121,29 +124,29 @@ def test_queries_that_fit_not_even_alone_are_named():
 
 def chain(sizes: dict[str, int], **times: int) -> tuple[OverflowLayer, ...]:
     return tuple(
-        OverflowLayer(name, (OverflowTensor(name, name, 0, aligned(nbytes)),), (), times.get(name, 1))
+        OverflowLayer(name, (OverflowTensor(name, name, 0, align(nbytes)),), (), times.get(name, 1))
         for name, nbytes in sizes.items()
     )
 
 
-def test_what_others_need_stays_first_then_what_is_copied_most_often_then_what_is_largest():
+def test_overflow_of_keeps_shared_then_frequent_then_large():
     sizes = {"small": 10240, "tiny": 10240, "often": 51200, "large": 102400, "common": 51200}
     layers = {"big": chain(sizes, often=3)}
     queries = {"big": QueryCost(tuple(sizes), 0.01, 0, 1.0), "other": QueryCost(("common",), 0.01, 0, 1.0)}
     costs = Costs(queries, sizes, RATE)
 
-    def kept(budget: int) -> set[str]:
+    def keep_of(budget: int) -> set[str]:
         return set(overflow_of(costs, budget, layers.__getitem__).costs.queries["big"].tensors)
 
     scratch = 102400
-    assert kept(scratch) == set()
-    assert kept(scratch + 51200) == {"common"}
-    assert kept(scratch + 102400) == {"common", "often"}
+    assert keep_of(scratch) == set()
+    assert keep_of(scratch + 51200) == {"common"}
+    assert keep_of(scratch + 102400) == {"common", "often"}
     # With the largest resident the scratch becomes smaller: it costs less than its bytes.
-    assert kept(51200 + 51200 + 102400 + 10240) == {"common", "often", "large"}
+    assert keep_of(51200 + 51200 + 102400 + 10240) == {"common", "often", "large"}
 
 
-def test_a_layer_around_others_keeps_its_scratch_while_they_have_theirs():
+def test_scratch_bytes_outer_layer_is_added():
     inner = [
         OverflowLayer(f"around.{name}", (OverflowTensor(name, name, 0, size),), (0,))
         for name, size in (("x", 640), ("y", 1280))
@@ -155,7 +158,7 @@ def test_a_layer_around_others_keeps_its_scratch_while_they_have_theirs():
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_schedule_takes_such_costs_as_any_others(policy):
+def test_overflow_costs_run_under_every_policy(policy):
     sizes = {f"t{index}": 100_000 for index in range(8)} | {"s": 100_000}
     queries = {
         "big": QueryCost(tuple(f"t{index}" for index in range(8)), 0.01, 0, 2.0),
@@ -170,3 +173,41 @@ def test_the_schedule_takes_such_costs_as_any_others(policy):
     assert within.run_bytes == {"big": 500_000} and played.max_used_bytes <= budget
     assert [row["processed"] > 0 for row in refused.per_query()] == [False, True]
     assert all(row["processed"] > 0 for row in played.per_query())
+
+
+def test_pick_evictions_takes_what_is_needed_last():
+    sizes = {"a": 512, "b": 1024, "big": 8192, "small": 512, "d": 512}
+    queries = {"a": ("a",), "b": ("b",), "c": ("big", "small"), "d": ("d",)}
+    costs = Costs({query: QueryCost(tensors, 0.01, 0, 0.1) for query, tensors in queries.items()}, sizes, 1e6)
+    resident = frozenset({"a", "b", "big", "small"})
+    state = SchedulerState(0.0, {}, resident, costs.resident_bytes(resident))
+    used = state.resident_bytes
+
+    def evictions(budget: int) -> tuple[str, ...] | None:
+        return pick_evictions(state, costs, Plan(tuple("abcd"), {}, budget), "d", ("d",), 1)
+
+    assert evictions(used + 512) == ()
+    assert evictions(used) == ("small",), "c had its turn just before d"
+    assert evictions(used - 1024) == ("big",)
+    assert evictions(256) is None
+
+
+@given(st.data())
+def test_pick_evictions_any_state_is_enough_and_minimal(data):
+    costs = data.draw(strategies.costs())
+    budget = data.draw(strategies.budgets(costs))
+    order = data.draw(st.permutations(list(costs.queries)))
+    resident = frozenset(data.draw(st.lists(st.sampled_from(sorted(costs.tensor_bytes)), unique=True)))
+    state = SchedulerState(0.0, {}, resident, costs.resident_bytes(resident))
+    query = data.draw(st.sampled_from(order))
+    cost = costs.queries[query]
+    missing = tuple(cost.needed - resident)
+    evict = pick_evictions(state, costs, Plan(tuple(order), {}, budget), query, missing, 1)
+    if evict is None:
+        assert costs.alone_bytes(query) > budget
+        return
+    after = (resident - set(evict)) | cost.needed
+    assert set(evict) <= resident - cost.needed and len(set(evict)) == len(evict)
+    assert costs.resident_bytes(after) + cost.workspace_bytes <= budget
+    for name in evict:
+        assert costs.resident_bytes(after | {name}) + cost.workspace_bytes > budget
