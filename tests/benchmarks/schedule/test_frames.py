@@ -1,4 +1,4 @@
-"""What a recorded figure of a policy is told apart by: a digest of all the code that it depends on."""
+"""The digest of all code that a policy's recorded figures depend on."""
 
 from __future__ import annotations
 

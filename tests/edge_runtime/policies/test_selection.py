@@ -78,7 +78,7 @@ def test_selection_accuracy_objective_begins_greedy():
 
 
 def test_selection_floor_broken_in_simulation_keeps_gemel(monkeypatch):
-    monkeypatch.setattr("edge_runtime.policies.selection.CONFIG", replace(CONFIG, query_share=2.0, query_slack=0.0))
+    monkeypatch.setattr("edge_runtime.policies.selection.CONFIG", replace(CONFIG, query_share=9.0, query_slack=0.0))
     _, recorded = play(swapping(), {query: QuerySpec(20.0) for query in "ab"}, 100_000)
     assert all(memory.floor_rates is None for _, memory in recorded.states)
 
