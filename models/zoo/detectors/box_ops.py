@@ -1,4 +1,4 @@
-"""Box operations that all detector families use: anchors, decoding, non-maximum suppression of fixed shape."""
+"""What all detector families use: anchors, decoding, suppression of fixed shape, divergence, pixel targets."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import math
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.ops import nms
 
+from models.detector import BoxTarget
+
+DISTILL_BACKGROUND = 0.02
+"""Weight, in distillation, of a box or cell in which neither model sees an object."""
 PADDED_TO = 32
 LARGEST_LOG_SIDE = math.log(1000 / 16)
 """A side grows by at most this power of e, so that a wild delta does not overflow (torchvision's BoxCoder)."""
@@ -46,6 +51,12 @@ def anchors_of(generator: AnchorGenerator, input_size: int, grids: Sequence[tupl
         return torch.cat(generator.grid_anchors([list(grid) for grid in grids], strides))  # type: ignore[arg-type]
 
 
+def scale_anchors(generator: AnchorGenerator, factor: float) -> AnchorGenerator:
+    """The same anchors, `factor` times as large."""
+    sizes = tuple(tuple(size * factor for size in level) for level in generator.sizes)
+    return AnchorGenerator(sizes, generator.aspect_ratios)
+
+
 def nearest_power(stride: float) -> int:
     """The power of two nearest to a stride."""
     return 2 ** round(math.log2(stride))
@@ -61,6 +72,20 @@ def decode_boxes(deltas: Tensor, anchors: Tensor, weights: Sequence[float]) -> T
     centre = deltas[..., :2] / weights[0] * side + centre
     half = 0.5 * (deltas[..., 2:] / weights[2]).clamp(max=LARGEST_LOG_SIDE).exp() * side
     return torch.cat([centre - half, centre + half], dim=-1)
+
+
+def pixel_targets(targets: Sequence[BoxTarget], input_size: int, device: torch.device) -> list[dict[str, Tensor]]:
+    """Targets with boxes in pixels of the input and labels as torchvision counts them, from 1."""
+    return [
+        {"boxes": target.boxes.to(device) * input_size, "labels": target.labels.to(device) + 1} for target in targets
+    ]
+
+
+def divergence(logits: Tensor, teacher: Tensor) -> Tensor:
+    """Of two probabilities given as logits; zero where they are equal."""
+    wanted = teacher.sigmoid()
+    least = F.binary_cross_entropy_with_logits(teacher, wanted, reduction="none")
+    return F.binary_cross_entropy_with_logits(logits, wanted, reduction="none") - least
 
 
 NOTHING = -1.0

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchvision.ops import box_iou, generalized_box_iou_loss
 
 from models.detector import BoxTarget, OneStage
-from models.zoo.detectors.yolov3 import DISTILL_BACKGROUND, divergence
+from models.zoo.detectors.box_ops import DISTILL_BACKGROUND, divergence
 from models.zoo.registry import register
 
 STRIDE = 16

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
-import torch
 import torch.nn.functional as F
 import torchvision.models.detection as detection
 from torch import Tensor
-from torchvision.models.detection.anchor_utils import AnchorGenerator
 
 from models.detector import BoxTarget, OneStage
-from models.zoo.detectors.box_ops import FixedBoxes, anchors_of, decode_boxes
+from models.zoo.detectors.box_ops import FixedBoxes, anchors_of, decode_boxes, divergence, pixel_targets, scale_anchors
 from models.zoo.detectors.single_stage import map_shapes
 from models.zoo.registry import register
-
-
-def pixel_targets(targets: Sequence[BoxTarget], input_size: int, device: torch.device) -> list[dict[str, Tensor]]:
-    """Targets with boxes in pixels of the input and labels as torchvision counts them, from 1."""
-    return [
-        {"boxes": target.boxes.to(device) * input_size, "labels": target.labels.to(device) + 1} for target in targets
-    ]
 
 
 def distill_focal(logits: Tensor, teacher_logits: Tensor, box_distance: Tensor) -> Tensor:
@@ -34,33 +26,40 @@ def distill_focal(logits: Tensor, teacher_logits: Tensor, box_distance: Tensor) 
     target = teacher_logits.sigmoid()
     seen = target.amax(dim=-1).square()
     imagined = logits.detach().sigmoid().amax(dim=-1).square()
-    entropy = F.binary_cross_entropy_with_logits(teacher_logits, target, reduction="none")
-    divergence = (F.binary_cross_entropy_with_logits(logits, target, reduction="none") - entropy).sum(dim=-1)
-    return (divergence * seen.maximum(imagined) + box_distance * seen).sum() / seen.sum().clamp(min=1)
+    classes = divergence(logits, teacher_logits).sum(dim=-1)
+    return (classes * seen.maximum(imagined) + box_distance * seen).sum() / seen.sum().clamp(min=1)
+
+
+class FocalDetector(OneStage):
+    """A torchvision detector with a focal loss, without pre- and postprocessing."""
+
+    most_candidates = 1000
+
+    def __init__(self, whole: detection.FCOS | detection.RetinaNet, input_size: int) -> None:
+        super().__init__()
+        self.backbone = whole.backbone
+        self.head: Any = whole.head
+        self.input_size = input_size
+        self.grids = [shape[1:] for shape in map_shapes(self.backbone, input_size).values()]
+        self.anchors = FixedBoxes(anchors_of(whole.anchor_generator, input_size, self.grids))
 
 
 FcosOutputs = tuple[Tensor, Tensor, Tensor]
 
 
-class Fcos(OneStage):
-    """torchvision's FCOS without pre- and postprocessing: one location per cell, no anchors' shapes to choose.
+class Fcos(FocalDetector):
+    """torchvision's FCOS: one location per cell, no anchors' shapes to choose.
 
     `forward`: x f32 (N, 3, S, S) -> logits (N, A, C + 1), of which torchvision never uses the first, distances to the
     four sides in strides (N, A, 4), and centerness logits (N, A, 1). State dict keys are torchvision's.
     """
 
     nms_iou = 0.6
-    most_candidates = 1000
 
     def __init__(self, whole: detection.FCOS, input_size: int) -> None:
-        super().__init__()
-        self.backbone = whole.backbone
-        self.head: Any = whole.head
+        super().__init__(whole, input_size)
         self.center_sampling_radius = whole.center_sampling_radius
-        self.input_size = input_size
-        grids = [shape[1:] for shape in map_shapes(self.backbone, input_size).values()]
-        self.locations = [height * width for height, width in grids]
-        self.anchors = FixedBoxes(anchors_of(whole.anchor_generator, input_size, grids))
+        self.locations = [height * width for height, width in self.grids]
 
     def forward(self, x: Tensor) -> FcosOutputs:
         outputs = self.head(list(self.backbone(x).values()))
@@ -90,10 +89,8 @@ class Fcos(OneStage):
         logits, distances, centerness = outputs
         teacher_logits, teacher_distances, teacher_centerness = teacher
         apart = F.smooth_l1_loss(distances, teacher_distances, reduction="none").sum(dim=-1)
-        wanted = teacher_centerness.sigmoid()
-        least = F.binary_cross_entropy_with_logits(teacher_centerness, wanted, reduction="none")
-        off_centre = F.binary_cross_entropy_with_logits(centerness, wanted, reduction="none") - least
-        return distill_focal(logits[..., 1:], teacher_logits[..., 1:], apart + off_centre.squeeze(-1))
+        off_centre = divergence(centerness, teacher_centerness).squeeze(-1)
+        return distill_focal(logits[..., 1:], teacher_logits[..., 1:], apart + off_centre)
 
 
 @register("fcos_resnet50_fpn", task="detection", input_size=800, published="fcos_resnet50_fpn")
@@ -107,24 +104,18 @@ RETINANET_BOX_CODE_WEIGHTS = (1.0, 1.0, 1.0, 1.0)
 RetinaNetOutputs = tuple[Tensor, Tensor]
 
 
-class RetinaNet(OneStage):
-    """torchvision's RetinaNet without pre- and postprocessing.
+class RetinaNet(FocalDetector):
+    """torchvision's RetinaNet.
 
     `forward`: x f32 (N, 3, S, S) -> logits (N, A, C + 1), of which torchvision never uses the first, and box deltas
     (N, A, 4). State dict keys are torchvision's: `backbone.*` and `head.*`.
     """
 
     nms_iou = 0.5
-    most_candidates = 1000
 
     def __init__(self, whole: detection.RetinaNet, input_size: int) -> None:
-        super().__init__()
-        self.backbone = whole.backbone
-        self.head: Any = whole.head
+        super().__init__(whole, input_size)
         self.proposal_matcher = whole.proposal_matcher
-        self.input_size = input_size
-        grids = [shape[1:] for shape in map_shapes(self.backbone, input_size).values()]
-        self.anchors = FixedBoxes(anchors_of(whole.anchor_generator, input_size, grids))
 
     def forward(self, x: Tensor) -> RetinaNetOutputs:
         outputs = self.head(list(self.backbone(x).values()))
@@ -152,21 +143,13 @@ class RetinaNet(OneStage):
         return distill_focal(logits[..., 1:], teacher_logits[..., 1:], distance)
 
 
-def _retinanet(builder: Any, num_classes: int, input_size: int, anchor_scale: float) -> RetinaNet:
+def _build_retinanet(builder: Any, num_classes: int, input_size: int, anchor_scale: float = 1.0) -> RetinaNet:
+    """RetinaNet on ResNet-50 with a feature pyramid; anchors of 32 to 813 pixels, times `anchor_scale`."""
     whole = builder(weights=None, weights_backbone=None, num_classes=num_classes)
-    generator = whole.anchor_generator
-    sizes = tuple(tuple(size * anchor_scale for size in level) for level in generator.sizes)
-    whole.anchor_generator = AnchorGenerator(sizes, generator.aspect_ratios)
+    whole.anchor_generator = scale_anchors(whole.anchor_generator, anchor_scale)
     return RetinaNet(whole, input_size)
 
 
-@register("retinanet_resnet50_fpn", task="detection", input_size=800, published="retinanet_resnet50_fpn")
-def retinanet_resnet50_fpn(num_classes: int, input_size: int = 800, anchor_scale: float = 1.0) -> RetinaNet:
-    """RetinaNet on ResNet-50 with a feature pyramid; anchors of 32 to 813 pixels, times `anchor_scale`."""
-    return _retinanet(detection.retinanet_resnet50_fpn, num_classes, input_size, anchor_scale)
-
-
-@register("retinanet_resnet50_fpn_v2", task="detection", input_size=800, published="retinanet_resnet50_fpn_v2")
-def retinanet_resnet50_fpn_v2(num_classes: int, input_size: int = 800, anchor_scale: float = 1.0) -> RetinaNet:
-    """The improved RetinaNet of torchvision: group norms in the head, boxes learnt by generalised IoU."""
-    return _retinanet(detection.retinanet_resnet50_fpn_v2, num_classes, input_size, anchor_scale)
+for _name in ("retinanet_resnet50_fpn", "retinanet_resnet50_fpn_v2"):
+    _builder = partial(_build_retinanet, getattr(detection, _name))
+    register(_name, task="detection", input_size=800, published=_name)(_builder)

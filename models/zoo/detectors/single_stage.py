@@ -15,12 +15,10 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import box_iou
 
 from models.detector import BoxTarget, OneStage
-from models.zoo.detectors.box_ops import FixedBoxes, decode_boxes
+from models.zoo.detectors.box_ops import DISTILL_BACKGROUND, FixedBoxes, decode_boxes
 
 MATCH_IOU = 0.5
 NEGATIVES_PER_POSITIVE = 3
-DISTILL_BACKGROUND = 0.02
-"""Weight of a default box in which neither model sees an object."""
 
 
 def match(default_boxes: Tensor, boxes: Tensor, valid: Tensor) -> Tensor:

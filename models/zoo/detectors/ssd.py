@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torchvision
 from torch import Tensor, nn
+from torchvision.models._utils import IntermediateLayerGetter
 from torchvision.models.detection.anchor_utils import DefaultBoxGenerator
 from torchvision.models.detection.ssdlite import SSDLiteHead
 from torchvision.models.mobilenetv2 import InvertedResidual
@@ -67,24 +68,6 @@ class SqueezeNetMaps(nn.Module):
         return _number_maps(maps, self.extra)
 
 
-class ResNet18Maps(nn.Module):
-    """ResNet-18 at strides 8, 16 and 32; its layers have torchvision's names, so they meet those of a classifier."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name, part in torchvision.models.resnet18(weights=None).named_children():
-            if name not in ("avgpool", "fc"):
-                self.add_module(name, part)
-
-    def forward(self, x: Tensor) -> OrderedDict[str, Tensor]:
-        maps = OrderedDict()
-        for name, part in self.named_children():
-            x = part(x)
-            if name in ("layer2", "layer3", "layer4"):
-                maps[name] = x
-        return maps
-
-
 def _number_maps(maps: list[Tensor], extra: nn.ModuleList) -> OrderedDict[str, Tensor]:
     for block in extra:
         maps.append(block(maps[-1]))
@@ -102,9 +85,22 @@ def _extra_block(in_channels: int, out_channels: int) -> nn.Sequential:
     )
 
 
-def _lite(
-    backbone: nn.Module, num_classes: int, input_size: int, scales: Sequence[float], aspect_ratios: Sequence[float]
+def _resnet18_maps() -> IntermediateLayerGetter:
+    """ResNet-18 at strides 8, 16 and 32; its layers keep torchvision's names."""
+    return IntermediateLayerGetter(
+        torchvision.models.resnet18(weights=None), {f"layer{n}": f"layer{n}" for n in (2, 3, 4)}
+    )
+
+
+def _build_lite(
+    make_backbone: Callable[[], nn.Module],
+    num_classes: int,
+    input_size: int,
+    scales: Sequence[float] = SCALES,
+    aspect_ratios: Sequence[float] = ASPECT_RATIOS,
 ) -> SingleStage:
+    """An SSD with light heads; a torchvision state dict of the backbone fits under `backbone.`."""
+    backbone = make_backbone()
     maps = len(map_shapes(backbone, input_size))
     ratios: Any = [list(aspect_ratios)] * maps
     generator = DefaultBoxGenerator(ratios, scales=spread(scales, maps))
@@ -116,37 +112,12 @@ def _lite(
     )
 
 
-@register("ssdlite320_mobilenet_v2", task="detection", input_size=320)
-def ssdlite320_mobilenet_v2(
-    num_classes: int,
-    input_size: int = 320,
-    scales: Sequence[float] = SCALES,
-    aspect_ratios: Sequence[float] = ASPECT_RATIOS,
-) -> SingleStage:
-    """SSDLite on MobileNetV2; a torchvision mobilenet_v2 state dict fits under `backbone.`."""
-    return _lite(MobileNetV2Maps(), num_classes, input_size, scales, aspect_ratios)
-
-
-@register("ssd320_squeezenet1_0", task="detection", input_size=320)
-def ssd320_squeezenet1_0(
-    num_classes: int,
-    input_size: int = 320,
-    scales: Sequence[float] = SCALES,
-    aspect_ratios: Sequence[float] = ASPECT_RATIOS,
-) -> SingleStage:
-    """SSD on SqueezeNet 1.0; a torchvision squeezenet1_0 state dict fits under `backbone.`."""
-    return _lite(SqueezeNetMaps(), num_classes, input_size, scales, aspect_ratios)
-
-
-@register("ssd_resnet18", task="detection", input_size=192)
-def ssd_resnet18(
-    num_classes: int,
-    input_size: int = 192,
-    scales: Sequence[float] = SCALES,
-    aspect_ratios: Sequence[float] = ASPECT_RATIOS,
-) -> SingleStage:
-    """SSD with light heads on ResNet-18, for small inputs."""
-    return _lite(ResNet18Maps(), num_classes, input_size, scales, aspect_ratios)
+for _name, _size, _make in (
+    ("ssdlite320_mobilenet_v2", 320, MobileNetV2Maps),
+    ("ssd320_squeezenet1_0", 320, SqueezeNetMaps),
+    ("ssd_resnet18", 192, _resnet18_maps),
+):
+    register(_name, task="detection", input_size=_size)(partial(_build_lite, _make))
 
 
 @register(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,11 +25,12 @@ from models.zoo.detectors.box_ops import (
     anchors_of,
     decode_boxes,
     nearest_power,
+    pixel_targets,
     rows_at,
     rows_where,
+    scale_anchors,
     suppress,
 )
-from models.zoo.detectors.focal_loss_detectors import pixel_targets
 from models.zoo.detectors.single_stage import map_shapes
 from models.zoo.registry import register
 
@@ -277,58 +279,41 @@ class SingleMap(nn.Module):
         return self.body(x)
 
 
-def _two_stage(whole: detection.FasterRCNN, input_size: int, anchor_scale: float) -> TwoStage:
-    generator: Any = whole.rpn.anchor_generator
-    sizes = tuple(tuple(size * anchor_scale for size in level) for level in generator.sizes)
-    whole.rpn.anchor_generator = AnchorGenerator(sizes, generator.aspect_ratios)
+def _build(
+    make: Callable[..., detection.FasterRCNN], num_classes: int, input_size: int, anchor_scale: float = 1.0, **args: Any
+) -> TwoStage:
+    whole = make(num_classes, **args)
+    whole.rpn.anchor_generator = scale_anchors(cast(AnchorGenerator, whole.rpn.anchor_generator), anchor_scale)
     return TwoStage(whole, input_size)
 
 
-def _register_published(name: str, input_size: int) -> None:
-    builder = getattr(detection, name)
-
-    @register(name, task="detection", input_size=input_size, published=name)
-    def build(num_classes: int, input_size: int = input_size, anchor_scale: float = 1.0) -> TwoStage:
-        whole = builder(weights=None, weights_backbone=None, num_classes=num_classes)
-        return _two_stage(whole, input_size, anchor_scale)
+def _make_published(name: str, num_classes: int) -> detection.FasterRCNN:
+    return getattr(detection, name)(weights=None, weights_backbone=None, num_classes=num_classes)
 
 
-def _single_map(name: str, num_classes: int, input_size: int, anchor_scale: float, dilated: bool) -> TwoStage:
-    whole = detection.FasterRCNN(
+def _make_resnet101_fpn(num_classes: int) -> detection.FasterRCNN:
+    backbone = resnet_fpn_backbone(
+        backbone_name="resnet101", weights=None, norm_layer=nn.BatchNorm2d, trainable_layers=5
+    )
+    return detection.FasterRCNN(backbone, num_classes)
+
+
+def _make_single_map(name: str, num_classes: int, dilated: bool = False) -> detection.FasterRCNN:
+    return detection.FasterRCNN(
         SingleMap(name, dilated),
         num_classes,
         rpn_anchor_generator=AnchorGenerator((SIZES,), (RATIOS,)),
         box_roi_pool=MultiScaleRoIAlign(["0"], output_size=7, sampling_ratio=2),
     )
-    return _two_stage(whole, input_size, anchor_scale)
 
 
-_register_published("fasterrcnn_resnet50_fpn", INPUT_SIZE)
-_register_published("fasterrcnn_resnet50_fpn_v2", INPUT_SIZE)
-_register_published("fasterrcnn_mobilenet_v3_large_fpn", INPUT_SIZE)
-_register_published("fasterrcnn_mobilenet_v3_large_320_fpn", 320)
-
-
-@register("fasterrcnn_resnet101_fpn", task="detection", input_size=INPUT_SIZE)
-def fasterrcnn_resnet101_fpn(num_classes: int, input_size: int = INPUT_SIZE, anchor_scale: float = 1.0) -> TwoStage:
-    """As torchvision's fasterrcnn_resnet50_fpn, on ResNet-101."""
-    backbone = resnet_fpn_backbone(
-        backbone_name="resnet101", weights=None, norm_layer=nn.BatchNorm2d, trainable_layers=5
+for _name in ("resnet50_fpn", "resnet50_fpn_v2", "mobilenet_v3_large_fpn", "mobilenet_v3_large_320_fpn"):
+    _name = f"fasterrcnn_{_name}"
+    _size = 320 if "320" in _name else INPUT_SIZE
+    register(_name, task="detection", input_size=_size, published=_name)(
+        partial(_build, partial(_make_published, _name))
     )
-    return _two_stage(detection.FasterRCNN(backbone, num_classes), input_size, anchor_scale)
-
-
-@register("fasterrcnn_resnet50_c5", task="detection", input_size=INPUT_SIZE)
-def fasterrcnn_resnet50_c5(
-    num_classes: int, input_size: int = INPUT_SIZE, anchor_scale: float = 1.0, dilated: bool = False
-) -> TwoStage:
-    """Faster R-CNN on layer4 of ResNet-50 alone, 15 anchors a cell."""
-    return _single_map("resnet50", num_classes, input_size, anchor_scale, dilated)
-
-
-@register("fasterrcnn_resnet101_c5", task="detection", input_size=INPUT_SIZE)
-def fasterrcnn_resnet101_c5(
-    num_classes: int, input_size: int = INPUT_SIZE, anchor_scale: float = 1.0, dilated: bool = False
-) -> TwoStage:
-    """Faster R-CNN on layer4 of ResNet-101 alone, 15 anchors a cell."""
-    return _single_map("resnet101", num_classes, input_size, anchor_scale, dilated)
+register("fasterrcnn_resnet101_fpn", task="detection", input_size=INPUT_SIZE)(partial(_build, _make_resnet101_fpn))
+for _name in ("resnet50", "resnet101"):
+    _factory = partial(_build, partial(_make_single_map, _name))
+    register(f"fasterrcnn_{_name}_c5", task="detection", input_size=INPUT_SIZE)(_factory)

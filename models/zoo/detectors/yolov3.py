@@ -14,14 +14,13 @@ from torchvision.ops import box_iou
 
 from models.darknet import DarknetLayer
 from models.detector import BoxTarget, OneStage
+from models.zoo.detectors.box_ops import DISTILL_BACKGROUND, divergence
 from models.zoo.registry import register
 
 IGNORE_IOU = 0.5
 """A box that overlaps an object by more is no false alarm, even if another anchor answers for it (section 2.1)."""
 WIDEST = 6.0
 """Largest logarithm of a box's side over its anchor's: keeps exp finite while the weights are still random."""
-DISTILL_BACKGROUND = 0.02
-"""Weight of an anchor in which neither model sees an object."""
 
 
 class Priors(NamedTuple):
@@ -44,15 +43,11 @@ class Priors(NamedTuple):
         """For maps of (rows, columns) `grids`; `anchors` in pixels of a frame of `side`, one list per map."""
         cells, sizes, sides = [], [], []
         for (rows, columns), boxes in zip(grids, anchors, strict=True):
-            y, x = torch.meshgrid(
-                torch.arange(rows, device=device), torch.arange(columns, device=device), indexing="ij"
-            )
-            count = rows * columns
-            cells.append(torch.stack([x, y], dim=-1).flatten(0, 1).repeat_interleave(len(boxes), dim=0).float())
-            sizes.append(
-                torch.tensor([columns, rows], dtype=torch.float32, device=device).expand(count * len(boxes), 2)
-            )
-            sides.append((torch.tensor(boxes, dtype=torch.float32, device=device) / side).repeat(count, 1))
+            column, row = torch.arange(columns, device=device), torch.arange(rows, device=device)
+            cell = torch.stack(torch.meshgrid(column, row, indexing="xy"), dim=-1).flatten(0, 1).float()
+            cells.append(cell.repeat_interleave(len(boxes), dim=0))
+            sizes.append(torch.tensor([columns, rows], device=device).float().expand(len(cells[-1]), 2))
+            sides.append((torch.tensor(boxes, device=device) / side).repeat(len(cell), 1))
         return cls(torch.cat(cells), torch.cat(sizes), torch.cat(sides))
 
 
@@ -118,13 +113,6 @@ def distill_loss(rows: Tensor, teacher: Tensor) -> Tensor:
     centre = divergence(rows[..., :2], teacher[..., :2]).sum(dim=-1)
     side = (rows[..., 2:4] - teacher[..., 2:4]).square().sum(dim=-1) / 2
     return (objectness + wanted * (classes + centre + side)).sum() / wanted.sum().clamp(min=1)
-
-
-def divergence(logits: Tensor, teacher: Tensor) -> Tensor:
-    """Of two probabilities given as logits; zero where they are equal."""
-    wanted = teacher.sigmoid()
-    least = F.binary_cross_entropy_with_logits(teacher, wanted, reduction="none")
-    return F.binary_cross_entropy_with_logits(logits, wanted, reduction="none") - least
 
 
 def _of_objects(rows: Tensor, priors: Priors, boxes: Tensor, labels: Tensor) -> Tensor:
