@@ -45,7 +45,7 @@ _PREFIX = "network."
 class ExportedModel:
     """A written file: input and outputs by name with their shapes; an axis of any size has a name instead.
 
-    `metadata` are its metadata_props.
+    `metadata` are its metadata_props, JSON by name.
     """
 
     path: Path
@@ -61,7 +61,7 @@ class ExportedModel:
         inputs, outputs = ({name: list(shape) for name, shape in one.items()} for one in (self.inputs, self.outputs))
         return {
             "file": str(self.path), "opset": self.opset, "batch": self.batch, "inputs": inputs, "outputs": outputs,
-            "bytes": self.nbytes, "metadata": {key: _read(text) for key, text in self.metadata.items()},
+            "bytes": self.nbytes, "metadata": {key: json.loads(text) for key, text in self.metadata.items()},
         }  # fmt: skip
 
 
@@ -77,7 +77,8 @@ def export_onnx(
     Outputs: a classifier's `logits` (N, C); a one-stage detector's `boxes` (N, A, 4) and `scores` (N, A, C), to be
     suppressed by the reader; a two-stage detector's `boxes` (N, D, 4), `scores` and `labels` (N, D), suppressed. Boxes
     are x0 y0 x1 y1 in fractions of the frame, labels count from 0. `batch` is N or "dynamic"; by default it is dynamic,
-    and 1 for a two-stage detector, which needs a fixed one. `metadata` goes into the file's metadata_props.
+    and 1 for a two-stage detector, which needs a fixed one. `metadata`, JSON by name, goes into the file's
+    metadata_props.
 
     Raises InputError when the path cannot be written, the model is too large for one file or cannot be exported.
     """
@@ -128,14 +129,6 @@ def metadata_of(query: BundleQuery, module: nn.Module, digest: str) -> dict[str,
             "least_score": max(query.min_score or query.threshold or 0.0, MIN_SCORE),
         }
     return {f"gemel.{key}": json.dumps(value) for key, value in values.items()}
-
-
-def _read(text: str) -> Any:
-    """A value of the metadata, parsed if it is JSON."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def graph_without_weights(

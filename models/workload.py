@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from models.errors import InputError, join_names
 from models.io import (
@@ -87,13 +88,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-def _is_part(value: float) -> float:
-    if not 0 < value <= 1:
-        raise ValueError("a target is a part of the original's own accuracy, above 0 and at most 1")
-    return value
-
-
-_Target = Annotated[float, AfterValidator(_is_part)]
+_Target = Annotated[float, Field(gt=0, le=1)]
 
 
 class _CameraKeys(_Strict):
@@ -140,8 +135,11 @@ def load_workload(path: str | Path) -> Workload:
         for camera_id, camera in keys.cameras.items()
     }
     queries = tuple(_query(path, root, keys, index) for index in range(len(keys.queries)))
-    _check_unique(path, [query.id for query in queries])
+    seen: set[str] = set()
     for index, query in enumerate(queries):
+        if query.id in seen:
+            raise InputError(path, f"'{query.id}' occurs twice", "give each query its own id", f"queries[{index}].id")
+        seen.add(query.id)
         if query.camera not in cameras:
             known = join_names(cameras)
             raise InputError(
@@ -182,7 +180,7 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
         raise InputError(path, fault, "give [x0, y0, x1, y1]", f"{where}.roi ({given.id})")
 
     def resolve(value: str | None) -> Path | None:
-        return None if value is None else _absolute(root / value)
+        return None if value is None else _absolute(root, value)
 
     def resolve_weights(name: str, value: str | None) -> Path | Published | None:
         if value is None or not value.startswith(PREFIX):
@@ -199,21 +197,9 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
     )  # fmt: skip
 
 
-def _absolute(path: Path) -> Path:
-    """The path with links resolved where possible."""
-    try:
-        return path.resolve()
-    except (OSError, RuntimeError):
-        return path.absolute()
+def _absolute(root: Path, path: str) -> Path:
+    return Path(os.path.realpath(root / path))
 
 
 def _resolve_source(root: Path, source: str) -> str:
-    return str(_absolute(root / source)) if is_path(source) else source
-
-
-def _check_unique(path: Path, ids: list[str]) -> None:
-    seen: set[str] = set()
-    for index, query_id in enumerate(ids):
-        if query_id in seen:
-            raise InputError(path, f"'{query_id}' occurs twice", "give each query its own id", f"queries[{index}].id")
-        seen.add(query_id)
+    return str(_absolute(root, source)) if is_path(source) else source

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 Signature = Literal["wide", "strict"]
 PACKED_SUFFIX = "_proj_weight"
 """How attention names its packed projections (`in_proj_weight`): linear weights without a module of their own."""
-TRIAL_WIDTHS = (3, 4)
-"""Class counts at which a zoo model is described; every shape grows linearly from one to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +66,7 @@ def model_bytes(query: Query) -> int:
 
 
 def architecture(query: Query) -> Architecture:
-    """Describe a query's model on the meta device; models that differ only in their classes are built once."""
+    """Describe a query's model on the meta device; it is built once for each number of classes."""
     from models.zoo import folder_of, naming
 
     width = len(query.classes) + (query.task == "detection")
@@ -84,12 +81,7 @@ def describe(
 
     A factory may be in `folder`.
     """
-    from models.zoo import is_zoo_name
-
-    args = json.dumps(model_args or {}, sort_keys=True, default=str)
-    # The zoo's models grow linearly with the class count; a user's factory may do anything.
-    widths = TRIAL_WIDTHS if is_zoo_name(model) else (width, width + 1)
-    return _at_width(model, args, input_size, task, folder, widths, width)
+    return _describe(model, json.dumps(model_args or {}, sort_keys=True, default=str), input_size, task, folder, width)
 
 
 def weight_of(model: nn.Module, path: str) -> tuple[nn.Module, str]:
@@ -111,82 +103,40 @@ def state_bytes(module: nn.Module) -> int:
     return sum(tensor.nbytes for tensor in unique.values())
 
 
+@lru_cache(maxsize=4096)
+def _describe(model: str, args: str, input_size: int, task: str, folder: Path | None, width: int) -> Architecture:
+    """Heads are the layers that differ between two class counts."""
+    own, wider = (_build_network(model, args, input_size, task, folder, classes) for classes in (width, width + 1))
+    others = {path: wide for path, wide, *_ in wider.rows}
+    last = max(1, len(own.rows) - 1)
+    layers = [
+        (path, wide, strict, nbytes, others.get(path) != wide, index / last)
+        for index, (path, wide, strict, nbytes) in enumerate(own.rows)
+    ]
+    return Architecture(tuple(layers), own.parameters, own.bytes)
+
+
 @dataclass(frozen=True)
-class _Tensor:
-    """One tensor's shape at the first trial width, and what each dimension grows by per class."""
+class _Network:
+    """A model at one class count: `rows` as (path, wide, strict, bytes) of each layer."""
 
-    shape: tuple[int, ...]
-    growth: tuple[int, ...]
-    itemsize: int
-    is_parameter: bool
-
-    def at(self, extra: int) -> tuple[int, ...]:
-        return tuple(size + extra * step for size, step in zip(self.shape, self.growth))
-
-
-@dataclass(frozen=True)
-class _Row:
-    """One layer: kind, groups and dtype as in a signature, `details` what only the strict rule looks at."""
-
-    path: str
-    weight: _Tensor
-    kind: str
-    groups: int
-    dtype: str
-    details: str
+    rows: tuple[tuple[str, str, str, int], ...]
+    parameters: int
+    bytes: int
 
 
 @lru_cache(maxsize=4096)
-def _at_width(
-    model: str, args: str, input_size: int, task: str, folder: Path | None, widths: tuple[int, int], width: int
-) -> Architecture:
-    rows, tensors = _describe_at_widths(model, args, input_size, task, folder, widths)
-    extra, last, layers = width - widths[0], max(1, len(rows) - 1), []
-    for index, row in enumerate(rows):
-        shape = row.weight.at(extra)
-        groups = f" groups={row.groups}" if row.kind == "conv2d" else ""
-        wide = f"{row.kind} {'x'.join(map(str, shape))}{groups} {row.dtype}"
-        nbytes = math.prod(shape) * row.weight.itemsize
-        layers.append((row.path, wide, f"{wide} {row.details}", nbytes, any(row.weight.growth), index / last))
-    counts = [math.prod(tensor.at(extra)) for tensor in tensors]
-    return Architecture(
-        tuple(layers),
-        sum(count for count, tensor in zip(counts, tensors) if tensor.is_parameter),
-        sum(count * tensor.itemsize for count, tensor in zip(counts, tensors)),
-    )
-
-
-@lru_cache(maxsize=1024)
-def _describe_at_widths(
-    model: str, args: str, input_size: int, task: str, folder: Path | None, widths: tuple[int, int]
-) -> tuple[tuple[_Row, ...], tuple[_Tensor, ...]]:
-    """The layers and all unique tensors of a model, found by building it at two widths."""
-    from torch import nn
-
+def _build_network(model: str, args: str, input_size: int, task: str, folder: Path | None, width: int) -> _Network:
     from models.zoo import build
 
-    built, wider = (
-        build(model, width, json.loads(args), input_size, task, device="meta", folder=folder) for width in widths
-    )
-    wider_state = wider.state_dict()
-    unique: dict[int, str] = {}
-    tensors: dict[str, _Tensor] = {}
-    for name, tensor in built.state_dict(keep_vars=True).items():
-        other = wider_state.get(name)
-        other_shape = tensor.shape if other is None or other.ndim != tensor.ndim else other.shape
-        growth = tuple(high - low for low, high in zip(tensor.shape, other_shape))
-        first = unique.setdefault(id(tensor), name)
-        if first == name:
-            tensors[name] = _Tensor(
-                tuple(tensor.shape), growth, tensor.element_size(), isinstance(tensor, nn.Parameter)
-            )
+    built = build(model, width, json.loads(args), input_size, task, device="meta", folder=folder)
     rows = []
     for path, module, attribute, kind in weights_in(built):
         weight = getattr(module, attribute)
-        key = unique[id(weight)]
-        groups = getattr(module, "groups", 1)
-        rows.append(_Row(path, tensors[key], kind, groups, str(weight.dtype).removeprefix("torch."), _details(module)))
-    return tuple(rows), tuple(tensors.values())
+        groups = f" groups={module.groups}" if kind == "conv2d" else ""
+        wide = f"{kind} {'x'.join(map(str, weight.shape))}{groups} {str(weight.dtype).removeprefix('torch.')}"
+        rows.append((path, wide, f"{wide} {_details(module)}", weight.nbytes))
+    return _Network(tuple(rows), sum(parameter.numel() for parameter in built.parameters()), state_bytes(built))
 
 
 def weights_in(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, str]]:

@@ -1,4 +1,4 @@
-"""Groups and their pairing: what meets what, and that pairing never costs bytes."""
+"""Groups of layers and their pairing, which never costs bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LAYERS = st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("xyz"), st
 
 
 @given(_LAYERS, st.sampled_from(["aligned", "order"]), st.booleans())
-def test_groups_have_one_member_a_query_and_save_the_ceiling(rows, pairing: Pairing, alike: bool) -> None:
+def test_groups_save_the_ceiling(rows, pairing: Pairing, alike: bool) -> None:
     size = {"x": 10, "y": 7, "z": 3}
     layers = [Layer(q, f"{index}", s, s, size[s], head) for index, (q, s, head) in enumerate(rows)]
     likeness = (lambda one, other: (len(one.path) * 7 + len(other.path)) % 5 / 5) if alike else None
@@ -31,7 +31,7 @@ def test_groups_have_one_member_a_query_and_save_the_ceiling(rows, pairing: Pair
 
 @pytest.mark.parametrize("detector", ["fasterrcnn_resnet50_fpn", "retinanet_resnet50_fpn", "fasterrcnn_resnet50_c5"])
 @pytest.mark.parametrize("first", ["classifier", "detector"])
-def test_a_backbone_inside_a_detector_meets_its_classifier_layer_for_layer(detector: str, first: str) -> None:
+def test_groups_pair_a_backbone_layer_by_layer(detector: str, first: str) -> None:
     rows = [_layers("classifier", "resnet50"), _layers("detector", detector, "detection")]
     found = groups(rows[0] + rows[1] if first == "classifier" else rows[1] + rows[0])
     pairs = {dict(group.members)["classifier"]: dict(group.members)["detector"] for group in found}
@@ -39,18 +39,18 @@ def test_a_backbone_inside_a_detector_meets_its_classifier_layer_for_layer(detec
     assert all(met == f"backbone.body.{path}" for path, met in pairs.items())
 
 
-def test_a_layer_keeps_its_role_in_the_block_when_depths_differ() -> None:
+def test_groups_of_other_depths_keep_roles() -> None:
     found = groups(_layers("shallow", "resnet18") + _layers("deep", "resnet34"))
     pairs = [[path.rpartition(".")[2] for _, path in group.members] for group in found]
     assert len(pairs) == 20 and all(one == other for one, other in pairs)
 
 
-def test_many_queries_of_one_model_meet_layer_for_layer() -> None:
+def test_groups_of_one_model_pair_equal_paths() -> None:
     found = groups([layer for query in "abcdefgh" for layer in _layers(query, "mobilenet_v2")])
     assert all(len({path for _, path in group.members}) == 1 and len(group.members) == 8 for group in found)
 
 
-def test_similar_weights_are_paired_against_the_order() -> None:
+def test_groups_pair_similar_weights_against_the_order() -> None:
     weights = [torch.randn(16, 16, generator=torch.Generator().manual_seed(index)) for index in range(6)]
     states = {
         "ancestor": {f"{index}.linear.weight": weight for index, weight in enumerate(weights)},
@@ -61,16 +61,16 @@ def test_similar_weights_are_paired_against_the_order() -> None:
         for query, count in (("ancestor", 6), ("child", 2))
         for index in range(count)
     ]
-    blind = {group.members for group in groups(layers)}
-    seeing = groups(layers, likeness=cosine_likeness(states))
-    assert blind == {
+    without_weights = {group.members for group in groups(layers)}
+    with_weights = groups(layers, likeness=cosine_likeness(states))
+    assert without_weights == {
         (("ancestor", "0.linear"), ("child", "0.linear")),
         (("ancestor", "5.linear"), ("child", "1.linear")),
     }
-    assert {group.members for group in seeing} == {
+    assert {group.members for group in with_weights} == {
         (("ancestor", "1.linear"), ("child", "0.linear")), (("ancestor", "4.linear"), ("child", "1.linear")),
     }  # fmt: skip
-    assert {group.paired for group in seeing} == {"likeness"}
+    assert {group.paired for group in with_weights} == {"likeness"}
 
 
 def test_likeness_is_the_cosine_of_the_weights() -> None:

@@ -39,7 +39,7 @@ def _workload(folder: Path, *models: str, classes: int = 2):
     return load_workload(path)
 
 
-def test_a_resnet18_has_its_published_size_and_a_private_head(tmp_path: Path) -> None:
+def test_resnet18_has_its_published_size_and_a_private_head(tmp_path: Path) -> None:
     query = _workload(tmp_path, "resnet18", classes=1000).queries[0]
     layers = layers_of(query)
     assert [layer.path for layer in layers if layer.head] == ["fc"]
@@ -48,7 +48,7 @@ def test_a_resnet18_has_its_published_size_and_a_private_head(tmp_path: Path) ->
     assert model_bytes(query) == 4 * 11_689_512 + statistics
 
 
-def test_two_equal_models_can_share_all_but_heads_norms_and_biases(tmp_path: Path) -> None:
+def test_ceiling_of_two_equal_models_is_one_backbone(tmp_path: Path) -> None:
     workload = _workload(tmp_path, "resnet18", "resnet18")
     layers = layers_of_all(workload.queries)
     shareable = sum(layer.bytes for layer in layers if not layer.head) // 2
@@ -56,7 +56,7 @@ def test_two_equal_models_can_share_all_but_heads_norms_and_biases(tmp_path: Pat
     assert sum(group.saved_bytes for group in groups(layers)) == shareable
 
 
-def test_a_bias_keeps_layers_apart_for_the_paper_but_not_for_us(tmp_path: Path) -> None:
+def test_strict_signature_separates_layers_by_bias(tmp_path: Path) -> None:
     workload = _workload(tmp_path, "vgg16", "resnet34")
     layers = layers_of_all(workload.queries)
     shapes = {(group.signature) for group in groups(layers, "wide")}
@@ -65,7 +65,7 @@ def test_a_bias_keeps_layers_apart_for_the_paper_but_not_for_us(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("model", one_in(5, names()))
-def test_every_zoo_model_is_described_as_it_is_built(model: str) -> None:
+def test_describe_zoo_model_as_it_is_built(model: str) -> None:
     entry = ENTRIES[model]
     found = describe(model, 7, entry.input_size, entry.task)
     built = build(model, 7, {}, entry.input_size, entry.task, device="meta")
@@ -81,12 +81,12 @@ def test_every_zoo_model_is_described_as_it_is_built(model: str) -> None:
 
 
 @pytest.mark.parametrize("computed", [weight_norm, spectral_norm, old_weight_norm])
-def test_a_weight_that_is_computed_from_others_stays_private(computed) -> None:
+def test_weights_in_skips_computed_weights(computed) -> None:
     model = nn.Sequential(computed(nn.Conv2d(3, 4, 1)), nn.Conv2d(4, 4, 1), computed(nn.Linear(4, 2)))
     assert [path for path, *_ in weights_in(model)] == ["1"]
 
 
-def test_attention_is_made_of_linear_weights_however_it_is_packed() -> None:
+def test_packed_and_plain_attention_have_equal_signatures() -> None:
     found = {path: wide for path, wide, *_ in describe("vit_b_16", 10, 224, "classification").layers}
     packed = "encoder.layers.encoder_layer_0.self_attention.in_proj"
     assert found[packed] == "linear 2304x768 float32"

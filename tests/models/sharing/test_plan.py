@@ -1,4 +1,4 @@
-"""Sharing plans as values, and what tying does to models."""
+"""Sharing plans, tying, and weights that are equal before any merge."""
 
 from __future__ import annotations
 
@@ -6,32 +6,33 @@ import json
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from models.errors import InputError
 from models.sharing.plan import SharingPlan, tie
+from models.sharing.similarity import add_identical, copies, identical_sets, queries_identical
 
 A, B, C = ("a", "conv"), ("b", "conv"), ("c", "other")
 
 
-def test_a_plan_survives_json() -> None:
+def test_plan_survives_json() -> None:
     plan = SharingPlan(((A, B),))
     assert SharingPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
 @pytest.mark.parametrize("shared", [((A,),), ((A, A),), ((A, B), (B, C))])
-def test_sets_of_one_with_a_layer_twice_or_overlapping_are_refused(shared) -> None:
+def test_plan_with_invalid_sets_is_refused(shared) -> None:
     with pytest.raises(InputError, match="sharing plan"):
         SharingPlan(shared)
 
 
 @pytest.mark.parametrize("value", [{}, {"shared": 1}, {"shared": [[["a"]]]}])
-def test_malformed_json_is_refused(value) -> None:
+def test_plan_from_malformed_json_is_refused(value) -> None:
     with pytest.raises(InputError, match="malformed"):
         SharingPlan.from_json(value)
 
 
-def test_who_took_a_layer_may_give_it_and_all_of_them_are_one_set() -> None:
+def test_with_pairs_extends_the_donors_set() -> None:
     assert SharingPlan().with_pairs([(A, B), (B, C)]) == SharingPlan(((A, B, C),))
     assert SharingPlan(((A, B),)).with_pairs([(B, C)]) == SharingPlan(((A, B, C),))
 
@@ -54,7 +55,7 @@ def _name_conv(layer: nn.Module) -> nn.Module:
     return holder
 
 
-def test_tied_layers_use_one_parameter_and_private_biases() -> None:
+def test_tie_shares_weights_and_not_biases() -> None:
     models = _models()
     tie(models, SharingPlan(((A, B),)))
     first, second = (models[query].get_submodule("conv") for query in "ab")
@@ -62,15 +63,53 @@ def test_tied_layers_use_one_parameter_and_private_biases() -> None:
     assert first.bias is not second.bias
 
 
-def test_unequal_shapes_are_refused() -> None:
+def test_tie_of_unequal_shapes_is_refused() -> None:
     models = _models()
     models["b"] = _name_conv(nn.Conv2d(2, 3, 1))
     with pytest.raises(InputError, match="another shape"):
         tie(models, SharingPlan(((A, B),)))
 
 
-def test_layers_of_one_model_share_too() -> None:
+def test_tie_shares_layers_of_one_model() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU(), nn.Conv2d(2, 2, 1))
     tie({"a": model}, SharingPlan(((("a", "0"), ("a", "2")),)))
     assert model.get_parameter("0.weight") is model.get_parameter("2.weight")
+
+
+PLAN = SharingPlan(((("a", "x"), ("b", "x"), ("c", "x")), (("a", "y"), ("b", "y")), (("d", "z"), ("e", "z"))))
+
+
+def states(**numbers: dict[str, float]) -> dict[str, dict[str, Tensor]]:
+    return {
+        query: {f"{path}.weight": torch.full((2, 2), value) for path, value in own.items()}
+        for query, own in numbers.items()
+    }
+
+
+ALL = states(a={"x": 1, "y": 3}, b={"x": 1, "y": 3}, c={"x": 2}, d={"z": 5}, e={"z": 5})
+
+
+def test_identical_sets_splits_by_equal_weights() -> None:
+    equal = identical_sets(PLAN, ALL)
+    assert equal.shared == ((("a", "x"), ("b", "x")), (("a", "y"), ("b", "y")), (("d", "z"), ("e", "z")))
+    assert not identical_sets(
+        PLAN, states(a={"x": 1, "y": 1}, b={"x": 2, "y": 2}, c={"x": 3}, d={"z": 1}, e={"z": 2})
+    ).shared
+
+
+def test_queries_identical_excludes_indirect_sharing() -> None:
+    assert queries_identical(PLAN, identical_sets(PLAN, ALL)) == {"d", "e"}
+    assert queries_identical(SharingPlan(), SharingPlan()) == set()
+
+
+def test_add_identical_ties_only_the_given_queries() -> None:
+    found = add_identical(SharingPlan(), identical_sets(PLAN, ALL), {"a", "d", "e"})
+    assert found.shared == ((("d", "z"), ("e", "z")),)
+
+
+def test_copies_are_equal_tensor_by_tensor() -> None:
+    one, other = torch.ones(2), torch.zeros(1)
+    models = {"one": (one, other), "two": (one, one), "three": (one, other), "four": (other, one), "five": (one, other)}
+    found = copies({query: {"w": w.clone(), "n": n.clone()} for query, (w, n) in models.items()} | {"six": {"w": one}})
+    assert found == {"three": "one", "five": "one"}
