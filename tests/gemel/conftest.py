@@ -62,30 +62,26 @@ def _document():
         }
         for query, score in QUERIES.items()
     ]  # fmt: skip
-    streaming, ledger, costs = [], [], []
+    streaming, ledger, transfers = [], [], []
     for setting, (memory, nbytes) in enumerate(MEMORY.items()):
-        for arm, lost in (("merged", 0.10), ("originals", 0.35 - 0.1 * setting)):
+        for arm, lost, processed in (("merged", 0.10, 270), ("originals", 0.35 - 0.1 * setting, 120)):
+            key = {"arm": arm, "memory": memory, "memory_bytes": nbytes}
+            transfers.append({**key, "received": 300, "processed": processed, "bytes_moved": 10**9, "swaps": 25})
             for query, score in QUERIES.items():
                 by_seed = [score - lost - 0.01, score - lost, score - lost + 0.02]
                 streaming.append({
-                    "arm": arm, "memory": memory, "memory_bytes": nbytes, "query": query, "metric": "f1",
-                    "accuracy": sum(by_seed) / 3, "by_seed": by_seed, "spread": [min(by_seed), max(by_seed)],
-                    "answered": 0.9, **{f"age_p{share}_ms": (8 if setting else 80) * share / 9.5 for share in AGES},
+                    **key, "query": query, "metric": "f1", "accuracy": sum(by_seed) / 3, "by_seed": by_seed,
+                    "spread": [min(by_seed), max(by_seed)], "answered": 0.9,
+                    **{f"age_p{share}_ms": (8 if setting else 80) * share / 9.5 for share in AGES},
                 })  # fmt: skip
                 ledger.append({
-                    "arm": arm, "memory": memory, "memory_bytes": nbytes, "query": query, "received": 100,
-                    "processed": 90, "late": 1, "failed": 0, "pending": 2, "dropped": {"deadline": 5, "replaced": 3},
+                    **key, "query": query, "received": 100, "processed": 90, "late": 1, "failed": 0, "pending": 2,
+                    "dropped": {"deadline": 5, "replaced": 3},
                 })  # fmt: skip
-            costs += [
-                {"arm": arm, "query": query, "weights_bytes": 40_000_000, "load_ms": 60.0, "run_ms": 12.5,
-                 "workspace_bytes": 9_000_000}
-                for query in QUERIES if not setting
-            ]  # fmt: skip
-    transfers = [
-        {"arm": arm, "memory": memory, "memory_bytes": nbytes, "received": 300, "processed": processed,
-         "bytes_moved": 10**9, "swaps": 25}
-        for memory, nbytes in MEMORY.items()
-        for arm, processed in (("originals", 120), ("merged", 270))
+    costs = [
+        {"arm": arm, "query": query, "weights_bytes": 40_000_000, "load_ms": 60.0, "run_ms": 12.5,
+         "workspace_bytes": 9_000_000}
+        for arm in ("merged", "originals") for query in QUERIES
     ]  # fmt: skip
     counts = [
         {"query": query, "model": "resnet18", "before": 40_000_000, "shared_part": 12_000_000,

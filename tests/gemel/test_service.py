@@ -21,7 +21,7 @@ MAX_EXPOSED = 20
 """Of 100, as `systemd-analyze security` counts."""
 
 
-def test_notifier_writes_to_the_socket_of_systemd(tmp_path: Path) -> None:
+def test_notifier_writes_to_the_socket_of_systemd(tmp_path: Path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         notifier = Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "15000000"})
@@ -37,7 +37,7 @@ def config(tmp_path: Path) -> Path:
     return write_config(tmp_path, spool="spool", sinks=[{"kind": "jsonl", "path": "results.jsonl"}])
 
 
-def test_install_unit_is_valid_for_systemd(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_install_unit_is_valid_for_systemd(config, tmp_path, capsys):
     path = tmp_path / "gemel.service"
     assert main(["service", "install", str(config), "-o", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["unit"] == str(path)
@@ -57,7 +57,7 @@ def test_install_unit_is_valid_for_systemd(config: Path, tmp_path: Path, capsys:
     assert judged.returncode == 0, judged.stdout.splitlines()[-1:]
 
 
-def install(config: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[str, str]:
+def install(config: Path, capsys, *more: str) -> tuple[str, str]:
     """The unit, and the warnings."""
     path = config.parent / "made.service"
     assert main(["service", "install", str(config), "-o", str(path), "--json", *more]) == 0
@@ -65,16 +65,14 @@ def install(config: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tup
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_install_runs_as_the_owner_of_the_config(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_install_runs_as_the_owner_of_the_config(config, capsys):
     nobody = pwd.getpwnam("nobody")
     os.chown(config, nobody.pw_uid, nobody.pw_gid)
     text, warnings = install(config, capsys)
     assert "User=nobody" in text and warnings == ""
 
 
-def test_install_warns_of_what_the_user_cannot_reach(
-    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_install_warns_of_what_the_user_cannot_reach(config, capsys, monkeypatch):
     monkeypatch.setattr(service, "find_owner", lambda _: None)
     config.parent.chmod(0o755)
     config.chmod(0o600)
@@ -91,9 +89,7 @@ def test_install_warns_of_what_the_user_cannot_reach(
     assert install(write_config(config.parent, sinks=results), capsys)[1] == ""
 
 
-def test_install_environment_file_sets_variables(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
-) -> None:
+def test_install_environment_file_sets_variables(tmp_path, capsys, monkeypatch):
     cameras = {"left": {"source": "rtsp://box:${GATE}@10.0.0.5/1"}}
     made, variables = write_config(tmp_path, cameras=cameras), tmp_path / "box.env"
     assert main(["service", "install", str(made), "-o", str(tmp_path / "unit")]) == 2
@@ -113,12 +109,12 @@ def test_install_environment_file_sets_variables(
         ({"device": "cpu", "cameras": {"left": {"source": 0}}}, "SupplementaryGroups=video"),
     ],
 )
-def test_install_grants_devices_only_where_needed(tmp_path: Path, capsys, keys: dict, line: str) -> None:
+def test_install_grants_devices_only_where_needed(tmp_path: Path, capsys, keys: dict, line: str):
     text, _ = install(write_config(tmp_path, **keys), capsys)
     assert ("PrivateDevices=yes" in text) + ("SupplementaryGroups=video" in text) == 1 and line in text
 
 
-def test_install_keeps_a_unit_of_others(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_install_keeps_a_unit_of_others(config, tmp_path, capsys):
     path = tmp_path / "gemel.service"
     path.write_text("[Unit]\n")
     assert main(["service", "install", str(config), "-o", str(path)]) == 2
@@ -127,7 +123,7 @@ def test_install_keeps_a_unit_of_others(config: Path, tmp_path: Path, capsys: py
     assert main(["service", "install", str(config), "-o", str(path)]) == 0
 
 
-def test_install_name_with_line_break_is_refused(tmp_path: Path, capsys) -> None:
+def test_install_name_with_line_break_is_refused(tmp_path: Path, capsys):
     folder = tmp_path / "a\nExecStartPre=id"
     folder.mkdir()
     assert main(["service", "install", str(write_config(folder)), "-o", str(tmp_path / "unit")]) == 2
@@ -135,6 +131,6 @@ def test_install_name_with_line_break_is_refused(tmp_path: Path, capsys) -> None
 
 
 @pytest.mark.parametrize("user", ["a b", "x\nExecStartPre=id", "9lives"])
-def test_install_bad_user_name_is_refused(config: Path, tmp_path: Path, user: str) -> None:
+def test_install_bad_user_name_is_refused(config: Path, tmp_path: Path, user: str):
     assert main(["service", "install", str(config), "-o", str(tmp_path / "unit"), "--user", user]) == 2
     assert not (tmp_path / "unit").exists()
