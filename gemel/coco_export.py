@@ -32,11 +32,12 @@ def check_export_folder(folder: Path | None) -> None:
     if not folder.parent.is_dir():
         problem = f"there is no directory {folder.parent}"
         raise InputError(folder, problem, "create it, or choose another folder", COCO_KEY)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(folder, "holds other files", "choose a new or empty folder", COCO_KEY)
-    if not folder.exists():
-        with describe_problem(folder, COCO_KEY):
-            folder.mkdir()
+    with describe_problem(folder, COCO_KEY):
+        is_new = not folder.exists()
+        folder.mkdir(exist_ok=True)
+        if any(folder.iterdir()):
+            raise InputError(folder, "holds other files", "choose a new or empty folder", COCO_KEY)
+        if is_new:
             folder.rmdir()
 
 

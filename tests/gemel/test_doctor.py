@@ -22,8 +22,8 @@ def test_diagnose_leaves_no_file(tmp_path):
 
 
 def test_diagnose_text_names_how_storage_was_read(tmp_path):
-    said = diagnose(tmp_path, copy_bytes=2**20, storage_bytes=2**20).to_text()
-    assert "GB/s" in said and ("posix_fadvise" in said) and str(tmp_path) in said
+    text = diagnose(tmp_path, copy_bytes=2**20, storage_bytes=2**20).to_text()
+    assert "GB/s" in text and "posix_fadvise" in text and str(tmp_path) in text
 
 
 def test_doctor_missing_folder_is_one_line(tmp_path, capsys):
@@ -46,4 +46,4 @@ def test_doctor_marks_what_never_ran(tmp_path, monkeypatch):
     assert not engines["tensorrt"]["proved"] and engines["tensorrt"]["detail"].endswith("(never run)")
     for what in ("CUDA", "tensorrt", "NCCL", "GStreamer"):
         assert what in found.to_text() and any(what in one for one in found.to_json()["unproved"])
-    assert not any(engine["proved"] for engine in doctor._engines("cuda")), "no engine ever ran on a card"
+    assert not any(engine["proved"] for engine in doctor._describe_engines("cuda")), "no engine ever ran on a GPU"
