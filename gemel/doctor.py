@@ -33,7 +33,7 @@ UNPROVED = (
 class Diagnosis:
     """What was measured; the fields are keys of `gemel doctor --json`. Bandwidths in 10^9 bytes a second.
 
-    `storage_cache_dropped`: the system was asked to forget a file's pages before it was read.
+    `storage_cache_dropped`: reads follow a request to the system to forget the file's pages.
     """
 
     device: str
