@@ -119,18 +119,23 @@ def compare(
     """Merged against original on one split, with the interval of the ratio by bootstrap over units."""
     task = task_of(query.task)
     labels = load_labels(query, split, original, threshold)
+    own_labels = [task.labels_of(one, threshold) for one in original]
     counts = [task.tallies(side, labels, query.classes, threshold) for side in (original, merged)]
     by_unit = [_sum_by_unit(side, split.units) for side in counts]
     before, after = (task.metric_of(side.sum(axis=0)) for side in by_unit)
-    interval = _interval(task, by_unit[0], by_unit[1], seed)
+    units, interval = len(by_unit[0]), None
+    if units >= MIN_UNITS:
+        interval = _bootstrap(
+            units, lambda drawn: _ratio(*(task.metric_of(side[drawn].sum(0)) for side in reversed(by_unit))), seed
+        )
     chance = task.chance(query.classes)
     ratio = _ratio(after, before)
     return Evidence(
-        metric=task.metric, split=split.name, samples=len(split), units=len(by_unit[0]), original=before, merged=after,
+        metric=task.metric, split=split.name, samples=len(split), units=units, original=before, merged=after,
         ratio=ratio, chance_corrected=_ratio(after - chance, before - chance), ci95=interval,
         met=ratio >= query.accuracy_target,
         certain=interval is not None and interval[0] >= query.accuracy_target,
-        worth=is_competent(query, before), agreement=_agreement(query, original, merged, threshold),
+        worth=is_competent(query, before), agreement=score(task, merged, own_labels, query.classes, threshold),
     )  # fmt: skip
 
 
@@ -172,23 +177,11 @@ def _sum_by_unit(counts: np.ndarray, units: Sequence[str]) -> np.ndarray:
     return np.stack([counts[index == unit].sum(axis=0) for unit in range(len(names))])
 
 
-def _interval(task: Task, before: np.ndarray, after: np.ndarray, seed: int) -> tuple[float, float] | None:
-    """The middle 95 % of the ratio over units drawn anew, from the counts of each; None over a single one."""
-    units = len(before)
-    if units < MIN_UNITS:
-        return None
+def _bootstrap(units: int, ratio_of: Callable[[np.ndarray], float], seed: int) -> tuple[float, float]:
+    """The middle 95 % of a ratio over units drawn anew; `ratio_of` gets the positions of the drawn ones."""
     random = np.random.default_rng(seed)
-    ratios = []
-    for _ in range(BOOTSTRAP_ROUNDS):
-        drawn = random.integers(units, size=units)
-        ratios.append(_ratio(task.metric_of(after[drawn].sum(0)), task.metric_of(before[drawn].sum(0))))
-    low, high = (float(np.quantile(ratios, part)) for part in (0.025, 0.975))
-    return low, high
-
-
-def _agreement(query: Query, original: Sequence[Prediction], merged: Sequence[Prediction], threshold: float) -> float:
-    task = task_of(query.task)
-    return score(task, merged, [task.labels_of(one, threshold) for one in original], query.classes, threshold)
+    ratios = [ratio_of(random.integers(units, size=units)) for _ in range(BOOTSTRAP_ROUNDS)]
+    return float(np.quantile(ratios, 0.025)), float(np.quantile(ratios, 0.975))
 
 
 def is_competent(query: Query, reached: float) -> bool:
@@ -206,7 +199,6 @@ def _ratio(part: float, whole: float) -> float:
 
 MIN_COMPARED_FRAMES = 20
 """Frames with anything to compare that a verdict needs."""
-ROUNDS = 1000
 KEPT, BELOW, UNSURE, TOO_FEW = "kept", "below", "unsure", "too few"
 """Verdicts: on target; below it; below it, perhaps by chance; too few frames."""
 
@@ -248,9 +240,7 @@ def compare_agreement(found: ComparedFrames, task: Task, target: float, seed: in
         return Agreement(frames, None, None, TOO_FEW)
     blocks = np.array_split(np.arange(frames), frames // round(frames ** (1 / 3)))
     sums = np.stack([counts[block].sum(axis=0) for block in blocks])
-    random = np.random.default_rng(seed)
-    drawn = [task.metric_of(sums[random.integers(len(sums), size=len(sums))].sum(axis=0)) for _ in range(ROUNDS)]
-    low, high = (float(np.quantile(drawn, part)) / found.expected for part in (0.025, 0.975))
+    low, high = _bootstrap(len(sums), lambda drawn: task.metric_of(sums[drawn].sum(axis=0)) / found.expected, seed)
     ratio = task.metric_of(counts.sum(axis=0)) / found.expected
     verdict = BELOW if high < target else UNSURE if ratio < target else KEPT
     return Agreement(frames, ratio, (low, high), verdict)

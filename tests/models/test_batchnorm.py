@@ -1,4 +1,4 @@
-"""Norm statistics: measured anew, and given back where they were folded."""
+"""BatchNorm statistics: recalibrated, and restored where they were folded."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ def batches(count: int = 4) -> list[torch.Tensor]:
     return [torch.randn(8, 3, 12, 12, generator=generator) * 2 + 3 for _ in range(count)]
 
 
-def test_calibration_measures_what_each_norm_meets():
+def test_recalibration_sets_the_statistics_of_each_norms_inputs():
     model = network().eval()
     recalibrate_batchnorm(model, batches())
     first = model[1]
-    met = torch.cat([model[0](batch) for batch in batches()])
-    torch.testing.assert_close(first.running_mean, met.mean(dim=(0, 2, 3)), atol=1e-4, rtol=1e-4)
+    inputs = torch.cat([model[0](batch) for batch in batches()])
+    torch.testing.assert_close(first.running_mean, inputs.mean(dim=(0, 2, 3)), atol=1e-4, rtol=1e-4)
     each = torch.stack([model[0](batch).var(dim=(0, 2, 3)) for batch in batches()])
     torch.testing.assert_close(first.running_var, each.mean(dim=0), atol=1e-4, rtol=1e-4)
 
 
-def test_a_batch_counts_as_often_as_it_has_frames():
+def test_recalibration_weights_a_batch_by_its_frames():
     model = network().eval()
     data = batches(2)
     uneven = [data[0], data[1][:2]]
     recalibrate_batchnorm(model, uneven)
     first = model[1]
-    met = torch.cat([model[0](batch) for batch in uneven])
-    torch.testing.assert_close(first.running_mean, met.mean(dim=(0, 2, 3)), atol=1e-4, rtol=1e-4)
+    inputs = torch.cat([model[0](batch) for batch in uneven])
+    torch.testing.assert_close(first.running_mean, inputs.mean(dim=(0, 2, 3)), atol=1e-4, rtol=1e-4)
     each = torch.stack([model[0](batch).var(dim=(0, 2, 3)) for batch in uneven])
     expected = (each * torch.tensor([8.0, 2.0])[:, None]).sum(0) / 10
     torch.testing.assert_close(first.running_var, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_calibration_leaves_norms_at_rest_alone():
+def test_recalibration_does_not_change_frozen_norms():
     model = network()
-    resting = model[1].requires_grad_(False)
-    before = {norm: norm.running_mean.clone() for norm in (resting, model[5])}
+    frozen = model[1].requires_grad_(False)
+    before = {norm: norm.running_mean.clone() for norm in (frozen, model[5])}
     recalibrate_batchnorm(model, batches())
-    assert torch.equal(resting.running_mean, before[resting])
+    assert torch.equal(frozen.running_mean, before[frozen])
     assert not torch.equal(model[5].running_mean, before[model[5]])
 
 
-def test_unfolding_keeps_the_function_and_carries_it_into_train_mode():
+def test_unfolding_keeps_the_function_in_eval_and_in_train_mode():
     model = network().eval()
     with torch.no_grad():
         model[1].bias.copy_(torch.randn(6))
@@ -64,7 +64,7 @@ def test_unfolding_keeps_the_function_and_carries_it_into_train_mode():
     data = torch.cat(batches())
     before = model(data)
     model[3].p = 0.0
-    as_it_trained = (model.train()(data) - before).abs().mean()
+    before_unfolding = (model.train()(data) - before).abs().mean()
     model = model.eval()
     for norm in (model[1], model[5]):
         norm.reset_running_stats()
@@ -72,10 +72,10 @@ def test_unfolding_keeps_the_function_and_carries_it_into_train_mode():
     unfold_batchnorm(model, [data])
     torch.testing.assert_close(model(data), before, atol=1e-4, rtol=1e-4)
     assert not has_folded_norms(model)
-    assert (model.train()(data) - before).abs().mean() < 1e-3 < as_it_trained
+    assert (model.train()(data) - before).abs().mean() < 1e-3 < before_unfolding
 
 
-def test_a_model_that_trained_has_no_folded_norms():
+def test_trained_model_has_no_folded_norms():
     model = network()
     assert has_folded_norms(model)
     model.train()(batches(1)[0])
