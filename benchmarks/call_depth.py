@@ -58,7 +58,8 @@ def merge_stack(workload: Path, folder: Path) -> list[tuple[str, str]]:
         raise Stop
 
     step, torch.optim.AdamW.step = torch.optim.AdamW.step, record
-    ratio, MergeContext.ratio = MergeContext.ratio, lambda *_: 0.5  # nothing holds untrained
+    ratio = MergeContext.ratio
+    setattr(MergeContext, "ratio", lambda *_: 0.5)  # noqa: B010  (nothing holds untrained)
     try:
         main(["merge", str(workload), "-o", str(folder / "b.gemel"), "--epochs", "1"])
     except Stop:

@@ -115,10 +115,16 @@ class MeasurementConfig:
     """Train frames on which head outputs are compared for each layer of a sensitivity ranking."""
     alignment_frames: int = 32
     """Frames of each of two queries on which channels are correlated."""
+    alignment_batch: int = 8
     alignment_cells: int = 8
     """Height and width of the grid at which a feature map is read for the correlation."""
+    output_tolerance: float = 1e-3
+    """How far, relative to the largest value, outputs may move when channels are only permuted."""
     cka_frames: int = 64
-    """Train frames of a CKA; the unbiased estimate needs at least 4."""
+    """Train frames of a CKA."""
+    min_cka_frames: int = 4
+    """The unbiased estimate of HSIC divides by the number of frames - 3."""
+    cka_batch: int = 16
     cka_cells: int = 2
     """Height and width to which feature maps are averaged for a CKA."""
     min_val_units: int = 10

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from merger.training.data import TrainingSet
-from merger.training.recipe import BACKWARD_PASSES
+from merger.training.recipe import OPTIMIZER
 from models.detector import Detector, OneStage
 from models.device import retry_with_smaller_batch
 from models.sharing.layers import layers_of
@@ -80,7 +80,7 @@ def match_scores(
             break
         shift = _log_odds(torch.tensor(threshold)) - _log_odds(_between(scores, wanted))
         moved.update(_move(model, query, data, float(shift.clamp(-CONFIG.max_shift, CONFIG.max_shift))))
-        passes += (1 + BACKWARD_PASSES) * min(CONFIG.slope_frames, len(data))
+        passes += (1 + OPTIMIZER.backward_passes) * min(CONFIG.slope_frames, len(data))
     return moved, passes
 
 

@@ -300,10 +300,7 @@ def _keeps_channels(index: Any) -> bool:
     return isinstance(index, tuple) and len(index) > 2 and index[:2] == (whole, whole)
 
 
-ALIGNMENT_BATCH = 8
-MIN_DEVIATION = 1e-6
-TOLERANCE = 1e-3
-"""How far, relative to the largest value, outputs may move when channels only change places."""
+EPSILON = 1e-6
 
 Orders = Mapping[int, Tensor]
 
@@ -391,8 +388,8 @@ def _correlate(
     moments = [CrossMoments() for _ in spots]
     count = MEASUREMENT.alignment_frames
     frames = [*raw_frames(ctx, query, count), *raw_frames(ctx, other, count)]
-    for start in range(0, len(frames), ALIGNMENT_BATCH):
-        chunk = frames[start : start + ALIGNMENT_BATCH]
+    for start in range(0, len(frames), MEASUREMENT.alignment_batch):
+        chunk = frames[start : start + MEASUREMENT.alignment_batch]
         with (
             record_layers(models[query], mine) as here,
             record_layers(models[other], [paths[path] for path in mine]) as there,
@@ -444,7 +441,7 @@ class CrossMoments:
             return torch.zeros(())
         a, b, aa, bb, ab = (total / self._count for total in self._sums)
         deviations = [(square - mean.square()).clamp(min=0).sqrt() for mean, square in ((a, aa), (b, bb))]
-        scaled = [torch.where(d > MIN_DEVIATION, 1 / d.clamp(min=MIN_DEVIATION), 0.0) for d in deviations]
+        scaled = [torch.where(d > EPSILON, 1 / d.clamp(min=EPSILON), 0.0) for d in deviations]
         return ((ab - torch.outer(a, b)) * torch.outer(*scaled)).float()
 
 
@@ -459,6 +456,8 @@ def _keeps_outputs(ctx: MergeContext, query: str, state: State, channels: Channe
     ctx.flops.add(ctx.queries[query], 2 * len(frames))
     return all(
         before.shape == after.shape
-        and bool(((before - after).abs() <= TOLERANCE * before.abs().amax().clamp(min=1e-6)).all())
+        and bool(
+            ((before - after).abs() <= MEASUREMENT.output_tolerance * before.abs().amax().clamp(min=EPSILON)).all()
+        )
         for before, after in zip(*answers)
     )

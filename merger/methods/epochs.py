@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from torch import nn
 
@@ -68,29 +67,20 @@ def is_hopeless(
     return False
 
 
-@dataclass(frozen=True)
-class Bisection(Generic[T]):
-    """The cheapest option that holds, its result, and whether every option up to it was decided."""
-
-    index: int | None
-    result: T | None
-    decided: bool
-
-
 def bisect_options(
     count: int, attempt: Callable[[int], tuple[bool, T]], over: Callable[[], bool], dearest_first: bool = True
-) -> Bisection[T]:
-    """The first of `count` options, in ascending cost, for which `attempt` holds.
+) -> tuple[int, T] | None:
+    """The first of `count` options, in ascending cost, for which `attempt` holds, and its result; None without one.
 
     With `dearest_first` the last option is tried first: if it fails, the others would too. No attempt begins once
     `over`.
     """
-    held, failed, result = count, -1, None
+    held, failed, found = count, -1, None
     while held - failed > 1 and not over():
         index = count - 1 if held == count and dearest_first else (failed + held) // 2
-        holds, found = attempt(index)
+        holds, result = attempt(index)
         if holds:
-            held, result = index, found
+            held, found = index, (index, result)
         else:
             failed = index
-    return Bisection(held if result is not None else None, result, held - failed <= 1)
+    return found

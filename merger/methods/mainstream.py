@@ -163,8 +163,8 @@ def _longest_prefix(
         ctx.report(Event.ATTEMPT, query=query, prefix=length, ratio=found.ratio, held=held)
         return held, found
 
-    found = bisect_options(len(family.paths), attempt, lambda: budget.over, dearest_first=False).result
-    return found or Prefix(0, 1.0), tried
+    found = bisect_options(len(family.paths), attempt, lambda: budget.over, dearest_first=False)
+    return found[1] if found else Prefix(0, 1.0), tried
 
 
 def _train_after_prefix(

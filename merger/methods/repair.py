@@ -32,8 +32,6 @@ from merger.training.recipe import Recipe
 from models.sharing.plan import SharingPlan
 
 REPAIRING = "repairing single queries"
-CKA_BATCH = 16
-MIN_CKA_FRAMES = 4
 
 
 @storable
@@ -125,8 +123,8 @@ def _repair(task: MergeTask, query: str, begun: Repaired) -> Repaired:
         return found.ratio >= task.required[query], found
 
     found = bisect_options(len(options), attempt, lambda: task.budget.over)
-    if found.result is not None:
-        return found.result
+    if found is not None:
+        return found[1]
     if task.budget.over:
         task.ctx.warn(f"{query}: the budget ended its repair early")
     task.report(Event.REPAIR, query=query, repair=Repair.ORIGINAL.value, required=task.required[query])
@@ -196,15 +194,15 @@ def _features(ctx: MergeContext, query: str, model: nn.Module, paths: Iterable[s
     """Path -> outputs of a layer on train frames, averaged over places: (N, F)."""
     frames, paths = raw_frames(ctx, query, MEASUREMENT.cka_frames), module_paths(model, paths)
     rows: dict[str, list[Tensor]] = {path: [] for path in paths}
-    for start in range(0, len(frames), CKA_BATCH):
-        chunk = frames[start : start + CKA_BATCH]
+    for start in range(0, len(frames), MEASUREMENT.cka_batch):
+        chunk = frames[start : start + MEASUREMENT.cka_batch]
         with record_layers(model, paths) as seen:
             model(as_input(ctx, query, chunk))
         for path in paths:
             rows[path].append(_pool(seen[path][1], len(chunk)))
     ctx.flops.add(ctx.queries[query], len(frames))
     found = {path: torch.cat(own) for path, own in rows.items()}
-    return {path: own for path, own in found.items() if len(own) == len(frames) >= MIN_CKA_FRAMES}
+    return {path: own for path, own in found.items() if len(own) == len(frames) >= MEASUREMENT.min_cka_frames}
 
 
 def _pool(output: Tensor, frames: int) -> Tensor:

@@ -84,15 +84,15 @@ def _share_suffix(task: MergeTask, start: Start, merged: Merged, query: str) -> 
         return ratios[-1] >= task.required[query], Merged(plan, {**merged.states, query: snapshot(models[query])})
 
     found = bisect_options(len(options), probe, lambda: task.budget.over)
-    if found.index is None or found.result is None:
+    if found is None:
         result, private = Merged(merged.plan, {**merged.states, query: own}), list(donors)
     else:
-        result, private = found.result, list(options[found.index])
+        result, private = found[1], list(options[found[0]])
     if ratios:
         task.report(
             Event.SUFFIX, query=query, donor=start.donors[0], suffix=len(donors) - len(private), of=len(donors),
-            private=private, ratio=ratios[-1] if found.index is None else max(ratios), required=task.required[query],
-            accepted=found.index is not None, saved_bytes=task.saved_bytes(result.plan),
+            private=private, ratio=ratios[-1] if found is None else max(ratios), required=task.required[query],
+            accepted=found is not None, saved_bytes=task.saved_bytes(result.plan),
         )  # fmt: skip
     return result
 

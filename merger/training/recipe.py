@@ -11,9 +11,6 @@ from models.errors import InputError
 from models.workload import Query
 from models.zoo import build_query
 
-BACKWARD_PASSES = 2
-"""A backward pass costs about two forward passes."""
-
 
 @dataclass(frozen=True)
 class OptimizerConfig:
@@ -29,6 +26,8 @@ class OptimizerConfig:
     max_gradient_norm: float = 10.0
     warmup_fraction: float = 0.1
     min_momentum_fraction: float = 0.1
+    backward_passes: int = 2
+    """A backward pass costs about two forward passes."""
 
 
 OPTIMIZER = OptimizerConfig()
@@ -74,7 +73,7 @@ class Recipe:
 
     def passes(self, taught: bool = True) -> int:
         """Forward passes that a frame costs: the model's own, the backward pass, recomputation, the teacher's."""
-        return 1 + BACKWARD_PASSES + self.checkpointing + taught
+        return 1 + OPTIMIZER.backward_passes + self.checkpointing + taught
 
     def contribution(self, lengths: Iterable[int]) -> int:
         """Frames that each query contributes to an epoch, from the lengths of all splits; short ones are repeated."""

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from merger import merge
-from merger.checkpoint import STATE, Checkpoint, StepCache, storable
+from merger.checkpoint import STATE, Checkpoint, Step, StepCache, storable
 from models.bundle import open_bundle
 from models.errors import InputError
 from models.workload import Workload
-from tests.merger.guarantees import must_train, ratios_on_val
+from tests.merger.guarantees import must_train
 from tests.merger.kills import Killed, kill_after
 from tests.merger.options import QUICK
 from tests.parameters import one_in
@@ -89,21 +89,6 @@ def test_resumed_merge_repeats_no_finished_step(
     assert rest[0] <= writes[0] - moment
 
 
-def test_resume_without_time_ends_with_what_holds(
-    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None
-) -> None:
-    with monkeypatch.context() as patch:
-        writes = kill_after(patch, -1)
-        straight = merge(workload, tmp_path / "straight.safetensors", "gemel", options=QUICK)
-    out = tmp_path / "killed.safetensors"
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        kill_after(patch, round(0.7 * writes[0]))
-        merge(workload, out, "gemel", options=QUICK)
-    ended = merge(workload, out, "gemel", resume=True, options=replace(QUICK, max_minutes=0))
-    assert 0 < ended.flops < straight.flops and ended.saved_fraction > 0 and list(tmp_path.glob("*.work")) == []
-    assert min(ratios_on_val(workload, out).values()) >= 0.95
-
-
 def test_resume_after_the_bundle_was_written_succeeds(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,27 +146,6 @@ def test_damaged_checkpoint_is_refused(tmp_path: Path, damage: bytes | None) -> 
         Checkpoint(folder, {"seed": 0}, resume=True)
 
 
-def test_steps_states_and_flops_are_restored(tmp_path: Path) -> None:
-    class Meter:
-        total = 0.0
-
-    checkpoint = Checkpoint(tmp_path / "flops", {}, resume=False)
-    checkpoint.meter = meter = Meter()
-
-    def flops() -> dict:
-        meter.total += 7
-        return {"found": (1, "two", torch.ones(2)), "none": None}
-
-    first = checkpoint.step("a", flops)
-    checkpoint.state("loop")["history"] = [1.0]
-    checkpoint.save()
-    again = Checkpoint(tmp_path / "flops", {}, resume=True)
-    again.meter = Meter()
-    second = again.step("a", lambda: pytest.fail("done already"))
-    assert second["found"][:2] == first["found"][:2] and torch.equal(second["found"][2], first["found"][2])
-    assert again.meter.total == 7 and again.state("loop") == {"history": [1.0]}
-
-
 @storable
 class Outcome(str, Enum):
     """An enum in a checkpoint."""
@@ -199,13 +163,28 @@ class Found:
     members: tuple[tuple[str, str], ...] = ()
 
 
-def test_storable_dataclasses_and_enums_are_restored(tmp_path: Path) -> None:
-    found = Found(Outcome.KEPT, torch.ones(2), (("a", "b"),))
+def test_steps_rows_states_and_flops_are_restored(tmp_path: Path) -> None:
+    class Meter:
+        total = 0.0
+
+    def compute() -> Found:
+        meter.total += 7
+        checkpoint.add_row({"row": 1})
+        return found
+
+    found, meter = Found(Outcome.KEPT, torch.ones(2), (("a", "b"),)), Meter()
     checkpoint = Checkpoint(tmp_path / "work", {}, resume=False)
-    checkpoint.step(Outcome.KEPT, lambda: found)
+    checkpoint.meter = meter
+    checkpoint.step(Step.METHOD, compute, "a")
+    checkpoint.state("loop")["history"] = [1.0]
     checkpoint.save()
-    again = Checkpoint(tmp_path / "work", {}, resume=True).step(Outcome.KEPT, lambda: pytest.fail("done already"))
-    assert again.outcome is Outcome.KEPT and torch.equal(again.tensor, found.tensor) and again.members == found.members
+    again = Checkpoint(tmp_path / "work", {}, resume=True)
+    again.meter = Meter()
+    second = again.step(Step.METHOD, lambda: pytest.fail("done already"), "a")
+    assert (
+        second.outcome is Outcome.KEPT and second.members == found.members and torch.equal(second.tensor, found.tensor)
+    )
+    assert again.meter.total == 7 and again.state("loop") == {"history": [1.0]} and again.log == [{"row": 1}]
 
 
 def test_finished_step_drops_what_was_kept_within_it() -> None:

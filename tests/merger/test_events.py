@@ -13,14 +13,10 @@ class Recorder:
     """Events and a clock that goes on by hand."""
 
     def __init__(self) -> None:
-        self.now = 0.0
-        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.now, self.events = 0.0, list[tuple[str, dict[str, Any]]]()
 
     def __call__(self, event: str, **fields: Any) -> None:
         self.events.append((event, fields))
-
-    def clock(self) -> float:
-        return self.now
 
     def parts(self) -> list[dict[str, Any]]:
         return [fields for event, fields in self.events if event == "part"]
@@ -33,7 +29,7 @@ def recorder() -> Recorder:
 
 @pytest.fixture
 def stages(recorder: Recorder) -> Stages:
-    return Stages(recorder, recorder.clock)
+    return Stages(recorder, lambda: recorder.now)
 
 
 def test_stages_are_announced_then_begun(stages: Stages, recorder: Recorder) -> None:

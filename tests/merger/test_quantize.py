@@ -27,7 +27,6 @@ from merger.quantize import (
 )
 from models.bits import Bits
 from models.bundle import open_bundle, verify_bundle
-from models.errors import InputError
 from models.sharing.plan import SharingPlan
 from models.workload import Workload
 from tests.merger.kills import kill_after, to_the_end
@@ -125,12 +124,6 @@ def test_query_that_never_holds_ends_in_float32(
     assert "q1" not in found.bits and found.stored_bytes["fp32"] > 0 and found.bits["q0"]["body.0.weight"] == "int4"
 
 
-def test_requirement_of_a_query_below_target_is_what_it_reaches(ctx: MergeContext, originals: Merged) -> None:
-    search = quantize_module._Search(ctx, originals, "int8", {"q0": 0.97}, StepCache(), Budget(ctx.flops))
-    assert search._need("q0", 0.98) == 0.97 and search._need("q0", 0.9) == pytest.approx(0.99 * 0.9)
-    assert search._need("q0", 0.96) == max(0.99 * 0.96, 0.95)
-
-
 def test_weight_too_large_for_fp16_is_not_stored_so(ctx: MergeContext, originals: Merged) -> None:
     originals.states["q0"]["head.weight"][0, 0] = 1e5
     weights = {weight.places[0]: weight for weight in quantizable_weights(ctx, originals, "int8")}
@@ -187,8 +180,3 @@ def test_merge_with_weights_option_keeps_the_targets(
     assert verify_bundle(out) == [] and report.saved_fraction > (0.6 if method == "none" else 0.7)
     ctx, bundle = MergeContext(workload), open_bundle(out, ["tests.merger.tiny:tiny_net"])
     assert all(ctx.ratio(query.id, bundle.build(query.id)) >= 0.95 for query in bundle.queries)
-
-
-def test_unknown_bits_are_refused() -> None:
-    with pytest.raises(InputError, match="'int2' is unknown"):
-        replace(QUICK, weights="int2")

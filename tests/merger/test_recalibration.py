@@ -16,13 +16,13 @@ class _Frames:
     """So many frames of noise, and the chunks in which they were read."""
 
     def __init__(self, count: int) -> None:
-        self.all, self.asked = torch.randn(count, 3, 4, 4, generator=torch.Generator().manual_seed(count)), []
+        self.all, self.batch_sizes = torch.randn(count, 3, 4, 4, generator=torch.Generator().manual_seed(count)), []
 
     def __len__(self) -> int:
         return len(self.all)
 
     def batch(self, indices: list[int], generator: torch.Generator) -> tuple[Tensor, None]:
-        self.asked.append(len(indices))
+        self.batch_sizes.append(len(indices))
         return self.all[indices], None
 
     def model_input(self, images: Tensor, device: Any) -> Tensor:
@@ -40,9 +40,9 @@ def test_recalibration_any_count_uses_every_frame_once(ctx: MergeContext, count:
     model = _model()
     recalibrate(ctx, "q0", model, MEASUREMENT.recalibration_frames)
     assert (
-        sum(data.asked) == count
-        and max(data.asked) - min(data.asked) <= 1
-        and max(data.asked) <= MEASUREMENT.recalibration_batch
+        sum(data.batch_sizes) == count
+        and max(data.batch_sizes) - min(data.batch_sizes) <= 1
+        and max(data.batch_sizes) <= MEASUREMENT.recalibration_batch
     )
     torch.testing.assert_close(model[1].running_mean, data.all.mean((0, 2, 3)), atol=1e-6, rtol=1e-5)
 

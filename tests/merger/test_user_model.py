@@ -54,12 +54,13 @@ def own_workload(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("method", ["ceiling", "gemel"])
-def test_a_users_own_module_is_merged_and_evaluated(own_workload: Path, tmp_path: Path, method: str) -> None:
+def test_user_module_is_merged_and_evaluated(own_workload: Path, tmp_path: Path, method: str) -> None:
     workload = load_workload(own_workload)
     options = MergeOptions(Recipe(rate=1e-3, epochs=1, batch=16))
     report = merge(workload, tmp_path / "own.gemel", method, options=options)
     assert verify_bundle(report.bundle) == [] == verify_bundle(report.bundle, [FACTORY], tmp_path)
     bundle = open_bundle(report.bundle, [FACTORY], tmp_path)
+    assert {query.model for query in bundle.queries} == {FACTORY}
     models = {query.id: bundle.build(query.id) for query in bundle.queries}
     for query in workload.queries:
         assert type(models[query.id]).__name__ == "SmallNet"
@@ -75,7 +76,7 @@ def test_a_users_own_module_is_merged_and_evaluated(own_workload: Path, tmp_path
         assert row.model == FACTORY and row.merged == pytest.approx(merged[row.query])
 
 
-def test_a_bundle_of_it_imports_nothing_that_the_box_does_not_list(own_workload: Path, tmp_path: Path) -> None:
+def test_bundle_of_a_user_module_imports_only_listed_factories(own_workload: Path, tmp_path: Path) -> None:
     options = MergeOptions(Recipe(rate=1e-3, epochs=1, batch=16))
     report = merge(load_workload(own_workload), tmp_path / "own.gemel", "none", options=options)
     (tmp_path / "models.py").write_text("raise SystemExit('imported')")
@@ -83,10 +84,3 @@ def test_a_bundle_of_it_imports_nothing_that_the_box_does_not_list(own_workload:
     with pytest.raises(BundleError, match="'models:small_net' is not in the zoo; list it under `factories`"):
         open_bundle(report.bundle, folder=tmp_path).build("q0")
     assert set(sys.modules) == before
-
-
-def test_the_manifest_names_the_factory_as_the_workload_does(own_workload: Path, tmp_path: Path) -> None:
-    options = MergeOptions(Recipe(rate=1e-3, epochs=1, batch=16))
-    merge(load_workload(own_workload), tmp_path / "own.gemel", "none", options=options)
-    manifest = open_bundle(tmp_path / "own.gemel").manifest
-    assert {query.model for query in manifest.queries} == {FACTORY}

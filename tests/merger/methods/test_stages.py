@@ -11,7 +11,6 @@ import torch
 from merger.budget import Budget
 from merger.checkpoint import Step, StepCache, snapshots
 from merger.context import MergeContext, Merged
-from merger.evaluate import record_layers
 from merger.events import TrainingKind
 from merger.init.average import average_weights, copy_donor_weights, rank_donors
 from merger.init.permutation import orderable, permute_channels
@@ -218,16 +217,11 @@ def test_repair_of_nothing_below_changes_nothing(task: MergeTask, untrained_merg
 def test_bisection_finds_the_first_option_that_holds(first: int, dearest_first: bool) -> None:
     tried: list[int] = []
     found = bisect_options(5, lambda at: (tried.append(at) is None and at >= first, at), lambda: False, dearest_first)
-    assert found.result == (first if first < 5 else None) and found.index == found.result and found.decided
+    assert found == ((first, first) if first < 5 else None)
     assert len(tried) <= 4
 
 
-def test_bisection_over_tries_nothing() -> None:
-    found = bisect_options(5, lambda at: (True, at), lambda: True)
-    assert found.result is None and not found.decided
-
-
-def test_hopeless_training_is_one_that_twice_its_gain_cannot_save() -> None:
+def test_training_is_hopeless_when_twice_its_gain_is_too_small() -> None:
     flat = [{"a": 0.5}, {"a": 0.5}, {"a": 0.5}, {"a": 0.5}]
     rising = [{"a": 0.5}, {"a": 0.6}, {"a": 0.7}, {"a": 0.8}]
     assert is_hopeless(flat, {"a": 0.95}, 10, 2) and not is_hopeless(rising, {"a": 0.95}, 10, 2)
@@ -263,10 +257,3 @@ def test_cka_ignores_rotation_scale_and_channel_order(ctx: MergeContext) -> None
         model.get_parameter("body.0.weight")[1:] = 0
     found = cka_distances(ctx, "q0", model, paths)
     assert abs(found["stem.0"]) < 1e-3 < 5e-3 < found["body.0"]
-
-
-def test_recorded_layers_hold_inputs_and_outputs(ctx: MergeContext) -> None:
-    model = ctx.originals["q0"]
-    with torch.no_grad(), record_layers(model, ["stem.0"]) as seen:
-        model(torch.zeros(2, 3, 24, 24))
-    assert [tuple(one.shape[:2]) for one in seen["stem.0"]] == [(2, 3), (2, 16)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,10 @@ import pytest
 import torch
 import yaml
 
-from merger import MergeOptions, TopDownConfig, merge
-from merger.checkpoint import Checkpoint, snapshots
+from merger import TopDownConfig, merge
 from merger.context import MergeContext, Merged
 from merger.methods.registry import MergeTask
-from merger.methods.top_down import top_down, whole_plan
+from merger.methods.top_down import whole_plan
 from models.bundle import open_bundle
 from models.sharing.groups import ceiling_bytes
 from models.workload import Workload, load_workload
@@ -84,15 +82,6 @@ def test_identical_models_are_shared_without_training(workload: Workload, tmp_pa
     assert report.saved_fraction == pytest.approx(0.5, abs=0.02) and report.recipe is None
     rows = rows_of(out)
     assert rows[0]["identical"] == ["q0", "q2"] and {row["outcome"] for row in rows if "set" in row} == {"kept"}
-
-
-def test_models_without_common_layers_keep_their_originals(ctx: MergeContext, tmp_path: Path) -> None:
-    checkpoint, warnings = Checkpoint(tmp_path / "work", {}, False), []
-    ctx.progress = lambda event, **fields: warnings.append(fields) if event == "warning" else None
-    found = top_down(ctx, replace(QUICK, min_saving=0.99), checkpoint)
-    assert not found.plan.shared and "no two models have a layer in common" in warnings[-1]["text"]
-    originals = snapshots(ctx.originals)
-    assert all(torch.equal(found.states[q][name], t) for q, own in originals.items() for name, t in own.items())
 
 
 def test_unshared_query_has_its_original_bit_by_bit(
@@ -194,8 +183,3 @@ def test_kin_start_from_the_mean_without_permutation(workload: Workload, tmp_pat
     )  # fmt: skip
     (ancestry,) = [fields for event, fields in events if event == "ancestry"]
     assert ancestry["kin"] and not any(event == "aligned" for event, _ in events)
-
-
-def test_top_down_config_has_at_most_twenty_fields() -> None:
-    assert len(TopDownConfig.__dataclass_fields__) <= 20
-    assert MergeOptions().top_down == TopDownConfig() and math.isclose(TopDownConfig().early_fraction, 1 / 32)

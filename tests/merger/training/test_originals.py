@@ -22,25 +22,12 @@ from tests.merger.kills import Killed, kill_after, to_the_end
 from tests.merger.tiny import data_of, weights_of, write_workload
 
 
-def test_trained_original_is_good_and_stored(workload: Workload) -> None:
-    (result,) = train_originals(workload, ["q0"], options=ORIGINALS)
-    assert result.metric == "balanced_accuracy" and result.val >= 0.9 and result.test >= 0.8
-    assert weights_of(workload, "q0").exists()
-
-
 def test_training_skips_queries_with_weights(workload: Workload) -> None:
     kept = weights_of(workload, "q0").read_bytes()
     weights_of(workload, "q1").unlink()
-    results = train_originals(workload, options=ORIGINALS)
-    assert [result.id for result in results] == ["q1"]
+    (result,) = train_originals(workload, options=ORIGINALS)
+    assert result.id == "q1" and result.metric == "balanced_accuracy" and result.val >= 0.9 and result.test >= 0.8
     assert weights_of(workload, "q0").read_bytes() == kept
-
-
-def test_originals_share_no_large_tensor(workload: Workload) -> None:
-    first, third = (load_file(weights_of(workload, query)) for query in ("q0", "q2"))
-    large = [name for name, tensor in first.items() if tensor.nbytes > 4096]
-    assert large
-    assert not any(torch.equal(first[name], third[name]) for name in large)
 
 
 def test_training_with_one_seed_gives_the_same_weights(workload: Workload) -> None:
