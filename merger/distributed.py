@@ -128,13 +128,13 @@ class ProcessGroup:
             dist.broadcast_object_list(found, source, group=self._objects)
         return value if self.rank == source else _from_bytes(found[0])
 
-    def run_on_rank0(self, compute: Callable[[], T], rank: int = 0) -> T:
-        """The result of one rank, which computes it alone; a GemelError is raised on all ranks."""
+    def run_on_rank0(self, compute: Callable[[], T]) -> T:
+        """The result of rank 0, which computes it alone; a GemelError is raised on all ranks."""
         if self.size == 1:
             return compute()
         with self.local():
-            own = _Outcome.of(compute) if self.rank == rank else _Outcome()
-        found = self.broadcast(own, rank)
+            own = _Outcome.of(compute) if self.rank == 0 else _Outcome()
+        found = self.broadcast(own)
         self._raise(found)
         return found.value
 

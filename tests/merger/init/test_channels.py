@@ -23,24 +23,26 @@ ZOO = ("resnet18", "mobilenet_v2", "vgg11_bn", "squeezenet1_0", "googlenet", "ci
 def test_permuted_model_keeps_its_outputs(name: str) -> None:
     task = "detection" if name.startswith("ssd") else "classification"
     torch.manual_seed(0)
-    model = _lively(build(name, ("a", "b"), {}, SIDE, task))
+    model = randomize_norms(build(name, ("a", "b"), {}, SIDE, task))
     channels = channels_of(model)
     assert channels is not None
     free = {key for (key, _), layout in channels.uses.items() if any(p.space in channels.widths for p in layout)}
     sizes = {key: tensor.numel() for key, tensor in model.named_parameters()}
     assert sum(sizes.get(key, 0) for key in free) > 0.9 * sum(sizes.values())
-    _check(model, _shuffle(channels.widths, 0), torch.randn(2, 3, SIDE, SIDE))
+    check_outputs(model, shuffle_spaces(channels.widths, 0), torch.randn(2, 3, SIDE, SIDE))
 
 
 @given(seed=st.integers(0, 2**16), width=st.sampled_from([4, 6]), extra=st.booleans(), chosen=st.data())
 @settings(max_examples=25, deadline=None)
 def test_permutation_of_any_spaces_keeps_outputs(seed: int, width: int, extra: bool, chosen: st.DataObject) -> None:
     torch.manual_seed(seed)
-    model = _lively(TinyNet(3, width, extra))
+    model = randomize_norms(TinyNet(3, width, extra))
     channels = channels_of(model)
     assert channels is not None and len(channels.widths) == 3 + extra
     spaces = chosen.draw(st.sets(st.sampled_from(sorted(channels.widths))))
-    _check(model, {space: _shuffle(channels.widths, seed)[space] for space in spaces}, torch.randn(2, 3, SIZE, SIZE))
+    check_outputs(
+        model, {space: shuffle_spaces(channels.widths, seed)[space] for space in spaces}, torch.randn(2, 3, SIZE, SIZE)
+    )
 
 
 class Mixed(nn.Module):
@@ -71,7 +73,7 @@ def test_channels_of_concatenations_products_and_repeats() -> None:
     (part,) = channels.uses["hidden.weight", 1]
     assert (part.width, part.repeat) == (10, 16)
     assert sorted(channels.widths.values()) == [3, 8]  # the product makes parts of a whole meet a whole
-    _check(model, _shuffle(channels.widths, 1), torch.randn(2, 3, 8, 8))
+    check_outputs(model, shuffle_spaces(channels.widths, 1), torch.randn(2, 3, 8, 8))
 
 
 class Strange(nn.Module):
@@ -91,7 +93,7 @@ def test_channels_of_unknown_operations_stay() -> None:
     model = Strange().eval()
     channels = channels_of(model)
     assert channels is not None and list(channels.widths.values()) == [5]
-    _check(model, _shuffle(channels.widths, 2), torch.randn(2, 3, 4, 4))
+    check_outputs(model, shuffle_spaces(channels.widths, 2), torch.randn(2, 3, 4, 4))
 
 
 class Deciding(nn.Module):
@@ -104,10 +106,10 @@ class Deciding(nn.Module):
 def test_channels_beside_a_computed_weight_stay() -> None:
     torch.manual_seed(0)
     first, last = weight_norm(nn.Conv2d(3, 4, 1)), nn.Conv2d(6, 2, 1)
-    model = _lively(nn.Sequential(first, nn.ReLU(), nn.Conv2d(4, 5, 1), nn.ReLU(), nn.Conv2d(5, 6, 1), last))
+    model = randomize_norms(nn.Sequential(first, nn.ReLU(), nn.Conv2d(4, 5, 1), nn.ReLU(), nn.Conv2d(5, 6, 1), last))
     channels = channels_of(model)
     assert channels is not None and {key for key, _ in channels.uses if "parametrizations" in key} == set()
-    _check(model, _shuffle(channels.widths, 0), torch.randn(2, 3, 8, 8))
+    check_outputs(model, shuffle_spaces(channels.widths, 0), torch.randn(2, 3, 8, 8))
 
 
 def test_channels_without_a_graph_are_none() -> None:
@@ -120,7 +122,7 @@ def test_channels_of_a_tensor_under_two_names_are_none() -> None:
     assert channels_of(model) is None
 
 
-def _lively(model: nn.Module) -> nn.Module:
+def randomize_norms(model: nn.Module) -> nn.Module:
     """The model in eval mode, its norms with statistics of their own, so that a channel out of place shows."""
     with torch.no_grad():
         for norm in batchnorms_of(model):
@@ -132,25 +134,25 @@ def _lively(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def _shuffle(widths, seed: int) -> dict[int, Tensor]:
+def shuffle_spaces(widths, seed: int) -> dict[int, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {space: torch.randperm(width, generator=generator) for space, width in widths.items()}
 
 
 @torch.no_grad()
-def _check(model: nn.Module, orders: dict[int, Tensor], frames: Tensor) -> None:
+def check_outputs(model: nn.Module, orders: dict[int, Tensor], frames: Tensor) -> None:
     channels = channels_of(model)
     assert channels is not None
-    before, old = _answers(model, frames), {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    before, old = flat_outputs(model, frames), {name: tensor.clone() for name, tensor in model.state_dict().items()}
     changed = permute_channels(old, channels, orders)
     if any((order != torch.arange(len(order))).any() for order in orders.values()):
         assert any(not torch.equal(changed[name], old[name]) for name in old)
     model.load_state_dict(changed)
-    after = _answers(model, frames)
+    after = flat_outputs(model, frames)
     scale = before.abs().max()
     assert scale > 0
     assert torch.allclose(after / scale, before / scale, atol=1e-5)
 
 
-def _answers(model: nn.Module, frames: Tensor) -> Tensor:
+def flat_outputs(model: nn.Module, frames: Tensor) -> Tensor:
     return torch.cat([leaf.flatten() for leaf in tree_leaves(model(frames)) if isinstance(leaf, Tensor)])
