@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -32,6 +32,7 @@ from models.sharing.plan import Member, SharingPlan
 
 SEARCHING = "sharing one group of layers after the other"
 SEEDS_PER_ROUND = 100
+Order = Callable[[MergeContext, list[Group]], list[Group]]
 
 
 def explain_gemel(ctx: MergeContext, options: MergeOptions, log: Sequence[Row], flops: float) -> list[SetTrial]:
@@ -47,41 +48,6 @@ def worthwhile_groups(ctx: MergeContext, options: MergeOptions) -> list[Group]:
     return [group for group in found if group.saved_bytes >= options.min_saving * total]
 
 
-@register_method("gemel", explain_gemel)
-def gemel(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
-    """The groups that save most first."""
-    return search(ctx, options, checkpoint, worthwhile_groups(ctx, options))
-
-
-@register_method("earliest", explain_gemel)
-def earliest(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
-    """Groups nearest the input first."""
-    queue = sorted(worthwhile_groups(ctx, options), key=partial(_mean_position, ctx))
-    return search(ctx, options, checkpoint, queue)
-
-
-@register_method("latest", explain_gemel)
-def latest(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
-    """Groups nearest the output first."""
-    queue = sorted(worthwhile_groups(ctx, options), key=lambda group: -_mean_position(ctx, group))
-    return search(ctx, options, checkpoint, queue)
-
-
-@register_method("random", explain_gemel)
-def random_order(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
-    """Groups in an order drawn from the seed."""
-    queue = worthwhile_groups(ctx, options)
-    random.Random(ctx.seed).shuffle(queue)
-    return search(ctx, options, checkpoint, queue)
-
-
-@register_method("one-model", explain_gemel)
-def one_model(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
-    """One model after the other joins those before it, with all its groups."""
-    queue = split_by_model(worthwhile_groups(ctx, options), list(ctx.queries))
-    return search(ctx, options, checkpoint, queue)
-
-
 def split_by_model(queue: Sequence[Group], queries: Sequence[str]) -> list[Group]:
     """Each group as one for each member beyond the first: the members up to each further query, in order."""
     joining = []
@@ -94,8 +60,9 @@ def split_by_model(queue: Sequence[Group], queries: Sequence[str]) -> list[Group
     return joining
 
 
-def search(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint, queue: Sequence[Group]) -> Merged:
-    """Try the groups of a queue one by one on top of what is accepted."""
+def search(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint, order: Order) -> Merged:
+    """Try the groups one by one, in this order, on top of what is accepted."""
+    queue = order(ctx, worthwhile_groups(ctx, options))
     required, budget = required_ratios(ctx, options.margin), Budget.of(ctx, options, checkpoint)
     checkpoint.add_row({"recipe": dict(options.recipe.__dict__), "flops": ctx.flops.total})
     ctx.stages.announce([SEARCHING])
@@ -270,3 +237,21 @@ def _mean_position(ctx: MergeContext, group: Group) -> float:
     """The mean position of the group's layers in their networks, 0 the first and 1 the last."""
     position = {(layer.query, layer.path): layer.position for layer in ctx.layers}
     return sum(position[member] for member in group.members) / len(group.members)
+
+
+def _shuffle(ctx: MergeContext, queue: list[Group]) -> list[Group]:
+    random.Random(ctx.seed).shuffle(queue)
+    return queue
+
+
+ORDERS: dict[str, Order] = {
+    "gemel": lambda ctx, queue: queue,
+    "earliest": lambda ctx, queue: sorted(queue, key=partial(_mean_position, ctx)),
+    "latest": lambda ctx, queue: sorted(queue, key=lambda group: -_mean_position(ctx, group)),
+    "random": _shuffle,
+    "one-model": lambda ctx, queue: split_by_model(queue, list(ctx.queries)),
+}
+"""Method -> the order of its groups: by bytes saved, from the input, from the output, drawn from the seed, or one
+model after the other with all its groups."""
+for _name, _order in ORDERS.items():
+    register_method(_name, explain_gemel)(partial(search, order=_order))
