@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import deque
 from concurrent.futures import Future
 
 from edge_runtime.capture.camera import Camera
@@ -26,23 +24,6 @@ from edge_runtime.runtime import ActiveConfig
 from edge_runtime.samples import Spool
 from edge_runtime.sinks.worker import DOWN, SinkManager
 
-RATE_WINDOW_S = 10.0
-
-
-class RecentCount:
-    """The recent growth of a counter; call it from one thread at a time."""
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
-
-    def per_second(self, now: float, total: int) -> float:
-        """The growth a second over the last window, given the present `total`."""
-        self._seen.append((now, total))
-        while len(self._seen) > 2 and self._seen[1][0] <= now - RATE_WINDOW_S:
-            self._seen.popleft()
-        (start, before), (_, after) = self._seen[0], self._seen[-1]
-        return (after - before) / (now - start) if now > start else 0.0
-
 
 class RuntimeStatus:
     """What HTTP needs of a running box; every call is thread-safe and returns at once."""
@@ -57,12 +38,10 @@ class RuntimeStatus:
     ) -> None:
         self._inference, self._reloads, self._sinks, self._observer = inference, reloads, sinks, observer
         self._spool, self._started = spool, time.monotonic()
-        self._rates: dict[str, RecentCount] = {}
-        self._lock = threading.Lock()
 
     def status(self) -> Status:
         """The box at this moment; the frame counts are consistent with each other."""
-        active, counts, now = self._inference.runtime.active, self._reloads.counts, time.monotonic()
+        active, now = self._inference.runtime.active, time.monotonic()
         box, device = active.box, active.executor.device
         queries = self._queries(active, now)
         workspaces = [device.costs.queries[query.id].workspace_bytes for query in queries if query.resident]
@@ -72,7 +51,7 @@ class RuntimeStatus:
             uptime_s=round(now - self._started, 1),
             budget_bytes=device.budget_bytes, resident_bytes=device.arena.residency.resident_bytes,
             workspace_bytes=max(workspaces, default=0), bytes_moved=device.arena.bytes_moved, loads=device.arena.swaps,
-            reloads={"applied": counts.applied, "refused": counts.refused}, refused=counts.reason,
+            reloads=dict(self._reloads.counts), refused=self._reloads.refused,
             held_back=dict(box.costed.loaded.held_back), bundle_fault=active.bundle_problem,
             cameras=[_camera_status(camera) for camera in active.cameras], queries=queries,
             sinks=self._sink_statuses(), drift=self._drift(active),
@@ -119,14 +98,12 @@ class RuntimeStatus:
     def _queries(self, active: ActiveConfig, now: float) -> list[QueryStatus]:
         publisher, device, nbytes = active.executor.publisher, active.executor.device, active.query_bytes
         ledgers = {row.pop("query"): LedgerStatus(**row) for row in publisher.ledger.to_json()}
-        with self._lock:
-            self._rates = {query: self._rates.get(query) or RecentCount() for query in active.queries}
-            rates = {query: rate.per_second(now, ledgers[query].processed) for query, rate in self._rates.items()}
         return [
             QueryStatus(
                 id=name, camera=query.camera, resident=device.is_resident(name), bytes=nbytes[name][0],
-                own_bytes=nbytes[name][1], fps=round(rates[name], 2), age_p95_ms=publisher.age_p95_ms(name),
-                sla_ms=query.sla_ms, failure=publisher.failures.get(name), ledger=ledgers[name],
+                own_bytes=nbytes[name][1], fps=round(publisher.per_second(name, now), 2),
+                age_p95_ms=publisher.age_p95_ms(name), sla_ms=query.sla_ms,
+                failure=publisher.failures.get(name), ledger=ledgers[name],
             )
             for name, query in active.queries.items()
         ]  # fmt: skip

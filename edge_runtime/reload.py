@@ -12,9 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -42,32 +41,16 @@ CANARY_FILES = ("canary-1.safetensors", "canary-2.safetensors")
 """Bundles with held back queries, beside the samples: one is written while the other serves."""
 QUESTION_KEYS = ("camera", "roi", "task", "classes", "input_size", "preprocess")
 """A query asks the same as before where these are equal."""
-FIXED_KEYS: dict[str, Callable[[BoxConfig], Any]] = {
-    "device": lambda config: config.device,
-    "spool": lambda config: config.spool,
-    "trace": lambda config: config.trace,
-    "http.bind": lambda config: None if config.http is None else (config.http.host, config.http.port),
-}
-"""Keys that cannot change while a box runs."""
-
 log = logging.getLogger("gemel.run")
 
 BuildBox = Callable[[ActiveConfig], ReadyBox | None]
 """Builds the box from config and bundle as they are now; None where nothing has changed. Raises InputError."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReloadCounts:
-    """Reloads so far; `reason` says why the last one was refused, None where it was applied."""
-
-    applied: int = 0
-    refused: int = 0
-    reason: str | None = None
-
-
 class ReloadManager:
-    """Runs requested reloads one after the other.
+    """Runs requested reloads one after the other, and counts them by outcome.
 
+    `refused` says why the last one was refused; None where it was applied.
     `notify` is called with whether a reload is under way, `on_applied` with the box that serves from now on.
     """
 
@@ -78,7 +61,8 @@ class ReloadManager:
         notify: Callable[[bool], object] = lambda _: None,
         on_applied: Callable[[ReadyBox], object] = lambda _: None,
     ) -> None:
-        self.counts = ReloadCounts()
+        self.counts = {"applied": 0, "refused": 0}
+        self.refused: str | None = None
         self._runtime, self._build, self._notify, self._on_applied = runtime, build, notify, on_applied
         self._changed = threading.Condition()
         self._open: list[Future[str | None]] = []
@@ -172,8 +156,8 @@ class ReloadManager:
 
     def _finish(self, reason: str | None) -> None:
         with self._changed:
-            counts = self.counts
-            self.counts = ReloadCounts(counts.applied + (reason is None), counts.refused + (reason is not None), reason)
+            self.counts["applied" if reason is None else "refused"] += 1
+            self.refused = reason
             if self._open:  # none where the box stops
                 self._open.pop(0).set_result(reason)
 
@@ -197,10 +181,16 @@ def _short_switch_interval() -> Iterator[None]:
 
 def check_change(before: BoxConfig, after: BoxConfig) -> None:
     """Raise InputError where a running box cannot take the other config."""
-    for key, value in FIXED_KEYS.items():
-        if value(before) != value(after):
+    addresses = [None if config.http is None else (config.http.host, config.http.port) for config in (before, after)]
+    fixed = {
+        "device": before.device == after.device,
+        "spool": before.spool == after.spool,
+        "http.bind": addresses[0] == addresses[1],
+    }
+    for key, is_same in fixed.items():
+        if not is_same:
             raise InputError(after.path, "cannot be changed while the box runs", "start the box again", key)
-    if after.trace is not None:
+    if before.trace is not None or after.trace is not None:
         problem = "a trace describes one box, so a box that writes one cannot be reloaded"
         raise InputError(after.path, problem, "leave `trace` out and start the box again", "trace")
 

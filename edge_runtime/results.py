@@ -6,10 +6,11 @@ import logging
 import re
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from edge_runtime.capture.reader import RecentRate
 from edge_runtime.queues import Frame, Ledger
 from edge_runtime.simulation.simulator import age_p95_ms
 from edge_runtime.sinks.base import ResultMessage
@@ -71,18 +72,16 @@ class Publisher:
     ) -> None:
         self.ledger = ledger
         self.failures: dict[str, str] = dict(damaged or {})
-        self._disabled = set(self.failures)
+        self.disabled = set(self.failures)
+        """The queries that cannot run."""
         self._offer, self._queries, self._identity = offer, queries, identity
         self._ages = {query: deque[float](maxlen=AGES_KEPT) for query in queries}
+        self._rates = {query: RecentRate() for query in queries}
 
     def inherit(self, before: Publisher) -> None:
-        """Keep the ages of the queries that another publisher has too."""
+        """Keep the ages and rates of the queries that another publisher has too."""
         self._ages.update({query: ages for query, ages in before._ages.items() if query in self._ages})
-
-    @property
-    def disabled(self) -> Set[str]:
-        """The queries that cannot run."""
-        return self._disabled
+        self._rates.update({query: rate for query, rate in before._rates.items() if query in self._rates})
 
     def publish(
         self, query: str, frames: Sequence[Frame], predictions: Sequence[Prediction], finished_at: float
@@ -95,6 +94,7 @@ class Publisher:
         for frame, record in zip(frames, records, strict=True):
             self.ledger.count_processed(query, late=record["late"])
             self._ages[query].append(finished_at - frame.captured_at)
+            self._rates[query].add(finished_at)
             self._offer(ResultMessage(record, frame.image))
 
     def drop(self, query: str, frames: Iterable[Frame], reason: str) -> None:
@@ -112,11 +112,15 @@ class Publisher:
     def disable(self, query: str, error: Exception) -> None:
         """Do not run this query any more; the others run without it."""
         self._log_failure(query, error)
-        self._disabled.add(query)
+        self.disabled.add(query)
 
     def age_p95_ms(self, query: str) -> float | None:
         """The 95th percentile of the ages of a query's newest results; None without any."""
         return age_p95_ms(self._ages[query])
+
+    def per_second(self, query: str, now: float) -> float:
+        """The recent results of a query a second."""
+        return self._rates[query].per_second(now)
 
     def _log_failure(self, query: str, error: Exception) -> None:
         """Log a failure once, also where only numbers in its text change."""

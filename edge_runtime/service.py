@@ -335,7 +335,7 @@ class Service:
     def summary(self) -> dict[str, Any]:
         """What was done so far."""
         inference, arena, executor = self._inference, self._runtime.arena, self._inference.executor
-        active, counts, mailboxes = self._runtime.active, self._reloads.counts, self._runtime.mailboxes
+        active, reloads, mailboxes = self._runtime.active, self._reloads, self._runtime.mailboxes
         ledger, warm_up, started = self._runtime.ledger, inference.warm_up, inference.started
         return {
             **active.box.costed.to_json(), "run": active.identity.run, "engines": active.box.engine_names,
@@ -348,7 +348,7 @@ class Service:
             "max_waiting_bytes": mailboxes.max_bytes, "most_waiting_bytes": mailboxes.max_waiting_bytes,
             "overhead_bytes": self._overhead_bytes, "copy_bytes_per_s": round(executor.costs.copy_bytes_per_s),
             "queries": executor.to_json(), "cameras": [camera.to_json() for camera in inference.cameras],
-            "reloads": {"applied": counts.applied, "refused": counts.refused}, "refused": counts.reason,
+            "reloads": dict(reloads.counts), "refused": reloads.refused,
             "bundle_fault": active.bundle_problem,
             "sinks": self._sinks.to_json(), "sinks_gone": self._sinks.past_json(),
             "spool": None if self._spool is None else self._spool.to_json(),
