@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
+import os
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,10 @@ import pytest
 import torch
 from torch import nn
 
+from models import zoo
 from models.bundle import open_bundle
+from models.bundle.format import is_open_as, open_file
+from models.bundle.model_spec import load_model_spec, model_spec
 from models.errors import BundleError, InputError
 from models.weights import save_weights
 
@@ -28,17 +32,6 @@ def test_models_share_views_of_one_mapping(sample):
             assert state[path].data_ptr() == bundle.tensor(name).data_ptr() == start + begin
     pointers = {model.get_parameter("conv.weight").data_ptr() for model in models.values()}
     assert len(pointers) == 1
-
-
-def test_names_in_order_follow_the_file(sample):
-    bundle = open_bundle(sample.path)
-    for query in bundle.queries:
-        names = bundle.names_in_order(query.id)
-        assert set(names) == set(query.tensors.values())
-        begins = [bundle.header.entries[name].begin for name in names]
-        assert begins == sorted(begins)
-        assert len(set(names)) == len(names)
-        assert all(bundle.nbytes(name) == bundle.tensor(name).nbytes for name in names)
 
 
 def test_build_of_an_unknown_query_names_the_known(sample):
@@ -77,19 +70,10 @@ def build(num_classes, width=4):
 """
 
 
-@pytest.mark.parametrize(
-    ("frame", "problem"),
-    [
-        (np.zeros((8, 8, 3), np.float32), "is float32 (8, 8, 3); give a decoded frame, uint8 RGB (H, W, 3)"),
-        (np.zeros((8, 8), np.uint8), "is uint8 (8, 8); give"),
-        (np.zeros((1, 8, 8, 3), np.uint8), "is uint8 (1, 8, 8, 3); give"),
-        ("frame.jpg", "is str; give"),
-    ],
-    ids=["0 to 1", "grey", "a batch", "a path"],
-)
-def test_preprocess_of_an_undecoded_frame_is_refused(sample, frame, problem):
+@pytest.mark.parametrize("frame", [np.zeros((8, 8, 3), np.float32), np.zeros((8, 8), np.uint8), "frame.jpg"], ids=type)
+def test_preprocess_of_an_undecoded_frame_is_refused(sample, frame):
     prepare: Any = open_bundle(sample.path).build("gate").preprocess
-    with pytest.raises(InputError, match=re.escape(f"the frame: {problem}")):
+    with pytest.raises(InputError, match=r"the frame: is .*; give a decoded frame, uint8 RGB \(H, W, 3\)"):
         prepare(frame)
 
 
@@ -108,3 +92,62 @@ def test_build_imports_a_factory_only_if_listed(tmp_path, sample, writer, monkey
     assert "foreign_architectures" in sys.modules
     assert torch.equal(built.get_parameter("0.weight"), model.get_parameter("0.weight"))
     del sys.modules["foreign_architectures"]
+
+
+def test_read_of_a_proven_file_fails_after_a_change(tmp_path):
+    path = tmp_path / "b"
+    path.write_bytes(b"0123456789")
+    file = open_file(path, "")
+    file.proven = file.opened_as
+    room = bytearray(4)
+    file.read(3, memoryview(room))
+    assert room == b"3456" and is_open_as(file)
+    with path.open("r+b") as other:
+        other.write(b"zz")
+    os.utime(path, ns=(0, file.opened_as.mtime_ns + 1))
+    with pytest.raises(OSError, match="changed in place"):
+        file.read(3, memoryview(room))
+    file.proven = None
+    file.read(0, memoryview(room))
+    assert room == b"zz23" and not is_open_as(file)
+    os.truncate(path, 2)
+    with pytest.raises(OSError, match="has become shorter"):
+        file.read(0, memoryview(room))
+
+
+def test_read_of_a_replaced_file_gives_the_old_bytes(tmp_path):
+    path = tmp_path / "b"
+    path.write_bytes(b"0123456789")
+    file = open_file(path, "")
+    file.proven = file.opened_as
+    (tmp_path / "other").write_bytes(b"zzzzzzzzzz")
+    os.replace(tmp_path / "other", path)
+    room = bytearray(4)
+    file.read(0, memoryview(room))
+    assert room == b"0123" and not is_open_as(file)
+    descriptor = file.descriptor
+    del file
+    with pytest.raises(OSError):
+        os.fstat(descriptor)
+
+
+def test_zoo_spec_depends_on_all_arguments():
+    def spec(model, **others):
+        keys = {"model_args": {}, "input_size": 64, "task": "detection", "classes": ("a", "b"), **others}
+        query = SimpleNamespace(model=model, **keys)
+        built = zoo.build(model, query.classes, query.model_args, query.input_size, query.task, "meta")
+        found = load_model_spec(query, lambda: built)  # type: ignore[arg-type]
+        assert found == model_spec(built)
+        return found
+
+    first = spec("ssd_resnet18")
+    for others in ({"classes": ("a", "b", "c")}, {"model_args": {"aspect_ratios": []}}):
+        assert spec("ssd_resnet18", **others) != first
+    vit = {"task": "classification"}
+    assert spec("vit_b_16", **vit) != spec("vit_b_16", **vit, input_size=96)
+
+
+def test_model_spec_of_tied_tensors_names_the_first():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    assert model_spec(model).same == {"1.weight": "0.weight"}

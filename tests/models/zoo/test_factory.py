@@ -40,14 +40,14 @@ def ask(folder: Path, source: str, model: str = "models:make", task: str = "clas
 
 
 def refusal(query: Query, device: str = "cpu") -> str:
-    """The line that building the query's model ends in."""
+    """The error of building the query's model."""
     with pytest.raises(InputError) as caught:
         zoo.build_query(query, device)
     assert "\n" not in str(caught.value) and caught.value.hint
     return str(caught.value)
 
 
-def test_factory_beside_the_workload_is_found_in_models_py(tmp_path) -> None:
+def test_factory_beside_the_workload_is_found(tmp_path) -> None:
     source = f"{NET}\ndef make(num_classes, width):\n    return Net(num_classes, width)"
     query = ask(tmp_path, source, model_args={"width": 6})
     model = zoo.build_query(query)
@@ -100,7 +100,7 @@ BAD = {
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("case", BAD)
-def test_a_factory_at_fault_is_one_line_with_file_key_and_query(tmp_path, case: str, device: str) -> None:
+def test_invalid_factory_is_refused_in_one_line(tmp_path, case: str, device: str) -> None:
     source, fault = BAD[case]
     line = refusal(ask(tmp_path, source), device)
     assert line.startswith(f"{tmp_path / 'workload.yaml'}: ")
@@ -108,7 +108,7 @@ def test_a_factory_at_fault_is_one_line_with_file_key_and_query(tmp_path, case: 
     assert fault in line
 
 
-def test_loading_checks_the_input_size_and_leaves_the_modes_of_the_parts(tmp_path) -> None:
+def test_load_weights_checks_the_input_size_and_keeps_modes(tmp_path) -> None:
     source = NET + "def make(num_classes):\n    net = Net(num_classes)\n    net.conv.eval()\n    return net"
     query = ask(tmp_path, source)
     model = zoo.build_query(query)
@@ -127,6 +127,6 @@ def test_loading_checks_the_input_size_and_leaves_the_modes_of_the_parts(tmp_pat
 
 
 @pytest.mark.parametrize("model", ["models.py:make", "models:", "a:b:c", "../models:make"])
-def test_a_name_that_is_none_is_refused_when_the_workload_is_read(tmp_path, model: str) -> None:
+def test_workload_with_an_invalid_factory_name_is_refused(tmp_path, model: str) -> None:
     with pytest.raises(InputError, match=r"is no name of a factory; write it as package\.module:factory"):
         ask(tmp_path, "", model)

@@ -1,4 +1,4 @@
-"""The zoo's classifiers: any class count and input size, torchvision's networks, one line for what they cannot take."""
+"""The zoo's classifiers: any class count and input size, torchvision's networks, refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def theirs(name: str, **keys) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", one_in(4, zoo.names("classification")))
-def test_every_classifier_answers_with_one_logit_for_each_class(name: str) -> None:
+def test_classifier_answers_one_logit_a_class(name: str) -> None:
     entry = ENTRIES[name]
     check_answer(name, ours(name, entry.input_size, "meta"), entry.input_size, "classification", 3)
     smaller = SMALL.get(name, 64)
@@ -40,7 +40,7 @@ def test_every_classifier_answers_with_one_logit_for_each_class(name: str) -> No
 
 
 @pytest.mark.parametrize("name", ["regnet_y_400mf", "regnet_y_8gf"])
-def test_a_network_built_here_from_published_numbers_is_torchvisions(name: str) -> None:
+def test_regnet_is_torchvisions(name: str) -> None:
     mine, reference = ours(name, 64).eval(), theirs(name).eval()
     mine.load_state_dict(reference.state_dict())
     x = torch.rand(1, 3, 64, 64)
@@ -49,7 +49,7 @@ def test_a_network_built_here_from_published_numbers_is_torchvisions(name: str) 
 
 
 @pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
-def test_the_zoos_scaling_stands_for_transform_input(name: str) -> None:
+def test_scaling_replaces_transform_input(name: str) -> None:
     """torchvision's published weights of these two see -1..1, made inside the network from ImageNet's scaling."""
     torch.manual_seed(0)
     mine, reference = ours(name, 80).eval(), theirs(name, transform_input=True, init_weights=True).eval()
@@ -63,12 +63,12 @@ def test_the_zoos_scaling_stands_for_transform_input(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "size"), [("inception_v3", 299), ("efficientnet_b3", 300), ("resnet50", 224)])
-def test_the_registry_knows_the_published_input_size(name: str, size: int) -> None:
+def test_entry_has_the_published_input_size(name: str, size: int) -> None:
     assert ENTRIES[name].input_size == size
     assert ENTRIES[name].published == name
 
 
-def test_a_size_that_is_no_multiple_of_the_patches_is_one_line() -> None:
+def test_vit_of_an_invalid_input_size_is_refused() -> None:
     with pytest.raises(InputError, match=r"vit_b_16: input_size: .*100 is no multiple of 16.*; 96 is") as caught:
         ours("vit_b_16", 100, "meta")
     assert "\n" not in str(caught.value)

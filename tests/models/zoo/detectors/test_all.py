@@ -27,7 +27,7 @@ def detector(name: str, classes: int = 2, size: int | None = None, device: str =
 
 
 @pytest.mark.parametrize("name", [*SMALL, "ssd300_vgg16"])
-def test_meta_device_allocates_nothing_and_knows_the_default_boxes(name):
+def test_ssd_on_meta_has_default_boxes(name):
     model = detector(name, device="meta", size=300)
     assert {tensor.device.type for tensor in model.state_dict().values()} == {"meta"}
     boxes = model.default_boxes()
@@ -37,7 +37,7 @@ def test_meta_device_allocates_nothing_and_knows_the_default_boxes(name):
 
 
 @pytest.mark.parametrize("name", ["ssdlite320_mobilenet_v3_large", "ssd300_vgg16"])
-def test_state_dict_and_default_boxes_are_torchvisions(name):
+def test_ssd_keys_and_default_boxes_are_torchvisions(name):
     with torch.device("meta"):
         theirs = getattr(torchvision.models.detection, name)(weights=None, weights_backbone=None, num_classes=91)
     size = 320 if "320" in name else 300
@@ -58,7 +58,7 @@ def test_state_dict_and_default_boxes_are_torchvisions(name):
         ("ssd_resnet18", "resnet18"),
     ],
 )
-def test_a_classifiers_weights_fit_under_backbone(name, classifier):
+def test_classifier_weights_fit_under_backbone(name, classifier):
     with torch.device("meta"):
         pretrained = torchvision.models.get_model(classifier, weights=None).state_dict()
     own = detector(name, device="meta").state_dict()

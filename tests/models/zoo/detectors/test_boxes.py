@@ -21,13 +21,13 @@ def boxes_of(frames: int, count: int, seed: int) -> torch.Tensor:
     return torch.cat([low, low + 1 + 20 * torch.rand(frames, count, 2, generator=generator)], dim=2)
 
 
-def test_anchors_are_torchvisions_on_a_side_it_does_not_pad():
+def test_anchors_are_torchvisions():
     maps = [torch.zeros(1, 1, 12, 12), torch.zeros(1, 1, 5, 5)]
     theirs = GENERATOR(ImageList(torch.zeros(1, 1, 96, 96), [(96, 96)]), maps)[0]
     torch.testing.assert_close(anchors_of(GENERATOR, 96, [(12, 12), (5, 5)]), theirs)
 
 
-def test_decoding_undoes_torchvisions_encoding_and_bounds_wild_deltas():
+def test_decode_boxes_inverts_encoding_and_bounds_deltas():
     coder = BoxCoder((10.0, 10.0, 5.0, 5.0))
     anchors, wanted = boxes_of(1, 20, 0)[0], boxes_of(1, 20, 1)[0]
     deltas = coder.encode_single(wanted, anchors)
@@ -37,7 +37,7 @@ def test_decoding_undoes_torchvisions_encoding_and_bounds_wild_deltas():
 
 
 @given(st.integers(1, 40), st.integers(0, 10**6), st.floats(0.1, 0.9), st.floats(0, 1))
-def test_what_is_kept_is_what_plain_suppression_of_the_real_boxes_keeps(count, seed, iou, absent):
+def test_suppress_equals_plain_suppression(count, seed, iou, absent):
     boxes = boxes_of(2, count, seed)
     generator = torch.Generator().manual_seed(seed + 1)
     scores = torch.rand(2, count, generator=generator)
@@ -52,7 +52,7 @@ def test_what_is_kept_is_what_plain_suppression_of_the_real_boxes_keeps(count, s
         assert (box_iou(boxes[frame, rows], boxes[frame, rows]).fill_diagonal_(0) <= iou + 1e-6).all()
 
 
-def test_on_the_meta_device_the_worst_case_goes_on():
+def test_suppress_on_meta_keeps_all():
     boxes, scores = torch.zeros(2, 7, 4, device="meta"), torch.zeros(2, 7, device="meta")
     assert suppress(boxes, scores, 0.5).shape == (2, 7)
     assert rows_where(scores.flatten() > 0).shape == (14,)

@@ -72,7 +72,7 @@ def rows(boxes: Tensor, scores: Tensor, labels: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("targets", ["objects", "one frame empty"])
-def test_the_loss_is_torchvisions(small, targets):
+def test_loss_is_torchvisions(small, targets):
     theirs = torchvisions(small, SMALL).train()
     images, wanted = squares()
     if targets == "one frame empty":
@@ -86,7 +86,7 @@ def test_the_loss_is_torchvisions(small, targets):
     assert float(ours) == pytest.approx(float(expected), rel=1e-4)
 
 
-def test_a_sure_original_teaches_what_labels_teach_and_an_unsure_one_less(small):
+def test_distill_is_weighted_by_the_teachers_scores(small):
     images, targets = squares()
     boxes, labels = torch.zeros(2, 100, 4), torch.zeros(2, 100)  # labels as floats: training turns all outputs so
     boxes[:, 0] = torch.cat([target.boxes for target in targets])
@@ -110,7 +110,7 @@ def test_a_sure_original_teaches_what_labels_teach_and_an_unsure_one_less(small)
 
 
 @pytest.mark.parametrize("name", ["fasterrcnn_resnet50_c5", "fasterrcnn_resnet101_fpn"])
-def test_a_classifiers_weights_fit_under_the_backbone(name):
+def test_classifier_weights_fit_under_the_body(name):
     with torch.device("meta"):
         pretrained = torchvision.models.get_model(name.split("_")[1], weights=None).state_dict()
     own = zoo.build(name, ("car",), {}, SIZE, "detection", device="meta").state_dict()

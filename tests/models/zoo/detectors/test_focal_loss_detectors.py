@@ -63,7 +63,7 @@ def test_detections_are_torchvisions(detector_and_name):
         assert apart.amin(dim=0).amax() < 1e-4 and apart.amin(dim=1).amax() < 1e-4
 
 
-def test_the_loss_is_torchvisions_with_and_without_objects(detector_and_name):
+def test_focal_loss_is_torchvisions(detector_and_name):
     name, model = detector_and_name
     theirs = torchvisions(model, name).train()
     images, targets = squares()
@@ -75,7 +75,7 @@ def test_the_loss_is_torchvisions_with_and_without_objects(detector_and_name):
     assert float(ours) == pytest.approx(float(expected), rel=1e-4)
 
 
-def test_focal_distillation_is_zero_at_the_original_only(detector_and_name):
+def test_focal_distill_is_zero_at_the_teacher(detector_and_name):
     _, model = detector_and_name
     with torch.no_grad():
         logits, *others = model(frames())

@@ -106,7 +106,7 @@ def random_values(model: YOLOv3, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CFG)
-def test_parameters_weights_file_and_operations_are_the_published_ones(name):
+def test_yolov3_has_the_published_sizes(name):
     model = model_of(name, device="meta")
     parameters, file_bytes, operations = PUBLISHED[name]
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
@@ -116,7 +116,7 @@ def test_parameters_weights_file_and_operations_are_the_published_ones(name):
 
 
 @pytest.mark.parametrize("name", CFG)
-def test_weights_of_a_darknet_file_compute_what_its_cfg_says(name, tmp_path: Path):
+def test_yolov3_computes_as_darknet(name, tmp_path: Path):
     model = model_of(name, classes=2, size=64)
     values = random_values(model)
     path = tmp_path / "random.weights"
@@ -133,7 +133,7 @@ def test_weights_of_a_darknet_file_compute_what_its_cfg_says(name, tmp_path: Pat
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-def test_a_box_is_decoded_as_the_paper_says():
+def test_yolov3_decodes_as_published():
     model = model_of("yolov3_tiny", classes=3, size=416, device="meta")
     coarse, fine = torch.full((1, 24, 13, 13), -20.0), torch.full((1, 24, 26, 26), -20.0)
     # Row 4, column 7 of the coarse map, its second anchor, 135 x 169: objectness 0.5, class 2 at 0.5.
@@ -151,7 +151,7 @@ def test_a_box_is_decoded_as_the_paper_says():
     assert found.boxes[0].tolist() == pytest.approx([max(0, value) for value in expected], abs=1e-6)
 
 
-def test_the_anchor_of_the_objects_shape_answers_in_the_cell_of_its_centre():
+def test_yolov3_assigns_the_anchor_of_the_objects_shape():
     model = model_of("yolov3", classes=1, device="meta")
     maps = model(torch.zeros(1, 3, 416, 416, device="meta"))
     maps = tuple(torch.zeros(each.shape) for each in maps)
@@ -161,7 +161,7 @@ def test_the_anchor_of_the_objects_shape_answers_in_the_cell_of_its_centre():
     assert answers.tolist() == [[0, first_fine + (100 // 8 * 52 + 200 // 8) * 3 + 1]]
 
 
-def test_distillation_ends_where_both_agree():
+def test_yolov3_distill_is_zero_at_the_teacher():
     model = model_of("yolov3_tiny", classes=2, device="meta")
     generator = torch.Generator().manual_seed(0)
     teacher = tuple(torch.randn(2, 21, side, side, generator=generator) for side in (13, 26))
