@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 FORMAT = 3
 MANIFEST_KEY = "gemel.manifest"
 SCALE = "scale"
-MAX_ARGUMENT_DEPTH = 2
-"""Nesting of lists in the arguments of a zoo model: anchors are a list of pairs."""
 
 Id = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 TensorName = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -230,15 +228,6 @@ def _check_query(query: BundleQuery, where: str) -> None:
         0 <= low < high < FURTHEST_PIXEL for low, high in zip(query.roi[:2], query.roi[2:])
     ):
         raise ParseError(f"{where}.roi: empty or negative, or beyond {FURTHEST_PIXEL:,.0f} pixels")
-    if ":" not in query.model and not all(_is_plain(value, MAX_ARGUMENT_DEPTH) for value in query.model_args.values()):
-        raise ParseError(f"{where}.model_args: only plain values, and lists and pairs of them")
-
-
-def _is_plain(value: Any, depth: int) -> bool:
-    """Whether a value is no mapping, and a list of such values at most so deep."""
-    if isinstance(value, list):
-        return depth > 0 and all(_is_plain(item, depth - 1) for item in value)
-    return not isinstance(value, dict)
 
 
 def _first_problem(error: ValidationError) -> str:

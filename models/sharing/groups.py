@@ -9,7 +9,7 @@ classifier. Layers that no order matches are paired in sequence, so the layer-sh
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
@@ -73,8 +73,8 @@ def groups(
         if not layer.head:
             by_query[layer.query].append(layer)
     slots = _in_order(by_query, signature) if pairing == "order" else _align_queries(by_query, signature, likeness)
-    repeated = chain.from_iterable(_find_repeated(rows, signature) for rows in by_query.values())
-    counts = Counter(layer.signature(signature) for layer in repeated)
+    counts = [Counter(layer.signature(signature) for layer in rows) for rows in by_query.values()]
+    repeated = {name for of_query in counts for name, count in of_query.items() if count > 1}
     how = "order" if pairing == "order" else "likeness" if likeness else "position"
     queries = {query: index for index, query in enumerate(by_query)}
     found = []
@@ -83,7 +83,7 @@ def groups(
             name = slot.first.signature(signature)
             members = sorted(slot.members, key=lambda layer: queries[layer.query])
             paths = tuple((layer.query, layer.path) for layer in members)
-            found.append(Group(name, paths, slot.first.bytes, how if counts[name] else "only"))
+            found.append(Group(name, paths, slot.first.bytes, how if name in repeated else "only"))
     return sorted(found, key=lambda group: (-group.saved_bytes, group.signature, group.members))
 
 
@@ -99,11 +99,6 @@ def ceiling_bytes(layers: Iterable[Layer], signature: Signature = "wide") -> int
     return sum(size[name] * (n.total() - max(n.values())) for name, n in counts.items())
 
 
-def _find_repeated(rows: Sequence[Layer], signature: Signature) -> list[Layer]:
-    counts = Counter(layer.signature(signature) for layer in rows)
-    return [layer for layer in rows if counts[layer.signature(signature)] > 1]
-
-
 def _in_order(by_query: dict[str, list[Layer]], signature: Signature) -> list[_Slot]:
     slots: dict[tuple[str, int], _Slot] = {}
     for rows in by_query.values():
@@ -117,7 +112,9 @@ def _in_order(by_query: dict[str, list[Layer]], signature: Signature) -> list[_S
 
 def _align_queries(by_query: dict[str, list[Layer]], signature: Signature, likeness: Likeness | None) -> list[_Slot]:
     """Slots in the order of one sequence to which all networks are aligned, the longest network first."""
-    names = _number_signatures(by_query, signature)
+    names: dict[str, int] = {}
+    for layer in chain.from_iterable(by_query.values()):
+        names.setdefault(layer.signature(signature), len(names))
     sequence: list[_Slot] = []
     known: dict[tuple[int, ...], list[_Slot]] = {}
     for query in sorted(by_query, key=lambda query: -len(by_query[query])):
@@ -131,14 +128,6 @@ def _align_queries(by_query: dict[str, list[Layer]], signature: Signature, liken
         for layer, slot in zip(rows, taken):
             slot.add(layer)
     return sequence
-
-
-def _number_signatures(by_query: dict[str, list[Layer]], signature: Signature) -> dict[str, int]:
-    names: dict[str, int] = {}
-    for rows in by_query.values():
-        for layer in rows:
-            names.setdefault(layer.signature(signature), len(names))
-    return names
 
 
 def _assign_slots(

@@ -76,14 +76,14 @@ for _depth in DEPTHS:
     register(f"cifar_resnet{_depth}", task="classification", input_size=32, width=10)(partial(_build, _depth))
 
 
-RESNETS = (*(f"resnet{depth}" for depth in (18, 34, 50, 101, 152)), "resnext50_32x4d", "wide_resnet50_2")
-VGGS = tuple(f"vgg{depth}{norm}" for depth in (11, 13, 16, 19) for norm in ("", "_bn"))
-PLAIN = ("alexnet", "squeezenet1_0", "squeezenet1_1", "densenet121")
-MOBILE = (
-    *("mobilenet_v2", "mobilenet_v3_small", "mobilenet_v3_large"),
-    *("shufflenet_v2_x0_5", "shufflenet_v2_x1_0", "efficientnet_b0", "efficientnet_b3"),
-)
-MODERN = ("convnext_tiny",)
+PLAIN = (
+    *(f"resnet{depth}" for depth in (18, 34, 50, 101, 152)), "resnext50_32x4d", "wide_resnet50_2",
+    *(f"vgg{depth}{norm}" for depth in (11, 13, 16, 19) for norm in ("", "_bn")),
+    "alexnet", "squeezenet1_0", "squeezenet1_1", "densenet121", "convnext_tiny", "swin_t",
+    "mobilenet_v2", "mobilenet_v3_small", "mobilenet_v3_large", "shufflenet_v2_x0_5", "shufflenet_v2_x1_0",
+    "efficientnet_b0", "efficientnet_b3",
+)  # fmt: skip
+"""Classifiers of torchvision that take frames of many sizes, as they are."""
 
 
 def build_classifier(name: str, num_classes: int, input_size: int, **model_args: Any) -> nn.Module:
@@ -98,7 +98,7 @@ def register_classifier(name: str, factory: Factory, **keys: Any) -> None:
     register(name, task="classification", input_size=size, published=name, **keys)(factory)
 
 
-for _name in (*RESNETS, *VGGS, *PLAIN, *MOBILE, *MODERN):
+for _name in PLAIN:
     register_classifier(_name, partial(build_classifier, _name))
 
 
@@ -127,14 +127,7 @@ with tensors and so cannot build these networks on the meta device."""
 def _build_regnet(name: str, num_classes: int, input_size: int, **model_args: Any) -> nn.Module:
     depths, widths, group = STAGES[name]
     count = len(depths)
-    stages = BlockParams(
-        depths=list(depths),
-        widths=list(widths),
-        group_widths=[group] * count,
-        bottleneck_multipliers=[1.0] * count,
-        strides=[2] * count,
-        se_ratio=SQUEEZE_RATIO,
-    )
+    stages = BlockParams(list(depths), list(widths), [group] * count, [1.0] * count, [2] * count, SQUEEZE_RATIO)
     norm_layer = partial(nn.BatchNorm2d, eps=1e-5, momentum=0.1)
     return RegNet(stages, num_classes, norm_layer=norm_layer, **model_args)
 
@@ -155,4 +148,3 @@ def vit_b_16(num_classes: int, input_size: int, **model_args: Any) -> nn.Module:
 
 
 register_classifier("vit_b_16", vit_b_16)
-register_classifier("swin_t", partial(build_classifier, "swin_t"))

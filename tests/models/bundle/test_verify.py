@@ -81,7 +81,7 @@ LIES = {
     "model unknown": (lambda m: m["queries"][0].update(model="tiny_nothing"), "is not in the zoo"),
     "model of another task": (lambda m: m["queries"][0].update(model="ssd300_vgg16"), "queries|query north"),
     "model_args nested": (lambda m: m["queries"][0].update(model_args={"s": [[1, 16, 10**9, 1]]}), "cannot be built"),
-    "model_args deep": (lambda m: m["queries"][0].update(model_args={"s": [[[1]]]}), "model_args"),
+    "model_args deep": (lambda m: m["queries"][0].update(model_args={"scales": [[[1]]]}), "cannot be built"),
     "path unknown": (lambda m: m["queries"][2]["tensors"].update({"fc.scale": first(m, 2)}), "has no fc.scale"),
     "path missing": (lambda m: m["queries"][2]["tensors"].pop("fc.bias"), "needs fc.bias"),
     "name not a hash": (lambda m: m["queries"][2]["tensors"].update({"fc.bias": "pad.0"}), "tensors"),

@@ -90,10 +90,6 @@ BAD = {
         NET + MAKE.format("net.fc.bias = nn.Parameter(torch.zeros(1).expand(num_classes))"),
         "fc.bias is not contiguous (shape (2,), strides (0,))",
     ),
-    "overlapping": (
-        NET + MAKE.format("flat = torch.zeros(9); net.a = nn.Parameter(flat[:5]); net.b = nn.Parameter(flat[4:])"),
-        "a and b overlap in memory; store b as a .clone() of its own",
-    ),
     "argument": (NET + "def make():\n    return Net(2)", "cannot be built: TypeError: make() takes 0 positional"),
 }  # fmt: skip
 
