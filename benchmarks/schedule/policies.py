@@ -1,7 +1,7 @@
 """The schedule's figures over the catalogue's workloads, device profiles and memory settings (docs/results.md).
 
 Usage: python -m benchmarks.schedule.policies frames [--device D ...] [--seeds N] [--seconds S] [--json FILE]
-       python -m benchmarks.schedule.policies planning | overhead [--json FILE]
+       python -m benchmarks.schedule.policies planning | deciding [--json FILE]
        python -m benchmarks.schedule.policies promise --json FILE [--seed N] [--workloads N] [--limit-s S]
        python -m benchmarks.schedule.policies tables FILE...
 
@@ -9,7 +9,7 @@ frames: every workload of benchmarks/workloads but the real ones, merged at the 
 weight) on three modelled device profiles at min, 50 % and 75 % of what the originals need. `time-sharing`, `gemel` and
 `adaptive` get the same frames: each query's rate, phases drawn from the seed, the box empty at the start. The bound of
 `bound.py` stands beside. Cases that FILE has of the same code are not measured again. planning: seconds to plan
-15 and 1,000 queries made of the catalogue's. overhead: processor time in `decide` per frame received. promise:
+15 and 1,000 queries made of the catalogue's. deciding: CPU time of a decision for 15 of these. promise:
 workloads drawn at random (`drawn.py`) on all devices at min, 50 % and 75 %, `adaptive` against `gemel`; goes on where
 it was stopped, and stops after S seconds. tables: those of docs/results.md from the files that `frames` wrote, one for
 each device, say. Exit code 1 when `adaptive` has less than 98 % of the frames in time of `gemel` in any case, or a
@@ -27,12 +27,12 @@ from benchmarks.machine import machine
 from benchmarks.schedule.cases import DEVICES, markdown
 from benchmarks.schedule.frames import measure, misses, read, tables
 from benchmarks.schedule.promise import HEADS, broken, play, promise_rows
-from benchmarks.schedule.speed import overhead, planning
+from benchmarks.schedule.speed import deciding, planning
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("part", choices=("frames", "planning", "overhead", "promise", "tables"))
+    parser.add_argument("part", choices=("frames", "planning", "deciding", "promise", "tables"))
     parser.add_argument("files", nargs="*", type=Path, help="tables: what `frames --json` wrote")
     parser.add_argument("--device", action="append", choices=DEVICES)
     parser.add_argument("--seeds", type=int, default=3)
@@ -58,7 +58,7 @@ def main() -> int:
         failed = broken(cases)
         print("\n".join([markdown(HEADS, promise_rows(cases)), *(f"broken: {row}" for row in failed)]))
         return bool(failed)
-    found = planning() if args.part == "planning" else overhead(args.seconds)
+    found = planning() if args.part == "planning" else deciding(args.seconds)
     if args.json:
         args.json.write_text(json.dumps({"machine": machine(), "date": date.today().isoformat(), args.part: found}))
     return 0

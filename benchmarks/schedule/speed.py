@@ -1,10 +1,11 @@
-"""What deciding costs: seconds to plan few and many queries, processor time per frame while running."""
+"""Seconds to plan few and many queries, and CPU time of a decision."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -14,11 +15,9 @@ from edge_runtime.scheduler import Decision, Plan, QuerySpec, SchedulerState
 from edge_runtime.scheduler.costs import Costs, QueryCost, coalesce_tensors, memory_settings
 from edge_runtime.simulation.device_profiles import PROFILES
 from edge_runtime.simulation.simulator import simulate
-from gemel.text import table
 
 PLANNED = (15, 1000)
 DEVICE = "orin-nano-8gb"
-REPEATS = 3
 
 Row = dict[str, Any]
 
@@ -30,16 +29,15 @@ def planning_rows(found: Sequence[Row]) -> list[tuple[str, ...]]:
     return [(f"{count:,}", memory, *(f"{at[count, memory, name]:.2f} s" for name in ORDER)) for count, memory in places]
 
 
-def overhead_rows(found: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Memory, and the median and the worst microseconds per frame of each policy of ORDER over the workloads."""
-    spent: dict[tuple[str, str], list[float]] = {}
-    for row in found:
-        spent.setdefault((row["memory"], row["policy"]), []).append(row["us_per_frame"])
-    memories = dict.fromkeys(row["memory"] for row in found)
+def deciding_rows(found: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Queries, memory, and the microseconds of a decision of each policy of ORDER: median / 99th percentile."""
+    at = {(row["queries"], row["memory"], row["policy"]): row for row in found}
+    places = dict.fromkeys((row["queries"], row["memory"]) for row in found)
     return [
-        (memory, *(f"{median(spent[memory, name]):.0f} / {max(spent[memory, name]):.0f}" for name in ORDER))
-        for memory in memories
-    ]
+        (str(count), memory, *(f"{at[count, memory, name]['median_us']:.0f} / {at[count, memory, name]['p99_us']:.0f}"
+                               for name in ORDER))
+        for count, memory in places
+    ]  # fmt: skip
 
 
 def many(count: int, device: str = DEVICE) -> tuple[Costs, Costs, dict[str, QuerySpec]]:
@@ -69,9 +67,7 @@ def many(count: int, device: str = DEVICE) -> tuple[Costs, Costs, dict[str, Quer
                 for name in cost.tensors
             }
             sizes |= {named[name]: costs.tensor_bytes[name] for name in cost.tensors}
-            queries[name_of] = QueryCost(
-                tuple(named.values()), cost.run_s, cost.workspace_bytes, cost.sla_s, cost.larger
-            )
+            queries[name_of] = replace(cost, tensors=tuple(named.values()))
         found.append((queries, sizes))
     profile = PROFILES[device]
     apart_costs, shared_costs = (
@@ -91,21 +87,16 @@ def planning() -> list[Row]:
                 start = time.perf_counter()
                 costs = POLICIES[name].view(shared)
                 POLICIES[name].plan(costs, demands, budget)
-                rows.append(
-                    {
-                        "queries": count,
-                        "tensors": len(costs.tensor_bytes),
-                        "memory": setting,
-                        "policy": name,
-                        "seconds": round(time.perf_counter() - start, 3),
-                    }
-                )
+                rows.append({
+                    "queries": count, "tensors": len(costs.tensor_bytes), "memory": setting, "policy": name,
+                    "seconds": round(time.perf_counter() - start, 3),
+                })  # fmt: skip
                 print(rows[-1], flush=True)
     return rows
 
 
 class _Timed:
-    """A policy that notes the processor time of each decision."""
+    """A policy that notes the CPU time of each decision."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -125,34 +116,19 @@ class _Timed:
         return decision
 
 
-def overhead(seconds: float) -> list[Row]:
-    """Microseconds in `decide` per frame received, over pieces of tensors as on the box.
-
-    The same decisions are made REPEATS times, and the median of the sums counts: other work on the processor makes
-    single runs slower.
-    """
+def deciding(seconds: float) -> list[Row]:
+    """Microseconds of CPU of each decision for PLANNED[0] queries over groups of tensors, as on the box."""
     rows = []
-    for path in catalogue():
-        case = case_of(path, DEVICE)
-        costs, arrivals = coalesce_tensors(case.shared), arrivals_of(case.demands, seconds, 0)
-        received = sum(map(len, arrivals.values()))
-        for setting in ("min", "75%"):
-            budget = memory_settings(case.apart)[setting]
-            for name in ORDER:
-                runs = [_Timed(name) for _ in range(REPEATS)]
-                for timed in runs:
-                    simulate(costs, arrivals, budget, timed, case.demands)
-                spent = median(sum(timed.seconds) for timed in runs)
-                rows.append(
-                    {
-                        "workload": case.workload,
-                        "queries": len(case.demands),
-                        "memory": setting,
-                        "policy": name,
-                        "us_per_frame": round(1e6 * spent / received, 1),
-                        "us_per_decision": round(1e6 * spent / max(1, len(runs[0].seconds)), 1),
-                    }
-                )
-                print(rows[-1], flush=True)
-    print(table(tuple(rows[0]), [tuple(row.values()) for row in rows]))
+    apart_costs, shared, demands = many(PLANNED[0])
+    costs, arrivals = coalesce_tensors(shared), arrivals_of(demands, seconds, 0)
+    for setting in ("min", "75%"):
+        for name in ORDER:
+            timed = _Timed(name)
+            simulate(costs, arrivals, memory_settings(apart_costs)[setting], timed, demands)
+            spent = sorted(1e6 * one for one in timed.seconds)
+            rows.append({
+                "queries": PLANNED[0], "memory": setting, "policy": name, "decisions": len(spent),
+                "median_us": round(median(spent), 1), "p99_us": round(spent[int(0.99 * len(spent))], 1),
+            })  # fmt: skip
+            print(rows[-1], flush=True)
     return rows
