@@ -26,13 +26,11 @@ from benchmarks.merging.cells import Cell, read_cells
 from benchmarks.merging.tables import OURS, THEIRS, group_cells, spread
 from benchmarks.real.tables import cell_text
 from benchmarks.reporting import speed as reporting
-from benchmarks.schedule import grid, objective, rivals
-from benchmarks.schedule.cases import DEVICES
+from benchmarks.schedule import objective
 from benchmarks.schedule.cases import ORDER as POLICIES
-from benchmarks.schedule.frames import SUM_HEADS, read, sums
 from benchmarks.schedule.promise import HEADS as DRAWN_HEADS
 from benchmarks.schedule.promise import promise_rows
-from benchmarks.schedule.speed import overhead_rows, planning_rows
+from benchmarks.schedule.speed import deciding_rows
 from benchmarks.serving import tables as serving
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -174,37 +172,19 @@ def merge_tables(measured: Path, junction: Table) -> dict[str, Table]:
 
 
 def schedule_tables(folder: Path) -> dict[str, Table]:
-    """Policies on the catalogue and on drawn workloads, rivals of swapping, accuracy over time, planning time."""
-    frames = [folder / f"{device}.json" for device in DEVICES]
-    rows = read(frames)
-    command = "python -m benchmarks.schedule"
-    virtual = "virtual clock, modelled devices"
-    drawn = _read(folder / "promise.json")
-    tables = {
-        "policies": Table(f"{command}.policies frames; {virtual}; {_read(frames[0])['date']}", SUM_HEADS, sums(rows)),
+    """Policies on drawn workloads, and the time of a decision."""
+    command, drawn = "python -m benchmarks.schedule.policies", _read(folder / "promise.json")
+    decided = _read(folder / "deciding.json")
+    return {
         "drawn": Table(
-            f"{command}.policies promise --seed {drawn['seed']}; {virtual}; {drawn['date']}",
+            f"{command} promise --seed {drawn['seed']}; virtual clock, modelled devices; {drawn['date']}",
             DRAWN_HEADS, promise_rows(drawn["cases"]),
         ),
+        "deciding": Table(
+            f"{command} deciding; {_machine(decided['machine'])}; {decided['date']}",
+            ("queries", "memory", *POLICIES), deciding_rows(decided["deciding"]),
+        ),
     }  # fmt: skip
-    for name, module in (("rivals", rivals), ("objective", objective), ("grid", grid)):
-        record = _read(folder / f"{name}.json")
-        tables[name] = Table(
-            f"{command}.{name}; {virtual}; {record['date']}", module.HEADS, module.table(_units(record))
-        )
-    record = _read(folder / "objective-drawn.json")
-    tables["accuracy"] = Table(
-        f"{command}.objective --drawn {record['asked']['drawn']}; {virtual}; {record['date']}",
-        objective.DRAWN_HEADS, objective.drawn_table(_units(record)),
-    )  # fmt: skip
-    for name, part, heads, of in (
-        ("planning", "planning", ("queries", "memory"), planning_rows),
-        ("deciding", "overhead", ("memory",), overhead_rows),
-    ):
-        record = _read(folder / f"{name}.json")
-        source = f"{command}.policies {part}; {_machine(record['machine'])}; {record['date']}"
-        tables[name] = Table(source, (*heads, *POLICIES), of(record[part]))
-    return tables
 
 
 def box_tables(measured: Path) -> dict[str, Table]:
@@ -233,7 +213,7 @@ def paper_tables(measured: Path) -> dict[str, Table]:
     orders = read_cells(measured / "orders")
     bounds = [one["ceiling_fraction"] for one in weights]
     few = [one["half_in"] / one["layers"] for one in weights]
-    gained, papers = (_points(played, arm) for arm in (objective.ACCURACY, objective.PAPER))
+    gained = _points(played, objective.PAPER)
     most = max(cell.result["saved_fraction"] for cell in cells)
     by_order = {arm: fmean(cell.share for cell in own) for arm, own in _by(orders, lambda cell: cell.arm)}
     better = sorted(arm for arm, share in by_order.items() if arm != THEIRS and share >= by_order[THEIRS])
@@ -243,8 +223,8 @@ def paper_tables(measured: Path) -> dict[str, Table]:
          f"{most:.1%}; bounds of the catalogue {min(bounds):.1%} to {max(bounds):.1%}, median {median(bounds):.1%}",
          "yes" if most >= 0.607 else "no"),
         ("8 to 39 points of accuracy over time sharing",
-         f"{min(gained):+.1f} to {max(gained):+.1f}, mean {fmean(gained):+.1f} (simulated, {len(gained)} cases); with "
-         f"the paper's scheduler mean {fmean(papers):+.1f}", "in few cases"),
+         f"{min(gained):+.1f} to {max(gained):+.1f}, mean {fmean(gained):+.1f} (the paper's scheduler, simulated, "
+         f"{len(gained)} cases)", "in few cases"),
         ("few layers hold most bytes", f"half of the bytes in {median(few):.0%} of the layers (median)", "yes"),
         ("adding groups one by one beats all at once",
          f"FLOPs {flops[THEIRS]:.2e} one by one, {flops[OURS]:.2e} from the top down", "no"),

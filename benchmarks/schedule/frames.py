@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import edge_runtime
 from benchmarks.schedule.bound import upper_bound
-from benchmarks.schedule.cases import ORDER, SETTINGS, Case, arrivals_of, case_of, catalogue, markdown
+from benchmarks.schedule.cases import ORDER, SETTINGS, Case, arrivals_of, case_of, catalogue
 from edge_runtime.policies import POLICIES
 from edge_runtime.scheduler.costs import coalesce_tensors, memory_settings
 from edge_runtime.simulation.simulator import simulate
@@ -31,7 +29,6 @@ POLICY_CODE = {
     "gemel": ("policies/gemel.py",),
     "adaptive": ("policies",),
 }
-WORST_SHOWN = 12
 SUM_HEADS = (
     "memory",
     "device",
@@ -156,20 +153,6 @@ def _line(row: Row) -> str:
     )
 
 
-def tables(rows: list[Row]) -> str:
-    """The tables of docs/results.md."""
-    devices = list(dict.fromkeys(row["device"] for row in rows))
-    codes = sorted({f"{name} {row['code'][name]}" for row in rows for name in ORDER})
-    parts = [f"{len(rows)} cases; code: {', '.join(codes)}", markdown(SUM_HEADS, sums(rows))]
-    parts += [
-        f"At min, by workload: {' / '.join(ORDER)} / bound",
-        _by_workload([row for row in rows if row["memory"] == "min"], devices),
-        "The queries with the least of what `gemel` gave them",
-        _worst_queries(rows),
-    ]
-    return "\n\n".join(parts)
-
-
 def sums(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
     """A row of SUM_HEADS for each memory setting and device, and for all devices together."""
     lines = []
@@ -198,75 +181,6 @@ def sums(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
                 )
             )
     return lines
-
-
-def claims(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """What the sums do not show: where `adaptive` is no better, far from the bound, or does less with more memory."""
-    fewer = [row for row in rows if total(row, "adaptive") < total(row, "gemel")]
-    even = [row for row in rows if total(row, "adaptive") == total(row, "gemel")]
-    whole = [row for row in even if total(row, "adaptive") == sum(row["received"].values())]
-    farthest = min(rows, key=lambda row: total(row, "adaptive") / row["bound"])
-    at = {_place(row): total(row, "adaptive") for row in rows}
-    steps = [
-        (at[name, device, more] / at[name, device, less] - 1, name, device)
-        for name, device in dict.fromkeys((name, device) for name, device, _ in at)
-        for less, more in pairwise(SETTINGS)
-    ]
-    down = [step for step in steps if step[0] < 0]
-    none = {
-        (row["device"], row["workload"], query)
-        for row in rows
-        for query in row["received"]
-        if not any(row["in_time"][name][query] for name in ORDER)
-    }
-    reached = f"{100 * total(farthest, 'adaptive') / farthest['bound']:.0f} % ({_place_text(farthest)})"
-    return [
-        ("cases with fewer frames in time under `adaptive` than under `gemel`", f"{len(fewer)} of {len(rows)}"),
-        ("cases with as many; of these all frames in time", f"{len(even)}; {len(whole)}"),
-        ("the least that `adaptive` reaches of the bound", reached),
-        ("steps to more memory that give `adaptive` fewer frames", f"{len(down)} of {len(steps)}"),
-        ("the worst of these", f"{100 * min(down)[0]:.1f} % ({min(down)[1]}, {min(down)[2]})" if down else "none"),
-        ("queries without a frame in time under any policy, by device", _counted(place[0] for place in none)),
-    ]
-
-
-def _place_text(row: Row) -> str:
-    return ", ".join(_place(row))
-
-
-def _counted(names: Iterable[str]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in sorted(Counter(names).items())) or "none"
-
-
-def _by_workload(rows: list[Row], devices: list[str]) -> str:
-    """One line per workload; for each device the three policies and the bound."""
-    at = {(row["workload"], row["device"]): row for row in rows}
-    lines = []
-    for workload in dict.fromkeys(row["workload"] for row in rows):
-        mine = [at[workload, device] for device in devices if (workload, device) in at]
-        cells = [" / ".join([*(str(total(row, name)) for name in ORDER), f"{row['bound']:.0f}"]) for row in mine]
-        lines.append((workload, sum(mine[0]["received"].values()), *cells, f"{min(worst(row)[0] for row in mine):.2f}"))
-    return markdown(("workload", "frames", *devices, "worst query"), lines)
-
-
-def _worst_queries(rows: Iterable[Row]) -> str:
-    found = sorted(
-        (
-            ratio,
-            row["workload"],
-            row["device"],
-            row["memory"],
-            query,
-            row["in_time"]["gemel"][query],
-            row["in_time"]["adaptive"][query],
-        )
-        for row in rows
-        for query, ratio in ratios(row).items()
-    )
-    return markdown(
-        ("ratio", "workload", "device", "memory", "query", "gemel", "adaptive"),
-        [(f"{ratio:.2f}", *rest) for ratio, *rest in found[:WORST_SHOWN]],
-    )
 
 
 def misses(rows: Iterable[Mapping[str, Any]]) -> list[str]:

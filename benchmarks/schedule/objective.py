@@ -31,7 +31,6 @@ from edge_runtime.scheduler.costs import coalesce_tensors, memory_settings
 from edge_runtime.scheduler.types import MAX_AGES, Curve, QuerySpec, accuracy_at, mean_accuracy
 from edge_runtime.simulation.device_profiles import PROFILES
 from edge_runtime.simulation.simulator import Simulation, simulate
-from models.errors import InputError
 from models.workload import load_workload
 
 CURVES = Path(__file__).resolve().parents[1] / "measured" / "schedule" / "staleness.json"
@@ -180,7 +179,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command; 2 for bad input, 130 where it was interrupted."""
+    """The command; 130 where it was interrupted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="where to keep what was played")
     parser.add_argument("--drawn", type=int, metavar="SEED", help="workloads drawn at random from this seed")
@@ -194,9 +193,6 @@ def main(arguments: list[str] | None = None) -> int:
     asked = {"code": code_of(__file__, str(CURVES)), "seconds": given.seconds, "drawn": given.drawn}
     try:
         rows = play(units, rows_of if on_paper else drawn_rows, asked, given.json, given.workers)
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print(f"interrupted: {given.json} has what was played; the same command goes on", file=sys.stderr)
         return 130

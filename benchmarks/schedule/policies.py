@@ -25,7 +25,7 @@ from pathlib import Path
 
 from benchmarks.machine import machine
 from benchmarks.schedule.cases import DEVICES, markdown
-from benchmarks.schedule.frames import measure, misses, read, tables
+from benchmarks.schedule.frames import SUM_HEADS, measure, misses, read, sums
 from benchmarks.schedule.promise import HEADS, broken, play, promise_rows
 from benchmarks.schedule.speed import deciding, planning
 
@@ -49,7 +49,7 @@ def main() -> int:
             else read(args.files)
         )
         missed = misses(rows)
-        print("\n".join([tables(rows), "", *(f"missed: {line}" for line in missed)]))
+        print("\n".join([markdown(SUM_HEADS, sums(rows)), "", *(f"missed: {line}" for line in missed)]))
         return bool(missed)
     if args.part == "promise":
         if args.json is None:

@@ -38,7 +38,6 @@ from edge_runtime.simulation.simulator import Simulation, age_p95_ms, simulate
 from gemel.analytic_costs import merge_at_ceiling, workload_originals
 from gemel.planner import DEFAULT_FPS
 from models.bundle import Bundle
-from models.errors import InputError
 from models.workload import load_workload
 
 SHARES = (0.1, 0.25, 0.5)
@@ -206,7 +205,7 @@ def _median(ages: Sequence[float | None]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command; 2 for bad input, 130 where it was interrupted."""
+    """The command; 130 where it was interrupted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="where to keep what was played")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each play; 30 unless given")
@@ -215,9 +214,6 @@ def main(arguments: list[str] | None = None) -> int:
     units = [(path.stem, device, f"{given.seconds:g}") for path in catalogue() for device in PROFILES]
     try:
         rows = play(units, rows_of, {"code": code_of(__file__), "seconds": given.seconds}, given.json, given.workers)
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print(f"interrupted: {given.json} has what was played; the same command goes on", file=sys.stderr)
         return 130

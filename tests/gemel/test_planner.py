@@ -190,12 +190,6 @@ def test_user_model_may_be_in_the_current_folder(tmp_path, monkeypatch):
         sys.modules.pop("own_net_of_mine", None)
 
 
-def test_bundle_show_imports_no_user_model(tmp_path, capsys):
-    tiny_bundle(tmp_path / "tiny.safetensors")
-    shown = answer(capsys, "bundle", "show", tmp_path / "tiny.safetensors")
-    assert {query["model"] for query in shown["queries"]} == {FACTORY}
-
-
 def test_plan_text_is_a_table(workload, capsys):
     assert main(["plan", str(workload), "--memory", "min", "--policy", "gemel"]) == 0
     said = capsys.readouterr().out

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +18,6 @@ from gemel.planner import load_plan_input
 from gemel.profiler import profile_bundle
 from models import zoo
 from models.bundle import Made, open_bundle, write_bundle
-from models.errors import InputError
 from models.quantization import choices, pack
 from tests.edge_runtime import tiny
 from tests.edge_runtime.tiny import FACTORY, tiny_bundle
@@ -80,24 +77,6 @@ def test_profile_costs_can_be_simulated(tmp_path, capsys):
     assert all(row["processed"] == 20 for row in result.per_query())
 
 
-def test_profile_user_model_of_the_current_folder(tmp_path, monkeypatch, capsys):
-    source = Path(tiny.__file__).read_text().replace(FACTORY, "net_of_this_folder:net")
-    (tmp_path / "net_of_this_folder.py").write_text(source)
-    monkeypatch.setattr(tiny, "FACTORY", "net_of_this_folder:net")
-    monkeypatch.setattr(tiny, "open_bundle", lambda path, factories: path)
-    tiny_bundle(tmp_path / "own.safetensors")
-    monkeypatch.chdir(tmp_path)
-    words = ["own.safetensors", "--factory", "net_of_this_folder:net"]
-    try:
-        assert main(["bundle", "export", *words, "--query", "gate", "-o", "gate.onnx", "--json"]) == 0
-        sys.modules.pop("net_of_this_folder", None)
-        assert main(["profile", *words, "--device", "cpu", "--engine", "torch", "--json"]) == 0
-    finally:
-        sys.modules.pop("net_of_this_folder", None)
-    capsys.readouterr()
-    assert (tmp_path / "gate.onnx").exists() and (tmp_path / "own.safetensors.profile.json").exists()
-
-
 def test_profile_workspace_has_the_scratch_of_packed_weights(tmp_path):
     torch.set_num_threads(1)
     sizes = {}
@@ -134,11 +113,6 @@ def test_profile_workspace_has_the_scratch_of_packed_weights(tmp_path):
         for weights in sizes
     ]
     assert settings[0] == settings[1], "memory settings are those of the originals"
-
-
-def test_profile_missing_bundle_is_refused(tmp_path):
-    with pytest.raises(InputError):
-        profile_bundle(tmp_path / "absent.safetensors")
 
 
 def test_plan_input_device_is_measured_where_profiled(tmp_path):

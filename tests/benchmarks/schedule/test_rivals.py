@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import Future
 from typing import Any
 
@@ -10,8 +9,7 @@ import pytest
 
 from benchmarks.schedule import playing
 from benchmarks.schedule.playing import play
-from benchmarks.schedule.rivals import HEADS, left_to_gain, main, ratio, table
-from models.errors import InputError
+from benchmarks.schedule.rivals import HEADS, left_to_gain, ratio, table
 
 
 def row(workload: str, swapped: int, streamed: int, merged: int) -> dict[str, Any]:
@@ -23,7 +21,7 @@ def row(workload: str, swapped: int, streamed: int, merged: int) -> dict[str, An
     }  # fmt: skip
 
 
-def test_merged_is_set_against_the_better_rival_of_each_case():
+def test_table_compares_merged_with_the_better_rival():
     assert ratio(row("high-1", 40, 20, 80)) == 2
     assert ratio(row("low-1", 40, 80, 40)) == 0.5
     assert ratio(row("low-1", 0, 0, 0)) == 1
@@ -36,7 +34,7 @@ def test_merged_is_set_against_the_better_rival_of_each_case():
     assert (both["queries without a frame"], both["MB moved a frame"]) == ("2 / 2 / 2", "1.0 / 1.0 / 1.0")
 
 
-def test_what_the_rivals_leave_is_told_apart():
+def test_left_to_gain_counts_cases_with_enough():
     rows = [{**row("high-1", 40, 20, 80), "share": share} for share in (0.1, 0.25, 0.5)] + [row("low-1", 20, 89, 70)]
     assert left_to_gain(rows)[0] == ("10 %", "1 of 2", 40, 80, 90, "2.00 (high-1, d)")
 
@@ -70,7 +68,7 @@ def no_processes(monkeypatch):
     monkeypatch.setattr(playing, "ProcessPoolExecutor", AtOnce)
 
 
-def test_what_is_recorded_is_not_played_again_and_an_interrupt_loses_nothing(tmp_path):
+def test_play_interrupted_goes_on_without_repeats(tmp_path):
     file, begun = tmp_path / "played.json", []
 
     def work(name: str) -> list[dict[str, Any]]:
@@ -86,18 +84,3 @@ def test_what_is_recorded_is_not_played_again_and_an_interrupt_loses_nothing(tmp
     assert begun == ["a", "b", "b"]
     play(units, work, {"code": "2"}, file, tell=lambda _: None)
     assert begun[3:] == ["a", "b"], "other code is played anew"
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"units": 1}', json.dumps({"asked": {"code": "1"}, "units": 3})])
-def test_a_file_that_is_no_record_is_named(tmp_path, text):
-    file = tmp_path / "played.json"
-    file.write_text(text)
-    with pytest.raises(InputError, match="is no record of this benchmark"):
-        play([("a",)], lambda _: [], {"code": "1"}, file, tell=lambda _: None)
-    assert file.read_text() == text
-
-
-def test_a_bad_record_ends_the_command_with_2(tmp_path, capsys):
-    (tmp_path / "played.json").write_text("nothing")
-    assert main(["--json", str(tmp_path / "played.json")]) == 2
-    assert "is no record" in capsys.readouterr().err

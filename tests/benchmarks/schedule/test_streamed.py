@@ -25,22 +25,22 @@ def two(shared: bool) -> tuple[Costs, dict[str, tuple[StreamedLayer, ...]], dict
     return Costs(queries, sizes, RATE), layers, dict.fromkeys("ab", QuerySpec(1.0))
 
 
-def test_a_copy_goes_on_while_the_slice_before_it_runs():
+def test_pipelined_s_copies_during_runs():
     assert pipelined_s([(RATE, 1.0), (RATE, 1.0), (RATE, 1.0)], RATE, 2 * RATE) == pytest.approx(4.0)
 
 
-def test_a_copy_waits_for_room_in_the_window():
+def test_pipelined_s_full_window_waits():
     slices = [(RATE, 5.0), (RATE, 1.0), (RATE, 1.0)]
     assert pipelined_s(slices, RATE, RATE) == pytest.approx(1 + 5 + 1 + 1 + 1 + 1), "one after the other"
     assert pipelined_s(slices, RATE, 2 * RATE) == pytest.approx(1 + 5 + 1 + 1), "the third starts when the first is run"
     assert pipelined_s(slices, RATE, 3 * RATE) == pytest.approx(1 + 5 + 1 + 1)
 
 
-def test_what_is_kept_is_not_copied():
+def test_pipelined_s_kept_slice_is_not_copied():
     assert pipelined_s([(0, 1.0), (RATE, 1.0), (0, 1.0)], RATE, RATE) == pytest.approx(3.0)
 
 
-def test_a_run_is_never_quicker_than_whole_weights_nor_slower_than_copy_and_run():
+def test_stream_costs_run_time_is_within_its_bounds():
     costs, layers, demands = two(shared=False)
     for budget in range(5, 90, 5):
         streamed = stream_costs(costs, demands, budget * MB, layers)
@@ -50,7 +50,7 @@ def test_a_run_is_never_quicker_than_whole_weights_nor_slower_than_copy_and_run(
             assert cost.run_of(2) >= 0.08 - 1e-9
 
 
-def test_more_memory_means_no_slower_runs_and_enough_means_no_copies():
+def test_stream_costs_more_memory_is_not_slower():
     costs, layers, demands = two(shared=False)
     taken = [
         sum(one.run_s for one in stream_costs(costs, demands, budget * MB, layers).costs.queries.values())
@@ -61,13 +61,13 @@ def test_more_memory_means_no_slower_runs_and_enough_means_no_copies():
     assert stream_costs(costs, demands, 82 * MB, layers).run_bytes == {"a": 0, "b": 0}
 
 
-def test_what_both_need_is_kept_once():
+def test_stream_costs_shared_slices_are_kept_once():
     (apart, layers, demands), (shared, same, _) = two(shared=False), two(shared=True)
     alone, together = (stream_costs(one, demands, 30 * MB, of) for one, of in ((apart, layers), (shared, same)))
     assert sum(together.run_bytes.values()) < 0.7 * sum(alone.run_bytes.values())
 
 
-def test_a_query_that_streams_never_loads_and_stays_within_the_budget():
+def test_stream_costs_run_within_the_budget():
     costs, layers, demands = two(shared=False)
     streamed = stream_costs(costs, demands, 30 * MB, layers)
     frames = {query: [index + place / 2 for index in range(9)] for place, query in enumerate("ab")}
@@ -77,7 +77,7 @@ def test_a_query_that_streams_never_loads_and_stays_within_the_budget():
     assert played.bytes_moved == sum(streamed.costs.tensor_bytes.values()), "what is kept is loaded once"
 
 
-def test_a_tensor_that_no_layer_uses_is_named():
+def test_stream_costs_unused_tensor_is_refused():
     costs, layers, demands = two(shared=False)
     with pytest.raises(ValueError, match="no layer uses"):
         stream_costs(costs, demands, 30 * MB, {**layers, "a": layers["a"][1:]})

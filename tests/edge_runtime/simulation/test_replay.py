@@ -83,6 +83,26 @@ def test_replay_no_trace_is_refused(tmp_path, text, fault):
         replay(tmp_path / "absent.trace")
 
 
+@pytest.mark.parametrize("line", [
+    {"frame": ["nowhere", 0.0, 0.0]},
+    {"query": "nowhere", "count": 1},
+    {"load": [9999]},
+    {"resident": [[9999], []]},
+    {"query": "gate", "count": 1000, "run_s": 0.1},
+])  # fmt: skip
+def test_replay_contradicting_line_is_named(box, line):
+    record(box, "gemel", "right.trace")
+    lines = (box / "right.trace").read_text().splitlines()
+    place = max(index for index, text in enumerate(lines) if '"query":"' in text)
+    lines[place] = json.dumps(line if "frame" in line else {**json.loads(lines[place]), **line})
+    (box / "wrong.trace").write_text("\n".join(lines) + "\n")
+    if "load" in line:
+        assert replay(box / "wrong.trace").agreement < 1
+    else:
+        with pytest.raises(InputError, match=rf"wrong\.trace: line {place + 1}: contradicts the lines before it"):
+            replay(box / "wrong.trace")
+
+
 def test_replay_torn_last_line_is_left_out(box):
     record(box, "gemel", "whole.trace")
     text = (box / "whole.trace").read_text()
