@@ -1,4 +1,4 @@
-"""The city is a fleet that is read, and docs/fleet.md tells the prediction that is made."""
+"""Fleet files of cities, and the predictions in docs/fleet.md."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from benchmarks.placement.predicted import predicted_of_ceiling
 from gemel.fleet import load_fleet
 
 
-def test_a_city_has_every_workload_so_many_times(tmp_path: Path) -> None:
+def test_city_repeats_every_workload(tmp_path: Path) -> None:
     path, count = city(tmp_path, 2, {"device": "jetson-nano", "memory": "512MiB"})
     fleet = load_fleet(path)
     assert len(fleet.workloads) == 2 * len(list(WORKLOADS.glob("*.yaml"))) and len(fleet.queries) == count
     assert sum(entry.count for entry in fleet.boxes) == count
 
 
-def test_the_page_tells_what_is_predicted(repository: Path) -> None:
+def test_fleet_page_has_the_predictions(repository: Path) -> None:
     page = (repository / "docs" / "fleet.md").read_text(encoding="utf-8")
-    told = dict(re.findall(r"^\| (\w+) \| (0\.\d{3}) \| [01]\.\d{3}", page, re.MULTILINE))
-    assert set(told) == {"cifar", "gti", "domains", "published", "elsewhere"}
-    for workload, predicted in told.items():
+    shown = dict(re.findall(r"^\| (\w+) \| (0\.\d{3}) \| [01]\.\d{3}", page, re.MULTILINE))
+    assert set(shown) == {"cifar", "gti", "domains", "published", "elsewhere"}
+    for workload, predicted in shown.items():
         assert f"{predicted_of_ceiling(WORKLOADS / f'{workload}.yaml'):.3f}" == predicted, workload
