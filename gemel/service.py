@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import ipaddress
 import os
 import pwd
 import re
@@ -18,7 +17,7 @@ from edge_runtime.config import BoxConfig
 from edge_runtime.http.auth import Access, parse_access
 from edge_runtime.variables import NAMED, Variables
 from models.errors import InputError, one_line
-from models.io import open_atomic, parse_json, read_bounded, read_mapping
+from models.io import ParseError, open_atomic, parse_json, read_bounded, read_mapping
 
 MAX_BYTES = 1 << 16
 UNIT_PATH, STATE_FOLDER = Path("/etc/systemd/system/gemel.service"), Path("/var/lib")
@@ -65,16 +64,16 @@ def render_unit(config: BoxConfig, user: str | None = None, environment: Path | 
     needs_devices = config.device != "cpu" or any(
         one.is_device or one.decoder == "gstreamer" for one in config.cameras.values()
     )
+    variables = "" if environment is None else f"EnvironmentFile={_escape(environment.resolve())}\n"
     return (files("gemel") / "gemel.service.in").read_text().format(
         mark=UNIT_MARK,
-        name=_escape(path.name, "config"),
-        python=_quote_argument(sys.executable),
-        config=_quote_argument(path),
-        folder=_escape(str(path.parent), "config"),
+        name=_escape(path.name),
+        python=f'"{_escape(sys.executable)}"'.replace("$", "$$"),
+        config=f'"{_escape(path)}"'.replace("$", "$$"),
+        folder=_escape(path.parent),
         user="DynamicUser=yes" if user is None else f"User={user}",
-        environment="" if environment is None
-        else f"EnvironmentFile={_escape(str(environment.resolve()), 'environment')}\n",
-        writable="".join(f"ReadWritePaths={_quote(folder)}\n" for folder in _writable_folders(config)),
+        environment=variables,
+        writable="".join(f'ReadWritePaths="{_escape(folder)}"\n' for folder in _writable_folders(config)),
         devices="SupplementaryGroups=video" if needs_devices else "PrivateDevices=yes",
     )  # fmt: skip
 
@@ -96,7 +95,9 @@ def reload_box(config: str | Path, timeout_s: float = RELOAD_TIMEOUT_S) -> dict[
     path = Path(config)
     access = _read_access(path)
     where = f"{access.host}:{access.port}"
-    connection = http.client.HTTPConnection(_local_address(access.host), access.port, timeout=timeout_s)
+    # A box that listens on all addresses answers at the loopback.
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(access.host, access.host)
+    connection = http.client.HTTPConnection(host, access.port, timeout=timeout_s)
     try:
         connection.request("POST", "/api/reload", headers={"Authorization": f"Bearer {access.token}"})
         response = connection.getresponse()
@@ -109,7 +110,11 @@ def reload_box(config: str | Path, timeout_s: float = RELOAD_TIMEOUT_S) -> dict[
     if response.status == 200:
         return {"applied": True, "reason": None}
     if response.status == 409:
-        return {"applied": False, "reason": _reason(body)}
+        try:
+            reason = one_line(parse_json(body)["reason"])
+        except (ParseError, KeyError, TypeError):
+            reason = "the box gives no reason"
+        return {"applied": False, "reason": reason}
     problem = f"the box at {where} answers {response.status}: {one_line(body[:200].decode(errors='replace'))}"
     raise InputError(path, problem, "give the token that the box was started with", "http.token_file")
 
@@ -122,22 +127,6 @@ def _read_access(path: Path) -> Access:
         problem = "a reload needs HTTP and a token"
         raise InputError(path, problem, "give it `http: {token_file: ...}`, or send the process SIGHUP", "http")
     return parse_access(bind, path.resolve().parent / token_file, path)
-
-
-def _local_address(host: str) -> str:
-    """The loopback address for a box that listens on all addresses."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    return ("127.0.0.1" if address.version == 4 else "::1") if address.is_unspecified else host
-
-
-def _reason(body: bytes) -> str:
-    try:
-        return one_line(parse_json(body)["reason"])
-    except (ValueError, KeyError, TypeError):
-        return "the box gives no reason"
 
 
 def _writable_folders(config: BoxConfig) -> list[Path]:
@@ -173,16 +162,9 @@ def _is_permitted(path: Path, mode: int) -> bool:
         return True
 
 
-def _quote(path: str | Path) -> str:
-    return f'"{_escape(os.fspath(path), "config")}"'
-
-
-def _quote_argument(path: str | Path) -> str:
-    return _quote(path).replace("$", "$$")
-
-
-def _escape(text: str, key: str) -> str:
+def _escape(text: str | Path) -> str:
     """Text for one line of a unit: without quotes, specifiers escaped."""
+    text = os.fspath(text)
     if not text.isprintable() or '"' in text or "\\" in text:
-        raise InputError(text, "cannot be written in a systemd unit", "give it a plain name", key)
+        raise InputError(text, "cannot be written in a systemd unit", "give it a plain name", "config")
     return text.replace("%", "%%")
