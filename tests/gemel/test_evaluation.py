@@ -10,7 +10,7 @@ import pytest
 
 from gemel.cli import main
 from gemel.coco_export import check_export_folder, export_coco
-from gemel.evaluation import EvalOptions, check_boxes, evaluate
+from gemel.evaluation import EvalOptions, check_boxes, evaluate, score_query
 from gemel.profiler import profile_bundle
 from gemel.realtime import paste_into_frame
 from gemel.report.document import MERGED, ORIGINALS, read_report
@@ -221,6 +221,16 @@ def scored_query():
     worse = [good[0], DetectionPrediction(("car",), (0.4,), (HERE,)), DetectionPrediction(("bus",), (0.8,), (HERE,))]
     footage = Footage(split.units, split.times_s, 5)
     return QueryTest(DETECTION, footage, labels, 0.5, {ORIGINALS: good, MERGED: worse}), split
+
+
+def test_scored_detections_have_errors_by_type_and_map(scored_query):
+    test, split = scored_query
+    found = score_query(DETECTION, split, test.predictions, test.threshold, original_bytes=1)
+    row = found.row
+    assert row.map_original == 1.0 > row.map_merged and row.errors is not None
+    assert not any(one.count for one in row.errors["original"].values())
+    assert {kind: one.count for kind, one in row.errors["merged"].items() if one.count} == {"missed": 1}
+    assert found.examples[0].lost > 0 and len(found.photos) == 3
 
 
 def test_pycocotools_reads_the_export_and_finds_the_same_map(scored_query, tmp_path):
