@@ -15,7 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from edge_runtime.capture.sources import CameraConfig, Shot, Source, decode_shot, failure_reason, open_source
+from edge_runtime.capture.sources import (
+    CameraConfig,
+    Shot,
+    Source,
+    SourceLost,
+    decode_shot,
+    failure_reason,
+    open_source,
+)
 
 DEFAULT_FPS = 10.0
 """The rate of a source that has none of its own, as a folder, where the config names none."""
@@ -209,7 +217,11 @@ class SourceReader:
         self.busy_since = self._clock()
         has_frame = not self._stopping.is_set() and source.advance()
         self.busy_since = None
-        return has_frame and not self._stopping.is_set()
+        if self._stopping.is_set():
+            return False
+        if self._config.live and not has_frame:
+            raise SourceLost("it gives no more frames")
+        return has_frame
 
     def _wanted_at(self, played: int, playback: Playback) -> float | None:
         """Seconds into this connection of the frame `played`, once it is due; None where it is not wanted."""

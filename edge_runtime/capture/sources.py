@@ -109,7 +109,7 @@ class Source(Protocol):
     damaged: int
 
     def advance(self) -> bool:
-        """Go to the next frame that decodes; False at the end of a file. Raises SourceLost."""
+        """Go to the next frame that decodes; False at the end of a file or stream. Raises SourceLost."""
         ...
 
     def shot(self) -> Shot:
@@ -151,7 +151,6 @@ class OpenCVSource:
     damaged = 0
 
     def __init__(self, config: CameraConfig) -> None:
-        self._live = config.live
         try:
             self._video = Video(config.source)
         except InputError as error:
@@ -159,11 +158,7 @@ class OpenCVSource:
         self.fps = None if config.live else self._video.fps
 
     def advance(self) -> bool:
-        if self._video.advance():
-            return True
-        if self._live:
-            raise SourceLost("it gives no frames")
-        return False
+        return self._video.advance()
 
     def shot(self) -> Shot:
         image = self._video.image()
@@ -185,19 +180,15 @@ class GStreamerSource:
     def __init__(self, config: CameraConfig) -> None:
         if not config.live and not Path(config.source).is_file():
             raise SourceLost(f"there is no {config.source}")
-        self._live, self._cv2 = config.live, opencv()
+        self._cv2 = opencv()
         self._capture = self._cv2.VideoCapture(gstreamer_pipeline(config), self._cv2.CAP_GSTREAMER)
         if not self._capture.isOpened():
             self._capture.release()
             raise SourceLost("it cannot be opened")
-        self.fps = _plausible_rate(self._capture.get(self._cv2.CAP_PROP_FPS), self._live)
+        self.fps = _plausible_rate(self._capture.get(self._cv2.CAP_PROP_FPS), config.live)
 
     def advance(self) -> bool:
-        if self._capture.grab():
-            return True
-        if self._live:
-            raise SourceLost("it gives no frames")
-        return False
+        return self._capture.grab()
 
     def shot(self) -> Shot:
         is_decoded, image = self._capture.retrieve()
@@ -280,8 +271,6 @@ class FFmpegSource:
             self._frame = next(self._frames, None)
         except Exception as error:
             raise SourceLost(_ffmpeg_reason(error)) from None
-        if self._frame is None and self._live:
-            raise SourceLost("the stream ended")
         return self._frame is not None
 
     def shot(self) -> Shot:
