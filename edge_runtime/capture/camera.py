@@ -14,8 +14,8 @@ from edge_runtime.capture.reconnect import CameraPhase, LinkState
 from edge_runtime.capture.sources import NO_PICTURE, CameraConfig, FrameRequest, Source, open_source
 from edge_runtime.queues import Frame
 
-POLL_INTERVAL_S = 0.5
-"""Interval at which a camera checks its decoder."""
+POLL_INTERVAL_S = 0.1
+"""Interval at which a camera checks its decoder, and whether a retry is due."""
 MAX_ABANDONED = 2
 """Decoders that never return, each with a thread, before no further one is started."""
 
@@ -117,7 +117,7 @@ class Camera:
     def _step(self) -> None:
         """Wait for an event, and act on it."""
         with self._changed:
-            self._changed.wait_for(self._has_event, self._timeout_s())
+            self._changed.wait_for(self._has_event, POLL_INTERVAL_S)
             is_over = self._reader is not None and self._reader.over  # first: a last frame may come just before
             shot, self._shot = self._shot, None
             self._changed.notify_all()
@@ -139,13 +139,6 @@ class Camera:
 
     def _has_event(self) -> bool:
         return self._stopping or self._shot is not None or (self._reader is not None and self._reader.over)
-
-    def _timeout_s(self) -> float:
-        """Until the next retry or time-out, at most the poll interval."""
-        reader, due = self._reader, self._link.retry_at
-        if reader is not None and (busy_since := reader.busy_since) is not None:
-            due = busy_since + self._config.timeout_s
-        return POLL_INTERVAL_S if due is None else min(POLL_INTERVAL_S, max(0.0, due - self._clock()))
 
     def _lose(self, problem: str) -> None:
         self._change(self._link.lose(problem, self._clock(), self._config.forever, random.random()))

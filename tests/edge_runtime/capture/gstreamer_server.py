@@ -1,7 +1,6 @@
-"""GStreamer's RTSP server with a test picture, for a look at our capture from outside: run by the system's python3.
+"""GStreamer's RTSP server with a test picture, run by the system's python3.
 
-Says its port on stdout. `/h264` and `/jpeg` show colour bars; the user is `user`, the password `secret`, asked for as
-cameras do (digest).
+Prints its port. `/h264` and `/jpeg` show colour bars; the user is `user`, the password `secret` (digest).
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ def main(port: str) -> None:
         factory = GstRtspServer.RTSPMediaFactory.new()
         factory.set_launch(pipeline)
         factory.set_shared(True)
-        factory.add_role_from_structure(_may_look())
+        factory.add_role_from_structure(_viewer_role())
         server.get_mount_points().add_factory(path, factory)
     server.attach(None)
     print(server.get_bound_port(), flush=True)
     GLib.MainLoop().run()
 
 
-def _may_look() -> Gst.Structure:
+def _viewer_role() -> Gst.Structure:
     return Gst.Structure.new_from_string(
         "viewer, media.factory.access=(boolean)true, media.factory.construct=(boolean)true"
     )
