@@ -244,24 +244,18 @@ def _budgeted_costs(
 
     whole = known_costs(bundle, engines, profile)
     within = overflow_of(whole, config.budget_bytes, layers)
-    budget, lacking = exact_text(config.budget_bytes), within.lacking
-    if lacking and config.overflow:
-        query = max(lacking, key=lambda name: lacking[name])
-        needed = exact_text(lacking[query])
-        problem = f"query '{query}' alone needs {needed} even with an overflow, the budget is {budget}"
-        raise InputError(config.path, problem, f"give at least {needed}", "budget")
-    too_large = {*lacking, *within.tensors}
-    if too_large and not config.overflow:
-        query = max(too_large, key=whole.alone_bytes)
-        needed, workspace = whole.alone_bytes(query), whole.queries[query].workspace_bytes
+    too_large: Mapping[str, int] = within.lacking
+    if not config.overflow:
+        too_large = {query: whole.alone_bytes(query) for query in (*within.lacking, *within.tensors)}
+    if too_large:
+        query, needed = max(too_large.items(), key=lambda item: item[1])
+        workspace = whole.queries[query].workspace_bytes
         problem = (
-            f"query '{query}' alone needs {exact_text(needed)}, {size_text(needed - workspace)} of weights and "
-            f"{size_text(workspace)} of workspace, the budget is {budget}"
+            f"query '{query}' alone needs {exact_text(needed)}, {size_text(workspace)} of it for its workspace"
+            f"{' even with an overflow' if config.overflow else ''}, the budget is {exact_text(config.budget_bytes)}"
         )
-        hint = f"set `overflow: true`: it copies {size_text(within.run_bytes.get(query, 0))} in every run then"
-        if query in lacking:
-            hint = f"give at least {exact_text(lacking[query])} with `overflow: true`"
-        raise InputError(config.path, problem, f"give at least {exact_text(needed)}, or {hint}", "budget")
+        hint = "" if config.overflow else ", or set `overflow: true`: then weights are copied in every run"
+        raise InputError(config.path, problem, f"give at least {exact_text(needed)}{hint}", "budget")
     return whole, within
 
 

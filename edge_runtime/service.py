@@ -102,9 +102,7 @@ class Notifier:
         self._address = environment.get("NOTIFY_SOCKET", "")
         if self._address.startswith("@"):  # an abstract socket
             self._address = "\0" + self._address[1:]
-        interval = environment.get("WATCHDOG_USEC", "")
-        is_set = interval.isascii() and interval.isdigit() and int(interval) > 0
-        self.alive_interval_s = int(interval) / 3e6 if is_set else None
+        self.alive_interval_s = int(environment.get("WATCHDOG_USEC", 0)) / 3e6 or None
         """Interval of `ALIVE`, a third of the manager's timeout; None without one."""
 
     def send(self, *states: str) -> None:

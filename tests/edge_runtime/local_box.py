@@ -32,8 +32,8 @@ class LocalBox:
 
     def __enter__(self) -> LocalBox:
         box, build = prepare(self.config)
-        self._signals = StopSignals(threading.Event())
-        self.service = Service(box, self._signals, build)
+        self.signals = StopSignals(threading.Event())
+        self.service = Service(box, self.signals, build)
         self.service.start(float("inf"))
         self._thread = threading.Thread(target=self._oversee)
         self._thread.start()
@@ -46,7 +46,7 @@ class LocalBox:
             self.summary = self.service.end()
 
     def __exit__(self, *_: object) -> None:
-        self._signals.stopping.set()
+        self.signals.stopping.set()
         self._thread.join()
 
     def reload(self) -> str | None:

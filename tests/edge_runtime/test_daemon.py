@@ -392,14 +392,12 @@ def test_overflow_keeps_budget_and_answers(large_box):
 
 def test_overflow_refusals_name_the_option_and_bytes(large_box):
     needs = (
-        r"query 'big' alone needs (.* MiB \(.* bytes\)), 42.\d MiB of weights and .* of workspace, "
+        r"query 'big' alone needs (4\d.* MiB \(.* bytes\)), .* of it for its workspace, "
         r"the budget is 14.3 MiB \(15,000,000 bytes\); give at least \1, or set `overflow: true`"
     )
     with pytest.raises(InputError, match=needs):
         run(write_config(large_box, cameras=ONE_CAMERA, budget="15MB"))
-    with pytest.raises(InputError, match=r"give at least \d.* bytes\) with `overflow: true`"):
-        run(write_config(large_box, cameras=ONE_CAMERA, budget="2MB"))
-    with pytest.raises(InputError, match=r"alone needs \d.* bytes\) even with an overflow") as refused:
+    with pytest.raises(InputError, match=r"alone needs \d.* bytes\), .* even with an overflow") as refused:
         run(write_config(large_box, cameras=ONE_CAMERA, budget="2MB", overflow=True))
     text = str(refused.value).rpartition("at least ")[2]
     least = int(text.rpartition("(")[2].removesuffix(" bytes)").replace(",", ""))

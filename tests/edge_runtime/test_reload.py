@@ -196,6 +196,28 @@ def test_reload_without_changes_does_nothing(folder, caplog):
     assert box.reload() == "the box stops"
 
 
+def test_hangup_reopens_files_and_reloads(folder):
+    with LocalBox(folder / "box.yaml") as box:
+        box.more("gate")
+        os.replace(folder / "results.jsonl", folder / "rotated.jsonl")
+        box.signals.reopening.set()
+        box.until(lambda: box.service.summary()["reloads"]["applied"])
+        box.until(lambda: box.records("gate"))
+    assert is_unique(box.records(name="rotated.jsonl") + box.records()) and box.summary["balanced"]
+
+
+def test_bundle_changed_in_place_is_reported(folder):
+    with LocalBox(folder / "box.yaml") as box:
+        box.more("gate")
+        data = (folder / BUNDLE).read_bytes()
+        (folder / BUNDLE).write_bytes(data)
+        assert "was changed in place" in box.service.summary()["bundle_fault"]
+        box.more("gate", "yard")
+        write_bundle(folder, "gate", "yard", "new")
+        assert box.reload() is None and box.service.summary()["bundle_fault"] is None
+        box.more("new")
+
+
 ON_LEFT = (query("gate", "left"), query("yard", "left"))
 ENOUGH = MIN_COMPARED_FRAMES + 5
 

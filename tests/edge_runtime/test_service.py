@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from edge_runtime import service
+from edge_runtime import executor, service
 from edge_runtime.daemon import run
+from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.http.app import check_address
 from edge_runtime.service import SAME_SIGNAL_S, LedgerFile, catch_signals
 from models.errors import InputError
@@ -74,6 +75,20 @@ def test_service_returns_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(service, "trim_heap", count_frozen)
     run(write_config(tmp_path, cameras=LOOPED, spool="spool"), stop=stop, seconds=TIMEOUT_S)
     assert frozen[0] > gc.get_freeze_count() == 0, "the objects of a box are frozen until it ends"
+
+
+def test_hanging_step_ends_the_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_box(tmp_path)
+    freed = threading.Event()
+    monkeypatch.setattr(executor, "MIN_HANG_S", 0.3)
+    monkeypatch.setattr(TorchEngine, "run", lambda *given: freed.wait(TIMEOUT_S))
+    monkeypatch.setattr(executor.Executor, "warm_up", lambda *given: None)
+    try:
+        summary = run(write_config(tmp_path, cameras=LOOPED, spool="spool"), seconds=TIMEOUT_S)
+    finally:
+        freed.set()
+    assert "has not ended for" in summary["fault"] and summary["hanging"] == ["the inference"]
+    assert summary["balanced"] and json.loads((tmp_path / "spool" / "ledger.json").read_text()) == summary
 
 
 def test_service_with_used_address_is_input_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
