@@ -133,7 +133,7 @@ def test_top_down_detectors_share_all_but_one_repaired(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ONE_STAGE_FIRST)
-def test_gemel_detectors_share_layershold_after_training(
+def test_gemel_detectors_share_layers_after_training(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     workload = request.getfixturevalue(kind)
