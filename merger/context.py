@@ -367,9 +367,9 @@ class MergeContext:
 
     def evidence(self, query: str, model: nn.Module) -> Evidence:
         """Merged against original on test."""
-        found, test, told = self.queries[query], self.test[query], self.stages.add
-        before = predict(self.originals[query], found, test, progress=told)
-        after = predict(model, found, test, progress=told)
+        found, test, report = self.queries[query], self.test[query], self.stages.add
+        before = predict(self.originals[query], found, test, progress=report)
+        after = predict(model, found, test, progress=report)
         return compare(found, test.split, before, after, self.references[query].threshold, self.seed)
 
     def _load(self, parts: Sequence[Mapping[str, Any]]) -> None:

@@ -41,14 +41,14 @@ SEARCHING_PREFIXES = "finding how many first layers each model can share"
 class Family:
     """Queries of one architecture: the layers a prefix may hold, in order, and the donor's state.
 
-    `end` is the path of the first layer that no prefix may hold; `giver` is the query whose original is the donor.
+    `end` is the path of the first layer that no prefix may hold; `donor_query` is that whose original is the donor.
     """
 
     queries: tuple[str, ...]
     paths: tuple[str, ...]
     end: str
     donor: State
-    giver: str | None
+    donor_query: str | None
 
     def prefix(self, state: Iterable[str], length: int) -> list[str]:
         """The names of a state dict that belong to a prefix of so many layers: all before the next layer's weight."""
@@ -90,7 +90,7 @@ def mainstream(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint)
         found, tried = checkpoint.step(Step.QUERY, find, query)
         lengths[query], states[query] = found.length, found.state or states[query]
         row = {
-            "query": query, "prefix": lengths[query], "layers": len(family.paths), "donor": family.giver,
+            "query": query, "prefix": lengths[query], "layers": len(family.paths), "donor": family.donor_query,
             "ratio": found.ratio, "tried": tried, "flops": ctx.flops.total, "flops_spent": ctx.flops.total - before,
         }  # fmt: skip
         checkpoint.add_row(row)
@@ -115,11 +115,11 @@ def find_families(ctx: MergeContext) -> list[Family]:
         if len(queries) < 2 or first_head < 1:
             continue
         paths = tuple(layer.path for layer in layers[:first_head])
-        donor, giver = _donor(ctx, queries)
+        donor, donor_query = _donor(ctx, queries)
         usable = next((i for i, path in enumerate(paths) if weight_key(donor, path) not in donor), len(paths))
         end = paths[usable] if usable < len(paths) else layers[first_head].path
         if usable:
-            found.append(Family(tuple(queries), paths[:usable], end, donor, giver))
+            found.append(Family(tuple(queries), paths[:usable], end, donor, donor_query))
     return found
 
 
@@ -141,8 +141,8 @@ def _donor(ctx: MergeContext, queries: Sequence[str]) -> tuple[State, str | None
         model = copy.deepcopy(ctx.originals[queries[0]])
         loaded = set(load_matching(model, ancestor))
         return {name: tensor for name, tensor in snapshot(model).items() if name in loaded}, None
-    giver = max(queries, key=lambda query: len(ctx.train[query]))
-    return snapshot(ctx.originals[giver]), giver
+    donor_query = max(queries, key=lambda query: len(ctx.train[query]))
+    return snapshot(ctx.originals[donor_query]), donor_query
 
 
 def _longest_prefix(
@@ -151,7 +151,7 @@ def _longest_prefix(
     """The longest prefix that holds, by bisection (a shorter one is taken to hold as well), and all tried with their
     ratios."""
     tried: list[list[float]] = []
-    if query == family.giver:
+    if query == family.donor_query:
         return Prefix(len(family.paths), 1.0), tried
 
     def attempt(index: int) -> tuple[bool, Prefix]:

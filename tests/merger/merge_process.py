@@ -22,7 +22,7 @@ from tests.merger.options import QUICK
 
 
 def main() -> None:
-    """Resume or begin the merge, to be killed as told."""
+    """Resume or begin the merge, which is killed as the arguments say."""
     workload, out, method, how, when = sys.argv[1:6]
     checkpoint_module.CONFIG = checkpoint_module.CheckpointConfig(0.0, float("inf"))
     torch.set_num_threads(1)

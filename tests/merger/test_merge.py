@@ -163,12 +163,12 @@ def test_merge_reports_a_val_split_of_few_clips(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def warnings_of(name: str) -> list[str]:
-        said: list[str] = []
+        texts: list[str] = []
         merge(
             workload, tmp_path / name, "none",
-            progress=lambda event, **fields: said.append(fields["text"]) if event == "warning" else None,
+            progress=lambda event, **fields: texts.append(fields["text"]) if event == "warning" else None,
         )  # fmt: skip
-        return [text for text in said if "may not generalize" in text]
+        return [text for text in texts if "may not generalize" in text]
 
     (few,) = {len(set(load_split(query, "val").units)) for query in workload.queries}
     warnings = warnings_of("few")

@@ -15,7 +15,7 @@ from models.workload import Workload
 
 SIZE = 24
 SEED = int(os.environ.get("GEMEL_TESTS_SEED", "0"))
-"""What originals are trained with: others stand for what another processor makes of them (tests/test_processors.py)."""
+"""Seed of the originals; other seeds give what other CPUs train."""
 CLASSES = (("east", "west"), ("left", "right"), ("high", "low"))
 """What queries call a square on the left and one on the right: each asks a question of its own."""
 

@@ -73,21 +73,21 @@ def test_output_check_runs_in_full_float32_on_a_gpu(ctx: MergeContext, monkeypat
 
 
 def test_model_without_a_readable_graph_stays_unchanged(ctx: MergeContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    said, read = [], alignment.channels_of
-    ctx.progress = lambda event, **fields: said.append((event, fields))
+    events, read = [], alignment.channels_of
+    ctx.progress = lambda event, **fields: events.append((event, fields))
     unreadable = ctx.originals["q1"]
     monkeypatch.setattr(alignment, "channels_of", lambda model: None if model is unreadable else read(model))
     states = align_channels(ctx, whole_plan(ctx, MergeOptions()), "q0", StepCache())
     assert all(torch.equal(states["q1"][name], tensor) for name, tensor in unreadable.state_dict().items())
-    assert [fields["text"] for event, fields in said if event == "warning"] == [
+    assert [fields["text"] for event, fields in events if event == "warning"] == [
         "q1: the graph of its model cannot be read, so its channels stay in their order"
     ]
-    assert [fields["query"] for event, fields in said if event == "aligned"] == ["q2"]
+    assert [fields["query"] for event, fields in events if event == "aligned"] == ["q2"]
 
 
 def test_wrongly_read_graph_is_found_by_the_outputs(ctx: MergeContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    said, read = [], alignment.channels_of
-    ctx.progress = lambda event, **fields: said.append(fields.get("text", ""))
+    events, read = [], alignment.channels_of
+    ctx.progress = lambda event, **fields: events.append(fields.get("text", ""))
 
     def forgetful(model: torch.nn.Module) -> Channels:
         channels = read(model)
@@ -98,7 +98,7 @@ def test_wrongly_read_graph_is_found_by_the_outputs(ctx: MergeContext, monkeypat
     states = align_channels(ctx, whole_plan(ctx, MergeOptions()), "q0", StepCache())
     for query, model in ctx.originals.items():
         assert all(torch.equal(states[query][name], tensor) for name, tensor in model.state_dict().items())
-    assert sum("gives other outputs" in text for text in said) == 2
+    assert sum("gives other outputs" in text for text in events) == 2
 
 
 @given(width=st.integers(1, 12), seed=st.integers(0, 2**16))

@@ -22,7 +22,7 @@ from tests.merger.tiny import weights_of
 
 def test_family_is_one_architecture_before_the_head(ctx: MergeContext) -> None:
     (family,) = find_families(ctx)
-    assert family.queries == ("q0", "q2") and family.giver == "q0"
+    assert family.queries == ("q0", "q2") and family.donor_query == "q0"
     assert family.paths == ("stem.0", "body.0", "last.0") and family.end == "head"
 
 
@@ -54,7 +54,7 @@ def test_donor_is_the_init_that_all_name(workload: Workload, tmp_path: Path) -> 
         query["init"] = "weights/q2.safetensors"
     path.write_text(yaml.safe_dump(document))
     (family,) = find_families(MergeContext(load_workload(path)))
-    assert family.giver is None and torch.equal(family.donor["stem.0.weight"], ancestor["stem.0.weight"])
+    assert family.donor_query is None and torch.equal(family.donor["stem.0.weight"], ancestor["stem.0.weight"])
 
 
 @pytest.mark.parametrize("longest", [0, 1, 2, 3])

@@ -56,13 +56,13 @@ def test_merge_whose_trainings_diverge_keeps_what_held(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     assert _inject(monkeypatch, lambda number: True) == []
-    told = []
+    texts = []
     report = merge(
         workload, tmp_path / "b.safetensors", method, options=DEMANDING,
-        progress=lambda event, **fields: told.append(fields["text"]) if event == "warning" else None,
+        progress=lambda event, **fields: texts.append(fields["text"]) if event == "warning" else None,
     )  # fmt: skip
     assert all(query.ratio >= 0.9 for query in report.queries)
-    assert method != "joint" or any("diverged at q0" in text for text in told)
+    assert method != "joint" or any("diverged at q0" in text for text in texts)
     _all_finite(report.bundle)
 
 

@@ -41,7 +41,7 @@ def test_training_with_one_seed_gives_the_same_weights(workload: Workload) -> No
 def test_interrupted_training_resumes_to_the_same_weights(
     workload: Workload, monkeypatch: pytest.MonkeyPatch, every_chance: None, min_gain: float, cycles: int
 ) -> None:
-    path, told = weights_of(workload, "q0"), list[str]()
+    path, events = weights_of(workload, "q0"), list[str]()
     options = replace(ORIGINALS, passes=96, min_epochs=2, max_cycles=3, min_gain=min_gain)
     (straight,) = train_originals(workload, ["q0"], options=options)
     once, folder = path.read_bytes(), path.with_name(f"{path.name}.work")
@@ -50,10 +50,10 @@ def test_interrupted_training_resumes_to_the_same_weights(
 
     def train(again: bool) -> list[TrainResult]:
         assert folder.exists() == again and not path.exists()
-        return train_originals(workload, None, 0, lambda event, **_: told.append(event), options, again)
+        return train_originals(workload, None, 0, lambda event, **_: events.append(event), options, again)
 
     (resumed,), kills = to_the_end(train)
-    assert kills >= 3 and done[0] < 4 * (kills + 1) and told.count("cycle") == cycles, "none is judged twice"
+    assert kills >= 3 and done[0] < 4 * (kills + 1) and events.count("cycle") == cycles, "no model is evaluated twice"
     assert path.read_bytes() == once and not folder.exists()
     assert replace(resumed, seconds=0) == replace(straight, seconds=0)
 
@@ -125,10 +125,10 @@ def test_val_decides_when_to_stop_not_the_state(
 
 
 def test_original_at_chance_gives_a_warning(workload: Workload) -> None:
-    said: list[str] = []
+    events: list[str] = []
     options = replace(ORIGINALS, rate=1e-9, passes=16, min_epochs=1)
-    train_originals(workload, ["q0"], options=options, progress=lambda event, **fields: said.append(str(fields)))
-    assert any("too little" in line and "lower --rate (now 1e-09)" in line for line in said)
+    train_originals(workload, ["q0"], options=options, progress=lambda event, **fields: events.append(str(fields)))
+    assert any("too little" in line and "lower --rate (now 1e-09)" in line for line in events)
 
 
 def test_missing_split_is_named_before_training(workload: Workload, tmp_path) -> None:
