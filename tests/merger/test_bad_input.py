@@ -62,7 +62,7 @@ def _classes_in_another_order(path: Path) -> None:
     ("damage", "parts"),
     [
         (_without_class, ("test/left", "no frames of class 'left' (query q1)", "add frames of it, or take")),
-        (_target, ("workload.yaml", "queries[1].accuracy_target", "above 0 and at most 1")),
+        (_target, ("workload.yaml", "queries[1].accuracy_target", "less than or equal to 1")),
         (_another_class, ("q1.safetensors", "only the head does not fit the class list", "list in `classes`")),
         (_classes_in_another_order, ("q1.safetensors", 'trained for the classes ["right", "left"]', "list in `class")),
     ],
