@@ -328,7 +328,7 @@ class BundleSummary:
         counts, manifest = self.bytes, self.bundle.manifest
         rows = [
             (row["query"], row["model"], size(row["before"]), size(row["private"]), size(row["shared_part"]),
-             _precision(query) or "-", _evidence(query.evidence))
+             _precision(query) or "-", _evidence(query))
             for row, query in zip(counts["queries"], self.bundle.queries, strict=True)
         ]  # fmt: skip
         headers = ("query", "model", "original", "private", "shared (its part)", "trained in", "against the original")
@@ -351,11 +351,12 @@ def summarize_bundle(bundle: Bundle) -> BundleSummary:
     return BundleSummary(bundle, byte_counts(bundle), MergeOutcomes.of(bundle))
 
 
+def _evidence(query: BundleQuery) -> str:
+    found = query.evidence
+    if found is None:
+        return "no evidence in the bundle"
+    return f"{number(found['original'])} -> {number(found['merged'])} {found['metric']}"
+
+
 def _precision(query: BundleQuery) -> str | None:
     return query.trained.precision if query.trained is not None else None
-
-
-def _evidence(evidence: Any) -> str:
-    if evidence is None:
-        return "no evidence in the bundle"
-    return f"{number(evidence['original'])} -> {number(evidence['merged'])} {evidence['metric']}"

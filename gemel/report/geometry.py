@@ -6,9 +6,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from gemel.report.document import LedgerRow, QueryBytes, Report, SharedWeight, Timeline, WeightBytes
+from gemel.report.document import LedgerRow, OfflineRow, QueryBytes, Report, SharedWeight, Timeline, WeightBytes
 
 AXIS_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5)
 MAX_TICKS = 6
@@ -25,17 +24,6 @@ Part = tuple[str, float, float]
 """A part of a bar: name, per cent of the bar's width, amount."""
 Point = tuple[int, float, float, float]
 """Memory in bytes, score, lowest and highest seed."""
-
-
-class RatioRow(Protocol):
-    """A row with a ratio, its interval and its target."""
-
-    @property
-    def target(self) -> float: ...
-    @property
-    def ratio(self) -> float: ...
-    @property
-    def ci95(self) -> list[float] | None: ...
 
 
 class Axis:
@@ -84,7 +72,7 @@ def unit_axis() -> Axis:
     return Axis([0.0, 1.0], step=0.25)
 
 
-def ratio_axis(rows: Sequence[RatioRow]) -> Axis:
+def ratio_axis(rows: Sequence[OfflineRow]) -> Axis:
     """One axis for the ratios of all queries: it holds every interval, every target, and 1."""
     values = [1.0]
     for row in rows:
