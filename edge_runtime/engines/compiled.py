@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +73,6 @@ class BatchRange(Enum):
         return self is BatchRange.ANY or (count == 1) == (self is BatchRange.ONE)
 
 
-def batch_ranges(device: torch.device) -> tuple[BatchRange, ...]:
-    """The packages of an architecture: for a GPU torch specialises a batch of one, so that one is a package apart."""
-    return (BatchRange.ANY,) if device.type == "cpu" else (BatchRange.ONE, BatchRange.MANY)
-
-
 class CompiledEngine(FrameEngine):
     """One query's architecture compiled by AOTInductor for this machine, for any batch.
 
@@ -130,11 +126,8 @@ class CompiledEngine(FrameEngine):
         if reason is not None:
             raise EngineError(reason)
         cache = self._cache = self._cache or EngineCache()
-        key = {
-            "engine": "compiled",
-            "format": PACKAGE_FORMAT,
-            **architecture_key(self.query, self.model, self.device),
-        }
+        architecture = architecture_key(self.query, self.model, self.device)
+        key = {"engine": "compiled", "format": PACKAGE_FORMAT, **architecture}
 
         def fetch(batches: BatchRange) -> CachedFile:
             def make(path: Path) -> Mapping[str, Any]:
@@ -143,7 +136,8 @@ class CompiledEngine(FrameEngine):
 
             return cache.fetch({**key, "batches": batches.value}, PACKAGE_SUFFIX, make)
 
-        ranges = batch_ranges(self.device)
+        # For a GPU torch specialises a batch of one, so it has a separate package.
+        ranges = (BatchRange.ANY,) if self.device.type == "cpu" else (BatchRange.ONE, BatchRange.MANY)
         with ThreadPoolExecutor(len(ranges)) as pool:  # each waits for a process of its own
             self._files = dict(zip(ranges, pool.map(fetch, ranges), strict=True))
 
@@ -338,8 +332,11 @@ def compile_package(
             raise EngineError(f"the compiler put weights into the code: {names}")
         with torch.inference_mode():
             verify_package(model, package, frames, counts, constants)
-            measured = [batch for batch in BATCHES if batches.takes(batch)]
-            workspace = {batch: _measure_batch(package, size, batch, device) for batch in measured}
+            workspace = {}
+            for count in filter(batches.takes, BATCHES):
+                frames = torch.rand(count, 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
+                package(frames)
+                workspace[count] = peak_bytes(partial(package, frames), device) + frames.nbytes
     except EngineError:
         raise
     except Exception as error:  # a compiler, and the code it made, can raise errors of any type
@@ -400,10 +397,3 @@ def verify_package(
                 difference = float((got - wanted).abs().max()) / scale if wanted.numel() else 0.0
                 if not difference <= OUTPUT_TOLERANCE:
                     raise EngineError(f"compiled, its outputs are {difference:.1e} from eager ones")
-
-
-def _measure_batch(package: Any, size: int, count: int, device: torch.device) -> int:
-    """Workspace of a run of `count` frames, the input included."""
-    frames = torch.rand(count, 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
-    package(frames)
-    return peak_bytes(lambda: package(frames), device) + frames.nbytes

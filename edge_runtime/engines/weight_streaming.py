@@ -187,13 +187,11 @@ class WeightStreaming:
         return [tensor for one in self._all for tensor in (one.stored, one.factor) if tensor is not None]
 
     def bind(self, tensor_of: TensorOf, wait: WaitFor | None) -> None:
-        """As `Bindable.bind`."""
         for one in self._all:
             one.bind(tensor_of)
         self._wait = wait
 
     def unbind(self) -> None:
-        """As `Bindable.unbind`."""
         for one in self._all:
             one.unbind()
 

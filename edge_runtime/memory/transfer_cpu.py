@@ -64,7 +64,6 @@ class CpuTransferBackend(TransferBackend):
         return transfer
 
     def compact(self, moves: Sequence[Move]) -> None:
-        """See `TransferBackend.compact`."""
         self.synchronise()
         for move in moves:
             # numpy detects the overlap and copies as if through a buffer.
@@ -83,7 +82,6 @@ class CpuTransferBackend(TransferBackend):
         """A run on the CPU is over when it returns."""
 
     def resize(self, capacity_bytes: int) -> None:
-        """See `TransferBackend.resize`."""
         self.memory, self._bytes = torch.empty(0, dtype=torch.uint8), np.empty(0, np.uint8)
         self.memory, self._bytes = self._allocate(capacity_bytes)
 
@@ -92,7 +90,6 @@ class CpuTransferBackend(TransferBackend):
         return store
 
     def take(self, source: Store, capacity_bytes: int | None, kept: Sequence[Move]) -> None:
-        """See `TransferBackend.take`."""
         self.synchronise()
         self._store = source
         if capacity_bytes is None:

@@ -147,7 +147,6 @@ class CudaTransferBackend(TransferBackend):
         self._cuda.current_stream(self._device).synchronize()
 
     def resize(self, capacity_bytes: int) -> None:
-        """See `TransferBackend.resize`."""
         self.memory = torch.empty(0, dtype=torch.uint8)
         self._cuda.synchronize(self._device)
         self._cuda.empty_cache()
@@ -160,7 +159,6 @@ class CudaTransferBackend(TransferBackend):
         return stored
 
     def take(self, source: PinnedStore, capacity_bytes: int | None, kept: Sequence[Move]) -> None:
-        """See `TransferBackend.take`."""
         self._cuda.synchronize(self._device)
         before, self._stored = self._stored, source
         before.close()
@@ -177,7 +175,6 @@ class CudaTransferBackend(TransferBackend):
         self._cuda.empty_cache()
 
     def drop(self, source: PinnedStore) -> None:
-        """See `TransferBackend.drop`."""
         source.close()
 
     def close(self) -> None:
@@ -265,22 +262,18 @@ class UnifiedTransferBackend(CpuTransferBackend):
         """The driver's memory stays."""
 
     def synchronise(self) -> None:
-        """See `TransferBackend.synchronise`."""
         self._cuda.synchronize(self._device)
 
     def set_memory_limit(self, budget_bytes: int | None) -> None:
-        """See `TransferBackend.set_memory_limit`."""
         self._budget_bytes = budget_bytes
         beside = None if budget_bytes is None else max(0, budget_bytes - self.memory.numel())
         set_allocator_limit(beside, self._device, self._cuda)
 
     def resize(self, capacity_bytes: int) -> None:
-        """See `TransferBackend.resize`."""
         super().resize(capacity_bytes)
         self.set_memory_limit(self._budget_bytes)
 
     def take(self, source: Store, capacity_bytes: int | None, kept: Sequence[Move]) -> None:
-        """See `TransferBackend.take`."""
         super().take(source, capacity_bytes, kept)
         self.set_memory_limit(self._budget_bytes)
 

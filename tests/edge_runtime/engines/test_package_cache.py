@@ -51,15 +51,11 @@ def link_elsewhere(path: Path) -> None:
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
-    "empty": lambda path: path.write_bytes(b""),
     "a flipped bit": lambda path: path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]),
-    "gone": lambda path: path.unlink(),
     "a link": link_elsewhere,
     "writable by others": lambda path: path.chmod(0o666),
     "record garbage": lambda path: record(path).write_bytes(b"\x80\x04"),
-    "record a list": lambda path: record(path).write_text("[]"),
     "record gone": lambda path: record(path).unlink(),
-    "record writable by others": lambda path: record(path).chmod(0o666),
     "no digest": rewrite(sha256=None),
     "another key": rewrite(key={"model": "other"}),
 }
@@ -76,6 +72,7 @@ def test_cache_damaged_file_is_made_again(tmp_path, damage):
 
 def test_cache_file_or_folder_of_another_user_is_not_used(tmp_path, monkeypatch):
     cache, me = EngineCache(tmp_path / "engines"), os.getuid()
+    assert stat.S_IMODE(cache.folder.stat().st_mode) == 0o700
     cache.fetch(KEY, ".pt2", writer)
     monkeypatch.setattr(os, "getuid", lambda: me + 1)
     assert cache.find(KEY, ".pt2") is None
@@ -108,24 +105,6 @@ def test_cache_removes_leftovers_of_a_killed_process(tmp_path):
     assert ended.exitcode == 9 and [path for path in cache.folder.iterdir() if path.is_dir()]
     assert cache.fetch(KEY, ".pt2", writer).notes == {"workspace": 7}
     assert not [path for path in cache.folder.iterdir() if path.is_dir()]
-
-
-def test_cache_folder_writable_by_others_is_refused(tmp_path):
-    cache = EngineCache(tmp_path / "engines")
-    assert stat.S_IMODE(cache.folder.stat().st_mode) == 0o700
-    cache.folder.chmod(0o755)
-    assert stat.S_IMODE(EngineCache(cache.folder).folder.stat().st_mode) == 0o700, "its own folder is closed again"
-    cache.folder.chmod(0o770)
-    with pytest.raises(InputError, match="others may write to"):
-        EngineCache(cache.folder)
-    cache.folder.chmod(0o700)
-    tmp_path.chmod(0o777)
-    with pytest.raises(InputError, match=r"others may write to .*go-w"):
-        EngineCache(cache.folder)
-    tmp_path.chmod(0o700)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be used as a cache"):
-        EngineCache(tmp_path / "file" / "engines")
 
 
 def _race(folder: Path, barrier, made) -> None:

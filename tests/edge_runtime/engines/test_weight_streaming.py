@@ -14,20 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from edge_runtime.device import Device, arena_bytes
 from edge_runtime.engines import torch_engine, weight_streaming
 from edge_runtime.engines.base import FrameEngine
 from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.engines.weight_streaming import PinnedStream, streamable_layers
-from edge_runtime.executor import Executor
 from edge_runtime.memory.allocator import ALIGNMENT_BYTES
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store, channels_last_layouts
-from edge_runtime.policies import policy_named
-from edge_runtime.queues import Frame, Ledger, Mailboxes
-from edge_runtime.results import Publisher, RunIdentity
-from edge_runtime.scheduler import QuerySpec
-from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost, all_bytes
+from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
 from edge_runtime.scheduler.eviction import Overflow, overflow_of, scratch_bytes
 from models.bits import BIT_WIDTHS
 from models.bundle import Bundle
@@ -35,7 +29,6 @@ from models.errors import InputError
 from tests.edge_runtime import tiny
 from tests.edge_runtime.engines.sample_bundles import (
     ATTENDING,
-    CLASSES,
     bind,
     build_model,
     make_query,
@@ -44,7 +37,7 @@ from tests.edge_runtime.engines.sample_bundles import (
     write_and_open,
 )
 from tests.edge_runtime.memory.fake_cuda import FakeCuda
-from tests.edge_runtime.tiny import RecordKeeper, picture, tiny_bundle
+from tests.edge_runtime.tiny import picture, tiny_bundle
 from tests.parameters import every
 
 CPU = torch.device("cpu")
@@ -249,74 +242,20 @@ def test_overflow_layer_is_counted_as_often_as_it_is_filled() -> None:
     assert scratch_bytes(tuple(layers.values()), set(names)) == 2 * 64 * 64 * 4 + 64 * 4
 
 
-@pytest.fixture
-def two(tmp_path: Path) -> Bundle:
-    """`big` and `small`, which shares the first layers of `big`."""
-    big, small = build_model("resnet18", 64), build_model("resnet18", 64)
-    with torch.no_grad():
-        for key, tensor in small.state_dict().items():
-            if key.startswith(("layer3", "layer4", "fc")) and tensor.is_floating_point():
-                tensor.mul_(0.5)
-    late = ("layer3", "layer4")
-    stored = {"small": {key: one for key, one in pack_weights(small, "int8").items() if key.startswith(late)}}
-    queries = [make_query(name, "resnet18", 64) for name in ("big", "small")]
-    return write_and_open(tmp_path / "two.safetensors", {"big": big, "small": small}, queries, stored)
-
-
-class MeasuredEngine(TorchEngine):
-    """Notes what the arena counts while it runs."""
-
-    arena: Arena
-    used: list[int]
-
-    def forward(self, batch: Tensor) -> object:
-        self.used.append(self.arena.residency.resident_bytes + self.arena.residency.workspace_bytes)
-        return super().forward(batch)
-
-
-@pytest.mark.parametrize("policy", ["adaptive", "gemel"])
-def test_overflow_beside_another_query_keeps_the_budget(two: Bundle, policy: str) -> None:
-    costs = costs_of(two)
-    budget = costs.alone_bytes("small") + 2**20
-    found = within(two, budget)
-    assert list(found.tensors) == ["big"] and all_bytes(found.costs) > budget, "they take turns"
-    engines = {query: MeasuredEngine(two, query, overflow=found.tensors.get(query, ())) for query in ("big", "small")}
-    arena = Arena(Store.of_bundle(two), arena_bytes(found.costs, budget), budget_bytes=budget)
-    for engine in engines.values():
-        engine.arena, engine.used = arena, []
-    ledger, sink = Ledger(engines), RecordKeeper()
-    mailboxes = Mailboxes(engines, ledger)
-    device = Device(arena, engines, found.costs, budget)
-    publisher = Publisher(sink, ledger, {query.id: query for query in two.queries}, RunIdentity("0" * 64))
-    demands = dict.fromkeys(engines, QuerySpec(5.0))
-    executor = Executor(device, policy_named(policy), demands, mailboxes, publisher)
-    executor.warm_up(dict.fromkeys(engines, picture(0)))
-    for index in range(6):
-        for query in engines:
-            mailboxes.put(query, Frame(index, executor.clock(), 0.0, picture(index)))
-        while executor.step():
-            pass
-    assert executor.device.max_used_bytes <= budget and max(max(engine.used) for engine in engines.values()) <= budget
-    assert not any(row["last_failure"] for row in executor.to_json())
-    assert arena.swaps > 2 and {record["query"] for record in sink.records} == set(engines)
-    for record in sink.records:
-        scores = reference(two, record["query"], record["frame"]).softmax(1)[0]
-        assert record["label"] == CLASSES[int(scores.argmax())]
-        assert record["score"] == pytest.approx(float(scores.max()), rel=1e-5)
-
-
-def test_overflow_from_a_truncated_file_fails_the_run_alone(two: Bundle) -> None:
-    found = within(two, least_of(two, "big"))
-    engine, _ = bind_engine(two, "big", found)
-    small = TorchEngine(two, "small")
-    bind(small, two)
+def test_overflow_from_a_truncated_file_fails_the_run_alone(tmp_path: Path) -> None:
+    models = {name: build_model("resnet18", 64, seed) for seed, name in enumerate(("big", "small"))}
+    queries = [make_query(name, "resnet18", 64) for name in models]
+    bundle = write_and_open(tmp_path / "two.safetensors", models, queries)
+    engine, _ = bind_engine(bundle, "big", within(bundle, least_of(bundle, "big")))
+    small = TorchEngine(bundle, "small")
+    bind(small, bundle)
     before = small.outputs([picture(1)])
-    os.truncate(two.path, two.path.stat().st_size // ALIGNMENT_BYTES * ALIGNMENT_BYTES // 2)
+    os.truncate(bundle.path, bundle.path.stat().st_size // ALIGNMENT_BYTES * ALIGNMENT_BYTES // 2)
     with pytest.raises(OSError, match="the bundle has become shorter"):
         engine.run([picture(1)])
     assert torch.equal(small.outputs([picture(1)]), before)
     with pytest.raises(OSError, match="the bundle has become shorter"):
-        Arena(Store.of_bundle(two), 2**27).change((), two.names_in_order("small"))
+        Arena(Store.of_bundle(bundle), 2**27).change((), bundle.names_in_order("small"))
 
 
 def test_overflow_of_packed_weights_to_gpu_takes_packed_scratch(tmp_path: Path) -> None:

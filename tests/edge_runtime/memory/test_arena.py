@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edge_runtime.memory.allocator import footprint_bytes
 from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.store import Store, channels_last_layouts
+from edge_runtime.memory.store import Store
 from tests.edge_runtime.memory.slow_transfer import SlowTransfer
 
 KIB = 1024
@@ -199,20 +199,6 @@ def test_arena_resized_frees_its_memory():
     assert (arena.residency.capacity_bytes, arena.residency.budget_bytes) == (KIB, 2 * KIB)
     arena.change((), "ab")
     assert torch.equal(arena.tensor("b"), tensors["b"])
-
-
-def test_arena_resized_may_change_formats():
-    tensors = {"a": torch.rand(4, 3, 3, 3), "b": torch.rand(7)}
-    arena = arena_of(tensors, 4 * KIB)
-    arena.change((), "ab")
-    last = channels_last_layouts(arena.store.kinds)
-    assert not arena.layouts and arena.tensor("a").is_contiguous()
-    arena.resize(4 * KIB, 4 * KIB, last)
-    arena.change((), "ab")
-    assert arena.layouts == last and arena.tensor("a").is_contiguous(memory_format=torch.channels_last)
-    assert all(torch.equal(arena.tensor(name), tensors[name]) for name in tensors)
-    arena.resize(4 * KIB, 4 * KIB)
-    assert arena.layouts == last, "as before unless others are given"
 
 
 def test_arena_releases_free_pages_for_a_large_workspace():
