@@ -11,7 +11,7 @@ import numpy as np
 from edge_runtime.engines.base import Engine, no_op
 from edge_runtime.memory.allocator import NoSpaceError
 from edge_runtime.memory.arena import Arena
-from edge_runtime.scheduler.costs import Costs, tensor_groups
+from edge_runtime.scheduler.costs import Costs, stored_name, tensor_groups
 from models.device import is_out_of_memory
 from models.errors import exact_text
 from models.predictions import Prediction
@@ -36,6 +36,8 @@ class Device:
         self.max_used_bytes = 0
         self.groups = tensor_groups(costs)
         self._tensors = {query: cost.tensors for query, cost in costs.queries.items()}
+        self._own = {query: {stored_name(name): name for name in names} for query, names in self._tensors.items()}
+        """By query and content name the tensor that it uses: its own copy where the policy shares none."""
         self._resident: frozenset[str] | None = None
         self._resident_bytes = 0
         self._incomplete: frozenset[str] = frozenset()
@@ -123,7 +125,7 @@ class Device:
             self._resident = None
         residency.hold(names, workspace)
         try:
-            self.arena.bind(engine, names)
+            self.arena.bind(engine, names, self._own[query])
             predictions = engine.run(images, beside) if self.overlaps else engine.run(images)
             self.arena.synchronise()
         finally:

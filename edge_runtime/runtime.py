@@ -15,7 +15,6 @@ from edge_runtime.box import ReadyBox, frame_requests
 from edge_runtime.capture.camera import Camera
 from edge_runtime.capture.sources import CameraConfig
 from edge_runtime.device import Device, arena_bytes
-from edge_runtime.engines.setup import bindable_engines
 from edge_runtime.executor import Executor, TurnTiming
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.transfer import StagedStore
@@ -185,7 +184,7 @@ class Runtime:
         config, bundle = box.config, box.bundle
         queries = {query.id: query for query in bundle.queries}
         executor = Executor(
-            Device(self.arena, bindable_engines(box.engines, box.costs), box.costs, config.budget_bytes),
+            Device(self.arena, box.engines, box.costs, config.budget_bytes),
             box.policy,
             box.costed.loaded.specs(),
             self.mailboxes,

@@ -39,21 +39,9 @@ class EngineError(Exception):
 
 
 class Engine(Bindable, Protocol):
-    """What runs one query: bind its tensors, then run it on frames."""
+    """What a device needs of an engine; see `FrameEngine`."""
 
-    query: BundleQuery
-
-    @property
-    def workspace_bytes(self) -> int:
-        """The workspace of a run of one frame."""
-        ...
-
-    def run(self, frames: Sequence[np.ndarray], beside: Callable[[], object] = no_op) -> list[Prediction]:
-        """One prediction per RGB frame (H, W, 3); boxes in pixels of the whole frame.
-
-        `beside` is called once, when the frames are on their way to the device and the run is about to begin or queued.
-        """
-        ...
+    def run(self, frames: Sequence[np.ndarray], beside: Callable[[], object] = no_op) -> list[Prediction]: ...
 
 
 class FrameEngine(ABC):
@@ -155,9 +143,10 @@ class FrameEngine(ABC):
 
     @torch.inference_mode()
     def run(self, frames: Sequence[np.ndarray], beside: Callable[[], object] = no_op) -> list[Prediction]:
-        """One prediction per frame; boxes in pixels of the whole frame, scores from the query's `min_score` on.
+        """One prediction per RGB frame (H, W, 3); boxes in pixels of the whole frame.
 
-        Where the query sets no `min_score`, the threshold chosen on val takes its place.
+        Scores begin at the query's `min_score` or else the threshold chosen on val. `beside` is called once, when the
+        frames are on their way to the device and the run is about to begin or queued.
         """
         sizes = [self._crop(frame).shape[1::-1] for frame in frames]
         least = self.query.min_score or self.query.threshold or 0.0

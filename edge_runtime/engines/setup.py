@@ -9,26 +9,23 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from edge_runtime.engines.base import Engine, EngineError, FrameEngine, no_op
+from edge_runtime.engines.base import EngineError, FrameEngine
 from edge_runtime.engines.package_cache import architecture_key
 from edge_runtime.engines.registry import AUTO, ENGINES, FALLBACK, engine_class, make_engine
 from edge_runtime.engines.torch_engine import FULL
 from edge_runtime.memory.allocator import footprint_bytes
-from edge_runtime.memory.arena import Arena, WaitFor
+from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Kinds, Layouts, Store, WeightFormat, channels_last_layouts
 from edge_runtime.memory.transfer import arrives_reordered, on_compute_stream
 from edge_runtime.scheduler.costs import Costs, all_bytes, stored_name
 from models.bundle import Bundle
 from models.device import is_out_of_memory
 from models.errors import InputError, message_of, one_line
-from models.predictions import Prediction
 
 SPELLS, ROUNDS = 3, 3
 """Engines are timed in turns: ROUNDS runs in each of SPELLS, of which the fastest counts."""
@@ -140,33 +137,6 @@ def unshared_store(store: Store, costs: Costs) -> Store:
         extents={name: store.extents[stored] for name, stored in names.items()},
         kinds={name: store.kinds[stored] for name, stored in names.items()},
     )
-
-
-def bindable_engines(engines: Mapping[str, FrameEngine], costs: Costs) -> Mapping[str, Engine]:
-    """The engines as they bind the tensors that `costs` names: their queries' own copies, or the shared ones."""
-    own = any(name != stored_name(name) for name in costs.tensor_bytes)
-    return {query: UnsharedEngine(engine) for query, engine in engines.items()} if own else engines
-
-
-class UnsharedEngine:
-    """An engine that binds its query's own copies (`tensor@query`) where it would bind `tensor`."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.query, self.workspace_bytes, self.starts_early = engine.query, engine.workspace_bytes, engine.starts_early
-
-    def bind(self, tensor_of: Callable[[str], Tensor], wait: WaitFor | None = None) -> None:
-        def own(name: str) -> str:
-            return f"{name}@{self.query.id}"
-
-        wait_own: WaitFor | None = None if wait is None else lambda names: wait(map(own, names))
-        self._engine.bind(lambda name: tensor_of(own(name)), wait_own)
-
-    def unbind(self) -> None:
-        self._engine.unbind()
-
-    def run(self, frames: Sequence[np.ndarray], beside: Callable[[], object] = no_op) -> list[Prediction]:
-        return self._engine.run(frames, beside)
 
 
 def available_engines(device: str) -> list[str]:

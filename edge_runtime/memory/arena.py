@@ -193,19 +193,27 @@ class Arena:
         self.prefetches += bool(admission.copies)
         return self._begin(admission, beside=True)
 
-    def bind(self, engine: Bindable, names: Sequence[str]) -> None:
-        """Point an engine at its tensors, which `start` was called for.
+    def bind(self, engine: Bindable, names: Sequence[str], own: Mapping[str, str] | None = None) -> None:
+        """Point an engine at its tensors, which `start` was called for; `own` names its copies of shared tensors.
 
         One that starts early may start before they have arrived, where loads overlap runs; otherwise this waits. Where
         nothing has been placed since the engine was bound, it is left alone. OSError when bytes could not be read.
         """
+        places = own or {}
+
+        def tensor_of(name: str) -> Tensor:
+            return self.tensor(places.get(name, name))
+
+        def wait(wanted: Iterable[str]) -> None:
+            self.wait(places.get(name, name) for name in wanted)
+
         if self.starts_early(engine) and self.arriving(names):
             self._bound.pop(engine, None)
-            engine.bind(self.tensor, self.wait)
+            engine.bind(tensor_of, wait)
             return
         self.finish(names)
         if self._bound.get(engine) != self._placed:
-            engine.bind(self.tensor)
+            engine.bind(tensor_of)
             self._bound[engine] = self._placed
 
     def unbind(self, engine: Bindable) -> None:

@@ -8,13 +8,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edge_runtime.device import Device
 from edge_runtime.engines.registry import make_engine
+from edge_runtime.engines.setup import unshared_store
 from edge_runtime.engines.torch_engine import TorchEngine, awaited_tensors, start_as_arriving
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store, channels_last_layouts
 from edge_runtime.policies import policy_named
 from edge_runtime.scheduler import QuerySpec, SchedulerState
-from edge_runtime.scheduler.costs import Costs, QueryCost
+from edge_runtime.scheduler.costs import Costs, QueryCost, unshared_costs
 from models.predictions import DetectionPrediction
 from models.tasks import task_of
 from tests.edge_runtime.engines.sample_bundles import (
@@ -190,3 +192,19 @@ def test_early_start_with_the_arena_finds_tensors_as_they_arrive(bundle, arrange
     assert torch.equal(engine.outputs([picture(1)]), reference(bundle, "yard", 1))
     arena.finish()
     assert all(torch.equal(arena.tensor(name), bundle.tensor(name)) for name in names)
+
+
+def test_device_without_sharing_runs_queries_on_copies_of_their_own(bundle):
+    engines = {query.id: TorchEngine(bundle, query.id) for query in bundle.queries}
+    queries = {name: QueryCost(bundle.names_in_order(name), 0.0, 0, 1.0) for name in engines}
+    sizes = {name: bundle.nbytes(name) for cost in queries.values() for name in cost.tensors}
+    costs = unshared_costs(Costs(queries, sizes, 1e9))
+    store = unshared_store(Store.of_bundle(bundle), costs)
+    device = Device(Arena(store, 2**20, transfer=SlowTransfer(store, 2**20)), engines, costs, 2**20)
+    for name in ("gate", "yard", "gate"):
+        device.load(name, 1, (), changes=True, early=True)
+        device.run(name, [picture(1)])
+        assert torch.equal(engines[name].outputs([picture(1)]), reference(bundle, name, 1))
+    weights = {engines[name].model.get_submodule("3").weight.data_ptr() for name in ("gate", "yard")}
+    assert len(weights) == 2, "the shared convolution is there twice"
+    assert device.arena.bytes_moved == sum(map(bundle.nbytes, (*queries["gate"].tensors, *queries["yard"].tensors)))
