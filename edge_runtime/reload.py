@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -61,7 +62,7 @@ class ReloadManager:
         notify: Callable[[bool], object] = lambda _: None,
         on_applied: Callable[[ReadyBox], object] = lambda _: None,
     ) -> None:
-        self.counts = {"applied": 0, "refused": 0}
+        self.counts: dict[Literal["applied", "refused"], int] = {"applied": 0, "refused": 0}
         self.refused: str | None = None
         self._runtime, self._build, self._notify, self._on_applied = runtime, build, notify, on_applied
         self._changed = threading.Condition()

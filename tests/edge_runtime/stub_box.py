@@ -59,7 +59,7 @@ class SumEngine:
     def unbind(self) -> None:
         self.bound = {}
 
-    def run(self, frames, beside=no_op) -> list[ClassPrediction]:
+    def run(self, frames, beside=no_op) -> list:
         beside()
         self.batches.append(len(frames))
         self.clock.now += self.seconds.pop(0) if len(self.seconds) > 1 else self.seconds[0]
