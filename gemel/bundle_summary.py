@@ -156,7 +156,8 @@ def read_merge_log(path: Path) -> MergeOutcomes:
         for key in kinds.keys() & row.keys():  # only rows of one kind have its key
             schema, rows = kinds[key]
             rows.append(validate(f"{path}: line {line}", row, schema))
-    return MergeOutcomes(*(tuple(rows) for _, rows in kinds.values()))
+    sets, repairs, weights = (tuple(rows) for _, rows in kinds.values())
+    return MergeOutcomes(sets, repairs, weights)
 
 
 def shared_sets(bundle: Bundle) -> list[SetRow]:

@@ -26,7 +26,6 @@ from gemel.realtime import evaluate_realtime
 from gemel.report.conclusion import report_limits
 from gemel.report.document import (
     MERGED,
-    MODELS,
     ORIGINALS,
     REPORT_JSON,
     Example,
@@ -194,7 +193,7 @@ def build_report(
         settings=Settings(policy=DEFAULT_POLICY, bootstrap_rounds=BOOTSTRAP_ROUNDS, bootstrap_seed=0),
         versions=package_versions(),
         costs=model.rows(),
-        bytes=WeightBytes(**byte_counts(bundle), **resident),
+        bytes=WeightBytes.model_validate({**byte_counts(bundle), **resident}),
         shared=[SharedWeight(**one) for one in shared_tensors(bundle)],
         offline=[one.row for one in evaluations],
         streaming=streamed.streaming,
@@ -254,11 +253,11 @@ def score_query(
     query: Query, split: Split, predictions: Mapping[str, Sequence[Any]], threshold: float, original_bytes: int
 ) -> QueryEvaluation:
     """Score the predictions of both models (by arm) on the frames of a split."""
-    sides = dict(zip(MODELS, (predictions[ORIGINALS], predictions[MERGED]), strict=True))
+    sides: dict[str, Sequence[Any]] = {"original": predictions[ORIGINALS], "merged": predictions[MERGED]}
     labels = load_labels(query, split, predictions[ORIGINALS], threshold)
     test = QueryTest(query, Footage(split.units, split.times_s, query.fps), labels, threshold, predictions)
     describe = _detection_errors if query.task == "detection" else _class_recalls
-    evidence = compare(query, split, *sides.values(), threshold)
+    evidence = compare(query, split, sides["original"], sides["merged"], threshold)
     row = OfflineRow.model_validate(finite({
         "query": query.id, "camera": query.camera, "task": query.task, "model": query.model, **evidence.to_json(),
         **describe(query, sides, labels, threshold), "target": query.accuracy_target, "sla_ms": query.sla_ms,

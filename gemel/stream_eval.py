@@ -30,6 +30,7 @@ from gemel.conditions import MEASURED
 from gemel.report.document import (
     MERGED,
     ORIGINALS,
+    Arm,
     CostRow,
     LedgerRow,
     QuerySpans,
@@ -104,7 +105,7 @@ class StreamResults:
 class CostModel:
     """The costs of both arms on one device, modelled or measured."""
 
-    costs: Mapping[str, Costs]
+    costs: Mapping[Arm, Costs]
     device: ReportDevice
 
     def rows(self) -> list[CostRow]:
@@ -122,6 +123,7 @@ class CostModel:
 def load_cost_model(device: str, bundle: Bundle) -> CostModel:
     """The cost model of a device profile by name, or of BUNDLE.profile.json for `measured`; InputError for others."""
     originals = bundle_originals(bundle)
+    costs: dict[Arm, Costs]
     if device == MEASURED:
         found = read_profile(bundle)
         costs = {ORIGINALS: measured_costs(originals, found), MERGED: measured_costs(bundle, found)}
@@ -137,7 +139,7 @@ def load_cost_model(device: str, bundle: Bundle) -> CostModel:
 
 def evaluate_streams(
     tests: Sequence[QueryTest],
-    costs: Mapping[str, Costs],
+    costs: Mapping[Arm, Costs],
     memory: Mapping[str, int],
     seeds: Iterable[int],
     progress: Callable[..., None],
@@ -296,7 +298,8 @@ def sum_ledgers(simulations: Sequence[Simulation], key: Mapping[str, Any]) -> li
         query = account.pop("query")
         dropped[query].update(account.pop("dropped"))
         counts[query].update(account)
-    return [LedgerRow(**key, query=query, dropped=dropped[query], **own) for query, own in counts.items()]
+    rows = ({**key, "query": query, "dropped": dropped[query], **own} for query, own in counts.items())
+    return [LedgerRow.model_validate(row) for row in rows]
 
 
 def residency_timeline(simulation: Simulation, key: Mapping[str, Any], window_s: float = TIMELINE_S) -> Timeline:

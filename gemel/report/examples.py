@@ -53,7 +53,7 @@ def worst_examples(
     for index in pick_worst(scores, split.units, DETECTION_FRAMES if detects else CLASSIFICATION_FRAMES):
         frame = split.frames[index]
         shown = {model: predictions[model][index] for model in MODELS}
-        about = {
+        about: dict[str, Any] = {
             "query": query.id, "unit": split.units[index], "time_s": split.times_s[index], "lost": scores[index][0],
             "width": frame.shape[1], "height": frame.shape[0],
         }  # fmt: skip
@@ -88,9 +88,9 @@ def encode_photo(frame: np.ndarray, width: int) -> str:
     return base64.b64encode(data.tobytes()).decode("ascii")
 
 
-def _mark_classes(label: str, predicted: Mapping[str, ClassPrediction]) -> dict[str, PredictedClass]:
+def _mark_classes(label: str, predicted: Mapping[str, ClassPrediction]) -> dict[str, Any]:
     return {
-        model: PredictedClass(name=one.label, score=one.score, right=one.label == label)
+        model: PredictedClass.model_validate({"class": one.label, "score": one.score, "right": one.label == label})
         for model, one in predicted.items()
     }
 
@@ -108,11 +108,11 @@ def _mark_boxes(label: BoxLabels, predicted: Mapping[str, DetectionPrediction], 
             if hit != UNMATCHED:
                 found[hit].append(model)
         marked[model] = [
-            PredictedBox(name=name, score=score, box=list(box), right=hit != UNMATCHED)
+            PredictedBox.model_validate({"class": name, "score": score, "box": list(box), "right": hit != UNMATCHED})
             for (score, name, box), hit in zip(rows, hits, strict=True)
         ]
     objects = [
-        TrueBox(name=name, box=list(box), found=models)
+        TrueBox.model_validate({"class": name, "box": list(box), "found": models})
         for name, box, models in zip(label.classes, label.boxes, found, strict=True)
     ]
     return {"truth": objects, **marked}

@@ -166,7 +166,8 @@ def _arm_shapes(rows: Mapping[tuple[str, str, str], StreamRow], query: str, memo
     axis, shapes = geometry.unit_axis(), []
     for arm in (ORIGINALS, MERGED):
         row = rows[query, memory, arm]
-        shapes.append(drawing.interval(*map(axis.at, row.spread), arm))
+        low, high = map(axis.at, row.spread)
+        shapes.append(drawing.interval(low, high, arm))
         shapes.append(drawing.dot(axis.at(row.accuracy), arm, f"{arm}: {two_decimals(row.accuracy)}"))
     return shapes
 

@@ -227,7 +227,7 @@ def test_scored_detections_have_errors_by_type_and_map(scored_query):
     test, split = scored_query
     found = score_query(DETECTION, split, test.predictions, test.threshold, original_bytes=1)
     row = found.row
-    assert row.map_original == 1.0 > row.map_merged and row.errors is not None
+    assert row.map_original == 1.0 > (row.map_merged or 0.0) and row.errors is not None
     assert not any(one.count for one in row.errors["original"].values())
     assert {kind: one.count for kind, one in row.errors["merged"].items() if one.count} == {"missed": 1}
     assert found.examples[0].lost > 0 and len(found.photos) == 3
