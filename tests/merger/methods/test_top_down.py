@@ -84,6 +84,15 @@ def test_identical_models_are_shared_without_training(workload: Workload, tmp_pa
     assert rows[0]["identical"] == ["q0", "q2"] and {row["outcome"] for row in rows if "set" in row} == {"kept"}
 
 
+def test_models_without_common_layers_keep_their_originals(workload: Workload, tmp_path: Path) -> None:
+    texts: list[str] = []
+    report = merge(
+        workload, tmp_path / "b.safetensors", options=replace(QUICK, min_saving=0.99),
+        progress=lambda event, **fields: texts.append(fields["text"]) if event == "warning" else None,
+    )  # fmt: skip
+    assert report.saved_fraction < 0.01 and any("no two models have a layer in common" in text for text in texts)
+
+
 def test_unshared_query_has_its_original_bit_by_bit(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
