@@ -23,7 +23,7 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks.merging.cells import Cell, read_cells
-from benchmarks.merging.tables import OURS, THEIRS, group_cells, spread
+from benchmarks.merging.tables import THEIRS, group_cells, spread
 from benchmarks.real.tables import cell_text
 from benchmarks.reporting import speed as reporting
 from benchmarks.schedule import objective
@@ -39,6 +39,8 @@ PAGES = (REPOSITORY / "docs" / "results.md", REPOSITORY / "README.md")
 MARKED = re.compile(
     r"(<!-- table: ([a-z-]+)(?: \| ([^|>]+?))?(?: \| ([^=>]+)=([^>]+?))? -->\n).*?(<!-- end -->)", re.DOTALL
 )
+PREVIOUS = "previous"
+"""The default method of commit e385a78, which `top-down` has replaced; most recorded merges are of it."""
 SIGHTS = {"first": "first", "later": "later"}
 """A merge of a workload that no constant was chosen on, as it came out first; the same with later code."""
 
@@ -117,7 +119,7 @@ def merge_tables(measured: Path, junction: Table) -> dict[str, Table]:
                  one[at["saved of all bytes"]], one[at["saved of the bound"]], one[at["worst ratio"]], one[at["met"]],
                  one[at["certain"]], one[at["FLOPs"]], one[at["seconds"]]))  # fmt: skip
     source = _cells_source([cell for _, cell in cells])
-    ours = [row for row in rows if row[3] == OURS and row[2] == 0.95]
+    ours = [row for row in rows if row[3] == PREVIOUS and row[2] == 0.95]
     newest = {row[0]: row for row in sorted(ours, key=lambda row: row[1] == "later")}
     order = ("gti", "junction", "cifar", "published", "domains", "elsewhere")
     others = [cell for cell in read_cells(measured / "merge-chosen") if cell.label == cell.arm]
@@ -127,7 +129,7 @@ def merge_tables(measured: Path, junction: Table) -> dict[str, Table]:
         "summary": Table(source, heads, [newest[name] for name in order]),
         "flops": Table(
             "From the same cells",
-            ("workload", "saved of the bound", "reached by", *(f"FLOPs of {arm}" for arm in (OURS, THEIRS)), "ratio"),
+            ("workload", "saved of the bound", "reached by", *(f"FLOPs of {arm}" for arm in (PREVIOUS, THEIRS)), "ratio"),
             _equal_savings([*known, *sights["later"]]),
         ),
         "arms": Table(
@@ -227,7 +229,7 @@ def paper_tables(measured: Path) -> dict[str, Table]:
          f"{len(gained)} cases)", "in few cases"),
         ("few layers hold most bytes", f"half of the bytes in {median(few):.0%} of the layers (median)", "yes"),
         ("adding groups one by one beats all at once",
-         f"FLOPs {flops[THEIRS]:.2e} one by one, {flops[OURS]:.2e} from the top down", "no"),
+         f"FLOPs {flops[THEIRS]:.2e} one by one, {flops[PREVIOUS]:.2e} from the top down", "no"),
         ("groups in order of memory beat other orders",
          "saved of the bound with equal FLOPs: " + ", ".join(f"{arm} {share:.2f}" for arm, share in by_order.items()),
          f"all but {', '.join(better)}" if better else "yes"),
@@ -309,10 +311,10 @@ def _equal_savings(cells: Sequence[Cell]) -> list[tuple[Any, ...]]:
     rows = []
     for workload, own in _by([one for one in cells if one.target == 0.95 and one.seed == 0], lambda one: one.workload):
         arms = {cell.arm: cell for cell in own}
-        if OURS in arms and THEIRS in arms:
-            for ended in (arms[THEIRS], arms[OURS]):
+        if PREVIOUS in arms and THEIRS in arms:
+            for ended in (arms[THEIRS], arms[PREVIOUS]):
                 saved = ended.accepted_steps()[-1][1]
-                ours, theirs = (arms[arm].flops_to(saved) for arm in (OURS, THEIRS))
+                ours, theirs = (arms[arm].flops_to(saved) for arm in (PREVIOUS, THEIRS))
                 bound = "" if theirs else "< "
                 ratio = f"{bound}{ours / (theirs or arms[THEIRS].result['flops']):.2f}" if ours else "-"
                 rows.append((
