@@ -15,13 +15,12 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from gemel.text import number, percent, size, table
-from merger.events import SetOutcome
 from models.bits import FP32, WEIGHTS
 from models.bundle import Bundle, BundleQuery
 from models.bundle.manifest import original_bytes
 from models.errors import InputError, join_names, one_line
 from models.io import Exact, read_json_lines, validate
-from models.sharing.layers import weight_key
+from models.sharing.layers import SetOutcome, weight_key
 
 MAX_LOG_BYTES, MAX_LOG_LINE_BYTES = 2**26, 2**23
 LOG_SUFFIX = ".log.jsonl"

@@ -84,15 +84,6 @@ class Repair(str, Enum):
     ORIGINAL = "original"
 
 
-class SetOutcome(str, Enum):
-    """What became of a set of layers: `untried` sets were in no training, probe or attempt."""
-
-    KEPT = "kept"
-    PARTLY = "partly"
-    REFUSED = "refused"
-    UNTRIED = "untried"
-
-
 class Progress(Protocol):
     """Called with an event's name (an `Event`, or one of `stages`, `stage`, `part`) and plain values."""
 

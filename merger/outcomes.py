@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from merger.checkpoint import Row
-from merger.events import Repair, SetOutcome
+from merger.events import Repair
+from models.sharing.layers import SetOutcome
 from models.sharing.plan import Member, SharingPlan
 
 JOINT_TRAINING, SUFFIX = "the joint training", "suffix sharing"

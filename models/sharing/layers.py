@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -17,6 +18,15 @@ if TYPE_CHECKING:
 Signature = Literal["wide", "strict"]
 PACKED_SUFFIX = "_proj_weight"
 """How attention names its packed projections (`in_proj_weight`): linear weights without a module of their own."""
+
+
+class SetOutcome(str, Enum):
+    """What became of a set of layers in a merge: `untried` sets were in no training, probe or attempt."""
+
+    KEPT = "kept"
+    PARTLY = "partly"
+    REFUSED = "refused"
+    UNTRIED = "untried"
 
 
 @dataclass(frozen=True, slots=True)

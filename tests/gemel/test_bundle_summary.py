@@ -20,8 +20,8 @@ from gemel.bundle_summary import (
     summarize_bundle,
 )
 from gemel.cli import main
-from merger.events import SetOutcome
 from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
+from models.sharing.layers import SetOutcome
 from models.sharing.plan import SharingPlan, tie
 from models.workload import load_workload
 from models.zoo import build_query
