@@ -106,6 +106,10 @@ def load_box(config: BoxConfig) -> LoadedBox:
         if query.camera not in config.cameras:
             problem = f"query '{query.id}' of the bundle needs a camera '{query.camera}'"
             raise InputError(config.path, problem, f"add `{query.camera}: {{source: ...}}`", "cameras")
+    cameras = {query.id: query.camera for query in bundle.queries}
+    for index, sink in enumerate(config.sinks):
+        if found := sink.topic_problem(cameras):
+            raise InputError(config.path, *found, f"sinks[{index}].topic")
     return LoadedBox(config, bundle, damaged, _load_staleness(config, bundle))
 
 

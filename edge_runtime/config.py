@@ -15,7 +15,7 @@ from edge_runtime.engines.registry import AUTO, check_engine
 from edge_runtime.http.auth import Access, parse_access
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
 from edge_runtime.scheduler.costs import parse_memory
-from edge_runtime.sinks.base import SinkConfig, parse_sinks
+from edge_runtime.sinks.base import SinkConfig, host_name, parse_sinks
 from edge_runtime.variables import Variables
 from models.errors import InputError
 from models.io import MAX_CAMERAS, Fps, Name, PathText, is_path, read_mapping, validate
@@ -43,7 +43,7 @@ class SpoolConfig:
 
 @dataclass(frozen=True, slots=True)
 class BoxConfig:
-    """The config of one box, with absolute paths.
+    """The config of one box, with absolute paths; `name` is the host's where the file has none.
 
     `device` is cpu or cuda, `engine` a name of ENGINES or auto, `precision` (fp32, bf16 or fp16) that of convolutions
     and matrix products in the engine torch. With `late` = drop a late result is only counted, not sent. `objective` of
@@ -71,6 +71,7 @@ class BoxConfig:
     overflow: bool
     late: str
     canary: bool
+    name: str
     objective: str | None = None
 
 
@@ -108,6 +109,7 @@ def _spool_keys(given: Any) -> Any:
 
 class _BoxKeys(_Strict):
     bundle: _Path
+    name: Name | None = None
     budget: str | int
     device: Literal["auto", "cpu", "cuda"] = "auto"
     engine: str = AUTO
@@ -176,7 +178,7 @@ def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -
         device=device_of(path, keys.device),
         engine=check_engine(keys.engine, path, "engine"),
         cameras={name: _camera(path, root, name, given) for name, given in keys.cameras.items()},
-        sinks=parse_sinks(path, keys.sinks, root),
+        sinks=parse_sinks(path, keys.sinks, root, keys.name),
         spool=None if keys.spool is None else _spool(path, root, keys.spool),
         public_key=None if keys.public_key is None else root / keys.public_key,
         http=None if keys.http is None else parse_access(keys.http.bind, token_file, path),
@@ -188,6 +190,7 @@ def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -
         overflow=keys.overflow,
         late=keys.late,
         canary=keys.canary,
+        name=keys.name or host_name(),
         objective=keys.objective,
     )
 

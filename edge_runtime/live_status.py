@@ -46,7 +46,7 @@ class RuntimeStatus:
         queries = self._queries(active, now)
         workspaces = [device.costs.queries[query.id].workspace_bytes for query in queries if query.resident]
         return Status(
-            run=active.identity.run, bundle=active.identity.bundle[:BUNDLE_DIGITS],
+            name=box.config.name, run=active.identity.run, bundle=active.identity.bundle[:BUNDLE_DIGITS],
             workload=box.bundle.manifest.workload, device=box.config.device, policy=box.config.policy,
             uptime_s=round(now - self._started, 1),
             budget_bytes=device.budget_bytes, resident_bytes=device.arena.residency.resident_bytes,

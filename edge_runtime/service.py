@@ -18,11 +18,13 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from edge_runtime.box import ReadyBox
+from edge_runtime.capture.reconnect import CameraPhase
 from edge_runtime.executor import WATCH_INTERVAL_S, Watchdog
 from edge_runtime.inference import InferenceThread, StopReason
 from edge_runtime.reload import BuildBox, ReloadManager
 from edge_runtime.runtime import Runtime
 from edge_runtime.samples import Spool
+from edge_runtime.sinks.base import BoxState
 from edge_runtime.sinks.worker import SinkManager
 from models.errors import InputError
 from models.io import open_atomic
@@ -179,7 +181,7 @@ class Service:
         self._overhead_bytes = _private_bytes()
         config, bundle = box.config, box.bundle
         self._frames = box.costed.loaded.blank_frames()
-        self._signals, self._sinks = signals, SinkManager(config.sinks)
+        self._signals, self._sinks = signals, SinkManager(config.sinks, self._state)
         self._ledger_file = self._spool = None
         if config.spool is not None:
             self._ledger_file = LedgerFile(config.spool.path)
@@ -206,6 +208,11 @@ class Service:
         self._failure: str | None = None
         self._hanging: list[str] = []
         self._unwritten: list[str] = []
+
+    def _state(self) -> BoxState:
+        active = self._runtime.active
+        streams = {camera.id: camera.state is CameraPhase.STREAMING for camera in active.cameras}
+        return BoxState(streams, {query.id: query.camera for query in active.queries.values()})
 
     def start(self, seconds: float) -> None:
         """Begin to serve for `seconds`."""

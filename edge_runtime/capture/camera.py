@@ -86,6 +86,11 @@ class Camera:
         return self._thread.is_alive()
 
     @property
+    def state(self) -> CameraPhase:
+        """What it does at present."""
+        return self._link.state
+
+    @property
     def error(self) -> str | None:
         """The present problem, or the one that ended it."""
         return self._link.problem or next(iter(self._outside.values()), None)

@@ -86,6 +86,7 @@ class SpoolStatus(_Value):
 class Status(_Value):
     """A whole box at one moment."""
 
+    name: str = Field(description="of the box")
     run: str = Field(description="made new at each start")
     bundle: str = Field(description="first 12 digits of its SHA-256")
     workload: str

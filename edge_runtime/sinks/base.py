@@ -6,9 +6,11 @@ import errno
 import http.client
 import importlib
 import json
+import re
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -81,6 +83,14 @@ class ResultMessage:
             raise DeliveryError(Undelivered.INVALID, str(error), permanent=True) from error
 
 
+@dataclass(frozen=True, slots=True)
+class BoxState:
+    """Whether each camera of the box streams, and the camera of each query."""
+
+    streams: Mapping[str, bool] = field(default_factory=dict)
+    cameras: Mapping[str, str] = field(default_factory=dict)
+
+
 class DeliveryError(Exception):
     """A sink did not take a message.
 
@@ -127,6 +137,9 @@ class Sink(ABC):
     def write(self, messages: Sequence[ResultMessage]) -> None:
         """Deliver all of these, at most `batch`."""
 
+    def report_state(self, state: BoxState) -> None:  # noqa: B027
+        """Called before `write` and `heartbeat` with the present state of the box."""
+
     def heartbeat(self) -> None:  # noqa: B027
         """Called about once a second while idle; raises where the connection is lost."""
 
@@ -159,9 +172,13 @@ class SinkConfig(BaseModel):
         """Whether messages keep their frame."""
         return False
 
-    def resolve(self, root: Path) -> Self:
-        """The config with its paths relative to `root` made absolute."""
+    def resolve(self, root: Path, box: str | None) -> Self:
+        """The config with its paths relative to `root` made absolute; `box` is the box's name, if it has one."""
         return self
+
+    def topic_problem(self, cameras: Mapping[str, str]) -> tuple[str, str] | None:
+        """Why the results of these queries, each with its camera, cannot be told apart, and a hint."""
+        return None
 
     @abstractmethod
     def build(self) -> Sink:
@@ -184,9 +201,19 @@ class SinkConfig(BaseModel):
         return None
 
 
-def parse_sinks(path: Path, given: Sequence[Mapping[str, Any]], root: Path) -> tuple[SinkConfig, ...]:
-    """The sinks of the config at `path`, file names relative to `root`; InputError for an unknown kind or key."""
-    return tuple(_parse_sink(path, keys, f"sinks[{index}]").resolve(root) for index, keys in enumerate(given))
+def host_name() -> str:
+    """The name of a box that is given none."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", socket.gethostname()).strip("-") or "box"
+
+
+def parse_sinks(
+    path: Path, given: Sequence[Mapping[str, Any]], root: Path, box: str | None = None
+) -> tuple[SinkConfig, ...]:
+    """The sinks of the config at `path`, file names relative to `root`; InputError for an unknown kind or key.
+
+    `box` is the box's name where the config has one.
+    """
+    return tuple(_parse_sink(path, keys, f"sinks[{index}]").resolve(root, box) for index, keys in enumerate(given))
 
 
 def _parse_sink(path: Path, given: Mapping[str, Any], key: str) -> SinkConfig:

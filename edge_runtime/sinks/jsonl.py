@@ -72,7 +72,7 @@ class JsonLinesConfig(SinkConfig):
         kept = 0 if self.max_bytes is None else self.keep
         return (self.path, *(rotated_path(self.path, number) for number in range(1, kept + 1)))
 
-    def resolve(self, root: Path) -> Self:
+    def resolve(self, root: Path, box: str | None) -> Self:
         return self.model_copy(update={"path": None if self.path is None else root / self.path})
 
     def check(self) -> None:

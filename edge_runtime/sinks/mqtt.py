@@ -2,50 +2,68 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from paho.mqtt.client import MQTT_ERR_SUCCESS, Client, MQTTMessageInfo
 from paho.mqtt.enums import CallbackAPIVersion
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
 from edge_runtime.drawing import draw_message
-from edge_runtime.sinks.base import DeliveryError, ResultMessage, Sink, SinkConfig, Undelivered
+from edge_runtime.sinks.base import (
+    BoxState,
+    DeliveryError,
+    ResultMessage,
+    Sink,
+    SinkConfig,
+    Undelivered,
+    host_name,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 KEEP_ALIVE_S = 30
 CONNECT_TIMEOUT_S, ACKNOWLEDGE_TIMEOUT_S, FAREWELL_TIMEOUT_S = 5.0, 10.0, 1.0
 POLL_INTERVAL_S = 0.1
 """Interval at which a wait for an acknowledgement checks the connection."""
 ONLINE, OFFLINE = b"online", b"offline"
+STREAMING, AWAY = b"streaming", b"away"
 DISCOVERY_PREFIX = "homeassistant"
+DIGEST_DIGITS = 8
+TOPIC, NAMED_TOPIC = "gemel/{camera}/{query}", "gemel/{box}/{camera}/{query}"
+"""Default topics, of a box without and with a name in its config."""
+PLACES = re.compile(r"\{(box|camera|query)\}")
 
 
 def _check_topic(text: str) -> str:
-    rest = text.replace("{camera}", "").replace("{query}", "")
-    if re.search(r"[{}+#]", rest) or text.startswith("$") or not text.isprintable():
-        raise ValueError("is no topic to publish to: only {camera} and {query} in braces, no + or #, no $ first")
+    if re.search(r"[{}+#]", PLACES.sub("", text)) or text.startswith("$") or not text.isprintable():
+        raise ValueError("is no topic to publish to: only {box}, {camera} and {query} in braces, no + or #, no $ first")
     return text
 
 
 class MqttConfig(SinkConfig):
-    """`topic` takes a message for each result, with `{camera}` and `{query}` filled in; with `snapshot` the JPEG goes
-    to TOPIC/snapshot, and with `discovery` Home Assistant gets a sensor for each query.
+    """`topic` takes a message for each result, with `{box}`, `{camera}` and `{query}` filled in; with `snapshot` the
+    JPEG goes to TOPIC/snapshot, and with `discovery` Home Assistant gets a sensor for each query.
     """
 
     kind: Literal["mqtt"] = "mqtt"
     host: Annotated[str, Field(min_length=1, max_length=255)]
     port: Annotated[int, Field(ge=1, le=65535)] = 1883
-    topic: Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_check_topic)] = "gemel/{camera}/{query}"
+    topic: Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_check_topic)] = TOPIC
     qos: Annotated[int, Field(ge=0, le=2)] = 1
     snapshot: bool = False
     discovery: bool = False
     username: str | None = None
     password: str | None = Field(default=None, repr=False)
+    _box: str = PrivateAttr(default_factory=host_name)
 
     @model_validator(mode="after")
     def _check_password_has_user(self) -> MqttConfig:
@@ -62,14 +80,46 @@ class MqttConfig(SinkConfig):
         return f"mqtt {self.host}:{self.port}"
 
     @property
-    def status_topic(self) -> str:
-        """The topic of the retained `online` and `offline`: beside the constant beginning of the topics."""
-        return f"{self.topic.partition('{')[0].strip('/') or 'gemel'}/status"
+    def box(self) -> str:
+        """The box's name."""
+        return self._box
 
-    def topic_of(self, record: Mapping[str, Any]) -> str:
-        """The topic of a record; reserved characters in names become underscores."""
-        camera, query = (re.sub(r"[+#/\0]", "_", str(record[key])) for key in ("camera", "query"))
-        return self.topic.format(camera=camera, query=query)
+    @property
+    def status_topic(self) -> str:
+        """The topic of the box's retained `online` and `offline`."""
+        return f"{self._root}/{self.box}/status"
+
+    def camera_topic(self, camera: str) -> str:
+        """The topic of a camera's retained `streaming` and `away`."""
+        return f"{self._root}/{camera}/{self.box}/status"
+
+    def result_topic(self, camera: str, query: str) -> str:
+        """The topic of a query's results."""
+        return self.topic.format(box=self.box, camera=camera, query=query)
+
+    @property
+    def _root(self) -> str:
+        """The constant levels with which all topics begin."""
+        return self.topic.partition("{")[0].rpartition("/")[0] or "gemel"
+
+    def resolve(self, root: Path, box: str | None) -> Self:
+        is_default = box is not None and "topic" not in self.model_fields_set
+        resolved = self.model_copy(update={"topic": NAMED_TOPIC} if is_default else None)
+        resolved._box = box or host_name()
+        return resolved
+
+    def topic_problem(self, cameras: Mapping[str, str]) -> tuple[str, str] | None:
+        status_topics = {self.status_topic, *map(self.camera_topic, cameras.values())}
+        owners: dict[str, str] = {}
+        for query, camera in cameras.items():
+            topic = self.result_topic(camera, query)
+            if topic in status_topics:
+                return f"query '{query}' has the topic of a status, {topic}", "begin with another level"
+            if self.discovery and topic in owners:
+                problem = f"queries '{owners[topic]}' and '{query}' have one topic, {topic}"
+                return problem, "separate {camera} and {query} by slashes in it, or leave discovery out"
+            owners[topic] = query
+        return None
 
     def build(self) -> Mqtt:
         return Mqtt(self)
@@ -85,22 +135,25 @@ class Mqtt(Sink):
     batch = 16
 
     def __init__(self, config: MqttConfig) -> None:
-        self._config = config
+        self.config = config
         self._client: Client | None = None
         self._is_announced = False
-        self._discovered: set[str] = set()
+        self._discovered: dict[str, dict[str, bytes]] = {}
+        self._reported: dict[str, bool] = {}
         self._id = f"gemel-{secrets.token_hex(6)}"
 
     def open(self) -> None:
         self.connect()
-        status = self._publish(self._config.status_topic, ONLINE, 1, retain=True)
+        status = self._publish(self.config.status_topic, ONLINE, 1, retain=True)
         self._is_announced = True
+        for announcement in self._discovered.values():
+            self._announce(announcement)
         self._await_acknowledgement([status])
 
     def connect(self) -> None:
         """Connect without publishing; OSError or DeliveryError where the broker does not accept this box."""
         self.close()
-        config, answered, refusals = self._config, threading.Event(), []
+        config, answered, refusals = self.config, threading.Event(), []
 
         def take_answer(_client: Client, _data: Any, _flags: Any, reason: Any, _properties: Any) -> None:
             if reason.is_failure:
@@ -114,7 +167,7 @@ class Mqtt(Sink):
         client.will_set(config.status_topic, OFFLINE, qos=1, retain=True)
         client.on_connect = client.on_disconnect = take_answer
         self._client, self._is_announced = client, False
-        self._discovered.clear()
+        self._reported.clear()
         client.connect(config.host, config.port, KEEP_ALIVE_S)
         client.loop_start()
         if not answered.wait(CONNECT_TIMEOUT_S):
@@ -131,16 +184,26 @@ class Mqtt(Sink):
                 self._await_acknowledgement(sent)
                 error.delivered = len(sent)
                 raise
-            topic = self._config.topic_of(message.record)
-            if self._config.discovery and topic not in self._discovered:
-                for where, payload in discovery_messages(self._config, topic, message.record):
-                    self._publish(where, payload, 1, retain=True)
-                self._discovered.add(topic)
-            picture = draw_message(message) if self._config.snapshot else None
+            topic = self.config.result_topic(message.record["camera"], message.record["query"])
+            if self.config.discovery and topic not in self._discovered:
+                self._discovered[topic] = dict(discovery_messages(self.config, topic, message.record))
+                self._announce(self._discovered[topic])
+            picture = draw_message(message) if self.config.snapshot else None
             if picture is not None:
                 self._publish(f"{topic}/snapshot", picture, 0)
-            sent.append(self._publish(topic, text, self._config.qos))
+            sent.append(self._publish(topic, text, self.config.qos))
         self._await_acknowledgement(sent)
+
+    def report_state(self, state: BoxState) -> None:
+        """Publish the status of the cameras where it has changed, and remove the sensors of removed queries."""
+        gone = dict.fromkeys(self._reported.keys() - state.streams.keys(), False)
+        for camera, streams in {**state.streams, **gone}.items():
+            if self._reported.get(camera) is not streams:
+                self._publish(self.config.camera_topic(camera), STREAMING if streams else AWAY, 1, retain=True)
+                self._reported[camera] = streams
+        topics = {self.config.result_topic(camera, query) for query, camera in state.cameras.items()}
+        for topic in self._discovered.keys() - topics:
+            self._announce(dict.fromkeys(self._discovered.pop(topic), b""))
 
     def heartbeat(self) -> None:
         if self._client is None or not self._client.is_connected():
@@ -152,9 +215,13 @@ class Mqtt(Sink):
             return
         if self._is_announced and client.is_connected():
             # After an orderly disconnect the broker would not publish the last will.
-            client.publish(self._config.status_topic, OFFLINE, qos=1, retain=True).wait_for_publish(FAREWELL_TIMEOUT_S)
+            client.publish(self.config.status_topic, OFFLINE, qos=1, retain=True).wait_for_publish(FAREWELL_TIMEOUT_S)
         client.disconnect()
         client.loop_stop()
+
+    def _announce(self, messages: Mapping[str, bytes]) -> None:
+        for topic, payload in messages.items():
+            self._publish(topic, payload, 1, retain=True)
 
     def _publish(self, topic: str, payload: bytes, qos: int, retain: bool = False) -> MQTTMessageInfo:
         assert self._client is not None
@@ -178,25 +245,42 @@ class Mqtt(Sink):
 
 
 def discovery_messages(config: MqttConfig, topic: str, record: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
-    """(topic, payload) of the retained Home Assistant messages for the query of a record.
+    """(topic, payload) of the retained Home Assistant messages for the query of a record, whose results have `topic`.
 
-    A sensor's state is the label, or the number of detections; its attributes are the whole record. Its unique id comes
-    from its topic, so that it survives restarts of the box.
+    A sensor's state is the label, or the number of detections; its attributes are the whole record. It is available
+    while both the box and the camera are. Its id is that of its box and topic, so that it survives restarts; the digest
+    keeps ids apart whose names differ in punctuation only.
     """
-    name = re.sub(r"[^A-Za-z0-9_-]+", "_", topic)
+    camera, query = record["camera"], record["query"]
+    name = _entity_id(config.box, camera, query, unique=f"{config.box} {topic}")
     value = "{{ value_json.label }}" if "label" in record else "{{ value_json.detections | count }}"
     common = {
-        "availability_topic": config.status_topic,
-        "device": {"identifiers": [f"gemel_{record['camera']}"], "name": str(record["camera"]), "model": "gemel"},
-    }
+        "availability": [
+            {"topic": config.status_topic},
+            {
+                "topic": config.camera_topic(camera),
+                "payload_available": STREAMING.decode(), "payload_not_available": AWAY.decode(),
+            },
+        ],
+        "availability_mode": "all",
+        "device": {
+            "identifiers": [_entity_id(config.box, camera, unique=f"{config.box} {camera}")],
+            "name": f"{config.box} {camera}", "manufacturer": "Gemel", "model": f"camera {camera} of box {config.box}",
+        },
+    }  # fmt: skip
     sensor = {
-        "name": str(record["query"]), "unique_id": f"gemel_{name}", "state_topic": topic, "value_template": value,
+        "name": query, "unique_id": name, "state_topic": topic, "value_template": value,
         "json_attributes_topic": topic, **common,
     }  # fmt: skip
-    yield f"{DISCOVERY_PREFIX}/sensor/gemel_{name}/config", json.dumps(sensor).encode()
+    yield f"{DISCOVERY_PREFIX}/sensor/{name}/config", json.dumps(sensor).encode()
     if config.snapshot:
         picture = {
-            "name": f"{record['query']} snapshot", "unique_id": f"gemel_{name}_snapshot",
+            "name": f"{query} snapshot", "unique_id": f"{name}_snapshot",
             "image_topic": f"{topic}/snapshot", "content_type": "image/jpeg", **common,
         }  # fmt: skip
-        yield f"{DISCOVERY_PREFIX}/image/gemel_{name}/config", json.dumps(picture).encode()
+        yield f"{DISCOVERY_PREFIX}/image/{name}/config", json.dumps(picture).encode()
+
+
+def _entity_id(*names: str, unique: str) -> str:
+    readable = re.sub(r"[^A-Za-z0-9_-]+", "_", "_".join(("gemel", *names)))
+    return f"{readable}_{hashlib.sha256(unique.encode()).hexdigest()[:DIGEST_DIGITS]}"

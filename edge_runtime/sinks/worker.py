@@ -15,6 +15,7 @@ from typing import Any
 
 from edge_runtime.backoff import BackOff
 from edge_runtime.sinks.base import (
+    BoxState,
     DeliveryError,
     ResultMessage,
     Sink,
@@ -159,8 +160,10 @@ class Outbox:
 class SinkWorker:
     """The thread that sends one sink's outbox. `offer` never waits; a slow or failing sink affects only itself."""
 
-    def __init__(self, config: SinkConfig, outbox: Outbox | None = None) -> None:
-        self.config = config
+    def __init__(
+        self, config: SinkConfig, outbox: Outbox | None = None, state: Callable[[], BoxState] = BoxState
+    ) -> None:
+        self.config, self._state = config, state
         self._outbox = outbox or Outbox()
         self._sink: Sink = config.build()
         self._changed = threading.Condition()
@@ -234,6 +237,7 @@ class SinkWorker:
                 if not is_open:
                     self._sink.open()
                     is_open = True
+                self._sink.report_state(self._state())
                 if messages:
                     self._sink.write(messages)
                 else:
@@ -301,10 +305,11 @@ class SinkWorker:
 
 
 class SinkManager:
-    """Hands every result to all sinks; never waits for any of them."""
+    """Hands every result to all sinks, which also get the `state` of the box; never waits for any of them."""
 
-    def __init__(self, sinks: Sequence[SinkConfig]) -> None:
-        self._workers = tuple(SinkWorker(config) for config in sinks)
+    def __init__(self, sinks: Sequence[SinkConfig], state: Callable[[], BoxState] = BoxState) -> None:
+        self._state = state
+        self._workers = tuple(SinkWorker(config, state=state) for config in sinks)
         self._gone: list[SinkWorker] = []
         self._delivered_before: Counter[str] = Counter()
         self._undelivered_before: dict[str, Counter[str]] = {}
@@ -329,7 +334,7 @@ class SinkManager:
             kept = next((worker for worker in self._gone if worker.config == config), None)
             if kept is not None:
                 self._gone.remove(kept)
-            workers.append(kept or SinkWorker(config))
+            workers.append(kept or SinkWorker(config, state=self._state))
         self._workers = tuple(workers)
 
     def settle(self, timeout_s: float) -> list[str]:

@@ -175,7 +175,7 @@ function showStatus(status) {
   document.title = `${status.workload} · Gemel`;
   part("workload").textContent = status.workload;
   part("what").textContent =
-    `bundle ${status.bundle} · run ${status.run} · policy ${status.policy} on ${status.device} · up ${seconds(status.uptime_s)}`;
+    `box ${status.name} · bundle ${status.bundle} · run ${status.run} · policy ${status.policy} on ${status.device} · up ${seconds(status.uptime_s)}`;
   showTroubles(status);
   showCameras(status);
   showMemory(status);

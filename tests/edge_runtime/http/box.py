@@ -58,7 +58,8 @@ class Box(RuntimeStatus):
 
     def status(self) -> Status:
         given = {
-            "run": "f3a9c1", "bundle": "0123456789ab", "workload": "junction", "device": "cpu", "policy": "adaptive",
+            "name": "north-gate", "run": "f3a9c1", "bundle": "0123456789ab", "workload": "junction", "device": "cpu",
+            "policy": "adaptive",
             "uptime_s": 3725.0, "budget_bytes": 64_000_000, "resident_bytes": 40_000_000,
             "workspace_bytes": 9_000_000, "bytes_moved": 123_456_789, "loads": 17,
             "reloads": {"applied": 1, "refused": 2}, "refused": None, "bundle_fault": None,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from edge_runtime.backoff import BackOff
-from edge_runtime.sinks.base import ResultMessage, SinkConfig
+from edge_runtime.sinks.base import BoxState, ResultMessage, SinkConfig
 from edge_runtime.sinks.worker import Outbox, OutboxLimits, SinkWorker
 
 SOON = BackOff(0.02, 0.1)
@@ -26,9 +26,11 @@ def make_message(frame: int, image: bool = False, **keys: Any) -> ResultMessage:
 
 
 @contextlib.contextmanager
-def running_worker(config: SinkConfig, items: int = 1000) -> Iterator[SinkWorker]:
-    """A running worker, which retries soon."""
-    worker = SinkWorker(config, Outbox(OutboxLimits(items), SOON))
+def running_worker(
+    config: SinkConfig, items: int = 1000, state: Callable[[], BoxState] = BoxState
+) -> Iterator[SinkWorker]:
+    """A running worker, which retries soon, of a box in this state."""
+    worker = SinkWorker(config, Outbox(OutboxLimits(items), SOON), state)
     worker.start()
     yield worker
     worker.close()

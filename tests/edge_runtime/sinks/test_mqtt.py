@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -17,6 +18,7 @@ from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion
 
 from edge_runtime.sinks import mqtt
+from edge_runtime.sinks.base import BoxState, host_name
 from edge_runtime.sinks.mqtt import MqttConfig
 from tests.edge_runtime.sinks.broker import MOSQUITTO, Broker
 from tests.edge_runtime.sinks.messages import make_message, running_worker, until
@@ -44,6 +46,19 @@ class Reader:
     def frames(self, topic: str = "gemel/left/gate") -> list[int]:
         return [json.loads(payload)["frame"] for payload in self.of(topic)]
 
+    def announced(self) -> dict[str, Any]:
+        """What Home Assistant knows: the newest message of each discovery topic, where it is not empty."""
+        newest = {topic: payload for topic, payload in list(self.got) if topic.startswith("homeassistant/")}
+        return {topic: json.loads(payload) for topic, payload in newest.items() if payload}
+
+    def is_available(self, entity: dict[str, Any]) -> bool:
+        """Home Assistant's rule: with the mode `all` each topic must have said that it is available."""
+        assert entity["availability_mode"] == "all"
+        return all(
+            self.of(one["topic"])[-1:] == [one.get("payload_available", "online").encode()]
+            for one in entity["availability"]
+        )
+
     def close(self) -> None:
         self._client.disconnect()
         self._client.loop_stop()
@@ -63,8 +78,13 @@ def reader(broker: Broker) -> Iterator[Reader]:
     reader.close()
 
 
-def test_mqtt_publishes_results_snapshots_and_discovery(broker, reader):
-    config = MqttConfig(host="127.0.0.1", port=broker.port, snapshot=True, discovery=True)
+def box_config(port: int, box: str | None = "north", **keys: Any) -> MqttConfig:
+    """A sink of a box with this name."""
+    return MqttConfig(host="127.0.0.1", port=port, **keys).resolve(Path(), box)
+
+
+def test_mqtt_publishes_results_and_snapshots(broker, reader):
+    config = MqttConfig(host="127.0.0.1", port=broker.port, snapshot=True)
     with running_worker(config) as worker:
         for number in range(40):
             worker.offer(make_message(number, image=number == 39))
@@ -74,10 +94,108 @@ def test_mqtt_publishes_results_snapshots_and_discovery(broker, reader):
         assert json.loads(reader.of("gemel/left/gate")[0]) == make_message(0).record
         picture = cv2.imdecode(np.frombuffer(reader.of("gemel/left/gate/snapshot")[0], np.uint8), cv2.IMREAD_COLOR)
         assert picture is not None and picture.shape == (48, 64, 3)
-        (sensor,) = map(json.loads, reader.of("homeassistant/sensor/gemel_gemel_left_gate/config"))
-        assert (sensor["state_topic"], sensor["availability_topic"]) == ("gemel/left/gate", "gemel/status")
-        assert reader.of("gemel/status") == [b"online"]
-    until(lambda: reader.of("gemel/status") == [b"online", b"offline"])
+        assert reader.of(config.status_topic) == [b"online"]
+    until(lambda: reader.of(config.status_topic) == [b"online", b"offline"])
+
+
+QUERIES = [("side", "gate_cars"), ("side_gate", "cars"), ("lot.2", "cars2"), ("lot_2", "cars2b"), ("lot-2", "cars-2")]
+
+
+def test_mqtt_discovery_of_similar_names_and_two_boxes_is_distinct(broker, reader):
+    configs = [box_config(broker.port, box, snapshot=True, discovery=True) for box in ("north", "south.1", "south_1")]
+    state = BoxState({camera: True for camera, _ in QUERIES}, {query: camera for camera, query in QUERIES})
+    with contextlib.ExitStack() as stack:
+        for config in configs:
+            assert config.topic_problem(state.cameras) is None
+            worker = stack.enter_context(running_worker(config, state=lambda: state))
+            for camera, query in QUERIES:
+                worker.offer(make_message(1, camera=camera, query=query))
+            until(lambda worker=worker: worker.to_json()["delivered"] == len(QUERIES))
+        count = len(configs) * len(QUERIES)
+        until(lambda: len(reader.announced()) == 2 * count)
+    entities = reader.announced()
+    sensors = [entity for topic, entity in entities.items() if topic.startswith("homeassistant/sensor/")]
+    assert len({entity["unique_id"] for entity in entities.values()}) == 2 * count
+    assert len({sensor["state_topic"] for sensor in sensors}) == count
+    assert len({str(sensor["device"]["identifiers"]) for sensor in sensors}) == count, "a device for each camera"
+    assert len({str(sensor["availability"]) for sensor in sensors}) == count
+    for sensor in sensors:
+        box, camera, query = sensor["state_topic"].removeprefix("gemel/").split("/")
+        assert (sensor["name"], sensor["device"]["name"]) == (query, f"{box} {camera}")
+        assert reader.of(sensor["availability"][0]["topic"]) == [b"online", b"offline"]
+
+
+def test_mqtt_camera_away_makes_only_its_sensors_unavailable(broker, reader):
+    streams = {"left": True, "back": True}
+    config = box_config(broker.port, discovery=True)
+    with running_worker(config, state=lambda: BoxState(dict(streams), {"gate": "left", "bins": "back"})) as worker:
+        worker.offer(make_message(1))
+        worker.offer(make_message(2, camera="back", query="bins"))
+        until(lambda: len(reader.announced()) == 2)
+        sensors = {sensor["name"]: sensor for sensor in reader.announced().values()}
+        until(lambda: reader.is_available(sensors["gate"]) and reader.is_available(sensors["bins"]))
+        streams["left"] = False
+        until(lambda: not reader.is_available(sensors["gate"]))
+        assert reader.is_available(sensors["bins"])
+        del streams["back"]
+        until(lambda: not reader.is_available(sensors["bins"]))
+
+
+def test_mqtt_broker_without_memory_gets_sensors_and_states_again(broker, reader):
+    streams = {"left": True}
+    config = box_config(broker.port, discovery=True)
+    with running_worker(config, state=lambda: BoxState(dict(streams), {"gate": "left"})) as worker:
+        worker.offer(make_message(1))
+        until(lambda: len(reader.announced()) == 1)
+        broker.end()
+        until(lambda: worker.to_json()["state"] == "down")
+        streams["left"] = False
+        broker.start()
+        with contextlib.closing(Reader(broker.port)) as later:
+            until(lambda: later.announced() == reader.announced() and later.of(config.camera_topic("left")))
+            assert later.of(config.camera_topic("left")) == [b"away"]
+            streams["left"] = True
+            until(lambda: later.is_available(*later.announced().values()))
+
+
+def test_mqtt_removed_query_leaves_home_assistant(broker, reader):
+    cameras = {"gate": "left", "bins": "left"}
+    with running_worker(box_config(broker.port, discovery=True), state=lambda: BoxState({}, dict(cameras))) as worker:
+        for query in cameras:
+            worker.offer(make_message(1, query=query))
+        until(lambda: len(reader.announced()) == 2)
+        del cameras["bins"]
+        until(lambda: b"" in [payload for _, payload in reader.got])
+    assert [sensor["name"] for sensor in reader.announced().values()] == ["gate"]
+
+
+@pytest.mark.parametrize(
+    ("topic", "discovery", "problem"),
+    [
+        (None, True, ""),
+        ("site/{query}", True, ""),
+        ("site/{camera}", False, ""),
+        ("site/{camera}", True, "queries 'gate' and 'bins' have one topic, site/left"),
+        ("site/all", True, "queries 'gate' and 'bins' have one topic, site/all"),
+        ("{camera}-{query}", True, "queries 'bins' and 'east-bins' have one topic, back-east-bins"),
+        ("gemel/{box}/{query}", False, "query 'status' has the topic of a status, gemel/north/status"),
+        ("gemel/{camera}/{box}/{query}", True, "query 'status' has the topic of a status, gemel/left/north/status"),
+    ],
+)
+def test_mqtt_topic_shared_by_queries_is_refused(topic, discovery, problem):
+    keys = {} if topic is None else {"topic": topic}
+    cameras = {"gate": "left", "bins": "back-east", "east-bins": "back", "status": "left"}
+    if "-" not in (topic or ""):
+        cameras = {"gate": "left", "bins": "left", "status": "left"}
+    found = box_config(1, discovery=discovery, **keys).topic_problem(cameras)
+    assert problem == (found or ("",))[0]
+
+
+def test_mqtt_default_topic_has_the_name_that_a_box_is_given():
+    named, unnamed = box_config(1), box_config(1, None)
+    assert named.result_topic("left", "gate") == "gemel/north/left/gate"
+    assert unnamed.result_topic("left", "gate") == "gemel/left/gate" and host_name() in unnamed.status_topic
+    assert box_config(1, topic="/a/b-{camera}/{box}").status_topic == "/a/north/status"
 
 
 def test_mqtt_resends_after_broker_restart(broker, caplog):
@@ -112,10 +230,10 @@ def test_mqtt_resends_unacknowledged_messages(broker, monkeypatch):
 def test_mqtt_last_will_reports_offline(broker, reader):
     sink = mqtt.Mqtt(MqttConfig(host="127.0.0.1", port=broker.port))
     sink.open()
-    until(lambda: reader.of("gemel/status") == [b"online"])
+    until(lambda: reader.of(sink.config.status_topic) == [b"online"])
     assert sink._client is not None
     sink._client.socket().shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
-    until(lambda: reader.of("gemel/status") == [b"online", b"offline"])
+    until(lambda: reader.of(sink.config.status_topic) == [b"online", b"offline"])
     sink.close()
 
 
