@@ -46,7 +46,7 @@ class Reader:
     def frames(self, topic: str = "gemel/left/gate") -> list[int]:
         return [json.loads(payload)["frame"] for payload in self.of(topic)]
 
-    def announced(self) -> dict[str, Any]:
+    def entities(self) -> dict[str, Any]:
         """What Home Assistant knows: the newest message of each discovery topic, where it is not empty."""
         newest = {topic: payload for topic, payload in list(self.got) if topic.startswith("homeassistant/")}
         return {topic: json.loads(payload) for topic, payload in newest.items() if payload}
@@ -112,8 +112,8 @@ def test_mqtt_discovery_of_similar_names_and_two_boxes_is_distinct(broker, reade
                 worker.offer(make_message(1, camera=camera, query=query))
             until(lambda worker=worker: worker.to_json()["delivered"] == len(QUERIES))
         count = len(configs) * len(QUERIES)
-        until(lambda: len(reader.announced()) == 2 * count)
-    entities = reader.announced()
+        until(lambda: len(reader.entities()) == 2 * count)
+    entities = reader.entities()
     sensors = [entity for topic, entity in entities.items() if topic.startswith("homeassistant/sensor/")]
     assert len({entity["unique_id"] for entity in entities.values()}) == 2 * count
     assert len({sensor["state_topic"] for sensor in sensors}) == count
@@ -131,8 +131,8 @@ def test_mqtt_camera_away_makes_only_its_sensors_unavailable(broker, reader):
     with running_worker(config, state=lambda: BoxState(dict(streams), {"gate": "left", "bins": "back"})) as worker:
         worker.offer(make_message(1))
         worker.offer(make_message(2, camera="back", query="bins"))
-        until(lambda: len(reader.announced()) == 2)
-        sensors = {sensor["name"]: sensor for sensor in reader.announced().values()}
+        until(lambda: len(reader.entities()) == 2)
+        sensors = {sensor["name"]: sensor for sensor in reader.entities().values()}
         until(lambda: reader.is_available(sensors["gate"]) and reader.is_available(sensors["bins"]))
         streams["left"] = False
         until(lambda: not reader.is_available(sensors["gate"]))
@@ -146,16 +146,16 @@ def test_mqtt_broker_without_memory_gets_sensors_and_states_again(broker, reader
     config = box_config(broker.port, discovery=True)
     with running_worker(config, state=lambda: BoxState(dict(streams), {"gate": "left"})) as worker:
         worker.offer(make_message(1))
-        until(lambda: len(reader.announced()) == 1)
+        until(lambda: len(reader.entities()) == 1)
         broker.end()
         until(lambda: worker.to_json()["state"] == "down")
         streams["left"] = False
         broker.start()
         with contextlib.closing(Reader(broker.port)) as later:
-            until(lambda: later.announced() == reader.announced() and later.of(config.camera_topic("left")))
+            until(lambda: later.entities() == reader.entities() and later.of(config.camera_topic("left")))
             assert later.of(config.camera_topic("left")) == [b"away"]
             streams["left"] = True
-            until(lambda: later.is_available(*later.announced().values()))
+            until(lambda: later.is_available(*later.entities().values()))
 
 
 def test_mqtt_removed_query_leaves_home_assistant(broker, reader):
@@ -163,10 +163,10 @@ def test_mqtt_removed_query_leaves_home_assistant(broker, reader):
     with running_worker(box_config(broker.port, discovery=True), state=lambda: BoxState({}, dict(cameras))) as worker:
         for query in cameras:
             worker.offer(make_message(1, query=query))
-        until(lambda: len(reader.announced()) == 2)
+        until(lambda: len(reader.entities()) == 2)
         del cameras["bins"]
         until(lambda: b"" in [payload for _, payload in reader.got])
-    assert [sensor["name"] for sensor in reader.announced().values()] == ["gate"]
+    assert [sensor["name"] for sensor in reader.entities().values()] == ["gate"]
 
 
 @pytest.mark.parametrize(
