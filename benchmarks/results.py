@@ -129,7 +129,13 @@ def merge_tables(measured: Path, junction: Table) -> dict[str, Table]:
         "summary": Table(source, heads, [newest[name] for name in order]),
         "flops": Table(
             "From the same cells",
-            ("workload", "saved of the bound", "reached by", *(f"FLOPs of {arm}" for arm in (PREVIOUS, THEIRS)), "ratio"),
+            (
+                "workload",
+                "saved of the bound",
+                "reached by",
+                *(f"FLOPs of {arm}" for arm in (PREVIOUS, THEIRS)),
+                "ratio",
+            ),
             _equal_savings([*known, *sights["later"]]),
         ),
         "arms": Table(

@@ -24,12 +24,20 @@ PROJECT_TERMS = (
 """Terms with a meaning of this project; one that docs use must be in the glossary."""
 
 
-def test_product_names_follow_the_rules(repository: Path):
-    assert [line for path in product_files(repository) for line in find_name_violations(path)] == []
+def all_files(repository: Path) -> list[Path]:
+    return [
+        *product_files(repository),
+        *(repository / "tests").rglob("*.py"),
+        *(repository / "benchmarks").rglob("*.py"),
+    ]
 
 
-def test_product_prose_follows_the_rules(repository: Path):
-    assert [line for path in product_files(repository) for line in find_prose_violations(path)] == []
+def test_names_follow_the_rules(repository: Path):
+    assert [line for path in all_files(repository) for line in find_name_violations(path)] == []
+
+
+def test_prose_follows_the_rules(repository: Path):
+    assert [line for path in all_files(repository) for line in find_prose_violations(path)] == []
 
 
 def test_docs_prose_follows_the_rules(repository: Path):

@@ -50,7 +50,7 @@ MIB = 2**20
 
 
 def main() -> None:
-    """Measure what was asked for; print a table and one JSON object."""
+    """Measure one of the choices; print a table and one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("speed", "memory", "overflow", "families", "weigh"))
     parser.add_argument("--engines", nargs="*", help="default: all that can run here; of `families` torch and compiled")

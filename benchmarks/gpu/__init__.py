@@ -1,1 +1,1 @@
-"""What a machine with a GPU is asked, stage by stage: `make gpu`."""
+"""Checks of a machine with a GPU, stage by stage: `make gpu`."""

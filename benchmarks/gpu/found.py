@@ -75,7 +75,7 @@ class Found:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def note(self, name: str, value: Any) -> None:
-        """A figure that nothing is asked of."""
+        """A figure without a limit."""
         self.figures[name] = round(value, 6) if isinstance(value, float) else value
         self.tell(name, self.figures[name])
 

@@ -22,7 +22,7 @@ ORDER = ("time-sharing", "gemel", "adaptive")
 
 
 @dataclass(frozen=True)
-class Case:
+class SimulatedCase:
     """A workload on a device: costs of the originals and of the merged models, and what its queries ask for."""
 
     workload: str
@@ -42,11 +42,13 @@ def real() -> list[Path]:
     return [WORKLOADS / f"{name}.yaml" for name in REAL]
 
 
-def case_of(path: Path, device: str) -> Case:
+def case_of(path: Path, device: str) -> SimulatedCase:
     """One workload on one device, merged at the ceiling: each group of layers shares one weight."""
     load, profile = load_workload(path), PROFILES[device]
     demands = {query.id: QuerySpec(query.fps or DEFAULT_FPS, float(query.priority)) for query in load.queries}
-    return Case(path.stem, device, original_costs(profile, load.queries), ceiling_costs(profile, load.queries), demands)
+    return SimulatedCase(
+        path.stem, device, original_costs(profile, load.queries), ceiling_costs(profile, load.queries), demands
+    )
 
 
 def arrivals_of(demands: Mapping[str, QuerySpec], seconds: float, seed: int) -> dict[str, list[float]]:

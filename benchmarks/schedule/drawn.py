@@ -22,7 +22,7 @@ OWN_SIZE = {
 """Pixels a side of the models that take one size, or are hardly given another."""
 
 
-def drawn(seed: int, number: int, kinds: dict[str, str]) -> dict[str, Any]:
+def draw_workload(seed: int, number: int, kinds: dict[str, str]) -> dict[str, Any]:
     """One workload as its file would hold it: 3 to 9 queries of 2 to 4 models; `kinds` gives each model its task.
 
     A model is drawn first and its size with it, so that queries of one model share layers; each query has a camera of
@@ -50,7 +50,7 @@ def write_drawn(folder: Path, seed: int, number: int) -> Path:
     from models import zoo
 
     kinds = {name: task for task in ("classification", "detection") for name in zoo.names(task)}
-    workload = drawn(seed, number, kinds)
+    workload = draw_workload(seed, number, kinds)
     path = folder / f"{workload['name']}.yaml"
     path.write_text(json.dumps(workload, indent=1) + "\n", encoding="utf-8")
     return path

@@ -11,7 +11,7 @@ from typing import Any
 
 import edge_runtime
 from benchmarks.schedule.bound import upper_bound
-from benchmarks.schedule.cases import ORDER, SETTINGS, Case, arrivals_of, case_of, catalogue
+from benchmarks.schedule.cases import ORDER, SETTINGS, SimulatedCase, arrivals_of, case_of, catalogue
 from edge_runtime.policies import POLICIES
 from edge_runtime.scheduler.costs import coalesce_tensors, memory_settings
 from edge_runtime.simulation.simulator import simulate
@@ -94,7 +94,9 @@ def write(file: Path, rows: list[Row]) -> None:
     whole.replace(file)
 
 
-def _row(case: Case, setting: str, seconds: float, seeds: int, code: Mapping[str, str], known: Row | None) -> Row:
+def _row(
+    case: SimulatedCase, setting: str, seconds: float, seeds: int, code: Mapping[str, str], known: Row | None
+) -> Row:
     shared = coalesce_tensors(case.shared)
     budget = memory_settings(case.apart)[setting]
     streams = [arrivals_of(case.demands, seconds, seed) for seed in range(seeds)]

@@ -188,7 +188,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, help="processes; one for each core unless given")
     given = parser.parse_args(arguments)
     on_paper, seconds = given.drawn is None, f"{given.seconds:g}"
-    names = [(path.stem,) for path in catalogue()] if on_paper else _numbered(given.drawn, given.workloads)
+    names = [(path.stem,) for path in catalogue()] if on_paper else number_cases(given.drawn, given.workloads)
     units = [(*name, device, seconds) for name in names for device in PROFILES]
     asked = {"code": code_of(__file__, str(CURVES)), "seconds": given.seconds, "drawn": given.drawn}
     try:
@@ -200,7 +200,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _numbered(seed: int, workloads: int) -> list[tuple[str, ...]]:
+def number_cases(seed: int, workloads: int) -> list[tuple[str, ...]]:
     return [(str(seed), str(number)) for number in range(workloads)]
 
 

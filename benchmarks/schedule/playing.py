@@ -30,7 +30,7 @@ def code_of(*files: str) -> str:
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()[:CODE_DIGITS]
 
 
-def recorded(file: Path, asked: Mapping[str, Any]) -> dict[str, list[Row]]:
+def read_records(file: Path, asked: Mapping[str, Any]) -> dict[str, list[Row]]:
     """The rows that the file has of each unit, none where its parameters or its code differ."""
     if not file.exists():
         return {}
@@ -49,7 +49,7 @@ def play(
     """
     asked = json.loads(json.dumps(asked))
     names = {"/".join(unit): unit for unit in units}
-    known = {name: rows for name, rows in recorded(file, asked).items() if name in names}
+    known = {name: rows for name, rows in read_records(file, asked).items() if name in names}
     left = {name: unit for name, unit in names.items() if name not in known}
     started = time.monotonic()
     tell(f"{len(known)} of {len(names)} are recorded in {file}")

@@ -26,7 +26,7 @@ from pathlib import Path
 from benchmarks.machine import machine
 from benchmarks.schedule.cases import DEVICES, markdown
 from benchmarks.schedule.frames import SUM_HEADS, measure, misses, read, sums
-from benchmarks.schedule.promise import HEADS, broken, play, promise_rows
+from benchmarks.schedule.promise import HEADS, broken_cases, play, promise_rows
 from benchmarks.schedule.speed import deciding, planning
 
 
@@ -55,7 +55,7 @@ def main() -> int:
         if args.json is None:
             parser.error("promise: say with --json FILE where to keep the cases")
         cases = play(args.seed, args.workloads, args.seconds, args.json, args.limit_s)
-        failed = broken(cases)
+        failed = broken_cases(cases)
         print("\n".join([markdown(HEADS, promise_rows(cases)), *(f"broken: {row}" for row in failed)]))
         return bool(failed)
     found = planning() if args.part == "planning" else deciding(args.seconds)

@@ -80,7 +80,7 @@ def shares(row: Row) -> tuple[float, float]:
     return adaptive / gemel if gemel else 1.0, min(least, default=1.0)
 
 
-def broken(rows: Sequence[Row]) -> list[Row]:
+def broken_cases(rows: Sequence[Row]) -> list[Row]:
     """The cases in which `adaptive` gave too few frames in sum, or to a query."""
     return [row for row in rows if (least := shares(row))[0] < SUM_SHARE or least[1] < QUERY_SHARE]
 
@@ -94,14 +94,14 @@ def promise_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
         sums, least = zip(*map(shares, chosen))
         found.append((
             setting, len(chosen), sum(row["received"] for row in chosen), gemel, adaptive,
-            f"{adaptive / max(1, gemel):.3f}", f"{fmean(sums):.3f}", _compared(chosen),
+            f"{adaptive / max(1, gemel):.3f}", f"{fmean(sums):.3f}", count_comparisons(chosen),
             f"{100 * fmean(one >= SUM_SHARE for one in sums):.1f} %",
             f"{100 * fmean(one >= QUERY_SHARE for one in least):.1f} %", f"{min(sums):.3f}", f"{min(least):.2f}",
         ))  # fmt: skip
     return found
 
 
-def _compared(rows: Sequence[Row]) -> str:
+def count_comparisons(rows: Sequence[Row]) -> str:
     """In how many cases `adaptive` has more frames than `gemel`, as many, and fewer."""
     more = [sum(row["adaptive"]) - sum(row["gemel"]) for row in rows]
     return " / ".join(str(sum((one > 0) - (one < 0) == sign for one in more)) for sign in (1, 0, -1))

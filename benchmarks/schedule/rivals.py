@@ -58,7 +58,7 @@ OURS, THEIRS, APART = "adaptive", "gemel", "time-sharing"
 Demands = Mapping[str, QuerySpec]
 
 
-def measured(played: Simulation, run_bytes: Mapping[str, int]) -> Row:
+def frames_and_bytes(played: Simulation, run_bytes: Mapping[str, int]) -> Row:
     """Frames in time, bytes moved by loads and by runs, and the 95th percentile of ages."""
     runs = {(frame.query, frame.started_at) for frame in played.frames if frame.started_at is not None}
     ages = [one.finished_at - one.captured_at for one in played.frames if one.finished_at is not None]
@@ -86,10 +86,12 @@ def best_streamed(make: Callable[[float, float], StreamedCosts], played: Callabl
     tried = []
     for window, urgent in product(WINDOWS, URGENT):
         one = make(window, urgent)
-        row = measured(played(one.costs, THEIRS), one.run_bytes)
+        row = frames_and_bytes(played(one.costs, THEIRS), one.run_bytes)
         tried.append((f"window {window:g}, urgent {urgent:g}", row, one))
     way, row, one = max(tried, key=lambda found: found[1]["in_time"])
-    return best([(f"{way}, {THEIRS}", row), (f"{way}, {OURS}", measured(played(one.costs, OURS), one.run_bytes))])
+    return best(
+        [(f"{way}, {THEIRS}", row), (f"{way}, {OURS}", frames_and_bytes(played(one.costs, OURS), one.run_bytes))]
+    )
 
 
 def rows_of(workload: str, device: str, seconds: str) -> list[Row]:
@@ -112,20 +114,25 @@ def rows_of(workload: str, device: str, seconds: str) -> list[Row]:
     for share in SHARES:
         budget = round(share * whole[0]) + workspace
 
-        def played(of: Costs, policy: str, budget: int = budget) -> Simulation:
+        def play_policy(of: Costs, policy: str, budget: int = budget) -> Simulation:
             return simulate(of, arrivals, budget, POLICIES[policy], demands)
 
-        def streamed(merged: bool, budget: int = budget, played: Any = played) -> Row:
+        def best_of_streams(merged: bool, budget: int = budget, play_policy: Any = play_policy) -> Row:
             return best_streamed(
-                lambda *how: stream_costs(costs[merged], demands, budget, layers[merged], *how), played
+                lambda *how: stream_costs(costs[merged], demands, budget, layers[merged], *how), play_policy
             )
 
         alone, copied = costs_to_swap(costs[False], bundles[False], budget)
         merged, copied_merged = costs_to_swap(costs[True], bundles[True], budget)
         arms = {
-            SWAPPED: best((policy, measured(played(alone, policy), copied)) for policy in (APART, OURS)),
-            STREAMED: streamed(False),
-            MERGED: best([("swapped", measured(played(merged, OURS), copied_merged)), ("streamed", streamed(True))]),
+            SWAPPED: best((policy, frames_and_bytes(play_policy(alone, policy), copied)) for policy in (APART, OURS)),
+            STREAMED: best_of_streams(False),
+            MERGED: best(
+                [
+                    ("swapped", frames_and_bytes(play_policy(merged, OURS), copied_merged)),
+                    ("streamed", best_of_streams(True)),
+                ]
+            ),
         }
         rows.append({
             "workload": workload, "device": device, "share": share, "memory_bytes": budget,
@@ -156,7 +163,7 @@ def table(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
                 if row["share"] == share and (sharing == "all" or row["workload"].startswith(sharing))
             ]  # fmt: skip
             if chosen:
-                found.append((f"{100 * share:g} %", sharing, *_summed(chosen)))
+                found.append((f"{100 * share:g} %", sharing, *sum_rows(chosen)))
     return found
 
 
@@ -177,14 +184,14 @@ def left_to_gain(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
 def by_device(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
     """The same for each device, at each budget."""
     return [
-        (f"{100 * share:g} %", device, *_summed(chosen))
+        (f"{100 * share:g} %", device, *sum_rows(chosen))
         for share in SHARES
         for device in dict.fromkeys(row["device"] for row in rows)
         if (chosen := [row for row in rows if (row["share"], row["device"]) == (share, device)])
     ]
 
 
-def _summed(rows: Sequence[Row]) -> tuple[Any, ...]:
+def sum_rows(rows: Sequence[Row]) -> tuple[Any, ...]:
     frames = {arm: sum(row["arms"][arm]["in_time"] for row in rows) for arm in ARMS}
     ratios = [ratio(row) for row in rows]
     rival = sum(map(best_rival, rows))

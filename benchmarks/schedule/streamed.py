@@ -123,7 +123,7 @@ class _Stream:
             if self._window and nbytes >= MIN_OVERFLOW_BYTES:
                 break
             self._take(name)
-        self._runs = {query: _joined(slices, self._kept) for query, slices in self._slices.items()}
+        self._runs = {query: join_copies(slices, self._kept) for query, slices in self._slices.items()}
 
     def keep(self, urgent: float) -> None:
         """Keep, for as long as there is room and it brings anything, what saves most seconds for its bytes."""
@@ -191,7 +191,7 @@ class _Stream:
         return best
 
 
-def _joined(slices: Iterable[StreamedSlice], kept: Set[str]) -> tuple[StreamedSlice, ...]:
+def join_copies(slices: Iterable[StreamedSlice], kept: Set[str]) -> tuple[StreamedSlice, ...]:
     """The same run with what is kept between two copies as one slice."""
     found: list[StreamedSlice] = []
     for one in slices:
@@ -237,7 +237,7 @@ def streamed_layers(profile: DeviceProfile, bundle: Bundle) -> dict[str, tuple[S
 
 
 def _layers(profile: DeviceProfile, bundle: Bundle, query: BundleQuery) -> tuple[StreamedLayer, ...]:
-    found = _counted(bundle, query)
+    found = count_frames(bundle, query)
     seconds = [one["flops"] / profile.flops_per_s + profile.launch_s for one in found]
     names, total_s = query.tensors, sum(seconds)
     return tuple(
@@ -246,7 +246,7 @@ def _layers(profile: DeviceProfile, bundle: Bundle, query: BundleQuery) -> tuple
     )
 
 
-def _counted(bundle: Bundle, query: BundleQuery) -> list[dict[str, Any]]:
+def count_frames(bundle: Bundle, query: BundleQuery) -> list[dict[str, Any]]:
     """State dict keys, operations and fills of each layer."""
     flops = _flops_by_module(bundle, query)
     return [

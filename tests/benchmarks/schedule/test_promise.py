@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.schedule.cases import arrivals_of, case_of
-from benchmarks.schedule.drawn import MODELS, QUERIES, drawn, write_drawn
-from benchmarks.schedule.promise import BOTH, HEADS, broken, play, promise_rows, shares
+from benchmarks.schedule.drawn import MODELS, QUERIES, draw_workload, write_drawn
+from benchmarks.schedule.promise import BOTH, HEADS, broken_cases, play, promise_rows, shares
 from edge_runtime.policies import POLICIES
 from edge_runtime.scheduler.costs import coalesce_tensors, memory_settings
 from edge_runtime.simulation.simulator import simulate
@@ -51,20 +51,20 @@ def test_adaptive_hard_workload_keeps_the_floors(device, tmp_path):
     path = tmp_path / "found.yaml"
     path.write_text(json.dumps({"name": "found", "accuracy_target": 0.95, "cameras": cameras, "queries": queries}))
     row = play_case(path, device, 60.0)
-    assert not broken([row]), shares(row)
+    assert not broken_cases([row]), shares(row)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [4, 116, pytest.param(144, marks=pytest.mark.exhaustive)])
 def test_adaptive_drawn_workload_keeps_the_floors(number, tmp_path):
     row = play_case(write_drawn(tmp_path, 1, number), "orin-nano-8gb", 60.0)
-    assert not broken([row]), shares(row)
+    assert not broken_cases([row]), shares(row)
 
 
 def test_drawn_same_seed_gives_the_same_workload(tmp_path):
     kinds = {f"m{index}": "classification" for index in range(9)}
-    some = [drawn(7, number, kinds) for number in range(40)]
-    assert some == [drawn(7, number, kinds) for number in range(40)] and some[0] != drawn(8, 0, kinds)
+    some = [draw_workload(7, number, kinds) for number in range(40)]
+    assert some == [draw_workload(7, number, kinds) for number in range(40)] and some[0] != draw_workload(8, 0, kinds)
     for one in some:
         assert QUERIES[0] <= len(one["queries"]) <= QUERIES[1]
         assert MODELS[0] <= len({query["model"] for query in one["queries"]}) <= MODELS[1]
@@ -73,8 +73,8 @@ def test_drawn_same_seed_gives_the_same_workload(tmp_path):
 
 def test_broken_too_few_frames_in_sum_or_of_a_query():
     row = {"seed": 0, "device": "t4", "memory": "min", "received": 300, "gemel": [100, 20], "adaptive": [119, 16]}
-    assert not broken([row])
-    assert broken([{**row, "adaptive": [119, 15]}]) and broken([{**row, "adaptive": [97, 20]}])
+    assert not broken_cases([row])
+    assert broken_cases([{**row, "adaptive": [119, 15]}]) and broken_cases([{**row, "adaptive": [97, 20]}])
     reached = {**row, "memory": "50%", "adaptive": [100, 20]}
     found = dict(zip(HEADS, promise_rows([row, reached, {**row, "memory": "75%"}])[-1], strict=True))
     assert (found["cases"], found["more / as many / fewer"], found["sum kept"]) == (3, "2 / 1 / 0", "100.0 %")
