@@ -44,6 +44,7 @@ from models.data import load_split
 from models.evaluation import load_labels, predict
 from models.predictions import Task
 from models.tasks import task_of
+from models.video import RateGate
 from models.workload import Query
 
 DEFAULT_INTERVAL_S = 1.0
@@ -233,15 +234,8 @@ def units_of(footage: Footage) -> list[list[int]]:
 
 def sampled_positions(times_s: Sequence[float], fps: float | None) -> list[int]:
     """Positions of the frames a camera at `fps` delivers: the first at or after each tick of its clock."""
-    if fps is None:
-        return list(range(len(times_s)))
-    positions, ticks = [], 0.0
-    for position, time_s in enumerate(times_s):
-        elapsed = (time_s - times_s[0]) * fps
-        if elapsed >= ticks - CLOCK_SLACK_S * fps:
-            positions.append(position)
-            ticks = int(elapsed + CLOCK_SLACK_S * fps) + 1.0
-    return positions
+    gate = RateGate(fps)
+    return [position for position, time_s in enumerate(times_s) if gate.passes(time_s - times_s[0])]
 
 
 def frame_interval_s(footage: Footage) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,10 +24,11 @@ from torch import Tensor
 from models.coco import read_coco
 from models.device import to_device
 from models.errors import InputError, size_text
+from models.notes import add_note
 from models.pictures import list_pictures, read_picture
 from models.predictions import GroundTruth
 from models.preprocess import crop
-from models.video import Video
+from models.video import RateGate, Video, decode_shot
 from models.workload import Query
 from models.zoo import preprocess_of
 
@@ -34,7 +36,6 @@ SPLITS = ("train", "val", "test")
 BLOCKS = 10
 TRAIN_END, VAL_END = 0.6, 0.8
 JPEG_QUALITY = 95
-DEFAULT_FPS = 25.0
 MAX_VIDEO_BYTES = 2**32
 """Of a video's frames as they are kept."""
 UNIT_AND_TIME = re.compile("(.*?)__([0-9]{1,15})")
@@ -134,10 +135,12 @@ def _load_unlabelled(query: Query, name: str) -> Split:
             raise InputError(query.data, f"has neither splits nor frames (query {query.id})", hint, "data")
         loaders = [partial(read_picture, path) for path in paths]
         units, times_s = _units_and_times([path.stem for path in paths])
+        cuts = [round(end * len(loaders)) for end in (TRAIN_END, VAL_END)]
     else:
         loaders, times_s = _video_frames(query.data, query.fps)
+        cuts = [bisect_right(times_s, end * times_s[-1]) for end in (TRAIN_END, VAL_END)]
         units, _ = _units_and_times([str(index) for index in range(len(loaders))])
-    bounds = [0, round(TRAIN_END * len(loaders)), round(VAL_END * len(loaders)), len(loaders)]
+    bounds = [0, *cuts, len(loaders)]
     index = SPLITS.index(name)
     chosen = slice(bounds[index], bounds[index + 1])
     if not loaders[chosen]:
@@ -157,24 +160,30 @@ def _crop_frame(query: Query, load: Callable[[], np.ndarray]) -> np.ndarray:
 
 
 def _video_frames(path: Path, fps: float | None) -> tuple[list[Callable[[], np.ndarray]], tuple[float, ...]]:
-    """All frames of a video thinned to `fps`, held as JPEG so that an hour fits in memory."""
+    """The frames of a video, thinned to `fps` where its mean rate is higher, and their times.
+
+    They are held as JPEG, so that an hour fits in memory.
+    """
     encoded: list[np.ndarray] = []
     times_s: list[float] = []
-    index = total = 0
-    with contextlib.closing(Video(str(path))) as video:
-        own_fps = video.fps or DEFAULT_FPS
-        step = 1.0 if fps is None else max(1.0, own_fps / fps)
+    sizes: dict[tuple[int, ...], float] = {}
+    total = 0
+    with contextlib.closing(Video(str(path), partial(add_note, path))) as video:
+        gate = RateGate(None if fps and video.fps and video.fps <= fps else fps)
         while video.advance():
-            if index >= len(encoded) * step and (frame := video.image()) is not None:
+            if gate.passes(video.time_s) and (frame := decode_shot(video.shot())) is not None:
+                sizes.setdefault(frame.shape, video.time_s)
                 encoded.append(_encode_jpeg(frame))
-                times_s.append(index / own_fps)
+                times_s.append(video.time_s)
                 total += encoded[-1].nbytes
                 if total > MAX_VIDEO_BYTES:
                     problem = f"its frames take more than {size_text(MAX_VIDEO_BYTES)}"
                     raise InputError(path, problem, "cut it, or set a lower `fps`", "data")
-            index += 1
     if not encoded:
         raise InputError(path, "is not a video with frames", "give a video that decodes", "data")
+    if len(sizes) > 1:
+        changes = ", ".join(f"{width} x {height} from {at_s:.1f} s" for (height, width, _), at_s in sizes.items())
+        add_note(path, f"its frames change their size: {changes}")
     return [partial(_decode_jpeg, data) for data in encoded], tuple(times_s)
 
 

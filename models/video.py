@@ -1,94 +1,277 @@
-"""Videos, streams and devices through OpenCV, without its messages and with an allow-list of formats."""
+"""The one reader of video, of files and streams, through PyAV: upright RGB frames with the file's own times.
+
+Training, evaluation and the box read the same pixels of a file at the same times. Formats are on an allow-list: none
+names other files, as playlists do.
+"""
 
 from __future__ import annotations
 
-import os
-from functools import cache
+import math
+import struct
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from models.errors import InputError
-from models.io import DEVICE, is_path, open_regular
+from models.io import is_path, open_regular
 from models.pictures import MAX_PIXELS
 
 if TYPE_CHECKING:
+    import av
     import numpy as np
+    from av.video.reformatter import VideoReformatter
 
+Shot = Callable[[], "np.ndarray | None"]
+"""Converts a decoded frame to RGB uint8 (H, W, 3), in any thread, once; None if it does not decode."""
 
 SCHEMES = ("rtsp", "rtsps", "rtmp", "rtmps", "http", "https", "udp", "tcp", "rtp", "srt")
 VIDEO_FORMATS = (
     *("mov", "matroska", "avi", "mpegts", "mpeg", "mpegvideo", "m4v", "flv", "live_flv", "asf", "ogg", "ivf", "obu"),
-    *("h264", "hevc", "mjpeg", "mpjpeg", "dhav", "dv", "mxf", "yuv4mpegpipe", "rtsp", "rtp", "hls"),
+    *("h264", "hevc", "mjpeg", "mpjpeg", "dhav", "dv", "mxf", "yuv4mpegpipe", "rtsp", "rtp"),
 )
-"""Formats that FFmpeg may open: none that names other files, except playlists of streams."""
-PROTOCOLS = ("file", *SCHEMES, "tls", "crypto", "httpproxy", "rtmpt", "rtmpe", "rtmpte", "rtmpts", "ffrtmphttp")
-PLAYLISTS = (b"#EXTM3U", b"ID3")
-"""First bytes of files that FFmpeg treats as playlists; it looks behind an ID3 tag, too."""
-OPTIONS, LOG_LEVEL = "OPENCV_FFMPEG_CAPTURE_OPTIONS", "OPENCV_FFMPEG_LOGLEVEL"
-os.environ.setdefault(LOG_LEVEL, "-8")  # at import: OpenCV reads it at its first use of FFmpeg
-MIN_FPS, MAX_FPS = 0.01, 1000.0
-"""Plausible frames a second of a video."""
+"""Formats that FFmpeg may open: all hold their own frames."""
+PROTOCOLS = (*SCHEMES, "tls", "crypto", "httpproxy", "rtmpt", "rtmpe", "rtmpte", "rtmpts", "ffrtmphttp")
+"""Protocols that FFmpeg may use for an address; for a path it may open that file only."""
+ADDRESS_OPTIONS = {"protocol_whitelist": ",".join(PROTOCOLS), "analyzeduration": "200000", "fpsprobesize": "0"}
+RTSP_OPTIONS = {"rtsp_transport": "tcp", "probesize": "32"}
+"""RTSP describes its frames before the first: probing them would take nine, two seconds at five a second."""
+READ_TIMEOUT_SHARE = 0.5
+"""Share of a stream's timeout after which a read is aborted: FFmpeg may wait that long twice for one frame."""
+MIN_FPS, MAX_FPS, DEFAULT_FPS = 0.01, 1000.0, 25.0
+"""Plausible frames a second of a video, and the rate of one that has neither a rate nor times."""
+MIN_STEP_S, MAX_FALL_S, MAX_JUMP_S = 0.001, 1.0, 60.0
+"""Between two frames: the least step; a fall or a rise beyond which the timestamps begin anew, as in joined files."""
+MIN_GAP_S, GAP_INTERVALS = 0.5, 8
+"""A gap of so many seconds, and mean intervals between frames, is noted."""
+LOSS_HINT = "copy or record the file again"
+TICK_SLACK = 1e-6
+"""A frame's due time is a multiple of 1/fps, which floats miss by a hair."""
+HDR_TRANSFERS = {16: "PQ", 18: "HLG"}
+"""AVColorTransferCharacteristic of frames whose brightness exceeds an ordinary screen's."""
+
+
+class RateGate:
+    """Passes at most `fps` frames a second of media time: the first frame of each period; None means all."""
+
+    def __init__(self, fps: float | None) -> None:
+        self._fps = fps
+        self._tick = -1
+
+    def passes(self, media_s: float) -> bool:
+        """Whether the frame at this time of the stream passes; times must not fall."""
+        if self._fps is None:
+            return True
+        tick = math.floor(media_s * self._fps + TICK_SLACK)
+        is_due = tick > self._tick
+        self._tick = max(tick, self._tick)
+        return is_due
+
+
+class MediaClock:
+    """Seconds since the first frame: by the frames' own times where they rise, else by the mean rate."""
+
+    def __init__(self, fps: float | None) -> None:
+        self.time_s = -1 / (fps or DEFAULT_FPS)
+        self._interval_s, self._offset_s = -self.time_s, math.nan
+
+    def advance(self, own_s: float | None) -> float:
+        """The time of the next frame, whose timestamp is this; None if it has none."""
+        due_s = self.time_s + self._interval_s
+        time_s = due_s if own_s is None else own_s + self._offset_s
+        if not self.time_s - MAX_FALL_S <= time_s <= self.time_s + MAX_JUMP_S:
+            self._offset_s, time_s = due_s - (own_s or 0.0), due_s
+        self.time_s = max(time_s, self.time_s + MIN_STEP_S)
+        return self.time_s
 
 
 class Video:
-    """An open video file, stream or device; `fps` is its own rate, None if it is not plausible.
+    """An open video file or stream. Every frame is decoded, in the calling thread, since later ones build on it.
 
-    Raises InputError for a path that is no video file, an address that is no stream's, and frames of more than
-    MAX_PIXELS. A stream or device that does not answer has no frames.
+    `fps` is a file's mean rate, None if it is not plausible; `time_s` is the time of the frame advanced to, in seconds
+    since the first; `damaged` counts the frames that did not decode. `note` gets what the reader chose, converted or
+    left out, and a remedy, each once.
+    Raises InputError, without passwords, for what cannot be opened or has frames of more than MAX_PIXELS.
     """
 
-    def __init__(self, source: str) -> None:
-        if is_path(source):
-            _check_file(Path(source))
-        elif "://" in source and source.partition("://")[0].lower() not in SCHEMES:
-            remedy = f"begin with {', '.join(SCHEMES)}, or give a path"
-            raise InputError(without_secret(source), "is no address of a stream", remedy)
-        cv2 = opencv()
-        device = DEVICE.fullmatch(source) is not None
-        self._capture = cv2.VideoCapture(int(source)) if device else cv2.VideoCapture(source, cv2.CAP_FFMPEG)
-        self._error, self._turn = cv2.error, lambda image: cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
-        rate = self._capture.get(cv2.CAP_PROP_FPS) if self._capture.isOpened() else 0.0
-        self.fps: float | None = rate if MIN_FPS <= rate <= MAX_FPS else None
-        width, height = (self._capture.get(side) for side in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT))
-        if width * height > MAX_PIXELS:
-            self.close()
-            fault = f"has frames of {width:.0f} x {height:.0f} pixels, more than {MAX_PIXELS:,}"
-            raise InputError(without_secret(source), fault, "make them smaller")
+    def __init__(self, source: str, note: Callable[..., object], timeout_s: float | None = None) -> None:
+        import av
+        import av.logging
+        import av.video.reformatter
+
+        av.logging.set_level(None)  # its messages name addresses with their passwords
+        self._is_file, self._where, self._note = is_path(source), without_secret(source), note
+        self._noted: set[str] = set()
+        self._look: tuple[Any, ...] | None = None
+        self._reformatter = av.video.reformatter.VideoReformatter()
+        read_timeout_s = None if timeout_s is None else READ_TIMEOUT_SHARE * timeout_s
+        options = self._options(source)
+        try:
+            self._container: Any = av.open(source, options=options, timeout=(timeout_s, read_timeout_s))
+        except Exception as error:
+            raise self._error(f"cannot be opened: {reason_of(error)}", "give a video that decodes") from None
+        try:
+            self._stream = self._choose_stream()
+        except InputError:
+            self._container.close()
+            raise
+        self._format = self._container.format.name
+        has_times = self._container.duration is not None
+        rate = float((self._stream.average_rate if has_times else self._stream.guessed_rate) or 0)
+        self.fps = plausible_rate(rate) if self._is_file else None
+        self.time_s, self.damaged, self._decoded, self._discarded = 0.0, 0, 0, 0
+        self._clock, self._longest_gap = MediaClock(self.fps), (0.0, 0.0)
+        self._packets: Any = self._container.demux(self._stream)
+        self._frames = self._decode()
+        self._frame: av.VideoFrame | None = None
 
     def advance(self) -> bool:
-        """Go to the next frame; False at the end, or where nothing more can be read."""
-        try:
-            return self._capture.grab()
-        except self._error:
+        """Go to the next frame that decodes; False at the end. Raises FFmpeg's errors of a stream, as they are."""
+        self._frame = next(self._frames, None)
+        if self._frame is None:
             return False
+        stamp = self._frame.dts if self._format == "avi" else self._frame.pts  # AVI has times of decoding only
+        time_s = self._clock.advance(None if stamp is None else float(stamp * self._frame.time_base))
+        self._longest_gap = max(self._longest_gap, (time_s - self.time_s, self.time_s))
+        self.time_s, self._decoded = time_s, self._decoded + 1
+        self._note_frame(self._frame)
+        return True
 
-    def image(self) -> np.ndarray | None:
-        """The frame advanced to, uint8 RGB (H, W, 3); None if it does not decode."""
-        try:
-            decoded, image = self._capture.retrieve()
-        except self._error:
-            return None
-        if not decoded or image.shape[0] * image.shape[1] > MAX_PIXELS:
-            return None
-        return self._turn(image)
+    def shot(self) -> Shot:
+        """The frame advanced to; the expensive conversion to RGB is left to the caller."""
+        assert self._frame is not None
+        return partial(_to_rgb, self._frame, self._reformatter)
 
     def close(self) -> None:
         """Close the file or connection."""
-        self._capture.release()
+        self._packets.close()  # PyAV 18.1 leaks the packet of a generator that is dropped
+        self._container.close()
+
+    def _options(self, source: str) -> dict[str, str]:
+        options = {"format_whitelist": ",".join(VIDEO_FORMATS), "max_pixels": str(MAX_PIXELS)}
+        if self._is_file:
+            with open_regular(Path(source), "give an existing video, or a folder of frames"):
+                return options | {"protocol_whitelist": "file"}
+        if (scheme := source.partition("://")[0].lower()) not in SCHEMES:
+            raise self._error("is no address of a stream", f"begin with {', '.join(SCHEMES)}, or give a path")
+        return options | ADDRESS_OPTIONS | (RTSP_OPTIONS if scheme.startswith("rtsp") else {})
+
+    def _choose_stream(self) -> Any:
+        """The largest video stream; the picture of a cover is none."""
+        from av.stream import Disposition
+
+        still = Disposition.attached_pic | Disposition.timed_thumbnails | Disposition.still_image
+        streams = [one for one in self._container.streams.video if one.codec_context and not one.disposition & still]
+        if not streams:
+            raise self._error("has no video in it that can be decoded", "give a video that decodes")
+        best = max(streams, key=lambda one: one.width * one.height)
+        size = f"{best.width} x {best.height} pixels"
+        if best.width * best.height > MAX_PIXELS:
+            raise self._error(f"has frames of {size}, more than {MAX_PIXELS:,}", "make them smaller")
+        if len(streams) > 1:
+            text = f"has {len(streams)} videos; the largest is read: stream {best.index}, {size}"
+            self._note_once(text, "extract another with `ffmpeg -map 0:N -c copy`")
+        best.codec_context.thread_count = 1  # damaged frames differ by the number of threads
+        best.codec_context.options = {"max_pixels": str(MAX_PIXELS)}
+        return best
+
+    def _decode(self) -> Iterator[av.VideoFrame]:
+        """Whole frames; corrupt ones before the first of a stream are normal, others count as damaged."""
+        from av.error import FFmpegError
+
+        is_joining = not self._is_file
+        try:
+            for packet in self._packets:
+                self._discarded += packet.is_discard
+                try:
+                    frames = packet.decode()
+                except FFmpegError:
+                    self.damaged += not is_joining
+                    continue
+                whole = [frame for frame in frames if not frame.is_corrupt]
+                self.damaged += 0 if is_joining else len(frames) - len(whole)
+                is_joining = is_joining and not whole
+                yield from whole
+        except FFmpegError as error:
+            if not self._is_file:
+                raise
+            self._note_once(f"cannot be read behind {self.time_s:.1f} s: {reason_of(error)}", LOSS_HINT)
+        if self._is_file:
+            self._note_losses()
+
+    def _note_frame(self, frame: av.VideoFrame) -> None:
+        matrix = _display_matrix(frame)
+        look = frame.interlaced_frame, frame.color_trc, frame.format.name, matrix
+        if look == self._look:
+            return
+        self._look = look
+        if frame.interlaced_frame:
+            self._note_once("is interlaced: what moves is combed", "deinterlace it with `ffmpeg -vf bwdif`")
+        if (transfer := HDR_TRANSFERS.get(frame.color_trc)) is not None:
+            text = f"is HDR ({transfer}), read without tone mapping: its colours are paler than on a screen"
+            self._note_once(text, "convert it to SDR if the model was trained on SDR")
+        elif (bits := frame.format.components[0].bits) > 8:
+            self._note_once(f"has {bits} bits a colour, of which 8 are kept")
+        if matrix is not None and (frame.rotation or matrix[0] < 0):
+            self._note_once("is turned upright by its display matrix")
+
+    def _note_losses(self) -> None:
+        if self._format.startswith("mov"):  # other formats do not count, or count pauses as frames
+            self.damaged = max(self.damaged, self._stream.frames - self._discarded - self._decoded)
+        if self.damaged:
+            self._note_once(f"{self.damaged} of {self._decoded + self.damaged} frames could not be decoded", LOSS_HINT)
+        end = (self._container.duration or 0) / 1e6 - self.time_s, self.time_s
+        gap_s, at_s = max(self._longest_gap, end if not self.damaged else (0.0, 0.0))
+        if gap_s > max(MIN_GAP_S, GAP_INTERVALS * self.time_s / max(1, self._decoded)):
+            text = f"has no frames between {at_s:.1f} s and {at_s + gap_s:.1f} s"
+            self._note_once(text, f"if the camera did not pause, {LOSS_HINT}")
+
+    def _note_once(self, text: str, hint: str = "") -> None:
+        if text not in self._noted:
+            self._noted.add(text)
+            self._note(text, hint)
+
+    def _error(self, problem: str, hint: str) -> InputError:
+        return InputError(self._where, problem, hint)
 
 
-@cache
-def opencv() -> ModuleType:
-    """OpenCV without messages, with FFmpeg limited to our formats and protocols; the environment's options win."""
-    given = os.environ.get(OPTIONS, "rtsp_transport;tcp")
-    ours = {"protocol_whitelist": PROTOCOLS, "format_whitelist": VIDEO_FORMATS}
-    added = [f"{name};{','.join(values)}" for name, values in ours.items() if f"{name};" not in given]
-    os.environ[OPTIONS] = "|".join([given, *added] if given else added)
-    import cv2
+def _to_rgb(frame: av.VideoFrame, reformatter: VideoReformatter) -> np.ndarray:
+    """The frame by its own colour range and matrix, turned as its display matrix (a b u, c d v, x y w) demands."""
+    import numpy as np
 
-    cv2.utils.logging.setLogLevel(0)
-    return cv2
+    image = reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
+    matrix = _display_matrix(frame)
+    if matrix is None:
+        return image
+    a, b, _, c, d = matrix[:5]
+    if abs(b) > abs(a):
+        image, a, d = image.swapaxes(0, 1), c, b
+    return np.ascontiguousarray(image[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1])
+
+
+def _display_matrix(frame: av.VideoFrame) -> tuple[int, ...] | None:
+    found = frame.side_data.get("DISPLAYMATRIX")
+    return None if found is None else struct.unpack("=9i", bytes(found))
+
+
+def plausible_rate(rate: float) -> float | None:
+    """Frames a second, None where that cannot be."""
+    return rate if MIN_FPS <= rate <= MAX_FPS else None
+
+
+def decode_shot(shot: Shot) -> np.ndarray | None:
+    """The frame, RGB uint8 (H, W, 3); None where it does not decode."""
+    try:
+        return shot()
+    except Exception:  # a decoder can fail in any way
+        return None
+
+
+def reason_of(error: BaseException) -> str:
+    """Why FFmpeg failed, without secrets: its messages name addresses with their passwords."""
+    text = getattr(error, "strerror", None)
+    text = text if isinstance(text, str) and text else type(error).__name__
+    return "it does not answer in time" if text.startswith("Immediate exit") else text
 
 
 def without_secret(source: str) -> str:
@@ -96,10 +279,3 @@ def without_secret(source: str) -> str:
     scheme, separator, rest = source.partition("://")
     authority, slash, path = rest.partition("/")
     return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}" if separator else source
-
-
-def _check_file(path: Path) -> None:
-    remedy = "give an existing video, or a folder of frames"
-    with open_regular(path, remedy) as file:
-        if file.read(max(map(len, PLAYLISTS))).startswith(PLAYLISTS):
-            raise InputError(path, "is a playlist, not a video", "give the video itself, or a stream's address")

@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from edge_runtime.capture.reader import FramePool, RateGate, RecentRate, SourceReader, TimedShot
+from edge_runtime.capture.reader import FramePool, RecentRate, SourceReader, TimedShot
 from edge_runtime.capture.reconnect import CameraPhase, LinkState
 from edge_runtime.capture.sources import NO_PICTURE, CameraConfig, FrameRequest, Source, open_source
 from edge_runtime.queues import Frame
+from models.video import RateGate
 
 POLL_INTERVAL_S = 0.1
 """Interval at which a camera checks its decoder, and whether a retry is due."""

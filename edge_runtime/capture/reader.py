@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import mmap
 import threading
 import time
@@ -16,46 +15,25 @@ from typing import Any
 import numpy as np
 
 from edge_runtime.capture.sources import (
+    DEFAULT_FPS,
     CameraConfig,
-    Shot,
     Source,
     SourceLost,
-    decode_shot,
     failure_reason,
     open_source,
 )
+from models.video import RateGate, Shot, decode_shot
 
-DEFAULT_FPS = 10.0
-"""The rate of a source that has none of its own, as a folder, where the config names none."""
 MAX_LATE_S = 1.0
 """A file that is later than this skips the frames that it missed."""
-TICK_SLACK = 1e-6
-"""A frame's due time is a multiple of 1/fps, which floats miss by a hair."""
 RATE_FRAMES, RATE_WINDOW_S = 32, 10.0
 
 
-class RateGate:
-    """Passes at most `fps` frames a second of media time: the first frame of each period; None means all."""
-
-    def __init__(self, fps: float | None) -> None:
-        self._fps = fps
-        self._tick = -1
-
-    def passes(self, media_s: float) -> bool:
-        """Whether the frame at this time of the stream passes; times must not fall."""
-        if self._fps is None:
-            return True
-        tick = math.floor(media_s * self._fps + TICK_SLACK)
-        is_due = tick > self._tick
-        self._tick = max(tick, self._tick)
-        return is_due
-
-
 class Playback:
-    """A file played in real time at `fps` from `start` on, in seconds of any clock.
+    """A file of this mean rate, played in real time from `start` on, in seconds of any clock.
 
     After a pause (of the process, of the disk) missed frames are not made up for: until playback has caught up, frames
-    pass no faster than they would have, and whole laps of a loop are skipped.
+    pass no faster than the mean rate, and whole laps of a loop are skipped.
     """
 
     def __init__(self, start: float, fps: float) -> None:
@@ -63,23 +41,23 @@ class Playback:
         self._clock_gate = RateGate(fps)
         self._is_catching_up = False
 
-    def wait_s(self, played: int, now: float) -> float:
-        """Seconds until frame `played` (from 0) is due; 0 if it is late."""
-        return max(0.0, -self._late_s(played, now))
+    def wait_s(self, media_s: float, now: float) -> float:
+        """Seconds until the frame at this time of the file is due; 0 if it is late."""
+        return max(0.0, -self._late_s(media_s, now))
 
-    def passes(self, played: int, now: float) -> bool:
-        """Whether frame `played`, read now, is to be delivered; times must not fall."""
-        late_s, is_first_of_period = self._late_s(played, now), self._clock_gate.passes(now - self.start)
+    def passes(self, media_s: float, now: float) -> bool:
+        """Whether the frame at this time of the file, read now, is to be delivered; times must not fall."""
+        late_s, is_first_of_period = self._late_s(media_s, now), self._clock_gate.passes(now - self.start)
         self._is_catching_up = late_s > (1 / self.fps if self._is_catching_up else MAX_LATE_S)
         return is_first_of_period or not self._is_catching_up
 
-    def missed_laps(self, played: int, lap: int, now: float) -> int:
-        """How many whole laps of `lap` frames a loop that is about to play frame `played` has missed."""
-        late_s = self._late_s(played, now)
-        return int(late_s * self.fps) // lap if lap and late_s > MAX_LATE_S else 0
+    def missed_laps(self, media_s: float, lap_s: float, now: float) -> int:
+        """How many whole laps of `lap_s` a loop that is about to play the frame at `media_s` has missed."""
+        late_s = self._late_s(media_s, now)
+        return int(late_s // lap_s) if late_s > MAX_LATE_S else 0
 
-    def _late_s(self, played: int, now: float) -> float:
-        return now - self.start - played / self.fps
+    def _late_s(self, media_s: float, now: float) -> float:
+        return now - self.start - media_s
 
 
 class RecentRate:
@@ -172,7 +150,7 @@ class SourceReader:
         self._stopping = threading.Event()
         self._wait = wait or self._stopping.wait
         self._gate = RateGate(config.fps)
-        self._first = first
+        self._lap_start_s = 0.0
         self._playback: Playback | None = None
         self.thread = threading.Thread(target=self.play, name=f"reader-{config.id}", daemon=True)
 
@@ -202,7 +180,7 @@ class SourceReader:
             while self._advance(source):
                 self.damaged = damaged + source.damaged
                 number, self.index = self.index, self.index + 1  # before the delivery: no number comes twice
-                media_s = self._wanted_at(number - self._first, playback)
+                media_s = self._wanted_at(self._lap_start_s + source.time_s, playback)
                 if media_s is not None:
                     self._deliver(self, TimedShot(number, media_s, self._clock(), time.time(), source.shot()))
         finally:
@@ -210,7 +188,10 @@ class SourceReader:
             source.close()
         lap = self.index - first
         if self._config.loop:
-            self.index += lap * playback.missed_laps(self.index - self._first, lap, self._clock())
+            lap_s = source.time_s + 1 / playback.fps
+            missed = playback.missed_laps(self._lap_start_s + lap_s, lap_s, self._clock())
+            self.index += lap * missed
+            self._lap_start_s += lap_s * (1 + missed)
         return lap > 0
 
     def _advance(self, source: Source) -> bool:
@@ -223,13 +204,12 @@ class SourceReader:
             raise SourceLost("it gives no more frames")
         return has_frame
 
-    def _wanted_at(self, played: int, playback: Playback) -> float | None:
-        """Seconds into this connection of the frame `played`, once it is due; None where it is not wanted."""
+    def _wanted_at(self, file_s: float, playback: Playback) -> float | None:
+        """Seconds into this connection of the frame at this time of a file, once it is due; None if not wanted."""
         if self._config.live:
             media_s = self._clock() - playback.start
             return media_s if self._gate.passes(media_s) else None
-        if self._wait(playback.wait_s(played, self._clock())):
+        if self._wait(playback.wait_s(file_s, self._clock())):
             self._stopping.set()
             return None
-        media_s = played / playback.fps
-        return media_s if playback.passes(played, self._clock()) and self._gate.passes(media_s) else None
+        return file_s if playback.passes(file_s, self._clock()) and self._gate.passes(file_s) else None

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import sys
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from models.errors import InputError
 from models.io import is_path
-from models.pictures import MAX_PIXELS, list_pictures, read_picture
-from models.video import MAX_FPS, MIN_FPS, PROTOCOLS, SCHEMES, VIDEO_FORMATS, Video, opencv
+from models.notes import MAX_NOTES
+from models.pictures import list_pictures, read_picture
+from models.video import SCHEMES, MediaClock, Shot, Video, decode_shot, plausible_rate, reason_of
 
 if TYPE_CHECKING:
-    import av
     import numpy as np
 
 Value = TypeVar("Value")
-Shot = Callable[[], "np.ndarray | None"]
-"""Converts a decoded frame to RGB uint8 (H, W, 3), in any thread, once; None if it does not decode."""
 
 TIMEOUT_S = 5.0
-AUTO, PYAV, OPENCV, GSTREAMER = "auto", "pyav", "opencv", "gstreamer"
-DECODERS = (AUTO, PYAV, OPENCV, GSTREAMER)
+DEFAULT_FPS = 10.0
+"""The rate of a folder where the config names none."""
+AUTO, PYAV, GSTREAMER, FORMER = "auto", "pyav", "gstreamer", "opencv"
+DECODERS = (AUTO, PYAV, GSTREAMER)
 NO_ANSWER, NO_PICTURE = "no frame came in time", "it has no frame that can be decoded"
+
+log = logging.getLogger("gemel.run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +73,10 @@ class CameraConfig:
         scheme = self.source.partition("://")[0].lower()
         if self.is_address and scheme not in SCHEMES:
             return "source", "this kind of address is not one of a camera", f"begin with {', '.join(SCHEMES)}"
-        if self.decoder not in DECODERS:
+        if self.decoder not in (*DECODERS, FORMER):
             return "decoder", f"unknown decoder '{self.decoder}'", f"use {', '.join(DECODERS)}"
-        if self.decoder == OPENCV and self.is_address:
-            return "decoder", "opencv opens files and devices, no addresses", "use pyav"
-        if self.decoder == GSTREAMER and self.is_device:
-            return "decoder", "gstreamer opens files and addresses, no devices", "use opencv"
+        if self.decoder in (PYAV, GSTREAMER) and self.is_device:
+            return "decoder", f"{self.decoder} opens files and addresses, no devices", "leave it out"
         if self.decoder == GSTREAMER and not has_gstreamer():
             return "decoder", "OpenCV was built without GStreamer here", "use pyav, or the OpenCV that JetPack brings"
         return None
@@ -100,7 +101,7 @@ class SourceLost(Exception):
 
 
 class Source(Protocol):
-    """A source of frames; used by one thread. `fps` is its own rate, None if it has none.
+    """A source of frames; used by one thread. `fps` is a file's or folder's mean rate, None if it has none.
 
     `damaged` counts frames that did not decode.
     """
@@ -108,8 +109,13 @@ class Source(Protocol):
     fps: float | None
     damaged: int
 
+    @property
+    def time_s(self) -> float:
+        """Seconds of the frame advanced to since the first."""
+        ...
+
     def advance(self) -> bool:
-        """Go to the next frame that decodes; False at the end of a file or stream. Raises SourceLost."""
+        """Go to the next frame that decodes; False at the end of a file or stream."""
         ...
 
     def shot(self) -> Shot:
@@ -122,73 +128,65 @@ class Source(Protocol):
 
 
 class FolderSource:
-    """The .jpg and .png files of a folder by name; SourceLost if there are none."""
+    """The .jpg and .png files of a folder by name, at the camera's rate; SourceLost if there are none."""
 
-    fps: float | None = None
     damaged = 0
 
-    def __init__(self, folder: Path) -> None:
-        found = list_pictures(folder)
+    def __init__(self, config: CameraConfig) -> None:
+        found = list_pictures(Path(config.source))
         if not found:
-            raise SourceLost(f"the folder {folder} has no .jpg or .png files")
-        self._paths: Iterator[Path] = iter(found)
-        self._path: Path | None = None
+            raise SourceLost(f"the folder {config.source} has no .jpg or .png files")
+        self.fps: float | None = config.fps or DEFAULT_FPS
+        self._clock, self._paths, self._path = MediaClock(self.fps), iter(found), found[0]
+
+    @property
+    def time_s(self) -> float:
+        return self._clock.time_s
 
     def advance(self) -> bool:
-        self._path = next(self._paths, None)
-        return self._path is not None
+        path = next(self._paths, None)
+        if path is None:
+            return False
+        self._path = path
+        self._clock.advance(None)
+        return True
 
     def shot(self) -> Shot:
-        assert self._path is not None
         return partial(read_picture, self._path)
 
     def close(self) -> None: ...
 
 
 class OpenCVSource:
-    """A device or a video file, decoded by OpenCV: USB cameras by their number, on every system."""
-
-    damaged = 0
-
-    def __init__(self, config: CameraConfig) -> None:
-        try:
-            self._video = Video(config.source)
-        except InputError as error:
-            raise SourceLost(error.problem) from None
-        self.fps = None if config.live else self._video.fps
-
-    def advance(self) -> bool:
-        return self._video.advance()
-
-    def shot(self) -> Shot:
-        image = self._video.image()
-        return lambda: image
-
-    def close(self) -> None:
-        self._video.close()
-
-
-class GStreamerSource:
-    """An address or a video file through a GStreamer pipeline of OpenCV, for the hardware decoder of a Jetson.
+    """A USB device by its number, or a GStreamer pipeline for the hardware decoder of a Jetson, through OpenCV.
 
     Never run on a Jetson. JetPack's own OpenCV has GStreamer, the one of the package index has not.
     """
 
     damaged = 0
-    fps: float | None = None
 
     def __init__(self, config: CameraConfig) -> None:
-        if not config.live and not Path(config.source).is_file():
-            raise SourceLost(f"there is no {config.source}")
         self._cv2 = opencv()
-        self._capture = self._cv2.VideoCapture(gstreamer_pipeline(config), self._cv2.CAP_GSTREAMER)
+        if config.is_device:
+            self._capture = self._cv2.VideoCapture(int(config.source))
+        else:
+            self._capture = self._cv2.VideoCapture(gstreamer_pipeline(config), self._cv2.CAP_GSTREAMER)
         if not self._capture.isOpened():
             self._capture.release()
             raise SourceLost("it cannot be opened")
-        self.fps = _plausible_rate(self._capture.get(self._cv2.CAP_PROP_FPS), config.live)
+        rate = self._capture.get(self._cv2.CAP_PROP_FPS)
+        self.fps = None if config.live else plausible_rate(rate)
+        self._clock = MediaClock(self.fps)
+
+    @property
+    def time_s(self) -> float:
+        return self._clock.time_s
 
     def advance(self) -> bool:
-        return self._capture.grab()
+        has_frame = self._capture.grab()
+        if has_frame:
+            self._clock.advance(self._capture.get(self._cv2.CAP_PROP_POS_MSEC) / 1000)
+        return has_frame
 
     def shot(self) -> Shot:
         is_decoded, image = self._capture.retrieve()
@@ -196,6 +194,15 @@ class GStreamerSource:
 
     def close(self) -> None:
         self._capture.release()
+
+
+@cache
+def opencv() -> ModuleType:
+    """OpenCV without its messages."""
+    import cv2
+
+    cv2.utils.logging.setLogLevel(0)
+    return cv2
 
 
 def has_gstreamer() -> bool:
@@ -223,133 +230,33 @@ def gstreamer_pipeline(config: CameraConfig) -> str:
     return f"{source} ! decodebin ! {decoded} drop=true"
 
 
-CONTAINERS = ",".join(("video4linux2", *(name for name in VIDEO_FORMATS if name != "hls")))
-"""Formats that hold their own frames. Playlists are left out: they name files and addresses."""
-ADDRESS_PROTOCOLS = ",".join(name for name in PROTOCOLS if name != "file")
-RTSP_OPTIONS = {"rtsp_transport": "tcp", "probesize": "32"}
-"""RTSP describes its frames before the first: probing them would take nine, two seconds at five a second."""
-READ_TIMEOUT_SHARE = 0.5
-"""Share of the camera's timeout after which a read is aborted: FFmpeg may wait that long twice for one frame."""
-
-
-class FFmpegSource:
-    """A video file, an address (RTSP over TCP, HTTP) or a device, decoded by FFmpeg through PyAV.
-
-    Every frame is decoded, in the calling thread, since later ones build on it; only wanted ones are converted to RGB.
-    """
-
-    def __init__(self, config: CameraConfig) -> None:
-        import av
-        import av.logging
-        import av.video.reformatter
-
-        av.logging.set_level(None)  # its messages name addresses with their passwords
-        self.damaged, self._live = 0, config.live
-        self._reformatter = av.video.reformatter.VideoReformatter()
-        name = _ffmpeg_name(config)
-        try:
-            self._container: Any = av.open(
-                name,
-                format="v4l2" if config.is_device else None,
-                options=_ffmpeg_options(config),
-                timeout=(config.timeout_s, READ_TIMEOUT_SHARE * config.timeout_s),
-            )
-        except Exception as error:
-            raise SourceLost(f"it cannot be opened: {_ffmpeg_reason(error)}") from None
-        if not self._container.streams.video:
-            self._container.close()
-            raise SourceLost("it has no video in it")
-        stream = self._container.streams.video[0]
-        stream.codec_context.thread_count = 1
-        self.fps = _plausible_rate(float(stream.average_rate or stream.guessed_rate or 0), self._live)
-        self._packets: Any = self._container.demux(stream)
-        self._frames = self._decode()
-        self._frame: av.VideoFrame | None = None
-
-    def advance(self) -> bool:
-        try:
-            self._frame = next(self._frames, None)
-        except Exception as error:
-            raise SourceLost(_ffmpeg_reason(error)) from None
-        return self._frame is not None
-
-    def shot(self) -> Shot:
-        assert self._frame is not None
-        frame = self._frame
-        return lambda: self._reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
-
-    def close(self) -> None:
-        self._packets.close()  # PyAV 18.1 leaks the packet of a generator that is dropped
-        self._container.close()
-
-    def _decode(self) -> Iterator[av.VideoFrame]:
-        """Whole frames; corrupt ones before the first of a stream are normal, others count as damaged."""
-        is_joining = self._live
-        for packet in self._packets:
-            try:
-                frames = packet.decode()
-            except Exception:
-                self.damaged += not is_joining
-                continue
-            whole = [frame for frame in frames if not frame.is_corrupt]
-            self.damaged += 0 if is_joining else len(frames) - len(whole)
-            is_joining = is_joining and not whole
-            yield from whole
-
-
-def _plausible_rate(rate: float, live: bool) -> float | None:
-    return rate if MIN_FPS <= rate <= MAX_FPS and not live else None
-
-
-def _ffmpeg_name(config: CameraConfig) -> str:
-    if config.is_device:
-        if not sys.platform.startswith("linux"):
-            raise SourceLost("devices are opened by `decoder: opencv` on this system")
-        return f"/dev/video{config.source}"
-    if not config.is_address and not Path(config.source).is_file():
-        raise SourceLost(f"there is no {config.source}")
-    return config.source
-
-
-def _ffmpeg_options(config: CameraConfig) -> dict[str, str]:
-    """Which formats and protocols FFmpeg may open, and how."""
-    options = {"format_whitelist": CONTAINERS, "max_pixels": str(MAX_PIXELS)}
-    if config.is_address:
-        options |= {"protocol_whitelist": ADDRESS_PROTOCOLS, "analyzeduration": "200000", "fpsprobesize": "0"}
-        return options | (RTSP_OPTIONS if config.source.lower().startswith("rtsp") else {})
-    return options if config.is_device else options | {"protocol_whitelist": "file"}
-
-
-def _ffmpeg_reason(error: Exception) -> str:
-    reason = failure_reason(error)
-    return "it does not answer in time" if reason.startswith("Immediate exit") else reason
-
-
 def failure_reason(error: BaseException) -> str:
     """Why a source failed, without secrets: libraries write addresses with their passwords into their messages."""
     if isinstance(error, SourceLost):
         return str(error)
-    text = getattr(error, "strerror", None)
-    return text if isinstance(text, str) and text else type(error).__name__
-
-
-def decode_shot(shot: Shot) -> np.ndarray | None:
-    """The frame, RGB uint8 (H, W, 3); None where it does not decode."""
-    try:
-        return shot()
-    except Exception:  # a decoder can fail in any way
-        return None
+    return reason_of(error)
 
 
 def open_source(config: CameraConfig) -> Source:
     """Open a camera's source before its first frame; raises SourceLost. May take `timeout_s` or longer."""
+    if not config.live and not Path(config.source).exists():
+        raise SourceLost(f"there is no {config.source}")
     if not config.live and Path(config.source).is_dir():
-        return FolderSource(Path(config.source))
-    if config.decoder == GSTREAMER:
-        return GStreamerSource(config)
-    if config.decoder == OPENCV or (config.decoder == AUTO and config.is_device):
+        return FolderSource(config)
+    if config.is_device or config.decoder == GSTREAMER:
         return OpenCVSource(config)
-    return FFmpegSource(config)
+    if config.decoder == FORMER:
+        _log_note(config.id, "is decoded by PyAV, as every file and address", "remove `decoder: opencv`")
+    try:
+        return Video(config.source, partial(_log_note, config.id), config.timeout_s if config.is_address else None)
+    except InputError as error:
+        raise SourceLost(f"it {error.problem}") from None
+
+
+@lru_cache(MAX_NOTES)
+def _log_note(camera: str, text: str, hint: str = "") -> None:
+    """Log what the reader did to a camera's frames, once, through laps of a loop and reconnections."""
+    log.warning("camera %s %s%s", camera, text, f"; {hint}" if hint else "")
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ def test_config_has_absolute_paths(tmp_path):
     cameras = {
         "left": {"source": "left.mp4", "loop": True},
         "net": {"source": "rtsp://box/1", "fps": 5},
-        "usb": {"source": 0, "decoder": "opencv"},
+        "usb": {"source": 0},
     }
     sinks = [{"kind": "jsonl"}, {"kind": "jsonl", "path": "r"}]
     config = load_config(write_config(tmp_path, budget="1MiB", cameras=cameras, spool="spool", sinks=sinks))
@@ -99,7 +99,7 @@ def test_config_without_sinks_uses_stdout(tmp_path):
     ({"cameras": {"left": {"source": ""}}}, "cameras.left.source", "at least 1 character"),
     ({"cameras": {"left": {"source": -1}}}, "cameras.left.source", "valid string"),
     ({"budget": 1.5}, "budget", "valid string"),
-    ({"cameras": {"left": {"source": "rtsp://x/1", "decoder": "opencv"}}}, "cameras.left.decoder", "no addresses"),
+    ({"cameras": {"left": {"source": 0, "decoder": "pyav"}}}, "cameras.left.decoder", "no devices"),
     ({"cameras": {"left": {"source": 0, "decoder": "gstreamer"}}}, "cameras.left.decoder", "no devices"),
     ({"cameras": {"left": {"source": "x", "decoder": "gstreamer"}}}, "cameras.left.decoder", "without GStreamer here"),
     ({"cameras": {"left": {"source": "x", "timeout_s": 0}}}, "cameras.left.timeout_s", "greater than or equal to 0.1"),

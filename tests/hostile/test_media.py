@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import math
 import os
 import re
 import struct
@@ -17,13 +19,15 @@ import pytest
 import yaml
 from PIL import Image
 
+import models.video
 from models.data import load_split
 from models.errors import InputError
 from models.pictures import MAX_PICTURE_BYTES, read_picture
-from models.video import OPTIONS, PROTOCOLS, Video, opencv
+from models.video import Video, plausible_rate
 from models.workload import load_workload
 from tests.hostile.codecs import png_chunk
 from tests.hostile.harness import check_refused
+from tests.video_files import draw_frame, write_video
 
 Make = Callable[[Path], Any]
 
@@ -125,40 +129,23 @@ def test_damaged_video_is_refused_as_data(house: Path, make: Make, capfd: pytest
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(("claimed", "value"), [("FPS", 1e9), ("FPS", float("nan")), ("size", 65_535)])
-def test_video_with_absurd_claims_is_bounded(house: Path, claimed: str, value: float, monkeypatch) -> None:
-    real = cv2.VideoCapture
-    sizes = (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT)
-
-    class Claiming:
-        def __init__(self, *given: Any) -> None:
-            self._real = real(*given)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._real, name)
-
-        def get(self, what: int) -> float:
-            return value if what in (sizes if claimed == "size" else (cv2.CAP_PROP_FPS,)) else self._real.get(what)
-
-    monkeypatch.setattr(cv2, "VideoCapture", Claiming)
-    if claimed == "FPS":
-        assert Video(str(house / "gate.mp4")).fps is None
-    else:
+@pytest.mark.parametrize("side", ["first frame", "later frame"])
+def test_video_of_too_many_pixels_is_refused(tmp_path: Path, side: str, monkeypatch) -> None:
+    clip = write_video(tmp_path / "a.ts", [draw_frame(0, (64, 48))] * (side == "later frame") * 5 or None)
+    clip.write_bytes(clip.read_bytes() + write_video(tmp_path / "b.ts").read_bytes())
+    monkeypatch.setattr(models.video, "MAX_PIXELS", 5000)
+    if side == "first frame":
         with pytest.raises(InputError, match="pixels"):
-            Video(str(house / "gate.mp4"))
+            Video(str(clip), lambda *_: None)
+    else:
+        with contextlib.closing(Video(str(clip), lambda *_: None)) as video:
+            shapes = [video.shot()().shape for _ in iter(video.advance, False)]
+        assert set(shapes) == {(48, 64, 3)} and video.damaged
 
 
-def test_opencv_opens_no_other_files_and_keeps_the_users_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    for given in ("rtsp_transport;udp", "protocol_whitelist;file"):
-        opencv.cache_clear()
-        monkeypatch.setenv(OPTIONS, given)
-        opencv()
-        options = dict(one.split(";") for one in os.environ[OPTIONS].split("|"))
-        assert os.environ[OPTIONS].startswith(given)
-        assert "concat" not in options["format_whitelist"].split(",") and "subfile" not in PROTOCOLS
-    opencv.cache_clear()
-    monkeypatch.delenv(OPTIONS)
-    opencv()
+@pytest.mark.parametrize("rate", [1e9, math.nan])
+def test_video_of_absurd_rate_has_none(tmp_path: Path, rate: float) -> None:
+    assert plausible_rate(rate) is None and plausible_rate(25) == 25
 
 
 @pytest.mark.parametrize("source", ["file:///etc/passwd", "concat://a", "gopher://x/", "data://text"])

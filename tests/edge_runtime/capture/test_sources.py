@@ -18,17 +18,15 @@ from tests.edge_runtime.tiny import picture, write_folder
 ABSENT_DEVICE = "987"
 
 
-@pytest.mark.parametrize("decoder", ["auto", "pyav", "opencv"])
-def test_probe_of_missing_device_prints_nothing(decoder, capfd):
-    found = probe_cameras([CameraConfig("c", ABSENT_DEVICE, decoder=decoder)])["c"]
+def test_probe_of_missing_device_prints_nothing(capfd):
+    found = probe_cameras([CameraConfig("c", ABSENT_DEVICE)])["c"]
     assert found.image is None and found.problem
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("decoder", ["pyav", "opencv"])
-def test_source_errors_name_files_but_no_addresses(tmp_path, decoder):
-    with pytest.raises(SourceLost, match=r"there is no|cannot be read"):
-        open_source(CameraConfig("c", str(tmp_path / "gone.mp4"), decoder=decoder))
+def test_source_errors_name_files_but_no_addresses(tmp_path):
+    with pytest.raises(SourceLost, match="there is no "):
+        open_source(CameraConfig("c", str(tmp_path / "gone.mp4")))
     with pytest.raises(SourceLost) as error:
         open_source(CameraConfig("c", "rtsp://user:secret@127.0.0.1:9/secret?secret"))
     assert str(error.value) == "it cannot be opened: Connection refused"
