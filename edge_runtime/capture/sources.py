@@ -212,13 +212,12 @@ def has_gstreamer() -> bool:
 
 
 def gstreamer_pipeline(config: CameraConfig) -> str:
-    """The GStreamer pipeline; of a stream it keeps the newest frame, of a file every one.
+    """The GStreamer pipeline of upright frames; of a stream it keeps the newest frame, of a file every one.
 
     decodebin takes nvv4l2decoder where there is one; nvvidconv copies its frames to ordinary memory.
     """
-    decoded = (
-        "nvvidconv ! video/x-raw,format=BGRx ! videoconvert ! video/x-raw,format=BGR ! appsink max-buffers=1 sync=false"
-    )
+    upright = "nvvidconv ! video/x-raw,format=BGRx ! videoflip video-direction=auto"
+    decoded = f"{upright} ! videoconvert ! video/x-raw,format=BGR ! appsink max-buffers=1 sync=false"
     location = '"' + config.source.replace("\\", "\\\\").replace('"', '\\"') + '"'
     if not config.is_address:
         return f"filesrc location={location} ! decodebin ! {decoded}"

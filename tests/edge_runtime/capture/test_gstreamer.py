@@ -1,7 +1,8 @@
-"""Capture from GStreamer's RTSP server; skipped where that is not installed."""
+"""Capture from GStreamer's RTSP server, and the pipeline for a Jetson; skipped where GStreamer is not installed."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edge_runtime.capture.sources import CameraConfig, gstreamer_pipeline
 from tests.edge_runtime.capture.test_camera import play_camera
+from tests.video_files import draw_frame, set_turn, turn_frame, write_video
 
 PYTHON = "/usr/bin/python3"
-SERVER = Path(__file__).with_name("gstreamer_server.py")
+SERVER, PLAYER = (Path(__file__).with_name(name) for name in ("gstreamer_server.py", "gstreamer_player.py"))
 BARS = [(192, 192, 192), (192, 192, 0), (0, 192, 192), (0, 192, 0), (192, 0, 192), (192, 0, 0), (0, 0, 192)]
 """RGB of the seven bars, from left to right."""
 
@@ -68,3 +71,17 @@ def test_gstreamer_source_hides_password_and_reconnects(server: Server) -> None:
         watched.until_state("away")
         server.start()
         watched.more()
+
+
+def test_gstreamer_pipeline_gives_upright_frames_at_their_own_times(tmp_path: Path) -> None:
+    times_ms = [*range(0, 400, 40), *range(800, 4800, 400)]
+    clip = set_turn(write_video(tmp_path / "a.mp4", options={"bf": "0"}, times_ms=times_ms), "90")
+    pipeline = gstreamer_pipeline(CameraConfig("c", str(clip))).replace("nvvidconv", "videoconvert")
+    played = subprocess.run([PYTHON, PLAYER, pipeline, tmp_path / "frames"], capture_output=True, text=True)
+    if played.returncode:
+        pytest.skip(f"GStreamer cannot play it: {played.stderr[-200:]}")
+    width, height, times_s = json.loads(played.stdout)
+    assert (width, height) == (64, 96) and times_s == pytest.approx([ms / 1000 for ms in times_ms], abs=0.002)
+    frames = np.fromfile(tmp_path / "frames", np.uint8).reshape(-1, height, width, 3)[..., ::-1]
+    for number, image in enumerate(frames):
+        assert np.abs(image.astype(int) - turn_frame(draw_frame(number), "90")).mean() < 5
