@@ -20,6 +20,7 @@ from gemel.stream_eval import QueryTest
 from models.data import Split
 from models.errors import InputError
 from models.io import describe_problem
+from models.predictions import BoxLabels
 
 COCO_KEY = "--coco"
 JPEG_QUALITY = 95
@@ -71,10 +72,15 @@ def _write_query(test: QueryTest, split: Split, folder: Path) -> None:
             "unit": split.units[index], "time_s": split.times_s[index],
         })  # fmt: skip
     classes = list(test.query.classes)
+    crowds = [one.crowds or BoxLabels() for one in test.labels]
+    boxes = [(0, row) for row in _coco_boxes(classes, test.labels)] + [(1, row) for row in _coco_boxes(classes, crowds)]
     labels = [
-        {"id": index, "image_id": image, "category_id": category, "bbox": box, "area": box[2] * box[3], "iscrowd": 0}
-        for index, (image, category, box, _) in enumerate(_coco_boxes(classes, test.labels), start=1)
-    ]
+        {
+            "id": index, "image_id": image, "category_id": category, "bbox": box, "area": box[2] * box[3],
+            "iscrowd": is_crowd,
+        }
+        for index, (is_crowd, (image, category, box, _)) in enumerate(boxes, start=1)
+    ]  # fmt: skip
     files: dict[str, Any] = {
         "labels": {
             "info": {"description": f"test split of {test.query.id}"},

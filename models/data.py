@@ -106,8 +106,10 @@ def _load_classified(query: Query, folder: Path, name: str) -> Split:
 
 
 def _load_annotated(query: Query, folder: Path, name: str) -> Split:
-    rows = read_coco(folder / "annotations.json", query.classes, query.id)
-    return _split(name, [folder / "images" / image for image, _ in rows], tuple(boxes for _, boxes in rows))
+    pictures = read_coco(folder, query.classes, query.id)
+    units, times_s = _units_and_times([picture.path.stem for picture in pictures])
+    labels = tuple(picture.labels for picture in pictures)
+    return Split(name, Frames([picture.read for picture in pictures]), labels, units, times_s)
 
 
 def _split(name: str, paths: list[Path], labels: tuple[GroundTruth, ...]) -> Split:

@@ -119,7 +119,10 @@ def compare(
     """Merged against original on one split, with the interval of the ratio by bootstrap over units."""
     task = task_of(query.task)
     labels = load_labels(query, split, original, threshold)
-    own_labels = [task.labels_of(one, threshold) for one in original]
+    own_labels = [
+        task.labels_of(one, threshold, label)
+        for one, label in zip(original, split.labels or [None] * len(original), strict=True)
+    ]
     counts = [task.tallies(side, labels, query.classes, threshold) for side in (original, merged)]
     by_unit = [_sum_by_unit(side, split.units) for side in counts]
     before, after = (task.metric_of(side.sum(axis=0)) for side in by_unit)

@@ -75,12 +75,16 @@ def open_regular(path: Path, hint: str, key: str = "") -> Iterator[BinaryIO]:
 # JSON
 
 
-def parse_json(data: bytes) -> Any:
-    """A JSON document as plain values: finite numbers, unique keys, text without NUL; raises ParseError."""
+def parse_json(data: bytes, foreign: bool = False) -> Any:
+    """A JSON document as plain values: finite numbers, unique keys, text without NUL; raises ParseError.
+
+    A `foreign` one, of another program, may be in any Unicode encoding and hold NaN and infinities.
+    """
     if data.count(b",") + data.count(b"[") + data.count(b"{") > MAX_JSON_SEPARATORS:
         raise ParseError(f"more than {MAX_JSON_SEPARATORS} commas and brackets")
     try:
-        document = _DECODER.decode(data.decode("utf-8"))
+        encoding = json.detect_encoding(data) if foreign else "utf-8"
+        document = (_FOREIGN_DECODER if foreign else _DECODER).decode(data.decode(encoding))
     except json.JSONDecodeError as error:
         raise ParseError(f"line {error.lineno}, column {error.colno}: {error.msg}") from error
     except (ValueError, RecursionError) as error:  # no UTF-8, a number of thousands of digits, endless nesting
@@ -89,9 +93,9 @@ def parse_json(data: bytes) -> Any:
     return document
 
 
-def read_json(path: Path, hint: str, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+def read_json(path: Path, hint: str, max_bytes: int = MAX_JSON_BYTES, foreign: bool = False) -> dict[str, Any]:
     """The JSON object in a file; InputError for a file that cannot be read or holds none within bounds."""
-    return _json_object(path, "", read_bounded(path, max_bytes, hint), hint)
+    return _json_object(path, "", read_bounded(path, max_bytes, hint), hint, foreign)
 
 
 def read_json_lines(
@@ -135,9 +139,9 @@ def finite(value: Any) -> Any:
     return value
 
 
-def _json_object(path: Path, where: str, data: bytes, hint: str) -> dict[str, Any]:
+def _json_object(path: Path, where: str, data: bytes, hint: str, foreign: bool = False) -> dict[str, Any]:
     try:
-        document = parse_json(data)
+        document = parse_json(data, foreign)
     except ParseError as error:
         text = str(error).removeprefix("line 1, ") if where else str(error)
         raise InputError(path, f"{where}is not JSON: {text}", hint) from error
@@ -165,6 +169,7 @@ def _refuse_number(text: str) -> NoReturn:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_float=_parse_number, parse_constant=_refuse_number)
+_FOREIGN_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys)
 
 
 def _check_document(document: Any, max_values: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ MIN_IOU = 0.1
 PAIRS_AT_ONCE = 1_000_000
 EXACT = 1 - 1e-10
 """Used for an IoU threshold of 1, since a quotient of equal areas may round below 1 (pycocotools)."""
-UNMATCHED = -1
+UNMATCHED, IN_CROWD = -1, -2
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +24,8 @@ class Overlaps:
     Detections are ordered by frame, then by score, best first (stable): `frames`, `classes`, `scores`, one value each.
     Objects keep their order: `object_frames`, `object_classes`. Classes are positions in `names`. A pair is a detection
     and an object of one frame, of any class, with an IoU of MIN_IOU or more: `detection`, `object` (positions) and
-    `iou`, in the order of detections, then of objects.
+    `iou`, in the order of detections, then of objects. `crowd` is the largest fraction of each detection that lies in
+    one crowd region of its class.
     """
 
     names: tuple[str, ...]
@@ -37,6 +38,7 @@ class Overlaps:
     detection: np.ndarray
     object: np.ndarray
     iou: np.ndarray
+    crowd: np.ndarray
 
     def objects_per_frame(self) -> np.ndarray:
         """int64 (frames,)."""
@@ -47,11 +49,12 @@ class Overlaps:
         return self.classes[self.detection] == self.object_classes[self.object]
 
     def match(self, thresholds: Sequence[float]) -> np.ndarray:
-        """The object that each detection found, UNMATCHED where there is none, int64 (thresholds, detections).
+        """The object that each detection found, int64 (thresholds, detections); UNMATCHED or IN_CROWD without one.
 
         As pycocotools matches: best score first, each object once, same class, an IoU of the threshold or more; of
-        several objects the best overlapping one, of equal ones the last. Whether detections of a lower score are there
-        changes nothing, so one matching serves every score threshold.
+        several objects the best overlapping one, of equal ones the last. A detection without an object is IN_CROWD, and
+        counts for nothing, where at least the threshold's fraction of its area lies in a crowd region of its class.
+        Whether detections of a lower score are there changes nothing, so one matching serves every score threshold.
         """
         limits = np.minimum(np.asarray(thresholds, float), EXACT)
         kept = self.same() & (self.iou >= limits.min(initial=EXACT))
@@ -72,6 +75,7 @@ class Overlaps:
                 if chosen != UNMATCHED:
                     taken.add(chosen)
                     row[one] = chosen
+        found[(found == UNMATCHED) & (self.crowd >= limits[:, None])] = IN_CROWD
         return found
 
 
@@ -84,10 +88,15 @@ def overlaps_of(predictions: Sequence[DetectionPrediction | None], labels: Seque
     scores = np.array([score for one in given for score in one.scores], float)
     order = np.lexsort((-scores, frames))
     boxes, classes, frames, scores = boxes[order], classes[order], frames[order], scores[order]
-    pairs = list(_pairs(boxes, np.bincount(frames, minlength=len(given)), objects, object_frames, len(given)))
-    detection, seen, iou = (np.concatenate(column) for column in zip(*pairs, strict=True))
+    counts = np.bincount(frames, minlength=len(given))
+    detection, seen, iou = _pairs(boxes, counts, objects, object_frames, _iou)
+    regions, region_classes, region_frames = _flat([one.crowds or BoxLabels() for one in labels], numbers)
+    inside, region, share = _pairs(boxes, counts, regions, region_frames, _share)
+    same = classes[inside] == region_classes[region]
+    crowd = np.zeros(len(boxes))
+    np.maximum.at(crowd, inside[same], share[same])
     return Overlaps(
-        tuple(numbers), len(given), frames, classes, scores, object_frames, object_classes, detection, seen, iou
+        tuple(numbers), len(given), frames, classes, scores, object_frames, object_classes, detection, seen, iou, crowd
     )
 
 
@@ -102,30 +111,49 @@ def _flat(
 
 
 def _pairs(
-    boxes: np.ndarray, counts: np.ndarray, objects: np.ndarray, object_frames: np.ndarray, frame_count: int
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Detection, object and IoU of the pairs that overlap enough, in parts of at most PAIRS_AT_ONCE pairs."""
-    yield np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
-    object_counts = np.bincount(object_frames, minlength=frame_count)
+    boxes: np.ndarray,
+    counts: np.ndarray,
+    objects: np.ndarray,
+    object_frames: np.ndarray,
+    measure: Callable[[np.ndarray, np.ndarray], np.ndarray],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Detection, object and measure of the pairs in one frame with MIN_IOU or more, PAIRS_AT_ONCE compared at a time.
+
+    `counts` are the detections of each frame.
+    """
+    found = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
+    object_counts = np.bincount(object_frames, minlength=len(counts))
     first, first_object = np.cumsum(counts) - counts, np.cumsum(object_counts) - object_counts
     many = counts * object_counts
     parts = np.flatnonzero(np.diff(np.cumsum(many) // PAIRS_AT_ONCE)) + 1
-    for part in np.split(np.arange(frame_count), parts):
+    for part in np.split(np.arange(len(counts)), parts):
         frame = np.repeat(part, many[part])
         place = np.arange(len(frame)) - np.repeat(np.cumsum(many[part]) - many[part], many[part])
         detection = first[frame] + place // np.maximum(object_counts[frame], 1)
         seen = first_object[frame] + place % np.maximum(object_counts[frame], 1)
-        iou = _iou(boxes[detection], objects[seen])
-        near = iou >= MIN_IOU
-        yield detection[near], seen[near], iou[near]
+        overlap = measure(boxes[detection], objects[seen])
+        near = overlap >= MIN_IOU
+        found.append((detection[near], seen[near], overlap[near]))
+    detections, objects_seen, overlaps = (np.concatenate(column) for column in zip(*found, strict=True))
+    return detections, objects_seen, overlaps
 
 
 def _iou(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """IoU of boxes (N, 4), x0 y0 x1 y1, with as many others, one by one; 0 where neither has an area."""
-    sides = np.minimum(first[:, 2:], second[:, 2:]) - np.maximum(first[:, :2], second[:, :2])
-    shared = np.clip(sides, 0, None).prod(axis=1)
+    shared = _intersection(first, second)
     union = sum((boxes[:, 2:] - boxes[:, :2]).prod(axis=1) for boxes in (first, second)) - shared
     return np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
+
+
+def _share(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Intersection over the area of the first; 0 where it has none."""
+    shared, area = _intersection(first, second), (first[:, 2:] - first[:, :2]).prod(axis=1)
+    return np.divide(shared, area, out=np.zeros_like(shared), where=area > 0)
+
+
+def _intersection(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    sides = np.minimum(first[:, 2:], second[:, 2:]) - np.maximum(first[:, :2], second[:, :2])
+    return np.clip(sides, 0, None).prod(axis=1)
 
 
 def _rivals(detection: np.ndarray, seen: np.ndarray, iou: np.ndarray) -> list[tuple[int, list[tuple[int, float]]]]:
@@ -143,7 +171,10 @@ NO_THRESHOLD = 0.5
 
 @dataclass(frozen=True)
 class Matches:
-    """Every detection of a list of frames: its score, whether it found an object, its frame; and objects per frame."""
+    """Every detection of a list of frames that is not in a crowd: its score, whether it found an object, its frame.
+
+    `objects` counts them per frame.
+    """
 
     scores: np.ndarray
     hits: np.ndarray
@@ -162,8 +193,17 @@ class Matches:
 def match_frames(predictions: Sequence[DetectionPrediction | None], labels: Sequence[BoxLabels]) -> Matches:
     """Match detections with objects as `Overlaps.match` does, at MATCH_IOU; None is a frame without a prediction."""
     overlaps = overlaps_of(predictions, labels)
-    hits = overlaps.match([MATCH_IOU])[0] != UNMATCHED
-    return Matches(overlaps.scores, hits, overlaps.frames, overlaps.objects_per_frame())
+    found = overlaps.match([MATCH_IOU])[0]
+    counted = found != IN_CROWD
+    hits = found[counted] != UNMATCHED
+    return Matches(overlaps.scores[counted], hits, overlaps.frames[counted], overlaps.objects_per_frame())
+
+
+def find_in_crowds(prediction: DetectionPrediction, label: BoxLabels) -> set[int]:
+    """Positions of the detections that find no object of `label` and lie in one of its crowds."""
+    order = sorted(range(len(prediction.scores)), key=lambda index: -prediction.scores[index])
+    found = overlaps_of([prediction], [label]).match([MATCH_IOU])[0].tolist()
+    return {index for index, one in zip(order, found, strict=True) if one == IN_CROWD}
 
 
 def f1_of(counts: np.ndarray) -> float:
@@ -207,7 +247,7 @@ def average_precision(overlaps: Overlaps, classes: Sequence[str]) -> dict[str, f
         if name in classes and objects:
             own = np.flatnonzero((overlaps.classes == number) & counts)
             own = own[np.argsort(-overlaps.scores[own], kind="stable")]
-            curves.append(_precisions(matched[:, own] != UNMATCHED, objects))
+            curves.append(_precisions(matched[:, own], objects))
     if not curves:
         return {"map": float("nan"), "map50": float("nan")}
     by_threshold = np.mean(curves, axis=(0, 2))
@@ -224,13 +264,13 @@ def _rank(overlaps: Overlaps) -> np.ndarray:
     return rank
 
 
-def _precisions(hits: np.ndarray, objects: int) -> np.ndarray:
-    """The best precision at each recall of RECALLS or above, (thresholds, 101), from hits, best score first."""
-    right = np.cumsum(hits, axis=1, dtype=float)
+def _precisions(matched: np.ndarray, objects: int) -> np.ndarray:
+    """The best precision at each recall of RECALLS or above, (thresholds, 101), from matches, best score first."""
+    right = np.cumsum(matched >= 0, axis=1, dtype=float)
     recall = right / objects
-    precision = right / np.maximum(np.arange(1, hits.shape[1] + 1), 1)
+    precision = right / np.maximum(np.cumsum(matched != IN_CROWD, axis=1), 1)
     precision = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
-    curves = np.zeros((len(hits), len(RECALLS)))
+    curves = np.zeros((len(matched), len(RECALLS)))
     for curve, reached, best in zip(curves, recall, precision, strict=True):
         at = np.searchsorted(reached, RECALLS, side="left")
         curve[at < len(best)] = best[at[at < len(best)]]
@@ -260,7 +300,8 @@ def error_types(overlaps: Overlaps, threshold: float) -> dict[str, ErrorType]:
     which no error of class or location lies. Correcting one of these two gives its object a detection, if it has none;
     correcting a missed object removes it; correcting any other error removes the detection.
     """
-    kept, found = overlaps.scores >= threshold, overlaps.match([MATCH_IOU])[0]
+    found = overlaps.match([MATCH_IOU])[0]
+    kept = (overlaps.scores >= threshold) & (found != IN_CROWD)
     alarms = kept & (found == UNMATCHED)
     lacking = np.ones(len(overlaps.object_frames), bool)
     lacking[found[kept & (found != UNMATCHED)]] = False

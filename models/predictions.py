@@ -20,21 +20,28 @@ class ClassPrediction:
     probabilities: tuple[float, ...]
 
 
+Box = tuple[float, float, float, float]
+
+
 @dataclass(frozen=True)
 class DetectionPrediction:
     """One frame's objects, best first: classes, scores, and boxes (x0, y0, x1, y1) in pixels of the frame."""
 
     classes: tuple[str, ...] = ()
     scores: tuple[float, ...] = ()
-    boxes: tuple[tuple[float, float, float, float], ...] = ()
+    boxes: tuple[Box, ...] = ()
 
 
 @dataclass(frozen=True)
 class BoxLabels:
-    """The labels of one frame for detection: classes and boxes (x0, y0, x1, y1) in pixels of that frame."""
+    """The labels of one frame for detection: classes and boxes (x0, y0, x1, y1) in pixels of that frame.
+
+    `crowds` are regions full of objects of a class: not to be found, and detections in them are not false.
+    """
 
     classes: tuple[str, ...] = ()
-    boxes: tuple[tuple[float, float, float, float], ...] = ()
+    boxes: tuple[Box, ...] = ()
+    crowds: BoxLabels | None = None
 
 
 Prediction = ClassPrediction | DetectionPrediction
@@ -95,8 +102,8 @@ class Task(Protocol):
         """The score from which a detection counts, chosen on val for the original and kept for the merged model."""
         ...
 
-    def labels_of(self, prediction: Any, threshold: float) -> Any:
-        """The prediction of an original as labels where there are none."""
+    def labels_of(self, prediction: Any, threshold: float, label: Any = None) -> Any:
+        """The prediction of an original as labels; `label` is the frame's own, where it has one."""
         ...
 
     def chance(self, classes: Sequence[str]) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from models.detector import BoxTarget, Candidates, Detector
 from models.device import to_device
-from models.metrics import best_threshold, f1_of, match_frames
+from models.metrics import best_threshold, f1_of, find_in_crowds, match_frames
 from models.predictions import BoxLabels, ClassPrediction, DetectionPrediction, Prediction, Task
 
 TEMPERATURE = 2.0
@@ -97,7 +97,7 @@ class Classification:
         """Every frame gets a class, so there is nothing to choose."""
         return 0.0
 
-    def labels_of(self, prediction: ClassPrediction, threshold: float) -> str:
+    def labels_of(self, prediction: ClassPrediction, threshold: float, label: str | None = None) -> str:
         """The label."""
         return prediction.label
 
@@ -181,7 +181,7 @@ class Detection:
     def targets(
         self, labels: Sequence[BoxLabels], sizes: Sequence[tuple[int, int]], classes: Sequence[str]
     ) -> list[BoxTarget]:
-        """Boxes in fractions of their frame; objects outside it or of no named class are left out."""
+        """Boxes in fractions of their frame; objects of no named class are left out."""
         return [_target(boxes, size, classes) for boxes, size in zip(labels, sizes, strict=True)]
 
     def augment(
@@ -232,10 +232,14 @@ class Detection:
         """The threshold with the largest F1 on these frames."""
         return best_threshold(match_frames(predictions, labels))
 
-    def labels_of(self, prediction: DetectionPrediction, threshold: float) -> BoxLabels:
-        """The detections from `threshold` on."""
+    def labels_of(self, prediction: DetectionPrediction, threshold: float, label: BoxLabels | None = None) -> BoxLabels:
+        """The detections from `threshold` on, without those in a crowd of `label`, and its crowds."""
+        crowds = label.crowds if label else None
         kept = [index for index, score in enumerate(prediction.scores) if score >= threshold]
-        return BoxLabels(tuple(prediction.classes[i] for i in kept), tuple(prediction.boxes[i] for i in kept))
+        if label and crowds:
+            in_crowd = find_in_crowds(prediction, label)
+            kept = [index for index in kept if index not in in_crowd]
+        return BoxLabels(tuple(prediction.classes[i] for i in kept), tuple(prediction.boxes[i] for i in kept), crowds)
 
     def chance(self, classes: Sequence[str]) -> float:
         """0: no detector finds anything by chance."""
@@ -261,9 +265,7 @@ def _target(labels: BoxLabels, size: tuple[int, int], classes: Sequence[str]) ->
     wanted = [index for index, name in enumerate(labels.classes) if name in classes]
     indices = torch.tensor([classes.index(labels.classes[index]) for index in wanted], dtype=torch.int64)
     boxes = torch.tensor([labels.boxes[index] for index in wanted], dtype=torch.float32).reshape(-1, 4)
-    boxes = (boxes / torch.tensor([*size, *size])).clamp(0, 1)
-    real = ((boxes[:, 2:] - boxes[:, :2]) > 0).all(dim=1)
-    return BoxTarget(boxes[real], indices[real])
+    return BoxTarget((boxes / torch.tensor([*size, *size])).clamp(0, 1), indices)
 
 
 __all__ = ["task_of"]

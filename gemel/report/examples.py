@@ -105,7 +105,7 @@ def _mark_boxes(label: BoxLabels, predicted: Mapping[str, DetectionPrediction], 
         scores, classes, boxes = (tuple(column) for column in zip(*rows, strict=True)) if rows else ((), (), ())
         hits = overlaps_of([DetectionPrediction(classes, scores, boxes)], [label]).match([MATCH_IOU])[0].tolist()
         for hit in hits:
-            if hit != UNMATCHED:
+            if hit >= 0:
                 found[hit].append(model)
         marked[model] = [
             PredictedBox.model_validate({"class": name, "score": score, "box": list(box), "right": hit != UNMATCHED})

@@ -39,10 +39,6 @@ def write_coco(folder: Path, categories=("car", "bus"), **changes) -> None:
     (folder / "annotations.json").write_text(json.dumps({**document, **changes}))
 
 
-def make_box(*bbox: float) -> dict[str, object]:
-    return {"image_id": 7, "category_id": 0, "bbox": bbox}
-
-
 def test_load_split_gives_label_unit_and_time_of_classified_frames(tmp_path: Path) -> None:
     write_image(tmp_path / "test/empty/monday__001500.png")
     write_image(tmp_path / "test/busy/monday__000500-b.png")
@@ -78,17 +74,8 @@ CLASSIFIED, DETECTED = ("classification", ("empty", "busy")), ("detection", ("ca
         (lambda d: write_image(d / "test/empty/a.png"), CLASSIFIED, "no frames of class 'busy'"),
         (lambda d: (d / "test/images").mkdir(parents=True), DETECTED, "annotations.json: .*cannot be read"),
         (lambda d: write_coco(d / "test", ("bus", "van")), DETECTED, "no category 'car'"),
-        (lambda d: write_coco(d / "test", images=[]), DETECTED, "there is no"),
         (lambda d: write_coco(d / "test", images=[], annotations=[]), DETECTED, "the split 'test' is empty"),
         (lambda d: write_coco(d / "test", annotations=[{"image_id": 1}]), DETECTED, "this key is missing"),
-        (lambda d: write_coco(d / "test", annotations=[make_box(1, 2, -3, 4)]), DETECTED, "annotations.0..bbox"),
-        (lambda d: write_coco(d / "test", annotations=[make_box(1, 2, 1e308, 4)]), DETECTED, "annotations.0..bbox"),
-        (
-            lambda d: write_coco(d / "test", images=[{"id": 7, "file_name": "../x"}]),
-            DETECTED,
-            "is not within the folder",
-        ),
-        (lambda d: write_coco(d / "test", images=2 * [{"id": 7, "file_name": "a"}]), DETECTED, "an id occurs twice"),
     ],
 )
 def test_load_split_names_what_is_wrong_with_the_data(tmp_path: Path, prepare, asked, message: str) -> None:

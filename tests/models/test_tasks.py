@@ -14,7 +14,7 @@ from torchvision.ops import box_iou
 
 from models import zoo
 from models.detector import BoxTarget
-from models.predictions import BoxLabels
+from models.predictions import BoxLabels, DetectionPrediction
 from models.tasks import MAX_SHIFT, Classification, augment_boxes, task_of
 from models.zoo.detectors.single_stage import MATCH_IOU, SingleStage, distill_loss, match
 
@@ -123,6 +123,24 @@ def test_labels_survive_targets_and_perfect_outputs():
     }
     known = BoxLabels(("bus", "car"), (labels.boxes[0], labels.boxes[2]))
     assert TASK.metric_of(TASK.tallies([found], [known], CLASSES)[0]) == 1
+
+
+def test_labels_of_a_prediction_leave_out_what_lies_in_a_crowd():
+    crowds = BoxLabels(("car",), ((40.0, 40.0, 90.0, 90.0),))
+    label = BoxLabels(("car",), ((50.0, 50.0, 60.0, 60.0),), crowds)
+    found = DetectionPrediction(
+        ("bus", "car", "car", "car"),
+        (0.4, 0.9, 0.8, 0.2),
+        ((42.0, 42.0, 48.0, 48.0), (70.0, 70.0, 80.0, 80.0), (50.0, 50.0, 60.0, 61.0), (0.0, 0.0, 9.0, 9.0)),
+    )
+    kept = BoxLabels(("bus", "car"), (found.boxes[0], found.boxes[2]), crowds)
+    assert TASK.labels_of(found, 0.3, label) == kept
+    assert TASK.labels_of(found, 0.5) == BoxLabels(("car", "car"), found.boxes[1:3])
+
+
+def test_targets_leave_out_crowds():
+    label = BoxLabels(("car",), ((5.0, 5.0, 60.0, 60.0),), BoxLabels(("bus",), ((0.0, 0.0, 90.0, 90.0),)))
+    assert TASK.targets([label], [(100, 100)], CLASSES)[0].labels.tolist() == [CLASSES.index("car")]
 
 
 def test_augment_boxes_moves_boxes_with_their_objects():

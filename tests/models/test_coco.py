@@ -1,0 +1,328 @@
+"""COCO annotations against their pictures: what is read, scaled, clipped, left out with a note, or refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from models.coco import read_coco
+from models.errors import InputError
+from models.notes import collect_notes
+from models.pictures import read_picture
+from models.predictions import Box, BoxLabels
+
+WIDTH, HEIGHT = 120, 80
+PICTURES = 4
+Document = dict[str, Any]
+
+
+def make_document() -> Document:
+    """Four pictures, each with a car of x 10 * (n + 1), y 20, 30 x 25 pixels and a bus."""
+    return {
+        "images": [{"id": n, "file_name": f"yard__{n}.png", "width": WIDTH, "height": HEIGHT} for n in range(PICTURES)],
+        "categories": [{"id": 3, "name": "car"}, {"id": 9, "name": "bus"}],
+        "annotations": [
+            {"id": 2 * n + place, "image_id": n, "category_id": category, "bbox": box, "iscrowd": 0}
+            for n in range(PICTURES)
+            for place, (category, box) in enumerate(((3, [10 * (n + 1), 20, 30, 25]), (9, [70, 40, 40, 30])))
+        ],
+    }
+
+
+CARS = [BoxLabels(("car",), ((10.0 * (n + 1), 20.0, 10.0 * (n + 1) + 30, 45.0),)) for n in range(PICTURES)]
+
+
+def write_pictures(folder: Path, size: tuple[int, int] = (WIDTH, HEIGHT), orientation: int = 1) -> None:
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    for n in range(PICTURES):
+        Image.new("RGB", size, (90, 90, 90)).save(folder / f"images/yard__{n}.png", exif=exif)
+
+
+def write_document(folder: Path, document: Document, encoding: str = "utf-8") -> None:
+    (folder / "annotations.json").write_bytes(json.dumps(document).encode(encoding))
+
+
+def read_cars(folder: Path) -> tuple[list[BoxLabels], list[str]]:
+    """The labels of class car, and the notes without the path of the file."""
+    with collect_notes() as notes:
+        found = read_coco(folder, ["car"], "gate")
+    prefix = f"{folder / 'annotations.json'}: "
+    assert all(note.startswith(prefix) for note in notes)
+    return [picture.labels for picture in found], [note.removeprefix(prefix) for note in notes]
+
+
+def read_changed(folder: Path, change: Callable[[Document], object]) -> tuple[list[BoxLabels], list[str]]:
+    document = make_document()
+    change(document)
+    write_pictures(folder)
+    write_document(folder, document)
+    return read_cars(folder)
+
+
+def change_each(key: str, change: Callable[[dict[str, Any]], object]) -> Callable[[Document], None]:
+    def change_document(document: Document) -> None:
+        for entry in document[key]:
+            change(entry)
+
+    return change_document
+
+
+def add_box(*bbox: float, **more: Any) -> Callable[[Document], None]:
+    """A car in the first picture beside the others."""
+    return lambda document: document["annotations"].append({"image_id": 0, "category_id": 3, "bbox": bbox, **more})
+
+
+def use_polygons(annotation: dict[str, Any], **bbox: Any) -> None:
+    x, y, width, height = annotation.pop("bbox")
+    corner = [x + width, y + height, x, y + height - 1]
+    annotation |= {"segmentation": [[x, y + 1, x + width - 1, y, x + 2, y + 2], corner], **bbox}
+
+
+def write_ids(document: Document, spell: Callable[[int], object]) -> None:
+    for image in document["images"]:
+        image["id"] = spell(image["id"])
+    for annotation in document["annotations"]:
+        annotation["image_id"] = spell(annotation["image_id"])
+
+
+HARMLESS: dict[str, Callable[[Document], object]] = {
+    "no sizes": change_each("images", lambda one: [one.pop("width"), one.pop("height")]),
+    "sizes of zero": change_each("images", lambda one: one.update(width=0, height=None)),
+    "sizes as text": change_each("images", lambda one: one.update(width=str(WIDTH), height=f"{HEIGHT}.0")),
+    "polygons": change_each("annotations", use_polygons),
+    "polygons and an empty bbox": change_each("annotations", lambda one: use_polygons(one, bbox=[])),
+    "polygons and a bbox of null": change_each("annotations", lambda one: use_polygons(one, bbox=None)),
+    "a mask beside the bbox": change_each("annotations", lambda one: one.update(segmentation={"counts": [1, 9]})),
+    "ids as text": lambda document: write_ids(document, lambda n: f"{n:06}"),
+    "ids as names": lambda document: write_ids(document, lambda n: f"picture {n}"),
+    "ids as floats": lambda document: write_ids(document, float),
+    "category ids as text": change_each("annotations", lambda one: one.update(category_id=str(one["category_id"]))),
+    "an area that is no number": change_each("annotations", lambda one: one.update(area=math.nan)),
+    "no iscrowd": change_each("annotations", lambda one: one.pop("iscrowd")),
+    "iscrowd of null": change_each("annotations", lambda one: one.update(iscrowd=None)),
+    "box of another class is flat": change_each(
+        "annotations", lambda one: one["category_id"] == 9 and one.update(bbox=[1, 1, 0, 0])
+    ),
+    "box ends by rounding outside": lambda document: document["annotations"][1].update(bbox=[79.5, 50, 41, 30.4]),
+}
+
+
+@pytest.mark.parametrize("kind", HARMLESS)
+def test_read_coco_takes_harmless_files_without_a_note(tmp_path: Path, kind: str) -> None:
+    assert read_changed(tmp_path, HARMLESS[kind]) == (CARS, [])
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_read_coco_takes_a_file_with_a_byte_order_mark(tmp_path: Path, encoding: str) -> None:
+    write_pictures(tmp_path)
+    write_document(tmp_path, make_document(), encoding)
+    assert read_cars(tmp_path) == (CARS, [])
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["images/", "./images/", "train/images/", "/home/me/images/", "..\\upload\\7\\", "C:\\data\\", "https://a.org/b/",
+     "/data/local-files/?d=images/", "../../"],
+)  # fmt: skip
+def test_read_coco_finds_pictures_by_the_last_part_of_their_name(tmp_path: Path, before: str) -> None:
+    labels, notes = read_changed(
+        tmp_path, change_each("images", lambda one: one.update(file_name=before + one["file_name"]))
+    )
+    assert labels == CARS
+    assert notes == [f"4 file names have another folder before them: {before}yard__0.png is read as images/yard__0.png"]
+
+
+def test_read_coco_finds_pictures_of_quoted_addresses_and_of_folders(tmp_path: Path) -> None:
+    document = make_document()
+    write_pictures(tmp_path)
+    for n in range(2):
+        (tmp_path / f"images/yard__{n}.png").rename(tmp_path / f"images/yard__{n} a.png")
+        document["images"][n]["file_name"] = f"https://a.org/yard__{n}%20a.png?key=a/b"
+    (tmp_path / "images/gate").mkdir()
+    (tmp_path / "images/yard__3.png").rename(tmp_path / "images/gate/yard__3.png")
+    document["images"][3]["file_name"] = "gate/yard__3.png"
+    write_document(tmp_path, document)
+    labels, notes = read_cars(tmp_path)
+    assert labels == CARS and len(notes) == 1 and notes[0].startswith("2 file names")
+
+
+@pytest.mark.parametrize(
+    ("change", "note"),
+    [
+        (add_box(5, 5, 0, 9), "1 without width or height (first annotations[8])"),
+        (add_box(5, 5, 9, -4), "1 without width or height (first annotations[8])"),
+        (add_box(5, math.nan, 9, 4), "1 without width or height (first annotations[8])"),
+        (add_box(5, 5, math.inf, 4), "1 without width or height (first annotations[8])"),
+        (add_box(120, 5, 9, 4), "1 outside the picture (first annotations[8])"),
+        (add_box(5, -30, 9, 30), "1 outside the picture (first annotations[8])"),
+        (add_box(0.2, 0.2, 0.5, 0.5), "1 within the first pixel (first annotations[8])"),
+        (add_box(5, 5, 9, 4, image_id=77), "1 of pictures that are not listed (first annotations[8])"),
+        (add_box(5, 5, 9, 4, category_id=77), "1 of categories that are not listed (first annotations[8])"),
+        (add_box(10, 20, 30, 25), "1 exact duplicates (first annotations[8])"),
+        (add_box(segmentation={"counts": [0, 4], "size": [2, 2]}), "1 without bbox or polygons (first annotations[8])"),
+        (
+            lambda document: [add_box(*box)(document) for box in ((5, 5, 0, 9), (5, 5, 0, 8), (500, 1, 9, 9))],
+            "2 without width or height (first annotations[8]), 1 outside the picture (first annotations[10])",
+        ),
+    ],
+)  # fmt: skip
+def test_read_coco_leaves_out_what_is_no_box_with_one_note(tmp_path: Path, change, note: str) -> None:
+    start = "annotations are left out of training and scoring (query gate): "
+    assert read_changed(tmp_path, change) == (CARS, [f"{start}{note}; correct them, or take them out"])
+
+
+@pytest.mark.parametrize(
+    ("bbox", "clipped"),
+    [((-10, 60, 30, 40), (0.0, 60.0, 20.0, 80.0)), ((100, -5, 50, 30), (100.0, 0.0, 120.0, 25.0))],
+)
+def test_read_coco_clips_boxes_to_the_picture_with_one_note(tmp_path: Path, bbox: Box, clipped: Box) -> None:
+    labels, notes = read_changed(tmp_path, add_box(*bbox))
+    assert labels == [BoxLabels(("car", "car"), (*CARS[0].boxes, clipped)), *CARS[1:]]
+    assert notes == ["1 boxes end outside their picture and are clipped to it (query gate)"]
+
+
+@pytest.mark.parametrize("iscrowd", [1, True, "1", 1.0])
+def test_read_coco_keeps_crowds_apart_from_objects(tmp_path: Path, iscrowd: object) -> None:
+    labels, notes = read_changed(tmp_path, add_box(0, 0, 60, 90, iscrowd=iscrowd, segmentation={"counts": "a"}))
+    crowd = BoxLabels(("car",), ((0.0, 0.0, 60.0, 80.0),))
+    assert labels == [BoxLabels(*(CARS[0].classes, CARS[0].boxes), crowd), *CARS[1:]]
+    assert notes[-1].startswith("1 crowd regions (iscrowd) are no objects to train on or to find (query gate)")
+
+
+@pytest.mark.parametrize("size", [(60, 40), (240, 160), (90, 60), (61, 40)])
+def test_read_coco_scales_boxes_to_resized_pictures_with_one_note(tmp_path: Path, size: tuple[int, int]) -> None:
+    write_pictures(tmp_path, size)
+    write_document(tmp_path, make_document())
+    labels, notes = read_cars(tmp_path)
+    factors = np.tile(np.divide(size, (WIDTH, HEIGHT)), 2)
+    for found, label in zip(labels, CARS, strict=True):
+        assert found.boxes == pytest.approx(np.array(label.boxes) * factors)
+    shown = f"yard__0.png has {size[0]} x {size[1]} pixels, the file says 120 x 80"
+    assert len(notes) == 1
+    assert notes[0].startswith(f"boxes of 4 of 4 pictures are scaled to their size: {shown}; ")
+
+
+def test_read_coco_scales_only_pictures_of_another_size(tmp_path: Path) -> None:
+    write_pictures(tmp_path)
+    Image.new("RGB", (WIDTH // 2, HEIGHT // 2)).save(tmp_path / "images/yard__2.png")
+    write_document(tmp_path, make_document())
+    labels, notes = read_cars(tmp_path)
+    assert labels[2].boxes == ((15.0, 10.0, 30.0, 22.5),) and labels[3] == CARS[3]
+    assert notes[0].startswith("boxes of 1 of 4 pictures are scaled")
+
+
+@pytest.mark.parametrize(
+    ("size", "orientation", "shown"),
+    [
+        ((WIDTH, HEIGHT), 6, "yard__0.png has 80 x 120 pixels, the file says 120 x 80 (an EXIF tag turns it)"),
+        ((WIDTH, HEIGHT), 5, "yard__0.png has 80 x 120 pixels, the file says 120 x 80 (an EXIF tag turns it)"),
+        ((HEIGHT, WIDTH), 1, "yard__0.png has 80 x 120 pixels, the file says 120 x 80 (so do 3 more)"),
+        ((WIDTH, WIDTH), 1, "yard__0.png has 120 x 120 pixels, the file says 120 x 80"),
+        ((WIDTH, HEIGHT + 8), 1, "yard__0.png has 120 x 88 pixels, the file says 120 x 80"),
+    ],
+)
+def test_read_coco_refuses_pictures_of_another_shape(tmp_path: Path, size, orientation: int, shown: str) -> None:
+    write_pictures(tmp_path, size, orientation)
+    write_document(tmp_path, make_document())
+    with pytest.raises(InputError) as caught:
+        read_cars(tmp_path)
+    text = str(caught.value)
+    assert str(tmp_path / "annotations.json") in text and shown in text and "so do 3 more" in text
+    assert "label the pictures as they are shown, upright" in text and "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("size", "orientation", "noted"),
+    [((HEIGHT, WIDTH), 6, False), ((WIDTH, HEIGHT), 3, True), ((WIDTH, HEIGHT), 2, True)],
+    ids=["sizes are of the turned picture", "upside down", "mirrored"],
+)
+def test_read_coco_takes_boxes_of_turned_pictures(tmp_path: Path, size, orientation: int, noted: bool) -> None:
+    write_pictures(tmp_path, size, orientation)
+    write_document(tmp_path, make_document())
+    labels, notes = read_cars(tmp_path)
+    assert labels == CARS and len(notes) == noted
+    assert not noted or notes[0].startswith("4 pictures are turned or mirrored by an EXIF tag")
+    frame = read_coco(tmp_path, ["car"], "gate")[0].read()
+    assert frame.shape == (HEIGHT, WIDTH, 3)
+
+
+def scale_boxes(document: Document) -> None:
+    for one in document["annotations"]:
+        one["bbox"] = [value / side for value, side in zip(one["bbox"], (WIDTH, HEIGHT) * 2, strict=True)]
+
+
+def write_corners(document: Document) -> None:
+    for one in document["annotations"]:
+        x, y, width, height = one["bbox"]
+        one["bbox"] = [x, y, x + width, y + height]
+
+
+def drop_sizes_of_larger_pictures(document: Document) -> None:
+    for image in document["images"]:
+        del image["width"], image["height"]
+    for one in document["annotations"]:
+        one["bbox"] = [5 * value for value in one["bbox"]]
+
+
+REFUSED: dict[str, tuple[Callable[[Document], object], str]] = {
+    "fractions": (scale_boxes, "8 of 8 boxes lie within 0..1: these are fractions; COCO wants pixels"),
+    "fractions but for one": (
+        lambda document: [scale_boxes(document), document["annotations"][0].update(bbox=[10, 20, 30, 25])],
+        "7 of 8 boxes lie within 0..1",
+    ),
+    "corners": (write_corners, "of 8 boxes leave their picture as x, y, width, height and fit as x0, y0, x1, y1"),
+    "boxes of larger pictures": (drop_sizes_of_larger_pictures, "of 8 boxes lie outside their picture"),
+    "no box at all": (
+        change_each("annotations", lambda one: one.pop("bbox")),
+        "none of its annotations is a box: 8 without bbox or polygons",
+    ),
+    "ids of other pictures": (
+        change_each("annotations", lambda one: one.update(image_id=f"p{one['image_id']}")),
+        "none of its annotations is a box: 8 of pictures that are not listed",
+    ),
+    "a picture is missing": (
+        lambda document: document["images"].append({"id": 50, "file_name": "gone.png"}),
+        "1 of 5 pictures are not in .*images: gone.png; put them there, or take them and their annotations out",
+    ),
+    "a picture is listed twice": (
+        lambda document: document["images"].append({"id": 50, "file_name": "a/yard__1.png"}),
+        "1 pictures are listed more than once: yard__1.png; list each once",
+    ),
+    "an id occurs twice": (lambda document: document["images"].append(document["images"][0]), "an id occurs twice"),
+    "an id is no number": (change_each("images", lambda one: one.update(id=1.5)), "an id is a whole number or a text"),
+    "an id is true": (change_each("images", lambda one: one.update(id=True)), "an id is a whole number or a text"),
+    "bbox of five numbers": (change_each("annotations", lambda one: one["bbox"].append(3)), r"annotations\[0\].bbox"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_read_coco_refuses_in_one_line(tmp_path: Path, kind: str) -> None:
+    change, message = REFUSED[kind]
+    with pytest.raises(InputError, match=message) as caught:
+        read_changed(tmp_path, change)
+    assert str(caught.value).startswith(str(tmp_path / "annotations.json")) and "\n" not in str(caught.value)
+
+
+def test_read_coco_notes_pictures_that_are_not_listed(tmp_path: Path) -> None:
+    labels, notes = read_changed(tmp_path, lambda document: [document["images"].pop(), document["annotations"].pop()])
+    assert labels == CARS[:3]
+    assert notes[0].startswith("1 pictures of images are not listed and are left out: yard__3.png")
+
+
+def test_labelled_picture_refuses_pixels_of_another_size(tmp_path: Path) -> None:
+    write_pictures(tmp_path)
+    write_document(tmp_path, make_document())
+    picture = read_coco(tmp_path, ["car"], "gate")[1]
+    assert np.array_equal(picture.read(), read_picture(picture.path))
+    Image.new("RGB", (64, 64)).save(picture.path)
+    with pytest.raises(InputError, match=r"yard__1\.png: has 64 x 64 pixels, and its header 120 x 80"):
+        picture.read()
