@@ -37,6 +37,7 @@ from models.bundle import Bundle, open_bundle
 from models.bundle.format import CHUNK_BYTES, Entry, tensor_hash
 from models.bundle.signing import check_signature
 from models.errors import BundleError, InputError, exact_text, message_of, size_text
+from models.notes import add_note
 
 HASH_THREADS = 2
 """hashlib releases the interpreter lock."""
@@ -264,7 +265,7 @@ def _budgeted_costs(
 
 
 def _usable_profile(config: BoxConfig, bundle: Bundle) -> MeasuredProfile | None:
-    """What `gemel profile` measured on this machine with the config's engine; else None, with a warning."""
+    """What `gemel profile` measured on this machine with the config's engine; else None, with a warning or note."""
     try:
         profile = read_profile(bundle)
     except InputError as error:
@@ -275,8 +276,7 @@ def _usable_profile(config: BoxConfig, bundle: Bundle) -> MeasuredProfile | None
         mismatch = f"engine {profile.engine}, here {config.engine}"
     if mismatch is None:
         return profile
-    path = profile_path(bundle.path)
-    log.warning("%s: measured on another machine or engine (%s); %s", path, mismatch, PROFILE_HINT)
+    add_note(profile_path(bundle.path), f"left out: measured on another machine or engine ({mismatch})", PROFILE_HINT)
     return None
 
 

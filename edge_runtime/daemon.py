@@ -21,6 +21,7 @@ from edge_runtime.service import LEDGER_FILE, catch_signals, serve
 from edge_runtime.simulation.profile_io import profile_path
 from edge_runtime.summary import empty_summary
 from models.bundle.format import is_open_as
+from models.data_notes import note_clipped_roi
 from models.errors import BundleError, InputError
 from models.io import check_apart, check_output, describe_problem, locked_folder
 
@@ -109,6 +110,8 @@ def _camera_problems(box: LoadedBox, probes: Mapping[str, ProbeResult]) -> Itera
             problem = request.region_problem(query, width, height)
             if problem is not None:
                 yield f"camera {camera}: {problem}"
+            else:
+                note_clipped_roi(query, request.roi, (width, height))
 
 
 def _rebuild(config_path: str | Path, active: ActiveConfig) -> ReadyBox | None:

@@ -18,8 +18,9 @@ import numpy as np
 from gemel.report.document import MERGED, ORIGINALS
 from gemel.stream_eval import QueryTest
 from models.data import Split
-from models.errors import InputError
+from models.errors import InputError, join_names
 from models.io import describe_problem
+from models.notes import add_note
 from models.predictions import BoxLabels
 
 COCO_KEY = "--coco"
@@ -47,6 +48,9 @@ def export_coco(tests: Sequence[tuple[QueryTest, Split]], folder: Path) -> None:
     detections = [(test, split) for test, split in tests if test.query.task == "detection"]
     if not detections:
         raise InputError(COCO_KEY, "the workload has no detection query", "leave the option out")
+    if others := [test.query.id for test, _ in tests if test.query.task != "detection"]:
+        text = f"queries without boxes are left out: {join_names(others, 5)}"
+        add_note(folder, text, "COCO holds boxes")
     is_new = not folder.exists()
     try:
         with describe_problem(folder, COCO_KEY):

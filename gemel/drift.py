@@ -39,6 +39,7 @@ from models.bundle import Bundle, Made, check_output, open_bundle, write_bundle,
 from models.errors import InputError
 from models.evaluation import BELOW, KEPT, TOO_FEW, UNSURE, Agreement, compare_agreement
 from models.io import check_apart, read_json
+from models.notes import add_note
 from models.predictions import Prediction
 from models.tasks import task_of
 from models.weights import load_weights
@@ -51,6 +52,7 @@ UNREADABLE, OTHER_BUNDLE, UNKNOWN, UNUSABLE = (
     "unreadable", "of another bundle", "of no query of the workload", "unusable"
 )  # fmt: skip
 """Why a sample is left out."""
+LEFT_OUT_HINT = "a check covers one bundle (--bundle) and the queries of one workload"
 OWN_WEIGHTS = "already has its own weights: merging is not the cause"
 SPOOL_HINT = "name the `spool` of a box, with its folder `samples`"
 BUNDLE_HINT = "name it with --bundle"
@@ -109,11 +111,10 @@ class DriftCheck:
             rows.append(
                 (row.id, self.metrics[row.id], row.frames, number(row.ratio), interval, number(row.target), verdict)
             )
-        left_out = "".join(f"; left out: {count} {reason}" for reason, count in sorted(self.left_out.items()))
         lines = [
             table(("query", "metric", "frames", "ratio", "95 % interval", "target", "verdict"), rows),
             "",
-            f"samples of bundle {self.report.bundle}{left_out}",
+            f"samples of bundle {self.report.bundle}",
         ]
         if self.out is not None:
             lines.append(f"{self.out}: written; ship it with `gemel bundle diff OLD {self.out} -o update`")
@@ -154,6 +155,8 @@ def check_drift(
         problem = f"has the SHA-256 {digest}..., the newest samples are of {samples.bundle}..."
         raise InputError(opened.path, problem, f"{BUNDLE_HINT}: the one that the box ran then")
     agreements, left_out = _compare(load, samples, stages)
+    for reason, count in sorted(left_out.items()):
+        add_note(spool, f"{count} samples {reason} are left out", LEFT_OUT_HINT)
     below = [query for query in load.queries if agreements[query.id].verdict == BELOW]
     reverted, notes = frozenset[str](), dict[str, str]()
     if opened is not None and out is not None and below:

@@ -15,7 +15,7 @@ from edge_runtime.scheduler import QuerySpec
 from edge_runtime.scheduler.costs import Costs, all_bytes, coalesce_tensors, memory_bytes
 from edge_runtime.scheduler.eviction import Overflow, overflow_of
 from edge_runtime.simulation.device_profiles import PROFILES, costs_for, overflow_layers
-from edge_runtime.simulation.profile_io import measured_costs, profile_path, read_profile
+from edge_runtime.simulation.profile_io import measured_costs, note_machine, profile_path, read_profile
 from edge_runtime.simulation.replay import ReplayResult
 from edge_runtime.simulation.simulator import Simulation, simulate
 from gemel.analytic_costs import bundle_originals, find_profile, merge_at_ceiling, workload_originals
@@ -153,6 +153,7 @@ def load_plan_input(source: str | Path, conditions: Conditions) -> PlanInput:
     costs, title, kind = costs_for(profile, models), profile.title, "cuda"
     if measured:
         found = read_profile(models)
+        note_machine(models, found)
         costs, title, kind = measured_costs(models, found), f"{found.machine['name']} ({found.device})", found.device
     nbytes = memory_bytes(conditions.memory, costs_for(profile, originals), "--memory")
     queries = {query.id: query for query in models.queries}

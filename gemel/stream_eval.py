@@ -23,7 +23,7 @@ from edge_runtime.policies import DEFAULT_POLICY, policy_named
 from edge_runtime.scheduler.costs import Costs, coalesce_tensors
 from edge_runtime.scheduler.types import Curve, monotone_curve
 from edge_runtime.simulation.device_profiles import costs_for
-from edge_runtime.simulation.profile_io import measured_costs, read_profile
+from edge_runtime.simulation.profile_io import measured_costs, note_machine, read_profile
 from edge_runtime.simulation.simulator import FrameOutcome, Simulation, age_ms, simulate
 from gemel.analytic_costs import bundle_originals, find_profile
 from gemel.conditions import MEASURED
@@ -127,6 +127,7 @@ def load_cost_model(device: str, bundle: Bundle) -> CostModel:
     costs: dict[Arm, Costs]
     if device == MEASURED:
         found = read_profile(bundle)
+        note_machine(bundle, found)
         costs = {ORIGINALS: measured_costs(originals, found), MERGED: measured_costs(bundle, found)}
         title, sources = f"{found.machine['name']} ({found.device})", [f"gemel profile, engine {found.engine}"]
         modelled = False

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from models.coco import read_coco
+from models.data_notes import note_clipped_roi, note_copies, note_names, note_shapes, note_unread
 from models.device import to_device
 from models.errors import InputError, size_text
 from models.notes import add_note
@@ -80,6 +81,7 @@ def load_split(query: Query, name: str) -> Split:
         raise InputError(query.data, f"does not exist (query {query.id})", "correct `data:`", "data")
     if not any((query.data / split).is_dir() for split in SPLITS):
         return _load_unlabelled(query, name)
+    note_unread(query.data, SPLITS, "put their frames in a split, or remove them")
     folder = query.data / name
     if not folder.is_dir():
         raise InputError(folder, f"the split '{name}' is missing (query {query.id})", "add it", "data")
@@ -92,6 +94,7 @@ def load_split(query: Query, name: str) -> Split:
 
 def _load_classified(query: Query, folder: Path, name: str) -> Split:
     found: list[tuple[Path, str]] = []
+    note_unread(folder, query.classes, f"if they are classes of query {query.id}, name them in `classes`")
     for label in query.classes:
         if PurePosixPath(label).name != label:
             problem = f"the class '{label}' is no name of a folder (query {query.id})"
@@ -102,6 +105,8 @@ def _load_classified(query: Query, folder: Path, name: str) -> Split:
             raise InputError(folder / label, f"no frames of class '{label}' (query {query.id})", hint, "data")
         found += [(path, label) for path in files]
     found.sort(key=lambda item: item[0].stem)
+    roots = [folder.parent / split / label for split in SPLITS[: SPLITS.index(name)] for label in query.classes]
+    note_copies(folder, found, [path for root in roots for path in list_pictures(root)])
     return _split(name, [path for path, _ in found], tuple(label for _, label in found))
 
 
@@ -113,17 +118,23 @@ def _load_annotated(query: Query, folder: Path, name: str) -> Split:
 
 
 def _split(name: str, paths: list[Path], labels: tuple[GroundTruth, ...]) -> Split:
-    units, times_s = _units_and_times([path.stem for path in paths])
+    units, times_s = _units_and_times(paths)
     return Split(name, Frames([partial(read_picture, path) for path in paths]), labels, units, times_s)
 
 
-def _units_and_times(stems: Sequence[str]) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    """Clip or track, and seconds into it, of each file stem in order."""
-    found = [match for stem in stems if (match := UNIT_AND_TIME.match(stem))]
-    if stems and len(found) == len(stems):
+def _units_and_times(paths: Sequence[Path]) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    """Clip or track, and seconds into it, of each picture in order."""
+    found = [match for path in paths if (match := UNIT_AND_TIME.match(path.stem))]
+    if paths and len(found) == len(paths):
         return tuple(match[1] for match in found), tuple(int(match[2]) / 1000 for match in found)
-    blocks, count = min(BLOCKS, len(stems)), len(stems)
-    return tuple(f"block-{index * blocks // count}" for index in range(count)), tuple(map(float, range(count)))
+    if found:
+        note_names(paths, len(found))
+    return _blocks(len(paths)), tuple(map(float, range(len(paths))))
+
+
+def _blocks(count: int) -> tuple[str, ...]:
+    """The unit of each frame of a split without units."""
+    return tuple(f"block-{index * min(BLOCKS, count) // count}" for index in range(count))
 
 
 def _load_unlabelled(query: Query, name: str) -> Split:
@@ -136,12 +147,12 @@ def _load_unlabelled(query: Query, name: str) -> Split:
             hint = f"give the splits {', '.join(SPLITS)}, or a folder of frames"
             raise InputError(query.data, f"has neither splits nor frames (query {query.id})", hint, "data")
         loaders = [partial(read_picture, path) for path in paths]
-        units, times_s = _units_and_times([path.stem for path in paths])
+        units, times_s = _units_and_times(paths)
         cuts = [round(end * len(loaders)) for end in (TRAIN_END, VAL_END)]
     else:
         loaders, times_s = _video_frames(query.data, query.fps)
         cuts = [bisect_right(times_s, end * times_s[-1]) for end in (TRAIN_END, VAL_END)]
-        units, _ = _units_and_times([str(index) for index in range(len(loaders))])
+        units = _blocks(len(loaders))
     bounds = [0, *cuts, len(loaders)]
     index = SPLITS.index(name)
     chosen = slice(bounds[index], bounds[index + 1])
@@ -158,6 +169,7 @@ def _crop_frame(query: Query, load: Callable[[], np.ndarray]) -> np.ndarray:
         height, width = frame.shape[:2]
         problem = f"has a frame of {width} x {height} pixels, in which nothing lies at the roi of query {query.id}"
         raise InputError(query.data or query.id, problem, "correct `roi`, or take that frame out", "data")
+    note_clipped_roi(query.id, query.roi, (frame.shape[1], frame.shape[0]))
     return part
 
 
@@ -211,7 +223,7 @@ class PreparedFrames:
     """
 
     def __init__(self, query: Query, split: Split) -> None:
-        self.split = split
+        self.split, self._query = split, query
         self._preprocess = preprocess_of(query.model, query.input_size)
         size = query.input_size
         cached = len(split) * 3 * size * size <= MAX_CACHED_BYTES
@@ -234,6 +246,7 @@ class PreparedFrames:
         """
         for index, _ in enumerate(self._decode_frames(range(len(self)))):
             progress((index + 1) / len(self))
+        note_shapes(self._query, {size for size in self._sizes if size}, is_cut_out=self.split.labels is not None)
         return self
 
     def keep_on(self, device: torch.device) -> bool:

@@ -30,6 +30,7 @@ from yaml.constructor import ConstructorError
 from yaml.nodes import MappingNode
 
 from models.errors import InputError, is_interrupt, size_text
+from models.notes import add_note
 
 MAX_JSON_BYTES, MAX_JSON_SEPARATORS = 32 * 2**20, 8_000_000
 """Separators are commas and opening brackets, of which a document has about as many as values."""
@@ -122,6 +123,7 @@ def read_json_lines(
             except InputError:
                 if line.endswith(b"\n") or not torn:
                     raise
+                add_note(path, f"line {number}, the last, is incomplete and left out")
                 return
             yield number, row
 

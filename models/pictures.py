@@ -9,8 +9,9 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from models.errors import InputError
+from models.errors import InputError, join_names
 from models.io import open_regular, read_bounded
+from models.notes import add_note
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,16 +28,24 @@ ORIENTATION = 0x0112
 """The EXIF tag: 1 upright, 2 to 4 mirrored or upside down, 5 to 8 on its side."""
 UNDECODABLE = "is not an image that decodes: no JPEG or PNG, or damaged"
 DIGITS = re.compile("([0-9]+)")
+PNG_DEPTH = 24
+"""Where a PNG file holds the bits of a value."""
+_EXAMPLES: dict[tuple[Path, str], str] = {}
+"""The first picture that was converted in this way, by folder: the note of a folder names this one."""
 
 
 def list_pictures(folder: Path) -> list[Path]:
     """The pictures of a folder, by their suffix, in natural order of their names; empty without a folder.
 
-    Numbers are compared as numbers: frame-9.jpg comes before frame-10.jpg.
+    Numbers are compared as numbers: frame-9.jpg comes before frame-10.jpg. A note names the other entries.
     """
     if not folder.is_dir():
         return []
-    found = (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    entries = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    found = [path for path in entries if path.suffix.lower() in SUFFIXES]
+    if others := sorted(path.name for path in entries if path.suffix.lower() not in SUFFIXES):
+        text = f"{len(others)} of {len(entries)} entries are no .jpg or .png and are left out: {join_names(others, 3)}"
+        add_note(folder, text, "save pictures as JPEG or PNG, in this folder itself")
     return sorted(found, key=lambda path: (_natural_key(path.stem), path.name))
 
 
@@ -90,11 +99,34 @@ def decode_picture(data: bytes, path: Path) -> np.ndarray:
                 width, height = image.size
                 if width * height <= MAX_PIXELS:
                     image.load()
+                    _note_conversions(image, data, path)
                     return _pixels(image)
     except Exception as error:  # a damaged picture can fail in any way
         raise InputError(path, UNDECODABLE, PICTURE_HINT) from error
     fault = f"has {width} x {height} pixels, more than {MAX_PIXELS:,}"
     raise InputError(path, fault, "make it smaller, or remove it")
+
+
+def _note_conversions(image: Image, data: bytes, path: Path) -> None:
+    """Note what `_pixels` changes or leaves out; one note for a folder and change."""
+
+    def note(text: str, hint: str) -> None:
+        example = _EXAMPLES.setdefault((path.parent, text), path.name)
+        add_note(path.parent, f"pictures such as {example} {text}", hint)
+
+    if image.format == "PNG" and data[PNG_DEPTH] > 8:
+        note(
+            "hold 16 bits, reduced to 8 (values / 256)", "scale them to 8 bits if their values use a part of the range"
+        )
+    if image.mode == "CMYK":
+        note("hold CMYK, converted to RGB without a colour profile", "save them in RGB")
+    if image.has_transparency_data and image.convert("RGBA").getextrema()[3][0] < 255:
+        note("have transparent parts, used as if opaque", "put them on the background that they should have")
+    if getattr(image, "n_frames", 1) > 1:
+        note("hold several frames, of which the first is used", "save the others as files of their own")
+    with contextlib.suppress(Exception):  # invalid EXIF data leave the picture as decoded
+        if image.getexif().get(ORIENTATION, 1) in range(2, 9):
+            note("are turned or mirrored as their EXIF tag says", "save them without the tag if it is wrong")
 
 
 def _pixels(image: Image) -> np.ndarray:

@@ -25,6 +25,7 @@ from models.bundle.format import has_code
 from models.darknet import read_darknet
 from models.errors import InputError, join_names, size_text
 from models.io import open_atomic, open_regular
+from models.notes import add_note
 from models.published import Published, fetch
 from models.zoo import check_input
 from models.zoo.registry import ENTRIES
@@ -86,20 +87,30 @@ def check_weights(query: Query, module: nn.Module) -> dict[str, Tensor]:
 def load_matching(module: nn.Module, source: Source, key: str = "init") -> tuple[str, ...]:
     """Load every tensor of some weights whose name and shape fit, and return the module's names that were loaded.
 
-    Names fit when they are equal without PREFIXES; so a head of another class count stays as it is. Raises InputError
-    when the weights cannot be read, hold NaN, or no weight of them fits.
+    Names fit when they are equal without PREFIXES; so a head of another class count stays as it is. A note names the
+    tensors that do not fit. Raises InputError when the weights cannot be read, hold NaN, or no weight of them fits.
     """
     given = _read_named(source, key, module)
-    by_bare_name = {_bare(name): tensor for name, tensor in given.items()}
+    by_bare_name = {_bare(name): name for name in given}
     chosen: dict[str, Tensor] = {}
+    unused, new = set(given), list[str]()
     for name, own in module.state_dict().items():
-        found = given.get(name, by_bare_name.get(_bare(name)))
-        if found is not None and found.shape == own.shape:
-            chosen[name] = found
+        source_name = name if name in given else by_bare_name.get(_bare(name))
+        if source_name is not None and given[source_name].shape == own.shape:
+            chosen[name] = given[source_name]
+            unused.discard(source_name)
+        elif not name.endswith(COUNTER):
+            new.append(name)
     if not any(tensor.ndim >= 2 for tensor in chosen.values()):
         problem = f"none of its {len(given)} tensors fits {type(module).__name__} by name and shape"
         raise InputError(str(source), problem, "give weights of the same backbone", key)
     _check_values(source, key, chosen, module.state_dict())
+    left_out = sorted(name for name in unused if not name.endswith(COUNTER))
+    if new or left_out:
+        parts = [f"{len(chosen)} tensors taken as `{key}`"]
+        parts += [f"{len(left_out)} left out ({join_names(left_out, 3)})"] if left_out else []
+        parts += [f"{len(new)} of the model are made new ({join_names(new, 3)})"] if new else []
+        add_note(str(source), ", ".join(parts), "expected for a head of other classes; else give weights of this model")
     module.load_state_dict(chosen, strict=False)
     return tuple(chosen)
 

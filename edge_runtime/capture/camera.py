@@ -13,6 +13,7 @@ from edge_runtime.capture.reader import FramePool, RecentRate, SourceReader, Tim
 from edge_runtime.capture.reconnect import CameraPhase, LinkState
 from edge_runtime.capture.sources import NO_PICTURE, CameraConfig, FrameRequest, Source, open_source
 from edge_runtime.queues import Frame
+from models.data_notes import note_clipped_roi
 from models.video import RateGate
 
 POLL_INTERVAL_S = 0.1
@@ -242,5 +243,7 @@ class Camera:
         self._size = (width, height)
         found = {query: request.region_problem(query, width, height) for query, request in self._queries.items()}
         self._outside = {query: problem for query, problem in found.items() if problem is not None}
+        for query in self._queries.keys() - self._outside.keys():
+            note_clipped_roi(query, self._queries[query].roi, self._size)
         for problem in self._outside.values():
             log.error("camera %s: %s; it gets no frames", self.id, problem)

@@ -18,6 +18,7 @@ from edge_runtime.scheduler.types import MAX_AGES, Curve, monotone_curve
 from models.bundle import Bundle
 from models.errors import InputError
 from models.io import Exact, open_atomic, read_json, validate
+from models.notes import add_note
 
 PROFILE_FORMAT = 2
 PROFILE_SUFFIX = ".profile.json"
@@ -156,6 +157,16 @@ def machine_mismatch(profile: MeasuredProfile, device: str) -> str | None:
     if profile.device != device:
         differing.insert(0, f"device {profile.device}, here {device}")
     return "; ".join(differing) or None
+
+
+def note_machine(bundle: Bundle, profile: MeasuredProfile) -> None:
+    """Note that costs are used which were measured on another machine than this one."""
+    import torch
+
+    mismatch = machine_mismatch(profile, profile.device if torch.cuda.is_available() else "cpu")
+    if mismatch is not None:
+        text = f"its costs, measured on another machine ({mismatch}), are used as they are"
+        add_note(profile_path(bundle.path), text, f"if the box is this machine, {PROFILE_HINT}")
 
 
 def measured_costs(bundle: Bundle, profile: MeasuredProfile) -> Costs:

@@ -17,6 +17,7 @@ from models.bundle import open_bundle, verify_bundle, write_substituted
 from models.bundle.delta import apply_update, write_update
 from models.errors import InputError
 from models.evaluation import BELOW, KEPT, MIN_COMPARED_FRAMES, TOO_FEW
+from models.notes import collect_notes
 from models.workload import load_workload
 from tests.edge_runtime.tiny import change_head
 from tests.fake_gpu import fake_gpu
@@ -123,7 +124,12 @@ def test_check_too_few_frames_have_no_verdict(folder, capsys):
 def test_check_samples_of_another_bundle_are_left_out(folder):
     shutil.copytree(folder / "good" / "samples", folder / "both" / "samples")
     answer(folder / "both", open_bundle(folder / "fallen.safetensors"), range(100, 100 + ENOUGH))
-    newest = check_box(folder / "both", folder / "workload.yaml")
+    with collect_notes() as notes:
+        newest = check_box(folder / "both", folder / "workload.yaml")
+    (note,) = notes
+    assert note.startswith(
+        f"{folder / 'both'}: {3 * ENOUGH} samples of another bundle are left out; a check covers one"
+    )
     assert rows(newest)["b"]["verdict"] == BELOW and newest["left_out"] == {"of another bundle": 3 * ENOUGH}
     named = check_box(folder / "both", folder / "workload.yaml", bundle=folder / "good.safetensors")
     assert rows(named)["b"]["verdict"] == KEPT and named["bundle"] != newest["bundle"]

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from models.bundle import open_bundle
 from models.data import Split
 from models.errors import InputError
 from models.metrics import average_precision, overlaps_of
+from models.notes import collect_notes
 from models.predictions import BoxLabels, DetectionPrediction
 from models.preprocess import crop
 from models.workload import Query
@@ -244,6 +246,15 @@ def test_pycocotools_reads_the_export_and_finds_the_same_map(scored_query, tmp_p
     images = json.loads((folder / "labels.json").read_text())["images"]
     assert [(image["unit"], image["width"], image["height"]) for image in images] == [(u, 60, 40) for u in "uuv"]
     assert all((folder / "data" / image["file_name"]).is_file() for image in images)
+
+
+def test_export_notes_the_queries_without_boxes(scored_query, tmp_path):
+    test, split = scored_query
+    other = replace(test, query=replace(test.query, id="door", task="classification"))
+    with collect_notes() as notes:
+        export_coco([(other, split), scored_query], tmp_path / "new")
+    assert notes == [f"{tmp_path / 'new'}: queries without boxes are left out: door; COCO holds boxes"]
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["q"]
 
 
 def test_failing_export_leaves_nothing(scored_query, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.memory import transfer as streams
 from edge_runtime.simulation.device_profiles import PROFILES, costs_for
-from edge_runtime.simulation.profile_io import machine_mismatch, read_profile
+from edge_runtime.simulation.profile_io import machine_mismatch, read_profile, write_profile
 from gemel.cli import main
 from gemel.conditions import DEFAULT_DEVICE, Conditions
 from gemel.planner import load_plan_input
@@ -75,6 +76,19 @@ def test_profile_costs_can_be_simulated(tmp_path, capsys):
     frames = {query: [i / 5 for i in range(20)] for query in costs.queries}
     result = simulate(costs, frames, 64 * 2**20, policy_named("adaptive"))
     assert all(row["processed"] == 20 for row in result.per_query())
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_plan_with_costs_of_another_machine_notes_it(bundle, capsys, command):
+    profile = profile_bundle(bundle.path, "cpu", [FACTORY], rounds=1, engine="torch").profile
+    words = (command, str(bundle.path), "--factory", FACTORY, "--memory", "1MiB", "--json")
+    assert main(words) == 0 and "notes" not in json.loads(capsys.readouterr().out)
+    write_profile(bundle.path, replace(profile, device="cuda", machine={**profile.machine, "name": "a Jetson"}))
+    assert main(words) == 0
+    (note,) = json.loads(capsys.readouterr().out)["notes"]
+    start = f"{bundle.path}.profile.json: its costs, measured on another machine (device cuda"
+    assert note.startswith(start) and "a Jetson" in note and note.endswith("run `gemel profile BUNDLE` here")
+    assert main([*words, "--device", "jetson-nano"]) == 0 and "notes" not in json.loads(capsys.readouterr().out)
 
 
 def test_profile_workspace_has_the_scratch_of_packed_weights(tmp_path):

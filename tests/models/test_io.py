@@ -33,6 +33,7 @@ from models.io import (
     read_json_lines,
     read_yaml,
 )
+from models.notes import collect_notes
 
 BOMB = b"a: &a [x, x, x, x, x, x, x, x, x, x]\n" + b"".join(
     b"%c: &%c [%s]\n" % (98 + at, 98 + at, b", ".join([b"*%c" % (97 + at)] * 10)) for at in range(9)
@@ -130,7 +131,9 @@ def test_read_bounded_refuses_anything_but_a_regular_file_within_the_cap(tmp_pat
 def test_read_json_lines_leaves_out_a_torn_last_line(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text('{"a": 1}\n{"a": 2}\n{"a"')
-    assert [row for _, row in read_json_lines(path, "")] == [{"a": 1}, {"a": 2}]
+    with collect_notes() as notes:
+        assert [row for _, row in read_json_lines(path, "")] == [{"a": 1}, {"a": 2}]
+    assert notes == [f"{path}: line 3, the last, is incomplete and left out"]
     with pytest.raises(InputError, match="line 3 is not JSON"):
         list(read_json_lines(path, "", torn=False))
     with pytest.raises(InputError, match="line 1 is longer than"):

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from models.errors import InputError
+from models.notes import collect_notes
 from models.weights import fingerprint, load_matching, load_weights, save_weights
 from models.workload import Query
 from tests.models.queries import make_query
@@ -156,6 +157,29 @@ def test_load_matching_loads_tensors_of_equal_name_and_shape(tmp_path):
     save_weights(path, {"classifier.weight": source["classifier.weight"]})
     with pytest.raises(InputError, match="none of its 1 tensors fits Small by name and shape"):
         load_matching(model, path)
+
+
+INIT = {
+    "another head": (lambda: {**STATE, "fc.weight": torch.ones(9, 4), "fc.bias": torch.ones(9)},
+                     "7 tensors taken as `init`, 2 left out (fc.bias, fc.weight), "
+                     "2 of the model are made new (fc.weight, fc.bias)"),
+    "a backbone": (lambda: {name: STATE[name] for name in STATE if not name.startswith("fc.")},
+                   "7 tensors taken as `init`, 2 of the model are made new (fc.weight, fc.bias)"),
+    "a layer more": (lambda: {**STATE, "neck.weight": torch.ones(3)},
+                     "9 tensors taken as `init`, 1 left out (neck.weight)"),
+    "no counters": (lambda: {name: STATE[name] for name in STATE if "num_batches" not in name}, None),
+    "all": (lambda: STATE, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", INIT)
+def test_load_matching_notes_the_tensors_that_do_not_fit(tmp_path, case):
+    make, expected = INIT[case]
+    save_weights(tmp_path / "w.safetensors", make())
+    with collect_notes() as notes:
+        load_matching(Small(), tmp_path / "w.safetensors")
+    hint = "expected for a head of other classes; else give weights of this model"
+    assert notes == ([] if expected is None else [f"{tmp_path / 'w.safetensors'}: {expected}; {hint}"])
 
 
 def test_fingerprint_follows_the_content_of_the_file(tmp_path):

@@ -13,6 +13,7 @@ import pytest
 from edge_runtime.capture.camera import MAX_ABANDONED, Camera
 from edge_runtime.capture.sources import CameraConfig, FrameRequest, SourceLost
 from edge_runtime.queues import Frame
+from models.notes import collect_notes
 from tests.edge_runtime.capture.faulty_cameras import FaultyCamera, HttpCamera, RtspCamera
 from tests.edge_runtime.tiny import write_clip, write_folder
 
@@ -134,6 +135,16 @@ def test_camera_with_new_frame_size_reports_regions_outside(caplog):
         assert {query for query, _ in watched.frames[-6:]} == {"all", "corner"}
     assert {frame.image.shape[:2] for _, frame in watched.frames if frame.image is not None} == {(64, 96), (48, 64)}
     assert caplog.text.count("looks at") == 1
+
+
+def test_camera_notes_a_region_cut_at_the_edge(tmp_path):
+    queries = {"whole": FrameRequest(roi=(0.0, 0.0, 48.0, 32.0)), "wide": FrameRequest(roi=(8.0, 0.0, 80.0, 32.0))}
+    with collect_notes() as notes, play_camera(write_clip(tmp_path / "c.mp4", 3, fps=30), queries) as watched:
+        watched.more(6)
+    assert notes == [
+        "query wide: its roi [8, 0, 80, 32] reaches beyond frames of 48 x 32 pixels and is cut at their edge; "
+        "correct `roi`"
+    ]
 
 
 def test_camera_looping_a_file_survives_its_removal(tmp_path):

@@ -27,6 +27,7 @@ from edge_runtime.simulation.profile_io import (
 )
 from edge_runtime.simulation.replay import replay
 from models.errors import InputError
+from models.notes import collect_notes
 from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
 
 
@@ -89,7 +90,17 @@ def test_load_box_profile_of_another_machine_logs_one_line(bundle, tmp_path, cap
     assert run(write_config(tmp_path), check=True)["ok"] and caplog.text.count("never measured") == 1
     caplog.clear()
     write_profile(bundle.path, replace(profile_of(bundle), machine={"name": "toaster"}))
-    assert run(write_config(tmp_path), check=True)["ok"] and caplog.text.count("measured on another machine") == 1
+    with collect_notes() as notes:
+        assert run(write_config(tmp_path), check=True)["ok"]
+    (note,) = notes
+    assert note.startswith(
+        f"{profile_path(bundle.path)}: left out: measured on another machine or engine (name 'toaster'"
+    )
+    caplog.clear()
+    write_profile(bundle.path, replace(profile_of(bundle), engine="onnx"))
+    with collect_notes() as notes:
+        assert run(write_config(tmp_path), check=True)["ok"]
+    assert "(engine onnx, here torch); run `gemel profile BUNDLE` here" in notes[0] and len(notes) == 1
     caplog.clear()
     write_profile(bundle.path, profile_of(bundle))
     run(write_config(tmp_path, trace="here.trace"))
