@@ -181,11 +181,13 @@ def _video_frames(path: Path, fps: float | None) -> tuple[list[Callable[[], np.n
     encoded: list[np.ndarray] = []
     times_s: list[float] = []
     sizes: dict[tuple[int, ...], float] = {}
-    total = 0
+    total = thinned = 0
     with contextlib.closing(Video(str(path), partial(add_note, path))) as video:
         gate = RateGate(None if fps and video.fps and video.fps <= fps else fps)
         while video.advance():
-            if gate.passes(video.time_s) and (frame := decode_shot(video.shot())) is not None:
+            if not gate.passes(video.time_s):
+                thinned += 1
+            elif (frame := decode_shot(video.shot())) is not None:
                 sizes.setdefault(frame.shape, video.time_s)
                 encoded.append(_encode_jpeg(frame))
                 times_s.append(video.time_s)
@@ -195,6 +197,9 @@ def _video_frames(path: Path, fps: float | None) -> tuple[list[Callable[[], np.n
                     raise InputError(path, problem, "cut it, or set a lower `fps`", "data")
     if not encoded:
         raise InputError(path, "is not a video with frames", "give a video that decodes", "data")
+    if thinned:
+        text = f"{len(encoded)} of {len(encoded) + thinned} frames are used, thinned to {fps:g} a second"
+        add_note(path, text, "set `fps` to the rate that the query shall have on the box")
     if len(sizes) > 1:
         changes = ", ".join(f"{width} x {height} from {at_s:.1f} s" for (height, width, _), at_s in sizes.items())
         add_note(path, f"its frames change their size: {changes}")

@@ -15,6 +15,7 @@ import pytest
 import models.data
 from models.data import Frames, PreparedFrames, Split, load_split
 from models.errors import InputError
+from models.notes import collect_notes
 from models.predictions import BoxLabels
 from models.preprocess import crop
 from tests.models.queries import make_query
@@ -120,7 +121,9 @@ def test_load_split_thins_a_video_to_the_fps_of_the_query(tmp_path: Path) -> Non
         writer.write(np.full((24, 32, 3), index * 5, np.uint8))
     writer.release()
     query = make_query(data=path, fps=5.0)
-    train = load_split(query, "train")
+    with collect_notes() as notes:
+        train = load_split(query, "train")
+    assert len(notes) == 1 and "clip.avi: 25 of 50 frames are used, thinned to 5 a second; set `fps`" in notes[0]
     assert len(train) == 15 and train.frames[0].shape == (24, 32, 3)
     assert load_split(query, "test").times_s[:2] == (4.0, 4.2)
 
