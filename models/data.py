@@ -26,7 +26,7 @@ from models.data_notes import note_clipped_roi, note_copies, note_names, note_sh
 from models.device import to_device
 from models.errors import InputError, size_text
 from models.notes import add_note
-from models.pictures import list_pictures, read_picture
+from models.pictures import list_all_pictures, list_pictures, read_picture
 from models.predictions import GroundTruth
 from models.preprocess import crop
 from models.video import RateGate, Video, decode_shot
@@ -99,22 +99,29 @@ def _load_classified(query: Query, folder: Path, name: str) -> Split:
         if PurePosixPath(label).name != label:
             problem = f"the class '{label}' is no name of a folder (query {query.id})"
             raise InputError(query.file or folder, problem, "call it otherwise", "classes")
-        files = list_pictures(folder / label)
+        files = list_all_pictures(folder / label)
         if not files:
             hint = "add frames of it, or take it out of `classes`"
             raise InputError(folder / label, f"no frames of class '{label}' (query {query.id})", hint, "data")
         found += [(path, label) for path in files]
     found.sort(key=lambda item: item[0].stem)
-    roots = [folder.parent / split / label for split in SPLITS[: SPLITS.index(name)] for label in query.classes]
-    note_copies(folder, found, [path for root in roots for path in list_pictures(root)])
+    _note_copies(folder, found, query.classes)
     return _split(name, [path for path, _ in found], tuple(label for _, label in found))
 
 
 def _load_annotated(query: Query, folder: Path, name: str) -> Split:
+    note_unread(folder, ("images", "annotations.json"), "put pictures in images, boxes in annotations.json")
     pictures = read_coco(folder, query.classes, query.id)
-    units, times_s = _units_and_times([picture.path.stem for picture in pictures])
+    _note_copies(folder, [(picture.path, picture.labels) for picture in pictures], ["images"])
+    units, times_s = _units_and_times([picture.path for picture in pictures])
     labels = tuple(picture.labels for picture in pictures)
     return Split(name, Frames([picture.read for picture in pictures]), labels, units, times_s)
+
+
+def _note_copies(split: Path, pictures: Sequence[tuple[Path, GroundTruth]], folders: Sequence[str]) -> None:
+    """Note what occurs in this split twice, or in these folders of an earlier one too."""
+    earlier = [split.parent / one / folder for one in SPLITS[: SPLITS.index(split.name)] for folder in folders]
+    note_copies(split, pictures, [path for folder in earlier for path in list_pictures(folder)])
 
 
 def _split(name: str, paths: list[Path], labels: tuple[GroundTruth, ...]) -> Split:
@@ -142,7 +149,7 @@ def _load_unlabelled(query: Query, name: str) -> Split:
     assert query.data is not None
     loaders: Sequence[Callable[[], np.ndarray]]
     if query.data.is_dir():
-        paths = list_pictures(query.data)
+        paths = list_all_pictures(query.data)
         if not paths:
             hint = f"give the splits {', '.join(SPLITS)}, or a folder of frames"
             raise InputError(query.data, f"has neither splits nor frames (query {query.id})", hint, "data")

@@ -62,7 +62,7 @@ def note_copies(folder: Path, pictures: Sequence[tuple[Path, object]], earlier: 
         add_note(folder, f"{counts['earlier']} {of_all} also in an earlier split, byte for byte", hint)
     if counts["labels"]:
         hint = "take those with the wrong label out"
-        add_note(folder, f"{counts['labels']} {of_all} there with another label too, byte for byte", hint)
+        add_note(folder, f"{counts['labels']} {of_all} there with other labels too, byte for byte", hint)
     elif counts["copies"]:
         add_note(folder, f"{counts['copies']} {of_all} copies of others and count again", "remove the copies")
 

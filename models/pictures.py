@@ -37,16 +37,22 @@ _EXAMPLES: dict[tuple[Path, str], str] = {}
 def list_pictures(folder: Path) -> list[Path]:
     """The pictures of a folder, by their suffix, in natural order of their names; empty without a folder.
 
-    Numbers are compared as numbers: frame-9.jpg comes before frame-10.jpg. A note names the other entries.
+    Numbers are compared as numbers: frame-9.jpg comes before frame-10.jpg.
     """
     if not folder.is_dir():
         return []
-    entries = [path for path in folder.iterdir() if not path.name.startswith(".")]
-    found = [path for path in entries if path.suffix.lower() in SUFFIXES]
-    if others := sorted(path.name for path in entries if path.suffix.lower() not in SUFFIXES):
+    found = (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith("."))
+    return sorted(found, key=lambda path: (_natural_key(path.stem), path.name))
+
+
+def list_all_pictures(folder: Path) -> list[Path]:
+    """As `list_pictures`, of a folder that is to hold nothing else; a note names its other entries."""
+    found = list_pictures(folder)
+    entries = [path.name for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
+    if others := sorted(set(entries) - {path.name for path in found}):
         text = f"{len(others)} of {len(entries)} entries are no .jpg or .png and are left out: {join_names(others, 3)}"
         add_note(folder, text, "save pictures as JPEG or PNG, in this folder itself")
-    return sorted(found, key=lambda path: (_natural_key(path.stem), path.name))
+    return found
 
 
 def _natural_key(text: str) -> list[str | int]:

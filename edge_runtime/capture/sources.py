@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from models.errors import InputError
 from models.io import is_path
 from models.notes import MAX_NOTES
-from models.pictures import list_pictures, read_picture
+from models.pictures import list_all_pictures, read_picture
 from models.video import SCHEMES, MediaClock, Shot, Video, decode_shot, plausible_rate, reason_of
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class FolderSource:
     damaged = 0
 
     def __init__(self, config: CameraConfig) -> None:
-        found = list_pictures(Path(config.source))
+        found = list_all_pictures(Path(config.source))
         if not found:
             raise SourceLost(f"the folder {config.source} has no .jpg or .png files")
         self.fps: float | None = config.fps or DEFAULT_FPS

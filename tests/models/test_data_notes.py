@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -80,7 +81,7 @@ UNREAD: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a picture with two labels": (
         lambda d: copy_to(d, "test/busy/test__0001.png", "test/empty/test__0008.png"),
-        "DATA/test: 2 of 5 pictures are there with another label too, byte for byte; take those",
+        "DATA/test: 2 of 5 pictures are there with other labels too, byte for byte; take those",
     ),
     "a picture twice": (
         lambda d: copy_to(d, "test/busy/test__0001.png", "test/busy/test__0008.png"),
@@ -91,6 +92,28 @@ UNREAD: dict[str, tuple[Callable[[Path], object], str]] = {
         "DATA: frames from 32 x 24 to 96 x 24 pixels are all squashed to 32 x 32; cut them to one shape",
     ),
 }  # fmt: skip
+
+
+def test_load_split_notes_copies_among_annotated_pictures(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        names = [write_picture(tmp_path / split / "images" / f"{split}__000{index}.png").name for index in range(4)]
+        copy_to(tmp_path, f"{split}/images/{names[2]}", f"{split}/images/{names[3]}")
+        document = {
+            "images": [{"id": index, "file_name": name} for index, name in enumerate(names)],
+            "categories": [{"id": 1, "name": "car"}],
+            "annotations": [{"image_id": 2, "category_id": 1, "bbox": [1, 2, 10, 5]}],
+        }
+        (tmp_path / split / "annotations.json").write_text(json.dumps(document))
+    copy_to(tmp_path, "train/images/train__0000.png", "test/images/test__0001.png")
+    (tmp_path / "test/masks").mkdir()
+    assert notes_of(tmp_path, task="detection", classes=("car",)) == [
+        "DATA/test: is read only in images, annotations.json; left out: masks/; "
+        "put pictures in images, boxes in annotations.json",
+        "DATA/test: 1 of 4 pictures are also in an earlier split, byte for byte; "
+        "take them out of one: scores on them prove nothing",
+        "DATA/test: 2 of 4 pictures are there with other labels too, byte for byte; "
+        "take those with the wrong label out",
+    ]
 
 
 @pytest.mark.parametrize("case", UNREAD)
