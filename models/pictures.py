@@ -37,11 +37,16 @@ _EXAMPLES: dict[tuple[Path, str], str] = {}
 def list_pictures(folder: Path) -> list[Path]:
     """The pictures of a folder, by their suffix, in natural order of their names; empty without a folder.
 
-    Numbers are compared as numbers: frame-9.jpg comes before frame-10.jpg.
+    Numbers are compared as numbers: frame-9.jpg comes before frame-10.jpg. Hidden ones, such as the ._x.png that macOS
+    puts beside an x.png, are left out, with a note that counts them.
     """
     if not folder.is_dir():
         return []
-    found = (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith("."))
+    pictures = [path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES]
+    found = [path for path in pictures if not path.name.startswith(".")]
+    if hidden := len(pictures) - len(found):
+        text = f"{hidden} of {len(pictures)} files have a dot first and are left out"
+        add_note(folder, text, "rename them if they are pictures")
     return sorted(found, key=lambda path: (_natural_key(path.stem), path.name))
 
 

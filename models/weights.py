@@ -1,6 +1,7 @@
-"""Weights files: safetensors, PyTorch's own, darknet's and torchvision's published ones.
+"""Weights files: safetensors, PyTorch's checkpoints, darknet's and torchvision's published ones; whole or in shards.
 
-Nothing in a file is executed. The tensors are checked against the architecture before any is loaded.
+Nothing in a file is executed. The tensors are checked against the architecture before any is loaded. What is chosen
+among several, left out or converted is noted.
 """
 
 from __future__ import annotations
@@ -8,13 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pickle
 import re
-import warnings
-import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import safetensors.torch
 import torch
@@ -22,11 +21,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from models.bundle.format import has_code
+from models.checkpoint import DAMAGED, PLAIN, TensorRecord, damage, read_checkpoint
 from models.darknet import read_darknet
 from models.errors import InputError, join_names, size_text
-from models.io import open_atomic, open_regular
+from models.io import open_atomic, open_regular, read_json
 from models.notes import add_note
 from models.published import Published, fetch
+from models.state_dict import AVERAGED, FileState, StateChoice, choose_state
 from models.zoo import check_input
 from models.zoo.registry import ENTRIES
 
@@ -34,25 +35,40 @@ if TYPE_CHECKING:
     from models.workload import Query
 
 Source = Path | Published
-SAFETENSORS_SUFFIX, DARKNET_SUFFIX, PICKLE_SUFFIXES = ".safetensors", ".weights", (".pt", ".pth", ".th")
+SAFETENSORS_SUFFIX, DARKNET_SUFFIX, PICKLE_SUFFIXES = (
+    ".safetensors",
+    ".weights",
+    (".pt", ".pth", ".th", ".ckpt", ".bin"),
+)
+INDEX_SUFFIX = ".index.json"
+FOLDER_FILES = (
+    "model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin",
+)  # fmt: skip
+"""What a folder given as weights may hold, the first preferred."""
+EXPORTED = {
+    ".onnx": "an ONNX file", ".xml": "an OpenVINO model", ".engine": "a TensorRT engine", ".plan": "a TensorRT engine",
+    ".trt": "a TensorRT engine", ".tflite": "a TensorFlow Lite model", ".pb": "a TensorFlow graph",
+    ".h5": "a Keras model", ".keras": "a Keras model", ".mlmodel": "a Core ML model", ".param": "an ncnn model",
+    ".pt2": "an exported program",
+}  # fmt: skip
+EXPORTED_HINT = "give the PyTorch weights (.pt, .pth, .safetensors) of the same network, and its code as `model`"
 CHUNK_BYTES = 2**20
 MAX_FILE_BYTES = 2**32
 """Of weights as they are merged: twice what the largest model may take."""
 MAX_EXTRA_BYTES, MAX_EXTRA_FACTOR = 2**28, 16
 """A checkpoint may hold this many bytes besides so many times the model's own: optimiser states, averages and more."""
-WRAPPERS = ("state_dict", "model_state_dict", "model")
-"""Keys under which training scripts keep the state dict in a checkpoint."""
+MAX_SHARDS = 1000
 CLASSES = "gemel.classes"
 """Metadata key of the classes that weights were trained for, as a JSON list; a head alone does not tell their names."""
 PREFIXES = ("module.", "backbone.", "body.", "features.")
 """Prefixes that a tensor's name has in one file and not in another."""
 COUNTER = "num_batches_tracked"
+TRAINING = re.compile(r"(criterion|loss|metrics?|teacher|n_averaged|.*_loss)(\.|$)|(.*\.)?total_(ops|params)$")
+"""Names of tensors that only training or a counter of FLOPs (thop) uses."""
 DENSE_LAYER = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
 """DenseNet's published tensors are called norm.1 and conv.2 where its modules are called norm1 and conv2 today."""
 PATH_HINT = "give the path of a weights file"
-PLAIN = "save model.state_dict() alone, best as .safetensors"
 PLAIN_DTYPE = "save it in plain float32"
-DAMAGED = "copy or save it again"
 
 
 def load_weights(query: Query, module: nn.Module) -> nn.Module:
@@ -76,12 +92,26 @@ def check_weights(query: Query, module: nn.Module) -> dict[str, Tensor]:
     if query.weights is None:
         raise InputError(query.file or query.id, "has no weights file", "add `weights:` to the query", key)
     own = module.state_dict()
-    state = _without_extras(query.model, _read_named(query.weights, key, module), own)
-    _check_fit(query, key, own, state)
-    _check_classes(query, key)
-    _check_values(query.weights, key, state, own)
+
+    def count_fit(state: FileState) -> int:
+        return sum(
+            name in state and state[name].shape == tensor.shape for name, tensor in own.items() if not _is_counter(name)
+        )
+
+    with _open_weights(query.weights, key, module, (own,), count_fit) as (path, choice, metadata):
+        state = choice.candidate.state
+        extra = dict.fromkeys(_extra_names(query.model, state, own))
+        state = {name: tensor for name, tensor in state.items() if name not in extra}
+        _check_plain(path, key, state)
+        _check_fit(query, key, own, state)
+        _check_classes(query, key, metadata)
+        tensors = _read_tensors(path, key, state)
+    _check_values(query.weights, key, tensors, own)
     check_input(query, module)
-    return state
+    left_out = [*choice.candidate.others, *(name for name in extra if not _is_counter(name))]
+    parts = [f"left out: {join_names([name[:100] for name in left_out], 3)}"] if left_out else []
+    _add_note(f"{query.weights}: {key}", [choice.note, *parts, *_conversions(tensors, own)], choice.hint)
+    return tensors
 
 
 def load_matching(module: nn.Module, source: Source, key: str = "init") -> tuple[str, ...]:
@@ -90,29 +120,37 @@ def load_matching(module: nn.Module, source: Source, key: str = "init") -> tuple
     Names fit when they are equal without PREFIXES; so a head of another class count stays as it is. A note names the
     tensors that do not fit. Raises InputError when the weights cannot be read, hold NaN, or no weight of them fits.
     """
-    given = _read_named(source, key, module)
-    by_bare_name = {_bare(name): name for name in given}
-    chosen: dict[str, Tensor] = {}
-    unused, new = set(given), list[str]()
-    for name, own in module.state_dict().items():
-        source_name = name if name in given else by_bare_name.get(_bare(name))
-        if source_name is not None and given[source_name].shape == own.shape:
-            chosen[name] = given[source_name]
-            unused.discard(source_name)
-        elif not name.endswith(COUNTER):
-            new.append(name)
-    if not any(tensor.ndim >= 2 for tensor in chosen.values()):
-        problem = f"none of its {len(given)} tensors fits {type(module).__name__} by name and shape"
-        raise InputError(str(source), problem, "give weights of the same backbone", key)
-    _check_values(source, key, chosen, module.state_dict())
-    left_out = sorted(name for name in unused if not name.endswith(COUNTER))
+    own = module.state_dict()
+
+    def match(state: FileState) -> dict[str, str]:
+        """The file's names of the module's tensors that fit."""
+        by_bare_name = {_bare(name): name for name in state}
+        found = {name: name if name in state else by_bare_name.get(_bare(name), "") for name in own}
+        return {name: given for name, given in found.items() if given and state[given].shape == own[name].shape}
+
+    names = (own, {_bare(name) for name in own})
+    with _open_weights(source, key, module, names, lambda state: len(match(state))) as (path, choice, _):
+        state = choice.candidate.state
+        matches = match(state)
+        if not any(own[name].ndim >= 2 for name in matches):
+            problem = f"none of its {len(state)} tensors fits {type(module).__name__} by name and shape"
+            raise InputError(str(source), problem, "give weights of the same backbone", key)
+        state_to_load = {name: state[given] for name, given in matches.items()}
+        _check_plain(path, key, state_to_load)
+        tensors = _read_tensors(path, key, state_to_load)
+    _check_values(source, key, tensors, own)
+    module.load_state_dict(tensors, strict=False)
+    new = [name for name in own if name not in tensors and not _is_counter(name)]
+    used = set(matches.values())
+    left_out = [*choice.candidate.others, *(name for name in state if name not in used and not _is_counter(name))]
+    parts = [choice.note, *_conversions(tensors, own)]
     if new or left_out:
-        parts = [f"{len(chosen)} tensors taken as `{key}`"]
-        parts += [f"{len(left_out)} left out ({join_names(left_out, 3)})"] if left_out else []
-        parts += [f"{len(new)} of the model are made new ({join_names(new, 3)})"] if new else []
-        add_note(str(source), ", ".join(parts), "expected for a head of other classes; else give weights of this model")
-    module.load_state_dict(chosen, strict=False)
-    return tuple(chosen)
+        text = f"{len(tensors)} tensors taken as `{key}`"
+        text += f", {len(left_out)} left out ({join_names(sorted(left_out), 3)})" if left_out else ""
+        parts.append(text + (f", {len(new)} of the model are made new ({join_names(new, 3)})" if new else ""))
+    hint = "expected for a head of other classes; else give weights of this model" if new or left_out else choice.hint
+    _add_note(str(source), parts, hint)
+    return tuple(tensors)
 
 
 def fingerprint(weights: Source | None) -> bytes:
@@ -122,12 +160,15 @@ def fingerprint(weights: Source | None) -> bytes:
     if weights is None or not os.path.exists(weights):
         return b""
     digest = hashlib.sha256()
-    with open_regular(weights, PATH_HINT, "weights") as file:
-        if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
-            problem = f"is larger than {size_text(MAX_FILE_BYTES)}"
-            raise InputError(weights, problem, "give weights of this architecture", "weights")
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
+    path = _find_file(weights, "weights")
+    shards = _list_shards(path, "weights") if path.name.endswith(INDEX_SUFFIX) else ()
+    for file_path in (path, *(path.parent / shard for shard in shards)):
+        with open_regular(file_path, PATH_HINT, "weights") as file:
+            if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
+                problem = f"is larger than {size_text(MAX_FILE_BYTES)}"
+                raise InputError(file_path, problem, "give weights of this architecture", "weights")
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
     return digest.digest()
 
 
@@ -149,112 +190,131 @@ def save_weights(
 # Reading
 
 
-def read_state(source: str | Source, key: str = "weights", module: nn.Module | None = None) -> dict[str, Tensor]:
-    """The tensors of a weights file by name, on the CPU; nothing in the file is executed.
+@contextmanager
+def _open_weights(
+    source: Source, key: str, module: nn.Module, names: Sequence[Collection[str]], count_fit: Callable[[FileState], int]
+) -> Iterator[tuple[Path, StateChoice, dict[str, str]]]:
+    """The path, the state dict that fits best, and the metadata of a file, which is open meanwhile."""
+    given = fetch(source, key) if isinstance(source, Published) else Path(source)
+    if not os.path.exists(given):
+        raise InputError(given, "does not exist", "give the path of a weights file, or train one first", key)
+    max_bytes = MAX_EXTRA_BYTES + MAX_EXTRA_FACTOR * sum(tensor.nbytes for tensor in module.state_dict().values())
+    path = _find_file(given, key)
+    with ExitStack() as files:
+        if path.name.endswith(INDEX_SUFFIX):
+            content, metadata = _open_shards(files, path, key, module, max_bytes), {}
+        else:
+            content, metadata = _open_file(files, path, key, module, max_bytes)
+        yield (
+            path,
+            choose_state(content, names, lambda state: current_names(module, state), count_fit, path, key),
+            metadata,
+        )
 
-    .safetensors; .pt, .pth or .th, where a checkpoint's `state_dict` is unwrapped; darknet's .weights, whose names
-    come from `module`. Raises InputError.
-    """
-    path = fetch(source, key) if isinstance(source, Published) else Path(source)
-    suffix = path.suffix
-    if suffix not in (SAFETENSORS_SUFFIX, *PICKLE_SUFFIXES) and (suffix != DARKNET_SUFFIX or module is None):
-        known = ", ".join((SAFETENSORS_SUFFIX, *PICKLE_SUFFIXES, DARKNET_SUFFIX))
-        raise InputError(path, f"'{suffix}' files are not read", f"give one of {known}", key)
-    if not os.path.exists(path):
-        raise InputError(path, "does not exist", "give the path of a weights file, or train one first", key)
-    if suffix == DARKNET_SUFFIX and module is not None:
-        return read_darknet(path, module, key)
-    if suffix == SAFETENSORS_SUFFIX:
-        return _plain_state(path, key, _read_safetensors(path, key)[0])
-    own = 0 if module is None else sum(tensor.nbytes for tensor in module.state_dict().values())
-    return _plain_state(path, key, _read_pickle(path, key, MAX_EXTRA_BYTES + MAX_EXTRA_FACTOR * own))
+
+def _find_file(path: Path, key: str) -> Path:
+    """The weights file of a folder as Hugging Face lays it out; any other path as it is."""
+    if not path.is_dir():
+        return path
+    found = [path / name for name in FOLDER_FILES if (path / name).exists()]
+    if not found:
+        raise InputError(path, "is a folder without weights", f"give a file, or a folder with {FOLDER_FILES[1]}", key)
+    if found[1:]:
+        others = join_names([other.name for other in found[1:]])
+        add_note(f"{path}: {key}", f"{found[0].name} taken; {others} left out", "to use another, give its path")
+    return found[0]
 
 
-def _read_safetensors(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _open_shards(files: ExitStack, index: Path, key: str, module: nn.Module, max_bytes: int) -> dict[str, Any]:
+    """The tensors of all shards that an index lists, each under its name."""
+    content: dict[str, Any] = {}
+    left = max_bytes
+    for shard, names in _list_shards(index, key).items():
+        part, _ = _open_file(files, index.parent / shard, key, module, left)
+        left -= (index.parent / shard).stat().st_size
+        if lacking := [name for name in names if not isinstance(part, dict) or name not in part]:
+            problem = f"lacks {join_names(lacking, 2)}, which {index.name} lists"
+            raise InputError(index.parent / shard, problem, "copy or download all shards again", key)
+        content.update((name, part[name]) for name in names)
+    return content
+
+
+def _list_shards(index: Path, key: str) -> dict[str, list[str]]:
+    """The files that an index lists, all in its own folder, and the names of the tensors in each."""
+    names = read_json(index, DAMAGED).get("weight_map")
+    shards: dict[str, list[str]] = {}
+    for name, shard in names.items() if isinstance(names, dict) else ():
+        if not isinstance(shard, str) or not shard or Path(shard).name != shard or shard.endswith(INDEX_SUFFIX):
+            raise InputError(index, f"names the shard {shard!r:.100}, no file beside it", DAMAGED, key)
+        shards.setdefault(shard, []).append(name)
+    if not 0 < len(shards) <= MAX_SHARDS:
+        raise InputError(index, f"lists {len(shards)} shards under `weight_map`", DAMAGED, key)
+    return shards
+
+
+def _open_file(files: ExitStack, path: Path, key: str, module: nn.Module, max_bytes: int) -> tuple[Any, dict[str, str]]:
+    """Content and metadata of one file; its first bytes tell the format, and its suffix where they do not."""
+    suffix = path.suffix.lower()
+    if suffix in EXPORTED:
+        raise InputError(path, f"is {EXPORTED[suffix]}, which is not read", EXPORTED_HINT, key)
+    file = files.enter_context(open_regular(path, PATH_HINT, key))
+    head = file.read(64)
+    if head.startswith(b"version https://git-lfs"):
+        raise InputError(path, "is a Git LFS pointer, not the file itself", "run git lfs pull", key)
+    if suffix != DARKNET_SUFFIX and (size := os.fstat(file.fileno()).st_size) > max_bytes:
+        raise InputError(path, f"holds {size_text(size)}, far more than the model takes", PLAIN, key)
+    if head[8:9] != b"{" and (head[:4] == b"PK\3\4" or head[:1] == b"\x80"):
+        return read_checkpoint(file, path, key, max_bytes), {}
+    if head[8:9] == b"{" or suffix == SAFETENSORS_SUFFIX:
+        return _read_safetensors(file, path, key)
+    if suffix == DARKNET_SUFFIX:
+        return read_darknet(path, module, key), {}
+    if suffix == ".bin" and path.with_suffix(".xml").exists():
+        raise InputError(path, f"is of {EXPORTED['.xml']}, which is not read", EXPORTED_HINT, key)
+    if suffix in PICKLE_SUFFIXES:
+        raise damage(path, key)
+    known = ", ".join((SAFETENSORS_SUFFIX, *PICKLE_SUFFIXES, DARKNET_SUFFIX))
+    raise InputError(path, f"'{path.suffix}' files are not read", f"give one of {known}", key)
+
+
+def _read_safetensors(file: BinaryIO, path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and the metadata of a file."""
     try:
         # By its descriptor, since the library takes no path whose bytes are no UTF-8.
-        with open_regular(path, DAMAGED, key) as file, safe_open(f"/dev/fd/{file.fileno()}", "pt") as tensors:
+        with safe_open(f"/dev/fd/{file.fileno()}", "pt") as tensors:
             return {name: tensors.get_tensor(name) for name in tensors.keys()}, tensors.metadata() or {}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         text = " ".join(str(error).split())[:120] or type(error).__name__
         raise InputError(path, f"is truncated or no safetensors file ({text})", DAMAGED, key) from error
 
 
-def _read_pickle(path: Path, key: str, max_bytes: int) -> Any:
-    """The content of a .pt, .pth or .th file, on the CPU, by torch's unpickler of tensors and plain values alone.
-
-    Raises InputError for one that is damaged, holds code, or more than `max_bytes` once unpacked.
-    """
-    try:
-        with open_regular(path, PATH_HINT, key) as file:
-            size = os.fstat(file.fileno()).st_size
-            if zipfile.is_zipfile(file):
-                with zipfile.ZipFile(file) as archive:
-                    size = max(size, sum(part.file_size for part in archive.infolist()))
-            if size > max_bytes:
-                raise InputError(path, f"holds {size_text(size)}, far more than the model takes", PLAIN, key)
-            file.seek(0)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return torch.load(file, map_location="cpu", weights_only=True)
-    except InputError:
-        raise
-    except Exception as error:  # a damaged pickle can fail in any way
-        if "TorchScript" in (text := str(error)):
-            raise InputError(path, "is a TorchScript program, not a plain state dict", PLAIN, key) from error
-        if isinstance(error, pickle.UnpicklingError) and ("Unsupported" in text or "GLOBAL" in text):
-            raise InputError(path, "is not a plain state dict: reading it would run code", PLAIN, key) from error
-        raise InputError(path, "is truncated or no PyTorch file", DAMAGED, key) from error
-
-
-def _plain_state(path: Path, key: str, content: Any) -> dict[str, Tensor]:
-    """The state dict in a file's content; InputError when there is none."""
-    if isinstance(content, Mapping):
-        content = next((content[name] for name in WRAPPERS if isinstance(content.get(name), Mapping)), content)
-    if not isinstance(content, Mapping):
-        raise InputError(path, f"holds a {type(content).__name__}, not a plain state dict", PLAIN, key)
-    for name, value in content.items():
-        if not isinstance(name, str) or not isinstance(value, Tensor):
-            where = f"'{name:.200}'" if isinstance(name, str) else f"the value of a key {type(name).__name__}"
-            raise InputError(path, f"is not a plain state dict: {where} is a {type(value).__name__}", PLAIN, key)
-        if value.layout != torch.strided or value.device.type != "cpu" or value.is_nested or not has_code(value.dtype):
-            kind = f"{value.layout}, {value.dtype}, device {value.device}".replace("torch.", "")
+def _check_plain(path: Path, key: str, state: FileState) -> None:
+    """Raise InputError for a tensor that is sparse, quantised or of a dtype that no bundle holds."""
+    for name, tensor in state.items():
+        kind = tensor.fault if isinstance(tensor, TensorRecord) else ""
+        if kind or not has_code(tensor.dtype):
+            kind = kind or str(tensor.dtype).removeprefix("torch.")
             raise InputError(path, f"{name:.200} is no plain tensor but {kind}", PLAIN_DTYPE, key)
-    if not content:
-        raise InputError(path, "holds no tensors", PLAIN, key)
-    return dict(content)
+
+
+def _read_tensors(path: Path, key: str, state: FileState) -> dict[str, Tensor]:
+    try:
+        return {name: one.read() if isinstance(one, TensorRecord) else one for name, one in state.items()}
+    except (InputError, OSError):
+        raise
+    except Exception as error:  # a damaged file can fail in any way
+        raise damage(path, key) from error
 
 
 # Names
 
 
-def _read_named(source: Source, key: str, module: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a file under the names that the architecture has today, without what the model was wrapped in."""
-    return current_names(module, _without_wrapper(read_state(source, key, module), module.state_dict()))
-
-
-def _without_wrapper(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state without a prefix of all its names, from a model that was saved inside another module.
-
-    `module.` of DataParallel, `_orig_mod.` of torch.compile, the attribute of a LightningModule: removed until one
-    of `own`'s names is met, and left where none is.
-    """
-    found = dict(state)
-    while not found.keys() & own.keys():
-        prefix = next(iter(found), "").partition(".")[0] + "."
-        if not all(name.startswith(prefix) for name in found):
-            return dict(state)
-        found = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
-    return found
-
-
-def current_names(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def current_names(module: nn.Module, state: FileState) -> FileState:
     """The state under the names that the architecture has today; old published files have older ones.
 
     torchvision's parts (feature pyramids, the region proposal head, attention's MLP) rename their own.
     """
-    found = {DENSE_LAYER.sub(r"\1\2", name): tensor for name, tensor in state.items()}
+    found: Any = {DENSE_LAYER.sub(r"\1\2", name): tensor for name, tensor in state.items()}
     for path, part in module.named_modules():
         renames = type(part)._load_from_state_dict is not nn.Module._load_from_state_dict
         if renames and not part._parameters and not part._buffers:  # with tensors of its own it would load them
@@ -262,11 +322,25 @@ def current_names(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, T
     return found
 
 
-def _without_extras(model: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state without a zoo model's auxiliary heads, and without counters that the architecture lacks."""
+def _extra_names(model: str, state: FileState, own: Mapping[str, Tensor]) -> list[str]:
+    """Names that the architecture does without: auxiliary heads, counters, empty tensors, what only training uses."""
     auxiliary = ENTRIES[model].auxiliary if model in ENTRIES else ()
-    extra = [name for name in state if name not in own and (name.startswith(auxiliary) or name.endswith(COUNTER))]
-    return {name: tensor for name, tensor in state.items() if name not in extra}
+    return [
+        name
+        for name, tensor in state.items()
+        if name not in own
+        and (
+            name.startswith(auxiliary)
+            or _is_counter(name)
+            or (0 in tensor.shape)
+            or TRAINING.match(name)
+            or AVERAGED.search(name.partition(".")[0])
+        )
+    ]
+
+
+def _is_counter(name: str) -> bool:
+    return name.endswith(COUNTER)
 
 
 def _bare(name: str) -> str:
@@ -279,7 +353,7 @@ def _bare(name: str) -> str:
 # Checks
 
 
-def _check_fit(query: Query, key: str, own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+def _check_fit(query: Query, key: str, own: Mapping[str, Tensor], state: FileState) -> None:
     """Raise InputError, with the number of differing tensors and examples, unless `state` is one of `own`'s model."""
     lacking = [f"{name} {tuple(own[name].shape)}" for name in own if name not in state and not name.endswith(COUNTER)]
     unknown = [f"{name} {tuple(state[name].shape)}" for name in state if name not in own]
@@ -305,17 +379,15 @@ def _check_fit(query: Query, key: str, own: Mapping[str, Tensor], state: Mapping
         raise InputError(str(query.weights), "; ".join(problems), hint, key)
 
 
-def _check_classes(query: Query, key: str) -> None:
+def _check_classes(query: Query, key: str, metadata: Mapping[str, str]) -> None:
     """Raise InputError for weights that name other classes than the query, or in another order."""
-    if not isinstance(query.weights, Path) or query.weights.suffix != SAFETENSORS_SUFFIX:
-        return
-    named = _read_safetensors(query.weights, key)[1].get(CLASSES)
+    named = metadata.get(CLASSES)
     if named is None or named == json.dumps(list(query.classes)):
         return
     wanted = str(list(query.classes))
     problem = f"was trained for the classes {named:.150}, in this order, and the query asks for {wanted:.150}"
     hint = "list in `classes` those of the weights, or give them as `init:` and train"
-    raise InputError(query.weights, problem, hint, key)
+    raise InputError(str(query.weights), problem, hint, key)
 
 
 def _check_values(source: Source, key: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
@@ -328,3 +400,22 @@ def _check_values(source: Source, key: str, state: Mapping[str, Tensor], own: Ma
             raise InputError(str(source), f"{name} holds {given} and should hold {wanted}", PLAIN_DTYPE, key)
         if not bool(torch.isfinite(tensor.to(own[name].dtype)).all()):
             raise InputError(str(source), f"{name} holds NaN or infinite values", "train or export it again", key)
+
+
+# Notes
+
+
+def _conversions(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
+    """How many tensors change their dtype as they are loaded."""
+    pairs = [(str(tensor.dtype), str(own[name].dtype)) for name, tensor in tensors.items() if not _is_counter(name)]
+    return [
+        f"{pairs.count(pair)} tensors converted from {pair[0]} to {pair[1]}".replace("torch.", "")
+        for pair in sorted(set(pairs))
+        if pair[0] != pair[1]
+    ]
+
+
+def _add_note(where: str, parts: Sequence[str], hint: str) -> None:
+    """One note on all that was chosen, left out and converted; none where all of a plain state dict was taken."""
+    if any(parts):
+        add_note(where, "; ".join(filter(None, parts)), hint)

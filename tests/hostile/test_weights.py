@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from tests.hostile.codecs import Bomb
-from tests.hostile.harness import check_refused
+from tests.hostile.harness import check_refused, run_command
 from tests.parameters import one_in
 
 FIRST, SHAPE = "conv1.weight", (16, 3, 3, 3)
@@ -86,7 +86,6 @@ PICKLES: dict[str, Make] = {
     "zip bomb": _rezip(lambda name, data: bytes(10**9) if name.endswith("/0") else data, zipfile.ZIP_DEFLATED),
     "storage cut short": _rezip(lambda name, data: data[:-4] if name.endswith("data/0") else data),
     "code": lambda path: torch.save({FIRST: Bomb()}, path),
-    "code beside the state": _save_changed(lambda state: {"state_dict": state, "hook": Bomb()}),
     "code in an old pickle": lambda path: path.write_bytes(pickle.dumps(Bomb())),
     "code in a key": _pickle(b"\x80\2}cposix\nsystem\n(X\5\0\0\0touchtRK\1s."),
     "whole module": lambda path: torch.save(nn.Linear(2, 2), path),
@@ -134,6 +133,15 @@ def test_damaged_safetensors_is_refused(house: Path, data: bytes) -> None:
 def test_damaged_pickle_is_refused_and_not_executed(house: Path, make: Make) -> None:
     make(house / "weights" / "b.pt")
     check_refused(["inspect", "merge.yaml", "--weights"], house, house / "weights" / "b.pt", "weights (b)")
+    assert not (house / "was-run").exists()
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_code_beside_the_state_is_left_out_and_not_executed(house: Path, zipped: bool) -> None:
+    path = house / "weights" / "b.pt"
+    state = torch.load(path, weights_only=True)
+    torch.save({"state_dict": state, "hook": Bomb(), "w": [Bomb()]}, path, _use_new_zipfile_serialization=zipped)
+    assert run_command(["inspect", "merge.yaml", "--weights"], house).check_bounds().code == 0
     assert not (house / "was-run").exists()
 
 

@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.errors import InputError
 from models.notes import collect_notes
 from models.weights import fingerprint, load_matching, load_weights, save_weights
-from models.workload import Query
-from tests.models.queries import make_query
-
-
-class Small(nn.Module):
-    """A backbone of two layers and a head."""
-
-    def __init__(self, classes: int = 2, width: int = 4) -> None:
-        super().__init__()
-        features = nn.Sequential(nn.Conv2d(3, width, 3), nn.BatchNorm2d(width))
-        self.backbone = nn.Sequential(OrderedDict(features=features))
-        self.fc = nn.Linear(width, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.backbone(x).mean((2, 3)))
-
+from tests.models.small import Small, equal_states, query_of
 
 STATE = Small().state_dict()
-
-
-def query_of(weights: Path | None) -> Query:
-    return make_query(model="small", weights=weights, classes=("car", "none"))
 
 
 def test_save_weights_writes_a_plain_safetensors_file(tmp_path):
@@ -76,7 +57,6 @@ BAD: dict[str, tuple[str, Callable[[Path], object], str]] = {
         lambda p: torch.jit.save(torch.jit.trace(Small().eval(), torch.zeros(1, 3, 16, 16)), p),
         "is a TorchScript program, not a plain state dict; save model.state_dict() alone",
     ),
-    "a number inside": ("w.pt", save({"epoch": 3}), "is not a plain state dict: 'epoch' is a int"),
     "nothing inside": ("w.pt", lambda p: torch.save({}, p), "holds no tensors"),
     "truncated": ("w.pt", save_truncated, "is truncated or no PyTorch file; copy or save it again"),
     "far too large": (
@@ -180,6 +160,75 @@ def test_load_matching_notes_the_tensors_that_do_not_fit(tmp_path, case):
         load_matching(Small(), tmp_path / "w.safetensors")
     hint = "expected for a head of other classes; else give weights of this model"
     assert notes == ([] if expected is None else [f"{tmp_path / 'w.safetensors'}: {expected}; {hint}"])
+
+
+EXPORTS = {
+    "net.onnx": "is an ONNX file, which is not read; give the PyTorch weights",
+    "net.XML": "is an OpenVINO model, which is not read; give the PyTorch weights",
+    "net.bin": "is of an OpenVINO model, which is not read; give the PyTorch weights",
+    "net.engine": "is a TensorRT engine, which is not read; give the PyTorch weights",
+    "net.pth": "is a Git LFS pointer, not the file itself; run git lfs pull",
+}
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_load_weights_says_what_to_give_instead_of_an_exported_model(tmp_path, name):
+    (tmp_path / "net.xml").write_text("<?xml version='1.0'?>")
+    (tmp_path / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\n" if name == "net.pth" else bytes(99))
+    with pytest.raises(InputError) as caught:
+        load_weights(query_of(tmp_path / name), Small())
+    assert str(caught.value).startswith(f"{tmp_path / name}: weights (gate): {EXPORTS[name]}")
+
+
+def write_shards(folder: Path, suffix: str, **changes: str) -> Path:
+    """The tensors of STATE in two shards with an index, as transformers' save_pretrained writes them."""
+    stem = {".safetensors": "model", ".bin": "pytorch_model"}[suffix]
+    weight_map = {name: f"{stem}-{place % 2 + 1:05}-of-00002{suffix}" for place, name in enumerate(STATE)}
+    for shard in set(weight_map.values()):
+        part = {name: STATE[name] for name in STATE if weight_map[name] == shard}
+        torch.save(part, folder / shard) if suffix == ".bin" else save_weights(folder / shard, part)
+    index = folder / f"{stem}{suffix}.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": {**weight_map, **changes}}))
+    return index
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".bin"])
+def test_load_weights_reads_shards_by_their_index_or_folder(tmp_path, suffix):
+    index = write_shards(tmp_path, suffix)
+    for path in (index, tmp_path):
+        with collect_notes() as notes:
+            assert equal_states(load_weights(query_of(path), Small()).state_dict(), STATE)
+        assert not notes
+    before = fingerprint(tmp_path)
+    write_shards(tmp_path, suffix)
+    assert fingerprint(tmp_path) == fingerprint(index) == before
+    torch.save({}, index.with_name(json.loads(index.read_text())["weight_map"]["fc.bias"]))
+    assert fingerprint(index) != before
+    with pytest.raises(InputError, match="lacks"):
+        load_weights(query_of(index), Small())
+
+
+@pytest.mark.parametrize(
+    ("shard", "problem"),
+    [("../other.safetensors", "names the shard"), ("/etc/passwd", "names the shard"), ("", "names the shard"),
+     ("gone.safetensors", "cannot be read: No such file"), ("model.safetensors.index.json", "names the shard")],
+)  # fmt: skip
+def test_load_weights_refuses_shards_that_are_not_beside_the_index(tmp_path, shard, problem):
+    save_weights(tmp_path / "other.safetensors", STATE)
+    (tmp_path / "sub").mkdir()
+    with pytest.raises(InputError, match=problem):
+        load_weights(query_of(write_shards(tmp_path / "sub", ".safetensors", **{"fc.bias": shard})), Small())
+
+
+def test_load_weights_of_a_folder_takes_safetensors_first_and_notes_it(tmp_path):
+    with pytest.raises(InputError, match="is a folder without weights"):
+        load_weights(query_of(tmp_path), Small())
+    save_weights(tmp_path / "model.safetensors", STATE)
+    torch.save(Small().state_dict(), tmp_path / "pytorch_model.bin")
+    with collect_notes() as notes:
+        assert equal_states(load_weights(query_of(tmp_path), Small()).state_dict(), STATE)
+    (note,) = notes
+    assert note.endswith("model.safetensors taken; pytorch_model.bin left out; to use another, give its path")
 
 
 def test_fingerprint_follows_the_content_of_the_file(tmp_path):

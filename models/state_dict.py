@@ -1,0 +1,208 @@
+"""The state dict of one network among all that a weights file holds: found by names and shapes, averaged ones first."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from models.checkpoint import PLAIN, StandIn, TensorRecord
+from models.errors import InputError, join_names
+
+FileTensor = Tensor | TensorRecord
+FileState = Mapping[str, FileTensor]
+MAX_DEPTH, MAX_PREFIX_PARTS, MAX_PREFIXES, MAX_NAME = 5, 8, 8, 1000
+WRAPPERS = ("", "state_dict", "model_state_dict", "model", "model_state", "net", "module", "weights", "checkpoint")
+"""Keys under which training scripts keep the state dict in a checkpoint, the first preferred."""
+UNUSUAL = len(WRAPPERS)
+PREFIX_PARTS = frozenset((*WRAPPERS, "network", "_orig_mod"))
+AVERAGED = re.compile(r"(?<![A-Za-z])(ema|swa|avg|averaged?)(?![a-z])|Ema|EMA|SWA")
+"""In a key or prefix of a moving average: state_dict_ema, model_ema, params_ema, ema_model., EMACallback."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Tensors of a file, under one key and one prefix, by the names that remain; `fit` counts those that fit.
+
+    `others` are the tensors under the same key without the prefix.
+    """
+
+    path: str
+    prefix: str
+    state: FileState
+    others: tuple[str, ...]
+    is_averaged: bool
+    fit: int
+
+    @property
+    def label(self) -> str:
+        """Where in the file its tensors are."""
+        return f"'{self.path}{'.' if self.path and self.prefix else ''}{self.prefix}{'*' if self.prefix else ''}'"
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Its place among those that fit alike: by the key, then by the prefix; UNUSUAL for any other."""
+        is_usual = all(part in PREFIX_PARTS for part in self.prefix.split("."))
+        return WRAPPERS.index(self.path) if self.path in WRAPPERS else UNUSUAL, (not is_usual) * UNUSUAL
+
+
+@dataclass(frozen=True)
+class StateChoice:
+    """The candidate to load, and the note on how it was found: empty where there was nothing to choose or remove."""
+
+    candidate: Candidate
+    note: str
+    hint: str
+
+
+def choose_state(
+    content: Any,
+    names: Sequence[Collection[str]],
+    rename: Callable[[FileState], FileState],
+    count_fit: Callable[[FileState], int],
+    where: Path,
+    key: str,
+) -> StateChoice:
+    """The state dict in a file's content that most tensors of a network fit.
+
+    `names` are those of the network, and others to look for where a file has none of them; `rename` gives a state
+    today's names, `count_fit` counts the tensors that fit.
+    Of several that fit alike, the moving average is taken, then the one under the most usual key. Raises InputError
+    when there are no tensors, and when neither rule decides.
+    """
+    found = [
+        candidate
+        for path, tensors in _find_states(content)
+        for candidate in _split_by_prefix(path, tensors, names, rename, count_fit, _is_swapped(content))
+    ]
+    if not found:
+        problem = "holds no tensors" if isinstance(content, dict) else f"holds a {type(content).__name__}"
+        raise InputError(where, problem, PLAIN, key)
+    best = max(candidate.fit for candidate in found)
+    if best == 0:
+        return StateChoice(max(found, key=lambda candidate: len(candidate.state)), "", "")
+    alike = _drop_copies([candidate for candidate in found if candidate.fit == best])
+    pool = [candidate for candidate in alike if candidate.is_averaged] or alike
+    pool.sort(key=lambda candidate: candidate.rank)
+    chosen = pool[0]
+    if len(pool) > 1 and (chosen.is_averaged or chosen.rank == pool[1].rank or UNUSUAL in chosen.rank):
+        labels = join_names([candidate.label for candidate in pool])
+        raise InputError(where, f"holds {len(pool)} state dicts that fit alike: {labels}", f"{PLAIN}, of the one", key)
+    rivals = [candidate.label for candidate in alike if candidate is not chosen]
+    partial = [
+        candidate.label
+        for candidate in found
+        if candidate.is_averaged and not chosen.is_averaged and best / 2 < candidate.fit < best
+    ]
+    return StateChoice(chosen, *_describe(chosen, rivals, partial))
+
+
+def _describe(chosen: Candidate, rivals: list[str], partial: list[str]) -> tuple[str, str]:
+    """Note and hint on a choice."""
+    parts: list[str] = []
+    if chosen.is_averaged:
+        parts += [f"EMA weights taken (under {chosen.label}); {len(chosen.state)} tensors"]
+    elif rivals or partial:
+        parts += [f"weights under {chosen.label} taken; {len(chosen.state)} tensors"]
+    elif chosen.prefix:
+        parts += [f"the prefix {chosen.prefix} was removed from {len(chosen.state)} tensors"]
+    if rivals:
+        parts += [f"{join_names(rivals)} would fit as well"]
+    if partial:
+        parts += [f"the average under {join_names(partial)} does not fit in full"]
+    return "; ".join(parts), "to use others, save them alone in a file" if rivals or chosen.is_averaged else ""
+
+
+def _find_states(content: Any) -> Iterator[tuple[str, dict[str, FileTensor]]]:
+    """Every mapping in the content that holds tensors, with the keys that lead to it; each mapping once."""
+    seen: set[int] = set()
+    queue = [("", content, 0)]
+    for path, value, depth in queue:
+        if not isinstance(value, dict) or id(value) in seen or depth > MAX_DEPTH:
+            continue
+        seen.add(id(value))
+        items: dict[str, Any] = value
+        if isinstance(value, StandIn) and id(value.attributes) not in seen:
+            seen.add(id(value.attributes))
+            is_module = {"_parameters", "_modules"} <= value.attributes.keys()
+            items = dict(_module_tensors(value, seen)) if is_module else {**value, **value.attributes}
+        tensors = {name: one for name, one in items.items() if isinstance(one, Tensor | TensorRecord)}
+        if tensors:
+            yield path, tensors
+        queue += [
+            (f"{path}.{name[:MAX_NAME]}" if path else name[:MAX_NAME], one, depth + 1)
+            for name, one in items.items()
+            if isinstance(one, dict) and name != "_metadata"
+        ]
+
+
+def _module_tensors(module: StandIn, seen: set[int]) -> Iterator[tuple[str, FileTensor]]:
+    """The tensors of a whole nn.Module that was pickled, under the names of its state dict."""
+    queue = [("", module)]
+    for prefix, one in queue:
+        for kind in ("_parameters", "_buffers", "_modules") if isinstance(one, StandIn) else ():
+            part = one.attributes.get(kind)
+            if not isinstance(part, dict) or id(part) in seen:
+                continue
+            seen.add(id(part))
+            yield from ((prefix + name, tensor) for name, tensor in part.items() if isinstance(tensor, TensorRecord))
+            queue += [(f"{prefix}{name}."[:MAX_NAME], child) for name, child in part.items()]
+
+
+def _is_swapped(content: Any) -> bool:
+    """Whether `state_dict` is the average: mmengine's EMAHook and Lightning's WeightAveraging swap when they save."""
+    if not isinstance(content, dict):
+        return False
+    meta = content.get("meta")
+    mmengine = "message_hub" in content or (isinstance(meta, dict) and "mmengine_version" in meta)
+    return (mmengine and "ema_state_dict" in content) or {"averaging_state", "current_model_state"} <= content.keys()
+
+
+def _split_by_prefix(
+    path: str,
+    tensors: dict[str, FileTensor],
+    names: Sequence[Collection[str]],
+    rename: Callable[[FileState], FileState],
+    count_fit: Callable[[FileState], int],
+    is_swapped: bool,
+) -> Iterator[Candidate]:
+    """A candidate for each prefix after which names of the network follow: `module.`, `model.`, `ema_model.module.`.
+
+    Prefixes come from DataParallel, torch.compile, AveragedModel and the attributes of a LightningModule.
+    """
+    hits = (Counter(prefix for name in tensors for prefix, rest in _cuts(name) if rest in known) for known in names)
+    for prefix, _ in next(filter(None, hits), Counter([""])).most_common(MAX_PREFIXES):
+        state = rename({name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)})
+        counter = f"{prefix.removesuffix('module.')}n_averaged"
+        is_averaged = bool(AVERAGED.search(f"{path}.{prefix}")) or counter in tensors
+        if is_swapped:
+            is_averaged = path == "state_dict"
+        others = tuple(name for name in tensors if not name.startswith(prefix))
+        yield Candidate(path, prefix, state, others, is_averaged, count_fit(state))
+
+
+def _cuts(name: str) -> Iterator[tuple[str, str]]:
+    """A name cut after each of its first parts, into prefix and rest."""
+    name = rest = name[:MAX_NAME]
+    for _ in range(MAX_PREFIX_PARTS):
+        yield name[: len(name) - len(rest)], rest
+        rest = rest.partition(".")[2]
+        if not rest:
+            return
+
+
+def _drop_copies(candidates: list[Candidate]) -> list[Candidate]:
+    """The candidates without those whose tensors are the same ones in the file as an earlier candidate's."""
+    kept: dict[tuple[Any, ...], Candidate] = {}
+    for candidate in sorted(candidates, key=lambda one: one.rank):
+        places = (
+            (name, id(one.storage), one.offset, one.shape) if isinstance(one, TensorRecord) else (name, id(one))
+            for name, one in candidate.state.items()
+        )
+        kept.setdefault(tuple(places), candidate)
+    return list(kept.values())
