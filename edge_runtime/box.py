@@ -107,6 +107,10 @@ def load_box(config: BoxConfig) -> LoadedBox:
         if query.camera not in config.cameras:
             problem = f"query '{query.id}' of the bundle needs a camera '{query.camera}'"
             raise InputError(config.path, problem, f"add `{query.camera}: {{source: ...}}`", "cameras")
+        camera_fps = config.cameras[query.camera].fps
+        if query.fps and camera_fps and camera_fps < query.fps:
+            text = f"query {query.id} is to have {query.fps:g} frames a second, its camera gives {camera_fps:g}"
+            add_note(config.path, text, f"raise `fps` of camera {query.camera}")
     cameras = {query.id: query.camera for query in bundle.queries}
     for index, sink in enumerate(config.sinks):
         if found := sink.topic_problem(cameras):

@@ -28,7 +28,7 @@ from edge_runtime.simulation.simulator import simulate
 from gemel.analytic_costs import ceiling_costs
 from gemel.conditions import DEFAULT_PLACEMENT, Objective, PlacementOptions
 from gemel.fleet import MAX_BOXES, Boxes, Counts, Demands, Fleet, FleetNeeds, measure_needs, shareable_layers
-from gemel.planner import DEFAULT_FPS, draw_arrivals
+from gemel.planner import DEFAULT_FPS, draw_arrivals, note_default_fps
 from gemel.text import percent, size, table
 from merger.events import Progress, Stages, silent
 from models.errors import InputError
@@ -391,6 +391,7 @@ def find_placement(
     started, before, stages = time.monotonic(), before or {}, Stages(progress)
     stages.announce([COUNTING, SOLVING, SIMULATING])
     stages.begin(COUNTING)
+    note_default_fps(fleet.path, fleet.queries)
     needs = measure_needs(fleet, options.shared, options.timed)
     demands, max_load = needs.demands, 1 / options.min_frames if options.min_frames else math.inf
     groups = [

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge_runtime.policies import policy_named
 from edge_runtime.scheduler import QuerySpec
@@ -21,8 +21,12 @@ from edge_runtime.simulation.simulator import Simulation, simulate
 from gemel.analytic_costs import bundle_originals, find_profile, merge_at_ceiling, workload_originals
 from gemel.conditions import DEFAULT_CONDITIONS, DEFAULT_DEVICE, MEASURED, Conditions
 from gemel.text import percent, size, table
-from models.bundle import Bundle, open_bundle
-from models.errors import InputError, one_line
+from models.bundle import Bundle, BundleQuery, open_bundle
+from models.errors import InputError, join_names, one_line
+from models.notes import add_note
+
+if TYPE_CHECKING:
+    from models.workload import Query
 
 WORKLOAD_SUFFIXES = (".yaml", ".yml")
 DEFAULT_FPS = 10.0
@@ -156,6 +160,7 @@ def load_plan_input(source: str | Path, conditions: Conditions) -> PlanInput:
         note_machine(models, found)
         costs, title, kind = measured_costs(models, found), f"{found.machine['name']} ({found.device})", found.device
     nbytes = memory_bytes(conditions.memory, costs_for(profile, originals), "--memory")
+    note_default_fps(source, models.queries)
     queries = {query.id: query for query in models.queries}
     overflow = overflow_of(costs, nbytes, lambda query: overflow_layers(models, queries[query], kind))
     return PlanInput(
@@ -172,6 +177,13 @@ def load_plan_input(source: str | Path, conditions: Conditions) -> PlanInput:
         overflow=overflow,
         overflow_allowed=conditions.overflow,
     )
+
+
+def note_default_fps(path: str | Path, queries: Iterable[Query | BundleQuery]) -> None:
+    """Note the queries without a rate of their own, which are simulated at DEFAULT_FPS."""
+    if names := [query.id for query in queries if not query.fps]:
+        text = f"queries without `fps` are planned at {DEFAULT_FPS:g} frames a second: {join_names(names, 5)}"
+        add_note(path, text, "set `fps`: without it they take every frame of their camera")
 
 
 def _load_workload(path: Path, shared: bool) -> tuple[Bundle, Bundle]:

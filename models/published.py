@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from models.errors import InputError
+from models.notes import add_note
 from models.zoo.registry import ENTRIES
 
 PREFIX = "torchvision:"
@@ -45,7 +46,7 @@ def find_published(text: str, model: str, where: str | Path, key: str) -> Publis
     name = text.removeprefix(PREFIX)
     if "." in name:
         try:
-            return Published(_full_name(torchvision.models.get_weight(name)))
+            return _note_alias(Published(_full_name(torchvision.models.get_weight(name))), text, where, key)
         except (ValueError, KeyError) as error:
             example = "such as torchvision:ResNet18_Weights.IMAGENET1K_V1"
             raise InputError(where, f"torchvision publishes no '{name}'", f"give a full name {example}", key) from error
@@ -60,7 +61,14 @@ def find_published(text: str, model: str, where: str | Path, key: str) -> Publis
         hint = f"did you mean {near[0]}? " if near else ""
         problem = f"torchvision publishes no weights '{name}' of {model}"
         raise InputError(where, problem, f"{hint}there are {', '.join(known)}", key)
-    return Published(_full_name(published[name]))
+    return _note_alias(Published(_full_name(published[name])), text, where, key)
+
+
+def _note_alias(found: Published, text: str, where: str | Path, key: str) -> Published:
+    """Note which of the published weights DEFAULT is."""
+    if text.endswith("DEFAULT"):
+        add_note(where, f"{key}: {text} is {found.name} in this release of torchvision", "name it in full to keep it")
+    return found
 
 
 def fetch(published: Published, key: str = "weights") -> Path:

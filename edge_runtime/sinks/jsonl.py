@@ -26,6 +26,7 @@ from edge_runtime.sinks.base import (
 )
 from models.errors import InputError
 from models.io import AppendFile, ParseError, cannot_be_written, parse_json
+from models.notes import add_note
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -184,6 +185,7 @@ def repair_tail(path: Path) -> None:
             return
         if not last.strip(b"\0") or (last.startswith(b"{") and not _is_json(last)):
             file.truncate(size - len(last))
+            add_note(path, f"its last record of {len(last)} bytes is incomplete and cut off: it was never delivered")
         else:
             file.write(b"\n")
 

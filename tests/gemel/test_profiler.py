@@ -79,16 +79,19 @@ def test_profile_costs_can_be_simulated(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command", ["plan", "simulate"])
-def test_plan_with_costs_of_another_machine_notes_it(bundle, capsys, command):
+def test_plan_notes_costs_of_another_machine_and_default_rates(bundle, capsys, command):
     profile = profile_bundle(bundle.path, "cpu", [FACTORY], rounds=1, engine="torch").profile
     words = (command, str(bundle.path), "--factory", FACTORY, "--memory", "1MiB", "--json")
-    assert main(words) == 0 and "notes" not in json.loads(capsys.readouterr().out)
+    assert main(words) == 0
+    (rates,) = json.loads(capsys.readouterr().out)["notes"]
+    assert rates.startswith(f"{bundle.path}: queries without `fps` are planned at 10 frames a second: gate, yard; set")
     write_profile(bundle.path, replace(profile, device="cuda", machine={**profile.machine, "name": "a Jetson"}))
     assert main(words) == 0
-    (note,) = json.loads(capsys.readouterr().out)["notes"]
+    note, _ = json.loads(capsys.readouterr().out)["notes"]
     start = f"{bundle.path}.profile.json: its costs, measured on another machine (device cuda"
     assert note.startswith(start) and "a Jetson" in note and note.endswith("run `gemel profile BUNDLE` here")
-    assert main([*words, "--device", "jetson-nano"]) == 0 and "notes" not in json.loads(capsys.readouterr().out)
+    assert main([*words, "--device", "jetson-nano"]) == 0
+    assert json.loads(capsys.readouterr().out)["notes"] == [rates]
 
 
 def test_profile_workspace_has_the_scratch_of_packed_weights(tmp_path):

@@ -16,6 +16,7 @@ import yaml
 
 from models import zoo
 from models.errors import InputError
+from models.notes import collect_notes
 from models.published import Published, fetch, find_published
 from models.weights import load_weights
 from models.workload import load_workload
@@ -95,7 +96,10 @@ def test_fetch_without_the_file_on_the_server_names_the_cache(cache, site, monke
     ],
 )
 def test_find_published_accepts_the_models_own_and_full_names(text: str, model: str, name: str) -> None:
-    assert find_published(text, model, "w.yaml", "weights") == Published(name)
+    with collect_notes() as notes:
+        assert find_published(text, model, "w.yaml", "weights") == Published(name)
+    chosen = f"w.yaml: weights: {text} is {name} in this release of torchvision; name it in full to keep it"
+    assert notes == ([chosen] if "DEFAULT" in text else [])
 
 
 @pytest.mark.parametrize(

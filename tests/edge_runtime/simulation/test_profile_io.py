@@ -111,6 +111,16 @@ def test_load_box_profile_of_another_machine_logs_one_line(bundle, tmp_path, cap
     assert gate["larger"][0]["run_s"] == pytest.approx(1.2 * gate["run_s"]), "the measured curve, at today's speed"
 
 
+def test_load_box_notes_a_camera_slower_than_its_query(bundle, tmp_path):
+    write_clip(tmp_path / "left.mp4", 4)
+    write_folder(tmp_path / "right", 4)
+    slow = {"left": {"source": "left.mp4", "fps": 2}, "right": {"source": "right", "fps": 12}}
+    with collect_notes() as notes:
+        load_box(load_config(write_config(tmp_path, cameras=slow)))
+    text = "query road is to have 6 frames a second, its camera gives 2; raise `fps` of camera left"
+    assert notes == [f"{tmp_path / 'box.yaml'}: {text}"]
+
+
 def with_curves(bundle) -> MeasuredProfile:
     profile = profile_of(bundle)
     return replace(

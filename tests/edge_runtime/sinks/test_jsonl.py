@@ -11,6 +11,7 @@ import pytest
 
 from edge_runtime.sinks.jsonl import JsonLines, JsonLinesConfig
 from models.errors import InputError
+from models.notes import collect_notes
 from tests.edge_runtime.sinks.messages import make_message, read_frames, running_worker, until
 
 
@@ -63,7 +64,10 @@ def test_jsonl_repairs_a_truncated_line(tmp_path, tail, repaired):
     path = tmp_path / "r.jsonl"
     before = make_message(1).to_text() + "\n"
     path.write_text(before + tail)
-    write_records(JsonLines(path), 2)
+    with collect_notes() as notes:
+        write_records(JsonLines(path), 2)
+    cut = f"{path}: its last record of {len(tail)} bytes is incomplete and cut off: it was never delivered"
+    assert notes == ([cut] if tail and not repaired else [])
     assert path.read_text() == before + repaired + make_message(2).to_text() + "\n"
 
 
