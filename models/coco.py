@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 from urllib.parse import unquote
@@ -25,19 +25,31 @@ from models.predictions import Box, BoxLabels
 
 MAX_ANNOTATION_BYTES = 2**26
 COCO_HINT = "correct the annotations: COCO with images, categories and annotations"
-MIN_SIDE_PX = 0.1
-"""A box of less than this width or height, after it was clipped to its picture, is no object."""
-ROUNDING_PX = 1.0
-"""A box may end this far outside its picture without a note."""
-MIN_PICTURE_PX = 16
-"""Pictures above this size hold no objects that all lie within the first pixel."""
-MIN_CORNERS, MIN_CORNERS_SHARE, MIN_FITTING_SHARE = 3, 0.25, 0.9
-"""Boxes are x0 y0 x1 y1 where at least so many, and this share, leave the picture as x y width height, and nearly all
-fit as corners.
-"""
 
 
-class LeftOut(StrEnum):
+@dataclass(frozen=True)
+class BoxRules:
+    """What is taken for a box, and for boxes of another kind.
+
+    A box thinner than `min_side_px` within its picture is none. One may end `rounding_px` outside without a note.
+    Boxes within 0..1 are fractions where pictures are larger than `min_picture_px`, those within 0..100 may be percents
+    above `min_percent_picture_px`. Boxes are corners where at least `min_leaving` of them and the fraction
+    `min_leaving_share` leave the picture, and `min_fitting_share` fit as corners.
+    """
+
+    min_side_px: float = 0.1
+    rounding_px: float = 1.0
+    min_picture_px: int = 16
+    min_percent_picture_px: int = 400
+    min_leaving: int = 3
+    min_leaving_share: float = 0.25
+    min_fitting_share: float = 0.9
+
+
+RULES = BoxRules()
+
+
+class LeftOut(str, Enum):
     """Why an annotation is no box of its picture."""
 
     PICTURE = "of pictures that are not listed"
@@ -49,7 +61,7 @@ class LeftOut(StrEnum):
     DUPLICATE = "exact duplicates"
 
 
-def _parse_id(value: Any) -> int | str:
+def _parse_id(value: Any) -> Id:
     """1, 1.0, "1", "1.0" and "001" are one id; other text is an id of its own."""
     if isinstance(value, str):
         digits = value.strip().removesuffix(".0")
@@ -64,25 +76,26 @@ def _parse_size(value: Any) -> Any:
     return value if isinstance(value, str) or (isinstance(value, int | float) and value > 0) else None
 
 
-Id = Annotated[int | str, BeforeValidator(_parse_id)]
-Size = Annotated[float | None, BeforeValidator(_parse_size)]
+Id = int | str
+GivenId = Annotated[Id, BeforeValidator(_parse_id)]
+GivenSize = Annotated[float | None, BeforeValidator(_parse_size)]
 
 
 class _CocoImage(BaseModel):
-    id: Id
+    id: GivenId
     file_name: Annotated[str, Field(min_length=1)]
-    width: Size = None
-    height: Size = None
+    width: GivenSize = None
+    height: GivenSize = None
 
 
 class _CocoCategory(BaseModel):
-    id: Id
+    id: GivenId
     name: Annotated[str, Field(min_length=1)]
 
 
 class _CocoAnnotation(BaseModel):
-    image_id: Id
-    category_id: Id
+    image_id: GivenId
+    category_id: GivenId
     bbox: tuple[float, float, float, float] | None = None
     segmentation: Any = None
     iscrowd: bool | None = None
@@ -92,9 +105,10 @@ class _CocoAnnotation(BaseModel):
         if self.bbox is not None:
             return self.bbox
         try:
-            points = np.concatenate([np.asarray(part, float).reshape(-1, 2) for part in self.segmentation])
+            parts = self.segmentation if isinstance(self.segmentation[0], list) else [self.segmentation]
+            points = np.concatenate([np.asarray(part, float).reshape(-1, 2) for part in parts])
             (x0, y0), (x1, y1) = points.min(axis=0).tolist(), points.max(axis=0).tolist()
-        except (TypeError, ValueError):  # a mask, no polygon, or one that is none
+        except (LookupError, TypeError, ValueError):  # a mask, no polygon, or one that is none
             return None
         return x0, y0, x1 - x0, y1 - y0
 
@@ -128,11 +142,28 @@ class LabelledPicture:
 
 @dataclass
 class _Picture:
+    number: Id
     path: Path
     size: PictureSize
     scale: tuple[float, float]
     objects: list[tuple[str, Box]] = field(default_factory=list)
     crowds: list[tuple[str, Box]] = field(default_factory=list)
+
+
+NO_PICTURE, NO_BOX = _Picture("", Path(), PictureSize(0, 0), (1.0, 1.0)), (0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass
+class _Row:
+    """An annotation; `box` is x, y, width, height as given, and then corners in the picture."""
+
+    index: int
+    picture: _Picture
+    name: str
+    is_crowd: bool
+    box: Box
+    reason: LeftOut | None
+    is_clipped: bool = False
 
 
 def read_coco(folder: Path, classes: Sequence[str], query: str) -> list[LabelledPicture]:
@@ -148,34 +179,39 @@ def read_coco(folder: Path, classes: Sequence[str], query: str) -> list[Labelled
     categories = _by_id(path, "categories", coco.categories)
     images = _by_id(path, "images", coco.images)
     names = {category.name: None for category in coco.categories}
+    if len(names) < len(categories):
+        count = len(categories) - len(names)
+        add_note(path, f"{count} categories have the name of another and are taken as one with it")
     if missing := [label for label in classes if label not in names]:
         problem = f"no category '{missing[0]}' (query {query})"
         raise InputError(path, problem, f"it has: {join_names(names, 20)}", "classes")
     files = _find_files(path, folder / "images", images)
     sizes = {image: read_picture_size(file) for image, file in files.items()}
     scales = _find_scales(path, images, files, sizes)
-    pictures = {image: _Picture(file, sizes[image], scales[image]) for image, file in files.items()}
+    pictures = {image: _Picture(image, file, sizes[image], scales[image]) for image, file in files.items()}
     names_by_id = {number: category.name for number, category in categories.items()}
     _place_boxes(path, coco.annotations, pictures, names_by_id, classes, query)
-    found = [LabelledPicture(one.path, one.size, _labels(one)) for one in pictures.values()]
+    found = [
+        LabelledPicture(one.path, one.size, _labels(one.objects, _labels(one.crowds) if one.crowds else None))
+        for one in pictures.values()
+    ]
     return sorted(found, key=lambda picture: picture.path.stem)
 
 
-def _labels(picture: _Picture) -> BoxLabels:
-    objects, crowds = (tuple(zip(*rows, strict=True)) or ((), ()) for rows in (picture.objects, picture.crowds))
-    return BoxLabels(*objects, BoxLabels(*crowds) if picture.crowds else None)
+def _labels(rows: Sequence[tuple[str, Box]], crowds: BoxLabels | None = None) -> BoxLabels:
+    return BoxLabels(tuple(name for name, _ in rows), tuple(box for _, box in rows), crowds)
 
 
-def _by_id(path: Path, key: str, entries: Sequence[Any]) -> dict[int | str, Any]:
+def _by_id(path: Path, key: str, entries: Sequence[Any]) -> dict[Id, Any]:
     found = {entry.id: entry for entry in entries}
     if len(found) < len(entries):
         raise InputError(path, "an id occurs twice", COCO_HINT, f"{key}.id")
     return found
 
 
-def _find_files(path: Path, folder: Path, images: Mapping[int | str, _CocoImage]) -> dict[int | str, Path]:
+def _find_files(path: Path, folder: Path, images: Mapping[Id, _CocoImage]) -> dict[Id, Path]:
     """The file of each picture: at its file_name, or under the last part of that in the folder."""
-    found: dict[int | str, Path] = {}
+    found: dict[Id, Path] = {}
     missing, moved = [], []
     for number, image in images.items():
         name = image.file_name.replace("\\", "/")
@@ -207,19 +243,19 @@ def _find_files(path: Path, folder: Path, images: Mapping[int | str, _CocoImage]
 
 def _find_scales(
     path: Path,
-    images: Mapping[int | str, _CocoImage],
-    files: Mapping[int | str, Path],
-    sizes: Mapping[int | str, PictureSize],
-) -> dict[int | str, tuple[float, float]]:
+    images: Mapping[Id, _CocoImage],
+    files: Mapping[Id, Path],
+    sizes: Mapping[Id, PictureSize],
+) -> dict[Id, tuple[float, float]]:
     """What takes boxes from the size that the file gives to the picture's; refuses another shape."""
     scales = dict.fromkeys(images, (1.0, 1.0))
     scaled, odd, turned = [], [], []
     for number, image in images.items():
         (width, height, orientation), name = sizes[number], files[number].name
-        given = (image.width, image.height)
-        if given[0] is None or given[1] is None:
+        if image.width is None or image.height is None:
             turned += [name] if orientation > 1 else []
             continue
+        given = (image.width, image.height)
         text = f"{name} has {width} x {height} pixels, the file says {given[0]:.0f} x {given[1]:.0f}"
         if (width, height) == given:
             turned += [name] if orientation in (2, 3, 4) or (orientation > 1 and width == height) else []
@@ -245,108 +281,92 @@ def _find_scales(
 def _place_boxes(
     path: Path,
     annotations: Sequence[_CocoAnnotation],
-    pictures: Mapping[int | str, _Picture],
-    categories: Mapping[int | str, str],
+    pictures: Mapping[Id, _Picture],
+    categories: Mapping[Id, str],
     classes: Sequence[str],
     query: str,
 ) -> None:
-    """Give each picture its boxes (x0, y0, x1, y1) of these classes, clipped; note what is left out."""
-    reasons: list[LeftOut | None] = [None] * len(annotations)
-    located: list[int] = []
-    boxes: list[Box] = []
-    for index, one in enumerate(annotations):
-        if one.image_id not in pictures:
-            reasons[index] = LeftOut.PICTURE
-        elif one.category_id not in categories:
-            reasons[index] = LeftOut.CATEGORY
-        elif (box := one.box()) is None:
-            reasons[index] = LeftOut.NO_BOX
-        else:
-            located.append(index)
-            boxes.append(box)
-    own = [pictures[annotations[index].image_id] for index in located]
-    given = np.array(boxes, float).reshape(-1, 4)
-    scaled = given * np.tile(np.array([one.scale for one in own], float).reshape(-1, 2), 2)
-    corners, found_reasons, is_clipped = _clip_boxes(
-        path, given, scaled, np.array([one.size[:2] for one in own], float).reshape(-1, 2)
-    )
-    clipped = crowds = 0
-    seen: set[tuple[int | str, str, Box]] = set()
-    for index, picture, box, reason, cut in zip(
-        located, own, map(tuple, corners.tolist()), found_reasons, is_clipped.tolist(), strict=True
-    ):
-        one = annotations[index]
-        name = categories[one.category_id]
-        key = (one.image_id, name, box)
-        if reason is None and not one.iscrowd and key in seen:
-            reason = LeftOut.DUPLICATE
-        reasons[index] = reason
-        if reason is None and name in classes:
-            (picture.crowds if one.iscrowd else picture.objects).append((name, box))
-            crowds += bool(one.iscrowd)
-            clipped += cut
-        if not one.iscrowd:
+    """Give each picture its boxes of these classes, clipped; note what is left out."""
+    rows = [_row(index, one, pictures, categories) for index, one in enumerate(annotations)]
+    _clip_boxes(path, [row for row in rows if row.reason is None])
+    seen: set[tuple[Id, str, Box]] = set()
+    for row in rows:
+        key = (row.picture.number, row.name, row.box)
+        if row.reason is None and not row.is_crowd:
+            row.reason = LeftOut.DUPLICATE if key in seen else None
             seen.add(key)
-    left_out = [index for index, reason in enumerate(reasons) if reason]
-    if left_out and len(left_out) == len(annotations):
-        raise InputError(path, f"none of its annotations is a box: {_count_reasons(reasons)}", COCO_HINT, "annotations")
-    shown = [
-        reason if categories.get(one.category_id, classes[0]) in classes else None
-        for one, reason in zip(annotations, reasons, strict=True)
-    ]
-    if any(shown):
-        text = f"annotations are left out of training and scoring (query {query}): {_count_reasons(shown)}"
+    if rows and all(row.reason for row in rows):
+        raise InputError(path, f"none of its annotations is a box: {_count_reasons(rows)}", COCO_HINT, "annotations")
+    rows = [row for row in rows if row.name in classes or not row.name]
+    kept = [row for row in rows if row.reason is None]
+    for row in kept:
+        (row.picture.crowds if row.is_crowd else row.picture.objects).append((row.name, row.box))
+    if len(kept) < len(rows):
+        text = f"annotations are left out of training and scoring (query {query}): {_count_reasons(rows)}"
         add_note(path, text, "correct them, or take them out")
-    if clipped:
-        add_note(path, f"{clipped} boxes end outside their picture and are clipped to it (query {query})")
-    if crowds:
+    if clipped := sum(row.is_clipped for row in kept):
+        text = f"{clipped} boxes end outside their picture and are clipped to it (query {query})"
+        add_note(path, text, "COCO wants x, y, width, height in pixels of the upright picture")
+    if crowds := sum(row.is_crowd for row in kept):
         text = f"{crowds} crowd regions (iscrowd) are no objects to train on or to find (query {query})"
         add_note(path, f"{text}; detections in them are not counted", "set iscrowd to 0 if they are single objects")
 
 
-def _count_reasons(reasons: Sequence[LeftOut | None]) -> str:
-    counts = Counter(reason for reason in reasons if reason)
-    return ", ".join(
-        f"{count} {reason} (first annotations[{reasons.index(reason)}])" for reason, count in counts.items()
-    )
+def _row(index: int, one: _CocoAnnotation, pictures: Mapping[Id, _Picture], categories: Mapping[Id, str]) -> _Row:
+    picture, name, box = pictures.get(one.image_id), categories.get(one.category_id), one.box()
+    missing = {LeftOut.PICTURE: picture, LeftOut.CATEGORY: name, LeftOut.NO_BOX: box}
+    reason = next((reason for reason, found in missing.items() if found is None), None)
+    return _Row(index, picture or NO_PICTURE, name or "", bool(one.iscrowd), box or NO_BOX, reason)
 
 
-def _clip_boxes(
-    path: Path, given: np.ndarray, scaled: np.ndarray, sizes: np.ndarray
-) -> tuple[np.ndarray, list[LeftOut | None], np.ndarray]:
-    """Corners (N, 4) within the pictures, why each is left out, and whether more than rounding was cut off.
+def _count_reasons(rows: Sequence[_Row]) -> str:
+    counts = Counter(row.reason for row in rows if row.reason)
+    first = {row.reason: row.index for row in reversed(rows)}
+    return ", ".join(f"{count} {reason.value} (first annotations[{first[reason]}])" for reason, count in counts.items())
 
-    `given` and `scaled` are x, y, width, height (N, 4), as in the file and in pixels; `sizes` (N, 2). Raises InputError
-    for boxes that are in fractions, corners, or of other pictures.
+
+def _clip_boxes(path: Path, rows: Sequence[_Row]) -> None:
+    """Make the boxes corners in pixels of the picture, clipped to it, and find those that are none.
+
+    Raises InputError for boxes that are in fractions, corners, or of other pictures.
     """
+    given = np.array([row.box for row in rows], float).reshape(-1, 4)
+    scales = np.array([row.picture.scale * 2 for row in rows], float).reshape(-1, 4)
+    sizes = np.array([row.picture.size[:2] for row in rows], float).reshape(-1, 2)
     with np.errstate(all="ignore"):  # NaN and infinities are no boxes
-        real = np.isfinite(scaled).all(axis=1) & (scaled[:, 2:] > 0).all(axis=1)
-        ends = scaled[:, :2] + scaled[:, 2:]
-        low, high = np.clip(scaled[:, :2], 0, sizes), np.clip(ends, 0, sizes)
-        outside = (np.minimum(ends, sizes) - np.maximum(scaled[:, :2], 0) < MIN_SIDE_PX).any(axis=1)
-        flat = ~real | (scaled[:, 2:] < MIN_SIDE_PX).any(axis=1)
-        fraction = (
-            real & ((given >= 0) & (given <= 1)).all(axis=1) & (sizes.min(axis=1, initial=np.inf) > MIN_PICTURE_PX)
-        )
-        leaves = real & (ends > sizes + ROUNDING_PX).any(axis=1)
-        fits = real & (scaled[:, 2:] > scaled[:, :2]).all(axis=1) & (scaled[:, 2:] <= sizes + ROUNDING_PX).all(axis=1)
-        cut = (low - scaled[:, :2] > ROUNDING_PX).any(axis=1) | (ends - high > ROUNDING_PX).any(axis=1)
-    count = np.count_nonzero(real)
-    if 2 * np.count_nonzero(fraction) > count:
-        problem = (
-            f"{np.count_nonzero(fraction)} of {count} boxes lie within 0..1: these are fractions; COCO wants pixels"
-        )
+        starts, sides = np.hsplit(given * scales, 2)
+        ends = starts + sides
+        low, high = np.clip(starts, 0, sizes), np.clip(ends, 0, sizes)
+        real = np.all(np.isfinite(given), axis=1) & np.all(sides >= RULES.min_side_px, axis=1)
+        fraction = np.all((given >= 0) & (given <= 1) & (given[:, 2:].min(axis=1, keepdims=True) > 0), axis=1)
+        fraction &= np.all(sizes > RULES.min_picture_px, axis=1)
+        outside = real & ~fraction & np.any(high - low < RULES.min_side_px, axis=1)
+        leaves = real & np.any(ends > sizes + RULES.rounding_px, axis=1)
+        fits = real & np.all((sides > starts) & (sides <= sizes + RULES.rounding_px), axis=1)
+        cut = np.any((low - starts > RULES.rounding_px) | (ends - high > RULES.rounding_px), axis=1)
+    boxes, fractions, left, away = (np.count_nonzero(one) for one in (real | fraction, fraction, leaves, outside))
+    if 2 * fractions > boxes:
+        problem = f"{fractions} of {boxes} boxes lie within 0..1: these are fractions; COCO wants pixels"
         hint = "multiply x and width by the picture's width, y and height by its height"
         raise InputError(path, problem, hint, "annotations.bbox")
-    left = np.count_nonzero(leaves)
-    if left >= max(MIN_CORNERS, MIN_CORNERS_SHARE * count) and np.count_nonzero(fits) >= MIN_FITTING_SHARE * count:
-        problem = f"{left} of {count} boxes leave their picture as x, y, width, height and fit as x0, y0, x1, y1"
+    if (
+        left >= max(RULES.min_leaving, RULES.min_leaving_share * boxes)
+        and np.count_nonzero(fits) >= RULES.min_fitting_share * boxes
+    ):
+        problem = f"{left} of {boxes} boxes leave their picture as x, y, width, height and fit as x0, y0, x1, y1"
         raise InputError(path, problem, "write width = x1 - x0 and height = y1 - y0", "annotations.bbox")
-    if 2 * np.count_nonzero(real & outside & ~fraction) > count:
-        problem = f"{np.count_nonzero(real & outside)} of {count} boxes lie outside their picture"
+    if 2 * away > boxes:
         hint = "they are of pictures of another size: give its width and height, or correct them"
-        raise InputError(path, problem, hint, "annotations.bbox")
-    reasons = np.select(
-        [flat & ~fraction, fraction, outside], [LeftOut.NO_AREA, LeftOut.FRACTION, LeftOut.OUTSIDE], ""
-    ).tolist()
-    return np.hstack([low, high]), [LeftOut(one) if one else None for one in reasons], cut
+        raise InputError(path, f"{away} of {boxes} boxes lie outside their picture", hint, "annotations.bbox")
+    if boxes >= RULES.min_leaving and np.all(ends[real] <= 100) and np.all(sizes > RULES.min_percent_picture_px):
+        text = f"all {boxes} boxes lie within 0..100, a corner of pictures of {sizes.min():.0f} pixels and more"
+        add_note(path, text, "if these are percents, make them pixels")
+    corners = np.hstack([low, high]).tolist()
+    for place, row in enumerate(rows):
+        row.box, row.is_clipped = tuple(corners[place]), bool(cut[place])
+        if fraction[place]:
+            row.reason = LeftOut.FRACTION
+        elif not real[place]:
+            row.reason = LeftOut.NO_AREA
+        elif outside[place]:
+            row.reason = LeftOut.OUTSIDE

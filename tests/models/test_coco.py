@@ -99,6 +99,10 @@ HARMLESS: dict[str, Callable[[Document], object]] = {
     "sizes of zero": change_each("images", lambda one: one.update(width=0, height=None)),
     "sizes as text": change_each("images", lambda one: one.update(width=str(WIDTH), height=f"{HEIGHT}.0")),
     "polygons": change_each("annotations", use_polygons),
+    "one polygon as a flat list": change_each(
+        "annotations",
+        lambda one: [use_polygons(one), one.update(segmentation=one["segmentation"][0] + one["segmentation"][1])],
+    ),
     "polygons and an empty bbox": change_each("annotations", lambda one: use_polygons(one, bbox=[])),
     "polygons and a bbox of null": change_each("annotations", lambda one: use_polygons(one, bbox=None)),
     "a mask beside the bbox": change_each("annotations", lambda one: one.update(segmentation={"counts": [1, 9]})),
@@ -187,7 +191,9 @@ def test_read_coco_leaves_out_what_is_no_box_with_one_note(tmp_path: Path, chang
 def test_read_coco_clips_boxes_to_the_picture_with_one_note(tmp_path: Path, bbox: Box, clipped: Box) -> None:
     labels, notes = read_changed(tmp_path, add_box(*bbox))
     assert labels == [BoxLabels(("car", "car"), (*CARS[0].boxes, clipped)), *CARS[1:]]
-    assert notes == ["1 boxes end outside their picture and are clipped to it (query gate)"]
+    assert len(notes) == 1 and notes[0].startswith(
+        "1 boxes end outside their picture and are clipped to it (query gate)"
+    )
 
 
 @pytest.mark.parametrize("iscrowd", [1, True, "1", 1.0])
@@ -310,6 +316,27 @@ def test_read_coco_refuses_in_one_line(tmp_path: Path, kind: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
         read_changed(tmp_path, change)
     assert str(caught.value).startswith(str(tmp_path / "annotations.json")) and "\n" not in str(caught.value)
+
+
+def test_read_coco_notes_boxes_that_may_be_percents(tmp_path: Path) -> None:
+    document = make_document()
+    for image in document["images"]:
+        image.update(width=640, height=480)
+    for one in document["annotations"]:
+        one["bbox"] = [value / 2 for value in one["bbox"]]
+    write_pictures(tmp_path, (640, 480))
+    write_document(tmp_path, document)
+    _, notes = read_cars(tmp_path)
+    assert len(notes) == 1 and notes[0].startswith("all 8 boxes lie within 0..100")
+
+
+def test_read_coco_takes_categories_of_one_name_as_one(tmp_path: Path) -> None:
+    def rename(document: Document) -> None:
+        document["categories"].append({"id": 10, "name": "car"})
+        document["annotations"][0]["category_id"] = 10
+
+    labels, notes = read_changed(tmp_path, rename)
+    assert labels == CARS and notes == ["1 categories have the name of another and are taken as one with it"]
 
 
 def test_read_coco_notes_pictures_that_are_not_listed(tmp_path: Path) -> None:
