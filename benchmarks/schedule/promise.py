@@ -1,6 +1,6 @@
 """`adaptive` against `gemel` on drawn workloads that it was not tuned on: frames in time, in sum and of each query.
 
-Tuned on seeds below 500; the recorded table is of seeds from 80,000 on, which were never used before. A case is a
+Tuned on seeds below 500; the recorded table is of seeds from 90,000 on, which were never used before. A case is a
 workload on one of the modelled devices in one memory setting.
 """
 
