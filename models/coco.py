@@ -301,6 +301,9 @@ def _place_boxes(
     kept = [row for row in rows if row.reason is None]
     for row in kept:
         (row.picture.crowds if row.is_crowd else row.picture.objects).append((row.name, row.box))
+    if kept and all(row.is_crowd for row in kept):
+        problem = f"all {len(kept)} annotations of query {query} are crowd regions, so there is no object to find"
+        raise InputError(path, problem, "set iscrowd to 0 where it is one object", "annotations.iscrowd")
     if len(kept) < len(rows):
         text = f"annotations are left out of training and scoring (query {query}): {_count_reasons(rows)}"
         add_note(path, text, "correct them, or take them out")

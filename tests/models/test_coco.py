@@ -291,6 +291,14 @@ REFUSED: dict[str, tuple[Callable[[Document], object], str]] = {
         change_each("annotations", lambda one: one.pop("bbox")),
         "none of its annotations is a box: 8 without bbox or polygons",
     ),
+    "nothing but crowds": (
+        change_each("annotations", lambda one: one.update(iscrowd=1)),
+        "all 4 annotations of query gate are crowd regions, so there is no object to find; set iscrowd to 0",
+    ),
+    "a number of 400 digits": (
+        lambda document: document["annotations"][0].update(bbox=[10**400, 2, 3, 4]),
+        r"annotations\[0\].bbox",
+    ),
     "ids of other pictures": (
         change_each("annotations", lambda one: one.update(image_id=f"p{one['image_id']}")),
         "none of its annotations is a box: 8 of pictures that are not listed",
@@ -337,6 +345,15 @@ def test_read_coco_takes_categories_of_one_name_as_one(tmp_path: Path) -> None:
 
     labels, notes = read_changed(tmp_path, rename)
     assert labels == CARS and notes == ["1 categories have the name of another and are taken as one with it"]
+
+
+@pytest.mark.parametrize("data", [b"", b"\x89PNG and nothing more", b"GIF89a"])
+def test_read_coco_names_a_picture_that_does_not_decode(tmp_path: Path, data: bytes) -> None:
+    write_pictures(tmp_path)
+    write_document(tmp_path, make_document())
+    (tmp_path / "images/yard__1.png").write_bytes(data)
+    with pytest.raises(InputError, match=r"yard__1\.png: is not an image that decodes"):
+        read_cars(tmp_path)
 
 
 def test_read_coco_notes_pictures_that_are_not_listed(tmp_path: Path) -> None:

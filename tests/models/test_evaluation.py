@@ -23,7 +23,7 @@ from models.evaluation import (
     lower_bound_ratio,
     score,
 )
-from models.predictions import ClassPrediction
+from models.predictions import BoxLabels, ClassPrediction, DetectionPrediction
 from models.tasks import task_of
 from tests.models.queries import make_query
 
@@ -66,6 +66,16 @@ def test_compare_without_labels_takes_the_predictions_of_the_original() -> None:
     assert load_labels(QUERY, split, predict_labels("aabb"), 0.0) == ["a", "a", "b", "b"]
     found = compare(QUERY, split, predict_labels("aabb"), predict_labels("aaab"), 0.0)
     assert found.original == 1.0 and found.merged == 0.75
+
+
+def test_compare_counts_nothing_in_crowds() -> None:
+    car, crowd = (0.0, 0.0, 10.0, 10.0), (20.0, 20.0, 60.0, 60.0)
+    labels = (BoxLabels(("car",), (car,), BoxLabels(("car",), (crowd,))),) * 4
+    original = [DetectionPrediction(("car", "car"), (0.9, 0.8), (car, (25.0, 25.0, 35.0, 35.0)))] * 4
+    merged = [DetectionPrediction(("car", "car"), (0.9, 0.8), (car, (45.0, 45.0, 55.0, 55.0)))] * 4
+    query = make_query(task="detection", classes=("car",))
+    found = compare(query, make_split(labels, "uuvv"), original, merged, 0.5)
+    assert (found.original, found.merged, found.agreement) == (1.0, 1.0, 1.0)
 
 
 def test_is_competent_needs_a_margin_above_chance() -> None:
