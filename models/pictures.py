@@ -6,6 +6,7 @@ import contextlib
 import io
 import re
 import warnings
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -131,6 +132,8 @@ def _note_conversions(image: Image, data: bytes, path: Path) -> None:
         )
     if image.mode == "CMYK":
         note("hold CMYK, converted to RGB without a colour profile", "save them in RGB")
+    if (profile := _profile_name(image.info.get("icc_profile") or b"")) and "srgb" not in profile.lower():
+        note(f"hold the colour profile '{profile:.60}', which is not applied", "convert them to sRGB")
     if image.has_transparency_data and image.convert("RGBA").getextrema()[3][0] < 255:
         note("have transparent parts, used as if opaque", "put them on the background that they should have")
     if getattr(image, "n_frames", 1) > 1:
@@ -138,6 +141,17 @@ def _note_conversions(image: Image, data: bytes, path: Path) -> None:
     with contextlib.suppress(Exception):  # invalid EXIF data leave the picture as decoded
         if image.getexif().get(ORIENTATION, 1) in range(2, 9):
             note("are turned or mirrored as their EXIF tag says", "save them without the tag if it is wrong")
+
+
+@lru_cache
+def _profile_name(profile: bytes) -> str:
+    """The description of an ICC profile; empty without one, and for one that cannot be read."""
+    from PIL import ImageCms
+
+    try:
+        return ImageCms.getProfileDescription(ImageCms.ImageCmsProfile(io.BytesIO(profile))).strip() if profile else ""
+    except (ImageCms.PyCMSError, OSError, ValueError):
+        return ""
 
 
 def _pixels(image: Image) -> np.ndarray:

@@ -12,7 +12,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageCms
 
 from models.data import PreparedFrames, load_split
 from models.errors import InputError
@@ -160,6 +160,12 @@ def orientation(value: int) -> Image.Exif:
 
 
 SECOND = {"save_all": True, "append_images": [Image.new("RGB", (32, 24))]}
+
+
+def profile(space: Any) -> bytes:
+    return ImageCms.ImageCmsProfile(ImageCms.createProfile(space)).tobytes()
+
+
 CONVERTED = {
     "16 bits of grey": (encode_16_bits(1), "hold 16 bits, reduced to 8"),
     "16 bits of colour": (encode_16_bits(3), "hold 16 bits, reduced to 8"),
@@ -169,6 +175,10 @@ CONVERTED = {
         "have transparent parts, used as if opaque",
     ),
     "CMYK": (encode("JPEG", "CMYK"), "hold CMYK, converted to RGB"),
+    "of another colour space": (
+        encode("JPEG", icc_profile=profile("XYZ")),
+        "hold the colour profile 'XYZ identity built-in', which is not applied",
+    ),
     "animated PNG": (encode("PNG", **SECOND), "hold several frames, of which the first is used"),
     "MPO of a phone": (encode("MPO", **SECOND), "hold several frames, of which the first is used"),
     "upside down": (encode("JPEG", exif=orientation(3)), "are turned or mirrored as their EXIF tag says"),
@@ -188,8 +198,14 @@ def test_read_picture_notes_a_conversion_once_for_a_folder(tmp_path: Path, case:
 
 @pytest.mark.parametrize(
     "data",
-    [encode("PNG", "P"), encode("JPEG", "L"), encode("JPEG", exif=orientation(1))],
-    ids=["palette", "grey", "upright"],
+    [
+        encode("PNG", "P"),
+        encode("JPEG", "L"),
+        encode("JPEG", exif=orientation(1)),
+        encode("PNG", icc_profile=profile("sRGB")),
+        encode("JPEG", icc_profile=b"no profile"),
+    ],
+    ids=["palette", "grey", "upright", "sRGB", "damaged profile"],
 )  # fmt: skip
 def test_read_picture_of_8_bits_has_no_notes(tmp_path: Path, data: bytes) -> None:
     (write_splits(tmp_path) / "test/busy/test__0099.png").write_bytes(data)
