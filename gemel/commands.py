@@ -311,7 +311,12 @@ def merge_workload(
         f"{size(report.bytes_after)}, {percent(report.saved_fraction)} saved (layer-sharing bound "
         f"{percent(report.ceiling_fraction)}), in {duration(report.seconds)}"
     )
-    if method not in METHODS_WITHOUT_SHARING and (why := MergeOutcomes.of(open_bundle(report.bundle)).why_nothing()):
+    judged = sum(not query.reason for query in report.queries)
+    if (
+        method not in METHODS_WITHOUT_SHARING
+        and judged > 1
+        and (why := MergeOutcomes.of(open_bundle(report.bundle)).why_nothing())
+    ):
         text += f"\n{why}"
     return CommandResult(result, text, _code(report.met))
 

@@ -37,7 +37,7 @@ from gemel.text import number, table
 from merger.events import Progress, Stages, silent
 from models.bundle import Bundle, Made, check_output, open_bundle, write_bundle, write_substituted
 from models.errors import InputError
-from models.evaluation import BELOW, KEPT, TOO_FEW, UNSURE, Agreement, compare_agreement
+from models.evaluation import BELOW, KEPT, NO_EVIDENCE, TOO_FEW, UNSURE, Agreement, compare_agreement
 from models.io import check_apart, read_json
 from models.notes import add_note
 from models.predictions import Prediction
@@ -283,7 +283,8 @@ def write_originals(path: Path, queries: Sequence[Query], bundle: Bundle) -> Bun
         record = bundle.query(query.id)
         evidence = record.evidence
         if evidence is not None:
-            evidence = {**evidence, "merged": evidence["original"], "ratio": 1.0, "ci95": (1.0, 1.0), "certain": True}
+            evidence = {**evidence, "merged": evidence["original"], "ratio": 1.0, "ci95": (1.0, 1.0)}
+            evidence["certain"] = evidence.get("evidence") != NO_EVIDENCE
         changes: dict[str, Any] = {"tensors": {}, "stored": {}, "trained": None, "evidence": evidence}
         records.append(dataclasses.replace(record, model_args=dict(query.model_args), **changes))
     models = {query.id: load_original(query) for query in queries}

@@ -53,9 +53,10 @@ from merger.events import Progress, Stages, silent
 from models.bundle import Bundle, open_bundle
 from models.data import PreparedFrames, Split, load_split
 from models.errors import InputError
-from models.evaluation import BOOTSTRAP_ROUNDS, compare, load_labels, predict
+from models.evaluation import BOOTSTRAP_ROUNDS, compare, evidence_hint, load_labels, predict
 from models.io import check_apart, finite, hold_locks, open_atomic
 from models.metrics import average_precision, error_types, overlaps_of
+from models.notes import add_note
 from models.predictions import BoxLabels
 from models.sharing.layers import state_bytes
 from models.tasks import task_of
@@ -258,6 +259,8 @@ def score_query(
     test = QueryTest(query, Footage(split.units, split.times_s, query.fps), labels, threshold, predictions)
     describe = _detection_errors if query.task == "detection" else _class_recalls
     evidence = compare(query, split, sides["original"], sides["merged"], threshold)
+    if evidence.reason:
+        add_note(query.id, f"no evidence: {evidence.reason}; it counts as not met", evidence_hint(query))
     row = OfflineRow.model_validate(finite({
         "query": query.id, "camera": query.camera, "task": query.task, "model": query.model, **evidence.to_json(),
         **describe(query, sides, labels, threshold), "target": query.accuracy_target, "sla_ms": query.sla_ms,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 from gemel.text import percent, size, table
 from models.data import SPLITS, load_split
 from models.errors import InputError, join_names
+from models.evaluation import evidence_hint, find_gap
 from models.io import is_path
 from models.published import Published
 from models.sharing.groups import Group, groups
@@ -137,7 +139,7 @@ def inspect_workload(workload: Workload, signature: Signature = "wide", weights:
         ceiling_bytes=ceiling_with_copies(layers, sizes, twins, signature),
         heaviest=_heaviest([layer.bytes for layer in layers], sum(sizes.values())),
         notes=tuple(notes),
-        warnings=missing_inputs(workload),
+        warnings=(*missing_inputs(workload), *(_missing_evidence(workload) if weights else ())),
     )
 
 
@@ -163,6 +165,17 @@ def missing_inputs(workload: Workload) -> tuple[str, ...]:
     for query in workload.queries:
         found += [*_missing_weights(query, workload.path), *_missing_data(query, workload.path)]
     return tuple(map(str, found))
+
+
+def _missing_evidence(workload: Workload) -> Iterator[str]:
+    """The queries whose labels of val and test prove nothing; without labels it takes the original's answers."""
+    for query in workload.queries:
+        if query.data is None or not any((query.data / split).is_dir() for split in SPLITS):
+            continue
+        with contextlib.suppress(InputError):  # reported by missing_inputs
+            splits = [load_split(query, name) for name in SPLITS[1:]]
+            if gap := next(filter(None, (find_gap(query, one, one.labels or ()) for one in splits)), ""):
+                yield f"{query.id}: no evidence: {gap}; {evidence_hint(query)}"
 
 
 def _missing_weights(query: Query, file: Path) -> Iterator[InputError]:

@@ -274,6 +274,8 @@ def _round(f: Fields) -> str:
 def _test(f: Fields) -> str:
     values = f"{_words(f['metric'])} {number(f['original'])} -> {number(f['merged'])}, " if "metric" in f else ""
     text = f"{f['query']} on test: {values}ratio {number(f['ratio'])}"
+    if f.get("reason"):
+        return f"{text} (no evidence: {f['reason']})"
     if not f.get("worth", True):
         return f"{text} (no evidence: the original is too weak)"
     met = f["met"] if "met" in f else f["ratio"] is not None and f["ratio"] >= f["target"]

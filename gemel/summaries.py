@@ -16,14 +16,16 @@ def scores_text(queries: Sequence[Row]) -> str:
     """Each query of a merge against its original, as a table."""
     rows = [
         (row["id"], row["metric"], number(row["original"]), number(row["merged"]), percent(row["ratio"]),
-         target_status(row["met"], row["certain"], row.get("worth", True)))
+         target_status(row["met"], row["certain"], row.get("worth", True), row.get("reason", "")))
         for row in queries
     ]  # fmt: skip
     return table(("query", "metric", "original", "merged", "ratio", "target"), rows)
 
 
-def target_status(met: bool, certain: bool, worth: bool = True) -> str:
-    """Whether a query meets its target, and with what certainty."""
+def target_status(met: bool, certain: bool, worth: bool = True, reason: str = "") -> str:
+    """Whether a query meets its target, and with what certainty; `reason`: why there is no evidence."""
+    if reason:
+        return f"not met, no evidence: {reason}"
     if not worth:
         return "no evidence: the original is too weak"
     return "missed" if not met else "met" if certain else "met, not certain"
@@ -34,7 +36,7 @@ def evaluation_text(report: Report) -> str:
     settings = [(one.memory, report.stream_accuracies(one.memory)) for one in report.memory_settings]
     rows = [
         (row.query, row.metric, number(row.original), number(row.merged),
-         target_status(row.met, row.certain, row.worth),
+         target_status(row.met, row.certain, row.worth, row.reason),
          *(" -> ".join(number(accuracy, 2) for accuracy in own[row.query]) for _, own in settings))
         for row in report.offline
     ]  # fmt: skip

@@ -10,6 +10,7 @@ from merger.training.recipe import Recipe, check
 from merger.training.step_config import check_precision
 from models.bits import FP32, WEIGHTS, WeightBits
 from models.errors import InputError
+from models.evaluation import EVIDENCE, EvidenceConfig
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class MergeOptions:
     end of a confidence interval instead. Groups that save less than `min_saving` of all bytes are not tried. No step
     begins after `max_minutes`, nor after `max_flops` (image passes x FLOPs, the same bound on any machine).
     `precision` is fp32 or bf16. `weights` below fp32 is the smallest width in which weights
-    are stored. `resources` change how long a merge takes, not its result.
+    are stored. `evidence` is what val and test must hold. `resources` change how long a merge takes, not its result.
     """
 
     recipe: Recipe = field(default_factory=Recipe)
@@ -79,6 +80,7 @@ class MergeOptions:
     precision: str = "fp32"
     weights: WeightBits = FP32
     top_down: TopDownConfig = field(default_factory=TopDownConfig)
+    evidence: EvidenceConfig = EVIDENCE
     resources: Resources = field(default_factory=Resources)
 
     def __post_init__(self) -> None:
@@ -93,7 +95,8 @@ class MergeOptions:
     def to_json(self) -> dict[str, Any]:
         """Plain values that identify an interrupted merge; resources may differ when it resumes."""
         plain = {name: value for name, value in self.__dict__.items() if name != "resources"}
-        return {**plain, "recipe": asdict(self.recipe), "top_down": asdict(self.top_down)}
+        parts = {name: asdict(part) for name, part in (("recipe", self.recipe), ("top_down", self.top_down))}
+        return {**plain, **parts, "evidence": asdict(self.evidence)}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,8 +29,12 @@ from models.detector import Detector
 from models.device import retry_with_smaller_batch
 from models.errors import InputError, join_names
 from models.evaluation import (
+    EVIDENCE,
     Evidence,
     compare,
+    count_samples,
+    evidence_hint,
+    find_gap,
     is_competent,
     load_labels,
     lower_bound_ratio,
@@ -38,7 +42,8 @@ from models.evaluation import (
     score,
     tallies_by_unit,
 )
-from models.predictions import GroundTruth
+from models.notes import add_note
+from models.predictions import GroundTruth, Prediction
 from models.sharing.layers import Layer, layers_of_all
 from models.sharing.plan import SharingPlan, tie
 from models.tasks import task_of
@@ -49,6 +54,8 @@ from models.zoo import build_query
 T = TypeVar("T")
 Made = TypeVar("Made")
 ROUNDING = 1e-6
+MAX_CLASSES = 20
+"""Classes that one note names."""
 
 
 class LazyDict(Mapping[str, Made]):
@@ -76,7 +83,8 @@ class Reference:
 
     `one_error` is the part of the metric that one wrong answer costs; `tallies` are the counts of each clip or track;
     `detections` is the number of a detector's detections on some train frames (merger.scores). `eval_norms`: the norms
-    are folded, or recalibration harms the original, so its norms stay in eval mode for the whole merge.
+    are folded, or recalibration harms the original, so its norms stay in eval mode for the whole merge. `gap` says why
+    val or test is no evidence, empty where both are; `unjudged` are classes with too few samples in val, with these.
     """
 
     truths: Sequence[GroundTruth]
@@ -86,6 +94,8 @@ class Reference:
     tallies: np.ndarray
     detections: int = 0
     eval_norms: bool = False
+    gap: str = ""
+    unjudged: Mapping[str, int] = field(default_factory=dict)
 
 
 def find_class_order(query: Query, answers: Sequence[Any], labels: Sequence[GroundTruth]) -> tuple[str, ...] | None:
@@ -129,11 +139,22 @@ def evaluate_original(ctx: MergeContext, query: Query) -> Reference:
     if query.task == "detection":
         found = int((scores_of(ctx.originals[query.id], query, ctx.train[query.id]) >= threshold).sum())
     tallies = tallies_by_unit(query, val.split, answers, truths, threshold)
-    reference = Reference(truths, threshold, reached, one_error, tallies, found)
+    samples, few = count_samples(truths), ctx.evidence_config.min_samples
+    unjudged = {name: samples[name] for name in query.classes if samples[name] < few}
+    gap = find_gap(query, val.split, truths, ctx.evidence_config) or _test_gap(ctx, query, threshold)
+    reference = Reference(truths, threshold, reached, one_error, tallies, found, gap=gap, unjudged=unjudged)
     if _needs_eval_norms(ctx, query, reference):
         ctx.warn(f"{query.id}: BatchNorm recalibration harms its original; its norms stay in eval mode")
         return replace(reference, eval_norms=True)
     return reference
+
+
+def _test_gap(ctx: MergeContext, query: Query, threshold: float) -> str:
+    """Why test is no evidence: of its labels, or of the original's answers."""
+    test, answers = ctx.test[query.id], list[Prediction]()
+    if test.split.labels is None:
+        answers = predict(ctx.originals[query.id], query, test, progress=ctx.stages.add)
+    return find_gap(query, test.split, load_labels(query, test.split, answers, threshold), ctx.evidence_config)
 
 
 def _needs_eval_norms(ctx: MergeContext, query: Query, reference: Reference) -> bool:
@@ -183,7 +204,8 @@ class MergeContext:
     `references` are the originals' results on val, computed on first use unless given. With `interval` merged models
     are compared by the lower end of a confidence interval. `group` holds the processes of the merge: all run the same
     program, each on the frames of its own queries (merger.distributed); frames of other ranks' queries are decoded on
-    demand. The keys of `trained` are the queries whose models were trained. InputError for a weights file that is
+    demand. The keys of `trained` are the queries whose models were trained. `open` leaves queries without evidence out
+    of `layers` and `judged`, so that they share nothing and keep their weights. InputError for a weights file that is
     missing or does not fit, or a frame that does not decode.
     """
 
@@ -203,7 +225,8 @@ class MergeContext:
         self.test: Mapping[str, PreparedFrames] = LazyDict(self.queries, partial(self._decode_split, "test"))
         self.train: Mapping[str, TrainingSet] = LazyDict(self.queries, self._load_training_set)
         self.val: Mapping[str, PreparedFrames] = LazyDict(self.queries, partial(self._decode_split, "val"))
-        self.interval, self.seed, self.progress = False, seed, progress
+        self.interval, self.seed, self.progress, self.evidence_config = False, seed, progress, EVIDENCE
+        self.judged: list[str] = list(self.queries)
         self.stages, self.flops, self.memory = Stages(progress), Flops(), MemoryPlan(progress=progress)
         self.trained: dict[str, bool] = {}
         self.references = LazyDict(self.queries, partial(evaluate_original, self)) if references is None else references
@@ -231,10 +254,29 @@ class MergeContext:
         parts = (self.originals, self.test, self.train, self.val)
         self.begin(READING, pieces=len(parts) * len(self.queries))
         self.group.all_gather_object(partial(self._load, parts))
-        self.begin(EVALUATING, pieces=sum(map(len, self.val.values())))
+        pieces = [len(one) for one in self.test.values() if one.split.labels is None]
+        self.begin(EVALUATING, pieces=sum(map(len, self.val.values())) + sum(pieces))
         own = self.group.own(self.queries)
         found = self.gather(lambda: {query: self.references[query] for query in own})
         self.references = {query: found[query] for query in self.queries}
+        self.judged = [query for query, one in found.items() if not one.gap]
+        self.layers = [layer for layer in self.layers if layer.query in self.judged]
+        if self.group.rank == 0:
+            self._note_evidence()
+
+    def _note_evidence(self) -> None:
+        """Note the queries without evidence, and the classes that val shows too seldom."""
+        few = self.evidence_config.min_samples
+        for query, one in self.references.items():
+            if one.gap:
+                hint = evidence_hint(self.queries[query], self.evidence_config)
+                add_note(query, f"no evidence: {one.gap}; it keeps its own weights and counts as not met", hint)
+            elif one.unjudged:
+                names = [
+                    f"{name} ({count} times)" if count else f"{name} (never)" for name, count in one.unjudged.items()
+                ]
+                add_note(query, f"val shows some classes fewer than {few} times: {join_names(names, MAX_CLASSES)}",
+                         "losing them would hardly show; add footage of them")  # fmt: skip
 
     def run_on_rank0(self, compute: Callable[[], T]) -> T:
         """The result of rank 0, computed alone, for all ranks; its FLOPs count on all."""
@@ -370,7 +412,8 @@ class MergeContext:
         found, test, report = self.queries[query], self.test[query], self.stages.add
         before = predict(self.originals[query], found, test, progress=report)
         after = predict(model, found, test, progress=report)
-        return compare(found, test.split, before, after, self.references[query].threshold, self.seed)
+        reference = self.references[query]
+        return compare(found, test.split, before, after, reference.threshold, self.seed, reference.gap)
 
     def _load(self, parts: Sequence[Mapping[str, Any]]) -> None:
         for part in parts:

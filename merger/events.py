@@ -66,7 +66,7 @@ class Event(str, Enum):
     PROCESSES = "processes"
     """queries of each process"""
     TEST = "test"
-    """query, metric, original, merged, ratio, met, certain, worth"""
+    """query, metric, original, merged, ratio, met, certain, worth, reason (why there is no evidence)"""
 
 
 class TrainingKind(str, Enum):

@@ -43,8 +43,9 @@ from models.device import disable_tf32, is_out_of_memory
 from models.errors import InputError
 from models.evaluation import Evidence
 from models.io import check_apart, finite, hold_locks, open_atomic
+from models.notes import collect_notes
 from models.quantization import PackedWeight
-from models.sharing.layers import model_bytes
+from models.sharing.layers import layers_of_all, model_bytes
 from models.sharing.similarity import ceiling_with_copies, copies, identical_sets
 from models.weights import fingerprint
 from models.workload import Query, Workload, inputs_of
@@ -69,7 +70,7 @@ class QueryResult(Evidence):
 class MergeReport:
     """The result of a merge. `flops` = image passes x FLOPs; fractions are of the originals' bytes.
 
-    `recipe` is what the method trained by, None if it trains nothing.
+    `recipe` is what the method trained by, None if it trains nothing. `notes` are those of models.notes.
     """
 
     method: str
@@ -82,10 +83,11 @@ class MergeReport:
     flops: float
     queries: tuple[QueryResult, ...]
     recipe: Mapping[str, object] | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def met(self) -> bool:
-        """Whether every query reaches its target on test."""
+        """Whether every query has evidence and reaches its target on test."""
         return all(query.met for query in self.queries)
 
     def to_json(self) -> dict[str, Any]:
@@ -130,6 +132,7 @@ def merge(
     group = options.resources.group
     group.run_on_rank0(partial(_check_paths, workload, out))
     with ExitStack() as stack, _full_memory_as_input_error(), warnings.catch_warnings(), disable_tf32():
+        notes = stack.enter_context(collect_notes())
         warnings.simplefilter("ignore")  # torch's own, of algorithms and calls that a user cannot change
         group.run_on_rank0(lambda: stack.enter_context(hold_locks(out)))
         begun = group.run_on_rank0(partial(_check, workload, out, method, resume))
@@ -148,7 +151,9 @@ def merge(
         seconds, flops = time.monotonic() - started, ctx.flops.total
         evidence = _measure(ctx, found, checkpoint)
         write = partial(_write, ctx, found, evidence, out, method, begun, checkpoint, seconds, flops)
-        return ctx.run_on_rank0(write)
+        report = ctx.run_on_rank0(write)
+        every = group.all_gather_object(lambda: notes)
+        return replace(report, notes=tuple(dict.fromkeys(note for own in every for note in own)))
 
 
 def _merge_on_ray(
@@ -203,7 +208,7 @@ def _open_context(
     torch.manual_seed(seed)
     group = options.resources.group
     ctx = MergeContext(workload, seed, progress, group=group)
-    ctx.interval = options.margin is None
+    ctx.interval, ctx.evidence_config = options.margin is None, options.evidence
     parts = partition({query.id: float(ctx.flops.of(query)) for query in workload.queries}, group.size)
     group.assign(parts)
     if group.size > 1:
@@ -262,7 +267,7 @@ def _measure(ctx: MergeContext, found: _Found, checkpoint: Checkpoint) -> dict[s
 
     def measure(_: StepCache, query: str) -> Evidence:
         evidence = ctx.evidence(query, found.models(ctx, [query])[0][query])
-        keys = ("metric", "original", "merged", "ratio", "met", "certain", "worth")
+        keys = ("metric", "original", "merged", "ratio", "met", "certain", "worth", "reason")
         ctx.report(Event.TEST, query=query, **{key: getattr(evidence, key) for key in keys})
         return evidence
 
@@ -309,7 +314,7 @@ def _record(ctx: MergeContext, merged: Merged, query: Query, evidence: Evidence)
 def _ceiling_bytes(ctx: MergeContext) -> int:
     sizes = {query.id: model_bytes(query) for query in ctx.workload.queries}
     twins = copies({query: model.state_dict() for query, model in ctx.originals.items()})
-    return ceiling_with_copies(ctx.layers, sizes, twins)
+    return ceiling_with_copies(layers_of_all(ctx.workload.queries), sizes, twins)
 
 
 @contextmanager

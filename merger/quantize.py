@@ -143,7 +143,7 @@ def max_flops(ctx: MergeContext) -> float:
 def quantizable_weights(ctx: MergeContext, merged: Merged, bits: Bits) -> list[QuantizedWeight]:
     """Every tensor that may be stored in fewer bits, each once, in the requested bits."""
     found: dict[int, QuantizedWeight] = {}
-    for query, model in tied_models(ctx, merged, ctx.queries).items():
+    for query, model in tied_models(ctx, merged, ctx.judged).items():
         state = model.state_dict(keep_vars=True)
         heads = {weight_key(state, row.path) for row in layers_of(ctx.queries[query]) if row.head}
         for key, tensor in state.items():
@@ -166,7 +166,7 @@ def quantize(
     search = _Search(ctx, merged, bits, required, cache, budget)
     weights, done, fits = quantizable_weights(ctx, merged, bits), set[str](), dict[str, _Fit]()
     fitted: list[QuantizedWeight] = []
-    for query in ctx.queries:
+    for query in ctx.judged:
         component = sorted(merged.plan.tied_to([query]))  # a connected component of queries that share
         if query not in done:
             own, found = search.fit([one for one in weights if one.used_by(component)], component)

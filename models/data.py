@@ -34,7 +34,7 @@ from models.workload import Query
 from models.zoo import preprocess_of
 
 SPLITS = ("train", "val", "test")
-BLOCKS = 10
+BLOCKS, BLOCK = 10, "block-"
 TRAIN_END, VAL_END = 0.6, 0.8
 JPEG_QUALITY = 95
 MAX_VIDEO_BYTES = 2**32
@@ -70,6 +70,11 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.frames)
+
+    @property
+    def has_clips(self) -> bool:
+        """Whether the frames are of several clips or tracks that file names tell apart."""
+        return len(set(self.units)) > 1 and not self.units[0].startswith(BLOCK)
 
 
 def load_split(query: Query, name: str) -> Split:
@@ -141,7 +146,7 @@ def _units_and_times(paths: Sequence[Path]) -> tuple[tuple[str, ...], tuple[floa
 
 def _blocks(count: int) -> tuple[str, ...]:
     """The unit of each frame of a split without units."""
-    return tuple(f"block-{index * min(BLOCKS, count) // count}" for index in range(count))
+    return tuple(f"{BLOCK}{index * min(BLOCKS, count) // count}" for index in range(count))
 
 
 def _load_unlabelled(query: Query, name: str) -> Split:

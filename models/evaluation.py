@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -14,6 +15,7 @@ from torch import nn
 
 from models.data import PreparedFrames, Split
 from models.device import retry_with_smaller_batch
+from models.errors import join_names
 from models.predictions import GroundTruth, Prediction, Task
 from models.process import keep_freed_memory
 from models.tasks import task_of
@@ -25,6 +27,7 @@ MIN_UNITS = 2
 """Clips or tracks that an interval needs."""
 ACCEPT_CONFIDENCE = 0.98
 """Confidence with which val must show that a merged model reaches its target."""
+LABELS, ORIGINAL, NO_EVIDENCE = "labels", "original", "none"
 CHANCE_MARGIN = 0.10
 MIN_F1 = 0.5
 
@@ -36,6 +39,8 @@ class Evidence:
     `ratio` = merged / original; `chance_corrected` the same above chance; `ci95` the bootstrap interval of the ratio
     over units, None over a single one; `certain` when its lower end reaches the target; `worth` is False where the
     original is too weak for any conclusion. `agreement` is the metric with the original's predictions as labels.
+    `evidence` is the reference, `labels` or the `original`; `none` where the footage proves nothing, for this `reason`:
+    then the query is not `met`.
     """
 
     metric: str
@@ -51,6 +56,8 @@ class Evidence:
     certain: bool
     worth: bool
     agreement: float = 1.0
+    evidence: str = LABELS
+    reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -115,8 +122,12 @@ def compare(
     merged: Sequence[Prediction],
     threshold: float,
     seed: int = 0,
+    gap: str | None = None,
 ) -> Evidence:
-    """Merged against original on one split, with the interval of the ratio by bootstrap over units."""
+    """Merged against original on one split, with the interval of the ratio by bootstrap over units.
+
+    `gap` says why the footage is no evidence; None: `find_gap` of this split.
+    """
     task = task_of(query.task)
     labels = load_labels(query, split, original, threshold)
     own_labels = [
@@ -133,13 +144,85 @@ def compare(
         )
     chance = task.chance(query.classes)
     ratio = _ratio(after, before)
+    gap = find_gap(query, split, labels) if gap is None else gap
     return Evidence(
         metric=task.metric, split=split.name, samples=len(split), units=units, original=before, merged=after,
         ratio=ratio, chance_corrected=_ratio(after - chance, before - chance), ci95=interval,
-        met=ratio >= query.accuracy_target,
-        certain=interval is not None and interval[0] >= query.accuracy_target,
+        met=not gap and ratio >= query.accuracy_target,
+        certain=not gap and interval is not None and interval[0] >= query.accuracy_target,
         worth=is_competent(query, before), agreement=score(task, merged, own_labels, query.classes, threshold),
+        evidence=NO_EVIDENCE if gap else ORIGINAL if split.labels is None else LABELS, reason=gap,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EvidenceConfig:
+    """What a split holds at least so that a model that became worse can miss its target there."""
+
+    min_samples: int = 20
+    """Frames of each of two classes, or objects of a detector; frames with anything to compare of a drift check."""
+    min_clips: int = 2
+    """Clips that show a class, or objects, where a split consists of several: the interval leaves out one at a time."""
+
+
+EVIDENCE = EvidenceConfig()
+MAX_NAMES = 4
+
+
+def find_gap(query: Query, split: Split, labels: Sequence[GroundTruth], config: EvidenceConfig = EVIDENCE) -> str:
+    """Why these labels (or the original's answers) on a split are no evidence; empty where they are.
+
+    A classifier needs `min_samples` frames of each of two classes, a detector as many objects; each in `min_clips`.
+    """
+    where, few = split.name, config.min_samples
+    samples, clips = count_samples(labels), _count_clips(split, labels)
+    if query.task == "detection":
+        total, shown = samples.total(), {clip for own in clips.values() for clip in own}
+        if total >= few and (not clips or len(shown) >= config.min_clips):
+            return ""
+        named = join_names(query.classes, MAX_NAMES)
+        if total >= few:
+            return f"all {total} objects of {where} ({named}) are in one clip; {config.min_clips} are needed"
+        return f"{where} holds {total or 'no'} object{'' if total == 1 else 's'} ({named}); {few} are needed"
+    enough = [name for name, count in samples.items() if count >= few]
+    spread = [name for name in enough if not clips or len(clips[name]) >= config.min_clips]
+    if len(spread) > 1:
+        return ""
+    if len(samples) == 1:
+        return f"all {len(split)} frames of {where} have one answer ({next(iter(samples))})"
+    if len(enough) > 1:
+        name = next(name for name in enough if name not in spread)
+        return f"all {samples[name]} frames of {where} with '{name}' are of one clip; {config.min_clips} are needed"
+    counts = [f"{count} of '{name}'" for name, count in samples.most_common()]
+    return f"{where} holds {join_names(counts, MAX_NAMES)}; {few} frames of each of two answers are needed"
+
+
+def evidence_hint(query: Query, config: EvidenceConfig = EVIDENCE) -> str:
+    """What footage a query without evidence needs."""
+    what = "objects" if query.task == "detection" else "frames of each of two answers"
+    return (
+        f"add footage: val and test need {config.min_samples} {what} each "
+        "(a fifth of a video, or of a folder without splits, is val, and a fifth test)"
+    )
+
+
+def count_samples(labels: Sequence[GroundTruth]) -> Counter[str]:
+    """Class -> frames, or objects."""
+    return Counter(name for label in labels for name in _names(label))
+
+
+def _count_clips(split: Split, labels: Sequence[GroundTruth]) -> Mapping[str, set[str]]:
+    """Class -> the clips that show it; empty for a split of one clip, or of frames without names of clips."""
+    clips: dict[str, set[str]] = {}
+    if split.has_clips:
+        for label, unit in zip(labels, split.units, strict=True):
+            for name in _names(label):
+                clips.setdefault(name, set()).add(unit)
+    return clips
+
+
+def _names(label: GroundTruth) -> tuple[str, ...]:
+    return (label,) if isinstance(label, str) else label.classes
 
 
 def tallies_by_unit(
@@ -200,8 +283,6 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole
 
 
-MIN_COMPARED_FRAMES = 20
-"""Frames with anything to compare that a verdict needs."""
 KEPT, BELOW, UNSURE, TOO_FEW = "kept", "below", "unsure", "too few"
 """Verdicts: on target; below it; below it, perhaps by chance; too few frames."""
 
@@ -239,7 +320,7 @@ def compare_agreement(found: ComparedFrames, task: Task, target: float, seed: in
     UNSURE: the ratio is, and not the whole interval. Frames on which neither model saw anything are no evidence.
     """
     counts, frames = found.counts, len(found.counts)
-    if np.count_nonzero(counts.any(axis=tuple(range(1, counts.ndim)))) < MIN_COMPARED_FRAMES:
+    if np.count_nonzero(counts.any(axis=tuple(range(1, counts.ndim)))) < EVIDENCE.min_samples:
         return Agreement(frames, None, None, TOO_FEW)
     blocks = np.array_split(np.arange(frames), frames // round(frames ** (1 / 3)))
     sums = np.stack([counts[block].sum(axis=0) for block in blocks])

@@ -37,12 +37,12 @@ class ComparedReport:
     @cached_property
     def met(self) -> int:
         """Queries with evidence that meet their target."""
-        return sum(row.met for row in self.report.offline if row.worth)
+        return sum(row.met for row in self.report.offline if row.has_evidence)
 
     @property
     def certain(self) -> int:
         """Queries with evidence that meet their target beyond doubt."""
-        return sum(row.certain for row in self.report.offline if row.worth)
+        return sum(row.certain for row in self.report.offline if row.has_evidence)
 
     @property
     def is_met(self) -> bool:
@@ -52,7 +52,7 @@ class ComparedReport:
     @property
     def worst_ratio(self) -> float | None:
         """The lowest ratio with evidence; None without any."""
-        return min((row.ratio for row in self.report.offline if row.worth), default=None)
+        return min((row.ratio for row in self.report.offline if row.has_evidence), default=None)
 
     @property
     def name(self) -> str:
@@ -105,7 +105,20 @@ class ReportComparison:
 
     def to_json(self) -> dict[str, Any]:
         """The keys of `gemel report --json`."""
-        keys = {"query", "metric", "original", "merged", "ratio", "ci95", "target", "met", "certain", "worth"}
+        keys = {
+            "query",
+            "metric",
+            "original",
+            "merged",
+            "ratio",
+            "ci95",
+            "target",
+            "met",
+            "certain",
+            "worth",
+            "evidence",
+            "reason",
+        }
         return {
             "workload": self.workload,
             "answer": self.answer,

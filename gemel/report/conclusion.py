@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from gemel.report.document import MemorySetting, OfflineRow, Report
@@ -14,6 +14,7 @@ VISIBLE_DIFFERENCE = 0.005
 MIN_CLIPS = 5
 """Clips or tracks of test footage below which a bootstrap interval says little."""
 COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+MAX_REASONS = 4
 BASELINES = ("none", "joint")
 """Methods that never share."""
 
@@ -76,28 +77,51 @@ def draw_conclusion(report: Report) -> Conclusion:
 
     A query can be shipped when its original is evidence, its target is met on test, and its streaming accuracy at that
     memory keeps the same fraction of the originals'. A query whose streaming accuracy is below the originals' at any
-    memory setting is named as worse.
+    memory setting is named as worse. Queries whose footage is no evidence come first.
     """
+    found, blank = _judge_evidence(report), missing_evidence(report)
+    if not blank:
+        return found
+    tone = Tone.BAD if found.tone is Tone.BAD else Tone.MIXED
+    return replace(found, sentence=f"{blank} {found.sentence}", tone=tone)
+
+
+def missing_evidence(report: Report) -> str:
+    """How many queries have no evidence, with the reason of each; empty where all have some."""
+    rows = [row for row in report.offline if row.reason]
+    if not rows:
+        return ""
+    reasons = [f"{row.query}, {row.reason}" for row in rows[:MAX_REASONS]]
+    reasons += [f"and {len(rows) - MAX_REASONS} more"] if len(rows) > MAX_REASONS else []
+    many = "query has" if len(report.offline) == 1 else "queries have"
+    return f"{len(rows)} of {len(report.offline)} {many} no evidence: {'; '.join(reasons)}."
+
+
+def _judge_evidence(report: Report) -> Conclusion:
     worse = _worse_queries(report)
     if not report.shared:
         return Conclusion(f"Nothing could be shared: {_reason_nothing_shared(report)}.", Tone.BAD, (), worse)
-    weak = [row.query for row in report.offline if not row.worth]
+    blank = [row.query for row in report.offline if row.reason]
+    weak = [row.query for row in report.offline if not row.worth and not row.reason]
     failing = list(dict.fromkeys(one.query for one in worse if one.decides))
-    shipped = [row for row in report.offline if row.query not in {*weak, *failing}]
+    shipped = [row for row in report.offline if row.query not in {*blank, *weak, *failing}]
     ship, several = tuple(row.query for row in shipped), len(shipped) > 1
     reasons = [f"{_join(failing)} {'fall' if len(failing) > 1 else 'falls'} short"] if failing else []
     if weak:
         many = len(weak) > 1
         reasons.append(f"the original{'s' * many} of {_join(weak)} {'are' if many else 'is'} too weak to judge by")
     if not ship:
-        return Conclusion(f"Don't ship it: {' and '.join(reasons)}.", Tone.BAD, (), worse)
+        return Conclusion(f"Don't ship it: {' and '.join(reasons) or 'nothing is proved'}.", Tone.BAD, (), worse)
     gain = f"{percent(report.bytes.saved_fraction, 0)} less memory for weights; {stream_gain(report)}"
     unsure = _uncertainty(shipped)
     if reasons:
         count = f"{_count(len(ship))} of {_count(len(report.offline))}"
         sentence = f"Ship it for {count}: {'; '.join(filter(None, [' and '.join(reasons), unsure, gain]))}."
         return Conclusion(sentence, Tone.MIXED, ship, worse)
-    met = f"all {_count(len(ship))} queries meet their" if several else "the query meets its"
+    every = "the other" if blank else "all"
+    met = (
+        f"{every} {_count(len(ship))} queries meet their" if several else f"the {'other ' * bool(blank)}query meets its"
+    )
     if unsure:
         sentence = f"{_capital(met)} accuracy target, {unsure}. {_capital(gain)}."
         return Conclusion(sentence, Tone.MIXED, ship, worse)
@@ -148,7 +172,9 @@ def memory_reason(report: Report) -> str:
 def report_limits(report: Report, unlabelled: Sequence[str]) -> list[str]:
     """What limits the report's figures, a sentence or two each; `unlabelled` queries have no human labels."""
     lines, device = [], report.device
-    for row in (row for row in report.offline if not row.worth):
+    for row in (row for row in report.offline if row.reason):
+        lines.append(f"{row.query}: no evidence, {row.reason}; a worse model could look as good on this footage.")
+    for row in (row for row in report.offline if not row.worth and not row.reason):
         bar = "an F1 below 0.5" if row.metric == "f1" else "less than 10 points above chance"
         lines.append(
             f"{row.query}: no evidence. Its original reaches {row.original:.2f} on test, {bar}; keeping that accuracy "
@@ -159,7 +185,7 @@ def report_limits(report: Report, unlabelled: Sequence[str]) -> list[str]:
             f"The test footage of {', '.join(few)} has fewer than {MIN_CLIPS} clips or tracks; an interval over so few "
             "says little."
         )
-    if unsure := [row.query for row in report.offline if row.met and not row.certain and row.worth]:
+    if unsure := [row.query for row in report.offline if row.met and not row.certain and row.has_evidence]:
         lines.append(
             f"{', '.join(unsure)}: the target is met, but the lower end of the 95 % interval is below it; other "
             "footage could miss it."
@@ -244,6 +270,8 @@ def _worse_on_stream(
 def _reason_nothing_shared(report: Report) -> str:
     if report.method in BASELINES:
         return f"method {report.method} is a baseline that shares nothing"
+    if sum(not row.reason for row in report.offline) < 2 <= len(report.offline):
+        return "models without evidence keep their own weights"
     if not report.bytes.ceiling_fraction:
         return "no two of the models have a layer of the same shape"
     return "no two models kept their accuracy targets with a layer in common"

@@ -71,6 +71,8 @@ class OfflineRow(Row):
     certain: bool
     worth: bool
     agreement: Fraction
+    evidence: Literal["labels", "original", "none"] = "labels"
+    reason: Text = ""
     target: Ratio
     sla_ms: Number
     threshold: Number
@@ -85,7 +87,17 @@ class OfflineRow(Row):
     @property
     def lost(self) -> bool:
         """Whether merging costs the query its target."""
-        return self.worth and not self.met
+        return self.has_evidence and not self.met
+
+    @property
+    def has_evidence(self) -> bool:
+        """Whether the footage and the original allow a conclusion."""
+        return self.worth and self.evidence != "none"
+
+    @property
+    def doubt(self) -> str:
+        """Why there is no evidence."""
+        return self.reason or "the original is too weak"
 
 
 class _Setting(Row):

@@ -118,7 +118,7 @@ class FirstScreen:
 
 def first_screen(report: Report) -> FirstScreen:
     """What the first screen shows; without streams the third picture is empty."""
-    evidence = [row for row in report.offline if row.worth]
+    evidence = [row for row in report.offline if row.has_evidence]
     met, certain = sum(row.met for row in evidence), sum(row.certain for row in evidence)
     if report.judged_memory is None:
         return FirstScreen(met, certain, _losers_first(report.offline))

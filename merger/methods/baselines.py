@@ -44,10 +44,10 @@ def joint(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> M
     recipe = replace(options.recipe, seed=ctx.seed)
     checkpoint.add_row({"recipe": dict(recipe.__dict__), "flops": ctx.flops.total})
     ctx.stages.announce([TRAINING_ALONE])
-    ctx.begin(TRAINING_ALONE, flops=training_flops(ctx, list(ctx.queries), recipe))
-    models, best = ctx.models(ctx.queries), checkpoint.state(Step.BEST)
+    ctx.begin(TRAINING_ALONE, flops=training_flops(ctx, ctx.judged, recipe))
+    models, best = ctx.models(ctx.judged), checkpoint.state(Step.BEST)
     try:
-        for ratios in train_epochs(ctx, models, recipe, checkpoint):
+        for ratios in train_epochs(ctx, models, recipe, checkpoint) if models else ():
             for query, ratio in ratios.items():
                 if ratio > best.get(query, (1.0,))[0]:
                     best[query] = (ratio, snapshot(models[query]))

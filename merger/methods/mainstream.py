@@ -105,7 +105,7 @@ def mainstream(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint)
 def find_families(ctx: MergeContext) -> list[Family]:
     """The architectures that two queries or more have, with their donors."""
     alike: dict[str, list[str]] = defaultdict(list)
-    for query in ctx.queries.values():
+    for query in map(ctx.queries.__getitem__, ctx.judged):
         alike[json.dumps([query.task, query.model, query.model_args], sort_keys=True, default=str)].append(query.id)
     found = []
     for queries in alike.values():

@@ -91,7 +91,7 @@ def top_down(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -
     identical = share_identical(ctx, whole, originals, options, checkpoint)
     plan = whole.without(*identical.settled)
     merged = Merged(SharingPlan(), {})
-    if not whole.shared:
+    if not whole.shared and len(ctx.judged) > 1:
         ctx.warn("no two models have a layer in common that saves enough")
     if plan.shared:
         merged = merge_different(ctx, plan, options, checkpoint)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from models.bits import WIDE_CODE, Bits
 from models.bundle.format import ITEM_BYTES, MAX_BYTES, Entry
@@ -77,6 +77,8 @@ class BundleEvidence(TypedDict):
     ratio: float | None
     ci95: tuple[float | None, float | None] | None
     certain: bool | None
+    evidence: NotRequired[Literal["labels", "original", "none"]]
+    reason: NotRequired[Annotated[str, Field(max_length=1000)]]
 
 
 @dataclass(frozen=True)

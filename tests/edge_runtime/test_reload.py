@@ -16,7 +16,7 @@ from edge_runtime.daemon import run
 from edge_runtime.reload import canary_queries
 from edge_runtime.samples import DRIFT_FILE
 from models.bundle import open_bundle, verify_bundle
-from models.evaluation import BELOW, MIN_COMPARED_FRAMES
+from models.evaluation import BELOW, EVIDENCE
 from tests.edge_runtime.bad_configs import BAD_CONFIGS
 from tests.edge_runtime.local_box import LocalBox, frames_of, replace_bundle, wider
 from tests.edge_runtime.tiny import FACTORY, LOOPED, query, trained_looking, write_clip, write_config, write_folder
@@ -219,7 +219,7 @@ def test_bundle_changed_in_place_is_reported(folder):
 
 
 ON_LEFT = (query("gate", "left"), query("yard", "left"))
-ENOUGH = MIN_COMPARED_FRAMES + 5
+ENOUGH = EVIDENCE.min_samples + 5
 
 
 def negate_head(model: nn.Sequential) -> nn.Sequential:

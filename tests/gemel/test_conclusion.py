@@ -120,6 +120,28 @@ def test_conclusion_with_a_weak_original_does_not_ship_its_query(certain):
     assert not found.worse
 
 
+def test_conclusion_begins_with_the_queries_without_evidence(certain):
+    blank = {
+        "met": False,
+        "certain": False,
+        "evidence": "none",
+        "reason": "all 24 frames of test have one answer (shut)",
+    }
+    certain["offline"][1] |= blank
+    found = draw_conclusion(certain)
+    assert found.sentence.startswith(
+        "1 of 3 queries have no evidence: gate-people, all 24 frames of test have one answer (shut). "
+        "Ship it: the other two queries meet their accuracy target"
+    )
+    assert found.tone is Tone.MIXED and "gate-people" not in found.ship and not found.worse
+    for row in certain["offline"]:
+        row |= blank
+    found = draw_conclusion(certain)
+    assert found.sentence.startswith("3 of 3 queries have no evidence: ") and found.tone is Tone.BAD
+    certain["shared"] = []
+    assert draw_conclusion(certain).sentence.endswith("shared: models without evidence keep their own weights.")
+
+
 def test_conclusion_where_all_fall_short_is_bad(document):
     for row in document["offline"]:
         row |= {"met": False, "ratio": 0.5}

@@ -16,14 +16,14 @@ from gemel.cli import main
 from models.bundle import open_bundle, verify_bundle, write_substituted
 from models.bundle.delta import apply_update, write_update
 from models.errors import InputError
-from models.evaluation import BELOW, KEPT, MIN_COMPARED_FRAMES, TOO_FEW
+from models.evaluation import BELOW, EVIDENCE, KEPT, TOO_FEW
 from models.notes import collect_notes
 from models.workload import load_workload
 from tests.edge_runtime.tiny import change_head
 from tests.fake_gpu import fake_gpu
 from tests.gemel.spools import answer, originals, write_merged, write_workload
 
-ENOUGH = MIN_COMPARED_FRAMES + 5
+ENOUGH = EVIDENCE.min_samples + 5
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_samples_hold_different_predictions(folder):
     """Else the tests here would prove little."""
     heads = [read_head(path) for path in (folder / "good" / "samples").iterdir()]
     assert {head.label for head in heads if head.query == "a"} == {"empty", "busy"}
-    assert sum(bool(head.detections) for head in heads if head.query == "d") > MIN_COMPARED_FRAMES
+    assert sum(bool(head.detections) for head in heads if head.query == "d") > EVIDENCE.min_samples
 
 
 def test_check_out_reverts_only_the_query_below_target(folder, capsys):

@@ -133,3 +133,9 @@ def test_inspect_of_a_wrong_class_count_says_so(complete, capsys):
     (line,) = inspect_warnings(capsys, complete)
     assert "a.safetensors: weights (a): only the head does not fit the class list (2 in the query)" in line
     assert "; list in `classes` the classes these weights were trained for" in line
+
+
+def test_inspect_with_weights_warns_of_labels_that_prove_nothing(complete, capsys):
+    assert main(["inspect", str(complete), "--weights", "--json"]) == 0
+    (line,) = json.loads(capsys.readouterr().out)["warnings"]
+    assert line.startswith("a: no evidence: val holds ") and "20 frames of each of two answers are needed; add" in line

@@ -33,6 +33,7 @@ from merger import MergeOptions, Recipe, merge
 from models.bundle import open_bundle
 from models.bundle.delta import write_update
 from models.bundle.signing import sign_bundle
+from models.evaluation import EvidenceConfig
 from models.predictions import ClassPrediction
 from models.weights import save_weights
 from models.workload import load_workload
@@ -50,7 +51,9 @@ CLASSIFIED = [
 BUNDLE, DARKNET = "b.safetensors", "yolo.weights"
 OLD, UPDATE = "old.safetensors", "b.update"
 SAMPLE, REPORT = "spool/samples/1.png", "report"
-OPTIONS = MergeOptions(Recipe(epochs=1, frames_per_epoch=4, batch=2, rate=1e-3), precision="fp32")
+OPTIONS = MergeOptions(
+    Recipe(epochs=1, frames_per_epoch=4, batch=2, rate=1e-3), precision="fp32", evidence=EvidenceConfig(1, 1)
+)
 FRAMES = 4
 
 

@@ -29,11 +29,12 @@ from models.sharing.layers import layers_of, layers_of_all
 from models.workload import Workload
 from models.zoo import build_query
 from tests.merger.detector_workload import classifier, detector, write
+from tests.merger.options import ANY_EVIDENCE
 from tests.parameters import every
 
 torch.set_num_threads(1)
 RECIPE = Recipe(rate=1e-3, epochs=1, batch=2, frames_per_epoch=4)
-OPTIONS = MergeOptions(RECIPE, precision="fp32")
+OPTIONS = MergeOptions(RECIPE, precision="fp32", evidence=ANY_EVIDENCE)
 
 
 @pytest.fixture(scope="module")

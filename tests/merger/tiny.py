@@ -11,11 +11,14 @@ import torch
 import yaml
 from torch import Tensor, nn
 
+from models.evaluation import EVIDENCE
 from models.workload import Workload
 
 SIZE = 24
 SEED = int(os.environ.get("GEMEL_TESTS_SEED", "0"))
 """Seed of the originals; other seeds give what other CPUs train."""
+JUDGED_FRAMES = 2 * EVIDENCE.min_samples
+"""Frames of val and of test: as few as prove anything of two classes."""
 CLASSES = (("east", "west"), ("left", "right"), ("high", "low"))
 """What queries call a square on the left and one on the right: each asks a question of its own."""
 
@@ -48,12 +51,12 @@ def tiny_net(num_classes: int, **model_args) -> nn.Module:
 
 def write_workload(folder: Path, queries: int = 2, frames: int = 60, seed: int = 0, **keys) -> Path:
     """A workload of classification queries (bright square left or right, each on its own background)."""
-    random = np.random.default_rng(seed)
+    random, judged = np.random.default_rng(seed), JUDGED_FRAMES if frames else 0
     documents = []
     for index in range(queries):
         query = f"q{index}"
         background, classes = random.integers(0, 120, 3), CLASSES[index % len(CLASSES)]
-        for split, count in (("train", frames), ("val", frames // 2), ("test", frames // 2)):
+        for split, count in (("train", frames), ("val", judged), ("test", judged)):
             for label in classes:
                 for frame in range(count // 2):
                     path = folder / "data" / query / split / label / f"clip{frame % 6}__{frame * 200:06d}{label}.png"

@@ -11,13 +11,14 @@ from models.data import Frames, Split
 from models.evaluation import (
     ACCEPT_CONFIDENCE,
     BELOW,
+    EVIDENCE,
     KEPT,
-    MIN_COMPARED_FRAMES,
     TOO_FEW,
     UNSURE,
     ComparedFrames,
     compare,
     compare_agreement,
+    find_gap,
     is_competent,
     load_labels,
     lower_bound_ratio,
@@ -46,9 +47,10 @@ def test_score_of_a_classifier_is_the_mean_recall() -> None:
 
 
 def test_compare_of_equal_predictions_gives_a_certain_ratio_of_one() -> None:
-    found = compare(QUERY, make_split(tuple("abab"), "uuvv"), predict_labels("abab"), predict_labels("abab"), 0.0)
+    labels = "ab" * 20
+    found = compare(QUERY, make_split(tuple(labels), "uuvv" * 10), predict_labels(labels), predict_labels(labels), 0.0)
     assert (found.ratio, found.ci95, found.met, found.certain) == (1.0, (1.0, 1.0), True, True)
-    assert found.units == 2 and found.samples == 4
+    assert found.units == 2 and found.samples == 40 and found.evidence == "labels"
 
 
 def test_compare_with_a_loss_in_one_of_many_clips_is_met_but_not_certain() -> None:
@@ -76,6 +78,42 @@ def test_compare_counts_nothing_in_crowds() -> None:
     query = make_query(task="detection", classes=("car",))
     found = compare(query, make_split(labels, "uuvv"), original, merged, 0.5)
     assert (found.original, found.merged, found.agreement) == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("labels", "units", "gap"),
+    [
+        ("a" * 40, "u", "all 40 frames of test have one answer (a)"),
+        ("a" * 40 + "b" * 19, "uv", "test holds 40 of 'a', 19 of 'b'; 20 frames of each of two answers are needed"),
+        ("a" * 20 + "b" * 20, "uv", ""),
+        ("ab" * 20, "u", ""),
+        ("a" * 20 + "b" * 20 + "c", "uv", ""),
+        ("ab" * 20, "uv", "all 20 frames of test with 'a' are of one clip; 2 are needed"),
+        ("ab" * 20, ("block-0", "block-1"), ""),
+    ],
+)
+def test_find_gap_of_a_classifier_needs_two_answers(labels: str, units, gap: str) -> None:
+    split = make_split(tuple(labels), [units[index % len(units)] for index in range(len(labels))])
+    query = make_query(classes=("a", "b", "c"))
+    assert find_gap(query, split, labels) == gap
+    found = compare(query, split, predict_labels(labels), predict_labels(labels), 0.0)
+    assert (found.met, found.evidence, found.reason) == (not gap, "none" if gap else "labels", gap)
+
+
+@pytest.mark.parametrize(
+    ("objects", "units", "gap"),
+    [
+        ([], "u", "test holds no objects (car); 20 are needed"),
+        (["car"], "u", "test holds 1 object (car); 20 are needed"),
+        (["car"] * 19, "u", "test holds 19 objects (car); 20 are needed"),
+        (["car"] * 20, "u", ""),
+        (["car"] * 20, "uv", "all 20 objects of test (car) are in one clip; 2 are needed"),
+    ],
+)
+def test_find_gap_of_a_detector_needs_objects(objects: list[str], units: str, gap: str) -> None:
+    labels = [BoxLabels(tuple(objects), ((0.0, 0.0, 4.0, 4.0),) * len(objects)), BoxLabels()]
+    query = make_query(task="detection", classes=("car",))
+    assert find_gap(query, make_split(tuple(labels), [units[0], units[-1]]), labels) == gap
 
 
 def test_is_competent_needs_a_margin_above_chance() -> None:
@@ -117,8 +155,8 @@ def make_tallies(right: np.ndarray) -> ComparedFrames:
 
 
 @pytest.mark.parametrize(("share", "frames", "verdict"), [
-    (1.0, MIN_COMPARED_FRAMES, KEPT), (0.99, 400, KEPT), (0.5, 400, BELOW), (0.9, 60, UNSURE),
-    (0.0, MIN_COMPARED_FRAMES, BELOW), (0.0, MIN_COMPARED_FRAMES - 1, TOO_FEW), (1.0, 0, TOO_FEW),
+    (1.0, EVIDENCE.min_samples, KEPT), (0.99, 400, KEPT), (0.5, 400, BELOW), (0.9, 60, UNSURE),
+    (0.0, EVIDENCE.min_samples, BELOW), (0.0, EVIDENCE.min_samples - 1, TOO_FEW), (1.0, 0, TOO_FEW),
 ])  # fmt: skip
 def test_compare_agreement_gives_the_verdict_of_the_interval(share, frames, verdict):
     right = np.random.default_rng(4).permutation(np.arange(frames) < round(share * frames))
@@ -133,14 +171,14 @@ def test_compare_agreement_gives_the_verdict_of_the_interval(share, frames, verd
 def test_compare_agreement_counts_only_frames_with_anything_to_compare():
     counts = np.zeros((500, 3), np.int64)
     assert compare_agreement(ComparedFrames(counts), DETECTION, 0.95).verdict == TOO_FEW
-    counts[: MIN_COMPARED_FRAMES - 1] = 1
+    counts[: EVIDENCE.min_samples - 1] = 1
     assert compare_agreement(ComparedFrames(counts), DETECTION, 0.95).verdict == TOO_FEW
-    counts[: 2 * MIN_COMPARED_FRAMES] = (0, 0, 2)  # objects that the box no longer sees
+    counts[: 2 * EVIDENCE.min_samples] = (0, 0, 2)  # objects that the box no longer sees
     found = compare_agreement(ComparedFrames(counts), DETECTION, 0.95)
     assert (found.ratio, found.verdict, found.frames) == (0.0, BELOW, 500)
 
 
-@given(st.lists(st.booleans(), min_size=MIN_COMPARED_FRAMES, max_size=150), st.floats(0.01, 1))
+@given(st.lists(st.booleans(), min_size=EVIDENCE.min_samples, max_size=150), st.floats(0.01, 1))
 def test_compare_agreement_is_consistent_for_drawn_frames(right, target):
     found = compare_agreement(make_tallies(np.array(right)), CLASSIFICATION, target)
     assert found.ratio is not None and found.ci95 is not None

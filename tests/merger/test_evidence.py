@@ -1,0 +1,213 @@
+"""Footage on which nothing could go wrong is no evidence: such queries keep their weights and count as not met."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import Tensor, nn
+
+from gemel.cli import main
+from merger import MergeOptions, merge
+from merger.config import EvidenceConfig
+from models.bundle import open_bundle
+from models.detector import Candidates, Detector
+from models.weights import load_weights, save_weights
+from models.workload import Workload, load_workload
+from models.zoo import build_query
+from tests.merger.options import QUICK
+from tests.merger.tiny import data_of
+
+SIDE = 32
+FACTORIES = ["tests.merger.tiny:tiny_net"]
+
+
+def use_flat_frames(workload: Workload, query: str, folders: str, count: int = 200) -> None:
+    """Give a query unlabelled footage instead: frames of its classes at these places of `classes`, over and over."""
+    labelled, flat = data_of(workload, query), workload.path.parent / f"{query}-flat"
+    classes = workload.query(query).classes
+    shown = [sorted(labelled.glob(f"*/{classes[int(place)]}/*.png")) for place in folders]
+    flat.mkdir()
+    for index in range(count):
+        frames = shown[index % len(shown)]
+        (flat / f"{index:06d}.png").write_bytes(frames[index % len(frames)].read_bytes())
+    document = yaml.safe_load(workload.path.read_text())
+    next(one for one in document["queries"] if one["id"] == query)["data"] = flat.name
+    workload.path.write_text(yaml.safe_dump(document))
+
+
+def test_merge_of_a_quiet_classifier_keeps_its_weights(workload: Workload, tmp_path: Path) -> None:
+    use_flat_frames(workload, "q0", "01")
+    use_flat_frames(workload, "q1", "1")
+    load = load_workload(workload.path)
+    report = merge(load, tmp_path / "b.safetensors", options=QUICK)
+    found, bundle = {one.id: one for one in report.queries}, open_bundle(report.bundle, FACTORIES)
+    assert {query: one.evidence for query, one in found.items()} == {"q0": "original", "q1": "none", "q2": "labels"}
+    assert found["q1"].reason == "all 40 frames of val have one answer (right)"
+    assert (found["q1"].ratio, found["q1"].met, found["q1"].certain, report.met) == (1.0, False, False, False)
+    (note,) = (note for note in report.notes if note.startswith("q1: no evidence: all 40 frames"))
+    assert "need 20 frames of each of two answers" in note and report.to_json()["notes"] == list(report.notes)
+    sharing = {query for one in bundle.manifest.shared for query, key in one.members if key.endswith("weight")}
+    assert sharing == {"q0", "q2"} and report.saved_fraction > 0.1
+    original = load_weights(load.query("q1"), build_query(load.query("q1"))).state_dict()
+    merged = bundle.build("q1").state_dict()
+    assert all(torch.equal(tensor, merged[key]) for key, tensor in original.items())
+
+
+def test_merge_command_without_evidence_exits_with_one(workload: Workload, tmp_path: Path, capsys) -> None:
+    use_flat_frames(workload, "q2", "0")
+    out = tmp_path / "b.safetensors"
+    assert main(["merge", str(workload.path), "-o", str(out), "--method", "none", "--weights", "int8", "--json"]) == 1
+    shown = capsys.readouterr()
+    document = json.loads(shown.out)
+    rows = {row["id"]: row for row in document["queries"]}
+    assert [rows[query]["met"] for query in ("q0", "q1", "q2")] == [True, True, False]
+    assert rows["q2"]["evidence"] == "none" and any("q2: no evidence: all 40" in note for note in document["notes"])
+    assert "note: q2: no evidence: all 40 frames of val have one answer (high)" in shown.err
+    stored = {query.id: bool(query.stored) for query in open_bundle(out).queries}
+    assert stored == {"q0": True, "q1": True, "q2": False}
+    assert main(["bundle", "show", str(out)]) == 0
+    assert "no evidence: all 40 frames of val have one answer (high)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("method", ["joint", "ceiling", "mainstream", "gemel"])
+def test_merge_by_any_method_leaves_a_quiet_query_alone(workload: Workload, tmp_path: Path, method: str) -> None:
+    use_flat_frames(workload, "q0", "0")
+    options = MergeOptions(recipe=QUICK.recipe, max_flops=1.0)
+    bundle = open_bundle(merge(load_workload(workload.path), tmp_path / "b", method, options=options).bundle)
+    assert not any(
+        query == "q0" and key.endswith("weight") for one in bundle.manifest.shared for query, key in one.members
+    )
+    evidence = bundle.query("q0").evidence
+    assert evidence is not None and evidence["ratio"] == 1.0 and bundle.query("q0").trained is None
+
+
+def test_merge_without_any_evidence_says_nothing_of_layers(workload: Workload, tmp_path: Path, capsys) -> None:
+    for query in workload.queries:
+        use_flat_frames(workload, query.id, "1", count=30)
+    assert main(["merge", str(workload.path), "-o", str(tmp_path / "b.safetensors")]) == 1
+    shown = capsys.readouterr()
+    assert shown.out.count("no evidence: all 6 frames of val have one answer") == 3
+    assert "nothing is shared" not in shown.out and "layer in common" not in shown.err
+
+
+@pytest.mark.parametrize(("few", "met"), [(19, False), (20, True)])
+def test_merge_with_labels_needs_twenty_frames_of_two_classes(
+    workload: Workload, tmp_path: Path, few: int, met: bool
+) -> None:
+    for frame in sorted((data_of(workload, "q1") / "test" / "left").iterdir())[few:]:
+        frame.unlink()
+    report = merge(workload, tmp_path / "b.safetensors", "none")
+    found = {one.id: one for one in report.queries}["q1"]
+    assert found.met == met
+    assert found.reason == (
+        "" if met else "test holds 20 of 'right', 19 of 'left'; 20 frames of each of two answers are needed"
+    )
+
+
+def test_merge_with_a_smaller_minimum_takes_less_footage(workload: Workload, tmp_path: Path) -> None:
+    for frame in sorted((data_of(workload, "q1") / "val" / "left").iterdir())[5:]:
+        frame.unlink()
+    options = MergeOptions(evidence=EvidenceConfig(min_samples=5))
+    assert merge(workload, tmp_path / "b.safetensors", "none", options=options).met
+
+
+class Spotter(Detector):
+    """Finds one object where a frame is bright."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 1, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        """The brightness of each pixel."""
+        return (self.conv(x),)
+
+    def candidates(self, outputs: Any, min_score: float) -> list[Candidates]:
+        """The same box in every bright frame."""
+        box, label = torch.tensor([[0.2, 0.2, 0.6, 0.6]]), torch.zeros(1, dtype=torch.int64)
+        bright = [int(one.max() > 1.5) for one in outputs[0]]
+        return [Candidates(box[:n], torch.full((n,), 0.9), label[:n]) for n in bright]
+
+    def loss(self, outputs: Any, targets: Any) -> Tensor:
+        """Nothing to learn."""
+        return outputs[0].square().mean()
+
+    def distill(self, outputs: Any, teacher: Any) -> Tensor:
+        """The distance of the brightness."""
+        return (outputs[0] - teacher[0]).square().mean()
+
+    def export_outputs(self, x: Tensor) -> tuple[Tensor]:
+        """The brightness of each pixel."""
+        return self(x)
+
+
+def spotter(num_classes: int) -> nn.Module:
+    """The factory that the workloads name."""
+    return Spotter()
+
+
+def write_spotters(folder: Path, bright: range, classes: tuple[str, ...] = ("lamp",), count: int = 100) -> Path:
+    """A workload of two equal detectors and unlabelled footage that is bright in these frames."""
+    (folder / "frames").mkdir(parents=True)
+    for index in range(count):
+        frame = np.full((SIDE, SIDE, 3), 250 if index in bright else 30, np.uint8)
+        cv2.imwrite(str(folder / "frames" / f"{index:04d}.png"), frame)
+    queries = [
+        {"id": name, "camera": "c", "task": "detection", "classes": list(classes), "input_size": SIDE, "data": "frames",
+         "model": "tests.merger.test_evidence:spotter", "weights": f"{name}.safetensors"}
+        for name in ("a", "b")
+    ]  # fmt: skip
+    path = folder / "workload.yaml"
+    document = {"name": "spots", "cameras": {"c": {"source": "none.mp4", "fps": 5}}, "queries": queries}
+    path.write_text(yaml.safe_dump(document))
+    for query in load_workload(path).queries:
+        model = build_query(query)
+        with torch.no_grad():
+            model.conv.weight.fill_(1 / 3)
+            model.conv.bias.zero_()
+        assert isinstance(query.weights, Path)
+        save_weights(query.weights, model.state_dict())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("bright", "reason"),
+    [
+        (range(0), "val holds no objects (lamp); 20 are needed"),
+        (range(77, 100), "val holds 3 objects (lamp); 20 are needed"),
+        (range(61, 100), "val holds 19 objects (lamp); 20 are needed"),
+        (range(60, 99), "test holds 19 objects (lamp); 20 are needed"),
+        (range(60, 100), ""),
+    ],
+)
+def test_merge_of_a_detector_needs_twenty_objects(tmp_path: Path, bright: range, reason: str) -> None:
+    path = write_spotters(tmp_path / "w", bright)
+    report = merge(load_workload(path), tmp_path / "b.safetensors", "none")
+    assert [one.reason for one in report.queries] == [reason, reason] and report.met == (not reason)
+
+
+def test_merge_names_the_classes_that_val_never_shows(tmp_path: Path) -> None:
+    path = write_spotters(tmp_path / "w", range(60, 100), classes=("lamp", "torch", "fire"))
+    report = merge(load_workload(path), tmp_path / "b.safetensors", "none")
+    assert report.met and len(report.notes) == 2
+    assert report.notes[0].startswith("a: val shows some classes fewer than 20 times: torch (never), fire (never); ")
+
+
+def test_eval_of_quiet_footage_counts_as_not_met(tmp_path: Path, capsys) -> None:
+    path, out = write_spotters(tmp_path / "w", range(60, 100)), tmp_path / "b.safetensors"
+    assert merge(load_workload(path), out, "none").met
+    for frame in sorted((tmp_path / "w" / "frames").iterdir()):
+        cv2.imwrite(str(frame), np.full((SIDE, SIDE, 3), 30, np.uint8))
+    assert main(["eval", str(out), str(path), "-o", str(tmp_path / "report"), "--json"]) == 1
+    shown = capsys.readouterr()
+    document = json.loads(shown.out)
+    assert [(row["evidence"], row["met"]) for row in document["offline"]] == [("none", False)] * 2
+    assert "note: a: no evidence: test holds no objects (lamp); 20 are needed" in shown.err
+    assert "2 of 2 queries have no evidence: a, test holds no objects" in (tmp_path / "report/report.html").read_text()
