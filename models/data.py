@@ -11,7 +11,7 @@ import os
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -190,20 +190,20 @@ def _video_frames(path: Path, fps: float | None) -> tuple[list[Callable[[], np.n
 
     They are held as JPEG, so that an hour fits in memory.
     """
-    encoded: list[np.ndarray] = []
+    encoded: list[Future[np.ndarray]] = []
     times_s: list[float] = []
     sizes: dict[tuple[int, ...], float] = {}
     total = thinned = 0
-    with contextlib.closing(Video(str(path), partial(add_note, path))) as video:
+    with contextlib.closing(Video(str(path), partial(add_note, path))) as video, ThreadPoolExecutor(1) as pool:
         gate = RateGate(None if fps and video.fps and video.fps <= fps else fps)
         while video.advance():
             if not gate.passes(video.time_s):
                 thinned += 1
             elif (frame := decode_shot(video.shot())) is not None:
                 sizes.setdefault(frame.shape, video.time_s)
-                encoded.append(_encode_jpeg(frame))
+                total += encoded[-1].result().nbytes if encoded else 0  # one is encoded while the next is decoded
+                encoded.append(pool.submit(_encode_jpeg, frame))
                 times_s.append(video.time_s)
-                total += encoded[-1].nbytes
                 if total > MAX_VIDEO_BYTES:
                     problem = f"its frames take more than {size_text(MAX_VIDEO_BYTES)}"
                     raise InputError(path, problem, "cut it, or set a lower `fps`", "data")
@@ -215,7 +215,7 @@ def _video_frames(path: Path, fps: float | None) -> tuple[list[Callable[[], np.n
     if len(sizes) > 1:
         changes = ", ".join(f"{width} x {height} from {at_s:.1f} s" for (height, width, _), at_s in sizes.items())
         add_note(path, f"its frames change their size: {changes}")
-    return [partial(_decode_jpeg, data) for data in encoded], tuple(times_s)
+    return [partial(_decode_jpeg, one.result()) for one in encoded], tuple(times_s)
 
 
 def _encode_jpeg(frame: np.ndarray) -> np.ndarray:

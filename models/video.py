@@ -69,18 +69,21 @@ class RateGate:
 
 
 class MediaClock:
-    """Seconds since the first frame: by the frames' own times where they rise, else by the mean rate."""
+    """Seconds since the first frame: by the frames' own times where they rise, else by the mean rate.
+
+    `restarts` counts how often the timestamps began anew.
+    """
 
     def __init__(self, fps: float | None) -> None:
-        self.time_s = -1 / (fps or DEFAULT_FPS)
+        self.time_s, self.restarts = -1 / (fps or DEFAULT_FPS), -1
         self._interval_s, self._offset_s = -self.time_s, math.nan
 
     def advance(self, own_s: float | None) -> float:
         """The time of the next frame, whose timestamp is this; None if it has none."""
         due_s = self.time_s + self._interval_s
         time_s = due_s if own_s is None else own_s + self._offset_s
-        if not self.time_s - MAX_FALL_S <= time_s <= self.time_s + MAX_JUMP_S:
-            self._offset_s, time_s = due_s - (own_s or 0.0), due_s
+        if not self.time_s - MAX_FALL_S <= time_s <= due_s + MAX_JUMP_S:
+            self._offset_s, time_s, self.restarts = due_s - (own_s or 0.0), due_s, self.restarts + 1
         self.time_s = max(time_s, self.time_s + MIN_STEP_S)
         return self.time_s
 
@@ -119,11 +122,12 @@ class Video:
         has_times = self._container.duration is not None
         rate = float((self._stream.average_rate if has_times else self._stream.guessed_rate) or 0)
         self.fps = plausible_rate(rate) if self._is_file else None
-        self.time_s, self.damaged, self._decoded, self._discarded = 0.0, 0, 0, 0
+        self.time_s, self.damaged, self._decoded = 0.0, 0, 0
         self._clock, self._longest_gap = MediaClock(self.fps), (0.0, 0.0)
         self._packets: Any = self._container.demux(self._stream)
         self._frames = self._decode()
         self._frame: av.VideoFrame | None = None
+        self._own_s: float | None = None
 
     def advance(self) -> bool:
         """Go to the next frame that decodes; False at the end. Raises FFmpeg's errors of a stream, as they are."""
@@ -131,7 +135,8 @@ class Video:
         if self._frame is None:
             return False
         stamp = self._frame.dts if self._format == "avi" else self._frame.pts  # AVI has times of decoding only
-        time_s = self._clock.advance(None if stamp is None else float(stamp * self._frame.time_base))
+        self._own_s = None if stamp is None else float(stamp * self._frame.time_base)
+        time_s = self._clock.advance(self._own_s)
         self._longest_gap = max(self._longest_gap, (time_s - self.time_s, self.time_s))
         self.time_s, self._decoded = time_s, self._decoded + 1
         self._note_frame(self._frame)
@@ -182,7 +187,6 @@ class Video:
         is_joining = not self._is_file
         try:
             for packet in self._packets:
-                self._discarded += packet.is_discard
                 try:
                     frames = packet.decode()
                 except FFmpegError:
@@ -216,12 +220,15 @@ class Video:
             self._note_once("is turned upright by its display matrix")
 
     def _note_losses(self) -> None:
-        if self._format.startswith("mov"):  # other formats do not count, or count pauses as frames
-            self.damaged = max(self.damaged, self._stream.frames - self._discarded - self._decoded)
+        if self._format.startswith("mov"):  # elsewhere a packet may be half a frame or none, and an index has gaps
+            listed = sum(not entry.is_discard for entry in self._stream.index_entries)
+            self.damaged = max(self.damaged, listed - self._decoded)
         if self.damaged:
             self._note_once(f"{self.damaged} of {self._decoded + self.damaged} frames could not be decoded", LOSS_HINT)
-        end = (self._container.duration or 0) / 1e6 - self.time_s, self.time_s
-        gap_s, at_s = max(self._longest_gap, end if not self.damaged else (0.0, 0.0))
+        if self._clock.restarts > 0:
+            self._note_once("has timestamps that begin anew; it is played without a gap there")
+        end = (self._container.duration or 0) / 1e6 - max(self.time_s, self._own_s or 0.0), self.time_s
+        gap_s, at_s = max(self._longest_gap, end)
         if gap_s > max(MIN_GAP_S, GAP_INTERVALS * self.time_s / max(1, self._decoded)):
             text = f"has no frames between {at_s:.1f} s and {at_s + gap_s:.1f} s"
             self._note_once(text, f"if the camera did not pause, {LOSS_HINT}")

@@ -131,7 +131,8 @@ def test_load_split_thins_a_video_to_the_fps_of_the_query(tmp_path: Path) -> Non
 def test_load_split_bounds_the_memory_of_a_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "clip.avi"
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10, (32, 24))
-    writer.write(np.zeros((24, 32, 3), np.uint8))
+    for _ in range(2):
+        writer.write(np.zeros((24, 32, 3), np.uint8))
     writer.release()
     monkeypatch.setattr(models.data, "MAX_VIDEO_BYTES", 100)
     with pytest.raises(InputError, match="its frames take more than 100 bytes"):
