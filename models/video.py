@@ -105,7 +105,6 @@ class Video:
         av.logging.set_level(None)  # its messages name addresses with their passwords
         self._is_file, self._where, self._note = is_path(source), without_secret(source), note
         self._noted: set[str] = set()
-        self._look: tuple[Any, ...] | None = None
         self._reformatter = av.video.reformatter.VideoReformatter()
         read_timeout_s = None if timeout_s is None else READ_TIMEOUT_SHARE * timeout_s
         options = self._options(source)
@@ -127,7 +126,7 @@ class Video:
         self._packets: Any = self._container.demux(self._stream)
         self._frames = self._decode()
         self._frame: av.VideoFrame | None = None
-        self._own_s: float | None = None
+        self._own_s: float | None = None  # its timestamp
 
     def advance(self) -> bool:
         """Go to the next frame that decodes; False at the end. Raises FFmpeg's errors of a stream, as they are."""
@@ -135,7 +134,7 @@ class Video:
         if self._frame is None:
             return False
         stamp = self._frame.dts if self._format == "avi" else self._frame.pts  # AVI has times of decoding only
-        self._own_s = None if stamp is None else float(stamp * self._frame.time_base)
+        self._own_s = None if stamp is None else float(stamp * self._stream.time_base)
         time_s = self._clock.advance(self._own_s)
         self._longest_gap = max(self._longest_gap, (time_s - self.time_s, self.time_s))
         self.time_s, self._decoded = time_s, self._decoded + 1
@@ -204,11 +203,6 @@ class Video:
             self._note_losses()
 
     def _note_frame(self, frame: av.VideoFrame) -> None:
-        matrix = _display_matrix(frame)
-        look = frame.interlaced_frame, frame.color_trc, frame.format.name, matrix
-        if look == self._look:
-            return
-        self._look = look
         if frame.interlaced_frame:
             self._note_once("is interlaced: what moves is combed", "deinterlace it with `ffmpeg -vf bwdif`")
         if (transfer := HDR_TRANSFERS.get(frame.color_trc)) is not None:
@@ -216,7 +210,7 @@ class Video:
             self._note_once(text, "convert it to SDR if the model was trained on SDR")
         elif (bits := frame.format.components[0].bits) > 8:
             self._note_once(f"has {bits} bits a colour, of which 8 are kept")
-        if matrix is not None and (frame.rotation or matrix[0] < 0):
+        if (matrix := _display_matrix(frame)) is not None and min(matrix[0], matrix[4]) <= 0:
             self._note_once("is turned upright by its display matrix")
 
     def _note_losses(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import av
 import numpy as np
+from av.stream import Disposition
 
 SIZE = (96, 64)
 FPS, COUNT = 10, 20
@@ -102,7 +103,7 @@ def write_with_other_streams(path: Path, cover: bool) -> Path:
         first.width, first.height, first.pix_fmt = *((400, 400) if cover else size), "yuvj420p" if cover else "yuv420p"
         second.width, second.height, second.pix_fmt = *SIZE, "yuv420p"
         if cover:
-            first.disposition = av.stream.Disposition.attached_pic
+            first.disposition = Disposition.attached_pic
         for number in range(COUNT):
             if number == 0 or not cover:
                 small = np.zeros((first.height, first.width, 3), np.uint8)
@@ -119,7 +120,7 @@ def write_cover(path: Path) -> Path:
         sound: Any = file.add_stream("aac", rate=16000, layout="mono")
         cover: Any = file.add_stream("mjpeg", rate=1)
         cover.width, cover.height, cover.pix_fmt = *SIZE, "yuvj420p"
-        cover.disposition = av.stream.Disposition.attached_pic
+        cover.disposition = Disposition.attached_pic
         file.mux(cover.encode(av.VideoFrame.from_ndarray(draw_frame(0), format="rgb24")))
         silence = av.AudioFrame.from_ndarray(np.zeros((1, 16000), np.float32), format="fltp", layout="mono")
         silence.sample_rate = 16000

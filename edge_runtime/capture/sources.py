@@ -103,16 +103,12 @@ class SourceLost(Exception):
 class Source(Protocol):
     """A source of frames; used by one thread. `fps` is a file's or folder's mean rate, None if it has none.
 
-    `damaged` counts frames that did not decode.
+    `damaged` counts frames that did not decode, `time_s` is the time of the frame advanced to since the first.
     """
 
     fps: float | None
     damaged: int
-
-    @property
-    def time_s(self) -> float:
-        """Seconds of the frame advanced to since the first."""
-        ...
+    time_s: float
 
     def advance(self) -> bool:
         """Go to the next frame that decodes; False at the end of a file or stream."""
@@ -130,7 +126,7 @@ class Source(Protocol):
 class FolderSource:
     """The .jpg and .png files of a folder by name, at the camera's rate; SourceLost if there are none."""
 
-    damaged = 0
+    damaged, time_s = 0, 0.0
 
     def __init__(self, config: CameraConfig) -> None:
         found = list_all_pictures(Path(config.source))
@@ -139,17 +135,11 @@ class FolderSource:
         self.fps: float | None = config.fps or DEFAULT_FPS
         self._clock, self._paths, self._path = MediaClock(self.fps), iter(found), found[0]
 
-    @property
-    def time_s(self) -> float:
-        return self._clock.time_s
-
     def advance(self) -> bool:
         path = next(self._paths, None)
-        if path is None:
-            return False
-        self._path = path
-        self._clock.advance(None)
-        return True
+        if path is not None:
+            self._path, self.time_s = path, self._clock.advance(None)
+        return path is not None
 
     def shot(self) -> Shot:
         return partial(read_picture, self._path)
@@ -163,7 +153,7 @@ class OpenCVSource:
     Never run on a Jetson. JetPack's own OpenCV has GStreamer, the one of the package index has not.
     """
 
-    damaged = 0
+    damaged, time_s = 0, 0.0
 
     def __init__(self, config: CameraConfig) -> None:
         self._cv2 = opencv()
@@ -178,14 +168,10 @@ class OpenCVSource:
         self.fps = None if config.live else plausible_rate(rate)
         self._clock = MediaClock(self.fps)
 
-    @property
-    def time_s(self) -> float:
-        return self._clock.time_s
-
     def advance(self) -> bool:
         has_frame = self._capture.grab()
         if has_frame:
-            self._clock.advance(self._capture.get(self._cv2.CAP_PROP_POS_MSEC) / 1000)
+            self.time_s = self._clock.advance(self._capture.get(self._cv2.CAP_PROP_POS_MSEC) / 1000)
         return has_frame
 
     def shot(self) -> Shot:

@@ -23,6 +23,7 @@ from edge_runtime.capture.reader import (
 from edge_runtime.capture.sources import CameraConfig
 from models.video import RateGate
 from tests.edge_runtime.tiny import picture, write_clip, write_folder
+from tests.video_files import draw_frame, write_video
 
 
 class Clock:
@@ -66,6 +67,15 @@ def test_reader_plays_clip_at_its_rate_in_rgb(tmp_path):
         assert image is not None and image.shape == (32, 48, 3) and image.dtype == np.uint8
         assert np.abs(image.astype(int) - picture(seed)).mean() < 12
         assert np.abs(image[..., ::-1].astype(int) - picture(seed)).mean() > 20
+
+
+def test_reader_plays_a_variable_rate_by_the_times_of_the_file(tmp_path):
+    clip = write_video(tmp_path / "c.mp4", map(draw_frame, range(6)), times_ms=[0, 40, 80, 500, 1500, 1600])
+    assert times(play_source(clip)[1]) == [(0, 0), (1, 0.04), (2, 0.08), (3, 0.5), (4, 1.5), (5, 1.6)]
+    assert [index for index, _ in times(play_source(clip, fps=10)[1])] == [0, 3, 4, 5]
+    looped = times(play_source(clip, loop=True, clock=Clock(9))[1])
+    lap_s = looped[6][1]
+    assert lap_s > 1.6 and [round(at - lap_s, 3) for _, at in looped[6:]] == [0, 0.04, 0.08]
 
 
 def test_reader_skips_frames_beyond_the_rate(tmp_path):

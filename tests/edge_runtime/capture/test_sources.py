@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import cv2
+import numpy as np
 import pytest
 
+from edge_runtime.capture import sources
 from edge_runtime.capture.sources import (
     NO_ANSWER,
     CameraConfig,
@@ -14,6 +19,7 @@ from edge_runtime.capture.sources import (
 )
 from tests.edge_runtime.capture.faulty_cameras import RtspCamera
 from tests.edge_runtime.tiny import picture, write_folder
+from tests.video_files import write_video
 
 ABSENT_DEVICE = "987"
 
@@ -51,3 +57,44 @@ def test_probe_cameras_in_parallel_with_timeout(tmp_path):
     image = found["folder"].image
     assert image is not None and (image == picture(100)).all(), "the first that decodes"
     assert found["late"].to_json() == {"answers": False, "error": NO_ANSWER}
+
+
+class FakeCapture:
+    """An opened capture of OpenCV: three frames of one colour (BGR), with these timestamps."""
+
+    def __init__(self, *_):
+        self.times_ms, self.isOpened = [100.0, 140.0, 900.0], lambda: True
+
+    def get(self, key):
+        return 25.0 if key == "fps" else self.now_ms
+
+    def grab(self):
+        self.now_ms = self.times_ms.pop(0) if self.times_ms else None
+        return self.now_ms is not None
+
+    def retrieve(self):
+        return True, np.full((4, 6, 3), (1, 2, 3), np.uint8)
+
+    def release(self): ...
+
+
+@pytest.mark.parametrize("keys", [{"source": "0"}, {"source": __file__, "decoder": "gstreamer"}])
+def test_opencv_source_gives_rgb_frames_with_their_times(monkeypatch, keys):
+    names = {"CAP_PROP_FPS": "fps", "CAP_PROP_POS_MSEC": "ms", "CAP_GSTREAMER": 1, "COLOR_BGR2RGB": cv2.COLOR_BGR2RGB}
+    fake = SimpleNamespace(VideoCapture=FakeCapture, cvtColor=cv2.cvtColor, **names)
+    monkeypatch.setattr(sources, "opencv", lambda: fake)
+    source = open_source(CameraConfig("c", **keys))
+    times_s = [source.time_s for _ in iter(source.advance, False)]
+    assert times_s == pytest.approx([0, 0.04, 0.8]) and source.fps == (None if keys["source"] == "0" else 25.0)
+    image = source.shot()()
+    assert image is not None and tuple(image[0, 0]) == (3, 2, 1)
+    source.close()
+
+
+def test_former_decoder_is_accepted_with_a_line_of_the_log(tmp_path, caplog):
+    clip = write_video(tmp_path / "a.mp4")
+    for _ in range(2):
+        open_source(CameraConfig("yard of old", str(clip), decoder="opencv")).close()
+    assert [record.message for record in caplog.records] == [
+        "camera yard of old is decoded by PyAV, as every file and address; remove `decoder: opencv`"
+    ]
