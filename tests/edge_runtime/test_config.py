@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import urllib.parse
+
 import pytest
 
 from edge_runtime.config import SpoolConfig, load_config
@@ -38,8 +40,32 @@ def test_config_fills_in_environment(tmp_path):
     given = {"PASS_1": "p$w}", "PATH_1": "1", "SIZE": "1MiB", "DECODER": "pyav"}
     config = load_config(path, given)
     camera = config.cameras["net"]
-    assert (camera.source, camera.timeout_s, camera.decoder) == ("rtsp://u:p$w}@box/1", 2.5, "pyav")
+    assert (camera.source, camera.timeout_s, camera.decoder) == ("rtsp://u:p%24w%7D@box/1", 2.5, "pyav")
     assert config.budget_bytes == 2**20
+
+
+@pytest.mark.parametrize(
+    "secret", ["plain", "a@b", "a#b", "a/b", "a?b", "a:b", "50%25", "a b+c", "pässwörd", "", "&[]"]
+)
+def test_config_percent_encodes_user_and_password_of_addresses(tmp_path, secret):
+    cameras = {
+        "both": {"source": "rtsp://${X}:${X}@[::1]:554/live?user=${X}"},
+        "mixed": {"source": "http://me@here:1${X}2${X}@box/${X}"},
+        "one": {"source": "rtsp://${LOGIN}@box/1"},
+        "none": {"source": "rtsp://box/${X}@1"},
+        "path": {"source": "clips/u:${X}@v.mp4"},
+    }
+    sinks = [{"kind": "webhook", "url": "https://me:${X}@hook.example/results"}]
+    config = load_config(write_config(tmp_path, cameras=cameras, sinks=sinks), {"X": secret, "LOGIN": f"user:{secret}"})
+    sources = {name: camera.source for name, camera in config.cameras.items()}
+    for name, user in (("both", secret), ("mixed", "me@here"), ("one", "user")):
+        login = urllib.parse.urlsplit(sources[name]).netloc.rpartition("@")[0].partition(":")
+        expected = f"1{secret}2{secret}" if name == "mixed" else secret
+        assert [urllib.parse.unquote(part) for part in login[::2]] == [user, expected]
+    assert sources["both"].endswith(f"@[::1]:554/live?user={secret}") and sources["mixed"].endswith(f"@box/{secret}")
+    assert (sources["none"], sources["path"]) == (f"rtsp://box/{secret}@1", str(tmp_path / f"clips/u:{secret}@v.mp4"))
+    url = urllib.parse.urlsplit(config.sinks[0].url)  # type: ignore[attr-defined]
+    assert (url.hostname, urllib.parse.unquote(url.password or "")) == ("hook.example", secret)
 
 
 @pytest.mark.parametrize("secret", ["hunter2 'x", "s3cret" * 30])
@@ -51,6 +77,8 @@ def test_config_fills_in_environment(tmp_path):
         {"cameras": {"left": {"source": "x", "fps": "${SECRET}"}}},
         {"cameras": {"left": {"source": "x", "decoder": "${SECRET}"}}},
         {"cameras": {"left": {"source": "${SECRET}://box"}}},
+        {"cameras": {"left": {"source": "ftp://u:${SECRET}@box"}}},
+        {"sinks": [{"kind": "webhook", "url": "ftp://u:${SECRET}@box"}]},
         {"sinks": [{"kind": "${SECRET}"}]},
         {"policy": "${SECRET}"},
     ],
