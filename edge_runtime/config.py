@@ -89,6 +89,7 @@ class _CameraKeys(_Strict):
     decoder: str = "auto"
     loop: bool = False
     timeout_s: Annotated[float, Field(ge=0.1, le=3600)] = TIMEOUT_S
+    every_s: Annotated[float, Field(ge=0.05, le=3600)] | None = None
 
 
 class _HttpKeys(_Strict):
@@ -204,8 +205,10 @@ def _spool(path: Path, root: Path, given: _SpoolKeys) -> SpoolConfig:
 
 def _camera(path: Path, root: Path, name: str, given: _CameraKeys) -> CameraConfig:
     text = str(given.source)
-    source = str(root / text) if is_path(text) else text
-    camera = CameraConfig(name, source, given.fps, given.loop, given.decoder, given.timeout_s)
+    scheme, separator, rest = text.partition("://")
+    source = str(root / text) if is_path(text) else scheme.lower() + separator + rest
+    fps = given.fps or (1 / given.every_s if given.every_s else None)
+    camera = CameraConfig(name, source, fps, given.loop, given.decoder, given.timeout_s, given.every_s)
     if found := camera.problem():
         key, problem, hint = found
         raise InputError(path, problem, hint, f"cameras.{name}.{key}")

@@ -103,7 +103,7 @@ def _camera_problems(box: LoadedBox, probes: Mapping[str, ProbeResult]) -> Itera
     """Cameras that do not answer, and queries with a region outside of the picture."""
     for camera, probe in probes.items():
         if probe.image is None:
-            yield f"camera {camera} does not answer: {probe.problem}"
+            yield f"camera {camera} gives no frame: {probe.problem}"
             continue
         height, width = probe.image.shape[:2]
         for query, request in frame_requests(box.bundle, camera).items():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from edge_runtime.capture.reader import FramePool, RecentRate, SourceReader, TimedShot
-from edge_runtime.capture.reconnect import CameraPhase, LinkState
+from edge_runtime.capture.reconnect import PAUSES, CameraPhase, LinkState
 from edge_runtime.capture.sources import NO_PICTURE, CameraConfig, FrameRequest, Source, open_source
 from edge_runtime.queues import Frame
 from models.data_notes import note_clipped_roi
@@ -140,15 +140,15 @@ class Camera:
             if reader.problem is None and link.phase is CameraPhase.STREAMING and not self._config.forever:
                 self._change(link.end())
             else:
-                self._lose(reader.problem or NO_PICTURE)
+                self._lose(reader.problem or NO_PICTURE, reader.permanent)
         elif (busy_since := reader.busy_since) is not None and now - busy_since >= self._config.timeout_s:
             self._lose(f"no frame came for {self._config.timeout_s:g} s")
 
     def _has_event(self) -> bool:
         return self._stopping or self._shot is not None or (self._reader is not None and self._reader.over)
 
-    def _lose(self, problem: str) -> None:
-        self._change(self._link.lose(problem, self._clock(), self._config.forever, random.random()))
+    def _lose(self, problem: str, permanent: bool = False) -> None:
+        self._change(self._link.lose(problem, self._clock(), self._config.forever, random.random(), permanent))
 
     def _change(self, after: LinkState) -> None:
         """Take the link to another state, log the change and carry it out."""
@@ -160,12 +160,13 @@ class Camera:
             self._disconnect()
 
     def _log_change(self, before: LinkState, after: LinkState, now: float) -> None:
-        if after.state is before.state:
+        if after.state is before.state and not (after.permanent and after.problem != before.problem):
             return
         if after.phase is CameraPhase.STREAMING and before.problem is not None:
             log.info("camera %s is back after %.1f s", self.id, now - (before.away_since or now))
         elif after.phase is CameraPhase.AWAY:
-            log.warning("camera %s is away: %s; retrying", self.id, after.problem)
+            often = f"retrying every {PAUSES.permanent_s:g} s" if after.permanent else "retrying"
+            log.warning("camera %s is away: %s; %s", self.id, after.problem, often)
         elif after.phase is CameraPhase.ENDED and after.problem is not None and not self._stopping:
             log.error("camera %s ended: %s", self.id, after.problem)
 

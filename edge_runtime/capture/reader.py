@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from edge_runtime.capture.failures import SourceLost, to_source_lost
 from edge_runtime.capture.sources import (
     DEFAULT_FPS,
     CameraConfig,
     Source,
-    SourceLost,
-    failure_reason,
     open_source,
 )
+from edge_runtime.capture.still import StillSource
 from models.video import RateGate, Shot, decode_shot
 
 MAX_LATE_S = 1.0
@@ -130,7 +130,8 @@ class SourceReader:
 
     `index` is the number of the next frame, `damaged` counts frames that did not decode. `busy_since` is when the
     decoder began with a frame that it has not given yet, None while it is idle. Once `over`, `problem` says what went
-    wrong, if anything. `deliver` takes each wanted frame, `ended` is called at the end.
+    wrong, if anything, and `permanent` whether it cannot pass by itself. `deliver` takes each wanted frame, `ended` is
+    called at the end.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class SourceReader:
     ) -> None:
         self.index, self.damaged = first, 0
         self.busy_since: float | None = clock()
-        self.over, self.problem = False, None
+        self.over, self.problem, self.permanent = False, None, False
         self._config, self._deliver, self._ended, self._clock, self._open = config, deliver, ended, clock, open_source
         self._stopping = threading.Event()
         self._wait = wait or self._stopping.wait
@@ -164,7 +165,8 @@ class SourceReader:
             while self._play_lap() and self._config.loop and not self._config.live and not self._stopping.is_set():
                 pass
         except Exception as error:
-            self.problem = failure_reason(error)
+            lost = to_source_lost(error)
+            self.problem, self.permanent = str(lost), lost.permanent
         finally:
             self.over = True
             self._ended()
@@ -195,6 +197,9 @@ class SourceReader:
         return lap > 0
 
     def _advance(self, source: Source) -> bool:
+        if isinstance(source, StillSource):
+            self.busy_since = None
+            self._wait(source.pause_s)
         self.busy_since = self._clock()
         has_frame = not self._stopping.is_set() and source.advance()
         self.busy_since = None

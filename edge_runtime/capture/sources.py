@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
@@ -13,11 +14,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from edge_runtime.capture.failures import SourceLost, is_no_video, open_failure, to_source_lost
+from edge_runtime.capture.still import StillSource
 from models.errors import InputError
 from models.io import is_path
 from models.notes import MAX_NOTES
 from models.pictures import list_all_pictures, read_picture
-from models.video import SCHEMES, MediaClock, Shot, Video, decode_shot, plausible_rate, reason_of
+from models.video import SCHEMES, MediaClock, Shot, Video, decode_shot, plausible_rate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 TIMEOUT_S = 5.0
+HOST_SCHEMES = ("rtsp", "rtsps", "rtmp", "rtmps", "http", "https")
+LOGIN_HINT = "percent-encode what is not a letter or digit in user and password, as %23 for #"
+POLL_S = 1.0
 DEFAULT_FPS = 10.0
 """The rate of a folder where the config names none."""
 AUTO, PYAV, GSTREAMER, FORMER = "auto", "pyav", "gstreamer", "opencv"
@@ -38,7 +44,8 @@ log = logging.getLogger("gemel.run")
 class CameraConfig:
     """One camera: `source` is an absolute path, a URL or a device index; `fps` None means the source's own.
 
-    A camera is lost when a frame takes longer than `timeout_s`. `decoder` is one of DECODERS.
+    A camera is lost when a frame takes longer than `timeout_s`. `decoder` is one of DECODERS. With `every_s` the
+    source is the address of a single picture, asked for at this interval.
     """
 
     id: str
@@ -47,6 +54,7 @@ class CameraConfig:
     loop: bool = False
     decoder: str = AUTO
     timeout_s: float = TIMEOUT_S
+    every_s: float | None = None
 
     @property
     def is_address(self) -> bool:
@@ -68,11 +76,25 @@ class CameraConfig:
         """Whether a lost camera is retried until the box stops."""
         return self.live or self.loop
 
+    @property
+    def is_http(self) -> bool:
+        """Whether the source is a URL of HTTP or HTTPS."""
+        return self.source.startswith(("http://", "https://"))
+
+    @property
+    def poll_s(self) -> float:
+        """Seconds between two pictures where the source turns out to send single ones."""
+        return self.every_s or (1 / self.fps if self.fps else POLL_S)
+
     def problem(self) -> tuple[str, str, str] | None:
         """What can never work, whatever the camera does: the key, the problem and a hint; None if nothing."""
         scheme = self.source.partition("://")[0].lower()
         if self.is_address and scheme not in SCHEMES:
             return "source", "this kind of address is not one of a camera", f"begin with {', '.join(SCHEMES)}"
+        if self.is_address and not _has_valid_host(self.source):
+            return "source", "the address has no valid host and port", LOGIN_HINT
+        if self.every_s and not self.is_http:
+            return "every_s", "only a picture behind http:// or https:// is asked for", "leave it out; use `fps`"
         if self.decoder not in (*DECODERS, FORMER):
             return "decoder", f"unknown decoder '{self.decoder}'", f"use {', '.join(DECODERS)}"
         if self.decoder in (PYAV, GSTREAMER) and self.is_device:
@@ -94,10 +116,6 @@ class FrameRequest:
         if self.roi is None or (round(self.roi[0]) < width and round(self.roi[1]) < height):
             return None
         return f"query '{query}' looks at {list(self.roi)}, outside frames of {width}x{height} pixels"
-
-
-class SourceLost(Exception):
-    """A source cannot be opened or gives no more frames; the text holds no address and no password."""
 
 
 class Source(Protocol):
@@ -215,19 +233,14 @@ def gstreamer_pipeline(config: CameraConfig) -> str:
     return f"{source} ! decodebin ! {decoded} drop=true"
 
 
-def failure_reason(error: BaseException) -> str:
-    """Why a source failed, without secrets: libraries write addresses with their passwords into their messages."""
-    if isinstance(error, SourceLost):
-        return str(error)
-    return reason_of(error)
-
-
 def open_source(config: CameraConfig) -> Source:
     """Open a camera's source before its first frame; raises SourceLost. May take `timeout_s` or longer."""
     if not config.live and not Path(config.source).exists():
         raise SourceLost(f"there is no {config.source}")
     if not config.live and Path(config.source).is_dir():
         return FolderSource(config)
+    if config.every_s:
+        return StillSource(config)
     if config.is_device or config.decoder == GSTREAMER:
         return OpenCVSource(config)
     if config.decoder == FORMER:
@@ -235,7 +248,19 @@ def open_source(config: CameraConfig) -> Source:
     try:
         return Video(config.source, partial(_log_note, config.id), config.timeout_s if config.is_address else None)
     except InputError as error:
-        raise SourceLost(f"it {error.problem}") from None
+        if config.is_http and is_no_video(error.__context__):
+            source = StillSource(config)
+            _log_note(config.id, f"sends single pictures, asked for every {config.poll_s:g} s", "set `every_s`")
+            return source
+        raise open_failure(error, config.is_address) from None
+
+
+def _has_valid_host(address: str) -> bool:
+    try:
+        url = urllib.parse.urlsplit(address)
+        return url.port != 0 and (url.hostname is not None or url.scheme not in HOST_SCHEMES)
+    except ValueError:
+        return False
 
 
 @lru_cache(MAX_NOTES)
@@ -294,5 +319,5 @@ def _probe(camera: CameraConfig) -> ProbeResult:
                 if (image := decode_shot(source.shot())) is not None:
                     return ProbeResult(image)
     except Exception as error:  # a decoder can fail in any way
-        return ProbeResult(problem=failure_reason(error))
+        return ProbeResult(problem=str(to_source_lost(error)))
     return ProbeResult(problem=NO_PICTURE)

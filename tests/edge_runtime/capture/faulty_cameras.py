@@ -150,8 +150,10 @@ class FaultyCamera:
 class RtspCamera(FaultyCamera):
     """H.264 over RTSP (RFC 2326), interleaved in its connection and packed by RFC 6184.
 
-    A connection joins somewhere between two keyframes.
+    A connection joins somewhere between two keyframes. DESCRIBE is answered with `status`.
     """
+
+    status = "200 OK"
 
     @property
     def url(self) -> str:
@@ -162,7 +164,8 @@ class RtspCamera(FaultyCamera):
             while lines := [line.decode().strip() for line in iter(requests.readline, b"\r\n") if line]:
                 sequence = next(line for line in lines if line.lower().startswith("cseq"))
                 method = lines[0].split()[0]
-                response = ["RTSP/1.0 200 OK", sequence, *RESPONSES.get(method, ["Session: 1", "", ""])]
+                status = self.status if method == "DESCRIBE" else "200 OK"
+                response = [f"RTSP/1.0 {status}", sequence, *RESPONSES.get(method, ["Session: 1", "", ""])]
                 connection.sendall("\r\n".join(response).encode())
                 if method == "PLAY":
                     return True

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 import pytest
 
 from edge_runtime.capture.camera import MAX_ABANDONED, Camera
-from edge_runtime.capture.sources import CameraConfig, FrameRequest, SourceLost
+from edge_runtime.capture.failures import SourceLost
+from edge_runtime.capture.sources import CameraConfig, FrameRequest
 from edge_runtime.queues import Frame
 from models.notes import collect_notes
 from tests.edge_runtime.capture.faulty_cameras import FaultyCamera, HttpCamera, RtspCamera
@@ -55,10 +56,11 @@ class RecordedCamera:
 
 @contextmanager
 def play_camera(
-    source, queries=None, fps=None, loop=False, timeout_s=CAMERA_TIMEOUT_S, **keys
+    source, queries=None, fps=None, loop=False, timeout_s=CAMERA_TIMEOUT_S, every_s=None, **keys
 ) -> Iterator[RecordedCamera]:
     """A camera that plays this source."""
-    watched = RecordedCamera(CameraConfig("c", str(source), fps, loop, timeout_s=timeout_s), queries, **keys)
+    config = CameraConfig("c", str(source), fps, loop, timeout_s=timeout_s, every_s=every_s)
+    watched = RecordedCamera(config, queries, **keys)
     watched.camera.start()
     try:
         yield watched

@@ -30,11 +30,22 @@ def test_retry_pause_grows_with_time_away(jitter):
     assert PAUSES.max_long_away_s / 2 <= pauses[4] <= PAUSES.max_long_away_s == retry_pause_s(1e4, 1.0)
 
 
+def test_link_with_permanent_cause_is_retried_rarely():
+    link = FRESH.lose("401", 1.0, forever=True, permanent=True)
+    assert link.permanent and link.retry_at == 1.0 + PAUSES.permanent_s
+    link = link.retry().stream().lose("404", 100.0, forever=True, permanent=True)
+    assert not link.permanent and link.retry_at == 100.5, "it may be starting"
+    later = 100.0 + PAUSES.permanent_s
+    link = link.retry().lose("404", later, forever=True, permanent=True)
+    assert link.permanent and link.retry_at == later + PAUSES.permanent_s
+    assert not link.retry().stream().permanent
+
+
 STEPS = st.sampled_from(["stream", "lose", "retry"])
 
 
-@given(st.booleans(), st.lists(st.tuples(STEPS, st.floats(0, 100), st.floats(0, 1)), max_size=60))
-def test_link_is_consistent_after_any_events(forever, steps):
+@given(st.booleans(), st.booleans(), st.lists(st.tuples(STEPS, st.floats(0, 100), st.floats(0, 1)), max_size=60))
+def test_link_is_consistent_after_any_events(forever, permanent, steps):
     link, now, streams = FRESH, 0.0, 0
     for step, pause_s, jitter in steps:
         now += pause_s
@@ -46,13 +57,14 @@ def test_link_is_consistent_after_any_events(forever, steps):
             link = link.stream()
             streams += before.phase is CameraPhase.CONNECTING
         elif step == "lose" and link.phase is not CameraPhase.ENDED:
-            link = link.lose("gone", now, forever, jitter)
+            link = link.lose("gone", now, forever, jitter, permanent)
             assert link.phase is (CameraPhase.AWAY if forever else CameraPhase.ENDED)
         assert (link.retry_at is not None) == (link.phase is CameraPhase.AWAY)
         assert (link.away_since is None) == (link.phase is CameraPhase.STREAMING)
         assert link.problem is None or link.phase is not CameraPhase.STREAMING
         assert link.reconnects == max(0, streams - 1)
         if link.retry_at is not None and before.retry_at is None:
-            assert 0 < link.retry_at - now <= PAUSES.max_long_away_s
+            longest_s = PAUSES.permanent_s if link.permanent else PAUSES.max_long_away_s
+            assert 0 < link.retry_at - now <= longest_s
     ended = link.end()
     assert (ended.phase, ended.retry_at, ended.problem) == (CameraPhase.ENDED, None, link.problem)

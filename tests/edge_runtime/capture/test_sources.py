@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from edge_runtime.capture import sources
+from edge_runtime.capture.failures import SourceLost
 from edge_runtime.capture.sources import (
     NO_ANSWER,
     CameraConfig,
-    SourceLost,
     gstreamer_pipeline,
     open_source,
     probe_cameras,
