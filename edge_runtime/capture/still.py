@@ -35,7 +35,7 @@ IN_PATH = "%/:=&?~#+!$,;'@()*[]"
 
 
 class StillSource:
-    """A picture is asked for `every_s` after the one before came; the first at once.
+    """Asks for a picture `every_s` after the one before came, for the first at once.
 
     Raises SourceLost for whatever is no JPEG or PNG of at most MAX_PICTURE_BYTES within `timeout_s`.
     """

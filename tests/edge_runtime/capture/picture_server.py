@@ -31,7 +31,7 @@ def encode_picture(kind: str = "JPEG", seed: int = 0) -> bytes:
 class PictureServer(ThreadingHTTPServer):
     """Answers every path with `status`, `kind` and `body`; `moved` sends to another path first.
 
-    With a `login` (user, password) the `scheme` Basic or Digest is demanded. `asked` has every path that was asked for.
+    With a `login` (user, password) the `scheme` Basic or Digest is demanded. `asked` has the path of every request.
     """
 
     daemon_threads = True
