@@ -240,7 +240,7 @@ def open_source(config: CameraConfig) -> Source:
     if not config.live and Path(config.source).is_dir():
         return FolderSource(config)
     if config.every_s:
-        return StillSource(config)
+        return StillSource(config.source, config.poll_s, config.timeout_s)
     if config.is_device or config.decoder == GSTREAMER:
         return OpenCVSource(config)
     if config.decoder == FORMER:
@@ -249,7 +249,7 @@ def open_source(config: CameraConfig) -> Source:
         return Video(config.source, partial(_log_note, config.id), config.timeout_s if config.is_address else None)
     except InputError as error:
         if config.is_http and is_no_video(error.__context__):
-            source = StillSource(config)
+            source = StillSource(config.source, config.poll_s, config.timeout_s)
             _log_note(config.id, f"sends single pictures, asked for every {config.poll_s:g} s", "set `every_s`")
             return source
         raise open_failure(error, config.is_address) from None

@@ -12,14 +12,11 @@ import urllib.request
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_runtime.capture.failures import SourceLost, refusal
 from models.pictures import MAX_PICTURE_BYTES, decode_picture
 from models.video import Shot, decode_shot, reason_of
-
-if TYPE_CHECKING:
-    from edge_runtime.capture.sources import CameraConfig
 
 PICTURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 """First bytes of JPEG and PNG."""
@@ -43,9 +40,9 @@ class StillSource:
     damaged = 0
     fps: float | None = None
 
-    def __init__(self, config: CameraConfig) -> None:
-        self._every_s, self._timeout_s = config.poll_s, config.timeout_s
-        url = urllib.parse.urlsplit(config.source)
+    def __init__(self, address: str, every_s: float, timeout_s: float) -> None:
+        self._every_s, self._timeout_s = every_s, timeout_s
+        url = urllib.parse.urlsplit(address)
         host = url.netloc.rpartition("@")[2]
         self._url = urllib.parse.quote(url._replace(netloc=host, fragment="").geturl(), safe=IN_PATH)
         self._opener = _make_opener(f"{url.scheme}://{host}/", url.username, url.password)

@@ -125,7 +125,7 @@ def test_still_of_damaged_slow_or_large_answers_is_refused(server, monkeypatch):
         assert probe(stream.url, every_s=1.0) == (False, "it sends a stream, no single pictures; leave `every_s` out")
         stream.silent = True
         with pytest.raises(still.SourceLost, match="it does not answer in time"):
-            StillSource(CameraConfig("c", stream.url, timeout_s=0.3, every_s=1.0))
+            StillSource(stream.url, 1.0, 0.3)
         stream.mend()
         stream.garbage = True
         stream.cut()
@@ -137,7 +137,7 @@ def test_still_dropping_its_bytes_slowly_times_out():
         slow._handshake = lambda connection: connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n") is None  # type: ignore[method-assign]
         begin = time.monotonic()
         with pytest.raises(still.SourceLost, match="it does not answer in time"):
-            StillSource(CameraConfig("c", slow.url, timeout_s=0.5, every_s=1.0))
+            StillSource(slow.url, 1.0, 0.5)
         assert time.monotonic() - begin < 10
 
 
