@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from models.detector import Detector, OneStage
-from models.errors import InputError
+from models.errors import InputError, join_names
 from models.io import check_apart, check_output, open_atomic
+from models.notes import add_note
 from models.process import quiet
 from models.tasks import MIN_SCORE
 
@@ -107,6 +108,11 @@ def export_query(bundle: Bundle, query_id: str, path: str | Path, batch: Batch |
     check_output(path)
     query = bundle.query(query_id)
     module = bundle.build(query_id)
+    if query.stored:
+        dtypes = join_names(sorted({one.dtype for one in query.stored.values()}))
+        add_note(
+            path, f"{len(query.stored)} weights stored in {dtypes} are written in float32", "the bundle is smaller"
+        )
     return export_onnx(module, path, query.input_size, batch, metadata_of(query, module, bundle.digest))
 
 

@@ -64,7 +64,8 @@ def test_an_exported_model_has_the_widened_weights(bundle, tmp_path, capsys):
     runtime = pytest.importorskip("onnxruntime")
     out = tmp_path / "q0.onnx"
     words = ["bundle", "export", str(bundle), "--query", "q0", "-o", str(out), "--batch", "1", "--factory", FACTORY]
-    answer(capsys, *words)
+    (note,) = answer(capsys, *words)["notes"]
+    assert "weights stored in" in note and note.startswith(str(out)) and "are written in float32;" in note
     frame = torch.rand(1, 3, SIZE, SIZE)
     session = runtime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {session.get_inputs()[0].name: frame.numpy()})
