@@ -92,7 +92,7 @@ def read_checkpoint(file: BinaryIO, path: Path, key: str, max_bytes: int) -> Any
         file.seek(0)
         if file.read(4) != b"PK\3\4":
             file.seek(0)
-            return _read_legacy(file)
+            return _read_legacy(file, path, key)
         archive = zipfile.ZipFile(file)
         if (size := sum(part.file_size for part in archive.infolist())) > max_bytes:
             raise InputError(path, f"holds {size_text(size)}, far more than the model takes", PLAIN, key)
@@ -134,9 +134,9 @@ def _read_zip(archive: zipfile.ZipFile, path: Path, key: str) -> Any:
     return _unpickle(io.BytesIO(archive.read(f"{root}data.pkl")), find_storage)
 
 
-def _read_legacy(file: BinaryIO) -> Any:
+def _read_legacy(file: BinaryIO, path: Path, key: str) -> Any:
     if _unpickle(file) != LEGACY_MAGIC:
-        raise ValueError("no file of torch.save")
+        raise InputError(path, "is a pickle that torch.save did not write", PLAIN, key)
     _unpickle(file)  # the version of the format
     _unpickle(file)  # the sizes of numbers on the machine that saved it
     places: dict[str, tuple[int, int]] = {}
@@ -313,6 +313,8 @@ def _describe_tensor(
     storage: Storage, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *more: Any
 ) -> TensorRecord:
     """A tensor after its place in the storage is checked; `more`: requires_grad, hooks, a dtype, signs of a view."""
+    if not isinstance(storage, Storage):
+        return TensorRecord(fault="tensor without storage")
     given = [one.path for one in more if isinstance(one, StandIn) and one.path.startswith("torch.")]
     dtype = DTYPES.get(given[0]) if given else storage.dtype
     if dtype is None or any(isinstance(one, dict) and one for one in more):

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from models.errors import InputError, join_names
 FileTensor = Tensor | TensorRecord
 FileState = Mapping[str, FileTensor]
 MAX_DEPTH, MAX_PREFIX_PARTS, MAX_PREFIXES, MAX_NAME = 5, 8, 8, 1000
+MAX_STATES = 2**12
+"""Mappings with tensors that are looked at, the outermost first."""
 WRAPPERS = ("", "state_dict", "model_state_dict", "model", "model_state", "net", "module", "weights", "checkpoint")
 """Keys under which training scripts keep the state dict in a checkpoint, the first preferred."""
 UNUSUAL = len(WRAPPERS)
@@ -77,7 +80,7 @@ def choose_state(
     """
     found = [
         candidate
-        for path, tensors in _find_states(content)
+        for path, tensors in islice(_find_states(content), MAX_STATES)
         for candidate in _split_by_prefix(path, tensors, names, rename, count_fit, _is_swapped(content))
     ]
     if not found:
@@ -176,7 +179,10 @@ def _split_by_prefix(
     Prefixes come from DataParallel, torch.compile, AveragedModel and the attributes of a LightningModule.
     """
     hits = (Counter(prefix for name in tensors for prefix, rest in _cuts(name) if rest in known) for known in names)
-    for prefix, _ in next(filter(None, hits), Counter([""])).most_common(MAX_PREFIXES):
+    known_hits: Counter[str] = next(filter(None, hits), Counter())
+    if not known_hits:
+        yield Candidate(path, "", tensors, (), False, 0)
+    for prefix, _ in known_hits.most_common(MAX_PREFIXES):
         state = rename({name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)})
         counter = f"{prefix.removesuffix('module.')}n_averaged"
         is_averaged = bool(AVERAGED.search(f"{path}.{prefix}")) or counter in tensors

@@ -30,6 +30,7 @@ from models.published import Published, fetch
 from models.state_dict import AVERAGED, FileState, StateChoice, choose_state
 from models.zoo import check_input
 from models.zoo.registry import ENTRIES
+from models.zoo.user_models import EXPORTED, EXPORTED_HINT
 
 if TYPE_CHECKING:
     from models.workload import Query
@@ -45,13 +46,6 @@ FOLDER_FILES = (
     "model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin",
 )  # fmt: skip
 """What a folder given as weights may hold, the first preferred."""
-EXPORTED = {
-    ".onnx": "an ONNX file", ".xml": "an OpenVINO model", ".engine": "a TensorRT engine", ".plan": "a TensorRT engine",
-    ".trt": "a TensorRT engine", ".tflite": "a TensorFlow Lite model", ".pb": "a TensorFlow graph",
-    ".h5": "a Keras model", ".keras": "a Keras model", ".mlmodel": "a Core ML model", ".param": "an ncnn model",
-    ".pt2": "an exported program",
-}  # fmt: skip
-EXPORTED_HINT = "give the PyTorch weights (.pt, .pth, .safetensors) of the same network, and its code as `model`"
 CHUNK_BYTES = 2**20
 MAX_FILE_BYTES = 2**32
 """Of weights as they are merged: twice what the largest model may take."""

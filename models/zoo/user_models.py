@@ -25,6 +25,16 @@ from models.zoo.registry import ENTRIES, Factory, names
 
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(?<!\.py):[A-Za-z_]\w*")
 FORM = "write it as package.module:factory, the module without .py"
+EXPORTED = {
+    ".onnx": "an ONNX file", ".xml": "an OpenVINO model", ".engine": "a TensorRT engine", ".plan": "a TensorRT engine",
+    ".trt": "a TensorRT engine", ".tflite": "a TensorFlow Lite model", ".pb": "a TensorFlow graph",
+    ".h5": "a Keras model", ".keras": "a Keras model", ".mlmodel": "a Core ML model", ".param": "an ncnn model",
+    ".pt2": "an exported program",
+}  # fmt: skip
+"""Files of networks that other tools made, by suffix."""
+EXPORTED_HINT = (
+    "give the PyTorch weights of the same network as `weights`, and its code as `model: package.module:factory`"
+)
 DETECTOR_METHODS = ("candidates", "loss", "distill", "export_outputs")
 ONE_STAGE_METHODS = ("decode", "loss", "distill")
 
@@ -193,6 +203,8 @@ def _inference_mode(module: nn.Module) -> Iterator[None]:
 def check_name(model: str, task: str, where: str, key: str = "model") -> None:
     """Raise InputError when `model` is neither in the zoo for this task nor `package.module:factory`."""
     entry = ENTRIES.get(model)
+    if kind := EXPORTED.get(Path(model).suffix.lower()):
+        raise InputError(where, f"'{model}' is {kind}, which is not read", EXPORTED_HINT, key)
     if entry is None and ":" in model:
         if not NAME.fullmatch(model):
             raise InputError(where, f"'{model}' is no name of a factory", FORM, key)

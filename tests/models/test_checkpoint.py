@@ -6,6 +6,7 @@ import argparse
 import enum
 import pickle
 import pickletools
+import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from copy import deepcopy
@@ -185,6 +186,12 @@ def test_load_matching_takes_the_average_and_notes_the_head(tmp_path):
     assert "2 of the model are made new (fc.weight, fc.bias)" in note
 
 
+def test_load_weights_names_a_pickle_that_torch_did_not_write(tmp_path):
+    (tmp_path / "w.pkl").write_bytes(pickle.dumps(STATE))
+    with pytest.raises(InputError, match="is a pickle that torch.save did not write; save"):  # noqa: RUF043
+        load_weights(query_of(tmp_path / "w.pkl"), Small())
+
+
 @pytest.mark.parametrize("value", [torch.zeros(2, 4).to_sparse(), torch.zeros(2, 4, device="meta"),
                                    torch.quantize_per_tensor(torch.zeros(2, 4), 1.0, 0, torch.qint8),
                                    torch.zeros(2, 4, dtype=torch.complex64).conj(),
@@ -246,6 +253,14 @@ def test_load_weights_refuses_hostile_pickles_at_once(tmp_path, case):
     (tmp_path / "w.pt").write_bytes(magic + HOSTILE[case] + pickle.dumps([], 2))
     with pytest.raises(InputError):
         load_weights(query_of(tmp_path / "w.pt"), Small())
+
+
+def test_load_weights_bounds_the_time_for_many_mappings(tmp_path):
+    content = {f"step {step}": {"fc.bias": STATE["fc.bias"], "step": {}} for step in range(20_000)}
+    torch.save({"net": STATE, **content}, tmp_path / "w.pt")
+    start = time.process_time()
+    assert equal_states(load_noted(tmp_path / "w.pt")[0], STATE)
+    assert time.process_time() - start < 10
 
 
 def save_with(folder: Path, change: Callable[[bytes], bytes]) -> Path:

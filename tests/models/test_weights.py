@@ -14,6 +14,7 @@ from torch import Tensor
 from models.errors import InputError
 from models.notes import collect_notes
 from models.weights import fingerprint, load_matching, load_weights, save_weights
+from models.zoo.user_models import check_name
 from tests.models.small import Small, equal_states, query_of
 
 STATE = Small().state_dict()
@@ -178,6 +179,14 @@ def test_load_weights_says_what_to_give_instead_of_an_exported_model(tmp_path, n
     with pytest.raises(InputError) as caught:
         load_weights(query_of(tmp_path / name), Small())
     assert str(caught.value).startswith(f"{tmp_path / name}: weights (gate): {EXPORTS[name]}")
+
+
+@pytest.mark.parametrize("name", ["nets/yolo.onnx", "IR.xml"])
+def test_check_name_says_what_to_give_instead_of_an_exported_model(name):
+    with pytest.raises(
+        InputError, match="which is not read; give the PyTorch weights of the same network as `weights`"
+    ):
+        check_name(name, "detection", "w.yaml")
 
 
 def write_shards(folder: Path, suffix: str, **changes: str) -> Path:
