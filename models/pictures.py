@@ -101,7 +101,7 @@ def read_picture_size(path: Path) -> PictureSize:
 
 
 def decode_picture(data: bytes, path: Path) -> np.ndarray:
-    """As `read_picture`, of what was read from a file already."""
+    """As `read_picture`, of what was read already; `path` is empty for a camera's picture."""
     from PIL import Image
 
     try:
@@ -124,7 +124,8 @@ def _note_conversions(image: Image, data: bytes, path: Path) -> None:
 
     def note(text: str, hint: str) -> None:
         example = _EXAMPLES.setdefault((path.parent, text), path.name)
-        add_note(path.parent, f"pictures such as {example} {text}", hint)
+        pictures = f"pictures such as {example}" if example else "its pictures"
+        add_note(path.parent if example else "a camera", f"{pictures} {text}", hint)
 
     if image.format == "PNG" and data[PNG_DEPTH] > 8:
         note(

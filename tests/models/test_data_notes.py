@@ -17,6 +17,7 @@ from PIL import Image, ImageCms
 from models.data import PreparedFrames, load_split
 from models.errors import InputError
 from models.notes import collect_notes
+from models.pictures import decode_picture
 from tests.models.queries import make_query
 
 RNG = np.random.default_rng(7)
@@ -194,6 +195,12 @@ def test_read_picture_notes_a_conversion_once_for_a_folder(tmp_path: Path, case:
     (*_, note) = [note for note in notes_of(tmp_path) if "copies" not in note]
     start, _, rest = note.partition(".png ")
     assert start.startswith("DATA/test/busy: pictures such as test__009") and rest.startswith(expected) and ";" in rest
+
+
+def test_decode_picture_of_a_camera_notes_no_file() -> None:
+    with collect_notes() as notes:
+        decode_picture(encode_16_bits(1), Path())
+    assert notes[0].startswith("a camera: its pictures hold 16 bits, reduced to 8 (values / 256);")
 
 
 @pytest.mark.parametrize(
