@@ -135,7 +135,7 @@ def _note_conversions(image: Image, data: bytes, path: Path) -> None:
         note("hold CMYK, converted to RGB without a colour profile", "save them in RGB")
     if (profile := _profile_name(image.info.get("icc_profile") or b"")) and "srgb" not in profile.lower():
         note(f"hold the colour profile '{profile:.60}', which is not applied", "convert them to sRGB")
-    if image.has_transparency_data and image.convert("RGBA").getextrema()[3][0] < 255:
+    if image.has_transparency_data and min(image.convert("RGBA").getchannel("A").tobytes()) < 255:
         note("have transparent parts, used as if opaque", "put them on the background that they should have")
     if getattr(image, "n_frames", 1) > 1:
         note("hold several frames, of which the first is used", "save the others as files of their own")
