@@ -189,7 +189,8 @@ def find_gap(query: Query, split: Split, labels: Sequence[GroundTruth], config: 
     if len(spread) > 1:
         return ""
     if len(samples) == 1:
-        return f"all {len(split)} frames of {where} have one answer ({next(iter(samples))})"
+        frames = f"all {len(split)} frames of {where} have" if len(split) > 1 else f"the only frame of {where} has"
+        return f"{frames} one answer ({next(iter(samples))})"
     if len(enough) > 1:
         name = next(name for name in enough if name not in spread)
         return f"all {samples[name]} frames of {where} with '{name}' are of one clip; {config.min_clips} are needed"
@@ -201,8 +202,8 @@ def evidence_hint(query: Query, config: EvidenceConfig = EVIDENCE) -> str:
     """What footage a query without evidence needs."""
     what = "objects" if query.task == "detection" else "frames of each of two answers"
     return (
-        f"add footage: val and test need {config.min_samples} {what} each "
-        "(a fifth of a video, or of a folder without splits, is val, and a fifth test)"
+        f"add footage: val and test each need {config.min_samples} {what} "
+        "(a video, or a folder without splits, gives a fifth of its frames to each)"
     )
 
 

@@ -52,7 +52,7 @@ def test_merge_of_a_quiet_classifier_keeps_its_weights(workload: Workload, tmp_p
     assert found["q1"].reason == "all 40 frames of val have one answer (right)"
     assert (found["q1"].ratio, found["q1"].met, found["q1"].certain, report.met) == (1.0, False, False, False)
     (note,) = (note for note in report.notes if note.startswith("q1: no evidence: all 40 frames"))
-    assert "need 20 frames of each of two answers" in note and report.to_json()["notes"] == list(report.notes)
+    assert "each need 20 frames of each of two answers" in note and report.to_json()["notes"] == list(report.notes)
     sharing = {query for one in bundle.manifest.shared for query, key in one.members if key.endswith("weight")}
     assert sharing == {"q0", "q2"} and report.saved_fraction > 0.1
     original = load_weights(load.query("q1"), build_query(load.query("q1"))).state_dict()
