@@ -247,12 +247,30 @@ HOSTILE: dict[str, bytes] = {
 }  # fmt: skip
 
 
+def write_legacy(path: Path, content: bytes) -> Path:
+    """A file of the older format whose pickle is this one, without storages."""
+    head = pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2) + pickle.dumps({}, 2)
+    path.write_bytes(head + content + pickle.dumps([], 2))
+    return path
+
+
+def test_load_weights_follows_every_instruction_without_a_call(tmp_path):
+    parts = [
+        b"(K\1", b"1", b"(0", b"K\1", b"20", b"0",  # a mark and what follows it, a copy, a value: removed
+        b"(cos\nsystem\nU\2lsoq\1", b"(U\2lsios\nsystem\n0", b"(U\2lsios\nsystem\n0",  # objects by class
+        b"cos\nsystem\n)}\x92", b"}(U\1aK\1u\x85b0",  # by keywords, and their attributes
+        b"(lK\1a0", b"(dU\1aK\1s0", b"\x8f(K\1\x900", b"(K\1\x910", b"(K\1t0", b"(Nt0", b"h\0010",
+        b"0",
+    ]  # fmt: skip
+    content = b"\x80\x04" + b"".join(parts) + b"}."
+    with pytest.raises(InputError, match="holds no tensors"):
+        load_weights(query_of(write_legacy(tmp_path / "w.pt", content)), Small())
+
+
 @pytest.mark.parametrize("case", HOSTILE)
 def test_load_weights_refuses_hostile_pickles_at_once(tmp_path, case):
-    magic = pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2) + pickle.dumps({}, 2)
-    (tmp_path / "w.pt").write_bytes(magic + HOSTILE[case] + pickle.dumps([], 2))
     with pytest.raises(InputError):
-        load_weights(query_of(tmp_path / "w.pt"), Small())
+        load_weights(query_of(write_legacy(tmp_path / "w.pt", HOSTILE[case])), Small())
 
 
 def test_load_weights_bounds_the_time_for_many_mappings(tmp_path):
@@ -272,6 +290,25 @@ def save_with(folder: Path, change: Callable[[bytes], bytes]) -> Path:
         for part in old.namelist():
             new.writestr(part, change(old.read(part)) if part.endswith("data.pkl") else old.read(part))
     return folder / "w.pt"
+
+
+OLD = b"\x80\2ccollections\nOrderedDict\n(]((U\1aK\1le}U\1btR."
+
+
+def test_load_weights_refuses_zips_that_hold_no_checkpoint(tmp_path):
+    large = save_with(tmp_path, lambda data: data + bytes(2**26))
+    with pytest.raises(InputError, match=r"holds more than 64\.0 MiB besides tensors"):
+        load_weights(query_of(large), Small())
+    with pytest.raises(InputError, match="holds no tensors"):
+        load_weights(query_of(save_with(tmp_path, lambda data: OLD)), Small())
+    np.savez(tmp_path / "w.npz", a=np.zeros(3))
+    with pytest.raises(InputError, match="is a zip archive that holds no PyTorch checkpoint"):
+        load_weights(query_of(tmp_path / "w.npz"), Small())
+
+
+def test_load_weights_leaves_out_empty_tensors(tmp_path):
+    torch.save({**STATE, "unused": torch.empty(0)}, tmp_path / "w.pt")
+    assert load_noted(tmp_path / "w.pt")[1] == ["left out: unused"]
 
 
 def test_load_weights_refuses_a_tensor_beyond_its_storage(tmp_path):
