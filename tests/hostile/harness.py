@@ -57,11 +57,12 @@ class CommandResult:
         return self
 
     def check_refused(self, *names: object) -> str:
-        """Assert that the command was refused in one line that holds these names; returns the line."""
+        """Assert that the command was refused in one line, after notes, that holds these names; returns the line."""
         self.check_bounds()
         assert self.code == 2, self
-        assert self.err.count("\n") == 1 and self.err.endswith("\n"), self
-        line = self.err[:-1]
+        refusals = [line for line in self.err.splitlines(keepends=True) if not line.startswith("note: ")]
+        assert len(refusals) == 1 and refusals[0].endswith("\n"), self
+        line = refusals[0][:-1]
         assert line.isprintable() and len(line) < MAX_CHARACTERS, self
         for name in names:
             assert one_line(name) in line, f"{name!r} is not named: {line}"
