@@ -355,8 +355,8 @@ def _evidence(query: BundleQuery) -> str:
     found = query.evidence
     if found is None:
         return "no evidence in the bundle"
-    if found.get("reason"):
-        return one_line(f"no evidence: {found['reason']}")
+    if reason := found.get("reason"):
+        return one_line(f"no evidence: {reason}")
     return f"{number(found['original'])} -> {number(found['merged'])} {found['metric']}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -119,7 +119,7 @@ def load_fleet(path: str | Path) -> Fleet:
     return Fleet(keys.name, boxes, workloads, path)
 
 
-def _read_boxes(path: Path, at: int, keys: _BoxKeys, known_cameras: Iterable[str]) -> Boxes:
+def _read_boxes(path: Path, at: int, keys: _BoxKeys, known_cameras: Collection[str]) -> Boxes:
     def key(name: str) -> str:
         return f"boxes[{at}].{name} ({keys.id})"
 
@@ -169,7 +169,7 @@ class Demands:
 
     def pieces_of(self, counts: Counts) -> np.ndarray:
         """Whether these queries need a piece, bool (pieces,)."""
-        return self.needs_piece[counts > 0].any(axis=0)
+        return np.any(self.needs_piece[counts > 0], axis=0)
 
     def weight_bytes(self, counts: Counts) -> int:
         """Bytes of the unique tensors of these queries."""

@@ -121,12 +121,16 @@ class FrameRequest:
 class Source(Protocol):
     """A source of frames; used by one thread. `fps` is a file's or folder's mean rate, None if it has none.
 
-    `damaged` counts frames that did not decode, `time_s` is the time of the frame advanced to since the first.
+    `damaged` counts frames that did not decode; `time_s` is the time of the frame advanced to.
     """
 
     fps: float | None
     damaged: int
-    time_s: float
+
+    @property
+    def time_s(self) -> float:
+        """Seconds since the first frame."""
+        ...
 
     def advance(self) -> bool:
         """Go to the next frame that decodes; False at the end of a file or stream."""

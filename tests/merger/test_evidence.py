@@ -170,8 +170,8 @@ def write_spotters(folder: Path, bright: range, classes: tuple[str, ...] = ("lam
     for query in load_workload(path).queries:
         model = build_query(query)
         with torch.no_grad():
-            model.conv.weight.fill_(1 / 3)
-            model.conv.bias.zero_()
+            model.get_parameter("conv.weight").fill_(1 / 3)
+            model.get_parameter("conv.bias").zero_()
         assert isinstance(query.weights, Path)
         save_weights(query.weights, model.state_dict())
     return path

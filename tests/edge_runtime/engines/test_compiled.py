@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -70,7 +71,9 @@ def test_compiled_two_queries_of_one_architecture_share_a_package_and_match_eage
         for count in (1, 2, 3):
             frames = PICTURES[:count]
             assert torch.allclose(engine.outputs(frames), eager.outputs(frames), rtol=1e-3, atol=1e-3)
-            assert [one.label for one in engine.run(frames)] == [one.label for one in eager.run(frames)]
+            found: list[Any] = [*engine.run(frames)]
+            expected: list[Any] = [*eager.run(frames)]
+            assert [one.label for one in found] == [one.label for one in expected]
         assert engine.workspace_of(1) < engine.workspace_of(3) <= engine.workspace_of(4) < engine.workspace_of(16)
         monkeypatch.setattr(compiled, "compile_apart", forbidden)
 

@@ -109,7 +109,7 @@ def test_onnx_attention_matches_torch_where_equal_tensors_are_separate_inputs(tm
     torch.manual_seed(0)
     model = build_model(ATTENDING, SIZE)
     with torch.no_grad():
-        for bias in (model.norm.bias, model.attention.out_proj.bias):
+        for bias in (model.get_parameter("norm.bias"), model.get_parameter("attention.out_proj.bias")):
             bias.zero_()
     for each in (model, build_model(ATTENDING, SIZE, seed=1)):
         (folder := tmp_path / str(len(list(tmp_path.iterdir())))).mkdir()

@@ -205,6 +205,6 @@ def test_device_without_sharing_runs_queries_on_copies_of_their_own(bundle):
         device.load(name, 1, (), changes=True, early=True)
         device.run(name, [picture(1)])
         assert torch.equal(engines[name].outputs([picture(1)]), reference(bundle, name, 1))
-    weights = {engines[name].model.get_submodule("3").weight.data_ptr() for name in ("gate", "yard")}
+    weights = {engines[name].model.get_parameter("3.weight").data_ptr() for name in ("gate", "yard")}
     assert len(weights) == 2, "the shared convolution is there twice"
     assert device.arena.bytes_moved == sum(map(bundle.nbytes, (*queries["gate"].tensors, *queries["yard"].tensors)))

@@ -232,10 +232,8 @@ def test_overflow_layer_is_counted_as_often_as_it_is_filled() -> None:
     with torch.device("meta"):
         model = Tied()
     names = {key: key for key in model.state_dict()}
-    layers = {
-        layer.path: layer
-        for layer in streamable_layers(model, SimpleNamespace(input_size=8, tensors=names, stored={}), "cpu")
-    }
+    query: Any = SimpleNamespace(input_size=8, tensors=names, stored={})
+    layers = {layer.path: layer for layer in streamable_layers(model, query, "cpu")}
     assert {path: layer.times for path, layer in layers.items()} == {"": 1, "first": 2, "second": 1}
     order = list(layers)
     assert [order[index] for index in layers["first"].outer] == [""] and layers[""].outer == ()
