@@ -29,6 +29,7 @@ from merger.training.step_config import MemoryPlan
 from models.bundle import verify_bundle
 from models.data import PreparedFrames, load_split
 from models.device import disable_tf32
+from models.evaluation import EvidenceConfig
 from models.workload import Workload, load_workload
 from models.zoo import build_query
 
@@ -189,14 +190,14 @@ def _training(
 
 
 def square_workload(folder: Path, model: str, size: int, frames: int) -> Workload:
-    """Two queries on pictures with a bright square on one side."""
+    """Two queries on pictures with a bright square on one side; val and test are as small as evidence may be."""
     draws, documents = np.random.default_rng(0), []
     for query in ("first", "second"):
         for split in ("train", "val", "test"):
             for label in CLASSES:
                 where = folder / "data" / query / split / label
                 where.mkdir(parents=True, exist_ok=True)
-                for index in range(max(2, frames // 2 if split == "train" else 2)):
+                for index in range(max(2, frames // 2) if split == "train" else EvidenceConfig.min_samples):
                     picture = draws.integers(0, 160, (48, 48, 3), np.uint8)
                     left = 4 + (24 if label == "right" else 0)
                     picture[8:24, left : left + 16] = 250
