@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.edge_runtime.capture.faulty_cameras import RtspCamera
 from tests.edge_runtime.running import START_S, Running, adds_up
-from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_folder
+from tests.edge_runtime.tiny import write_box
 
 LOOPING = {"left": {"source": "left.mp4", "loop": True}, "right": {"source": "right", "fps": 12, "loop": True}}
 HANGING = """
@@ -57,11 +56,7 @@ sys.exit(main())
 
 @pytest.fixture
 def box(tmp_path: Path) -> Path:
-    torch.set_num_threads(1)
-    tiny_bundle(tmp_path / "tiny.safetensors")
-    write_clip(tmp_path / "left.mp4", 12)
-    write_folder(tmp_path / "right", 10)
-    return tmp_path
+    return write_box(tmp_path)
 
 
 @pytest.fixture
