@@ -15,7 +15,9 @@ from torchvision.ops import box_iou
 from models import zoo
 from models.detector import BoxTarget
 from models.predictions import BoxLabels, DetectionPrediction
-from models.tasks import MAX_SHIFT, Classification, augment_boxes, task_of
+from models.tasks import task_of
+from models.tasks.classification import MAX_SHIFT, Classification
+from models.tasks.detection import augment_boxes
 from models.zoo.detectors.single_stage import MATCH_IOU, SingleStage, distill_loss, match
 
 torch.set_num_threads(1)

@@ -13,7 +13,7 @@ import torch
 from merger import MergeOptions, merge
 from merger.training.recipe import Recipe
 from models.bundle import open_bundle
-from models.tasks import Classification
+from models.tasks.classification import Classification
 from models.workload import Workload
 from tests.merger.guarantees import must_train
 from tests.merger.options import QUICK

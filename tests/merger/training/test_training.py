@@ -26,7 +26,7 @@ from models.batchnorm import batchnorms_of
 from models.errors import InputError
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan, tie
-from models.tasks import Classification
+from models.tasks.classification import Classification
 
 RECIPE = Recipe(rate=2e-3, epochs=2, batch=8, micro_batch=4, frames_per_epoch=32, features=1.0)
 

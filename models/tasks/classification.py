@@ -1,0 +1,102 @@
+"""Classification: one label per frame."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.device import to_device
+from models.predictions import ClassPrediction
+
+TEMPERATURE = 2.0
+LABEL_SMOOTHING = 0.02
+MAX_SHIFT = 0.08
+
+
+class Classification:
+    """The metric is balanced accuracy: the mean of the recalls of the classes present."""
+
+    name = "classification"
+    metric = "balanced_accuracy"
+
+    def targets(self, labels: Sequence[str], sizes: Sequence[tuple[int, int]], classes: Sequence[str]) -> list[int]:
+        """Class indices."""
+        return [classes.index(label) for label in labels]
+
+    def augment(self, images: Tensor, targets: list[int], generator: torch.Generator) -> tuple[Tensor, list[int]]:
+        """Shift by up to 8 % of the side and change the brightness; no mirroring, since left may be a class."""
+        n, channels, size, _ = images.shape
+        reach = max(1, round(size * MAX_SHIFT))
+        offsets = torch.randint(0, 2 * reach + 1, (n, 2), generator=generator)
+        gains = to_device(torch.empty(n, 1, 1, 1).uniform_(0.8, 1.2, generator=generator), images.device)
+        # Source row and column of each row and column of the result, clamped to the edge.
+        rows, columns = (offsets[:, :, None] + torch.arange(-reach, size - reach)).clamp_(0, size - 1).unbind(1)
+        places = to_device(rows, images.device)[:, :, None] * size + to_device(columns, images.device)[:, None, :]
+        found = images.flatten(2).gather(2, places.view(n, 1, -1).expand(-1, channels, -1)).view_as(images)
+        return (found * gains).clamp_(0, 255).to(torch.uint8), targets
+
+    def loss(self, model: nn.Module, outputs: Tensor, targets: list[int]) -> Tensor:
+        """Cross-entropy of logits (N, C)."""
+        labels = to_device(torch.tensor(targets), outputs.device)
+        return F.cross_entropy(outputs, labels, label_smoothing=LABEL_SMOOTHING)
+
+    def distill(self, model: nn.Module, outputs: Tensor, teacher: Tensor) -> Tensor:
+        """Hinton, Vinyals and Dean 2015: divergence of softened distributions, scaled by T squared."""
+        student = F.log_softmax(outputs / TEMPERATURE, dim=1)
+        target = F.log_softmax(teacher / TEMPERATURE, dim=1)
+        return F.kl_div(student, target, log_target=True, reduction="batchmean") * TEMPERATURE**2
+
+    def predictions(
+        self,
+        model: nn.Module,
+        outputs: Tensor,
+        sizes: Sequence[tuple[int, int]],
+        classes: Sequence[str],
+        min_score: float = 0.0,
+    ) -> list[ClassPrediction]:
+        """Most probable class of each frame."""
+        rows = outputs.float().softmax(dim=1).tolist()
+        best = [max(range(len(row)), key=row.__getitem__) for row in rows]
+        return [ClassPrediction(classes[i], row[i], tuple(row)) for i, row in zip(best, rows, strict=True)]
+
+    def tallies(
+        self,
+        predictions: Sequence[ClassPrediction | None],
+        labels: Sequence[str],
+        classes: Sequence[str],
+        threshold: float = 0,
+    ) -> np.ndarray:
+        """int64 (N, 2, C): correct predictions and frames of each class; None is wrong."""
+        correct = [one is not None and one.label == label for one, label in zip(predictions, labels, strict=True)]
+        counts = np.zeros((len(labels), 2, len(classes)), np.int64)
+        frames, index = np.arange(len(labels)), [classes.index(label) for label in labels]
+        counts[frames, 0, index], counts[frames, 1, index] = correct, 1
+        return counts
+
+    def metric_of(self, total: np.ndarray) -> float:
+        """Balanced accuracy: the mean recall of the classes that occur."""
+        correct, frames = total
+        present = frames > 0
+        return float((correct[present] / frames[present]).mean()) if present.any() else 0.0
+
+    def one_error(self, labels: Sequence[str], classes: Sequence[str]) -> float:
+        """A frame of the rarest class that occurs."""
+        frames = Counter(labels).values()
+        return 1 / (len(frames) * min(frames)) if frames else 1.0
+
+    def choose_threshold(self, predictions: Sequence[ClassPrediction], labels: Sequence[str]) -> float:
+        """Every frame gets a class, so there is nothing to choose."""
+        return 0.0
+
+    def labels_of(self, prediction: ClassPrediction, threshold: float, label: str | None = None) -> str:
+        """The label."""
+        return prediction.label
+
+    def chance(self, classes: Sequence[str]) -> float:
+        """Balanced accuracy of a constant prediction."""
+        return 1 / len(classes)
