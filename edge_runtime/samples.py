@@ -173,7 +173,7 @@ def read_drift(spool: Path) -> DriftReport:
 def sample_bytes(record: Mapping[str, Any], image: np.ndarray, query: BundleQuery) -> bytes:
     """The file of a sample: a result (`edge_runtime.results.result_record`) of a frame, RGB uint8 (H, W, 3)."""
     part = crop(image, query.roi)
-    picture = query.preprocess.resize(part).permute(1, 2, 0).contiguous().numpy()
+    picture = query.preprocess.resize_frame(part).permute(1, 2, 0).contiguous().numpy()
     head = {
         "format": FORMAT, **{key: record[key] for key in ("run", "query", "camera", "frame", "captured_at", "bundle")},
         "size": [part.shape[1], part.shape[0]], "roi": None if query.roi is None else list(query.roi),

@@ -259,7 +259,7 @@ def _predict_by_original(query: Query, original: nn.Module) -> Predict:
 
     @torch.inference_mode()
     def predict(batch: Tensor, sizes: Sequence[tuple[int, int]]) -> list[Prediction]:
-        inputs = preprocess_of(query.model, query.input_size).normalise(batch.to(device))
+        inputs = preprocess_of(query).normalise(batch.to(device))
         return task.predictions(original, original(inputs), sizes, query.classes)
 
     return predict

@@ -234,18 +234,18 @@ MAX_DECODERS = 8
 
 
 class PreparedFrames:
-    """A split as uint8 batches (N, 3, S, S), cached up to 2 GiB, decoded each time above that.
+    """A split as uint8 batches (N, 3, H, W), cached up to 2 GiB, decoded each time above that.
 
     The cache is in CPU memory or on a device (`keep_on`), and batches are on the same.
     """
 
     def __init__(self, query: Query, split: Split) -> None:
         self.split, self._query = split, query
-        self._preprocess = preprocess_of(query.model, query.input_size)
-        size = query.input_size
-        cached = len(split) * 3 * size * size <= MAX_CACHED_BYTES
+        self._preprocess = preprocess_of(query)
+        height, width = self._preprocess.size
+        cached = len(split) * 3 * height * width <= MAX_CACHED_BYTES
         with torch.inference_mode(False):  # the threads that fill it are not in inference mode
-            self._images = torch.empty((len(split), 3, size, size), dtype=torch.uint8) if cached else None
+            self._images = torch.empty((len(split), 3, height, width), dtype=torch.uint8) if cached else None
         self._sizes: list[tuple[int, int] | None] = [None] * len(split)
 
     def __len__(self) -> int:
@@ -278,7 +278,7 @@ class PreparedFrames:
         return True
 
     def batch(self, indices: Sequence[int]) -> Tensor:
-        """uint8 (N, 3, S, S) of these frames, on the device of the cache."""
+        """uint8 (N, 3, H, W) of these frames, on the device of the cache."""
         if self._images is None:
             return torch.stack(list(self._decode_frames(indices)))
         for _ in self._decode_frames([index for index in indices if self._sizes[index] is None]):
@@ -305,7 +305,7 @@ class PreparedFrames:
         if self._images is not None and self._sizes[index] is not None:
             return self._images[index]
         frame = self.split.frames[index]
-        image = self._preprocess.resize(frame)
+        image = self._preprocess.resize_frame(frame)
         if self._images is not None:
             self._images[index] = image
         self._sizes[index] = (frame.shape[1], frame.shape[0])  # last: it marks the frame as decoded for other threads

@@ -79,7 +79,7 @@ def predict(
     """
     keep_freed_memory()
     prepared = split if isinstance(split, PreparedFrames) else PreparedFrames(query, split)
-    task, preprocess = task_of(query.task), preprocess_of(query.model, query.input_size)
+    task, preprocess = task_of(query.task), preprocess_of(query)
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()

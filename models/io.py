@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, NoReturn, TypeVar, get_args
+from typing import Annotated, Any, BinaryIO, Literal, NoReturn, TypeVar, get_args
 
 import yaml
 from filelock import FileLock, Timeout
@@ -638,6 +638,7 @@ def is_path(source: str) -> bool:
 
 # Bounds of numbers in workloads and box configs
 
+TaskName = Literal["classification", "detection", "segmentation", "keypoints", "embedding", "tensor"]
 MAX_CAMERAS, MAX_QUERIES, MAX_CLASSES = 1000, 1000, 10_000
 Fps = Annotated[float, Field(ge=0.0001, le=1000)]
 """Frames a second, from one in about three hours."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from models.errors import InputError
 
@@ -22,6 +23,8 @@ Roi = tuple[float, float, float, float]
 """x0, y0, x1, y1 in pixels of the frame."""
 FURTHEST_PIXEL = 1e6
 """Bound of pixel coordinates: no frame is this wide."""
+MAX_SIDE = 4096
+"""Of a network's input, in pixels."""
 
 
 def crop(frame: np.ndarray, roi: Roi | None) -> np.ndarray:
@@ -32,54 +35,127 @@ def crop(frame: np.ndarray, roi: Roi | None) -> np.ndarray:
     return frame[y0:y1, x0:x1]
 
 
+Size = tuple[int, int]
+"""Height and width of a network's input."""
+Resize = Literal["stretch", "letterbox", "center-crop"]
+
+
+def height_width(size: int | Size) -> Size:
+    """An input size as (H, W)."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def side_or_sides(size: Size) -> int | Size:
+    """An input size as a factory takes it: the side of a square, else (H, W)."""
+    return size[0] if size[0] == size[1] else size
+
+
 @dataclass(frozen=True)
 class Preprocess:
-    """Resize to input_size x input_size (bilinear, antialiased), scale to 0..1, subtract mean, divide by deviation.
+    """How a frame becomes the input (3, H, W) of a network; every manifest holds one.
 
-    Every manifest holds one, so torch is imported only where a frame is prepared.
+    `stretch` resizes to `size` (bilinear, antialiased); `letterbox` keeps the frame's aspect and fills the borders
+    with `pad`; `center-crop` keeps it too and cuts out the middle `crop_fraction`. Then (x * scale / 255 - mean) / std,
+    of channels in this order. torch is imported only where a frame is prepared.
     """
 
-    input_size: int
+    size: Size
+    resize: Resize = "stretch"
+    crop_fraction: float = 1.0
+    pad: int = 114
+    scale: Literal[1, 255] = 1
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
+    channels: Literal["rgb", "bgr"] = "rgb"
+
+    def __post_init__(self) -> None:
+        if not (0 < self.crop_fraction <= 1 and 0 <= self.pad <= 255):
+            raise ValueError("crop_fraction must be above 0 and at most 1, pad from 0 to 255")
+        if not all(math.isfinite(value) for value in (*self.mean, *self.std)) or min(self.std) <= 0:
+            raise ValueError("mean and std must be finite, std above zero")
+        if not 1 <= min(self.size) <= max(self.size) <= MAX_SIDE:
+            raise ValueError(f"size must be [height, width] of 1 to {MAX_SIDE} pixels")
 
     def __call__(self, frame: np.ndarray) -> Tensor:
-        """uint8 RGB (H, W, 3) -> float32 (1, 3, S, S): one frame as a batch."""
-        return self.normalise(self.resize(frame)[None])
+        """uint8 RGB (h, w, 3) -> float32 (1, 3, H, W): one frame as a batch."""
+        return self.normalise(self.resize_frame(frame)[None])
 
-    def resize(self, frame: np.ndarray) -> Tensor:
-        """uint8 RGB (H, W, 3) -> uint8 (3, S, S)."""
+    def resize_frame(self, frame: np.ndarray) -> Tensor:
+        """uint8 RGB (h, w, 3) -> uint8 RGB (3, H, W)."""
         import numpy as np
         import torch
         from torchvision.transforms.v2 import functional as F
 
         image = torch.from_numpy(np.ascontiguousarray(frame)).permute(2, 0, 1)
-        side = [self.input_size, self.input_size]
-        return image.contiguous() if list(image.shape[1:]) == side else F.resize(image, side, antialias=True)
+        left, top, width, height = self.place((image.shape[2], image.shape[1]))
+        same = tuple(image.shape[1:]) == (height, width)
+        image = image.contiguous() if same else F.resize(image, [height, width], antialias=True)
+        if (height, width) == self.size:
+            return image
+        if self.resize == "center-crop":
+            return image[:, -top : self.size[0] - top, -left : self.size[1] - left].contiguous()
+        canvas = torch.full((3, *self.size), self.pad, dtype=torch.uint8)
+        canvas[:, top : top + height, left : left + width] = image
+        return canvas
 
     def normalise(self, batch: Tensor) -> Tensor:
-        """uint8 (N, 3, S, S) -> float32 of the same shape, in channels-last order."""
+        """uint8 RGB (N, 3, H, W) -> float32 of the same shape, in channels-last order."""
         import torch
 
-        mean, std = (_cached_constants if batch.is_cuda else _constants)(self.mean, self.std, batch.device)
+        means, deviations = (tuple(255 / self.scale * value for value in each) for each in (self.mean, self.std))
+        mean, std = (_cached_constants if batch.is_cuda else _constants)(means, deviations, batch.device)
+        batch = batch.flip(1) if self.channels == "bgr" else batch
         return batch.to(torch.float32).sub_(mean).div_(std).contiguous(memory_format=torch.channels_last)
+
+    def place(self, frame_size: tuple[int, int]) -> tuple[int, int, int, int]:
+        """Left, top, width and height of a whole frame (width, height) in pixels of the input.
+
+        A center-crop's reaches beyond the input. Letterbox: Ultralytics' formula; center-crop: torchvision's and
+        timm's (shorter side to floor(side / crop_fraction), then the middle).
+        """
+        (width, height), (rows, columns) = frame_size, self.size
+        if self.resize == "stretch":
+            return 0, 0, columns, rows
+        if self.resize == "letterbox":
+            ratio = min(rows / height, columns / width)
+            wide, high = max(1, round(width * ratio)), max(1, round(height * ratio))
+            return round((columns - wide) / 2 - 0.1), round((rows - high) / 2 - 0.1), wide, high
+        least_wide, least_high = (math.floor(side / self.crop_fraction) for side in (columns, rows))
+        if width * least_high <= height * least_wide:
+            wide, high = least_wide, height * least_wide // width
+        else:
+            wide, high = width * least_high // height, least_high
+        return -round((wide - columns) / 2), -round((high - rows) / 2), wide, high
+
+    def to_frame(self, boxes: Tensor, frame_size: tuple[int, int]) -> Tensor:
+        """Boxes (N, 4) in fractions of the input -> in fractions of a frame (width, height), cut at its edges."""
+        if self.resize == "stretch":
+            return boxes
+        offset, extent = (boxes.new_tensor(values) for values in self._offset_and_extent(frame_size))
+        return ((boxes - offset) / extent).clamp(0, 1)
+
+    def from_frame(self, boxes: Tensor, frame_size: tuple[int, int]) -> Tensor:
+        """Boxes (N, 4) in fractions of a frame (width, height) -> in fractions of the input, beyond it in a crop."""
+        if self.resize == "stretch":
+            return boxes
+        offset, extent = (boxes.new_tensor(values) for values in self._offset_and_extent(frame_size))
+        return boxes * extent + offset
+
+    def _offset_and_extent(self, frame_size: tuple[int, int]) -> tuple[list[float], list[float]]:
+        left, top, width, height = self.place(frame_size)
+        rows, columns = self.size
+        return [left / columns, top / rows] * 2, [width / columns, height / rows] * 2
 
     def to_json(self) -> dict[str, Any]:
         """The value as a bundle's manifest holds it."""
-        return {"input_size": self.input_size, "mean": list(self.mean), "std": list(self.std)}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Preprocess:
-        """Inverse of `to_json`."""
-        mean, std = (tuple(float(x) for x in value[key]) for key in ("mean", "std"))
-        return cls(int(value["input_size"]), mean, std)  # type: ignore[arg-type]
+        return json.loads(json.dumps(asdict(self)))
 
 
 def _constants(mean: tuple[float, ...], std: tuple[float, ...], device: Any) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of pixels of 0..255, each f32 (1, 3, 1, 1)."""
+    """Mean and deviation of pixels, each f32 (1, 3, 1, 1)."""
     import torch
 
-    return tuple(torch.tensor(each, device=device).view(1, 3, 1, 1) * 255 for each in (mean, std))  # type: ignore[return-value]
+    return tuple(torch.tensor(each, device=device).view(1, 3, 1, 1) for each in (mean, std))  # type: ignore[return-value]
 
 
 @functools.lru_cache(maxsize=64)
@@ -99,7 +175,7 @@ class Cropped:
     roi: Roi | None = None
 
     def __call__(self, frame: np.ndarray) -> Tensor:
-        """uint8 RGB (H, W, 3) -> float32 (1, 3, S, S); boxes found in it are fractions of the part looked at.
+        """uint8 RGB (H, W, 3) -> float32 (1, 3, H, W); boxes found in it are fractions of the part looked at.
 
         Raises InputError for another dtype or shape: a frame of 0..1 would be answered, too, and wrongly.
         """

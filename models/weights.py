@@ -30,7 +30,7 @@ from models.published import Published, fetch
 from models.state_dict import AVERAGED, FileState, StateChoice, choose_state
 from models.zoo import check_input
 from models.zoo.registry import ENTRIES
-from models.zoo.user_models import EXPORTED, EXPORTED_HINT
+from models.zoo.user_models import EXPORTED, EXPORTED_HINT, MODEL_FILES
 
 if TYPE_CHECKING:
     from models.workload import Query
@@ -249,6 +249,8 @@ def _list_shards(index: Path, key: str) -> dict[str, list[str]]:
 def _open_file(files: ExitStack, path: Path, key: str, module: nn.Module, max_bytes: int) -> tuple[Any, dict[str, str]]:
     """Content and metadata of one file; its first bytes tell the format, and its suffix where they do not."""
     suffix = path.suffix.lower()
+    if suffix in MODEL_FILES:
+        raise InputError(path, f"is {EXPORTED[suffix]}, which holds its network too", "give it as `model` instead", key)
     if suffix in EXPORTED:
         raise InputError(path, f"is {EXPORTED[suffix]}, which is not read", EXPORTED_HINT, key)
     file = files.enter_context(open_regular(path, PATH_HINT, key))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,12 +21,13 @@ from models.io import (
     PathText,
     Priority,
     SlaMs,
+    TaskName,
     is_path,
     read_yaml,
 )
-from models.preprocess import FURTHEST_PIXEL, Roi
+from models.preprocess import FURTHEST_PIXEL, MAX_SIDE, Preprocess, Resize, Roi, Size, height_width
 from models.published import PREFIX, Published, find_published
-from models.zoo.user_models import check_name
+from models.zoo.user_models import check_name, is_external, is_model_file
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,10 @@ class WorkloadCamera:
 class Query:
     """One question on one camera, answered by one model. `accuracy_target` is a fraction of the original's.
 
-    `weights` are the original's, `init` those that its training starts from; `file` is the workload file, in whose
-    folder the query's own factory may be.
+    `model` may be an absolute path to a .onnx or .pt2 file, which holds its weights. `weights` are the original's,
+    `init` those that its training starts from; `file` is the workload file, in whose folder the query's own factory
+    may be.
+    `preprocess` (whole, or only the keys given) precedes the model's own: `models.zoo.preprocess_of` is what counts.
     """
 
     id: str
@@ -52,7 +55,7 @@ class Query:
     classes: tuple[str, ...]
     model: str
     model_args: dict[str, Any] = field(hash=False)
-    input_size: int
+    input_size: int | Size | None
     weights: Path | Published | None
     init: Path | Published | None
     fps: float | None
@@ -63,6 +66,9 @@ class Query:
     data: Path | None
     accuracy_target: float
     file: Path | None = None
+    preprocess: Preprocess | Mapping[str, Any] | None = field(default=None, hash=False)
+    decoder: str = "auto"
+    keep_architecture: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,14 +102,33 @@ class _CameraKeys(_Strict):
     fps: Fps | None = None
 
 
+_Side = Annotated[int, Field(ge=16, le=MAX_SIDE)]
+_Deviation = Annotated[float, Field(gt=0)]
+_Decoder = Literal["auto", "yolo", "yolov5", "yolox", "nanodet", "yolo-end2end", "detr", "ssd", "classifier"]
+
+
+class _PreprocessKeys(_Strict):
+    resize: Resize = "stretch"
+    size: tuple[_Side, _Side] | None = None
+    crop_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    pad: Annotated[int, Field(ge=0, le=255)] = 114
+    scale: Literal[1, 255] = 1
+    mean: tuple[float, float, float] | None = None
+    std: tuple[_Deviation, _Deviation, _Deviation] | None = None
+    channels: Literal["rgb", "bgr"] = "rgb"
+
+
 class _QueryKeys(_Strict):
     id: Name
     camera: str
-    task: Literal["classification", "detection"]
-    classes: Annotated[list[ClassName], Field(min_length=1, max_length=MAX_CLASSES)]
+    task: TaskName
+    classes: Annotated[list[ClassName], Field(max_length=MAX_CLASSES)] = []
     model: PathText
     model_args: dict[str, Any] = {}
-    input_size: Annotated[int, Field(ge=16, le=4096)]
+    input_size: _Side | tuple[_Side, _Side] | None = None
+    preprocess: _PreprocessKeys | None = None
+    decoder: _Decoder = "auto"
+    keep_architecture: bool = False
     weights: PathText | None = None
     init: PathText | None = None
     fps: Fps | None = None
@@ -171,9 +196,24 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
     check_name(given.model, given.task, str(path), f"{where}.model ({given.id})")
     if len(set(given.classes)) < len(given.classes):
         raise InputError(path, "a class occurs twice", "name each class once", f"{where}.classes ({given.id})")
-    if given.task == "classification" and len(given.classes) < 2:
-        remedy = "name at least two, for instance [empty, busy]"
-        raise InputError(path, "classification needs two classes or more", remedy, f"{where}.classes ({given.id})")
+    fewest = {"classification": 2, "embedding": 0, "tensor": 0}.get(given.task, 1)
+    if len(given.classes) < fewest:
+        counted = "two classes or more" if fewest == 2 else "a class or more"
+        remedy = f"name at least {'two, for instance [empty, busy]' if fewest == 2 else 'one, for instance [person]'}"
+        raise InputError(path, f"{given.task} needs {counted}", remedy, f"{where}.classes ({given.id})")
+    if is_model_file(given.model) and given.weights is not None:
+        fault = f"{Path(given.model).name} holds its weights"
+        raise InputError(path, fault, "take this key out", f"{where}.weights ({given.id})")
+    preprocess = (
+        None if given.preprocess is None else given.preprocess.model_dump(exclude_unset=True, exclude_none=True)
+    )
+    size = (preprocess or {}).get("size", given.input_size)
+    if size is None and not is_external(given.model):
+        fault, remedy = "this key is missing", "give the side of the network's input in pixels, or [height, width]"
+        raise InputError(path, fault, remedy, f"{where}.input_size ({given.id})")
+    if given.input_size is not None and height_width(size) != height_width(given.input_size):
+        fault = f"{list(size)} is not the query's input_size, {given.input_size}"
+        raise InputError(path, fault, "give one of them", f"{where}.preprocess.size ({given.id})")
     roi = given.roi
     if roi is not None and not (0 <= roi[0] < roi[2] < FURTHEST_PIXEL and 0 <= roi[1] < roi[3] < FURTHEST_PIXEL):
         fault = f"{list(roi)} is empty or negative, or lies beyond {FURTHEST_PIXEL:,.0f} pixels"
@@ -188,12 +228,14 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
         return find_published(value, given.model, path, f"{where}.{name} ({given.id})")
 
     return Query(
-        id=given.id, camera=given.camera, task=given.task, classes=tuple(given.classes), model=given.model,
-        model_args=given.model_args, input_size=given.input_size,
+        id=given.id, camera=given.camera, task=given.task, classes=tuple(given.classes),
+        model=str(_absolute(root, given.model)) if is_model_file(given.model) else given.model,
+        model_args=given.model_args, input_size=size,
         weights=resolve_weights("weights", given.weights), init=resolve_weights("init", given.init),
         fps=given.fps or (keys.cameras[given.camera].fps if given.camera in keys.cameras else None),
         sla_ms=given.sla_ms, roi=roi, min_score=given.min_score, priority=given.priority, data=resolve(given.data),
         accuracy_target=given.accuracy_target or keys.accuracy_target, file=path.resolve(),
+        preprocess=preprocess, decoder=given.decoder, keep_architecture=given.keep_architecture,
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ def bundle_query(query: str, model: str, classes: Sequence[str] = CLASSES, size:
     task: Any = "detection" if model in zoo.names("detection") else "classification"
     return BundleQuery(
         id=query, camera="bridge", task=task, classes=tuple(classes), model=model, model_args={}, input_size=size,
-        preprocess=zoo.preprocess_of(model, size), fps=5.0, sla_ms=100.0, accuracy_target=0.95,
+        preprocess=zoo.zoo_preprocess(model, size), fps=5.0, sla_ms=100.0, accuracy_target=0.95,
     )  # fmt: skip
 
 

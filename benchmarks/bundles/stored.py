@@ -110,7 +110,7 @@ def _accuracy(query: Query) -> dict[str, Any]:
         return score(task, predict(trial, query, val), truths, query.classes, threshold)
 
     chosen = torch.linspace(0, len(train) - 1, min(FRAMES, len(train))).long().tolist()
-    prepare = preprocess_of(query.model, query.input_size)
+    prepare = preprocess_of(query)
     row: dict[str, Any] = {"query": query.id, "model": query.model, "val": len(val), "metric": task.metric,
                            "reached": reached}  # fmt: skip
     row |= {"MB": sum(tensor.nbytes for tensor in model.state_dict().values()) / 1e6}

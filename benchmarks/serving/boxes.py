@@ -48,7 +48,7 @@ def write_box(folder: Path, model: str, made: Mapping[str, nn.Module], input_siz
     torch.manual_seed(0)
     given: dict[str, Any] = {
         "task": "classification", "classes": ("a", "b"), "model": model, "model_args": {}, "input_size": input_size,
-        "preprocess": Preprocess(input_size), "fps": None, "sla_ms": SLA_MS, "accuracy_target": 0.95,
+        "preprocess": Preprocess((input_size, input_size)), "fps": None, "sla_ms": SLA_MS, "accuracy_target": 0.95,
     }  # fmt: skip
     queries = [BundleQuery(id=name, camera=name, **given) for name in made]
     write_bundle(folder / "box.safetensors", dict(made), queries, Made("serving", "none", 0))

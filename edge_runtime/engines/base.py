@@ -132,7 +132,7 @@ class FrameEngine(ABC):
     def outputs(self, frames: Sequence[np.ndarray], beside: Callable[[], object] = no_op) -> Any:
         """What `forward` returns for RGB frames (H, W, 3), each cropped to the query's roi first."""
         preprocess = self.query.preprocess
-        batch = self._upload(torch.stack([preprocess.resize(self._crop(frame)) for frame in frames]))
+        batch = self._upload(torch.stack([preprocess.resize_frame(self._crop(frame)) for frame in frames]))
         after = self.queues_whole_runs
         if not after:
             beside()

@@ -41,7 +41,7 @@ class TrainingSet:
     def __init__(self, query: Query, prepared: PreparedFrames) -> None:
         self.query, self.prepared = query, prepared
         self.task = task_of(query.task)
-        self.preprocess = preprocess_of(query.model, query.input_size)
+        self.preprocess = preprocess_of(query)
         self._output_bytes: dict[bool, int | None] = {}
 
     def __len__(self) -> int:

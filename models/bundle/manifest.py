@@ -15,8 +15,8 @@ from typing_extensions import NotRequired, TypedDict
 from models.bits import WIDE_CODE, Bits
 from models.bundle.format import ITEM_BYTES, MAX_BYTES, Entry
 from models.errors import InputError
-from models.io import MAX_QUERIES, Fps, ParseError, Priority, SlaMs, finite, parse_json
-from models.preprocess import FURTHEST_PIXEL, Preprocess
+from models.io import MAX_QUERIES, Fps, ParseError, Priority, SlaMs, TaskName, finite, parse_json
+from models.preprocess import FURTHEST_PIXEL, Preprocess, Size, height_width, side_or_sides
 
 if TYPE_CHECKING:
     from models.workload import Query
@@ -92,11 +92,11 @@ class BundleQuery:
 
     id: Id
     camera: Id
-    task: Literal["classification", "detection"]
-    classes: Annotated[tuple[Text, ...], Field(min_length=1, max_length=100_000)]
+    task: TaskName
+    classes: Annotated[tuple[Text, ...], Field(max_length=100_000)]
     model: ModelName
     model_args: dict[str, JsonValue] = field(hash=False)
-    input_size: Annotated[int, Field(ge=1, le=4096)]
+    input_size: int | Size
     preprocess: Preprocess
     fps: Fps | None
     sla_ms: SlaMs
@@ -125,10 +125,11 @@ class BundleQuery:
         """
         from models.zoo import preprocess_of
 
+        preprocess = preprocess_of(query)
         record = cls(
             id=query.id, camera=query.camera, task=query.task, classes=tuple(query.classes),  # type: ignore[arg-type]
-            model=query.model, model_args=dict(query.model_args), input_size=query.input_size,
-            preprocess=preprocess_of(query.model, query.input_size), fps=query.fps, sla_ms=query.sla_ms,
+            model=query.model, model_args=dict(query.model_args), input_size=side_or_sides(preprocess.size),
+            preprocess=preprocess, fps=query.fps, sla_ms=query.sla_ms,
             accuracy_target=query.accuracy_target, evidence=None if evidence is None else finite(evidence),
             roi=query.roi, min_score=query.min_score, priority=query.priority, threshold=threshold,
             trained=TrainingRecord(precision) if precision is not None else None,
@@ -219,11 +220,8 @@ def parse_manifest(text: str) -> Manifest:
 
 def _check_query(query: BundleQuery, where: str) -> None:
     """Check what a type alone cannot."""
-    mean, std = query.preprocess.mean, query.preprocess.std
-    if query.preprocess.input_size != query.input_size:
-        raise ParseError(f"{where}.preprocess: its input_size is not the query's")
-    if not all(math.isfinite(value) for value in (*mean, *std)) or min(std) <= 0:
-        raise ParseError(f"{where}.preprocess: mean and std must be finite, std above zero")
+    if query.preprocess.size != height_width(query.input_size):
+        raise ParseError(f"{where}.preprocess: its size is not the query's input_size")
     if len(set(query.classes)) < len(query.classes):
         raise ParseError(f"{where}.classes: a class occurs twice")
     if query.roi is not None and not all(

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from models.errors import InputError
-from models.preprocess import Preprocess
+from models.preprocess import Preprocess, Size, height_width
 from models.zoo.registry import ENTRIES, Factory, ZooEntry, built_on, check_arguments, check_size
 from models.zoo.registry import names as names
 from models.zoo.user_models import (
@@ -23,6 +23,7 @@ from models.zoo.user_models import (
     check_foreign,
     check_logits,
     foreign_factory,
+    is_external,
     reason,
 )
 
@@ -80,6 +81,8 @@ def build(
 def build_query(query: Query, device: str | torch.device = "cpu") -> nn.Module:
     """Build a query's own model with random weights; errors name the query and its workload file."""
     with naming(query):
+        if is_external(query.model):
+            raise InputError(query.model, "cannot be built yet", "name a model of the zoo or a factory")
         args = (query.model, query.classes, query.model_args, query.input_size, query.task)
         return build(*args, device=device, folder=folder_of(query))
 
@@ -110,10 +113,37 @@ def naming(query: Query) -> Iterator[None]:
         raise InputError(where, f"{query.model}: {error.problem}", error.hint, key) from error
 
 
-def preprocess_of(model: str, input_size: int) -> Preprocess:
-    """How frames are prepared for this model."""
+def preprocess_of(query: Query) -> Preprocess:
+    """How frames are prepared for the query's model: its own way, with what the query's `preprocess` says instead.
+
+    Raises InputError where neither says the size, the mean and the deviation.
+    """
+    given = query.preprocess
+    if isinstance(given, Preprocess):
+        return given
+    own = _own_preprocess(query)
+    keys = dict(given or {}) if own is None else {**vars(own), **(given or {})}
+    if query.input_size is not None:
+        keys["size"] = height_width(query.input_size)
+    missing = [key for key in ("size", "mean", "std") if key not in keys]
+    if missing:
+        problem = f"nothing says the {' and the '.join(missing)} with which {Path(query.model).name} was trained"
+        hint = "add for instance `preprocess: {size: [640, 640], resize: letterbox, mean: [0, 0, 0], std: [1, 1, 1]}`"
+        raise InputError(query.file or query.id, problem, hint, f"preprocess ({query.id})")
+    return Preprocess(**keys)
+
+
+def zoo_preprocess(model: str, input_size: int | Size) -> Preprocess:
+    """How frames are prepared for a model of the zoo, and for a factory's."""
     entry = ENTRIES.get(model, ZooEntry(model, "", nn.Identity))
-    return Preprocess(input_size, entry.mean, entry.std)
+    return Preprocess(height_width(input_size), mean=entry.mean, std=entry.std)
+
+
+def _own_preprocess(query: Query) -> Preprocess | None:
+    """How the model's own source prepares frames; None where it does not say."""
+    if is_external(query.model):
+        return None
+    return None if query.input_size is None else zoo_preprocess(query.model, query.input_size)
 
 
 def _build_user_model(

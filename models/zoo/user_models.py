@@ -25,6 +25,10 @@ from models.zoo.registry import ENTRIES, Factory, names
 
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(?<!\.py):[A-Za-z_]\w*")
 FORM = "write it as package.module:factory, the module without .py"
+MODEL_FILES = (".onnx", ".pt2")
+"""Suffixes of the files that hold a graph and its weights."""
+HUBS = ("timm/", "hf/")
+"""What precedes a name of timm's, or a local folder as Hugging Face writes it."""
 EXPORTED = {
     ".onnx": "an ONNX file", ".xml": "an OpenVINO model", ".engine": "a TensorRT engine", ".plan": "a TensorRT engine",
     ".trt": "a TensorRT engine", ".tflite": "a TensorFlow Lite model", ".pb": "a TensorFlow graph",
@@ -34,6 +38,10 @@ EXPORTED = {
 """Files of networks that other tools made, by suffix."""
 EXPORTED_HINT = (
     "give the PyTorch weights of the same network as `weights`, and its code as `model: package.module:factory`"
+)
+EXPORT_HINT = (
+    "export it as .onnx (torch.onnx.export, or its package's exporter) or .pt2 (torch.export.save), or give its code "
+    "as package.module:factory"
 )
 DETECTOR_METHODS = ("candidates", "loss", "distill", "export_outputs")
 ONE_STAGE_METHODS = ("decode", "loss", "distill")
@@ -200,17 +208,32 @@ def _inference_mode(module: nn.Module) -> Iterator[None]:
             part.training = training
 
 
+def is_model_file(model: str) -> bool:
+    """Whether `model` is the path of a file that holds a graph and its weights."""
+    return model.lower().endswith(MODEL_FILES)
+
+
+def is_external(model: str) -> bool:
+    """Whether `model` is a file, or a model of timm or Hugging Face."""
+    return is_model_file(model) or model.startswith(HUBS)
+
+
 def check_name(model: str, task: str, where: str, key: str = "model") -> None:
-    """Raise InputError when `model` is neither in the zoo for this task nor `package.module:factory`."""
+    """Raise InputError when `model` is neither in the zoo for this task, nor a file, a hub's or a factory's name."""
+    if is_external(model):
+        return
     entry = ENTRIES.get(model)
-    if kind := EXPORTED.get(Path(model).suffix.lower()):
-        raise InputError(where, f"'{model}' is {kind}, which is not read", EXPORTED_HINT, key)
+    pickled = dict.fromkeys((".pt", ".pth", ".pkl", ".torchscript"), "a pickled or TorchScript module")
+    if kind := (EXPORTED | pickled).get(Path(model).suffix.lower()):
+        raise InputError(where, f"'{model}' is {kind}, which is not read", EXPORT_HINT, key)
     if entry is None and ":" in model:
         if not NAME.fullmatch(model):
             raise InputError(where, f"'{model}' is no name of a factory", FORM, key)
     elif entry is None:
         near = difflib.get_close_matches(model.lower().replace("-", "_"), names(task), n=3)
         hint = f"did you mean {', '.join(near)}?" if near else "docs/guide.md describes the zoo,"
-        raise InputError(where, f"'{model}' is not in the zoo", f"{hint} or give package.module:factory", key)
+        raise InputError(
+            where, f"'{model}' is not in the zoo", f"{hint} or give package.module:factory, a .onnx or a .pt2 file", key
+        )
     elif entry.task != task:
         raise InputError(where, f"'{model}' does {entry.task}, not {task}", f"use one of {', '.join(names(task))}", key)

@@ -77,7 +77,7 @@ def predict(bundle: Bundle, query_id: str, frame: np.ndarray) -> ClassPrediction
         x0, y0, x1, y1 = map(int, asked.roi)
         frame = frame[y0:y1, x0:x1]
     with torch.inference_mode():
-        outputs = bundle.build(query_id)(asked.preprocess.normalise(torch.stack([asked.preprocess.resize(frame)])))
+        outputs = bundle.build(query_id)(asked.preprocess(frame))
     prediction = task_of("classification").predictions(torch.nn.Identity(), outputs, [(1, 1)], asked.classes)[0]
     assert isinstance(prediction, ClassPrediction)
     return prediction
@@ -365,7 +365,7 @@ def large_box(tmp_path_factory) -> Path:
     write_clip(folder / "left.mp4", 12)
     torch.manual_seed(0)
     models = {"big": zoo.build("resnet18", ("a", "b", "c"), {}, 32).eval(), "gate": trained_looking(1)}
-    preprocess = zoo.preprocess_of("resnet18", 32)
+    preprocess = zoo.zoo_preprocess("resnet18", 32)
     big = query("big", "left", model="resnet18", input_size=32, fps=6.0, preprocess=preprocess)
     replace_bundle(folder / "tiny.safetensors", models, big, query("gate", "left"))
     return folder

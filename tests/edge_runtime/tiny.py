@@ -55,7 +55,7 @@ def trained_looking(seed: int, num_classes: int = 3) -> nn.Sequential:
 def query(query_id: str, camera: str, **keys) -> BundleQuery:
     defaults = {
         "task": "classification", "classes": ("a", "b", "c"), "model": FACTORY, "model_args": {}, "input_size": SIZE,
-        "preprocess": Preprocess(SIZE), "fps": None, "sla_ms": 20_000.0, "accuracy_target": 0.95,
+        "preprocess": Preprocess((SIZE, SIZE)), "fps": None, "sla_ms": 20_000.0, "accuracy_target": 0.95,
     }  # fmt: skip
     return BundleQuery(id=query_id, camera=camera, **{**defaults, **keys})
 

@@ -57,7 +57,9 @@ MADE: dict[str, Callable[..., nn.Module]] = {FACTORY: net, MOODY: moody, BUSY: b
 def bundle(folder: Path, queries: Mapping[str, Mapping[str, Any]], name: str = "tiny.safetensors") -> None:
     """Write a bundle: id of a query -> what it has of its own, its camera among it."""
     torch.manual_seed(0)
-    records = [query(one, preprocess=Preprocess(keys.get("input_size", SIZE)), **keys) for one, keys in queries.items()]
+    records = [
+        query(one, preprocess=Preprocess((keys.get("input_size", SIZE),) * 2), **keys) for one, keys in queries.items()
+    ]
     models = {one.id: MADE[one.model](len(one.classes), one.input_size, **one.model_args).eval() for one in records}
     write_bundle(folder / name, models, records, Made("faults", "none", 0), overwrite=True)
 

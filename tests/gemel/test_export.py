@@ -42,7 +42,7 @@ def bundle(tmp_path_factory) -> Path:
         models[query_id] = model.eval()
         queries.append(BundleQuery(
             id=query_id, camera=query_id, task=task, classes=classes, model=name, model_args={}, input_size=SIDE,
-            preprocess=zoo.preprocess_of(name, SIDE), fps=5.0, sla_ms=100.0, accuracy_target=0.9, threshold=MIN_SCORE,
+            preprocess=zoo.zoo_preprocess(name, SIDE), fps=5.0, sla_ms=100.0, accuracy_target=0.9, threshold=MIN_SCORE,
         ))  # fmt: skip
     head: Any = models["bridge"].get_submodule("head.classification_head")
     for part in head.modules():

@@ -109,7 +109,7 @@ def test_profile_workspace_has_the_scratch_of_packed_weights(tmp_path):
             classes=("a", "b"),
             model="resnet18",
             input_size=32,
-            preprocess=zoo.preprocess_of("resnet18", 32),
+            preprocess=zoo.zoo_preprocess("resnet18", 32),
         )
         path = tmp_path / f"{weights}.safetensors"
         write_bundle(path, {"one": model}, [query], Made("packed", "none", 0), packed={"one": stored})

@@ -164,7 +164,7 @@ def test_load_matching_notes_the_tensors_that_do_not_fit(tmp_path, case):
 
 
 EXPORTS = {
-    "net.onnx": "is an ONNX file, which is not read; give the PyTorch weights",
+    "net.onnx": "is an ONNX file, which holds its network too; give it as `model` instead",
     "net.XML": "is an OpenVINO model, which is not read; give the PyTorch weights",
     "net.bin": "is of an OpenVINO model, which is not read; give the PyTorch weights",
     "net.engine": "is a TensorRT engine, which is not read; give the PyTorch weights",
@@ -181,11 +181,9 @@ def test_load_weights_says_what_to_give_instead_of_an_exported_model(tmp_path, n
     assert str(caught.value).startswith(f"{tmp_path / name}: weights (gate): {EXPORTS[name]}")
 
 
-@pytest.mark.parametrize("name", ["nets/yolo.onnx", "IR.xml"])
+@pytest.mark.parametrize("name", ["nets/yolo.engine", "IR.xml"])
 def test_check_name_says_what_to_give_instead_of_an_exported_model(name):
-    with pytest.raises(
-        InputError, match="which is not read; give the PyTorch weights of the same network as `weights`"
-    ):
+    with pytest.raises(InputError, match="which is not read; export it as"):
         check_name(name, "detection", "w.yaml")
 
 

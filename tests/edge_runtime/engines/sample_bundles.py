@@ -59,7 +59,7 @@ def build_model(name: str, size: int, seed: int = 0) -> nn.Module:
 
 def make_query(query_id: str, model: str, size: int, **keys) -> BundleQuery:
     task = "detection" if model in zoo.names("detection") else "classification"
-    keys = {"task": task, "classes": CLASSES, "preprocess": Preprocess(size), **keys}
+    keys = {"task": task, "classes": CLASSES, "preprocess": Preprocess((size, size)), **keys}
     return tiny.query(query_id, "left", model=model, input_size=size, **keys)
 
 
@@ -103,4 +103,4 @@ def reference(bundle: Bundle, query_id: str, seed: int) -> Tensor:
         x0, y0, x1, y1 = map(int, query.roi)
         frame = frame[y0:y1, x0:x1]
     with torch.inference_mode():
-        return bundle.build(query_id)(query.preprocess.normalise(torch.stack([query.preprocess.resize(frame)])))
+        return bundle.build(query_id)(query.preprocess.normalise(torch.stack([query.preprocess.resize_frame(frame)])))

@@ -119,7 +119,7 @@ def test_detector_boxes_are_in_pixels_of_the_whole_frame(tmp_path):
     def predict(frame: np.ndarray, least: float = 0.0) -> DetectionPrediction:
         whole, preprocess = bundle.build("plain"), bundle.query("plain").preprocess
         with torch.inference_mode():
-            outputs = whole(preprocess.normalise(torch.stack([preprocess.resize(frame)])))
+            outputs = whole(preprocess.normalise(torch.stack([preprocess.resize_frame(frame)])))
             size = (frame.shape[1], frame.shape[0])
             (found,) = task_of("detection").predictions(whole, outputs, [size], CLASSES, least)
         assert isinstance(found, DetectionPrediction)

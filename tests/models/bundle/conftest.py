@@ -73,7 +73,7 @@ def record(query_id: str, model: str, classes: tuple[str, ...] = ("car", "none")
     """A query's record without tensors."""
     return BundleQuery(
         id=query_id, camera="bridge", task="classification", classes=classes, model=model, model_args={},
-        input_size=16, preprocess=Preprocess(16), fps=5.0, sla_ms=100.0, accuracy_target=0.95, evidence=EVIDENCE,
+        input_size=16, preprocess=Preprocess((16, 16)), fps=5.0, sla_ms=100.0, accuracy_target=0.95, evidence=EVIDENCE,
         **others,
     )  # fmt: skip
 

@@ -57,8 +57,8 @@ def test_scaling_replaces_transform_input(name: str) -> None:
     mine.load_state_dict({key: value for key, value in reference.state_dict().items() if key in wanted})
     frames = torch.randint(0, 256, (2, 3, 80, 80), dtype=torch.uint8)
     with torch.inference_mode():
-        expected = reference(Preprocess(80).normalise(frames))
-        found = mine(zoo.preprocess_of(name, 80).normalise(frames))
+        expected = reference(Preprocess((80, 80)).normalise(frames))
+        found = mine(zoo.zoo_preprocess(name, 80).normalise(frames))
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
