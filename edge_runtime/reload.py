@@ -26,7 +26,7 @@ from edge_runtime.runtime import ActiveConfig, PendingConfig, Runtime
 from edge_runtime.samples import SUFFIX, Predict, compare_samples, expected_agreement, read_drift, read_head
 from models.bundle import Bundle, BundleQuery, write_substituted
 from models.errors import InputError, message_of
-from models.evaluation import BELOW, TOO_FEW, compare_agreement
+from models.evaluation import BELOW, ONE_ANSWER, TOO_FEW, compare_agreement
 from models.tasks import task_of
 
 STOPPING = "the box stops"
@@ -212,6 +212,8 @@ def run_canary(before: LoadedBox, after: LoadedBox, spool: SpoolConfig) -> Loade
         found = compare_agreement(compared, task_of(query.task), query.accuracy_target)
         if found.verdict == TOO_FEW:
             log.info("query %s: %d samples are too few to try its new weights", query.id, len(paths))
+        elif found.verdict == ONE_ANSWER:
+            log.info("query %s: all samples have one answer, which does not prove its new weights", query.id)
         elif found.verdict == BELOW and found.ratio is not None:
             reasons[query.id] = (
                 f"on the last {found.frames} frames the new ones agree with its answers by {found.ratio:.2f}, "

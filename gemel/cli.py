@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import Any, TextIO
 import typer
 
 from gemel.commands import Invocation, app, prepare_process
-from gemel.process import ExitCode, SignalHandlers, exit_soon
+from gemel.process import ExitCode, LogHandler, SignalHandlers, exit_soon
 from models.errors import GemelError, InputError, is_interrupt, one_line
 from models.notes import collect_notes
 
@@ -69,7 +70,7 @@ def _run(words: Sequence[str], signals: SignalHandlers, owns_process: bool) -> i
         # What libraries print must not get into the one JSON object.
         with (
             contextlib.redirect_stdout(sys.stderr) if invocation.as_json else contextlib.nullcontext(),
-            collect_notes(lambda note: _print(f"note: {note}", sys.stderr)) as notes,
+            collect_notes(_print_note) as notes,
         ):
             result = invocation.run()
         if result.leave_threads and owns_process:
@@ -102,6 +103,12 @@ def _check_current_folder() -> None:
         os.getcwd()
     except FileNotFoundError:
         raise InputError("the current folder", "was removed", "change to another") from None
+
+
+def _print_note(note: str) -> None:
+    """A command that writes a log has it there."""
+    if not any(isinstance(handler, LogHandler) for handler in logging.getLogger().handlers):
+        _print(f"note: {note}", sys.stderr)
 
 
 def _describe(error: BaseException) -> str:

@@ -37,7 +37,7 @@ from gemel.text import number, table
 from merger.events import Progress, Stages, silent
 from models.bundle import Bundle, Made, check_output, open_bundle, write_bundle, write_substituted
 from models.errors import InputError
-from models.evaluation import BELOW, KEPT, NO_EVIDENCE, TOO_FEW, UNSURE, Agreement, compare_agreement
+from models.evaluation import BELOW, KEPT, NO_EVIDENCE, ONE_ANSWER, TOO_FEW, UNSURE, Agreement, compare_agreement
 from models.io import check_apart, read_json
 from models.notes import add_note
 from models.predictions import Prediction
@@ -59,6 +59,7 @@ BUNDLE_HINT = "name it with --bundle"
 VERDICT_TEXTS = {
     KEPT: "on target", BELOW: "BELOW its target", UNSURE: "below its target, not certain",
     TOO_FEW: "too few frames with something to compare",
+    ONE_ANSWER: "no evidence: every frame has the same answer",
 }  # fmt: skip
 
 

@@ -284,8 +284,8 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole
 
 
-KEPT, BELOW, UNSURE, TOO_FEW = "kept", "below", "unsure", "too few"
-"""Verdicts: on target; below it; below it, perhaps by chance; too few frames."""
+KEPT, BELOW, UNSURE, TOO_FEW, ONE_ANSWER = "kept", "below", "unsure", "too few", "one answer"
+"""Verdicts: on target; below it; below it, perhaps by chance; too few frames; nothing that could have failed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,7 +318,8 @@ def compare_agreement(found: ComparedFrames, task: Task, target: float, seed: in
 
     The interval is a bootstrap over blocks of consecutive frames, about the cube root of their number long (Hall,
     Horowitz and Jing 1995), since neighbours in time are alike. BELOW: the whole interval is below the target;
-    UNSURE: the ratio is, and not the whole interval. Frames on which neither model saw anything are no evidence.
+    UNSURE: the ratio is, and not the whole interval. Frames on which neither model saw anything are no evidence;
+    ONE_ANSWER: a classifier is on target on frames of a single class, as any model that always names it would be.
     """
     counts, frames = found.counts, len(found.counts)
     if np.count_nonzero(counts.any(axis=tuple(range(1, counts.ndim)))) < EVIDENCE.min_samples:
@@ -328,4 +329,6 @@ def compare_agreement(found: ComparedFrames, task: Task, target: float, seed: in
     low, high = _bootstrap(len(sums), lambda drawn: task.metric_of(sums[drawn].sum(axis=0)) / found.expected, seed)
     ratio = task.metric_of(counts.sum(axis=0)) / found.expected
     verdict = BELOW if high < target else UNSURE if ratio < target else KEPT
+    if verdict == KEPT and task.name == "classification" and np.count_nonzero(counts[:, 1].any(axis=0)) < 2:
+        verdict = ONE_ANSWER
     return Agreement(frames, ratio, (low, high), verdict)

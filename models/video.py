@@ -122,6 +122,7 @@ class Video:
         rate = float((self._stream.average_rate if has_times else self._stream.guessed_rate) or 0)
         self.fps = plausible_rate(rate) if self._is_file else None
         self.time_s, self.damaged, self._decoded = 0.0, 0, 0
+        self._holes: list[float] = []  # seconds at which packets are missing, or files are joined
         self._clock, self._longest_gap = MediaClock(self.fps), (0.0, 0.0)
         self._packets: Any = self._container.demux(self._stream)
         self._frames = self._decode()
@@ -177,6 +178,8 @@ class Video:
             self._note_once(text, "extract another with `ffmpeg -map 0:N -c copy`")
         best.codec_context.thread_count = 1  # damaged frames differ by the number of threads
         best.codec_context.options = {"max_pixels": str(MAX_PIXELS)}
+        if best.codec_context.name == "mjpeg":  # it passes the pictures off as whole otherwise
+            best.codec_context.options |= {"err_detect": "explode"}
         return best
 
     def _decode(self) -> Iterator[av.VideoFrame]:
@@ -186,6 +189,8 @@ class Video:
         is_joining = not self._is_file
         try:
             for packet in self._packets:
+                if packet.is_corrupt:
+                    self._holes.append(self.time_s)
                 try:
                     frames = packet.decode()
                 except FFmpegError:
@@ -219,6 +224,9 @@ class Video:
             self.damaged = max(self.damaged, listed - self._decoded)
         if self.damaged:
             self._note_once(f"{self.damaged} of {self._decoded + self.damaged} frames could not be decoded", LOSS_HINT)
+        if len(self._holes) > max(0, self._clock.restarts):
+            text = f"lacks data, first at {self._holes[0]:.1f} s: frames are lost there"
+            self._note_once(text, LOSS_HINT)
         if self._clock.restarts > 0:
             self._note_once("has timestamps that begin anew; it is played without a gap there")
         end = (self._container.duration or 0) / 1e6 - max(self.time_s, self._own_s or 0.0), self.time_s

@@ -87,7 +87,7 @@ def set_turn(path: Path, turn: str) -> Path:
 def damage(path: Path, at: float, nbytes: int) -> Path:
     """Overwrite bytes at this share of an MP4's frames."""
     data = bytearray(path.read_bytes())
-    first = data.index(b"mdat") + 4
+    first = data.index(b"movi" if path.suffix == ".avi" else b"mdat") + 4
     begin = first + int(at * (len(data) - first))
     data[begin : begin + nbytes] = np.random.default_rng(0).bytes(nbytes)
     path.write_bytes(data)

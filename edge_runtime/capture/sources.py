@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 import urllib.parse
@@ -18,7 +17,7 @@ from edge_runtime.capture.failures import SourceLost, is_no_video, open_failure,
 from edge_runtime.capture.still import StillSource
 from models.errors import InputError
 from models.io import is_path
-from models.notes import MAX_NOTES
+from models.notes import MAX_NOTES, add_note
 from models.pictures import list_all_pictures, read_picture
 from models.video import SCHEMES, MediaClock, Shot, Video, decode_shot, plausible_rate
 
@@ -36,8 +35,6 @@ DEFAULT_FPS = 10.0
 AUTO, PYAV, GSTREAMER, FORMER = "auto", "pyav", "gstreamer", "opencv"
 DECODERS = (AUTO, PYAV, GSTREAMER)
 NO_ANSWER, NO_PICTURE = "no frame came in time", "it has no frame that can be decoded"
-
-log = logging.getLogger("gemel.run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +236,7 @@ def gstreamer_pipeline(config: CameraConfig) -> str:
 
 def open_source(config: CameraConfig) -> Source:
     """Open a camera's source before its first frame; raises SourceLost. May take `timeout_s` or longer."""
+    note = partial(_note_once, config.id)
     if not config.live and not Path(config.source).exists():
         raise SourceLost(f"there is no {config.source}")
     if not config.live and Path(config.source).is_dir():
@@ -248,15 +246,21 @@ def open_source(config: CameraConfig) -> Source:
     if config.is_device or config.decoder == GSTREAMER:
         return OpenCVSource(config)
     if config.decoder == FORMER:
-        _log_note(config.id, "is decoded by PyAV, as every file and address", "remove `decoder: opencv`")
+        note("is decoded by PyAV, as every file and address", "remove `decoder: opencv`")
     try:
-        return Video(config.source, partial(_log_note, config.id), config.timeout_s if config.is_address else None)
+        return Video(config.source, note, config.timeout_s if config.is_address else None)
     except InputError as error:
         if config.is_http and is_no_video(error.__context__):
             source = StillSource(config.source, config.poll_s, config.timeout_s)
-            _log_note(config.id, f"sends single pictures, asked for every {config.poll_s:g} s", "set `every_s`")
+            note(f"sends single pictures, asked for every {config.poll_s:g} s", "set `every_s`")
             return source
         raise open_failure(error, config.is_address) from None
+
+
+@lru_cache(MAX_NOTES)
+def _note_once(camera: str, text: str, hint: str = "") -> None:
+    """Note what the reader did to a camera's frames, once, through laps of a loop and reconnections."""
+    add_note(f"camera {camera}", text, hint)
 
 
 def _has_valid_host(address: str) -> bool:
@@ -265,12 +269,6 @@ def _has_valid_host(address: str) -> bool:
         return url.port != 0 and (url.hostname is not None or url.scheme not in HOST_SCHEMES)
     except ValueError:
         return False
-
-
-@lru_cache(MAX_NOTES)
-def _log_note(camera: str, text: str, hint: str = "") -> None:
-    """Log what the reader did to a camera's frames, once, through laps of a loop and reconnections."""
-    log.warning("camera %s %s%s", camera, text, f"; {hint}" if hint else "")
 
 
 @dataclass(frozen=True, eq=False)

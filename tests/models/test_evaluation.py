@@ -13,6 +13,7 @@ from models.evaluation import (
     BELOW,
     EVIDENCE,
     KEPT,
+    ONE_ANSWER,
     TOO_FEW,
     UNSURE,
     ComparedFrames,
@@ -166,6 +167,14 @@ def test_compare_agreement_gives_the_verdict_of_the_interval(share, frames, verd
         assert found.ratio is None and found.ci95 is None
     else:
         assert found.ratio == pytest.approx(share, abs=0.02)
+
+
+def test_compare_agreement_on_frames_of_one_class_is_no_evidence():
+    counts = np.zeros((100, 2, 2), np.int64)
+    counts[:, :, 0] = 1
+    assert compare_agreement(ComparedFrames(counts), CLASSIFICATION, 0.95).verdict == ONE_ANSWER
+    counts[:, 0, 0] = 0  # all wrong
+    assert compare_agreement(ComparedFrames(counts), CLASSIFICATION, 0.95).verdict == BELOW
 
 
 def test_compare_agreement_counts_only_frames_with_anything_to_compare():

@@ -96,5 +96,5 @@ def test_former_decoder_is_accepted_with_a_line_of_the_log(tmp_path, caplog):
     for _ in range(2):
         open_source(CameraConfig("yard of old", str(clip), decoder="opencv")).close()
     assert [record.message for record in caplog.records] == [
-        "camera yard of old is decoded by PyAV, as every file and address; remove `decoder: opencv`"
+        "camera yard of old: is decoded by PyAV, as every file and address; remove `decoder: opencv`"
     ]
