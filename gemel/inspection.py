@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from gemel.text import percent, size, table
-from models.data import SPLITS, load_split
+from models.data import load_split
 from models.errors import InputError, join_names
 from models.evaluation import evidence_hint, find_gap
 from models.io import is_path
+from models.layouts import SPLITS, Layout, find_layout
 from models.published import Published
 from models.sharing.groups import Group, groups
 from models.sharing.layers import Signature, layers_of_all, model_bytes
@@ -170,9 +171,9 @@ def missing_inputs(workload: Workload) -> tuple[str, ...]:
 def _missing_evidence(workload: Workload) -> Iterator[str]:
     """The queries whose labels of val and test prove nothing; without labels it takes the original's answers."""
     for query in workload.queries:
-        if query.data is None or not any((query.data / split).is_dir() for split in SPLITS):
-            continue
         with contextlib.suppress(InputError):  # reported by missing_inputs
+            if query.data is None or find_layout(query) is None:
+                continue
             splits = [load_split(query, name) for name in SPLITS[1:]]
             if gap := next(filter(None, (find_gap(query, one, one.labels or ()) for one in splits)), ""):
                 yield f"{query.id}: no evidence: {gap}; {evidence_hint(query)}"
@@ -196,8 +197,10 @@ def _missing_data(query: Query, file: Path) -> Iterator[InputError]:
         yield InputError(file, "no frames are named", "name a folder or a video: training and merging need it", key)
     elif not query.data.exists():
         yield InputError(file, f"{query.data} does not exist", "correct the path, or put frames there", key)
-    elif any((query.data / split).is_dir() for split in SPLITS):
-        for split in SPLITS:
+    else:
+        found: list[Layout | None] = []
+        yield from _input_errors(lambda: found.append(find_layout(query)))
+        for split in SPLITS if any(found) else ():
             yield from _input_errors(lambda split=split: load_split(query, split))
 
 

@@ -564,8 +564,10 @@ def _query_keys(query: Query, folder: Path) -> dict[str, Any]:
     def locate(value: object) -> str | None:
         return os.path.relpath(str(value), folder) if isinstance(value, Path) else None if value is None else str(value)
 
+    labels = {name: [one for one, own in query.label_map.items() if own == name] for name in query.classes}
     keys = {
-        "id": query.id, "camera": query.camera, "task": query.task, "classes": list(query.classes),
+        "id": query.id, "camera": query.camera, "task": query.task,
+        "classes": labels if query.label_map else list(query.classes),
         "model": query.model, "model_args": query.model_args or None, "input_size": query.input_size,
         "weights": locate(query.weights), "init": locate(query.init), "fps": query.fps, "sla_ms": query.sla_ms,
         "roi": None if query.roi is None else list(query.roi), "min_score": query.min_score or None,

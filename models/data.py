@@ -8,38 +8,37 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path, PurePosixPath
+from itertools import count, zip_longest
+from pathlib import Path
 
 import cv2
 import numpy as np
 import torch
 from torch import Tensor
 
-from models.coco import read_coco
-from models.data_notes import note_clipped_roi, note_copies, note_names, note_shapes, note_unread
+from models.data_notes import UNIT_AND_TIME, note_clipped_roi, note_copies, note_names, note_shapes
 from models.device import to_device
 from models.errors import InputError, size_text
+from models.layouts import SPLITS, find_layout
 from models.notes import add_note
-from models.pictures import list_all_pictures, list_pictures, read_picture
+from models.pictures import list_all_pictures, read_picture
 from models.predictions import GroundTruth
 from models.preprocess import crop
 from models.video import RateGate, Video, decode_shot
 from models.workload import Query
 from models.zoo import preprocess_of
 
-SPLITS = ("train", "val", "test")
 BLOCKS, BLOCK = 10, "block-"
 TRAIN_END, VAL_END = 0.6, 0.8
 JPEG_QUALITY = 95
 MAX_VIDEO_BYTES = 2**32
 """Of a video's frames as they are kept."""
-UNIT_AND_TIME = re.compile("(.*?)__([0-9]{1,15})")
 
 
 class Frames(Sequence[np.ndarray]):
@@ -84,69 +83,42 @@ def load_split(query: Query, name: str) -> Split:
         raise InputError(query.file or query.id, "has no data", hint, f"data ({query.id})")
     if not os.path.exists(query.data):
         raise InputError(query.data, f"does not exist (query {query.id})", "correct `data:`", "data")
-    if not any((query.data / split).is_dir() for split in SPLITS):
+    layout = find_layout(query)
+    if layout is None:
         return _load_unlabelled(query, name)
-    note_unread(query.data, SPLITS, "put their frames in a split, or remove them")
-    folder = query.data / name
-    if not folder.is_dir():
-        raise InputError(folder, f"the split '{name}' is missing (query {query.id})", "add it", "data")
-    load = _load_classified if query.task == "classification" else _load_annotated
-    split = load(query, folder, name)
-    if not len(split):
-        raise InputError(folder, f"the split '{name}' is empty (query {query.id})", "add frames to it", "data")
-    return split
-
-
-def _load_classified(query: Query, folder: Path, name: str) -> Split:
-    found: list[tuple[Path, str]] = []
-    note_unread(folder, query.classes, f"if they are classes of query {query.id}, name them in `classes`")
-    for label in query.classes:
-        if PurePosixPath(label).name != label:
-            problem = f"the class '{label}' is no name of a folder (query {query.id})"
-            raise InputError(query.file or folder, problem, "call it otherwise", "classes")
-        files = list_all_pictures(folder / label)
-        if not files:
-            hint = "add frames of it, or take it out of `classes`"
-            raise InputError(folder / label, f"no frames of class '{label}' (query {query.id})", hint, "data")
-        found += [(path, label) for path in files]
-    found.sort(key=lambda item: item[0].stem)
-    _note_copies(folder, found, query.classes)
-    return _split(name, [path for path, _ in found], tuple(label for _, label in found))
-
-
-def _load_annotated(query: Query, folder: Path, name: str) -> Split:
-    note_unread(folder, ("images", "annotations.json"), "put pictures in images, boxes in annotations.json")
-    pictures = read_coco(folder, query.classes, query.id)
-    _note_copies(folder, [(picture.path, picture.labels) for picture in pictures], ["images"])
-    units, times_s = _units_and_times([picture.path for picture in pictures])
-    labels = tuple(picture.labels for picture in pictures)
+    pictures = layout.read(name)
+    if not pictures:
+        problem = f"the split '{name}' is empty (query {query.id})"
+        raise InputError(layout.where, problem, "add frames to it", "data")
+    if query.task == "classification":
+        shown = {picture.label for picture in pictures}
+        if missing := [label for label in query.classes if label not in shown]:
+            problem = f"no frames of class '{missing[0]}' in the split '{name}' (query {query.id})"
+            raise InputError(layout.where, problem, "add frames of it, or take it out of `classes`", "data")
+    earlier = [path for one in SPLITS[: SPLITS.index(name)] for path in layout.list_files(one)]
+    note_copies(layout.where / name if layout.where.is_dir() else layout.where, pictures, earlier)
+    units, times_s = _units_and_times([picture.path for picture in pictures], [picture.unit for picture in pictures])
+    labels = tuple(picture.label for picture in pictures)
     return Split(name, Frames([picture.read for picture in pictures]), labels, units, times_s)
 
 
-def _note_copies(split: Path, pictures: Sequence[tuple[Path, GroundTruth]], folders: Sequence[str]) -> None:
-    """Note what occurs in this split twice, or in these folders of an earlier one too."""
-    earlier = [split.parent / one / folder for one in SPLITS[: SPLITS.index(split.name)] for folder in folders]
-    note_copies(split, pictures, [path for folder in earlier for path in list_pictures(folder)])
-
-
-def _split(name: str, paths: list[Path], labels: tuple[GroundTruth, ...]) -> Split:
-    units, times_s = _units_and_times(paths)
-    return Split(name, Frames([partial(read_picture, path) for path in paths]), labels, units, times_s)
-
-
-def _units_and_times(paths: Sequence[Path]) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    """Clip or track, and seconds into it, of each picture in order."""
+def _units_and_times(paths: Sequence[Path], named: Sequence[str] = ()) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    """Clip or track, and seconds into it, of each picture in order; a table may have `named` the clips."""
     found = [match for path in paths if (match := UNIT_AND_TIME.match(path.stem))]
     if paths and len(found) == len(paths):
-        return tuple(match[1] for match in found), tuple(int(match[2]) / 1000 for match in found)
+        units = tuple(given or match[1] for given, match in zip_longest(named, found, fillvalue=""))
+        return units, tuple(int(match[2]) / 1000 for match in found)
+    if named and all(named):
+        clocks: dict[str, count[int]] = defaultdict(count)
+        return tuple(named), tuple(float(next(clocks[unit])) for unit in named)
     if found:
         note_names(paths, len(found))
     return _blocks(len(paths)), tuple(map(float, range(len(paths))))
 
 
-def _blocks(count: int) -> tuple[str, ...]:
+def _blocks(frames: int) -> tuple[str, ...]:
     """The unit of each frame of a split without units."""
-    return tuple(f"{BLOCK}{index * min(BLOCKS, count) // count}" for index in range(count))
+    return tuple(f"{BLOCK}{index * min(BLOCKS, frames) // frames}" for index in range(frames))
 
 
 def _load_unlabelled(query: Query, name: str) -> Split:
@@ -154,7 +126,7 @@ def _load_unlabelled(query: Query, name: str) -> Split:
     assert query.data is not None
     loaders: Sequence[Callable[[], np.ndarray]]
     if query.data.is_dir():
-        paths = list_all_pictures(query.data)
+        paths = list_all_pictures(query.data, nested=True)
         if not paths:
             hint = f"give the splits {', '.join(SPLITS)}, or a folder of frames"
             raise InputError(query.data, f"has neither splits nor frames (query {query.id})", hint, "data")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from models.errors import join_names
 from models.notes import add_note
-from models.pictures import SUFFIXES
+from models.pictures import SUFFIXES, LabelledPicture
 from models.preprocess import Roi
 
 if TYPE_CHECKING:
@@ -21,7 +23,9 @@ Size = tuple[int, int]
 """Width and height in pixels."""
 SHAPE_TOLERANCE = 1.1
 """Proportions that differ by less look alike once they are squashed to a square."""
-MAX_NAMES = 5
+MAX_NAMES, SAMPLE_BYTES = 5, 256
+UNIT_AND_TIME = re.compile("(.*?)__([0-9]{1,15})")
+"""In the stem of a file: clip or track, and milliseconds into it."""
 
 
 def note_unread(folder: Path, known: Collection[str], hint: str) -> None:
@@ -38,18 +42,18 @@ def note_unread(folder: Path, known: Collection[str], hint: str) -> None:
         add_note(folder, f"is read only in {join_names(known, MAX_NAMES)}; left out: {names}", hint)
 
 
-def note_copies(folder: Path, pictures: Sequence[tuple[Path, object]], earlier: Iterable[Path]) -> None:
+def note_copies(where: Path, pictures: Sequence[LabelledPicture], earlier: Iterable[Path]) -> None:
     """Note the pictures of a split that occur in it twice, with two labels, or in `earlier` splits, byte for byte.
 
-    `pictures` are the split's with their labels. Only files of equal size are read.
+    Only files of equal size and equal samples are read whole, once while they stay as they are.
     """
-    labels = dict(pictures)
-    by_size: dict[int, list[Path]] = defaultdict(list)
-    for path in (*labels, *earlier):
-        by_size[os.path.getsize(path)].append(path)
-    by_content: dict[bytes, list[Path]] = defaultdict(list)
-    for path in (path for paths in by_size.values() if len(paths) > 1 for path in paths):
-        by_content[hashlib.sha256(path.read_bytes()).digest()].append(path)
+    labels = {picture.path: picture.label for picture in pictures}
+    by_content: Mapping[bytes, list[Path]] = {b"": [*labels, *earlier]}
+    for digest in (_size_digest, _sample_digest, _whole_digest):
+        alike: dict[bytes, list[Path]] = defaultdict(list)
+        for path in (path for paths in by_content.values() if len(paths) > 1 for path in paths):
+            alike[digest(path)].append(path)
+        by_content = alike
     counts = Counter[str]()
     for paths in by_content.values():
         own = [path for path in paths if path in labels]
@@ -59,12 +63,34 @@ def note_copies(folder: Path, pictures: Sequence[tuple[Path, object]], earlier: 
     of_all = f"of {len(labels)} pictures are"
     if counts["earlier"]:
         hint = "take them out of one: scores on them prove nothing"
-        add_note(folder, f"{counts['earlier']} {of_all} also in an earlier split, byte for byte", hint)
+        add_note(where, f"{counts['earlier']} {of_all} also in an earlier split, byte for byte", hint)
     if counts["labels"]:
         hint = "take those with the wrong label out"
-        add_note(folder, f"{counts['labels']} {of_all} there with other labels too, byte for byte", hint)
+        add_note(where, f"{counts['labels']} {of_all} there with other labels too, byte for byte", hint)
     elif counts["copies"]:
-        add_note(folder, f"{counts['copies']} {of_all} copies of others and count again", "remove the copies")
+        add_note(where, f"{counts['copies']} {of_all} copies of others and count again", "remove the copies")
+
+
+def _size_digest(path: Path) -> bytes:
+    return str(os.path.getsize(path)).encode()
+
+
+def _sample_digest(path: Path) -> bytes:
+    """The bytes in the middle, which differ between compressed pictures of one size."""
+    with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - SAMPLE_BYTES) // 2)
+        return _size_digest(path) + file.read(SAMPLE_BYTES)
+
+
+def _whole_digest(path: Path) -> bytes:
+    state = os.stat(path)
+    return _digest_file(path, state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=2**16)
+def _digest_file(path: Path, nbytes: int, changed_ns: int) -> bytes:
+    """Of the file as it was at this size and time."""
+    return hashlib.sha256(path.read_bytes()).digest()
 
 
 def note_names(pictures: Sequence[Path], named: int) -> None:

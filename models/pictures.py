@@ -6,6 +6,7 @@ import contextlib
 import io
 import re
 import warnings
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
+    from models.predictions import GroundTruth
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png"))
 MAX_PICTURE_BYTES = 2**26
@@ -48,30 +50,38 @@ def list_pictures(folder: Path) -> list[Path]:
     if hidden := len(pictures) - len(found):
         text = f"{hidden} of {len(pictures)} files have a dot first and are left out"
         add_note(folder, text, "rename them if they are pictures")
-    return sorted(found, key=lambda path: (_natural_key(path.stem), path.name))
+    return sorted(found, key=natural_key)
 
 
-def list_all_pictures(folder: Path) -> list[Path]:
-    """As `list_pictures`, of a folder that is to hold nothing else; a note names its other entries."""
+def list_all_pictures(folder: Path, nested: bool = False, beside: tuple[str, ...] = ()) -> list[Path]:
+    """As `list_pictures`, of a folder that is to hold nothing else but files with these suffixes; a note names others.
+
+    With `nested` the pictures of its subfolders follow, in natural order of their paths.
+    """
     found = list_pictures(folder)
-    entries = [path.name for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
-    if others := sorted(set(entries) - {path.name for path in found}):
+    files = folder.iterdir() if folder.is_dir() else ()
+    entries = [path for path in files if not path.name.startswith(".") and path.suffix not in beside]
+    folders = [path for path in entries if path.is_dir() and not path.is_symlink()] if nested else []
+    if others := sorted({path.name for path in entries} - {path.name for path in (*found, *folders)}):
         text = f"{len(others)} of {len(entries)} entries are no .jpg or .png and are left out: {join_names(others, 3)}"
-        add_note(folder, text, "save pictures as JPEG or PNG, in this folder itself")
-    return found
+        hint = "save pictures as JPEG or PNG" + ("" if nested else ", in this folder itself")
+        add_note(folder, text, hint)
+    return found + [path for own in sorted(folders, key=natural_key) for path in list_all_pictures(own, nested, beside)]
 
 
-def _natural_key(text: str) -> list[str | int]:
-    """A text's parts, every second of which is a number."""
-    return [int(part) if place % 2 else part for place, part in enumerate(DIGITS.split(text))]
+def natural_key(path: Path) -> tuple[list[list[str | int]], str]:
+    """Orders paths by their names, in which numbers count as numbers; the suffix counts last."""
+    parts = path.with_suffix("").parts
+    return [[int(one) if at % 2 else one for at, one in enumerate(DIGITS.split(part))] for part in parts], path.suffix
 
 
-def read_picture(path: Path) -> np.ndarray:
+def read_picture(path: Path, note_turned: bool = True) -> np.ndarray:
     """uint8 RGB (H, W, 3), upright; transparency is left out, and 16 bits become 8.
 
-    Raises InputError for a file that is no whole JPEG or PNG, larger than MAX_BYTES or of more than MAX_PIXELS.
+    `note_turned` notes a picture that its EXIF tag turns. Raises InputError for a file that is no whole JPEG or PNG,
+    larger than MAX_BYTES or of more than MAX_PIXELS.
     """
-    return decode_picture(read_bounded(path, MAX_PICTURE_BYTES, PICTURE_HINT), path)
+    return decode_picture(read_bounded(path, MAX_PICTURE_BYTES, PICTURE_HINT), path, note_turned)
 
 
 class PictureSize(NamedTuple):
@@ -100,7 +110,25 @@ def read_picture_size(path: Path) -> PictureSize:
     return PictureSize(*((height, width) if 5 <= orientation <= 8 else (width, height)), orientation)
 
 
-def decode_picture(data: bytes, path: Path) -> np.ndarray:
+@dataclass(frozen=True)
+class LabelledPicture:
+    """A picture and its label; `size` as its header says where boxes were placed by it, `unit` as a table names it."""
+
+    path: Path
+    label: GroundTruth
+    size: PictureSize | None = None
+    unit: str = ""
+
+    def read(self) -> np.ndarray:
+        """As `read_picture`. Raises InputError too for a picture of another size than its header says."""
+        frame = read_picture(self.path, note_turned=self.size is None)
+        if self.size and frame.shape[1::-1] != self.size[:2]:
+            sizes = f"{frame.shape[1]} x {frame.shape[0]} pixels, and its header {self.size.width} x {self.size.height}"
+            raise InputError(self.path, f"has {sizes}: where its boxes lie is not known", "save it again")
+        return frame
+
+
+def decode_picture(data: bytes, path: Path, note_turned: bool = True) -> np.ndarray:
     """As `read_picture`, of what was read already; `path` is empty for a camera's picture."""
     from PIL import Image
 
@@ -111,7 +139,7 @@ def decode_picture(data: bytes, path: Path) -> np.ndarray:
                 width, height = image.size
                 if width * height <= MAX_PIXELS:
                     image.load()
-                    _note_conversions(image, data, path)
+                    _note_conversions(image, data, path, note_turned)
                     return _pixels(image)
     except Exception as error:  # a damaged picture can fail in any way
         raise InputError(path, UNDECODABLE, PICTURE_HINT) from error
@@ -119,7 +147,7 @@ def decode_picture(data: bytes, path: Path) -> np.ndarray:
     raise InputError(path, fault, "make it smaller, or remove it")
 
 
-def _note_conversions(image: Image, data: bytes, path: Path) -> None:
+def _note_conversions(image: Image, data: bytes, path: Path, note_turned: bool) -> None:
     """Note what `_pixels` changes or leaves out; one note for a folder and change."""
 
     def note(text: str, hint: str) -> None:
@@ -140,7 +168,7 @@ def _note_conversions(image: Image, data: bytes, path: Path) -> None:
     if getattr(image, "n_frames", 1) > 1:
         note("hold several frames, of which the first is used", "save the others as files of their own")
     with contextlib.suppress(Exception):  # invalid EXIF data leave the picture as decoded
-        if image.getexif().get(ORIENTATION, 1) in range(2, 9):
+        if note_turned and image.getexif().get(ORIENTATION, 1) in range(2, 9):
             note("are turned or mirrored as their EXIF tag says", "save them without the tag if it is wrong")
 
 

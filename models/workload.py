@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -47,6 +47,7 @@ class Query:
     `init` those that its training starts from; `file` is the workload file, in whose folder the query's own factory
     may be.
     `preprocess` (whole, or only the keys given) precedes the model's own: `models.zoo.preprocess_of` is what counts.
+    `label_map` gives the class of each label where those of the data have other names.
     """
 
     id: str
@@ -69,6 +70,12 @@ class Query:
     preprocess: Preprocess | Mapping[str, Any] | None = field(default=None, hash=False)
     decoder: str = "auto"
     keep_architecture: bool = False
+    label_map: dict[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The query's class of each label that its data hold for it."""
+        return self.label_map or {name: name for name in self.classes}
 
 
 @dataclass(frozen=True)
@@ -122,7 +129,9 @@ class _QueryKeys(_Strict):
     id: Name
     camera: str
     task: TaskName
-    classes: Annotated[list[ClassName], Field(max_length=MAX_CLASSES)] = []
+    classes: Annotated[
+        list[ClassName] | dict[ClassName, ClassName | list[ClassName]], Field(max_length=MAX_CLASSES)
+    ] = []
     model: PathText
     model_args: dict[str, Any] = {}
     input_size: _Side | tuple[_Side, _Side] | None = None
@@ -186,7 +195,9 @@ def inputs_of(workload: Workload, trained: Collection[str] = ()) -> Iterator[tup
             if isinstance(path, Path):
                 yield f"{what} of {query.id}", path
         if query.data is not None:
-            splits = [query.data / split for split in ("train", "val", "test") if (query.data / split).is_dir()]
+            splits = [
+                query.data / split for split in ("train", "val", "valid", "test") if (query.data / split).is_dir()
+            ]
             yield from ((f"the data of {query.id}", part) for part in splits or [query.data])
 
 
@@ -194,6 +205,7 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
     given = keys.queries[index]
     where = f"queries[{index}]"
     check_name(given.model, given.task, str(path), f"{where}.model ({given.id})")
+    label_map = _label_map(given.classes, path, f"{where}.classes ({given.id})")
     if len(set(given.classes)) < len(given.classes):
         raise InputError(path, "a class occurs twice", "name each class once", f"{where}.classes ({given.id})")
     fewest = {"classification": 2, "embedding": 0, "tensor": 0}.get(given.task, 1)
@@ -236,7 +248,21 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
         sla_ms=given.sla_ms, roi=roi, min_score=given.min_score, priority=given.priority, data=resolve(given.data),
         accuracy_target=given.accuracy_target or keys.accuracy_target, file=path.resolve(),
         preprocess=preprocess, decoder=given.decoder, keep_architecture=given.keep_architecture,
+        label_map=label_map,
     )  # fmt: skip
+
+
+def _label_map(classes: Sequence[str] | Mapping[str, str | Sequence[str]], path: Path, key: str) -> dict[str, str]:
+    """Label of the data -> class, of `{class: label or labels}`; empty for a list of classes."""
+    found: dict[str, str] = {}
+    for name, given in classes.items() if isinstance(classes, Mapping) else ():
+        labels = [given] if isinstance(given, str) else given
+        if not labels:
+            raise InputError(path, f"'{name}' has no labels", f"write {name}: [{name}]", key)
+        for label in labels:
+            if found.setdefault(label, name) != name:
+                raise InputError(path, f"'{label}' is of '{found[label]}' and of '{name}'", "name it once", key)
+    return found
 
 
 def _absolute(root: Path, path: str) -> Path:

@@ -15,7 +15,7 @@ from PIL import Image
 from models.coco import read_coco
 from models.errors import InputError
 from models.notes import collect_notes
-from models.pictures import read_picture
+from models.pictures import LabelledPicture, read_picture
 from models.predictions import Box, BoxLabels
 
 WIDTH, HEIGHT = 120, 80
@@ -51,13 +51,17 @@ def write_document(folder: Path, document: Document, encoding: str = "utf-8") ->
     (folder / "annotations.json").write_bytes(json.dumps(document).encode(encoding))
 
 
+def read_pictures(folder: Path) -> list[LabelledPicture]:
+    return read_coco(folder / "annotations.json", folder / "images", {"car": "car"}, "gate")
+
+
 def read_cars(folder: Path) -> tuple[list[BoxLabels], list[str]]:
     """The labels of class car, and the notes without the path of the file."""
     with collect_notes() as notes:
-        found = read_coco(folder, ["car"], "gate")
+        found = read_pictures(folder)
     prefix = f"{folder / 'annotations.json'}: "
     assert all(note.startswith(prefix) for note in notes)
-    return [picture.labels for picture in found], [note.removeprefix(prefix) for note in notes]
+    return [picture.label for picture in found], [note.removeprefix(prefix) for note in notes]
 
 
 def read_changed(folder: Path, change: Callable[[Document], object]) -> tuple[list[BoxLabels], list[str]]:
@@ -151,9 +155,9 @@ def test_read_coco_finds_pictures_of_quoted_addresses_and_of_folders(tmp_path: P
     for n in range(2):
         (tmp_path / f"images/yard__{n}.png").rename(tmp_path / f"images/yard__{n} a.png")
         document["images"][n]["file_name"] = f"https://a.org/yard__{n}%20a.png?key=a/b"
-    (tmp_path / "images/gate").mkdir()
-    (tmp_path / "images/yard__3.png").rename(tmp_path / "images/gate/yard__3.png")
-    document["images"][3]["file_name"] = "gate/yard__3.png"
+    (tmp_path / "images/zone").mkdir()
+    (tmp_path / "images/yard__3.png").rename(tmp_path / "images/zone/yard__3.png")
+    document["images"][3]["file_name"] = "zone/yard__3.png"
     write_document(tmp_path, document)
     labels, notes = read_cars(tmp_path)
     assert labels == CARS and len(notes) == 1 and notes[0].startswith("2 file names")
@@ -172,7 +176,7 @@ def test_read_coco_finds_pictures_of_quoted_addresses_and_of_folders(tmp_path: P
         (add_box(5, 5, 9, 4, image_id=77), "1 of pictures that are not listed (first annotations[8])"),
         (add_box(5, 5, 9, 4, category_id=77), "1 of categories that are not listed (first annotations[8])"),
         (add_box(10, 20, 30, 25), "1 exact duplicates (first annotations[8])"),
-        (add_box(segmentation={"counts": [0, 4], "size": [2, 2]}), "1 without bbox or polygons (first annotations[8])"),
+        (add_box(segmentation={"counts": [0, 4], "size": [2, 3]}), "1 without bbox, polygons or mask (first annota"),
         (
             lambda document: [add_box(*box)(document) for box in ((5, 5, 0, 9), (5, 5, 0, 8), (500, 1, 9, 9))],
             "2 without width or height (first annotations[8]), 1 outside the picture (first annotations[10])",
@@ -180,8 +184,9 @@ def test_read_coco_finds_pictures_of_quoted_addresses_and_of_folders(tmp_path: P
     ],
 )  # fmt: skip
 def test_read_coco_leaves_out_what_is_no_box_with_one_note(tmp_path: Path, change, note: str) -> None:
-    start = "annotations are left out of training and scoring (query gate): "
-    assert read_changed(tmp_path, change) == (CARS, [f"{start}{note}; correct them, or take them out"])
+    labels, (found,) = read_changed(tmp_path, change)
+    assert labels == CARS and found.startswith(f"annotations are left out of training and scoring (query gate): {note}")
+    assert found.endswith("; correct them, or take them out")
 
 
 @pytest.mark.parametrize(
@@ -247,18 +252,87 @@ def test_read_coco_refuses_pictures_of_another_shape(tmp_path: Path, size, orien
 
 
 @pytest.mark.parametrize(
-    ("size", "orientation", "noted"),
-    [((HEIGHT, WIDTH), 6, False), ((WIDTH, HEIGHT), 3, True), ((WIDTH, HEIGHT), 2, True)],
+    ("size", "orientation"),
+    [((HEIGHT, WIDTH), 6), ((WIDTH, HEIGHT), 3), ((WIDTH, HEIGHT), 2)],
     ids=["sizes are of the turned picture", "upside down", "mirrored"],
 )
-def test_read_coco_takes_boxes_of_turned_pictures(tmp_path: Path, size, orientation: int, noted: bool) -> None:
+def test_read_coco_takes_boxes_of_turned_pictures_with_one_note(tmp_path: Path, size, orientation: int) -> None:
     write_pictures(tmp_path, size, orientation)
     write_document(tmp_path, make_document())
+    with collect_notes() as notes:
+        pictures = read_pictures(tmp_path)
+        frames = [picture.read() for picture in pictures]
+    assert [picture.label for picture in pictures] == CARS and frames[0].shape == (HEIGHT, WIDTH, 3)
+    assert len(notes) == 1 and "4 pictures are turned or mirrored by an EXIF tag" in notes[0]
+
+
+def encode_mask(box: Box, packed: bool) -> dict[str, Any]:
+    """A mask of the whole box but a corner, as pycocotools encodes it."""
+    mask = np.zeros((HEIGHT, WIDTH), np.uint8, order="F")
+    x, y, width, height = (int(side) for side in box)
+    mask[y : y + height, x : x + width] = 1
+    mask[y, x] = 0
+    coded = pytest.importorskip("pycocotools.mask").encode(mask)
+    runs = [0, *np.flatnonzero(np.diff(mask.ravel(order="F"))) + 1, mask.size]
+    counts = coded["counts"].decode() if packed else [int(run) for run in np.diff(runs)]
+    return {"size": list(mask.shape), "counts": counts}
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_read_coco_takes_the_box_of_a_mask_without_bbox(tmp_path: Path, packed: bool) -> None:
+    def use_masks(one: dict[str, Any]) -> None:
+        one["segmentation"] = encode_mask(one.pop("bbox"), packed)
+
+    assert read_changed(tmp_path, change_each("annotations", use_masks)) == (CARS, [])
+
+
+def scatter_boxes(width: int, height: int, side: float, change: Callable[..., object], count: int = 60) -> Document:
+    """A document of boxes at random places of pictures of this size, each changed."""
+    random = np.random.default_rng(3)
+    starts = random.uniform(0, [width - side, height - side], (count, 2)).tolist()
+    images = [{"id": n, "file_name": f"yard__{n}.png", "width": width, "height": height} for n in range(PICTURES)]
+    rows = [{"image_id": at % PICTURES, "category_id": 3, "bbox": change(*one, side)} for at, one in enumerate(starts)]
+    return {"images": images, "categories": [{"id": 3, "name": "car"}], "annotations": rows}
+
+
+def divide_box(whole: float, x: float, y: float, side: float, width: int, height: int) -> list[float]:
+    return [whole * x / width, whole * y / height, whole * side / width, whole * side / height]
+
+
+FORMS: dict[str, tuple[Callable[[int, int], Callable[..., object]], str]] = {
+    "centres": (lambda w, h: lambda x, y, s: [x + s / 2, y + s / 2, s, s], "fit as centre x, centre y, width, height"),
+    "corners": (lambda w, h: lambda x, y, s: [x, y, x + s, y + s], "fit as x0, y0, x1, y1"),
+    "percents": (lambda w, h: lambda *box: divide_box(100, *box, w, h), "percents"),
+    "whole percents": (lambda w, h: lambda *box: [int(side) for side in divide_box(100, *box, w, h)], "percents"),
+    "fractions": (lambda w, h: lambda *box: divide_box(1, *box, w, h), "fractions"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("width", "height", "side"), [(640, 480, 60), (320, 240, 30), (64, 48, 12), (1920, 1080, 90)])
+@pytest.mark.parametrize("form", FORMS)
+def test_read_coco_refuses_boxes_of_another_form(tmp_path: Path, form: str, width: int, height: int, side: int) -> None:
+    change, message = FORMS[form]
+    write_pictures(tmp_path, (width, height))
+    write_document(tmp_path, scatter_boxes(width, height, side, change(width, height)))
+    with pytest.raises(InputError, match=message) as caught:
+        read_cars(tmp_path)
+    assert "\n" not in str(caught.value) and caught.value.hint
+
+
+@pytest.mark.parametrize(("width", "height", "side"), [(640, 480, 60), (320, 240, 30), (64, 48, 12), (120, 100, 10)])
+def test_read_coco_takes_scattered_boxes_without_a_note(tmp_path: Path, width: int, height: int, side: int) -> None:
+    write_pictures(tmp_path, (width, height))
+    write_document(tmp_path, scatter_boxes(width, height, side, lambda x, y, s: [x, y, s, s]))
     labels, notes = read_cars(tmp_path)
-    assert labels == CARS and len(notes) == noted
-    assert not noted or notes[0].startswith("4 pictures are turned or mirrored by an EXIF tag")
-    frame = read_coco(tmp_path, ["car"], "gate")[0].read()
-    assert frame.shape == (HEIGHT, WIDTH, 3)
+    assert sum(len(label.boxes) for label in labels) == 60 and notes == []
+
+
+def test_read_coco_clips_boxes_that_some_pictures_cut_off(tmp_path: Path) -> None:
+    write_pictures(tmp_path, (640, 480))
+    boxes = scatter_boxes(660, 500, 40, lambda x, y, s: [x - 10, y - 10, s, s])
+    write_document(tmp_path, {**boxes, "images": scatter_boxes(640, 480, 40, lambda *_: [])["images"]})
+    _, notes = read_cars(tmp_path)
+    assert len(notes) == 1 and "boxes end outside their picture and are clipped" in notes[0]
 
 
 def scale_boxes(document: Document) -> None:
@@ -289,7 +363,7 @@ REFUSED: dict[str, tuple[Callable[[Document], object], str]] = {
     "boxes of larger pictures": (drop_sizes_of_larger_pictures, "of 8 boxes lie outside their picture"),
     "no box at all": (
         change_each("annotations", lambda one: one.pop("bbox")),
-        "none of its annotations is a box: 8 without bbox or polygons",
+        "none of its annotations is a box: 8 without bbox, polygons or mask",
     ),
     "nothing but crowds": (
         change_each("annotations", lambda one: one.update(iscrowd=1)),
@@ -365,7 +439,7 @@ def test_read_coco_notes_pictures_that_are_not_listed(tmp_path: Path) -> None:
 def test_labelled_picture_refuses_pixels_of_another_size(tmp_path: Path) -> None:
     write_pictures(tmp_path)
     write_document(tmp_path, make_document())
-    picture = read_coco(tmp_path, ["car"], "gate")[1]
+    picture = read_pictures(tmp_path)[1]
     assert np.array_equal(picture.read(), read_picture(picture.path))
     Image.new("RGB", (64, 64)).save(picture.path)
     with pytest.raises(InputError, match=r"yard__1\.png: has 64 x 64 pixels, and its header 120 x 80"):

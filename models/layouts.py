@@ -1,0 +1,297 @@
+"""Labelled pictures as people have them: folders of classes, a table, COCO or YOLO's files, with splits or without."""
+
+from __future__ import annotations
+
+import csv
+import io
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, NamedTuple
+
+from models.coco import find_coco, read_coco
+from models.data_notes import UNIT_AND_TIME, note_unread
+from models.errors import InputError, join_names
+from models.io import read_bounded
+from models.notes import add_note
+from models.pictures import SUFFIXES, LabelledPicture, list_all_pictures, list_pictures, natural_key
+from models.yolo import YAML_SUFFIXES, find_yolo
+
+if TYPE_CHECKING:
+    from models.workload import Query
+
+SPLIT_NAMES = {
+    "train": ("train", "training"), "val": ("val", "valid", "validation", "dev"), "test": ("test", "testing"),
+}  # fmt: skip
+"""What each split may be called, the first preferred."""
+SPLITS = tuple(SPLIT_NAMES)
+COLUMNS = {
+    "path": ("path", "file", "filename", "file_name", "image", "image_path", "filepath"),
+    "label": ("label", "class", "category", "class_name"),
+    "split": ("split", "set", "subset", "partition"),
+    "unit": ("unit", "clip", "track", "sequence"),
+}  # fmt: skip
+"""The columns of a table, and what other programs call them."""
+TABLE_SUFFIX, MAX_TABLE_BYTES = ".csv", 2**26
+TABLE_HINT = "give a CSV file with the columns path and label, and split and unit where they are known"
+LAST_PARTS, MIN_GROUPS = 0.2, 3
+"""The fraction of a class's clips in val and in test where data have no splits; below three clips, frames are cut."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How labelled pictures lie: `read` gives those of a split, `list_files` their files, without reading labels."""
+
+    where: Path
+    read: Callable[[str], list[LabelledPicture]]
+    list_files: Callable[[str], Sequence[Path]]
+
+
+def find_layout(query: Query) -> Layout | None:
+    """The labelled pictures of a query's data; None where they have no labels.
+
+    Raises InputError for a table or YOLO's data.yaml that cannot be read.
+    """
+    assert query.data is not None
+    if query.data.is_file() and query.data.suffix.lower() not in (TABLE_SUFFIX, *YAML_SUFFIXES):
+        return None
+    return (_find_classes if query.task == "classification" else _find_boxes)(query, query.data)
+
+
+def find_splits(folder: Path) -> dict[str, Path]:
+    """The folder of each split that there is one for, whatever it is called."""
+    named = {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_dir()} if folder.is_dir() else {}
+    found = {
+        split: next((named[name] for name in names if name in named), None) for split, names in SPLIT_NAMES.items()
+    }
+    return {split: path for split, path in found.items() if path}
+
+
+def _of_split(splits: Mapping[str, Path], name: str, query: Query) -> Path:
+    if name in splits:
+        return splits[name]
+    assert query.data is not None
+    raise InputError(query.data / name, f"the split '{name}' is missing (query {query.id})", "add it", "data")
+
+
+def _in_splits(
+    query: Query, data: Path, splits: Mapping[str, Path], read: Callable[[Path], list[LabelledPicture]],
+    list_files: Callable[[Path], Sequence[Path]],
+) -> Layout:  # fmt: skip
+    def read_split(name: str) -> list[LabelledPicture]:
+        names = tuple(path.name for path in splits.values())
+        note_unread(data, names, "put their frames in a split, or remove them")
+        return read(_of_split(splits, name, query))
+
+    return Layout(data, read_split, lambda name: list_files(splits[name]) if name in splits else [])
+
+
+# Classes
+
+
+def _find_classes(query: Query, data: Path) -> Layout | None:
+    for name in query.sources:
+        if PurePosixPath(name).name != name:
+            problem = f"the class '{name}' is no name of a folder (query {query.id})"
+            raise InputError(query.file or data, problem, "call it otherwise", "classes")
+    splits = find_splits(data)
+    if any((path / name).is_dir() for path in splits.values() for name in query.sources):
+        return _class_splits(query, data, splits)
+    if table := _find_table(query, data):
+        return table
+    if splits:
+        return _class_splits(query, data, splits)
+    if any((data / name).is_dir() for name in query.sources):
+        return _without_splits(query, data, lambda: _read_classes(query, data))
+    if others := sorted(path.name for path in data.iterdir() if path.is_dir() and not path.name.startswith(".")):
+        text = f"is read without labels: its folders ({join_names(others, 3)}) are no classes of query {query.id}"
+        add_note(data, text, "if they are, name them in `classes`")
+    return None
+
+
+def _class_splits(query: Query, data: Path, splits: Mapping[str, Path]) -> Layout:
+    def list_files(folder: Path) -> list[Path]:
+        return [file for name in query.sources for file in list_all_pictures(folder / name, nested=True)]
+
+    return _in_splits(query, data, splits, partial(_read_classes, query), list_files)
+
+
+def _read_classes(query: Query, folder: Path) -> list[LabelledPicture]:
+    """The pictures of a folder of classes, in natural order of their names whatever their class."""
+    note_unread(folder, tuple(query.sources), f"if they are classes of query {query.id}, name them in `classes`")
+    found: list[tuple[Path, LabelledPicture]] = []
+    for name, label in query.sources.items():
+        files = list_all_pictures(folder / name, nested=True)
+        if not files:
+            hint = "add frames of it, or take it out of `classes`"
+            raise InputError(folder / name, f"no frames of class '{name}' (query {query.id})", hint, "data")
+        found += [(file.relative_to(folder / name), LabelledPicture(file, label)) for file in files]
+    return [picture for _, picture in sorted(found, key=lambda item: natural_key(item[0]))]
+
+
+# Tables
+
+
+def _find_table(query: Query, data: Path) -> Layout | None:
+    """The table that `data` is, or the first one with a path and a label in its folder."""
+    for path in [data] if data.is_file() else sorted(data.glob(f"*{TABLE_SUFFIX}")):
+        header, rows = _read_table(path)
+        places = {name: next((at for at, one in enumerate(header) if one in COLUMNS[name]), None) for name in COLUMNS}
+        if places["path"] is not None and places["label"] is not None:
+            if others := [name for at, name in enumerate(header) if at not in places.values() and name]:
+                add_note(path, f"its columns {join_names(others, 3)} are not read")
+            return _table_layout(query, path, [_Row(*(_cell(row, at) for at in places.values())) for row in rows])
+        if data.is_file():
+            raise InputError(path, f"has the columns {join_names(header, 6)}", TABLE_HINT, "data")
+    return None
+
+
+class _Row(NamedTuple):
+    path: str
+    label: str
+    split: str
+    unit: str
+
+
+def _cell(row: Sequence[str], at: int | None) -> str:
+    return "" if at is None or at >= len(row) else row[at].strip()
+
+
+def _read_table(path: Path) -> tuple[list[str], list[list[str]]]:
+    """The names of the columns and the rows of a CSV file; its separator is a comma, semicolon or tab."""
+    try:
+        text = read_bounded(path, MAX_TABLE_BYTES, TABLE_HINT).decode("utf-8-sig")
+        first = text.partition("\n")[0]
+        header, *rows = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count), strict=True)
+    except (UnicodeDecodeError, csv.Error, ValueError) as error:
+        raise InputError(path, f"is no CSV file in UTF-8 ({error or 'empty'})", TABLE_HINT, "data") from error
+    return [name.strip().lower() for name in header], [row for row in rows if any(row)]
+
+
+def _table_layout(query: Query, path: Path, rows: Sequence[_Row]) -> Layout:
+    names = {name: split for split, names in SPLIT_NAMES.items() for name in names}
+    given = {row.split for row in rows}
+    if given <= {""}:
+        return _without_splits(query, path, lambda: [picture for _, picture in _read_rows(query, path, rows)])
+    if unknown := sorted(split for split in given if split.lower() not in names):
+        problem = f"has rows of the split '{unknown[0]}'" if unknown[0] else "has rows without a split"
+        raise InputError(path, problem, f"write one of {join_names(SPLITS)}", "data")
+
+    def read_split(name: str) -> list[LabelledPicture]:
+        return [one for row, one in _read_rows(query, path, rows) if names[row.split.lower()] == name]
+
+    return Layout(path, read_split, lambda name: [picture.path for picture in read_split(name)])
+
+
+def _read_rows(query: Query, path: Path, rows: Sequence[_Row]) -> list[tuple[_Row, LabelledPicture]]:
+    """The pictures of the query's classes, each with its row, in natural order of their paths."""
+    if left_out := Counter(row.label or "without a label" for row in rows if row.label not in query.sources):
+        text = f"{left_out.total()} of {len(rows)} rows are left out: {join_names(list(left_out), 5)}"
+        add_note(path, text, f"if these are classes of query {query.id}, name them in `classes`")
+    found: dict[Path, tuple[_Row, LabelledPicture]] = {}
+    missing, twice = [], 0
+    for row in (row for row in rows if row.label in query.sources):
+        given = path.parent / row.path.replace("\\", "/")
+        files = (given, *(Path(f"{given}{suffix}") for suffix in sorted(SUFFIXES)))
+        if (file := next((one for one in files if one.is_file()), None)) is None:
+            missing.append(row.path)
+            continue
+        twice += file in found
+        first, _ = found.setdefault(file, (row, LabelledPicture(file, query.sources[row.label], unit=row.unit)))
+        if (query.sources[first.label], first.split) != (query.sources[row.label], row.split):
+            raise InputError(path, f"has two rows that differ for {row.path}", "keep one row a picture", "data")
+    if missing:
+        problem = f"{len(missing)} of {len(rows)} pictures are not there: {join_names(missing, 3)}"
+        raise InputError(path, problem, "paths are relative to the table's folder; put them there", "data")
+    if twice:
+        add_note(path, f"{twice} rows repeat others and are left out")
+    return sorted(found.values(), key=lambda item: natural_key(item[1].path))
+
+
+# Boxes
+
+
+def _find_boxes(query: Query, data: Path) -> Layout | None:
+    if data.suffix.lower() == TABLE_SUFFIX:
+        raise InputError(data, f"holds no boxes (query {query.id} detects)", "give COCO or YOLO's text files", "data")
+    splits = find_splits(data)
+    if any(find_coco(path) for path in splits.values()):
+        return _in_splits(query, data, splits, partial(_read_coco, query), _list_coco)
+    if yolo := find_yolo(data):
+        named = {split: yolo.list_files(names) for split, names in SPLIT_NAMES.items()}
+
+        def read_split(name: str) -> list[LabelledPicture]:
+            if not named[name]:
+                raise InputError(yolo.path, f"the split '{name}' is missing (query {query.id})", "add it", "data")
+            return yolo.read(named[name], query.sources, query.id)
+
+        if any(named.values()):
+            return Layout(yolo.path, read_split, lambda name: named[name])
+        return _without_splits(query, yolo.path, lambda: yolo.read(yolo.list_files(()), query.sources, query.id))
+    if splits:
+        return _in_splits(query, data, splits, partial(_read_coco, query), _list_coco)
+    if coco := find_coco(data):
+        return _without_splits(query, data, lambda: read_coco(*coco, query.sources, query.id))
+    return None
+
+
+def _read_coco(query: Query, folder: Path) -> list[LabelledPicture]:
+    path, pictures = find_coco(folder) or (folder / "annotations.json", folder / "images")
+    if pictures != folder and path.parent == folder:
+        note_unread(folder, ("images", path.name), f"put pictures in images, boxes in {path.name}")
+    return read_coco(path, pictures, query.sources, query.id)
+
+
+def _list_coco(folder: Path) -> list[Path]:
+    found = find_coco(folder)
+    return list_pictures(found[1]) if found else []
+
+
+# Without splits
+
+
+def _without_splits(query: Query, where: Path, read: Callable[[], list[LabelledPicture]]) -> Layout:
+    """A layout whose pictures are cut 60 / 20 / 20: the clips of each class in order, or its pictures in order."""
+
+    @cache
+    def cut() -> dict[str, list[LabelledPicture]]:
+        pictures = read()
+        kinds = _cut(pictures)
+        parts = {split: [one for one, kind in zip(pictures, kinds, strict=True) if kind == split] for split in SPLITS}
+        sizes = " / ".join(str(len(part)) for part in parts.values())
+        add_note(where, f"has no splits: its {len(pictures)} pictures are cut in order into {sizes} (query {query.id})",
+                 "give train, val and test, disjoint in time")  # fmt: skip
+        return parts
+
+    return Layout(where, lambda name: cut()[name], lambda name: [picture.path for picture in cut()[name]])
+
+
+def _cut(pictures: Sequence[LabelledPicture]) -> list[str]:
+    """The split of each picture: the last fifth of the clips of each class is test, the fifth before it val.
+
+    A class of fewer than three clips is cut within them. Classes that share a clip are cut together.
+    """
+    clips = [one.unit or (match[1] if (match := UNIT_AND_TIME.match(one.path.stem)) else "") for one in pictures]
+    kinds = [one.label if isinstance(one.label, str) else "" for one in pictures]
+    labels_of_clip: dict[str, set[str]] = defaultdict(set)
+    for clip, kind in zip(clips, kinds, strict=True):
+        labels_of_clip[clip].add(kind)
+    if any(len(labels) > 1 for clip, labels in labels_of_clip.items() if clip):
+        kinds = [""] * len(pictures)
+    members: dict[str, list[int]] = defaultdict(list)
+    for at, kind in enumerate(kinds):
+        members[kind].append(at)
+    found = [""] * len(pictures)
+    for own in members.values():
+        named = {clips[at] for at in own if clips[at]}
+        whole = len(named) >= MIN_GROUPS and all(clips[at] for at in own)
+        groups = list(dict.fromkeys(clips[at] if whole else at for at in own))
+        few = max(1, round(LAST_PARTS * len(groups)))
+        bounds = [len(groups) - 2 * few, len(groups) - few]
+        places = {group: SPLITS[bisect_right(bounds, place)] for place, group in enumerate(groups)}
+        for at in own:
+            found[at] = places[clips[at] if whole else at]
+    return found
