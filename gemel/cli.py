@@ -106,8 +106,10 @@ def _check_current_folder() -> None:
 
 
 def _print_note(note: str) -> None:
-    """A command that writes a log has it there."""
-    if not any(isinstance(handler, LogHandler) for handler in logging.getLogger().handlers):
+    """A command that writes a log has it there; of torchrun's processes the first prints."""
+    if os.environ.get("RANK", "0") == "0" and not any(
+        isinstance(handler, LogHandler) for handler in logging.getLogger().handlers
+    ):
         _print(f"note: {note}", sys.stderr)
 
 

@@ -33,7 +33,8 @@ from models.evaluation import EvidenceConfig
 from models.workload import Workload, load_workload
 from models.zoo import build_query
 
-LOSS_APART, MIN_BUSY = 1e-3, 0.7
+LOSS_APART, GRADIENT_APART, MIN_BUSY = 1e-3, 1e-2, 0.7
+"""Bounds of relative differences in the first step; later ones amplify rounding, since AdamW divides by its size."""
 CLASSES = ("left", "right")
 
 
@@ -42,10 +43,13 @@ def merge(setting: Setting, found: Found) -> None:
     model, size, frames = (FEW[0], SMALL_SIZE, 16) if setting.small else (FAMILIES[0], SIZE, 512)
     workload = square_workload(setting.folder / "merge", model, size, frames)
     sets = {one.id: TrainingSet(one, PreparedFrames(one, load_split(one, "train")).load()) for one in workload.queries}
-    some = min(frames, 32)
-    losses = [_loss(workload, sets, torch.device(kind), some) for kind in ("cpu", setting.device.type)]
-    found.note("loss_cpu", losses[0])
-    found.at_most("loss_apart", abs(losses[0] - losses[1]) / abs(losses[0]), LOSS_APART)
+    one_step = Recipe(epochs=1, frames_per_epoch=min(frames, 16))
+    on_cpu, there = (
+        _first_step(_training(workload, sets, torch.device(kind), one_step, "fp32"))
+        for kind in ("cpu", setting.device.type)
+    )
+    found.note("loss_cpu", on_cpu[0])
+    _compare(found, "", on_cpu, there)
     recipe, precision = Recipe(epochs=3, frames_per_epoch=frames), "bf16" if setting.on_gpu else "fp32"
     training = _training(workload, sets, setting.device, recipe, precision)
     training.epoch()
@@ -68,24 +72,24 @@ def lay_out(setting: Setting, found: Found) -> None:
     workload = square_workload(setting.folder / "layout", model, size, frames)
     sets = {one.id: TrainingSet(one, PreparedFrames(one, load_split(one, "train")).load()) for one in workload.queries}
     recipe = Recipe(epochs=1, frames_per_epoch=frames)
-    elsewhere = _loss(workload, sets, setting.device, frames)
+    elsewhere = _first_step(_training(workload, sets, setting.device, recipe, "fp32"))
     kept = [data.prepared.keep_on(setting.device) for data in sets.values()]
     found.holds("frames_kept_on_device", all(kept))
     found.holds("batches_from_device", next(iter(sets.values())).prepared.batch([0]).device.type == setting.device.type)
-    plain, again = (
-        _peak(
-            setting, partial(_training, workload, sets, setting.device, replace(recipe, checkpointing=wanted), "fp32")
-        )
+    begins = [
+        partial(_training, workload, sets, setting.device, replace(recipe, checkpointing=wanted), "fp32")
         for wanted in (False, True)
-    )
-    found.at_most("loss_with_frames_there_apart", abs(plain[0] - elsewhere) / abs(elsewhere), LOSS_APART)
-    found.at_most("loss_computed_again_apart", abs(again[0] - plain[0]) / abs(plain[0]), LOSS_APART)
-    found.note("peak_bytes", [plain[1], again[1]])
+    ]
+    plain, again = (_first_step(begin()) for begin in begins)
+    _compare(found, "with_frames_there_", elsewhere, plain)
+    _compare(found, "computed_again_", plain, again)
+    peaks = [_peak_bytes(setting, begin) for begin in begins]
+    found.note("peak_bytes", peaks)
     if setting.on_gpu:
-        found.holds("less_is_kept", again[1] < plain[1])
+        found.holds("less_is_kept", peaks[1] < peaks[0])
         found.at_most("waits_in_a_step", _waits(_training(workload, sets, setting.device, recipe, "fp32")), 1)
     memory = MemoryPlan()
-    with _limit_memory(setting, (plain[1] + again[1]) // 2):
+    with _limit_memory(setting, sum(peaks) // 2):
         training = _training(workload, sets, setting.device, recipe, "fp32", memory)
         training.epoch()
     chosen = memory.config(recipe)
@@ -112,14 +116,33 @@ def whole(setting: Setting, found: Found) -> None:
         found.holds(f"{method}_gives_a_bundle", not verify_bundle(out))
 
 
-def _peak(setting: Setting, begin: Callable[[], Training]) -> tuple[float, int]:
-    """The loss of an epoch, and on a GPU the most memory that was in use."""
+def _peak_bytes(setting: Setting, begin: Callable[[], Training]) -> int:
+    """The most memory of a GPU that was in use during an epoch."""
     training = begin()
-    if setting.on_gpu:
-        torch.cuda.reset_peak_memory_stats(setting.device)
-    with disable_tf32():
-        loss = training.epoch()
-    return loss, torch.cuda.max_memory_allocated(setting.device) if setting.on_gpu else 0
+    if not setting.on_gpu:
+        training.epoch()
+        return 0
+    torch.cuda.reset_peak_memory_stats(setting.device)
+    training.epoch()
+    return torch.cuda.max_memory_allocated(setting.device)
+
+
+def _first_step(training: Training) -> tuple[float, torch.Tensor]:
+    """Loss and gradient of the first step, computed exactly and by the same algorithms each time."""
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
+    try:
+        with disable_tf32():
+            training._compute_gradients()
+    finally:
+        torch.backends.cudnn.deterministic = before
+    gradients = [p.grad.flatten().cpu() for p in training._parameters if p.grad is not None]
+    return training.loss, torch.cat(gradients)
+
+
+def _compare(found: Found, name: str, one: tuple[float, torch.Tensor], other: tuple[float, torch.Tensor]) -> None:
+    found.at_most(f"loss_{name}apart", abs(one[0] - other[0]) / abs(one[0]), LOSS_APART)
+    found.at_most(f"gradient_{name}apart", float((one[1] - other[1]).norm() / one[1].norm()), GRADIENT_APART)
 
 
 @contextmanager
@@ -163,11 +186,6 @@ def _busy_s(training: Training) -> float:
         torch.cuda.synchronize()
     there = [one for one in traced.key_averages() if one.device_type == DeviceType.CUDA and not one.is_user_annotation]
     return sum(one.self_device_time_total for one in there) / 1e6
-
-
-@disable_tf32()
-def _loss(workload: Workload, sets: dict[str, TrainingSet], device: torch.device, frames: int) -> float:
-    return _training(workload, sets, device, Recipe(epochs=1, frames_per_epoch=frames), "fp32").epoch()
 
 
 def _training(
