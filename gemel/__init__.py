@@ -4,6 +4,7 @@
 | --- | --- |
 | `open_bundle(path, factories=())` | a bundle; its `.build(query)` is a plain `torch.nn.Module` with `.preprocess` |
 | `export(bundle, query, out)` | one query's model as an ONNX file |
+| `export_folder(bundle, out)` | all of them, beside one file of weights that they share |
 | `verify(bundle, factories=())` | every problem of a bundle, one line each |
 | `load_workload(path)` | a workload file as a `Workload` of `Query` values |
 | `inspect(workload)` | models, bytes, groups and the layer-sharing bound |
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         compare_reports,
         evaluate,
         export,
+        export_folder,
         inspect,
         merge,
         open_bundle,
@@ -68,6 +70,7 @@ __all__ = [
     "compare_reports",
     "evaluate",
     "export",
+    "export_folder",
     "inspect",
     "load_workload",
     "merge",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from merger import MergeOptions, MergeReport, TrainOptions, TrainResult
     from models.bundle import Bundle
     from models.export import Batch, ExportedModel
+    from models.export_folder import ExportedFolder
     from models.workload import Workload
 
 
@@ -49,6 +50,15 @@ def export(
 
     opened = open_bundle(bundle, factories) if isinstance(bundle, str | Path) else bundle
     return export_query(opened, query, out, batch)
+
+
+def export_folder(
+    bundle: str | Path | Bundle, out: str | Path, batch: Batch | None = None, factories: Collection[str] = ()
+) -> ExportedFolder:
+    """Write every query's merged model as ONNX beside one file of weights that they share (models.export_folder)."""
+    from models.export_folder import export_folder
+
+    return export_folder(open_bundle(bundle, factories) if isinstance(bundle, str | Path) else bundle, out, batch)
 
 
 def verify(bundle: str | Path, factories: Collection[str] = ()) -> list[str]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -36,6 +36,9 @@ from gemel.conditions import (
 from gemel.process import ExitCode, LogHandler, SignalHandlers, exit_at_once
 from gemel.text import duration, number, percent, size, table
 from models.errors import BundleError, InputError, one_line
+
+if TYPE_CHECKING:
+    from models.export import ExportedModel
 
 METHODS = (
     "top-down", "gemel", "earliest", "latest", "random", "one-model", "mainstream", "ceiling", "joint", "none",
@@ -369,25 +372,33 @@ def verify_bundle(
 
 
 @command(bundle_group, "export")
-def export_query(
+def export_queries(
     bundle: BundlePath,
-    query: Annotated[str, Option("--query", metavar="ID", help="The query to export.")],
-    out: OutFile,
+    out: Annotated[str, _file("-o --out", "The folder to write; with --query, the file.")],
+    query: Annotated[str | None, Option("--query", metavar="ID", help="Export this query alone, as one file.")] = None,
     batch: Annotated[
         Any, Option("--batch", parser=_parse_batch, metavar="N|dynamic", show_default=False,
                     help="Frames at once (default dynamic; 1 for two-stage detectors).")
     ] = None,
     factory: Factories = [],  # noqa: B006
 ) -> CommandResult:  # fmt: skip
-    """Write one query's model as an ONNX file."""
+    """Write the queries' models as ONNX files, ID.onnx each, beside one weights.bin that they share."""
     from gemel import api
 
-    written = api.export(bundle, query, out, batch, factory)
-    frames, *outputs = (
-        f"{name} ({', '.join(map(str, shape))})" for name, shape in (*written.inputs.items(), *written.outputs.items())
+    if query is not None:
+        written = api.export(bundle, query, out, batch, factory)
+        return CommandResult({"query": query, **written.to_json()}, _exported_text(written))
+    folder = api.export_folder(bundle, out, batch, factory)
+    weights = f"{folder.path / 'weights.bin'}: {size(folder.weights_bytes)}"
+    return CommandResult(folder.to_json(), "\n".join([*map(_exported_text, folder.files.values()), weights]))
+
+
+def _exported_text(written: ExportedModel) -> str:
+    inputs, outputs = (
+        ", ".join(f"{name} ({', '.join(map(str, shape))})" for name, shape in values.items())
+        for values in (written.inputs, written.outputs)
     )
-    text = f"{written.path}: {size(written.nbytes)}, opset {written.opset}; {frames} -> {', '.join(outputs)}"
-    return CommandResult({"query": query, **written.to_json()}, text)
+    return one_line(f"{written.path}: {size(written.nbytes)}, opset {written.opset}; {inputs} -> {outputs}")
 
 
 @command(bundle_group, "diff")

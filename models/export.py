@@ -19,6 +19,7 @@ from models.detector import Detector, OneStage
 from models.errors import InputError, join_names
 from models.io import check_apart, check_output, open_atomic
 from models.notes import add_note
+from models.preprocess import Size, height_width
 from models.process import quiet
 from models.tasks import MIN_SCORE
 
@@ -40,13 +41,15 @@ SCALE = ".scale"
 Batch = int | Literal["dynamic"]
 Shape = tuple[int | str, ...]
 _PREFIX = "network."
+OWN = "gemel."
+"""Begins the metadata keys that this project writes."""
 
 
 @dataclass(frozen=True)
 class ExportedModel:
     """A written file: input and outputs by name with their shapes; an axis of any size has a name instead.
 
-    `metadata` are its metadata_props, JSON by name.
+    `metadata` are its metadata_props; those of this project are JSON.
     """
 
     path: Path
@@ -60,16 +63,17 @@ class ExportedModel:
     def to_json(self) -> dict[str, Any]:
         """The value as `gemel bundle export --json` prints it."""
         inputs, outputs = ({name: list(shape) for name, shape in one.items()} for one in (self.inputs, self.outputs))
+        metadata = {key: json.loads(text) if key.startswith(OWN) else text for key, text in self.metadata.items()}
         return {
             "file": str(self.path), "opset": self.opset, "batch": self.batch, "inputs": inputs, "outputs": outputs,
-            "bytes": self.nbytes, "metadata": {key: json.loads(text) for key, text in self.metadata.items()},
+            "bytes": self.nbytes, "metadata": metadata,
         }  # fmt: skip
 
 
 def export_onnx(
     module: nn.Module,
     path: str | Path,
-    input_size: int,
+    input_size: int | Size,
     batch: Batch | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> ExportedModel:
@@ -84,19 +88,9 @@ def export_onnx(
     Raises InputError when the path cannot be written, the model is too large for one file or cannot be exported.
     """
     path = check_output(path)
-    batch = _batch_of(module, batch, path)
-    nbytes = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
-    if nbytes > MAX_FILE_BYTES:
-        raise InputError(path, f"{nbytes} bytes of weights do not fit one ONNX file", "it can hold 2 GiB")
-    model = _trace(module, path, input_size, batch)
-    _tidy(model)
+    model = trace_graph(module, path, input_size, batch)
     model.metadata_props.update(metadata or {})
-    proto = _check_graph(model, path)
-    data = proto.SerializeToString()
-    with open_atomic(path) as file:
-        file.write(data)
-    inputs, outputs = _shapes(proto.graph.input), _shapes(proto.graph.output)
-    return ExportedModel(path, OPSET, batch, inputs, outputs, len(data), dict(metadata or {}))
+    return _write_file(model, path)
 
 
 def export_query(bundle: Bundle, query_id: str, path: str | Path, batch: Batch | None = None) -> ExportedModel:
@@ -105,15 +99,50 @@ def export_query(bundle: Bundle, query_id: str, path: str | Path, batch: Batch |
     Raises InputError for an unknown query and as `export_onnx` does.
     """
     check_apart([("--out", path)], [("the bundle", bundle.path)])
-    check_output(path)
+    path = check_output(path)
+    return _write_file(query_graph(bundle, query_id, batch), path)
+
+
+def query_graph(bundle: Bundle, query_id: str, batch: Batch | None = None) -> onnx_ir.Model:
+    """The network of a query with its tensors, in float32, and its metadata."""
     query = bundle.query(query_id)
     module = bundle.build(query_id)
     if query.stored:
         dtypes = join_names(sorted({one.dtype for one in query.stored.values()}))
-        add_note(
-            path, f"{len(query.stored)} weights stored in {dtypes} are written in float32", "the bundle is smaller"
-        )
-    return export_onnx(module, path, query.input_size, batch, metadata_of(query, module, bundle.digest))
+        problem = f"query {query_id}: {len(query.stored)} weights stored in {dtypes} are written in float32"
+        add_note(bundle.path, problem, "the bundle is smaller")
+    model = trace_graph(module, bundle.path, query.input_size, batch)
+    model.metadata_props.update(metadata_of(query, module, bundle.digest))
+    return model
+
+
+def trace_graph(module: nn.Module, path: Path, input_size: int | Size, batch: Batch | None = None) -> onnx_ir.Model:
+    """A module as a graph whose initialisers have their state_dict keys."""
+    model = _trace(module, path, input_size, _batch_of(module, batch, path))
+    _tidy(model)
+    return model
+
+
+def _write_file(model: onnx_ir.Model, path: Path) -> ExportedModel:
+    """Write a graph with its weights as one file."""
+    nbytes = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
+    if nbytes > MAX_FILE_BYTES:
+        hint = "it can hold 2 GiB; `gemel bundle export BUNDLE -o DIR` has no such limit"
+        raise InputError(path, f"{nbytes} bytes of weights do not fit one ONNX file", hint)
+    proto = _sound_proto(model, path)
+    data = proto.SerializeToString()
+    with open_atomic(path) as file:
+        file.write(data)
+    return describe_file(path, proto, len(data))
+
+
+def describe_file(path: Path, proto: onnx.ModelProto, nbytes: int) -> ExportedModel:
+    """What a written file takes and gives."""
+    inputs, outputs = _shapes(proto.graph.input), _shapes(proto.graph.output)
+    first = next(iter(inputs.values()))[0]
+    metadata = {one.key: one.value for one in proto.metadata_props}
+    opset = next(one.version for one in proto.opset_import if not one.domain)
+    return ExportedModel(path, opset, first if isinstance(first, int) else DYNAMIC, inputs, outputs, nbytes, metadata)
 
 
 def metadata_of(query: BundleQuery, module: nn.Module, digest: str) -> dict[str, str]:
@@ -134,11 +163,11 @@ def metadata_of(query: BundleQuery, module: nn.Module, digest: str) -> dict[str,
             "threshold": query.threshold,
             "least_score": max(query.min_score or query.threshold or 0.0, MIN_SCORE),
         }
-    return {f"gemel.{key}": json.dumps(value) for key, value in values.items()}
+    return {f"{OWN}{key}": json.dumps(value) for key, value in values.items()}
 
 
 def graph_without_weights(
-    module: nn.Module, input_size: int, batch: Batch | None = None, stored: Mapping[str, str] | None = None
+    module: nn.Module, input_size: int | Size, batch: Batch | None = None, stored: Mapping[str, str] | None = None
 ) -> bytes:
     """A model as `export_onnx` would write it, but with every tensor of its state dict an input of the graph.
 
@@ -147,12 +176,11 @@ def graph_without_weights(
     `export_onnx` does.
     """
     where = Path(type(module).__name__)
-    model = _trace(module, where, input_size, _batch_of(module, batch, where))
-    _tidy(model)
+    model = trace_graph(module, where, input_size, batch)
     state = module.state_dict().keys()
     for value in [value for key, value in model.graph.initializers.items() if key in state]:
         _make_input(model.graph, value, (stored or {}).get(str(value.name)))
-    return _check_graph(model, where).SerializeToString()
+    return _sound_proto(model, where).SerializeToString()
 
 
 def _make_input(graph: onnx_ir.Graph, value: onnx_ir.Value, width: str | None) -> None:
@@ -249,10 +277,10 @@ def _output_names(module: nn.Module) -> list[str]:
     return ["boxes", "scores", "labels"] if isinstance(module, Detector) else ["logits"]
 
 
-def _trace(module: nn.Module, path: Path, input_size: int, batch: Batch) -> onnx_ir.Model:
+def _trace(module: nn.Module, path: Path, input_size: int | Size, batch: Batch) -> onnx_ir.Model:
     """The network as torch's exporter translates it, without its optimiser, which folds norms into convolutions."""
     # An example of one frame would make 1 a constant of the network.
-    frames = torch.zeros(2 if batch == DYNAMIC else batch, 3, input_size, input_size)
+    frames = torch.zeros(2 if batch == DYNAMIC else batch, 3, *height_width(input_size))
     shapes = ({0: torch.export.Dim(BATCH_AXIS, min=1)},) if batch == DYNAMIC else None
     was_training = module.training
     network = _Exported(module).eval()
@@ -301,16 +329,22 @@ def _tidy(model: onnx_ir.Model) -> None:
         value.name = (value.name or "").removeprefix(_PREFIX)
 
 
-def _check_graph(model: onnx_ir.Model, path: Path) -> onnx.ModelProto:
+def check_graph(model: onnx.ModelProto | Path, path: Path) -> None:
+    """Raise InputError for `path` unless a graph, or a file that refers to its weights, is sound ONNX."""
     import onnx
-    import onnx_ir
 
-    proto = onnx_ir.to_proto(model)
     try:
-        onnx.checker.check_model(proto, full_check=True)
+        onnx.checker.check_model(str(model) if isinstance(model, Path) else model, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         fault = f"the exported model is not sound: {' '.join(str(error).split())[:200]}"
         raise InputError(path, fault, "report it, with the model") from error
+
+
+def _sound_proto(model: onnx_ir.Model, path: Path) -> onnx.ModelProto:
+    import onnx_ir
+
+    proto = onnx_ir.to_proto(model)
+    check_graph(proto, path)
     return proto
 
 

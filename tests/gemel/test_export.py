@@ -10,6 +10,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -18,13 +19,23 @@ from torch import nn
 from gemel.cli import main
 from models import zoo
 from models.bundle import BundleQuery, Made, open_bundle, write_bundle
+from models.detector import Detector
+from models.errors import InputError
 from models.export import metadata_of
+from models.export_folder import export_folder
 from models.predictions import DetectionPrediction
 from models.tasks import task_of
 
 SIDE = 64
 MIN_SCORE = 0.73
 MODELS = {"gate": ("mobilenet_v3_small", ("busy", "empty")), "bridge": ("ssd_resnet18", ("bus", "car", "truck"))}
+
+
+def record_of(query: str, model: str, classes: tuple[str, ...], side: int, task: Any = "classification") -> BundleQuery:
+    return BundleQuery(
+        id=query, camera=query, task=task, classes=classes, model=model, model_args={}, input_size=side,
+        preprocess=zoo.zoo_preprocess(model, side), fps=5.0, sla_ms=100.0, accuracy_target=0.9, threshold=MIN_SCORE,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +51,7 @@ def bundle(tmp_path_factory) -> Path:
                 part.momentum = None
         model.train()(torch.randn(8, 3, SIDE, SIDE))
         models[query_id] = model.eval()
-        queries.append(BundleQuery(
-            id=query_id, camera=query_id, task=task, classes=classes, model=name, model_args={}, input_size=SIDE,
-            preprocess=zoo.zoo_preprocess(name, SIDE), fps=5.0, sla_ms=100.0, accuracy_target=0.9, threshold=MIN_SCORE,
-        ))  # fmt: skip
+        queries.append(record_of(query_id, name, classes, SIDE, task))
     head: Any = models["bridge"].get_submodule("head.classification_head")
     for part in head.modules():
         if isinstance(part, nn.Conv2d):
@@ -74,6 +82,58 @@ def test_an_exported_query_answers_as_the_bundle_does(bundle, tmp_path, capsys):
         "gemel.preprocess": opened.query("gate").preprocess.to_json(), "gemel.roi": None,
     }  # fmt: skip
     assert said["metadata"] == about
+
+
+@pytest.fixture(scope="module")
+def folder(bundle, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("exported") / "onnx"
+    assert main(["bundle", "export", str(bundle), "-o", str(out)]) == 0
+    return out
+
+
+@pytest.mark.parametrize("query", sorted(MODELS))
+def test_every_query_of_an_exported_folder_answers_as_the_bundle(bundle, folder, query):
+    session = onnxruntime.InferenceSession(str(folder / f"{query}.onnx"), providers=["CPUExecutionProvider"])
+    frames = torch.randn(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
+    found = session.run(None, {"frames": frames.numpy()})
+    model = open_bundle(bundle).build(query)
+    wanted = model.export_outputs(frames) if isinstance(model, Detector) else (model(frames),)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(torch.from_numpy(one), other, atol=1e-4, rtol=1e-4)
+
+
+def test_an_exported_folder_stores_equal_tensors_at_one_offset(tmp_path):
+    model = zoo.build("cifar_resnet20", ("car", "bus"), {}, 32)
+    records = [record_of(query, "cifar_resnet20", ("car", "bus"), 32) for query in ("east", "west")]
+    write_bundle(tmp_path / "box", {"east": model, "west": model}, records, Made("box", "none", 0))
+    written = export_folder(open_bundle(tmp_path / "box"), tmp_path / "onnx")
+    assert sorted(path.name for path in (tmp_path / "onnx").iterdir()) == ["east.onnx", "weights.bin", "west.onnx"]
+    kept = sum(tensor.nbytes for tensor in model.state_dict().values() if tensor.nbytes >= 1024)
+    assert kept <= written.weights_bytes <= 1.05 * kept
+    assert written.weights_bytes == (tmp_path / "onnx" / "weights.bin").stat().st_size
+    places = [external_places(tmp_path / "onnx" / f"{query}.onnx") for query in ("east", "west")]
+    assert places[0] == places[1] and len(places[0]) > 15
+
+
+def external_places(path: Path) -> dict[str, dict[str, str]]:
+    """Where the tensors of a file lie, by name."""
+    graph = onnx.load(path, load_external_data=False).graph
+    external = [one for one in graph.initializer if one.data_location == onnx.TensorProto.EXTERNAL]
+    return {one.name: {entry.key: entry.value for entry in one.external_data} for one in external}
+
+
+def test_a_folder_that_holds_something_is_left_alone(bundle, folder, capsys):
+    before = sorted(path.name for path in folder.iterdir())
+    assert main(["bundle", "export", str(bundle), "-o", str(folder)]) == 2
+    assert "is not empty; name a new folder" in capsys.readouterr().err
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_an_export_that_fails_leaves_nothing(bundle, tmp_path, monkeypatch):
+    monkeypatch.setattr("models.export_folder.check_graph", lambda *_: (_ for _ in ()).throw(InputError("a", "b", "c")))
+    with pytest.raises(InputError):
+        export_folder(open_bundle(bundle), tmp_path / "onnx")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("min_score", "threshold", "least"), [(0.0, None, 0.01), (0.0, 0.4, 0.4), (0.3, 0.4, 0.3)])

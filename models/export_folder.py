@@ -1,0 +1,117 @@
+"""Writes all queries of a bundle as ONNX files beside ONE file of weights, in which equal tensors have one offset.
+
+Whatever loads ONNX files with external data loads these; processes and sessions that map the file share its pages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from models.errors import InputError
+from models.export import Batch, ExportedModel, check_graph, describe_file, query_graph
+from models.io import check_apart, check_output, describe_problem
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+    from models.bundle import Bundle
+
+WEIGHTS = "weights.bin"
+LEAST_BYTES = 1024
+"""Smaller tensors lie in the ONNX files themselves, where readers look for shapes and other constants."""
+PAGE_BYTES, LINE_BYTES, LARGE_BYTES = 4096, 64, 65_536
+"""Large tensors begin at a page, as readers that map them ask for; others at a cache line."""
+
+
+@dataclass(frozen=True)
+class ExportedFolder:
+    """A written folder: the file of each query, and the bytes of the weights that they share."""
+
+    path: Path
+    files: dict[str, ExportedModel]
+    weights_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The value as `gemel bundle export --json` prints it."""
+        return {
+            "folder": str(self.path),
+            "weights": {"file": str(self.path / WEIGHTS), "bytes": self.weights_bytes},
+            "queries": [{"query": query, **file.to_json()} for query, file in self.files.items()],
+        }
+
+
+def export_folder(bundle: Bundle, folder: str | Path, batch: Batch | None = None) -> ExportedFolder:
+    """Write `ID.onnx` for each query of a bundle, and `weights.bin`, into a new or empty folder; whole or not at all.
+
+    Raises InputError where the folder holds something or cannot be written, and for a model that cannot be exported.
+    """
+    folder = Path(folder)
+    check_apart([("--out", folder)], [("the bundle", bundle.path)])
+    if folder.is_dir() and not folder.is_symlink():
+        if any(folder.iterdir()):
+            raise InputError(folder, "is not empty", "name a new folder")
+        check_output(folder / WEIGHTS)
+    else:
+        check_output(folder)
+    with describe_problem(folder):
+        made = folder.with_name(f".{secrets.token_hex(8)}.tmp")
+        made.mkdir()
+        try:
+            with open(made / WEIGHTS, "wb") as file:
+                weights = _Weights(made, file)
+                graphs = {query.id: weights.move(query_graph(bundle, query.id, batch)) for query in bundle.queries}
+                file.flush()
+                os.fsync(file.fileno())
+            files = {query: _write_graph(graph, made / f"{query}.onnx", folder) for query, graph in graphs.items()}
+            os.replace(made, folder)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    return ExportedFolder(folder, files, weights.nbytes)
+
+
+class _Weights:
+    """The file of weights in the making: the offset of each content."""
+
+    def __init__(self, folder: Path, file: BinaryIO) -> None:
+        self._folder, self._file, self.nbytes = folder, file, 0
+        self._offsets: dict[bytes, int] = {}
+
+    def move(self, model: onnx_ir.Model) -> onnx_ir.Model:
+        """Write the graph's tensors into the file, those that are not there yet, and refer to them."""
+        import onnx_ir as ir
+
+        for value in model.graph.initializers.values():
+            tensor = value.const_value
+            if tensor is not None and tensor.nbytes >= LEAST_BYTES:
+                offset = self._place(tensor.tobytes())
+                size, shape = tensor.nbytes, ir.Shape(tensor.shape)
+                value.const_value = ir.ExternalTensor(
+                    WEIGHTS, offset, size, tensor.dtype, shape=shape, name=value.name or "", base_dir=self._folder
+                )
+        return model
+
+    def _place(self, data: bytes) -> int:
+        digest = hashlib.sha256(data).digest()
+        if digest not in self._offsets:
+            alignment = PAGE_BYTES if len(data) >= LARGE_BYTES else LINE_BYTES
+            self._offsets[digest] = offset = -(-self.nbytes // alignment) * alignment
+            self._file.write(bytes(offset - self.nbytes))
+            self._file.write(data)
+            self.nbytes = offset + len(data)
+        return self._offsets[digest]
+
+
+def _write_graph(model: onnx_ir.Model, path: Path, folder: Path) -> ExportedModel:
+    import onnx_ir
+
+    proto = onnx_ir.to_proto(model)
+    data = proto.SerializeToString()
+    path.write_bytes(data)
+    check_graph(path, folder / path.name)
+    return describe_file(folder / path.name, proto, len(data))
