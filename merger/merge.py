@@ -38,7 +38,7 @@ from merger.outcomes import outcome_rows
 from merger.quantize import Quantized, max_flops, pack_models, quantizable_weights, quantize, tied_models
 from merger.training.step_config import HINT, MemoryPlan
 from models.bits import FP32
-from models.bundle import BundleQuery, Made, check_output, write_bundle
+from models.bundle import BundleQuery, Made, check_output, check_writable, write_bundle
 from models.device import disable_tf32, is_out_of_memory
 from models.errors import InputError
 from models.evaluation import Evidence
@@ -216,6 +216,8 @@ def _open_context(
     storage = [] if options.weights == FP32 else [QUANTIZING]
     ctx.stages.announce([READING, EVALUATING, SEARCHING, *storage, MEASURING, WRITING])
     ctx.open()
+    records = [BundleQuery.of(query) for query in workload.queries]
+    group.run_on_rank0(partial(check_writable, workload.path, ctx.originals, records))
     checkpoint.meter = ctx.flops
     ctx.memory = MemoryPlan(checkpoint.state(Step.MEMORY), progress, options.precision)
     ctx.trained = checkpoint.state(Step.TRAINED)

@@ -14,7 +14,7 @@ from models.bundle.manifest import (
 )
 from models.bundle.reader import Bundle, open_bundle
 from models.bundle.verify import list_unchecked, verify_bundle
-from models.bundle.writer import Made, write_bundle, write_substituted
+from models.bundle.writer import Made, check_writable, write_bundle, write_substituted
 from models.io import check_output
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "StoredTensor",
     "TrainingRecord",
     "check_output",
+    "check_writable",
     "list_unchecked",
     "open_bundle",
     "verify_bundle",

@@ -10,9 +10,11 @@ import numpy as np
 from models.bits import STORED_CODES, WIDE_CODE, max_code, stored_shape
 from models.bundle.format import ITEM_BYTES, Entry, Header
 from models.bundle.manifest import (
+    MAX_GRAPH_BYTES,
     BundleQuery,
     Manifest,
     count_bytes,
+    graph_names,
     original_bytes,
     shared_of,
     wide_code,
@@ -32,6 +34,7 @@ def manifest_problems(manifest: Manifest, header: Header) -> list[str]:
         for path, name in query.places().items()
         if name not in entries
     ]
+    missing += [f"the graph {name} is missing" for name in graph_names(manifest.queries) if name not in entries]
     return missing or list(_contradictions(manifest, entries))
 
 
@@ -41,6 +44,11 @@ def _contradictions(manifest: Manifest, entries: Mapping[str, Entry]) -> Iterato
         if original_bytes(query, entries) == 0:
             yield f"query {query.id}: its tensors hold nothing"
     used = {name for query in manifest.queries for name in query.places().values()}
+    for name in graph_names(manifest.queries):
+        entry = entries[name]
+        if entry.dtype != "U8" or len(entry.shape) != 1 or entry.nbytes > MAX_GRAPH_BYTES or name in used:
+            yield f"tensor {name} is no graph"
+        used.add(name)
     for name in entries.keys() - used:
         yield f"tensor {name} belongs to no query"
     shared = shared_of(manifest.queries)

@@ -23,12 +23,16 @@ if TYPE_CHECKING:
 
 FORMAT = 3
 MANIFEST_KEY = "gemel.manifest"
+GRAPH = "graph"
+"""The `model` of a query whose network the bundle itself holds."""
+MAX_GRAPH_BYTES = 64 << 20
 SCALE = "scale"
 
 Id = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 TensorName = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 ParameterPath = Annotated[str, Field(max_length=500, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:-]*$")]
 ModelName = Annotated[str, Field(max_length=300, pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*(:[A-Za-z_][A-Za-z0-9_]*)?$")]
+DecoderName = Annotated[str, Field(max_length=40, pattern=r"^[a-z0-9-]+$")]
 Count = Annotated[int, Field(ge=0, le=MAX_BYTES)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -87,7 +91,8 @@ class BundleQuery:
 
     `tensors` maps state_dict keys of the architecture to tensor names, layer by layer; `stored` maps those keys whose
     tensors are packed. `fps` None means the camera's own. `threshold` is the score threshold chosen on val
-    (detection); `trained` None means that no merge trained the model.
+    (detection); `trained` None means that no merge trained the model. With the model "graph", `graph` names the U8
+    tensor that holds the network as an ONNX document without weights, and `decoder` says what its outputs mean.
     """
 
     id: Id
@@ -109,6 +114,13 @@ class BundleQuery:
     priority: Priority = 1
     threshold: Fraction | None = None
     trained: TrainingRecord | None = None
+    graph: TensorName | None = None
+    decoder: DecoderName | None = None
+
+    @property
+    def network(self) -> tuple[str | None, ...]:
+        """What makes two queries' networks the same one, but for arguments, sizes and classes."""
+        return self.model, self.graph, self.decoder
 
     @classmethod
     def of(
@@ -124,11 +136,13 @@ class BundleQuery:
         query that a manifest cannot hold, so call it once before the work starts, too.
         """
         from models.zoo import preprocess_of
+        from models.zoo.user_models import is_model_file
 
         preprocess = preprocess_of(query)
         record = cls(
             id=query.id, camera=query.camera, task=query.task, classes=tuple(query.classes),  # type: ignore[arg-type]
-            model=query.model, model_args=dict(query.model_args), input_size=side_or_sides(preprocess.size),
+            model=GRAPH if is_model_file(query.model) else query.model,
+            model_args=dict(query.model_args), input_size=side_or_sides(preprocess.size),
             preprocess=preprocess, fps=query.fps, sla_ms=query.sla_ms,
             accuracy_target=query.accuracy_target, evidence=None if evidence is None else finite(evidence),
             roi=query.roi, min_score=query.min_score, priority=query.priority, threshold=threshold,
@@ -176,7 +190,7 @@ class Manifest:
         """The text under `gemel.manifest`; empty optional keys are left out."""
         document = dataclasses.asdict(self)
         for query in document["queries"]:
-            for key in ("stored", "trained"):
+            for key in ("stored", "trained", "graph", "decoder"):
                 if not query[key]:
                     del query[key]
             for packed in query.get("stored", {}).values():
@@ -210,6 +224,10 @@ def parse_manifest(text: str) -> Manifest:
     ids: set[str] = set()
     for index, query in enumerate(manifest.queries):
         _check_query(query, f"queries[{index}] ({query.id})")
+        if any((one is None) == (query.model == GRAPH) for one in (query.graph, query.decoder)):
+            raise ParseError(
+                f"queries[{index}].graph: model '{GRAPH}' has a graph and a decoder, and no other model has"
+            )
         if not query.tensors:
             raise ParseError(f"queries[{index}].tensors: none")
         if query.id in ids:
@@ -239,6 +257,11 @@ def _first_problem(error: ValidationError) -> str:
 
 _MANIFEST = TypeAdapter(Manifest)
 _QUERY = TypeAdapter(BundleQuery)
+
+
+def graph_names(queries: Iterable[BundleQuery]) -> tuple[str, ...]:
+    """The tensors that hold networks, in order of first use; they are code, and no weights are counted in them."""
+    return tuple(dict.fromkeys(query.graph for query in queries if query.graph is not None))
 
 
 def count_bytes(queries: Iterable[BundleQuery], entries: Mapping[str, Entry], ceiling_bytes: int) -> ByteCounts:

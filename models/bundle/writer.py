@@ -7,15 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models.bundle.format import code_of, encode_header, place, raw_bytes, tensor_name
+from models.bundle.checks import manifest_problems
+from models.bundle.format import Entry, code_of, encode_header, has_code, parse_head, place, raw_bytes, tensor_name
 from models.bundle.manifest import (
     FORMAT,
+    GRAPH,
     MANIFEST_KEY,
     SCALE,
     BundleQuery,
     Manifest,
     StoredTensor,
     count_bytes,
+    graph_names,
     parse_manifest,
     shared_of,
 )
@@ -56,7 +59,36 @@ def write_bundle(
     the disk is full, and ValueError when models and queries don't fit together.
     """
     path = check_output(path, overwrite)
-    packed = packed or {}
+    laid = _lay_out(path, models, queries, made, packed or {})
+    with open_atomic(path, overwrite) as file:
+        file.write(laid.head)
+        for entry in laid.entries:
+            file.write(bytes(entry.nbytes) if entry.is_pad else raw_bytes(laid.tensors[entry.name]))
+    return laid.manifest
+
+
+def check_writable(path: str | Path, models: Mapping[str, nn.Module], queries: Sequence[BundleQuery]) -> None:
+    """Raise InputError where `write_bundle` would not write these models; call it before they are trained."""
+    _lay_out(Path(path), models, queries, Made("workload", "none", 0), {})
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """A bundle before it is written."""
+
+    manifest: Manifest
+    head: bytes
+    entries: Sequence[Entry]
+    tensors: Mapping[str, Tensor]
+
+
+def _lay_out(
+    path: Path,
+    models: Mapping[str, nn.Module],
+    queries: Sequence[BundleQuery],
+    made: Made,
+    packed: Mapping[str, Mapping[str, PackedWeight]],
+) -> _Layout:
     if len({query.id for query in queries}) < len(queries) or {query.id for query in queries} != set(models):
         raise ValueError(f"models {sorted(models)} and queries {[query.id for query in queries]} differ")
     tensors: dict[str, Tensor] = {}
@@ -68,14 +100,20 @@ def write_bundle(
         for key, tensor in _stored_state(models[query.id].state_dict(), weights).items():
             identity = _identity(tensor)
             if identity not in known:
-                known[identity] = tensor_name(code_of(tensor.dtype), tensor.shape, raw_bytes(tensor))
+                known[identity] = _name_of(tensor, f"query {query.id}: {key}")
             places[key] = known[identity]
             tensors.setdefault(known[identity], tensor)
         stored = {}
         for key, weight in weights.items():
             shape = weight.shape if weight.shape != weight.tensor.shape else None
             stored[key] = StoredTensor(weight.width, places.pop(f"{key}.{SCALE}", None), shape)
-        records.append(dataclasses.replace(query, tensors=places, stored=stored))
+        record = dataclasses.replace(query, tensors=places, stored=stored)
+        if query.model == GRAPH:
+            document = _document_of(models[query.id])
+            name = _name_of(document, f"query {query.id}: its graph")
+            tensors[name] = document
+            record = dataclasses.replace(record, graph=name, decoder=models[query.id].decoder.name)  # type: ignore[union-attr]
+        records.append(record)
     entries = place((name, code_of(tensors[name].dtype), tuple(tensors[name].shape)) for name in load_order(records))
     by_name = {entry.name: entry for entry in entries if not entry.is_pad}
     counts = count_bytes(records, by_name, made.ceiling_bytes)
@@ -84,13 +122,25 @@ def write_bundle(
     text = Manifest(FORMAT, made.workload, made.method, counts, tuple(records), shared_of(records)).to_json()
     try:
         manifest = parse_manifest(text)
+        head = encode_header(entries, {MANIFEST_KEY: text})
+        for problem in manifest_problems(manifest, parse_head(head)):
+            raise ParseError(problem)
     except ParseError as error:
         raise InputError(path, f"this bundle could not be read again: {error}", "change the workload") from None
-    with open_atomic(path, overwrite) as file:
-        file.write(encode_header(entries, {MANIFEST_KEY: text}))
-        for entry in entries:
-            file.write(bytes(entry.nbytes) if entry.is_pad else raw_bytes(tensors[entry.name]))
-    return manifest
+    return _Layout(manifest, head, entries, tensors)
+
+
+def _document_of(model: nn.Module) -> Tensor:
+    import torch
+
+    return torch.frombuffer(bytearray(model.document), dtype=torch.uint8)  # type: ignore[arg-type]
+
+
+def _name_of(tensor: Tensor, where: str) -> str:
+    if not has_code(tensor.dtype):
+        problem = f"has the dtype {str(tensor.dtype).removeprefix('torch.')}, which no bundle holds"
+        raise InputError(where, problem, "store it as float32 in the model")
+    return tensor_name(code_of(tensor.dtype), tensor.shape, raw_bytes(tensor))
 
 
 def write_substituted(path: str | Path, bundle: Bundle, others: Mapping[str, Bundle], overwrite: bool = False) -> None:
@@ -102,7 +152,7 @@ def write_substituted(path: str | Path, bundle: Bundle, others: Mapping[str, Bun
     path = check_output(path, overwrite)
     homes = {query.id: others.get(query.id, bundle) for query in bundle.queries}
     queries = tuple(home.query(query) for query, home in homes.items())
-    holders = {name: homes[query.id] for query in queries for name in query.places().values()}
+    holders = {name: homes[one.id] for one in queries for name in (*graph_names([one]), *one.places().values())}
     found = {name: holder.header.entries[name] for name, holder in holders.items()}
     old = bundle.manifest
     counts = count_bytes(queries, found, old.bytes.ceiling)
@@ -122,7 +172,7 @@ def _read(bundle: Bundle, name: str) -> memoryview:
 
 
 def load_order(queries: Sequence[BundleQuery]) -> tuple[str, ...]:
-    """Tensor names in file order: each sharing set together, then each query's private tensors.
+    """Tensor names in file order: graphs, each sharing set together, then each query's private tensors.
 
     A sharing set is all tensors used by the same two or more queries; the sets of most queries come first, and within
     a set or a query the tensors follow layer by layer.
@@ -139,7 +189,7 @@ def load_order(queries: Sequence[BundleQuery]) -> tuple[str, ...]:
         indices = users[name]
         return len(indices) == 1, -len(indices), indices, first_use[name]
 
-    return tuple(sorted(users, key=rank))
+    return (*graph_names(queries), *sorted(users, key=rank))
 
 
 def _identity(tensor: Tensor) -> tuple[object, ...]:

@@ -130,7 +130,10 @@ def test_a_folder_that_holds_something_is_left_alone(bundle, folder, capsys):
 
 
 def test_an_export_that_fails_leaves_nothing(bundle, tmp_path, monkeypatch):
-    monkeypatch.setattr("models.export_folder.check_graph", lambda *_: (_ for _ in ()).throw(InputError("a", "b", "c")))
+    def fail(*_: Any) -> None:
+        raise InputError("bridge", "cannot be exported", "try another")
+
+    monkeypatch.setattr("models.export_folder.query_graph", fail)
     with pytest.raises(InputError):
         export_folder(open_bundle(bundle), tmp_path / "onnx")
     assert not list(tmp_path.iterdir())
@@ -157,7 +160,7 @@ def test_export_code_of_the_docs_equals_the_box(bundle, tmp_path, repository):
 
     opened = open_bundle(bundle)
     query, model = opened.query("bridge"), opened.build("bridge")
-    batch = query.preprocess.normalise(query.preprocess.resize(frame)[None])
+    batch = query.preprocess.normalise(query.preprocess.resize_frame(frame)[None])
     answer = task_of("detection").predictions(model, model(batch), [(96, 72)], query.classes, MIN_SCORE)[0]
     assert isinstance(answer, DetectionPrediction)
     wanted = sorted(zip(answer.classes, answer.scores, answer.boxes, strict=True))
