@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from models.bundle import Bundle
 
 WEIGHTS = "weights.bin"
-LEAST_BYTES = 1024
+MIN_BYTES = 1024
 """Smaller tensors lie in the ONNX files themselves, where readers look for shapes and other constants."""
 PAGE_BYTES, LINE_BYTES, LARGE_BYTES = 4096, 64, 65_536
 """Large tensors begin at a page, as readers that map them ask for; others at a cache line."""
@@ -88,7 +88,7 @@ class _Weights:
 
         for value in model.graph.initializers.values():
             tensor = value.const_value
-            if tensor is not None and tensor.nbytes >= LEAST_BYTES:
+            if tensor is not None and tensor.nbytes >= MIN_BYTES:
                 offset = self._place(tensor.tobytes())
                 size, shape = tensor.nbytes, ir.Shape(tensor.shape)
                 value.const_value = ir.ExternalTensor(

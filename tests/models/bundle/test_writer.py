@@ -12,7 +12,7 @@ import torch
 
 from models.bundle import Made, check_output, open_bundle, verify_bundle, write_bundle
 from models.bundle import writer as bundle_writer
-from models.bundle.writer import load_order
+from models.bundle.writer import check_writable, load_order
 from models.errors import InputError
 
 
@@ -88,3 +88,19 @@ def test_write_interrupted_leaves_the_old_bundle(sample, monkeypatch):
 def write_again(sample, path: Path | None = None, **others):
     """Write the sample's models once more, by default to the same path."""
     return write_bundle(path or sample.path, sample.models, sample.queries, Made("yard", "top-down", 0), **others)
+
+
+@pytest.mark.parametrize("tensor", [torch.empty(0), torch.zeros(2, dtype=torch.complex64)], ids=["empty", "complex"])
+def test_tensors_are_proved_to_be_writable_beforehand(sample, tmp_path, tensor):
+    model = sample.models["north"]
+    model.register_buffer("odd", tensor)
+    if tensor.numel():
+        with pytest.raises(InputError, match="has the dtype complex64, which no bundle holds"):
+            check_writable(tmp_path / "workload.yaml", {"north": model}, sample.queries[:1])
+    else:
+        check_writable(tmp_path / "workload.yaml", {"north": model}, sample.queries[:1])
+        write_bundle(tmp_path / "odd", {"north": model}, sample.queries[:1], Made("box", "none", 0))
+        assert (
+            open_bundle(tmp_path / "odd").tensor(open_bundle(tmp_path / "odd").query("north").tensors["odd"]).numel()
+            == 0
+        )
