@@ -1,0 +1,87 @@
+"""DETR and its descendants (RT-DETR, D-FINE, RF-DETR): a box and class scores for each query, without suppression."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from models.decoders.boxes import corners
+from models.decoders.families import IMAGENET, PLAIN, family_preprocess
+from models.decoders.registry import Boxes, Decoder, Head, Output, class_names, register
+from models.preprocess import Preprocess, Size
+
+COCO_SOFTMAX = 92
+"""Scores of a DETR for COCO: 91 numbers of categories, and no object."""
+MAX_QUERIES = 1000
+RF_DETR_OUTPUT = "dets"
+BOXES = ("box", RF_DETR_OUTPUT)
+
+
+@register
+@dataclass(frozen=True)
+class Detr(Decoder):
+    """`boxes` and `scores` are indices of outputs, equal where one output (Q, 4 + C) has both.
+
+    `activation` is what the graph leaves to its reader: "sigmoid"; "softmax", whose last column is no object; or none.
+    """
+
+    name = "detr"
+    nms_iou = None
+    width: int
+    boxes: int = 0
+    scores: int = 1
+    activation: str = "sigmoid"
+    has_mean: bool = False
+
+    @classmethod
+    def fit(cls, head: Head) -> Sequence[Decoder]:
+        """Two outputs (Q, 4) and (Q, C) in any order, or RT-DETR's (Q, 4 + C) of Ultralytics."""
+        flat = [(index, output) for index, output in enumerate(head.outputs) if len(output.shape) == 2]
+        if len(flat) == 1:
+            index, output = flat[0]
+            queries, columns = output.shape
+            if columns > 4 and queries <= MAX_QUERIES and "detr" in head.family.replace("-", ""):
+                return [cls(columns - 4, index, index, "")]
+            return []
+        found = []
+        for boxes, one in flat:
+            for scores, other in flat:
+                same = one.shape[0] == other.shape[0] <= MAX_QUERIES
+                if boxes != scores and same and one.shape[1] == 4 and _are_boxes(one, other):
+                    found.append(_of_two(cls, head, boxes, scores))
+        return found[:1]
+
+    def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:
+        """Stretched; scaled by ImageNet's mean in DETR and RF-DETR, not in RT-DETR and D-FINE."""
+        return family_preprocess(metadata, size, IMAGENET if self.has_mean else PLAIN)
+
+    def decode(self, outputs: Sequence[Tensor], size: Size) -> Boxes:
+        """Centre and sides in fractions of the input as corners."""
+        boxes, scores = outputs[self.boxes].float()[..., :4], outputs[self.scores].float()
+        if self.boxes == self.scores:
+            scores = scores[..., 4:]
+        if self.activation == "sigmoid":
+            scores = scores.sigmoid()
+        elif self.activation == "softmax":
+            scores = scores.softmax(dim=-1)
+        return corners(boxes), scores[..., : self.width]
+
+
+def _are_boxes(one: Output, other: Output) -> bool:
+    """Four classes have as many columns as boxes; then the names tell, or the Sigmoid that boxes have."""
+    named = any(part in one.name.lower() for part in BOXES)
+    return other.shape[1] != 4 or named or "Sigmoid" in one.tail - other.tail
+
+
+def _of_two(cls: type[Detr], head: Head, boxes: int, scores: int) -> Detr:
+    columns = head.outputs[scores].shape[1]
+    is_rf_detr = head.outputs[boxes].name == RF_DETR_OUTPUT
+    names = class_names(head.metadata)
+    has_no_object = columns == COCO_SOFTMAX or (names is not None and columns == len(names) + 1)
+    if "Sigmoid" in head.outputs[scores].tail:
+        return cls(columns, boxes, scores, "", is_rf_detr)
+    if has_no_object and not is_rf_detr:
+        return cls(columns - 1, boxes, scores, "softmax", True)
+    return cls(columns, boxes, scores, "sigmoid", is_rf_detr)

@@ -1,0 +1,155 @@
+"""Imported networks as models of this project: a graph, and a decoder that says what its outputs mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from models.decoders import choose_columns, choose_decoder
+from models.decoders.classifier import Classifier
+from models.decoders.registry import Boxes, Decoder, Head, Output
+from models.detector import OneStage
+from models.errors import InputError
+
+if TYPE_CHECKING:
+    import onnx
+    from torch.fx import GraphModule
+
+    from models.graph import Graph
+
+LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+LAYER_TYPES = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
+
+
+class GraphAnswers(nn.Module):
+    """`network` is the graph and `head` describes its outputs; a graph of one frame runs once for each frame."""
+
+    def __init__(self, network: GraphModule, head: Head, one_by_one: bool) -> None:
+        super().__init__()
+        self.network, self.head, self.one_by_one = network, head, one_by_one
+
+    def answer(self, frames: Tensor) -> tuple[Tensor, ...]:
+        """Every output of the graph as (N, ...)."""
+        parts = frames.split(1) if self.one_by_one else (frames,)
+        answers = [_as_tuple(self.network(part)) for part in parts]
+        shapes = [one.shape for one in self.head.outputs]
+        return tuple(
+            torch.cat([one.reshape(-1, *shape) for one in same]) if len(shape) else torch.cat(same)
+            for same, shape in zip(zip(*answers, strict=True), shapes, strict=True)
+        )
+
+
+class GraphDetector(GraphAnswers, OneStage):
+    """x f32 (N, 3, H, W) as the decoder's family prepares it -> the outputs of the graph, each (N, ...).
+
+    `columns` are the scores of the query's classes.
+    """
+
+    def __init__(
+        self, network: GraphModule, head: Head, decoder: Decoder, columns: Sequence[int], one_by_one: bool = False
+    ) -> None:
+        super().__init__(network, head, one_by_one)
+        self.decoder, self.columns, self.nms_iou = decoder, list(columns), decoder.nms_iou
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.answer(x)
+
+    def decode(self, outputs: Sequence[Tensor]) -> Boxes:
+        """The decoder's candidates, with the scores of the query's classes alone."""
+        boxes, scores = self.decoder.decode(outputs, self.head.size)
+        return boxes, scores if len(self.columns) == scores.shape[-1] else scores[..., self.columns]
+
+
+class GraphClassifier(GraphAnswers):
+    """x f32 (N, 3, H, W) -> logits (N, C) of the query's classes."""
+
+    def __init__(
+        self, network: GraphModule, head: Head, decoder: Classifier, columns: Sequence[int], one_by_one: bool = False
+    ) -> None:
+        super().__init__(network, head, one_by_one)
+        self.decoder, self.columns = decoder, list(columns)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.decoder.logits(self.answer(x))
+        return logits if self.columns == list(range(logits.shape[1])) else logits[:, self.columns]
+
+
+def build_model(
+    graph: Graph, decoder: str, task: str, classes: Sequence[str], where: str | Path, device: str | torch.device = "cpu"
+) -> GraphDetector | GraphClassifier:
+    """The model of a query with the graph's weights; on the device "meta", or from a graph without weights, with none.
+
+    Raises InputError when no decoder fits, or the classes do not.
+    """
+    from models.graph import build_graph
+
+    head = head_of(graph)
+    chosen = choose_decoder(decoder, head, task, len(classes), where)
+    try:
+        columns = choose_columns(chosen, head.metadata, classes)
+    except InputError as error:
+        raise InputError(where, error.problem, error.hint, error.key) from error
+    network = build_graph(graph.document, device)
+    if graph.state and torch.device(device).type != "meta":
+        network.load_state_dict(graph.state)
+    one_by_one = isinstance(graph.input.shape[0], int)
+    if isinstance(chosen, Classifier):
+        return GraphClassifier(network, head, chosen, columns, one_by_one)
+    return GraphDetector(network, head, chosen, columns, one_by_one)
+
+
+def head_of(graph: Graph) -> Head:
+    """What a graph's outputs look like for one frame."""
+    import onnx
+
+    batch, *rest = graph.input.shape
+    size = tuple(side for side in rest if side != 3 or rest.count(3) == 3)
+    tails = tails_of(onnx.load_from_string(graph.document))
+    outputs = []
+    for one in graph.outputs:
+        shape = one.shape[1:] if one.shape and one.shape[0] == batch else one.shape
+        whole = tuple(side if isinstance(side, int) else -1 for side in shape)
+        outputs.append(Output(one.name, whole, tails.get(one.name, frozenset())))
+    return Head(tuple(outputs), size, graph.metadata)
+
+
+def tails_of(model: onnx.ModelProto) -> dict[str, frozenset[str]]:
+    """The operators between each output and the layers that it comes from."""
+    makers = {name: node for node in model.graph.node for name in node.output}
+    tails = {}
+    for output in model.graph.output:
+        found, left, seen = set(), [output.name], set()
+        while left:
+            node = makers.get(left.pop())
+            if node is None or node.op_type in LAYERS or id(node) in seen:
+                continue
+            seen.add(id(node))
+            found.add(node.op_type)
+            left += node.input
+        tails[output.name] = frozenset(found)
+    return tails
+
+
+def last_layers(network: GraphModule) -> tuple[str, ...]:
+    """Paths of the convolutions and linear layers from which the outputs come without another one between."""
+    found: dict[str, None] = {}
+    left, seen = [node for node in network.graph.nodes if node.op == "output"], set()
+    while left:
+        node = left.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op == "call_module" and isinstance(network.get_submodule(str(node.target)), LAYER_TYPES):
+            found[str(node.target)] = None
+        else:
+            left += node.all_input_nodes
+    return tuple(found)
+
+
+def _as_tuple(outputs: Any) -> tuple[Tensor, ...]:
+    return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)

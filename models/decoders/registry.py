@@ -1,0 +1,111 @@
+"""What a decoder knows of a network, and the decoders by name."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from models.preprocess import Preprocess, Size
+
+Boxes = tuple[Tensor, Tensor]
+"""Boxes f32 (N, A, 4) x0 y0 x1 y1 in fractions of the network's input, and scores 0..1 (N, A, C)."""
+MAX_METADATA = 2**20
+"""Characters of one value that are parsed."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output of a network for one frame.
+
+    `shape` is without the batch; `tail` holds the operators between the output and the convolutions or linear layers
+    that it comes from.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    tail: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Head:
+    """The outputs of a network for frames of `size` (H, W), and what its file says about them."""
+
+    outputs: tuple[Output, ...]
+    size: Size
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def family(self) -> str:
+        """The family that the exporter names, in lower case; empty where it names none."""
+        return (self.metadata.get("model_family") or self.metadata.get("description", "")).lower()
+
+    def cells(self, strides: Sequence[int]) -> int:
+        """How many cells the grids of these strides have."""
+        return sum(-(-self.size[0] // stride) * -(-self.size[1] // stride) for stride in strides)
+
+    def strides(self, rows: int, *choices: Sequence[int], anchors: int = 1) -> tuple[int, ...]:
+        """The first choice whose cells, with so many anchors each, are the rows of an output; empty if none is."""
+        return next((tuple(each) for each in choices if self.cells(each) * anchors == rows), ())
+
+
+class Decoder:
+    """The meaning of a network's outputs; a family is a frozen dataclass with the methods below.
+
+    `width` is the number of classes that they answer with, `nms_iou` as models.detector has it.
+    """
+
+    name: ClassVar[str]
+    task: ClassVar[str] = "detection"
+    nms_iou: ClassVar[float | None] = 0.45
+    width: int
+
+    @classmethod
+    def fit(cls, head: Head) -> Sequence[Decoder]:
+        """Each way in which this family explains the outputs; none where it does not."""
+        raise NotImplementedError
+
+    def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:
+        """How the family prepares frames; None where nothing says it."""
+        raise NotImplementedError
+
+    def decode(self, outputs: Sequence[Tensor], size: Size) -> Boxes:
+        """The candidates of each frame; a classifier's decoder has `logits` instead."""
+        raise NotImplementedError
+
+
+DECODERS: dict[str, type[Decoder]] = {}
+
+
+def register(cls: type[Decoder]) -> type[Decoder]:
+    """Enter a family under its name."""
+    DECODERS[cls.name] = cls
+    return cls
+
+
+def parse(text: str | None) -> Any:
+    """A value of a file's metadata, JSON or a Python literal as Ultralytics writes them; None for anything else."""
+    if not text or len(text) > MAX_METADATA:
+        return None
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+            continue
+    return None
+
+
+def class_names(metadata: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The classes that the metadata name, in order; None where there are none, or gaps between their indices."""
+    for key in ("names", "gemel.classes", "classes", "class_names", "labels"):
+        value = parse(metadata.get(key))
+        if isinstance(value, dict):
+            indexed = {str(index): name for index, name in value.items()}
+            value = [indexed.get(str(index)) for index in range(len(value))]
+        if isinstance(value, list | tuple) and value and all(isinstance(name, str) for name in value):
+            return tuple(value)
+    return None

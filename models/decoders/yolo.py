@@ -1,0 +1,55 @@
+"""YOLOv8 to YOLOv13 as Ultralytics exports them: one output (4 + C, A), boxes in pixels of the input, scores 0..1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from models.decoders.boxes import corners, fractions
+from models.decoders.families import YOLO, family_preprocess
+from models.decoders.registry import Boxes, Decoder, Head, register
+from models.preprocess import Preprocess, Size
+
+STRIDES = ((8, 16, 32), (4, 8, 16, 32), (8, 16, 32, 64))
+CORNER_FAMILIES = ("yolo9", "rtmdet", "picodet")
+"""Families of LibreYOLO that export corners where Ultralytics exports centre and sides."""
+
+
+@register
+@dataclass(frozen=True)
+class Yolo(Decoder):
+    """`index` is that of the output; with `rows` its axes are (A, 4 + C); columns after the classes are left out."""
+
+    name = "yolo"
+    nms_iou = 0.7
+    width: int
+    index: int = 0
+    rows: bool = False
+    has_corners: bool = False
+
+    @classmethod
+    def fit(cls, head: Head) -> Sequence[Decoder]:
+        """An output with a column for each cell of the grids; a mask's coefficients may follow the classes."""
+        masks = max((output.shape[0] for output in head.outputs if len(output.shape) == 3), default=0)
+        found = []
+        for index, output in enumerate(head.outputs):
+            if len(output.shape) == 2:
+                rows = output.shape[0] > output.shape[1]
+                channels, count = sorted(output.shape)
+                width = channels - 4 - masks
+                if width > 0 and head.strides(count, *STRIDES):
+                    found.append(cls(width, index, rows, head.family.startswith(CORNER_FAMILIES)))
+        return found[:1]
+
+    def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:
+        """Letterbox in the middle, values 0..1."""
+        return family_preprocess(metadata, size, YOLO)
+
+    def decode(self, outputs: Sequence[Tensor], size: Size) -> Boxes:
+        """Centre and sides as corners; the scores are those of the file."""
+        values = outputs[self.index].float()
+        values = values if self.rows else values.transpose(1, 2)
+        boxes = values[..., :4] if self.has_corners else corners(values[..., :4])
+        return fractions(boxes, size), values[..., 4 : 4 + self.width]

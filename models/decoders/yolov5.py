@@ -1,0 +1,44 @@
+"""YOLOv5 and YOLOv7, decoded in the graph: (A, 5 + C) with three anchors a cell; the score is objectness x class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from models.decoders.boxes import corners, fractions
+from models.decoders.families import YOLO, family_preprocess
+from models.decoders.registry import Boxes, Decoder, Head, register
+from models.preprocess import Preprocess, Size
+
+ANCHORS = 3
+STRIDES = ((8, 16, 32), (8, 16, 32, 64), (16, 32))
+
+
+@register
+@dataclass(frozen=True)
+class YoloV5(Decoder):
+    """`index` is that of the output; the maps of single levels that may stand beside it are left out."""
+
+    name = "yolov5"
+    width: int
+    index: int = 0
+
+    @classmethod
+    def fit(cls, head: Head) -> Sequence[Decoder]:
+        """An output with a row for each anchor of the grids."""
+        for index, output in enumerate(head.outputs):
+            if len(output.shape) == 2 and head.strides(output.shape[0], *STRIDES, anchors=ANCHORS):
+                if output.shape[1] > 5:
+                    return [cls(output.shape[1] - 5, index)]
+        return []
+
+    def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:
+        """Letterbox in the middle, values 0..1."""
+        return family_preprocess(metadata, size, YOLO)
+
+    def decode(self, outputs: Sequence[Tensor], size: Size) -> Boxes:
+        """Boxes are in pixels of the input."""
+        rows = outputs[self.index].float()
+        return fractions(corners(rows[..., :4]), size), rows[..., 4:5] * rows[..., 5:]

@@ -1,0 +1,54 @@
+"""YOLOX (Ge et al. 2021) and YOLOv6: (A, 5 + C), with the grid in the graph or outside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.decoders.boxes import corners, fractions, grid
+from models.decoders.families import YOLO, YOLOX, family_preprocess
+from models.decoders.registry import Boxes, Decoder, Head, register
+from models.preprocess import Preprocess, Size
+
+STRIDES = ((8, 16, 32), (8, 16, 32, 64))
+ARITHMETIC = frozenset({"Add", "Mul", "Exp", "Pow", "Sub", "Div"})
+
+
+@register
+@dataclass(frozen=True)
+class Yolox(Decoder):
+    """`strides` is empty where the graph decodes; `is_yolox` is False for YOLOv6, which decodes without `Exp`."""
+
+    name = "yolox"
+    width: int
+    strides: tuple[int, ...] = ()
+    is_yolox: bool = True
+
+    @classmethod
+    def fit(cls, head: Head) -> Sequence[Decoder]:
+        """One output with a row for each cell; it is raw where nothing is computed after the last layers."""
+        output = head.outputs[0]
+        if len(head.outputs) > 1 or len(output.shape) != 2 or output.shape[1] < 6:
+            return []
+        strides = head.strides(output.shape[0], *STRIDES)
+        if not strides:
+            return []
+        decoded = bool(output.tail & ARITHMETIC)
+        is_yolox = not decoded or bool(output.tail & {"Exp", "Pow"})
+        return [cls(output.shape[1] - 5, () if decoded else strides, is_yolox)]
+
+    def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:
+        """YOLOX: letterbox at the top left, blue first, values 0..255."""
+        return family_preprocess(metadata, size, YOLOX if self.is_yolox else YOLO)
+
+    def decode(self, outputs: Sequence[Tensor], size: Size) -> Boxes:
+        """Raw: centre = (x + cell) x stride, sides = exp(w) x stride (section 2.1, and yolo_head.py)."""
+        rows = outputs[0].float()
+        boxes = rows[..., :4]
+        if self.strides:
+            places, steps = grid(size, self.strides, rows.device)
+            boxes = torch.cat([(rows[..., :2] + places) * steps, rows[..., 2:4].exp() * steps], dim=-1)
+        return fractions(corners(boxes), size), rows[..., 4:5] * rows[..., 5:]
