@@ -38,6 +38,8 @@ def crop(frame: np.ndarray, roi: Roi | None) -> np.ndarray:
 Size = tuple[int, int]
 """Height and width of a network's input."""
 Resize = Literal["stretch", "letterbox", "center-crop"]
+Anchor = Literal["centre", "top-left"]
+"""Where a letterbox puts the frame: borders on both sides, or to the right and below (YOLOX)."""
 
 
 def height_width(size: int | Size) -> Size:
@@ -67,6 +69,7 @@ class Preprocess:
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
     channels: Literal["rgb", "bgr"] = "rgb"
+    anchor: Anchor = "centre"
 
     def __post_init__(self) -> None:
         if not (0 < self.crop_fraction <= 1 and 0 <= self.pad <= 255):
@@ -119,6 +122,8 @@ class Preprocess:
         if self.resize == "letterbox":
             ratio = min(rows / height, columns / width)
             wide, high = max(1, round(width * ratio)), max(1, round(height * ratio))
+            if self.anchor == "top-left":
+                return 0, 0, wide, high
             return round((columns - wide) / 2 - 0.1), round((rows - high) / 2 - 0.1), wide, high
         least_wide, least_high = (math.floor(side / self.crop_fraction) for side in (columns, rows))
         if width * least_high <= height * least_wide:

@@ -28,9 +28,9 @@ from models.io import open_atomic, open_regular, read_json
 from models.notes import add_note
 from models.published import Published, fetch
 from models.state_dict import AVERAGED, FileState, StateChoice, choose_state
-from models.zoo import check_input
+from models.zoo import check_input, file_of
 from models.zoo.registry import ENTRIES
-from models.zoo.user_models import EXPORTED, EXPORTED_HINT, MODEL_FILES
+from models.zoo.user_models import EXPORTED, EXPORTED_HINT, MODEL_FILES, is_model_file
 
 if TYPE_CHECKING:
     from models.workload import Query
@@ -72,6 +72,8 @@ def load_weights(query: Query, module: nn.Module) -> nn.Module:
     a plain state dict or NaN, or does not fit the architecture, the class list or the input size; then the module is
     unchanged.
     """
+    if _holds_weights(query):
+        return module  # built with them
     state = check_weights(query, module)
     module.load_state_dict({**module.state_dict(), **state}, strict=True)
     return module
@@ -86,6 +88,10 @@ def check_weights(query: Query, module: nn.Module) -> dict[str, Tensor]:
     if query.weights is None:
         raise InputError(query.file or query.id, "has no weights file", "add `weights:` to the query", key)
     own = module.state_dict()
+    if _holds_weights(query):
+        tensors = file_of(query).weights()
+        _check_values(query.weights, key, tensors, own)
+        return tensors
 
     def count_fit(state: FileState) -> int:
         return sum(
@@ -106,6 +112,11 @@ def check_weights(query: Query, module: nn.Module) -> dict[str, Tensor]:
     parts = [f"left out: {join_names([name[:100] for name in left_out], 3)}"] if left_out else []
     _add_note(f"{query.weights}: {key}", [choice.note, *parts, *_conversions(tensors, own)], choice.hint)
     return tensors
+
+
+def _holds_weights(query: Query) -> bool:
+    """Whether the model is a file that holds its weights, and no others were given."""
+    return is_model_file(query.model) and str(query.weights) == query.model
 
 
 def load_matching(module: nn.Module, source: Source, key: str = "init") -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from models.io import (
     is_path,
     read_yaml,
 )
-from models.preprocess import FURTHEST_PIXEL, MAX_SIDE, Preprocess, Resize, Roi, Size, height_width
+from models.preprocess import FURTHEST_PIXEL, MAX_SIDE, Anchor, Preprocess, Resize, Roi, Size, height_width
 from models.published import PREFIX, Published, find_published
 from models.zoo.user_models import check_name, is_external, is_model_file
 
@@ -43,7 +43,7 @@ class WorkloadCamera:
 class Query:
     """One question on one camera, answered by one model. `accuracy_target` is a fraction of the original's.
 
-    `model` may be an absolute path to a .onnx or .pt2 file, which holds its weights. `weights` are the original's,
+    `model` may be an absolute path to a .onnx or .pt2 file, and so its `weights`, too. `weights` are the original's,
     `init` those that its training starts from; `file` is the workload file, in whose folder the query's own factory
     may be.
     `preprocess` (whole, or only the keys given) precedes the model's own: `models.zoo.preprocess_of` is what counts.
@@ -111,7 +111,9 @@ class _CameraKeys(_Strict):
 
 _Side = Annotated[int, Field(ge=16, le=MAX_SIDE)]
 _Deviation = Annotated[float, Field(gt=0)]
-_Decoder = Literal["auto", "yolo", "yolov5", "yolox", "nanodet", "yolo-end2end", "detr", "ssd", "classifier"]
+_Decoder = Literal[
+    "auto", "yolo", "yolov5", "yolox", "nanodet", "fastestdet", "yolo-end2end", "detr", "ssd", "classifier"
+]
 
 
 class _PreprocessKeys(_Strict):
@@ -123,12 +125,13 @@ class _PreprocessKeys(_Strict):
     mean: tuple[float, float, float] | None = None
     std: tuple[_Deviation, _Deviation, _Deviation] | None = None
     channels: Literal["rgb", "bgr"] = "rgb"
+    anchor: Anchor = "centre"
 
 
 class _QueryKeys(_Strict):
     id: Name
     camera: str
-    task: TaskName
+    task: TaskName | None = None
     classes: Annotated[
         list[ClassName] | dict[ClassName, ClassName | list[ClassName]], Field(max_length=MAX_CLASSES)
     ] = []
@@ -202,8 +205,8 @@ def inputs_of(workload: Workload, trained: Collection[str] = ()) -> Iterator[tup
 
 
 def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
-    given = keys.queries[index]
     where = f"queries[{index}]"
+    given = _complete(path, root, keys.queries[index], where)
     check_name(given.model, given.task, str(path), f"{where}.model ({given.id})")
     label_map = _label_map(given.classes, path, f"{where}.classes ({given.id})")
     if len(set(given.classes)) < len(given.classes):
@@ -213,9 +216,6 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
         counted = "two classes or more" if fewest == 2 else "a class or more"
         remedy = f"name at least {'two, for instance [empty, busy]' if fewest == 2 else 'one, for instance [person]'}"
         raise InputError(path, f"{given.task} needs {counted}", remedy, f"{where}.classes ({given.id})")
-    if is_model_file(given.model) and given.weights is not None:
-        fault = f"{Path(given.model).name} holds its weights"
-        raise InputError(path, fault, "take this key out", f"{where}.weights ({given.id})")
     preprocess = (
         None if given.preprocess is None else given.preprocess.model_dump(exclude_unset=True, exclude_none=True)
     )
@@ -239,11 +239,14 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
             return resolve(value)
         return find_published(value, given.model, path, f"{where}.{name} ({given.id})")
 
+    weights = resolve_weights("weights", given.weights)
+    if is_model_file(given.model) and weights is None:
+        weights = _absolute(root, given.model)
     return Query(
         id=given.id, camera=given.camera, task=given.task, classes=tuple(given.classes),
         model=str(_absolute(root, given.model)) if is_model_file(given.model) else given.model,
         model_args=given.model_args, input_size=size,
-        weights=resolve_weights("weights", given.weights), init=resolve_weights("init", given.init),
+        weights=weights, init=resolve_weights("init", given.init),
         fps=given.fps or (keys.cameras[given.camera].fps if given.camera in keys.cameras else None),
         sla_ms=given.sla_ms, roi=roi, min_score=given.min_score, priority=given.priority, data=resolve(given.data),
         accuracy_target=given.accuracy_target or keys.accuracy_target, file=path.resolve(),
@@ -263,6 +266,32 @@ def _label_map(classes: Sequence[str] | Mapping[str, str | Sequence[str]], path:
             if found.setdefault(label, name) != name:
                 raise InputError(path, f"'{label}' is of '{found[label]}' and of '{name}'", "name it once", key)
     return found
+
+
+def _complete(path: Path, root: Path, given: _QueryKeys, where: str) -> _QueryKeys:
+    """The keys with what the model's file says where they say nothing."""
+    if not is_model_file(given.model):
+        if given.task is None:
+            remedy = "name the task, for instance detection"
+            raise InputError(path, "this key is missing", remedy, f"{where}.task ({given.id})")
+        return given
+    if given.weights is not None:
+        fault = f"{Path(given.model).name} holds its weights"
+        raise InputError(path, fault, "take this key out", f"{where}.weights ({given.id})")
+    from models.decoders.files import ModelFile
+
+    size = (given.preprocess.size if given.preprocess else None) or given.input_size
+    try:
+        file = ModelFile(
+            _absolute(root, given.model), None if size is None else height_width(size), given.decoder, given.task,
+            tuple(given.classes),
+        ).complete()  # fmt: skip
+    except InputError as error:
+        key = f"{where}.{error.key or 'model'} ({given.id})"
+        raise InputError(path, f"{given.model}: {error.problem}", error.hint, key) from error
+    return given.model_copy(
+        update={"task": file.task, "classes": given.classes or list(file.classes), "input_size": file.size}
+    )
 
 
 def _absolute(root: Path, path: str) -> Path:

@@ -8,25 +8,31 @@ from functools import cache
 from pathlib import Path
 
 from models.decoders import classifier, detr, end2end, fastestdet, nanodet, ssd, yolo, yolov5, yolox  # noqa: F401
-from models.decoders.registry import DECODERS, Decoder, Head, class_names
+from models.decoders.registry import DECODERS, UNUSED, Decoder, GraphHead, class_names
 from models.errors import InputError, join_names
 
 AUTO = "auto"
 ULTRALYTICS_TASKS = {"detect": "detection", "classify": "classification", "segment": "detection"}
-FAMILY_WORDS = {"detr": ("detr", "dfine", "deim"), "yolo": ("yolov8", "yolo9", "yolo11", "yolo12", "yolo1"), "yolo-end2end": ("yolov10", "yolo26")}
+FAMILY_WORDS = {
+    "detr": ("detr", "dfine", "deim"),
+    "yolo": ("yolov8", "yolo9", "yolo11", "yolo12", "yolo1"),
+    "yolo-end2end": ("yolov10", "yolo26"),
+}
 """What a file's metadata call a family, where that is not the decoder's name."""
 COCO_WIDTH, COCO_WIDTH_BY_NUMBER, IMAGENET_WIDTH = 80, 91, 1000
 MAX_SHOWN = 4
 
 
-def choose_decoder(name: str, head: Head, task: str | None, count: int | None, where: str | Path) -> Decoder:
+def choose_decoder(name: str, head: GraphHead, task: str | None, count: int | None, where: str | Path) -> Decoder:
     """The decoder of that name, or of "auto": the one that fits the outputs, the metadata and `count` classes best.
 
     Raises InputError for an unknown name, for one that does not fit the outputs, and where none or several fit.
     """
     if name != AUTO and name not in DECODERS:
         near = difflib.get_close_matches(name, DECODERS, n=1) or list(DECODERS)
-        raise InputError(where, f"there is no decoder '{name}'", f"use auto or one of {join_names(near, 20)}", "decoder")
+        raise InputError(
+            where, f"there is no decoder '{name}'", f"use auto or one of {join_names(near, 20)}", "decoder"
+        )
     if not head.outputs:
         raise InputError(where, "has no outputs", "export it again", "decoder")
     families = [cls for cls in DECODERS.values() if name in (AUTO, cls.name) and task in (None, cls.task)]
@@ -46,10 +52,12 @@ def choose_decoder(name: str, head: Head, task: str | None, count: int | None, w
     return best[0]
 
 
-def choose_columns(decoder: Decoder, metadata: Mapping[str, str], classes: Sequence[str]) -> tuple[int, ...]:
+def choose_columns(
+    decoder: Decoder, metadata: Mapping[str, str], classes: Sequence[str], where: str | Path
+) -> tuple[int, ...]:
     """The place of each class among the scores; `classes` names all of the file's, or some by the file's own names.
 
-    Raises InputError, without a file, where they do not fit.
+    Raises InputError where they do not fit.
     """
     names = known_names(decoder, metadata)
     if names and set(classes) <= set(names):
@@ -58,10 +66,10 @@ def choose_columns(decoder: Decoder, metadata: Mapping[str, str], classes: Seque
         return tuple(range(decoder.width))
     if not names:
         problem = f"answers with {decoder.width} classes, which it does not name, where {len(classes)} were asked for"
-        raise InputError(decoder.name, problem, f"name all {decoder.width} in their order", "classes")
+        raise InputError(where, problem, f"name all {decoder.width} in their order", "classes")
     unknown = next(name for name in classes if name not in names)
     near = difflib.get_close_matches(unknown, names, n=3) or names
-    raise InputError(decoder.name, f"has no class '{unknown}'", f"its classes are {join_names(near)}", "classes")
+    raise InputError(where, f"has no class '{unknown}'", f"its classes are {join_names(near)}", "classes")
 
 
 def known_names(decoder: Decoder, metadata: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -82,13 +90,13 @@ def coco_numbers() -> tuple[str, ...]:
     from torchvision.models.detection import RetinaNet_ResNet50_FPN_Weights
 
     names = RetinaNet_ResNet50_FPN_Weights.DEFAULT.meta["categories"]
-    return tuple(f"unused {index}" if name in ("N/A", "__background__") else name for index, name in enumerate(names))
+    return tuple(f"{UNUSED}{index}" if name in ("N/A", "__background__") else name for index, name in enumerate(names))
 
 
 @cache
 def coco_names() -> tuple[str, ...]:
     """COCO's 80 classes."""
-    return tuple(name for name in coco_numbers() if not name.startswith("unused"))
+    return tuple(name for name in coco_numbers() if not name.startswith(UNUSED))
 
 
 @cache
@@ -104,7 +112,7 @@ def task_of_metadata(metadata: Mapping[str, str]) -> str | None:
     return ULTRALYTICS_TASKS.get(metadata.get("task", ""))
 
 
-def _rank(decoder: Decoder, head: Head, count: int | None) -> tuple[bool, ...]:
+def _rank(decoder: Decoder, head: GraphHead, count: int | None) -> tuple[bool, ...]:
     """How well a decoder that fits explains the file: by the classes that it names, its family, the classes asked for,
     and COCO's.
     """

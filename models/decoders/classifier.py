@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from models.decoders.families import PLAIN
-from models.decoders.registry import Decoder, Head, parse, register
+from models.decoders.registry import Decoder, GraphHead, parse, register
 from models.preprocess import Preprocess, Size
 
 LEAST = 1e-9
@@ -28,7 +28,7 @@ class Classifier(Decoder):
     activation: str = ""
 
     @classmethod
-    def fit(cls, head: Head) -> Sequence[Decoder]:
+    def fit(cls, head: GraphHead) -> Sequence[Decoder]:
         """The first output of one row; maps of one pixel count as a row."""
         for index, output in enumerate(head.outputs):
             if output.shape and output.shape[0] > 1 and all(side == 1 for side in output.shape[1:]):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from models.decoders.boxes import corners
 from models.decoders.families import IMAGENET, PLAIN, family_preprocess
-from models.decoders.registry import Boxes, Decoder, Head, Output, class_names, register
+from models.decoders.registry import Boxes, Decoder, GraphHead, Output, class_names, register
 from models.preprocess import Preprocess, Size
 
 COCO_SOFTMAX = 92
@@ -36,7 +36,7 @@ class Detr(Decoder):
     has_mean: bool = False
 
     @classmethod
-    def fit(cls, head: Head) -> Sequence[Decoder]:
+    def fit(cls, head: GraphHead) -> Sequence[Decoder]:
         """Two outputs (Q, 4) and (Q, C) in any order, or RT-DETR's (Q, 4 + C) of Ultralytics."""
         flat = [(index, output) for index, output in enumerate(head.outputs) if len(output.shape) == 2]
         if len(flat) == 1:
@@ -75,7 +75,7 @@ def _are_boxes(one: Output, other: Output) -> bool:
     return other.shape[1] != 4 or named or "Sigmoid" in one.tail - other.tail
 
 
-def _of_two(cls: type[Detr], head: Head, boxes: int, scores: int) -> Detr:
+def _of_two(cls: type[Detr], head: GraphHead, boxes: int, scores: int) -> Detr:
     columns = head.outputs[scores].shape[1]
     is_rf_detr = head.outputs[boxes].name == RF_DETR_OUTPUT
     names = class_names(head.metadata)

@@ -1,4 +1,4 @@
-"""Detections that the graph has chosen itself, (N, 6): corners in pixels of the input, score, class (YOLOv10, YOLO26)."""
+"""Detections that the graph has chosen itself (YOLOv10, YOLO26): rows of corners in pixels, score and class."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from models.decoders.boxes import fractions
 from models.decoders.families import YOLO, family_preprocess
-from models.decoders.registry import Boxes, Decoder, Head, class_names, register
+from models.decoders.registry import Boxes, Decoder, GraphHead, class_names, register
 from models.preprocess import Preprocess, Size
 
 COLUMNS = 6
@@ -28,7 +28,7 @@ class EndToEnd(Decoder):
     index: int = 0
 
     @classmethod
-    def fit(cls, head: Head) -> Sequence[Decoder]:
+    def fit(cls, head: GraphHead) -> Sequence[Decoder]:
         """An output of six columns."""
         width = len(class_names(head.metadata) or ()) or USUAL_WIDTH
         return [cls(width, index) for index, output in enumerate(head.outputs) if output.shape[1:] == (COLUMNS,)][:1]

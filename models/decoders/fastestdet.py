@@ -10,7 +10,7 @@ from torch import Tensor
 
 from models.decoders.boxes import corners, grid
 from models.decoders.families import PLAIN, family_preprocess
-from models.decoders.registry import Boxes, Decoder, Head, register
+from models.decoders.registry import Boxes, Decoder, GraphHead, register
 from models.preprocess import Preprocess, Size
 
 STRIDE = 16
@@ -26,7 +26,7 @@ class FastestDetMap(Decoder):
     width: int
 
     @classmethod
-    def fit(cls, head: Head) -> Sequence[Decoder]:
+    def fit(cls, head: GraphHead) -> Sequence[Decoder]:
         """One map of stride 16."""
         output = head.outputs[0]
         if len(head.outputs) > 1 or len(output.shape) != 3 or output.shape[0] < 6:

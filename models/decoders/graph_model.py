@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +11,8 @@ from torch import Tensor, nn
 
 from models.decoders import choose_columns, choose_decoder
 from models.decoders.classifier import Classifier
-from models.decoders.registry import Boxes, Decoder, Head, Output
+from models.decoders.registry import Boxes, Decoder, GraphHead, Output
 from models.detector import OneStage
-from models.errors import InputError
 
 if TYPE_CHECKING:
     import onnx
@@ -22,6 +20,8 @@ if TYPE_CHECKING:
 
     from models.graph import Graph
 
+BATCH, PER_FRAME = "batch", "*batch"
+"""A free size of a graph, and the end of one that grows with it."""
 LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 LAYER_TYPES = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
 
@@ -29,7 +29,7 @@ LAYER_TYPES = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
 class GraphAnswers(nn.Module):
     """`network` is the graph and `head` describes its outputs; a graph of one frame runs once for each frame."""
 
-    def __init__(self, network: GraphModule, head: Head, one_by_one: bool) -> None:
+    def __init__(self, network: GraphModule, head: GraphHead, one_by_one: bool) -> None:
         super().__init__()
         self.network, self.head, self.one_by_one = network, head, one_by_one
 
@@ -51,7 +51,7 @@ class GraphDetector(GraphAnswers, OneStage):
     """
 
     def __init__(
-        self, network: GraphModule, head: Head, decoder: Decoder, columns: Sequence[int], one_by_one: bool = False
+        self, network: GraphModule, head: GraphHead, decoder: Decoder, columns: Sequence[int], one_by_one: bool = False
     ) -> None:
         super().__init__(network, head, one_by_one)
         self.decoder, self.columns, self.nms_iou = decoder, list(columns), decoder.nms_iou
@@ -69,7 +69,12 @@ class GraphClassifier(GraphAnswers):
     """x f32 (N, 3, H, W) -> logits (N, C) of the query's classes."""
 
     def __init__(
-        self, network: GraphModule, head: Head, decoder: Classifier, columns: Sequence[int], one_by_one: bool = False
+        self,
+        network: GraphModule,
+        head: GraphHead,
+        decoder: Classifier,
+        columns: Sequence[int],
+        one_by_one: bool = False,
     ) -> None:
         super().__init__(network, head, one_by_one)
         self.decoder, self.columns = decoder, list(columns)
@@ -90,32 +95,29 @@ def build_model(
 
     head = head_of(graph)
     chosen = choose_decoder(decoder, head, task, len(classes), where)
-    try:
-        columns = choose_columns(chosen, head.metadata, classes)
-    except InputError as error:
-        raise InputError(where, error.problem, error.hint, error.key) from error
+    columns = choose_columns(chosen, head.metadata, classes, where)
     network = build_graph(graph.document, device)
     if graph.state and torch.device(device).type != "meta":
         network.load_state_dict(graph.state)
-    one_by_one = isinstance(graph.input.shape[0], int)
+    one_by_one = any(one.shape[:1] != (BATCH,) for one in (graph.input, *graph.outputs))
     if isinstance(chosen, Classifier):
         return GraphClassifier(network, head, chosen, columns, one_by_one)
     return GraphDetector(network, head, chosen, columns, one_by_one)
 
 
-def head_of(graph: Graph) -> Head:
+def head_of(graph: Graph) -> GraphHead:
     """What a graph's outputs look like for one frame."""
     import onnx
 
-    batch, *rest = graph.input.shape
-    size = tuple(side for side in rest if side != 3 or rest.count(3) == 3)
+    batch, _, height, width = graph.input.shape
     tails = tails_of(onnx.load_from_string(graph.document))
     outputs = []
     for one in graph.outputs:
-        shape = one.shape[1:] if one.shape and one.shape[0] == batch else one.shape
-        whole = tuple(side if isinstance(side, int) else -1 for side in shape)
-        outputs.append(Output(one.name, whole, tails.get(one.name, frozenset())))
-    return Head(tuple(outputs), size, graph.metadata)
+        shape = one.shape[1:] if one.shape[:1] == (batch,) else one.shape
+        sides = tuple(int(str(side).removesuffix(PER_FRAME).replace(BATCH, "1")) for side in shape)
+        outputs.append(Output(one.name, sides, tails.get(one.name, frozenset())))
+    cut = graph.cut.operator if graph.cut else ""
+    return GraphHead(tuple(outputs), (int(height), int(width)), graph.metadata, cut)
 
 
 def tails_of(model: onnx.ModelProto) -> dict[str, frozenset[str]]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from models.decoders.boxes import fractions, grid
 from models.decoders.families import MMDET, family_preprocess
-from models.decoders.registry import Boxes, Decoder, Head, register
+from models.decoders.registry import Boxes, Decoder, GraphHead, register
 from models.preprocess import Preprocess, Size
 
 STRIDES = ((8, 16, 32), (8, 16, 32, 64))
@@ -24,8 +24,8 @@ BINS = (8, 17)
 class NanoDet(Decoder):
     """`levels` are the indices of the outputs of each stride, as (scores, distances); equal where one has both.
 
-    `centre` is what a cell's place lacks to its centre: half in NanoDet-m, nothing in NanoDet-Plus. Logits are told
-    from scores by `has_sigmoid`.
+    `centre` is what a cell's place lacks to its centre: half in NanoDet-m, nothing in NanoDet-Plus. Without
+    `has_sigmoid` the scores are logits.
     """
 
     name = "nanodet"
@@ -38,7 +38,7 @@ class NanoDet(Decoder):
     has_sigmoid: bool = True
 
     @classmethod
-    def fit(cls, head: Head) -> Sequence[Decoder]:
+    def fit(cls, head: GraphHead) -> Sequence[Decoder]:
         """One output (A, C + 4 x bins), or two for each level: (H W, C) and (H W, 4 x bins)."""
         if any(len(output.shape) != 2 for output in head.outputs):
             return []
@@ -63,7 +63,7 @@ class NanoDet(Decoder):
         return fractions(torch.cat([centres - distances[..., :2], centres + distances[..., 2:]], dim=-1), size), scores
 
 
-def _single(head: Head) -> Iterator[NanoDet]:
+def _single(head: GraphHead) -> Iterator[NanoDet]:
     (output,) = head.outputs
     strides = head.strides(output.shape[0], *STRIDES)
     for bins in BINS:
@@ -73,7 +73,7 @@ def _single(head: Head) -> Iterator[NanoDet]:
             yield NanoDet(width, strides, ((0, 0),), bins, 0.0 if len(strides) == 4 else 0.5, _ends_in_sigmoid(head, 0))
 
 
-def _by_level(head: Head) -> Iterator[NanoDet]:
+def _by_level(head: GraphHead) -> Iterator[NanoDet]:
     """Names of outputs are not asked: the published file's are exchanged. Shapes say which is which."""
     for strides in STRIDES:
         counts = [head.cells((stride,)) for stride in strides]
@@ -91,5 +91,5 @@ def _by_level(head: Head) -> Iterator[NanoDet]:
                 yield NanoDet(widths.pop(), strides, tuple(levels), bins, is_plus, _ends_in_sigmoid(head, levels[0][0]))
 
 
-def _ends_in_sigmoid(head: Head, index: int) -> bool:
+def _ends_in_sigmoid(head: GraphHead, index: int) -> bool:
     return "Sigmoid" in head.outputs[index].tail

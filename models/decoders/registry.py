@@ -14,6 +14,8 @@ from models.preprocess import Preprocess, Size
 
 Boxes = tuple[Tensor, Tensor]
 """Boxes f32 (N, A, 4) x0 y0 x1 y1 in fractions of the network's input, and scores 0..1 (N, A, C)."""
+UNUSED = "unused "
+"""Begins the name of a number of COCO's that no class has."""
 MAX_METADATA = 2**20
 """Characters of one value that are parsed."""
 
@@ -32,12 +34,16 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Head:
-    """The outputs of a network for frames of `size` (H, W), and what its file says about them."""
+class GraphHead:
+    """The outputs of a network for frames of `size` (H, W), and what its file says about them.
+
+    `cut` is the operator that chose among the candidates and was cut off; empty where there was none.
+    """
 
     outputs: tuple[Output, ...]
     size: Size
     metadata: Mapping[str, str] = field(default_factory=dict)
+    cut: str = ""
 
     @property
     def family(self) -> str:
@@ -61,11 +67,11 @@ class Decoder:
 
     name: ClassVar[str]
     task: ClassVar[str] = "detection"
-    nms_iou: ClassVar[float | None] = 0.45
+    nms_iou: float | None = 0.45
     width: int
 
     @classmethod
-    def fit(cls, head: Head) -> Sequence[Decoder]:
+    def fit(cls, head: GraphHead) -> Sequence[Decoder]:
         """Each way in which this family explains the outputs; none where it does not."""
         raise NotImplementedError
 

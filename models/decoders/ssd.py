@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from models.decoders.boxes import fractions
-from models.decoders.families import family_preprocess
-from models.decoders.registry import Boxes, Decoder, Head, Output, register
+from models.decoders.families import YOLO, family_preprocess
+from models.decoders.registry import Boxes, Decoder, GraphHead, Output, register
 from models.preprocess import Preprocess, Size
 
 MIN_ROWS = 1000
@@ -34,9 +34,10 @@ class Ssd(Decoder):
     background: int = 0
     in_pixels: bool = False
     y_first: bool = False
+    nms_iou: float | None = 0.45
 
     @classmethod
-    def fit(cls, head: Head) -> Sequence[Decoder]:
+    def fit(cls, head: GraphHead) -> Sequence[Decoder]:
         """Outputs (A, 4) and (A, C) in any order, the scores 0..1; a softmax has a background first."""
         flat = [(index, output) for index, output in enumerate(head.outputs) if len(output.shape) == 2]
         for boxes, one in flat:
@@ -46,12 +47,13 @@ class Ssd(Decoder):
                     background = int("Softmax" in other.tail)
                     in_pixels = bool(head.strides(rows, *STRIDES)) and "gemel.preprocess" not in head.metadata
                     y_first = TENSORFLOW in one.name
-                    return [cls(other.shape[1] - background, boxes, scores, background, in_pixels, y_first)]
+                    nms_iou = None if head.cut == "TopK" else cls.nms_iou
+                    return [cls(other.shape[1] - background, boxes, scores, background, in_pixels, y_first, nms_iou)]
         return []
 
     def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:
-        """These networks have none in common."""
-        return family_preprocess(metadata, size, None)
+        """These networks have none in common; one of Ultralytics' is a YOLOv10 whose choice was cut off."""
+        return family_preprocess(metadata, size, YOLO if "Ultralytics" in metadata.get("author", "") else None)
 
     def decode(self, outputs: Sequence[Tensor], size: Size) -> Boxes:
         """Boxes as x0 y0 x1 y1 in fractions."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from models.decoders.boxes import corners, fractions
 from models.decoders.families import YOLO, family_preprocess
-from models.decoders.registry import Boxes, Decoder, Head, register
+from models.decoders.registry import Boxes, Decoder, GraphHead, register
 from models.preprocess import Preprocess, Size
 
 STRIDES = ((8, 16, 32), (4, 8, 16, 32), (8, 16, 32, 64))
@@ -30,7 +30,7 @@ class Yolo(Decoder):
     has_corners: bool = False
 
     @classmethod
-    def fit(cls, head: Head) -> Sequence[Decoder]:
+    def fit(cls, head: GraphHead) -> Sequence[Decoder]:
         """An output with a column for each cell of the grids; a mask's coefficients may follow the classes."""
         masks = max((output.shape[0] for output in head.outputs if len(output.shape) == 3), default=0)
         found = []

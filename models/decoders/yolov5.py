@@ -9,7 +9,7 @@ from torch import Tensor
 
 from models.decoders.boxes import corners, fractions
 from models.decoders.families import YOLO, family_preprocess
-from models.decoders.registry import Boxes, Decoder, Head, register
+from models.decoders.registry import Boxes, Decoder, GraphHead, register
 from models.preprocess import Preprocess, Size
 
 ANCHORS = 3
@@ -26,12 +26,12 @@ class YoloV5(Decoder):
     index: int = 0
 
     @classmethod
-    def fit(cls, head: Head) -> Sequence[Decoder]:
+    def fit(cls, head: GraphHead) -> Sequence[Decoder]:
         """An output with a row for each anchor of the grids."""
         for index, output in enumerate(head.outputs):
-            if len(output.shape) == 2 and head.strides(output.shape[0], *STRIDES, anchors=ANCHORS):
-                if output.shape[1] > 5:
-                    return [cls(output.shape[1] - 5, index)]
+            has_columns = len(output.shape) == 2 and output.shape[1] > 5
+            if has_columns and head.strides(output.shape[0], *STRIDES, anchors=ANCHORS):
+                return [cls(output.shape[1] - 5, index)]
         return []
 
     def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:

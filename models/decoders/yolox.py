@@ -10,7 +10,7 @@ from torch import Tensor
 
 from models.decoders.boxes import corners, fractions, grid
 from models.decoders.families import YOLO, YOLOX, family_preprocess
-from models.decoders.registry import Boxes, Decoder, Head, register
+from models.decoders.registry import Boxes, Decoder, GraphHead, register
 from models.preprocess import Preprocess, Size
 
 STRIDES = ((8, 16, 32), (8, 16, 32, 64))
@@ -28,7 +28,7 @@ class Yolox(Decoder):
     is_yolox: bool = True
 
     @classmethod
-    def fit(cls, head: Head) -> Sequence[Decoder]:
+    def fit(cls, head: GraphHead) -> Sequence[Decoder]:
         """One output with a row for each cell; it is raw where nothing is computed after the last layers."""
         output = head.outputs[0]
         if len(head.outputs) > 1 or len(output.shape) != 2 or output.shape[1] < 6:

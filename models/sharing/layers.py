@@ -77,8 +77,16 @@ def model_bytes(query: Query) -> int:
 
 def architecture(query: Query) -> Architecture:
     """Describe a query's model on the meta device; it is built once for each number of classes."""
-    from models.zoo import folder_of, naming
+    from models.zoo import build_query, folder_of, naming
+    from models.zoo.user_models import is_model_file
 
+    if is_model_file(query.model):
+        from models.decoders.graph_model import last_layers
+
+        built = build_query(query, "meta")
+        heads = {f"network.{path}" for path in last_layers(built.network)}
+        own = _describe_network(built)
+        return _architecture(own, {path for path, *_ in own.rows} & heads)
     width = len(query.classes) + (query.task == "detection")
     with naming(query):
         return describe(query.model, width, query.input_size, query.task, query.model_args, folder_of(query))
@@ -118,12 +126,16 @@ def _describe(model: str, args: str, input_size: int, task: str, folder: Path | 
     """Heads are the layers that differ between two class counts."""
     own, wider = (_build_network(model, args, input_size, task, folder, classes) for classes in (width, width + 1))
     others = {path: wide for path, wide, *_ in wider.rows}
-    last = max(1, len(own.rows) - 1)
+    return _architecture(own, {path for path, wide, *_ in own.rows if others.get(path) != wide})
+
+
+def _architecture(network: _Network, heads: set[str]) -> Architecture:
+    last = max(1, len(network.rows) - 1)
     layers = [
-        (path, wide, strict, nbytes, others.get(path) != wide, index / last)
-        for index, (path, wide, strict, nbytes) in enumerate(own.rows)
+        (path, wide, strict, nbytes, path in heads, index / last)
+        for index, (path, wide, strict, nbytes) in enumerate(network.rows)
     ]
-    return Architecture(tuple(layers), own.parameters, own.bytes)
+    return Architecture(tuple(layers), network.parameters, network.bytes)
 
 
 @dataclass(frozen=True)
@@ -139,7 +151,10 @@ class _Network:
 def _build_network(model: str, args: str, input_size: int, task: str, folder: Path | None, width: int) -> _Network:
     from models.zoo import build
 
-    built = build(model, width, json.loads(args), input_size, task, device="meta", folder=folder)
+    return _describe_network(build(model, width, json.loads(args), input_size, task, device="meta", folder=folder))
+
+
+def _describe_network(built: nn.Module) -> _Network:
     rows = []
     for path, module, attribute, kind in weights_in(built):
         weight = getattr(module, attribute)

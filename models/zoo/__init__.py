@@ -24,10 +24,12 @@ from models.zoo.user_models import (
     check_logits,
     foreign_factory,
     is_external,
+    is_model_file,
     reason,
 )
 
 if TYPE_CHECKING:
+    from models.decoders.files import ModelFile
     from models.workload import Query
 
 USUAL_WIDTH = 2000
@@ -79,12 +81,22 @@ def build(
 
 
 def build_query(query: Query, device: str | torch.device = "cpu") -> nn.Module:
-    """Build a query's own model with random weights; errors name the query and its workload file."""
+    """Build a query's own model with random weights, or a file's with its own; errors name query and workload file."""
     with naming(query):
+        if is_model_file(query.model):
+            return file_of(query).build(device)
         if is_external(query.model):
             raise InputError(query.model, "cannot be built yet", "name a model of the zoo or a factory")
         args = (query.model, query.classes, query.model_args, query.input_size, query.task)
         return build(*args, device=device, folder=folder_of(query))
+
+
+def file_of(query: Query) -> ModelFile:
+    """The file that is a query's model."""
+    from models.decoders.files import ModelFile
+
+    size = None if query.input_size is None else height_width(query.input_size)
+    return ModelFile(Path(query.model), size, query.decoder, query.task, query.classes)
 
 
 def check_input(query: Query, module: nn.Module) -> None:
@@ -92,6 +104,8 @@ def check_input(query: Query, module: nn.Module) -> None:
 
     One frame goes through on the meta device (about ten milliseconds), where nothing is computed.
     """
+    if is_model_file(query.model):
+        return  # its decoder was chosen by the shapes of its outputs
     with naming(query):
         check_answer(query.model, module, query.input_size, query.task, width_of(query.task, query.classes))
 
@@ -141,6 +155,9 @@ def zoo_preprocess(model: str, input_size: int | Size) -> Preprocess:
 
 def _own_preprocess(query: Query) -> Preprocess | None:
     """How the model's own source prepares frames; None where it does not say."""
+    if is_model_file(query.model):
+        with naming(query):
+            return file_of(query).preprocess()
     if is_external(query.model):
         return None
     return None if query.input_size is None else zoo_preprocess(query.model, query.input_size)

@@ -3,7 +3,7 @@
 import pytest
 
 from models.decoders import choose_columns, choose_decoder, coco_names
-from models.decoders.registry import Head, Output, class_names, parse
+from models.decoders.registry import GraphHead, Output, class_names, parse
 from models.decoders.yolo import Yolo
 from models.decoders.yolox import Yolox
 from models.errors import InputError
@@ -15,9 +15,11 @@ ULTRALYTICS = {
 }  # fmt: skip
 
 
-def choose(*shapes: tuple[int, ...], name: str = "auto", task: str | None = "detection", count: int | None = None, **metadata):
+def choose(
+    *shapes: tuple[int, ...], name: str = "auto", task: str | None = "detection", count: int | None = None, **metadata
+):
     outputs = tuple(Output(f"output{index}", shape) for index, shape in enumerate(shapes))
-    return choose_decoder(name, Head(outputs, SIZE, metadata), task, count, "signs.onnx")
+    return choose_decoder(name, GraphHead(outputs, SIZE, metadata), task, count, "signs.onnx")
 
 
 @pytest.mark.parametrize(
@@ -74,17 +76,17 @@ def test_metadata_with_gaps_name_no_classes() -> None:
 
 
 def test_columns_follow_the_names_of_the_file() -> None:
-    assert choose_columns(Yolo(3), ULTRALYTICS, ["driver's door", "stop"]) == (2, 0)
+    assert choose_columns(Yolo(3), ULTRALYTICS, ["driver's door", "stop"], "signs.onnx") == (2, 0)
 
 
 def test_columns_of_80_nameless_classes_are_those_of_coco() -> None:
     assert len(coco_names()) == 80
-    assert choose_columns(Yolo(80), {}, ["person", "toothbrush"]) == (0, 79)
-    assert choose_columns(Yolo(91), {}, ["person", "toothbrush"]) == (1, 90)
+    assert choose_columns(Yolo(80), {}, ["person", "toothbrush"], "signs.onnx") == (0, 79)
+    assert choose_columns(Yolo(91), {}, ["person", "toothbrush"], "signs.onnx") == (1, 90)
 
 
 def test_columns_of_a_nameless_file_are_those_given() -> None:
-    assert choose_columns(Yolo(2), {}, ["cat", "dog"]) == (0, 1)
+    assert choose_columns(Yolo(2), {}, ["cat", "dog"], "signs.onnx") == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,7 @@ def test_columns_of_a_nameless_file_are_those_given() -> None:
 )
 def test_classes_that_the_file_lacks_are_refused(width: int, metadata: dict, classes: list[str], problem: str) -> None:
     with pytest.raises(InputError, match=problem):
-        choose_columns(Yolo(width), metadata, classes)
+        choose_columns(Yolo(width), metadata, classes, "signs.onnx")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from models.decoders import choose_decoder
-from models.decoders.registry import Head, Output
+from models.decoders.registry import GraphHead, Output
 
 SIZE = (96, 160)
 CLASSES = 3
@@ -21,7 +21,7 @@ def draw(*shape: int, low: float = 0.0, high: float = 1.0, seed: int = 0) -> tor
 def decode(name: str, outputs: list[torch.Tensor], tails: list[set[str]] | None = None, **metadata: str):
     """Boxes in pixels of the input and scores, of the decoder that fits the outputs."""
     tails = tails or [set()] * len(outputs)
-    head = Head(
+    head = GraphHead(
         tuple(
             Output(f"out{index}", tuple(one.shape[1:]), frozenset(tail))
             for index, (one, tail) in enumerate(zip(outputs, tails, strict=True))
@@ -133,7 +133,7 @@ def test_nanodet_distances_are_what_libreyolo_decodes() -> None:
     shapes = [(SIZE[0] // stride, SIZE[1] // stride) for stride in STRIDES]
     logits = [draw(1, CLASSES, *shape, low=-3, high=3, seed=shape[0]) for shape in shapes]
     values = [draw(1, 32, *shape, high=4, seed=shape[1]) for shape in shapes]
-    scores, labels, boxes = theirs(logits, values, STRIDES, 7, 0.0, 10_000)
+    scores, _, boxes = theirs(logits, values, STRIDES, 7, 0.0, 10_000)
     rows = [torch.cat([one.flatten(2).transpose(1, 2) for one in maps], dim=1) for maps in (logits, values)]
     found = decode("nanodet", [torch.cat(rows, dim=2)])
     assert_equal(found, boxes.reshape(1, CELLS, CLASSES, 4)[:, :, 0], scores.reshape(1, CELLS, CLASSES))
@@ -207,7 +207,7 @@ def test_ssd_leaves_the_background_of_a_softmax_out() -> None:
 
 def test_ssd_of_a_grid_has_boxes_in_pixels() -> None:
     size_boxes = to_corners(pixel_boxes(1260).numpy())
-    head = Head((Output("a", (1260, 4)), Output("b", (1260, CLASSES), frozenset({"Sigmoid"}))), (192, 320))
+    head = GraphHead((Output("a", (1260, 4)), Output("b", (1260, CLASSES), frozenset({"Sigmoid"}))), (192, 320))
     decoder = choose_decoder("auto", head, "detection", CLASSES, "model.onnx")
     boxes, _ = decoder.decode([torch.from_numpy(size_boxes), draw(2, 1260, CLASSES)], (192, 320))
     assert np.abs(boxes.numpy() * np.array([320, 192, 320, 192]) - size_boxes).max() < BOX_TOLERANCE_PX
@@ -217,13 +217,13 @@ def test_ssd_of_a_grid_has_boxes_in_pixels() -> None:
 def test_classifier_applies_softmax_once(activation: str) -> None:
     logits = draw(2, 5, low=-3, high=3)
     given = {"": logits, "Softmax": logits.softmax(1), "LogSoftmax": logits.log_softmax(1)}[activation]
-    head = Head((Output("out", (5,), frozenset({activation} - {""})),), SIZE)
+    head = GraphHead((Output("out", (5,), frozenset({activation} - {""})),), SIZE)
     decoder = choose_decoder("auto", head, "classification", 5, "model.onnx")
     assert torch.allclose(decoder.logits([given]).softmax(1), logits.softmax(1), atol=1e-6)
 
 
 def test_classifier_of_a_sigmoid_keeps_the_odds() -> None:
     probabilities = draw(2, 5)
-    head = Head((Output("out", (5, 1, 1), frozenset({"Sigmoid"})),), SIZE)
+    head = GraphHead((Output("out", (5, 1, 1), frozenset({"Sigmoid"})),), SIZE)
     decoder = choose_decoder("auto", head, None, None, "model.onnx")
     assert torch.allclose(decoder.logits([probabilities[:, :, None, None]]).sigmoid(), probabilities, atol=1e-6)

@@ -1,0 +1,115 @@
+"""The models that .onnx and .pt2 files hold: what a file says about itself, and the model of a query."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+
+from models.decoders import AUTO, choose_columns, choose_decoder, known_names, task_of_metadata
+from models.decoders.graph_model import GraphClassifier, GraphDetector, build_model, head_of
+from models.decoders.registry import UNUSED, GraphHead, class_names, parse
+from models.errors import InputError
+from models.notes import add_note
+from models.preprocess import Preprocess, Size
+
+if TYPE_CHECKING:
+    from models.graph import Graph
+
+Stamp = tuple[int, int, int]
+TASKS = ("detection", "classification")
+"""The tasks whose outputs a decoder explains."""
+GEMEL_PREPROCESS = "gemel.preprocess"
+NETWORK = "network."
+"""What precedes a weight's name in a model, beside its name in the graph."""
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A file with a graph, and what a query says about it; `size` is None where the file has one."""
+
+    path: Path
+    size: Size | None = None
+    decoder: str = AUTO
+    task: str | None = None
+    classes: tuple[str, ...] = ()
+
+    def complete(self) -> ModelFile:
+        """What the file says where the query does not; InputError where neither says it, or where they do not fit."""
+        head = self._head()
+        task = self.task or task_of_metadata(head.metadata)
+        if task is not None and task not in TASKS:
+            classes = self.classes or class_names(head.metadata) or ()
+            return replace(self, size=head.size, task=task, classes=classes)
+        chosen = choose_decoder(self.decoder, head, task, len(self.classes) or None, self.path)
+        names = known_names(chosen, head.metadata)
+        if not self.classes and names is None:
+            problem = f"answers with {chosen.width} classes and does not name them"
+            raise InputError(self.path, problem, "name them in their order", "classes")
+        classes = self.classes or tuple(name for name in names or () if not name.startswith(UNUSED))
+        choose_columns(chosen, head.metadata, classes, self.path)
+        if class_names(head.metadata) is None and names is not None and set(classes) <= set(names):
+            whose = "ImageNet's" if chosen.task == "classification" else "COCO's"
+            text = f"names no classes; its {chosen.width} are taken for {whose}"
+            add_note(self.path, text, "else name all in `classes`")
+        return replace(self, size=head.size, task=chosen.task, classes=classes)
+
+    def build(self, device: str | torch.device = "cpu") -> GraphDetector | GraphClassifier:
+        """The model with the file's weights, without values on the device "meta"."""
+        read = _describe if torch.device(device).type == "meta" else _load
+        graph = read(self.path, self.size, self._stamp())
+        return build_model(graph, self.decoder, str(self.task), self.classes, self.path, device)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights under the names of the model."""
+        state = _load(self.path, self.size, self._stamp()).state
+        return {f"{NETWORK}{name}": tensor for name, tensor in state.items()}
+
+    def preprocess(self) -> Preprocess | None:
+        """How frames are prepared, as the metadata or the decoder's family say; None where neither does."""
+        head = self._head()
+        written = parse(head.metadata.get(GEMEL_PREPROCESS))
+        if isinstance(written, dict):
+            try:
+                return TypeAdapter(Preprocess).validate_python({**written, "size": head.size})
+            except ValidationError as error:
+                raise InputError(self.path, f"its {GEMEL_PREPROCESS} is damaged", "export it again", "model") from error
+        if self.task not in TASKS:
+            return None
+        chosen = choose_decoder(self.decoder, head, self.task, len(self.classes), self.path)
+        return chosen.preprocess(head.metadata, head.size)
+
+    def _head(self) -> GraphHead:
+        return _heads(self.path, self.size, self._stamp())
+
+    def _stamp(self) -> Stamp:
+        """What changes when the file does."""
+        try:
+            status = os.stat(self.path)
+        except OSError as error:
+            raise InputError(self.path, f"cannot be read: {error.strerror}", "check the path", "model") from error
+        return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@lru_cache(maxsize=256)
+def _heads(path: Path, size: Size | None, stamp: Stamp) -> GraphHead:
+    return head_of(_describe(path, size, stamp))
+
+
+@lru_cache(maxsize=256)
+def _describe(path: Path, size: Size | None, stamp: Stamp) -> Graph:
+    """A file's graph without its weights."""
+    return replace(_load(path, size, stamp), state={})
+
+
+@lru_cache(maxsize=1)
+def _load(path: Path, size: Size | None, stamp: Stamp) -> Graph:
+    from models.graph import load_graph
+
+    return load_graph(path, size)
