@@ -1,16 +1,18 @@
-"""Frames as JPEG with results drawn in: boxes with class and score, a line for each classification."""
+"""Frames as JPEG with results drawn in: boxes, masks, and lines of text for what has no place."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from models.rle import decode_rle
+
 if TYPE_CHECKING:
     import numpy as np
 
     from edge_runtime.sinks.base import ResultMessage
 
-JPEG_QUALITY = 80
+JPEG_QUALITY, MASK_OPACITY = 80, 0.45
 COLOURS = ((255, 176, 0), (0, 158, 255), (122, 224, 122), (255, 110, 180), (190, 150, 255), (64, 224, 208))
 """RGB, readable on day and night pictures; the queries of a camera take them in turn."""
 
@@ -24,23 +26,43 @@ def draw_results(image: np.ndarray, records: Iterable[Mapping[str, Any]]) -> byt
     """The JPEG of a frame (RGB uint8, H, W, 3) with these result records drawn in."""
     import cv2
 
-    drawn = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
-    size = max(0.4, min(drawn.shape[:2]) / 500)
-    lines = 0
-    for index, record in enumerate(records):
-        colour = COLOURS[index % len(COLOURS)][::-1]
-        if "label" in record:
-            lines += 1
-            text = f"{record['query']}: {record['label']} {float(record['score']):.2f}"
-            _write(drawn, text, (6, lines * (round(22 * size) + 10)), size, colour)
-        for found in record.get("detections", ()):
-            left, top, right, bottom = (round(float(value)) for value in found["box"])
-            cv2.rectangle(drawn, (left, top), (right, bottom), colour, max(1, round(2 * size)))
-            _write(drawn, f"{found['class']} {float(found['score']):.2f}", (left, max(12, top - 4)), size, colour)
+    drawn = cv2.cvtColor(draw_on(image, records), cv2.COLOR_RGB2BGR)
     is_encoded, data = cv2.imencode(".jpg", drawn, (cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY))
     if not is_encoded:
         raise ValueError(f"a frame of {drawn.shape} cannot be written as JPEG")
     return data.tobytes()
+
+
+def draw_on(image: np.ndarray, records: Iterable[Mapping[str, Any]]) -> np.ndarray:
+    """A copy of a frame (RGB uint8, H, W, 3) with these result records drawn in."""
+    import cv2
+
+    drawn = image.copy()
+    size = max(0.4, min(drawn.shape[:2]) / 500)
+    lines = 0
+    for index, record in enumerate(records):
+        colour = COLOURS[index % len(COLOURS)]
+        if "label" in record:
+            lines += 1
+            text = f"{record['query']}: {record['label']} {float(record['score']):.2f}"
+            _write(drawn, text, (6, lines * (round(22 * size) + 10)), size, colour)
+        for place, found in enumerate(record.get("segments", ())):
+            _shade(drawn, found, COLOURS[(index + place) % len(COLOURS)], size)
+        for found in record.get("detections", ()):
+            left, top, right, bottom = (round(float(value)) for value in found["box"])
+            cv2.rectangle(drawn, (left, top), (right, bottom), colour, max(1, round(2 * size)))
+            _write(drawn, f"{found['class']} {float(found['score']):.2f}", (left, max(12, top - 4)), size, colour)
+    return drawn
+
+
+def _shade(image: np.ndarray, segment: Mapping[str, Any], colour: Sequence[int], size: float) -> None:
+    """Tint the pixels of a segment, and write its class at their middle."""
+    mask = decode_rle(segment["mask"]["counts"], tuple(segment["mask"]["size"]))
+    if mask.shape != image.shape[:2] or not mask.any():
+        return
+    image[mask] = (image[mask] * (1 - MASK_OPACITY) + [MASK_OPACITY * value for value in colour]).astype(image.dtype)
+    rows, columns = mask.nonzero()
+    _write(image, str(segment["class"]), (int(columns.mean()), int(rows.mean())), size, colour)
 
 
 def _write(image: np.ndarray, text: str, at: tuple[int, int], size: float, colour: Sequence[int]) -> None:

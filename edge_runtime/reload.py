@@ -209,7 +209,7 @@ def run_canary(before: LoadedBox, after: LoadedBox, spool: SpoolConfig) -> Loade
         paths = _newest_samples(spool.samples, query.id, old.digest[:BUNDLE_DIGITS])
         compared = compare_samples(query, paths, _cpu_model(new, query.id))
         compared = replace(compared, expected=compared.expected * expected_agreement(query))
-        found = compare_agreement(compared, task_of(query.task), query.accuracy_target)
+        found = compare_agreement(compared, task_of(query), query.accuracy_target)
         if found.verdict == TOO_FEW:
             log.info("query %s: %d samples are too few to try its new weights", query.id, len(paths))
         elif found.verdict == ONE_ANSWER:

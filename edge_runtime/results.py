@@ -16,7 +16,7 @@ from edge_runtime.simulation.simulator import age_p95_ms
 from edge_runtime.sinks.base import ResultMessage
 from models.bundle import BundleQuery
 from models.errors import message_of
-from models.predictions import ClassPrediction, Prediction
+from models.predictions import Prediction
 
 BUNDLE_DIGITS = 12
 AGES_KEPT = 1000
@@ -50,10 +50,7 @@ def result_record(
         "age_ms": round(age_s * 1000, 3), "late": age_s > query.sla_ms / 1000,
         "bundle": identity.bundle[:BUNDLE_DIGITS],
     }  # fmt: skip
-    if isinstance(prediction, ClassPrediction):
-        return {**record, "label": prediction.label, "score": prediction.score}
-    found = zip(prediction.classes, prediction.scores, prediction.boxes, strict=True)
-    return {**record, "detections": [{"class": name, "score": score, "box": list(box)} for name, score, box in found]}
+    return {**record, **prediction.to_record()}
 
 
 class Publisher:

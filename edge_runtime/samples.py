@@ -47,9 +47,11 @@ from models.io import (
     read_json,
     validate,
 )
-from models.pictures import MAX_PICTURE_BYTES, decode_picture
-from models.predictions import ClassPrediction, DetectionPrediction, Prediction
+from models.masks import IGNORED
+from models.pictures import MAX_PICTURE_BYTES, MAX_PIXELS, decode_picture
+from models.predictions import BACKGROUNDS, ClassPrediction, DetectionPrediction, MaskPrediction, Prediction
 from models.preprocess import FURTHEST_PIXEL, crop
+from models.rle import decode_rle
 from models.tasks import task_of
 from models.workload import Query
 
@@ -68,6 +70,8 @@ POLL_INTERVAL_S = 5.0
 """Interval at which the spool looks for a new drift check."""
 BUSY, TOO_LARGE = "busy", "too_large"
 """Reasons of `unsampled` beside those of the disk: the queue is full, one sample exceeds the spool."""
+ANSWERS = {"classification": "label", "detection": "detections", "segmentation": "segments"}
+"""Task -> the key of its answer in a result, and in a sample."""
 KEYWORD, PNG_LEVEL = "gemel", 1
 """The key of a sample's text, and the level of its compression (of 9)."""
 
@@ -90,6 +94,29 @@ class SampleDetection(Exact):
     name: ClassName = Field(alias="class")
     score: Fraction
     box: Box
+
+
+class SampleMask(Exact):
+    """A mask as COCO's run lengths: `size` is (height, width) of the frame."""
+
+    size: Annotated[list[Annotated[int, Field(ge=1, le=1_000_000)]], Field(min_length=2, max_length=2)]
+    counts: str
+
+    def pixels(self) -> np.ndarray:
+        """Boolean (H, W); ValueError where the run lengths do not fill it, or it has too many pixels."""
+        if self.size[0] * self.size[1] > MAX_PIXELS:
+            raise ValueError(f"a mask of {self.size[1]} x {self.size[0]} pixels")
+        return decode_rle(self.counts, (self.size[0], self.size[1]))
+
+
+class SampleSegment(Exact):
+    """The pixels of one class."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    name: ClassName = Field(alias="class")
+    area: Annotated[int, Field(ge=0, le=MAX_PIXELS)]
+    mask: SampleMask
 
 
 class SampleHead(Exact):
@@ -115,18 +142,35 @@ class SampleHead(Exact):
     label: ClassName | None = None
     score: Fraction | None = None
     detections: Annotated[list[SampleDetection], Field(max_length=MAX_DETECTIONS)] | None = None
+    segments: Annotated[list[SampleSegment], Field(max_length=IGNORED)] | None = None
 
-    def prediction(self) -> Prediction:
-        """The answer of the box, boxes in pixels of the part of the frame that the query looks at."""
-        if self.detections is None:
-            assert self.label is not None and self.score is not None
-            return ClassPrediction(self.label, self.score, ())
+    def prediction(self, classes: Sequence[str]) -> Prediction:
+        """The answer of the box, places in pixels of the part of the frame that the query looks at.
+
+        ValueError where a mask is none.
+        """
         left, top = (0, 0) if self.roi is None else (round(self.roi[0]), round(self.roi[1]))
-        boxes = tuple(
-            (x0 - left, y0 - top, x1 - left, y1 - top) for x0, y0, x1, y1 in (found.box for found in self.detections)
-        )
-        names, scores = (tuple(getattr(found, key) for found in self.detections) for key in ("name", "score"))
-        return DetectionPrediction(names, scores, boxes)
+        if self.label is not None:
+            return ClassPrediction(self.label, self.score or 0.0, ())
+        if self.segments is not None:
+            whole_size = (left + self.size[0], top + self.size[1])
+            return self._masks(classes, whole_size).in_frame(-left, -top, (self.size[0], self.size[1]))
+        found = self.detections or ()
+        boxes = tuple(tuple(one.box) for one in found)
+        whole = DetectionPrediction(tuple(one.name for one in found), tuple(one.score for one in found), boxes)  # type: ignore[arg-type]
+        return whole.in_frame(-left, -top, (self.size[0], self.size[1]))
+
+    def _masks(self, classes: Sequence[str], size: tuple[int, int]) -> MaskPrediction:
+        """The masks as one; `size` (width, height) is that of a frame without any."""
+        rest = next((place for place, name in enumerate(classes) if name.lower() in BACKGROUNDS), IGNORED)
+        masks = [(classes.index(one.name), one.mask.pixels()) for one in self.segments or ()]
+        if len({mask.shape for _, mask in masks}) > 1:
+            raise ValueError("masks of several sizes")
+        height, width = masks[0][1].shape if masks else size[::-1]
+        whole = np.full((height, width), rest, np.uint8)
+        for place, mask in masks:
+            whole[mask] = place
+        return MaskPrediction(whole, (0.0, 0.0, float(width), float(height)), (width, height), tuple(classes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +222,7 @@ def sample_bytes(record: Mapping[str, Any], image: np.ndarray, query: BundleQuer
         "format": FORMAT, **{key: record[key] for key in ("run", "query", "camera", "frame", "captured_at", "bundle")},
         "size": [part.shape[1], part.shape[0]], "roi": None if query.roi is None else list(query.roi),
         "threshold": max(query.min_score, query.threshold or 0.0), "expected": expected_agreement(query),
-        **{key: record[key] for key in ("label", "score", "detections") if key in record},
+        **{key: record[key] for key in ("score", *ANSWERS.values()) if key in record},
     }  # fmt: skip
     text = PngInfo()
     text.add_text(KEYWORD, json.dumps(head, allow_nan=False, separators=(",", ":")))
@@ -228,8 +272,11 @@ def _parse_head(path: Path, data: bytes) -> SampleHead:
     except ParseError as error:
         raise InputError(path, f"is no sample: {error}", SAMPLE_HINT) from error
     head = validate(path, document, SampleHead, hint=SAMPLE_HINT)
-    if (head.label is None) == (head.detections is None) or (head.label is None) != (head.score is None):
-        raise InputError(path, "has no answer: a label with its score, or detections", SAMPLE_HINT)
+    given = [key for key in ANSWERS.values() if getattr(head, key) is not None]
+    if len(given) != 1 or (head.label is None) != (head.score is None):
+        raise InputError(
+            path, f"has no answer, or several, of {', '.join(ANSWERS.values())} (a label with its score)", SAMPLE_HINT
+        )
     return head
 
 
@@ -243,30 +290,31 @@ def compare_samples(
 
     `on_progress` gets the number of further samples. A file that this query could not have left is unusable.
     """
-    task = task_of(query.task)
+    task = task_of(query)
     counts: list[np.ndarray] = []
     expected = 1.0
     for start in range(0, len(paths), COMPARE_BATCH):
         chunk = paths[start : start + COMPARE_BATCH]
-        samples = [sample for path in chunk if (sample := _usable_sample(path, query)) is not None]
-        if samples:
-            batch = torch.stack([torch.from_numpy(sample.picture).permute(2, 0, 1) for sample in samples])
-            predictions = predict(batch, [(sample.head.size[0], sample.head.size[1]) for sample in samples])
-            for head, prediction in zip((sample.head for sample in samples), predictions, strict=True):
-                expected = head.expected
-                truth = task.labels_of(prediction, head.threshold)
-                counts.append(task.tallies([head.prediction()], [truth], query.classes, head.threshold)[0])
+        usable = [found for path in chunk if (found := _usable_sample(path, query)) is not None]
+        if usable:
+            batch = torch.stack([torch.from_numpy(sample.picture).permute(2, 0, 1) for sample, _ in usable])
+            predictions = predict(batch, [(sample.head.size[0], sample.head.size[1]) for sample, _ in usable])
+            for (sample, given), prediction in zip(usable, predictions, strict=True):
+                expected, threshold = sample.head.expected, sample.head.threshold
+                truth = task.labels_of(prediction, threshold)
+                counts.append(task.tallies([given], [truth], query.classes, threshold)[0])
         on_progress(len(chunk))
     return ComparedFrames(np.array(counts, np.int64), expected, len(paths) - len(counts))
 
 
-def _usable_sample(path: Path, query: BundleQuery | Query) -> Sample | None:
+def _usable_sample(path: Path, query: BundleQuery | Query) -> tuple[Sample, Prediction] | None:
     try:
         sample = read_sample(path)
-    except InputError:
+        given = sample.head.prediction(query.classes)
+    except (InputError, ValueError):
         return None
     fits = sample.picture.shape == (query.input_size, query.input_size, 3)
-    return sample if fits and (sample.head.detections is None) == (query.task == "classification") else None
+    return (sample, given) if fits and getattr(sample.head, ANSWERS[query.task]) is not None else None
 
 
 class Spool:

@@ -177,7 +177,7 @@ def check_drift(
         reported = True
     except InputError:
         reported = False
-    metrics = {query.id: task_of(query.task).metric for query in load.queries}
+    metrics = {query.id: task_of(query).metric for query in load.queries}
     written = Path(out) if out is not None and reverted else None
     return DriftCheck(spool, load.name, report, metrics, notes, left_out, written, reported)
 
@@ -244,7 +244,7 @@ def _compare(load: Workload, samples: DriftSamples, stages: Stages) -> tuple[dic
         predict = _predict_by_original(query, load_original(query).to(device))
         compared = compare_samples(query, samples.by_query[query.id], predict, stages.add)
         left_out[UNUSABLE] += compared.unusable
-        agreements[query.id] = compare_agreement(compared, task_of(query.task), query.accuracy_target)
+        agreements[query.id] = compare_agreement(compared, task_of(query), query.accuracy_target)
     return agreements, +left_out
 
 
@@ -256,12 +256,13 @@ def load_original(query: Query) -> nn.Module:
 
 
 def _predict_by_original(query: Query, original: nn.Module) -> Predict:
-    task, device = task_of(query.task), next(original.parameters()).device
+    task, device = task_of(query), next(original.parameters()).device
 
     @torch.inference_mode()
     def predict(batch: Tensor, sizes: Sequence[tuple[int, int]]) -> list[Prediction]:
-        inputs = preprocess_of(query).normalise(batch.to(device))
-        return task.predictions(original, original(inputs), sizes, query.classes)
+        preprocess = preprocess_of(query)
+        inputs = preprocess.normalise(batch.to(device))
+        return task.predictions(original, original(inputs), sizes, query.classes, preprocess=preprocess)
 
     return predict
 

@@ -53,7 +53,7 @@ from merger.events import Progress, Stages, silent
 from models.bundle import Bundle, open_bundle
 from models.data import PreparedFrames, Split, load_split
 from models.errors import InputError
-from models.evaluation import BOOTSTRAP_ROUNDS, compare, evidence_hint, load_labels, predict
+from models.evaluation import BOOTSTRAP_ROUNDS, compare, count_samples, evidence_hint, load_labels, predict
 from models.io import check_apart, finite, hold_locks, open_atomic
 from models.metrics import average_precision, error_types, overlaps_of
 from models.notes import add_note
@@ -231,7 +231,7 @@ def evaluate_query(query: Query, bundle: Bundle) -> QueryEvaluation:
 
     Raises InputError where weights or test frames are missing, or the labels cannot be scored.
     """
-    task, device = task_of(query.task), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    task, device = task_of(query), torch.device("cuda" if torch.cuda.is_available() else "cpu")
     original = build_query(query)
     load_weights(query, original)
     original_bytes = state_bytes(original)
@@ -257,7 +257,7 @@ def score_query(
     sides: dict[str, Sequence[Any]] = {"original": predictions[ORIGINALS], "merged": predictions[MERGED]}
     labels = load_labels(query, split, predictions[ORIGINALS], threshold)
     test = QueryTest(query, Footage(split.units, split.times_s, query.fps), labels, threshold, predictions)
-    describe = _detection_errors if query.task == "detection" else _class_recalls
+    describe = DESCRIPTIONS.get(query.task, lambda *_: {})
     evidence = compare(query, split, sides["original"], sides["merged"], threshold)
     if evidence.reason:
         add_note(query.id, f"no evidence: {evidence.reason}; it counts as not met", evidence_hint(query))
@@ -303,17 +303,21 @@ def _detection_errors(
 def _class_recalls(
     query: Query, sides: Mapping[str, Sequence[Any]], labels: Sequence[Any], threshold: float
 ) -> dict[str, Any]:
-    """The recall of each class that occurs, of both models."""
-    recalls, frames = {}, np.zeros(0)
+    """The recall (of segmentation, the IoU) of each class that occurs, of both models."""
+    recalls, samples = {}, count_samples(query, labels)
     for name, predictions in sides.items():
-        right, frames = task_of(query.task).tallies(predictions, labels, query.classes, threshold).sum(axis=0)
-        recalls[name] = (right / np.maximum(frames, 1)).tolist()
+        right, whole = task_of(query).tallies(predictions, labels, query.classes, threshold).sum(axis=0)
+        recalls[name] = (right / np.maximum(whole, 1)).tolist()
     return {
         "classes": [
-            {"class": label, "frames": int(count), **{name: own[index] for name, own in recalls.items()}}
-            for index, (label, count) in enumerate(zip(query.classes, frames, strict=True)) if count
+            {"class": label, "frames": samples[label], **{name: own[index] for name, own in recalls.items()}}
+            for index, label in enumerate(query.classes) if samples[label]
         ]
     }  # fmt: skip
+
+
+DESCRIPTIONS = {"detection": _detection_errors, "classification": _class_recalls, "segmentation": _class_recalls}
+"""Task -> what its row in the report says besides the metric."""
 
 
 def _memory_budgets(memory: str, originals: Costs) -> dict[str, int]:

@@ -185,7 +185,7 @@ class Scorer:
 
     def __init__(self, test: QueryTest, arm: str) -> None:
         self._test, self._predictions = test, test.predictions[arm]
-        self._task = task_of(test.query.task)
+        self._task = task_of(test.query)
         self._tallies: dict[tuple[int | None, int], np.ndarray] = {}
 
     def __call__(self, stream: Stream, latest: Sequence[int | None]) -> float:
@@ -329,7 +329,7 @@ def query_staleness(query: Query, bundle: Bundle, device: str) -> Curve:
 
     Empty where the split has no two frames of one clip or track.
     """
-    split, task = load_split(query, "val"), task_of(query.task)
+    split, task = load_split(query, "val"), task_of(query)
     predictions = predict(bundle.build(query.id, device), query, split)
     threshold = bundle.query(query.id).threshold
     threshold = query.min_score if threshold is None else threshold
@@ -385,7 +385,7 @@ def _score_streams(
     moments = [frame is not None for frames in latest for frame in frames]
     return {
         "query": test.query.id,
-        "metric": task_of(test.query.task).metric,
+        "metric": task_of(test.query).metric,
         "accuracy": sum(by_seed) / len(by_seed),
         **{f"age_p{share}_ms": age_ms(ages, share) for share in (50, 95, 99)},
         "spread": [min(by_seed), max(by_seed)],

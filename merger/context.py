@@ -115,20 +115,21 @@ def find_class_order(query: Query, answers: Sequence[Any], labels: Sequence[Grou
 
 def evaluate_original(ctx: MergeContext, query: Query) -> Reference:
     """The reference of one query; progress reports it and what makes it weak evidence."""
-    task, val = task_of(query.task), ctx.val[query.id]
+    task, val = task_of(query), ctx.val[query.id]
     answers = predict(ctx.originals[query.id], query, val, progress=ctx.stages.add)
     labels = val.split.labels
     threshold = task.choose_threshold(answers, labels) if labels is not None else query.min_score
     truths = load_labels(query, val.split, answers, threshold)
     reached = score(task, answers, truths, query.classes, threshold)
     needed = query.accuracy_target * reached  # the target is a ratio, so what it asks for depends on the original
-    ctx.report(Event.REFERENCE, query=query.id, metric=task.metric, val=reached, needed=needed)
+    metric = task.metric_name(labels is not None)
+    ctx.report(Event.REFERENCE, query=query.id, metric=metric, val=reached, needed=needed)
     order = find_class_order(query, answers, labels) if query.task == "classification" and labels else None
     if order is not None:
         text = f"{query.id}: the original's predictions fit the labels if its outputs are named {join_names(order)}, in"
         ctx.warn(f"{text} this order; list `classes` in this order, or check the weights")
     elif not is_competent(query, reached):
-        text = f"{query.id}: its original reaches only {reached:.2f} {task.metric} on val, which is no evidence"
+        text = f"{query.id}: its original reaches only {reached:.2f} {metric} on val, which is no evidence"
         ctx.warn(f"{text}; train it longer, or on more frames")
     units = len(set(val.split.units))
     if units < MEASUREMENT.min_val_units:
@@ -136,10 +137,10 @@ def evaluate_original(ctx: MergeContext, query: Query) -> Reference:
         ctx.warn(f"{query.id}: its val split has only {units} {what}; its accuracy may not generalize")
     one_error = task.one_error(truths, query.classes) * (1 + ROUNDING) / reached if reached > 0 else 1.0
     found = 0
-    if query.task == "detection":
+    if isinstance(ctx.originals[query.id], Detector):
         found = int((scores_of(ctx.originals[query.id], query, ctx.train[query.id]) >= threshold).sum())
     tallies = tallies_by_unit(query, val.split, answers, truths, threshold)
-    samples, few = count_samples(truths), ctx.evidence_config.min_samples
+    samples, few = count_samples(query, truths), ctx.evidence_config.min_samples
     unjudged = {name: samples[name] for name in query.classes if samples[name] < few}
     gap = find_gap(query, val.split, truths, ctx.evidence_config) or _test_gap(ctx, query, threshold)
     reference = Reference(truths, threshold, reached, one_error, tallies, found, gap=gap, unjudged=unjudged)
@@ -164,7 +165,7 @@ def _needs_eval_norms(ctx: MergeContext, query: Query, reference: Reference) -> 
         return True
     if not recalibrate(ctx, query.id, model, MEASUREMENT.recalibration_frames):
         return False
-    metric = task_of(query.task).metric_of(ctx.tallies(query.id, model, reference).sum(axis=0))
+    metric = task_of(query).metric_of(ctx.tallies(query.id, model, reference).sum(axis=0))
     return metric < MEASUREMENT.recalibration_min_ratio * reference.score
 
 
@@ -383,7 +384,7 @@ class MergeContext:
 
         A model with at most one error more than its original has its plain ratio.
         """
-        reference, task = self.references[query], task_of(self.queries[query].task)
+        reference, task = self.references[query], task_of(self.queries[query])
         tallies = self.tallies(query, model, reference)
         ratio = task.metric_of(tallies.sum(axis=0)) / reference.score if reference.score > 0 else 0.0
         if not self.interval or ratio >= 1 - reference.one_error:

@@ -47,6 +47,7 @@ from models.notes import collect_notes
 from models.quantization import PackedWeight
 from models.sharing.layers import layers_of_all, model_bytes
 from models.sharing.similarity import ceiling_with_copies, copies, identical_sets
+from models.tasks import task_of
 from models.weights import fingerprint
 from models.workload import Query, Workload, inputs_of
 
@@ -306,7 +307,7 @@ def _write(
 
 def _record(ctx: MergeContext, merged: Merged, query: Query, evidence: Evidence) -> BundleQuery:
     """A query's entry in the manifest, with the precision that its model was trained in; None if it was not."""
-    threshold = ctx.references[query.id].threshold if query.task == "detection" else None
+    threshold = ctx.references[query.id].threshold if task_of(query).has_threshold else None
     original, state = ctx.originals[query.id].state_dict(), merged.states[query.id]
     unchanged = all(torch.equal(tensor.cpu(), state[key].cpu()) for key, tensor in original.items())
     precision = ctx.memory.precision if query.id in ctx.trained and not unchanged else None

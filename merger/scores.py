@@ -45,7 +45,7 @@ EPSILON = 1e-6
 @torch.no_grad()
 def scores_of(model: nn.Module, query: Query, data: TrainingSet) -> Tensor:
     """The scores of all detections on train frames spread evenly over the split, f32 (D,), the best first."""
-    task, indices = task_of(query.task), data.spread(CONFIG.frames)
+    task, indices = task_of(query), data.spread(CONFIG.frames)
     was_training = model.training
     model.eval()
 
@@ -54,7 +54,8 @@ def scores_of(model: nn.Module, query: Query, data: TrainingSet) -> Tensor:
         for start in range(0, len(indices), batch):
             chunk = indices[start : start + batch]
             outputs = model(data.frames(chunk, _device(model)))
-            for prediction in task.predictions(model, outputs, data.prepared.sizes(chunk), query.classes):
+            sizes = data.prepared.sizes(chunk)
+            for prediction in task.predictions(model, outputs, sizes, query.classes, preprocess=data.preprocess):
                 found += prediction.scores  # type: ignore[union-attr]
         return found
 

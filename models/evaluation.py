@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -15,7 +15,9 @@ from torch import nn
 
 from models.data import PreparedFrames, Split
 from models.device import retry_with_smaller_batch
-from models.errors import join_names
+from models.evidence import EVIDENCE as EVIDENCE
+from models.evidence import EvidenceConfig as EvidenceConfig
+from models.evidence import ShownAnswers
 from models.predictions import GroundTruth, Prediction, Task
 from models.process import keep_freed_memory
 from models.tasks import task_of
@@ -28,8 +30,6 @@ MIN_UNITS = 2
 ACCEPT_CONFIDENCE = 0.98
 """Confidence with which val must show that a merged model reaches its target."""
 LABELS, ORIGINAL, NO_EVIDENCE = "labels", "original", "none"
-CHANCE_MARGIN = 0.10
-MIN_F1 = 0.5
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def predict(
     """
     keep_freed_memory()
     prepared = split if isinstance(split, PreparedFrames) else PreparedFrames(query, split)
-    task, preprocess = task_of(query.task), preprocess_of(query)
+    task, preprocess = task_of(query), preprocess_of(query)
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
@@ -88,7 +88,7 @@ def predict(
     def predict_batch(count: int) -> list[Prediction]:
         indices = range(len(predictions), min(len(predictions) + count, len(prepared)))
         outputs = model(preprocess.normalise(prepared.batch(indices).to(device)))
-        return task.predictions(model, outputs, prepared.sizes(indices), query.classes)
+        return task.predictions(model, outputs, prepared.sizes(indices), query.classes, preprocess=preprocess)
 
     while len(predictions) < len(prepared):
         batch, found = retry_with_smaller_batch(min(batch, len(prepared) - len(predictions)), predict_batch)
@@ -111,7 +111,7 @@ def score(
 
 def load_labels(query: Query, split: Split, original: Sequence[Prediction], threshold: float) -> Sequence[GroundTruth]:
     """The split's labels, or without them the original's own predictions."""
-    task = task_of(query.task)
+    task = task_of(query)
     return split.labels if split.labels is not None else [task.labels_of(one, threshold) for one in original]
 
 
@@ -128,7 +128,7 @@ def compare(
 
     `gap` says why the footage is no evidence; None: `find_gap` of this split.
     """
-    task = task_of(query.task)
+    task = task_of(query)
     labels = load_labels(query, split, original, threshold)
     own_labels = [
         task.labels_of(one, threshold, label)
@@ -146,7 +146,8 @@ def compare(
     ratio = _ratio(after, before)
     gap = find_gap(query, split, labels) if gap is None else gap
     return Evidence(
-        metric=task.metric, split=split.name, samples=len(split), units=units, original=before, merged=after,
+        metric=task.metric_name(split.labels is not None), split=split.name, samples=len(split), units=units,
+        original=before, merged=after,
         ratio=ratio, chance_corrected=_ratio(after - chance, before - chance), ci95=interval,
         met=not gap and ratio >= query.accuracy_target,
         certain=not gap and interval is not None and interval[0] >= query.accuracy_target,
@@ -155,82 +156,31 @@ def compare(
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class EvidenceConfig:
-    """What a split holds at least so that a model that became worse can miss its target there."""
-
-    min_samples: int = 20
-    """Frames of each of two classes, or objects of a detector; frames with anything to compare of a drift check."""
-    min_clips: int = 2
-    """Clips that show a class, or objects, where a split consists of several: the interval leaves out one at a time."""
-
-
-EVIDENCE = EvidenceConfig()
-MAX_NAMES = 4
-
-
 def find_gap(query: Query, split: Split, labels: Sequence[GroundTruth], config: EvidenceConfig = EVIDENCE) -> str:
-    """Why these labels (or the original's answers) on a split are no evidence; empty where they are.
-
-    A classifier needs `min_samples` frames of each of two classes, a detector as many objects; each in `min_clips`.
-    """
-    where, few = split.name, config.min_samples
-    samples, clips = count_samples(labels), _count_clips(split, labels)
-    if query.task == "detection":
-        total, shown = samples.total(), {clip for own in clips.values() for clip in own}
-        if total >= few and (not clips or len(shown) >= config.min_clips):
-            return ""
-        named = join_names(query.classes, MAX_NAMES)
-        if total >= few:
-            return f"all {total} objects of {where} ({named}) are in one clip; {config.min_clips} are needed"
-        return f"{where} holds {total or 'no'} object{'' if total == 1 else 's'} ({named}); {few} are needed"
-    enough = [name for name, count in samples.items() if count >= few]
-    spread = [name for name in enough if not clips or len(clips[name]) >= config.min_clips]
-    if len(spread) > 1:
-        return ""
-    if len(samples) == 1:
-        frames = f"all {len(split)} frames of {where} have" if len(split) > 1 else f"the only frame of {where} has"
-        return f"{frames} one answer ({next(iter(samples))})"
-    if len(enough) > 1:
-        name = next(name for name in enough if name not in spread)
-        return f"all {samples[name]} frames of {where} with '{name}' are of one clip; {config.min_clips} are needed"
-    counts = [f"{count} of '{name}'" for name, count in samples.most_common()]
-    return f"{where} holds {join_names(counts, MAX_NAMES)}; {few} frames of each of two answers are needed"
+    """Why these labels (or the original's answers) on a split are no evidence; empty where they are."""
+    task, clips = task_of(query), split.units if split.has_clips and labels else None
+    shown = ShownAnswers(split.name, [task.answers(label, query.classes) for label in labels], clips, config)
+    return task.find_gap(labels, query.classes, shown, query.accuracy_target)
 
 
 def evidence_hint(query: Query, config: EvidenceConfig = EVIDENCE) -> str:
     """What footage a query without evidence needs."""
-    what = "objects" if query.task == "detection" else "frames of each of two answers"
     return (
-        f"add footage: val and test each need {config.min_samples} {what} "
+        f"add footage: val and test each need {config.min_samples} {task_of(query).footage} "
         "(a video, or a folder without splits, gives a fifth of its frames to each)"
     )
 
 
-def count_samples(labels: Sequence[GroundTruth]) -> Counter[str]:
+def count_samples(query: Query, labels: Sequence[GroundTruth]) -> Counter[str]:
     """Class -> frames, or objects."""
-    return Counter(name for label in labels for name in _names(label))
-
-
-def _count_clips(split: Split, labels: Sequence[GroundTruth]) -> Mapping[str, set[str]]:
-    """Class -> the clips that show it; empty for a split of one clip, or of frames without names of clips."""
-    clips: dict[str, set[str]] = {}
-    if split.has_clips:
-        for label, unit in zip(labels, split.units, strict=True):
-            for name in _names(label):
-                clips.setdefault(name, set()).add(unit)
-    return clips
-
-
-def _names(label: GroundTruth) -> tuple[str, ...]:
-    return (label,) if isinstance(label, str) else label.classes
+    return Counter(name for label in labels for name in task_of(query).answers(label, query.classes))
 
 
 def tallies_by_unit(
     query: Query, split: Split, predictions: Sequence[Prediction], labels: Sequence[GroundTruth], threshold: float
 ) -> np.ndarray:
     """The task's counts (U, ...) of each clip or track of a split; of each frame where all come from a single one."""
-    counts = task_of(query.task).tallies(predictions, labels, query.classes, threshold)
+    counts = task_of(query).tallies(predictions, labels, query.classes, threshold)
     return _sum_by_unit(counts, split.units) if len(set(split.units)) >= MIN_UNITS else counts
 
 
@@ -273,9 +223,7 @@ def _bootstrap(units: int, ratio_of: Callable[[np.ndarray], float], seed: int) -
 
 def is_competent(query: Query, reached: float) -> bool:
     """Whether an original of this quality allows any conclusion."""
-    if query.task == "detection":
-        return reached >= MIN_F1
-    return reached >= task_of(query.task).chance(query.classes) + CHANCE_MARGIN
+    return task_of(query).is_competent(reached, query.classes)
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -16,9 +16,11 @@ from models.coco import find_coco, read_coco
 from models.data_notes import UNIT_AND_TIME, note_unread
 from models.errors import InputError, join_names
 from models.io import read_bounded
+from models.mask_labels import read_masks
 from models.notes import add_note
 from models.pictures import SUFFIXES, LabelledPicture, list_all_pictures, list_pictures, natural_key
 from models.yolo import YAML_SUFFIXES, find_yolo
+from models.zoo import preprocess_of
 
 if TYPE_CHECKING:
     from models.workload import Query
@@ -35,6 +37,7 @@ COLUMNS = {
     "unit": ("unit", "clip", "track", "sequence"),
 }  # fmt: skip
 """The columns of a table, and what other programs call them."""
+IMAGES, MASKS = "images", "masks"
 TABLE_SUFFIX, MAX_TABLE_BYTES = ".csv", 2**26
 TABLE_HINT = "give a CSV file with the columns path and label, and split and unit where they are known"
 LAST_PARTS, MIN_GROUPS = 0.2, 3
@@ -58,7 +61,7 @@ def find_layout(query: Query) -> Layout | None:
     assert query.data is not None
     if query.data.is_file() and query.data.suffix.lower() not in (TABLE_SUFFIX, *YAML_SUFFIXES):
         return None
-    return (_find_classes if query.task == "classification" else _find_boxes)(query, query.data)
+    return FINDERS[query.task](query, query.data)
 
 
 def find_splits(folder: Path) -> dict[str, Path]:
@@ -248,6 +251,27 @@ def _read_coco(query: Query, folder: Path) -> list[LabelledPicture]:
 def _list_coco(folder: Path) -> list[Path]:
     found = find_coco(folder)
     return list_pictures(found[1]) if found else []
+
+
+# Masks
+
+
+def _find_masks(query: Query, data: Path) -> Layout | None:
+    def list_files(folder: Path) -> list[Path]:
+        return list_pictures(folder / IMAGES)
+
+    def read(folder: Path) -> list[LabelledPicture]:
+        note_unread(folder, (IMAGES, MASKS), "put pictures in images, and a mask of each, NAME.png, in masks")
+        return read_masks(folder / MASKS, list_all_pictures(folder / IMAGES), query.classes, preprocess_of(query))
+
+    splits = find_splits(data)
+    if any((path / MASKS).is_dir() for path in splits.values()):
+        return _in_splits(query, data, splits, read, list_files)
+    return _without_splits(query, data, lambda: read(data)) if (data / MASKS).is_dir() else None
+
+
+FINDERS = {"classification": _find_classes, "detection": _find_boxes, "segmentation": _find_masks}
+"""Task -> what finds the labels of its data."""
 
 
 # Without splits

@@ -1,14 +1,21 @@
-"""Predictions, labels, and the interface of a task: loss, distillation, decoding and metric."""
+"""Predictions, labels, and the interface of a task: loss, distillation, decoding, metric and evidence."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from models.evidence import ShownAnswers, find_one_answer
+from models.masks import IGNORED, resample
+from models.preprocess import Preprocess
+from models.rle import encode_rle
+
+CHANCE_MARGIN = 0.10
 
 
 @dataclass(frozen=True)
@@ -18,6 +25,14 @@ class ClassPrediction:
     label: str
     score: float
     probabilities: tuple[float, ...]
+
+    def in_frame(self, left: int, top: int, size: tuple[int, int]) -> ClassPrediction:
+        """The same: it has no place in the frame."""
+        return self
+
+    def to_record(self) -> dict[str, Any]:
+        """`label` and `score` of a result."""
+        return {"label": self.label, "score": self.score}
 
 
 Box = tuple[float, float, float, float]
@@ -30,6 +45,16 @@ class DetectionPrediction:
     classes: tuple[str, ...] = ()
     scores: tuple[float, ...] = ()
     boxes: tuple[Box, ...] = ()
+
+    def in_frame(self, left: int, top: int, size: tuple[int, int]) -> DetectionPrediction:
+        """The boxes of a part of a frame, whose corner is at (left, top), in pixels of the whole frame."""
+        boxes = tuple((x0 + left, y0 + top, x1 + left, y1 + top) for x0, y0, x1, y1 in self.boxes)
+        return DetectionPrediction(self.classes, self.scores, boxes)
+
+    def to_record(self) -> dict[str, Any]:
+        """`detections` of a result."""
+        rows = zip(self.classes, self.scores, self.boxes, strict=True)
+        return {"detections": [{"class": name, "score": score, "box": list(box)} for name, score, box in rows]}
 
 
 @dataclass(frozen=True)
@@ -44,34 +69,111 @@ class BoxLabels:
     crowds: BoxLabels | None = None
 
 
-Prediction = ClassPrediction | DetectionPrediction
-GroundTruth = str | BoxLabels
+BACKGROUNDS = ("background", "__background__")
+"""Names of the class whose pixels are in no segment."""
 
 
-class Task(Protocol):
-    """One kind of question. `outputs` is whatever the model's forward returns for a batch of N frames."""
+@dataclass(frozen=True, eq=False)
+class MaskLabels:
+    """The labels of one frame for segmentation: `mask` uint8 (h, w), positions of classes or IGNORED.
 
-    name: str
+    `extent` is what the mask covers, in pixels of the frame: the part of it that the network takes.
+    """
+
+    mask: np.ndarray
+    extent: Box
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, MaskLabels) and self.extent == other.extent
+        return same and np.array_equal(self.mask, other.mask)  # type: ignore[union-attr]
+
+    def __hash__(self) -> int:
+        return hash((self.mask.tobytes(), self.extent))
+
+
+@dataclass(frozen=True, eq=False)
+class MaskPrediction:
+    """One frame's classes, pixel by pixel: `mask`, `extent` as in MaskLabels; `size` is the frame's (width, height)."""
+
+    mask: np.ndarray
+    extent: Box
+    size: tuple[int, int]
+    classes: tuple[str, ...]
+
+    def in_frame(self, left: int, top: int, size: tuple[int, int]) -> MaskPrediction:
+        """The mask of a part of a frame, whose corner is at (left, top), in a frame of this (width, height)."""
+        x0, y0, x1, y1 = self.extent
+        return replace(self, extent=(x0 + left, y0 + top, x1 + left, y1 + top), size=size)
+
+    def frame_mask(self) -> np.ndarray:
+        """uint8 (H, W): the class of each pixel of the frame, IGNORED where the network saw nothing."""
+        width, height = self.size
+        return resample(self.mask, self.extent, (height, width), (0.0, 0.0, float(width), float(height)))
+
+    def to_record(self) -> dict[str, Any]:
+        """`segments` of a result: of each class but the background that is in the frame its mask as COCO's RLE."""
+        whole = self.frame_mask()
+        areas = np.bincount(whole.ravel(), minlength=IGNORED + 1)
+        shown = [place for place, name in enumerate(self.classes) if areas[place] and name.lower() not in BACKGROUNDS]
+        masks = {place: {"size": list(whole.shape), "counts": encode_rle(whole == place)} for place in shown}
+        return {
+            "segments": [
+                {"class": self.classes[place], "area": int(areas[place]), "mask": mask} for place, mask in masks.items()
+            ]
+        }
+
+
+Prediction = ClassPrediction | DetectionPrediction | MaskPrediction
+GroundTruth = str | BoxLabels | MaskLabels
+
+
+def join_shapes(shapes: Sequence[tuple[int, ...]]) -> str:
+    """Shapes of outputs as text."""
+    return " and ".join(map(str, shapes)) or "no tensor"
+
+
+class Task:
+    """One kind of question. `outputs` is whatever the model's forward returns for a batch of N frames.
+
+    `metric` is measured against labels, `agreement` against the original's own answers. `has_threshold`: answers have
+    scores, of which one is chosen from which they count. `has_background`: factories count it among the classes.
+    `footage` says in words what evidence needs 20 of.
+    """
+
+    name: ClassVar[str]
     metric: str
+    agreement: str
+    has_threshold: bool = False
+    has_background: bool = False
+    footage: str = "frames of each of two answers"
 
-    def targets(self, labels: Sequence[Any], sizes: Sequence[tuple[int, int]], classes: Sequence[str]) -> list[Any]:
-        """Labels in the form of the loss; `sizes` = (width, height) of each frame before resizing."""
-        ...
+    def targets(
+        self,
+        labels: Sequence[Any],
+        sizes: Sequence[tuple[int, int]],
+        classes: Sequence[str],
+        preprocess: Preprocess | None = None,
+    ) -> list[Any]:
+        """Labels in the form of the loss, places as in the network's input.
+
+        `sizes` = (width, height) of each frame before resizing; `preprocess` None squeezes the whole frame.
+        """
+        raise NotImplementedError
 
     def augment(self, images: Tensor, targets: list[Any], generator: torch.Generator) -> tuple[Tensor, list[Any]]:
-        """A randomly changed copy of a uint8 batch (N, 3, S, S), on its own device, and its targets.
+        """A randomly changed copy of a uint8 batch (N, 3, H, W), on its own device, and its targets.
 
         Random numbers come from a CPU generator, so they are the same on every device.
         """
-        ...
+        raise NotImplementedError
 
     def loss(self, model: nn.Module, outputs: Any, targets: list[Any]) -> Tensor:
         """Scalar loss against the labels."""
-        ...
+        raise NotImplementedError
 
     def distill(self, model: nn.Module, outputs: Any, teacher: Any) -> Tensor:
         """Scalar loss against the original's outputs on the same batch."""
-        ...
+        raise NotImplementedError
 
     def predictions(
         self,
@@ -80,32 +182,59 @@ class Task(Protocol):
         sizes: Sequence[tuple[int, int]],
         classes: Sequence[str],
         min_score: float = 0.0,
-    ) -> list[Prediction]:
-        """Outputs as predictions, one per frame; `sizes` = (width, height) of each frame before resizing."""
-        ...
+        preprocess: Preprocess | None = None,
+    ) -> list[Any]:
+        """Outputs as predictions, one per frame, places as in the frame; `sizes` and `preprocess` as in `targets`."""
+        raise NotImplementedError
 
     def tallies(
         self, predictions: Sequence[Any], labels: Sequence[Any], classes: Sequence[str], threshold: float = 0.0
     ) -> np.ndarray:
         """Counts of each frame (N, ...), additive over frames; a prediction None means that there was none."""
-        ...
+        raise NotImplementedError
 
     def metric_of(self, total: np.ndarray) -> float:
         """The task's metric, 0..1, from summed counts."""
-        ...
+        raise NotImplementedError
 
     def one_error(self, labels: Sequence[Any], classes: Sequence[str]) -> float:
         """The resolution of the metric on these frames: what one wrong prediction can cost."""
-        ...
+        return 1 / max(1, len(labels))
 
     def choose_threshold(self, predictions: Sequence[Any], labels: Sequence[Any]) -> float:
-        """The score from which a detection counts, chosen on val for the original and kept for the merged model."""
-        ...
+        """The score from which an answer counts, chosen on val for the original and kept for the merged model."""
+        return 0.0
 
     def labels_of(self, prediction: Any, threshold: float, label: Any = None) -> Any:
         """The prediction of an original as labels; `label` is the frame's own, where it has one."""
-        ...
+        raise NotImplementedError
+
+    def as_prediction(self, label: Any, size: tuple[int, int], classes: Sequence[str]) -> Any:
+        """A label of a frame (width, height) as a prediction, to be drawn; None where it has no place in the frame."""
+        return None
 
     def chance(self, classes: Sequence[str]) -> float:
         """The metric of a constant prediction."""
-        ...
+        return 0.0
+
+    def answers(self, label: Any, classes: Sequence[str]) -> tuple[str, ...]:
+        """The answers or objects of a label, by name: what evidence counts."""
+        raise NotImplementedError
+
+    def find_gap(self, labels: Sequence[Any], classes: Sequence[str], shown: ShownAnswers, target: float) -> str:
+        """Why these labels, or the original's answers, are no evidence for this target; empty where they are."""
+        return find_one_answer(shown)
+
+    def is_competent(self, reached: float, classes: Sequence[str]) -> bool:
+        """Whether an original of this quality allows any conclusion."""
+        return reached >= self.chance(classes) + CHANCE_MARGIN
+
+    def find_misfit(self, shapes: Sequence[tuple[int, ...]], width: int) -> str:
+        """Why outputs of these shapes for a batch of one frame are not this task's, for `width` classes; empty where
+        they may be.
+        """
+        return ""
+
+    def metric_name(self, is_labelled: bool) -> str:
+        """The name of the metric against labels, or against the original's answers."""
+        return self.metric if is_labelled else self.agreement

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from models.predictions import Box
-
 MAX_RUNS = 2**22
+PackedBox = tuple[float, float, float, float]
 
 
 def unpack_counts(packed: str) -> list[int]:
@@ -33,7 +32,7 @@ def unpack_counts(packed: str) -> list[int]:
     return counts
 
 
-def find_mask_box(counts: str | Sequence[int], size: tuple[int, int]) -> Box:
+def find_mask_box(counts: str | Sequence[int], size: tuple[int, int]) -> PackedBox:
     """x, y, width, height of a mask of `size` (height, width); ValueError for runs of another size or without a 1."""
     height, width = size
     runs = np.asarray(unpack_counts(counts) if isinstance(counts, str) else counts, np.int64)
@@ -50,3 +49,30 @@ def find_mask_box(counts: str | Sequence[int], size: tuple[int, int]) -> Box:
     y0 = 0 if wraps.any() else int(rows.min())
     y1 = height if wraps.any() else int(last_rows.max()) + 1
     return float(x0), float(y0), float(x1 - x0), float(y1 - y0)
+
+
+def encode_rle(mask: np.ndarray) -> str:
+    """The packed runs of a boolean mask (H, W), as `pycocotools.mask.encode`."""
+    flat = mask.T.ravel()
+    edges = np.flatnonzero(flat[1:] != flat[:-1]) + 1
+    counts = np.diff(np.concatenate([[0], edges, [flat.size]])).tolist()
+    if flat.size and flat[0]:
+        counts.insert(0, 0)  # the first run is of zeros
+    text = bytearray()
+    for place, count in enumerate(counts):
+        value = count - counts[place - 2] if place > 2 else count
+        more = True
+        while more:
+            bits = value & 31
+            value >>= 5
+            more = value != (-1 if bits & 16 else 0)
+            text.append((bits | 32 if more else bits) + 48)
+    return text.decode()
+
+
+def decode_rle(packed: str, size: tuple[int, int]) -> np.ndarray:
+    """The boolean mask of such runs, of `size` (height, width); ValueError for runs of another size."""
+    (height, width), runs = size, np.asarray(unpack_counts(packed), np.int64)
+    if not 0 < len(runs) <= MAX_RUNS or runs.min() < 0 or runs.sum() != height * width:
+        raise ValueError("the runs do not fill the mask")
+    return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(width, height).T

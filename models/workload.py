@@ -211,7 +211,7 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
     label_map = _label_map(given.classes, path, f"{where}.classes ({given.id})")
     if len(set(given.classes)) < len(given.classes):
         raise InputError(path, "a class occurs twice", "name each class once", f"{where}.classes ({given.id})")
-    fewest = {"classification": 2, "embedding": 0, "tensor": 0}.get(given.task, 1)
+    fewest = {"classification": 2, "segmentation": 2, "embedding": 0, "tensor": 0}.get(given.task, 1)
     if len(given.classes) < fewest:
         counted = "two classes or more" if fewest == 2 else "a class or more"
         remedy = f"name at least {'two, for instance [empty, busy]' if fewest == 2 else 'one, for instance [person]'}"

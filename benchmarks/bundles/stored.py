@@ -97,7 +97,7 @@ def _accuracy(query: Query) -> dict[str, Any]:
     from models.weights import load_weights
     from models.zoo import build_query, preprocess_of
 
-    model, task = build_query(query), task_of(query.task)
+    model, task = build_query(query), task_of(query)
     load_weights(query, model)
     val, train = (PreparedFrames(query, load_split(query, name)) for name in ("val", "train"))
     answers = predict(model.eval(), query, val)

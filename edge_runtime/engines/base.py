@@ -21,7 +21,7 @@ from models.bits import Bits
 from models.bundle import Bundle, BundleQuery
 from models.cost import workspace_bytes
 from models.errors import InputError
-from models.predictions import DetectionPrediction, Prediction
+from models.predictions import Prediction
 from models.tasks import task_of
 
 _WORKSPACES: dict[tuple[Any, ...], int] = {}
@@ -67,7 +67,7 @@ class FrameEngine(ABC):
         self.device = torch.device(device)
         self._check_packed(bundle)
         self.model = bundle.build(query_id, "meta")
-        self._task = task_of(self.query.task)
+        self._task = task_of(self.query)
 
     @property
     def workspace_bytes(self) -> int:
@@ -117,7 +117,9 @@ class FrameEngine(ABC):
 
     def decode(self, outputs: Any, sizes: Sequence[tuple[int, int]], least_score: float) -> list[Prediction]:
         """Outputs as predictions, boxes in pixels of the cropped frames, whose (width, height) are `sizes`."""
-        return self._task.predictions(self.model, outputs, sizes, self.query.classes, least_score)
+        return self._task.predictions(
+            self.model, outputs, sizes, self.query.classes, least_score, self.query.preprocess
+        )
 
     def workspace_of(self, count: int) -> int:
         """Peak bytes of intermediates of a run of `count` frames, as far as it is known at this point."""
@@ -150,7 +152,11 @@ class FrameEngine(ABC):
         """
         sizes = [self._crop(frame).shape[1::-1] for frame in frames]
         least = self.query.min_score or self.query.threshold or 0.0
-        return [self._uncrop(found) for found in self.decode(self.outputs(frames, beside), sizes, least)]
+        found = self.decode(self.outputs(frames, beside), sizes, least)
+        if self.query.roi is None:
+            return found
+        left, top = round(self.query.roi[0]), round(self.query.roi[1])
+        return [one.in_frame(left, top, frame.shape[1::-1]) for one, frame in zip(found, frames, strict=True)]
 
     def _upload(self, batch: Tensor) -> Tensor:
         """Frames u8 (N, 3, S, S) on the device; a GPU copies them from pinned memory, asynchronously."""
@@ -172,13 +178,6 @@ class FrameEngine(ABC):
             height, width = frame.shape[:2]
             raise ValueError(f"roi {list(self.query.roi)} lies outside a frame of {width}x{height} pixels")
         return cropped
-
-    def _uncrop(self, found: Prediction) -> Prediction:
-        if self.query.roi is None or not isinstance(found, DetectionPrediction):
-            return found
-        dx, dy = round(self.query.roi[0]), round(self.query.roi[1])
-        boxes = tuple((x0 + dx, y0 + dy, x1 + dx, y1 + dy) for x0, y0, x1, y1 in found.boxes)
-        return DetectionPrediction(found.classes, found.scores, boxes)
 
 
 def _architecture(query: BundleQuery, model: nn.Module) -> tuple[Any, ...]:

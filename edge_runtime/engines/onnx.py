@@ -305,7 +305,8 @@ class OnnxEngine(FrameEngine):
 
     def decode(self, outputs: Any, sizes: Sequence[tuple[int, int]], least_score: float) -> list[Prediction]:
         """As every engine; a one-stage detector's boxes and scores come decoded from the graph."""
-        return self._task.predictions(self._decoded or self.model, outputs, sizes, self.query.classes, least_score)
+        model, query = self._decoded or self.model, self.query
+        return self._task.predictions(model, outputs, sizes, query.classes, least_score, query.preprocess)
 
     def workspace_of(self, count: int) -> int:
         """As measured on the CPU when the graph was made, on a GPU at least what torch takes; torch's alone before

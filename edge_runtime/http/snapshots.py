@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Mapping
@@ -103,5 +104,8 @@ class Observer:
 def _format_result(result: Mapping[str, Any]) -> str:
     if "label" in result:
         return f"{result['label']} {float(result['score']):.2f}"
+    if "segments" in result:
+        shares = ((str(one["class"]), one["area"] / math.prod(one["mask"]["size"])) for one in result["segments"])
+        return ", ".join(f"{name} {share:.0%}" for name, share in shares) or "nothing"
     counts = Counter(str(found["class"]) for found in result["detections"])
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing"

@@ -69,7 +69,8 @@ class ResultMessage:
     def nbytes(self) -> int:
         """Approximate bytes of memory."""
         detections = DETECTION_BYTES * len(self.record.get("detections", ()))
-        return RECORD_BYTES + detections + (0 if self.image is None else self.image.nbytes)
+        masks = sum(DETECTION_BYTES + len(one["mask"]["counts"]) for one in self.record.get("segments", ()))
+        return RECORD_BYTES + detections + masks + (0 if self.image is None else self.image.nbytes)
 
     def without_image(self) -> ResultMessage:
         """The record alone."""

@@ -40,6 +40,12 @@ DISCOVERY_PREFIX = "homeassistant"
 DIGEST_DIGITS = 8
 TOPIC, NAMED_TOPIC = "gemel/{camera}/{query}", "gemel/{box}/{camera}/{query}"
 """Default topics, of a box without and with a name in its config."""
+VALUE_TEMPLATES = {
+    "label": "{{ value_json.label }}",
+    "detections": "{{ value_json.detections | count }}",
+    "segments": "{{ value_json.segments | map(attribute='class') | join(', ') }}",
+}
+"""By the key of an answer, the state of Home Assistant's sensor."""
 PLACES = re.compile(r"\{(box|camera|query)\}")
 
 
@@ -247,13 +253,13 @@ class Mqtt(Sink):
 def discovery_messages(config: MqttConfig, topic: str, record: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
     """(topic, payload) of the retained Home Assistant messages for the query of a record, whose results have `topic`.
 
-    A sensor's state is the label, or the number of detections; its attributes are the whole record. It is available
-    while both the box and the camera are. Its id is that of its box and topic, so that it survives restarts; the digest
-    keeps ids apart whose names differ in punctuation only.
+    A sensor's state is the label, the number of detections or the classes of segments; its attributes are the record.
+    It is available while both the box and the camera are. Its id is that of its box and topic, so that it survives
+    restarts; the digest keeps ids apart whose names differ in punctuation only.
     """
     camera, query = record["camera"], record["query"]
     name = _entity_id(config.box, camera, query, unique=f"{config.box} {topic}")
-    value = "{{ value_json.label }}" if "label" in record else "{{ value_json.detections | count }}"
+    value = next((template for key, template in VALUE_TEMPLATES.items() if key in record), "")
     common = {
         "availability": [
             {"topic": config.status_topic},

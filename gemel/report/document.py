@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from models.errors import InputError, one_line
-from models.io import MAX_QUERIES, Exact, read_json, validate
+from models.io import MAX_QUERIES, Exact, TaskName, read_json, validate
 
 REPORT_JSON = "report.json"
 REPORT_FORMAT = 3
@@ -25,7 +25,6 @@ Ratio = Annotated[float, Field(ge=0, le=1e6)]
 Number = Annotated[float, Field(ge=-1e15, le=1e15)]
 Count = Annotated[int, Field(ge=0, le=2**60)]
 Text = Annotated[str, Field(max_length=4096), AfterValidator(one_line)]
-Task = Literal["classification", "detection"]
 Arm = Literal["originals", "merged"]
 Pair = Annotated[list[Number], Field(min_length=2, max_length=2)]
 Box = Annotated[list[Number], Field(min_length=4, max_length=4)]
@@ -43,7 +42,7 @@ class ErrorCount(Row):
 
 
 class ClassRecall(Row):
-    """The recall of both models on the frames of one class."""
+    """The recall of both models on the frames of one class; of segmentation, the IoU of its pixels."""
 
     name: Text = Field(alias="class")
     frames: Count
@@ -56,7 +55,7 @@ class OfflineRow(Row):
 
     query: Text
     camera: Text
-    task: Task
+    task: TaskName
     model: Text
     metric: Text
     split: Text
@@ -265,7 +264,14 @@ class ClassificationExample(_Example):
     merged: PredictedClass
 
 
-Example = DetectionExample | ClassificationExample
+class PictureExample(_Example):
+    """A frame whose photo shows, side by side, the labels (where they can be drawn) and what both models predicted."""
+
+    task: Literal["segmentation", "keypoints", "embedding", "tensor"]
+    panels: Annotated[int, Field(ge=1, le=3)]
+
+
+Example = DetectionExample | ClassificationExample | PictureExample
 
 
 class RealtimeRow(Row):

@@ -10,11 +10,13 @@ from typing import Any
 import cv2
 import numpy as np
 
+from edge_runtime.drawing import draw_on
 from gemel.report.document import (
     MODELS,
     ClassificationExample,
     DetectionExample,
     Example,
+    PictureExample,
     PredictedBox,
     PredictedClass,
     TrueBox,
@@ -26,7 +28,7 @@ from models.tasks import task_of
 from models.workload import Query
 
 DETECTION_FRAMES, CLASSIFICATION_FRAMES = 3, 6
-DETECTION_PX, CLASSIFICATION_PX = 640, 320
+DETECTION_PX, CLASSIFICATION_PX, PANELS_PX = 640, 320, 960
 """Widths of a frame in the page."""
 MAX_ASPECT = 2
 """Height over width above which a frame is squeezed."""
@@ -42,7 +44,7 @@ def worst_examples(
     minus the merged model's (F1 of the frame, or 1 for the right class). Boxes of the models are those from the
     threshold on.
     """
-    task, detects = task_of(query.task), query.task == "detection"
+    task, detects = task_of(query), query.task == "detection"
     before, after = (
         [task.metric_of(one) for one in task.tallies(predictions[model], labels, query.classes, threshold)]
         for model in MODELS
@@ -57,6 +59,12 @@ def worst_examples(
             "query": query.id, "unit": split.units[index], "time_s": split.times_s[index], "lost": scores[index][0],
             "width": frame.shape[1], "height": frame.shape[0],
         }  # fmt: skip
+        if query.task not in ("detection", "classification"):
+            panels = _panels(query, frame, labels[index], list(shown.values()))
+            count = panels.shape[1] // frame.shape[1]
+            examples.append(PictureExample(**about, task=query.task, panels=count))  # type: ignore[arg-type]
+            photos.append(encode_photo(panels, PANELS_PX))
+            continue
         if detects:
             examples.append(DetectionExample(**about, **_mark_boxes(labels[index], shown, threshold)))
         else:
@@ -86,6 +94,14 @@ def encode_photo(frame: np.ndarray, width: int) -> str:
     resized = cv2.cvtColor(cv2.resize(frame, (width, height), interpolation=cv2.INTER_AREA), cv2.COLOR_RGB2BGR)
     _, data = cv2.imencode(".jpg", resized, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
     return base64.b64encode(data.tobytes()).decode("ascii")
+
+
+def _panels(query: Query, frame: np.ndarray, label: Any, predicted: Sequence[Any]) -> np.ndarray:
+    """The frame side by side with its labels, and with what each model predicted, as far as these can be drawn."""
+    size, name = (frame.shape[1], frame.shape[0]), query.id
+    drawn = task_of(query).as_prediction(label, size, query.classes)
+    records = [{**one.to_record(), "query": name} for one in (drawn, *predicted) if one is not None]
+    return np.hstack([draw_on(frame, [record]) for record in records])
 
 
 def _mark_classes(label: str, predicted: Mapping[str, ClassPrediction]) -> dict[str, Any]:

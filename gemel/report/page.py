@@ -205,7 +205,7 @@ class ExampleGroup:
         """What merging cost on these frames, in words."""
         if max(one.lost for _, one in self.rows) <= 0:
             return "merging cost nothing on any test frame"
-        if self.task == "detection":
+        if self.task != "classification":
             return ""
         right = [sum(getattr(one, model).right for _, one in self.rows) for model in MODELS]
         return f"of {len(self.rows)} frames the original has {right[0]} right, the merged model {right[1]}"
@@ -228,7 +228,8 @@ class ExampleGroup:
         """What merging cost on a frame."""
         if abs(example.lost) < VISIBLE_DIFFERENCE:
             return "merged equals the original"
-        return f"merging {'costs' if example.lost > 0 else 'gains'} {two_decimals(abs(example.lost))} of F1 here"
+        what = "F1 here" if example.task == "detection" else "the frame's score"
+        return f"merging {'costs' if example.lost > 0 else 'gains'} {two_decimals(abs(example.lost))} of {what}"
 
 
 def group_examples(examples: Sequence[Example]) -> list[ExampleGroup]:

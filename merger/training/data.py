@@ -40,7 +40,7 @@ class TrainingSet:
 
     def __init__(self, query: Query, prepared: PreparedFrames) -> None:
         self.query, self.prepared = query, prepared
-        self.task = task_of(query.task)
+        self.task = task_of(query)
         self.preprocess = preprocess_of(query)
         self._output_bytes: dict[bool, int | None] = {}
 
@@ -55,8 +55,8 @@ class TrainingSet:
     @cached_property
     def targets(self) -> list | None:
         """The target of each frame, None without labels."""
-        labels, every = self.prepared.split.labels, range(len(self))
-        return None if labels is None else self.task.targets(labels, self.prepared.sizes(every), self.query.classes)
+        labels, sizes = self.prepared.split.labels, self.prepared.sizes(range(len(self)))
+        return None if labels is None else self.task.targets(labels, sizes, self.query.classes, self.preprocess)
 
     def teacher_output_bytes(self, features: bool) -> int | None:
         """Upper bound of the bytes of an original's outputs for one frame, with `features` of the heads' inputs too.

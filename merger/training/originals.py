@@ -190,7 +190,7 @@ class _OriginalTraining:
         assert isinstance(query.weights, Path)
         save_weights(query.weights, now["state"], classes=query.classes)
         checkpoint.remove()
-        seconds, metric = time.monotonic() - started, task_of(query.task).metric
+        seconds, metric = time.monotonic() - started, task_of(query).metric
         result = TrainResult(query.id, metric, now["val"], test, seconds)
         self.progress(Event.ORIGINAL.value, query=query.id, metric=metric, val=now["val"], test=test, seconds=seconds)
         if not is_competent(query, test):
@@ -231,7 +231,7 @@ class _OriginalTraining:
         self, model: nn.Module, prepared: PreparedFrames, threshold: float | None = None
     ) -> tuple[float, float]:
         """The metric and its score threshold, which is chosen on these frames when none is given."""
-        query, task, labels = self.query, task_of(self.query.task), prepared.split.labels
+        query, task, labels = self.query, task_of(self.query), prepared.split.labels
         if labels is None:
             raise InputError(query.id, f"the split '{prepared.split.name}' has no labels", "label it", "data")
         predictions = predict(model, query, prepared)

@@ -77,7 +77,7 @@ def model_bytes(query: Query) -> int:
 
 def architecture(query: Query) -> Architecture:
     """Describe a query's model on the meta device; it is built once for each number of classes."""
-    from models.zoo import build_query, folder_of, naming
+    from models.zoo import build_query, folder_of, naming, width_of
     from models.zoo.user_models import is_model_file
 
     if is_model_file(query.model):
@@ -87,7 +87,7 @@ def architecture(query: Query) -> Architecture:
         heads = {f"network.{path}" for path in last_layers(built.network)}
         own = _describe_network(built)
         return _architecture(own, {path for path, *_ in own.rows} & heads)
-    width = len(query.classes) + (query.task == "detection")
+    width = width_of(query.task, query.classes)
     with naming(query):
         return describe(query.model, width, query.input_size, query.task, query.model_args, folder_of(query))
 

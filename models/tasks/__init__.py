@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Protocol
 
 from models.predictions import Task
 from models.tasks.classification import Classification
 from models.tasks.detection import MIN_SCORE as MIN_SCORE
 from models.tasks.detection import Detection
+from models.tasks.segmentation import Segmentation
 
-_TASKS: dict[str, Any] = {task.name: task for task in (Classification(), Detection())}
+
+class TaskQuery(Protocol):
+    """A query of a workload or of a bundle."""
+
+    @property
+    def task(self) -> str: ...
 
 
-def task_of(name: str) -> Task:
-    """The task of that name: "classification" or "detection"."""
-    return _TASKS[name]
+_TASKS: dict[str, Task] = {task.name: task for task in (Classification(), Detection(), Segmentation())}
+
+
+def task_of(query: TaskQuery | str) -> Task:
+    """The task of a query, or of that name."""
+    return _TASKS[query if isinstance(query, str) else query.task]

@@ -11,20 +11,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.device import to_device
-from models.predictions import ClassPrediction
+from models.predictions import ClassPrediction, Task
+from models.preprocess import Preprocess
 
 TEMPERATURE = 2.0
 LABEL_SMOOTHING = 0.02
 MAX_SHIFT = 0.08
 
 
-class Classification:
+class Classification(Task):
     """The metric is balanced accuracy: the mean of the recalls of the classes present."""
 
     name = "classification"
-    metric = "balanced_accuracy"
+    metric = agreement = "balanced_accuracy"
 
-    def targets(self, labels: Sequence[str], sizes: Sequence[tuple[int, int]], classes: Sequence[str]) -> list[int]:
+    def targets(
+        self,
+        labels: Sequence[str],
+        sizes: Sequence[tuple[int, int]],
+        classes: Sequence[str],
+        preprocess: Preprocess | None = None,
+    ) -> list[int]:
         """Class indices."""
         return [classes.index(label) for label in labels]
 
@@ -58,6 +65,7 @@ class Classification:
         sizes: Sequence[tuple[int, int]],
         classes: Sequence[str],
         min_score: float = 0.0,
+        preprocess: Preprocess | None = None,
     ) -> list[ClassPrediction]:
         """Most probable class of each frame."""
         rows = outputs.float().softmax(dim=1).tolist()
@@ -89,10 +97,6 @@ class Classification:
         frames = Counter(labels).values()
         return 1 / (len(frames) * min(frames)) if frames else 1.0
 
-    def choose_threshold(self, predictions: Sequence[ClassPrediction], labels: Sequence[str]) -> float:
-        """Every frame gets a class, so there is nothing to choose."""
-        return 0.0
-
     def labels_of(self, prediction: ClassPrediction, threshold: float, label: str | None = None) -> str:
         """The label."""
         return prediction.label
@@ -100,3 +104,7 @@ class Classification:
     def chance(self, classes: Sequence[str]) -> float:
         """Balanced accuracy of a constant prediction."""
         return 1 / len(classes)
+
+    def answers(self, label: str, classes: Sequence[str]) -> tuple[str, ...]:
+        """The label."""
+        return (label,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ from torch import Tensor
 
 from models.detector import BoxTarget, Candidates, Detector
 from models.device import to_device
+from models.evidence import ShownAnswers, find_too_few_objects
 from models.metrics import best_threshold, f1_of, find_in_crowds, match_frames
-from models.predictions import BoxLabels, DetectionPrediction, Prediction
+from models.predictions import BoxLabels, DetectionPrediction, Prediction, Task
+from models.preprocess import Preprocess
 
 ZOOM = 1.4
 """A frame is enlarged or reduced by at most this factor."""
@@ -25,25 +28,42 @@ MIN_VISIBLE = 0.4
 MIN_SIDE = 0.01
 
 
+@dataclass(frozen=True)
+class Changes:
+    """What is done to each of N frames: `scale` (N,), `mirror` (N,) of -1 and 1, `shift` (N, 2) in fractions."""
+
+    scale: Tensor
+    mirror: Tensor
+    shift: Tensor
+
+
+def draw_changes(frames: int, generator: torch.Generator) -> Changes:
+    """Changes of so many frames."""
+    scale = ZOOM ** _draw(frames, generator, -1, 1)
+    mirror = torch.where(_draw(frames, generator, 0, 1) < 0.5, -1.0, 1.0)
+    shift = torch.stack([_draw(frames, generator, -SHIFT, SHIFT), _draw(frames, generator, -SHIFT, SHIFT)], dim=1)
+    return Changes(scale, mirror, shift)
+
+
+def _draw(frames: int, generator: torch.Generator, low: float, high: float) -> Tensor:
+    return torch.rand(frames, generator=generator) * (high - low) + low
+
+
 def augment_boxes(
     images: Tensor, targets: list[BoxTarget], generator: torch.Generator
 ) -> tuple[Tensor, list[BoxTarget]]:
-    """Change each frame of a uint8 batch (N, 3, S, S) on its own; boxes follow."""
-    frames = len(images)
-
-    def draw(low: float, high: float) -> Tensor:
-        return torch.rand(frames, generator=generator) * (high - low) + low
-
-    scale = ZOOM ** draw(-1, 1)
-    mirror = torch.where(draw(0, 1) < 0.5, -1.0, 1.0)
-    shift = torch.stack([draw(-SHIFT, SHIFT), draw(-SHIFT, SHIFT)], dim=1)
-    changed = _recolour(_warp(images, scale, mirror, shift), draw)
-    moved = [_move(t, float(scale[i]), float(mirror[i]), shift[i]) for i, t in enumerate(targets)]
-    return changed, moved
+    """Change each frame of a uint8 batch (N, 3, H, W) on its own; boxes follow."""
+    changes = draw_changes(len(images), generator)
+    moved = [
+        _move(target, float(scale), float(mirror), shift)
+        for target, scale, mirror, shift in zip(targets, changes.scale, changes.mirror, changes.shift, strict=True)
+    ]
+    return recolour(warp(images, changes), generator), moved
 
 
-def _warp(images: Tensor, scale: Tensor, mirror: Tensor, shift: Tensor) -> Tensor:
+def warp(images: Tensor, changes: Changes, mode: str = "bilinear") -> Tensor:
     """Place x at 0.5 + mirror * scale * (x - 0.5) + shift, in fractions of the side."""
+    scale, mirror, shift = changes.scale, changes.mirror, changes.shift
     theta = torch.zeros(len(images), 2, 3)
     theta[:, 0, 0] = mirror / scale
     theta[:, 1, 1] = 1 / scale
@@ -51,19 +71,19 @@ def _warp(images: Tensor, scale: Tensor, mirror: Tensor, shift: Tensor) -> Tenso
     theta[:, 0, 2] = -2 * shift[:, 0] * mirror / scale
     theta[:, 1, 2] = -2 * shift[:, 1] / scale
     grid = F.affine_grid(to_device(theta, images.device), list(images.shape), align_corners=False)
-    return F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return F.grid_sample(images.float(), grid, mode=mode, padding_mode="border", align_corners=False)
 
 
-def _recolour(images: Tensor, draw) -> Tensor:
+def recolour(images: Tensor, generator: torch.Generator) -> Tensor:
     """Contrast, brightness and saturation of each frame; the result is uint8."""
 
-    def each(values: Tensor) -> Tensor:
-        return to_device(values.view(-1, 1, 1, 1), images.device)
+    def each(low: float, high: float) -> Tensor:
+        return to_device(_draw(len(images), generator, low, high).view(-1, 1, 1, 1), images.device)
 
     mean = images.mean(dim=(1, 2, 3), keepdim=True)
-    images = (images - mean) * each(draw(0.7, 1.3)) + mean * each(draw(0.7, 1.3))
+    images = (images - mean) * each(0.7, 1.3) + mean * each(0.7, 1.3)
     grey = images.mean(dim=1, keepdim=True)
-    images = grey + (images - grey) * each(draw(0.5, 1.5))
+    images = grey + (images - grey) * each(0.5, 1.5)
     return images.clamp_(0, 255).to(torch.uint8)
 
 
@@ -78,21 +98,29 @@ def _move(target: BoxTarget, scale: float, mirror: float, shift: Tensor) -> BoxT
     return BoxTarget(boxes[kept], target.labels[kept])
 
 
+MIN_F1 = 0.5
+"""Of an original that allows a conclusion."""
 MIN_SCORE = 0.01
 MAX_DETECTIONS = 100
 
 
-class Detection:
+class Detection(Task):
     """Objects with boxes. The metric is F1 at IoU 0.5, micro over classes. The model is a `Detector`."""
 
     name = "detection"
-    metric = "f1"
+    metric = agreement = "f1"
+    has_threshold = has_background = True
+    footage = "objects"
 
     def targets(
-        self, labels: Sequence[BoxLabels], sizes: Sequence[tuple[int, int]], classes: Sequence[str]
+        self,
+        labels: Sequence[BoxLabels],
+        sizes: Sequence[tuple[int, int]],
+        classes: Sequence[str],
+        preprocess: Preprocess | None = None,
     ) -> list[BoxTarget]:
-        """Boxes in fractions of their frame; objects of no named class are left out."""
-        return [_target(boxes, size, classes) for boxes, size in zip(labels, sizes, strict=True)]
+        """Boxes in fractions of the input; objects of no named class, or outside the input, are left out."""
+        return [_target(boxes, size, classes, preprocess) for boxes, size in zip(labels, sizes, strict=True)]
 
     def augment(
         self, images: Tensor, targets: list[BoxTarget], generator: torch.Generator
@@ -115,10 +143,12 @@ class Detection:
         sizes: Sequence[tuple[int, int]],
         classes: Sequence[str],
         min_score: float = 0.0,
+        preprocess: Preprocess | None = None,
     ) -> list[Prediction]:
         """Decode, suppress what overlaps within a class, best first; never below MIN_SCORE."""
         frames = model.candidates(outputs, max(min_score, MIN_SCORE))
-        return [_prediction(found, model.nms_iou, size, classes) for found, size in zip(frames, sizes, strict=True)]
+        suppressed = [suppress(found, model.nms_iou) for found in frames]
+        return [_prediction(one, size, classes, preprocess) for one, size in zip(suppressed, sizes, strict=True)]
 
     def tallies(
         self,
@@ -151,28 +181,47 @@ class Detection:
             kept = [index for index in kept if index not in in_crowd]
         return BoxLabels(tuple(prediction.classes[i] for i in kept), tuple(prediction.boxes[i] for i in kept), crowds)
 
-    def chance(self, classes: Sequence[str]) -> float:
-        """0: no detector finds anything by chance."""
-        return 0.0
+    def answers(self, label: BoxLabels, classes: Sequence[str]) -> tuple[str, ...]:
+        """The classes of the objects."""
+        return label.classes
+
+    def find_gap(self, labels: Sequence[Any], classes: Sequence[str], shown: ShownAnswers, target: float) -> str:
+        """A detector needs so many objects."""
+        return find_too_few_objects(shown, classes)
+
+    def is_competent(self, reached: float, classes: Sequence[str]) -> bool:
+        """No detector finds anything by chance, so its F1 itself counts."""
+        return reached >= MIN_F1
 
 
-def _prediction(
-    found: Candidates, nms_iou: float | None, size: tuple[int, int], classes: Sequence[str]
-) -> DetectionPrediction:
+def suppress(found: Candidates, nms_iou: float | None) -> Candidates:
+    """The best candidates, best first, without what overlaps a better one of its class."""
     if nms_iou is None:
         kept = found.scores.argsort(descending=True)[:MAX_DETECTIONS]
     else:
         kept = torchvision.ops.batched_nms(found.boxes, found.scores, found.labels, nms_iou)[:MAX_DETECTIONS]
-    boxes = found.boxes[kept] * torch.tensor([*size, *size], device=found.boxes.device)
+    return Candidates(*(part[kept] for part in found))
+
+
+def _prediction(
+    found: Candidates, size: tuple[int, int], classes: Sequence[str], preprocess: Preprocess | None
+) -> DetectionPrediction:
+    boxes = found.boxes if preprocess is None else preprocess.to_frame(found.boxes, size)
+    boxes = boxes * torch.tensor([*size, *size], device=boxes.device)
     return DetectionPrediction(
-        tuple(str(classes[index]) for index in found.labels[kept].tolist()),
-        tuple(found.scores[kept].tolist()),
+        tuple(str(classes[index]) for index in found.labels.tolist()),
+        tuple(found.scores.tolist()),
         tuple(tuple(box) for box in boxes.tolist()),  # type: ignore[arg-type]
     )
 
 
-def _target(labels: BoxLabels, size: tuple[int, int], classes: Sequence[str]) -> BoxTarget:
+def _target(
+    labels: BoxLabels, size: tuple[int, int], classes: Sequence[str], preprocess: Preprocess | None
+) -> BoxTarget:
     wanted = [index for index, name in enumerate(labels.classes) if name in classes]
     indices = torch.tensor([classes.index(labels.classes[index]) for index in wanted], dtype=torch.int64)
     boxes = torch.tensor([labels.boxes[index] for index in wanted], dtype=torch.float32).reshape(-1, 4)
-    return BoxTarget((boxes / torch.tensor([*size, *size])).clamp(0, 1), indices)
+    boxes = boxes / torch.tensor([*size, *size])
+    boxes = (boxes if preprocess is None else preprocess.from_frame(boxes, size)).clamp(0, 1)
+    kept = (boxes[:, 2:] > boxes[:, :2]).all(dim=1)
+    return BoxTarget(boxes[kept], indices[kept])

@@ -14,6 +14,7 @@ from torch import nn
 
 from models.errors import InputError
 from models.preprocess import Preprocess, Size, height_width
+from models.tasks import task_of
 from models.zoo.registry import ENTRIES, Factory, ZooEntry, built_on, check_arguments, check_size
 from models.zoo.registry import names as names
 from models.zoo.user_models import (
@@ -21,7 +22,7 @@ from models.zoo.user_models import (
     build_foreign,
     check_answer,
     check_foreign,
-    check_logits,
+    check_outputs,
     foreign_factory,
     is_external,
     is_model_file,
@@ -48,7 +49,7 @@ def is_zoo_name(model: str) -> bool:
 
 def width_of(task: str, classes: Sequence[str]) -> int:
     """The `num_classes` of a factory: a detector's background counts."""
-    return len(classes) + (task == "detection")
+    return len(classes) + task_of(task).has_background
 
 
 def build(
@@ -64,7 +65,8 @@ def build(
 
     A name `package.module:factory` is imported, from `folder` first and from Python's path after it; the caller decides
     whether that is allowed. `classes` may be the width itself, as a factory counts it (`width_of`).
-    Classification: x f32 (N, 3, S, S) -> logits (N, C). Detection: see models.detector. Raises InputError when the
+    Classification: x f32 (N, 3, H, W) -> logits (N, C); segmentation: logits (N, C, h, w). Detection: see
+    models.detector. Raises InputError when the
     model cannot be built, and for a user's own module that could not be merged or has another width.
     """
     width = classes if isinstance(classes, int) else width_of(task, classes)
@@ -74,9 +76,9 @@ def build(
     module = _build_user_model(model, foreign_factory(model, folder), width, input_size, args, device)
     check_foreign(model, module, task)
     module = module.to(device)
-    outputs = answer_on_meta(module, input_size) if task == "classification" else None
+    outputs = answer_on_meta(module, input_size)
     if outputs is not None:
-        check_logits(model, outputs, width)
+        check_outputs(model, outputs, task, width)
     return module
 
 

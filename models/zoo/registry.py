@@ -41,8 +41,8 @@ class ZooEntry:
     width: int = 1000
 
 
-PUBLISHED_WIDTH = {"classification": 1000, "detection": 91}
-"""ImageNet's classes; COCO's as torchvision counts them."""
+PUBLISHED_WIDTH = {"classification": 1000, "detection": 91, "segmentation": 21}
+"""ImageNet's classes; COCO's as torchvision counts them; Pascal VOC's with the background."""
 ENTRIES: dict[str, ZooEntry] = {}
 
 

@@ -18,9 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
 
 from models.detector import Detector, OneStage
 from models.errors import InputError
+from models.tasks import task_of
 from models.zoo.registry import ENTRIES, Factory, names
 
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(?<!\.py):[A-Za-z_]\w*")
@@ -164,8 +166,16 @@ def check_answer(model: str, module: nn.Module, input_size: int, task: str, widt
         hint = f"choose another input_size; it was made for {entry.input_size}" if entry else "correct its forward"
         problem = f"cannot take frames of {input_size}x{input_size} ({reason(error)})"
         raise InputError(model, problem, hint, "input_size") from error
+    check_outputs(model, outputs, task, width)
+
+
+def check_outputs(model: str, outputs: Any, task: str, width: int) -> None:
+    """Raise InputError when a module's outputs for one frame are not those of its task."""
     if task == "classification":
         check_logits(model, outputs, width)
+    shapes = [tuple(leaf.shape) for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
+    if misfit := task_of(task).find_misfit(shapes, width):
+        raise InputError(model, misfit, "correct its forward, `classes` or `task`", "task")
 
 
 def check_logits(model: str, outputs: Any, width: int) -> None:

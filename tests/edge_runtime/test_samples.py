@@ -62,9 +62,9 @@ def sample_file(tmp_path) -> Path:
 
 def test_sample_picture_is_the_model_input(sample_file):
     sample = read_sample(sample_file)
-    resized = DETECTOR.preprocess.resize(IMAGE[5:85, 10:110])
+    resized = DETECTOR.preprocess.resize_frame(IMAGE[5:85, 10:110])
     assert np.array_equal(sample.picture, resized.permute(1, 2, 0).numpy())
-    assert np.array_equal(DETECTOR.preprocess.resize(sample.picture).numpy(), resized.numpy())
+    assert np.array_equal(DETECTOR.preprocess.resize_frame(sample.picture).numpy(), resized.numpy())
     opened = cv2.imread(str(sample_file))  # as any viewer does
     assert opened is not None and np.array_equal(opened[..., ::-1], sample.picture)
 

@@ -95,7 +95,7 @@ def test_merge_report_agrees_with_the_bundle(workload: Workload, tmp_path: Path)
         query, test = workload.query(result.id), load_split(workload.query(result.id), "test")
         answers = predict(bundle.build(result.id), query, test)
         assert test.labels is not None
-        assert score(task_of(query.task), answers, test.labels, query.classes, 0.0) == pytest.approx(result.merged)
+        assert score(task_of(query), answers, test.labels, query.classes, 0.0) == pytest.approx(result.merged)
         evidence = bundle.query(result.id).evidence
         assert evidence is not None and evidence["ratio"] == pytest.approx(result.ratio)
 

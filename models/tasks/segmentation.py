@@ -1,0 +1,154 @@
+"""Segmentation: a class for each pixel, measured by the mean IoU of the classes (mIoU)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.device import to_device
+from models.masks import IGNORED, resample
+from models.predictions import MaskLabels, MaskPrediction, Task, join_shapes
+from models.preprocess import Preprocess
+from models.tasks.classification import TEMPERATURE
+from models.tasks.detection import draw_changes, recolour, warp
+
+MIN_SHARE = 1e-3
+"""A class counts as shown in a frame where it covers this part of it."""
+
+
+def visible_part(preprocess: Preprocess, size: tuple[int, int]) -> tuple[slice, slice, tuple[float, ...]]:
+    """The rows and columns of the input that show a frame (width, height), and their extent in pixels of the frame."""
+    left, top, wide, high = preprocess.place(size)
+    rows = slice(max(0, top), min(preprocess.size[0], top + high))
+    columns = slice(max(0, left), min(preprocess.size[1], left + wide))
+    across, down = size[0] / wide, size[1] / high
+    starts = ((columns.start - left) * across, (rows.start - top) * down)
+    return rows, columns, (*starts, (columns.stop - left) * across, (rows.stop - top) * down)
+
+
+def prepare_mask(mask: np.ndarray, preprocess: Preprocess) -> MaskLabels:
+    """A mask of a whole frame as the labels of what the network takes of it, at the resolution of its input."""
+    height, width = mask.shape
+    rows, columns, extent = visible_part(preprocess, (width, height))
+    shape = (rows.stop - rows.start, columns.stop - columns.start)
+    return MaskLabels(resample(mask, (0, 0, width, height), shape, extent), extent)  # type: ignore[arg-type]
+
+
+class Segmentation(Task):
+    """The model's outputs are logits (N, C, h, w), of any resolution."""
+
+    name = "segmentation"
+    metric = agreement = "miou"
+
+    def targets(
+        self,
+        labels: Sequence[MaskLabels],
+        sizes: Sequence[tuple[int, int]],
+        classes: Sequence[str],
+        preprocess: Preprocess | None = None,
+    ) -> list[Tensor]:
+        """uint8 (H, W) of each input: positions of classes, IGNORED in borders."""
+        assert preprocess is not None
+        found = []
+        for label, size in zip(labels, sizes, strict=True):
+            rows, columns, _ = visible_part(preprocess, size)
+            whole = torch.full(preprocess.size, IGNORED, dtype=torch.uint8)
+            whole[rows, columns] = torch.from_numpy(label.mask)
+            found.append(whole)
+        return found
+
+    def augment(self, images: Tensor, targets: list[Tensor], generator: torch.Generator) -> tuple[Tensor, list[Tensor]]:
+        """As for detection: mirror, zoom, shift, and change light and colour; masks follow."""
+        changes = draw_changes(len(images), generator)
+        masks = to_device(torch.stack(targets)[:, None], images.device)
+        moved = warp(masks, changes, "nearest")[:, 0].to(torch.uint8)
+        return recolour(warp(images, changes), generator), list(moved)
+
+    def loss(self, model: nn.Module, outputs: Tensor, targets: list[Tensor]) -> Tensor:
+        """Cross-entropy of every labelled pixel."""
+        labels = to_device(torch.stack(targets), outputs.device).long()
+        logits = F.interpolate(outputs, size=labels.shape[1:], mode="bilinear", align_corners=False)
+        labelled = (labels != IGNORED).sum().clamp(min=1)
+        return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum") / labelled
+
+    def distill(self, model: nn.Module, outputs: Tensor, teacher: Tensor) -> Tensor:
+        """The divergence of softened distributions, as for classification, of the mean pixel."""
+        student, target = (F.log_softmax(logits / TEMPERATURE, dim=1) for logits in (outputs, teacher))
+        return F.kl_div(student, target, log_target=True, reduction="none").sum(dim=1).mean() * TEMPERATURE**2
+
+    def predictions(
+        self,
+        model: nn.Module,
+        outputs: Tensor,
+        sizes: Sequence[tuple[int, int]],
+        classes: Sequence[str],
+        min_score: float = 0.0,
+        preprocess: Preprocess | None = None,
+    ) -> list[MaskPrediction]:
+        """The most probable class of each pixel that shows the frame, at the resolution of the input."""
+        logits, preprocess = outputs, preprocess or Preprocess(tuple(outputs.shape[-2:]))  # type: ignore[arg-type]
+        if tuple(logits.shape[-2:]) != tuple(preprocess.size):
+            logits = F.interpolate(logits.float(), size=preprocess.size, mode="bilinear", align_corners=False)
+        masks = logits.argmax(dim=1).to(torch.uint8).cpu().numpy()
+        found = []
+        for mask, size in zip(masks, sizes, strict=True):
+            rows, columns, extent = visible_part(preprocess, size)
+            found.append(MaskPrediction(mask[rows, columns], extent, size, tuple(classes)))  # type: ignore[arg-type]
+        return found
+
+    def tallies(
+        self,
+        predictions: Sequence[MaskPrediction | None],
+        labels: Sequence[MaskLabels],
+        classes: Sequence[str],
+        threshold: float = 0.0,
+    ) -> np.ndarray:
+        """int64 (N, 2, C): pixels in which prediction and label agree on a class, and those in which either has it."""
+        count = len(classes)
+        counts = np.zeros((len(labels), 2, count), np.int64)
+        for row, prediction, label in zip(counts, predictions, labels, strict=True):
+            found = np.full(label.mask.shape, IGNORED, np.uint8)
+            if prediction is not None:
+                found = resample(prediction.mask, prediction.extent, label.mask.shape, label.extent)  # type: ignore[arg-type]
+            labelled = label.mask != IGNORED
+            truth, found = label.mask[labelled], found[labelled]
+            row[0] = np.bincount(truth[truth == found], minlength=count)[:count]
+            row[1] = _areas(truth, count) + _areas(found, count) - row[0]
+        return counts
+
+    def metric_of(self, total: np.ndarray) -> float:
+        """The mean IoU of the classes that occur."""
+        both, either = total
+        present = either > 0
+        return float((both[present] / either[present]).mean()) if present.any() else 0.0
+
+    def labels_of(self, prediction: MaskPrediction, threshold: float, label: MaskLabels | None = None) -> MaskLabels:
+        """The mask."""
+        return MaskLabels(prediction.mask, prediction.extent)
+
+    def as_prediction(self, label: MaskLabels, size: tuple[int, int], classes: Sequence[str]) -> MaskPrediction:
+        """The mask."""
+        return MaskPrediction(label.mask, label.extent, size, tuple(classes))
+
+    def chance(self, classes: Sequence[str]) -> float:
+        """The most that a constant prediction reaches."""
+        return 1 / len(classes)
+
+    def find_misfit(self, shapes: Sequence[tuple[int, ...]], width: int) -> str:
+        """Logits (1, C, h, w)."""
+        if len(shapes) == 1 and len(shapes[0]) == 4 and shapes[0][1] == width:
+            return ""
+        return f"answers one frame with {join_shapes(shapes)}, not with logits (1, {width}, h, w) of each pixel"
+
+    def answers(self, label: MaskLabels, classes: Sequence[str]) -> tuple[str, ...]:
+        """The classes that cover a visible part of the frame."""
+        areas = _areas(label.mask, len(classes))
+        return tuple(name for name, area in zip(classes, areas, strict=True) if area >= MIN_SHARE * label.mask.size)
+
+
+def _areas(values: np.ndarray, count: int) -> np.ndarray:
+    return np.bincount(values.ravel(), minlength=IGNORED + 1)[:count]

@@ -1,0 +1,109 @@
+"""Workloads of the tasks besides classification and detection: drawn frames, networks that train in seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+import yaml
+from torch import Tensor, nn
+
+from merger import MergeOptions, Recipe, TrainOptions
+
+SIZE, FRAME = 32, (64, 48)
+COUNTS = {"train": 48, "val": 24, "test": 24}
+TRAIN = TrainOptions(rate=3e-3, batch=8, passes=600, max_cycles=1)
+MERGE = MergeOptions(Recipe(rate=1e-3, epochs=2, batch=8), precision="fp32", margin=0.5)
+
+
+class Trunk(nn.Module):
+    """Three convolutions with norms at a quarter of the resolution."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.stem, self.body, self.last = _block(3, width, 2), _block(width, width, 2), _block(width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.body(self.stem(x)))
+
+
+def _block(channels: int, out: int, stride: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(channels, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU())
+
+
+class Masks(nn.Module):
+    """x -> logits (N, C, H / 4, W / 4)."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.trunk, self.head = Trunk(), nn.Conv2d(16, num_classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.trunk(x))
+
+
+def draw_frame(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray, tuple[int, int]]:
+    """A frame (H, W, 3) with a bright square, its mask, and the square's corner."""
+    width, height = FRAME
+    frame = random.normal(60, 12, (height, width, 3))
+    x, y = int(random.integers(2, width - 26)), int(random.integers(2, height - 26))
+    mask = np.zeros((height, width), np.uint8)
+    mask[y : y + 24, x : x + 24] = 1
+    frame[mask == 1] = (70, 200, 220)
+    return np.clip(frame, 0, 255).astype(np.uint8), mask, (x, y)
+
+
+def write_clip(path: Path, frames: int = 10) -> None:
+    """A clip of drawn frames."""
+    random = np.random.default_rng(7)
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), 10, FRAME)
+    for _ in range(frames):
+        writer.write(draw_frame(random)[0])
+    writer.release()
+
+
+def write_workload(folder: Path, queries: list[dict[str, Any]], **keys: Any) -> Path:
+    """The workload of these queries and its camera's clip."""
+    write_clip(folder / "gate.mp4")
+    defaults = {"camera": "gate", "input_size": SIZE, "accuracy_target": 0.9, "sla_ms": 20_000}
+    document = {
+        "name": "tasks", "cameras": {"gate": {"source": "gate.mp4", "fps": 10}},
+        "queries": [{**defaults, "weights": f"weights/{one['id']}.safetensors", **one} for one in queries], **keys,
+    }  # fmt: skip
+    path = folder / "workload.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def write_box(folder: Path, factories: list[str]) -> Path:
+    """The box that runs `box.safetensors` over the clip."""
+    document = {
+        "bundle": "box.safetensors", "budget": "64MiB", "device": "cpu", "engine": "torch", "factories": factories,
+        "cameras": {"gate": {"source": "gate.mp4", "fps": 10}},
+        "sinks": [{"kind": "jsonl", "path": "results.jsonl"}],
+        "spool": {"path": "spool", "max_bytes": "16MiB", "every_s": 0.01},
+    }  # fmt: skip
+    path = folder / "box.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def name_frame(split: str, index: int) -> str:
+    """The stem of a frame: one of four clips, and its time."""
+    return f"{split}{index % 4}__{index * 100:06d}"
+
+
+def seed_of(query: str, split: str) -> int:
+    """Another seed for each split of each query."""
+    return int.from_bytes(f"{query}{split}".encode(), "big") % 2**32
+
+
+def build_masks(num_classes: int, **_: Any) -> nn.Module:
+    """The factory of `Masks`."""
+    return Masks(num_classes)
+
+
+torch.set_num_threads(1)
