@@ -54,6 +54,7 @@ from models.preprocess import FURTHEST_PIXEL, crop
 from models.rle import decode_rle
 from models.tasks import task_of
 from models.workload import Query
+from models.zoo import preprocess_of
 
 FORMAT = 1
 MIN_EXPECTED = 0.01
@@ -313,7 +314,7 @@ def _usable_sample(path: Path, query: BundleQuery | Query) -> tuple[Sample, Pred
         given = sample.head.prediction(query.classes)
     except (InputError, ValueError):
         return None
-    fits = sample.picture.shape == (query.input_size, query.input_size, 3)
+    fits = sample.picture.shape == (*preprocess_of(query).size, 3)
     return (sample, given) if fits and getattr(sample.head, ANSWERS[query.task]) is not None else None
 
 

@@ -62,7 +62,7 @@ from models.sharing.layers import state_bytes
 from models.tasks import task_of
 from models.weights import load_weights
 from models.workload import Query, Workload, inputs_of, load_workload
-from models.zoo import build_query
+from models.zoo import build_query, preprocess_of
 
 MEMORY_SETTINGS = ("min", "50%", "all")
 """What is always simulated, as fractions of the originals' needs."""
@@ -220,8 +220,14 @@ def open_matching_bundle(bundle: str | Path, load: Workload) -> Bundle:
     if odd:
         raise InputError(bundle, f"does not hold the queries of {load.path.name} ({odd[0]})", "give its own workload")
     for query in load.queries:
-        for key in ("task", "model", "input_size", "classes"):
-            if getattr(shipped[query.id], key) != getattr(query, key):
+        wanted = {
+            "task": query.task,
+            "model": query.model,
+            "preprocess": preprocess_of(query),
+            "classes": query.classes,
+        }
+        for key, value in wanted.items():
+            if getattr(shipped[query.id], key) != value:
                 raise InputError(bundle, f"query {query.id} differs from {load.path.name}", "merge it again", key)
     return opened
 

@@ -569,6 +569,8 @@ def _query_keys(query: Query, folder: Path) -> dict[str, Any]:
         "id": query.id, "camera": query.camera, "task": query.task,
         "classes": labels if query.label_map else list(query.classes),
         "model": query.model, "model_args": query.model_args or None, "input_size": query.input_size,
+        "preprocess": query.preprocess, "decoder": None if query.decoder == "auto" else query.decoder,
+        "keep_architecture": query.keep_architecture or None,
         "weights": locate(query.weights), "init": locate(query.init), "fps": query.fps, "sla_ms": query.sla_ms,
         "roi": None if query.roi is None else list(query.roi), "min_score": query.min_score or None,
         "priority": query.priority, "data": locate(query.data), "accuracy_target": query.accuracy_target,

@@ -126,7 +126,7 @@ def raw_frames(ctx: MergeContext, query: str, count: int) -> list[np.ndarray]:
 
 
 def as_input(ctx: MergeContext, query: str, frames: Iterable[np.ndarray]) -> Tensor:
-    """Frames of any query as inputs of this query's model, f32 (N, 3, S, S)."""
+    """Frames of any query as inputs of this query's model, f32 (N, 3, H, W)."""
     preprocess = ctx.train[query].preprocess
     return preprocess.normalise(torch.stack([preprocess.resize_frame(frame) for frame in frames])).to(ctx.device)
 

@@ -11,10 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from models.preprocess import InputSize, height_width
+
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def flops(module: nn.Module, input_size: int, batch: int = 1) -> int:
+def flops(module: nn.Module, input_size: InputSize, batch: int = 1) -> int:
     """Floating-point operations of one forward pass, a multiply-add counted as 2. `module` is on "meta"."""
     with FlopCounterMode(display=False) as counter:
         _forward(module, input_size, batch)
@@ -23,7 +25,7 @@ def flops(module: nn.Module, input_size: int, batch: int = 1) -> int:
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def workspace_bytes(module: nn.Module, input_size: int, batch: int = 1) -> int:
+def workspace_bytes(module: nn.Module, input_size: InputSize, batch: int = 1) -> int:
     """Peak bytes of tensors alive during one eager forward pass, its input included and the weights not.
 
     `module` is on "meta". Memory inside a kernel is not counted.
@@ -33,10 +35,10 @@ def workspace_bytes(module: nn.Module, input_size: int, batch: int = 1) -> int:
     return live.peak
 
 
-def _forward(module: nn.Module, input_size: int, batch: int) -> None:
+def _forward(module: nn.Module, input_size: InputSize, batch: int) -> None:
     was_training = module.training
     module.eval()
-    module(torch.empty(batch, 3, input_size, input_size, device="meta"))
+    module(torch.empty(batch, 3, *height_width(input_size), device="meta"))
     module.train(was_training)
 
 

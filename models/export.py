@@ -19,7 +19,7 @@ from models.detector import Detector, OneStage
 from models.errors import InputError, join_names
 from models.io import check_apart, check_output, open_atomic
 from models.notes import add_note
-from models.preprocess import Size, height_width
+from models.preprocess import InputSize, height_width
 from models.process import quiet
 from models.tasks import MIN_SCORE
 
@@ -73,15 +73,15 @@ class ExportedModel:
 def export_onnx(
     module: nn.Module,
     path: str | Path,
-    input_size: int | Size,
+    input_size: InputSize,
     batch: Batch | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> ExportedModel:
-    """Write `module` in eval mode as an ONNX file that takes `frames`, f32 (N, 3, S, S), normalised.
+    """Write `module` in eval mode as an ONNX file that takes `frames`, f32 (N, 3, H, W), normalised.
 
     Outputs: a classifier's `logits` (N, C); a one-stage detector's `boxes` (N, A, 4) and `scores` (N, A, C), to be
     suppressed by the reader; a two-stage detector's `boxes` (N, D, 4), `scores` and `labels` (N, D), suppressed. Boxes
-    are x0 y0 x1 y1 in fractions of the frame, labels count from 0. `batch` is N or "dynamic"; by default it is dynamic,
+    are x0 y0 x1 y1 in fractions of the input, labels count from 0. `batch` is N or "dynamic"; by default it is dynamic,
     and 1 for a two-stage detector, which needs a fixed one. `metadata`, JSON by name, goes into the file's
     metadata_props.
 
@@ -116,7 +116,7 @@ def query_graph(bundle: Bundle, query_id: str, batch: Batch | None = None) -> on
     return model
 
 
-def trace_graph(module: nn.Module, path: Path, input_size: int | Size, batch: Batch | None = None) -> onnx_ir.Model:
+def trace_graph(module: nn.Module, path: Path, input_size: InputSize, batch: Batch | None = None) -> onnx_ir.Model:
     """A module as a graph whose initialisers have their state_dict keys."""
     model = _trace(module, path, input_size, _batch_of(module, batch, path))
     _tidy(model)
@@ -167,7 +167,7 @@ def metadata_of(query: BundleQuery, module: nn.Module, digest: str) -> dict[str,
 
 
 def graph_without_weights(
-    module: nn.Module, input_size: int | Size, batch: Batch | None = None, stored: Mapping[str, str] | None = None
+    module: nn.Module, input_size: InputSize, batch: Batch | None = None, stored: Mapping[str, str] | None = None
 ) -> bytes:
     """A model as `export_onnx` would write it, but with every tensor of its state dict an input of the graph.
 
@@ -277,7 +277,7 @@ def _output_names(module: nn.Module) -> list[str]:
     return ["boxes", "scores", "labels"] if isinstance(module, Detector) else ["logits"]
 
 
-def _trace(module: nn.Module, path: Path, input_size: int | Size, batch: Batch) -> onnx_ir.Model:
+def _trace(module: nn.Module, path: Path, input_size: InputSize, batch: Batch) -> onnx_ir.Model:
     """The network as torch's exporter translates it, without its optimiser, which folds norms into convolutions."""
     # An example of one frame would make 1 a constant of the network.
     frames = torch.zeros(2 if batch == DYNAMIC else batch, 3, *height_width(input_size))

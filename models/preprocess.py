@@ -37,17 +37,25 @@ def crop(frame: np.ndarray, roi: Roi | None) -> np.ndarray:
 
 Size = tuple[int, int]
 """Height and width of a network's input."""
+InputSize = int | Size
+"""The side of a square input, or its height and width."""
 Resize = Literal["stretch", "letterbox", "center-crop"]
 Anchor = Literal["centre", "top-left"]
 """Where a letterbox puts the frame: borders on both sides, or to the right and below (YOLOX)."""
 
 
-def height_width(size: int | Size) -> Size:
+def height_width(size: InputSize) -> Size:
     """An input size as (H, W)."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
-def side_or_sides(size: Size) -> int | Size:
+def size_of_input(size: InputSize) -> str:
+    """An input size as messages show it, width first."""
+    height, width = height_width(size)
+    return f"{width}x{height}"
+
+
+def side_or_sides(size: Size) -> InputSize:
     """An input size as a factory takes it: the side of a square, else (H, W)."""
     return size[0] if size[0] == size[1] else size
 

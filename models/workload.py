@@ -25,7 +25,17 @@ from models.io import (
     is_path,
     read_yaml,
 )
-from models.preprocess import FURTHEST_PIXEL, MAX_SIDE, Anchor, Preprocess, Resize, Roi, Size, height_width
+from models.preprocess import (
+    FURTHEST_PIXEL,
+    MAX_SIDE,
+    Anchor,
+    InputSize,
+    Preprocess,
+    Resize,
+    Roi,
+    height_width,
+    side_or_sides,
+)
 from models.published import PREFIX, Published, find_published
 from models.zoo.user_models import check_name, is_external, is_model_file
 
@@ -56,7 +66,7 @@ class Query:
     classes: tuple[str, ...]
     model: str
     model_args: dict[str, Any] = field(hash=False)
-    input_size: int | Size | None
+    input_size: InputSize | None
     weights: Path | Published | None
     init: Path | Published | None
     fps: float | None
@@ -245,7 +255,7 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
     return Query(
         id=given.id, camera=given.camera, task=given.task, classes=tuple(given.classes),
         model=str(_absolute(root, given.model)) if is_model_file(given.model) else given.model,
-        model_args=given.model_args, input_size=size,
+        model_args=given.model_args, input_size=None if size is None else side_or_sides(height_width(size)),
         weights=weights, init=resolve_weights("init", given.init),
         fps=given.fps or (keys.cameras[given.camera].fps if given.camera in keys.cameras else None),
         sla_ms=given.sla_ms, roi=roi, min_score=given.min_score, priority=given.priority, data=resolve(given.data),

@@ -22,6 +22,7 @@ from models.bundle import Bundle, BundleQuery
 from models.cost import workspace_bytes
 from models.errors import InputError
 from models.predictions import Prediction
+from models.preprocess import Size
 from models.tasks import task_of
 
 _WORKSPACES: dict[tuple[Any, ...], int] = {}
@@ -110,7 +111,7 @@ class FrameEngine(ABC):
 
     @abstractmethod
     def forward(self, batch: Tensor) -> Any:
-        """The network on a normalised batch f32 (N, 3, S, S) on the engine's device, channels last.
+        """The network on a normalised batch f32 (N, 3, H, W) on the engine's device, channels last.
 
         Returns what `decode` takes: unless that is overridden too, what the model's forward returns.
         """
@@ -125,7 +126,7 @@ class FrameEngine(ABC):
         """Peak bytes of intermediates of a run of `count` frames, as far as it is known at this point."""
         key = (type(self), self.device.type, _architecture(self.query, self.model), count)
         if key not in _WORKSPACES:
-            size = self.query.input_size
+            size = self.query.preprocess.size
             measured = measure_workspace(self.model, size, count, self.device) if self.device.type != "cpu" else 0
             _WORKSPACES[key] = max(measured, workspace_bytes(self.model, size, count))
         return _WORKSPACES[key]
@@ -159,7 +160,7 @@ class FrameEngine(ABC):
         return [one.in_frame(left, top, frame.shape[1::-1]) for one, frame in zip(found, frames, strict=True)]
 
     def _upload(self, batch: Tensor) -> Tensor:
-        """Frames u8 (N, 3, S, S) on the device; a GPU copies them from pinned memory, asynchronously."""
+        """Frames u8 (N, 3, H, W) on the device; a GPU copies them from pinned memory, asynchronously."""
         return batch if self.device.type == "cpu" else batch.pin_memory().to(self.device, non_blocking=True)
 
     def _check_packed(self, bundle: Bundle) -> None:
@@ -213,7 +214,7 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
     return peak
 
 
-def measure_workspace(model: nn.Module, input_size: int, count: int, device: torch.device) -> int:
+def measure_workspace(model: nn.Module, size: Size, count: int, device: torch.device) -> int:
     """Peak bytes of a run of `count` frames of an architecture (on the meta device), its weights excluded.
 
     This includes what cuDNN takes on top of intermediates, which depends on the format of frames and weights. 0 where
@@ -227,7 +228,7 @@ def measure_workspace(model: nn.Module, input_size: int, count: int, device: tor
             there = copy.deepcopy(model).to_empty(device=device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             for tensor in there.state_dict().values():
                 tensor.zero_()
-            frames = torch.zeros(count, 3, input_size, input_size, device=device)
+            frames = torch.zeros(count, 3, *size, device=device)
             frames = frames.contiguous(memory_format=torch.channels_last)
             there(frames)
             return frames.nbytes + peak_bytes(lambda: there(frames), device)

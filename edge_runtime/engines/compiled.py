@@ -190,8 +190,7 @@ class CompiledEngine(FrameEngine):
         }
         wanted = {key for package in self._packages.values() for key in package.get_constant_fqns()}
         self._weights = {key: name for key, name in names.items() if key in wanted}
-        size = self.query.input_size
-        self._spec = pytree.tree_structure(self.model(torch.empty(1, 3, size, size, device="meta")))
+        self._spec = pytree.tree_structure(self.model(torch.empty(1, 3, *self.query.preprocess.size, device="meta")))
 
 
 def find_compiler() -> str | None:
@@ -308,8 +307,7 @@ def compile_package(
     """
     network = bundle.build(query.id, device, copy=True).requires_grad_(False)
     model = _FlatOutputs(network.to(memory_format=torch.channels_last)).eval()  # type: ignore[call-overload]
-    size = query.input_size
-    frames = torch.rand(3, 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
+    frames = torch.rand(3, 3, *query.preprocess.size, device=device).contiguous(memory_format=torch.channels_last)
     counts = [count for count in (2, 1, 3) if batches.takes(count)]
     dynamic = None
     if batches is not BatchRange.ONE:
@@ -334,7 +332,9 @@ def compile_package(
             verify_package(model, package, frames, counts, constants)
             workspace = {}
             for count in filter(batches.takes, BATCHES):
-                frames = torch.rand(count, 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
+                frames = torch.rand(count, 3, *query.preprocess.size, device=device).contiguous(
+                    memory_format=torch.channels_last
+                )
                 package(frames)
                 workspace[count] = peak_bytes(partial(package, frames), device) + frames.nbytes
     except EngineError:

@@ -24,6 +24,7 @@ from models.detector import Detector, OneStage
 from models.errors import InputError
 from models.export import INPUT
 from models.predictions import Prediction
+from models.preprocess import Size
 
 if TYPE_CHECKING:
     import onnx
@@ -130,7 +131,7 @@ def run_options(device: torch.device) -> Any:
     return options
 
 
-def measure_onnx_workspace(runtime: Any, graph: onnx.GraphProto, size: int, batches: Sequence[int]) -> dict[int, int]:
+def measure_onnx_workspace(runtime: Any, graph: onnx.GraphProto, size: Size, batches: Sequence[int]) -> dict[int, int]:
     """Peak bytes of a run by batch, frames included; empty where the system does not report it (Linux does).
 
     ONNX Runtime does not report what it allocates, so this is the peak of the process. `runtime` is a session of
@@ -147,7 +148,7 @@ def measure_onnx_workspace(runtime: Any, graph: onnx.GraphProto, size: int, batc
     }
     peaks = {}
     for batch in batches:
-        frames = np.zeros((batch, 3, size, size), np.float32)
+        frames = np.zeros((batch, 3, *size), np.float32)
         peak = process_peak_bytes(lambda: runtime.run(None, {INPUT: frames, **weights}))  # noqa: B023 (called in this iteration)
         if peak is None:
             return {}
@@ -213,7 +214,7 @@ def write_graph(bundle: Bundle, query: BundleQuery, path: Path) -> Mapping[str, 
     path.write_bytes(graph)
     batches = MEASURED_BATCHES[:1] if batch == 1 else MEASURED_BATCHES
     session = session_for(path, CPU, torch.device("cpu"))
-    workspace = measure_onnx_workspace(session, onnx.load_from_string(graph).graph, query.input_size, batches)
+    workspace = measure_onnx_workspace(session, onnx.load_from_string(graph).graph, query.preprocess.size, batches)
     return {"model": query.model, "batch": batch, "workspace": workspace}
 
 

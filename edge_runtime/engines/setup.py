@@ -219,11 +219,11 @@ def measure_engines(bundle: Bundle, query: str, device: str, names: Collection[s
 
 def _time_runs(engine: FrameEngine, arena: Arena) -> list[float]:
     """Milliseconds of ROUNDS runs, after one warm-up run."""
-    on_gpu, size = arena.device.type != "cpu", engine.query.input_size
+    on_gpu, size = arena.device.type != "cpu", engine.query.preprocess.size
     clock = time.perf_counter if on_gpu or torch.get_num_threads() > 1 else time.thread_time
     times = []
     with torch.inference_mode(), on_compute_stream(arena.device):
-        frames = torch.zeros(1, 3, size, size, device=arena.device).contiguous(memory_format=torch.channels_last)
+        frames = torch.zeros(1, 3, *size, device=arena.device).contiguous(memory_format=torch.channels_last)
         for _ in range(ROUNDS + 1):
             start = clock()
             engine.forward(frames)

@@ -29,6 +29,7 @@ from edge_runtime.scheduler.eviction import (
 from models.bits import BIT_WIDTHS, BYTE, stored_bytes
 from models.bundle import Bundle, BundleQuery
 from models.bundle.manifest import StoredTensor
+from models.preprocess import Size
 from models.quantization import WIDE, unpack
 
 BUFFERS = 2
@@ -239,7 +240,7 @@ def streamable_layers(model: nn.Module, query: BundleQuery, device: str) -> tupl
     byte a weight more while they are unpacked. Some modules read the weights of their children without calling them
     (attention does): these count as the parent's. A module's memory is in use until it returns.
     """
-    calls = _called_modules(model, query.input_size)
+    calls = _called_modules(model, query.preprocess.size)
     called, grouped, stored = set(calls), dict[str, list[OverflowTensor]](), unpacked_weights(query.stored, device)
     for key, tensor in model.state_dict(keep_vars=True).items():
         above = key.rpartition(".")[0]
@@ -273,7 +274,7 @@ def _is_within(path: str, outer: str) -> bool:
 
 
 @torch.no_grad()
-def _called_modules(model: nn.Module, input_size: int) -> list[str]:
+def _called_modules(model: nn.Module, size: Size) -> list[str]:
     """The paths of the modules that one run calls, in order; nothing is computed."""
     seen: list[str] = []
 
@@ -282,7 +283,7 @@ def _called_modules(model: nn.Module, input_size: int) -> list[str]:
 
     hooks = [module.register_forward_pre_hook(note(path)) for path, module in model.named_modules()]
     try:
-        model(torch.empty(1, 3, input_size, input_size, device="meta"))
+        model(torch.empty(1, 3, *size, device="meta"))
     finally:
         for hook in hooks:
             hook.remove()

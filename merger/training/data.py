@@ -73,11 +73,11 @@ class TrainingSet:
         return [int((place + 0.5) * len(self) / count) for place in range(count)]
 
     def frames(self, indices: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-        """Normalised float32 frames (N, 3, S, S), not augmented, on this device."""
+        """Normalised float32 frames (N, 3, H, W), not augmented, on this device."""
         return self.preprocess.normalise(self.prepared.batch(indices).to(device))
 
     def batch(self, indices: list[int], generator: torch.Generator) -> tuple[Tensor, list | None]:
-        """uint8 frames (N, 3, S, S) on the device that keeps them, augmented, and their targets (None without labels).
+        """uint8 frames (N, 3, H, W) on the device that keeps them, augmented, and their targets (None without labels).
 
         Random numbers are drawn on the CPU, so they are the same for every device.
         """
@@ -96,7 +96,7 @@ class TrainingSet:
 def _output_bytes(query: Query, features: bool) -> int | None:
     """Found on the meta device."""
     model = build_query(query, device="meta").eval()
-    frames = torch.empty(2, 3, query.input_size, query.input_size, device="meta")
+    frames = torch.empty(2, 3, *preprocess_of(query).size, device="meta")
     with record_inputs(model, watched_layers(query, model) if features else []) as seen:
         leaves = tree_leaves((model(frames), seen))
     if not all(isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == 2 for leaf in leaves):
@@ -106,7 +106,7 @@ def _output_bytes(query: Query, features: bool) -> int | None:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Frames that pass through the model at once: uint8 (N, 3, S, S), targets, the random seed, and frame indices."""
+    """Frames that pass through the model at once: uint8 (N, 3, H, W), targets, the random seed, and frame indices."""
 
     images: Tensor
     targets: list | None

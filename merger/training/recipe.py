@@ -9,7 +9,7 @@ from merger.checkpoint import storable
 from models.cost import flops
 from models.errors import InputError
 from models.workload import Query
-from models.zoo import build_query
+from models.zoo import build_query, input_size_of
 
 
 @dataclass(frozen=True)
@@ -112,4 +112,4 @@ class Flops:
 
 def forward_flops(query: Query) -> int:
     """FLOPs of one frame through the query's model, counted without weights."""
-    return flops(build_query(query, device="meta"), query.input_size)
+    return flops(build_query(query, device="meta"), input_size_of(query))

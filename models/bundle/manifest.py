@@ -16,7 +16,7 @@ from models.bits import WIDE_CODE, Bits
 from models.bundle.format import ITEM_BYTES, MAX_BYTES, Entry
 from models.errors import InputError
 from models.io import MAX_QUERIES, Fps, ParseError, Priority, SlaMs, TaskName, finite, parse_json
-from models.preprocess import FURTHEST_PIXEL, Preprocess, Size, height_width, side_or_sides
+from models.preprocess import FURTHEST_PIXEL, InputSize, Preprocess, height_width, side_or_sides
 
 if TYPE_CHECKING:
     from models.workload import Query
@@ -101,7 +101,7 @@ class BundleQuery:
     classes: Annotated[tuple[Text, ...], Field(max_length=100_000)]
     model: ModelName
     model_args: dict[str, JsonValue] = field(hash=False)
-    input_size: int | Size
+    input_size: InputSize
     preprocess: Preprocess
     fps: Fps | None
     sla_ms: SlaMs

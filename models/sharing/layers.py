@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from torch import nn
 
+    from models.preprocess import InputSize
     from models.workload import Query
 
 Signature = Literal["wide", "strict"]
@@ -77,7 +78,7 @@ def model_bytes(query: Query) -> int:
 
 def architecture(query: Query) -> Architecture:
     """Describe a query's model on the meta device; it is built once for each number of classes."""
-    from models.zoo import build_query, folder_of, naming, width_of
+    from models.zoo import build_query, folder_of, input_size_of, naming, width_of
     from models.zoo.user_models import is_model_file
 
     if is_model_file(query.model):
@@ -89,11 +90,16 @@ def architecture(query: Query) -> Architecture:
         return _architecture(own, {path for path, *_ in own.rows} & heads)
     width = width_of(query.task, query.classes)
     with naming(query):
-        return describe(query.model, width, query.input_size, query.task, query.model_args, folder_of(query))
+        return describe(query.model, width, input_size_of(query), query.task, query.model_args, folder_of(query))
 
 
 def describe(
-    model: str, width: int, input_size: int, task: str, model_args: dict | None = None, folder: Path | None = None
+    model: str,
+    width: int,
+    input_size: InputSize,
+    task: str,
+    model_args: dict | None = None,
+    folder: Path | None = None,
 ) -> Architecture:
     """Describe a zoo name or factory; `width` = number of classes, a detector's background among them.
 
@@ -122,7 +128,7 @@ def state_bytes(module: nn.Module) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _describe(model: str, args: str, input_size: int, task: str, folder: Path | None, width: int) -> Architecture:
+def _describe(model: str, args: str, input_size: InputSize, task: str, folder: Path | None, width: int) -> Architecture:
     """Heads are the layers that differ between two class counts."""
     own, wider = (_build_network(model, args, input_size, task, folder, classes) for classes in (width, width + 1))
     others = {path: wide for path, wide, *_ in wider.rows}
@@ -148,7 +154,9 @@ class _Network:
 
 
 @lru_cache(maxsize=4096)
-def _build_network(model: str, args: str, input_size: int, task: str, folder: Path | None, width: int) -> _Network:
+def _build_network(
+    model: str, args: str, input_size: InputSize, task: str, folder: Path | None, width: int
+) -> _Network:
     from models.zoo import build
 
     return _describe_network(build(model, width, json.loads(args), input_size, task, device="meta", folder=folder))

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from models.errors import InputError
-from models.preprocess import Preprocess, Size, height_width
+from models.preprocess import InputSize, Preprocess, height_width, side_or_sides
 from models.tasks import task_of
 from models.zoo.registry import ENTRIES, Factory, ZooEntry, built_on, check_arguments, check_size
 from models.zoo.registry import names as names
@@ -56,7 +56,7 @@ def build(
     model: str,
     classes: Sequence[str] | int,
     model_args: Mapping[str, Any] | None = None,
-    input_size: int = 224,
+    input_size: InputSize = 224,
     task: str = "classification",
     device: str | torch.device = "cpu",
     folder: Path | None = None,
@@ -89,7 +89,7 @@ def build_query(query: Query, device: str | torch.device = "cpu") -> nn.Module:
             return file_of(query).build(device)
         if is_external(query.model):
             raise InputError(query.model, "cannot be built yet", "name a model of the zoo or a factory")
-        args = (query.model, query.classes, query.model_args, query.input_size, query.task)
+        args = (query.model, query.classes, query.model_args, input_size_of(query), query.task)
         return build(*args, device=device, folder=folder_of(query))
 
 
@@ -109,7 +109,7 @@ def check_input(query: Query, module: nn.Module) -> None:
     if is_model_file(query.model):
         return  # its decoder was chosen by the shapes of its outputs
     with naming(query):
-        check_answer(query.model, module, query.input_size, query.task, width_of(query.task, query.classes))
+        check_answer(query.model, module, input_size_of(query), query.task, width_of(query.task, query.classes))
 
 
 def folder_of(query: Query) -> Path | None:
@@ -149,7 +149,12 @@ def preprocess_of(query: Query) -> Preprocess:
     return Preprocess(**keys)
 
 
-def zoo_preprocess(model: str, input_size: int | Size) -> Preprocess:
+def input_size_of(query: Query) -> InputSize:
+    """The side of a square input, or (H, W): the query's own, or that of its preprocessing."""
+    return side_or_sides(preprocess_of(query).size) if query.input_size is None else query.input_size
+
+
+def zoo_preprocess(model: str, input_size: InputSize) -> Preprocess:
     """How frames are prepared for a model of the zoo, and for a factory's."""
     entry = ENTRIES.get(model, ZooEntry(model, "", nn.Identity))
     return Preprocess(height_width(input_size), mean=entry.mean, std=entry.std)
@@ -166,7 +171,7 @@ def _own_preprocess(query: Query) -> Preprocess | None:
 
 
 def _build_user_model(
-    model: str, factory: Factory, width: int, input_size: int, args: dict[str, Any], device: str | torch.device
+    model: str, factory: Factory, width: int, input_size: InputSize, args: dict[str, Any], device: str | torch.device
 ) -> nn.Module:
     """A user's own model; one that reads values while it is built, which "meta" has none of, is built on the CPU."""
     try:
@@ -180,7 +185,7 @@ def _build_user_model(
 
 
 def _build_zoo_model(
-    model: str, width: int, input_size: int, args: dict[str, Any], device: str | torch.device
+    model: str, width: int, input_size: InputSize, args: dict[str, Any], device: str | torch.device
 ) -> nn.Module:
     """A zoo model; one of unusual size is built on the meta device first, where its bytes are counted."""
     if model in OWN:
@@ -196,7 +201,7 @@ def _build_zoo_model(
         return _call_factory(model, width, input_size, args)
 
 
-def _call_factory(model: str, width: int, input_size: int, args: dict[str, Any]) -> nn.Module:
+def _call_factory(model: str, width: int, input_size: InputSize, args: dict[str, Any]) -> nn.Module:
     try:
         return ENTRIES[model].factory(width, input_size=input_size, **args)
     except Exception as error:  # within their bounds arguments may still contradict each other, in many ways

@@ -10,6 +10,7 @@ import torchvision
 from torch import Tensor, nn
 from torchvision.models.regnet import BlockParams, RegNet
 
+from models.preprocess import InputSize
 from models.zoo.registry import Factory, register
 
 DEPTHS = (20, 32, 44, 56)
@@ -68,7 +69,7 @@ def _stage(in_channels: int, channels: int, blocks: int, stride: int) -> nn.Sequ
     return nn.Sequential(BasicBlock(in_channels, channels, stride), *rest)
 
 
-def _build(depth: int, num_classes: int, input_size: int = 32) -> CifarResNet:
+def _build(depth: int, num_classes: int, input_size: InputSize = 32) -> CifarResNet:
     return CifarResNet(depth, num_classes)
 
 
@@ -86,7 +87,7 @@ PLAIN = (
 """Classifiers of torchvision that take frames of many sizes, as they are."""
 
 
-def build_classifier(name: str, num_classes: int, input_size: int, **model_args: Any) -> nn.Module:
+def build_classifier(name: str, num_classes: int, input_size: InputSize, **model_args: Any) -> nn.Module:
     """A classifier of torchvision's with random weights; these networks take frames of many sizes."""
     return torchvision.models.get_model(name, weights=None, num_classes=num_classes, **model_args)
 
@@ -106,7 +107,7 @@ HALF = (0.5, 0.5, 0.5)
 AUXILIARY = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}
 
 
-def _build_inception(name: str, num_classes: int, input_size: int, **model_args: Any) -> nn.Module:
+def _build_inception(name: str, num_classes: int, input_size: InputSize, **model_args: Any) -> nn.Module:
     # init_weights states torchvision's own default, which it warns about when left open.
     return build_classifier(name, num_classes, input_size, aux_logits=False, init_weights=True, **model_args)
 
@@ -124,7 +125,7 @@ STAGES = {
 with tensors and so cannot build these networks on the meta device."""
 
 
-def _build_regnet(name: str, num_classes: int, input_size: int, **model_args: Any) -> nn.Module:
+def _build_regnet(name: str, num_classes: int, input_size: InputSize, **model_args: Any) -> nn.Module:
     depths, widths, group = STAGES[name]
     count = len(depths)
     stages = BlockParams(list(depths), list(widths), [group] * count, [1.0] * count, [2] * count, SQUEEZE_RATIO)
@@ -139,8 +140,10 @@ for _name in STAGES:
 PATCH = 16
 
 
-def vit_b_16(num_classes: int, input_size: int, **model_args: Any) -> nn.Module:
+def vit_b_16(num_classes: int, input_size: InputSize, **model_args: Any) -> nn.Module:
     """ViT-B/16; its position embedding is made for one input size, a multiple of 16 pixels (else ValueError)."""
+    if not isinstance(input_size, int):
+        raise ValueError(f"input_size {list(input_size)} is no square, which its position embedding is made for")
     if input_size % PATCH:
         near = max(PATCH, round(input_size / PATCH) * PATCH)
         raise ValueError(f"input_size {input_size} is no multiple of {PATCH}, as its patches need; {near} is")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from models.errors import InputError, size_text
-from models.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from models.preprocess import IMAGENET_MEAN, IMAGENET_STD, InputSize, height_width
 
 Factory = Callable[..., nn.Module]
 Triple = tuple[float, float, float]
@@ -65,6 +65,12 @@ def register(
         return factory
 
     return add
+
+
+def check_multiple(input_size: InputSize, stride: int) -> None:
+    """Raise ValueError for an input size whose sides are no multiples of a network's stride."""
+    if any(side % stride for side in height_width(input_size)):
+        raise ValueError(f"input_size must be a multiple of {stride}, not {input_size}")
 
 
 MAX_BYTES = 2**31

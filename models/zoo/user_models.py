@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from models.detector import Detector, OneStage
 from models.errors import InputError
+from models.preprocess import InputSize, height_width, size_of_input
 from models.tasks import task_of
 from models.zoo.registry import ENTRIES, Factory, names
 
@@ -75,13 +76,15 @@ def foreign_factory(model: str, folder: Path | None) -> Factory:
     if "input_size" in inspect.signature(factory).parameters:
         return factory
 
-    def without_input_size(num_classes: int, input_size: int, **args: Any) -> nn.Module:
+    def without_input_size(num_classes: int, input_size: InputSize, **args: Any) -> nn.Module:
         return factory(num_classes, **args)
 
     return without_input_size
 
 
-def build_foreign(model: str, factory: Factory, width: int, input_size: int, model_args: dict[str, Any]) -> nn.Module:
+def build_foreign(
+    model: str, factory: Factory, width: int, input_size: InputSize, model_args: dict[str, Any]
+) -> nn.Module:
     """Call a user's factory; InputError for anything it raises and for a result that is no module."""
     try:
         module = factory(width, input_size=input_size, **model_args)
@@ -148,8 +151,8 @@ def check_foreign(model: str, module: nn.Module, task: str) -> None:
             raise InputError(model, problem, f"store {name} as .contiguous() in the factory")
 
 
-def check_answer(model: str, module: nn.Module, input_size: int, task: str, width: int) -> None:
-    """Raise InputError when the module fails on a frame of (3, input_size, input_size), or gives no logits (1, width).
+def check_answer(model: str, module: nn.Module, input_size: InputSize, task: str, width: int) -> None:
+    """Raise InputError when the module fails on a frame (3, H, W), or gives no logits (1, width).
 
     The frame is on the meta device, where nothing is computed. A module with weights that fails there gets a real one.
     """
@@ -160,11 +163,11 @@ def check_answer(model: str, module: nn.Module, input_size: int, task: str, widt
             if any(tensor.is_meta for tensor in module.state_dict().values()):
                 raise
             with _inference_mode(module):
-                outputs = module(torch.zeros(1, 3, input_size, input_size, device=next(module.parameters()).device))
+                outputs = module(torch.zeros(1, 3, *height_width(input_size), device=next(module.parameters()).device))
     except Exception as error:  # a user's forward can fail in any way
         entry = ENTRIES.get(model)
         hint = f"choose another input_size; it was made for {entry.input_size}" if entry else "correct its forward"
-        problem = f"cannot take frames of {input_size}x{input_size} ({reason(error)})"
+        problem = f"cannot take frames of {size_of_input(input_size)} ({reason(error)})"
         raise InputError(model, problem, hint, "input_size") from error
     check_outputs(model, outputs, task, width)
 
@@ -190,7 +193,7 @@ def check_logits(model: str, outputs: Any, width: int) -> None:
     raise InputError(model, problem, "return one row of plain logits for each frame", "model")
 
 
-def answer_on_meta(module: nn.Module, input_size: int) -> Any:
+def answer_on_meta(module: nn.Module, input_size: InputSize) -> Any:
     """The module's outputs for one frame on the meta device; None where it cannot run there."""
     try:
         return _run_on_meta(module, input_size)
@@ -198,11 +201,11 @@ def answer_on_meta(module: nn.Module, input_size: int) -> Any:
         return None
 
 
-def _run_on_meta(module: nn.Module, input_size: int) -> Any:
+def _run_on_meta(module: nn.Module, input_size: InputSize) -> Any:
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     state = {name: tensor.detach().to("meta") for name, tensor in tensors.items()}
     with torch.device("meta"), _inference_mode(module):
-        return functional_call(module, state, (torch.zeros(1, 3, input_size, input_size),))
+        return functional_call(module, state, (torch.zeros(1, 3, *height_width(input_size)),))
 
 
 @contextmanager

@@ -142,7 +142,7 @@ def test_reload_results_match_their_bundle(folder):
         bundle = next(one for one in bundles if one.digest[:12] == record["bundle"])
         used.add(bundle)
         asked = bundle.query("gate")
-        batch = asked.preprocess.normalise(torch.stack([asked.preprocess.resize(frames[record["frame"] % 12])]))
+        batch = asked.preprocess.normalise(torch.stack([asked.preprocess.resize_frame(frames[record["frame"] % 12])]))
         with torch.inference_mode():
             scores = bundle.build("gate")(batch).softmax(1)[0]
         assert record["score"] == pytest.approx(float(scores.max()), rel=1e-4)

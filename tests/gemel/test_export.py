@@ -160,7 +160,7 @@ def test_export_code_of_the_docs_equals_the_box(bundle, tmp_path, repository):
 
     opened = open_bundle(bundle)
     query, model = opened.query("bridge"), opened.build("bridge")
-    batch = query.preprocess.normalise(query.preprocess.resize_frame(frame)[None])
+    batch = query.preprocess(frame)
     answer = task_of("detection").predictions(model, model(batch), [(96, 72)], query.classes, MIN_SCORE)[0]
     assert isinstance(answer, DetectionPrediction)
     wanted = sorted(zip(answer.classes, answer.scores, answer.boxes, strict=True))

@@ -83,7 +83,7 @@ def merge_and_check(
             assert norms and all(key.endswith("num_batches_tracked") for key in keys)
     frame = np.random.default_rng(0).integers(0, 255, (96, 96, 3), dtype=np.uint8)
     for query in bundle.queries:
-        images = query.preprocess.normalise(torch.stack([query.preprocess.resize(frame)]))
+        images = query.preprocess.normalise(torch.stack([query.preprocess.resize_frame(frame)]))
         with torch.no_grad():
             assert tree_leaves(bundle.build(query.id)(images))
     return report, bundle, sets

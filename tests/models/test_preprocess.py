@@ -98,8 +98,8 @@ def test_preprocess_of_a_query_precedes_that_of_the_zoo() -> None:
 
 
 def test_a_model_that_nothing_says_how_to_feed_is_refused_with_the_key() -> None:
-    keys = {"model": "/somewhere/net.onnx", "input_size": 64}
-    with pytest.raises(InputError, match=r"preprocess \(gate\): nothing says the mean and the std .* net\.onnx"):
+    keys = {"model": "timm/unheard_of", "input_size": 64}
+    with pytest.raises(InputError, match=r"preprocess \(gate\): nothing says the mean and the std .* unheard_of"):
         preprocess_of(make_query(**keys))
     asked = {"mean": (0, 0, 0), "std": (1, 1, 1), "scale": 255}
     assert preprocess_of(make_query(**keys, preprocess=asked)).size == (64, 64)

@@ -12,6 +12,7 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.ops import nms
 
 from models.detector import BoxTarget
+from models.preprocess import InputSize, height_width
 
 DISTILL_BACKGROUND = 0.02
 """Weight, in distillation, of a box or cell in which neither model sees an object."""
@@ -39,14 +40,25 @@ class FixedBoxes:
         return self._copies[device]
 
 
-def anchors_of(generator: AnchorGenerator, input_size: int, grids: Sequence[tuple[int, int]]) -> Tensor:
+def box_extent(input_size: InputSize) -> FixedBoxes:
+    """Width, height, width and height of the input, f32 (4,): what turns boxes in fractions of it into pixels."""
+    height, width = height_width(input_size)
+    with torch.device("cpu"), torch.inference_mode(False):
+        return FixedBoxes(torch.tensor([width, height, width, height], dtype=torch.float32))
+
+
+def anchors_of(generator: AnchorGenerator, input_size: InputSize, grids: Sequence[tuple[int, int]]) -> Tensor:
     """Anchors f32 (A, 4) x0 y0 x1 y1 in pixels of the input, map by map, as torchvision lays them.
 
-    It lays them by whole divisions of the side, having padded that to a multiple of 32; where this side is none,
-    they lie at the maps' true strides, powers of two.
+    It lays them by whole divisions of the sides, having padded these to multiples of 32; where one is none, they
+    lie at the maps' true strides, powers of two.
     """
-    whole = input_size % PADDED_TO == 0
-    strides = [[input_size // side if whole else nearest_power(input_size / side) for side in grid] for grid in grids]
+    sides = height_width(input_size)
+    whole = all(side % PADDED_TO == 0 for side in sides)
+    strides = [
+        [side // cells if whole else nearest_power(side / cells) for side, cells in zip(sides, grid, strict=True)]
+        for grid in grids
+    ]
     with torch.device("cpu"), torch.inference_mode(False):
         return torch.cat(generator.grid_anchors([list(grid) for grid in grids], strides))  # type: ignore[arg-type]
 
@@ -74,10 +86,11 @@ def decode_boxes(deltas: Tensor, anchors: Tensor, weights: Sequence[float]) -> T
     return torch.cat([centre - half, centre + half], dim=-1)
 
 
-def pixel_targets(targets: Sequence[BoxTarget], input_size: int, device: torch.device) -> list[dict[str, Tensor]]:
+def pixel_targets(targets: Sequence[BoxTarget], extent: FixedBoxes, device: torch.device) -> list[dict[str, Tensor]]:
     """Targets with boxes in pixels of the input and labels as torchvision counts them, from 1."""
     return [
-        {"boxes": target.boxes.to(device) * input_size, "labels": target.labels.to(device) + 1} for target in targets
+        {"boxes": target.boxes.to(device) * extent.on(device), "labels": target.labels.to(device) + 1}
+        for target in targets
     ]
 
 

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torchvision.ops import box_iou, generalized_box_iou_loss
 
 from models.detector import BoxTarget, OneStage
+from models.preprocess import InputSize
 from models.zoo.detectors.box_ops import DISTILL_BACKGROUND, divergence
-from models.zoo.registry import register
+from models.zoo.registry import check_multiple, register
 
 STRIDE = 16
 STAGES = ((24, 48, 4), (48, 96, 8), (96, 192, 4))
@@ -226,8 +227,7 @@ def _assign(boxes: Tensor, objects: Tensor, shape: Sequence[int]) -> tuple[Tenso
 
 
 @register("fastestdet", task="detection", scaling=((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)), input_size=352, width=81)
-def fastestdet(num_classes: int, input_size: int = 352) -> FastestDet:
+def fastestdet(num_classes: int, input_size: InputSize = 352) -> FastestDet:
     """FastestDet; the published weights fit when there are 80 classes (the zoo counts a background, it has none)."""
-    if input_size % (2 * STRIDE):
-        raise ValueError(f"input_size must be a multiple of {2 * STRIDE}, not {input_size}")
+    check_multiple(input_size, 2 * STRIDE)
     return FastestDet(num_classes - 1)

@@ -11,7 +11,16 @@ import torchvision.models.detection as detection
 from torch import Tensor
 
 from models.detector import BoxTarget, OneStage
-from models.zoo.detectors.box_ops import FixedBoxes, anchors_of, decode_boxes, divergence, pixel_targets, scale_anchors
+from models.preprocess import InputSize
+from models.zoo.detectors.box_ops import (
+    FixedBoxes,
+    anchors_of,
+    box_extent,
+    decode_boxes,
+    divergence,
+    pixel_targets,
+    scale_anchors,
+)
 from models.zoo.detectors.single_stage import map_shapes
 from models.zoo.registry import register
 
@@ -35,11 +44,11 @@ class FocalDetector(OneStage):
 
     most_candidates = 1000
 
-    def __init__(self, whole: detection.FCOS | detection.RetinaNet, input_size: int) -> None:
+    def __init__(self, whole: detection.FCOS | detection.RetinaNet, input_size: InputSize) -> None:
         super().__init__()
         self.backbone = whole.backbone
         self.head: Any = whole.head
-        self.input_size = input_size
+        self.extent = box_extent(input_size)
         self.grids = [shape[1:] for shape in map_shapes(self.backbone, input_size).values()]
         self.anchors = FixedBoxes(anchors_of(whole.anchor_generator, input_size, self.grids))
 
@@ -56,7 +65,7 @@ class Fcos(FocalDetector):
 
     nms_iou = 0.6
 
-    def __init__(self, whole: detection.FCOS, input_size: int) -> None:
+    def __init__(self, whole: detection.FCOS, input_size: InputSize) -> None:
         super().__init__(whole, input_size)
         self.center_sampling_radius = whole.center_sampling_radius
         self.locations = [height * width for height, width in self.grids]
@@ -70,14 +79,14 @@ class Fcos(FocalDetector):
         logits, distances, centerness = outputs
         scores = (logits[..., 1:].float().sigmoid() * centerness.float().sigmoid()).sqrt()
         boxes = self.head.box_coder.decode(distances.float(), self.anchors.on(distances.device))
-        return boxes / self.input_size, scores
+        return boxes / self.extent.on(boxes.device), scores
 
     def loss(self, outputs: FcosOutputs, targets: Sequence[BoxTarget]) -> Tensor:
         """Focal loss of the classes, generalised IoU of the boxes, cross-entropy of the centerness."""
         logits, distances, centerness = outputs
         named = {"cls_logits": logits, "bbox_regression": distances, "bbox_ctrness": centerness}
         anchors = [self.anchors.on(logits.device)] * len(targets)
-        wanted = pixel_targets(targets, self.input_size, logits.device)
+        wanted = pixel_targets(targets, self.extent, logits.device)
         losses = detection.FCOS.compute_loss(cast(Any, self), wanted, named, anchors, self.locations)
         return losses["classification"] + losses["bbox_regression"] + losses["bbox_ctrness"]
 
@@ -94,7 +103,7 @@ class Fcos(FocalDetector):
 
 
 @register("fcos_resnet50_fpn", task="detection", input_size=800, published="fcos_resnet50_fpn")
-def fcos_resnet50_fpn(num_classes: int, input_size: int = 800) -> Fcos:
+def fcos_resnet50_fpn(num_classes: int, input_size: InputSize = 800) -> Fcos:
     """FCOS on ResNet-50 with a feature pyramid."""
     whole = detection.fcos_resnet50_fpn(weights=None, weights_backbone=None, num_classes=num_classes)
     return Fcos(whole, input_size)
@@ -113,7 +122,7 @@ class RetinaNet(FocalDetector):
 
     nms_iou = 0.5
 
-    def __init__(self, whole: detection.RetinaNet, input_size: int) -> None:
+    def __init__(self, whole: detection.RetinaNet, input_size: InputSize) -> None:
         super().__init__(whole, input_size)
         self.proposal_matcher = whole.proposal_matcher
 
@@ -124,14 +133,14 @@ class RetinaNet(FocalDetector):
     def decode(self, outputs: RetinaNetOutputs) -> tuple[Tensor, Tensor]:
         logits, deltas = outputs
         boxes = decode_boxes(deltas.float(), self.anchors.on(deltas.device), RETINANET_BOX_CODE_WEIGHTS)
-        return boxes / self.input_size, logits[..., 1:].float().sigmoid()
+        return boxes / self.extent.on(boxes.device), logits[..., 1:].float().sigmoid()
 
     def loss(self, outputs: RetinaNetOutputs, targets: Sequence[BoxTarget]) -> Tensor:
         """Focal loss of the classes plus L1 (version 2: generalised IoU) of the boxes, as torchvision sums them."""
         logits, deltas = outputs
         named = {"cls_logits": logits, "bbox_regression": deltas}
         anchors = [self.anchors.on(logits.device)] * len(targets)
-        wanted = pixel_targets(targets, self.input_size, logits.device)
+        wanted = pixel_targets(targets, self.extent, logits.device)
         losses = detection.RetinaNet.compute_loss(cast(Any, self), wanted, named, anchors)
         return losses["classification"] + losses["bbox_regression"]
 
@@ -143,7 +152,7 @@ class RetinaNet(FocalDetector):
         return distill_focal(logits[..., 1:], teacher_logits[..., 1:], distance)
 
 
-def _build_retinanet(builder: Any, num_classes: int, input_size: int, anchor_scale: float = 1.0) -> RetinaNet:
+def _build_retinanet(builder: Any, num_classes: int, input_size: InputSize, anchor_scale: float = 1.0) -> RetinaNet:
     """RetinaNet on ResNet-50 with a feature pyramid; anchors of 32 to 813 pixels, times `anchor_scale`."""
     whole = builder(weights=None, weights_backbone=None, num_classes=num_classes)
     whole.anchor_generator = scale_anchors(whole.anchor_generator, anchor_scale)

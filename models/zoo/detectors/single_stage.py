@@ -15,7 +15,8 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import box_iou
 
 from models.detector import BoxTarget, OneStage
-from models.zoo.detectors.box_ops import DISTILL_BACKGROUND, FixedBoxes, decode_boxes
+from models.preprocess import InputSize, height_width
+from models.zoo.detectors.box_ops import DISTILL_BACKGROUND, FixedBoxes, box_extent, decode_boxes
 
 MATCH_IOU = 0.5
 NEGATIVES_PER_POSITIVE = 3
@@ -116,7 +117,7 @@ class SingleStage(OneStage):
         return outputs["cls_logits"], outputs["bbox_regression"]
 
     def default_boxes(self, device: torch.device | str = "cpu") -> Tensor:
-        """The A default boxes, f32 (A, 4) x0 y0 x1 y1 in fractions of the frame."""
+        """The A default boxes, f32 (A, 4) x0 y0 x1 y1 in fractions of the input."""
         return self._boxes.on(device)
 
     def decode(self, outputs: SingleStageOutputs) -> tuple[Tensor, Tensor]:
@@ -137,7 +138,7 @@ def single_stage(
     backbone: nn.Module,
     build_head: Callable[[list[int], list[int]], nn.Module],
     generator: DefaultBoxGenerator,
-    input_size: int,
+    input_size: InputSize,
 ) -> SingleStage:
     """A detector over a backbone that returns an ordered dict of maps; `build_head(channels, boxes per cell)`."""
     shapes = list(map_shapes(backbone, input_size).values())
@@ -145,13 +146,13 @@ def single_stage(
     return SingleStage(backbone, head, _fractions(generator, input_size, [shape[1:] for shape in shapes]))
 
 
-def map_shapes(backbone: nn.Module, input_size: int) -> dict[str, MapShape]:
+def map_shapes(backbone: nn.Module, input_size: InputSize) -> dict[str, MapShape]:
     """(channels, height, width) of each feature map by its name, worked out without computing or allocating anything.
 
     Raises ValueError when the input is too small for the backbone's last map.
     """
     state = {key: value.detach().to("meta") for key, value in backbone.state_dict().items()}
-    frames = torch.zeros(1, 3, input_size, input_size, device="meta")
+    frames = torch.zeros(1, 3, *height_width(input_size), device="meta")
     training = backbone.training
     try:
         maps: OrderedDict[str, Tensor] = functional_call(backbone.eval(), state, (frames,))
@@ -176,7 +177,9 @@ def spread(scales: Sequence[float], maps: int) -> list[float]:
     return [low * (high / low) ** (step / maps) for step in range(maps + 1)]
 
 
-def _fractions(generator: DefaultBoxGenerator, input_size: int, grids: Sequence[tuple[int, int]]) -> Tensor:
+def _fractions(generator: DefaultBoxGenerator, input_size: InputSize, grids: Sequence[tuple[int, int]]) -> Tensor:
     with torch.device("cpu"), torch.inference_mode(False), torch.no_grad():
-        frame = ImageList(torch.empty(1, 1, input_size, input_size), [(input_size, input_size)])
-        return generator(frame, [torch.empty(1, 1, *grid) for grid in grids])[0] / input_size
+        size = height_width(input_size)
+        frame = ImageList(torch.empty(1, 1, *size), [size])
+        boxes = generator(frame, [torch.empty(1, 1, *grid) for grid in grids])[0]
+        return boxes / box_extent(input_size).on("cpu")

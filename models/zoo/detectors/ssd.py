@@ -15,6 +15,7 @@ from torchvision.models.detection.ssdlite import SSDLiteHead
 from torchvision.models.mobilenetv2 import InvertedResidual
 from torchvision.ops.misc import Conv2dNormActivation
 
+from models.preprocess import InputSize, height_width
 from models.zoo.detectors.single_stage import SingleStage, map_shapes, single_stage, spread
 from models.zoo.registry import register
 
@@ -95,7 +96,7 @@ def _resnet18_maps() -> IntermediateLayerGetter:
 def _build_lite(
     make_backbone: Callable[[], nn.Module],
     num_classes: int,
-    input_size: int,
+    input_size: InputSize,
     scales: Sequence[float] = SCALES,
     aspect_ratios: Sequence[float] = ASPECT_RATIOS,
 ) -> SingleStage:
@@ -128,7 +129,7 @@ for _name, _size, _make in (
     published="ssdlite320_mobilenet_v3_large",
 )
 def ssdlite320_mobilenet_v3_large(
-    num_classes: int, input_size: int = 320, scales: Sequence[float] | None = None
+    num_classes: int, input_size: InputSize = 320, scales: Sequence[float] | None = None
 ) -> SingleStage:
     """torchvision's SSDLite320 on MobileNetV3; its COCO weights fit when there are 91 classes."""
     model = torchvision.models.detection.ssdlite320_mobilenet_v3_large(
@@ -144,13 +145,13 @@ _VGG_SCALING = ((0.48235, 0.45882, 0.40784), (1 / 255, 1 / 255, 1 / 255))
 
 
 @register("ssd300_vgg16", task="detection", scaling=_VGG_SCALING, input_size=300, published="ssd300_vgg16")
-def ssd300_vgg16(num_classes: int, input_size: int = 300, scales: Sequence[float] | None = None) -> SingleStage:
+def ssd300_vgg16(num_classes: int, input_size: InputSize = 300, scales: Sequence[float] | None = None) -> SingleStage:
     """torchvision's SSD300 on VGG-16 (Liu et al. 2016); its COCO weights fit when there are 91 classes."""
     model = torchvision.models.detection.ssd300_vgg16(weights=None, weights_backbone=None, num_classes=num_classes)
     generator: Any = model.anchor_generator
-    if scales is not None or input_size != 300:
+    if scales is not None or height_width(input_size) != (300, 300):
         chosen = generator.scales if scales is None else spread(scales, 6)
         # The published steps only tile a frame of 300 pixels; without them boxes are laid by the maps' own sizes.
-        steps = generator.steps if input_size == 300 else None
+        steps = generator.steps if height_width(input_size) == (300, 300) else None
         generator = DefaultBoxGenerator(generator.aspect_ratios, scales=chosen, steps=steps)
     return single_stage(model.backbone, lambda channels, boxes: model.head, generator, input_size)

@@ -19,10 +19,12 @@ from torchvision.models.detection.rpn import concat_box_prediction_layers
 from torchvision.ops import MultiScaleRoIAlign, box_iou, roi_align
 
 from models.detector import BoxTarget, Candidates, Detector
+from models.preprocess import InputSize, height_width
 from models.zoo.detectors.box_ops import (
     NOTHING,
     FixedBoxes,
     anchors_of,
+    box_extent,
     decode_boxes,
     nearest_power,
     pixel_targets,
@@ -129,12 +131,12 @@ class TwoStage(Detector):
 
     nms_iou = None
 
-    def __init__(self, whole: detection.FasterRCNN, input_size: int) -> None:
+    def __init__(self, whole: detection.FasterRCNN, input_size: InputSize) -> None:
         super().__init__()
         self.backbone: Any = whole.backbone
         self.rpn: Any = whole.rpn
         self.roi_heads: Any = whole.roi_heads
-        self.input_size = input_size
+        self.extent = box_extent(input_size)
         generator: Any = self.rpn.anchor_generator
         shapes = map_shapes(self.backbone, input_size)
         grids = [shape[1:] for shape in shapes.values()]
@@ -142,7 +144,8 @@ class TwoStage(Detector):
         cells = zip(grids, generator.num_anchors_per_location(), strict=True)
         self.level_sizes = [height * width * anchors for (height, width), anchors in cells]
         pooled = self.roi_heads.box_roi_pool.featmap_names
-        self.strides = [nearest_power(input_size / shape[1]) for name, shape in shapes.items() if name in pooled]
+        height, _ = height_width(input_size)
+        self.strides = [nearest_power(height / shape[1]) for name, shape in shapes.items() if name in pooled]
 
     def forward(self, x: Tensor) -> Regions | Detections:
         features = tuple(self.backbone(x).values())
@@ -161,7 +164,7 @@ class TwoStage(Detector):
 
     def loss(self, outputs: Regions, targets: Sequence[BoxTarget]) -> Tensor:
         """The four losses of Faster R-CNN, summed; anchors and proposals are sampled by torch's own generator."""
-        wanted = pixel_targets(targets, self.input_size, outputs.objectness.device)
+        wanted = pixel_targets(targets, self.extent, outputs.objectness.device)
         return self._loss(outputs, [{**one, "weights": torch.ones_like(one["boxes"][:, 0])} for one in wanted])
 
     def distill(self, outputs: Regions, teacher: Detections) -> Tensor:
@@ -171,8 +174,8 @@ class TwoStage(Detector):
         box is weighted by s. So the loss is not zero at the original's own weights, but smallest near them.
         """
         boxes, scores, labels = teacher
-        wanted = []
-        for box, score, label in zip(boxes.float() * self.input_size, scores.float(), labels.long()):
+        wanted, extent = [], self.extent.on(boxes.device)
+        for box, score, label in zip(boxes.float() * extent, scores.float(), labels.long()):
             seen = score > 0
             wanted.append({"boxes": box[seen], "labels": label[seen] + 1, "weights": score[seen]})
         return self._loss(outputs, wanted)
@@ -196,7 +199,7 @@ class TwoStage(Detector):
             logits, rows = objectness[:, level].topk(min(self.rpn.pre_nms_top_n(), size), dim=1)
             anchors = self.anchors.on(deltas.device)[level][rows]
             box = decode_boxes(rows_at(deltas[:, level], rows), anchors, self.rpn.box_coder.weights)
-            box = box.clamp(0, self.input_size)
+            box = box.clamp(min=0).minimum(self.extent.on(box.device))
             score = logits.sigmoid()
             sound = _large(box, self.rpn.min_size) & (score >= self.rpn.score_thresh)
             boxes.append(box)
@@ -222,13 +225,14 @@ class TwoStage(Detector):
         labels = rows % classes
         anchors = rows_at(proposals, rows // classes)
         boxes = decode_boxes(rows_at(deltas.reshape(frames, -1, 4), rows), anchors, heads.box_coder.weights)
-        boxes = boxes.clamp(0, self.input_size)
+        extent = self.extent.on(boxes.device)
+        boxes = boxes.clamp(min=0).minimum(extent)
         best = torch.where(_large(boxes, MIN_SIDE) & (best > heads.score_thresh), best, NOTHING)
         # Offsets keep classes apart, so that one suppression serves all of them.
-        apart = boxes + (labels * (self.input_size + 1))[..., None]
+        apart = boxes + (labels * (extent.max() + 1))[..., None]
         best, rows = suppress(apart, best, heads.nms_thresh).topk(min(heads.detections_per_img, best.shape[1]), dim=1)
         missing = best < 0
-        boxes = (rows_at(boxes, rows) / self.input_size).masked_fill(missing[..., None], 0)
+        boxes = (rows_at(boxes, rows) / extent).masked_fill(missing[..., None], 0)
         labels = rows_at(labels, rows).masked_fill(missing, 0)
         rest = (0, heads.detections_per_img - best.shape[1])
         return F.pad(boxes, (0, 0, *rest)), F.pad(best.clamp(min=0), rest), F.pad(labels, rest)
@@ -280,7 +284,11 @@ class SingleMap(nn.Module):
 
 
 def _build(
-    make: Callable[..., detection.FasterRCNN], num_classes: int, input_size: int, anchor_scale: float = 1.0, **args: Any
+    make: Callable[..., detection.FasterRCNN],
+    num_classes: int,
+    input_size: InputSize,
+    anchor_scale: float = 1.0,
+    **args: Any,
 ) -> TwoStage:
     whole = make(num_classes, **args)
     whole.rpn.anchor_generator = scale_anchors(cast(AnchorGenerator, whole.rpn.anchor_generator), anchor_scale)

@@ -14,8 +14,9 @@ from torchvision.ops import box_iou
 
 from models.darknet import DarknetLayer
 from models.detector import BoxTarget, OneStage
+from models.preprocess import InputSize, Size
 from models.zoo.detectors.box_ops import DISTILL_BACKGROUND, divergence
-from models.zoo.registry import register
+from models.zoo.registry import check_multiple, register
 
 IGNORE_IOU = 0.5
 """A box that overlaps an object by more is no false alarm, even if another anchor answers for it (section 2.1)."""
@@ -37,17 +38,18 @@ class Priors(NamedTuple):
         cls,
         grids: Sequence[tuple[int, int]],
         anchors: Sequence[Sequence[tuple[float, float]]],
-        side: int,
+        size: Size,
         device: torch.device,
     ) -> Priors:
-        """For maps of (rows, columns) `grids`; `anchors` in pixels of a frame of `side`, one list per map."""
+        """For maps of (rows, columns) `grids`; `anchors` in pixels of an input of `size`, one list per map."""
         cells, sizes, sides = [], [], []
         for (rows, columns), boxes in zip(grids, anchors, strict=True):
             column, row = torch.arange(columns, device=device), torch.arange(rows, device=device)
             cell = torch.stack(torch.meshgrid(column, row, indexing="xy"), dim=-1).flatten(0, 1).float()
             cells.append(cell.repeat_interleave(len(boxes), dim=0))
             sizes.append(torch.tensor([columns, rows], device=device).float().expand(len(cells[-1]), 2))
-            sides.append((torch.tensor(boxes, device=device) / side).repeat(len(cell), 1))
+            side = torch.tensor(boxes, device=device) / torch.tensor(size[::-1], device=device)
+            sides.append(side.repeat(len(cell), 1))
         return cls(torch.cat(cells), torch.cat(sizes), torch.cat(sides))
 
 
@@ -279,7 +281,8 @@ class YOLOv3(OneStage):
     def priors(self, outputs: Sequence[Tensor]) -> Priors:
         """Positions and sizes of the A anchors."""
         grids = [(output.shape[2], output.shape[3]) for output in outputs]
-        return Priors.of(grids, self.anchors, side=STRIDE * grids[0][0], device=outputs[0].device)
+        size = (STRIDE * grids[0][0], STRIDE * grids[0][1])
+        return Priors.of(grids, self.anchors, size, outputs[0].device)
 
     def darknet_layers(self) -> list[DarknetLayer]:
         """Its convolutions in the order they were made, which is that of darknet's cfg file."""
@@ -293,7 +296,7 @@ class YOLOv3(OneStage):
 
 
 @register("yolov3", task="detection", scaling=((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)), input_size=416, width=81)
-def yolov3(num_classes: int, input_size: int = 416, anchors: Anchors = COCO_ANCHORS) -> YOLOv3:
+def yolov3(num_classes: int, input_size: InputSize = 416, anchors: Anchors = COCO_ANCHORS) -> YOLOv3:
     """YOLOv3 on Darknet-53; `yolov3.weights` fits when there are 80 classes."""
     outputs = _outputs(num_classes, input_size)
 
@@ -310,7 +313,7 @@ def yolov3(num_classes: int, input_size: int = 416, anchors: Anchors = COCO_ANCH
 
 
 @register("yolov3_tiny", task="detection", scaling=((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)), input_size=416, width=81)
-def yolov3_tiny(num_classes: int, input_size: int = 416, anchors: Anchors = TINY_COCO_ANCHORS) -> YOLOv3:
+def yolov3_tiny(num_classes: int, input_size: InputSize = 416, anchors: Anchors = TINY_COCO_ANCHORS) -> YOLOv3:
     """Tiny YOLOv3; `yolov3-tiny.weights` fits when there are 80 classes."""
     outputs = _outputs(num_classes, input_size)
     backbone = TinyDarknet()
@@ -319,10 +322,9 @@ def yolov3_tiny(num_classes: int, input_size: int = 416, anchors: Anchors = TINY
     return YOLOv3(backbone, [coarse, fine], num_classes - 1, anchors)
 
 
-def _outputs(num_classes: int, input_size: int) -> int:
+def _outputs(num_classes: int, input_size: InputSize) -> int:
     """Channels of an output: the zoo counts a background among the classes, YOLO has none."""
-    if input_size % STRIDE:
-        raise ValueError(f"input_size must be a multiple of {STRIDE}, not {input_size}")
+    check_multiple(input_size, STRIDE)
     return ANCHORS_PER_CELL * (BOX_VALUES + num_classes - 1)
 
 

@@ -14,7 +14,7 @@ from edge_runtime.memory.store import Layouts, Store
 from models import zoo
 from models.bits import Bits
 from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
-from models.preprocess import Preprocess
+from models.preprocess import InputSize, Preprocess, height_width
 from models.quantization import PackedWeight, choices, pack
 from tests.edge_runtime import tiny
 
@@ -41,7 +41,7 @@ class Attending(nn.Module):
         return self.head(self.mix(self.mix(x)).mean(1))
 
 
-def build_model(name: str, size: int, seed: int = 0) -> nn.Module:
+def build_model(name: str, size: InputSize, seed: int = 0) -> nn.Module:
     """A model, in eval mode, whose biases and statistics all matter."""
     torch.manual_seed(seed)
     detects = name in zoo.names("detection")
@@ -57,9 +57,9 @@ def build_model(name: str, size: int, seed: int = 0) -> nn.Module:
     return model.eval()
 
 
-def make_query(query_id: str, model: str, size: int, **keys) -> BundleQuery:
+def make_query(query_id: str, model: str, size: InputSize, **keys) -> BundleQuery:
     task = "detection" if model in zoo.names("detection") else "classification"
-    keys = {"task": task, "classes": CLASSES, "preprocess": Preprocess((size, size)), **keys}
+    keys = {"task": task, "classes": CLASSES, "preprocess": Preprocess(height_width(size)), **keys}
     return tiny.query(query_id, "left", model=model, input_size=size, **keys)
 
 
