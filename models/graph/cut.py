@@ -1,0 +1,122 @@
+"""Cuts suppression and top-k off the end of a graph: a decoder does both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+
+from models.errors import InputError
+from models.graph.document import Cut, attributes_of, describe_node
+
+SELECTING = ("TopK", "ArgMax", "ArgMin", "NonZero")
+BEARING = ("Conv", "ConvTranspose", "Gemm")
+BEFORE_SELECTION = ("ReduceMax", "Reshape", "Flatten", "Squeeze", "Identity")
+NMS_INPUTS = ("boxes", "scores", "max_output_boxes_per_class", "iou_threshold", "score_threshold")
+
+
+def cut_end(graph: ir.Graph, where: str) -> Cut | None:
+    """Cut what follows the first suppression or selection that no weights follow; None where there is none.
+
+    The outputs are then those that were not cut, followed by what the cut part read. Raises InputError for a
+    suppression that weights follow, as two-stage detectors have.
+    """
+    nodes = list(graph)
+    bearing = _followed_by_weights(nodes)
+    starts = []
+    for node in nodes:
+        if is_suppression(node):
+            if node in bearing:
+                raise InputError(
+                    where, f"{describe_node(node)} has layers with weights after it: a two-stage detector",
+                    "name a two-stage detector of torchvision instead, e.g. model: fasterrcnn_resnet50_fpn",
+                )  # fmt: skip
+            starts.append(node)
+        elif node.op_type in SELECTING and node not in bearing:
+            starts.append(node)
+    pictured = _depend_on_input(nodes, graph)
+    starts = [node for node in starts if any(value in pictured for value in node.inputs)]
+    if not starts:
+        return None
+    start = next((node for node in starts if is_suppression(node)), starts[0])
+    region = set(starts)
+    for node in nodes:
+        if any(value is not None and value.producer() in region for value in node.inputs):
+            region.add(node)
+    feeds: list[ir.Value] = []
+    for node in [start, *(one for one in nodes if one in region and one is not start)]:
+        for value in node.inputs:
+            if value is None or value not in pictured or value.producer() in region:
+                continue
+            source = _before_selection(value) if node.op_type in SELECTING else value
+            if source not in feeds and source not in graph.inputs:
+                feeds.append(source)
+    kept = [value for value in graph.outputs if value.producer() not in region]
+    cut = Cut(
+        start.op_type, start.name or "", tuple(value.name or "" for value in feeds),
+        tuple(value.name or "" for value in graph.outputs if value.producer() in region), _settings(start),
+    )  # fmt: skip
+    graph.outputs[:] = [*kept, *(value for value in feeds if value not in kept)]
+    graph.remove([node for node in nodes if node in region], safe=False)
+    return cut
+
+
+def is_suppression(node: ir.Node) -> bool:
+    """Whether a node is non-maximum suppression, ONNX's or another domain's."""
+    return node.op_type == "NonMaxSuppression" or (
+        node.domain not in ("", "ai.onnx") and "nms" in node.op_type.lower().replace("nonmaxsuppression", "nms")
+    )
+
+
+def remove_unused(graph: ir.Graph) -> None:
+    """Remove the nodes that no output needs."""
+    needed = {value.producer() for value in graph.outputs}
+    nodes = list(graph)
+    for node in reversed(nodes):
+        if node in needed:
+            needed.update(value.producer() for value in node.inputs if value is not None)
+            for attribute in node.attributes.values():
+                if attribute.type == ir.AttributeType.GRAPH:
+                    for inner in attribute.value.all_nodes():
+                        needed.update(value.producer() for value in inner.inputs if value is not None)
+                    needed.update(value.producer() for value in attribute.value.outputs)
+    graph.remove([node for node in nodes if node not in needed], safe=False)
+
+
+def _followed_by_weights(nodes: list[ir.Node]) -> set[ir.Node]:
+    found: set[ir.Node] = set()
+    for node in reversed(nodes):
+        for user in (user for output in node.outputs for user in output.consumers()):
+            weighted = user.op_type in BEARING or (
+                user.op_type == "MatMul" and any(one is not None and one.is_initializer() for one in user.inputs)
+            )
+            if weighted or user in found:
+                found.add(node)
+    return found
+
+
+def _depend_on_input(nodes: list[ir.Node], graph: ir.Graph) -> set[ir.Value | None]:
+    """Values that the picture decides; its shape does not count."""
+    found: set[ir.Value | None] = {value for value in graph.inputs if not value.is_initializer()}
+    for node in nodes:
+        if node.op_type not in ("Shape", "Size") and any(value in found for value in node.inputs):
+            found.update(node.outputs)
+    return found
+
+
+def _before_selection(value: ir.Value) -> ir.Value:
+    """What a selection's input was before it was reduced or flattened."""
+    while (node := value.producer()) is not None and node.op_type in BEFORE_SELECTION and node.inputs[0] is not None:
+        value = node.inputs[0]
+    return value
+
+
+def _settings(node: ir.Node) -> dict[str, Any]:
+    """The attributes and constant inputs of the operator that was cut off."""
+    found = {name: value for name, value in attributes_of(node).items() if isinstance(value, int | float | str | list)}
+    names = NMS_INPUTS if node.op_type == "NonMaxSuppression" else ("x", "k") if node.op_type == "TopK" else ()
+    for name, value in zip(names, node.inputs):
+        constant = ir.convenience.get_const_tensor(value) if value is not None else None
+        if constant is not None and constant.size == 1:
+            found[name] = constant.numpy().reshape(-1)[0].item()
+    return found

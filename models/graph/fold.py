@@ -1,0 +1,465 @@
+"""Folds what does not depend on the picture, finds every shape, and makes the batch free.
+
+Each node is computed on the meta device at two batch sizes; one without a tensor of the picture is computed for real.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from models.errors import InputError
+from models.graph.document import HINT, MAX_NODES, MAX_TENSOR_BYTES, attributes_of, describe_node
+from models.graph.operators import OPERATORS
+
+MAX_FOLDED_BYTES = 2**31
+"""Of all constants that are computed while a file is read."""
+CONTROL_FLOW = ("Loop", "Scan", "SequenceMap", "If")
+QUANTISED = ("QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
+ALONG_AXIS = {
+    "Softmax", "LogSoftmax", "ArgMax", "ArgMin", "TopK", "CumSum", "Gather", "GatherElements", "Concat",
+    "Split", "LpNormalization", "ScatterElements",
+}  # fmt: skip
+"""Operators that mix what is along their axis."""
+Pair = tuple[Any, Any]
+
+
+class BatchError(Exception):
+    """Why a graph that fixes its batch cannot take another."""
+
+
+@dataclass
+class Folded:
+    """A graph after folding: the constants that are left, and what each value is at the two batch sizes."""
+
+    constants: dict[ir.Value, Tensor]
+    shapes: dict[ir.Value, tuple[list[int], list[int]]]
+    dtypes: dict[ir.Value, torch.dtype]
+    batch: int
+    free: bool
+
+
+def fold_graph(
+    graph: ir.Graph, constants: dict[ir.Value, Tensor], input_shape: list[int], free: str, where: str
+) -> Folded:
+    """Fold a graph in place for an input's shape.
+
+    `free` says how its batch varies: "dynamic" as its own shape arithmetic says, "fixed" against the sizes it was
+    exported with, "no" not at all. Raises BatchError where it cannot, InputError for a graph that cannot be taken.
+    """
+    return _Folding(graph, dict(constants), input_shape, free, where).run()
+
+
+class _Folding:
+    def __init__(self, graph: ir.Graph, constants: dict, input_shape: list[int], free: str, where: str) -> None:
+        self.graph, self.constants, self.free, self.where = graph, constants, free, where
+        self.batch = input_shape[0]
+        self.opset = graph.opset_imports.get("", graph.opset_imports.get("ai.onnx", 0))
+        factor = 1 if free == "no" else 2
+        (self.input,) = [value for value in graph.inputs if value not in constants]
+        dtype = to_torch_type(self.input.dtype)
+        self.tensors: dict[ir.Value, Pair] = {
+            self.input: tuple(
+                torch.empty([n, *input_shape[1:]], dtype=dtype, device="meta")
+                for n in (self.batch, self.batch * factor)
+            )
+        }
+        self.folded_bytes = 0
+        self.steps = 0
+
+    def run(self) -> Folded:
+        for node in list(self.graph):
+            self.visit(node)
+        if self.free == "fixed":
+            for place, output in enumerate(list(self.graph.outputs)):
+                self.lead_with_batch(place, output)
+        self.remove_folded()
+        shapes = {value: tuple(list(one.shape) for one in pair) for value, pair in self.tensors.items()}
+        dtypes = {value: pair[0].dtype for value, pair in self.tensors.items()}
+        return Folded(self.constants, shapes, dtypes, self.batch, self.free != "no")  # type: ignore[arg-type]
+
+    def remove_folded(self) -> None:
+        """Remove the nodes whose results are constants; an output that is one is copied from it."""
+        for output in self.graph.outputs:
+            if self.pair(output) is None:
+                raise InputError(self.where, f"the output '{output.name}' is made by no node", HINT)
+        outputs = set(self.graph.outputs)
+        for node in list(self.graph):
+            if not all(output in self.constants for output in node.outputs):
+                continue
+            if not outputs.intersection(node.outputs):
+                self.graph.remove(node)
+                continue
+            (output,) = node.outputs
+            value = self.constants.pop(output)
+            self.tensors[output] = (value, value)
+            node.op_type, node.domain = "Identity", ""
+            node.attributes.clear()
+            node.resize_inputs(1)
+            node.replace_input_with(0, self.new_constant(value))
+
+    def pair(self, value: ir.Value | None) -> Pair | None:
+        """A value at both batch sizes: on the CPU where it is known, else on the meta device."""
+        if value is None:
+            return None
+        constant = self.constants.get(value)
+        return (constant, constant) if constant is not None else self.tensors.get(value)
+
+    def visit(self, node: ir.Node) -> None:
+        self.steps += 1
+        if self.steps > MAX_NODES:
+            raise InputError(self.where, f"has more than {MAX_NODES} nodes", HINT)
+        if node.op_type == "Constant":
+            return self.set_constant(node, [_constant_value(node)])
+        if node.op_type == "If" and self.splice_branch(node):
+            return None
+        check_operator(node, self.where)
+        if node.op_type in ("Identity", "Dropout") and node.inputs[0] is not None:
+            return self.forward(node, node.inputs[0])
+        inputs = [self.pair(value) for value in node.inputs]
+        for value, pair in zip(node.inputs, inputs):
+            if value is not None and pair is None:
+                raise InputError(self.where, f"{describe_node(node)} reads '{value.name}', which nothing makes", HINT)
+        known = [pair is None or all(one.device.type == "cpu" for one in pair) for pair in inputs]
+        same = all(pair is None or pair[0] is pair[1] for pair in inputs)
+        if node.op_type in ("Shape", "Size"):
+            first, second = (self.compute(node, [one]) for one in inputs[0])  # type: ignore[union-attr]
+            return self.set_known(node, first, second)
+        if all(known):
+            self.check_folded(node, inputs)
+            first = self.compute(node, [pair and pair[0] for pair in inputs])
+            second = first if same else self.compute(node, [pair and pair[1] for pair in inputs])
+            return self.set_known(node, first, second)
+        if self.free == "fixed":
+            inputs = self.free_batch(node, inputs)
+        results = tuple(self.compute(node, self.meta(node, inputs, run)) for run in (0, 1))
+        if self.free == "dynamic":
+            self.settle(node, inputs, results)
+        self.check_batch(node, inputs, results)
+        for output, first, second in zip(node.outputs, *results):
+            self.tensors[output] = (first, second)
+        return None
+
+    # Computing
+
+    def meta(self, node: ir.Node, inputs: list[Pair | None], run: int) -> list[Tensor | None]:
+        static = OPERATORS[node.op_type].static
+        found = []
+        for place, pair in enumerate(inputs):
+            tensor = None if pair is None else pair[run]
+            if tensor is not None and place not in static:
+                tensor = tensor if tensor.device.type == "meta" else torch.empty_like(tensor, device="meta")
+            elif tensor is not None and tensor.device.type == "meta":
+                raise InputError(
+                    self.where, f"{describe_node(node)}: a shape or bound depends on what the picture shows", HINT
+                )
+            found.append(tensor)
+        return found
+
+    def compute(self, node: ir.Node, inputs: list[Tensor | None]) -> tuple[Tensor, ...]:
+        try:
+            result = apply(node, inputs, self.opset)
+        except InputError:
+            raise
+        except (
+            AssertionError,
+            KeyError,
+            IndexError,
+            NotImplementedError,
+            TypeError,
+            ValueError,
+            RuntimeError,
+        ) as error:
+            text = str(error).split("\n", 1)[0]
+            raise InputError(self.where, f"{describe_node(node)} cannot be computed: {text}", HINT) from error
+        total = sum(one.numel() * one.element_size() for one in result)
+        if total > MAX_TENSOR_BYTES:
+            raise InputError(self.where, f"{describe_node(node)} makes a tensor of {total} bytes", HINT)
+        return result
+
+    def check_folded(self, node: ir.Node, inputs: list[Pair | None]) -> None:
+        """Refuse constants that would fill the memory, before they are computed."""
+        if node.op_type == "NonZero":
+            return
+        results = self.compute(node, self.meta(node, inputs, 1))
+        self.folded_bytes += sum(one.numel() * one.element_size() for one in results)
+        if self.folded_bytes > MAX_FOLDED_BYTES:
+            raise InputError(self.where, f"{describe_node(node)}: the file's constants fill more than 2 GiB", HINT)
+
+    def set_known(self, node: ir.Node, first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> None:
+        if first is second or all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(first, second)):
+            return self.set_constant(node, first)
+        for output, a, b in zip(node.outputs, first, second):
+            self.tensors[output] = (a, b)
+        return None
+
+    def set_constant(self, node: ir.Node, results: Any) -> None:
+        for output, tensor in zip(node.outputs, results):
+            source = next((one for one in node.inputs if one is not None and one in self.constants), None)
+            if source is not None and source.name and tensor.is_floating_point():
+                output.meta.setdefault("source", source.meta.get("source", source.name))
+            self.constants[output] = tensor
+        return None
+
+    def forward(self, node: ir.Node, value: ir.Value) -> None:
+        """Let a node's readers read `value`; an output of the graph keeps its node."""
+        output = node.outputs[0]
+        constant = self.constants.get(value)
+        if constant is not None:
+            return self.set_constant(node, [constant])
+        self.tensors[output] = self.tensors[value]
+        if not output.is_graph_output():
+            output.replace_all_uses_with(value)
+        return None
+
+    def splice_branch(self, node: ir.Node) -> bool:
+        """Put the branch of an If in its place where its condition is known."""
+        condition = self.constants.get(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
+        if condition is None:
+            return False
+        branch: ir.Graph = node.attributes["then_branch" if bool(condition) else "else_branch"].value
+        for value in branch.initializers.values():
+            self.constants[value] = read_initializer(value, self.where)
+        inner, outputs = list(branch), list(branch.outputs)
+        branch.outputs.clear()
+        branch.remove(inner)
+        self.graph.insert_before(node, inner)
+        for one in inner:
+            self.visit(one)
+        for old, new in zip(node.outputs, outputs):
+            if old.is_graph_output():
+                bridge = ir.node("Identity", [new], outputs=None)
+                self.graph.insert_before(node, bridge)
+                name, bridge.outputs[0].name = old.name, old.name
+                old.name = f"{name}_before"
+                places = [place for place, one in enumerate(self.graph.outputs) if one is old]
+                for place in places:
+                    self.graph.outputs[place] = bridge.outputs[0]
+                self.visit(bridge)
+                new = bridge.outputs[0]
+            old.replace_all_uses_with(new)
+        return True
+
+    # The batch
+
+    def axis_of(self, pair: Pair | None) -> int | None:
+        """The axis of a tensor along which the batch is."""
+        if pair is None or pair[0].ndim != pair[1].ndim:
+            return None
+        return next((axis for axis, (a, b) in enumerate(zip(pair[0].shape, pair[1].shape)) if a != b), None)
+
+    def free_batch(self, node: ir.Node, inputs: list[Pair | None]) -> list[Pair | None]:
+        """Rewrite a node whose constants fix the batch; what its inputs are from then on."""
+        axis = self.axis_of(inputs[0])
+        if node.op_type in ("Reshape", "Squeeze", "Flatten") and axis is not None:
+            assert inputs[0] is not None
+            source = inputs[0][0]
+            (result,) = self.compute(node, self.meta(node, inputs, 0))
+            if node.op_type == "Squeeze" and all(size == 1 or place != axis for place, size in enumerate(source.shape)):
+                pass
+            place = _batch_place(list(source.shape), axis, list(result.shape), self.batch)
+            if place is None:
+                raise BatchError(f"{describe_node(node)} joins the batch with an axis before it")
+            return self.replace_reshape(
+                node, inputs, [-1 if one == place else size for one, size in enumerate(result.shape)]
+            )
+        if node.op_type == "Concat":
+            axes = {self.axis_of(pair) for pair in inputs} - {None}
+            if len(axes) == 1:
+                return self.expand_batch(node, inputs, axes.pop())  # type: ignore[arg-type]
+        return inputs
+
+    def lead_with_batch(self, place: int, output: ir.Value) -> None:
+        """Let an output whose batch is inside an axis (a file that squeezed it) have the batch as its first axis."""
+        pair = self.pair(output)
+        axis = self.axis_of(pair)
+        if pair is None or axis is None or (axis == 0 and pair[0].shape[0] == self.batch):
+            return
+        sizes = list(pair[0].shape)
+        sizes[axis : axis + 1] = [-1, sizes[axis] // self.batch]
+        split = ir.node("Reshape", [output, self.new_constant(torch.tensor(sizes))])
+        rest = [one for one in range(len(sizes)) if one != axis]
+        lead = ir.node("Transpose", [split.outputs[0]], {"perm": [axis, *rest]})
+        lead.outputs[0].name, output.name = output.name, f"{output.name}_inside"
+        self.graph.outputs[place] = lead.outputs[0]
+        self.graph.extend([split, lead])
+        mode, self.free = self.free, "expanding"
+        for node in (split, lead):
+            self.visit(node)
+        self.free = mode
+
+    def replace_reshape(self, node: ir.Node, inputs: list[Pair | None], sizes: list[int]) -> list[Pair | None]:
+        """Make a node a Reshape to constant sizes."""
+        target = self.new_constant(torch.tensor(sizes, dtype=torch.int64))
+        if node.op_type == "Reshape":
+            node.replace_input_with(1, target)
+            node.attributes.pop("allowzero", None)
+        else:
+            node.op_type = "Reshape"
+            node.attributes.clear()
+            node.resize_inputs(2)
+            node.replace_input_with(1, target)
+        return [inputs[0], self.pair(target)]
+
+    def new_constant(self, tensor: Tensor) -> ir.Value:
+        value = ir.Value(name=f"folded_{len(self.constants)}")
+        self.constants[value] = tensor
+        return value
+
+    def expand_batch(self, node: ir.Node, inputs: list[Pair | None], axis: int) -> list[Pair | None]:
+        """Repeat inputs without a batch (class tokens) along the others' batch before they are joined."""
+        found = list(inputs)
+        reader = next(value for value, pair in zip(node.inputs, inputs) if self.axis_of(pair) is not None)
+        joined = node.attributes["axis"].as_int()
+        for place, (value, pair) in enumerate(zip(list(node.inputs), inputs)):
+            if pair is None or value is None or self.axis_of(pair) is not None:
+                continue
+            if joined % pair[0].ndim == axis or pair[0].shape[axis] != self.batch:
+                raise BatchError(f"{describe_node(node)} joins tensors along the batch")
+            ones = pair[0].ndim
+            size = ir.node("Shape", [reader])
+            index = self.new_constant(torch.tensor([axis]))
+            length = ir.node("Gather", [size.outputs[0], index], {"axis": 0})
+            parts: list[ir.Value] = [self.new_constant(torch.ones(axis, dtype=torch.int64))] if axis else []
+            parts.append(length.outputs[0])
+            if axis + 1 < ones:
+                parts.append(self.new_constant(torch.ones(ones - axis - 1, dtype=torch.int64)))
+            target = ir.node("Concat", parts, {"axis": 0})
+            wide = ir.node("Expand", [value, target.outputs[0]])
+            new = [size, length, target, wide]
+            self.graph.insert_before(node, new)
+            mode, self.free = self.free, "expanding"
+            for one in new:
+                self.visit(one)
+            self.free = mode
+            node.replace_input_with(place, wide.outputs[0])
+            found[place] = self.tensors[wide.outputs[0]]
+        return found
+
+    def settle(self, node: ir.Node, inputs: list[Pair | None], results: Any) -> None:
+        """Replace sizes that depend on the batch by constant ones where -1 or 1 says the same."""
+        if node.op_type not in ("Reshape", "Expand") or inputs[1] is None or inputs[1][0] is inputs[1][1]:
+            return
+        (first,), (second,) = results
+        places = [place for place, (a, b) in enumerate(zip(first.shape, second.shape)) if a != b]
+        if first.ndim != second.ndim or len(places) != 1 or 0 in first.shape:
+            return
+        if node.op_type == "Reshape":
+            self.replace_reshape(
+                node, inputs, [-1 if axis in places else size for axis, size in enumerate(first.shape)]
+            )
+        elif self.axis_of(inputs[0]) is not None and inputs[0] is not None and inputs[0][0].ndim == first.ndim:
+            sizes = [1 if axis in places else size for axis, size in enumerate(first.shape)]
+            node.replace_input_with(1, self.new_constant(torch.tensor(sizes, dtype=torch.int64)))
+
+    def check_batch(self, node: ir.Node, inputs: list[Pair | None], results: Any) -> None:
+        """Refuse to free a batch that this node would mix."""
+        if self.free not in ("fixed", "dynamic"):
+            return
+        axes = [self.axis_of(pair) for pair in inputs]
+        if all(axis is None for axis in axes):
+            return
+        for a, b in zip(*results):
+            places = [place for place, (x, y) in enumerate(zip(a.shape, b.shape)) if x != y]
+            if a.ndim != b.ndim or len(places) != 1 or b.shape[places[0]] != 2 * a.shape[places[0]]:
+                raise BatchError(f"{describe_node(node)} loses the batch")
+        if self.free == "fixed" and _mixes(node, inputs, axes):
+            raise BatchError(f"{describe_node(node)} mixes the batch")
+
+
+def _mixes(node: ir.Node, inputs: list[Pair | None], axes: list[int | None]) -> bool:
+    first = next(place for place, axis in enumerate(axes) if axis is not None)
+    axis, pair = axes[first], inputs[first]
+    assert pair is not None and axis is not None
+    rank = pair[0].ndim
+    if node.op_type in ALONG_AXIS:
+        default = {"Softmax": -1, "LogSoftmax": -1, "TopK": -1, "LpNormalization": -1}.get(node.op_type, 0)
+        given = node.attributes.get("axis")
+        return (default if given is None else given.as_int()) % rank == axis
+    if node.op_type == "Slice" and len(inputs) > 3 and inputs[3] is not None:
+        return axis in [int(one) % rank for one in inputs[3][0].reshape(-1).tolist()]
+    if node.op_type in ("LayerNormalization", "RMSNormalization"):
+        given = node.attributes.get("axis")
+        return axis >= (-1 if given is None else given.as_int()) % rank
+    return node.op_type in ("GatherND", "ScatterND", "NonZero", "OneHot")
+
+
+def _batch_place(source: list[int], axis: int, target: list[int], batch: int) -> int | None:
+    """The axis of a reshaped tensor whose outermost factor is the batch."""
+    before = math.prod(source[:axis])
+    places = [
+        place for place, size in enumerate(target)
+        if math.prod(target[:place]) == before and size and size % batch == 0
+    ]  # fmt: skip
+    return axis if axis in places else next(iter(places), None)
+
+
+def apply(node: ir.Node, inputs: list[Any], opset: int) -> tuple[Tensor, ...]:
+    """Compute a node from tensors."""
+    operator = OPERATORS[node.op_type]
+    arguments, attributes = prepare_call(node, inputs, opset)
+    result = operator.run(*arguments, **attributes)
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+
+def prepare_call(node: ir.Node, inputs: list[Any], opset: int) -> tuple[list[Any], dict[str, Any]]:
+    """What an operator's function is called with: known static inputs as numbers, attributes by name."""
+    operator = OPERATORS[node.op_type]
+    arguments = [
+        one.tolist() if place in operator.static and isinstance(one, Tensor) else one
+        for place, one in enumerate(inputs)
+    ]
+    attributes = {name: value for name, value in attributes_of(node).items() if name not in ("consumed_inputs",)}
+    if node.op_type == "ConstantOfShape" and isinstance(attributes.get("value"), Tensor):
+        value = attributes["value"]
+        attributes = {"value": value.reshape(-1)[0].item(), "dtype": value.dtype}
+    if operator.opset:
+        attributes["opset"] = opset
+    if operator.count:
+        attributes["count"] = len(node.outputs)
+    return arguments, attributes
+
+
+def check_operator(node: ir.Node, where: str) -> None:
+    """Refuse operators that cannot be computed."""
+    what = describe_node(node)
+    if node.op_type in CONTROL_FLOW or node.op_type.startswith("Sequence"):
+        raise InputError(
+            where, f"{what} decides by what the picture shows", "export the model without loops and branches"
+        )
+    if node.op_type in QUANTISED or node.op_type.startswith("QLinear"):
+        raise InputError(
+            where, f"{what}: the file is quantised to integers", "give the float model that it was made from"
+        )
+    if node.domain not in ("", "ai.onnx"):
+        raise InputError(where, f"{what} is of the custom domain '{node.domain}'", "export the model without it")
+    if node.op_type not in OPERATORS:
+        raise InputError(where, f"{what} is no operator that can be computed", "export the model without it")
+
+
+def to_torch_type(dtype: ir.DataType | None) -> torch.dtype:
+    """A value's type in torch; half precision is float32."""
+    from models.graph.operators.shapes import dtype_of
+
+    return torch.float32 if dtype is None else dtype_of(int(dtype))
+
+
+def read_initializer(value: ir.Value, where: str) -> Tensor:
+    """A constant of a branch, which is in the file itself."""
+    from models.graph.document import to_torch
+
+    if value.const_value is None or isinstance(value.const_value, ir.ExternalTensor):
+        raise InputError(where, f"the constant '{value.name}' of a branch is not in the file", HINT)
+    return to_torch(value.const_value.numpy())
+
+
+def _constant_value(node: ir.Node) -> Tensor:
+    name, value = next(iter(attributes_of(node).items()))
+    if isinstance(value, Tensor):
+        return value
+    return torch.tensor(value, dtype=torch.float32 if "float" in name else torch.int64)

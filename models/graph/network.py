@@ -1,0 +1,223 @@
+"""Builds the torch module of a document: convolutions, linear layers and norms as modules, the rest as functions."""
+
+from __future__ import annotations
+
+import operator as python
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor, fx, nn
+
+from models.errors import InputError
+from models.graph.document import BUFFER, HINT, attributes_of, parse_model, to_torch
+from models.graph.fold import check_operator, prepare_call
+from models.graph.operators import OPERATORS
+from models.graph.operators.layers import flat_pads, window_pads
+from models.graph.operators.shapes import dtype_of
+
+CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+CONV_TRANSPOSE = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+
+
+def build_graph(document: bytes, device: str | torch.device = "cpu") -> fx.GraphModule:
+    """The module of a graph's document, in eval mode, its weights without values.
+
+    It takes the picture (N, 3, H, W) and returns a tuple of the outputs; `load_state_dict(graph.state)` fits it.
+    Raises InputError for a document that is damaged.
+    """
+    model = parse_model(document, "the graph of a model")
+    return _Builder(model.graph, torch.device(device)).build()
+
+
+class _Builder:
+    def __init__(self, graph: ir.Graph, device: torch.device) -> None:
+        self.graph, self.device = graph, device
+        self.root, self.fx = nn.Module(), fx.Graph()
+        self.opset = graph.opset_imports.get("", graph.opset_imports.get("ai.onnx", 0))
+        self.env: dict[ir.Value, fx.Node] = {}
+        self.weights: dict[ir.Value, ir.ExternalTensor] = {}
+        self.constants: dict[ir.Value, Tensor] = {}
+        self.fused: set[ir.Node] = set()
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if isinstance(tensor, ir.ExternalTensor):
+                self.weights[value] = tensor
+            elif tensor is not None:
+                self.constants[value] = to_torch(tensor.numpy())
+
+    def build(self) -> fx.GraphModule:
+        for value in self.graph.inputs:
+            self.env[value] = self.fx.placeholder("frames")
+        for node in self.graph:
+            if node not in self.fused:
+                check_operator(node, "the graph of a model")
+                self.add(node)
+        self.fx.output(tuple(self.read(value) for value in self.graph.outputs))
+        self.fx.lint()
+        module = fx.GraphModule(self.root, self.fx, class_name="GraphNetwork")
+        return module.eval()
+
+    def read(self, value: ir.Value) -> fx.Node:
+        """The node of a value, or of the weight that it is."""
+        if value not in self.env:
+            if value not in self.weights and value not in self.constants:
+                raise InputError("the graph of a model", f"'{value.name}' is made by no node", HINT)
+            self.env[value] = self.fx.get_attr(self.put_tensor(value))
+        return self.env[value]
+
+    def put_tensor(self, value: ir.Value) -> str:
+        """Put a weight that is no module's into the module at its path."""
+        path = value.name or ""
+        owner, _, name = path.rpartition(".")
+        holder = self.holder(owner)
+        if value in self.constants:
+            holder.register_buffer(name, self.constants[value], persistent=False)
+            return path
+        external = self.weights[value]
+        dtype = dtype_of(int(external.dtype))
+        tensor = torch.empty(external.shape.numpy(), dtype=dtype, device=self.device)
+        if external.doc_string == BUFFER or not dtype.is_floating_point:
+            holder.register_buffer(name, tensor)
+        else:
+            holder.register_parameter(name, nn.Parameter(tensor))
+        return path
+
+    def holder(self, path: str) -> nn.Module:
+        module = self.root
+        for part in path.split(".") if path else []:
+            if part not in module._modules:
+                module.add_module(part, nn.Module())
+            module = module._modules[part]  # type: ignore[assignment]
+        return module
+
+    def add(self, node: ir.Node) -> None:
+        call = self.add_module(node)
+        if call is None:
+            operator = OPERATORS[node.op_type]
+            inputs = [self.argument(value, place in operator.static) for place, value in enumerate(node.inputs)]
+            arguments, attributes = prepare_call(node, inputs, self.opset)
+            call = self.fx.call_function(operator.run, tuple(arguments), attributes)
+        if isinstance(call, tuple):
+            call, output = call
+            self.env[output] = call
+        elif len(node.outputs) > 1 or node.op_type in ("Split", "TopK"):
+            for place, output in enumerate(node.outputs):
+                self.env[output] = self.fx.call_function(python.getitem, (call, place))
+        else:
+            self.env[node.outputs[0]] = call
+
+    def argument(self, value: ir.Value | None, static: bool) -> Any:
+        if value is None:
+            return None
+        constant = self.constants.get(value)
+        if constant is not None and (static or constant.ndim == 0):
+            return constant.tolist()
+        return self.read(value)
+
+    # Modules
+
+    def add_module(self, node: ir.Node) -> fx.Node | tuple[fx.Node, ir.Value] | None:
+        """The call of a node's module; None where it stays a function."""
+        weight = self.weights.get(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
+        path, _, last = (weight.name or "").rpartition(".") if weight is not None else ("", "", "")
+        if weight is None or last != "weight" or not path:
+            return None
+        names = [value.name if value is not None else None for value in node.inputs]
+        makers = {
+            "Conv": self.make_conv, "ConvTranspose": self.make_conv, "Gemm": self.make_linear,
+            "MatMul": self.make_linear, "BatchNormalization": self.make_batch_norm,
+            "LayerNormalization": self.make_layer_norm, "GroupNormalization": self.make_group_norm,
+        }  # fmt: skip
+        if node.op_type not in makers or (len(names) > 2 and names[2] not in (None, f"{path}.bias")):
+            return None
+        shape = [int(size) for size in weight.shape.numpy()]
+        return makers[node.op_type](node, path, shape)
+
+    def call(self, path: str, module: nn.Module | None, node: ir.Node, x: fx.Node | None = None) -> fx.Node:
+        """Call the module at a path, put there unless it is already."""
+        owner, _, name = path.rpartition(".")
+        holder = self.holder(owner)
+        if name not in holder._modules:
+            holder.add_module(name, module)
+        assert node.inputs[0] is not None
+        return self.fx.call_module(path, (self.read(node.inputs[0]) if x is None else x,))
+
+    def make_conv(self, node: ir.Node, path: str, shape: list[int]) -> fx.Node | None:
+        options = attributes_of(node)
+        rank = len(shape) - 2
+        stride, dilation = options.get("strides") or [1] * rank, options.get("dilations") or [1] * rank
+        auto, group = options.get("auto_pad", "NOTSET"), options.get("group", 1)
+        if rank not in CONV or auto.startswith("SAME") or options.get("output_shape"):
+            return None
+        sides = window_pads([0] * rank, shape[2:], stride, dilation, auto, options.get("pads"))
+        even = all(before == after for before, after in sides)
+        padding = tuple(before for before, _ in sides) if even else (0,) * rank
+        has_bias = len(node.inputs) > 2 and node.inputs[2] is not None
+        settings: dict[str, Any] = {
+            "kernel_size": tuple(shape[2:]), "stride": tuple(stride), "padding": padding, "dilation": tuple(dilation),
+            "groups": group, "bias": has_bias, "device": self.device, "dtype": torch.float32,
+        }  # fmt: skip
+        assert node.inputs[0] is not None
+        if node.op_type == "ConvTranspose":
+            extra = options.get("output_padding") or [0] * rank
+            if not even or any(one >= max(pair) for one, pair in zip(extra, zip(stride, dilation))):
+                return None
+            kind = CONV_TRANSPOSE[rank]
+            return self.call(path, kind(shape[0], shape[1] * group, output_padding=tuple(extra), **settings), node)
+        x = self.read(node.inputs[0])
+        if not even:
+            x = self.fx.call_function(nn.functional.pad, (x, tuple(flat_pads(sides))))
+        return self.call(path, CONV[rank](shape[1] * group, shape[0], **settings), node, x)
+
+    def make_linear(self, node: ir.Node, path: str, shape: list[int]) -> fx.Node | tuple[fx.Node, ir.Value] | None:
+        options = attributes_of(node)
+        assert node.inputs[0] is not None
+        x = self.read(node.inputs[0])
+        inner, outer = shape if not options.get("transB") else shape[::-1]
+        if options.get("transA"):
+            x = self.fx.call_function(torch.t, (x,))
+        add = self.bias_after(node, path) if node.op_type == "MatMul" else None
+        has_bias = add is not None or (len(node.inputs) > 2 and node.inputs[2] is not None)
+        module = nn.Linear(inner, outer, bias=has_bias, device=self.device, dtype=torch.float32)
+        call = self.call(path, module, node, x)
+        if add is None:
+            return call
+        self.fused.add(add)
+        return call, add.outputs[0]
+
+    def bias_after(self, node: ir.Node, path: str) -> ir.Node | None:
+        users = list(node.outputs[0].consumers())
+        if len(users) != 1 or users[0].op_type != "Add":
+            return None
+        names = [value.name for value in users[0].inputs if value is not None]
+        return users[0] if f"{path}.bias" in names else None
+
+    def make_batch_norm(self, node: ir.Node, path: str, shape: list[int]) -> fx.Node:
+        options = attributes_of(node)
+        momentum, eps = 1 - options.get("momentum", 0.9), options.get("epsilon", 1e-5)
+        return self.call(path, GraphBatchNorm(shape[0], eps, momentum, device=self.device, dtype=torch.float32), node)
+
+    def make_layer_norm(self, node: ir.Node, path: str, shape: list[int]) -> fx.Node | None:
+        options = attributes_of(node)
+        axis = options.get("axis", -1)
+        if axis >= 0 or -axis != len(shape):
+            return None
+        has_bias = len(node.inputs) > 2 and node.inputs[2] is not None
+        eps = options.get("epsilon", 1e-5)
+        module = nn.LayerNorm(tuple(shape), eps, bias=has_bias, device=self.device, dtype=torch.float32)
+        return self.call(path, module, node)
+
+    def make_group_norm(self, node: ir.Node, path: str, shape: list[int]) -> fx.Node | None:
+        if self.opset < 21:
+            return None
+        options = attributes_of(node)
+        eps = options.get("epsilon", 1e-5)
+        return self.call(path, nn.GroupNorm(options["num_groups"], shape[0], eps, device=self.device), node)
+
+
+class GraphBatchNorm(nn.BatchNorm2d):
+    """A BatchNorm of any number of axes."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        pass

@@ -1,0 +1,39 @@
+"""Graphs read from ONNX files: the same answers as ONNX Runtime, at any batch, with gradients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from models.graph import build_graph, load_graph
+
+REAL = Path(__file__).parents[4] / "shared" / "data" / "models"
+
+
+def run_both(path: Path, batch: int = 1):
+    """The module's and ONNX Runtime's outputs for pictures that are drawn."""
+    graph = load_graph(path)
+    module = build_graph(graph.document)
+    module.load_state_dict(graph.state, strict=True)
+    frames = torch.rand(batch, *graph.input.shape[1:])
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [output.name for output in graph.outputs]
+    expected = [session.run(names, {graph.input.name: frame[None].numpy()}) for frame in frames]
+    with torch.no_grad():
+        outputs = module(frames)
+    return module, outputs, [np.stack([one[place].squeeze() for one in expected]) for place in range(len(names))]
+
+
+@pytest.mark.parametrize("name", ["yolox_nano_416", "nanodet_m_320", "FastestDet"])
+def test_real_file_answers_as_onnx_runtime(name):
+    path = REAL / f"{name}.onnx"
+    if not path.exists():
+        pytest.skip(f"{path} is not here")
+    _, outputs, expected = run_both(path, batch=2)
+    for output, wanted in zip(outputs, expected):
+        wanted = wanted.reshape(output.shape)
+        assert np.abs(output.numpy() - wanted).max() <= 1e-4 * max(1.0, np.abs(wanted).max())
