@@ -77,9 +77,12 @@ class _Naming:
         elif kind == "BatchNormalization" and all(self.constant(node, place) is not None for place in range(1, 5)):
             path = self.put(node, number, {"weight": 1, "bias": 2, "running_mean": 3, "running_var": 4})
             self.state[f"{path}.num_batches_tracked"] = torch.tensor(0)
-        elif kind in ("LayerNormalization", "RMSNormalization", "GroupNormalization") and weight is not None:
-            if bias is not None or not has_bias:
-                self.put(node, number, {"weight": 1, "bias": 2})
+        elif (
+            kind in ("LayerNormalization", "GroupNormalization")
+            and weight is not None
+            and (has_bias == (bias is not None))
+        ):
+            self.put(node, number, {"weight": 1, "bias": 2})
 
     def name_gemm(self, node: ir.Node, number: int, weight: Tensor, bias: Tensor | None) -> None:
         """Fold alpha and beta into the weights, and name them."""

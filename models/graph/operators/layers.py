@@ -41,7 +41,7 @@ _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_trans
 
 
 @operator("Conv")
-def conv(
+def _conv(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, auto_pad: str = "NOTSET", dilations: Ints | None = None,
     group: int = 1, kernel_shape: Ints | None = None, pads: Ints | None = None, strides: Ints | None = None,
 ) -> Tensor:  # fmt: skip
@@ -55,7 +55,7 @@ def conv(
 
 
 @operator("ConvTranspose")
-def conv_transpose(
+def _conv_transpose(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, auto_pad: str = "NOTSET", dilations: Ints | None = None,
     group: int = 1, kernel_shape: Ints | None = None, output_padding: Ints | None = None,
     output_shape: Ints | None = None, pads: Ints | None = None, strides: Ints | None = None,
@@ -164,7 +164,7 @@ def global_max_pool(x: Tensor) -> Tensor:
 
 
 @operator("BatchNormalization")
-def batch_norm(
+def _batch_norm(
     x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, epsilon: float = 1e-5,
     momentum: float = 0.9, training_mode: int = 0, spatial: int = 1,
 ) -> Tensor:  # fmt: skip
@@ -232,7 +232,7 @@ def mean_variance_norm(x: Tensor, axes: Ints = (0, 2, 3)) -> Tensor:
 
 
 @operator("Attention")
-def attention(
+def _attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: int = 0, scale: float | None = None,
     q_num_heads: int | None = None, kv_num_heads: int | None = None, softcap: float = 0.0,
     qk_matmul_output_mode: int = 0, softmax_precision: int | None = None,
@@ -260,7 +260,7 @@ def grid_sample(
 
 
 @operator("RoiAlign", opset=True)
-def roi_align(
+def _roi_align(
     x: Tensor, rois: Tensor, batch_indices: Tensor, coordinate_transformation_mode: str | None = None,
     mode: str = "avg", output_height: int = 1, output_width: int = 1, sampling_ratio: int = 0,
     spatial_scale: float = 1.0, opset: int = 16,

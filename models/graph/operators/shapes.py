@@ -272,7 +272,7 @@ def _padded_places(size: int, before: int, after: int, mode: str) -> Tensor:
 
 
 @operator("Resize", "Upsample", static=(1, 2, 3), opset=True)
-def resize(
+def _resize(
     x: Tensor, roi: Numbers = None, scales: Numbers = None, sizes: Numbers = None, *, opset: int = 13,
     mode: str = "nearest", coordinate_transformation_mode: str = "half_pixel", nearest_mode: str = "round_prefer_floor",
     cubic_coeff_a: float = -0.75, exclude_outside: int = 0, extrapolation_value: float = 0.0, antialias: int = 0,
