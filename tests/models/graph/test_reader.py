@@ -11,8 +11,6 @@ import torch
 
 from models.graph import build_graph, load_graph
 
-REAL = Path(__file__).parents[4] / "shared" / "data" / "models"
-
 
 def run_both(path: Path, batch: int = 1):
     """The module's and ONNX Runtime's outputs for pictures that are drawn."""
@@ -29,10 +27,8 @@ def run_both(path: Path, batch: int = 1):
 
 
 @pytest.mark.parametrize("name", ["yolox_nano_416", "nanodet_m_320", "FastestDet"])
-def test_real_file_answers_as_onnx_runtime(name):
-    path = REAL / f"{name}.onnx"
-    if not path.exists():
-        pytest.skip(f"{path} is not here")
+def test_real_file_answers_as_onnx_runtime(name, real_data):
+    path = real_data / "models" / f"{name}.onnx"
     _, outputs, expected = run_both(path, batch=2)
     for output, wanted in zip(outputs, expected):
         wanted = wanted.reshape(output.shape)
