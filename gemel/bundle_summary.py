@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from gemel.text import number, percent, size, table
+from gemel.text import networks_text, number, percent, size, table
 from models.bits import FP32, WEIGHTS
 from models.bundle import Bundle, BundleQuery
 from models.bundle.manifest import original_bytes
@@ -316,7 +316,11 @@ class BundleSummary:
             "digest": self.bundle.digest,
             "bytes": self.bytes,
             "queries": [
-                {**{key: getattr(query, key) for key in keys}, "precision": _precision(query)}
+                {
+                    **{key: getattr(query, key) for key in keys},
+                    "precision": _precision(query),
+                    "network": _network(query),
+                }
                 for query in self.bundle.queries
             ],
             "shared": shared_tensors(self.bundle),
@@ -332,12 +336,14 @@ class BundleSummary:
             for row, query in zip(counts["queries"], self.bundle.queries, strict=True)
         ]  # fmt: skip
         headers = ("query", "model", "original", "private", "shared (its part)", "trained in", "against the original")
+        networks = networks_text({query.id: _network(query) for query in self.bundle.queries})
         return "\n".join([
+            *([networks, ""] if networks else []),
             table(headers, rows),
             "",
             one_line(f"{manifest.workload}, method {manifest.method}")
             + f": {size(counts['before'])} became {size(counts['after'])}, "
-            f"{percent(counts['saved_fraction'])} saved (ceiling {percent(counts['ceiling_fraction'])})",
+            f"{percent(counts['saved_fraction'])} saved (layer-sharing bound {percent(counts['ceiling_fraction'])})",
             "stored as " + ", ".join(f"{dtype} {size(nbytes)}" for dtype, nbytes in counts["stored"].items()),
             "",
             self.outcomes.to_text(every_set),
@@ -362,3 +368,8 @@ def _evidence(query: BundleQuery) -> str:
 
 def _precision(query: BundleQuery) -> str | None:
     return query.trained.precision if query.trained is not None else None
+
+
+def _network(query: BundleQuery) -> str | None:
+    """The other query whose network answers this one."""
+    return None if query.substitution is None else query.substitution.query

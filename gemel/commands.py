@@ -34,14 +34,15 @@ from gemel.conditions import (
     Shared,
 )
 from gemel.process import ExitCode, LogHandler, SignalHandlers, exit_at_once
-from gemel.text import duration, number, percent, size, table
+from gemel.text import duration, flops_text, networks_text, number, percent, size, table
 from models.errors import BundleError, InputError, one_line
 
 if TYPE_CHECKING:
     from models.export import ExportedModel
 
 METHODS = (
-    "top-down", "gemel", "earliest", "latest", "random", "one-model", "mainstream", "ceiling", "joint", "none",
+    "top-down", "gemel", "earliest", "latest", "random", "one-model", "mainstream", "substitute", "trunk", "ceiling",
+    "joint", "none",
 )  # fmt: skip
 METHODS_WITHOUT_SHARING = ("joint", "none")
 MAX_SEED = 2**32 - 1
@@ -309,10 +310,12 @@ def merge_workload(
         if ranks.rank:
             return CommandResult({}, "", _code(report.met), silent=True)
     result = report.to_json()
+    networks = networks_text({query.id: query.network for query in report.queries})
     text = (
-        f"{scores_text(result['queries'])}\n\n{report.bundle}: {size(report.bytes_before)} became "
-        f"{size(report.bytes_after)}, {percent(report.saved_fraction)} saved (layer-sharing bound "
-        f"{percent(report.ceiling_fraction)}), in {duration(report.seconds)}"
+        f"{networks}\n\n" * bool(networks) + f"{scores_text(result['queries'])}\n\n{report.bundle}: "
+        f"{size(report.bytes_before)} became {size(report.bytes_after)}, {percent(report.saved_fraction)} saved "
+        f"(layer-sharing bound {percent(report.ceiling_fraction)}), {flops_text(report.flops_before)} became "
+        f"{flops_text(report.flops_after)}, in {duration(report.seconds)}"
     )
     judged = sum(not query.reason for query in report.queries)
     if (

@@ -6,7 +6,6 @@ original weights back.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import tempfile
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torchvision.transforms.v2.functional import resize
 
 from edge_runtime.config import SAMPLES
 from edge_runtime.results import BUNDLE_DIGITS
@@ -32,10 +32,10 @@ from edge_runtime.samples import (
     write_drift,
 )
 from edge_runtime.service import LEDGER_FILE
-from gemel.evaluation import open_matching_bundle
+from gemel.evaluation import open_matching_bundle, query_as_shipped
 from gemel.text import number, table
 from merger.events import Progress, Stages, silent
-from models.bundle import Bundle, Made, check_output, open_bundle, write_bundle, write_substituted
+from models.bundle import Bundle, BundleQuery, Made, check_output, open_bundle, write_bundle, write_substituted
 from models.errors import InputError
 from models.evaluation import BELOW, KEPT, NO_EVIDENCE, ONE_ANSWER, TOO_FEW, UNSURE, Agreement, compare_agreement
 from models.io import check_apart, read_json
@@ -155,7 +155,8 @@ def check_drift(
     if digest not in (None, samples.bundle) and opened is not None:
         problem = f"has the SHA-256 {digest}..., the newest samples are of {samples.bundle}..."
         raise InputError(opened.path, problem, f"{BUNDLE_HINT}: the one that the box ran then")
-    agreements, left_out = _compare(load, samples, stages)
+    answering = load.queries if opened is None else [query_as_shipped(query, opened) for query in load.queries]
+    agreements, left_out = _compare(load, answering, samples, stages)
     for reason, count in sorted(left_out.items()):
         add_note(spool, f"{count} samples {reason} are left out", LEFT_OUT_HINT)
     below = [query for query in load.queries if agreements[query.id].verdict == BELOW]
@@ -235,14 +236,16 @@ def _list_samples(spool: Path) -> list[Path]:
     return paths
 
 
-def _compare(load: Workload, samples: DriftSamples, stages: Stages) -> tuple[dict[str, Agreement], Counter[str]]:
+def _compare(
+    load: Workload, answering: Sequence[Query], samples: DriftSamples, stages: Stages
+) -> tuple[dict[str, Agreement], Counter[str]]:
     """The agreement of each query with its original, and how many samples were left out, by reason."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     agreements, left_out = dict[str, Agreement](), samples.left_out.copy()
     stages.begin(COMPARING, sum(map(len, samples.by_query.values())))
-    for query in load.queries:
+    for query, shipped in zip(load.queries, answering, strict=True):
         predict = _predict_by_original(query, load_original(query).to(device))
-        compared = compare_samples(query, samples.by_query[query.id], predict, stages.add)
+        compared = compare_samples(shipped, samples.by_query[query.id], predict, stages.add)
         left_out[UNUSABLE] += compared.unusable
         agreements[query.id] = compare_agreement(compared, task_of(query), query.accuracy_target)
     return agreements, +left_out
@@ -256,15 +259,19 @@ def load_original(query: Query) -> nn.Module:
 
 
 def _predict_by_original(query: Query, original: nn.Module) -> Predict:
-    task, device = task_of(query), next(original.parameters()).device
+    task, device, preprocess = task_of(query), next(original.parameters()).device, preprocess_of(query)
 
     @torch.inference_mode()
     def predict(batch: Tensor, sizes: Sequence[tuple[int, int]]) -> list[Prediction]:
-        preprocess = preprocess_of(query)
-        inputs = preprocess.normalise(batch.to(device))
+        inputs = preprocess.normalise(_resize(batch, preprocess.size).to(device))
         return task.predictions(original, original(inputs), sizes, query.classes, preprocess=preprocess)
 
     return predict
+
+
+def _resize(pictures: Tensor, size: tuple[int, int]) -> Tensor:
+    """Samples (N, 3, H, W), of the size of the network that answered, as the original takes them."""
+    return pictures if pictures.shape[2:] == size else resize(pictures, list(size), antialias=True)
 
 
 def _write_reverted(out: Path, below: list[Query], bundle: Bundle) -> frozenset[str]:
@@ -287,8 +294,7 @@ def write_originals(path: Path, queries: Sequence[Query], bundle: Bundle) -> Bun
         if evidence is not None:
             evidence = {**evidence, "merged": evidence["original"], "ratio": 1.0, "ci95": (1.0, 1.0)}
             evidence["certain"] = evidence.get("evidence") != NO_EVIDENCE
-        changes: dict[str, Any] = {"tensors": {}, "stored": {}, "trained": None, "evidence": evidence}
-        records.append(dataclasses.replace(record, model_args=dict(query.model_args), **changes))
+        records.append(BundleQuery.of(query, evidence, record.threshold))
     models = {query.id: load_original(query) for query in queries}
     write_bundle(path, models, records, Made(bundle.manifest.workload, bundle.manifest.method, 0))
     return open_bundle(path, bundle.factories, bundle.folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import platform
@@ -50,7 +51,9 @@ from gemel.stream_eval import (
 )
 from gemel.text import size
 from merger.events import Progress, Stages, silent
-from models.bundle import Bundle, open_bundle
+from merger.networks import answered_by
+from merger.training.recipe import Flops, flops_a_second
+from models.bundle import Bundle, BundleQuery, open_bundle
 from models.data import PreparedFrames, Split, load_split
 from models.errors import InputError
 from models.evaluation import BOOTSTRAP_ROUNDS, compare, count_samples, evidence_hint, load_labels, predict
@@ -184,6 +187,11 @@ def build_report(
         "resident_before": sum(one.original_bytes for one in evaluations),
         "resident_after": measure_resident_bytes(bundle),
     }
+    counter, known = Flops(), {one.test.query.id: one.test.query for one in evaluations}
+    answering = [
+        answered_by(query, known[donor]) if (donor := network_of(bundle.query(name))) in known else query
+        for name, query in known.items()
+    ]
     report = Report(
         workload=bundle.manifest.workload,
         method=bundle.manifest.method,
@@ -205,6 +213,8 @@ def build_report(
         limits=[],
         headline=MemorySetting(memory=options.memory, memory_bytes=budgets[options.memory]),
         realtime=realtime,
+        flops_before=flops_a_second(counter, known.values()),
+        flops_after=flops_a_second(counter, answering),
         commands=[command],
     )
     unlabelled = [one.test.query.id for one in evaluations if one.split.labels is None]
@@ -215,21 +225,37 @@ def build_report(
 def open_matching_bundle(bundle: str | Path, load: Workload) -> Bundle:
     """The bundle, opened; InputError unless it holds the workload's queries with the same models."""
     opened = open_bundle(bundle, factories=[query.model for query in load.queries], folder=load.path.parent)
-    shipped = {query.id: query for query in opened.queries}
+    shipped, known = {query.id: query for query in opened.queries}, {query.id: query for query in load.queries}
     odd = sorted(set(shipped) ^ {query.id for query in load.queries})
     if odd:
         raise InputError(bundle, f"does not hold the queries of {load.path.name} ({odd[0]})", "give its own workload")
     for query in load.queries:
+        found = shipped[query.id]
+        network = known.get(found.substitution.query, query) if found.substitution is not None else query
         wanted = {
             "task": query.task,
-            "model": query.model,
-            "preprocess": preprocess_of(query),
+            "model": network.model,
+            "preprocess": preprocess_of(network),
             "classes": query.classes,
         }
         for key, value in wanted.items():
-            if getattr(shipped[query.id], key) != value:
+            if getattr(found, key) != value:
                 raise InputError(bundle, f"query {query.id} differs from {load.path.name}", "merge it again", key)
     return opened
+
+
+def network_of(query: BundleQuery) -> str | None:
+    """The other query whose network answers this one."""
+    return None if query.substitution is None else query.substitution.query
+
+
+def query_as_shipped(query: Query, bundle: Bundle) -> Query:
+    """The query with the network that answers it in a bundle."""
+    found = bundle.query(query.id)
+    if found.substitution is None:
+        return query
+    network = {key: getattr(found, key) for key in ("model", "model_args", "input_size", "preprocess")}
+    return dataclasses.replace(query, **network)
 
 
 def evaluate_query(query: Query, bundle: Bundle) -> QueryEvaluation:
@@ -246,14 +272,18 @@ def evaluate_query(query: Query, bundle: Bundle) -> QueryEvaluation:
     if split.labels is not None and query.task == "detection":
         check_objects(query, split.labels)  # type: ignore[arg-type]
     before = predict(original.to(device), query, prepared)
-    after = predict(bundle.build(query.id, device), query, prepared)
+    merged = query_as_shipped(query, bundle)
+    frames = prepared if merged == query else PreparedFrames(merged, split)
+    after = predict(bundle.build(query.id, device), merged, frames)
     threshold = bundle.query(query.id).threshold
     if threshold is None:
         val = load_split(query, "val")
         threshold = query.min_score
         if val.labels is not None:
             threshold = task.choose_threshold(predict(original, query, val), val.labels)  # type: ignore[arg-type]
-    return score_query(query, split, {ORIGINALS: before, MERGED: after}, threshold, original_bytes)
+    found = score_query(query, split, {ORIGINALS: before, MERGED: after}, threshold, original_bytes)
+    row = found.row.model_copy(update={"network": network_of(bundle.query(query.id))})
+    return dataclasses.replace(found, row=row)
 
 
 def score_query(

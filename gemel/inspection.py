@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ class Inspection:
     """Bytes of a workload's models and the groups they could share.
 
     `queries` are the rows of the JSON. `heaviest`: (layers, fraction of all bytes) for half and for 80 % of the bytes.
-    `warnings`: missing or unfit inputs.
+    `alike`: queries that ask the same, so that one model may answer for all. `warnings`: missing or unfit inputs.
     """
 
     workload: str
@@ -48,6 +48,7 @@ class Inspection:
     groups: tuple[Group, ...]
     ceiling_bytes: int
     heaviest: tuple[tuple[int, float], ...]
+    alike: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -71,6 +72,7 @@ class Inspection:
                  "saved_bytes": one.saved_bytes, "paired": one.paired}
                 for one in self.groups
             ],
+            "alike": list(self.alike),
             "notes": list(self.notes),
             "warnings": list(self.warnings),
         }  # fmt: skip
@@ -87,6 +89,7 @@ class Inspection:
         layers = sum(query["layers"] for query in self.queries)
         few = ", ".join(f"{percent(share, 0)} of the bytes in {count}" for count, share in self.heaviest)
         return "\n".join([
+            *(f"{line}\n" for line in self.alike),
             table(("query", "model", "layers", "bytes", "in groups"), rows),
             "",
             f"{len(rows)} models, {size(self.total_bytes)}; {few} of {layers} layers",
@@ -139,9 +142,26 @@ def inspect_workload(workload: Workload, signature: Signature = "wide", weights:
         groups=tuple(found),
         ceiling_bytes=ceiling_with_copies(layers, sizes, twins, signature),
         heaviest=_heaviest([layer.bytes for layer in layers], sum(sizes.values())),
+        alike=tuple(_alike(workload, sizes)),
         notes=tuple(notes),
         warnings=(*missing_inputs(workload), *(_missing_evidence(workload) if weights else ())),
     )
+
+
+def _alike(workload: Workload, sizes: Mapping[str, int]) -> Iterator[str]:
+    """One line for each question that several queries ask, with the smallest of their models."""
+    asking: dict[tuple[str, frozenset[str]], list[str]] = {}
+    for query in workload.queries:
+        if not query.keep_architecture:
+            asking.setdefault((query.task, frozenset(query.classes)), []).append(query.id)
+    for (_, classes), queries in asking.items():
+        if len(queries) > 1:
+            least = min(queries, key=lambda query: sizes[query])
+            names, asked = join_names(queries, MAX_NAMES), join_names(sorted(classes), MAX_NAMES)
+            yield (
+                f"{names} ask the same ({asked}): if one model answers for all, {size(sizes[least])} instead of "
+                f"{size(sum(sizes[query] for query in queries))} may do ({least}'s); `gemel merge` tries it"
+            )
 
 
 def _heaviest(layer_bytes: list[int], total: int) -> tuple[tuple[int, float], ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from models.errors import one_line, size_text
+from models.errors import join_names, one_line, size_text
 
+MAX_NAMES = 4
 size = size_text
 """Bytes as budgets are given: 412.3 MiB."""
 
@@ -18,6 +19,11 @@ def percent(fraction: float | None, digits: int = 1) -> str:
 def number(value: float | None, digits: int = 3) -> str:
     """A number with this many decimals; a dash for None."""
     return "-" if value is None else f"{value:.{digits}f}"
+
+
+def flops_text(flops: float) -> str:
+    """FLOPs a second."""
+    return f"{flops / 1e9:.3g} GFLOP/s"
 
 
 def duration(seconds: float) -> str:
@@ -44,3 +50,14 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         return "  ".join(parts).rstrip()
 
     return "\n".join([line(headers), line(["-" * width for width in widths]), *(line(row) for row in cells)])
+
+
+def networks_text(networks: Mapping[str, str | None]) -> str:
+    """Which query's model answers for others, from query -> the query whose network answers it; empty where none."""
+    served: dict[str, list[str]] = {}
+    for query, donor in networks.items():
+        if donor is not None:
+            served.setdefault(donor, []).append(query)
+    if len(served) == 1 and all(donor or query in served for query, donor in networks.items()):
+        return f"one model answers for all {len(networks)} queries: that of {next(iter(served))}"
+    return "; ".join(f"the model of {donor} answers for {join_names(own, MAX_NAMES)}" for donor, own in served.items())

@@ -76,6 +76,8 @@ class Step(str, Enum):
     EVALUATED = "evaluated"
     LAYER_RANKING = "layer ranking"
     MEMORY = "memory"
+    NETWORK = "network"
+    NETWORK_TRIAL = "network trial"
     METHOD = "method"
     PREFIX = "prefix"
     PROBE = "probe"
@@ -100,6 +102,7 @@ class Step(str, Enum):
     TRAINED = "trained"
     TRAINING = "training"
     TRAINING_TIME = "time for training"
+    TRUNK = "trunk"
     TUNING = "tuning"
     WIDE = "float32"
 

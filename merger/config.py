@@ -19,12 +19,20 @@ class TopDownConfig:
 
     share_identical: bool = True
     """Stage a: share tensors that are equal before any merge."""
+    substitute: bool = True
+    """Stage b: let one query's network answer for others."""
+    network_candidates: int = 3
+    """Stage b: networks compared for the next donor, and donors that may serve no query before the stage ends."""
     share_suffixes: bool = True
     """Stage c: share suffixes of layers without training."""
     permute_channels: bool = True
     """Stage d: match channels of unrelated models before their weights are tied (Git Re-Basin, ICLR 2023)."""
     freeze_donor_first: bool = True
     """Stage d: train the receivers against the donor's frozen weights before all weights are trained."""
+    share_trunk: bool = True
+    """Stage d: train one network for all queries of a task where that could save more than shared layers."""
+    trunk_candidates: int = 2
+    """Stage d: networks trained for all queries of a task at most, while some query keeps its original."""
     train_jointly: bool = True
     """Stage d: train all sharing models together."""
     repair: bool = True
@@ -54,7 +62,7 @@ class TopDownConfig:
     joint_budget: float = 0.8
     """Fraction of the time and FLOPs that stages c and d may use; the rest is kept for repairs."""
     suffix_budget: float = 0.3
-    """Fraction of that for stage c: sensitivity rankings and probes of a large detector cost as much as training."""
+    """Fraction of that for each of stages b and c: rankings and probes of a large detector cost as much as training."""
     repair_learning_rate: float = 0.25
     """Factor on the recipe's learning rate for a query's private weights in a repair: they are near a solution."""
     repair_fractions: tuple[float, ...] = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 7 / 8)

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from merger.checkpoint import Row, State, Step, StepCache, storable
+from merger.checkpoint import Row, State, Step, StepCache, snapshot, storable
 from merger.config import MEASUREMENT
 from merger.distributed import ProcessGroup
 from merger.events import Event, Progress, Stages, silent
+from merger.networks import Joined, adapt_state, answered_by
 from merger.scores import match_scores, scores_of
 from merger.training.data import TrainingSet, default_device
 from merger.training.loop import Training
@@ -49,7 +50,7 @@ from models.sharing.plan import SharingPlan, tie
 from models.tasks import task_of
 from models.weights import load_weights
 from models.workload import Query, Workload
-from models.zoo import build_query
+from models.zoo import build_query, preprocess_of
 
 T = TypeVar("T")
 Made = TypeVar("Made")
@@ -208,6 +209,10 @@ class MergeContext:
     demand. The keys of `trained` are the queries whose models were trained. `open` leaves queries without evidence out
     of `layers` and `judged`, so that they share nothing and keep their weights. InputError for a weights file that is
     missing or does not fit, or a frame that does not decode.
+
+    `bases` are the models that a method starts from: the originals, or another query's network where one answers in
+    their place (`substitute`). Then `queries` name that network, `networks` say whose it is, and `root` is the context
+    without it.
     """
 
     def __init__(
@@ -223,6 +228,7 @@ class MergeContext:
         self.queries: dict[str, Query] = {query.id: query for query in workload.queries}
         self.layers: list[Layer] = layers_of_all(workload.queries)
         self.originals: Mapping[str, nn.Module] = LazyDict(self.queries, self._load_original)
+        self.bases, self.networks, self.root = self.originals, dict[str, str](), self
         self.test: Mapping[str, PreparedFrames] = LazyDict(self.queries, partial(self._decode_split, "test"))
         self.train: Mapping[str, TrainingSet] = LazyDict(self.queries, self._load_training_set)
         self.val: Mapping[str, PreparedFrames] = LazyDict(self.queries, partial(self._decode_split, "val"))
@@ -337,10 +343,10 @@ class MergeContext:
         return step.value
 
     def models(self, queries: Iterable[str], states: Mapping[str, State] | None = None) -> dict[str, nn.Module]:
-        """Fresh copies of these queries' models, with the weights of `states` or the originals'."""
+        """Fresh copies of these queries' models, with the weights of `states` or the bases'."""
         made = {}
         for query in queries:
-            model = made[query] = copy.deepcopy(self.originals[query]).requires_grad_(True)
+            model = made[query] = copy.deepcopy(self.bases[query]).requires_grad_(True)
             if states is not None and query in states:
                 model.load_state_dict({**model.state_dict(), **states[query]})
         return made
@@ -358,17 +364,68 @@ class MergeContext:
 
     def recalibrate(self, query: str, model: nn.Module, frames: int = MEASUREMENT.recalibration_frames) -> bool:
         """Recalibrate the BatchNorm statistics; False if the model has none or its norms stay in eval mode."""
-        if self.references[query].eval_norms:
-            return False
-        return recalibrate(self, query, model, frames)
+        return not self.has_eval_norms(query) and recalibrate(self, query, model, frames)
+
+    def has_eval_norms(self, query: str) -> bool:
+        """Whether the norms of the network that answers the query stay in eval mode."""
+        return self.references[self.networks.get(query, query)].eval_norms
 
     def training(self, models: Mapping[str, nn.Module], recipe: Recipe) -> Training:
-        """A joint training of these models with the originals as teachers, spread over the ranks of the group."""
-        teachers = {query: self.originals[query] for query in models}
+        """A joint training of these models with the originals as teachers, spread over the ranks of the group.
+
+        Where the outputs of its original are of another form, a model learns from that one's answers instead.
+        """
+        teachers = {query: self.originals[query] for query in models if self.train[query].answers is None}
         return Training(
             models, self.train, recipe, self.flops, teachers, memory=self.memory,
-            group=self.group, eval_norms=[query for query in models if self.references[query].eval_norms],
+            group=self.group, eval_norms=[query for query in models if self.has_eval_norms(query)],
         )  # fmt: skip
+
+    def substitute(self, networks: Mapping[str, str], states: Mapping[str, State] | None = None) -> MergeContext:
+        """This context with queries answered by the networks of others: query -> the query whose network it is.
+
+        Their models start from `states`, or as the other's original with the outputs of their own classes.
+        """
+        if not networks:
+            return self
+        found, root = copy.copy(self), self.root
+        found.networks = dict(networks)
+        changed = {name: answered_by(root.queries[name], root.queries[donor]) for name, donor in networks.items()}
+        found.queries = {name: changed.get(name, query) for name, query in root.queries.items()}
+        found.layers = layers_of_all([found.queries[name] for name in self.judged])
+        found.bases = Joined(root.originals, LazyDict(changed, partial(self._adapt_network, networks, states or {})))
+        found.val = Joined(root.val, LazyDict(changed, lambda query: self._frames_for(query, root.val[query.id])))
+        found.test = Joined(root.test, LazyDict(changed, lambda query: self._frames_for(query, root.test[query.id])))
+        found.train = Joined(root.train, LazyDict(changed, self._training_set_for))
+        return found
+
+    def _adapt_network(self, networks: Mapping[str, str], states: Mapping[str, State], query: Query) -> nn.Module:
+        model, donor = build_query(query), networks[query.id]
+        known = {key: tensor.cpu() for key, tensor in self.originals[donor].state_dict().items()}
+        fresh = {**model.state_dict(), **states.get(query.id, {})}
+        model.load_state_dict(
+            fresh if query.id in states else adapt_state(query, self.root.queries[donor], fresh, known)
+        )
+        return model.to(self.device, memory_format=torch.channels_last).eval().requires_grad_(False)  # type: ignore
+
+    def _frames_for(self, query: Query, known: PreparedFrames) -> PreparedFrames:
+        """The frames of a split as the network that answers the query takes them."""
+        if preprocess_of(query) == preprocess_of(self.root.queries[query.id]):
+            return known
+        found = PreparedFrames(query, known.split)
+        return found.load() if self.group.owns(query.id) else found
+
+    def _training_set_for(self, query: Query) -> TrainingSet:
+        """Its train frames; where outputs cannot be compared with its original's, labelled by that."""
+        own = self.root.train[query.id]
+        answers = None
+        changed = (query.model, preprocess_of(query).size) != (own.query.model, preprocess_of(own.query).size)
+        if query.task != "classification" and changed:
+            answers = own.prepared.split.labels or load_labels(
+                own.query, own.prepared.split, predict(self.originals[query.id], own.query, own.prepared),
+                self.references[query.id].threshold,
+            )  # fmt: skip
+        return TrainingSet(query, self._frames_for(query, own.prepared), own, answers)
 
     def match_scores(self, query: str, model: nn.Module) -> State:
         """Shift a detector's scores until as many reach the threshold as its original's; the biases that moved."""
@@ -410,8 +467,8 @@ class MergeContext:
 
     def evidence(self, query: str, model: nn.Module) -> Evidence:
         """Merged against original on test."""
-        found, test, report = self.queries[query], self.test[query], self.stages.add
-        before = predict(self.originals[query], found, test, progress=report)
+        own, found, test, report = self.root.queries[query], self.queries[query], self.test[query], self.stages.add
+        before = predict(self.originals[query], own, self.root.test[query], progress=report)
         after = predict(model, found, test, progress=report)
         reference = self.references[query]
         return compare(found, test.split, before, after, reference.threshold, self.seed, reference.gap)
@@ -452,12 +509,19 @@ storable(SharingPlan)
 @storable
 @dataclass(frozen=True)
 class Merged:
-    """A plan and the state of every query's model under it."""
+    """A plan and the state of every query's model under it; `networks` as in MergeContext."""
 
     plan: SharingPlan
     states: Mapping[str, State]
+    networks: Mapping[str, str] = field(default_factory=dict)
 
     def without(self, queries: Iterable[str]) -> Merged:
         """The queries that still share once these are out of the plan."""
         plan = self.plan.without(*queries)
-        return Merged(plan, {query: self.states[query] for query in plan.queries()})
+        return Merged(plan, {query: self.states[query] for query in plan.queries()}, self.networks)
+
+    def complete(self, ctx: MergeContext) -> Merged:
+        """This with the base of every query that has no state."""
+        return replace(
+            self, states={query: self.states.get(query) or snapshot(ctx.bases[query]) for query in ctx.queries}
+        )

@@ -47,6 +47,9 @@ class Event(str, Enum):
     """query, spaces, moved, channels: channel permutation"""
     SUFFIX = "suffix"
     """query, donor, layers, of, private [paths], ratio, required, accepted, saved_bytes: suffix sharing, untrained"""
+    NETWORK = "network"
+    """query, network (the query whose network was tried), how (`unchanged`, `recalibrated`, `norms and head` or
+    `trunk`), ratio, required, accepted, private_bytes: substitution"""
     START = "start"
     """ratios (tied, before training), hard, private_layers {query: [paths]}"""
     ROUND = "training"
@@ -82,6 +85,15 @@ class Repair(str, Enum):
     NORMS_AND_HEAD = "norms and head"
     PRIVATE_LAYERS = "private layers"
     ORIGINAL = "original"
+
+
+class Answer(str, Enum):
+    """How another query's network answers a query."""
+
+    UNCHANGED = "unchanged"
+    RECALIBRATED = "recalibrated"
+    NORMS_AND_HEAD = "norms and head"
+    TRUNK = "trunk"
 
 
 class Progress(Protocol):

@@ -36,9 +36,10 @@ from merger.methods.registry import METHODS
 from merger.methods.top_down import whole_plan
 from merger.outcomes import outcome_rows
 from merger.quantize import Quantized, max_flops, pack_models, quantizable_weights, quantize, tied_models
+from merger.training.recipe import flops_a_second
 from merger.training.step_config import HINT, MemoryPlan
 from models.bits import FP32
-from models.bundle import BundleQuery, Made, check_output, check_writable, write_bundle
+from models.bundle import BundleQuery, Made, Substitution, check_output, check_writable, write_bundle
 from models.device import disable_tf32, is_out_of_memory
 from models.errors import InputError
 from models.evaluation import Evidence
@@ -62,15 +63,18 @@ MEASURING, WRITING = "measuring on test", "writing the bundle"
 
 @dataclass(frozen=True)
 class QueryResult(Evidence):
-    """How one query came out on test."""
+    """How one query came out on test; `network` is the query whose network answers it, where that is another."""
 
     id: str = ""
+    model: str = ""
+    network: str | None = None
 
 
 @dataclass(frozen=True)
 class MergeReport:
     """The result of a merge. `flops` = image passes x FLOPs; fractions are of the originals' bytes.
 
+    `flops_before` and `flops_after` are FLOPs a second of all queries at their frame rates (1 a second where unknown).
     `recipe` is what the method trained by, None if it trains nothing. `notes` are those of models.notes.
     """
 
@@ -80,6 +84,8 @@ class MergeReport:
     bytes_after: int
     saved_fraction: float
     ceiling_fraction: float
+    flops_before: float
+    flops_after: float
     seconds: float
     flops: float
     queries: tuple[QueryResult, ...]
@@ -146,8 +152,10 @@ def merge(
                 if not step.done:
                     checkpoint.step(Step.BEGUN, lambda: None)  # the FLOPs that were counted before
                     step.value = METHODS[method].run(ctx, options, checkpoint)
+            networks = step.value.networks
+            own, ctx = ctx, ctx.substitute(networks, {query: step.value.states[query] for query in networks})
             merged, packed = _quantize(ctx, step.value, method, options, checkpoint)
-        found = _Found(merged, [*checkpoint.log, *_outcomes(ctx, merged, checkpoint.log, method, options)], packed)
+        found = _Found(merged, [*checkpoint.log, *_outcomes(own, merged, checkpoint.log, method, options)], packed)
         checkpoint.save()
         seconds, flops = time.monotonic() - started, ctx.flops.total
         evidence = _measure(ctx, found, checkpoint)
@@ -240,8 +248,8 @@ def _quantize(
 
     chosen, alone = fit(Step.QUANTIZED, merged), merged
     if method == "top-down":
-        originals = snapshots(ctx.originals)
-        alone = Merged(identical_sets(whole_plan(ctx, options), originals), originals)
+        bases = snapshots(ctx.bases)
+        alone = Merged(identical_sets(whole_plan(ctx, options), bases), bases, merged.networks)
     smallest = sum(weight.nbytes for weight in quantizable_weights(ctx, alone, bits))
     if merged.plan != alone.plan and smallest < sum(chosen.stored_bytes.values()):
         instead = fit(Step.QUANTIZED_ORIGINALS, alone)
@@ -257,10 +265,11 @@ def _quantize(
 
 
 def _outcomes(
-    ctx: MergeContext, merged: Merged, log: Sequence[Row], method: str, options: MergeOptions
+    own: MergeContext, merged: Merged, log: Sequence[Row], method: str, options: MergeOptions
 ) -> Sequence[Row]:
     """The rows that end the log: what became of every set that the method tried."""
-    size = {(layer.query, layer.path): layer.bytes for layer in ctx.layers}
+    ctx = own.substitute(merged.networks)
+    size = {(layer.query, layer.path): layer.bytes for layer in (*own.layers, *ctx.layers)}
     return outcome_rows(METHODS[method].explain(ctx, options, log, ctx.flops.total), merged.plan, size)
 
 
@@ -291,7 +300,7 @@ def _write(
     """Write the bundle and the log; the report."""
     ctx.begin(WRITING)
     models, packed = found.models(ctx, ctx.queries)
-    records = [_record(ctx, found.merged, query, evidence[query.id]) for query in ctx.workload.queries]
+    records = [_record(ctx, found.merged, query, evidence[query.id]) for query in ctx.queries.values()]
     made = Made(ctx.workload.name, method, _ceiling_bytes(ctx))
     manifest = write_bundle(out, models, records, made, overwrite=begun, packed=packed)
     with open_atomic(_beside(out, LOG_SUFFIX), overwrite=True) as file:
@@ -299,8 +308,12 @@ def _write(
     checkpoint.remove()
     before, after = manifest.bytes.before, manifest.bytes.after
     return MergeReport(
-        method, str(out), before, after, 1 - after / before, made.ceiling_bytes / before, seconds, flops,
-        tuple(QueryResult(**one.__dict__, id=query) for query, one in evidence.items()),
+        method, str(out), before, after, 1 - after / before, made.ceiling_bytes / before,
+        flops_a_second(ctx.flops, ctx.root.queries.values()), flops_a_second(ctx.flops, ctx.queries.values()), seconds,
+        flops, tuple(
+            QueryResult(**one.__dict__, id=query, model=ctx.queries[query].model, network=ctx.networks.get(query))
+            for query, one in evidence.items()
+        ),
         next((row["recipe"] for row in found.log if "recipe" in row), None),
     )  # fmt: skip
 
@@ -308,10 +321,14 @@ def _write(
 def _record(ctx: MergeContext, merged: Merged, query: Query, evidence: Evidence) -> BundleQuery:
     """A query's entry in the manifest, with the precision that its model was trained in; None if it was not."""
     threshold = ctx.references[query.id].threshold if task_of(query).has_threshold else None
-    original, state = ctx.originals[query.id].state_dict(), merged.states[query.id]
-    unchanged = all(torch.equal(tensor.cpu(), state[key].cpu()) for key, tensor in original.items())
+    base, state = ctx.bases[query.id].state_dict(), merged.states[query.id]
+    unchanged = all(torch.equal(tensor.cpu(), state[key].cpu()) for key, tensor in base.items())
     precision = ctx.memory.precision if query.id in ctx.trained and not unchanged else None
-    return BundleQuery.of(query, evidence.to_json(), threshold, precision)  # type: ignore[arg-type]
+    record = BundleQuery.of(query, evidence.to_json(), threshold, precision)  # type: ignore[arg-type]
+    if (donor := ctx.networks.get(query.id)) is None:
+        return record
+    own = ctx.workload.query(query.id)
+    return replace(record, substitution=Substitution(donor, own.model, model_bytes(own)))
 
 
 def _ceiling_bytes(ctx: MergeContext) -> int:

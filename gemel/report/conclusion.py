@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from gemel.report.document import MemorySetting, OfflineRow, Report
-from gemel.text import number, percent, size
+from gemel.text import networks_text, number, percent, size
 
 VISIBLE_DIFFERENCE = 0.005
 """Accuracies that differ by less are equal to two decimals."""
@@ -80,6 +80,8 @@ def draw_conclusion(report: Report) -> Conclusion:
     memory setting is named as worse. Queries whose footage is no evidence come first.
     """
     found, blank = _judge_evidence(report), missing_evidence(report)
+    if networks := networks_text({row.query: row.network for row in report.offline}):
+        found = replace(found, sentence=f"{_capital(networks)}. {found.sentence}")
     if not blank:
         return found
     tone = Tone.BAD if found.tone is Tone.BAD else Tone.MIXED

@@ -82,6 +82,7 @@ class OfflineRow(Row):
     map50_original: Fraction | None = None
     map50_merged: Fraction | None = None
     classes: list[ClassRecall] | None = None
+    network: Text | None = None
 
     @property
     def lost(self) -> bool:
@@ -332,7 +333,10 @@ class MemorySetting(Row):
 
 
 class Report(Row):
-    """Everything that `gemel eval` measured, with the commands that reproduce it."""
+    """Everything that `gemel eval` measured, with the commands that reproduce it.
+
+    `flops_before` and `flops_after` are FLOPs a second of all queries at their frame rates (1 a second where unknown).
+    """
 
     format: Literal[3] = REPORT_FORMAT
     workload: Text
@@ -355,6 +359,8 @@ class Report(Row):
     limits: list[Text]
     headline: MemorySetting
     realtime: Realtime | None
+    flops_before: Number = 0.0
+    flops_after: Number = 0.0
     commands: Annotated[list[Text], Field(max_length=MAX_COMMANDS)]
 
     def to_json(self) -> dict[str, Any]:

@@ -314,7 +314,7 @@ def align_channels(
     every set. Starts from `states`, or the originals'. The inputs of the heads keep their order: distillation compares
     them with the originals'. A model whose graph cannot be read keeps its order, and progress says so.
     """
-    found = {query: model.state_dict() for query, model in ctx.originals.items()} if states is None else dict(states)
+    found = {query: model.state_dict() for query, model in ctx.bases.items()} if states is None else dict(states)
     sharing = rank_donors(plan, ctx.layers)
     done: list[str] = []
     for query in sorted(sharing, key=lambda query: query != donor):
@@ -327,7 +327,7 @@ def align_channels(
 
 def orderable(ctx: MergeContext, query: str) -> Channels | None:
     """The spaces of a query's model but those that its heads read; None where its graph cannot be read."""
-    model = ctx.originals[query]
+    model = ctx.bases[query]
     channels = channels_of(model)
     if channels is None:
         return None

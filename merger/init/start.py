@@ -33,7 +33,7 @@ class Start:
 
 def prepare_start(ctx: MergeContext, plan: SharingPlan, cache: StepCache, config: TopDownConfig) -> Start:
     """Rank the donors, tell whether the originals are kin, and match the channels of those that are not."""
-    originals = snapshots(ctx.originals)
+    originals = snapshots(ctx.bases)
     donors = rank_donors(plan, ctx.layers)
     similarity = weight_similarity(plan, ctx.layers, originals)
     kin = min(similarity.values()) >= config.kin_similarity

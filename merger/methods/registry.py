@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from merger.budget import Budget
-from merger.checkpoint import Checkpoint, Row, StepCache
+from merger.budget import Budget, measure_training_speed
+from merger.checkpoint import Checkpoint, Row, Step, StepCache
 from merger.config import MergeOptions, TopDownConfig
 from merger.context import MergeContext, Merged
-from merger.evaluate import training_flops
+from merger.evaluate import required_ratios, training_flops
 from merger.events import Event
 from merger.outcomes import SetTrial
 from merger.training.recipe import Recipe
+from models.sharing.layers import model_bytes
 from models.sharing.plan import SharingPlan
 
 Method = Callable[[MergeContext, MergeOptions, Checkpoint], Merged]
@@ -59,8 +62,11 @@ class MergeTask:
         return replace(self, budget=budget)
 
     def saved_bytes(self, plan: SharingPlan) -> int:
-        """Bytes that a plan saves."""
-        return plan.saved_bytes(self.ctx.layers)
+        """Bytes that a plan saves, those of networks that others answer for among them."""
+        ctx = self.ctx
+        replaced = plan.queries() & ctx.networks.keys()
+        smaller = sum(model_bytes(ctx.root.queries[one]) - model_bytes(ctx.queries[one]) for one in replaced)
+        return smaller + plan.saved_bytes(ctx.layers)
 
     def report(self, event: Event, **fields: Any) -> None:
         """Add a row to the log and pass the same fields to the progress."""
@@ -83,3 +89,17 @@ class MergeTask:
         more = max(0, self.saved_bytes(plan) - self.saved_bytes(best))
         self.ctx.warn(f"the budget ended '{stage}' early; a larger one could save up to {more / 1e6:.1f} MB more")
         self.checkpoint.add_row({"out_of_budget": stage, "possible_bytes": more, "flops": self.ctx.flops.total})
+
+
+def prepare_task(ctx: MergeContext, plan: SharingPlan, options: MergeOptions, checkpoint: Checkpoint) -> MergeTask:
+    """What the stages of a method work with; training speed is measured if time is limited."""
+    recipe, config = replace(options.recipe, seed=ctx.seed), options.top_down
+    budget = Budget.of(ctx, options, checkpoint)
+    fields = {"rate": recipe.rate, "epochs": recipe.epochs, "private": recipe.private}
+    features = recipe.features or config.feature_weight
+    checkpoint.add_row({"recipe": {**recipe.__dict__, "features": features}, "flops": ctx.flops.total})
+    ctx.report(Event.RECIPE, **fields, features=features)
+    if math.isfinite(budget.ends) and plan.shared:
+        speed = checkpoint.step(Step.SPEED, partial(measure_training_speed, ctx, plan, recipe))
+        budget = replace(budget, speed=speed)
+    return MergeTask(ctx, plan, recipe, required_ratios(ctx, options.margin), budget, checkpoint, config)

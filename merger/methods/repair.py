@@ -100,7 +100,7 @@ def max_attempts(config: TopDownConfig) -> int:
 
 def cka_distances(ctx: MergeContext, query: str, model: nn.Module, paths: Sequence[str]) -> dict[str, float]:
     """Path -> 1 - CKA of a merged layer's outputs with its original's on train frames; only paths of modules."""
-    mine, theirs = (_features(ctx, query, one, paths) for one in (model.eval(), ctx.originals[query]))
+    mine, theirs = (_features(ctx, query, one, paths) for one in (model.eval(), ctx.bases[query]))
     return {path: 1 - linear_cka(mine[path], theirs[path]) for path in mine if path in theirs}
 
 
@@ -128,7 +128,7 @@ def _repair(task: MergeTask, query: str, begun: Repaired) -> Repaired:
     if task.budget.over:
         task.ctx.warn(f"{query}: the budget ended its repair early")
     task.report(Event.REPAIR, query=query, repair=Repair.ORIGINAL.value, required=task.required[query])
-    return Repaired(1.0, begun.plan.without(query), snapshot(task.ctx.originals[query]))
+    return Repaired(1.0, begun.plan.without(query), snapshot(task.ctx.bases[query]))
 
 
 def _attempt(

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from merger.training.distillation import record_inputs, watched_layers
 from models.data import PreparedFrames
+from models.predictions import GroundTruth
 from models.tasks import task_of
 from models.workload import Query
 from models.zoo import build_query, preprocess_of
@@ -36,10 +37,21 @@ def seed_of(*parts: int | str) -> int:
 
 
 class TrainingSet:
-    """The train split of one query, batch by batch, augmented by its task."""
+    """The train split of one query, batch by batch, augmented by its task.
 
-    def __init__(self, query: Query, prepared: PreparedFrames) -> None:
-        self.query, self.prepared = query, prepared
+    `original` is the same split as the query's original takes it, where another network answers the query. `answers`
+    are used as labels where there are none.
+    """
+
+    def __init__(
+        self,
+        query: Query,
+        prepared: PreparedFrames,
+        original: TrainingSet | None = None,
+        answers: Sequence[GroundTruth] | None = None,
+    ) -> None:
+        self.query, self.prepared, self.answers = query, prepared, answers
+        self.original: TrainingSet = original or self
         self.task = task_of(query)
         self.preprocess = preprocess_of(query)
         self._output_bytes: dict[bool, int | None] = {}
@@ -50,12 +62,12 @@ class TrainingSet:
     @property
     def unchanged(self) -> bool:
         """Whether frames are the same at every visit: those without labels are not augmented."""
-        return self.prepared.split.labels is None
+        return self.prepared.split.labels is None and self.answers is None
 
     @cached_property
     def targets(self) -> list | None:
         """The target of each frame, None without labels."""
-        labels, sizes = self.prepared.split.labels, self.prepared.sizes(range(len(self)))
+        labels, sizes = self.prepared.split.labels or self.answers, self.prepared.sizes(range(len(self)))
         return None if labels is None else self.task.targets(labels, sizes, self.query.classes, self.preprocess)
 
     def teacher_output_bytes(self, features: bool) -> int | None:
@@ -64,7 +76,7 @@ class TrainingSet:
         None when an output has no row for each frame: such outputs are not cached.
         """
         if features not in self._output_bytes:
-            self._output_bytes[features] = _output_bytes(self.query, features)
+            self._output_bytes[features] = _output_bytes(self.original.query, features)
         return self._output_bytes[features]
 
     def spread(self, count: int) -> list[int]:
@@ -106,12 +118,16 @@ def _output_bytes(query: Query, features: bool) -> int | None:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Frames that pass through the model at once: uint8 (N, 3, H, W), targets, the random seed, and frame indices."""
+    """Frames that pass through the model at once: uint8 (N, 3, H, W), targets, the random seed, and frame indices.
+
+    `taught` are the same frames as the original takes them.
+    """
 
     images: Tensor
     targets: list | None
     seed: int
     frames: Sequence[int]
+    taught: Tensor
 
 
 class Batches:
@@ -170,10 +186,14 @@ class Batches:
         for frames in self.micro_batches(query, step):
             seed = seed_of("node", self._seed, query, step, start)
             start += len(frames)
-            images, targets = self._sets[query].batch(frames, torch.Generator().manual_seed(seed))
+            data = self._sets[query]
+            images, targets = data.batch(frames, torch.Generator().manual_seed(seed))
+            taught = images
+            if data.original.prepared is not data.prepared:
+                taught, _ = data.original.batch(frames, torch.Generator().manual_seed(seed))
             if self._pins and not images.is_cuda:
-                images = images.pin_memory()
-            found.append(MicroBatch(images, targets, seed, frames))
+                images, taught = images.pin_memory(), taught.pin_memory()
+            found.append(MicroBatch(images, targets, seed, frames, taught))
         return found
 
     def _shuffle(self, query: str, turn: int) -> list[int]:

@@ -81,8 +81,14 @@ class Training:
             own_sets, recipe.batch, self.recipe.micro_batch, self.steps * recipe.epochs, recipe.seed,
             prepares=self._own, pins=self.device.type == "cuda",
         )  # fmt: skip
-        watched = recipe.features > 0 and self.teachers
-        self._watched = {q: watched_layers(sets[q].query, m) if watched else [] for q, m in models.items()}
+        self._watched, self._watched_originals = {}, {}
+        for query, model in models.items():
+            teacher, original = self.teachers.get(query), sets[query].original.query
+            watched = recipe.features > 0 and teacher is not None
+            mine = watched_layers(sets[query].query, model) if watched else []
+            theirs = watched_layers(original, teacher) if teacher is not None and watched else []
+            alike = len(mine) == len(theirs)
+            self._watched[query], self._watched_originals[query] = (mine, theirs) if alike else ([], [])
         capacities = cache_capacities(own_sets, recipe) if self.teachers else {}
         self._caches = {query: TeacherCache(capacity) for query, capacity in capacities.items()}
         taught = [model for query, model in models.items() if query in self.teachers]
@@ -250,15 +256,14 @@ class Training:
     def _count_flops(self) -> None:
         for query in self.models:
             count = sum(map(len, self._batches.micro_batches(query, self.step)))
-            passes = self.recipe.passes(taught=False) * count
-            if self.teachers:
+            self.flops.add(self.sets[query].query, self.recipe.passes(taught=False) * count)
+            if query in self.teachers:
                 cache, frames = self._caches.get(query), len(self.sets[query])
                 before, after = (
                     expected_teacher_passes(visits * count, frames, cache.capacity if cache else 0)
                     for visits in (self.step, self.step + 1)
                 )
-                passes += after - before
-            self.flops.add(self.sets[query].query, passes)
+                self.flops.add(self.sets[query].original.query, after - before)
 
     def _make_moments(self) -> None:
         """Allocate AdamW's moments as it would itself, while the step can still be rolled back."""
@@ -288,13 +293,16 @@ class Training:
             if (teacher := self.teachers.get(query)) is not None:  # draws no random numbers
                 compute = partial(self._teacher_outputs, query, teacher)
                 cache = self._caches.get(query)
-                target = _as_float32(compute(images) if cache is None else cache.outputs(batch.frames, images, compute))
+                taught = (
+                    images if batch.taught is batch.images else data.original.model_input(batch.taught, self.device)
+                )
+                target = _as_float32(compute(taught) if cache is None else cache.outputs(batch.frames, taught, compute))
             return self._loss(query, batch.targets, _as_float32((outputs, features)), target)
 
     def _teacher_outputs(self, query: str, teacher: nn.Module, images: Tensor) -> tuple[Any, list[Tensor]]:
         """The original's outputs and the inputs of its watched layers."""
         computing = autocast(self.memory.precision, self.device)
-        recording = record_inputs(teacher, self._watched[query])
+        recording = record_inputs(teacher, self._watched_originals[query])
         with torch.no_grad(), computing, recording as features:
             return teacher(images), features
 

@@ -92,7 +92,7 @@ class Flops:
     def __init__(self) -> None:
         self.total: float = 0  # a whole number, so that it does not depend on the order of additions
         self.on_change: Callable[[], None] = lambda: None
-        self._per_image: dict[str, int] = {}
+        self._per_image: dict[Query, int] = {}
 
     def add(self, query: Query, passes: int) -> None:
         """Count forward passes of one image through the query's model."""
@@ -105,11 +105,16 @@ class Flops:
 
     def of(self, query: Query) -> int:
         """FLOPs of one forward pass of one image."""
-        if query.id not in self._per_image:
-            self._per_image[query.id] = forward_flops(query)
-        return self._per_image[query.id]
+        if query not in self._per_image:
+            self._per_image[query] = forward_flops(query)
+        return self._per_image[query]
 
 
 def forward_flops(query: Query) -> int:
     """FLOPs of one frame through the query's model, counted without weights."""
     return flops(build_query(query, device="meta"), input_size_of(query))
+
+
+def flops_a_second(flops: Flops, queries: Iterable[Query]) -> float:
+    """FLOPs a second of these queries at their frame rates; one frame a second where the rate is unknown."""
+    return sum((query.fps or 1.0) * flops.of(query) for query in queries)

@@ -10,6 +10,7 @@ from models.bundle.manifest import (
     Manifest,
     Shared,
     StoredTensor,
+    Substitution,
     TrainingRecord,
 )
 from models.bundle.reader import Bundle, open_bundle
@@ -26,6 +27,7 @@ __all__ = [
     "Manifest",
     "Shared",
     "StoredTensor",
+    "Substitution",
     "TrainingRecord",
     "check_output",
     "check_writable",

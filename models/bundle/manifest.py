@@ -68,6 +68,15 @@ class TrainingRecord:
     precision: Precision
 
 
+@dataclass(frozen=True)
+class Substitution:
+    """The `query` whose network answers this one, and the `model`, of so many `bytes`, in whose place it does."""
+
+    query: Id
+    model: ModelName
+    bytes: Count
+
+
 class BundleEvidence(TypedDict):
     """Accuracy on the test split; further plain keys (chance_corrected, map ...) may follow."""
 
@@ -91,8 +100,9 @@ class BundleQuery:
 
     `tensors` maps state_dict keys of the architecture to tensor names, layer by layer; `stored` maps those keys whose
     tensors are packed. `fps` None means the camera's own. `threshold` is the score threshold chosen on val
-    (detection); `trained` None means that no merge trained the model. With the model "graph", `graph` names the U8
-    tensor that holds the network as an ONNX document without weights, and `decoder` says what its outputs mean.
+    (detection); `trained` None means that no merge trained the model; `substitution` None that its own network answers.
+    With the model "graph", `graph` names the U8 tensor that holds the network as an ONNX document without weights, and
+    `decoder` says what its outputs mean.
     """
 
     id: Id
@@ -114,6 +124,7 @@ class BundleQuery:
     priority: Priority = 1
     threshold: Fraction | None = None
     trained: TrainingRecord | None = None
+    substitution: Substitution | None = None
     graph: TensorName | None = None
     decoder: DecoderName | None = None
 
@@ -190,7 +201,7 @@ class Manifest:
         """The text under `gemel.manifest`; empty optional keys are left out."""
         document = dataclasses.asdict(self)
         for query in document["queries"]:
-            for key in ("stored", "trained", "graph", "decoder"):
+            for key in ("stored", "trained", "substitution", "graph", "decoder"):
                 if not query[key]:
                     del query[key]
             for packed in query.get("stored", {}).values():
@@ -275,7 +286,9 @@ def count_bytes(queries: Iterable[BundleQuery], entries: Mapping[str, Entry], ce
 
 
 def original_bytes(query: BundleQuery, entries: Mapping[str, Entry]) -> int:
-    """Bytes of a query's original: a float32 tensor of its own at every place of the architecture."""
+    """Bytes of a query's original: a float32 tensor of its own at every place of its own architecture."""
+    if query.substitution is not None:
+        return query.substitution.bytes
     return sum(
         math.prod(wide_shape(query, key, entries[name])) * ITEM_BYTES[wide_code(query, key, entries[name])]
         for key, name in query.tensors.items()

@@ -23,11 +23,13 @@ def _halve_ratios(*given: Any) -> tuple[Any, dict[str, float]]:
 def must_train(monkeypatch: pytest.MonkeyPatch) -> None:
     """No method finds a state that holds without training."""
     monkeypatch.setattr("merger.methods.top_down.share_suffixes", lambda task, start, merged, *_: merged)
-    for module in ("gemel", "top_down"):
+    for module in ("gemel", "joint_training"):
         monkeypatch.setattr(f"merger.methods.{module}.tie_and_evaluate", _halve_ratios)
 
 
 def ratios_on_val(workload: Workload, bundle: str | Path) -> dict[str, float]:
     """What each query of a bundle keeps of its original on val, which a merge promises; test says so within luck."""
-    ctx, found = MergeContext(workload), open_bundle(bundle, FACTORIES)
+    found = open_bundle(bundle, FACTORIES)
+    networks = {query.id: query.substitution.query for query in found.queries if query.substitution}
+    ctx = MergeContext(workload).substitute(networks)
     return {query.id: ctx.ratio(query.id, found.build(query.id)) for query in found.queries}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from merger import MergeOptions, Recipe
+from merger import MergeOptions, Recipe, TopDownConfig
 from models.evaluation import EvidenceConfig
 
-QUICK = MergeOptions(Recipe(rate=2e-3, epochs=6, batch=16), precision="fp32", margin=0.5)
+LAYERS = TopDownConfig(substitute=False, share_trunk=False)
+"""Every query keeps its architecture, so that layers are what is shared."""
+QUICK = MergeOptions(Recipe(rate=2e-3, epochs=6, batch=16), precision="fp32", margin=0.5, top_down=LAYERS)
 ANY_EVIDENCE = EvidenceConfig(min_samples=1, min_clips=1)
 """For merges of a few frames that are not about accuracy."""

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from merger import MergeOptions, MergeReport, Recipe, TopDownConfig, merge
+from merger import MergeOptions, MergeReport, Recipe, merge
 from merger.context import MergeContext
 from merger.training.distillation import REGION_PROPOSALS, record_inputs, watched_layers
 from models.batchnorm import batchnorms_of
@@ -29,12 +29,12 @@ from models.sharing.layers import layers_of, layers_of_all
 from models.workload import Workload
 from models.zoo import build_query
 from tests.merger.detector_workload import classifier, detector, write
-from tests.merger.options import ANY_EVIDENCE
+from tests.merger.options import ANY_EVIDENCE, LAYERS
 from tests.parameters import every
 
 torch.set_num_threads(1)
 RECIPE = Recipe(rate=1e-3, epochs=1, batch=2, frames_per_epoch=4)
-OPTIONS = MergeOptions(RECIPE, precision="fp32", evidence=ANY_EVIDENCE)
+OPTIONS = MergeOptions(RECIPE, precision="fp32", evidence=ANY_EVIDENCE, top_down=LAYERS)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_top_down_detectors_share_all_but_one_repaired(
     workload = request.getfixturevalue(kind)
     repaired = workload.queries[0].id
     monkeypatch.setattr(MergeContext, "ratio", hold_with_copies(repaired))
-    options = replace(OPTIONS, top_down=TopDownConfig(share_suffixes=False, permute_channels=False))
+    options = replace(OPTIONS, top_down=replace(LAYERS, share_suffixes=False, permute_channels=False))
     report, bundle, sets = merge_and_check(workload, options, tmp_path / "b.gemel", "top-down")
     saved = sum(row["saved_bytes"] for row in sets)
     assert 0.4 * ceiling_bytes(layers_of_all(workload.queries)) < saved < ceiling_bytes(layers_of_all(workload.queries))

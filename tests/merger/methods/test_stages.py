@@ -15,12 +15,12 @@ from merger.events import TrainingKind
 from merger.init.average import average_weights, copy_donor_weights, rank_donors
 from merger.init.permutation import orderable, permute_channels
 from merger.init.start import Start, prepare_start
-from merger.methods import repair, suffix, top_down
+from merger.methods import joint_training, repair, suffix
 from merger.methods.epochs import bisect_options, is_hopeless
+from merger.methods.joint_training import early_layers, intact_queries, plan_without, tie_untrained, train_kind
 from merger.methods.registry import MergeTask
 from merger.methods.repair import cka_distances, linear_cka, repair_queries
 from merger.methods.suffix import layer_sensitivity, share_suffixes
-from merger.methods.top_down import early_layers, intact_queries, plan_without, tie_untrained, train_kind
 from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan
 
@@ -113,8 +113,8 @@ def test_joint_training_accepts_the_queries_that_hold_after_an_epoch(
                 return
             yield {query: ratios.get(query, 1.0) for query in models}
 
-    monkeypatch.setattr(top_down, "tie_and_evaluate", evaluate)
-    monkeypatch.setattr(top_down, "train_epochs", epochs)
+    monkeypatch.setattr(joint_training, "tie_and_evaluate", evaluate)
+    monkeypatch.setattr(joint_training, "train_epochs", epochs)
     found, hard = tie_untrained(task, start)
     for kind in TrainingKind:
         found = train_kind(task, kind, found, start, hard)

@@ -1,0 +1,183 @@
+"""Stage d of the method top-down: all sets tied, then the receivers trained against a frozen donor, then all together.
+
+After every epoch the queries at their requirement, and what they share without the others, are a candidate for the
+best state. Training stops once all queries are at their requirement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from merger.checkpoint import Row, Step, snapshots, storable
+from merger.context import Merged
+from merger.evaluate import (
+    all_met,
+    objective,
+    queries_at_target,
+    satisfying_subset,
+    tie_and_evaluate,
+    training_flops,
+)
+from merger.events import Event, TrainingKind
+from merger.init.average import set_donor
+from merger.init.start import Start
+from merger.methods.epochs import freeze_shared, train_epochs
+from merger.methods.registry import MergeTask
+from merger.methods.repair import max_repair_flops, repair_queries
+from merger.training.loop import Diverged
+from merger.training.recipe import Recipe
+from models.sharing.plan import SharingPlan, tie
+
+TRAINING = "training the models that share"
+
+
+@storable
+@dataclass(frozen=True)
+class JointState:
+    """All models tied under a plan, their ratios on val, and the best state found so far that holds."""
+
+    merged: Merged
+    ratios: Mapping[str, float]
+    best: Merged
+    trained: bool = False
+
+
+def train_together(task: MergeTask, early: MergeTask, start: Start) -> tuple[JointState, Merged]:
+    """All sets of the plan trained (within `early`'s budget) and repaired; the state before repairs and the result."""
+    config = task.config
+    trained, hard = tie_untrained(early, start)
+    kinds = [TrainingKind.DONOR_FROZEN] * (config.freeze_donor_first and not start.kin)
+    for kind in [*kinds, *[TrainingKind.JOINT] * config.train_jointly]:
+        trained = train_kind(early, kind, trained, start, hard)
+    below = [query for query, ratio in trained.ratios.items() if ratio < task.required[query]]
+    if config.repair and (trained.trained or not below):
+        return trained, repair_queries(task, trained.merged, trained.ratios)
+    return trained, trained.merged.without(below)
+
+
+def tie_untrained(task: MergeTask, start: Start) -> tuple[JointState, bool]:
+    """All sets tied at their initial weights and evaluated, and whether the merge is hard: then early layers stay
+    private."""
+    found = task.checkpoint.step(Step.TIED_UNTRAINED, partial(_tie, task, start, task.plan))
+    hard = objective(found.ratios, task.required) < task.config.hard_start
+    if hard:
+        early = early_layers(task)
+        tie_rest = partial(_tie, task, start, plan_without(task.plan, early))
+        found = task.checkpoint.step(Step.TIED_WITHOUT_EARLY_LAYERS, tie_rest)
+        task.checkpoint.add_row({"private_layers": early, "flops": task.ctx.flops.total})
+    return found, hard
+
+
+def train_kind(task: MergeTask, kind: TrainingKind, found: JointState, start: Start, hard: bool) -> JointState:
+    """One training, unless all queries hold or not even one epoch fits the budget."""
+    ctx, cache, plan = task.ctx, task.checkpoint, found.merged.plan
+    frozen = kind is TrainingKind.DONOR_FROZEN
+    intact = intact_queries(plan, start) if frozen else set[str]()
+    queries = [query for query in sorted(found.ratios) if query not in intact]
+    if not queries or all_met(found.ratios, task.required):
+        return found
+    fit = partial(task.fit_recipe, queries, training_recipe(task, kind, hard), task.recipe.frames_per_epoch)
+    recipe = cache.step(Step.RECIPE, fit, kind.value)
+    if recipe is None:
+        task.report_time_over(f"{TRAINING} ({kind.value})", plan, found.best.plan)
+        return found
+    with cache.open_step(Step.TRAINED, kind.value) as step:
+        if not step.done:
+            models = ctx.models(queries, found.merged.states)
+            tie(models, plan)
+            if frozen:
+                freeze_shared(models, plan)
+            progress = cache.state(Step.PROGRESS)
+            if not progress:
+                progress.update(state=found, rows=[])
+            try:
+                for trained in train_epochs(ctx, models, recipe, cache):
+                    ratios = {**found.ratios, **trained}
+                    merged = Merged(plan, {**found.merged.states, **snapshots(models)})
+                    state, row = _after_epoch(task, progress["state"], merged, ratios)
+                    row = {"training": kind.value, "epoch": len(progress["rows"]) + 1, **row, "flops": ctx.flops.total}
+                    ctx.report(Event.ROUND, **row)
+                    progress.update(state=state, rows=[*progress["rows"], row])
+                    if all_met(ratios, task.required) or task.budget.over:
+                        break
+            except Diverged as error:
+                ctx.warn(f"the training diverged at {error}; the state before it stays")
+            cache.log.extend(progress["rows"])
+            step.value = progress["state"]
+    return step.value
+
+
+def training_recipe(task: MergeTask, kind: TrainingKind, hard: bool) -> Recipe:
+    """How the queries are trained; a hard merge takes more epochs."""
+    config, recipe = task.config, task.recipe
+    features = recipe.features or config.feature_weight
+    if kind is TrainingKind.JOINT:
+        return replace(recipe, epochs=recipe.epochs * (config.hard_epochs if hard else 1), features=features)
+    return replace(
+        recipe, epochs=config.frozen_epochs, frames_per_epoch=config.frozen_frames * recipe.frames_per_epoch,
+        features=features, norms=config.norm_learning_rate / recipe.rate, private=1.0, seed=recipe.seed + 1,
+    )  # fmt: skip
+
+
+def max_training_flops(task: MergeTask) -> float:
+    """FLOPs of a whole hard joint training with repairs, within the budget."""
+    queries = sorted(task.plan.queries() or task.ctx.judged)
+    flops = sum(training_flops(task.ctx, queries, training_recipe(task, kind, True)) for kind in TrainingKind)
+    return min(flops + max_repair_flops(task, queries), task.budget.flops_left)
+
+
+def early_layers(task: MergeTask) -> dict[str, list[str]]:
+    """Query -> its first shareable layers, a small fraction of its shareable bytes; never all that a query shares."""
+    found = dict[str, list[str]]()
+    for query in sorted(task.plan.queries()):
+        mine = {path for members in task.plan.shared for name, path in members if name == query}
+        layers = [layer for layer in task.ctx.layers if layer.query == query and layer.path in mine]
+        left = task.config.early_fraction * sum(layer.bytes for layer in layers)
+        found[query] = []
+        for layer in layers:
+            left -= layer.bytes
+            if left < 0:
+                break
+            found[query].append(layer.path)
+    lost = task.plan.queries() - plan_without(task.plan, found).queries()
+    needed = {member for members in task.plan.shared if lost & dict(members).keys() for member in members}
+    return {query: [path for path in paths if (query, path) not in needed] for query, paths in found.items()}
+
+
+def plan_without(plan: SharingPlan, private: Mapping[str, Sequence[str]]) -> SharingPlan:
+    """The plan with these layers of each query private."""
+    for query, paths in private.items():
+        plan = plan.with_private(query, paths)
+    return plan
+
+
+def intact_queries(plan: SharingPlan, start: Start) -> set[str]:
+    """The queries that give the weight of every set they are in."""
+    foreign = {query for members in plan.shared for query, _ in members if query != set_donor(members, start.donors)[0]}
+    return plan.queries() - foreign
+
+
+def _tie(task: MergeTask, start: Start, plan: SharingPlan) -> JointState:
+    queries, states = sorted(plan.queries()), start.initialise(plan)
+    models, ratios = tie_and_evaluate(task.ctx, task.checkpoint, plan, queries, states)
+    states = snapshots(models)
+    best = satisfying_subset(plan, states, ratios, task.required)
+    hard = objective(ratios, task.required) < task.config.hard_start
+    task.report(Event.START, ratios=ratios, hard=hard, saved_bytes=task.saved_bytes(best.plan))
+    return JointState(Merged(plan, states), ratios, best)
+
+
+def _after_epoch(
+    task: MergeTask, state: JointState, merged: Merged, ratios: Mapping[str, float]
+) -> tuple[JointState, Row]:
+    """The state with this epoch's candidate, if it is better, and the log row of the epoch."""
+    candidate = satisfying_subset(merged.plan, merged.states, ratios, task.required)
+    saved = task.saved_bytes(candidate.plan)
+    best = candidate if saved > task.saved_bytes(state.best.plan) else state.best
+    if not state.trained or objective(ratios, task.required) >= objective(state.ratios, task.required):
+        state = JointState(merged, ratios, best, True)
+    else:
+        state = replace(state, best=best)
+    return state, {"ratios": dict(ratios), "met": queries_at_target(ratios, task.required), "saved_bytes": saved}

@@ -1,0 +1,214 @@
+"""The method `substitute`, stage b of `top-down`: one query's network answers for others.
+
+Of the queries of one task the networks with the fewest bytes are the candidates. The one that, unchanged, comes nearest
+to answering for the most bytes is the donor. Each other query takes its network: unchanged, with the outputs of its own
+classes; else with BatchNorm statistics recalibrated and scores matched; else with norms and head trained on its own
+frames by distillation, while the donor's weights stay frozen. The queries that hold are served. The rest goes on with
+the next donor, until a few have served none. FLOPs a second of the box do not grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from torch import nn
+
+from merger.checkpoint import Checkpoint, Row, State, Step, StepCache, snapshot, snapshots, storable
+from merger.config import MEASUREMENT, MergeOptions
+from merger.context import MergeContext, Merged
+from merger.evaluate import evaluate_queries
+from merger.events import Answer, Event
+from merger.methods.epochs import freeze_shared, train_epochs
+from merger.methods.registry import MergeTask, prepare_task, register_method
+from merger.networks import answered_by, outputs_of
+from merger.outcomes import SetTrial
+from merger.training.loop import Diverged
+from merger.training.recipe import Recipe, flops_a_second
+from models.sharing.layers import layers_of, model_bytes
+from models.sharing.plan import SharingPlan
+
+SUBSTITUTING = "trying which network answers for which queries"
+storable(Answer)
+
+
+@storable
+@dataclass(frozen=True)
+class NetworkAttempt:
+    """How a query came out with another's network: its ratio on val, and its state where that is not the donor's."""
+
+    how: Answer
+    ratio: float
+    state: State | None = None
+
+
+@dataclass(frozen=True)
+class Networks:
+    """Query -> the query whose network answers it, and the states that are not the donor's."""
+
+    donors: Mapping[str, str] = field(default_factory=dict)
+    states: Mapping[str, State] = field(default_factory=dict)
+
+    def apply(self, ctx: MergeContext) -> Merged:
+        """Every query's state; what a network's queries have in common is shared."""
+        found = ctx.substitute(self.donors, self.states)
+        return Merged(network_plan(found), snapshots(found.bases), self.donors)
+
+
+def explain_substitute(ctx: MergeContext, options: MergeOptions, log: Sequence[Row], flops: float) -> list[SetTrial]:
+    """Every layer of a network that answers several queries is shared."""
+    return [SetTrial(members) for members in network_plan(ctx).shared]
+
+
+@register_method("substitute", explain_substitute)
+def substitute(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+    """Let the fewest networks answer all queries; no shared weight is trained."""
+    task = prepare_task(ctx, SharingPlan(), options, checkpoint)
+    ctx.stages.announce([SUBSTITUTING])
+    ctx.begin(SUBSTITUTING, pieces=len(ctx.judged))
+    return find_networks(task).apply(ctx)
+
+
+def network_plan(ctx: MergeContext) -> SharingPlan:
+    """All layers but the heads of every network that answers several queries."""
+    plan = SharingPlan()
+    for donor in dict.fromkeys(ctx.networks.values()):
+        queries = [donor, *(query for query, its in ctx.networks.items() if its == donor)]
+        for layer in layers_of(ctx.queries[donor]):
+            if not layer.head:
+                plan = plan.with_set((query, layer.path) for query in queries)
+    return plan
+
+
+def find_networks(task: MergeTask) -> Networks:
+    """Which queries are answered by whose network, so that all of them hold."""
+    ctx, found = task.ctx, Networks()
+    kinds = {name: [query for query in ctx.judged if ctx.queries[query].task == name] for name in task_names(ctx)}
+    for left in kinds.values():
+        tried, failures = set[str](), 0
+        while failures < task.config.network_candidates and not task.budget.over:
+            candidates = smallest_first(ctx, set(left) - tried)
+            donor = best_donor(task, candidates[: task.config.network_candidates], left, found)
+            if donor is None:
+                break
+            tried.add(donor)
+            served = _serve(task, donor, receivers_of(task, donor, left, found), found)
+            failures += not served.donors.keys() - found.donors.keys()
+            if len(served.donors) > len(found.donors):
+                left = [query for query in left if query != donor and query not in served.donors]
+                found = served
+                ctx.stages.reach(len(found.donors))
+    return found
+
+
+def smallest_first(ctx: MergeContext, queries: Iterable[str]) -> list[str]:
+    """Queries in ascending order of their networks' bytes."""
+    return sorted(queries, key=lambda query: (model_bytes(ctx.queries[query]), query))
+
+
+def task_names(ctx: MergeContext) -> list[str]:
+    """The tasks of the queries with evidence."""
+    return list(dict.fromkeys(ctx.queries[query].task for query in ctx.judged))
+
+
+def network_recipe(task: MergeTask) -> Recipe:
+    """How norms and head of a query are trained on another's frozen network."""
+    config, recipe = task.config, task.recipe
+    return replace(
+        recipe, frames_per_epoch=config.frozen_frames * recipe.frames_per_epoch, private=1.0, seed=recipe.seed + 3,
+        norms=config.norm_learning_rate / recipe.rate, features=recipe.features or config.feature_weight,
+    )  # fmt: skip
+
+
+def _extra_flops(ctx: MergeContext, query: str, donor: str) -> float:
+    """FLOPs a second more if the donor's network answers the query."""
+    own = ctx.queries[query]
+    return flops_a_second(ctx.flops, [answered_by(own, ctx.queries[donor])]) - flops_a_second(ctx.flops, [own])
+
+
+def receivers_of(task: MergeTask, donor: str, left: Sequence[str], found: Networks) -> list[str]:
+    """The queries that may take the donor's network, those that save most FLOPs first."""
+    ctx = task.ctx
+    may = [query for query in left if query != donor and not ctx.queries[query].keep_architecture]
+    extra = {query: _extra_flops(ctx, query, donor) for query in may}
+    spare, chosen = -sum(_extra_flops(ctx, *pair) for pair in found.donors.items()), list[str]()
+    for query in sorted(may, key=lambda query: (extra[query], query)):
+        if extra[query] <= spare:
+            chosen.append(query)
+            spare -= extra[query]
+    return chosen
+
+
+def best_donor(task: MergeTask, candidates: Sequence[str], left: Sequence[str], found: Networks) -> str | None:
+    """The candidate that comes nearest to answering, unchanged, for the most bytes; None where it could be for none."""
+    size = {query: model_bytes(task.ctx.queries[query]) for query in left}
+    worth = dict[str, float]()
+    for donor in candidates:
+        may = receivers_of(task, donor, left, found)
+        ratios = _unchanged_ratios(task, donor, may) if may else {}
+        if may:
+            worth[donor] = sum(size[query] * min(1.0, ratios[query] / task.required[query]) for query in may)
+    return max(worth, key=lambda donor: worth[donor], default=None)
+
+
+def _unchanged_ratios(task: MergeTask, donor: str, queries: Sequence[str]) -> dict[str, float]:
+    """Query -> its ratio on val with the donor's network unchanged; 0 where that lacks outputs for its classes."""
+    ctx = task.ctx
+
+    def evaluate(_: StepCache, query: str) -> float:
+        if outputs_of(ctx.queries[query], ctx.queries[donor]) is None:
+            return 0.0
+        found = ctx.substitute({query: donor})
+        return found.ratio(query, found.bases[query])
+
+    return ctx.for_each_query(task.checkpoint, Step.NETWORK, queries, evaluate, donor, *queries)
+
+
+def _serve(task: MergeTask, donor: str, receivers: Sequence[str], found: Networks) -> Networks:
+    """What is found, with the receivers that hold with the donor's network."""
+    ctx, donors, states = task.ctx, dict(found.donors), dict(found.states)
+    unchanged = _unchanged_ratios(task, donor, receivers)
+
+    def try_query(cache: StepCache, query: str) -> NetworkAttempt:
+        if unchanged[query] >= task.required[query]:
+            return NetworkAttempt(Answer.UNCHANGED, unchanged[query])
+        return _try_network(replace(task, checkpoint=cache), donor, query)
+
+    attempts = ctx.for_each_query(task.checkpoint, Step.NETWORK_TRIAL, receivers, try_query, donor, *receivers)
+    spare = -sum(_extra_flops(ctx, *pair) for pair in donors.items())
+    for query, tried in attempts.items():
+        extra = _extra_flops(ctx, query, donor)
+        accepted = tried.ratio >= task.required[query] and extra <= spare
+        if accepted:
+            spare -= extra
+            donors[query] = donor
+            if tried.state is not None:
+                states[query] = tried.state
+        task.report(
+            Event.NETWORK, query=query, network=donor, how=tried.how.value, ratio=tried.ratio,
+            required=task.required[query], accepted=accepted,
+        )  # fmt: skip
+    return Networks(donors, states)
+
+
+def _try_network(task: MergeTask, donor: str, query: str) -> NetworkAttempt:
+    """The query on the donor's frozen network: recalibrated, else with norms and head of its own."""
+    ctx, cache, required = task.ctx.substitute({query: donor}), task.checkpoint, task.required[query]
+    models: Mapping[str, nn.Module] = ctx.models([query])
+    best = cache.state(Step.BEST)
+    if not best:
+        frames = MEASUREMENT.recalibration_frames
+        ratio = evaluate_queries(ctx, cache, Step.BEGUN, models, frames)[query]
+        best.update(attempt=NetworkAttempt(Answer.RECALIBRATED, ratio, snapshot(models[query])), epochs=0)
+    freeze_shared(models, network_plan(ctx))
+    epochs = train_epochs(ctx, models, network_recipe(task), cache)
+    with suppress(Diverged):
+        while best["attempt"].ratio < required and not task.budget.over:
+            too_far = best["epochs"] and best["attempt"].ratio < task.config.hard_start * required
+            if too_far or (ratios := next(epochs, None)) is None:
+                break
+            best["epochs"] += 1
+            if ratios[query] > best["attempt"].ratio:
+                best["attempt"] = NetworkAttempt(Answer.NORMS_AND_HEAD, ratios[query], snapshot(models[query]))
+    return best["attempt"]

@@ -1,0 +1,100 @@
+"""The method `trunk`, part of stage d of `top-down`: one network for all queries of a task, norms and heads private.
+
+The network is found as in `substitute`: of the few with the fewest bytes the one that comes nearest to answering for
+all, unchanged. Every query starts from its weights and learns from its own original: first with norms and head alone,
+while the network stays frozen, then all together. Queries that miss their target are repaired, or keep their originals.
+FLOPs a second of the box do not grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from merger.checkpoint import Checkpoint, Row, Step, snapshots
+from merger.config import MergeOptions
+from merger.context import MergeContext, Merged
+from merger.evaluate import required_ratios
+from merger.init.start import Start
+from merger.methods.joint_training import max_training_flops, train_together
+from merger.methods.registry import MergeTask, prepare_task, register_method
+from merger.methods.substitute import Networks, best_donor, network_plan, receivers_of, smallest_first, task_names
+from merger.outcomes import SetTrial, explain_joint
+from models.sharing.layers import layers_of, model_bytes
+from models.sharing.plan import SharingPlan
+
+TRAINING_TRUNK = "training one network for all"
+
+
+def explain_trunk(ctx: MergeContext, options: MergeOptions, log: Sequence[Row], flops: float) -> list[SetTrial]:
+    """How each layer of a network for several queries was tried."""
+    return explain_joint(network_plan(ctx).shared, log, required_ratios(ctx, options.margin), flops)
+
+
+@register_method("trunk", explain_trunk)
+def trunk(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+    """One network for all queries of a task; those that it cannot answer for keep their originals."""
+    task = prepare_task(ctx, SharingPlan(), options, checkpoint)
+    ctx.stages.announce([TRAINING_TRUNK])
+    return share_trunks(task, Networks()).complete(ctx)
+
+
+def share_trunks(task: MergeTask, known: Networks) -> Merged:
+    """One network for the queries of each task, and the states of those that it answers for.
+
+    Queries that the same network answers already, as in `known`, start as they are there.
+    """
+    ctx, found = task.ctx, Merged(SharingPlan(), {})
+    ctx.begin(TRAINING_TRUNK, flops=max_training_flops(task))
+    for name in task_names(ctx):
+        queries = [query for query in ctx.judged if ctx.queries[query].task == name]
+        best, tried = Merged(SharingPlan(), {}), list[str]()
+        while len(best.plan.queries()) < len(queries) and len(tried) < task.config.trunk_candidates:
+            candidates = [query for query in smallest_first(ctx, queries) if query not in tried]
+            donor = best_donor(task, candidates[: task.config.network_candidates], queries, Networks())
+            if donor is None or task.budget.over:
+                break
+            tried.append(donor)
+            with task.checkpoint.open_step(Step.TRUNK, donor) as step:
+                if not step.done:
+                    step.value = _train_trunk(task, donor, receivers_of(task, donor, queries, Networks()), known)
+            best = max(best, step.value, key=lambda one: saved_bytes(ctx, one))
+        networks, states = {**found.networks, **best.networks}, {**found.states, **best.states}
+        found = Merged(SharingPlan(found.plan.shared + best.plan.shared), states, networks)
+    return found
+
+
+def saved_bytes(ctx: MergeContext, merged: Merged) -> int:
+    """Bytes of the originals that a state makes unnecessary."""
+    found = ctx.substitute(merged.networks)
+    replaced = sum(model_bytes(ctx.root.queries[one]) - model_bytes(found.queries[one]) for one in merged.networks)
+    return replaced + merged.plan.saved_bytes(found.layers)
+
+
+def possible_bytes(task: MergeTask) -> int:
+    """Bytes that one network for the queries of each task could save at most."""
+    ctx, total = task.ctx, 0
+    for name in task_names(ctx):
+        queries = [query for query in ctx.judged if ctx.queries[query].task == name]
+        best = 0
+        for donor in queries:
+            private = model_bytes(ctx.queries[donor]) - sum(
+                layer.bytes for layer in layers_of(ctx.queries[donor]) if not layer.head
+            )
+            served = receivers_of(task, donor, queries, Networks())
+            best = max(best, sum(model_bytes(ctx.queries[query]) - private for query in served))
+        total += best
+    return total
+
+
+def _train_trunk(task: MergeTask, donor: str, receivers: Sequence[str], known: Networks) -> Merged:
+    """What is shared, and with what states, once the receivers were trained on the donor's network."""
+    states = {query: state for query, state in known.states.items() if known.donors[query] == donor}
+    ctx = task.ctx.substitute(dict.fromkeys(receivers, donor), states)
+    config = replace(task.config, early_fraction=0.0)
+    own = replace(task, ctx=ctx, plan=network_plan(ctx), config=config)
+    start = Start((donor, *receivers), False, snapshots({query: ctx.bases[query] for query in (donor, *receivers)}))
+    trained, repaired = train_together(own, own.with_budget(own.budget.fraction(config.joint_budget)), start)
+    best = max(repaired, trained.best, key=lambda one: own.saved_bytes(one.plan)).without(())
+    served = {query: donor for query in receivers if query in best.states}
+    return Merged(best.plan, best.states, served)
