@@ -27,8 +27,9 @@ A workload is given by its path or as a `Workload`. A name's imports are loaded 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,16 +106,28 @@ def __dir__() -> list[str]:
     return [*globals(), *__all__]
 
 
-def check_packages() -> None:
-    """Raise ImportError where a user's file hides one of Gemel's own packages."""
+class _OwnPackages:
+    """Finds Gemel's other packages beside this one, whatever a user's folder calls models.py."""
+
     root = Path(__file__).resolve().parents[1]
-    for name in ("models", "merger", "edge_runtime", "video_samples"):
-        found = importlib.util.find_spec(name)
-        if found is not None and found.origin and Path(found.origin).resolve() != root / name / "__init__.py":
-            raise ImportError(
-                f"{found.origin} hides gemel's own package '{name}': give it another name, such as nets.py"
-            )
+    names = ("models", "merger", "edge_runtime", "video_samples")
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """The spec of such a package; None for any other module."""
+        folder = self.root / name
+        if name not in self.names:
+            return None
+        return spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
 
 
-if sys.argv[:1] != ["-m"]:  # `python -m gemel` first puts the current folder, which Python has put first, last
-    check_packages()
+def _find_own_packages() -> None:
+    """Make Gemel's packages importable; a module of such a name that was imported already gets their parts too."""
+    own: Any = _OwnPackages()
+    sys.meta_path.insert(0, own)
+    for name in own.names:
+        folder, module = str(own.root / name), sys.modules.get(name)
+        if module is not None and folder not in (paths := list(getattr(module, "__path__", []))):
+            module.__path__ = [folder, *paths]
+
+
+_find_own_packages()

@@ -9,9 +9,7 @@ with contextlib.suppress(OSError):  # a current folder that was removed
         # The current folder comes last: a models.py there is the user's, not Gemel's package.
         sys.path.append(sys.path.pop(0))
 
-import gemel
 from gemel.cli import main
 
 if __name__ == "__main__":  # worker processes import this file again
-    gemel.check_packages()
     sys.exit(main())

@@ -24,6 +24,7 @@ from models.zoo.user_models import (
     check_foreign,
     check_outputs,
     foreign_factory,
+    has_fixed_head,
     is_external,
     is_model_file,
     reason,
@@ -73,12 +74,13 @@ def build(
     args = dict(model_args or {})
     if is_zoo_name(model):
         return _build_zoo_model(model, width, input_size, args, device)
-    module = _build_user_model(model, foreign_factory(model, folder), width, input_size, args, device)
+    factory = foreign_factory(model, folder)
+    module = _build_user_model(model, factory, width, input_size, args, device)
     check_foreign(model, module, task)
     module = module.to(device)
     outputs = answer_on_meta(module, input_size)
     if outputs is not None:
-        check_outputs(model, outputs, task, width)
+        check_outputs(model, outputs, task, width, has_fixed_head(factory))
     return module
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import hashlib
 import importlib
@@ -10,14 +11,13 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
 from models.detector import Detector, OneStage
@@ -53,8 +53,8 @@ ONE_STAGE_METHODS = ("decode", "loss", "distill")
 def foreign_factory(model: str, folder: Path | None) -> Factory:
     """The factory that `package.module:factory` names, from `folder` first and from Python's path after it.
 
-    Called as (num_classes, input_size, **model_args); without `input_size` where it has no such parameter. Raises
-    InputError when it cannot be found or imported.
+    It gets `num_classes` and `input_size` by name where it has such parameters, and model_args. Raises InputError when
+    it cannot be found or imported.
     """
     if not NAME.fullmatch(model):
         raise InputError(model, "is no name of a factory", FORM, "model")
@@ -73,13 +73,29 @@ def foreign_factory(model: str, folder: Path | None) -> Factory:
         near = difflib.get_close_matches(attribute, known)
         hint = f"did you mean {', '.join(near)}?" if near else "name a function that returns the module"
         raise InputError(model, problem, hint, "model")
-    if "input_size" in inspect.signature(factory).parameters:
-        return factory
+    parameters = _parameters(factory)
 
-    def without_input_size(num_classes: int, input_size: InputSize, **args: Any) -> nn.Module:
-        return factory(num_classes, **args)
+    def call(num_classes: int, input_size: InputSize, **args: Any) -> nn.Module:
+        given = {"num_classes": num_classes, "input_size": input_size}
+        return factory(**{**{name: value for name, value in given.items() if name in parameters}, **args})
 
-    return without_input_size
+    call.parameters = parameters  # type: ignore[attr-defined]
+    return call
+
+
+def _parameters(factory: Factory) -> tuple[str, ...]:
+    """The names of a factory's parameters; `num_classes` too where it takes any, and where it does not tell."""
+    try:
+        found = inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        return ("num_classes",)
+    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in found.values())
+    return (*found, "num_classes") if takes_any else tuple(found)
+
+
+def has_fixed_head(factory: Factory) -> bool:
+    """Whether a factory takes no class count."""
+    return "num_classes" not in getattr(factory, "parameters", ("num_classes",))
 
 
 def build_foreign(
@@ -93,9 +109,14 @@ def build_foreign(
     except Exception as error:  # a user's code can fail in any way
         problem = f"cannot be built: {reason(error)}{_location(error)}"
         hint = "correct the factory, or check model_args and input_size"
+        if isinstance(error, TypeError) and not _location(error):
+            known = ", ".join(dict.fromkeys(getattr(factory, "parameters", ())))
+            hint = f"it takes ({known}): num_classes and input_size are given by these names, the others by model_args"
         raise InputError(model, problem, hint, "model_args") from error
     if not isinstance(module, nn.Module):
         raise InputError(model, f"the factory returned {type(module).__name__}", "it must return a torch nn.Module")
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise InputError(model, "the factory returned TorchScript, whose layers cannot be shared", EXPORT_HINT)
     return module
 
 
@@ -152,60 +173,90 @@ def check_foreign(model: str, module: nn.Module, task: str) -> None:
 
 
 def check_answer(model: str, module: nn.Module, input_size: InputSize, task: str, width: int) -> None:
-    """Raise InputError when the module fails on a frame (3, H, W), or gives no logits (1, width).
+    """Raise InputError when the module fails on two frames of its size, or gives no logits (2, width).
 
-    The frame is on the meta device, where nothing is computed. A module with weights that fails there gets a real one.
+    The frames are on the meta device, where nothing is computed. A module with weights that fails there gets real ones.
     """
     try:
-        try:
-            outputs = _run_on_meta(module, input_size)
-        except Exception:
-            if any(tensor.is_meta for tensor in module.state_dict().values()):
-                raise
-            with _inference_mode(module):
-                outputs = module(torch.zeros(1, 3, *height_width(input_size), device=next(module.parameters()).device))
+        outputs = _answer(module, input_size, 2)
     except Exception as error:  # a user's forward can fail in any way
         entry = ENTRIES.get(model)
         hint = f"choose another input_size; it was made for {entry.input_size}" if entry else "correct its forward"
-        problem = f"cannot take frames of {size_of_input(input_size)} ({reason(error)})"
-        raise InputError(model, problem, hint, "input_size") from error
+        problem, key = f"cannot take frames of {size_of_input(input_size)} ({reason(error)})", "input_size"
+        with suppress(Exception):
+            _answer(module, input_size, 1)
+            problem, key = f"takes one frame at a time, not two ({reason(error)})", "model"
+            hint = "let its forward take batches (N, 3, H, W) of any N"
+        raise InputError(model, problem, hint, key) from error
     check_outputs(model, outputs, task, width)
 
 
-def check_outputs(model: str, outputs: Any, task: str, width: int) -> None:
-    """Raise InputError when a module's outputs for one frame are not those of its task."""
+def check_outputs(model: str, outputs: Any, task: str, width: int, is_fixed: bool = False) -> None:
+    """Raise InputError when a module's outputs for two frames are not those of its task.
+
+    `is_fixed`: its factory takes no class count.
+    """
     if task == "classification":
-        check_logits(model, outputs, width)
-    shapes = [tuple(leaf.shape) for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
+        check_logits(model, outputs, width, is_fixed)
+    shapes = [(1, *leaf.shape[1:]) for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]  # of one frame
     if misfit := task_of(task).find_misfit(shapes, width):
         raise InputError(model, misfit, "correct its forward, `classes` or `task`", "task")
 
 
-def check_logits(model: str, outputs: Any, width: int) -> None:
-    """Raise InputError when a classifier's outputs for one frame are not a tensor (1, width)."""
-    if isinstance(outputs, Tensor) and outputs.shape == (1, width):
+def check_logits(model: str, outputs: Any, width: int, is_fixed: bool = False) -> None:
+    """Raise InputError when a classifier's outputs for two frames are not a tensor (2, width)."""
+    if isinstance(outputs, Tensor) and outputs.shape == (2, width):
         return
-    if isinstance(outputs, Tensor) and outputs.ndim == 2:
-        problem = f"answers with {outputs.shape[1]} classes where {width} were asked for"
-        raise InputError(model, problem, "make its last layer `num_classes` wide", "classes")
+    if isinstance(outputs, Tensor) and outputs.ndim == 2 and len(outputs) == 2:
+        problem, hint = f"answers with {outputs.shape[1]} classes where {width} were asked for", ""
+        if is_fixed:
+            problem = f"{problem}: its factory takes no `num_classes`, so its head is fixed"
+            hint = f"list its {outputs.shape[1]} classes, or "
+        raise InputError(model, problem, f"{hint}make its last layer `num_classes` wide", "classes")
     given = f"a tensor {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
-    problem = f"answers one frame with {given}, not with logits (1, {width})"
+    problem = f"answers two frames with {given}, not with logits (2, {width})"
     raise InputError(model, problem, "return one row of plain logits for each frame", "model")
 
 
 def answer_on_meta(module: nn.Module, input_size: InputSize) -> Any:
-    """The module's outputs for one frame on the meta device; None where it cannot run there."""
+    """The module's outputs for two frames on the meta device; None where it cannot run there."""
     try:
-        return _run_on_meta(module, input_size)
+        return _run_on_meta(module, input_size, 2)
     except Exception:  # a user's module may fail in any way
         return None
 
 
-def _run_on_meta(module: nn.Module, input_size: InputSize) -> Any:
-    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    state = {name: tensor.detach().to("meta") for name, tensor in tensors.items()}
-    with torch.device("meta"), _inference_mode(module):
-        return functional_call(module, state, (torch.zeros(1, 3, *height_width(input_size)),))
+def _answer(module: nn.Module, input_size: InputSize, frames: int) -> Any:
+    """The outputs for frames of zeros: on the meta device, else where the module has values."""
+    try:
+        return _run_on_meta(module, input_size, frames)
+    except Exception:
+        if any(tensor.is_meta for tensor in module.state_dict().values()):
+            raise
+        device = next(module.parameters()).device
+        with _inference_mode(module):
+            return module(torch.zeros(frames, 3, *height_width(input_size), device=device))
+
+
+def _run_on_meta(module: nn.Module, input_size: InputSize, frames: int) -> Any:
+    """Outputs of a copy of the module on the meta device: a forward may keep tensors for later calls."""
+    tensors = list(_tensors_in([vars(part) for part in module.modules()]))
+    meta = {id(one): one.detach().to("meta").requires_grad_(one.requires_grad) for one in tensors}
+    parameters = {
+        id(one): nn.Parameter(meta[id(one)], one.requires_grad) for one in tensors if isinstance(one, nn.Parameter)
+    }
+    copied = copy.deepcopy(module, {**meta, **parameters})
+    with torch.device("meta"), _inference_mode(copied):
+        return copied(torch.zeros(frames, 3, *height_width(input_size)))
+
+
+def _tensors_in(value: Any, depth: int = 4) -> Iterator[Tensor]:
+    """The tensors in nested lists, tuples and dicts."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple | dict) and depth:
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_in(one, depth - 1)
 
 
 @contextmanager

@@ -73,9 +73,23 @@ BAD = {
         NET + "def make(num_classes):\n    return Net(10)",
         "answers with 10 classes where 2 were asked for",
     ),
+    "fixed head": (
+        NET + "def make():\n    return Net(10)",
+        "answers with 10 classes where 2 were asked for: its factory takes no `num_classes`, so its head is fixed; "
+        "list its 10 classes, or make its last layer `num_classes` wide",
+    ),
+    "TorchScript": (
+        NET + "def make(num_classes):\n    return torch.jit.script(Net(num_classes))",
+        "the factory returned TorchScript, whose layers cannot be shared; export it as .onnx",
+    ),
+    "TorchScript within": (
+        NET + "def make(num_classes):\n    return nn.Sequential(torch.jit.script(Net(num_classes)))",
+        "the factory returned TorchScript",
+    ),
     "a tuple": (
         NET + "class Two(Net):\n    def forward(self, x):\n        return super().forward(x), x\n"
-        "def make(num_classes):\n    return Two(num_classes)", "answers one frame with a tuple, not with logits (1, 2)",
+        "def make(num_classes):\n    return Two(num_classes)",
+        "answers two frames with a tuple, not with logits (2, 2)",
     ),
     "tied": (
         NET + MAKE.format("net.other = nn.Linear(4, 2); net.other.weight = net.fc.weight"),
@@ -90,7 +104,11 @@ BAD = {
         NET + MAKE.format("net.fc.bias = nn.Parameter(torch.zeros(1).expand(num_classes))"),
         "fc.bias is not contiguous (shape (2,), strides (0,))",
     ),
-    "argument": (NET + "def make():\n    return Net(2)", "cannot be built: TypeError: make() takes 0 positional"),
+    "argument": (
+        NET + "def make(classes, width):\n    return Net(2)",
+        "cannot be built: TypeError: make() missing 2 required positional arguments: 'classes' and 'width'; "
+        "it takes (classes, width): num_classes and input_size are given by these names, the others by model_args",
+    ),
 }  # fmt: skip
 
 
@@ -102,6 +120,66 @@ def test_invalid_factory_is_refused_in_one_line(tmp_path, case: str, device: str
     assert line.startswith(f"{tmp_path / 'workload.yaml'}: ")
     assert "(gate): models:make: " in line
     assert fault in line
+
+
+TAKES = {
+    "no class count": "():\n    return Net(2)",
+    "the class count by keyword": "(*, width=4, num_classes=7):\n    return Net(num_classes, width)",
+    "another first parameter": "(name='n', num_classes=7):\n    assert name == 'n'\n    return Net(num_classes)",
+    "any keyword": "(name='n', **keys):\n    assert name == 'n' and 'input_size' not in keys\n    return Net(**keys)",
+    "the input size": "(num_classes, input_size):\n    return Net(num_classes, input_size)",
+    "a wrapped function": "(*args, **keys):\n    return Net(*args, **keys)\nmake.__wrapped__ = Net",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TAKES)
+def test_factory_gets_by_keyword_what_it_takes(tmp_path, kind: str) -> None:
+    model = zoo.build_query(ask(tmp_path, f"{NET}\ndef make{TAKES[kind]}"))
+    assert model(torch.rand(2, 3, 32, 32)).shape == (2, 2)
+
+
+def test_factory_of_torchvision_starts_no_download(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("torch.hub.load_state_dict_from_url", lambda *_, **__: pytest.fail("a download"))
+    assert zoo.build_query(ask(tmp_path, "", "torchvision.models:resnet18")).fc.out_features == 2
+
+
+def test_factory_of_timm_gets_its_name_by_model_args(tmp_path) -> None:
+    pytest.importorskip("timm")
+    args = {"model_name": "test_resnet"}
+    assert zoo.build_query(ask(tmp_path, "", "timm:create_model", model_args=args)).num_classes == 2
+
+
+KEEPS = {
+    "a tensor": ("None", "self.kept is None", "self.kept = torch.ones_like(x)", "self.kept"),
+    "in a dict": ("{}", "not self.kept", "self.kept['x'] = torch.ones_like(x)", "self.kept['x']"),
+}
+
+
+@pytest.mark.parametrize("kind", KEEPS)
+def test_forward_may_keep_tensors_for_later_calls(tmp_path, kind: str) -> None:
+    start, test, keep, kept = KEEPS[kind]
+    source = f"""
+class Keeps(Net):
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.kept = {start}
+
+    def forward(self, x):
+        if {test}:
+            {keep}
+        return super().forward(x * {kept})
+"""
+    query = ask(tmp_path, NET + source, "models:Keeps")
+    model = zoo.build_query(query)
+    zoo.check_input(query, model)
+    assert model(torch.rand(2, 3, 32, 32)).isfinite().all()
+
+
+def test_check_input_refuses_a_model_of_one_frame_at_a_time(tmp_path) -> None:
+    source = NET + "class One(Net):\n    def forward(self, x):\n        return super().forward(x.view(3, 32, 32)[None])"
+    query = ask(tmp_path, source, "models:One")
+    with pytest.raises(InputError, match=r"takes one frame at a time, not two \(RuntimeError.*batches \(N, 3, H, W\)"):
+        zoo.check_input(query, zoo.build_query(query))
 
 
 def test_load_weights_checks_the_input_size_and_keeps_modes(tmp_path) -> None:
