@@ -242,7 +242,7 @@ def _queries_of_equal_cost(before: ActiveConfig, after: ActiveConfig) -> frozens
 
 def _architecture(query: BundleQuery) -> tuple[Any, ...]:
     dtypes = {key: stored.dtype for key, stored in query.stored.items()}
-    return query.model, query.model_args, query.input_size, len(query.classes), query.preprocess, dtypes
+    return query.network, query.model_args, query.input_size, len(query.classes), query.preprocess, dtypes
 
 
 def _priorities(box: ReadyBox) -> dict[str, float]:

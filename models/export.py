@@ -7,7 +7,7 @@ not merged. So a reader finds each weight, and an engine can bind a shared one.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -103,16 +103,38 @@ def export_query(bundle: Bundle, query_id: str, path: str | Path, batch: Batch |
     return _write_file(query_graph(bundle, query_id, batch), path)
 
 
-def query_graph(bundle: Bundle, query_id: str, batch: Batch | None = None) -> onnx_ir.Model:
-    """The network of a query with its tensors, in float32, and its metadata."""
+def query_graph(bundle: Bundle, query_id: str, batch: Batch | None = None, kept: Collection[str] = ()) -> onnx_ir.Model:
+    """The network of a query with its tensors, in float32, and its metadata.
+
+    A graph that came as a file is that graph again; norms at the paths `kept` stay apart from their convolutions.
+    """
     query = bundle.query(query_id)
     module = bundle.build(query_id)
     if query.stored:
         dtypes = join_names(sorted({one.dtype for one in query.stored.values()}))
         problem = f"query {query_id}: {len(query.stored)} weights stored in {dtypes} are written in float32"
         add_note(bundle.path, problem, "the bundle is smaller")
-    model = trace_graph(module, bundle.path, query.input_size, batch)
+    if query.graph is None:
+        model = trace_graph(module, bundle.path, query.input_size, batch)
+    else:
+        model = _imported_graph(bundle, query, batch, kept)
     model.metadata_props.update(metadata_of(query, module, bundle.digest))
+    return model
+
+
+def _imported_graph(bundle: Bundle, query: BundleQuery, batch: Batch | None, kept: Collection[str]) -> onnx_ir.Model:
+    from models.graph.stored import fill_graph
+
+    document = bundle.tensor(str(query.graph)).numpy().tobytes()
+    model = fill_graph(document, lambda key: bundle.wide_tensor(query.id, f"{_PREFIX}{key}"), kept)
+    own = model.graph.inputs[0].shape[0]  # type: ignore[index]
+    if batch is not None and isinstance(own, int) and batch != own:
+        problem = f"query {query.id}: its graph takes {own} frame{'s' if own > 1 else ''} at once"
+        raise InputError(bundle.path, problem, "leave the batch out", "batch")
+    if isinstance(batch, int):
+        for value in (*model.graph.inputs, *model.graph.outputs):
+            if value.shape is not None and len(value.shape) and value.shape[0] == own:
+                value.shape = type(value.shape)([batch, *value.shape[1:]])
     return model
 
 

@@ -20,7 +20,7 @@ from models.io import check_apart, check_output, describe_problem
 if TYPE_CHECKING:
     import onnx_ir
 
-    from models.bundle import Bundle
+    from models.bundle import Bundle, BundleQuery
 
 WEIGHTS = "weights.bin"
 MIN_BYTES = 1024
@@ -65,7 +65,9 @@ def export_folder(bundle: Bundle, folder: str | Path, batch: Batch | None = None
         try:
             with open(made / WEIGHTS, "wb") as file:
                 weights = _Weights(made, file)
-                graphs = {query.id: weights.move(query_graph(bundle, query.id, batch)) for query in bundle.queries}
+                graphs = {}
+                for query in bundle.queries:
+                    graphs[query.id] = weights.move(query_graph(bundle, query.id, batch, _scaled_apart(bundle, query)))
                 file.flush()
                 os.fsync(file.fileno())
             files = {query: _write_graph(graph, made / f"{query}.onnx", folder) for query, graph in graphs.items()}
@@ -73,6 +75,23 @@ def export_folder(bundle: Bundle, folder: str | Path, batch: Batch | None = None
         finally:
             shutil.rmtree(made, ignore_errors=True)
     return ExportedFolder(folder, files, weights.nbytes)
+
+
+def _scaled_apart(bundle: Bundle, query: BundleQuery) -> set[str]:
+    """The paths of convolutions whose weight is also used with other scales: folded, it would be stored twice."""
+    from models.graph.unfold import SUFFIX
+
+    def scale_of(owner: BundleQuery, key: str) -> str | None:
+        return owner.tensors.get(f"{key.removesuffix('.weight')}{SUFFIX}.weight")
+
+    members = {shared.tensor: shared.members for shared in bundle.manifest.shared}
+    apart = set()
+    for key, name in query.tensors.items():
+        if (own := scale_of(query, key)) is not None:
+            others = (scale_of(bundle.query(other), place) for other, place in members.get(name, ()))
+            if any(other != own for other in others):
+                apart.add(key.removesuffix(".weight").removeprefix("network."))
+    return apart
 
 
 class _Weights:

@@ -185,7 +185,7 @@ def _architecture(query: BundleQuery, model: nn.Module) -> tuple[Any, ...]:
     """What intermediates depend on: the same for two queries of one architecture."""
     parts = tuple((name, type(module)) for name, module in model.named_modules())
     tensors = tuple((name, tuple(tensor.shape)) for name, tensor in model.state_dict().items())
-    return query.model, json.dumps(query.model_args, sort_keys=True), query.input_size, parts, tensors
+    return query.network, json.dumps(query.model_args, sort_keys=True), query.input_size, parts, tensors
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:

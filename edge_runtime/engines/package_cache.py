@@ -36,7 +36,7 @@ def architecture_key(query: BundleQuery, model: nn.Module, device: torch.device)
     """
     tensors = [(path, str(tensor.dtype), list(tensor.shape)) for path, tensor in model.state_dict().items()]
     return {
-        "model": query.model,
+        "model": query.network,
         "model_args": dict(query.model_args),
         "task": query.task,
         "classes": len(query.classes),

@@ -135,7 +135,7 @@ _MODEL_COSTS: dict[tuple[object, ...], ModelCost] = {}
 def _model_cost(bundle: Bundle, query: BundleQuery) -> ModelCost:
     """Counted once for all queries whose zoo model is built and stored alike."""
     packed = tuple(sorted((path, own.dtype) for path, own in query.stored.items()))
-    key = (query.task, query.model, repr(query.model_args), query.input_size, len(query.classes), packed)
+    key = (query.task, query.network, repr(query.model_args), query.input_size, len(query.classes), packed)
     if key in _MODEL_COSTS:
         return _MODEL_COSTS[key]
     from models.cost import flops, workspace_bytes
@@ -144,7 +144,7 @@ def _model_cost(bundle: Bundle, query: BundleQuery) -> ModelCost:
     leaves = sum(not any(module.children()) for module in model.modules())
     scratch = scratch_bytes(overflow_layers(bundle, query)) if packed else 0
     found = ModelCost(flops(model, size), workspace_bytes(model, size), scratch, leaves)
-    if is_zoo_model(query.model):
+    if is_zoo_model(query.model) or query.graph is not None:
         _MODEL_COSTS[key] = found
     return found
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from models.bundle.format import code_of
-from models.bundle.manifest import BundleQuery
+from models.bundle.manifest import GRAPH, BundleQuery
 from models.errors import BundleError, InputError
 
 if TYPE_CHECKING:
@@ -31,10 +31,11 @@ _ZOO_SPECS: dict[str, ModelSpec] = {}
 
 
 def load_model_spec(query: Query | BundleQuery, build: Callable[[], nn.Module]) -> ModelSpec:
-    """The spec of a query's architecture; `build` builds it on the meta device, once per process for a zoo model."""
-    if not is_zoo_model(query.model):
+    """The spec of a query's architecture; `build` builds it on the meta device, once per process unless it is foreign."""
+    network = query.network if isinstance(query, BundleQuery) else (query.model,)
+    if not is_zoo_model(query.model) and query.model != GRAPH:
         return model_spec(build())
-    key = repr((query.model, sorted(query.model_args.items()), len(query.classes), query.task, query.input_size))
+    key = repr((network, sorted(query.model_args.items()), len(query.classes), query.task, query.input_size))
     if key not in _ZOO_SPECS:
         _ZOO_SPECS[key] = model_spec(build())
     return _ZOO_SPECS[key]
@@ -55,10 +56,17 @@ def model_spec(model: nn.Module) -> ModelSpec:
     return ModelSpec({key: (code_of(tensor.dtype), tuple(tensor.shape)) for key, tensor in state.items()}, same)
 
 
-def architecture(query: BundleQuery, factories: Collection[str], path: Path, folder: Path | None = None) -> nn.Module:
-    """The query's architecture on the meta device; BundleError when it may not or cannot be built."""
+def architecture(
+    query: BundleQuery, factories: Collection[str], path: Path, folder: Path | None, document: bytes | None
+) -> nn.Module:
+    """The query's architecture on the meta device, from its document if it has one.
+
+    Raises BundleError when it may not or cannot be built.
+    """
     from models import zoo
 
+    if document is not None:
+        return _graph_architecture(query, path, document)
     if not zoo.is_zoo_name(query.model) and query.model not in factories:
         remedy = "list it under `factories` in the local config if you trust it"
         raise BundleError(path, f"query {query.id}: model '{query.model}' is not in the zoo", remedy)
@@ -70,3 +78,14 @@ def architecture(query: BundleQuery, factories: Collection[str], path: Path, fol
     except Exception as error:  # a hostile manifest can make an architecture fail in any way
         fault = f"query {query.id}: {query.model} cannot be built: {' '.join(str(error).split())[:300]}"
         raise BundleError(path, fault, REMEDY) from error
+
+
+def _graph_architecture(query: BundleQuery, path: Path, document: bytes) -> nn.Module:
+    from models.decoders.graph_model import build_model
+    from models.graph.stored import restore_graph
+
+    try:
+        return build_model(restore_graph(document), str(query.decoder), query.task, query.classes, path, "meta")
+    except Exception as error:  # a hostile document can make a graph fail in any way
+        reason = error.problem if isinstance(error, InputError) else " ".join(str(error).split())[:300]
+        raise BundleError(path, f"query {query.id}: its graph cannot be built: {reason}", REMEDY) from error

@@ -134,7 +134,8 @@ class Bundle:
         self._check(query, load_model_spec(query, lambda: self._architecture(query)))
 
     def _architecture(self, query: BundleQuery) -> nn.Module:
-        return architecture(query, self.factories, self.path, self.folder)
+        document = None if query.graph is None else self.tensor(query.graph).numpy().tobytes()
+        return architecture(query, self.factories, self.path, self.folder, document)
 
     def _check(self, query: BundleQuery, spec: ModelSpec) -> None:
         for problem in architecture_problems(query, spec, self.header.entries):

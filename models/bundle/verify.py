@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 
 from models.bundle.checks import architecture_problems, manifest_problems, scale_problems
 from models.bundle.format import CHUNK_BYTES, ITEM_BYTES, Entry, Header, tensor_name
-from models.bundle.manifest import Manifest
+from models.bundle.manifest import Manifest, graph_names
 from models.bundle.model_spec import architecture, load_model_spec
 from models.bundle.reader import map_file, parse
 from models.bundle.writer import load_order
@@ -44,7 +44,9 @@ def verify_bundle(path: str | Path, factories: Collection[str] = (), folder: Pat
     if not any("is missing" in problem for problem in problems):
         if not problems:
             problems += islice(scale_problems(manifest, header, mapping), MAX_PROBLEMS)
-        problems += islice(_architecture_problems(path, factories, folder, header, manifest), MAX_PROBLEMS)
+        documents = {name: _bytes_of(name, header, mapping) for name in graph_names(manifest.queries)}
+        found = _architecture_problems(path, factories, folder, header, manifest, documents)
+        problems += islice(found, MAX_PROBLEMS)
         if not problems and [entry.name for entry in header.tensors] != list(load_order(manifest.queries)):
             problems.append("the tensors are not in load order, so that a load would be many small copies")
     return [*problems, *islice(_content_problems(header, mapping), MAX_PROBLEMS)][:MAX_PROBLEMS]
@@ -68,17 +70,28 @@ def list_unchecked(path: str | Path, factories: Collection[str] = ()) -> list[st
 
 
 def _architecture_problems(
-    path: Path, factories: Collection[str], folder: Path | None, header: Header, manifest: Manifest
+    path: Path,
+    factories: Collection[str],
+    folder: Path | None,
+    header: Header,
+    manifest: Manifest,
+    documents: Mapping[str, bytes],
 ) -> Iterator[str]:
     for query in manifest.queries:
         if ":" in query.model and query.model not in factories:
             continue
+        document = None if query.graph is None else documents[query.graph]
         try:
-            spec = load_model_spec(query, partial(architecture, query, factories, path, folder))
+            spec = load_model_spec(query, partial(architecture, query, factories, path, folder, document))
         except BundleError as error:
             yield f"{error.problem}; {error.hint}"
             continue
         yield from architecture_problems(query, spec, header.entries)
+
+
+def _bytes_of(name: str, header: Header, mapping: mmap.mmap) -> bytes:
+    entry = header.entries[name]
+    return mapping[header.data_start + entry.begin : header.data_start + entry.end]
 
 
 def _content_problems(header: Header, mapping: mmap.mmap) -> Iterator[str]:

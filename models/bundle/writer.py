@@ -112,7 +112,8 @@ def _lay_out(
             document = _document_of(models[query.id])
             name = _name_of(document, f"query {query.id}: its graph")
             tensors[name] = document
-            record = dataclasses.replace(record, graph=name, decoder=models[query.id].decoder.name)  # type: ignore[union-attr]
+            decoder = getattr(models[query.id], "decoder", None)
+            record = dataclasses.replace(record, graph=name, decoder=getattr(decoder, "name", None))
         records.append(record)
     entries = place((name, code_of(tensors[name].dtype), tuple(tensors[name].shape)) for name in load_order(records))
     by_name = {entry.name: entry for entry in entries if not entry.is_pad}
@@ -133,7 +134,9 @@ def _lay_out(
 def _document_of(model: nn.Module) -> Tensor:
     import torch
 
-    return torch.frombuffer(bytearray(model.document), dtype=torch.uint8)  # type: ignore[arg-type]
+    from models.graph.stored import store_graph
+
+    return torch.frombuffer(bytearray(store_graph(model.source)), dtype=torch.uint8)  # type: ignore[arg-type]
 
 
 def _name_of(tensor: Tensor, where: str) -> str:

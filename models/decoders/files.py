@@ -111,5 +111,6 @@ def _describe(path: Path, size: Size | None, stamp: Stamp) -> Graph:
 @lru_cache(maxsize=1)
 def _load(path: Path, size: Size | None, stamp: Stamp) -> Graph:
     from models.graph import load_graph
+    from models.graph.unfold import unfold_norms
 
-    return load_graph(path, size)
+    return unfold_norms(load_graph(path, size))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,12 @@ LAYER_TYPES = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
 
 
 class GraphAnswers(nn.Module):
-    """`network` is the graph and `head` describes its outputs; a graph of one frame runs once for each frame."""
+    """`network` is the graph and `head` describes its outputs; a graph of one frame runs once for each frame.
+
+    `source` is the graph without weights, which a bundle holds.
+    """
+
+    source: Graph
 
     def __init__(self, network: GraphModule, head: GraphHead, one_by_one: bool) -> None:
         super().__init__()
@@ -83,6 +89,10 @@ class GraphClassifier(GraphAnswers):
         logits = self.decoder.logits(self.answer(x))
         return logits if self.columns == list(range(logits.shape[1])) else logits[:, self.columns]
 
+    def decode(self, outputs: Tensor) -> Tensor:
+        """The probabilities (N, C) of logits."""
+        return outputs.softmax(1)
+
 
 def build_model(
     graph: Graph, decoder: str, task: str, classes: Sequence[str], where: str | Path, device: str | torch.device = "cpu"
@@ -100,9 +110,13 @@ def build_model(
     if graph.state and torch.device(device).type != "meta":
         network.load_state_dict(graph.state)
     one_by_one = any(one.shape[:1] != (BATCH,) for one in (graph.input, *graph.outputs))
+    model: GraphDetector | GraphClassifier
     if isinstance(chosen, Classifier):
-        return GraphClassifier(network, head, chosen, columns, one_by_one)
-    return GraphDetector(network, head, chosen, columns, one_by_one)
+        model = GraphClassifier(network, head, chosen, columns, one_by_one)
+    else:
+        model = GraphDetector(network, head, chosen, columns, one_by_one)
+    model.source = replace(graph, state={})
+    return model
 
 
 def head_of(graph: Graph) -> GraphHead:

@@ -15,6 +15,7 @@ from models.graph.fold import check_operator, prepare_call
 from models.graph.operators import OPERATORS
 from models.graph.operators.layers import flat_pads, window_pads
 from models.graph.operators.shapes import dtype_of
+from models.graph.unfold import ChannelAffine, is_affine
 
 CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 CONV_TRANSPOSE = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
@@ -194,6 +195,8 @@ class _Builder:
         return users[0] if f"{path}.bias" in names else None
 
     def make_batch_norm(self, node: ir.Node, path: str, shape: list[int]) -> fx.Node:
+        if is_affine(node):
+            return self.call(path, ChannelAffine(shape[0], self.device), node)
         options = attributes_of(node)
         momentum, eps = 1 - options.get("momentum", 0.9), options.get("epsilon", 1e-5)
         return self.call(path, GraphBatchNorm(shape[0], eps, momentum, device=self.device, dtype=torch.float32), node)

@@ -1,0 +1,67 @@
+"""A graph as a bundle holds it: one document with the file's metadata and what was cut off, and without weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from dataclasses import asdict
+
+import onnx_ir as ir
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from models.errors import InputError
+from models.graph.document import Cut, Graph, TensorInfo, parse_model
+from models.graph.unfold import WHERE, fold_norms, is_weight
+
+_CUT = TypeAdapter(Cut)
+CUT_KEY = "gemel.cut"
+"""The metadata key of what was cut off, JSON."""
+
+
+def store_graph(graph: Graph) -> bytes:
+    """The document of a graph with its metadata and its cut inside."""
+    model = parse_model(graph.document, WHERE)
+    model.metadata_props.update(graph.metadata)
+    model.metadata_props.pop(CUT_KEY, None)
+    if graph.cut is not None:
+        model.metadata_props[CUT_KEY] = json.dumps(asdict(graph.cut))
+    return ir.to_proto(model).SerializeToString(deterministic=True)
+
+
+def restore_graph(document: bytes) -> Graph:
+    """Inverse of `store_graph`, with an empty state. Raises InputError for a document that is damaged."""
+    model = parse_model(document, WHERE)
+    metadata = dict(model.metadata_props)
+    text = metadata.pop(CUT_KEY, None)
+    try:
+        cut = None if text is None else _CUT.validate_json(text)
+        infos = [_describe(value) for value in (*model.graph.inputs, *model.graph.outputs)]
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(WHERE, f"is malformed: {error}", "copy or build the bundle again") from error
+    if len(model.graph.inputs) != 1 or not model.graph.outputs:
+        raise InputError(WHERE, "has not one input and outputs", "copy or build the bundle again")
+    return Graph(document, {}, infos[0], tuple(infos[1:]), metadata, cut)
+
+
+def fill_graph(document: bytes, tensor_of: Callable[[str], Tensor], kept: Collection[str] = ()) -> ir.Model:
+    """The ONNX model of a stored document with its weights, each by its key, as the file had it that was read.
+
+    Norms are folded into their convolutions again, except for the paths in `kept`.
+    """
+    model = parse_model(document, WHERE)
+    model.metadata_props.pop(CUT_KEY, None)
+    for value in model.graph.initializers.values():
+        if is_weight(value):
+            value.const_value = ir.tensor(tensor_of(str(value.name)).detach().numpy(), name=value.name)
+    fold_norms(model, kept)
+    return model
+
+
+def _describe(value: ir.Value) -> TensorInfo:
+    if value.shape is None or value.dtype is None:
+        raise ValueError(f"'{value.name}' has no shape")
+    shape = tuple(size if isinstance(size, int) else str(size.value) for size in value.shape)
+    return TensorInfo(
+        str(value.name), str(ir.tensor_adapters.to_torch_dtype(value.dtype)).removeprefix("torch."), shape
+    )
