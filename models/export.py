@@ -128,9 +128,10 @@ def _imported_graph(bundle: Bundle, query: BundleQuery, batch: Batch | None, kep
     document = bundle.tensor(str(query.graph)).numpy().tobytes()
     model = fill_graph(document, lambda key: bundle.wide_tensor(query.id, f"{_PREFIX}{key}"), kept)
     own = model.graph.inputs[0].shape[0]  # type: ignore[index]
+    if isinstance(batch, int) and batch < 1:
+        raise InputError(bundle.path, f"a batch of {batch} holds nothing", "give 1 or more, or 'dynamic'", "batch")
     if batch is not None and isinstance(own, int) and batch != own:
-        problem = f"query {query.id}: its graph takes {own} frame{'s' if own > 1 else ''} at once"
-        raise InputError(bundle.path, problem, "leave the batch out", "batch")
+        raise InputError(bundle.path, f"the graph of {query.id} takes batches of {own}", "leave this out", "batch")
     if isinstance(batch, int):
         for value in (*model.graph.inputs, *model.graph.outputs):
             if value.shape is not None and len(value.shape) and value.shape[0] == own:

@@ -235,10 +235,8 @@ def parse_manifest(text: str) -> Manifest:
     ids: set[str] = set()
     for index, query in enumerate(manifest.queries):
         _check_query(query, f"queries[{index}] ({query.id})")
-        if any((one is None) == (query.model == GRAPH) for one in (query.graph, query.decoder)):
-            raise ParseError(
-                f"queries[{index}].graph: model '{GRAPH}' has a graph and a decoder, and no other model has"
-            )
+        if (query.graph is None) == (query.model == GRAPH):
+            raise ParseError(f"queries[{index}].graph: model '{GRAPH}' has one, and no other model has")
         if not query.tensors:
             raise ParseError(f"queries[{index}].tensors: none")
         if query.id in ids:

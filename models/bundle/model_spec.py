@@ -31,7 +31,7 @@ _ZOO_SPECS: dict[str, ModelSpec] = {}
 
 
 def load_model_spec(query: Query | BundleQuery, build: Callable[[], nn.Module]) -> ModelSpec:
-    """The spec of a query's architecture; `build` builds it on the meta device, once per process unless it is foreign."""
+    """The spec of a query's architecture; `build` builds it on the meta device, once unless it is foreign."""
     network = query.network if isinstance(query, BundleQuery) else (query.model,)
     if not is_zoo_model(query.model) and query.model != GRAPH:
         return model_spec(build())

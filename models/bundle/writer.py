@@ -113,6 +113,7 @@ def _lay_out(
             name = _name_of(document, f"query {query.id}: its graph")
             tensors[name] = document
             decoder = getattr(models[query.id], "decoder", None)
+            decoder = getattr(models[query.id], "decoder", None)
             record = dataclasses.replace(record, graph=name, decoder=getattr(decoder, "name", None))
         records.append(record)
     entries = place((name, code_of(tensors[name].dtype), tuple(tensors[name].shape)) for name in load_order(records))
