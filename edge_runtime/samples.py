@@ -49,7 +49,16 @@ from models.io import (
 )
 from models.masks import IGNORED
 from models.pictures import MAX_PICTURE_BYTES, MAX_PIXELS, decode_picture
-from models.predictions import BACKGROUNDS, ClassPrediction, DetectionPrediction, MaskPrediction, Prediction
+from models.predictions import (
+    BACKGROUNDS,
+    ClassPrediction,
+    DetectionPrediction,
+    EmbeddingPrediction,
+    MaskPrediction,
+    Prediction,
+    TensorPrediction,
+    unpack_float16,
+)
 from models.preprocess import FURTHEST_PIXEL, crop
 from models.rle import decode_rle
 from models.tasks import task_of
@@ -69,9 +78,13 @@ MAX_QUEUED = 16
 """Samples that wait to be written, each with its frame."""
 POLL_INTERVAL_S = 5.0
 """Interval at which the spool looks for a new drift check."""
+MAX_OUTPUTS = 64
 BUSY, TOO_LARGE = "busy", "too_large"
 """Reasons of `unsampled` beside those of the disk: the queue is full, one sample exceeds the spool."""
-ANSWERS = {"classification": "label", "detection": "detections", "segmentation": "segments"}
+ANSWERS = {
+    "classification": "label", "detection": "detections", "segmentation": "segments", "embedding": "embedding",
+    "tensor": "outputs",
+}  # fmt: skip
 """Task -> the key of its answer in a result, and in a sample."""
 KEYWORD, PNG_LEVEL = "gemel", 1
 """The key of a sample's text, and the level of its compression (of 9)."""
@@ -120,6 +133,23 @@ class SampleSegment(Exact):
     mask: SampleMask
 
 
+class SampleOutput(Exact):
+    """An output of a network as a result holds it (models.predictions.TensorPrediction)."""
+
+    shape: Annotated[list[Annotated[int, Field(ge=1, le=1 << 30)]], Field(max_length=8)]
+    float16: str | None = None
+    argmax: Any = None
+    sha256: str | None = None
+
+    def values(self) -> np.ndarray:
+        """The values, or the places of the largest; ValueError where it holds neither."""
+        if self.float16 is not None:
+            return unpack_float16(self.float16, self.shape)
+        if self.argmax is None:
+            raise ValueError("its values are not kept")
+        return np.array(self.argmax, np.int64)
+
+
 class SampleHead(Exact):
     """The origin of a sample's picture, and the answer.
 
@@ -144,6 +174,8 @@ class SampleHead(Exact):
     score: Fraction | None = None
     detections: Annotated[list[SampleDetection], Field(max_length=MAX_DETECTIONS)] | None = None
     segments: Annotated[list[SampleSegment], Field(max_length=IGNORED)] | None = None
+    embedding: str | None = None
+    outputs: Annotated[list[SampleOutput], Field(max_length=MAX_OUTPUTS)] | None = None
 
     def prediction(self, classes: Sequence[str]) -> Prediction:
         """The answer of the box, places in pixels of the part of the frame that the query looks at.
@@ -153,6 +185,11 @@ class SampleHead(Exact):
         left, top = (0, 0) if self.roi is None else (round(self.roi[0]), round(self.roi[1]))
         if self.label is not None:
             return ClassPrediction(self.label, self.score or 0.0, ())
+        if self.embedding is not None:
+            return EmbeddingPrediction(unpack_float16(self.embedding, (-1,)))
+        if self.outputs is not None:
+            shapes = tuple(tuple(one.shape) for one in self.outputs)
+            return TensorPrediction(tuple(one.values() for one in self.outputs), shapes)
         if self.segments is not None:
             whole_size = (left + self.size[0], top + self.size[1])
             return self._masks(classes, whole_size).in_frame(-left, -top, (self.size[0], self.size[1]))
@@ -305,14 +342,14 @@ def compare_samples(
                 truth = task.labels_of(prediction, threshold)
                 counts.append(task.tallies([given], [truth], query.classes, threshold)[0])
         on_progress(len(chunk))
-    return ComparedFrames(np.array(counts, np.int64), expected, len(paths) - len(counts))
+    return ComparedFrames(np.array(counts), expected, len(paths) - len(counts))
 
 
 def _usable_sample(path: Path, query: BundleQuery | Query) -> tuple[Sample, Prediction] | None:
     try:
         sample = read_sample(path)
         given = sample.head.prediction(query.classes)
-    except (InputError, ValueError):
+    except (InputError, ValueError, TypeError, OverflowError):
         return None
     fits = sample.picture.shape == (*preprocess_of(query).size, 3)
     return (sample, given) if fits and getattr(sample.head, ANSWERS[query.task]) is not None else None

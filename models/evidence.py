@@ -74,3 +74,13 @@ def find_one_answer(shown: ShownAnswers) -> str:
         return f"all {samples[name]} frames of {where} with '{name}' are of one clip; {least_clips} are needed"
     counts = [f"{count} of '{name}'" for name, count in samples.most_common()]
     return f"{where} holds {join_names(counts, MAX_NAMES)}; {few} frames of each of two answers are needed"
+
+
+def find_constant_answer(shown: ShownAnswers, agreement: float, target: float) -> str:
+    """Why frames are no evidence, with all of whose answers a constant one agrees so well; empty where they are."""
+    frames, few = len(shown.frames), shown.config.min_samples
+    if frames < few:
+        return f"{shown.name} holds {frames} frame{'' if frames == 1 else 's'}; {few} are needed"
+    if agreement < target:
+        return ""
+    return f"a constant answer agrees by {agreement:.3f} with the original on all {frames} frames of {shown.name}"

@@ -638,6 +638,9 @@ def is_path(source: str) -> bool:
 
 # Bounds of numbers in workloads and box configs
 
+MAX_VALUES = 2**16
+"""Values of a network's output that a result holds."""
+Agreement = Literal["argmax", "cosine", "relative-error"]
 TaskName = Literal["classification", "detection", "segmentation", "keypoints", "embedding", "tensor"]
 MAX_CAMERAS, MAX_QUERIES, MAX_CLASSES = 1000, 1000, 10_000
 Fps = Annotated[float, Field(ge=0.0001, le=1000)]

@@ -19,6 +19,7 @@ from models.io import read_bounded
 from models.mask_labels import read_masks
 from models.notes import add_note
 from models.pictures import SUFFIXES, LabelledPicture, list_all_pictures, list_pictures, natural_key
+from models.predictions import IdentityLabel
 from models.yolo import YAML_SUFFIXES, find_yolo
 from models.zoo import preprocess_of
 
@@ -270,7 +271,35 @@ def _find_masks(query: Query, data: Path) -> Layout | None:
     return _without_splits(query, data, lambda: read(data)) if (data / MASKS).is_dir() else None
 
 
-FINDERS = {"classification": _find_classes, "detection": _find_boxes, "segmentation": _find_masks}
+# Identities
+
+
+def _find_identities(query: Query, data: Path) -> Layout | None:
+    """A folder for each identity; those of one split need not be those of another."""
+
+    def folders(folder: Path) -> list[Path]:
+        return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+    def list_files(folder: Path) -> list[Path]:
+        return [file for one in folders(folder) for file in list_all_pictures(one, nested=True)]
+
+    def read(folder: Path) -> list[LabelledPicture]:
+        found = []
+        for file in list_files(folder):
+            identity, unit = file.relative_to(folder).parts[0], UNIT_AND_TIME.match(file.stem)
+            found.append(LabelledPicture(file, IdentityLabel(identity, unit[1] if unit else str(file))))
+        return sorted(found, key=lambda picture: natural_key(picture.path))
+
+    splits = find_splits(data)
+    if splits:
+        return _in_splits(query, data, splits, read, list_files)
+    return _without_splits(query, data, lambda: read(data)) if data.is_dir() and folders(data) else None
+
+
+FINDERS = {
+    "classification": _find_classes, "detection": _find_boxes, "segmentation": _find_masks,
+    "embedding": _find_identities, "tensor": lambda *_: None,
+}  # fmt: skip
 """Task -> what finds the labels of its data."""
 
 

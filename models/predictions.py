@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -10,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models.evidence import ShownAnswers, find_one_answer
+from models.evidence import ShownAnswers, find_constant_answer, find_one_answer
+from models.io import MAX_VALUES
 from models.masks import IGNORED, resample
 from models.preprocess import Preprocess
 from models.rle import encode_rle
@@ -123,8 +126,68 @@ class MaskPrediction:
         }
 
 
-Prediction = ClassPrediction | DetectionPrediction | MaskPrediction
-GroundTruth = str | BoxLabels | MaskLabels
+@dataclass(frozen=True)
+class IdentityLabel:
+    """The labels of one frame for embeddings: who or what it shows, and the clip or track it is of."""
+
+    identity: str
+    unit: str
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddingPrediction:
+    """One frame's vector, f32 (D,) of length 1."""
+
+    vector: np.ndarray
+
+    def in_frame(self, left: int, top: int, size: tuple[int, int]) -> EmbeddingPrediction:
+        """The same: it has no place in the frame."""
+        return self
+
+    def to_record(self) -> dict[str, Any]:
+        """`embedding` of a result: the vector as base64 of float16, little-endian."""
+        return {"embedding": pack_float16(self.vector)}
+
+
+@dataclass(frozen=True, eq=False)
+class TensorPrediction:
+    """One frame's outputs: values, or the places of the largest ones (int64), and the `shapes` of the outputs."""
+
+    values: tuple[np.ndarray, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    def in_frame(self, left: int, top: int, size: tuple[int, int]) -> TensorPrediction:
+        """The same: it has no place in the frame."""
+        return self
+
+    def to_record(self) -> dict[str, Any]:
+        """`outputs` of a result: of each its shape, and `argmax`, or the values as `float16` in base64.
+
+        Of more than MAX_VALUES values there is the SHA-256 of the float32 ones instead.
+        """
+        return {"outputs": [self._describe(*pair) for pair in zip(self.values, self.shapes, strict=True)]}
+
+    def _describe(self, values: np.ndarray, shape: tuple[int, ...]) -> dict[str, Any]:
+        if values.size > MAX_VALUES:
+            return {"shape": list(shape), "sha256": hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()}
+        if values.dtype == np.int64:
+            return {"shape": list(shape), "argmax": values.tolist()}
+        return {"shape": list(shape), "float16": pack_float16(values)}
+
+
+def pack_float16(values: np.ndarray) -> str:
+    """Base64 of the values as float16, little-endian, in row-major order; those beyond its range are its largest."""
+    largest = float(np.finfo(np.float16).max)
+    return base64.b64encode(values.clip(-largest, largest).astype("<f2").tobytes()).decode()
+
+
+def unpack_float16(text: str, shape: Sequence[int]) -> np.ndarray:
+    """The values (float32) of such a text; ValueError where they do not fill the shape (-1: any length)."""
+    return np.frombuffer(base64.b64decode(text, validate=True), "<f2").astype(np.float32).reshape(shape)
+
+
+Prediction = ClassPrediction | DetectionPrediction | MaskPrediction | EmbeddingPrediction | TensorPrediction
+GroundTruth = str | BoxLabels | MaskLabels | IdentityLabel | EmbeddingPrediction | TensorPrediction
 
 
 def join_shapes(shapes: Sequence[tuple[int, ...]]) -> str:
@@ -234,6 +297,11 @@ class Task:
         they may be.
         """
         return ""
+
+    def constant_gap(self, constant: Any, labels: Sequence[Any], shown: ShownAnswers, target: float) -> str:
+        """Why labels with which this constant answer agrees are no evidence; empty where it does not reach `target`."""
+        agreement = self.metric_of(self.tallies([constant] * len(labels), labels, ()).sum(axis=0)) if labels else 1.0
+        return find_constant_answer(shown, agreement, target)
 
     def metric_name(self, is_labelled: bool) -> str:
         """The name of the metric against labels, or against the original's answers."""

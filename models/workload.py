@@ -15,6 +15,7 @@ from models.io import (
     MAX_CAMERAS,
     MAX_CLASSES,
     MAX_QUERIES,
+    Agreement,
     ClassName,
     Fps,
     Name,
@@ -57,7 +58,8 @@ class Query:
     `init` those that its training starts from; `file` is the workload file, in whose folder the query's own factory
     may be.
     `preprocess` (whole, or only the keys given) precedes the model's own: `models.zoo.preprocess_of` is what counts.
-    `label_map` gives the class of each label where those of the data have other names.
+    `label_map` gives the class of each label where those of the data have other names. `agreement` says how outputs
+    of the task `tensor` are compared.
     """
 
     id: str
@@ -81,6 +83,7 @@ class Query:
     decoder: str = "auto"
     keep_architecture: bool = False
     label_map: dict[str, str] = field(default_factory=dict, hash=False)
+    agreement: Agreement | None = None
 
     @property
     def sources(self) -> dict[str, str]:
@@ -151,6 +154,7 @@ class _QueryKeys(_Strict):
     preprocess: _PreprocessKeys | None = None
     decoder: _Decoder = "auto"
     keep_architecture: bool = False
+    agreement: Agreement | None = None
     weights: PathText | None = None
     init: PathText | None = None
     fps: Fps | None = None
@@ -226,6 +230,10 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
         counted = "two classes or more" if fewest == 2 else "a class or more"
         remedy = f"name at least {'two, for instance [empty, busy]' if fewest == 2 else 'one, for instance [person]'}"
         raise InputError(path, f"{given.task} needs {counted}", remedy, f"{where}.classes ({given.id})")
+    if (given.agreement is None) == (given.task == "tensor"):
+        fault = "this key is missing" if given.agreement is None else f"{given.task} has its own metric"
+        remedy = "take it out" if given.agreement else "say how outputs compare: argmax, cosine or relative-error"
+        raise InputError(path, fault, remedy, f"{where}.agreement ({given.id})")
     preprocess = (
         None if given.preprocess is None else given.preprocess.model_dump(exclude_unset=True, exclude_none=True)
     )
@@ -261,7 +269,7 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
         sla_ms=given.sla_ms, roi=roi, min_score=given.min_score, priority=given.priority, data=resolve(given.data),
         accuracy_target=given.accuracy_target or keys.accuracy_target, file=path.resolve(),
         preprocess=preprocess, decoder=given.decoder, keep_architecture=given.keep_architecture,
-        label_map=label_map,
+        label_map=label_map, agreement=given.agreement,
     )  # fmt: skip
 
 

@@ -107,5 +107,9 @@ def _format_result(result: Mapping[str, Any]) -> str:
     if "segments" in result:
         shares = ((str(one["class"]), one["area"] / math.prod(one["mask"]["size"])) for one in result["segments"])
         return ", ".join(f"{name} {share:.0%}" for name, share in shares) or "nothing"
+    if "embedding" in result:
+        return f"a vector of {len(result['embedding']) * 3 // 8} numbers"
+    if "outputs" in result:
+        return ", ".join(" x ".join(map(str, one["shape"])) for one in result["outputs"])
     counts = Counter(str(found["class"]) for found in result["detections"])
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing"

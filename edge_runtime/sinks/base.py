@@ -6,6 +6,7 @@ import errno
 import http.client
 import importlib
 import json
+import math
 import re
 import socket
 from abc import ABC, abstractmethod
@@ -18,14 +19,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from models.errors import InputError
-from models.io import validate
+from models.io import MAX_VALUES, validate
 
 if TYPE_CHECKING:
     import numpy as np
     from typing_extensions import Self
 
-RECORD_BYTES, DETECTION_BYTES = 2000, 600
-"""Approximate Python memory of a record, and of one detection in it."""
+RECORD_BYTES, DETECTION_BYTES, VALUE_BYTES = 2000, 600, 8
+"""Approximate Python memory of a record, of one detection in it, and of one value of a tensor."""
 
 SINKS: dict[str, tuple[str, str]] = {
     "jsonl": ("edge_runtime.sinks.jsonl", "JsonLinesConfig"),
@@ -70,7 +71,9 @@ class ResultMessage:
         """Approximate bytes of memory."""
         detections = DETECTION_BYTES * len(self.record.get("detections", ()))
         masks = sum(DETECTION_BYTES + len(one["mask"]["counts"]) for one in self.record.get("segments", ()))
-        return RECORD_BYTES + detections + masks + (0 if self.image is None else self.image.nbytes)
+        values = sum(min(math.prod(one["shape"]), MAX_VALUES) for one in self.record.get("outputs", ()))
+        packed = len(self.record.get("embedding", "")) + VALUE_BYTES * values
+        return RECORD_BYTES + detections + masks + packed + (0 if self.image is None else self.image.nbytes)
 
     def without_image(self) -> ResultMessage:
         """The record alone."""

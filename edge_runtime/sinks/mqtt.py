@@ -45,7 +45,7 @@ VALUE_TEMPLATES = {
     "detections": "{{ value_json.detections | count }}",
     "segments": "{{ value_json.segments | map(attribute='class') | join(', ') }}",
 }
-"""By the key of an answer, the state of Home Assistant's sensor."""
+"""By the key of an answer, the state of Home Assistant's sensor; vectors and tensors are none."""
 PLACES = re.compile(r"\{(box|camera|query)\}")
 
 
@@ -259,7 +259,9 @@ def discovery_messages(config: MqttConfig, topic: str, record: Mapping[str, Any]
     """
     camera, query = record["camera"], record["query"]
     name = _entity_id(config.box, camera, query, unique=f"{config.box} {topic}")
-    value = next((template for key, template in VALUE_TEMPLATES.items() if key in record), "")
+    value = next((template for key, template in VALUE_TEMPLATES.items() if key in record), None)
+    if value is None:
+        return
     common = {
         "availability": [
             {"topic": config.status_topic},

@@ -98,6 +98,8 @@ def encode_photo(frame: np.ndarray, width: int) -> str:
 
 def _panels(query: Query, frame: np.ndarray, label: Any, predicted: Sequence[Any]) -> np.ndarray:
     """The frame side by side with its labels, and with what each model predicted, as far as these can be drawn."""
+    if query.task in ("embedding", "tensor"):
+        return frame
     size, name = (frame.shape[1], frame.shape[0]), query.id
     drawn = task_of(query).as_prediction(label, size, query.classes)
     records = [{**one.to_record(), "query": name} for one in (drawn, *predicted) if one is not None]

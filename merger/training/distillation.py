@@ -17,11 +17,12 @@ MIN_VARIANCE = 1e-6
 
 
 def watched_layers(query: Query, model: nn.Module) -> list[str]:
-    """Paths of the layers whose inputs are compared: the heads."""
+    """Paths of the layers whose inputs are compared: the heads, or the last layer without one."""
     paths = {path for path, _ in model.named_modules()}
     if REGION_PROPOSALS in paths:
         return [REGION_PROPOSALS]
-    return [layer.path for layer in layers_of(query) if layer.head and layer.path in paths]
+    layers = [layer for layer in layers_of(query) if layer.path in paths]
+    return [layer.path for layer in layers if layer.head] or [layer.path for layer in layers[-1:]]
 
 
 @contextmanager

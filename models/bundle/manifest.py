@@ -15,7 +15,7 @@ from typing_extensions import NotRequired, TypedDict
 from models.bits import WIDE_CODE, Bits
 from models.bundle.format import ITEM_BYTES, MAX_BYTES, Entry
 from models.errors import InputError
-from models.io import MAX_QUERIES, Fps, ParseError, Priority, SlaMs, TaskName, finite, parse_json
+from models.io import MAX_QUERIES, Agreement, Fps, ParseError, Priority, SlaMs, TaskName, finite, parse_json
 from models.preprocess import FURTHEST_PIXEL, InputSize, Preprocess, height_width, side_or_sides
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class BundleQuery:
     tensors are packed. `fps` None means the camera's own. `threshold` is the score threshold chosen on val
     (detection); `trained` None means that no merge trained the model; `substitution` None that its own network answers.
     With the model "graph", `graph` names the U8 tensor that holds the network as an ONNX document without weights, and
-    `decoder` says what its outputs mean.
+    `decoder` says what its outputs mean. `agreement` says how those of the task `tensor` are compared.
     """
 
     id: Id
@@ -127,6 +127,7 @@ class BundleQuery:
     substitution: Substitution | None = None
     graph: TensorName | None = None
     decoder: DecoderName | None = None
+    agreement: Agreement | None = None
 
     @property
     def network(self) -> tuple[str | None, ...]:
@@ -157,6 +158,7 @@ class BundleQuery:
             preprocess=preprocess, fps=query.fps, sla_ms=query.sla_ms,
             accuracy_target=query.accuracy_target, evidence=None if evidence is None else finite(evidence),
             roi=query.roi, min_score=query.min_score, priority=query.priority, threshold=threshold,
+            agreement=query.agreement,
             trained=TrainingRecord(precision) if precision is not None else None,
         )  # fmt: skip
         try:

@@ -8,7 +8,9 @@ from models.predictions import Task
 from models.tasks.classification import Classification
 from models.tasks.detection import MIN_SCORE as MIN_SCORE
 from models.tasks.detection import Detection
+from models.tasks.embedding import Embedding
 from models.tasks.segmentation import Segmentation
+from models.tasks.tensor import AGREEMENTS, Tensors
 
 
 class TaskQuery(Protocol):
@@ -17,10 +19,18 @@ class TaskQuery(Protocol):
     @property
     def task(self) -> str: ...
 
+    @property
+    def agreement(self) -> str | None: ...
 
-_TASKS: dict[str, Task] = {task.name: task for task in (Classification(), Detection(), Segmentation())}
+
+_TASKS: dict[str, Task] = {
+    task.name: task for task in (Classification(), Detection(), Segmentation(), Embedding(), Tensors("cosine"))
+}
+_TENSORS: dict[str | None, Task] = {by: Tensors(by) for by in AGREEMENTS}
 
 
 def task_of(query: TaskQuery | str) -> Task:
     """The task of a query, or of that name."""
-    return _TASKS[query if isinstance(query, str) else query.task]
+    if isinstance(query, str):
+        return _TASKS[query]
+    return _TENSORS[query.agreement] if query.task == "tensor" else _TASKS[query.task]

@@ -19,6 +19,22 @@ LABEL_SMOOTHING = 0.02
 MAX_SHIFT = 0.08
 
 
+def augment_frames(images: Tensor, generator: torch.Generator) -> Tensor:
+    """A uint8 batch, each frame shifted by up to 8 % of its side and made brighter or darker."""
+    n, channels, *sides = images.shape
+    reach = [max(1, round(side * MAX_SHIFT)) for side in sides]
+    offsets = torch.randint(0, 2 * max(reach) + 1, (n, 2), generator=generator)
+    gains = to_device(torch.empty(n, 1, 1, 1).uniform_(0.8, 1.2, generator=generator), images.device)
+    # Source row and column of each row and column of the result, clamped to the edge.
+    rows, columns = (
+        (offset[:, None] * far // max(reach) + torch.arange(-far, side - far)).clamp_(0, side - 1)
+        for offset, far, side in zip(offsets.unbind(1), reach, sides, strict=True)
+    )
+    places = to_device(rows, images.device)[:, :, None] * sides[1] + to_device(columns, images.device)[:, None, :]
+    found = images.flatten(2).gather(2, places.view(n, 1, -1).expand(-1, channels, -1)).view_as(images)
+    return (found * gains).clamp_(0, 255).to(torch.uint8)
+
+
 class Classification(Task):
     """The metric is balanced accuracy: the mean of the recalls of the classes present."""
 
@@ -36,19 +52,8 @@ class Classification(Task):
         return [classes.index(label) for label in labels]
 
     def augment(self, images: Tensor, targets: list[int], generator: torch.Generator) -> tuple[Tensor, list[int]]:
-        """Shift by up to 8 % of the side and change the brightness; no mirroring, since left may be a class."""
-        n, channels, *sides = images.shape
-        reach = [max(1, round(side * MAX_SHIFT)) for side in sides]
-        offsets = torch.randint(0, 2 * max(reach) + 1, (n, 2), generator=generator)
-        gains = to_device(torch.empty(n, 1, 1, 1).uniform_(0.8, 1.2, generator=generator), images.device)
-        # Source row and column of each row and column of the result, clamped to the edge.
-        rows, columns = (
-            (offset[:, None] * far // max(reach) + torch.arange(-far, side - far)).clamp_(0, side - 1)
-            for offset, far, side in zip(offsets.unbind(1), reach, sides, strict=True)
-        )
-        places = to_device(rows, images.device)[:, :, None] * sides[1] + to_device(columns, images.device)[:, None, :]
-        found = images.flatten(2).gather(2, places.view(n, 1, -1).expand(-1, channels, -1)).view_as(images)
-        return (found * gains).clamp_(0, 255).to(torch.uint8), targets
+        """Shift, and change the brightness; no mirroring, since left may be a class."""
+        return augment_frames(images, generator), targets
 
     def loss(self, model: nn.Module, outputs: Tensor, targets: list[int]) -> Tensor:
         """Cross-entropy of logits (N, C)."""

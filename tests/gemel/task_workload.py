@@ -45,14 +45,39 @@ class Masks(nn.Module):
         return self.head(self.trunk(x))
 
 
-def draw_frame(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray, tuple[int, int]]:
+class Vectors(nn.Module):
+    """x -> vectors (N, 16)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.head = Trunk(), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.trunk(x).mean(dim=(2, 3)))
+
+
+class Maps(nn.Module):
+    """x -> maps (N, 1, H / 4, W / 4) and rows (N, 4, 5), as a network for depth and text might."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.depth, self.text = Trunk(), nn.Conv2d(16, 1, 1), nn.Linear(16, 20)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        found = self.trunk(x)
+        return self.depth(found), self.text(found.mean(dim=(2, 3))).view(-1, 4, 5)
+
+
+def draw_frame(
+    random: np.random.Generator, colour: tuple[int, int, int] = (70, 200, 220)
+) -> tuple[np.ndarray, np.ndarray, tuple[int, int]]:
     """A frame (H, W, 3) with a bright square, its mask, and the square's corner."""
     width, height = FRAME
     frame = random.normal(60, 12, (height, width, 3))
     x, y = int(random.integers(2, width - 26)), int(random.integers(2, height - 26))
     mask = np.zeros((height, width), np.uint8)
     mask[y : y + 24, x : x + 24] = 1
-    frame[mask == 1] = (70, 200, 220)
+    frame[mask == 1] = colour
     return np.clip(frame, 0, 255).astype(np.uint8), mask, (x, y)
 
 
@@ -101,9 +126,19 @@ def seed_of(query: str, split: str) -> int:
     return int.from_bytes(f"{query}{split}".encode(), "big") % 2**32
 
 
-def build_masks(num_classes: int, **_: Any) -> nn.Module:
+def build_masks(num_classes: int) -> nn.Module:
     """The factory of `Masks`."""
     return Masks(num_classes)
+
+
+def build_vectors(num_classes: int = 0) -> nn.Module:
+    """The factory of `Vectors`."""
+    return Vectors()
+
+
+def build_maps(num_classes: int = 0) -> nn.Module:
+    """The factory of `Maps`."""
+    return Maps()
 
 
 torch.set_num_threads(1)

@@ -15,7 +15,10 @@ from gemel.evaluation import EvalOptions, evaluate
 from gemel.report.page import render_report
 from merger import merge, train_originals
 from models.bundle import verify_bundle
+from models.errors import InputError
+from models.predictions import unpack_float16
 from models.rle import decode_rle
+from models.weights import save_weights
 from models.workload import load_workload
 from tests.gemel import task_workload as drawn
 
@@ -33,6 +36,27 @@ def write_masks(folder: Path, query: str) -> None:
                 cv2.imwrite(str(path), picture)
 
 
+COLOURS = {"red": (40, 40, 230), "green": (50, 220, 60), "blue": (230, 80, 50), "white": (240, 240, 240)}
+
+
+def write_identities(folder: Path, query: str) -> None:
+    """Squares of one colour are of one identity."""
+    for split, count in drawn.COUNTS.items():
+        random = np.random.default_rng(drawn.seed_of(query, split))
+        for index in range(count):
+            name = list(COLOURS)[index // 4 % 4]
+            frame = drawn.draw_frame(random, COLOURS[name])[0]
+            path = folder / "data" / query / split / name / f"{drawn.name_frame(split, index)}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            cv2.imwrite(str(path), frame)
+
+
+def check_vectors(records: list[dict]) -> None:
+    for record in records:
+        vector = unpack_float16(record["embedding"], (-1,))
+        assert vector.shape == (16,) and np.linalg.norm(vector) == pytest.approx(1, abs=1e-2)
+
+
 def check_masks(records: list[dict]) -> None:
     for record in records:
         (segment,) = record["segments"]
@@ -45,6 +69,7 @@ TASKS = {
     "segmentation": (
         write_masks, check_masks, "miou", {"classes": ["background", "square"], "model": FACTORY.format("masks")},
     ),
+    "embedding": (write_identities, check_vectors, "recall_at_1", {"model": FACTORY.format("vectors")}),
 }  # fmt: skip
 
 
@@ -71,3 +96,47 @@ def test_task_goes_from_a_workload_to_results(task, tmp_path):
     check(records)
     drift = check_drift(tmp_path / "spool", workload.path, bundle=bundle)
     assert drift.left_out["unusable"] == 0 and all(one.frames for one in drift.report.queries)
+
+
+def test_outputs_of_any_kind_are_compared_with_the_originals(tmp_path):
+    model = FACTORY.format("maps")
+    queries = [
+        {
+            "id": name,
+            "task": "tensor",
+            "agreement": "relative-error",
+            "data": "frames",
+            "model": model,
+            "accuracy_target": 0.99,
+        }
+        for name in ("left", "right")
+    ]
+    workload = load_workload(drawn.write_workload(tmp_path, queries))
+    random = np.random.default_rng(0)
+    (tmp_path / "frames").mkdir()
+    for index in range(120):
+        shade = tuple(int(value) for value in random.integers(0, 255, 3))
+        cv2.imwrite(str(tmp_path / "frames" / f"{index:03}.png"), drawn.draw_frame(random, shade)[0])
+    network = drawn.build_maps()
+    for query in workload.queries:
+        query.weights.parent.mkdir(exist_ok=True)
+        save_weights(query.weights, network.state_dict())
+    bundle = tmp_path / "box.safetensors"
+    merged = merge(workload, bundle, options=drawn.MERGE)
+    assert merged.bytes_after <= 0.51 * merged.bytes_before
+    assert {(one.metric, one.met, one.evidence) for one in merged.queries} == {
+        ("relative_error_agreement", True, "original")
+    }
+    report = evaluate(bundle, workload.path, tmp_path / "report", EvalOptions("jetson-nano", seeds=1))
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "relative error agreement" in page and report.offline[0].merged == 1
+    run(drawn.write_box(tmp_path, [model]))
+    records = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert [one["shape"] for one in records[0]["outputs"]] == [[1, 8, 8], [4, 5]]
+    assert unpack_float16(records[0]["outputs"][0]["float16"], (1, 8, 8)).any()
+    drift = check_drift(tmp_path / "spool", workload.path, bundle=bundle)
+    assert drift.left_out["unusable"] == 0 and all(
+        one.ratio is None or one.ratio > 0.99 for one in drift.report.queries
+    )
+    with pytest.raises(InputError, match="no labels"):
+        train_originals(workload, ["left"])

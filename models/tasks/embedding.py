@@ -1,0 +1,139 @@
+"""Embedding: a vector for each frame, of which only the direction counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.device import to_device
+from models.evidence import ShownAnswers, find_too_few_objects
+from models.predictions import EmbeddingPrediction, IdentityLabel, Task, join_shapes
+from models.preprocess import Preprocess
+from models.tasks.classification import augment_frames
+
+CONTRAST_TEMPERATURE = 0.1
+ROWS_AT_ONCE = 1024
+
+
+class Embedding(Task):
+    """The model's outputs are vectors (N, D).
+
+    Against labels recall@1: the fraction of frames whose nearest neighbour by cosine is of their identity. Its frames
+    of the same clip or track are no neighbours, where it is in another one, too (as in re-identification).
+    Against the original's answers the mean cosine with them.
+    """
+
+    name = "embedding"
+    metric, agreement = "recall_at_1", "cosine_agreement"
+    footage = "frames of two identities or more, each in several clips or tracks"
+
+    def targets(
+        self,
+        labels: Sequence[IdentityLabel],
+        sizes: Sequence[tuple[int, int]],
+        classes: Sequence[str],
+        preprocess: Preprocess | None = None,
+    ) -> list[int]:
+        """Numbers of the identities."""
+        numbers: dict[str, int] = {}
+        return [numbers.setdefault(label.identity, len(numbers)) for label in labels]
+
+    def augment(self, images: Tensor, targets: list[int], generator: torch.Generator) -> tuple[Tensor, list[int]]:
+        """As for classification: shift, and change the brightness."""
+        return augment_frames(images, generator), targets
+
+    def loss(self, model: nn.Module, outputs: Tensor, targets: list[int]) -> Tensor:
+        """The supervised contrastive loss (Khosla et al. 2020) of the batch."""
+        numbers = to_device(torch.tensor(targets), outputs.device)
+        units = F.normalize(outputs, dim=1)
+        itself = torch.eye(len(units), dtype=torch.bool, device=units.device)
+        alike = (numbers[:, None] == numbers) & ~itself
+        odds = (units @ units.T / CONTRAST_TEMPERATURE).masked_fill(itself, float("-inf"))
+        believed = odds.log_softmax(dim=1).masked_fill(~alike, 0).sum(dim=1) / alike.sum(dim=1).clamp(min=1)
+        return -believed.sum() / alike.any(dim=1).sum().clamp(min=1)
+
+    def distill(self, model: nn.Module, outputs: Tensor, teacher: Tensor) -> Tensor:
+        """1 - the cosine with the original's vector."""
+        return 1 - F.cosine_similarity(outputs, teacher, dim=1).mean()
+
+    def predictions(
+        self,
+        model: nn.Module,
+        outputs: Tensor,
+        sizes: Sequence[tuple[int, int]],
+        classes: Sequence[str],
+        min_score: float = 0.0,
+        preprocess: Preprocess | None = None,
+    ) -> list[EmbeddingPrediction]:
+        """The vectors, of length 1."""
+        return [EmbeddingPrediction(one) for one in F.normalize(outputs.float(), dim=1).cpu().numpy()]
+
+    def tallies(
+        self,
+        predictions: Sequence[EmbeddingPrediction | None],
+        labels: Sequence[IdentityLabel] | Sequence[EmbeddingPrediction],
+        classes: Sequence[str],
+        threshold: float = 0.0,
+    ) -> np.ndarray:
+        """f64 (N, 2): right neighbours and frames that have one; or cosines (at least 0) and 1."""
+        if any(isinstance(label, IdentityLabel) for label in labels):
+            return _count_neighbours(predictions, labels)  # type: ignore[arg-type]
+        pairs = zip(predictions, labels, strict=True)
+        cosines = [0.0 if one is None else max(0.0, float(one.vector @ label.vector)) for one, label in pairs]  # type: ignore[union-attr]
+        return np.stack([np.minimum(cosines, 1.0), np.ones(len(labels))], axis=1)
+
+    def metric_of(self, total: np.ndarray) -> float:
+        """The mean."""
+        return float(total[0] / total[1]) if total[1] else 0.0
+
+    def labels_of(
+        self, prediction: EmbeddingPrediction, threshold: float, label: IdentityLabel | None = None
+    ) -> EmbeddingPrediction:
+        """The vector."""
+        return prediction
+
+    def answers(self, label: IdentityLabel | EmbeddingPrediction, classes: Sequence[str]) -> tuple[str, ...]:
+        """The identity, where it is known."""
+        return (label.identity,) if isinstance(label, IdentityLabel) else ()
+
+    def find_gap(self, labels: Sequence, classes: Sequence[str], shown: ShownAnswers, target: float) -> str:
+        """So many frames with a possible neighbour, of two identities; or vectors that are not all alike."""
+        if any(isinstance(label, IdentityLabel) for label in labels):
+            several = {name for name, count in shown.samples().items() if count > 1}
+            if len(several) < 2:
+                return f"{shown.name} shows {len(several)} identities more than once; 2 are needed"
+            return find_too_few_objects(shown, sorted(several), "frame")
+        mean = np.mean([one.vector for one in labels], axis=0) if labels else np.zeros(1)
+        constant = EmbeddingPrediction(mean / max(float(np.linalg.norm(mean)), 1e-12))
+        return self.constant_gap(constant, labels, shown, target)
+
+    def find_misfit(self, shapes: Sequence[tuple[int, ...]], width: int) -> str:
+        """One vector (1, D)."""
+        if len(shapes) == 1 and len(shapes[0]) == 2:
+            return ""
+        return f"answers one frame with {join_shapes(shapes)}, not with a vector (1, D)"
+
+
+def _count_neighbours(predictions: Sequence[EmbeddingPrediction | None], labels: Sequence[IdentityLabel]) -> np.ndarray:
+    """Right neighbours and frames that have one, f64 (N, 2)."""
+    answered = np.array([one is not None for one in predictions])
+    width = max((len(one.vector) for one in predictions if one is not None), default=1)
+    vectors = np.stack([np.zeros(width, np.float32) if one is None else one.vector for one in predictions])
+    identities, units = (
+        np.unique([getattr(label, key) for label in labels], return_inverse=True)[1] for key in ("identity", "unit")
+    )
+    counts = np.zeros((len(labels), 2))
+    for rows in np.array_split(np.arange(len(labels)), -(-len(labels) // ROWS_AT_ONCE)):
+        alike = identities[rows, None] == identities
+        elsewhere = alike & (units[rows, None] != units)
+        itself = rows[:, None] == np.arange(len(labels))
+        near = np.where(elsewhere.any(axis=1, keepdims=True), alike & ~elsewhere, itself)
+        cosines = np.where(near | ~answered, -np.inf, vectors[rows] @ vectors.T)
+        counts[rows, 1] = (alike & ~near).any(axis=1)
+        nearest = identities[cosines.argmax(axis=1)] == identities[rows]
+        counts[rows, 0] = nearest & answered[rows] & (counts[rows, 1] > 0) & np.isfinite(cosines.max(axis=1))
+    return counts
