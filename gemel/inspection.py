@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from gemel.text import percent, size, table
 from models.data import load_split
 from models.errors import InputError, join_names
 from models.evaluation import evidence_hint, find_gap
 from models.io import is_path
 from models.layouts import SPLITS, Layout, find_layout
+from models.preprocess_check import describe_preprocess_problem
 from models.published import Published
 from models.sharing.groups import Group, groups
 from models.sharing.layers import Signature, layers_of_all, model_bytes
@@ -106,14 +109,16 @@ class Inspection:
 def inspect_workload(workload: Workload, signature: Signature = "wide", weights: bool = False) -> Inspection:
     """Describe the models of a workload and the groups they could share.
 
-    With `weights` the weights files that exist are read: repeated layers are paired by similarity, and a copy of
-    another model is shared whole.
+    With `weights` the weights files that exist are read: repeated layers are paired by similarity, a copy of
+    another model is shared whole, and each original is scored on some frames of its labelled val.
     """
     layers = layers_of_all(workload.queries)
-    states = {}
+    states, weak = {}, list[str]()
     for query in workload.queries if weights else ():
         if query.weights is not None and query.weights.exists():
-            states[query.id] = load_weights(query, build_query(query)).state_dict()
+            model = load_weights(query, build_query(query))
+            states[query.id] = model.state_dict()
+            weak += _weak_original(query, model)
     twins = copies(states)
     found = groups(layers, signature, likeness=cosine_likeness(states) if weights else None)
     shareable = Counter[str]()
@@ -144,7 +149,7 @@ def inspect_workload(workload: Workload, signature: Signature = "wide", weights:
         heaviest=_heaviest([layer.bytes for layer in layers], sum(sizes.values())),
         alike=tuple(_alike(workload, sizes)),
         notes=tuple(notes),
-        warnings=(*missing_inputs(workload), *(_missing_evidence(workload) if weights else ())),
+        warnings=(*missing_inputs(workload), *(_missing_evidence(workload) if weights else ()), *weak),
     )
 
 
@@ -197,6 +202,16 @@ def _missing_evidence(workload: Workload) -> Iterator[str]:
             splits = [load_split(query, name) for name in SPLITS[1:]]
             if gap := next(filter(None, (find_gap(query, one, one.labels or ()) for one in splits)), ""):
                 yield f"{query.id}: no evidence: {gap}; {evidence_hint(query)}"
+
+
+def _weak_original(query: Query, model: nn.Module) -> Iterator[str]:
+    """What an original's answers say about its preprocessing, where its val has labels that prove something."""
+    with contextlib.suppress(InputError):  # reported by missing_inputs
+        if query.data is None or find_layout(query) is None:
+            return
+        val = load_split(query, "val")
+        if val.labels is not None and not find_gap(query, val, val.labels):
+            yield from filter(None, [describe_preprocess_problem(query, model, val)])
 
 
 def _missing_weights(query: Query, file: Path) -> Iterator[InputError]:

@@ -35,6 +35,7 @@ from models.errors import InputError
 from models.io import Name, cannot_be_written, check_apart, is_path, open_atomic, read_json, validate
 from models.process import without_native_output
 from models.workload import Query, inputs_of
+from models.zoo.user_models import is_model_file
 
 FILE = "placement.json"
 COUNTING, SOLVING, SIMULATING = "counting bytes and times", "solving the placement", "simulating each box"
@@ -571,7 +572,7 @@ def _query_keys(query: Query, folder: Path) -> dict[str, Any]:
         "model": query.model, "model_args": query.model_args or None, "input_size": query.input_size,
         "preprocess": query.preprocess, "decoder": None if query.decoder == "auto" else query.decoder,
         "keep_architecture": query.keep_architecture or None,
-        "weights": locate(query.weights), "init": locate(query.init), "fps": query.fps, "sla_ms": query.sla_ms,
+        "weights": None if is_model_file(query.model) else locate(query.weights), "init": locate(query.init), "fps": query.fps, "sla_ms": query.sla_ms,
         "roi": None if query.roi is None else list(query.roi), "min_score": query.min_score or None,
         "priority": query.priority, "data": locate(query.data), "accuracy_target": query.accuracy_target,
     }  # fmt: skip

@@ -45,6 +45,7 @@ from models.evaluation import (
 )
 from models.notes import add_note
 from models.predictions import GroundTruth, Prediction
+from models.preprocess_check import describe_preprocess_problem
 from models.sharing.layers import Layer, layers_of_all
 from models.sharing.plan import SharingPlan, tie
 from models.tasks import task_of
@@ -129,6 +130,8 @@ def evaluate_original(ctx: MergeContext, query: Query) -> Reference:
     if order is not None:
         text = f"{query.id}: the original's predictions fit the labels if its outputs are named {join_names(order)}, in"
         ctx.warn(f"{text} this order; list `classes` in this order, or check the weights")
+    elif problem := describe_preprocess_problem(query, ctx.originals[query.id], val.split, reached):
+        ctx.warn(problem)
     elif not is_competent(query, reached):
         text = f"{query.id}: its original reaches only {reached:.2f} {metric} on val, which is no evidence"
         ctx.warn(f"{text}; train it longer, or on more frames")

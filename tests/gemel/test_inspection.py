@@ -16,6 +16,7 @@ from gemel.cli import main
 from models.weights import save_weights
 from models.workload import load_workload
 from models.zoo import build, build_query
+from tests.models.colours import write_colours
 
 TWO_MODELS = [
     {"id": "a", "camera": "c", "task": "classification", "classes": ["x", "y"], "model": "resnet18", "input_size": 64},
@@ -139,3 +140,10 @@ def test_inspect_with_weights_warns_of_labels_that_prove_nothing(complete, capsy
     assert main(["inspect", str(complete), "--weights", "--json"]) == 0
     (line,) = json.loads(capsys.readouterr().out)["warnings"]
     assert line.startswith("a: no evidence: val holds ") and "20 frames of each of two answers are needed; add" in line
+
+
+def test_inspect_with_weights_names_a_preprocess_that_answers_better(tmp_path, capsys):
+    path = write_colours(tmp_path, preprocess={"mean": [0, 0, 0], "std": [1, 1, 1], "channels": "bgr"})
+    assert main(["inspect", str(path), "--weights", "--json"]) == 0
+    lines = [line for line in json.loads(capsys.readouterr().out)["warnings"] if "preprocess" in line]
+    assert [line[:2] for line in lines] == ["a:", "b:"] and all("`preprocess: {channels: rgb}`" in one for one in lines)

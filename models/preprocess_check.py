@@ -1,0 +1,144 @@
+"""Whether an original answers its labelled frames plainly better when they are prepared in another way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from random import Random
+from typing import Any
+
+from torch import nn
+
+from models.data import Frames, PreparedFrames, Split
+from models.evaluation import is_competent, predict, score
+from models.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from models.tasks import task_of
+from models.workload import Query
+from models.zoo import is_zoo_name, preprocess_of
+
+FRAMES = 24
+"""On so many a change is chosen, and on as many others it must hold."""
+PLAINLY, STEP = 0.1, 0.02
+"""By how much the metric must rise in all, and with each choice."""
+VALUES: tuple[dict[str, Any], ...] = (
+    {"scale": 255, "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)},
+    {"scale": 1, "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)},
+    {"scale": 1, "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)},
+    {"scale": 1, "mean": IMAGENET_MEAN, "std": IMAGENET_STD},
+)
+CROP_FRACTION = 0.875
+"""The usual one of classifiers."""
+
+
+@dataclass(frozen=True)
+class BetterPreprocess:
+    """`keys` of a query's `preprocess` that would raise the metric from `own` to `reached`, over `frames` of val."""
+
+    keys: dict[str, Any]
+    own: float
+    reached: float
+    frames: int
+
+
+def describe_preprocess_problem(query: Query, model: nn.Module, val: Split, reached: float | None = None) -> str:
+    """One line where an original is near chance on its labelled val, or another preprocessing is plainly better.
+
+    `reached` is its metric on val; None: found on a few frames. Other ways are tried where it is near chance, and where
+    the preprocessing is not the zoo's own. Empty where there is nothing to say.
+    """
+    if val.labels is None:
+        return ""
+    metric = task_of(query).metric
+    if reached is None:
+        reached = _measure(query, model, _take(val, _draw(val)), preprocess_of(query))
+    weak = not is_competent(query, reached)
+    better = None
+    if weak or query.preprocess is not None or not is_zoo_name(query.model):
+        better = find_better_preprocess(query, model, val)
+    if better is not None:
+        keys = ", ".join(f"{key}: {_as_yaml(value)}" for key, value in better.keys.items())
+        return (
+            f"{query.id}: its original reaches {better.own:.2f} {metric} on {better.frames} frames of val, and "
+            f"{better.reached:.2f} with `preprocess: {{{keys}}}`; write that into the query if it was trained so"
+        )
+    if weak:
+        return (
+            f"{query.id}: its original reaches only {reached:.2f} {metric} on val, which is no evidence; "
+            "train it longer, or on more frames, or check `weights`, `classes` and `preprocess`"
+        )
+    return ""
+
+
+def find_better_preprocess(query: Query, model: nn.Module, val: Split) -> BetterPreprocess | None:
+    """Another scale, mean, order of channels or way of resizing by which the answers fit the labels plainly better.
+
+    Values are chosen first, then the way of resizing, on some frames of val; on as many others the result must hold.
+    """
+    indices = _draw(val)
+    half = len(indices) // 2
+    chosen_on, held_on = _take(val, indices[:half] or indices), _take(val, indices[half:])
+    own = best = preprocess_of(query)
+    prepared: dict[tuple[Any, ...], PreparedFrames] = {}
+    least = reached = _measure(query, model, chosen_on, own, prepared)
+    for ways in (_other_values, _other_resizing):
+        tried = {one: _measure(query, model, chosen_on, one, prepared) for one in ways(best, query)}
+        found = max(tried, key=tried.__getitem__)
+        if tried[found] >= reached + STEP:
+            best, reached = found, tried[found]
+    if reached < least + PLAINLY:
+        return None
+    before, after = (_measure(query, model, held_on, one) for one in (own, best))
+    if after < before + PLAINLY:
+        return None
+    keys = {one.name: getattr(best, one.name) for one in fields(best)}
+    changed = {key: value for key, value in keys.items() if value != getattr(own, key)}
+    return BetterPreprocess(changed, before, after, len(held_on))
+
+
+def _other_values(now: Preprocess, query: Query) -> Iterator[Preprocess]:
+    """Other channels, other values, and both: what changes less comes first."""
+    turned = replace(now, channels="bgr" if now.channels == "rgb" else "rgb")
+    yield turned
+    for base in (now, turned):
+        for values in VALUES:
+            if any(getattr(now, key) != value for key, value in values.items()):
+                yield replace(base, **values)
+
+
+def _other_resizing(now: Preprocess, query: Query) -> Iterator[Preprocess]:
+    for mode in ("stretch", "letterbox", "center-crop") if query.task == "classification" else ("stretch", "letterbox"):
+        if mode != now.resize:
+            yield replace(now, resize=mode, crop_fraction=CROP_FRACTION if mode == "center-crop" else 1.0)
+
+
+def _measure(
+    query: Query,
+    model: nn.Module,
+    split: Split,
+    preprocess: Preprocess,
+    prepared: dict[tuple[Any, ...], PreparedFrames] | None = None,
+) -> float:
+    """The metric over these frames, with the threshold that suits them best; frames of one geometry are kept."""
+    asked, task = replace(query, preprocess=preprocess), task_of(query)
+    geometry = (preprocess.resize, preprocess.crop_fraction)
+    kept = {} if prepared is None else prepared
+    answers = predict(model, asked, kept.setdefault(geometry, PreparedFrames(asked, split)))
+    assert split.labels is not None
+    return score(task, answers, split.labels, query.classes, task.choose_threshold(answers, split.labels))
+
+
+def _take(split: Split, indices: Sequence[int]) -> Split:
+    frames = Frames([lambda index=index: split.frames[index] for index in indices])
+    labels, units, times = (
+        tuple(values[index] for index in indices) for values in (split.labels or (), split.units, split.times_s)
+    )
+    return Split(split.name, frames, labels, units, times)
+
+
+def _draw(val: Split) -> list[int]:
+    """Frames at random: labels may alternate, so that even distances could meet one of them alone."""
+    return Random(0).sample(range(len(val)), min(len(val), 2 * FRAMES))
+
+
+def _as_yaml(value: Any) -> str:
+    return f"[{', '.join(f'{one:g}' for one in value)}]" if isinstance(value, tuple) else str(value)
