@@ -65,7 +65,7 @@ from models.sharing.layers import state_bytes
 from models.tasks import task_of
 from models.weights import load_weights
 from models.workload import Query, Workload, inputs_of, load_workload
-from models.zoo import build_query, preprocess_of
+from models.zoo import build_query
 
 MEMORY_SETTINGS = ("min", "50%", "all")
 """What is always simulated, as fractions of the originals' needs."""
@@ -232,14 +232,11 @@ def open_matching_bundle(bundle: str | Path, load: Workload) -> Bundle:
     for query in load.queries:
         found = shipped[query.id]
         network = known.get(found.substitution.query, query) if found.substitution is not None else query
-        wanted = {
-            "task": query.task,
-            "model": network.model,
-            "preprocess": preprocess_of(network),
-            "classes": query.classes,
-        }
-        for key, value in wanted.items():
-            if getattr(found, key) != value:
+        record = BundleQuery.of(network)
+        wanted = (query.task, record.model, record.preprocess, query.classes)
+        given = (found.task, found.model, found.preprocess, found.classes)
+        for key, own, other in zip(("task", "model", "preprocess", "classes"), wanted, given, strict=True):
+            if own != other:
                 raise InputError(bundle, f"query {query.id} differs from {load.path.name}", "merge it again", key)
     return opened
 

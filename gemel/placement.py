@@ -572,7 +572,8 @@ def _query_keys(query: Query, folder: Path) -> dict[str, Any]:
         "model": query.model, "model_args": query.model_args or None, "input_size": query.input_size,
         "preprocess": query.preprocess, "decoder": None if query.decoder == "auto" else query.decoder,
         "keep_architecture": query.keep_architecture or None,
-        "weights": None if is_model_file(query.model) else locate(query.weights), "init": locate(query.init), "fps": query.fps, "sla_ms": query.sla_ms,
+        "weights": None if is_model_file(query.model) else locate(query.weights), "init": locate(query.init),
+        "fps": query.fps, "sla_ms": query.sla_ms,
         "roi": None if query.roi is None else list(query.roi), "min_score": query.min_score or None,
         "priority": query.priority, "data": locate(query.data), "accuracy_target": query.accuracy_target,
     }  # fmt: skip
