@@ -233,10 +233,10 @@ def open_matching_bundle(bundle: str | Path, load: Workload) -> Bundle:
         found = shipped[query.id]
         network = known.get(found.substitution.query, query) if found.substitution is not None else query
         record = BundleQuery.of(network)
-        wanted = (query.task, record.model, record.preprocess, query.classes)
-        given = (found.task, found.model, found.preprocess, found.classes)
-        for key, own, other in zip(("task", "model", "preprocess", "classes"), wanted, given, strict=True):
-            if own != other:
+        wanted = {"task": query.task, "model": record.model, "input_size": record.input_size}
+        wanted |= {"preprocess": record.preprocess, "classes": query.classes}
+        for key, value in wanted.items():
+            if getattr(found, key) != value:
                 raise InputError(bundle, f"query {query.id} differs from {load.path.name}", "merge it again", key)
     return opened
 
