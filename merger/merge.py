@@ -328,7 +328,7 @@ def _record(ctx: MergeContext, merged: Merged, query: Query, evidence: Evidence)
     if (donor := ctx.networks.get(query.id)) is None:
         return record
     own = ctx.workload.query(query.id)
-    return replace(record, substitution=Substitution(donor, own.model, model_bytes(own)))
+    return replace(record, substitution=Substitution(donor, BundleQuery.of(own).model, model_bytes(own)))
 
 
 def _ceiling_bytes(ctx: MergeContext) -> int:
