@@ -203,7 +203,7 @@ class Manifest:
         """The text under `gemel.manifest`; empty optional keys are left out."""
         document = dataclasses.asdict(self)
         for query in document["queries"]:
-            for key in ("stored", "trained", "substitution", "graph", "decoder"):
+            for key in ("stored", "trained", "substitution", "graph", "decoder", "agreement"):
                 if not query[key]:
                     del query[key]
             for packed in query.get("stored", {}).values():

@@ -13,7 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from models.decoders import AUTO, choose_columns, choose_decoder, known_names, task_of_metadata
-from models.decoders.graph_model import GraphClassifier, GraphDetector, build_model, head_of
+from models.decoders.graph_model import GraphModel, build_model, head_of
+from models.decoders.outputs import DECODED_TASKS, find_outputs
 from models.decoders.registry import UNUSED, GraphHead, class_names, parse
 from models.errors import InputError
 from models.notes import add_note
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from models.graph import Graph
 
 Stamp = tuple[int, int, int]
-TASKS = ("detection", "classification")
-"""The tasks whose outputs a decoder explains."""
 GEMEL_PREPROCESS = "gemel.preprocess"
 NETWORK = "network."
 """What precedes a weight's name in a model, beside its name in the graph."""
@@ -44,8 +43,9 @@ class ModelFile:
         """What the file says where the query does not; InputError where neither says it, or where they do not fit."""
         head = self._head()
         task = self.task or task_of_metadata(head.metadata)
-        if task is not None and task not in TASKS:
+        if task is not None and task not in DECODED_TASKS:
             classes = self.classes or class_names(head.metadata) or ()
+            find_outputs(head, task, len(classes), self.path)
             return replace(self, size=head.size, task=task, classes=classes)
         chosen = choose_decoder(self.decoder, head, task, len(self.classes) or None, self.path)
         names = known_names(chosen, head.metadata)
@@ -60,7 +60,7 @@ class ModelFile:
             add_note(self.path, text, "else name all in `classes`")
         return replace(self, size=head.size, task=chosen.task, classes=classes)
 
-    def build(self, device: str | torch.device = "cpu") -> GraphDetector | GraphClassifier:
+    def build(self, device: str | torch.device = "cpu") -> GraphModel:
         """The model with the file's weights, without values on the device "meta"."""
         read = _describe if torch.device(device).type == "meta" else _load
         graph = read(self.path, self.size, self._stamp())
@@ -80,7 +80,7 @@ class ModelFile:
                 return TypeAdapter(Preprocess).validate_python({**written, "size": head.size})
             except ValidationError as error:
                 raise InputError(self.path, f"its {GEMEL_PREPROCESS} is damaged", "export it again", "model") from error
-        if self.task not in TASKS:
+        if self.task not in DECODED_TASKS:
             return None
         chosen = choose_decoder(self.decoder, head, self.task, len(self.classes), self.path)
         return chosen.preprocess(head.metadata, head.size)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from models.decoders import choose_columns, choose_decoder
 from models.decoders.classifier import Classifier
+from models.decoders.outputs import DECODED_TASKS, RawOutputs, find_outputs
 from models.decoders.registry import Boxes, Decoder, GraphHead, Output
 from models.detector import OneStage
 
@@ -94,9 +95,27 @@ class GraphClassifier(GraphAnswers):
         return outputs.softmax(1)
 
 
+class GraphTensors(GraphAnswers):
+    """x f32 (N, 3, H, W) -> the outputs of the graph that its task is about: one tensor, or a tuple of them all."""
+
+    def __init__(self, network: GraphModule, head: GraphHead, decoder: RawOutputs, one_by_one: bool = False) -> None:
+        super().__init__(network, head, one_by_one)
+        self.decoder = decoder
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
+        return self.decoder.choose(self.answer(x))
+
+    def decode(self, outputs: Any) -> Any:
+        """The outputs as they are."""
+        return outputs
+
+
+GraphModel = GraphDetector | GraphClassifier | GraphTensors
+
+
 def build_model(
     graph: Graph, decoder: str, task: str, classes: Sequence[str], where: str | Path, device: str | torch.device = "cpu"
-) -> GraphDetector | GraphClassifier:
+) -> GraphModel:
     """The model of a query with the graph's weights; on the device "meta", or from a graph without weights, with none.
 
     Raises InputError when no decoder fits, or the classes do not.
@@ -104,14 +123,20 @@ def build_model(
     from models.graph import build_graph
 
     head = head_of(graph)
-    chosen = choose_decoder(decoder, head, task, len(classes), where)
-    columns = choose_columns(chosen, head.metadata, classes, where)
+    chosen: Decoder | RawOutputs
+    if task in DECODED_TASKS:
+        chosen = choose_decoder(decoder, head, task, len(classes), where)
+    else:
+        chosen = find_outputs(head, task, len(classes), where)
+    columns = () if isinstance(chosen, RawOutputs) else choose_columns(chosen, head.metadata, classes, where)
     network = build_graph(graph.document, device)
     if graph.state and torch.device(device).type != "meta":
         network.load_state_dict(graph.state)
     one_by_one = any(one.shape[:1] != (BATCH,) for one in (graph.input, *graph.outputs))
-    model: GraphDetector | GraphClassifier
-    if isinstance(chosen, Classifier):
+    model: GraphModel
+    if isinstance(chosen, RawOutputs):
+        model = GraphTensors(network, head, chosen, one_by_one)
+    elif isinstance(chosen, Classifier):
         model = GraphClassifier(network, head, chosen, columns, one_by_one)
     else:
         model = GraphDetector(network, head, chosen, columns, one_by_one)
