@@ -299,10 +299,14 @@ def _complete(path: Path, root: Path, given: _QueryKeys, where: str) -> _QueryKe
     from models.decoders.files import ModelFile
 
     size = (given.preprocess.size if given.preprocess else None) or given.input_size
+    source = _absolute(root, given.model)
+    is_start = given.init is not None and is_model_file(given.init) and not source.exists()
+    if is_start:  # what it will be trained from, its head made for the query's classes
+        source = _absolute(root, given.init)
     try:
         file = ModelFile(
-            _absolute(root, given.model), None if size is None else height_width(size), given.decoder, given.task,
-            tuple(given.classes),
+            source, None if size is None else height_width(size), given.decoder, given.task,
+            () if is_start else tuple(given.classes),
         ).complete()  # fmt: skip
     except InputError as error:
         key = f"{where}.{error.key or 'model'} ({given.id})"

@@ -63,7 +63,7 @@ def prepare(data: Path, out: Path) -> dict[str, Any]:
         clip = need(videos / f"tfl_{camera}" / f"{name}.mp4")
         copy_whole(clip, out / "clips" / f"{camera}.mp4")
         query = f"c{camera}-vehicles"
-        counts[query] = once(out / "data" / query, partial(_human, clip, camera))
+        counts[query] = once(out / "data" / query, partial(write_human_splits, clip, camera))
         if camera in KINDS:
             query = f"c{camera}-kind"
             counts[query] = once(out / "data" / query, partial(_kinds, clip, camera))
@@ -124,7 +124,8 @@ def _a13_kinds(videos: Path, folder: Path) -> dict[str, Any]:
     return counts
 
 
-def _human(clip: Path, camera: str, folder: Path) -> dict[str, Any]:
+def write_human_splits(clip: Path, camera: str, folder: Path) -> dict[str, Any]:
+    """Write every second frame of a clip with its human boxes, split in time; returns the counts."""
     boxes = boxes_by_frame(rows_of(clip.with_name(f"{clip.name}.gt.jsonl")))
     images = [(frame, image) for frame, image in frames_of(clip) if frame % HUMAN_STEP == 0]
     counts = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,13 +20,21 @@ from merger.training.recipe import Flops, Recipe, check
 from merger.training.step_config import MemoryPlan
 from models.batchnorm import recalibrate_batchnorm, unfold_batchnorm
 from models.data import PreparedFrames, load_split
+from models.decoders.new_head import start_graph, trained_graph
 from models.errors import InputError
 from models.evaluation import is_competent, predict, score
+from models.graph import Graph
+from models.graph.writer import write_graph
 from models.io import check_apart, hold_locks
+from models.published import Published
 from models.tasks import task_of
 from models.weights import fingerprint, load_matching, save_weights
 from models.workload import Query, Workload, inputs_of
 from models.zoo import build_query, check_input
+from models.zoo.user_models import is_model_file
+
+START = "start.onnx"
+"""In a training's work folder: the graph that it starts from."""
 
 
 @dataclass(frozen=True)
@@ -87,22 +95,26 @@ def train_originals(
     """Train the queries whose weights do not exist yet (or those named, again) and store their weights.
 
     Weights are written as soon as a query is trained. An interrupted training leaves `WEIGHTS.work`, from which
-    `resume` continues to the same weights. Raises InputError when data or labels are missing, or `weights:` names no
-    .safetensors file.
+    `resume` continues to the same weights. A query whose model is an .onnx file starts from that of its `init:`, whose
+    head is made new for the query's classes. Raises InputError when data or labels are missing, `weights:` names no
+    .safetensors file, or that head is not understood.
     """
     options = options or TrainOptions()
     chosen = [workload.query(query) for query in query_ids] if query_ids else list(workload.queries)
     queries = [
-        query for query in chosen if query_ids or _is_missing(query) or (resume and _work_folder(query).exists())
+        query
+        for query in chosen
+        if query_ids or _is_missing(query) or (resume and _work_folder(query.weights).exists())
     ]
-    for query in queries:
-        _check_trainable(workload, query)
+    starts = [_check_trainable(workload, query) for query in queries]
+    trained = [query if start is None else _with_start(query) for query, start in zip(queries, starts, strict=True)]
     weights = [query.weights for query in queries if isinstance(query.weights, Path)]
-    outputs = [("weights", path) for path in (*weights, *map(_work_folder, queries))]
+    outputs = [("weights", path) for path in (*weights, *map(_work_folder, weights))]
     check_apart(outputs, inputs_of(workload, {query.id for query in queries}), workload.path)
     order = {query.id: index for index, query in enumerate(workload.queries)}
     runs = [
-        _OriginalTraining(workload, query, seed * len(order) + order[query.id], options, progress) for query in queries
+        _OriginalTraining(workload, query, start, path, seed * len(order) + order[query.id], options, progress)
+        for query, start, path in zip(trained, starts, weights, strict=True)
     ]
     results, stages = [], Stages(progress)
     with hold_locks(*weights):
@@ -120,24 +132,40 @@ def _is_missing(query: Query) -> bool:
     return query.weights is None or not query.weights.exists()
 
 
-def _work_folder(query: Query) -> Path:
-    return Path(f"{query.weights}{WORK_SUFFIX}")
+def _work_folder(weights: Path | Published | None) -> Path:
+    return Path(f"{weights}{WORK_SUFFIX}")
 
 
-def _check_trainable(workload: Workload, query: Query) -> None:
-    if not isinstance(query.weights, Path) or query.weights.suffix != ".safetensors":
-        hint = "name the .safetensors file that training shall write"
-        raise InputError(workload.path, f"query {query.id} has no such `weights:`", hint, "weights")
+def _with_start(query: Query) -> Query:
+    """The query whose model is the file, in the work folder, that its training starts from."""
+    path = _work_folder(query.weights) / START
+    return replace(query, model=str(path), weights=path)
+
+
+def _check_trainable(workload: Workload, query: Query) -> Graph | None:
+    """The graph that training starts from, where the model is a file; InputError where it cannot be trained."""
+    is_file = is_model_file(query.model)
+    suffix = ".onnx" if is_file else ".safetensors"
+    if not isinstance(query.weights, Path) or query.weights.suffix != suffix:
+        key = "model" if is_file else "weights"
+        hint = f"name the {suffix} file that training shall write"
+        raise InputError(workload.path, f"query {query.id} has no such `{key}:`", hint, key)
+    if is_file and not (isinstance(query.init, Path) and is_model_file(str(query.init))):
+        hint = "name the .onnx file that training starts from"
+        raise InputError(workload.path, f"query {query.id} has no such `init:`", hint, "init")
     if load_split(query, "train").labels is None:
         raise InputError(workload.path, f"query {query.id} has no labels to train on", "label its data", "data")
+    return start_graph(query) if is_file else None
 
 
 @dataclass(frozen=True)
 class _OriginalTraining:
-    """The training of one query's original."""
+    """The training of one query's original; `start` is the content of the model's file, if that is one."""
 
     workload: Workload
     query: Query
+    start: Graph | None
+    output: Path
     seed: int
     options: TrainOptions
     progress: Progress
@@ -150,10 +178,13 @@ class _OriginalTraining:
         """The query's checkpoint; InputError for one of other options, or without `resume`."""
         files = (fingerprint(self.workload.path) + fingerprint(self.query.init)).hex()
         identity = {"workload": files, "query": self.query.id, "seed": self.seed, **asdict(self.options)}
-        return Checkpoint(_work_folder(self.query), identity, resume, what="training")
+        return Checkpoint(_work_folder(self.output), identity, resume, what="training")
 
     def train(self, checkpoint: Checkpoint, stages: Stages) -> TrainResult:
         started, query, options = time.monotonic() - checkpoint.seconds, self.query, self.options
+        if self.start is not None:
+            Path(query.model).parent.mkdir(parents=True, exist_ok=True)
+            write_graph(query.model, self.start)
         splits = {name: PreparedFrames(query, load_split(query, name)).load() for name in ("train", "val", "test")}
         data, model = TrainingSet(query, splits["train"]), self._build(splits["train"])
         recipes = [options.recipe(len(data), cycle, self.seed) for cycle in range(options.max_cycles)]
@@ -187,8 +218,11 @@ class _OriginalTraining:
             now.update(done=cycle + 1, val=val, threshold=threshold, state=snapshot(model), ended=ended)
         model.load_state_dict(now["state"])
         test, _ = self._evaluate(model, splits["test"], now["threshold"])
-        assert isinstance(query.weights, Path)
-        save_weights(query.weights, now["state"], classes=query.classes)
+        if self.start is None:
+            save_weights(self.output, now["state"], classes=query.classes)
+        else:
+            write_graph(self.output, trained_graph(model, self.start))
+            Path(query.model).unlink()
         checkpoint.remove()
         seconds, metric = time.monotonic() - started, task_of(query).metric
         result = TrainResult(query.id, metric, now["val"], test, seconds)
@@ -206,7 +240,8 @@ class _OriginalTraining:
         check_input(self.query, model)
         model = model.to(default_device(), memory_format=torch.channels_last)  # type: ignore[call-overload]
         if self.query.init is not None:
-            load_matching(model, self.query.init)
+            if self.start is None:
+                load_matching(model, self.query.init)
             data, size = TrainingSet(self.query, frames), self.options.norm_batch
             indices = data.spread(self.options.unfold_batches * size)
             chunks = [indices[start : start + size] for start in range(0, len(indices), size)]

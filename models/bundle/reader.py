@@ -144,7 +144,7 @@ class Bundle:
     def build(self, query_id: str, device: str | torch.device = "cpu", copy: bool = False) -> nn.Module:
         """The query's model in eval mode, bound to the mapped tensors (CPU) or to copies of them (other devices).
 
-        Its attribute `preprocess` turns a frame, uint8 RGB (H, W, 3), into the batch (1, 3, H, W) that it takes.
+        Its attribute `preprocess` turns a frame, uint8 RGB (H, W, 3), into the batch (1, 3, S, S) that it takes.
         Packed tensors are unpacked. On the device "meta" it is the architecture alone, and no tensor is read.
         With `copy` the module has its own memory and may be trained. A model that is not in the zoo is
         imported only when its name is in the bundle's `factories`. Raises BundleError when the tensors

@@ -15,6 +15,8 @@ from models.preprocess import Preprocess, Size
 
 COLUMNS = 6
 USUAL_WIDTH = 80
+MAX_ROWS = 1000
+"""More are the cells of a grid."""
 
 
 @register
@@ -31,7 +33,11 @@ class EndToEnd(Decoder):
     def fit(cls, head: GraphHead) -> Sequence[Decoder]:
         """An output of six columns."""
         width = len(class_names(head.metadata) or ()) or USUAL_WIDTH
-        return [cls(width, index) for index, output in enumerate(head.outputs) if output.shape[1:] == (COLUMNS,)][:1]
+        return [
+            cls(width, index)
+            for index, output in enumerate(head.outputs)
+            if output.shape[1:] == (COLUMNS,) and output.shape[0] <= MAX_ROWS
+        ][:1]
 
     def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:
         """Letterbox in the middle, values 0..1."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from models.decoders import choose_columns, choose_decoder
+from models.decoders.activations import find_activations, source_operator
 from models.decoders.classifier import Classifier
+from models.decoders.losses import dense_loss, distill_outputs, matched_loss, rows_by_level
 from models.decoders.outputs import DECODED_TASKS, RawOutputs, find_outputs
 from models.decoders.registry import Boxes, Decoder, GraphHead, Output
-from models.detector import OneStage
+from models.detector import BoxTarget, OneStage
 
 if TYPE_CHECKING:
     import onnx
-    from torch.fx import GraphModule
+    from torch.fx import GraphModule, Node
 
     from models.graph import Graph
 
@@ -39,6 +42,12 @@ class GraphAnswers(nn.Module):
     def __init__(self, network: GraphModule, head: GraphHead, one_by_one: bool) -> None:
         super().__init__()
         self.network, self.head, self.one_by_one = network, head, one_by_one
+
+    @cached_property
+    def activations(self) -> list[Tensor]:
+        """The Activation of each element of the outputs, each (1, ...)."""
+        found = find_activations(self.network, self.head.size)
+        return [one.reshape(1, *output.shape) for one, output in zip(found, self.head.outputs, strict=True)]
 
     def answer(self, frames: Tensor) -> tuple[Tensor, ...]:
         """Every output of the graph as (N, ...)."""
@@ -70,6 +79,16 @@ class GraphDetector(GraphAnswers, OneStage):
         """The decoder's candidates, with the scores of the query's classes alone."""
         boxes, scores = self.decoder.decode(outputs, self.head.size)
         return boxes, scores if len(self.columns) == scores.shape[-1] else scores[..., self.columns]
+
+    def loss(self, outputs: Sequence[Tensor], targets: Sequence[BoxTarget]) -> Tensor:
+        """Of the decoded boxes and scores; one row answers for an object where no suppression follows."""
+        return (matched_loss if self.nms_iou is None else dense_loss)(*self.decode(outputs), targets)
+
+    def distill(self, outputs: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
+        """Of the graph's outputs, rows weighted by the larger of both models' best scores."""
+        with torch.no_grad():
+            best = torch.maximum(*(self.decode(each)[1].amax(dim=2) for each in (outputs, teacher)))
+        return distill_outputs(outputs, teacher, self.activations, rows_by_level(best, outputs))
 
 
 class GraphClassifier(GraphAnswers):
@@ -177,19 +196,23 @@ def tails_of(model: onnx.ModelProto) -> dict[str, frozenset[str]]:
 
 
 def last_layers(network: GraphModule) -> tuple[str, ...]:
-    """Paths of the convolutions and linear layers from which the outputs come without another one between."""
+    """Paths of the convolutions and linear layers that no other one follows.
+
+    One that reads probabilities, such as the mean of YOLOv8's distances to a box's sides, counts as none.
+    """
     found: dict[str, None] = {}
-    left, seen = [node for node in network.graph.nodes if node.op == "output"], set()
-    while left:
-        node = left.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node.op == "call_module" and isinstance(network.get_submodule(str(node.target)), LAYER_TYPES):
+    followed: set[Node] = set()
+    for node in reversed(network.graph.nodes):
+        is_layer = (
+            node.op == "call_module"
+            and isinstance(network.get_submodule(str(node.target)), LAYER_TYPES)
+            and source_operator(node) != "Softmax"
+        )
+        if is_layer and node not in followed:
             found[str(node.target)] = None
-        else:
-            left += node.all_input_nodes
-    return tuple(found)
+        if is_layer or node in followed:
+            followed.update(node.all_input_nodes)
+    return tuple(reversed(found))
 
 
 def _as_tuple(outputs: Any) -> tuple[Tensor, ...]:

@@ -1,0 +1,75 @@
+"""Graphs get a head for other classes, or a reason why not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.decoders.graph_model import build_model
+from models.decoders.new_head import make_head
+from models.errors import InputError
+from models.graph import Graph, load_graph
+from models.graph.writer import write_graph
+from tests.models.decoders.tiny_graphs import SIDE, TinyClassifier, TinyYolox, export
+
+NAMES = ("car", "bus", "truck")
+FRAMES = torch.rand(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def yolox(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    torch.manual_seed(0)
+    names = json.dumps({str(index): name for index, name in enumerate(NAMES)})
+    return load_graph(export(tmp_path_factory.mktemp("graphs") / "yolox.onnx", TinyYolox(3), names=names))
+
+
+def decode(graph: Graph, classes: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+    model = build_model(graph, "yolox", "detection", classes, "yolox.onnx")
+    with torch.inference_mode():
+        return model.decode(model(FRAMES))
+
+
+@pytest.mark.parametrize("classes", [("bus",), ("truck", "van"), ("a", "b", "c", "d", "e"), NAMES, NAMES[::-1]])
+def test_a_new_head_answers_for_its_classes_and_keeps_boxes_and_known_classes(yolox: Graph, classes: tuple[str, ...]):
+    made = make_head(yolox, classes, "yolox", "detection", "yolox.onnx")
+    (old_boxes, old), (boxes, scores) = decode(yolox, NAMES), decode(made, classes)
+    assert torch.allclose(boxes, old_boxes, atol=1e-6) and scores.shape == (2, 189, len(classes))
+    for place, name in enumerate(classes):
+        assert not torch.equal(scores[..., place], torch.zeros(2, 189))
+        if name in NAMES:
+            assert torch.allclose(scores[..., place], old[..., NAMES.index(name)], atol=1e-6)
+
+
+def test_a_written_graph_is_read_with_the_same_answers(yolox: Graph, tmp_path: Path):
+    made = make_head(yolox, ("van", "bus"), "yolox", "detection", "yolox.onnx")
+    write_graph(tmp_path / "made.onnx", made)
+    again = load_graph(tmp_path / "made.onnx")
+    assert again.outputs == made.outputs and json.loads(again.metadata["names"]) == {"0": "van", "1": "bus"}
+    for mine, theirs in zip(decode(again, ("van", "bus")), decode(made, ("van", "bus")), strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-6)
+
+
+def test_a_linear_head_of_a_classifier_is_made_new(tmp_path: Path):
+    graph = load_graph(export(tmp_path / "kinds.onnx", TinyClassifier(4)))
+    made = make_head(graph, ("day", "night"), "auto", "classification", "kinds.onnx")
+    write_graph(tmp_path / "made.onnx", made)
+    for one in (made, load_graph(tmp_path / "made.onnx")):
+        model = build_model(one, "auto", "classification", ("day", "night"), "made.onnx")
+        assert model(FRAMES).shape == (2, 2)
+
+
+def test_a_head_whose_classes_are_in_another_order_is_refused(tmp_path: Path):
+    graph = load_graph(export(tmp_path / "mixed.onnx", TinyYolox(3, order=[2, 0, 1])))
+    problem = r"its head cannot be made new for 2 classes: the rows of classes\.0 are in no order of classes"
+    with pytest.raises(InputError, match=problem):
+        make_head(graph, ("a", "b"), "yolox", "detection", "mixed.onnx")
+
+
+def test_a_head_of_one_class_beside_an_objectness_is_refused(tmp_path: Path):
+    graph = load_graph(export(tmp_path / "single.onnx", TinyYolox(1)))
+    with pytest.raises(InputError, match="its only class cannot be told from its objectness"):
+        make_head(graph, ("a", "b"), "yolox", "detection", "single.onnx")
