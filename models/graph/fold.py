@@ -69,6 +69,8 @@ class _Folding:
                 for n in (self.batch, self.batch * factor)
             )
         }
+        self.outer: dict[ir.Value, int] = {}
+        """How often the batch is repeated within its axis by what lies outside it: L of an axis of L * batch."""
         self.folded_bytes = 0
         self.steps = 0
 
@@ -135,14 +137,19 @@ class _Folding:
             first = self.compute(node, [pair and pair[0] for pair in inputs])
             second = first if same else self.compute(node, [pair and pair[1] for pair in inputs])
             return self.set_known(node, first, second)
+        if node.op_type == "Gather" and self.unstride(node):
+            return None
         if self.free == "fixed":
             inputs = self.free_batch(node, inputs)
         results = tuple(self.compute(node, self.meta(node, inputs, run)) for run in (0, 1))
         if self.free == "dynamic":
             self.settle(node, inputs, results)
         self.check_batch(node, inputs, results)
+        outer = next((self.outer[value] for value in node.inputs if value in self.outer), 1)
         for output, first, second in zip(node.outputs, *results):
             self.tensors[output] = (first, second)
+            if outer != 1:
+                self.outer.setdefault(output, outer)
         return None
 
     # Computing
@@ -257,14 +264,15 @@ class _Folding:
         """Rewrite a node whose constants fix the batch; what its inputs are from then on."""
         axis = self.axis_of(inputs[0])
         if node.op_type in ("Reshape", "Squeeze", "Flatten") and axis is not None:
-            assert inputs[0] is not None
-            source = inputs[0][0]
+            assert inputs[0] is not None and node.inputs[0] is not None
+            source = list(inputs[0][0].shape)
             (result,) = self.compute(node, self.meta(node, inputs, 0))
-            if node.op_type == "Squeeze" and all(size == 1 or place != axis for place, size in enumerate(source.shape)):
-                pass
-            place = _batch_place(list(source.shape), axis, list(result.shape), self.batch)
+            before = math.prod(source[:axis]) * self.outer.get(node.inputs[0], 1)
+            product = any(one.op_type in ("Gemm", "MatMul") and index == 0 for one, index in node.outputs[0].uses())
+            place, outer = _batch_place(before, axis, list(result.shape), self.batch, product) or (None, 1)
             if place is None:
-                raise BatchError(f"{describe_node(node)} joins the batch with an axis before it")
+                raise BatchError(f"{describe_node(node)} splits the batch")
+            self.outer[node.outputs[0]] = outer
             return self.replace_reshape(
                 node, inputs, [-1 if one == place else size for one, size in enumerate(result.shape)]
             )
@@ -274,22 +282,54 @@ class _Folding:
                 return self.expand_batch(node, inputs, axes.pop())  # type: ignore[arg-type]
         return inputs
 
+    def unstride(self, node: ir.Node) -> bool:
+        """Make a Gather that only permutes a flat tensor, as torch exports as_strided, a Reshape and a Transpose."""
+        values, places = node.inputs[0], self.constants.get(node.inputs[1])  # type: ignore[arg-type]
+        source = values.producer() if values is not None else None
+        if places is None or places.ndim < 2 or source is None or source.op_type != "Reshape":
+            return False
+        if len(self.tensors[values][0].shape) != 1 or places.numel() != self.tensors[values][0].numel():  # type: ignore[index]
+            return False
+        strides = [
+            int(places.select(axis, 1).flatten()[0]) if size > 1 else 0 for axis, size in enumerate(places.shape)
+        ]
+        order = sorted(range(places.ndim), key=lambda axis: (places.shape[axis] > 1 or axis > 0, -strides[axis], axis))
+        sizes = [places.shape[axis] for axis in order]
+        back = [order.index(axis) for axis in range(places.ndim)]
+        if not torch.equal(torch.arange(places.numel()).reshape(sizes).permute(back), places):
+            return False
+        split = ir.node("Reshape", [source.inputs[0], self.new_constant(torch.tensor(sizes))])
+        self.graph.insert_before(node, split)
+        self.visit(split)
+        node.op_type = "Transpose"
+        node.attributes.clear()
+        node.attributes["perm"] = ir.AttrInt64s("perm", back)
+        node.resize_inputs(1)
+        node.replace_input_with(0, split.outputs[0])
+        self.visit(node)
+        return True
+
     def lead_with_batch(self, place: int, output: ir.Value) -> None:
         """Let an output whose batch is inside an axis (a file that squeezed it) have the batch as its first axis."""
         pair = self.pair(output)
         axis = self.axis_of(pair)
         if pair is None or axis is None or (axis == 0 and pair[0].shape[0] == self.batch):
             return
-        sizes = list(pair[0].shape)
-        sizes[axis : axis + 1] = [-1, sizes[axis] // self.batch]
+        sizes, outer = list(pair[0].shape), self.outer.get(output, 1)
+        sizes[axis : axis + 1] = [outer, -1, sizes[axis] // self.batch // outer]
         split = ir.node("Reshape", [output, self.new_constant(torch.tensor(sizes))])
-        rest = [one for one in range(len(sizes)) if one != axis]
-        lead = ir.node("Transpose", [split.outputs[0]], {"perm": [axis, *rest]})
-        lead.outputs[0].name, output.name = output.name, f"{output.name}_inside"
-        self.graph.outputs[place] = lead.outputs[0]
-        self.graph.extend([split, lead])
+        lead = ir.node(
+            "Transpose",
+            [split.outputs[0]],
+            {"perm": [axis + 1, *(one for one in range(len(sizes)) if one != axis + 1)]},
+        )
+        joined = ir.node("Reshape", [lead.outputs[0], self.new_constant(torch.tensor([-1, *pair[0].shape]))])
+        self.outer.pop(output, None)
+        joined.outputs[0].name, output.name = output.name, f"{output.name}_inside"
+        self.graph.outputs[place] = joined.outputs[0]
+        self.graph.extend([split, lead, joined])
         mode, self.free = self.free, "expanding"
-        for node in (split, lead):
+        for node in (split, lead, joined):
             self.visit(node)
         self.free = mode
 
@@ -389,14 +429,21 @@ def _mixes(node: ir.Node, inputs: list[Pair | None], axes: list[int | None]) -> 
     return node.op_type in ("GatherND", "ScatterND", "NonZero", "OneHot")
 
 
-def _batch_place(source: list[int], axis: int, target: list[int], batch: int) -> int | None:
-    """The axis of a reshaped tensor whose outermost factor is the batch."""
-    before = math.prod(source[:axis])
-    places = [
-        place for place, size in enumerate(target)
-        if math.prod(target[:place]) == before and size and size % batch == 0
-    ]  # fmt: skip
-    return axis if axis in places else next(iter(places), None)
+def _batch_place(before: int, axis: int, sizes: list[int], batch: int, product: bool) -> tuple[int, int] | None:
+    """The axis of a reshaped tensor that has the batch, and what is outside it in that axis.
+
+    `before` values are outside the batch. An axis that is the batch alone comes first, then one that it leads; the last
+    axis of what a product reads are features.
+    """
+    found = []
+    outside = 1
+    for place, size in enumerate(sizes):
+        if size and before % outside == 0 and size % (batch * (before // outside)) == 0:
+            found.append((place, before // outside))
+        outside *= size
+    if product and len(sizes) > 1:
+        found = [one for one in found if one[0] != len(sizes) - 1]
+    return min(found, key=lambda one: (sizes[one[0]] != batch, one[1] != 1, one[0] != axis, one[0]), default=None)
 
 
 def apply(node: ir.Node, inputs: list[Any], opset: int) -> tuple[Tensor, ...]:

@@ -140,9 +140,8 @@ class _Naming:
     def make_path(self, node: ir.Node, number: int, values: dict[str, ir.Value | None]) -> str:
         """A module's path from the name of a weight, else of its node, else its operator and number."""
         names = [value.meta.get("source", value.name) or "" for value in values.values() if value is not None]
-        named = next((_without_suffix(name) for name in names if not ANONYMOUS.match(name)), None)
-        if named is None and node.name and "/" in node.name:
-            named = node.name.strip("/").rpartition("/")[0]
+        names.insert(1, _scope(node))
+        named = next((_without_suffix(name) for name in names if name and not ANONYMOUS.match(name)), None)
         return self.unique(_to_path(named) if named else f"{_snake(node.op_type)}_{number}")
 
     def unique(self, path: str) -> str:
@@ -208,6 +207,13 @@ def _placeholder(name: str, tensor: Tensor, buffer: bool) -> ir.Value:
         WEIGHTS, 0, tensor.nbytes, dtype, shape=ir.Shape(tensor.shape), name=name, doc_string=doc
     )
     return ir.Value(name=name, const_value=external, shape=ir.Shape(tensor.shape), type=ir.TensorType(dtype))
+
+
+def _scope(node: ir.Node) -> str:
+    """The module that a node's name says: layer1.0.conv1 of /layer1/layer1.0/conv1/Conv."""
+    scopes = (node.name or "").strip("/").split("/")
+    pairs = zip(scopes[:-1], scopes[1:])
+    return ".".join(scope for scope, inner in pairs if scope and not inner.startswith(f"{scope}."))
 
 
 def _without_suffix(name: str) -> str:

@@ -31,6 +31,17 @@ def build_graph(document: bytes, device: str | torch.device = "cpu") -> fx.Graph
     return _Builder(model.graph, torch.device(device)).build()
 
 
+class SampleNetwork(fx.GraphModule):
+    """A network whose file takes one picture at a time: it computes the pictures of a batch one after the other."""
+
+    def __call__(self, frames: Tensor) -> tuple[Tensor, ...]:
+        """The outputs of all pictures, the batch their first axis."""
+        each = [super(SampleNetwork, self).__call__(frame[None]) for frame in frames]
+        return tuple(
+            torch.cat([one if one.shape[:1] == (1,) else one[None] for one in outputs]) for outputs in zip(*each)
+        )
+
+
 class _Builder:
     def __init__(self, graph: ir.Graph, device: torch.device) -> None:
         self.graph, self.device = graph, device
@@ -56,8 +67,10 @@ class _Builder:
                 self.add(node)
         self.fx.output(tuple(self.read(value) for value in self.graph.outputs))
         self.fx.lint()
-        module = fx.GraphModule(self.root, self.fx, class_name="GraphNetwork")
-        return module.eval()
+        (picture,) = self.graph.inputs
+        fixed = picture.shape is not None and picture.shape[0] == 1
+        kind = SampleNetwork if fixed else fx.GraphModule
+        return kind(self.root, self.fx, class_name="GraphNetwork").eval()
 
     def read(self, value: ir.Value) -> fx.Node:
         """The node of a value, or of the weight that it is."""

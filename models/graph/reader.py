@@ -46,7 +46,9 @@ def load_graph(path: str | Path, size: Size | None = None) -> Graph:
     """
     path = Path(path)
     if path.suffix == ".pt2":
-        raise InputError(path, "is no ONNX file", HINT)
+        from models.graph.program import convert_program
+
+        return read_onnx(convert_program(path), path, size)
     return read_onnx(read_bounded(path, MAX_FILE_BYTES, HINT), path, size)
 
 

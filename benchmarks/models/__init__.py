@@ -1,0 +1,1 @@
+"""Files of models as people have them, read by Gemel."""
