@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import onnx_ir as ir
 import torch
@@ -212,7 +213,7 @@ def _placeholder(name: str, tensor: Tensor, buffer: bool) -> ir.Value:
 def _scope(node: ir.Node) -> str:
     """The module that a node's name says: layer1.0.conv1 of /layer1/layer1.0/conv1/Conv."""
     scopes = (node.name or "").strip("/").split("/")
-    pairs = zip(scopes[:-1], scopes[1:])
+    pairs = pairwise(scopes)
     return ".".join(scope for scope, inner in pairs if scope and not inner.startswith(f"{scope}."))
 
 

@@ -26,10 +26,10 @@ MAX_PROGRAM_BYTES = 2**34
 TARGET = re.compile(
     r"torch\.ops\.(aten|torchvision|prims)\.\w+\.\w+|_operator\.\w+|math\.(floor|ceil|trunc|sqrt)|torch\.sym_\w+"
 )
-SAFE_OPERATORS = {"add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "getitem", "eq", "ne", "lt", "le", "gt", "ge",
-                  "pow", "and_", "or_"}  # fmt: skip
-SIZE_WORDS = {"Symbol", "positive", "integer", "nonnegative", "True", "False", "Max", "Min", "FloorDiv", "Mod", "CeilDiv",
-              "ModularIndexing", "PythonMod", "CleanDiv", "IntTrueDiv", "TruncToInt", "Eq", "Ne"}  # fmt: skip
+SAFE_OPERATORS = {"add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "getitem", "eq", "ne", "lt", "le", "gt",
+                  "ge", "pow", "and_", "or_"}  # fmt: skip
+SIZE_WORDS = {"Symbol", "positive", "integer", "nonnegative", "True", "False", "Max", "Min", "FloorDiv", "Mod",
+              "CeilDiv", "ModularIndexing", "PythonMod", "CleanDiv", "IntTrueDiv", "TruncToInt", "Eq", "Ne"}  # fmt: skip
 MODEL = "models/model.json"
 DROPPED = ("extra/", "data/aotinductor/")
 
@@ -168,7 +168,7 @@ def _parse(path: Path, data: bytes) -> dict[str, Any]:
 
 
 def check_samples(path: Path, data: bytes) -> bytes:
-    """Sample inputs that are tensors, pickled anew: torch unpickles what this function could not read, whatever it is."""
+    """Sample inputs that are tensors, pickled anew: torch would unpickle anything else."""
     try:
         args, kwargs = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
         samples = (tuple(args), dict(kwargs))
