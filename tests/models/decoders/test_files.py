@@ -91,7 +91,7 @@ def test_outputs_of_several_frames_are_those_of_onnx_runtime(
 def test_file_says_task_size_and_classes(real_data: Path, tmp_path: Path) -> None:
     with collect_notes() as notes:
         query = load_query(tmp_path, real_data / "models" / "yolox_nano_416.onnx")
-    assert (query.task, query.input_size, len(query.classes)) == ("detection", (416, 416), 80)
+    assert (query.task, query.input_size, len(query.classes)) == ("detection", 416, 80)
     assert any("taken for COCO's" in note for note in notes)
     preprocess = preprocess_of(query)
     assert (preprocess.resize, preprocess.anchor, preprocess.channels) == ("letterbox", "top-left", "bgr")
