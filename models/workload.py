@@ -167,7 +167,7 @@ class _QueryKeys(_Strict):
 
 
 class _WorkloadKeys(_Strict):
-    name: Name
+    name: Name = "workload"
     accuracy_target: _Target = 0.95
     cameras: Annotated[dict[Name, _CameraKeys], Field(min_length=1, max_length=MAX_CAMERAS)]
     queries: Annotated[list[_QueryKeys], Field(min_length=1, max_length=MAX_QUERIES)]
