@@ -13,7 +13,7 @@ from edge_runtime.scheduler.costs import Costs
 from edge_runtime.simulation.device_profiles import PROFILES, DeviceProfile, costs_for
 from models.bundle import Bundle, BundleQuery
 from models.bundle.format import ITEM_BYTES
-from models.bundle.model_spec import architecture, load_model_spec
+from models.bundle.model_spec import load_model_spec
 from models.errors import InputError
 
 if TYPE_CHECKING:
@@ -67,9 +67,7 @@ class _Unweighted:
 
 def bundle_originals(bundle: Bundle) -> Bundle:
     """A bundle's queries before merging, nothing shared."""
-    builds: dict[str, Build] = {
-        query.id: partial(architecture, query, bundle.factories, bundle.path, bundle.folder) for query in bundle.queries
-    }
+    builds: dict[str, Build] = {query.id: partial(bundle.build, query.id, "meta") for query in bundle.queries}
     return cast("Bundle", _Unweighted(bundle.queries, builds))
 
 
