@@ -54,7 +54,6 @@ from merger.events import Progress, Stages, silent
 from merger.networks import answered_by
 from merger.training.recipe import Flops, flops_a_second
 from models.bundle import Bundle, BundleQuery, open_bundle
-from models.bundle.manifest import GRAPH
 from models.data import PreparedFrames, Split, load_split
 from models.errors import InputError
 from models.evaluation import BOOTSTRAP_ROUNDS, compare, count_samples, evidence_hint, load_labels, predict

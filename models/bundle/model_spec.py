@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from models.bundle.format import code_of
-from models.bundle.manifest import GRAPH, BundleQuery
+from models.bundle.manifest import BundleQuery
 from models.errors import BundleError, InputError
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ _ZOO_SPECS: dict[str, ModelSpec] = {}
 def load_model_spec(query: Query | BundleQuery, build: Callable[[], nn.Module]) -> ModelSpec:
     """The spec of a query's architecture; `build` builds it on the meta device, once unless it is foreign."""
     network = query.network if isinstance(query, BundleQuery) else (query.model,)
-    if not is_zoo_model(query.model) and query.model != GRAPH:
+    # A graph that no bundle holds yet has no name to be known by.
+    if not is_zoo_model(query.model) and getattr(query, "graph", None) is None:
         return model_spec(build())
     key = repr((network, sorted(query.model_args.items()), len(query.classes), query.task, query.input_size))
     if key not in _ZOO_SPECS:
