@@ -54,7 +54,7 @@ def describe_preprocess_problem(query: Query, model: nn.Module, val: Split, reac
     weak = not is_competent(query, reached)
     better = None
     if weak or query.preprocess is not None or not is_zoo_name(query.model):
-        better = find_better_preprocess(query, model, val)
+        better = find_better_preprocess(query, model, val, every=weak)
     if better is not None:
         keys = ", ".join(f"{key}: {_as_yaml(value)}" for key, value in better.keys.items())
         return (
@@ -69,10 +69,11 @@ def describe_preprocess_problem(query: Query, model: nn.Module, val: Split, reac
     return ""
 
 
-def find_better_preprocess(query: Query, model: nn.Module, val: Split) -> BetterPreprocess | None:
+def find_better_preprocess(query: Query, model: nn.Module, val: Split, every: bool = True) -> BetterPreprocess | None:
     """Another scale, mean, order of channels or way of resizing by which the answers fit the labels plainly better.
 
     Values are chosen first, then the way of resizing, on some frames of val; on as many others the result must hold.
+    Unless `every`, other scales and means are left out: they spoil a model's answers altogether.
     """
     indices = _draw(val)
     half = len(indices) // 2
@@ -81,7 +82,8 @@ def find_better_preprocess(query: Query, model: nn.Module, val: Split) -> Better
     prepared: dict[tuple[Any, ...], PreparedFrames] = {}
     least = reached = _measure(query, model, chosen_on, own, prepared)
     for ways in (_other_values, _other_resizing):
-        tried = {one: _measure(query, model, chosen_on, one, prepared) for one in ways(best, query)}
+        others = ways(best, query) if every or ways is _other_resizing else [_turn_channels(best)]
+        tried = {one: _measure(query, model, chosen_on, one, prepared) for one in others}
         found = max(tried, key=tried.__getitem__)
         if tried[found] >= reached + STEP:
             best, reached = found, tried[found]
@@ -95,9 +97,13 @@ def find_better_preprocess(query: Query, model: nn.Module, val: Split) -> Better
     return BetterPreprocess(changed, before, after, len(held_on))
 
 
+def _turn_channels(now: Preprocess) -> Preprocess:
+    return replace(now, channels="bgr" if now.channels == "rgb" else "rgb")
+
+
 def _other_values(now: Preprocess, query: Query) -> Iterator[Preprocess]:
     """Other channels, other values, and both: what changes less comes first."""
-    turned = replace(now, channels="bgr" if now.channels == "rgb" else "rgb")
+    turned = _turn_channels(now)
     yield turned
     for base in (now, turned):
         for values in VALUES:
