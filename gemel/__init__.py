@@ -3,6 +3,7 @@
 | name | what it does |
 | --- | --- |
 | `open_bundle(path, factories=())` | a bundle; its `.build(query)` is a plain `torch.nn.Module` with `.preprocess` |
+| `load_model(path)` | the model of an .onnx or .pt2 file, with `.preprocess`, `.decode` and `.predict` |
 | `export(bundle, query, out)` | one query's model as an ONNX file |
 | `export_folder(bundle, out)` | all of them, beside one file of weights that they share |
 | `verify(bundle, factories=())` | every problem of a bundle, one line each |
@@ -18,6 +19,7 @@
 | `run(config)` | the edge daemon |
 | `check_drift(spool, workload, out)` | a box's predictions against its originals'; reverts queries below target |
 | `Bundle`, `Workload`, `Query`, `Conditions` | what they take and give |
+| `Preprocess` | how frames are prepared, where a file does not say it |
 | `MergeOptions`, `Recipe`, `TrainOptions` | options of `merge` and `train` |
 | `GemelError`, `InputError`, `BundleError` | what they raise: one line with the place, the problem and what to do |
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
         export,
         export_folder,
         inspect,
+        load_model,
         merge,
         open_bundle,
         place,
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
     from merger import MergeOptions, Recipe, TrainOptions
     from models.bundle import Bundle
     from models.errors import BundleError, GemelError, InputError
+    from models.preprocess import Preprocess
     from models.workload import Query, Workload, load_workload
 
 __all__ = [
@@ -63,6 +67,7 @@ __all__ = [
     "GemelError",
     "InputError",
     "MergeOptions",
+    "Preprocess",
     "Query",
     "Recipe",
     "TrainOptions",
@@ -73,6 +78,7 @@ __all__ = [
     "export",
     "export_folder",
     "inspect",
+    "load_model",
     "load_workload",
     "merge",
     "open_bundle",
@@ -89,6 +95,7 @@ _HOMES = {
     "merger": ("MergeOptions", "Recipe", "TrainOptions"),
     "models.bundle": ("Bundle",),
     "models.errors": ("BundleError", "GemelError", "InputError"),
+    "models.preprocess": ("Preprocess",),
     "models.workload": ("Query", "Workload", "load_workload"),
 }
 """The modules of the public names that are not in `gemel.api`."""

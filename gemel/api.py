@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gemel.conditions import DEFAULT_CONDITIONS, DEFAULT_DEVICE, Conditions
 
+MIN_SHOWN_SCORE = 0.25
+"""Detections of a file's model with lower scores are left out by `predict`."""
+
 if TYPE_CHECKING:
+    from torch import nn
+
     from gemel.conditions import Objective, Shared
     from gemel.drift import DriftCheck
     from gemel.inspection import Inspection
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
     from models.bundle import Bundle
     from models.export import Batch, ExportedModel
     from models.export_folder import ExportedFolder
+    from models.preprocess import Preprocess
     from models.workload import Workload
 
 
@@ -36,6 +42,26 @@ def open_bundle(path: str | Path, factories: Collection[str] = ()) -> Bundle:
     from models import bundle
 
     return bundle.open_bundle(path, factories, Path.cwd())
+
+
+def load_model(
+    path: str | Path,
+    *,
+    classes: Sequence[str] = (),
+    task: str | None = None,
+    decoder: str = "auto",
+    preprocess: Preprocess | None = None,
+    min_score: float = MIN_SHOWN_SCORE,
+) -> nn.Module:
+    """The model of an .onnx or .pt2 file as a `torch.nn.Module` in eval mode.
+
+    `.preprocess` turns a frame, uint8 RGB (H, W, 3), into the batch that it takes; `.decode` turns its outputs into
+    boxes (N, A, 4) in fractions of the input and scores, or into probabilities; `.predict` does all for one frame, from
+    `min_score` on. What the file does not say is given by name. Raises InputError for a file that cannot be taken.
+    """
+    from models.decoders.files import load_file
+
+    return load_file(Path(path), tuple(classes), task, decoder, preprocess, min_score)
 
 
 def export(

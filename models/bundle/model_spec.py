@@ -82,11 +82,12 @@ def architecture(
 
 
 def _graph_architecture(query: BundleQuery, path: Path, document: bytes) -> nn.Module:
+    from models.decoders import AUTO
     from models.decoders.graph_model import build_model
     from models.graph.stored import restore_graph
 
     try:
-        return build_model(restore_graph(document), str(query.decoder), query.task, query.classes, path, "meta")
+        return build_model(restore_graph(document), query.decoder or AUTO, query.task, query.classes, path, "meta")
     except Exception as error:  # a hostile document can make a graph fail in any way
         reason = error.problem if isinstance(error, InputError) else " ".join(str(error).split())[:300]
         raise BundleError(path, f"query {query.id}: its graph cannot be built: {reason}", REMEDY) from error

@@ -17,6 +17,7 @@ from models.bundle.manifest import MANIFEST_KEY, BundleQuery, Manifest, StoredTe
 from models.bundle.model_spec import REMEDY, ModelSpec, architecture, load_model_spec, model_spec
 from models.errors import BundleError, InputError
 from models.io import ParseError
+from models.predictor import Predictor, add_predictor
 from models.preprocess import Cropped
 
 if TYPE_CHECKING:
@@ -144,8 +145,9 @@ class Bundle:
     def build(self, query_id: str, device: str | torch.device = "cpu", copy: bool = False) -> nn.Module:
         """The query's model in eval mode, bound to the mapped tensors (CPU) or to copies of them (other devices).
 
-        Its attribute `preprocess` turns a frame, uint8 RGB (H, W, 3), into the batch (1, 3, S, S) that it takes.
-        Packed tensors are unpacked. On the device "meta" it is the architecture alone, and no tensor is read.
+        Its `preprocess` turns a frame, uint8 RGB (H, W, 3), into the batch (1, 3, H, W) that it takes, and its
+        `predict` a frame or a PIL image into a prediction (models.predictions) of its `classes`. Packed tensors are
+        unpacked. On the device "meta" it is the architecture alone, and no tensor is read.
         With `copy` the module has its own memory and may be trained. A model that is not in the zoo is
         imported only when its name is in the bundle's `factories`. Raises BundleError when the tensors
         don't fit the architecture, before anything is allocated.
@@ -165,9 +167,12 @@ class Bundle:
         if left:
             problem = f"{query.model} has buffers outside its state_dict: {left[0]}"
             raise BundleError(self.path, problem, "register them as persistent")
-        if not hasattr(model, "preprocess"):  # a user's own module may use the name itself
-            model.preprocess = Cropped(query.preprocess, query.roi)  # type: ignore[assignment]
-        return model.requires_grad_(copy).to(device).eval()
+        model = model.requires_grad_(copy).to(device).eval()
+        prepare, least = Cropped(query.preprocess, query.roi), query.min_score or query.threshold or 0.0
+        return add_predictor(model, Predictor(model, query.task, query.classes, prepare, least), query_id)
+
+    def __repr__(self) -> str:
+        return f"<bundle {self.path}: {', '.join(f'{query.id} ({query.model})' for query in self.queries)}>"
 
 
 def open_bundle(path: str | Path, factories: Collection[str] = (), folder: Path | None = None) -> Bundle:

@@ -18,7 +18,8 @@ from models.decoders.outputs import DECODED_TASKS, find_outputs
 from models.decoders.registry import UNUSED, GraphHead, class_names, parse
 from models.errors import InputError
 from models.notes import add_note
-from models.preprocess import Preprocess, Size
+from models.predictor import Predictor, add_predictor
+from models.preprocess import Cropped, Preprocess, Size
 
 if TYPE_CHECKING:
     from models.graph import Graph
@@ -114,3 +115,24 @@ def _load(path: Path, size: Size | None, stamp: Stamp) -> Graph:
     from models.graph.unfold import unfold_norms
 
     return unfold_norms(load_graph(path, size))
+
+
+def load_file(
+    path: Path,
+    classes: tuple[str, ...],
+    task: str | None,
+    decoder: str,
+    preprocess: Preprocess | None,
+    min_score: float,
+) -> GraphModel:
+    """A file's model with `preprocess`, `classes` and `predict`; InputError where nothing says what they are."""
+    size = None if preprocess is None else preprocess.size
+    file = ModelFile(path, size, decoder, task, classes).complete()
+    preprocess = preprocess or file.preprocess()
+    if preprocess is None:
+        problem = "nothing says the mean and the deviation with which it was trained"
+        raise InputError(path, problem, "give them: preprocess=gemel.Preprocess((H, W), mean=..., std=...)")
+    model = file.build().eval()
+    predictor = Predictor(model, str(file.task), file.classes, Cropped(preprocess), min_score)
+    add_predictor(model, predictor, path.name)
+    return model

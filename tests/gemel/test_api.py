@@ -16,6 +16,7 @@ import gemel
 from models.bundle import BundleQuery, Made, write_bundle
 from models.workload import load_workload
 from models.zoo import build_query
+from tests.models.graph.onnx_files import write_classifier
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKLOAD = """
@@ -91,9 +92,12 @@ def test_api_code_of_the_guide_runs(bundle, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "guide.md").read_text().split("## Python")[1]
     page = page.replace("box.safetensors", bundle.name).replace("bridge-vehicles", "a")
-    build, export, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert all(len([line for line in block.splitlines() if line]) == 3 for block in (build, export))
+    build, load, export, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert all(len([line for line in block.splitlines() if line]) == 3 for block in (build, load, export))
     names = {"frame": np.full((48, 64, 3), 90, np.uint8)}
+    write_classifier(tmp_path / "best.onnx")
+    exec(load, names)
+    assert names["found"].label in names["model"].classes  # type: ignore[attr-defined]
     exec(build, names)
     assert names["answer"].shape == (1, 2)  # type: ignore[attr-defined]
     exec(export, names)

@@ -157,6 +157,8 @@ def test_export_code_of_the_docs_equals_the_box(bundle, tmp_path, repository):
 
     code = re.findall(r"```python\n(.*?)```", (repository / "docs" / "guide.md").read_text(), re.DOTALL)
     exec(code[0], names)
+    assert "session" in names
+    exec(code[1], names)
 
     opened = open_bundle(bundle)
     query, model = opened.query("bridge"), opened.build("bridge")

@@ -1,0 +1,63 @@
+"""`gemel.load_model` and models of a bundle answer single frames."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from PIL import Image
+
+import gemel
+from models.bundle import BundleQuery, Made, write_bundle
+from models.errors import InputError
+from models.workload import load_workload
+from models.zoo import build_query
+from tests.models.graph.onnx_files import SIDE, write_classifier
+
+CLASSES = ("car", "bus", "truck")
+
+
+@pytest.fixture
+def frame() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 255, (2 * SIDE, 3 * SIDE, 3), dtype=np.uint8)
+
+
+def test_a_file_answers_arrays_and_pictures(tmp_path, frame):
+    model = gemel.load_model(write_classifier(tmp_path / "best.onnx"))
+    found = model.predict(frame)
+    assert found == model.predict(Image.fromarray(frame)) and model.classes == CLASSES
+    with torch.no_grad():
+        probabilities = model.decode(model(model.preprocess(frame)))
+    assert torch.allclose(probabilities[0], torch.tensor(found.probabilities), atol=1e-6)
+    assert "best.onnx: classification of car, bus, truck, 16 x 16" in repr(model)
+    other = copy.deepcopy(model)
+    assert other.predict.model is other and other.predict(frame) == found
+
+
+def test_what_a_file_does_not_say_is_given_by_name(tmp_path, frame):
+    path = write_classifier(tmp_path / "best.onnx")
+    file = onnx.load(path)
+    del file.metadata_props[:]
+    onnx.save(file, path)
+    with pytest.raises(InputError, match="does not name them"):
+        gemel.load_model(path)
+    with pytest.raises(InputError, match=r"give them: preprocess=gemel\.Preprocess"):
+        gemel.load_model(path, classes=["a", "b", "c"])
+    model = gemel.load_model(path, classes=["a", "b", "c"], preprocess=gemel.Preprocess((SIDE, SIDE)))
+    assert model.predict(frame).label in "abc"
+
+
+def test_a_bundles_model_answers_in_pixels_of_the_frame(tmp_path, frame):
+    write_classifier(tmp_path / "best.onnx")
+    text = "name: w\ncameras: {one: {source: one.mp4}}\nqueries: [{id: gate, camera: one, model: best.onnx}]\n"
+    Path(tmp_path / "w.yaml").write_text(text)
+    (query,) = load_workload(tmp_path / "w.yaml").queries
+    write_bundle(tmp_path / "box", {"gate": build_query(query)}, [BundleQuery.of(query)], Made("w", "none", 0))
+    bundle = gemel.open_bundle(tmp_path / "box")
+    model = bundle.build("gate")
+    assert repr(bundle) == f"<bundle {tmp_path / 'box'}: gate (graph)>" and model.classes == CLASSES
+    assert model.predict(frame) == gemel.load_model(tmp_path / "best.onnx").predict(frame)
