@@ -36,6 +36,7 @@ from models.evaluation import (
     count_samples,
     evidence_hint,
     find_gap,
+    find_weakness,
     is_competent,
     load_labels,
     lower_bound_ratio,
@@ -58,6 +59,9 @@ Made = TypeVar("Made")
 ROUNDING = 1e-6
 MAX_CLASSES = 20
 """Classes that one note names."""
+
+
+TRAIN_HINT = "train it longer, on more frames, or give other weights"
 
 
 class LazyDict(Mapping[str, Made]):
@@ -147,6 +151,7 @@ def evaluate_original(ctx: MergeContext, query: Query) -> Reference:
     samples, few = count_samples(query, truths), ctx.evidence_config.min_samples
     unjudged = {name: samples[name] for name in query.classes if samples[name] < few}
     gap = find_gap(query, val.split, truths, ctx.evidence_config) or _test_gap(ctx, query, threshold)
+    gap = gap or find_weakness(query, val.split.name, reached, ctx.evidence_config)
     reference = Reference(truths, threshold, reached, one_error, tallies, found, gap=gap, unjudged=unjudged)
     if _needs_eval_norms(ctx, query, reference):
         ctx.warn(f"{query.id}: BatchNorm recalibration harms its original; its norms stay in eval mode")
@@ -279,7 +284,8 @@ class MergeContext:
         few = self.evidence_config.min_samples
         for query, one in self.references.items():
             if one.gap:
-                hint = evidence_hint(self.queries[query], self.evidence_config)
+                is_weak = one.gap == find_weakness(self.queries[query], "val", one.score)
+                hint = TRAIN_HINT if is_weak else evidence_hint(self.queries[query], self.evidence_config)
                 add_note(query, f"no evidence: {one.gap}; it keeps its own weights and counts as not met", hint)
             elif one.unjudged:
                 names = [
@@ -474,7 +480,9 @@ class MergeContext:
         before = predict(self.originals[query], own, self.root.test[query], progress=report)
         after = predict(model, found, test, progress=report)
         reference = self.references[query]
-        return compare(found, test.split, before, after, reference.threshold, self.seed, reference.gap)
+        return compare(
+            found, test.split, before, after, reference.threshold, self.seed, reference.gap, self.evidence_config
+        )
 
     def _load(self, parts: Sequence[Mapping[str, Any]]) -> None:
         for part in parts:

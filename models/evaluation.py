@@ -17,7 +17,7 @@ from models.data import PreparedFrames, Split
 from models.device import retry_with_smaller_batch
 from models.evidence import EVIDENCE as EVIDENCE
 from models.evidence import EvidenceConfig as EvidenceConfig
-from models.evidence import ShownAnswers
+from models.evidence import ShownAnswers, find_few_frames
 from models.predictions import GroundTruth, Prediction, Task
 from models.process import keep_freed_memory
 from models.tasks import task_of
@@ -123,10 +123,11 @@ def compare(
     threshold: float,
     seed: int = 0,
     gap: str | None = None,
+    config: EvidenceConfig = EVIDENCE,
 ) -> Evidence:
     """Merged against original on one split, with the interval of the ratio by bootstrap over units.
 
-    `gap` says why the footage is no evidence; None: `find_gap` of this split.
+    `gap` says why the footage is no evidence; None: `find_gap` of this split. A weak original is none either.
     """
     task = task_of(query)
     labels = load_labels(query, split, original, threshold)
@@ -144,7 +145,8 @@ def compare(
         )
     chance = task.chance(query.classes)
     ratio = _ratio(after, before)
-    gap = find_gap(query, split, labels) if gap is None else gap
+    gap = find_gap(query, split, labels, config) if gap is None else gap
+    gap = gap or find_weakness(query, split.name, before, config)
     return Evidence(
         metric=task.metric_name(split.labels is not None), split=split.name, samples=len(split), units=units,
         original=before, merged=after,
@@ -160,7 +162,15 @@ def find_gap(query: Query, split: Split, labels: Sequence[GroundTruth], config: 
     """Why these labels (or the original's answers) on a split are no evidence; empty where they are."""
     task, clips = task_of(query), split.units if split.has_clips and labels else None
     shown = ShownAnswers(split.name, [task.answers(label, query.classes) for label in labels], clips, config)
-    return task.find_gap(labels, query.classes, shown, query.accuracy_target)
+    gap = task.find_gap(labels, query.classes, shown, query.accuracy_target)
+    return gap or find_few_frames(split.name, split.frames, config)
+
+
+def find_weakness(query: Query, split: str, reached: float, config: EvidenceConfig = EVIDENCE) -> str:
+    """Why an original of this quality on a split is no evidence for anything; empty where it is."""
+    if not config.competent or is_competent(query, reached):
+        return ""
+    return f"its original reaches only {reached:.2f} {task_of(query).metric} on {split}"
 
 
 def evidence_hint(query: Query, config: EvidenceConfig = EVIDENCE) -> str:

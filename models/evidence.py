@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from models.errors import join_names
 
 MAX_NAMES = 4
+BLACK = 16
+"""The largest value of a black frame: that of limited range, and what compression leaves."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,10 @@ class EvidenceConfig:
     """Frames of each of two answers, or objects; frames with anything to compare of a drift check."""
     min_clips: int = 2
     """Clips that show it, where a split consists of several: the interval leaves out one at a time."""
+    min_frames: int = 2
+    """Frames that are not black and differ from each other."""
+    competent: bool = True
+    """Whether the original must be better than chance by the task's margin."""
 
 
 EVIDENCE = EvidenceConfig()
@@ -46,14 +55,35 @@ class ShownAnswers:
         return found
 
 
+def find_few_frames(name: str, frames: Iterable[np.ndarray], config: EvidenceConfig = EVIDENCE) -> str:
+    """Why the frames of a split are no evidence whatever their labels say; empty once enough of them differ."""
+    seen, total, black = set[bytes](), 0, 0
+    for frame in frames:
+        total += 1
+        if frame.max(initial=0) <= BLACK:
+            black += 1
+        else:
+            seen.add(hashlib.sha256(frame.tobytes()).digest())
+        if len(seen) >= config.min_frames:
+            return ""
+    if not seen:
+        return f"all {total} frames of {name} are black"
+    return f"all {total} frames of {name} are {f'black ({black}) or ' if black else ''}equal"
+
+
 def find_too_few_objects(shown: ShownAnswers, classes: Sequence[str], what: str = "object") -> str:
-    """Why so many objects are no evidence; empty where they are."""
-    where, few, total = shown.name, shown.config.min_samples, shown.samples().total()
-    clips, named = {clip for own in shown.shown_in().values() for clip in own}, join_names(classes, MAX_NAMES)
+    """Why so many objects are no evidence; empty where those of one class are."""
+    where, few, samples, clips = shown.name, shown.config.min_samples, shown.samples(), shown.shown_in()
+    named, total = join_names(classes, MAX_NAMES), samples.total()
+    enough = [name for name, count in samples.items() if count >= few]
     if total < few:
         return f"{where} holds {total or 'no'} {what}{'' if total == 1 else 's'} ({named}); {few} are needed"
-    if shown.clips and len(clips) < shown.config.min_clips:
-        return f"all {total} {what}s of {where} ({named}) are in one clip; {shown.config.min_clips} are needed"
+    if not enough:
+        counts = join_names([f"{count} of '{name}'" for name, count in samples.most_common()], MAX_NAMES)
+        return f"{where} holds {counts}; {few} {what}s of one class are needed"
+    if shown.clips and all(len(clips[name]) < shown.config.min_clips for name in enough):
+        named = join_names(enough, MAX_NAMES)
+        return f"all {samples[enough[0]]} {what}s of {where} ({named}) are in one clip; {shown.config.min_clips} are needed"
     return ""
 
 

@@ -175,7 +175,8 @@ def report_limits(report: Report, unlabelled: Sequence[str]) -> list[str]:
     """What limits the report's figures, a sentence or two each; `unlabelled` queries have no human labels."""
     lines, device = [], report.device
     for row in (row for row in report.offline if row.reason):
-        lines.append(f"{row.query}: no evidence, {row.reason}; a worse model could look as good on this footage.")
+        why = "a worse model could look as good on this footage" if row.worth else "keeping that proves nothing"
+        lines.append(f"{row.query}: no evidence, {row.reason}; {why}.")
     for row in (row for row in report.offline if not row.worth and not row.reason):
         bar = "an F1 below 0.5" if row.task == "detection" else "less than 10 points above chance"
         lines.append(

@@ -52,7 +52,7 @@ BUNDLE, DARKNET = "b.safetensors", "yolo.weights"
 OLD, UPDATE = "old.safetensors", "b.update"
 SAMPLE, REPORT = "spool/samples/1.png", "report"
 OPTIONS = MergeOptions(
-    Recipe(epochs=1, frames_per_epoch=4, batch=2, rate=1e-3), precision="fp32", evidence=EvidenceConfig(1, 1)
+    Recipe(epochs=1, frames_per_epoch=4, batch=2, rate=1e-3), precision="fp32", evidence=EvidenceConfig(1, 1, 1, False)
 )
 FRAMES = 4
 

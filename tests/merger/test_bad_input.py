@@ -87,9 +87,9 @@ def test_merge_of_an_original_at_chance_gives_no_evidence(
 ) -> None:
     main(["merge", str(untrained_workload), "-o", str(tmp_path / "b.gemel"), "--method", "none"])
     shown = capsys.readouterr()
-    assert "no evidence: the original is too weak" in shown.out
-    (line,) = (line for line in shown.err.splitlines() if "q0" in line and "which is no evidence" in line)
-    assert "on val, which is no evidence; train it longer" in line
+    assert "not met, no evidence: its original reaches only 0." in shown.out
+    (line,) = (line for line in shown.err.splitlines() if "q0: no evidence: its original reaches only" in line)
+    assert "balanced_accuracy on val; it keeps its own weights and counts as not met; train it longer" in line
 
 
 def test_merge_with_swapped_classes_names_the_right_order(

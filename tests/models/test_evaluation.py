@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -34,7 +37,8 @@ CLASSIFICATION, DETECTION = task_of("classification"), task_of("detection")
 
 
 def make_split(labels, units) -> Split:
-    return Split("test", Frames([lambda: np.zeros((8, 8, 3), np.uint8)] * len(units)), labels, tuple(units), (0.0,))
+    frames = [partial(np.full, (8, 8, 3), 40 + index % 200, np.uint8) for index in range(len(units))]
+    return Split("test", Frames(frames), labels, tuple(units), (0.0,))
 
 
 def predict_labels(labels: str) -> list[ClassPrediction]:
@@ -109,12 +113,53 @@ def test_find_gap_of_a_classifier_needs_two_answers(labels: str, units, gap: str
         (["car"] * 19, "u", "test holds 19 objects (car); 20 are needed"),
         (["car"] * 20, "u", ""),
         (["car"] * 20, "uv", "all 20 objects of test (car) are in one clip; 2 are needed"),
+        (["car"] * 19 + ["bus"] * 19, "u", "test holds 19 of 'car', 19 of 'bus'; 20 objects of one class are needed"),
+        (["car"] * 20 + ["bus"], "u", ""),
     ],
 )
 def test_find_gap_of_a_detector_needs_objects(objects: list[str], units: str, gap: str) -> None:
     labels = [BoxLabels(tuple(objects), ((0.0, 0.0, 4.0, 4.0),) * len(objects)), BoxLabels()]
     query = make_query(task="detection", classes=("car",))
     assert find_gap(query, make_split(tuple(labels), [units[0], units[-1]]), labels) == gap
+
+
+def repeat_frames(*values: int, count: int = 40) -> Frames:
+    return Frames([partial(np.full, (8, 8, 3), values[at % len(values)], np.uint8) for at in range(count)])
+
+
+@pytest.mark.parametrize(
+    ("values", "gap"),
+    [
+        ((0,), "all 40 frames of test are black"),
+        ((0, 5, 16), "all 40 frames of test are black"),
+        ((90,), "all 40 frames of test are equal"),
+        ((0, 90), "all 40 frames of test are black (20) or equal"),
+        ((0, 0, 0, 90, 91), ""),
+        ((90, 91), ""),
+    ],
+)
+def test_find_gap_needs_frames_that_differ(values: tuple[int, ...], gap: str) -> None:
+    split = replace(make_split(tuple("ab" * 20), "u" * 40), frames=repeat_frames(*values))
+    assert find_gap(make_query(classes=("a", "b")), split, tuple("ab" * 20)) == gap
+
+
+def test_find_gap_decodes_few_frames_of_ordinary_footage() -> None:
+    split = make_split(tuple("ab" * 20), "u" * 40)
+    decoded: list[int] = []
+    loaders = [lambda at=at: decoded.append(at) or split.frames[at] for at in range(40)]
+    assert find_gap(make_query(classes=("a", "b")), replace(split, frames=Frames(loaders)), tuple("ab" * 20)) == ""
+    assert decoded == [0, 1]
+
+
+@pytest.mark.parametrize(("right", "is_weak"), [(22, True), (23, True), (30, False)])
+def test_compare_takes_a_weak_original_for_no_evidence(right: int, is_weak: bool) -> None:
+    labels = "ab" * 20
+    answers = predict_labels("".join(one if at < right else "ba"[one == "b"] for at, one in enumerate(labels)))
+    found = compare(make_query(classes=("a", "b")), make_split(tuple(labels), "u" * 40), answers, answers, 0.0)
+    assert (found.worth, found.met, found.evidence) == (not is_weak, not is_weak, "none" if is_weak else "labels")
+    assert found.reason == (
+        f"its original reaches only {found.original:.2f} balanced_accuracy on test" if is_weak else ""
+    )
 
 
 def test_is_competent_needs_a_margin_above_chance() -> None:
