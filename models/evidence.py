@@ -82,8 +82,8 @@ def find_too_few_objects(shown: ShownAnswers, classes: Sequence[str], what: str 
         counts = join_names([f"{count} of '{name}'" for name, count in samples.most_common()], MAX_NAMES)
         return f"{where} holds {counts}; {few} {what}s of one class are needed"
     if shown.clips and all(len(clips[name]) < shown.config.min_clips for name in enough):
-        named = join_names(enough, MAX_NAMES)
-        return f"all {samples[enough[0]]} {what}s of {where} ({named}) are in one clip; {shown.config.min_clips} are needed"
+        counted = f"all {samples[enough[0]]} {what}s of {where} ({enough[0]})"
+        return f"{counted} are in one clip; {shown.config.min_clips} are needed"
     return ""
 
 

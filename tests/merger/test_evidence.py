@@ -157,7 +157,7 @@ def write_spotters(folder: Path, bright: range, classes: tuple[str, ...] = ("lam
     """A workload of two equal detectors and unlabelled footage that is bright in these frames."""
     (folder / "frames").mkdir(parents=True)
     for index in range(count):
-        frame = np.full((SIDE, SIDE, 3), 250 if index in bright else 30, np.uint8)
+        frame = np.full((SIDE, SIDE, 3), (230 if index in bright else 20) + index % 20, np.uint8)
         cv2.imwrite(str(folder / "frames" / f"{index:04d}.png"), frame)
     queries = [
         {"id": name, "camera": "c", "task": "detection", "classes": list(classes), "input_size": SIDE, "data": "frames",
