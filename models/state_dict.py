@@ -32,7 +32,8 @@ AVERAGED = re.compile(r"(?<![A-Za-z])(ema|swa|avg|averaged?)(?![a-z])|Ema|EMA|SW
 class Candidate:
     """Tensors of a file, under one key and one prefix, by the names that remain; `fit` counts those that fit.
 
-    `others` are the tensors under the same key without the prefix.
+    `others` are the tensors under the same key that it leaves out. `renamed` counts those that had the prefix; or that
+    got `wrapper`, a prefix of the network's names, before theirs.
     """
 
     path: str
@@ -41,6 +42,8 @@ class Candidate:
     others: tuple[str, ...]
     is_averaged: bool
     fit: int
+    renamed: int = 0
+    wrapper: str = ""
 
     @property
     def label(self) -> str:
@@ -113,7 +116,9 @@ def _describe(chosen: Candidate, rivals: list[str], partial: list[str]) -> tuple
     elif rivals or partial:
         parts += [f"weights under {chosen.label} taken; {len(chosen.state)} tensors"]
     elif chosen.prefix:
-        parts += [f"the prefix {chosen.prefix} was removed from {len(chosen.state)} tensors"]
+        parts += [f"the prefix {chosen.prefix} was removed from {chosen.renamed} tensors"]
+    if chosen.wrapper:
+        parts += [f"the prefix {chosen.wrapper} of the model's names was put before {chosen.renamed} tensors"]
     if rivals:
         parts += [f"{join_names(rivals)} would fit as well"]
     if partial:
@@ -176,20 +181,61 @@ def _split_by_prefix(
 ) -> Iterator[Candidate]:
     """A candidate for each prefix after which names of the network follow: `module.`, `model.`, `ema_model.module.`.
 
-    Prefixes come from DataParallel, torch.compile, AveragedModel and the attributes of a LightningModule.
+    Prefixes come from DataParallel, torch.compile, AveragedModel and the attributes of a LightningModule; and in the
+    network's own names from a class that wraps it.
     """
-    hits = (Counter(prefix for name in tensors for prefix, rest in _cuts(name) if rest in known) for known in names)
-    known_hits: Counter[str] = next(filter(None, hits), Counter())
-    if not known_hits:
-        yield Candidate(path, "", tensors, (), False, 0)
-    for prefix, _ in known_hits.most_common(MAX_PREFIXES):
-        state = rename({name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)})
-        counter = f"{prefix.removesuffix('module.')}n_averaged"
-        is_averaged = bool(AVERAGED.search(f"{path}.{prefix}")) or counter in tensors
-        if is_swapped:
-            is_averaged = path == "state_dict"
-        others = tuple(name for name in tensors if not name.startswith(prefix))
-        yield Candidate(path, prefix, state, others, is_averaged, count_fit(state))
+    split = _PrefixSplit(path, tensors, rename, count_fit, is_swapped)
+    known = next((own for own in names if any(rest in own for name in tensors for _, rest in _cuts(name))), ())
+    plain = list(split.candidates({name: name for name in known})) or [Candidate(path, "", tensors, (), False, 0)]
+    yield from plain
+    firsts = Counter(name.partition(".")[0] + "." for name in names[0])
+    for wrapper in (one for one, count in firsts.items() if 2 * count >= len(names[0])):
+        found = split.candidates({name.removeprefix(wrapper): name for name in names[0]}, wrapper)
+        yield from (one for one in found if one.fit > max(one.fit for one in plain))
+
+
+@dataclass(frozen=True)
+class _PrefixSplit:
+    """The candidates among the tensors under one key."""
+
+    path: str
+    tensors: dict[str, FileTensor]
+    rename: Callable[[FileState], FileState]
+    count_fit: Callable[[FileState], int]
+    is_swapped: bool
+
+    def candidates(self, known: Mapping[str, str], wrapper: str = "") -> Iterator[Candidate]:
+        """One for each prefix of the file's names; `known` gives the network's name of a name without it.
+
+        Names that the network knows and that lack the prefix are taken as they are, unless the others are an average.
+        """
+        hits = Counter(prefix for name in self.tensors for prefix, rest in _cuts(name) if rest in known)
+        for prefix, _ in hits.most_common(MAX_PREFIXES):
+            found = {name: name.removeprefix(prefix) for name in self.tensors if name.startswith(prefix)}
+            counter = f"{prefix.removesuffix('module.')}n_averaged"
+            is_averaged = bool(AVERAGED.search(f"{self.path}.{prefix}")) or counter in self.tensors
+            if self.is_swapped:
+                is_averaged = self.path == "state_dict"
+            if not is_averaged and prefix:
+                bare = set(found.values())
+                found |= {name: name for name in self.tensors if name in known and name not in bare | found.keys()}
+            names = {name: known.get(bare, bare) for name, bare in found.items()}
+            renamed = sum(name != given for name, given in names.items())
+            yield self._candidate(prefix, names, is_averaged, renamed, wrapper)
+            flat = {given.replace(".", ""): given for given in names.values()}
+            parts = ((name, *name.partition(".")) for name in self.tensors)
+            average = {name: flat[rest] for name, head, _, rest in parts if rest in flat and AVERAGED.search(head)}
+            if average and not is_averaged:  # LitEma's, which has no dots in its names and no buffers
+                head, new = f"{next(iter(average)).partition('.')[0]}.", set(average.values())
+                kept = {name: own for name, own in names.items() if own not in new and not name.startswith(head)}
+                yield self._candidate(head, kept | average, True, len(average), wrapper)
+
+    def _candidate(
+        self, prefix: str, names: Mapping[str, str], is_averaged: bool, renamed: int, wrapper: str
+    ) -> Candidate:
+        state = self.rename({given: self.tensors[name] for name, given in names.items()})
+        others = tuple(name for name in self.tensors if name not in names)
+        return Candidate(self.path, prefix, state, others, is_averaged, self.count_fit(state), renamed, wrapper)
 
 
 def _cuts(name: str) -> Iterator[tuple[str, str]]:
@@ -204,11 +250,11 @@ def _cuts(name: str) -> Iterator[tuple[str, str]]:
 
 def _drop_copies(candidates: list[Candidate]) -> list[Candidate]:
     """The candidates without those whose tensors are the same ones in the file as an earlier candidate's."""
-    kept: dict[tuple[Any, ...], Candidate] = {}
+    kept: dict[frozenset[Any], Candidate] = {}
     for candidate in sorted(candidates, key=lambda one: one.rank):
         places = (
             (name, id(one.storage), one.offset, one.shape) if isinstance(one, TensorRecord) else (name, id(one))
             for name, one in candidate.state.items()
         )
-        kept.setdefault(tuple(places), candidate)
+        kept.setdefault(frozenset(places), candidate)
     return list(kept.values())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.errors import InputError
 from models.notes import collect_notes
@@ -38,6 +39,64 @@ def test_load_weights_removes_the_prefix_of_a_wrapper(tmp_path, prefix):
     loaded = fresh.state_dict()
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in trained.state_dict().items())
     assert load_matching(Small(), tmp_path / "w.pt") == tuple(STATE)
+
+
+def load_noted(path: Path, module: nn.Module, model: str = "small") -> tuple[dict[str, Tensor], list[str]]:
+    with collect_notes() as notes:
+        load_weights(replace(query_of(path), model=model), module)
+    return module.state_dict(), [note.partition("weights (gate): ")[2] for note in notes]
+
+
+class Wrapped(nn.Module):
+    """A network in a wrapper with a head of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Small()
+        self.head = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.net(x))
+
+
+def test_load_weights_puts_the_prefix_of_a_wrapping_model_before_names(tmp_path):
+    trained = Wrapped().state_dict()
+    torch.save({name.removeprefix("net."): tensor for name, tensor in trained.items()}, tmp_path / "w.pt")
+    loaded, (note,) = load_noted(tmp_path / "w.pt", Wrapped())
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in trained.items())
+    assert note == f"the prefix net. of the model's names was put before {len(STATE)} tensors"
+
+
+@pytest.mark.parametrize("prefix", ["module.", "model.state."])
+def test_load_weights_removes_one_prefix_and_puts_another(tmp_path, prefix):
+    trained = Wrapped().net.state_dict()
+    torch.save({f"{prefix}{name}": tensor for name, tensor in trained.items()}, tmp_path / "w.pt")
+    wrapped = nn.ModuleDict({"net": Small()})
+    wrapped.forward = wrapped["net"].forward
+    loaded, (note,) = load_noted(tmp_path / "w.pt", wrapped)
+    assert all(torch.equal(tensor, loaded[f"net.{name}"]) for name, tensor in trained.items())
+    assert "the prefix" in note and f"net. of the model's names was put before {len(STATE)} tensors" in note
+
+
+def test_load_weights_removes_a_prefix_that_only_some_names_have(tmp_path):
+    names = {name: name if name.startswith("fc") else f"net.{name}" for name in STATE}
+    torch.save({names[name]: tensor for name, tensor in STATE.items()}, tmp_path / "w.pt")
+    loaded, (note,) = load_noted(tmp_path / "w.pt", Small())
+    assert equal_states(loaded, STATE)
+    assert note == f"the prefix net. was removed from {len(STATE) - 2} tensors"
+
+
+@pytest.mark.parametrize(("raw", "wrapper"), [("model.", "model_ema."), ("", "model_ema."), ("net.", "ema.")])
+def test_load_weights_takes_the_average_of_lit_ema(tmp_path, raw, wrapper):
+    trained = Small()
+    averages = {name: torch.randn_like(tensor) for name, tensor in trained.named_parameters()}
+    content = {f"{raw}{name}": tensor for name, tensor in trained.state_dict().items()}
+    content |= {wrapper + name.replace(".", ""): tensor for name, tensor in averages.items()}
+    content |= {f"{wrapper}decay": torch.tensor(0.99), f"{wrapper}num_updates": torch.tensor(7)}
+    torch.save({"state_dict": content, "epoch": 3}, tmp_path / "last.ckpt")
+    loaded, (note,) = load_noted(tmp_path / "last.ckpt", Small())
+    assert equal_states(loaded, {**trained.state_dict(), **averages})
+    assert note.startswith(f"EMA weights taken (under 'state_dict.{wrapper}*')")
 
 
 def save(change: dict[str, Tensor | int], without: str = "") -> Callable[[Path], object]:
