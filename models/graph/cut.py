@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from models.errors import InputError
 from models.graph.document import Cut, attributes_of, describe_node
+from models.graph.tail import take_tail
 
 SELECTING = ("TopK", "ArgMax", "ArgMin", "NonZero")
 BEARING = ("Conv", "ConvTranspose", "Gemm")
@@ -52,10 +53,10 @@ def cut_end(graph: ir.Graph, where: str) -> Cut | None:
             if source not in feeds and source not in graph.inputs:
                 feeds.append(source)
     kept = [value for value in graph.outputs if value.producer() not in region]
-    cut = Cut(
-        start.op_type, start.name or "", tuple(value.name or "" for value in feeds),
-        tuple(value.name or "" for value in graph.outputs if value.producer() in region), _settings(start),
-    )  # fmt: skip
+    lost = [value for value in graph.outputs if value.producer() in region]
+    names = [tuple(value.name or "" for value in values) for values in (feeds, lost, graph.outputs)]
+    tail = take_tail(graph, feeds, lost)
+    cut = Cut(start.op_type, start.name or "", *names[:2], _settings(start), names[2] if tail else (), tail)
     graph.outputs[:] = [*kept, *(value for value in feeds if value not in kept)]
     graph.remove([node for node in nodes if node in region], safe=False)
     return cut

@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 import torch
 from google.protobuf.message import DecodeError
+from pydantic import Base64Bytes
 from torch import Tensor
 
 from models.errors import InputError
@@ -40,7 +41,8 @@ class TensorInfo:
 class Cut:
     """What was cut off at the end: its first operator and node, its attributes and constant inputs by name.
 
-    `inputs` are the names of the outputs that now feed it, in its order; `outputs` are those that it gave.
+    `inputs` are the names of the outputs that now feed it, in its order; `outputs` are those that it gave. `tail` is
+    the part itself as an ONNX model, `order` the names of the file's outputs; both are empty where it was not kept.
     """
 
     operator: str
@@ -48,6 +50,8 @@ class Cut:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: dict[str, Any] = field(default_factory=dict)
+    order: tuple[str, ...] = ()
+    tail: Base64Bytes = b""
 
 
 @dataclass(frozen=True)

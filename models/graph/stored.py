@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection
-from dataclasses import asdict
 
 import onnx_ir as ir
 from pydantic import TypeAdapter
@@ -12,6 +10,7 @@ from torch import Tensor
 
 from models.errors import InputError
 from models.graph.document import Cut, Graph, TensorInfo, parse_model
+from models.graph.tail import append_tail
 from models.graph.unfold import WHERE, fold_norms, is_weight
 
 _CUT = TypeAdapter(Cut)
@@ -25,7 +24,7 @@ def store_graph(graph: Graph) -> bytes:
     model.metadata_props.update(graph.metadata)
     model.metadata_props.pop(CUT_KEY, None)
     if graph.cut is not None:
-        model.metadata_props[CUT_KEY] = json.dumps(asdict(graph.cut))
+        model.metadata_props[CUT_KEY] = _CUT.dump_json(graph.cut).decode()
     return ir.to_proto(model).SerializeToString(deterministic=True)
 
 
@@ -49,12 +48,17 @@ def fill_graph(document: bytes, tensor_of: Callable[[str], Tensor], kept: Collec
 
     Norms are folded into their convolutions again, except for the paths in `kept`.
     """
-    model = parse_model(document, WHERE)
+    model, cut = parse_model(document, WHERE), restore_graph(document).cut
     model.metadata_props.pop(CUT_KEY, None)
     for value in model.graph.initializers.values():
         if is_weight(value):
             value.const_value = ir.tensor(tensor_of(str(value.name)).detach().numpy(), name=value.name)
     fold_norms(model, kept)
+    if cut is not None and cut.tail:
+        try:
+            append_tail(model, cut.tail, cut.order, WHERE)
+        except (KeyError, ValueError) as error:
+            raise InputError(WHERE, f"has an end that does not fit: {error}", "build the bundle again") from error
     return model
 
 

@@ -1,0 +1,70 @@
+"""What was cut off a graph is put back where a file is written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from onnx import helper, numpy_helper
+
+from models.errors import InputError
+from models.graph import load_graph
+from models.graph.stored import fill_graph, store_graph
+from models.graph.unfold import unfold_norms
+
+SIDE, BEST = 32, 5
+
+
+def write_selecting(path: Path) -> Path:
+    """A detector that chooses its best boxes itself; the second output is written first."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], pads=[1] * 4, strides=[4, 4]),
+        helper.make_node("Reshape", ["c", "shape"], ["r"]),
+        helper.make_node("Transpose", ["r"], ["t"], perm=[0, 2, 1]),
+        helper.make_node("Split", ["t", "parts"], ["boxes", "scores"], axis=2),
+        helper.make_node("ReduceMax", ["scores"], ["best"], axes=[2], keepdims=0),
+        helper.make_node("TopK", ["best", "k"], ["found_scores", "rows"], axis=1),
+        helper.make_node("Unsqueeze", ["rows", "last"], ["each"]),
+        helper.make_node("Tile", ["each", "four"], ["places"]),
+        helper.make_node("GatherElements", ["boxes", "places"], ["found_boxes"], axis=1),
+    ]
+    values = {
+        "w": np.random.default_rng(0).standard_normal((7, 3, 3, 3)).astype(np.float32), "b": np.zeros(7, np.float32),
+        "shape": np.array([1, 7, -1]), "parts": np.array([4, 3]), "k": np.array([BEST]), "last": np.array([2]),
+        "four": np.array([1, 1, 4]),
+    }  # fmt: skip
+    outputs = {"found_boxes": [1, BEST, 4], "found_scores": [1, BEST]}
+    kind = onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        nodes, "net", [helper.make_tensor_value_info("x", kind, [1, 3, SIDE, SIDE])],
+        [helper.make_tensor_value_info(name, kind, shape) for name, shape in outputs.items()],
+        [numpy_helper.from_array(value, name) for name, value in values.items()],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def test_a_written_graph_has_the_outputs_of_its_file(tmp_path):
+    file = write_selecting(tmp_path / "a.onnx")
+    graph = unfold_norms(load_graph(file))
+    assert graph.cut is not None and graph.cut.order == ("found_boxes", "found_scores")
+    model = ir.to_proto(fill_graph(store_graph(graph), graph.state.__getitem__))
+    onnx.checker.check_model(model, full_check=True)
+    frames = np.random.default_rng(1).standard_normal((1, 3, SIDE, SIDE)).astype(np.float32)
+    sessions = [onnxruntime.InferenceSession(one) for one in (str(file), model.SerializeToString())]
+    assert [one.name for one in sessions[1].get_outputs()] == ["found_boxes", "found_scores"]
+    for wanted, found in zip(*(session.run(None, {"x": frames}) for session in sessions), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("change", [{"tail": b"\xff"}, {"order": ("absent",)}])
+def test_an_end_that_does_not_fit_is_refused(tmp_path, change):
+    graph = load_graph(write_selecting(tmp_path / "a.onnx"))
+    lie = replace(graph, cut=replace(graph.cut, **change))
+    with pytest.raises(InputError):
+        fill_graph(store_graph(lie), graph.state.__getitem__)
