@@ -17,6 +17,7 @@ from merger.training.data import TrainingSet
 from merger.training.recipe import OPTIMIZER
 from models.detector import Detector, OneStage
 from models.device import retry_with_smaller_batch
+from models.graph.unfold import SUFFIX as AFFINE
 from models.sharing.layers import layers_of
 from models.tasks import MIN_SCORE, task_of
 from models.workload import Query
@@ -114,9 +115,12 @@ def _all_scores(model: Detector, frames: Tensor) -> Tensor:
 
 
 def _biases(model: Detector, query: Query) -> dict[str, nn.Parameter]:
+    """Those of the heads, or of the affines that have taken them over in an imported graph."""
     modules = dict(model.named_modules())
-    paths = [layer.path for layer in layers_of(query) if layer.head and layer.path in modules]
-    return {f"{path}.bias": bias for path in paths if (bias := getattr(modules[path], "bias", None)) is not None}
+    paths = [layer.path + suffix for layer in layers_of(query) if layer.head for suffix in ("", AFFINE)]
+    return {
+        f"{path}.bias": bias for path in paths if (bias := getattr(modules.get(path), "bias", None)) is not None
+    }
 
 
 def _between(scores: Tensor, wanted: int) -> Tensor:

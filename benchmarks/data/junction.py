@@ -124,13 +124,14 @@ def _a13_kinds(videos: Path, folder: Path) -> dict[str, Any]:
     return counts
 
 
-def write_human_splits(clip: Path, camera: str, folder: Path) -> dict[str, Any]:
-    """Write every second frame of a clip with its human boxes, split in time; returns the counts."""
-    boxes = boxes_by_frame(rows_of(clip.with_name(f"{clip.name}.gt.jsonl")))
+def write_human_splits(clip: Path, camera: str, folder: Path, label: str = "vehicle") -> dict[str, Any]:
+    """Write every second frame of a clip with its human boxes of one class, split in time; returns the counts."""
+    rows = rows_of(clip.with_name(f"{clip.name}.gt.jsonl"))
+    boxes = boxes_by_frame([row for row in rows if label in ("vehicle", row["class"])])
     images = [(frame, image) for frame, image in frames_of(clip) if frame % HUMAN_STEP == 0]
     counts = {}
     for split, members in splits.in_time(images, gap=GAP_FRAMES // HUMAN_STEP).items():
-        coco = CocoSplit(folder / split, ["vehicle"])
+        coco = CocoSplit(folder / split, [label])
         for frame, image in members:
             coco.add(stem_of(camera, frame), image, boxes[frame])
         counts[split] = coco.close()

@@ -27,7 +27,7 @@ def prepare(data: Path, out: Path) -> dict[str, Any]:
         say(f"camera {camera}: one clip with human boxes")
         clip = need(data / "videos" / f"tfl_{camera}" / f"{HUMAN_CLIPS[camera]}.mp4")
         copy_whole(clip, out / "clips" / f"{camera}.mp4")
-        query = f"c{camera}-vehicles"
-        counts[query] = once(out / "data" / query, partial(write_human_splits, clip, camera))
+        query = f"c{camera}-cars"
+        counts[query] = once(out / "data" / query, partial(write_human_splits, clip, camera, label="car"))
     copy_whole(UNLABELLED, out / "unlabelled.yaml")
     return counts

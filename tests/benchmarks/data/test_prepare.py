@@ -176,7 +176,7 @@ def test_junction_has_the_queries_it_promises(repository: Path):
 def test_real_london_starts_from_a_file_of_other_classes(real_data: Path, tmp_path: Path):
     prepare.prepare("london", real_data, tmp_path)
     for query in load_workload(tmp_path / "workload.yaml").queries:
-        assert query.classes == ("vehicle",) and query.input_size == 416 and query.init is not None
+        assert query.classes == ("car",) and query.input_size == 416 and query.init is not None
 
 
 @pytest.mark.real
