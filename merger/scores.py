@@ -118,9 +118,7 @@ def _biases(model: Detector, query: Query) -> dict[str, nn.Parameter]:
     """Those of the heads, or of the affines that have taken them over in an imported graph."""
     modules = dict(model.named_modules())
     paths = [layer.path + suffix for layer in layers_of(query) if layer.head for suffix in ("", AFFINE)]
-    return {
-        f"{path}.bias": bias for path in paths if (bias := getattr(modules.get(path), "bias", None)) is not None
-    }
+    return {f"{path}.bias": bias for path in paths if (bias := getattr(modules.get(path), "bias", None)) is not None}
 
 
 def _between(scores: Tensor, wanted: int) -> Tensor:

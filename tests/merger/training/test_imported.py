@@ -10,12 +10,14 @@ import pytest
 import torch
 import yaml
 
-from merger import TrainOptions, train_originals
+from merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
+from models.bundle import open_bundle
 from models.errors import InputError
 from models.graph import load_graph
 from models.workload import load_workload
 from models.zoo import build_query
 from tests.merger import detector_workload
+from tests.merger.options import ANY_EVIDENCE
 from tests.models.decoders.tiny_graphs import TinyClassifier, TinyYolox, export
 
 OPTIONS = TrainOptions(rate=1e-3, passes=320, max_epochs=20, max_cycles=1)
@@ -73,3 +75,16 @@ def test_a_copy_of_an_imported_model_trains_on_its_own(tmp_path: Path):
     assert all(one.grad is None for one in model.parameters()) and all(
         one.grad is not None for one in other.parameters()
     )
+
+
+@pytest.mark.parametrize("data", ["data/detection", "data/detection/train/images"], ids=["labels", "no labels"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_imported_detectors_train_together_from_their_files(tmp_path: Path, data: str, precision: str):
+    path = write(tmp_path, data=data)
+    torch.manual_seed(1)
+    for one in ("one", "two"):
+        export(tmp_path / f"{one}.onnx", TinyYolox(2), names=json.dumps(["car", "bus"]))
+    options = MergeOptions(Recipe(epochs=1, features=1.0), precision=precision, evidence=ANY_EVIDENCE)
+    report = merge(load_workload(path), tmp_path / "box.safetensors", "joint", options)
+    assert report.saved_fraction == 0 and len(report.queries) == 2
+    assert open_bundle(tmp_path / "box.safetensors").build("one")(torch.zeros(1, 3, 96, 96))[0].shape == (1, 189, 7)
