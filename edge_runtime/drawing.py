@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from edge_runtime.sinks.base import ResultMessage
 
 JPEG_QUALITY, MASK_OPACITY = 80, 0.45
+MIN_POINT_SCORE = 0.1
 COLOURS = ((255, 176, 0), (0, 158, 255), (122, 224, 122), (255, 110, 180), (190, 150, 255), (64, 224, 208))
 """RGB, readable on day and night pictures; the queries of a camera take them in turn."""
 
@@ -51,6 +52,9 @@ def draw_on(image: np.ndarray, records: Iterable[Mapping[str, Any]]) -> np.ndarr
         for found in record.get("detections", ()):
             left, top, right, bottom = (round(float(value)) for value in found["box"])
             cv2.rectangle(drawn, (left, top), (right, bottom), colour, max(1, round(2 * size)))
+            for x, y, score in found.get("points", ()):
+                if score >= MIN_POINT_SCORE:
+                    cv2.circle(drawn, (round(x), round(y)), max(2, round(3 * size)), colour, cv2.FILLED, cv2.LINE_AA)
             _write(drawn, f"{found['class']} {float(found['score']):.2f}", (left, max(12, top - 4)), size, colour)
     return drawn
 

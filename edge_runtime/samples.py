@@ -55,6 +55,7 @@ from models.predictions import (
     DetectionPrediction,
     EmbeddingPrediction,
     MaskPrediction,
+    PosePrediction,
     Prediction,
     TensorPrediction,
     unpack_float16,
@@ -78,12 +79,12 @@ MAX_QUEUED = 16
 """Samples that wait to be written, each with its frame."""
 POLL_INTERVAL_S = 5.0
 """Interval at which the spool looks for a new drift check."""
-MAX_OUTPUTS = 64
+MAX_OUTPUTS, MAX_POINTS = 64, 1000
 BUSY, TOO_LARGE = "busy", "too_large"
 """Reasons of `unsampled` beside those of the disk: the queue is full, one sample exceeds the spool."""
 ANSWERS = {
-    "classification": "label", "detection": "detections", "segmentation": "segments", "embedding": "embedding",
-    "tensor": "outputs",
+    "classification": "label", "detection": "detections", "segmentation": "segments", "keypoints": "detections",
+    "embedding": "embedding", "tensor": "outputs",
 }  # fmt: skip
 """Task -> the key of its answer in a result, and in a sample."""
 KEYWORD, PNG_LEVEL = "gemel", 1
@@ -92,6 +93,7 @@ KEYWORD, PNG_LEVEL = "gemel", 1
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Pixel = Annotated[float, Field(ge=-FURTHEST_PIXEL, le=FURTHEST_PIXEL)]
 Box = Annotated[list[Pixel], Field(min_length=4, max_length=4)]
+Point = Annotated[list[Pixel], Field(min_length=3, max_length=3)]
 Digits = Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
 Ratio = Annotated[float, Field(ge=0, le=1e6)]
 Predict = Callable[[Tensor, Sequence[tuple[int, int]]], list[Prediction]]
@@ -108,6 +110,7 @@ class SampleDetection(Exact):
     name: ClassName = Field(alias="class")
     score: Fraction
     box: Box
+    points: Annotated[list[Point], Field(max_length=MAX_POINTS)] | None = None
 
 
 class SampleMask(Exact):
@@ -194,8 +197,12 @@ class SampleHead(Exact):
             whole_size = (left + self.size[0], top + self.size[1])
             return self._masks(classes, whole_size).in_frame(-left, -top, (self.size[0], self.size[1]))
         found = self.detections or ()
-        boxes = tuple(tuple(one.box) for one in found)
-        whole = DetectionPrediction(tuple(one.name for one in found), tuple(one.score for one in found), boxes)  # type: ignore[arg-type]
+        rows: Any = (
+            tuple(one.name for one in found), tuple(one.score for one in found), tuple(tuple(one.box) for one in found),
+        )  # fmt: skip
+        whole = DetectionPrediction(*rows)
+        if any(one.points is not None for one in found):
+            whole = PosePrediction(*rows, tuple(tuple(map(tuple, one.points or ())) for one in found))  # type: ignore[arg-type]
         return whole.in_frame(-left, -top, (self.size[0], self.size[1]))
 
     def _masks(self, classes: Sequence[str], size: tuple[int, int]) -> MaskPrediction:
@@ -310,7 +317,7 @@ def _parse_head(path: Path, data: bytes) -> SampleHead:
     except ParseError as error:
         raise InputError(path, f"is no sample: {error}", SAMPLE_HINT) from error
     head = validate(path, document, SampleHead, hint=SAMPLE_HINT)
-    given = [key for key in ANSWERS.values() if getattr(head, key) is not None]
+    given = [key for key in set(ANSWERS.values()) if getattr(head, key) is not None]
     if len(given) != 1 or (head.label is None) != (head.score is None):
         raise InputError(
             path, f"has no answer, or several, of {', '.join(ANSWERS.values())} (a label with its score)", SAMPLE_HINT

@@ -58,7 +58,7 @@ from models.data import PreparedFrames, Split, load_split
 from models.errors import InputError
 from models.evaluation import BOOTSTRAP_ROUNDS, compare, count_samples, evidence_hint, load_labels, predict
 from models.io import check_apart, finite, hold_locks, open_atomic
-from models.metrics import average_precision, error_types, overlaps_of
+from models.metrics import average_precision, error_types
 from models.notes import add_note
 from models.predictions import BoxLabels
 from models.sharing.layers import state_bytes
@@ -266,7 +266,7 @@ def evaluate_query(query: Query, bundle: Bundle) -> QueryEvaluation:
     original_bytes = state_bytes(original)
     split = load_split(query, "test")
     prepared = PreparedFrames(query, split).load()
-    if split.labels is not None and query.task == "detection":
+    if split.labels is not None and task_of(query).footage == "objects":
         check_objects(query, split.labels)  # type: ignore[arg-type]
     before = predict(original.to(device), query, prepared)
     merged = query_as_shipped(query, bundle)
@@ -327,7 +327,7 @@ def _detection_errors(
     """COCO's mean average precision, and the types of errors at the threshold, of both models."""
     found, errors = dict[str, Any](), {}
     for name, predictions in sides.items():
-        overlaps = overlaps_of(predictions, labels)
+        overlaps = task_of(query).overlaps(predictions, labels)
         found |= {f"{key}_{name}": value for key, value in average_precision(overlaps, query.classes).items()}
         errors[name] = {kind: asdict(one) for kind, one in error_types(overlaps, threshold).items()}
     return {**found, "errors": errors}
@@ -349,7 +349,12 @@ def _class_recalls(
     }  # fmt: skip
 
 
-DESCRIPTIONS = {"detection": _detection_errors, "classification": _class_recalls, "segmentation": _class_recalls}
+DESCRIPTIONS = {
+    "detection": _detection_errors,
+    "keypoints": _detection_errors,
+    "classification": _class_recalls,
+    "segmentation": _class_recalls,
+}
 """Task -> what its row in the report says besides the metric."""
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from models.errors import InputError, join_names
 from models.notes import add_note
 from models.pictures import LabelledPicture, PictureSize, natural_key
-from models.predictions import Box, BoxLabels
+from models.predictions import BOX_SHARE, Box, BoxLabels, Points, PoseLabels
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,14 @@ class BoxSource:
     hint: str
 
 
+@dataclass(frozen=True)
+class Pose:
+    """The points of an object as given (x, y, labelled above 0), and its area in pixels of the picture as given."""
+
+    points: Points
+    area: float | None = None
+
+
 @dataclass
 class BoxedPicture:
     """A picture, its size as decoded, what takes the boxes as given to its pixels, and the boxes found."""
@@ -80,6 +88,7 @@ class BoxedPicture:
     size: PictureSize
     scale: tuple[float, float]
     objects: list[tuple[str, Box]] = field(default_factory=list)
+    poses: list[Pose] = field(default_factory=list)
     crowds: list[tuple[str, Box]] = field(default_factory=list)
 
 
@@ -96,6 +105,7 @@ class BoxRow:
     box: Box
     is_crowd: bool = False
     reason: LeftOut | None = None
+    pose: Pose | None = None
     is_clipped: bool = False
 
 
@@ -125,6 +135,8 @@ def collect_labels(
     kept = [row for row in wanted if row.reason is None]
     for row in kept:
         (row.picture.crowds if row.is_crowd else row.picture.objects).append((sources[row.name], row.box))
+        if row.pose is not None and not row.is_crowd:
+            row.picture.poses.append(row.pose)
     if kept and all(row.is_crowd for row in kept):
         problem = f"all {len(kept)} annotations of query {query} are crowd regions, so there is no object to find"
         raise InputError(path, problem, "set iscrowd to 0 where it is one object", source.key)
@@ -138,7 +150,9 @@ def collect_labels(
         text = f"{crowds} crowd regions (iscrowd) are no objects to train on or to find (query {query})"
         add_note(path, f"{text}; detections in them are not counted", "set iscrowd to 0 if they are single objects")
     found = (
-        LabelledPicture(one.path, _labels(one.objects, _labels(one.crowds) if one.crowds else None), one.size)
+        LabelledPicture(
+            one.path, _add_poses(one, _labels(one.objects, _labels(one.crowds) if one.crowds else None)), one.size
+        )
         for one in pictures
     )
     return sorted(found, key=lambda picture: natural_key(picture.path))
@@ -154,6 +168,19 @@ def note_turned(path: Path, pictures: Sequence[BoxedPicture]) -> None:
 
 def _labels(rows: Sequence[tuple[str, Box]], crowds: BoxLabels | None = None) -> BoxLabels:
     return BoxLabels(tuple(name for name, _ in rows), tuple(box for _, box in rows), crowds)
+
+
+def _add_poses(picture: BoxedPicture, labels: BoxLabels) -> BoxLabels:
+    """The labels with the points and areas of their objects, where these have any, in pixels of the picture."""
+    if len(picture.poses) < len(picture.objects):
+        return labels
+    across, down = picture.scale
+    points = tuple(tuple((x * across, y * down, seen) for x, y, seen in pose.points) for pose in picture.poses)
+    areas = [
+        across * down * pose.area if pose.area else BOX_SHARE * (x1 - x0) * (y1 - y0)
+        for pose, (x0, y0, x1, y1) in zip(picture.poses, labels.boxes, strict=True)
+    ]
+    return PoseLabels(labels.classes, labels.boxes, labels.crowds, points, tuple(areas))
 
 
 def _count_reasons(rows: Sequence[BoxRow]) -> str:

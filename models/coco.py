@@ -20,6 +20,7 @@ from models.boxes import (
     BoxRow,
     BoxSource,
     LeftOut,
+    Pose,
     collect_labels,
     note_turned,
 )
@@ -74,6 +75,15 @@ class _CocoAnnotation(BaseModel):
     bbox: tuple[float, float, float, float] | None = None
     segmentation: Any = None
     iscrowd: bool | None = None
+    keypoints: list[float] | None = None
+    area: float | None = None
+
+    def pose(self) -> Pose | None:
+        """The points, of which at least one is labelled; None where there are none."""
+        given = self.keypoints or []
+        points = tuple((x, y, seen) for x, y, seen in zip(given[::3], given[1::3], given[2::3], strict=False))
+        area = self.area if self.area and np.isfinite(self.area) and self.area > 0 else None
+        return Pose(points, area) if any(seen > 0 for _, _, seen in points) else None
 
     def box(self) -> Box | None:
         """x, y, width, height as given, or of its polygons or mask; None where there are none."""
@@ -108,8 +118,12 @@ def find_coco(folder: Path) -> tuple[Path, Path] | None:
     return (path, folder / "images" if (folder / "images").is_dir() else folder) if path else None
 
 
-def read_coco(path: Path, folder: Path, sources: Mapping[str, str], query: str) -> list[LabelledPicture]:
+def read_coco(
+    path: Path, folder: Path, sources: Mapping[str, str], query: str, with_points: bool = False
+) -> list[LabelledPicture]:
     """The pictures of a file of annotations, which are in `folder`, in the order of their names.
+
+    `with_points` gives PoseLabels; objects without a labelled point are among the crowds then.
 
     `sources` gives the query's class of each category. Boxes are clipped to their picture; where the file gives its
     size, boxes are scaled to the size as decoded. Notes count what was left out, scaled, clipped or taken from
@@ -133,8 +147,25 @@ def read_coco(path: Path, folder: Path, sources: Mapping[str, str], query: str) 
     note_turned(path, list(pictures.values()))
     names_by_id = {number: category.name for number, category in categories.items()}
     rows = [_row(index, one, pictures, names_by_id) for index, one in enumerate(coco.annotations)]
+    if with_points:
+        _take_poses(path, rows, coco.annotations, sources, query)
     source = BoxSource(path, "annotations.bbox", BoxForm.SIZE, "pixels", COCO_HINT)
     return collect_labels(source, rows, list(pictures.values()), sources, query)
+
+
+def _take_poses(
+    path: Path, rows: Sequence[BoxRow], annotations: Sequence[_CocoAnnotation], sources: Mapping[str, str], query: str
+) -> None:
+    """Give the rows their points; one without any is ignored like a crowd. InputError where there are none at all."""
+    own = [(row, one.pose()) for row, one in zip(rows, annotations, strict=True) if row.name in sources]
+    widths = {len(pose.points) for _, pose in own if pose}
+    if len(widths) != 1:
+        problem = f"objects have {' and '.join(map(str, sorted(widths)))} points" if widths else "has no keypoints"
+        raise InputError(path, f"{problem} (query {query})", "give all the same", "annotations.keypoints")
+    for row, pose in own:
+        row.pose, row.is_crowd = pose, row.is_crowd or pose is None
+    if bare := sum(pose is None and not row.reason for row, pose in own):
+        add_note(path, f"{bare} of {len(own)} objects have no labelled point (query {query}) and are ignored")
 
 
 def _by_id(path: Path, key: str, entries: Sequence[Any]) -> dict[Id, Any]:

@@ -25,14 +25,33 @@ class Candidates(NamedTuple):
     labels: Tensor
 
 
+class PoseTarget(NamedTuple):
+    """As BoxTarget; points f32 (M, K, 3) are x and y in fractions of the input, and whether they are visible."""
+
+    boxes: Tensor
+    labels: Tensor
+    points: Tensor
+
+
+class PoseCandidates(NamedTuple):
+    """As Candidates; points f32 (K, P, 3) are x and y in fractions of the input, and their scores."""
+
+    boxes: Tensor
+    scores: Tensor
+    labels: Tensor
+    points: Tensor
+
+
 class Detector(nn.Module):
     """`forward`: x f32 (N, 3, S, S) -> a tuple of tensors, the raw outputs that the methods below take.
 
     In eval mode the forward depends on nothing but x, and runs on the meta device. `nms_iou` is the overlap from
     which the weaker of two candidates of one class is suppressed; None where the forward has done so itself.
+    `has_points`: its candidates are PoseCandidates, for the task keypoints.
     """
 
     nms_iou: float | None = 0.45
+    has_points: bool = False
 
     def candidates(self, outputs: Any, min_score: float) -> list[Candidates]:
         """The candidates of each frame with a score of `min_score` or more, before suppression."""
@@ -66,13 +85,14 @@ class OneStage(Detector):
     def candidates(self, outputs: Any, min_score: float) -> list[Candidates]:
         """The best `most_candidates` of each frame with a score of `min_score` or more."""
         found = []
-        for boxes, scores in zip(*self.decode(outputs)):
+        for boxes, scores, *points in zip(*self.decode(outputs)):
             flat = scores.flatten()
             kept = (flat >= min_score).nonzero().squeeze(1)
             if len(kept) > self.most_candidates:
                 kept = kept[flat[kept].topk(self.most_candidates).indices]
             box, label = kept // scores.shape[1], kept % scores.shape[1]
-            found.append(Candidates(boxes[box].clamp(0, 1), flat[kept], label))
+            plain = Candidates(boxes[box].clamp(0, 1), flat[kept], label)
+            found.append(PoseCandidates(*plain, points[0][box]) if points else plain)
         return found
 
     def export_outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -295,6 +295,8 @@ def _batch_of(module: nn.Module, batch: Batch | None, path: Path) -> Batch:
 
 
 def _output_names(module: nn.Module) -> list[str]:
+    if getattr(module, "has_points", False):
+        return ["boxes", "scores", *([] if isinstance(module, OneStage) else ["labels"]), "points"]
     if isinstance(module, OneStage):
         return ["boxes", "scores"]
     return ["boxes", "scores", "labels"] if isinstance(module, Detector) else ["logits"]

@@ -224,7 +224,7 @@ def _find_boxes(query: Query, data: Path) -> Layout | None:
     splits = find_splits(data)
     if any(find_coco(path) for path in splits.values()):
         return _in_splits(query, data, splits, partial(_read_coco, query), _list_coco)
-    if yolo := find_yolo(data):
+    if query.task != "keypoints" and (yolo := find_yolo(data)):
         named = {split: yolo.list_files(names) for split, names in SPLIT_NAMES.items()}
 
         def read_split(name: str) -> list[LabelledPicture]:
@@ -238,15 +238,19 @@ def _find_boxes(query: Query, data: Path) -> Layout | None:
     if splits:
         return _in_splits(query, data, splits, partial(_read_coco, query), _list_coco)
     if coco := find_coco(data):
-        return _without_splits(query, data, lambda: read_coco(*coco, query.sources, query.id))
+        return _without_splits(query, data, lambda: _read_annotations(query, *coco))
     return None
+
+
+def _read_annotations(query: Query, path: Path, pictures: Path) -> list[LabelledPicture]:
+    return read_coco(path, pictures, query.sources, query.id, with_points=query.task == "keypoints")
 
 
 def _read_coco(query: Query, folder: Path) -> list[LabelledPicture]:
     path, pictures = find_coco(folder) or (folder / "annotations.json", folder / "images")
     if pictures != folder and path.parent == folder:
         note_unread(folder, ("images", path.name), f"put pictures in images, boxes in {path.name}")
-    return read_coco(path, pictures, query.sources, query.id)
+    return _read_annotations(query, path, pictures)
 
 
 def _list_coco(folder: Path) -> list[Path]:
@@ -298,7 +302,7 @@ def _find_identities(query: Query, data: Path) -> Layout | None:
 
 FINDERS = {
     "classification": _find_classes, "detection": _find_boxes, "segmentation": _find_masks,
-    "embedding": _find_identities, "tensor": lambda *_: None,
+    "keypoints": _find_boxes, "embedding": _find_identities, "tensor": lambda *_: None,
 }  # fmt: skip
 """Task -> what finds the labels of its data."""
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from models.predictions import BoxLabels, DetectionPrediction
+from models.errors import InputError
+from models.predictions import BOX_SHARE, BoxLabels, DetectionPrediction, PoseLabels, PosePrediction
 
 MIN_IOU = 0.1
 """A detection that overlaps no object by more is on the background (TIDE)."""
@@ -15,6 +17,11 @@ PAIRS_AT_ONCE = 1_000_000
 EXACT = 1 - 1e-10
 """Used for an IoU threshold of 1, since a quotient of equal areas may round below 1 (pycocotools)."""
 UNMATCHED, IN_CROWD = -1, -2
+SIGMAS = (
+    0.026, 0.025, 0.025, 0.035, 0.035, 0.079, 0.079, 0.072, 0.072, 0.062, 0.062, 0.107, 0.107, 0.087, 0.087, 0.089,
+    0.089,
+)  # fmt: skip
+"""The deviations of COCO's points of a person, in square roots of its area."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,16 +89,61 @@ class Overlaps:
 def overlaps_of(predictions: Sequence[DetectionPrediction | None], labels: Sequence[BoxLabels]) -> Overlaps:
     """The overlaps of these frames; None is a frame without a prediction."""
     given = [DetectionPrediction() if one is None else one for one in predictions]
+    return _find_overlaps(given, labels, _boxes(given), _boxes(labels), _iou)
+
+
+def pose_overlaps_of(predictions: Sequence[PosePrediction | None], labels: Sequence[PoseLabels]) -> Overlaps:
+    """As `overlaps_of`, with the object keypoint similarity instead of the IoU (cocodataset.org/#keypoints-eval).
+
+    Deviations are COCO's for its 17 points, their mean for others. Raises InputError for another number of points.
+    """
+    given = [PosePrediction() if one is None else one for one in predictions]
+    counts = {len(points) for one in (*given, *labels) for points in one.points}
+    if len(counts) > 1:
+        problem = f"objects have {' and '.join(map(str, sorted(counts)))} points"
+        raise InputError("keypoints", problem, "give `model_args: {num_keypoints: N}`, or other labels", "model_args")
+    width = max(counts, default=0)
+    found = np.array([own for one in given for own in one.points], float).reshape(-1, 3 * width)
+    objects = np.array([own for one in labels for own in one.points], float).reshape(-1, 3 * width)
+    areas = [area for one in labels for area in one.areas or _areas_by_box(one)]
+    return _find_overlaps(given, labels, found, np.column_stack([objects, areas]), _oks)
+
+
+def _areas_by_box(label: BoxLabels) -> list[float]:
+    return [BOX_SHARE * (x1 - x0) * (y1 - y0) for x0, y0, x1, y1 in label.boxes]
+
+
+def _oks(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """OKS of points (N, 3 K) with those of as many objects and their areas (N, 3 K + 1), one by one."""
+    mine, theirs = (rows[:, : first.shape[1]].reshape(len(rows), first.shape[1] // 3, 3) for rows in (first, second))
+    count = mine.shape[1]
+    deviation = 2 * (np.array(SIGMAS) if count == len(SIGMAS) else np.full(count, np.mean(SIGMAS)))
+    apart = ((mine[..., :2] - theirs[..., :2]) ** 2).sum(axis=2)
+    spread = 2 * deviation**2 * (second[:, -1:] + np.spacing(1))
+    labelled = theirs[..., 2] > 0
+    alike = (np.exp(-apart / spread) * labelled).sum(axis=1)
+    return np.divide(alike, labelled.sum(axis=1), out=np.zeros(len(alike)), where=labelled.any(axis=1))
+
+
+def _find_overlaps(
+    given: Sequence[DetectionPrediction],
+    labels: Sequence[BoxLabels],
+    found: np.ndarray,
+    wanted: np.ndarray,
+    measure: Callable[[np.ndarray, np.ndarray], np.ndarray],
+) -> Overlaps:
+    """The overlaps by this measure of `found`, a row for each detection, and `wanted`, a row for each object."""
     numbers: dict[str, int] = {}
-    objects, object_classes, object_frames = _flat(labels, numbers)
-    boxes, classes, frames = _flat(given, numbers)
+    object_classes, object_frames = _flat(labels, numbers)
+    classes, frames = _flat(given, numbers)
     scores = np.array([score for one in given for score in one.scores], float)
     order = np.lexsort((-scores, frames))
-    boxes, classes, frames, scores = boxes[order], classes[order], frames[order], scores[order]
+    boxes, classes, frames, scores = _boxes(given)[order], classes[order], frames[order], scores[order]
     counts = np.bincount(frames, minlength=len(given))
-    detection, seen, iou = _pairs(boxes, counts, objects, object_frames, _iou)
-    regions, region_classes, region_frames = _flat([one.crowds or BoxLabels() for one in labels], numbers)
-    inside, region, share = _pairs(boxes, counts, regions, region_frames, _share)
+    detection, seen, iou = _pairs(found[order], counts, wanted, object_frames, measure)
+    crowds = [one.crowds or BoxLabels() for one in labels]
+    region_classes, region_frames = _flat(crowds, numbers)
+    inside, region, share = _pairs(boxes, counts, _boxes(crowds), region_frames, _share)
     same = classes[inside] == region_classes[region]
     crowd = np.zeros(len(boxes))
     np.maximum.at(crowd, inside[same], share[same])
@@ -100,14 +152,18 @@ def overlaps_of(predictions: Sequence[DetectionPrediction | None], labels: Seque
     )
 
 
+def _boxes(listed: Sequence[BoxLabels] | Sequence[DetectionPrediction]) -> np.ndarray:
+    """The boxes (N, 4) of all frames."""
+    return np.array([box for one in listed for box in one.boxes], float).reshape(-1, 4)
+
+
 def _flat(
     listed: Sequence[BoxLabels] | Sequence[DetectionPrediction], numbers: dict[str, int]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Boxes (N, 4), class numbers (N,) and frames (N,) of all frames; new classes get the next number."""
-    boxes = np.array([box for one in listed for box in one.boxes], float).reshape(-1, 4)
+) -> tuple[np.ndarray, np.ndarray]:
+    """Class numbers (N,) and frames (N,) of all frames; new classes get the next number."""
     classes = np.array([numbers.setdefault(name, len(numbers)) for one in listed for name in one.classes], np.int64)
     frames = np.repeat(np.arange(len(listed)), [len(one.boxes) for one in listed])
-    return boxes, classes, frames
+    return classes, frames
 
 
 def _pairs(
@@ -190,9 +246,11 @@ class Matches:
         return np.stack([hits.astype(np.int64), detections, self.objects], axis=1)
 
 
-def match_frames(predictions: Sequence[DetectionPrediction | None], labels: Sequence[BoxLabels]) -> Matches:
+def match_frames(
+    predictions: Sequence[Any], labels: Sequence[Any], measure: Callable[..., Overlaps] = overlaps_of
+) -> Matches:
     """Match detections with objects as `Overlaps.match` does, at MATCH_IOU; None is a frame without a prediction."""
-    overlaps = overlaps_of(predictions, labels)
+    overlaps = measure(predictions, labels)
     found = overlaps.match([MATCH_IOU])[0]
     counted = found != IN_CROWD
     hits = found[counted] != UNMATCHED

@@ -52,7 +52,7 @@ class DetectionPrediction:
     def in_frame(self, left: int, top: int, size: tuple[int, int]) -> DetectionPrediction:
         """The boxes of a part of a frame, whose corner is at (left, top), in pixels of the whole frame."""
         boxes = tuple((x0 + left, y0 + top, x1 + left, y1 + top) for x0, y0, x1, y1 in self.boxes)
-        return DetectionPrediction(self.classes, self.scores, boxes)
+        return replace(self, boxes=boxes)
 
     def to_record(self) -> dict[str, Any]:
         """`detections` of a result."""
@@ -70,6 +70,41 @@ class BoxLabels:
     classes: tuple[str, ...] = ()
     boxes: tuple[Box, ...] = ()
     crowds: BoxLabels | None = None
+
+
+BOX_SHARE = 0.53
+"""Of the box of a person, about the area that the person covers."""
+Points = tuple[tuple[float, float, float], ...]
+"""Points of one object: x and y in pixels of the frame, and a score, or of labels whether it is labelled (above 0)."""
+
+
+@dataclass(frozen=True)
+class PosePrediction(DetectionPrediction):
+    """One frame's objects with their points."""
+
+    points: tuple[Points, ...] = ()
+
+    def in_frame(self, left: int, top: int, size: tuple[int, int]) -> PosePrediction:
+        """As of a detection; the points move, too."""
+        points = tuple(tuple((x + left, y + top, score) for x, y, score in own) for own in self.points)
+        moved = super().in_frame(left, top, size)
+        return PosePrediction(moved.classes, moved.scores, moved.boxes, points)
+
+    def to_record(self) -> dict[str, Any]:
+        """`detections` of a result, each with `points`: x, y and score."""
+        rows = zip(super().to_record()["detections"], self.points, strict=True)
+        return {"detections": [{**row, "points": [list(point) for point in own]} for row, own in rows]}
+
+
+@dataclass(frozen=True)
+class PoseLabels(BoxLabels):
+    """The labels of one frame for keypoints. An object has the area (pixels) that its file gives, else one by its box.
+
+    Objects without a labelled point are among the `crowds`: neither to be found, nor false.
+    """
+
+    points: tuple[Points, ...] = ()
+    areas: tuple[float, ...] | None = None
 
 
 BACKGROUNDS = ("background", "__background__")

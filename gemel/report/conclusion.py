@@ -178,7 +178,7 @@ def report_limits(report: Report, unlabelled: Sequence[str]) -> list[str]:
         why = "a worse model could look as good on this footage" if row.worth else "keeping that proves nothing"
         lines.append(f"{row.query}: no evidence, {row.reason}; {why}.")
     for row in (row for row in report.offline if not row.worth and not row.reason):
-        bar = "an F1 below 0.5" if row.task == "detection" else "less than 10 points above chance"
+        bar = "an F1 below 0.5" if row.task in ("detection", "keypoints") else "less than 10 points above chance"
         lines.append(
             f"{row.query}: no evidence. Its original reaches {row.original:.2f} on test, {bar}; keeping that accuracy "
             "proves nothing."

@@ -13,7 +13,14 @@ from markupsafe import Markup, escape
 from gemel.report import drawing
 from gemel.text import number, percent, size
 
-NAMES = {"f1": "F1", "miou": "mIoU", "recall_at_1": "recall@1", "shared_part": "shared", "private": "its own"}
+NAMES = {
+    "f1": "F1",
+    "miou": "mIoU",
+    "oks_f1": "OKS F1",
+    "recall_at_1": "recall@1",
+    "shared_part": "shared",
+    "private": "its own",
+}
 
 
 def render_template(page: str, **values: Any) -> str:

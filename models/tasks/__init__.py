@@ -9,6 +9,7 @@ from models.tasks.classification import Classification
 from models.tasks.detection import MIN_SCORE as MIN_SCORE
 from models.tasks.detection import Detection
 from models.tasks.embedding import Embedding
+from models.tasks.keypoints import Keypoints
 from models.tasks.segmentation import Segmentation
 from models.tasks.tensor import AGREEMENTS, Tensors
 
@@ -24,7 +25,8 @@ class TaskQuery(Protocol):
 
 
 _TASKS: dict[str, Task] = {
-    task.name: task for task in (Classification(), Detection(), Segmentation(), Embedding(), Tensors("cosine"))
+    task.name: task
+    for task in (Classification(), Detection(), Segmentation(), Keypoints(), Embedding(), Tensors("cosine"))
 }
 _TENSORS: dict[str | None, Task] = {by: Tensors(by) for by in AGREEMENTS}
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from models.detector import BoxTarget, Candidates, Detector
 from models.device import to_device
 from models.evidence import ShownAnswers, find_too_few_objects
-from models.metrics import best_threshold, f1_of, find_in_crowds, match_frames
+from models.metrics import best_threshold, f1_of, find_in_crowds, match_frames, overlaps_of
 from models.predictions import BoxLabels, DetectionPrediction, Prediction, Task
 from models.preprocess import Preprocess
 
@@ -88,14 +88,19 @@ def recolour(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _move(target: BoxTarget, scale: float, mirror: float, shift: Tensor) -> BoxTarget:
-    centre = (target.boxes[:, :2] + target.boxes[:, 2:]) / 2
-    half = (target.boxes[:, 2:] - target.boxes[:, :2]) / 2 * scale
+    boxes, kept = move_boxes(target.boxes, scale, mirror, shift)
+    return BoxTarget(boxes, target.labels[kept])
+
+
+def move_boxes(boxes: Tensor, scale: float, mirror: float, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """Boxes (M, 4) changed as `warp` changes their frame, and which are kept: those still visible."""
+    centre = (boxes[:, :2] + boxes[:, 2:]) / 2
+    half = (boxes[:, 2:] - boxes[:, :2]) / 2 * scale
     centre = 0.5 + (centre - 0.5) * scale * torch.tensor([mirror, 1.0]) + shift
-    whole = torch.cat([centre - half, centre + half], dim=1)
-    boxes = whole.clamp(0, 1)
-    side = boxes[:, 2:] - boxes[:, :2]
+    moved = torch.cat([centre - half, centre + half], dim=1).clamp(0, 1)
+    side = moved[:, 2:] - moved[:, :2]
     kept = (side.prod(dim=1) >= MIN_VISIBLE * (4 * half.prod(dim=1))) & (side.min(dim=1).values >= MIN_SIDE)
-    return BoxTarget(boxes[kept], target.labels[kept])
+    return moved[kept], kept
 
 
 MIN_F1 = 0.5
@@ -108,6 +113,7 @@ class Detection(Task):
     """Objects with boxes. The metric is F1 at IoU 0.5, micro over classes. The model is a `Detector`."""
 
     name = "detection"
+    overlaps = staticmethod(overlaps_of)
     metric = agreement = "f1"
     has_threshold = has_background = True
     footage = "objects"
@@ -120,7 +126,7 @@ class Detection(Task):
         preprocess: Preprocess | None = None,
     ) -> list[BoxTarget]:
         """Boxes in fractions of the input; objects of no named class, or outside the input, are left out."""
-        return [_target(boxes, size, classes, preprocess) for boxes, size in zip(labels, sizes, strict=True)]
+        return [place_boxes(boxes, size, classes, preprocess)[0] for boxes, size in zip(labels, sizes, strict=True)]
 
     def augment(
         self, images: Tensor, targets: list[BoxTarget], generator: torch.Generator
@@ -148,7 +154,7 @@ class Detection(Task):
         """Decode, suppress what overlaps within a class, best first; never below MIN_SCORE."""
         frames = model.candidates(outputs, max(min_score, MIN_SCORE))
         suppressed = [suppress(found, model.nms_iou) for found in frames]
-        return [_prediction(one, size, classes, preprocess) for one, size in zip(suppressed, sizes, strict=True)]
+        return [name_boxes(one, size, classes, preprocess) for one, size in zip(suppressed, sizes, strict=True)]
 
     def tallies(
         self,
@@ -174,11 +180,7 @@ class Detection(Task):
 
     def labels_of(self, prediction: DetectionPrediction, threshold: float, label: BoxLabels | None = None) -> BoxLabels:
         """The detections from `threshold` on, without those in a crowd of `label`, and its crowds."""
-        crowds = label.crowds if label else None
-        kept = [index for index, score in enumerate(prediction.scores) if score >= threshold]
-        if label and crowds:
-            in_crowd = find_in_crowds(prediction, label)
-            kept = [index for index in kept if index not in in_crowd]
+        kept, crowds = keep_detections(prediction, threshold, label), label.crowds if label else None
         return BoxLabels(tuple(prediction.classes[i] for i in kept), tuple(prediction.boxes[i] for i in kept), crowds)
 
     def answers(self, label: BoxLabels, classes: Sequence[str]) -> tuple[str, ...]:
@@ -194,18 +196,28 @@ class Detection(Task):
         return reached >= MIN_F1
 
 
+def keep_detections(prediction: DetectionPrediction, threshold: float, label: BoxLabels | None) -> list[int]:
+    """The places of the detections from `threshold` on that lie in no crowd of `label`."""
+    kept = [index for index, score in enumerate(prediction.scores) if score >= threshold]
+    if label and label.crowds:
+        in_crowd = find_in_crowds(prediction, label)
+        kept = [index for index in kept if index not in in_crowd]
+    return kept
+
+
 def suppress(found: Candidates, nms_iou: float | None) -> Candidates:
     """The best candidates, best first, without what overlaps a better one of its class."""
     if nms_iou is None:
         kept = found.scores.argsort(descending=True)[:MAX_DETECTIONS]
     else:
         kept = torchvision.ops.batched_nms(found.boxes, found.scores, found.labels, nms_iou)[:MAX_DETECTIONS]
-    return Candidates(*(part[kept] for part in found))
+    return type(found)(*(part[kept] for part in found))
 
 
-def _prediction(
+def name_boxes(
     found: Candidates, size: tuple[int, int], classes: Sequence[str], preprocess: Preprocess | None
 ) -> DetectionPrediction:
+    """Candidates of a frame (width, height), with boxes in its pixels and the names of their classes."""
     boxes = found.boxes if preprocess is None else preprocess.to_frame(found.boxes, size)
     boxes = boxes * torch.tensor([*size, *size], device=boxes.device)
     return DetectionPrediction(
@@ -215,13 +227,15 @@ def _prediction(
     )
 
 
-def _target(
+def place_boxes(
     labels: BoxLabels, size: tuple[int, int], classes: Sequence[str], preprocess: Preprocess | None
-) -> BoxTarget:
+) -> tuple[BoxTarget, list[int]]:
+    """The objects of named classes that the input shows, in its fractions; and their places among the labels."""
     wanted = [index for index, name in enumerate(labels.classes) if name in classes]
     indices = torch.tensor([classes.index(labels.classes[index]) for index in wanted], dtype=torch.int64)
     boxes = torch.tensor([labels.boxes[index] for index in wanted], dtype=torch.float32).reshape(-1, 4)
     boxes = boxes / torch.tensor([*size, *size])
     boxes = (boxes if preprocess is None else preprocess.from_frame(boxes, size)).clamp(0, 1)
     kept = (boxes[:, 2:] > boxes[:, :2]).all(dim=1)
-    return BoxTarget(boxes[kept], indices[kept])
+    rows = [row for row, is_kept in zip(wanted, kept.tolist(), strict=True) if is_kept]
+    return BoxTarget(boxes[kept], indices[kept]), rows

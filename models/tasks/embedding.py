@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.device import to_device
-from models.evidence import ShownAnswers, find_too_few_objects
+from models.evidence import ShownAnswers
 from models.predictions import EmbeddingPrediction, IdentityLabel, Task, join_shapes
 from models.preprocess import Preprocess
 from models.tasks.classification import augment_frames
@@ -103,10 +103,12 @@ class Embedding(Task):
     def find_gap(self, labels: Sequence, classes: Sequence[str], shown: ShownAnswers, target: float) -> str:
         """So many frames with a possible neighbour, of two identities; or vectors that are not all alike."""
         if any(isinstance(label, IdentityLabel) for label in labels):
-            several = {name for name, count in shown.samples().items() if count > 1}
+            several = [count for count in shown.samples().values() if count > 1]
             if len(several) < 2:
                 return f"{shown.name} shows {len(several)} identities more than once; 2 are needed"
-            return find_too_few_objects(shown, sorted(several), "frame")
+            if (total := sum(several)) < (few := shown.config.min_samples):
+                return f"{shown.name} holds {total} frames of identities shown more than once; {few} are needed"
+            return ""
         mean = np.mean([one.vector for one in labels], axis=0) if labels else np.zeros(1)
         constant = EmbeddingPrediction(mean / max(float(np.linalg.norm(mean)), 1e-12))
         return self.constant_gap(constant, labels, shown, target)

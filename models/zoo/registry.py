@@ -41,7 +41,7 @@ class ZooEntry:
     width: int = 1000
 
 
-PUBLISHED_WIDTH = {"classification": 1000, "detection": 91, "segmentation": 21}
+PUBLISHED_WIDTH = {"classification": 1000, "detection": 91, "segmentation": 21, "keypoints": 2}
 """ImageNet's classes; COCO's as torchvision counts them; Pascal VOC's with the background."""
 ENTRIES: dict[str, ZooEntry] = {}
 
@@ -80,7 +80,7 @@ ARGUMENTS = frozenset((
     "dropout", "attention_dropout", "stochastic_depth_prob", "drop_rate", "zero_init_residual", "memory_efficient",
     "transform_input", "init_weights", "reduced_tail", "dilated", "width_mult", "round_nearest", "groups",
     "width_per_group", "replace_stride_with_dilation", "bn_size", "layer_scale", "mlp_ratio", "representation_size",
-    "stem_width", "anchor_scale", "scales", "aspect_ratios", "anchors",
+    "stem_width", "anchor_scale", "num_keypoints", "scales", "aspect_ratios", "anchors",
 ))  # fmt: skip
 """The arguments that a file may give a zoo model; each architecture takes some of them."""
 

@@ -155,7 +155,7 @@ def _import(name: str, folder: Path | None) -> ModuleType:
 
 def check_foreign(model: str, module: nn.Module, task: str) -> None:
     """Raise InputError for a module whose tensors cannot be stored and shared one by one, or which is no detector."""
-    if task == "detection":
+    if task_of(task).has_background:
         base, methods = (OneStage, ONE_STAGE_METHODS) if isinstance(module, OneStage) else (Detector, DETECTOR_METHODS)
         missing = [name for name in methods if getattr(type(module), name, None) in (None, getattr(base, name))]
         if missing or not hasattr(module, "nms_iou"):

@@ -8,10 +8,12 @@ from typing import Any
 import cv2
 import numpy as np
 import torch
+import torch.nn.functional as F
 import yaml
 from torch import Tensor, nn
 
 from merger import MergeOptions, Recipe, TrainOptions
+from models.detector import OneStage
 
 SIZE, FRAME = 32, (64, 48)
 COUNTS = {"train": 48, "val": 24, "test": 24}
@@ -66,6 +68,54 @@ class Maps(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         found = self.trunk(x)
         return self.depth(found), self.text(found.mean(dim=(2, 3))).view(-1, 4, 5)
+
+
+CELLS, POINTS = SIZE // 4, 2
+
+
+class Poses(OneStage):
+    """x -> for each of 8 x 8 cells (N, 64, 1 + 4 + 4): the odds of an object, its sides and its two points."""
+
+    has_points = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.wide = Trunk(), _block(16, 32, 1)
+        self.head = nn.Conv2d(32, 1 + 4 + 2 * POINTS, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (self.head(self.wide(self.trunk(x))).flatten(2).transpose(1, 2),)
+
+    def decode(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
+        odds, sides, offsets = outputs[0].float().split((1, 4, 2 * POINTS), dim=-1)
+        centres = _centres(odds.device)
+        low, high = centres - sides[..., :2].sigmoid(), centres + sides[..., 2:].sigmoid()
+        places = centres[:, None] + offsets.tanh().unflatten(-1, (POINTS, 2))
+        points = torch.cat([places, odds.sigmoid()[..., None].expand(*places.shape[:-1], 1)], dim=-1)
+        return torch.cat([low, high], dim=-1), odds.sigmoid(), points
+
+    def loss(self, outputs: Any, targets: Any) -> Tensor:
+        boxes, _, points = self.decode(outputs)
+        wanted, places = torch.zeros_like(outputs[0][..., 0]), torch.zeros(())
+        for frame, target in enumerate(targets):
+            for box, own in zip(target.boxes, target.points, strict=True):
+                column, row = ((box[:2] + box[2:]) / 2 * CELLS).long().clamp(0, CELLS - 1).tolist()
+                cell = row * CELLS + column
+                wanted[frame, cell] = 1
+                places = places + (boxes[frame, cell] - box).abs().sum()
+                places = places + ((points[frame, cell, :, :2] - own[:, :2]).abs() * (own[:, 2:] > 0)).sum()
+        found = F.binary_cross_entropy_with_logits(outputs[0][..., 0], wanted, reduction="sum")
+        return (found + 5 * places) / len(targets)
+
+    def distill(self, outputs: Any, teacher: Any) -> Tensor:
+        odds, other = outputs[0][..., 0], teacher[0][..., 0].sigmoid()
+        apart = ((outputs[0][..., 1:] - teacher[0][..., 1:]).abs() * other[..., None]).sum()
+        return (F.binary_cross_entropy_with_logits(odds, other, reduction="sum") + apart) / len(odds)
+
+
+def _centres(device: torch.device) -> Tensor:
+    at = (torch.arange(CELLS, device=device) + 0.5) / CELLS
+    return torch.stack(torch.meshgrid(at, at, indexing="xy"), dim=-1).reshape(-1, 2)
 
 
 def draw_frame(
@@ -134,6 +184,11 @@ def build_masks(num_classes: int) -> nn.Module:
 def build_vectors(num_classes: int = 0) -> nn.Module:
     """The factory of `Vectors`."""
     return Vectors()
+
+
+def build_poses(num_classes: int) -> nn.Module:
+    """The factory of `Poses`."""
+    return Poses()
 
 
 def build_maps(num_classes: int = 0) -> nn.Module:

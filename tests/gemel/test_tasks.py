@@ -65,10 +65,38 @@ def check_masks(records: list[dict]) -> None:
         assert 300 < segment["area"] == mask.sum() < 900
 
 
+def write_poses(folder: Path, query: str) -> None:
+    """Squares with two points, their first and last corner."""
+    for split, count in drawn.COUNTS.items():
+        random = np.random.default_rng(drawn.seed_of(query, split))
+        path, (width, height) = folder / "data" / query / split, drawn.FRAME
+        (path / "images").mkdir(parents=True)
+        document: dict = {"images": [], "categories": [{"id": 1, "name": "square"}], "annotations": []}
+        for index in range(count):
+            frame, _, (x, y) = drawn.draw_frame(random)
+            name = f"{drawn.name_frame(split, index)}.png"
+            cv2.imwrite(str(path / "images" / name), frame)
+            document["images"].append({"id": index, "file_name": name, "width": width, "height": height})
+            document["annotations"].append({
+                "id": index, "image_id": index, "category_id": 1, "bbox": [x, y, 24, 24], "area": 576,
+                "keypoints": [x, y, 2, x + 24, y + 24, 2], "num_keypoints": 2,
+            })  # fmt: skip
+        (path / "annotations.json").write_text(json.dumps(document))
+
+
+def check_poses(records: list[dict]) -> None:
+    found = [one for record in records for one in record["detections"]]
+    assert len(found) >= len(records) / 2
+    assert all(one["class"] == "square" and 0 < score <= 1 for one in found for _, _, score in one["points"])
+    sides = np.array([np.subtract(last[:2], first[:2]) for first, last in (one["points"] for one in found)])
+    assert np.abs(np.median(sides, axis=0) - 24).max() < 6
+
+
 TASKS = {
     "segmentation": (
         write_masks, check_masks, "miou", {"classes": ["background", "square"], "model": FACTORY.format("masks")},
     ),
+    "keypoints": (write_poses, check_poses, "oks_f1", {"classes": ["square"], "model": FACTORY.format("poses")}),
     "embedding": (write_identities, check_vectors, "recall_at_1", {"model": FACTORY.format("vectors")}),
 }  # fmt: skip
 

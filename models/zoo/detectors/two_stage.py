@@ -241,11 +241,12 @@ class TwoStage(Detector):
         """Class logits (R, C + 1) and box deltas (R, 4 (C + 1)) of rois (R, 5): frame, x0, y0, x1, y1 in pixels."""
         if torch.compiler.is_exporting():
             torch._check(rois.shape[0] > 0)  # the tracer must know to lay out the head; the graph takes none as well
-        return self.roi_heads.box_predictor(self.roi_heads.box_head(self._pool(features, rois)))
+        return self.roi_heads.box_predictor(
+            self.roi_heads.box_head(self._pool(features, rois, self.roi_heads.box_roi_pool))
+        )
 
-    def _pool(self, features: Sequence[Tensor], rois: Tensor) -> Tensor:
-        """Regions (R, C, 7, 7), each from the level that fits its area (Lin et al. 2017, Feature Pyramids, eq. 1)."""
-        pooling = self.roi_heads.box_roi_pool
+    def _pool(self, features: Sequence[Tensor], rois: Tensor, pooling: Any) -> Tensor:
+        """Regions (R, C, h, w), each from the level that fits its area (Lin et al. 2017, Feature Pyramids, eq. 1)."""
         lowest, highest = (int(math.log2(stride)) for stride in (self.strides[0], self.strides[-1]))
         area = (rois[:, 3:] - rois[:, 1:3]).prod(dim=1)
         level = CANONICAL_LEVEL + torch.log2(area.sqrt() / CANONICAL_SIDE) + 1e-6

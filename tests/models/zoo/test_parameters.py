@@ -10,11 +10,14 @@ from models.zoo.registry import ENTRIES
 
 FROZEN_NORMS = {
     "fasterrcnn_resnet50_fpn", "fasterrcnn_mobilenet_v3_large_fpn", "fasterrcnn_mobilenet_v3_large_320_fpn",
-    "retinanet_resnet50_fpn", "fcos_resnet50_fpn",
+    "retinanet_resnet50_fpn", "fcos_resnet50_fpn", "keypointrcnn_resnet50_fpn",
 }  # fmt: skip
 """torchvision leaves the frozen norms of these backbones out of its counts; here they are parameters."""
-AUXILIARY_HEADS = {"inception_v3"}
-"""torchvision counts its auxiliary head, which the zoo leaves out."""
+AUXILIARY_HEADS = {
+    "inception_v3", "deeplabv3_mobilenet_v3_large", "deeplabv3_resnet50", "deeplabv3_resnet101", "fcn_resnet50",
+    "fcn_resnet101",
+}  # fmt: skip
+"""torchvision counts their auxiliary heads, which the zoo leaves out."""
 AUTHORS = {
     # Darknet's cfg files at COCO's 80 classes (Redmon and Farhadi 2018), statistics apart.
     "yolov3": 61_949_149,
