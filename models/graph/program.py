@@ -29,7 +29,8 @@ TARGET = re.compile(
 SAFE_OPERATORS = {"add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "getitem", "eq", "ne", "lt", "le", "gt",
                   "ge", "pow", "and_", "or_"}  # fmt: skip
 SIZE_WORDS = {"Symbol", "positive", "integer", "nonnegative", "True", "False", "Max", "Min", "FloorDiv", "Mod",
-              "CeilDiv", "ModularIndexing", "PythonMod", "CleanDiv", "IntTrueDiv", "TruncToInt", "Eq", "Ne"}  # fmt: skip
+              "CeilDiv", "ModularIndexing", "PythonMod", "CleanDiv", "IntTrueDiv", "TruncToInt",
+              "Eq", "Ne"}  # fmt: skip
 MODEL = "models/model.json"
 DROPPED = ("extra/", "data/aotinductor/")
 
