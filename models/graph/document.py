@@ -20,7 +20,8 @@ MAX_FILE_BYTES = 2**31 - 1
 """What one protobuf message can hold."""
 MAX_NODES = 100_000
 """Of a graph with its functions inlined; the largest model of the corpus has 6,000."""
-MAX_TENSOR_BYTES = 2**34
+MAX_FIELDS = 4_000_000
+MAX_TENSOR_BYTES = 2**32
 HINT = "export it again, e.g. with torch.onnx.export(model.eval(), picture, 'model.onnx', opset_version=18)"
 WEIGHTS = "weights.bin"
 """Where a document says that its weights are."""
@@ -71,6 +72,7 @@ class Graph:
 
 def parse_model(data: bytes, where: str) -> ir.Model:
     """An ONNX model from its bytes, within limits; InputError for anything else."""
+    check_fields(data, where)
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)
@@ -83,6 +85,52 @@ def parse_model(data: bytes, where: str) -> ir.Model:
         return ir.from_proto(proto)  # type: ignore[return-value]
     except Exception as error:  # what onnx-ir raises for a malformed graph has no common class
         raise InputError(where, f"its graph is malformed: {error}", HINT) from error
+
+
+_MODEL, _GRAPH, _FUNCTION, _NODE, _ATTRIBUTE = range(5)
+_INNER = {
+    (_MODEL, 7): _GRAPH, (_MODEL, 25): _FUNCTION, (_GRAPH, 1): _NODE, (_FUNCTION, 7): _NODE, (_NODE, 5): _ATTRIBUTE,
+    (_ATTRIBUTE, 6): _GRAPH, (_ATTRIBUTE, 11): _GRAPH,
+}  # fmt: skip
+"""The fields of onnx.proto that hold nodes."""
+
+
+def check_fields(data: bytes, where: str) -> None:
+    """Refuse bytes whose graph has too many parts, before protobuf makes objects of them."""
+    left, count, nodes = [(_MODEL, 0, len(data))], 0, 0
+    while left:
+        kind, at, end = left.pop()
+        while at < end:
+            key, at = _varint(data, at, end)
+            size, wire = 0, key & 7
+            if wire == 2:
+                size, at = _varint(data, at, end)
+                inner = _INNER.get((kind, key >> 3))
+                if inner is not None:
+                    left.append((inner, at, min(at + size, end)))
+                    nodes += inner == _NODE
+            elif wire == 0:
+                _, at = _varint(data, at, end)
+            elif wire in (1, 5):
+                size = 8 if wire == 1 else 4
+            else:
+                return  # protobuf itself refuses groups and unknown kinds
+            at += size
+            count += 1
+            if nodes > MAX_NODES or count > MAX_FIELDS:
+                raise InputError(where, f"has more than {MAX_NODES} nodes, or {MAX_FIELDS} parts of them", HINT)
+
+
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < end and shift < 70:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            break
+        shift += 7
+    return value, at
 
 
 def check_model(proto: onnx.ModelProto, where: str) -> None:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, fx, nn
 
-from models.errors import InputError
+from models.errors import InputError, message_of
 from models.graph.document import BUFFER, HINT, attributes_of, parse_model, to_torch
 from models.graph.fold import check_operator, prepare_call
 from models.graph.operators import OPERATORS
@@ -17,6 +17,7 @@ from models.graph.operators.layers import flat_pads, window_pads
 from models.graph.operators.shapes import dtype_of
 from models.graph.unfold import ChannelAffine, is_affine
 
+WHERE = "the graph of a model"
 CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 CONV_TRANSPOSE = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 
@@ -27,8 +28,13 @@ def build_graph(document: bytes, device: str | torch.device = "cpu") -> fx.Graph
     It takes the picture (N, 3, H, W) and returns a tuple of the outputs; `load_state_dict(graph.state)` fits it.
     Raises InputError for a document that is damaged.
     """
-    model = parse_model(document, "the graph of a model")
-    return _Builder(model.graph, torch.device(device)).build()
+    model = parse_model(document, WHERE)
+    try:
+        return _Builder(model.graph, torch.device(device)).build()
+    except InputError:
+        raise
+    except Exception as error:  # a malformed document fails anywhere, with any kind
+        raise InputError(WHERE, f"is malformed: {message_of(error)}", HINT) from error
 
 
 class SampleNetwork(fx.GraphModule):
@@ -63,7 +69,7 @@ class _Builder:
             self.env[value] = self.fx.placeholder("frames")
         for node in self.graph:
             if node not in self.fused:
-                check_operator(node, "the graph of a model")
+                check_operator(node, WHERE)
                 self.add(node)
         self.fx.output(tuple(self.read(value) for value in self.graph.outputs))
         self.fx.lint()
@@ -76,7 +82,7 @@ class _Builder:
         """The node of a value, or of the weight that it is."""
         if value not in self.env:
             if value not in self.weights and value not in self.constants:
-                raise InputError("the graph of a model", f"'{value.name}' is made by no node", HINT)
+                raise InputError(WHERE, f"'{value.name}' is made by no node", HINT)
             self.env[value] = self.fx.get_attr(self.put_tensor(value))
         return self.env[value]
 

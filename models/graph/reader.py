@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common.inliner import InlinePass
 from torch import Tensor
 
-from models.errors import InputError, join_names, size_text
+from models.errors import InputError, join_names, message_of, size_text
 from models.graph.cut import cut_end, remove_unused
 from models.graph.document import (
     HINT,
@@ -54,9 +54,16 @@ def load_graph(path: str | Path, size: Size | None = None) -> Graph:
 
 def read_onnx(data: bytes, path: Path, size: Size | None = None) -> Graph:
     """The graph of an ONNX file's bytes; external data is beside `path`."""
+    try:
+        return _read_model(parse_model(data, str(path)), path, size)
+    except InputError:
+        raise
+    except Exception as error:  # a malformed graph fails anywhere, with any kind
+        raise InputError(path, f"its graph is malformed: {message_of(error)}", HINT) from error
+
+
+def _read_model(model: ir.Model, path: Path, size: Size | None) -> Graph:
     where = str(path)
-    model = parse_model(data, where)
-    del data
     model = inline_functions(model, where)
     graph = model.graph
     constants = {value.name: read_tensor(value, path) for value in graph.initializers.values()}
@@ -65,6 +72,7 @@ def read_onnx(data: bytes, path: Path, size: Size | None = None) -> Graph:
     except ValueError as error:
         raise InputError(where, "its graph has a cycle", HINT) from error
     remove_unused(graph)
+    check_values(graph, where)
     cut = cut_end(graph, where)
     remove_unused(graph)
     shape = input_shape(graph, dict(model.metadata_props), size, where)
@@ -74,6 +82,14 @@ def read_onnx(data: bytes, path: Path, size: Size | None = None) -> Graph:
         raise InputError(where, "no output depends on the picture", HINT)
     state = write_weights(graph, folded)
     return finish(model, graph, folded, state, cut, where)
+
+
+def check_values(graph: ir.Graph, where: str) -> None:
+    """Refuse a node that reads what no node, input or weight of the graph makes."""
+    for node in graph:
+        for value in node.inputs:
+            if value is not None and not (value.producer() or value.is_graph_input() or value.is_initializer()):
+                raise InputError(where, f"{describe_node(node)} reads '{value.name}', which nothing makes", HINT)
 
 
 def inline_functions(model: ir.Model, where: str) -> ir.Model:
@@ -178,7 +194,7 @@ def read_tensor(value: ir.Value, path: Path) -> Tensor:
     if tensor is None:
         raise InputError(path, f"the weight '{name}' has no values", HINT)
     count = math.prod(int(one) for one in tensor.shape)
-    if any(int(one) < 0 for one in tensor.shape) or count * 8 > MAX_TENSOR_BYTES:
+    if any(int(one) < 0 for one in tensor.shape) or count > MAX_TENSOR_BYTES:
         raise InputError(path, f"the weight '{name}' has an impossible shape", HINT)
     if isinstance(tensor, ir.ExternalTensor):
         return to_torch(read_external(tensor, name, path))
@@ -265,6 +281,3 @@ def weights_without_values(document: bytes) -> Iterator[str]:
     for value in model.graph.initializers.values():
         if isinstance(value.const_value, ir.ExternalTensor) and str(value.const_value.location) == WEIGHTS:
             yield value.name or ""
-
-
-__all__ = ["describe_node", "load_graph", "read_onnx"]

@@ -52,3 +52,13 @@ def number(value: Numbers) -> Any:
     """A static input as one number."""
     value = value.tolist() if isinstance(value, Tensor) else value
     return value[0] if isinstance(value, (list, tuple)) else value
+
+
+MAX_COUNT = 2**28
+"""Values of what an operator makes from numbers alone."""
+
+
+def check_count(count: float) -> None:
+    """Refuse to make tensors that would fill the memory."""
+    if not abs(count) <= MAX_COUNT:
+        raise ValueError(f"{count:g} values are more than {MAX_COUNT}")

@@ -12,7 +12,7 @@ from onnx_ir.tensor_adapters import to_torch_dtype
 from torch import Tensor
 from torch.nn import functional as F
 
-from models.graph.operators.registry import Numbers, integers, number, operator
+from models.graph.operators.registry import Numbers, check_count, integers, number, operator
 
 
 def dtype_of(code: int) -> torch.dtype:
@@ -116,6 +116,7 @@ def slice_axes(x: Tensor, starts: Numbers, ends: Numbers, axes: Numbers = None, 
             index = [slice(None)] * (axis % x.ndim) + [slice(places.start, max(places.start, places.stop), step)]
             x = x[tuple(index)]
         else:
+            check_count(len(places))
             x = x.index_select(axis, torch.tensor(list(places), dtype=torch.int64, device=x.device))
     return x
 
@@ -187,13 +188,16 @@ def tile(x: Tensor, repeats: Numbers) -> Tensor:
 @operator("ConstantOfShape", static=(0,))
 def constant_of_shape(shape: Numbers, value: float = 0.0, dtype: torch.dtype = torch.float32) -> Tensor:
     """One value in a shape."""
-    return torch.full(integers(shape), value, dtype=dtype)
+    sizes = integers(shape)
+    check_count(math.prod(sizes))
+    return torch.full(sizes, value, dtype=dtype)
 
 
 @operator("Range", static=(0, 1, 2))
 def number_range(start: Numbers, limit: Numbers, delta: Numbers) -> Tensor:
     """Numbers from start to limit by delta."""
     start, limit, delta = number(start), number(limit), number(delta)
+    check_count((limit - start) / delta)
     return torch.arange(start, limit, delta, dtype=torch.int64 if isinstance(start, int) else torch.float32)
 
 
@@ -257,6 +261,7 @@ def pad(x: Tensor, pads: Numbers, value: Numbers = None, axes: Numbers = None, m
         return F.pad(x, flat, "constant", 0 if value is None else number(value))
     for axis, (before, after) in enumerate(sides):
         if before or after:
+            check_count(before + after + x.shape[axis])
             x = x.index_select(axis, _padded_places(x.shape[axis], before, after, mode).to(x.device))
     return x
 
@@ -304,6 +309,7 @@ def _resize(
     if fast is not None:
         return fast
     for axis, (size, scale) in targets.items():
+        check_count(size)
         setting = (coordinate_transformation_mode, nearest_mode, cubic_coeff_a, bool(antialias))
         x = _resize_axis(x, axis, size, scale, mode, setting)
     return x
