@@ -217,7 +217,7 @@ def add_expression(tree: dict) -> None:
     tree["graph_module"]["graph"]["tensor_values"]["other"] = {"sizes": [expression]}
 
 
-def pickled(member: str, data: bytes) -> bytes:
+def pickle_bomb(member: str, data: bytes) -> bytes:
     import pickle
 
     return pickle.dumps(Bomb()) if "sample_inputs" in member else data
@@ -228,7 +228,7 @@ def keep(member: str, data: bytes) -> bytes:
 
 
 PROGRAMS: dict[str, tuple[Callable[[Path, Path], Path], str]] = {
-    "pickled sample": (lambda p, t: rewrite(p, t, pickled), "unpickled"),
+    "pickled sample": (lambda p, t: rewrite(p, t, pickle_bomb), "unpickled"),
     "pickled weight": (lambda p, t: rewrite(p, t, edit_json(
         "model_weights_config.json", lambda tree: tree["config"]["weight"].update(use_pickle=True))), "unpickled"),
     "old weights": (lambda p, t: rewrite(p, t, keep, {"data/weights/model.pt": b""}), "unpickled"),
