@@ -210,7 +210,9 @@ def _transformer(name: str, size: int) -> nn.Module:
         ),
         "mobilenet_v2": lambda: hf.MobileNetV2ForImageClassification(hf.MobileNetV2Config(image_size=size)),
     }  # fmt: skip
-    return makers[name]()
+    model = makers[name]()
+    model.set_attn_implementation("eager")
+    return model
 
 
 def _rt(hf: Any, layers: int) -> dict[str, Any]:

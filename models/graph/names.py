@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from keyword import iskeyword
 
 import onnx_ir as ir
 import torch
@@ -172,7 +173,7 @@ class _Naming:
                 buffer = not tensor.is_floating_point() or bool(ANONYMOUS.match(name) or NOT_TRAINED.search(name))
                 path = self.paths.get(("tensor", value))
                 if path is None:
-                    readable = _to_path(name) if not ANONYMOUS.match(name) else f"constants.{_snake(node.op_type)}"
+                    readable = _to_path(name if not ANONYMOUS.match(name) else f"constants.{_snake(node.op_type)}")
                     path = self.paths["tensor", value] = self.unique(readable)
                 self.bind(node, place, path, tensor, buffer=buffer)
 
@@ -227,7 +228,7 @@ def _without_suffix(name: str) -> str:
 def _to_path(name: str) -> str:
     """A name as a module's path: letters, digits and underscores between dots."""
     parts = [re.sub(r"\W", "_", part, flags=re.ASCII) for part in re.split(r"[./]+", name) if part]
-    parts = [f"{part}_" if hasattr(fx.GraphModule, part) else part for part in parts]
+    parts = [f"{part}_" if hasattr(fx.GraphModule, part) or iskeyword(part) else part for part in parts]
     return ".".join(parts)[:200] or "weights"
 
 
