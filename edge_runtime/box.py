@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -83,7 +82,7 @@ class LoadedBox:
         """A black frame for each query (RGB uint8, H, W, 3) that holds its region."""
         frames = {}
         for query in self.bundle.queries:
-            right, bottom = (0, 0) if query.roi is None else map(math.ceil, query.roi[2:])
+            right, bottom = query.region.least_frame()
             frames[query.id] = np.zeros((max(DEFAULT_SIZE[1], bottom), max(DEFAULT_SIZE[0], right), 3), np.uint8)
         return frames
 
@@ -120,7 +119,7 @@ def load_box(config: BoxConfig) -> LoadedBox:
 
 def frame_requests(bundle: Bundle, camera: str) -> dict[str, FrameRequest]:
     """What each query of a camera takes of it."""
-    return {query.id: FrameRequest(query.fps, query.roi) for query in bundle.queries if query.camera == camera}
+    return {query.id: FrameRequest(query.fps, query.region) for query in bundle.queries if query.camera == camera}
 
 
 def _damaged_tensors(bundle: Bundle) -> set[str]:

@@ -111,7 +111,7 @@ def _camera_problems(box: LoadedBox, probes: Mapping[str, ProbeResult]) -> Itera
             if problem is not None:
                 yield f"camera {camera}: {problem}"
             else:
-                note_clipped_roi(query, request.roi, (width, height))
+                note_clipped_roi(query, request.region, (width, height))
 
 
 def _rebuild(config_path: str | Path, active: ActiveConfig) -> ReadyBox | None:

@@ -138,7 +138,7 @@ class Runtime:
         after.executor.device.max_used_bytes = before.executor.device.max_used_bytes
         sources, old_sources = after.sources, before.sources
         moved = {name for name, source in sources.items() if old_sources.get(name) is not source}
-        reframed = {name for name in old.keys() & new.keys() if old[name].roi != new[name].roi}
+        reframed = {name for name in old.keys() & new.keys() if old[name].region != new[name].region}
 
         def switch_queries() -> None:
             self.ledger.add(new)

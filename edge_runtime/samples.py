@@ -60,7 +60,7 @@ from models.predictions import (
     TensorPrediction,
     unpack_float16,
 )
-from models.preprocess import FURTHEST_PIXEL, crop
+from models.preprocess import FURTHEST_PIXEL
 from models.rle import decode_rle
 from models.tasks import task_of
 from models.workload import Query
@@ -261,11 +261,12 @@ def read_drift(spool: Path) -> DriftReport:
 
 def sample_bytes(record: Mapping[str, Any], image: np.ndarray, query: BundleQuery) -> bytes:
     """The file of a sample: a result (`edge_runtime.results.result_record`) of a frame, RGB uint8 (H, W, 3)."""
-    part = crop(image, query.roi)
+    part = query.region.crop(image)
+    edges = query.region.pixels((image.shape[1], image.shape[0]))
     picture = query.preprocess.resize_frame(part).permute(1, 2, 0).contiguous().numpy()
     head = {
         "format": FORMAT, **{key: record[key] for key in ("run", "query", "camera", "frame", "captured_at", "bundle")},
-        "size": [part.shape[1], part.shape[0]], "roi": None if query.roi is None else list(query.roi),
+        "size": [part.shape[1], part.shape[0]], "roi": None if query.roi is None else list(edges),
         "threshold": max(query.min_score, query.threshold or 0.0), "expected": expected_agreement(query),
         **{key: record[key] for key in ("score", *ANSWERS.values()) if key in record},
     }  # fmt: skip

@@ -574,7 +574,8 @@ def _query_keys(query: Query, folder: Path) -> dict[str, Any]:
         "keep_architecture": query.keep_architecture or None,
         "weights": None if is_model_file(query.model) else locate(query.weights), "init": locate(query.init),
         "fps": query.fps, "sla_ms": query.sla_ms,
-        "roi": None if query.roi is None else list(query.roi), "min_score": query.min_score or None,
+        "roi": None if query.roi is None else list(query.roi),
+        "frame_size": query.frame_size and list(query.frame_size), "min_score": query.min_score or None,
         "priority": query.priority, "data": locate(query.data), "accuracy_target": query.accuracy_target,
     }  # fmt: skip
     return {key: value for key, value in keys.items() if value is not None}

@@ -188,7 +188,5 @@ def _frames(engine: FrameEngine, count: int) -> list[np.ndarray]:
     """Noise frames of a camera's size, at least as large as the query's region."""
     import numpy as np
 
-    width, height = FRAME_PIXELS
-    if engine.query.roi is not None:
-        width, height = max(width, round(engine.query.roi[2])), max(height, round(engine.query.roi[3]))
+    width, height = map(max, FRAME_PIXELS, engine.query.region.least_frame())
     return list(np.random.default_rng(0).integers(0, 256, (count, height, width, 3), np.uint8))

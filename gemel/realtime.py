@@ -27,7 +27,7 @@ from gemel.report.document import MERGED, Realtime, RealtimeRow
 from gemel.stream_eval import QueryTest, Scorer, Stream, latest_results
 from models.bundle import Bundle
 from models.errors import InputError
-from models.preprocess import Roi
+from models.preprocess import Region
 
 DEFAULT_FPS = 10.0
 MAX_PICTURE_BYTES = 2**30
@@ -51,7 +51,7 @@ def evaluate_realtime(
     """
     cut = {query: _shorten(stream, seconds) for query, stream in streams.items()}
     queries = {query.id: query for query in bundle.queries}
-    images = _decode_frames(cut, pictures, {query: one.roi for query, one in queries.items()})
+    images = _decode_frames(cut, pictures, {query: one.region for query, one in queries.items()})
     engines = {query: make_engine(FALLBACK, bundle, query, "cpu") for query in queries}
     policy, store = policy_named(DEFAULT_POLICY), Store.of_bundle(bundle)
     costs = policy.view(known_costs(bundle, engines, None))
@@ -92,26 +92,32 @@ def _shorten(stream: Stream, seconds: float) -> Stream:
     return Stream(stream.at_s[:count], stream.frames[:count], stream.plays[:count], delivered)
 
 
-def paste_into_frame(picture: np.ndarray, roi: Roi | None) -> np.ndarray:
+def paste_into_frame(picture: np.ndarray, region: Region) -> np.ndarray:
     """A black camera frame with this picture in the query's region."""
-    if roi is None:
+    if region.roi is None:
         return picture
-    x0, y0, x1, y1 = (round(edge) for edge in roi)
-    height, width = max(y1, y0 + picture.shape[0]), max(x1, x0 + picture.shape[1])
+    (high, wide), parts = picture.shape[:2], region.fractions
+    if parts is None:
+        x0, y0, x1, y1 = region.pixels((0, 0))
+        width, height = max(x1, x0 + wide), max(y1, y0 + high)
+    else:
+        width, height = round(wide / (parts[2] - parts[0])), round(high / (parts[3] - parts[1]))
+        x0, y0, *_ = region.pixels((width, height))
     frame = np.zeros((height, width, 3), np.uint8)
-    frame[y0 : y0 + picture.shape[0], x0 : x0 + picture.shape[1]] = picture
+    place = frame[y0 : y0 + high, x0 : x0 + wide]
+    place[:] = picture[: place.shape[0], : place.shape[1]]
     return frame
 
 
 def _decode_frames(
-    streams: Mapping[str, Stream], pictures: Mapping[str, Sequence[np.ndarray]], rois: Mapping[str, Roi | None]
+    streams: Mapping[str, Stream], pictures: Mapping[str, Sequence[np.ndarray]], regions: Mapping[str, Region]
 ) -> dict[str, dict[int, np.ndarray]]:
     """Every delivered frame by its index in the split."""
     found: dict[str, dict[int, np.ndarray]] = {query: {} for query in streams}
     held = 0
     for query, stream in streams.items():
         for frame in dict.fromkeys(stream.frames[moment] for moment in stream.delivered):
-            found[query][frame] = paste_into_frame(pictures[query][frame], rois[query])
+            found[query][frame] = paste_into_frame(pictures[query][frame], regions[query])
             held += found[query][frame].nbytes
             if held > MAX_PICTURE_BYTES:
                 raise InputError("--wall", "the frames of so many seconds do not fit 1 GiB", "ask for fewer seconds")

@@ -29,7 +29,6 @@ from models.layouts import SPLITS, find_layout
 from models.notes import add_note
 from models.pictures import list_all_pictures, read_picture
 from models.predictions import GroundTruth
-from models.preprocess import crop
 from models.video import RateGate, Video, decode_shot
 from models.workload import Query
 from models.zoo import preprocess_of
@@ -148,13 +147,12 @@ def _load_unlabelled(query: Query, name: str) -> Split:
 
 def _crop_frame(query: Query, load: Callable[[], np.ndarray]) -> np.ndarray:
     frame = load()
-    part = crop(frame, query.roi)
-    if not part.size:
-        height, width = frame.shape[:2]
-        problem = f"has a frame of {width} x {height} pixels, in which nothing lies at the roi of query {query.id}"
-        raise InputError(query.data or query.id, problem, "correct `roi`, or take that frame out", "data")
-    note_clipped_roi(query.id, query.roi, (frame.shape[1], frame.shape[0]))
-    return part
+    size = (frame.shape[1], frame.shape[0])
+    if problem := query.region.find_problem(size):
+        text = f"has a frame that does not fit: query {query.id} {problem}"
+        raise InputError(query.data or query.id, text, "correct `roi`, or take that frame out", "data")
+    note_clipped_roi(query.id, query.region, size)
+    return query.region.crop(frame)
 
 
 def _video_frames(path: Path, fps: float | None) -> tuple[list[Callable[[], np.ndarray]], tuple[float, ...]]:

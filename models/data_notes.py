@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from models.errors import join_names
 from models.notes import add_note
 from models.pictures import SUFFIXES, LabelledPicture
-from models.preprocess import Roi
+from models.preprocess import Region
 
 if TYPE_CHECKING:
     from models.workload import Query
@@ -109,8 +109,10 @@ def note_shapes(query: Query, sizes: Collection[Size], is_cut_out: bool) -> None
     if _proportion(wide) > SHAPE_TOLERANCE * _proportion(narrow):
         text = f"frames from {_text(narrow)} to {_text(wide)} pixels are all squashed to {side}"
         add_note(query.data, text, "cut them to one shape, that of the camera's frames or the `roi`")
-    if query.roi is not None and is_cut_out:
-        wanted = (round(query.roi[2]) - round(query.roi[0]), round(query.roi[3]) - round(query.roi[1]))
+    camera_size = query.region.least_frame()
+    if query.roi is not None and is_cut_out and min(camera_size) > 0:
+        x0, y0, x1, y1 = query.region.pixels(camera_size)
+        wanted = (x1 - x0, y1 - y0)
         odd = max((narrow, wide), key=lambda size: abs(_proportion(size) / _proportion(wanted) - 1))
         if not 1 / SHAPE_TOLERANCE <= _proportion(odd) / _proportion(wanted) <= SHAPE_TOLERANCE:
             text = f"labelled frames of {_text(odd)} pixels are used whole, the roi of query {query.id} is"
@@ -119,10 +121,13 @@ def note_shapes(query: Query, sizes: Collection[Size], is_cut_out: bool) -> None
             )
 
 
-def note_clipped_roi(query: str, roi: Roi | None, size: Size) -> None:
+def note_clipped_roi(query: str, region: Region, size: Size) -> None:
     """Note a roi that reaches beyond the frames, whose part within them is used."""
-    if roi is not None and (round(roi[2]) > size[0] or round(roi[3]) > size[1]):
-        text = f"its roi {[round(side) for side in roi]} reaches beyond frames of {_text(size)} pixels"
+    if region.roi is None:
+        return
+    edges = region.pixels(size)
+    if edges[2] > size[0] or edges[3] > size[1]:
+        text = f"its roi {list(edges)} reaches beyond frames of {_text(size)} pixels"
         add_note(f"query {query}", f"{text} and is cut at their edge", "correct `roi`")
 
 

@@ -178,6 +178,7 @@ def metadata_of(query: BundleQuery, module: nn.Module, digest: str) -> dict[str,
         "classes": query.classes,
         "preprocess": query.preprocess.to_json(),
         "roi": query.roi,
+        "frame_size": query.frame_size,
     }
     if isinstance(module, Detector):
         values |= {

@@ -20,19 +20,66 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 Roi = tuple[float, float, float, float]
-"""x0, y0, x1, y1 in pixels of the frame."""
+"""x0, y0, x1, y1 in pixels or fractions of the frame."""
 FURTHEST_PIXEL = 1e6
 """Bound of pixel coordinates: no frame is this wide."""
 MAX_SIDE = 4096
 """Of a network's input, in pixels."""
 
 
-def crop(frame: np.ndarray, roi: Roi | None) -> np.ndarray:
-    """The part of a frame that a query looks at."""
-    if roi is None:
-        return frame
-    x0, y0, x1, y1 = (round(value) for value in roi)
-    return frame[y0:y1, x0:x1]
+ASPECT_TOLERANCE = 0.01
+"""Frames whose width over height differs by more than this part show another picture."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """The part of a camera's frames that a query looks at; all of them without a `roi`.
+
+    `roi` is in fractions where no value exceeds 1, else in pixels of frames of `frame_size` (width, height), which are
+    scaled to frames of another size; without `frame_size` in pixels of whatever frames come.
+    """
+
+    roi: Roi | None = None
+    frame_size: tuple[int, int] | None = None
+
+    @property
+    def fractions(self) -> Roi | None:
+        """The region in fractions of a frame; None where it is in pixels of an unknown size."""
+        if self.roi is None or max(self.roi) <= 1:
+            return self.roi or (0.0, 0.0, 1.0, 1.0)
+        if self.frame_size is None:
+            return None
+        return tuple(edge / side for edge, side in zip(self.roi, self.frame_size * 2, strict=True))  # type: ignore[return-value]
+
+    def pixels(self, frame_size: tuple[int, int]) -> tuple[int, int, int, int]:
+        """The region in whole pixels of a frame (width, height); it may reach beyond the frame."""
+        fractions = self.fractions
+        edges = self.roi if fractions is None else [a * b for a, b in zip(fractions, frame_size * 2, strict=True)]
+        return tuple(map(round, edges))  # type: ignore[return-value, arg-type]
+
+    def crop(self, frame: np.ndarray) -> np.ndarray:
+        """The part of a frame (H, W, 3), empty where the region lies outside."""
+        if self.roi is None:
+            return frame
+        x0, y0, x1, y1 = self.pixels((frame.shape[1], frame.shape[0]))
+        return frame[y0:y1, x0:x1]
+
+    def find_problem(self, frame_size: tuple[int, int]) -> str:
+        """Why the region does not fit frames of this (width, height); empty where it does."""
+        (width, height), named = frame_size, self.frame_size
+        if self.roi is None:
+            return ""
+        if named and abs(width * named[1] / (height * named[0]) - 1) > ASPECT_TOLERANCE:
+            return f"looks at a part of frames of {named[0]}x{named[1]}; {width}x{height} pixels have another aspect"
+        x0, y0, *_ = self.pixels(frame_size)
+        inside = x0 < width and y0 < height
+        return "" if inside else f"looks at {list(self.roi)}, outside frames of {width}x{height} pixels"
+
+    def least_frame(self) -> tuple[int, int]:
+        """(width, height) of frames that hold the region."""
+        if self.roi is None or self.fractions is not None:
+            return self.frame_size or (0, 0)
+        return math.ceil(self.roi[2]), math.ceil(self.roi[3])
 
 
 Size = tuple[int, int]
@@ -180,12 +227,15 @@ def _cached_constants(mean: tuple[float, ...], std: tuple[float, ...], device: A
         return _constants(mean, std, device)
 
 
+WHOLE_FRAME = Region()
+
+
 @dataclass(frozen=True)
 class Cropped:
     """A query's whole preparation: the part of the frame that it looks at, as its network takes it."""
 
     preprocess: Preprocess
-    roi: Roi | None = None
+    region: Region = WHOLE_FRAME
 
     def __call__(self, frame: np.ndarray) -> Tensor:
         """uint8 RGB (H, W, 3) -> float32 (1, 3, H, W); boxes found in it are fractions of the part looked at.
@@ -196,9 +246,9 @@ class Cropped:
         if dtype != "uint8" or shape[2:] != (3,):
             remedy = "give a decoded frame, uint8 RGB (H, W, 3)"
             raise InputError("the frame", f"is {dtype} {shape}" if shape else f"is {dtype}", remedy)
-        part = crop(frame, self.roi)
-        if not part.size:
-            height, width = frame.shape[:2]
-            fault = f"has {width} x {height} pixels, in which nothing lies at the query's roi {list(self.roi or ())}"
+        part = self.region.crop(frame)
+        problem = self.region.find_problem((shape[1], shape[0]))
+        if problem or not part.size:
+            fault = f"does not fit: the query {problem or 'looks at no pixel of it'}"
             raise InputError("the frame", fault, "give whole frames of the query's camera")
         return self.preprocess(part)

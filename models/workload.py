@@ -26,12 +26,14 @@ from models.io import (
     is_path,
     read_yaml,
 )
+from models.notes import add_note
 from models.preprocess import (
     FURTHEST_PIXEL,
     MAX_SIDE,
     Anchor,
     InputSize,
     Preprocess,
+    Region,
     Resize,
     Roi,
     height_width,
@@ -82,8 +84,14 @@ class Query:
     preprocess: Preprocess | Mapping[str, Any] | None = field(default=None, hash=False)
     decoder: str = "auto"
     keep_architecture: bool = False
+    frame_size: tuple[int, int] | None = None
     label_map: dict[str, str] = field(default_factory=dict, hash=False)
     agreement: Agreement | None = None
+
+    @property
+    def region(self) -> Region:
+        """The part of its camera's frames that it looks at."""
+        return Region(self.roi, self.frame_size)
 
     @property
     def sources(self) -> dict[str, str]:
@@ -122,6 +130,7 @@ class _CameraKeys(_Strict):
     fps: Fps | None = None
 
 
+_FrameSide = Annotated[int, Field(ge=1, le=100_000)]
 _Side = Annotated[int, Field(ge=16, le=MAX_SIDE)]
 _Deviation = Annotated[float, Field(gt=0)]
 _Decoder = Literal[
@@ -160,6 +169,7 @@ class _QueryKeys(_Strict):
     fps: Fps | None = None
     sla_ms: SlaMs = 1000.0
     roi: Roi | None = None
+    frame_size: tuple[_FrameSide, _FrameSide] | None = None
     min_score: Annotated[float, Field(ge=0, le=1)] = 0.0
     priority: Priority = 1
     data: PathText | None = None
@@ -248,6 +258,13 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
     if roi is not None and not (0 <= roi[0] < roi[2] < FURTHEST_PIXEL and 0 <= roi[1] < roi[3] < FURTHEST_PIXEL):
         fault = f"{list(roi)} is empty or negative, or lies beyond {FURTHEST_PIXEL:,.0f} pixels"
         raise InputError(path, fault, "give [x0, y0, x1, y1]", f"{where}.roi ({given.id})")
+    camera_size = given.frame_size or (FURTHEST_PIXEL, FURTHEST_PIXEL)
+    if roi is not None and (roi[2] > camera_size[0] or roi[3] > camera_size[1]):
+        fault = f"{list(roi)} reaches beyond frames of {camera_size[0]}x{camera_size[1]} pixels"
+        raise InputError(path, fault, "correct it, or `frame_size`", f"{where}.roi ({given.id})")
+    if roi is not None and max(roi) > 1 and given.frame_size is None:
+        text = f"the roi of query {given.id} is in pixels, and nothing says of which frames"
+        add_note(path, text, "add `frame_size: [width, height]` of its camera, or give fractions")
 
     def resolve(value: str | None) -> Path | None:
         return None if value is None else _absolute(root, value)
@@ -266,7 +283,8 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
         model_args=given.model_args, input_size=None if size is None else side_or_sides(height_width(size)),
         weights=weights, init=resolve_weights("init", given.init),
         fps=given.fps or (keys.cameras[given.camera].fps if given.camera in keys.cameras else None),
-        sla_ms=given.sla_ms, roi=roi, min_score=given.min_score, priority=given.priority, data=resolve(given.data),
+        sla_ms=given.sla_ms, roi=roi, frame_size=given.frame_size,
+        min_score=given.min_score, priority=given.priority, data=resolve(given.data),
         accuracy_target=given.accuracy_target or keys.accuracy_target, file=path.resolve(),
         preprocess=preprocess, decoder=given.decoder, keep_architecture=given.keep_architecture,
         label_map=label_map, agreement=given.agreement,

@@ -230,6 +230,7 @@ def _write_workload(out: Path) -> Path:
             "fps": QUERY_FPS,
             "sla_ms": q.sla_ms,
             "roi": list(q.roi),
+            "frame_size": [SCENES[q.camera]().view.width, SCENES[q.camera]().view.height],
             "data": f"data/{q.id}",
         }
         for q in SAMPLE_QUERIES

@@ -245,6 +245,6 @@ class Camera:
         found = {query: request.region_problem(query, width, height) for query, request in self._queries.items()}
         self._outside = {query: problem for query, problem in found.items() if problem is not None}
         for query in self._queries.keys() - self._outside.keys():
-            note_clipped_roi(query, self._queries[query].roi, self._size)
+            note_clipped_roi(query, self._queries[query].region, self._size)
         for problem in self._outside.values():
             log.error("camera %s: %s; it gets no frames", self.id, problem)

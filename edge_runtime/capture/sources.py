@@ -19,6 +19,7 @@ from models.errors import InputError
 from models.io import is_path
 from models.notes import MAX_NOTES, add_note
 from models.pictures import list_all_pictures, read_picture
+from models.preprocess import WHOLE_FRAME, Region
 from models.video import SCHEMES, MediaClock, Shot, Video, decode_shot, plausible_rate
 
 if TYPE_CHECKING:
@@ -103,16 +104,15 @@ class CameraConfig:
 
 @dataclass(frozen=True, slots=True)
 class FrameRequest:
-    """What a query takes of its camera: frames a second (None: all), and the region x0, y0, x1, y1 in pixels."""
+    """What a query takes of its camera: frames a second (None: all), and the part of each frame."""
 
     fps: float | None = None
-    roi: tuple[float, float, float, float] | None = None
+    region: Region = WHOLE_FRAME
 
     def region_problem(self, query: str, width: int, height: int) -> str | None:
         """What is wrong with the query's region in frames of this size, if anything."""
-        if self.roi is None or (round(self.roi[0]) < width and round(self.roi[1]) < height):
-            return None
-        return f"query '{query}' looks at {list(self.roi)}, outside frames of {width}x{height} pixels"
+        problem = self.region.find_problem((width, height))
+        return f"query '{query}' {problem}" if problem else None
 
 
 class Source(Protocol):

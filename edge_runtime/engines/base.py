@@ -156,8 +156,11 @@ class FrameEngine(ABC):
         found = self.decode(self.outputs(frames, beside), sizes, least)
         if self.query.roi is None:
             return found
-        left, top = round(self.query.roi[0]), round(self.query.roi[1])
-        return [one.in_frame(left, top, frame.shape[1::-1]) for one, frame in zip(found, frames, strict=True)]
+        placed = []
+        for one, frame in zip(found, frames, strict=True):
+            size = (frame.shape[1], frame.shape[0])
+            placed.append(one.in_frame(*self.query.region.pixels(size)[:2], size))
+        return placed
 
     def _upload(self, batch: Tensor) -> Tensor:
         """Frames u8 (N, 3, H, W) on the device; a GPU copies them from pinned memory, asynchronously."""
@@ -171,13 +174,10 @@ class FrameEngine(ABC):
             raise InputError(bundle.path, problem, "take engine torch, or merge with --weights fp32")
 
     def _crop(self, frame: np.ndarray) -> np.ndarray:
-        if self.query.roi is None:
-            return frame
-        x0, y0, x1, y1 = (round(edge) for edge in self.query.roi)
-        cropped = frame[y0:y1, x0:x1]
+        cropped = self.query.region.crop(frame)
         if not cropped.size:
             height, width = frame.shape[:2]
-            raise ValueError(f"roi {list(self.query.roi)} lies outside a frame of {width}x{height} pixels")
+            raise ValueError(f"roi {list(self.query.roi or ())} lies outside a frame of {width}x{height} pixels")
         return cropped
 
 

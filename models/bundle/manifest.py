@@ -16,7 +16,7 @@ from models.bits import WIDE_CODE, Bits
 from models.bundle.format import ITEM_BYTES, MAX_BYTES, Entry
 from models.errors import InputError
 from models.io import MAX_QUERIES, Agreement, Fps, ParseError, Priority, SlaMs, TaskName, finite, parse_json
-from models.preprocess import FURTHEST_PIXEL, InputSize, Preprocess, height_width, side_or_sides
+from models.preprocess import FURTHEST_PIXEL, InputSize, Preprocess, Region, height_width, side_or_sides
 
 if TYPE_CHECKING:
     from models.workload import Query
@@ -36,6 +36,7 @@ DecoderName = Annotated[str, Field(max_length=40, pattern=r"^[a-z0-9-]+$")]
 Count = Annotated[int, Field(ge=0, le=MAX_BYTES)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, Field(min_length=1, max_length=1000)]
+FrameSize = tuple[Annotated[int, Field(ge=1, le=100_000)], Annotated[int, Field(ge=1, le=100_000)]]
 PackedShape = Annotated[tuple[Annotated[int, Field(ge=1, le=1 << 40)], ...], Field(min_length=2, max_length=8)]
 Precision = Literal["fp32", "tf32", "bf16"]
 
@@ -128,6 +129,12 @@ class BundleQuery:
     graph: TensorName | None = None
     decoder: DecoderName | None = None
     agreement: Agreement | None = None
+    frame_size: FrameSize | None = None
+
+    @property
+    def region(self) -> Region:
+        """The part of its camera's frames that it looks at."""
+        return Region(self.roi, self.frame_size)
 
     @property
     def network(self) -> tuple[str | None, ...]:
@@ -157,8 +164,8 @@ class BundleQuery:
             model_args=dict(query.model_args), input_size=side_or_sides(preprocess.size),
             preprocess=preprocess, fps=query.fps, sla_ms=query.sla_ms,
             accuracy_target=query.accuracy_target, evidence=None if evidence is None else finite(evidence),
-            roi=query.roi, min_score=query.min_score, priority=query.priority, threshold=threshold,
-            agreement=query.agreement,
+            roi=query.roi, frame_size=query.frame_size, min_score=query.min_score, priority=query.priority,
+            threshold=threshold, agreement=query.agreement,
             trained=TrainingRecord(precision) if precision is not None else None,
         )  # fmt: skip
         try:

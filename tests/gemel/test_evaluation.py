@@ -23,7 +23,7 @@ from models.errors import InputError
 from models.metrics import average_precision, overlaps_of
 from models.notes import collect_notes
 from models.predictions import BoxLabels, DetectionPrediction
-from models.preprocess import crop
+from models.preprocess import Region
 from models.workload import Query
 from tests.fake_gpu import fake_gpu
 
@@ -190,10 +190,13 @@ def test_real_time_and_virtual_clock_are_compared(tiny, tmp_path):
     assert wall.difference == max(abs(row.difference) for row in wall.queries)
 
 
-@pytest.mark.parametrize("roi", [None, (4.0, 2.0, 12.0, 8.0), (3.6, 2.2, 11.7, 7.9)])
-def test_cropped_picture_is_pasted_back_into_its_region(roi):
+@pytest.mark.parametrize("region", [
+    Region(), Region((4.0, 2.0, 12.0, 8.0)), Region((3.6, 2.2, 11.7, 7.9)), Region((0.25, 0.5, 0.75, 1.0)),
+    Region((8, 4, 24, 16), (64, 48)),
+])  # fmt: skip
+def test_cropped_picture_is_pasted_back_into_its_region(region):
     picture = np.random.default_rng(0).integers(0, 255, (6, 8, 3), dtype=np.uint8)
-    assert np.array_equal(crop(paste_into_frame(picture, roi), roi), picture)
+    assert np.array_equal(region.crop(paste_into_frame(picture, region)), picture)
 
 
 def label_boxes(*boxes, name="car"):

@@ -79,7 +79,7 @@ def test_an_exported_query_answers_as_the_bundle_does(bundle, tmp_path, capsys):
     assert about == {
         "gemel.query": "gate", "gemel.bundle": opened.digest[:12], "gemel.model": "mobilenet_v3_small",
         "gemel.task": "classification", "gemel.classes": ["busy", "empty"],
-        "gemel.preprocess": opened.query("gate").preprocess.to_json(), "gemel.roi": None,
+        "gemel.preprocess": opened.query("gate").preprocess.to_json(), "gemel.roi": None, "gemel.frame_size": None,
     }  # fmt: skip
     assert said["metadata"] == about
 

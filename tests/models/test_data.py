@@ -17,7 +17,7 @@ from models.data import Frames, PreparedFrames, Split, load_split
 from models.errors import InputError
 from models.notes import collect_notes
 from models.predictions import BoxLabels
-from models.preprocess import crop
+from models.preprocess import Region
 from tests.models.queries import make_query
 
 
@@ -110,7 +110,7 @@ def test_load_split_cuts_a_folder_of_frames_in_time_and_crops_it(tmp_path: Path)
     assert [len(split) for split in splits.values()] == [6, 2, 2]
     assert splits["test"].times_s == (8.0, 9.0) and splits["test"].labels is None
     assert splits["train"].frames[0].shape == (10, 10, 3)
-    with pytest.raises(InputError, match="nothing lies at the roi of query gate"):
+    with pytest.raises(InputError, match="does not fit: query gate looks at"):
         list(load_split(make_query(data=tmp_path, roi=(500.0, 2.0, 600.0, 12.0)), "test").frames)
 
 
@@ -141,8 +141,22 @@ def test_load_split_bounds_the_memory_of_a_video(tmp_path: Path, monkeypatch: py
 
 def test_crop_takes_the_roi() -> None:
     frame = np.arange(5 * 6 * 3, dtype=np.uint8).reshape(5, 6, 3)
-    assert np.array_equal(crop(frame, (1.0, 2.0, 4.0, 5.0)), frame[2:5, 1:4])
-    assert crop(frame, None) is frame
+    assert np.array_equal(Region((1.0, 2.0, 4.0, 5.0)).crop(frame), frame[2:5, 1:4])
+    assert Region().crop(frame) is frame
+
+
+@pytest.mark.parametrize("region", [Region((0.25, 0.5, 0.75, 1.0)), Region((30, 40, 90, 80), (120, 80))])
+@pytest.mark.parametrize("size", [(120, 80), (240, 160), (60, 40)])
+def test_region_is_scaled_to_frames_of_another_size(region: Region, size: tuple[int, int]) -> None:
+    width, height = size
+    assert region.pixels(size) == (width // 4, height // 2, width * 3 // 4, height) and region.find_problem(size) == ""
+
+
+def test_region_refuses_another_aspect_than_its_frames() -> None:
+    region = Region((30, 40, 90, 80), (120, 80))
+    assert region.find_problem((121, 80)) == ""
+    assert region.find_problem((120, 90)) == "looks at a part of frames of 120x80; 120x90 pixels have another aspect"
+    assert Region((0.25, 0.5, 0.75, 1.0)).find_problem((120, 90)) == ""
 
 
 def make_split(loaders: list[Callable[[], np.ndarray]]) -> Split:

@@ -77,6 +77,8 @@ def _set(*steps):
         (_set("queries", 0, "model", "cars.onnx"), "queries[0].weights (cars)", "cars.onnx holds its weights"),
         (_set("queries", 0, "model", "cars.pt"), "queries[0].model (cars)", "pickled or TorchScript module"),
         (_set("queries", 0, "sla_ms", -1), "queries[0].sla_ms (cars)", "greater than or equal to 1"),
+        (_set("queries", 1, "frame_size", [40, 60]), "queries[1].roi (people)", "reaches beyond frames of 40x60"),
+        (_set("queries", 1, "frame_size", [0, 60]), "queries[1].frame_size[0] (people)", "greater than"),
         (_set("queries", 1, "roi", [50, 10, 0, 60]), "queries[1].roi (people)", "empty or negative"),
         (_set("accuracy_target", 1.5), "accuracy_target", "less than or equal to 1"),
         (_set("queries", []), "queries", "at least 1 item"),

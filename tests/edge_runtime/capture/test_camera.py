@@ -15,6 +15,7 @@ from edge_runtime.capture.failures import SourceLost
 from edge_runtime.capture.sources import CameraConfig, FrameRequest
 from edge_runtime.queues import Frame
 from models.notes import collect_notes
+from models.preprocess import Region
 from tests.edge_runtime.capture.faulty_cameras import FaultyCamera, HttpCamera, RtspCamera
 from tests.edge_runtime.tiny import write_clip, write_folder
 
@@ -121,7 +122,7 @@ def test_camera_away_at_start_connects_later(fail, caplog):
 
 
 def test_camera_with_new_frame_size_reports_regions_outside(caplog):
-    queries = {"all": FrameRequest(), "corner": FrameRequest(roi=(70.0, 10.0, 90.0, 40.0))}
+    queries = {"all": FrameRequest(), "corner": FrameRequest(region=Region((70.0, 10.0, 90.0, 40.0)))}
     with RtspCamera(size=(96, 64)) as camera, play_camera(camera.url, queries) as watched:
         watched.more(6)
         assert {query for query, _ in watched.frames} == {"all", "corner"} and watched.camera.error is None
@@ -139,8 +140,23 @@ def test_camera_with_new_frame_size_reports_regions_outside(caplog):
     assert caplog.text.count("looks at") == 1
 
 
+def test_camera_of_another_aspect_is_an_error_of_the_camera():
+    regions = {"all": Region(), "corner": Region((48.0, 32.0, 96.0, 64.0), (96, 64))}
+    queries = {query: FrameRequest(region=region) for query, region in regions.items()}
+    with RtspCamera(size=(48, 32)) as camera, play_camera(camera.url, queries) as watched:
+        watched.more(6)
+        assert {query for query, _ in watched.frames} == {"all", "corner"} and watched.camera.error is None
+        camera.size = (64, 64)
+        fault = "query 'corner' looks at a part of frames of 96x64; 64x64 pixels have another aspect"
+        assert watched.until(lambda row: row["error"] == fault)["state"] == "streaming"
+        seen = len(watched.frames)
+        watched.more(6)
+        assert {query for query, _ in watched.frames[seen:]} == {"all"}
+
+
 def test_camera_notes_a_region_cut_at_the_edge(tmp_path):
-    queries = {"whole": FrameRequest(roi=(0.0, 0.0, 48.0, 32.0)), "wide": FrameRequest(roi=(8.0, 0.0, 80.0, 32.0))}
+    regions = {"whole": Region((0, 0, 48, 32)), "wide": Region((8, 0, 80, 32))}
+    queries = {query: FrameRequest(region=region) for query, region in regions.items()}
     with collect_notes() as notes, play_camera(write_clip(tmp_path / "c.mp4", 3, fps=30), queries) as watched:
         watched.more(6)
     assert notes == [
