@@ -97,7 +97,7 @@ Point = Annotated[list[Pixel], Field(min_length=3, max_length=3)]
 Digits = Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
 Ratio = Annotated[float, Field(ge=0, le=1e6)]
 Predict = Callable[[Tensor, Sequence[tuple[int, int]]], list[Prediction]]
-"""A model on pictures, uint8 (N, 3, S, S); boxes are in pixels of the originals, whose (width, height) are given."""
+"""A model on pictures, uint8 (N, 3, H, W); boxes are in pixels of the originals, whose (width, height) are given."""
 
 log = logging.getLogger("gemel.run")
 

@@ -36,7 +36,7 @@ def open_bundle(path: str | Path, factories: Collection[str] = ()) -> Bundle:
     """Map a bundle read-only; `.build(query_id)` gives a query's merged model.
 
     That is a `torch.nn.Module` in eval mode, whose `.preprocess` turns a frame, uint8 RGB (H, W, 3), into the batch
-    (1, 3, S, S) that it takes. `factories` lists the `package.module:factory` models that may be imported for it, from
+    (1, 3, H, W) that it takes. `factories` lists the `package.module:factory` models that may be imported for it, from
     the current folder or Python's path. Raises InputError when the file cannot be read, BundleError when it is unsound.
     """
     from models import bundle

@@ -28,7 +28,7 @@ def is_frozen(norm: _BatchNorm) -> bool:
 def recalibrate_batchnorm(model: nn.Module, batches: Iterable[Tensor]) -> None:
     """Replace running statistics by the average over `batches` of the batch statistics.
 
-    Batches are inputs ready for the model, f32 (N, 3, S, S), weighted by their frames. Weights and frozen norms do not
+    Batches are inputs ready for the model, f32 (N, 3, H, W), weighted by their frames. Weights and frozen norms do not
     change; nothing happens without norms or batches. ValueError for a batch of one frame of which a norm sees one
     value a channel.
     """

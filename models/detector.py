@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class BoxTarget(NamedTuple):
-    """The objects of one frame: boxes (M, 4) x0 y0 x1 y1 in fractions of the frame, labels (M,) int64 as indices
+    """The objects of one frame: boxes (M, 4) x0 y0 x1 y1 in fractions of the input, labels (M,) int64 as indices
     into the query's classes, from 0.
     """
 
@@ -18,7 +18,7 @@ class BoxTarget(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """The candidates of one frame: boxes f32 (K, 4) in fractions of the frame, scores (K,), labels (K,) from 0."""
+    """The candidates of one frame: boxes f32 (K, 4) in fractions of the input, scores (K,), labels (K,) from 0."""
 
     boxes: Tensor
     scores: Tensor
@@ -43,7 +43,7 @@ class PoseCandidates(NamedTuple):
 
 
 class Detector(nn.Module):
-    """`forward`: x f32 (N, 3, S, S) -> a tuple of tensors, the raw outputs that the methods below take.
+    """`forward`: x f32 (N, 3, H, W) -> a tuple of tensors, the raw outputs that the methods below take.
 
     In eval mode the forward depends on nothing but x, and runs on the meta device. `nms_iou` is the overlap from
     which the weaker of two candidates of one class is suppressed; None where the forward has done so itself.
@@ -79,7 +79,7 @@ class OneStage(Detector):
     most_candidates: int = 300
 
     def decode(self, outputs: Any) -> tuple[Tensor, Tensor]:
-        """Boxes f32 (N, A, 4) in fractions of the frame, and scores 0..1 (N, A, C), the background left out."""
+        """Boxes f32 (N, A, 4) in fractions of the input, and scores 0..1 (N, A, C), the background left out."""
         raise NotImplementedError
 
     def candidates(self, outputs: Any, min_score: float) -> list[Candidates]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from models.preprocess import Cropped, crop
+from models.preprocess import Cropped
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,14 +36,14 @@ class Predictor:
         from models.tasks import task_of
 
         pixels = np.array(frame.convert("RGB")) if hasattr(frame, "convert") else frame
-        batch, roi = self.prepare(pixels), self.prepare.roi
-        size = crop(pixels, roi).shape[1::-1]
+        batch, region = self.prepare(pixels), self.prepare.region
+        size, whole = region.crop(pixels).shape[1::-1], (pixels.shape[1], pixels.shape[0])
         with torch.inference_mode():
             outputs = self.model(batch.to(next(self.model.parameters()).device))
             (found,) = task_of(self.task).predictions(
                 self.model, outputs, [size], self.classes, self.min_score, self.prepare.preprocess
             )
-        return found if roi is None else found.in_frame(round(roi[0]), round(roi[1]), pixels.shape[1::-1])
+        return found if region.roi is None else found.in_frame(*region.pixels(whole)[:2], whole)
 
 
 def add_predictor(model: nn.Module, predictor: Predictor, name: str) -> nn.Module:

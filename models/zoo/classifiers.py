@@ -41,7 +41,7 @@ class BasicBlock(nn.Module):
 
 
 class CifarResNet(nn.Module):
-    """x f32 (N, 3, S, S) -> logits (N, C). State dict keys fit the weights published by Y. Idelbayev
+    """x f32 (N, 3, H, W) -> logits (N, C). State dict keys fit the weights published by Y. Idelbayev
     ("Proper ResNet Implementation for CIFAR10/CIFAR100 in PyTorch").
     """
 

@@ -128,7 +128,7 @@ class Head(nn.Module):
 
 
 class FastestDet(OneStage):
-    """x f32 (N, 3, S, S), RGB in 0..1 -> one map (N, 5 + C, S / 16, S / 16).
+    """x f32 (N, 3, H, W), RGB in 0..1 -> one map (N, 5 + C, H / 16, W / 16).
 
     The published weights saw blue first; the channels are turned here, so that weights and frames both stay as
     they are. State dict keys are the authors'.
@@ -148,7 +148,7 @@ class FastestDet(OneStage):
         return (self.detect_head(self.SPP(torch.cat([fine, middle, coarse], dim=1))),)
 
     def decode(self, outputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """The centre is within one cell of its own cell; sides are fractions of the frame."""
+        """The centre is within one cell of its own cell; sides are fractions of the input."""
         rows = _rows(outputs)
         return _boxes(rows, outputs[0].shape), rows[..., :1].sigmoid() * rows[..., BOX_VALUES:].softmax(dim=-1)
 
@@ -201,7 +201,7 @@ def _rows(outputs: Sequence[Tensor]) -> Tensor:
 
 
 def _boxes(rows: Tensor, shape: Sequence[int]) -> Tensor:
-    """Boxes (N, H x W, 4) x0 y0 x1 y1 in fractions of the frame."""
+    """Boxes (N, H x W, 4) x0 y0 x1 y1 in fractions of the input."""
     height, width = shape[2:]
     y, x = torch.meshgrid(
         torch.arange(height, device=rows.device), torch.arange(width, device=rows.device), indexing="ij"

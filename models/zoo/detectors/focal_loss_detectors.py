@@ -59,7 +59,7 @@ FcosOutputs = tuple[Tensor, Tensor, Tensor]
 class Fcos(FocalDetector):
     """torchvision's FCOS: one location per cell, no anchors' shapes to choose.
 
-    `forward`: x f32 (N, 3, S, S) -> logits (N, A, C + 1), of which torchvision never uses the first, distances to the
+    `forward`: x f32 (N, 3, H, W) -> logits (N, A, C + 1), of which torchvision never uses the first, distances to the
     four sides in strides (N, A, 4), and centerness logits (N, A, 1). State dict keys are torchvision's.
     """
 
@@ -116,7 +116,7 @@ RetinaNetOutputs = tuple[Tensor, Tensor]
 class RetinaNet(FocalDetector):
     """torchvision's RetinaNet.
 
-    `forward`: x f32 (N, 3, S, S) -> logits (N, A, C + 1), of which torchvision never uses the first, and box deltas
+    `forward`: x f32 (N, 3, H, W) -> logits (N, A, C + 1), of which torchvision never uses the first, and box deltas
     (N, A, 4). State dict keys are torchvision's: `backbone.*` and `head.*`.
     """
 

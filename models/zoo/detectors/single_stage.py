@@ -101,7 +101,7 @@ SingleStageOutputs = tuple[Tensor, Tensor]
 class SingleStage(OneStage):
     """SSD without pre- and postprocessing (Liu et al. 2016), so that an engine sees nothing but tensors.
 
-    `forward`: x f32 (N, 3, S, S) -> logits (N, A, C + 1), class 0 the background, and box deltas (N, A, 4) against
+    `forward`: x f32 (N, 3, H, W) -> logits (N, A, C + 1), class 0 the background, and box deltas (N, A, 4) against
     the A default boxes of `default_boxes`. State dict keys are torchvision's: `backbone.*` and `head.*`.
     """
 

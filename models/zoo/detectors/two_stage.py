@@ -124,7 +124,7 @@ class Regions(NamedTuple):
 class TwoStage(Detector):
     """torchvision's Faster R-CNN without pre- and postprocessing.
 
-    `forward`: x f32 (N, 3, S, S) -> in eval mode boxes (N, D, 4) in fractions, scores (N, D), best first, and labels
+    `forward`: x f32 (N, 3, H, W) -> in eval mode boxes (N, D, 4) in fractions, scores (N, D), best first, and labels
     (N, D) int64 from 0; rows beyond what was found are 0. In train mode `Regions`. On the meta device as many
     proposals go on as there may be. State dict keys are torchvision's: `backbone.*`, `rpn.*`, `roi_heads.*`.
     """

@@ -26,7 +26,7 @@ WIDEST = 6.0
 
 class Priors(NamedTuple):
     """The A anchors of a frame, f32 (A, 2) each: column and row of the cell, columns and rows of its map, and width
-    and height of the anchor in fractions of the frame.
+    and height of the anchor in fractions of the input.
     """
 
     cells: Tensor
@@ -54,7 +54,7 @@ class Priors(NamedTuple):
 
 
 def box_values(rows: Tensor, priors: Priors) -> Tensor:
-    """Boxes (N, A, 4) x0 y0 x1 y1 in fractions of the frame, from rows (N, A, 4 or more)."""
+    """Boxes (N, A, 4) x0 y0 x1 y1 in fractions of the input, from rows (N, A, 4 or more)."""
     centre = (rows[..., :2].sigmoid() + priors.cells) / priors.grids
     half = rows[..., 2:4].clamp(max=WIDEST).exp() * priors.sides / 2
     return torch.cat([centre - half, centre + half], dim=-1)
@@ -231,7 +231,7 @@ class Level(nn.Module):
 
 
 class YOLOv3(OneStage):
-    """x f32 (N, 3, S, S) in 0..1 -> one map (N, 3 (5 + C), H, W) per level, the coarsest first.
+    """x f32 (N, 3, H, W) in 0..1 -> one map (N, 3 (5 + C), h, w) per level, the coarsest first.
 
     The channels of a cell are those of its three anchors, each x, y, width, height, objectness and C classes.
     `anchors` are widths and heights in pixels of the input, three per level, the finest level's first.

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
+from torch import Tensor, nn
 
 from edge_runtime.engines.onnx import OnnxEngine
 from edge_runtime.engines.package_cache import EngineCache
 from edge_runtime.engines.torch_engine import TorchEngine
 from models.cost import workspace_bytes
+from models.detector import BoxTarget, OneStage
+from models.predictions import DetectionPrediction
 from models.preprocess import Preprocess
 from tests.edge_runtime.engines.sample_bundles import bind, build_model, make_query, write_and_open
 from tests.edge_runtime.tiny import picture
@@ -39,3 +44,49 @@ def test_engines_prepare_frames_as_the_bundle_says(tmp_path, mode: str) -> None:
     boxes, scores = onnx.outputs([frame])
     expected = model.decode(wanted)
     torch.testing.assert_close((boxes, scores), expected, atol=1e-3, rtol=1e-3)
+
+
+class Fixed(OneStage):
+    """A detector that finds one object wherever it looks, with weights enough to be stored."""
+
+    nms_iou = 0.5
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        """(N, 3, H, W) -> (N, 4)."""
+        return (self.conv(x).mean(dim=(2, 3)) * 0 + torch.tensor([0.25, 0.5, 0.75, 0.9], device=x.device),)
+
+    def decode(self, outputs: tuple[Tensor]) -> tuple[Tensor, Tensor]:
+        return outputs[0][:, None], torch.full((len(outputs[0]), 1, 1), 0.9)
+
+    def loss(self, outputs: tuple[Tensor], targets: Sequence[BoxTarget]) -> Tensor:
+        raise NotImplementedError
+
+    def distill(self, outputs: tuple[Tensor], teacher: tuple[Tensor]) -> Tensor:
+        raise NotImplementedError
+
+
+FIXED = "tests.edge_runtime.engines.test_preprocessing:Fixed"
+
+
+@pytest.mark.parametrize(
+    ("mode", "roi", "expected"),
+    [  # part of 120 x 90 pixels -> input of 96 x 64: letterbox 85 x 64 from x = 5; center-crop 109 x 81 from -6, -8
+        ("letterbox", None, (19 * 120 / 85, 45, 67 * 120 / 85, 81)),
+        ("letterbox", (30, 10, 150, 100), (30 + 19 * 120 / 85, 55, 30 + 67 * 120 / 85, 91)),
+        ("center-crop", None, (30 * 120 / 109, 40 * 90 / 81, 78 * 120 / 109, 65.6 * 90 / 81)),
+    ],
+)
+def test_boxes_come_back_in_pixels_of_the_frame(tmp_path, mode, roi, expected) -> None:
+    preprocess = Preprocess(SIZE, mode, 0.875)
+    query = make_query("gate", FIXED, SIZE, task="detection", classes=("a",), preprocess=preprocess, roi=roi)
+    bundle = write_and_open(tmp_path / "b.safetensors", {"gate": Fixed(2)}, [query])
+    engine = TorchEngine(bundle, "gate")
+    bind(engine, bundle)
+    frame = picture(3, width=120, height=90) if roi is None else picture(3, width=200, height=160)
+    (answer,) = engine.run([frame])
+    assert isinstance(answer, DetectionPrediction)
+    assert answer.boxes[0] == pytest.approx(expected, abs=1e-3)
