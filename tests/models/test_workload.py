@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from models.errors import InputError
+from models.notes import collect_notes
 from models.workload import load_workload
 
 
@@ -94,6 +95,21 @@ def test_workload_problem_names_file_key_and_remedy(tmp_path: Path, change, key:
     message = str(caught.value)
     assert message.startswith(f"{path}: {key}") and fault in message and "\n" not in message
     assert caught.value.hint
+
+
+def test_roi_in_pixels_of_unnamed_frames_is_noted(tmp_path: Path) -> None:
+    document = _document()
+    with collect_notes() as notes:
+        load_workload(_write(tmp_path, document))
+        document["queries"][1]["frame_size"] = [100, 80]
+        assert load_workload(_write(tmp_path, document)).query("people").region.fractions == (0, 0.125, 0.5, 0.75)
+        del document["queries"][1]["frame_size"]
+        document["queries"][1]["roi"] = [0, 0.1, 0.5, 1]
+        load_workload(_write(tmp_path, document))
+    assert notes == [
+        f"{tmp_path / 'workload.yaml'}: the roi of query people is in pixels, and nothing says of which frames; "
+        "add `frame_size: [width, height]` of its camera, or give fractions"
+    ]
 
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "a: [", "", "name: \x00"])

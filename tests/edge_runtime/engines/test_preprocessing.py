@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -73,16 +74,18 @@ FIXED = "tests.edge_runtime.engines.test_preprocessing:Fixed"
 
 
 @pytest.mark.parametrize(
-    ("mode", "roi", "expected"),
+    ("mode", "roi", "frame_size", "expected"),
     [  # part of 120 x 90 pixels -> input of 96 x 64: letterbox 85 x 64 from x = 5; center-crop 109 x 81 from -6, -8
-        ("letterbox", None, (19 * 120 / 85, 45, 67 * 120 / 85, 81)),
-        ("letterbox", (30, 10, 150, 100), (30 + 19 * 120 / 85, 55, 30 + 67 * 120 / 85, 91)),
-        ("center-crop", None, (30 * 120 / 109, 40 * 90 / 81, 78 * 120 / 109, 65.6 * 90 / 81)),
+        ("letterbox", None, None, (19 * 120 / 85, 45, 67 * 120 / 85, 81)),
+        ("letterbox", (30, 10, 150, 100), None, (30 + 19 * 120 / 85, 55, 30 + 67 * 120 / 85, 91)),
+        ("letterbox", (15, 5, 75, 50), (100, 80), (30 + 19 * 120 / 85, 55, 30 + 67 * 120 / 85, 91)),
+        ("center-crop", None, None, (30 * 120 / 109, 40 * 90 / 81, 78 * 120 / 109, 65.6 * 90 / 81)),
     ],
 )
-def test_boxes_come_back_in_pixels_of_the_frame(tmp_path, mode, roi, expected) -> None:
+def test_boxes_come_back_in_pixels_of_the_frame(tmp_path, mode, roi, frame_size, expected) -> None:
     preprocess = Preprocess(SIZE, mode, 0.875)
-    query = make_query("gate", FIXED, SIZE, task="detection", classes=("a",), preprocess=preprocess, roi=roi)
+    query = make_query("gate", FIXED, SIZE, task="detection", classes=("a",), preprocess=preprocess)
+    query = replace(query, roi=roi, frame_size=frame_size)
     bundle = write_and_open(tmp_path / "b.safetensors", {"gate": Fixed(2)}, [query])
     engine = TorchEngine(bundle, "gate")
     bind(engine, bundle)
