@@ -2,9 +2,9 @@
 
 Usage: python -m benchmarks.engines.imported FILE... [--engines NAME ...] [--rounds N] [--json FILE]
 
-One prepared frame, one thread. ONNX Runtime runs at its default, where it folds and packs weights of its own; each engine
-has the shared weights of the arena, and the engine `onnx` decodes boxes and scores, too. Cases take turns, round by
-round; ratios of medians.
+One prepared frame, one thread. ONNX Runtime runs at its default, where it folds and packs weights of its own; each
+engine has the shared weights of the arena, and the engine `onnx` decodes boxes and scores, too. Cases take turns, round
+by round; ratios of medians.
 """
 
 from __future__ import annotations

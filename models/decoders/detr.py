@@ -15,6 +15,8 @@ from models.preprocess import Preprocess, Size
 COCO_SOFTMAX = 92
 """Scores of a DETR for COCO: 91 numbers of categories, and no object."""
 MAX_QUERIES = 1000
+STRIDES = (8, 16, 32)
+"""As many rows as these grids have cells are no queries."""
 RF_DETR_OUTPUT = "dets"
 BOXES = ("box", RF_DETR_OUTPUT)
 
@@ -48,7 +50,7 @@ class Detr(Decoder):
         found = []
         for boxes, one in flat:
             for scores, other in flat:
-                same = one.shape[0] == other.shape[0] <= MAX_QUERIES
+                same = one.shape[0] == other.shape[0] <= MAX_QUERIES and not head.strides(one.shape[0], STRIDES)
                 if boxes != scores and same and one.shape[1] == 4 and _are_boxes(one, other):
                     found.append(_of_two(cls, head, boxes, scores))
         return found[:1]

@@ -10,41 +10,53 @@ from torch import Tensor
 
 from models.decoders.boxes import fractions
 from models.decoders.families import YOLO, family_preprocess
-from models.decoders.registry import Boxes, Decoder, GraphHead, class_names, register
+from models.decoders.registry import OVERLAP, Boxes, Decoder, GraphHead, class_names, register
 from models.preprocess import Preprocess, Size
 
 COLUMNS = 6
 USUAL_WIDTH = 80
-MAX_ROWS = 1000
-"""More are the cells of a grid."""
+MANY = 1000
+"""More rows are candidates before suppression, as DeepStream's exporters write them."""
+STRIDES = (8, 16, 32)
 
 
 @register
 @dataclass(frozen=True)
 class EndToEnd(Decoder):
-    """The file's own names tell how many classes there are: COCO's 80 where it has none."""
+    """One output of rows where `boxes` and `scores` are equal, else the two from which a top-k chose the rows.
+
+    The file's own names tell how many classes rows have: COCO's 80 where it has none.
+    """
 
     name = "yolo-end2end"
-    nms_iou = None
     width: int
-    index: int = 0
+    boxes: int = 0
+    scores: int = 0
+    nms_iou: float | None = None
 
     @classmethod
     def fit(cls, head: GraphHead) -> Sequence[Decoder]:
-        """An output of six columns."""
+        """An output of six columns, or what entered the top-k that was cut off: (A, 4) and (A, C)."""
+        shapes = [output.shape for output in head.outputs]
         width = len(class_names(head.metadata) or ()) or USUAL_WIDTH
-        return [
-            cls(width, index)
-            for index, output in enumerate(head.outputs)
-            if output.shape[1:] == (COLUMNS,) and output.shape[0] <= MAX_ROWS
-        ][:1]
+        for index, shape in enumerate(shapes):
+            if len(shape) == 2 and shape[1] == COLUMNS:
+                return [cls(width, index, index, OVERLAP if shape[0] > MANY else None)]
+        if head.cut is None or head.cut.operator != "TopK":
+            return []
+        count = head.cells(STRIDES)
+        boxes = [index for index, shape in enumerate(shapes) if shape == (count, 4)]
+        scores = [index for index, shape in enumerate(shapes) if shape[:1] == (count,) and index not in boxes[-1:]]
+        return [cls(shapes[scores[0]][1], boxes[-1], scores[0])] if boxes and scores else []
 
     def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:
         """Letterbox in the middle, values 0..1."""
         return family_preprocess(metadata, size, YOLO)
 
     def decode(self, outputs: Sequence[Tensor], size: Size) -> Boxes:
-        """A detection's score under its class, 0 under the others."""
-        rows = outputs[self.index].float()
-        label = rows[..., 5].round().long().clamp(0, self.width - 1)
-        return fractions(rows[..., :4], size), F.one_hot(label, self.width) * rows[..., 4:5]
+        """Of a row, its score under its class and 0 under the others."""
+        rows, scores = outputs[self.boxes].float(), outputs[self.scores].float()
+        if self.boxes == self.scores:
+            label = rows[..., 5].round().long().clamp(0, self.width - 1)
+            scores = F.one_hot(label, self.width) * rows[..., 4:5]
+        return fractions(rows[..., :4], size), scores

@@ -174,8 +174,7 @@ def head_of(graph: Graph) -> GraphHead:
         shape = one.shape[1:] if one.shape[:1] == (batch,) else one.shape
         sides = tuple(int(str(side).removesuffix(PER_FRAME).replace(BATCH, "1")) for side in shape)
         outputs.append(Output(one.name, sides, tails.get(one.name, frozenset())))
-    cut = graph.cut.operator if graph.cut else ""
-    return GraphHead(tuple(outputs), (int(height), int(width)), graph.metadata, cut)
+    return GraphHead(tuple(outputs), (int(height), int(width)), graph.metadata, graph.cut)
 
 
 def tails_of(model: onnx.ModelProto) -> dict[str, frozenset[str]]:

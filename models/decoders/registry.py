@@ -6,16 +6,21 @@ import ast
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
 from models.preprocess import Preprocess, Size
 
+if TYPE_CHECKING:
+    from models.graph import Cut
+
 Boxes = tuple[Tensor, Tensor]
 """Boxes f32 (N, A, 4) x0 y0 x1 y1 in fractions of the network's input, and scores 0..1 (N, A, C)."""
 UNUSED = "unused "
 """Begins the name of a number of COCO's that no class has."""
+OVERLAP = 0.45
+"""From which the weaker of two boxes is suppressed, where a family has no other."""
 MAX_METADATA = 2**20
 """Characters of one value that are parsed."""
 
@@ -37,13 +42,13 @@ class Output:
 class GraphHead:
     """The outputs of a network for frames of `size` (H, W), and what its file says about them.
 
-    `cut` is the operator that chose among the candidates and was cut off; empty where there was none.
+    `cut` is what chose among the candidates at the end and was cut off.
     """
 
     outputs: tuple[Output, ...]
     size: Size
     metadata: Mapping[str, str] = field(default_factory=dict)
-    cut: str = ""
+    cut: Cut | None = None
 
     @property
     def family(self) -> str:
@@ -67,7 +72,7 @@ class Decoder:
 
     name: ClassVar[str]
     task: ClassVar[str] = "detection"
-    nms_iou: float | None = 0.45
+    nms_iou: float | None = OVERLAP
     width: int
 
     @classmethod

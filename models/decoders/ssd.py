@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from models.decoders.boxes import fractions
-from models.decoders.families import YOLO, family_preprocess
-from models.decoders.registry import Boxes, Decoder, GraphHead, Output, register
+from models.decoders.boxes import corners, fractions
+from models.decoders.families import family_preprocess
+from models.decoders.registry import OVERLAP, Boxes, Decoder, GraphHead, Output, register
 from models.preprocess import Preprocess, Size
 
 MIN_ROWS = 1000
 """Fewer are the queries of a DETR."""
 STRIDES = ((8, 16, 32), (8, 16, 32, 64))
+ANCHORS = 3
 TENSORFLOW = "detection_boxes"
 TENSORFLOW_ROWS = (1, 0, 3, 2)
 
@@ -25,6 +26,7 @@ class Ssd(Decoder):
     """`boxes` and `scores` are indices of outputs; `background` columns before the classes are left out.
 
     Boxes of a network with a grid are in pixels of the input, others in fractions of it; TensorFlow's begin with y.
+    `columns`: the scores are (C, A), as suppression takes them. `centred`: boxes are centre and sides.
     """
 
     name = "ssd"
@@ -34,30 +36,44 @@ class Ssd(Decoder):
     background: int = 0
     in_pixels: bool = False
     y_first: bool = False
-    nms_iou: float | None = 0.45
+    columns: bool = False
+    centred: bool = False
+    nms_iou: float | None = OVERLAP
 
     @classmethod
     def fit(cls, head: GraphHead) -> Sequence[Decoder]:
         """Outputs (A, 4) and (A, C) in any order, the scores 0..1; a softmax has a background first."""
         flat = [(index, output) for index, output in enumerate(head.outputs) if len(output.shape) == 2]
+        options = head.cut.attributes if head.cut else {}
         for boxes, one in flat:
             for scores, other in flat:
-                rows = other.shape[0]
-                if boxes != scores and rows > MIN_ROWS and one.shape == (rows, 4) and _are_scores(other):
-                    background = int("Softmax" in other.tail)
-                    in_pixels = bool(head.strides(rows, *STRIDES)) and "gemel.preprocess" not in head.metadata
-                    y_first = TENSORFLOW in one.name
-                    nms_iou = None if head.cut == "TopK" else cls.nms_iou
-                    return [cls(other.shape[1] - background, boxes, scores, background, in_pixels, y_first, nms_iou)]
+                rows, columns = one.shape[0], other.shape[0] < other.shape[1]
+                count, channels = other.shape[::-1] if columns else other.shape
+                if boxes == scores or rows <= MIN_ROWS or one.shape != (count, 4) or not _are_scores(other):
+                    continue
+                background = int("Softmax" in other.tail)
+                is_grid = any(head.strides(rows, *STRIDES, anchors=anchors) for anchors in (1, ANCHORS))
+                return [
+                    cls(
+                        channels - background, boxes, scores, background,
+                        in_pixels=is_grid and "gemel.preprocess" not in head.metadata,
+                        y_first=TENSORFLOW in one.name, columns=columns,
+                        centred=bool(options.get("box_coding") or options.get("center_point_box")),
+                        nms_iou=None if head.cut and head.cut.operator == "TopK" else OVERLAP,
+                    )
+                ]  # fmt: skip
         return []
 
     def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:
-        """These networks have none in common; one of Ultralytics' is a YOLOv10 whose choice was cut off."""
-        return family_preprocess(metadata, size, YOLO if "Ultralytics" in metadata.get("author", "") else None)
+        """These networks have none in common."""
+        return family_preprocess(metadata, size, None)
 
     def decode(self, outputs: Sequence[Tensor], size: Size) -> Boxes:
         """Boxes as x0 y0 x1 y1 in fractions."""
-        boxes, scores = outputs[self.boxes].float(), outputs[self.scores].float()[..., self.background :]
+        boxes, scores = outputs[self.boxes].float(), outputs[self.scores].float()
+        scores = (scores.transpose(1, 2) if self.columns else scores)[..., self.background :]
+        if self.centred:
+            boxes = corners(boxes)
         if self.y_first:
             boxes = boxes[..., TENSORFLOW_ROWS]
         return fractions(boxes, size) if self.in_pixels else boxes, scores

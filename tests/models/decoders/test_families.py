@@ -6,6 +6,7 @@ import torch
 
 from models.decoders import choose_decoder
 from models.decoders.registry import GraphHead, Output
+from models.graph import Cut
 
 SIZE = (96, 160)
 CLASSES = 3
@@ -227,3 +228,23 @@ def test_classifier_of_a_sigmoid_keeps_the_odds() -> None:
     head = GraphHead((Output("out", (5, 1, 1), frozenset({"Sigmoid"})),), SIZE)
     decoder = choose_decoder("auto", head, None, None, "model.onnx")
     assert torch.allclose(decoder.logits([probabilities[:, :, None, None]]).sigmoid(), probabilities, atol=1e-6)
+
+
+def test_top_k_that_was_cut_off_leaves_boxes_in_pixels() -> None:
+    boxes, scores = torch.from_numpy(to_corners(pixel_boxes(CELLS).numpy())), draw(2, CELLS, CLASSES, seed=1)
+    outputs = (Output("scores", (CELLS, CLASSES), frozenset({"Sigmoid"})), Output("boxes", (CELLS, 4)))
+    head = GraphHead(outputs, SIZE, {}, Cut("TopK", "", ("scores", "boxes"), ("output0",)))
+    decoder = choose_decoder("auto", head, "detection", CLASSES, "model.onnx")
+    found = decoder.decode([scores, boxes], SIZE)
+    assert decoder.name == "yolo-end2end" and decoder.nms_iou is None
+    assert_equal((found[0] * torch.tensor([160, 96, 160, 96]), found[1]), boxes, scores)
+
+
+def test_suppression_that_was_cut_off_leaves_scores_by_class() -> None:
+    size, boxes = (320, 320), draw(1, 6300, 4)
+    scores = draw(1, CLASSES, 6300, seed=1)
+    outputs = (Output("boxes", (6300, 4)), Output("scores", (CLASSES, 6300), frozenset({"Sigmoid"})))
+    cut = Cut("NonMaxSuppression", "", ("boxes", "scores"), ("selected",), {"center_point_box": 1})
+    decoder = choose_decoder("ssd", GraphHead(outputs, size, {}, cut), "detection", CLASSES, "model.onnx")
+    found = decoder.decode([boxes * 320, scores], size)
+    assert_equal((found[0] * 320, found[1]), to_corners(boxes.numpy()) * 320, scores.transpose(1, 2))
