@@ -43,9 +43,10 @@ def draw_on(image: np.ndarray, records: Iterable[Mapping[str, Any]]) -> np.ndarr
     lines = 0
     for index, record in enumerate(records):
         colour = COLOURS[index % len(COLOURS)]
-        if "label" in record:
+        several = [(one["class"], one["score"]) for one in record.get("labels", ())]
+        for name, score in [(record["label"], record["score"])] if "label" in record else several:
             lines += 1
-            text = f"{record['query']}: {record['label']} {float(record['score']):.2f}"
+            text = f"{record['query']}: {name} {float(score):.2f}"
             _write(drawn, text, (6, lines * (round(22 * size) + 10)), size, colour)
         for place, found in enumerate(record.get("segments", ())):
             _shade(drawn, found, COLOURS[(index + place) % len(COLOURS)], size)

@@ -35,6 +35,7 @@ from models.bundle import BundleQuery
 from models.errors import InputError
 from models.evaluation import ComparedFrames
 from models.io import (
+    MAX_CLASSES,
     MAX_QUERIES,
     ClassName,
     Exact,
@@ -54,6 +55,7 @@ from models.predictions import (
     ClassPrediction,
     DetectionPrediction,
     EmbeddingPrediction,
+    LabelsPrediction,
     MaskPrediction,
     PosePrediction,
     Prediction,
@@ -87,6 +89,7 @@ ANSWERS = {
     "embedding": "embedding", "tensor": "outputs",
 }  # fmt: skip
 """Task -> the key of its answer in a result, and in a sample."""
+ANSWER_KEYS = ("labels", *dict.fromkeys(ANSWERS.values()))
 KEYWORD, PNG_LEVEL = "gemel", 1
 """The key of a sample's text, and the level of its compression (of 9)."""
 
@@ -100,6 +103,15 @@ Predict = Callable[[Tensor, Sequence[tuple[int, int]]], list[Prediction]]
 """A model on pictures, uint8 (N, 3, H, W); boxes are in pixels of the originals, whose (width, height) are given."""
 
 log = logging.getLogger("gemel.run")
+
+
+class SampleLabel(Exact):
+    """One of several classes."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    name: ClassName = Field(alias="class")
+    score: Fraction
 
 
 class SampleDetection(Exact):
@@ -177,6 +189,7 @@ class SampleHead(Exact):
     score: Fraction | None = None
     detections: Annotated[list[SampleDetection], Field(max_length=MAX_DETECTIONS)] | None = None
     segments: Annotated[list[SampleSegment], Field(max_length=IGNORED)] | None = None
+    labels: Annotated[list[SampleLabel], Field(max_length=MAX_CLASSES)] | None = None
     embedding: str | None = None
     outputs: Annotated[list[SampleOutput], Field(max_length=MAX_OUTPUTS)] | None = None
 
@@ -188,6 +201,8 @@ class SampleHead(Exact):
         left, top = (0, 0) if self.roi is None else (round(self.roi[0]), round(self.roi[1]))
         if self.label is not None:
             return ClassPrediction(self.label, self.score or 0.0, ())
+        if self.labels is not None:
+            return LabelsPrediction(*(tuple(getattr(one, key) for one in self.labels) for key in ("name", "score")))
         if self.embedding is not None:
             return EmbeddingPrediction(unpack_float16(self.embedding, (-1,)))
         if self.outputs is not None:
@@ -268,7 +283,7 @@ def sample_bytes(record: Mapping[str, Any], image: np.ndarray, query: BundleQuer
         "format": FORMAT, **{key: record[key] for key in ("run", "query", "camera", "frame", "captured_at", "bundle")},
         "size": [part.shape[1], part.shape[0]], "roi": None if query.roi is None else list(edges),
         "threshold": max(query.min_score, query.threshold or 0.0), "expected": expected_agreement(query),
-        **{key: record[key] for key in ("score", *ANSWERS.values()) if key in record},
+        **{key: record[key] for key in ("score", *ANSWER_KEYS) if key in record},
     }  # fmt: skip
     text = PngInfo()
     text.add_text(KEYWORD, json.dumps(head, allow_nan=False, separators=(",", ":")))
@@ -318,10 +333,10 @@ def _parse_head(path: Path, data: bytes) -> SampleHead:
     except ParseError as error:
         raise InputError(path, f"is no sample: {error}", SAMPLE_HINT) from error
     head = validate(path, document, SampleHead, hint=SAMPLE_HINT)
-    given = [key for key in set(ANSWERS.values()) if getattr(head, key) is not None]
+    given = [key for key in ANSWER_KEYS if getattr(head, key) is not None]
     if len(given) != 1 or (head.label is None) != (head.score is None):
         raise InputError(
-            path, f"has no answer, or several, of {', '.join(ANSWERS.values())} (a label with its score)", SAMPLE_HINT
+            path, f"has no answer, or several, of {', '.join(ANSWER_KEYS)} (a label with its score)", SAMPLE_HINT
         )
     return head
 
@@ -360,7 +375,11 @@ def _usable_sample(path: Path, query: BundleQuery | Query) -> tuple[Sample, Pred
     except (InputError, ValueError, TypeError, OverflowError):
         return None
     fits = sample.picture.shape == (*preprocess_of(query).size, 3)
-    return (sample, given) if fits and getattr(sample.head, ANSWERS[query.task]) is not None else None
+    return (
+        (sample, given)
+        if fits and getattr(sample.head, "labels" if query.multi_label else ANSWERS[query.task]) is not None
+        else None
+    )
 
 
 class Spool:

@@ -339,7 +339,7 @@ def _class_recalls(
     """The recall (of segmentation, the IoU) of each class that occurs, of both models."""
     recalls, samples = {}, count_samples(query, labels)
     for name, predictions in sides.items():
-        right, whole = task_of(query).tallies(predictions, labels, query.classes, threshold).sum(axis=0)
+        right, *_, whole = task_of(query).tallies(predictions, labels, query.classes, threshold).sum(axis=0)
         recalls[name] = (right / np.maximum(whole, 1)).tolist()
     return {
         "classes": [

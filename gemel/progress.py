@@ -205,7 +205,9 @@ def format_event(event: str, fields: Fields) -> str:
 
 
 def _words(name: str) -> str:
-    return {"f1": "F1", "miou": "mIoU", "oks_f1": "OKS F1", "recall_at_1": "recall@1"}.get(name, name.replace("_", " "))
+    return {"f1": "F1", "miou": "mIoU", "macro_f1": "macro F1", "oks_f1": "OKS F1", "recall_at_1": "recall@1"}.get(
+        name, name.replace("_", " ")
+    )
 
 
 def _lowest(ratios: Mapping[str, float]) -> str:

@@ -50,6 +50,7 @@ from models.preprocess_check import describe_preprocess_problem
 from models.sharing.layers import Layer, layers_of_all
 from models.sharing.plan import SharingPlan, tie
 from models.tasks import task_of
+from models.tasks.classification import Classification
 from models.weights import load_weights
 from models.workload import Query, Workload
 from models.zoo import build_query, preprocess_of
@@ -130,7 +131,7 @@ def evaluate_original(ctx: MergeContext, query: Query) -> Reference:
     needed = query.accuracy_target * reached  # the target is a ratio, so what it asks for depends on the original
     metric = task.metric_name(labels is not None)
     ctx.report(Event.REFERENCE, query=query.id, metric=metric, val=reached, needed=needed)
-    order = find_class_order(query, answers, labels) if query.task == "classification" and labels else None
+    order = find_class_order(query, answers, labels) if isinstance(task, Classification) and labels else None
     if order is not None:
         text = f"{query.id}: the original's predictions fit the labels if its outputs are named {join_names(order)}, in"
         ctx.warn(f"{text} this order; list `classes` in this order, or check the weights")

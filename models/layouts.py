@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from models.io import read_bounded
 from models.mask_labels import read_masks
 from models.notes import add_note
 from models.pictures import SUFFIXES, LabelledPicture, list_all_pictures, list_pictures, natural_key
-from models.predictions import IdentityLabel
+from models.predictions import GroundTruth, IdentityLabel, LabelSet
 from models.yolo import YAML_SUFFIXES, find_yolo
 from models.zoo import preprocess_of
 
@@ -40,6 +41,9 @@ COLUMNS = {
 """The columns of a table, and what other programs call them."""
 IMAGES, MASKS = "images", "masks"
 TABLE_SUFFIX, MAX_TABLE_BYTES = ".csv", 2**26
+SETS_HINT = "give a CSV file with a path, and either the labels (a;b) or a column of 0 and 1 for each class"
+SEPARATOR, SEPARATORS, YES = ";", re.compile(r"[;|,]"), ("1", "1.0", "true", "True", "yes", "x")
+"""Between the labels of one picture; what a column of a class holds where it is shown."""
 TABLE_HINT = "give a CSV file with the columns path and label, and split and unit where they are known"
 LAST_PARTS, MIN_GROUPS = 0.2, 3
 """The fraction of a class's clips in val and in test where data have no splits; below three clips, frames are cut."""
@@ -62,7 +66,7 @@ def find_layout(query: Query) -> Layout | None:
     assert query.data is not None
     if query.data.is_file() and query.data.suffix.lower() not in (TABLE_SUFFIX, *YAML_SUFFIXES):
         return None
-    return FINDERS[query.task](query, query.data)
+    return (_find_label_sets if query.multi_label else FINDERS[query.task])(query, query.data)
 
 
 def find_splits(folder: Path) -> dict[str, Path]:
@@ -139,15 +143,46 @@ def _read_classes(query: Query, folder: Path) -> list[LabelledPicture]:
 # Tables
 
 
+def _find_label_sets(query: Query, data: Path) -> Layout | None:
+    """Frames with any number of classes: a table, or one in the folder of each split."""
+
+    def read(folder: Path) -> list[LabelledPicture]:
+        if (found := _open_table(query, folder)) is None:
+            raise InputError(folder, f"holds no table of labels (query {query.id})", SETS_HINT, "data")
+        return [picture for _, picture in _read_rows(query, *found)]
+
+    splits = {} if data.is_file() else find_splits(data)
+    if splits and any(path.glob(f"*{TABLE_SUFFIX}") for path in splits.values()) and not _open_table(query, data):
+        return _in_splits(query, data, splits, read, lambda folder: [picture.path for picture in read(folder)])
+    return _find_table(query, data)
+
+
 def _find_table(query: Query, data: Path) -> Layout | None:
-    """The table that `data` is, or the first one with a path and a label in its folder."""
+    found = _open_table(query, data)
+    return _table_layout(query, *found) if found else None
+
+
+def _open_table(query: Query, data: Path) -> tuple[Path, list[_Row]] | None:
+    """The table that `data` is, or the first one with a path and a label in its folder.
+
+    For several labels a frame, a column for each class may hold 0 and 1 instead.
+    """
     for path in [data] if data.is_file() else sorted(data.glob(f"*{TABLE_SUFFIX}")):
         header, rows = _read_table(path)
         places = {name: next((at for at, one in enumerate(header) if one in COLUMNS[name]), None) for name in COLUMNS}
         if places["path"] is not None and places["label"] is not None:
             if others := [name for at, name in enumerate(header) if at not in places.values() and name]:
                 add_note(path, f"its columns {join_names(others, 3)} are not read")
-            return _table_layout(query, path, [_Row(*(_cell(row, at) for at in places.values())) for row in rows])
+            return path, [_Row(*(_cell(row, at) for at in places.values())) for row in rows]
+        columns = {name: header.index(name.lower()) for name in query.sources if name.lower() in header}
+        if query.multi_label and places["path"] is not None and columns:
+            if missing := query.sources.keys() - columns.keys():
+                raise InputError(path, f"has no column '{min(missing)}' (query {query.id})", SETS_HINT, "classes")
+            texts = (SEPARATOR.join(name for name, at in columns.items() if _cell(row, at) in YES) for row in rows)
+            return path, [
+                _Row(_cell(row, places["path"]), text, _cell(row, places["split"]), _cell(row, places["unit"]))
+                for row, text in zip(rows, texts, strict=True)
+            ]
         if data.is_file():
             raise InputError(path, f"has the columns {join_names(header, 6)}", TABLE_HINT, "data")
     return None
@@ -192,20 +227,20 @@ def _table_layout(query: Query, path: Path, rows: Sequence[_Row]) -> Layout:
 
 def _read_rows(query: Query, path: Path, rows: Sequence[_Row]) -> list[tuple[_Row, LabelledPicture]]:
     """The pictures of the query's classes, each with its row, in natural order of their paths."""
-    if left_out := Counter(row.label or "without a label" for row in rows if row.label not in query.sources):
+    if left_out := Counter(row.label or "without a label" for row in rows if _label(query, row.label) is None):
         text = f"{left_out.total()} of {len(rows)} rows are left out: {join_names(list(left_out), 5)}"
         add_note(path, text, f"if these are classes of query {query.id}, name them in `classes`")
     found: dict[Path, tuple[_Row, LabelledPicture]] = {}
     missing, twice = [], 0
-    for row in (row for row in rows if row.label in query.sources):
+    for row in (row for row in rows if _label(query, row.label) is not None):
         given = path.parent / row.path.replace("\\", "/")
         files = (given, *(Path(f"{given}{suffix}") for suffix in sorted(SUFFIXES)))
         if (file := next((one for one in files if one.is_file()), None)) is None:
             missing.append(row.path)
             continue
         twice += file in found
-        first, _ = found.setdefault(file, (row, LabelledPicture(file, query.sources[row.label], unit=row.unit)))
-        if (query.sources[first.label], first.split) != (query.sources[row.label], row.split):
+        first, _ = found.setdefault(file, (row, LabelledPicture(file, _label(query, row.label), unit=row.unit)))
+        if (_label(query, first.label), first.split) != (_label(query, row.label), row.split):
             raise InputError(path, f"has two rows that differ for {row.path}", "keep one row a picture", "data")
     if missing:
         problem = f"{len(missing)} of {len(rows)} pictures are not there: {join_names(missing, 3)}"
@@ -213,6 +248,14 @@ def _read_rows(query: Query, path: Path, rows: Sequence[_Row]) -> list[tuple[_Ro
     if twice:
         add_note(path, f"{twice} rows repeat others and are left out")
     return sorted(found.values(), key=lambda item: natural_key(item[1].path))
+
+
+def _label(query: Query, text: str) -> GroundTruth | None:
+    """The query's class of a label, or its classes of several; None where it has no such class."""
+    if not query.multi_label:
+        return query.sources.get(text)
+    given = {query.sources[name] for part in SEPARATORS.split(text) if (name := part.strip()) in query.sources}
+    return LabelSet(tuple(name for name in query.classes if name in given))
 
 
 # Boxes

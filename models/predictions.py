@@ -38,6 +38,30 @@ class ClassPrediction:
         return {"label": self.label, "score": self.score}
 
 
+@dataclass(frozen=True)
+class LabelSet:
+    """The labels of one frame for multi-label classification."""
+
+    classes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LabelsPrediction:
+    """One frame's classes, best first, and their scores."""
+
+    classes: tuple[str, ...] = ()
+    scores: tuple[float, ...] = ()
+
+    def in_frame(self, left: int, top: int, size: tuple[int, int]) -> LabelsPrediction:
+        """The same: they have no place in the frame."""
+        return self
+
+    def to_record(self) -> dict[str, Any]:
+        """`labels` of a result."""
+        pairs = zip(self.classes, self.scores, strict=True)
+        return {"labels": [{"class": name, "score": score} for name, score in pairs]}
+
+
 Box = tuple[float, float, float, float]
 
 
@@ -221,8 +245,10 @@ def unpack_float16(text: str, shape: Sequence[int]) -> np.ndarray:
     return np.frombuffer(base64.b64decode(text, validate=True), "<f2").astype(np.float32).reshape(shape)
 
 
-Prediction = ClassPrediction | DetectionPrediction | MaskPrediction | EmbeddingPrediction | TensorPrediction
-GroundTruth = str | BoxLabels | MaskLabels | IdentityLabel | EmbeddingPrediction | TensorPrediction
+Prediction = (
+    ClassPrediction | LabelsPrediction | DetectionPrediction | MaskPrediction | EmbeddingPrediction | TensorPrediction
+)
+GroundTruth = str | LabelSet | BoxLabels | MaskLabels | IdentityLabel | EmbeddingPrediction | TensorPrediction
 
 
 def join_shapes(shapes: Sequence[tuple[int, ...]]) -> str:

@@ -61,7 +61,7 @@ class Query:
     may be.
     `preprocess` (whole, or only the keys given) precedes the model's own: `models.zoo.preprocess_of` is what counts.
     `label_map` gives the class of each label where those of the data have other names. `agreement` says how outputs
-    of the task `tensor` are compared.
+    of the task `tensor` are compared, `multi_label` that a frame has any number of the classes.
     """
 
     id: str
@@ -87,6 +87,7 @@ class Query:
     frame_size: tuple[int, int] | None = None
     label_map: dict[str, str] = field(default_factory=dict, hash=False)
     agreement: Agreement | None = None
+    multi_label: bool = False
 
     @property
     def region(self) -> Region:
@@ -164,6 +165,7 @@ class _QueryKeys(_Strict):
     decoder: _Decoder = "auto"
     keep_architecture: bool = False
     agreement: Agreement | None = None
+    multi_label: bool = False
     weights: PathText | None = None
     init: PathText | None = None
     fps: Fps | None = None
@@ -240,6 +242,11 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
         counted = "two classes or more" if fewest == 2 else "a class or more"
         remedy = f"name at least {'two, for instance [empty, busy]' if fewest == 2 else 'one, for instance [person]'}"
         raise InputError(path, f"{given.task} needs {counted}", remedy, f"{where}.classes ({given.id})")
+    if given.multi_label and given.task != "classification":
+        key = f"{where}.multi_label ({given.id})"
+        raise InputError(
+            path, f"{given.task} has one way of labels", "take it out, or name `task: classification`", key
+        )
     if (given.agreement is None) == (given.task == "tensor"):
         fault = "this key is missing" if given.agreement is None else f"{given.task} has its own metric"
         remedy = "take it out" if given.agreement else "say how outputs compare: argmax, cosine or relative-error"
@@ -287,7 +294,7 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
         min_score=given.min_score, priority=given.priority, data=resolve(given.data),
         accuracy_target=given.accuracy_target or keys.accuracy_target, file=path.resolve(),
         preprocess=preprocess, decoder=given.decoder, keep_architecture=given.keep_architecture,
-        label_map=label_map, agreement=given.agreement,
+        label_map=label_map, agreement=given.agreement, multi_label=given.multi_label,
     )  # fmt: skip
 
 

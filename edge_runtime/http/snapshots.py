@@ -104,6 +104,8 @@ class Observer:
 def _format_result(result: Mapping[str, Any]) -> str:
     if "label" in result:
         return f"{result['label']} {float(result['score']):.2f}"
+    if "labels" in result:
+        return ", ".join(f"{one['class']} {float(one['score']):.2f}" for one in result["labels"]) or "nothing"
     if "segments" in result:
         shares = ((str(one["class"]), one["area"] / math.prod(one["mask"]["size"])) for one in result["segments"])
         return ", ".join(f"{name} {share:.0%}" for name, share in shares) or "nothing"

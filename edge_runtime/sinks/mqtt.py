@@ -42,6 +42,7 @@ TOPIC, NAMED_TOPIC = "gemel/{camera}/{query}", "gemel/{box}/{camera}/{query}"
 """Default topics, of a box without and with a name in its config."""
 VALUE_TEMPLATES = {
     "label": "{{ value_json.label }}",
+    "labels": "{{ value_json.labels | map(attribute='class') | join(', ') }}",
     "detections": "{{ value_json.detections | count }}",
     "segments": "{{ value_json.segments | map(attribute='class') | join(', ') }}",
 }

@@ -30,6 +30,7 @@ from models.workload import Query
 DETECTION_FRAMES, CLASSIFICATION_FRAMES = 3, 6
 DETECTION_PX, CLASSIFICATION_PX, PANELS_PX = 640, 320, 960
 """Widths of a frame in the page."""
+NO_CLASS = "none"
 MAX_ASPECT = 2
 """Height over width above which a frame is squeezed."""
 JPEG_QUALITY = 80
@@ -68,7 +69,10 @@ def worst_examples(
         if detects:
             examples.append(DetectionExample(**about, **_mark_boxes(labels[index], shown, threshold)))
         else:
-            examples.append(ClassificationExample(**about, truth=labels[index], **_mark_classes(labels[index], shown)))
+            own = {model: _as_class(query, one, threshold) for model, one in shown.items()}
+            shows = task.answers(labels[index], query.classes)
+            truth = " + ".join(name for name in query.classes if name in shows) or NO_CLASS
+            examples.append(ClassificationExample(**about, truth=truth, **_mark_classes(truth, own)))
         photos.append(encode_photo(frame, DETECTION_PX if detects else CLASSIFICATION_PX))
     return examples, photos
 
@@ -94,6 +98,15 @@ def encode_photo(frame: np.ndarray, width: int) -> str:
     resized = cv2.cvtColor(cv2.resize(frame, (width, height), interpolation=cv2.INTER_AREA), cv2.COLOR_RGB2BGR)
     _, data = cv2.imencode(".jpg", resized, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
     return base64.b64encode(data.tobytes()).decode("ascii")
+
+
+def _as_class(query: Query, predicted: Any, threshold: float) -> ClassPrediction:
+    """A prediction of one class, or of several as one text with the least of their scores."""
+    if isinstance(predicted, ClassPrediction):
+        return predicted
+    kept = task_of(query).labels_of(predicted, threshold).classes
+    text = " + ".join(name for name in query.classes if name in kept) or NO_CLASS
+    return ClassPrediction(text, min(predicted.scores[: len(kept)], default=1.0), ())
 
 
 def _panels(query: Query, frame: np.ndarray, label: Any, predicted: Sequence[Any]) -> np.ndarray:

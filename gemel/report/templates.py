@@ -16,6 +16,7 @@ from gemel.text import number, percent, size
 NAMES = {
     "f1": "F1",
     "miou": "mIoU",
+    "macro_f1": "macro F1",
     "oks_f1": "OKS F1",
     "recall_at_1": "recall@1",
     "shared_part": "shared",

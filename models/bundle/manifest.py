@@ -130,6 +130,7 @@ class BundleQuery:
     decoder: DecoderName | None = None
     agreement: Agreement | None = None
     frame_size: FrameSize | None = None
+    multi_label: bool = False
 
     @property
     def region(self) -> Region:
@@ -165,7 +166,7 @@ class BundleQuery:
             preprocess=preprocess, fps=query.fps, sla_ms=query.sla_ms,
             accuracy_target=query.accuracy_target, evidence=None if evidence is None else finite(evidence),
             roi=query.roi, frame_size=query.frame_size, min_score=query.min_score, priority=query.priority,
-            threshold=threshold, agreement=query.agreement,
+            threshold=threshold, agreement=query.agreement, multi_label=query.multi_label,
             trained=TrainingRecord(precision) if precision is not None else None,
         )  # fmt: skip
         try:
@@ -210,7 +211,7 @@ class Manifest:
         """The text under `gemel.manifest`; empty optional keys are left out."""
         document = dataclasses.asdict(self)
         for query in document["queries"]:
-            for key in ("stored", "trained", "substitution", "graph", "decoder", "agreement"):
+            for key in ("stored", "trained", "substitution", "graph", "decoder", "agreement", "multi_label"):
                 if not query[key]:
                     del query[key]
             for packed in query.get("stored", {}).values():

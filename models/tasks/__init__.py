@@ -10,6 +10,7 @@ from models.tasks.detection import MIN_SCORE as MIN_SCORE
 from models.tasks.detection import Detection
 from models.tasks.embedding import Embedding
 from models.tasks.keypoints import Keypoints
+from models.tasks.multi_label import MultiLabel
 from models.tasks.segmentation import Segmentation
 from models.tasks.tensor import AGREEMENTS, Tensors
 
@@ -21,6 +22,9 @@ class TaskQuery(Protocol):
     def task(self) -> str: ...
 
     @property
+    def multi_label(self) -> bool: ...
+
+    @property
     def agreement(self) -> str | None: ...
 
 
@@ -28,6 +32,7 @@ _TASKS: dict[str, Task] = {
     task.name: task
     for task in (Classification(), Detection(), Segmentation(), Keypoints(), Embedding(), Tensors("cosine"))
 }
+_MULTI_LABEL = MultiLabel()
 _TENSORS: dict[str | None, Task] = {by: Tensors(by) for by in AGREEMENTS}
 
 
@@ -35,4 +40,6 @@ def task_of(query: TaskQuery | str) -> Task:
     """The task of a query, or of that name."""
     if isinstance(query, str):
         return _TASKS[query]
+    if query.multi_label:
+        return _MULTI_LABEL
     return _TENSORS[query.agreement] if query.task == "tensor" else _TASKS[query.task]

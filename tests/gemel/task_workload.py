@@ -191,6 +191,13 @@ def build_poses(num_classes: int) -> nn.Module:
     return Poses()
 
 
+def build_labels(num_classes: int) -> nn.Module:
+    """A classifier."""
+    network = Vectors()
+    network.head = nn.Linear(16, num_classes)
+    return network
+
+
 def build_maps(num_classes: int = 0) -> nn.Module:
     """The factory of `Maps`."""
     return Maps()

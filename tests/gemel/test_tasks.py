@@ -92,9 +92,37 @@ def check_poses(records: list[dict]) -> None:
     assert np.abs(np.median(sides, axis=0) - 24).max() < 6
 
 
+def write_label_sets(folder: Path, query: str) -> None:
+    """A table of frames with a red square, a green one, both or none."""
+    lines = ["path,red,green,split"]
+    for split, count in drawn.COUNTS.items():
+        random = np.random.default_rng(drawn.seed_of(query, split))
+        for index in range(2 * count):
+            shown = {"red": index % 2, "green": index // 2 % 2}
+            frame = random.normal(60, 12, (*drawn.FRAME[::-1], 3))
+            for name, is_shown in shown.items():
+                x, y = random.integers(0, 40, 2) // (1, 2)
+                if is_shown:
+                    frame[y : y + 20, x : x + 20] = COLOURS[name]
+            path = folder / "data" / query / "frames" / f"{drawn.name_frame(split, index // 4)}{index % 4}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            cv2.imwrite(str(path), np.clip(frame, 0, 255).astype(np.uint8))
+            lines.append(f"frames/{path.name},{shown['red']},{shown['green']},{split}")
+    (folder / "data" / query / "labels.csv").write_text("\n".join(lines))
+
+
+def check_label_sets(records: list[dict]) -> None:
+    names = [[one["class"] for one in record["labels"]] for record in records]
+    assert all(set(own) <= {"red", "green"} for own in names)
+
+
 TASKS = {
     "segmentation": (
         write_masks, check_masks, "miou", {"classes": ["background", "square"], "model": FACTORY.format("masks")},
+    ),
+    "classification": (
+        write_label_sets, check_label_sets, "macro_f1",
+        {"classes": ["red", "green"], "model": FACTORY.format("labels"), "multi_label": True},
     ),
     "keypoints": (write_poses, check_poses, "oks_f1", {"classes": ["square"], "model": FACTORY.format("poses")}),
     "embedding": (write_identities, check_vectors, "recall_at_1", {"model": FACTORY.format("vectors")}),

@@ -1,0 +1,129 @@
+"""Multi-label classification: any number of the classes for each frame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.device import to_device
+from models.evidence import ShownAnswers
+from models.predictions import LabelSet, LabelsPrediction, Task
+from models.preprocess import Preprocess
+from models.tasks.classification import augment_frames
+from models.tasks.detection import MIN_F1
+
+THRESHOLDS = np.linspace(0.05, 0.95, 19)
+
+
+class MultiLabel(Task):
+    """The model's outputs are logits (N, C), one sigmoid a class. The metric is F1, the mean of the classes that occur.
+
+    One threshold of scores serves all classes.
+    """
+
+    name = "classification"
+    metric = agreement = "macro_f1"
+    has_threshold = True
+    footage = "frames with and as many without a class"
+
+    def targets(
+        self,
+        labels: Sequence[LabelSet],
+        sizes: Sequence[tuple[int, int]],
+        classes: Sequence[str],
+        preprocess: Preprocess | None = None,
+    ) -> list[list[float]]:
+        """1 for each class of a frame, 0 for others."""
+        return [[float(name in label.classes) for name in classes] for label in labels]
+
+    def augment(self, images: Tensor, targets: list, generator: torch.Generator) -> tuple[Tensor, list]:
+        """As for classification: shift, and change the brightness."""
+        return augment_frames(images, generator), targets
+
+    def loss(self, model: nn.Module, outputs: Tensor, targets: list[list[float]]) -> Tensor:
+        """Binary cross-entropy of the mean class."""
+        return F.binary_cross_entropy_with_logits(outputs, to_device(torch.tensor(targets), outputs.device))
+
+    def distill(self, model: nn.Module, outputs: Tensor, teacher: Tensor) -> Tensor:
+        """The divergence from the original's probabilities, of the mean class."""
+        wanted = teacher.sigmoid()
+        least = F.binary_cross_entropy_with_logits(teacher, wanted)
+        return F.binary_cross_entropy_with_logits(outputs, wanted) - least
+
+    def predictions(
+        self,
+        model: nn.Module,
+        outputs: Tensor,
+        sizes: Sequence[tuple[int, int]],
+        classes: Sequence[str],
+        min_score: float = 0.0,
+        preprocess: Preprocess | None = None,
+    ) -> list[LabelsPrediction]:
+        """The classes with a score of `min_score` or more, best first."""
+        found = []
+        for row in outputs.float().sigmoid().tolist():
+            ranked = sorted(zip(row, classes, strict=True), key=lambda one: -one[0])
+            kept = [(name, score) for score, name in ranked if score >= min_score]
+            found.append(LabelsPrediction(tuple(name for name, _ in kept), tuple(score for _, score in kept)))
+        return found
+
+    def tallies(
+        self,
+        predictions: Sequence[LabelsPrediction | None],
+        labels: Sequence[LabelSet],
+        classes: Sequence[str],
+        threshold: float = 0.0,
+    ) -> np.ndarray:
+        """int64 (N, 3, C): hits, predictions from `threshold` on, and labels of each class."""
+        counts = np.zeros((len(labels), 3, len(classes)), np.int64)
+        places = {name: place for place, name in enumerate(classes)}
+        for row, prediction, label in zip(counts, predictions, labels, strict=True):
+            own = self.labels_of(prediction, threshold).classes if prediction is not None else ()
+            row[1, [places[name] for name in own]] = 1
+            row[2, [places[name] for name in label.classes]] = 1
+        counts[:, 0] = counts[:, 1] & counts[:, 2]
+        return counts
+
+    def metric_of(self, total: np.ndarray) -> float:
+        """F1, the mean of the classes that are labelled or predicted; 1 where there are none."""
+        hits, found, wanted = total
+        present = found + wanted > 0
+        return float((2 * hits[present] / (found + wanted)[present]).mean()) if present.any() else 1.0
+
+    def choose_threshold(self, predictions: Sequence[LabelsPrediction], labels: Sequence[LabelSet]) -> float:
+        """The one of THRESHOLDS with the largest F1 on these frames; of equal ones the middle."""
+        classes = sorted({name for one in (*predictions, *labels) for name in one.classes})
+        scores = np.array([
+            self.metric_of(self.tallies(predictions, labels, classes, one).sum(axis=0)) for one in THRESHOLDS
+        ])  # fmt: skip
+        best = np.flatnonzero(scores == scores.max())
+        return float(THRESHOLDS[best[len(best) // 2]])
+
+    def labels_of(self, prediction: LabelsPrediction, threshold: float, label: LabelSet | None = None) -> LabelSet:
+        """The classes from `threshold` on."""
+        pairs = zip(prediction.classes, prediction.scores, strict=True)
+        return LabelSet(tuple(name for name, score in pairs if score >= threshold))
+
+    def answers(self, label: LabelSet, classes: Sequence[str]) -> tuple[str, ...]:
+        """The classes."""
+        return label.classes
+
+    def find_gap(self, labels: Sequence[LabelSet], classes: Sequence[str], shown: ShownAnswers, target: float) -> str:
+        """A class with so many frames and as many without it, each in several clips; not all alike."""
+        few, clips = shown.config.min_samples, shown.clips or [""] * len(labels)
+        least_clips = shown.config.min_clips if shown.clips else 1
+        for name in classes:
+            sides: dict[bool, list[str]] = {True: [], False: []}
+            for label, clip in zip(labels, clips, strict=True):
+                sides[name in label.classes].append(clip)
+            if all(len(own) >= few and len(set(own)) >= least_clips for own in sides.values()):
+                return ""
+        return f"{shown.name} shows no class in {few} frames and, elsewhere, {few} frames without it"
+
+    def is_competent(self, reached: float, classes: Sequence[str]) -> bool:
+        """As for detection."""
+        return reached >= MIN_F1
