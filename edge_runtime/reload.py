@@ -41,7 +41,15 @@ CANARY_FRAMES = 64
 CANARY_FILES = ("canary-1.safetensors", "canary-2.safetensors")
 """Bundles with held back queries, beside the samples: one is written while the other serves."""
 QUESTION_KEYS = (
-    "camera", "roi", "frame_size", "task", "classes", "input_size", "preprocess", "agreement", "multi_label"
+    "camera",
+    "roi",
+    "frame_size",
+    "task",
+    "classes",
+    "input_size",
+    "preprocess",
+    "agreement",
+    "multi_label",
 )
 """A query asks the same as before where these are equal."""
 log = logging.getLogger("gemel.run")
