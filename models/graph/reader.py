@@ -7,7 +7,8 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -48,14 +49,14 @@ def load_graph(path: str | Path, size: Size | None = None) -> Graph:
     if path.suffix == ".pt2":
         from models.graph.program import convert_program
 
-        return read_onnx(convert_program(path), path, size)
-    return read_onnx(read_bounded(path, MAX_FILE_BYTES, HINT), path, size)
+        return read_onnx(partial(convert_program, path), path, size)
+    return read_onnx(partial(read_bounded, path, MAX_FILE_BYTES, HINT), path, size)
 
 
-def read_onnx(data: bytes, path: Path, size: Size | None = None) -> Graph:
-    """The graph of an ONNX file's bytes; external data is beside `path`."""
+def read_onnx(read: Callable[[], bytes], path: Path, size: Size | None = None) -> Graph:
+    """The graph of an ONNX file whose bytes `read` returns; external data is beside `path`."""
     try:
-        return _read_model(parse_model(data, str(path)), path, size)
+        return _read_model(parse_model(read(), str(path)), path, size)
     except InputError:
         raise
     except Exception as error:  # a malformed graph fails anywhere, with any kind
@@ -66,7 +67,7 @@ def _read_model(model: ir.Model, path: Path, size: Size | None) -> Graph:
     where = str(path)
     model = inline_functions(model, where)
     graph = model.graph
-    constants = {value.name: read_tensor(value, path) for value in graph.initializers.values()}
+    constants = take_constants(graph, path)
     try:
         graph.sort()
     except ValueError as error:
@@ -185,6 +186,20 @@ def _said_size(metadata: dict[str, str]) -> Size | None:
 
 
 # Weights
+
+
+def take_constants(graph: ir.Graph, path: Path) -> dict[str | None, Tensor]:
+    """The weights of a graph by name, those of Constant nodes too; none refers to the parsed file from then on."""
+    for node in graph.all_nodes():
+        for name, attribute in node.attributes.items():
+            if attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype != ir.DataType.STRING:
+                array = to_torch(attribute.value.numpy()).numpy()
+                node.attributes[name] = ir.AttrTensor(name, ir.Tensor(array, name=name))
+    constants: dict[str | None, Tensor] = {}
+    for value in graph.initializers.values():
+        tensor = constants[value.name] = read_tensor(value, path)
+        value.const_value = ir.Tensor(tensor.numpy(), name=value.name)
+    return constants
 
 
 def read_tensor(value: ir.Value, path: Path) -> Tensor:

@@ -9,13 +9,16 @@ import json
 import os
 import pathlib
 import struct
+import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+import onnx
 import torch
+from google.protobuf import json_format
 
 from models.bundle.format import ALIGNMENT_BYTES, DIGEST_KEY
 from tests.hostile.mutations import VALUES, damage_bytes, damage_tree
@@ -118,6 +121,40 @@ LINES = Codec(_load_lines, _dump_lines)
 SAFETENSORS = Codec(_load_container, _dump_container)
 BUNDLE = Codec(_load_container, _dump_bundle)
 TORCH = Codec(_load_torch, _dump_torch, (*VALUES, *TORCH_VALUES))
+
+
+def _load_onnx(data: bytes) -> Any:
+    return json_format.MessageToDict(onnx.load_model_from_string(data))
+
+
+def _dump_onnx(tree: Any) -> bytes:
+    """What protobuf can hold of a tree; else its JSON, which is no ONNX file."""
+    try:
+        return json_format.ParseDict(tree, onnx.ModelProto(), ignore_unknown_fields=True).SerializeToString()
+    except (json_format.ParseError, TypeError, ValueError, AttributeError, RecursionError):
+        return _dump_json(tree)
+
+
+GRAPH_VALUES: tuple[Any, ...] = (
+    0, 1, -1, 3, 7, 2**31, 2**62, -(2**63), "", "x", "..", "/etc/passwd", "Conv", "NonMaxSuppression", "TopK", "Loop",
+    "If", "Expand", "Gather", "ConstantOfShape", [], {}, "ai.acme", "EXTERNAL", "FLOAT16", "INT64",
+)  # fmt: skip
+ONNX = Codec(_load_onnx, _dump_onnx, GRAPH_VALUES)
+
+
+def damage_program(data: bytes, random: Random) -> bytes:
+    """A .pt2 file with its bytes damaged, or its program or the list of its weights, or with a bomb as its sample."""
+    if random.random() < 0.25:
+        return damage_bytes(data, random)
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(out, "w") as target:
+        chosen = random.choice([name for name in source.namelist() if name.endswith((".json", ".pt"))])
+        for name in source.namelist():
+            content = source.read(name)
+            if name == chosen:
+                content = JSON.damage(content, random) if name.endswith(".json") else TORCH.dump(((Bomb(),), {}))
+            target.writestr(name, content)
+    return out.getvalue()
 
 
 def png_chunk(kind: bytes, data: bytes) -> bytes:

@@ -85,6 +85,8 @@ KINDS = {
     "clip": Kind("gate.mp4", damage_bytes, (("run", "box.yaml", "--check"),), named=False),
     "safetensors": Kind("weights/a.safetensors", codecs.SAFETENSORS.damage, (("inspect", "one.yaml", "--weights"),)),
     "pt": Kind("weights/b.pt", codecs.TORCH.damage, (("inspect", "merge.yaml", "--weights"),)),
+    "onnx": Kind("graph.onnx", codecs.ONNX.damage, (("inspect", "graph.yaml"), ("inspect", "graph.yaml", "--weights"))),
+    "pt2": Kind("program.pt2", codecs.damage_program, (("inspect", "program.yaml"),)),
     "darknet": Kind(samples.DARKNET, codecs.damage_darknet, (("inspect", "yolo.yaml", "--weights"),)),
 }  # fmt: skip
 

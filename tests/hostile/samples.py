@@ -3,7 +3,8 @@
 The folder holds `workload.yaml` (queries `a` and `b`: cifar_resnet20; `d`: fastestdet), its `data/`, `weights/`
 (a.safetensors, b.pt, d.safetensors) and the clip `gate.mp4`; the bundle `b.safetensors` with `.log.jsonl` and
 `.profile.json`; `box.yaml`, which runs the bundle, and the `trace.jsonl` of such a run; `merge.yaml` (a and b),
-`one.yaml` (a), `detector.yaml` (d); `yolo.yaml`, whose query reads the darknet file `yolo.weights`;
+`one.yaml` (a), `detector.yaml` (d); `graph.yaml` and `program.yaml` (`graph.onnx`, `program.pt2`);
+`yolo.yaml`, whose query reads the darknet file `yolo.weights`;
 `old.safetensors` (a alone, signed with `box-key`), which `b.update` turns into `b.safetensors`; `spool/` with one
 sample of a box that runs `old.safetensors`; `report/`, the evaluation of `old.safetensors`.
 """
@@ -68,6 +69,7 @@ def write_house(folder: Path) -> None:
     _write_workload(folder / "yolo.yaml", [{"id": "y", **YOLO, "weights": DARKNET, "data": "data/d"}])
     _write_weights(folder)
     _write_darknet(folder / DARKNET)
+    _write_graphs(folder)
     _write_box(folder)
     merge(load_workload(folder / "workload.yaml"), folder / BUNDLE, options=OPTIONS)
     _write_update(folder)
@@ -127,6 +129,21 @@ def _write_darknet(path: Path) -> None:
     with path.open("wb") as file:
         file.write(struct.pack("<3iq", 0, 2, 5, 0))
         file.truncate(file.tell() + 4 * count)
+
+
+def _write_graphs(folder: Path) -> None:
+    """A classifier as an ONNX file and as a .pt2 file, and a workload of each."""
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(), torch.nn.Linear(4, len(CLASSES)),
+    ).eval()  # fmt: skip
+    frames = torch.rand(1, 3, 32, 32)
+    torch.onnx.export(network, (frames,), folder / "graph.onnx", dynamo=False, opset_version=17)
+    torch.export.save(torch.export.export(network, (frames,)), folder / "program.pt2")
+    plain = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
+    for name, model in (("graph", "graph.onnx"), ("program", "program.pt2")):
+        query = {"id": "g", "task": "classification", "classes": CLASSES, "model": model, "preprocess": plain}
+        _write_workload(folder / f"{name}.yaml", [{**query, "data": "data/a"}])
 
 
 def _write_workload(path: Path, queries: list[dict[str, object]]) -> None:

@@ -12,12 +12,12 @@ import torch
 from models.graph import build_graph, load_graph
 
 
-def run_both(path: Path, batch: int = 1):
-    """The module's and ONNX Runtime's outputs for pictures that are drawn."""
+def run_both(path: Path, batch: int = 1, scale: float = 1.0):
+    """The module's and ONNX Runtime's outputs for pictures that are drawn, of values up to `scale`."""
     graph = load_graph(path)
     module = build_graph(graph.document)
     module.load_state_dict(graph.state, strict=True)
-    frames = torch.rand(batch, *graph.input.shape[1:])
+    frames = torch.rand(batch, *graph.input.shape[1:]) * scale
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = [output.name for output in graph.outputs]
     expected = [session.run(names, {graph.input.name: frame[None].numpy()}) for frame in frames]
@@ -26,10 +26,10 @@ def run_both(path: Path, batch: int = 1):
     return module, outputs, [np.stack([one[place].squeeze() for one in expected]) for place in range(len(names))]
 
 
-@pytest.mark.parametrize("name", ["yolox_nano_416", "nanodet_m_320", "FastestDet"])
-def test_real_file_answers_as_onnx_runtime(name, real_data):
+@pytest.mark.parametrize(("name", "scale"), [("yolox_nano_416", 255), ("nanodet_m_320", 1), ("FastestDet", 1)])
+def test_real_file_answers_as_onnx_runtime(name, scale, real_data):
     path = real_data / "models" / f"{name}.onnx"
-    _, outputs, expected = run_both(path, batch=2)
+    _, outputs, expected = run_both(path, 2, scale)
     for output, wanted in zip(outputs, expected):
         wanted = wanted.reshape(output.shape)
         assert np.abs(output.numpy() - wanted).max() <= 1e-4 * max(1.0, np.abs(wanted).max())
