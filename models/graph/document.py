@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from models.errors import InputError
 
+logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)  # it warns of what the reader refuses
 MIN_OPSET, MAX_OPSET = 11, 23
 MAX_FILE_BYTES = 2**31 - 1
 """What one protobuf message can hold."""

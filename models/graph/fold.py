@@ -268,7 +268,7 @@ class _Folding:
             return self.replace_reshape(
                 node, inputs, [-1 if one == place else size for one, size in enumerate(result.shape)]
             )
-        if node.op_type == "Concat":
+        if node.op_type in ("Concat", "GatherElements", "ScatterElements"):
             axes = {self.axis_of(pair) for pair in inputs} - {None}
             if len(axes) == 1:
                 return self.expand_batch(node, inputs, axes.pop())  # type: ignore[arg-type]
@@ -344,10 +344,10 @@ class _Folding:
         return value
 
     def expand_batch(self, node: ir.Node, inputs: list[Pair | None], axis: int) -> list[Pair | None]:
-        """Repeat inputs without a batch (class tokens) along the others' batch before they are joined."""
+        """Repeat inputs without a batch (class tokens, anchors) along the others' batch before they are joined."""
         found = list(inputs)
         reader = next(value for value, pair in zip(node.inputs, inputs) if self.axis_of(pair) is not None)
-        joined = node.attributes["axis"].as_int()
+        joined = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
         for place, (value, pair) in enumerate(zip(list(node.inputs), inputs)):
             if pair is None or value is None or self.axis_of(pair) is not None:
                 continue
