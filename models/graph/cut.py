@@ -12,7 +12,7 @@ from models.graph.tail import take_tail
 
 SELECTING = ("TopK", "ArgMax", "ArgMin", "NonZero")
 BEARING = ("Conv", "ConvTranspose", "Gemm")
-BEFORE_SELECTION = ("ReduceMax", "Reshape", "Flatten", "Squeeze", "Identity")
+BEFORE_SELECTION = ("ReduceMax", "Reshape", "Flatten", "Squeeze", "Identity", "Greater", "GreaterOrEqual", "Gather")
 NMS_INPUTS = ("boxes", "scores", "max_output_boxes_per_class", "iou_threshold", "score_threshold")
 
 
@@ -45,11 +45,15 @@ def cut_end(graph: ir.Graph, where: str) -> Cut | None:
         if any(value is not None and value.producer() in region for value in node.inputs):
             region.add(node)
     feeds: list[ir.Value] = []
+    sources = {
+        _before_selection(value, pictured)[-1] for node in region if node.op_type in SELECTING for value in node.inputs[:1]
+        if value in pictured and value.producer() not in region
+    }  # fmt: skip
     for node in [start, *(one for one in nodes if one in region and one is not start)]:
         for value in node.inputs:
             if value is None or value not in pictured or value.producer() in region:
                 continue
-            source = _before_selection(value) if node.op_type in SELECTING else value
+            source = next((one for one in _before_selection(value, pictured) if one in sources), value)
             if source not in feeds and source not in graph.inputs:
                 feeds.append(source)
     kept = [value for value in graph.outputs if value.producer() not in region]
@@ -105,11 +109,15 @@ def _depend_on_input(nodes: list[ir.Node], graph: ir.Graph) -> set[ir.Value | No
     return found
 
 
-def _before_selection(value: ir.Value) -> ir.Value:
-    """What a selection's input was before it was reduced or flattened."""
-    while (node := value.producer()) is not None and node.op_type in BEFORE_SELECTION and node.inputs[0] is not None:
-        value = node.inputs[0]
-    return value
+def _before_selection(value: ir.Value, pictured: set[ir.Value | None]) -> list[ir.Value]:
+    """A selection's input, and what it was before it was compared, reduced, flattened or taken by class."""
+    found = [value]
+    while (node := value.producer()) is not None and node.op_type in BEFORE_SELECTION and node.inputs[0] in pictured:
+        if any(one in pictured for one in node.inputs[1:]):
+            break
+        value = node.inputs[0]  # type: ignore[assignment]
+        found.append(value)
+    return found
 
 
 def _settings(node: ir.Node) -> dict[str, Any]:
