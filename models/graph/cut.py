@@ -46,7 +46,8 @@ def cut_end(graph: ir.Graph, where: str) -> Cut | None:
             region.add(node)
     feeds: list[ir.Value] = []
     sources = {
-        _before_selection(value, pictured)[-1] for node in region if node.op_type in SELECTING for value in node.inputs[:1]
+        _before_selection(value, pictured)[-1]
+        for node in region if node.op_type in SELECTING for value in node.inputs[:1]
         if value in pictured and value.producer() not in region
     }  # fmt: skip
     for node in [start, *(one for one in nodes if one in region and one is not start)]:
