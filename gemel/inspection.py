@@ -220,7 +220,7 @@ def _missing_weights(query: Query, file: Path) -> Iterator[InputError]:
         yield InputError(file, "none are named", "name a file: `gemel train` writes it, `gemel merge` reads it", key)
     elif isinstance(query.weights, Published):
         return
-    elif not query.weights.is_file():
+    elif not query.weights.exists():
         yield InputError(file, f"{query.weights} does not exist", hint, key)
     else:
         yield from _input_errors(lambda: check_weights(query, build_query(query, "meta")))

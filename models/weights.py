@@ -29,6 +29,7 @@ from models.notes import add_note
 from models.published import Published, fetch
 from models.state_dict import AVERAGED, FileState, StateChoice, choose_state
 from models.zoo import check_input, file_of
+from models.zoo.hubs import read_saved
 from models.zoo.registry import ENTRIES
 from models.zoo.user_models import EXPORTED, EXPORTED_HINT, MODEL_FILES, is_model_file
 
@@ -205,8 +206,11 @@ def _open_weights(
         raise InputError(given, "does not exist", "give the path of a weights file, or train one first", key)
     max_bytes = MAX_EXTRA_BYTES + MAX_EXTRA_FACTOR * sum(tensor.nbytes for tensor in module.state_dict().values())
     path = _find_file(given, key)
+    saved = read_saved(given, module)
     with ExitStack() as files:
-        if path.name.endswith(INDEX_SUFFIX):
+        if saved is not None:
+            content, metadata = saved, {}
+        elif path.name.endswith(INDEX_SUFFIX):
             content, metadata = _open_shards(files, path, key, module, max_bytes), {}
         else:
             content, metadata = _open_file(files, path, key, module, max_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,7 @@ from models.preprocess import (
     side_or_sides,
 )
 from models.published import PREFIX, Published, find_published
+from models.zoo.hubs import HF, TIMM, is_hub_model, read_hub
 from models.zoo.user_models import check_name, is_external, is_model_file
 
 
@@ -312,7 +314,9 @@ def _label_map(classes: Sequence[str] | Mapping[str, str | Sequence[str]], path:
 
 
 def _complete(path: Path, root: Path, given: _QueryKeys, where: str) -> _QueryKeys:
-    """The keys with what the model's file says where they say nothing."""
+    """The keys with what the model's file or hub says where they say nothing."""
+    if is_hub_model(given.model):
+        return _complete_hub(path, root, given, where)
     if not is_model_file(given.model):
         if given.task is None:
             remedy = "name the task, for instance detection"
@@ -338,6 +342,26 @@ def _complete(path: Path, root: Path, given: _QueryKeys, where: str) -> _QueryKe
         raise InputError(path, f"{given.model}: {error.problem}", error.hint, key) from error
     return given.model_copy(
         update={"task": file.task, "classes": given.classes or list(file.classes), "input_size": file.size}
+    )
+
+
+def _complete_hub(path: Path, root: Path, given: _QueryKeys, where: str) -> _QueryKeys:
+    size = (given.preprocess.size if given.preprocess else None) or given.input_size
+    try:
+        hub = read_hub(given.model, root, None if size is None else height_width(size))
+    except InputError as error:
+        key = f"{where}.{error.key or 'model'} ({given.id})"
+        raise InputError(path, f"{given.model}: {error.problem}", error.hint, key) from error
+    own = given.preprocess.model_dump(exclude_unset=True, exclude_none=True) if given.preprocess else {}
+    return given.model_copy(
+        update={
+            "model": given.model if given.model.startswith(TIMM) else HF + re.sub(r"\W", "_", Path(given.model).name),
+            "task": given.task or "classification",
+            "input_size": size or hub.size,
+            "preprocess": _PreprocessKeys(**{**hub.preprocess, **own}),
+            "weights": given.weights or (str(hub.weights) if hub.weights else None),
+            "model_args": {**hub.model_args, **given.model_args},
+        }
     )
 
 

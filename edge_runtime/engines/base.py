@@ -67,7 +67,7 @@ class FrameEngine(ABC):
         self.query = bundle.query(query_id)
         self.device = torch.device(device)
         self._check_packed(bundle)
-        self.model = bundle.build(query_id, "meta")
+        self.model = self._shape = bundle.build(query_id, "meta")
         self._task = task_of(self.query)
 
     @property
@@ -124,11 +124,11 @@ class FrameEngine(ABC):
 
     def workspace_of(self, count: int) -> int:
         """Peak bytes of intermediates of a run of `count` frames, as far as it is known at this point."""
-        key = (type(self), self.device.type, _architecture(self.query, self.model), count)
+        key = (type(self), self.device.type, _architecture(self.query, self._shape), count)
         if key not in _WORKSPACES:
             size = self.query.preprocess.size
-            measured = measure_workspace(self.model, size, count, self.device) if self.device.type != "cpu" else 0
-            _WORKSPACES[key] = max(measured, workspace_bytes(self.model, size, count))
+            measured = measure_workspace(self._shape, size, count, self.device) if self.device.type != "cpu" else 0
+            _WORKSPACES[key] = max(measured, workspace_bytes(self._shape, size, count))
         return _WORKSPACES[key]
 
     @torch.inference_mode()

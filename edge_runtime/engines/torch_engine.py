@@ -16,6 +16,7 @@ from edge_runtime.memory.arena import TensorOf, WaitFor
 from edge_runtime.memory.store import WeightFormat
 from models.bits import BIT_WIDTHS
 from models.bundle import Bundle
+from models.zoo.user_models import has_loose_tensors
 
 
 class ParameterSlot:
@@ -110,6 +111,8 @@ class TorchEngine(FrameEngine):
         half: bool = False,
     ) -> None:
         super().__init__(bundle, query_id, device)
+        if has_loose_tensors(self.model):
+            self.model = bundle.build_unbound(query_id, self.device)
         half = half or self.device.type != "cpu"
         self._cast_to = PRECISIONS[precision]
         if half and self._cast_to is None and any(own.dtype == HALF for own in self.query.stored.values()):

@@ -31,7 +31,9 @@ SCALE = "scale"
 Id = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 TensorName = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 ParameterPath = Annotated[str, Field(max_length=500, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:-]*$")]
-ModelName = Annotated[str, Field(max_length=300, pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*(:[A-Za-z_][A-Za-z0-9_]*)?$")]
+ModelName = Annotated[
+    str, Field(max_length=300, pattern=r"^(timm/|hf/)?[A-Za-z_][A-Za-z0-9_.-]*(:[A-Za-z_][A-Za-z0-9_]*)?$")
+]
 DecoderName = Annotated[str, Field(max_length=40, pattern=r"^[a-z0-9-]+$")]
 Count = Annotated[int, Field(ge=0, le=MAX_BYTES)]
 Fraction = Annotated[float, Field(ge=0, le=1)]

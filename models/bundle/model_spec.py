@@ -58,9 +58,14 @@ def model_spec(model: nn.Module) -> ModelSpec:
 
 
 def architecture(
-    query: BundleQuery, factories: Collection[str], path: Path, folder: Path | None, document: bytes | None
+    query: BundleQuery,
+    factories: Collection[str],
+    path: Path,
+    folder: Path | None,
+    document: bytes | None,
+    device: str = "meta",
 ) -> nn.Module:
-    """The query's architecture on the meta device, from its document if it has one.
+    """The query's architecture on the meta device or with random weights, from its document if it has one.
 
     Raises BundleError when it may not or cannot be built.
     """
@@ -72,7 +77,7 @@ def architecture(
         remedy = "list it under `factories` in the local config if you trust it"
         raise BundleError(path, f"query {query.id}: model '{query.model}' is not in the zoo", remedy)
     try:
-        return zoo.build(query.model, query.classes, query.model_args, query.input_size, query.task, "meta", folder)
+        return zoo.build(query.model, query.classes, query.model_args, query.input_size, query.task, device, folder)
     except InputError as error:
         remedy = REMEDY if zoo.is_zoo_name(query.model) else error.hint
         raise BundleError(path, f"query {query.id}: {query.model} cannot be built: {error.problem}", remedy) from error

@@ -134,9 +134,20 @@ class Bundle:
         query = self.query(query_id)
         self._check(query, load_model_spec(query, lambda: self._architecture(query)))
 
-    def _architecture(self, query: BundleQuery) -> nn.Module:
+    def _architecture(self, query: BundleQuery, device: str = "meta") -> nn.Module:
         document = None if query.graph is None else self.tensor(query.graph).numpy().tobytes()
-        return architecture(query, self.factories, self.path, self.folder, document)
+        return architecture(query, self.factories, self.path, self.folder, document, device)
+
+    def build_unbound(self, query_id: str, device: str | torch.device) -> nn.Module:
+        """The query's architecture without its weights, in eval mode; what it holds besides them is on `device`."""
+        return self._fill(self.query(query_id), self.build(query_id, "meta"), device)
+
+    def _fill(self, query: BundleQuery, model: nn.Module, device: str | torch.device) -> nn.Module:
+        from models.zoo.user_models import fill_loose_tensors, has_loose_tensors
+
+        return (
+            fill_loose_tensors(model, self._architecture(query, "cpu"), device) if has_loose_tensors(model) else model
+        )
 
     def _check(self, query: BundleQuery, spec: ModelSpec) -> None:
         for problem in architecture_problems(query, spec, self.header.entries):
@@ -159,6 +170,7 @@ class Bundle:
         self._check(query, model_spec(model))
         if torch.device(device).type == "meta":
             return model.requires_grad_(copy).eval()
+        model = self._fill(query, model, "cpu")
         state = {path: self.wide_tensor(query_id, path) for path in query.tensors}
         if copy or torch.device(device).type != "cpu":  # moving a module moves its parameters, here everyone's
             state = {path: tensor.clone() for path, tensor in state.items()}

@@ -15,6 +15,7 @@ from torch import nn
 from models.errors import InputError
 from models.preprocess import InputSize, Preprocess, height_width, side_or_sides
 from models.tasks import task_of
+from models.zoo.hubs import build_hub, is_hub_model
 from models.zoo.registry import ENTRIES, Factory, ZooEntry, built_on, check_arguments, check_size
 from models.zoo.registry import names as names
 from models.zoo.user_models import (
@@ -44,8 +45,8 @@ OWN = frozenset(ENTRIES)
 
 
 def is_zoo_name(model: str) -> bool:
-    """Whether the zoo itself builds this model, so that nothing foreign is imported for it."""
-    return model in ENTRIES
+    """Whether the zoo itself, timm or transformers builds this model, so that no user's code is imported for it."""
+    return model in ENTRIES or is_hub_model(model)
 
 
 def width_of(task: str, classes: Sequence[str]) -> int:
@@ -72,6 +73,8 @@ def build(
     """
     width = classes if isinstance(classes, int) else width_of(task, classes)
     args = dict(model_args or {})
+    if is_hub_model(model):
+        return build_hub(model, width, args, task, device)
     if is_zoo_name(model):
         return _build_zoo_model(model, width, input_size, args, device)
     factory = foreign_factory(model, folder)
@@ -89,8 +92,6 @@ def build_query(query: Query, device: str | torch.device = "cpu") -> nn.Module:
     with naming(query):
         if is_model_file(query.model):
             return file_of(query).build(device)
-        if is_external(query.model):
-            raise InputError(query.model, "cannot be built yet", "name a model of the zoo or a factory")
         args = (query.model, query.classes, query.model_args, input_size_of(query), query.task)
         return build(*args, device=device, folder=folder_of(query))
 

@@ -24,14 +24,13 @@ from models.detector import Detector, OneStage
 from models.errors import InputError
 from models.preprocess import InputSize, height_width, size_of_input
 from models.tasks import task_of
+from models.zoo.hubs import is_hub_model
 from models.zoo.registry import ENTRIES, Factory, names
 
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(?<!\.py):[A-Za-z_]\w*")
 FORM = "write it as package.module:factory, the module without .py"
 MODEL_FILES = (".onnx", ".pt2")
 """Suffixes of the files that hold a graph and its weights."""
-HUBS = ("timm/", "hf/")
-"""What precedes a name of timm's, or a local folder as Hugging Face writes it."""
 EXPORTED = {
     ".onnx": "an ONNX file", ".xml": "an OpenVINO model", ".engine": "a TensorRT engine", ".plan": "a TensorRT engine",
     ".trt": "a TensorRT engine", ".tflite": "a TensorFlow Lite model", ".pb": "a TensorFlow graph",
@@ -259,6 +258,25 @@ def _tensors_in(value: Any, depth: int = 4) -> Iterator[Tensor]:
             yield from _tensors_in(one, depth - 1)
 
 
+def has_loose_tensors(module: nn.Module) -> bool:
+    """Whether a module on the meta device lacks values outside its state dict: of attributes, or other buffers."""
+    known = {id(tensor) for tensor in module.state_dict(keep_vars=True).values()}
+    tensors = _tensors_in([vars(part) for part in module.modules()])
+    return any(tensor.is_meta and id(tensor) not in known for tensor in tensors)
+
+
+def fill_loose_tensors(module: nn.Module, twin: nn.Module, device: str | torch.device) -> nn.Module:
+    """Give a module on the meta device the tensors that its twin with values holds outside the state dict."""
+    for part, own in zip(module.modules(), twin.modules(), strict=True):
+        for name in own._non_persistent_buffers_set:
+            if (tensor := own._buffers[name]) is not None:
+                part._buffers[name] = tensor.to(device)
+        for name, value in vars(own).items():
+            if isinstance(value, Tensor):
+                setattr(part, name, value.to(device))
+    return module
+
+
 @contextmanager
 def _inference_mode(module: nn.Module) -> Iterator[None]:
     """Eval mode without gradients; each part returns to the mode it had."""
@@ -279,7 +297,7 @@ def is_model_file(model: str) -> bool:
 
 def is_external(model: str) -> bool:
     """Whether `model` is a file, or a model of timm or Hugging Face."""
-    return is_model_file(model) or model.startswith(HUBS)
+    return is_model_file(model) or is_hub_model(model)
 
 
 def check_name(model: str, task: str, where: str, key: str = "model") -> None:
