@@ -124,7 +124,7 @@ def _runs(path: str, labels: Sequence[int], width: int) -> tuple[int, ...]:
 
 
 def _shifted_scores(graph: Graph, decoder: Decoder) -> tuple[dict[str, Tensor], Tensor]:
-    """The rows of the last layers as variables, all 0, in place of what the layers compute, and the scores then."""
+    """The rows of the last layers as variables, all 1, in place of what the layers compute, and the scores then."""
     network = build_graph(graph.document)
     network.load_state_dict(graph.state)
     shifts: dict[str, Tensor] = {}
@@ -132,7 +132,7 @@ def _shifted_scores(graph: Graph, decoder: Decoder) -> tuple[dict[str, Tensor], 
     def shift(path: str):
         def hook(layer: nn.Module, _: tuple[Tensor, ...], output: Tensor) -> Tensor:
             rows = output.shape[-1] if isinstance(layer, nn.Linear) else output.shape[1]
-            own = shifts.setdefault(path, torch.zeros(rows, requires_grad=True))
+            own = shifts.setdefault(path, torch.ones(rows, requires_grad=True))
             own = own if isinstance(layer, nn.Linear) else own.view(-1, *[1] * (output.ndim - 2))
             return torch.zeros_like(output) + own
 
