@@ -22,9 +22,10 @@ from models.decoders import choose_decoder, known_names
 from models.decoders.classifier import Classifier
 from models.decoders.graph_model import GraphAnswers, head_of, last_layers
 from models.decoders.registry import Decoder
-from models.errors import InputError
+from models.errors import InputError, join_names
 from models.graph import Graph, TensorInfo, build_graph, load_graph
 from models.graph.writer import transposed_weights
+from models.notes import add_note
 from models.preprocess import height_width
 from models.zoo import naming
 
@@ -66,6 +67,9 @@ def make_head(graph: Graph, classes: Sequence[str], decoder: str, task: str, whe
         raise InputError(
             where, problem, f"give its own {chosen.width} classes, or export it with these", "init"
         ) from error
+    kept = [name for name in classes if name in known]
+    text = f"its {chosen.width} classes give way to {len(classes)}; {join_names(kept) if kept else 'none'} kept"
+    add_note(where, text, "expected for other classes; rows of the same name are kept")
     return made
 
 

@@ -14,6 +14,7 @@ from models.decoders.new_head import make_head
 from models.errors import InputError
 from models.graph import Graph, load_graph
 from models.graph.writer import write_graph
+from models.notes import collect_notes
 from tests.models.decoders.tiny_graphs import SIDE, TinyClassifier, TinyYolox, export
 
 NAMES = ("car", "bus", "truck")
@@ -35,7 +36,9 @@ def decode(graph: Graph, classes: tuple[str, ...]) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("classes", [("bus",), ("truck", "van"), ("a", "b", "c", "d", "e"), NAMES, NAMES[::-1]])
 def test_a_new_head_answers_for_its_classes_and_keeps_boxes_and_known_classes(yolox: Graph, classes: tuple[str, ...]):
-    made = make_head(yolox, classes, "yolox", "detection", "yolox.onnx")
+    with collect_notes() as notes:
+        made = make_head(yolox, classes, "yolox", "detection", "yolox.onnx")
+    assert len(notes) == (classes != NAMES)
     (old_boxes, old), (boxes, scores) = decode(yolox, NAMES), decode(made, classes)
     assert torch.allclose(boxes, old_boxes, atol=1e-6) and scores.shape == (2, 189, len(classes))
     for place, name in enumerate(classes):
