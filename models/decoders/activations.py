@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from enum import IntEnum
 from operator import getitem
 from typing import Any
@@ -47,7 +48,8 @@ def _name(node: Node) -> str:
 def find_activations(network: GraphModule, size: tuple[int, int], channels: int = 3) -> tuple[Tensor, ...]:
     """The Activation of each element of each output, for one frame of (H, W)."""
     device = next((tensor.device for tensor in network.state_dict().values()), torch.device("cpu"))
-    outputs = _Tracer(network).run(torch.zeros(1, channels, *size, device=device))
+    own = copy.deepcopy(network).eval()  # the original may be in training, where its norms would learn from this
+    outputs = _Tracer(own).run(torch.zeros(1, channels, *size, device=device))
     return tuple(output.to(torch.int8) for output in outputs)
 
 
