@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import re
@@ -40,7 +41,7 @@ COLUMNS = {
 }  # fmt: skip
 """The columns of a table, and what other programs call them."""
 IMAGES, MASKS = "images", "masks"
-TABLE_SUFFIX, MAX_TABLE_BYTES = ".csv", 2**26
+TABLE_SUFFIXES, MAX_TABLE_BYTES = (".csv", ".tsv"), 2**26
 SETS_HINT = "give a CSV file with a path, and either the labels (a;b) or a column of 0 and 1 for each class"
 SEPARATOR, SEPARATORS, YES = ";", re.compile(r"[;|,]"), ("1", "1.0", "true", "True", "yes", "x")
 """Between the labels of one picture; what a column of a class holds where it is shown."""
@@ -64,7 +65,7 @@ def find_layout(query: Query) -> Layout | None:
     Raises InputError for a table or YOLO's data.yaml that cannot be read.
     """
     assert query.data is not None
-    if query.data.is_file() and query.data.suffix.lower() not in (TABLE_SUFFIX, *YAML_SUFFIXES):
+    if query.data.is_file() and query.data.suffix.lower() not in (*TABLE_SUFFIXES, *YAML_SUFFIXES):
         return None
     return (_find_label_sets if query.multi_label else FINDERS[query.task])(query, query.data)
 
@@ -152,7 +153,8 @@ def _find_label_sets(query: Query, data: Path) -> Layout | None:
         return [picture for _, picture in _read_rows(query, *found)]
 
     splits = {} if data.is_file() else find_splits(data)
-    if splits and any(path.glob(f"*{TABLE_SUFFIX}") for path in splits.values()) and not _open_table(query, data):
+    has_tables = any(file.suffix.lower() in TABLE_SUFFIXES for path in splits.values() for file in path.iterdir())
+    if has_tables and not _open_table(query, data):
         return _in_splits(query, data, splits, read, lambda folder: [picture.path for picture in read(folder)])
     return _find_table(query, data)
 
@@ -167,7 +169,8 @@ def _open_table(query: Query, data: Path) -> tuple[Path, list[_Row]] | None:
 
     For several labels a frame, a column for each class may hold 0 and 1 instead.
     """
-    for path in [data] if data.is_file() else sorted(data.glob(f"*{TABLE_SUFFIX}")):
+    files = [data] if data.is_file() else sorted(data.iterdir())
+    for path in (path for path in files if path.suffix.lower() in TABLE_SUFFIXES and path.is_file()):
         header, rows = _read_table(path)
         places = {name: next((at for at, one in enumerate(header) if one in COLUMNS[name]), None) for name in COLUMNS}
         if places["path"] is not None and places["label"] is not None:
@@ -202,11 +205,12 @@ def _cell(row: Sequence[str], at: int | None) -> str:
 def _read_table(path: Path) -> tuple[list[str], list[list[str]]]:
     """The names of the columns and the rows of a CSV file; its separator is a comma, semicolon or tab."""
     try:
-        text = read_bounded(path, MAX_TABLE_BYTES, TABLE_HINT).decode("utf-8-sig")
+        data = read_bounded(path, MAX_TABLE_BYTES, TABLE_HINT)
+        text = data.decode("utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig")
         first = text.partition("\n")[0]
         header, *rows = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count), strict=True)
     except (UnicodeDecodeError, csv.Error, ValueError) as error:
-        raise InputError(path, f"is no CSV file in UTF-8 ({error or 'empty'})", TABLE_HINT, "data") from error
+        raise InputError(path, f"is no CSV file in UTF-8 or UTF-16 ({error or 'empty'})", TABLE_HINT, "data") from error
     return [name.strip().lower() for name in header], [row for row in rows if any(row)]
 
 
@@ -262,11 +266,18 @@ def _label(query: Query, text: str) -> GroundTruth | None:
 
 
 def _find_boxes(query: Query, data: Path) -> Layout | None:
-    if data.suffix.lower() == TABLE_SUFFIX:
+    if data.suffix.lower() in TABLE_SUFFIXES:
         raise InputError(data, f"holds no boxes (query {query.id} detects)", "give COCO or YOLO's text files", "data")
     splits = find_splits(data)
     if any(find_coco(path) for path in splits.values()):
         return _in_splits(query, data, splits, partial(_read_coco, query), _list_coco)
+    if published := _find_published(query, data):
+
+        def read_published(name: str) -> list[LabelledPicture]:
+            _of_split({one: path for one, (path, _) in published.items()}, name, query)
+            return _read_annotations(query, *published[name])
+
+        return Layout(data, read_published, lambda name: list_pictures(published[name][1]) if name in published else [])
     if query.task != "keypoints" and (yolo := find_yolo(data)):
         named = {split: yolo.list_files(names) for split, names in SPLIT_NAMES.items()}
 
@@ -287,6 +298,19 @@ def _find_boxes(query: Query, data: Path) -> Layout | None:
 
 def _read_annotations(query: Query, path: Path, pictures: Path) -> list[LabelledPicture]:
     return read_coco(path, pictures, query.sources, query.id, with_points=query.task == "keypoints")
+
+
+def _find_published(query: Query, data: Path) -> dict[str, tuple[Path, Path]]:
+    """File and folder of pictures of each split as COCO itself is laid out: annotations/instances_train2017.json."""
+    found: dict[str, tuple[Path, Path]] = {}
+    kind = "person_keypoints" if query.task == "keypoints" else "instances"
+    for split, names in SPLIT_NAMES.items():
+        files = [file for name in names for file in sorted((data / "annotations").glob(f"{kind}_{name}*.json"))]
+        folders = [path for name in names for part in ("", "images/") for path in sorted(data.glob(f"{part}{name}*"))]
+        folder = next((path for path in (*folders, data / "images") if path.is_dir()), None)
+        if files and folder:
+            found[split] = (files[0], folder)
+    return found
 
 
 def _read_coco(query: Query, folder: Path) -> list[LabelledPicture]:

@@ -215,8 +215,8 @@ TABLES: dict[str, tuple[Callable[[list[str]], object], str]] = {
     "a picture is missing": (lambda rows: rows.append("gone.png,busy,val,a"), "1 of 25 pictures are not there: gone"),
     "two labels": (lambda rows: rows.append(f"{PICTURE}.png,busy,val,a"), f"has two rows that differ for {PICTURE}"),
     "two splits": (lambda rows: rows.append(f"{PICTURE}.png,empty,test,a"), f"has two rows that differ for {PICTURE}"),
-    "an open quote": (lambda rows: rows.append(f'"{PICTURE}.png,busy,val,a'), "is no CSV file in UTF-8"),
-    "nothing": (lambda rows: rows.clear(), "is no CSV file in UTF-8"),
+    "an open quote": (lambda rows: rows.append(f'"{PICTURE}.png,busy,val,a'), "is no CSV file in UTF-8 or UTF-16"),
+    "nothing": (lambda rows: rows.clear(), "is no CSV file in UTF-8 or UTF-16"),
 }  # fmt: skip
 
 
@@ -247,6 +247,15 @@ def test_table_is_read_and_notes_what_is_left_out(tmp_path: Path, kind: str) -> 
     edit(table := write_table(tmp_path), change, "utf-8-sig")
     splits, notes = load_all(table)
     assert [len(split) for split in splits.values()] == [8, 8, 8] and notes == expected
+
+
+@pytest.mark.parametrize(("name", "encoding"), [("labels.tsv", "utf-8"), ("LABELS.CSV", "utf-16")])
+def test_table_may_be_tab_separated_or_of_a_spreadsheet(tmp_path: Path, name: str, encoding: str) -> None:
+    table = write_table(tmp_path, separator="\t")
+    (tmp_path / name).write_bytes(table.read_text().encode(encoding))
+    table.unlink()
+    for data in (tmp_path, tmp_path / name):
+        assert [len(split) for split in load_all(data)[0].values()] == [8, 8, 8]
 
 
 def test_table_holds_no_boxes(tmp_path: Path) -> None:
@@ -413,6 +422,19 @@ def test_coco_of_roboflow_lies_beside_its_pictures(tmp_path: Path) -> None:
     splits, notes = load_all(tmp_path, task="detection", classes=("car",))
     assert [len(split) for split in splits.values()] == [5, 5, 5] and notes == []
     assert splits["val"].labels and splits["val"].labels[0] == BoxLabels(("car",), (CAR,))
+
+
+@pytest.mark.parametrize("pictures", ["{}2017", "images/{}", "images"])
+def test_coco_as_it_is_published_has_its_splits(tmp_path: Path, pictures: str) -> None:
+    for split in SPLITS:
+        made = tmp_path / pictures.format(split)
+        write_coco(tmp_path / split / "made.json", made)
+        (tmp_path / "annotations").mkdir(exist_ok=True)
+        (tmp_path / split / "made.json").rename(tmp_path / f"annotations/instances_{split}2017.json")
+        (tmp_path / split).rmdir()
+    splits, _ = load_all(tmp_path, task="detection", classes=("car",))
+    assert [len(split) for split in splits.values()] == [5, 5, 5]
+    assert all(split.labels and split.labels[0] == BoxLabels(("car",), (CAR,)) for split in splits.values())
 
 
 @pytest.mark.parametrize("name", ["result.json", "annotations.json", "annotations/instances_default.json"])
