@@ -22,7 +22,11 @@ from tests.edge_runtime.tiny import picture
 
 CLASSIFIER = {"task": "classification", "classes": ["empty", "busy"], "model": "cifar_resnet20", "input_size": 32}
 DETECTOR = {"task": "detection", "classes": ["car", "bus"], "model": "fastestdet", "input_size": 64}
-KINDS = {"a": CLASSIFIER, "b": {**CLASSIFIER, "roi": [8, 4, 40, 30]}, "d": {**DETECTOR, "roi": [2, 2, 46, 31]}}
+KINDS = {
+    "a": CLASSIFIER,
+    "b": {**CLASSIFIER, "roi": [8, 4, 40, 30], "frame_size": [48, 32]},
+    "d": {**DETECTOR, "roi": [2, 2, 46, 31], "frame_size": [48, 32]},
+}
 
 
 def write_workload(folder: Path) -> Workload:

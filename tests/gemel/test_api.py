@@ -24,7 +24,7 @@ name: two
 cameras: {gate: {source: gate.mp4, fps: 5}}
 queries:
   - {id: a, camera: gate, task: classification, classes: [x, y], model: cifar_resnet20, input_size: 32,
-     roi: [8, 4, 40, 28]}
+     roi: [8, 4, 40, 28], frame_size: [64, 48]}
   - {id: b, camera: gate, task: classification, classes: [x, y, z], model: cifar_resnet20, input_size: 32}
 """
 
