@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from models.decoders import choose_columns, choose_decoder
 from models.decoders.activations import find_activations, source_operator
@@ -52,12 +53,18 @@ class GraphAnswers(nn.Module):
     def answer(self, frames: Tensor) -> tuple[Tensor, ...]:
         """Every output of the graph as (N, ...)."""
         parts = frames.split(1) if self.one_by_one else (frames,)
-        answers = [_as_tuple(self.network(part)) for part in parts]
-        shapes = [one.shape for one in self.head.outputs]
+        answers = [_as_tuple(self._run(part)) for part in parts]
         return tuple(
-            torch.cat([one.reshape(-1, *shape) for one in same]) if len(shape) else torch.cat(same)
-            for same, shape in zip(zip(*answers, strict=True), shapes, strict=True)
+            torch.cat([_by_frame(one, output) for one in same]) if self.one_by_one else _by_frame(same[0], output)
+            for same, output in zip(zip(*answers, strict=True), self.head.outputs, strict=True)
         )
+
+    def _run(self, frames: Tensor) -> Any:
+        if not frames.is_meta:
+            return self.network(frames)
+        # Constants keep their values when a model is built on the meta device.
+        constants = {name: tensor.to("meta") for name, tensor in self.network.named_buffers()}
+        return functional_call(self.network, constants, (frames,))
 
 
 class GraphDetector(GraphAnswers, OneStage):
@@ -151,7 +158,7 @@ def build_model(
     network = build_graph(graph.document, device)
     if graph.state and torch.device(device).type != "meta":
         network.load_state_dict(graph.state)
-    one_by_one = any(one.shape[:1] != (BATCH,) for one in (graph.input, *graph.outputs))
+    one_by_one = graph.input.shape[0] != BATCH or any(one.axis is None for one in head.outputs)
     model: GraphModel
     if isinstance(chosen, RawOutputs):
         model = GraphTensors(network, head, chosen, one_by_one)
@@ -173,7 +180,8 @@ def head_of(graph: Graph) -> GraphHead:
     for one in graph.outputs:
         shape = one.shape[1:] if one.shape[:1] == (batch,) else one.shape
         sides = tuple(int(str(side).removesuffix(PER_FRAME).replace(BATCH, "1")) for side in shape)
-        outputs.append(Output(one.name, sides, tails.get(one.name, frozenset())))
+        axis = next((place for place, side in enumerate(one.shape) if BATCH in str(side)), None)
+        outputs.append(Output(one.name, sides, tails.get(one.name, frozenset()), axis))
     return GraphHead(tuple(outputs), (int(height), int(width)), graph.metadata, graph.cut)
 
 
@@ -212,6 +220,13 @@ def last_layers(network: GraphModule) -> tuple[str, ...]:
         if is_layer or node in followed:
             followed.update(node.all_input_nodes)
     return tuple(reversed(found))
+
+
+def _by_frame(values: Tensor, output: Output) -> Tensor:
+    """An output as (N, ...) where its frames follow each other in another axis."""
+    if output.axis:
+        values = values.unflatten(output.axis, (-1, output.shape[output.axis])).movedim(output.axis, 0)
+    return values.reshape(-1, *output.shape)
 
 
 def _as_tuple(outputs: Any) -> tuple[Tensor, ...]:

@@ -30,12 +30,13 @@ class Output:
     """One output of a network for one frame.
 
     `shape` is without the batch; `tail` holds the operators between the output and the convolutions or linear layers
-    that it comes from.
+    that it comes from. `axis` is the one in which the frames of a batch follow each other; None for no batch.
     """
 
     name: str
     shape: tuple[int, ...]
     tail: frozenset[str] = frozenset()
+    axis: int | None = 0
 
 
 @dataclass(frozen=True)
