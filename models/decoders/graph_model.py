@@ -62,8 +62,9 @@ class GraphAnswers(nn.Module):
     def _run(self, frames: Tensor) -> Any:
         if not frames.is_meta:
             return self.network(frames)
-        # Constants keep their values when a model is built on the meta device.
-        constants = {name: tensor.to("meta") for name, tensor in self.network.named_buffers()}
+        # Constants keep their values when a model is built on the meta device; integers are sizes.
+        buffers = self.network.named_buffers()
+        constants = {name: tensor.to("meta") for name, tensor in buffers if tensor.is_floating_point()}
         return functional_call(self.network, constants, (frames,))
 
 

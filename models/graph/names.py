@@ -168,6 +168,8 @@ class _Naming:
                 self.hold(node, place, value, tensor)
             elif tensor.numel() == 1 and self.is_scalar(node, place, tensor):
                 self.hold(node, place, value, tensor.reshape(()))
+            elif not tensor.is_floating_point() and tensor.numel() <= MAX_INLINE:
+                self.hold(node, place, value, tensor)  # part of a shape, which a run without weights needs
             else:
                 name = value.meta.get("source", value.name) or f"{_snake(node.op_type)}"
                 buffer = not tensor.is_floating_point() or bool(ANONYMOUS.match(name) or NOT_TRAINED.search(name))

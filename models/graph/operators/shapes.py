@@ -91,6 +91,8 @@ def transpose(x: Tensor, perm: list[int] | None = None) -> Tensor:
 @operator("Concat")
 def concat(*tensors: Tensor, axis: int) -> Tensor:
     """Tensors joined along an axis."""
+    if len({tensor.device for tensor in tensors}) > 1:  # parts of a shape, which are read on the CPU
+        tensors = tuple(tensor.cpu() for tensor in tensors)
     return torch.cat(tensors, axis) if len(tensors) > 1 else tensors[0]
 
 

@@ -103,10 +103,15 @@ def test_last_layers_of_a_file_are_heads(real_data: Path, tmp_path: Path) -> Non
     assert all(path.startswith("network.") for path, *_ in found.layers)
 
 
-def test_model_of_the_meta_device_has_no_values(real_data: Path, tmp_path: Path) -> None:
-    model = build_query(load_query(tmp_path, real_data / "models" / "yolox_nano_416.onnx"), "meta")
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("yolox_nano_416", (2, 3549, 85)), ("nanodet_m_320", (2, 1600, 80)), ("FastestDet", (2, 85, 22, 22))],
+)
+def test_model_of_the_meta_device_has_no_values(real_data: Path, tmp_path: Path, name: str, shape: tuple) -> None:
+    query = load_query(tmp_path, real_data / "models" / f"{name}.onnx", classes=["person"])
+    model = build_query(query, "meta")
     assert all(parameter.is_meta for parameter in model.parameters())
-    assert model(torch.zeros(2, 3, 416, 416, device="meta"))[0].shape == (2, 3549, 85)
+    assert model(torch.zeros(2, 3, *preprocess_of(query).size, device="meta"))[0].shape == shape
 
 
 @pytest.mark.parametrize(
