@@ -15,6 +15,7 @@ from models.errors import BundleError
 from models.weights import save_weights
 from models.workload import load_workload
 from models.zoo import build_query
+from tests.merger.options import ANY_EVIDENCE
 from tests.merger.tiny import SIZE, write_workload
 
 FACTORY = "models:small_net"
@@ -56,7 +57,7 @@ def own_workload(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("method", ["ceiling", "gemel"])
 def test_user_module_is_merged_and_evaluated(own_workload: Path, tmp_path: Path, method: str) -> None:
     workload = load_workload(own_workload)
-    options = MergeOptions(Recipe(rate=1e-3, epochs=1, batch=16))
+    options = MergeOptions(Recipe(rate=1e-3, epochs=1, batch=16), evidence=ANY_EVIDENCE)
     report = merge(workload, tmp_path / "own.gemel", method, options=options)
     assert verify_bundle(report.bundle) == [] == verify_bundle(report.bundle, [FACTORY], tmp_path)
     bundle = open_bundle(report.bundle, [FACTORY], tmp_path)
@@ -77,7 +78,7 @@ def test_user_module_is_merged_and_evaluated(own_workload: Path, tmp_path: Path,
 
 
 def test_bundle_of_a_user_module_imports_only_listed_factories(own_workload: Path, tmp_path: Path) -> None:
-    options = MergeOptions(Recipe(rate=1e-3, epochs=1, batch=16))
+    options = MergeOptions(Recipe(rate=1e-3, epochs=1, batch=16), evidence=ANY_EVIDENCE)
     report = merge(load_workload(own_workload), tmp_path / "own.gemel", "none", options=options)
     (tmp_path / "models.py").write_text("raise SystemExit('imported')")
     before = set(sys.modules)
