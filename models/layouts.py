@@ -236,15 +236,15 @@ def _read_rows(query: Query, path: Path, rows: Sequence[_Row]) -> list[tuple[_Ro
         add_note(path, text, f"if these are classes of query {query.id}, name them in `classes`")
     found: dict[Path, tuple[_Row, LabelledPicture]] = {}
     missing, twice = [], 0
-    for row in (row for row in rows if _label(query, row.label) is not None):
+    for row, label in ((row, label) for row in rows if (label := _label(query, row.label)) is not None):
         given = path.parent / row.path.replace("\\", "/")
         files = (given, *(Path(f"{given}{suffix}") for suffix in sorted(SUFFIXES)))
         if (file := next((one for one in files if one.is_file()), None)) is None:
             missing.append(row.path)
             continue
         twice += file in found
-        first, _ = found.setdefault(file, (row, LabelledPicture(file, _label(query, row.label), unit=row.unit)))
-        if (_label(query, first.label), first.split) != (_label(query, row.label), row.split):
+        first, _ = found.setdefault(file, (row, LabelledPicture(file, label, unit=row.unit)))
+        if (_label(query, first.label), first.split) != (label, row.split):
             raise InputError(path, f"has two rows that differ for {row.path}", "keep one row a picture", "data")
     if missing:
         problem = f"{len(missing)} of {len(rows)} pictures are not there: {join_names(missing, 3)}"

@@ -114,9 +114,11 @@ class Keypoints(Detection):
     ) -> PoseLabels:
         """The detections from `threshold` on, without those in a crowd of `label`, and its crowds."""
         kept, crowds = keep_detections(prediction, threshold, label), label.crowds if label else None
-        columns = (prediction.classes, prediction.boxes, prediction.points)
-        classes, boxes, points = (tuple(values[index] for index in kept) for values in columns)
-        return PoseLabels(classes, boxes, crowds, points)
+        boxes, points = prediction.boxes, prediction.points
+        return PoseLabels(
+            tuple(prediction.classes[index] for index in kept), tuple(boxes[index] for index in kept), crowds,
+            tuple(points[index] for index in kept),
+        )  # fmt: skip
 
     def as_prediction(self, label: PoseLabels, size: tuple[int, int], classes: Sequence[str]) -> PosePrediction:
         """Its objects, each with the score 1."""

@@ -42,8 +42,9 @@ class Tensors(Task):
 
     def distill(self, model: nn.Module, outputs: Any, teacher: Any) -> Tensor:
         """Mean squared difference of each output over the variance of the original's; of scores, the divergence."""
-        if hasattr(model, "distill"):
-            return model.distill(outputs, teacher)
+        own: Any = getattr(model, "distill", None)
+        if own is not None:
+            return own(outputs, teacher)
         pairs = zip(_floats(outputs), _floats(teacher), strict=True)
         return torch.stack([self._distance(mine, theirs) for mine, theirs in pairs]).mean()
 
