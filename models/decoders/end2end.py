@@ -17,6 +17,8 @@ COLUMNS = 6
 USUAL_WIDTH = 80
 MANY = 1000
 """More rows are candidates before suppression, as DeepStream's exporters write them."""
+CHOICES = frozenset({"ArgMax", "Cast", "ReduceMax", "TopK"})
+"""What makes the class of such a candidate; without them six columns are the scores of one or two classes."""
 STRIDES = (8, 16, 32)
 
 
@@ -40,7 +42,8 @@ class EndToEnd(Decoder):
         shapes = [output.shape for output in head.outputs]
         width = len(class_names(head.metadata) or ()) or USUAL_WIDTH
         for index, shape in enumerate(shapes):
-            if len(shape) == 2 and shape[1] == COLUMNS:
+            chosen = len(shape) == 2 and (shape[0] <= MANY or head.outputs[index].tail & CHOICES)
+            if chosen and shape[1] == COLUMNS:
                 return [cls(width, index, index, OVERLAP if shape[0] > MANY else None)]
         if head.cut is None or head.cut.operator != "TopK":
             return []

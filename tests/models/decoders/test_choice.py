@@ -44,6 +44,11 @@ def test_names_of_the_file_tell_layouts_apart() -> None:
     assert choose((2100, 7), names="['a', 'b', 'c']").name == "yolo"
 
 
+def test_six_columns_of_every_cell_are_one_or_two_classes() -> None:
+    assert choose((2100, 6), names="['car']").name == "yolox"
+    assert choose((2100, 6), names="['car', 'bus']").name == "yolo"
+
+
 def test_number_of_classes_asked_for_tells_layouts_apart() -> None:
     assert isinstance(choose((2100, 8), count=3), Yolox)
     assert isinstance(choose((2100, 8), count=4), Yolo)
