@@ -180,6 +180,9 @@ AllShared = Annotated[bool, Option("--shared", help="A workload's models share a
 Overflow = Annotated[
     bool, Option("--overflow", help="Run a query too large for the memory: what does not fit is copied in every run.")
 ]
+AcceptUnproven = Annotated[
+    bool | None, Option("--accept-unproven", help="Merge queries for which val is too small by their plain ratio.")
+]
 CONDITIONS = (
     _parameter("device", Device),
     _parameter("memory", Memory, "min"),
@@ -200,7 +203,8 @@ RECIPE = (
 )
 """Fields of `merger.Recipe`."""
 BOUNDS = (
-    _limit("margin", float, 0, 1, "Margin above the target on val (default: an interval)."),
+    _limit("margin", float, 0, 1, "Margin above the target on val, which proves nothing (default: a test of chance)."),
+    _parameter("accept_unproven", AcceptUnproven),
     _limit("min_saving", float, 0, 1, "Skip groups that save a smaller fraction of all bytes."),
     _limit("max_minutes", float, 0, 10**7, "Begin nothing new after this time (default: no limit)."),
     _limit("max_flops", float, 0, 1e30, "Begin nothing new after these FLOPs (default: no limit)."),

@@ -16,19 +16,22 @@ def scores_text(queries: Sequence[Row]) -> str:
     """Each query of a merge against its original, as a table."""
     rows = [
         (row["id"], row["metric"], number(row["original"]), number(row["merged"]), percent(row["ratio"]),
-         target_status(row["met"], row["certain"], row.get("worth", True), row.get("reason", "")))
+         target_status(row["met"], row["certain"], row["worth"], row["reason"], row["proven"]))
         for row in queries
     ]  # fmt: skip
     return table(("query", "metric", "original", "merged", "ratio", "target"), rows)
 
 
-def target_status(met: bool, certain: bool, worth: bool = True, reason: str = "") -> str:
-    """Whether a query meets its target, and with what certainty; `reason`: why there is no evidence."""
+def target_status(met: bool, certain: bool, worth: bool = True, reason: str = "", proven: bool = True) -> str:
+    """Whether a query meets its target, and with what certainty; `reason`: why there is no evidence.
+
+    Not `proven`: val was too small to accept it.
+    """
     if reason:
         return f"not met, no evidence: {reason}"
     if not worth:
         return "no evidence: the original is too weak"
-    return "missed" if not met else "met" if certain else "met, not certain"
+    return "missed" if not met else ("met" if certain else "met, not certain") + ", not proven on val" * (not proven)
 
 
 def evaluation_text(report: Report) -> str:

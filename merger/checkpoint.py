@@ -68,6 +68,7 @@ def snapshots(models: Mapping[str, nn.Module]) -> dict[str, State]:
 class Step(str, Enum):
     """Names of steps and loop states; a query or a number may follow."""
 
+    ACCEPTED = "accepted"
     ATTEMPT = "attempt"
     BEGUN = "begun"
     BEST = "best"

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from merger.acceptance import ACCEPTANCE, Proof, cut_val, find_doubt
 from merger.checkpoint import Row, State, Step, StepCache, snapshot, storable
 from merger.config import MEASUREMENT
 from merger.distributed import ProcessGroup
@@ -40,6 +41,7 @@ from models.evaluation import (
     is_competent,
     load_labels,
     lower_bound_ratio,
+    p_value_below,
     predict,
     score,
     tallies_by_unit,
@@ -88,7 +90,9 @@ class LazyDict(Mapping[str, Made]):
 class Reference:
     """An original's result on val: the labels, the score from which its detections count, and its metric.
 
-    `one_error` is the part of the metric that one wrong answer costs; `tallies` are the counts of each clip or track;
+    `truths`, `score`, `one_error` (the part of the metric that one wrong answer costs) and `tallies` (the counts of
+    each frame) are of the frames `places` of val that a search uses, None for all; `proof` is the part that accepts,
+    None where nothing is proved; `doubt` says why val is too small for that;
     `detections` is the number of a detector's detections on some train frames (merger.scores). `eval_norms`: the norms
     are folded, or recalibration harms the original, so its norms stay in eval mode for the whole merge. `gap` says why
     val or test is no evidence, empty where both are; `unjudged` are classes with too few samples in val, with these.
@@ -101,6 +105,9 @@ class Reference:
     tallies: np.ndarray
     detections: int = 0
     eval_norms: bool = False
+    places: Sequence[int] | None = None
+    proof: Proof | None = None
+    doubt: str = ""
     gap: str = ""
     unjudged: Mapping[str, int] = field(default_factory=dict)
 
@@ -144,20 +151,49 @@ def evaluate_original(ctx: MergeContext, query: Query) -> Reference:
     if units < MEASUREMENT.min_val_units:
         what = "clip or track" if units == 1 else "clips or tracks"
         ctx.warn(f"{query.id}: its val split has only {units} {what}; its accuracy may not generalize")
-    one_error = task.one_error(truths, query.classes) * (1 + ROUNDING) / reached if reached > 0 else 1.0
     found = 0
     if isinstance(ctx.originals[query.id], Detector):
         found = int((scores_of(ctx.originals[query.id], query, ctx.train[query.id]) >= threshold).sum())
-    tallies = tallies_by_unit(query, val.split, answers, truths, threshold)
     samples, few = count_samples(query, truths), ctx.evidence_config.min_samples
     unjudged = {name: samples[name] for name in query.classes if samples[name] < few}
     gap = find_gap(query, val.split, truths, ctx.evidence_config) or _test_gap(ctx, query, threshold)
     gap = gap or find_weakness(query, val.split.name, reached, ctx.evidence_config)
-    reference = Reference(truths, threshold, reached, one_error, tallies, found, gap=gap, unjudged=unjudged)
+    places, proof, doubt = _divide_val(ctx, query, answers, truths, threshold)
+    searched = range(len(val)) if places is None else places
+    own = [truths[place] for place in searched]
+    tallies = task.tallies([answers[place] for place in searched], own, query.classes, threshold)
+    reached, one_error = task.metric_of(tallies.sum(axis=0)), one_error_of(query, own, tallies)
+    reference = Reference(
+        own, threshold, reached, one_error, tallies, found, False, places, proof, doubt, gap, unjudged
+    )
     if _needs_eval_norms(ctx, query, reference):
         ctx.warn(f"{query.id}: BatchNorm recalibration harms its original; its norms stay in eval mode")
         return replace(reference, eval_norms=True)
     return reference
+
+
+def one_error_of(query: Query, truths: Sequence[GroundTruth], tallies: np.ndarray) -> float:
+    """The part of the original's metric that one wrong answer costs."""
+    task = task_of(query)
+    reached = task.metric_of(tallies.sum(axis=0))
+    return task.one_error(truths, query.classes) * (1 + ROUNDING) / reached if reached > 0 else 1.0
+
+
+def _divide_val(
+    ctx: MergeContext, query: Query, answers: Sequence[Prediction], truths: Sequence[GroundTruth], threshold: float
+) -> tuple[list[int] | None, Proof | None, str]:
+    """The frames of val to search on, the part that accepts, and why val cannot tell; all of val where it does not."""
+    if not ctx.interval:
+        return None, None, ""
+    split = ctx.val[query.id].split
+    searched, kept = cut_val(query, split, truths)
+    own, part = [truths[place] for place in kept], split.at(kept)
+    tallies = tallies_by_unit(query, part, [answers[place] for place in kept], own, threshold)
+    one_error = one_error_of(query, own, tallies) if kept else 1.0
+    doubt = find_doubt(len(split), one_error, query.accuracy_target, len(ctx.queries) - 1) or (
+        "cannot be told with a single frame of val" if not searched else ""
+    )
+    return (None, None, doubt) if doubt else (searched, Proof(kept, own, one_error, tallies), "")
 
 
 def _test_gap(ctx: MergeContext, query: Query, threshold: float) -> str:
@@ -242,6 +278,7 @@ class MergeContext:
         self.train: Mapping[str, TrainingSet] = LazyDict(self.queries, self._load_training_set)
         self.val: Mapping[str, PreparedFrames] = LazyDict(self.queries, partial(self._decode_split, "val"))
         self.interval, self.seed, self.progress, self.evidence_config = False, seed, progress, EVIDENCE
+        self.accept_unproven = False
         self.judged: list[str] = list(self.queries)
         self.stages, self.flops, self.memory = Stages(progress), Flops(), MemoryPlan(progress=progress)
         self.trained: dict[str, bool] = {}
@@ -275,7 +312,7 @@ class MergeContext:
         own = self.group.own(self.queries)
         found = self.gather(lambda: {query: self.references[query] for query in own})
         self.references = {query: found[query] for query in self.queries}
-        self.judged = [query for query, one in found.items() if not one.gap]
+        self.judged = [q for q, one in found.items() if not one.gap and (self.accept_unproven or not one.doubt)]
         self.layers = [layer for layer in self.layers if layer.query in self.judged]
         if self.group.rank == 0:
             self._note_evidence()
@@ -285,10 +322,13 @@ class MergeContext:
         few = self.evidence_config.min_samples
         for query, one in self.references.items():
             if one.gap:
-                is_weak = one.gap == find_weakness(self.queries[query], "val", one.score)
+                is_weak = one.gap.startswith("its original reaches only")
                 hint = TRAIN_HINT if is_weak else evidence_hint(self.queries[query], self.evidence_config)
                 add_note(query, f"no evidence: {one.gap}; it keeps its own weights and counts as not met", hint)
-            elif one.unjudged:
+            if one.doubt and not one.gap:
+                what = "a plain ratio on val accepts it" if self.accept_unproven else "it keeps its own weights"
+                add_note(query, f"its accuracy {one.doubt}; {what}", "add val frames, or give --accept-unproven")
+            if one.unjudged and not one.gap:
                 names = [
                     f"{name} ({count} times)" if count else f"{name} (never)" for name, count in one.unjudged.items()
                 ]
@@ -447,39 +487,52 @@ class MergeContext:
         return moved
 
     def ratio(self, query: str, model: nn.Module) -> float:
-        """The model's metric on val over its original's; with `interval`, the lower end of that ratio's interval.
+        """The model's metric over its original's on the part of val that is searched on.
 
-        A model with at most one error more than its original has its plain ratio.
+        Where another part accepts (`Reference.proof`) it is the lower end of that ratio's interval; a model with at
+        most one error more than its original has its plain ratio.
         """
         reference, task = self.references[query], task_of(self.queries[query])
         tallies = self.tallies(query, model, reference)
         ratio = task.metric_of(tallies.sum(axis=0)) / reference.score if reference.score > 0 else 0.0
-        if not self.interval or ratio >= 1 - reference.one_error:
+        if reference.proof is None or ratio >= 1 - reference.one_error:
             return ratio
         return lower_bound_ratio(task, reference.tallies, tallies, reference.one_error)
 
+    def p_value(self, query: str, model: nn.Module) -> float:
+        """The p-value of a ratio below the query's target, on the part of val that accepts."""
+        found, val, reference = self.queries[query], self.val[query], self.references[query]
+        task, proof = task_of(found), reference.proof
+        assert proof is not None
+        answers = predict(model, found, val, progress=partial(self.flops.add, found), places=proof.frames)
+        tallies = tallies_by_unit(found, val.split.at(proof.frames), answers, proof.truths, reference.threshold)
+        return p_value_below(task, proof.tallies, tallies, proof.one_error, found.accuracy_target)
+
     def tallies(self, query: str, model: nn.Module, reference: Reference) -> np.ndarray:
-        """The model's counts on val, by clip or track."""
+        """The model's counts on each frame of val that is searched on."""
         found, val = self.queries[query], self.val[query]
         self.flops.of(found)  # counted here once, not where a prediction switches off what counting needs
-        answers = predict(model, found, val, progress=partial(self.flops.add, found))
-        return tallies_by_unit(found, val.split, answers, reference.truths, reference.threshold)
+        answers = predict(model, found, val, progress=partial(self.flops.add, found), places=reference.places)
+        return task_of(found).tallies(answers, reference.truths, found.classes, reference.threshold)
 
     def required_ratio(self, query: str, margin: float | None = None) -> float:
         """The ratio on val from which a query is accepted: its target, or `margin` of the way from there to 1.
 
-        With a margin, one error more than the original's is accepted if the target itself allows it.
+        With a margin, one error more than the original's is accepted if the target itself allows it. Where val cannot
+        tell there is a margin in any case.
         """
-        target = self.queries[query].accuracy_target
+        target, reference = self.queries[query].accuracy_target, self.references[query]
+        if margin is None and reference.doubt:
+            margin = ACCEPTANCE.unproven_margin
         if margin is None:
             return target
         return max(target, min(target + margin * (1 - target), 1 - self.references[query].one_error))
 
-    def evidence(self, query: str, model: nn.Module) -> Evidence:
-        """Merged against original on test."""
+    def evidence(self, query: str, model: nn.Module | None) -> Evidence:
+        """Merged against original on test; without a model the original against itself."""
         own, found, test, report = self.root.queries[query], self.queries[query], self.test[query], self.stages.add
         before = predict(self.originals[query], own, self.root.test[query], progress=report)
-        after = predict(model, found, test, progress=report)
+        after = before if model is None else predict(model, found, test, progress=report)
         reference = self.references[query]
         return compare(
             found, test.split, before, after, reference.threshold, self.seed, reference.gap, self.evidence_config

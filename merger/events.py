@@ -56,6 +56,8 @@ class Event(str, Enum):
     """training (`donor-frozen` or `joint`), epoch, ratios, met [queries], saved_bytes of the queries at target"""
     REPAIR = "repair"
     """query, repair (a Repair), cost_bytes, ratio, required, epochs, private [paths]"""
+    ACCEPTED = "accepted"
+    """p_values {query: on the part of val that accepts}, accepted [queries], refused [queries]"""
     RESTORE = "restore"
     """accepted_bytes, instead_of_bytes: an earlier state saves more than the last one"""
     ATTEMPT = "attempt"

@@ -25,8 +25,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from merger.acceptance import accepted_by_holm
 from merger.budget import Budget
-from merger.checkpoint import WORK_SUFFIX, Checkpoint, Row, Step, StepCache, snapshots, storable
+from merger.checkpoint import WORK_SUFFIX, Checkpoint, Row, Step, StepCache, snapshot, snapshots, storable
 from merger.config import MergeOptions
 from merger.context import EVALUATING, READING, MergeContext, Merged
 from merger.distributed import ProcessGroup, Resources, check_consistent, partition, run_on_ray, torch_threads
@@ -107,8 +108,8 @@ class _Found:
     """The result of a search: what is merged, how it is stored, and its log."""
 
     merged: Merged
-    log: Sequence[Row]
     storage: Quantized = field(default_factory=Quantized)
+    log: Sequence[Row] = ()
 
     def models(
         self, ctx: MergeContext, queries: Iterable[str]
@@ -145,17 +146,20 @@ def merge(
         begun = group.run_on_rank0(partial(_check, workload, out, method, resume))
         checkpoint = _open_checkpoint(workload, out, method, seed, options, resume)
         started = time.monotonic() - checkpoint.seconds
-        ctx = _open_context(workload, seed, progress if group.rank == 0 else silent, options, checkpoint)
+        ctx = _open_context(workload, method, seed, progress if group.rank == 0 else silent, options, checkpoint)
         with torch_threads(options.resources.threads):
             ctx.begin(SEARCHING)
             with checkpoint.open_step(Step.METHOD) as step:
                 if not step.done:
                     checkpoint.step(Step.BEGUN, lambda: None)  # the FLOPs that were counted before
                     step.value = METHODS[method].run(ctx, options, checkpoint)
-            networks = step.value.networks
-            own, ctx = ctx, ctx.substitute(networks, {query: step.value.states[query] for query in networks})
-            merged, packed = _quantize(ctx, step.value, method, options, checkpoint)
-        found = _Found(merged, [*checkpoint.log, *_outcomes(own, merged, checkpoint.log, method, options)], packed)
+            own, ctx = ctx, _apply_networks(ctx, step.value)
+            found = _Found(*_quantize(ctx, step.value, method, options, checkpoint))
+            if METHODS[method].accepts:
+                found = _accept(ctx, found, checkpoint)
+                ctx = _apply_networks(own, found.merged)
+        outcomes = _outcomes(own, found.merged, checkpoint.log, method, options)
+        found = replace(found, log=[*checkpoint.log, *outcomes])
         checkpoint.save()
         seconds, flops = time.monotonic() - started, ctx.flops.total
         evidence = _measure(ctx, found, checkpoint)
@@ -211,13 +215,15 @@ def _open_checkpoint(
 
 
 def _open_context(
-    workload: Workload, seed: int, progress: Progress, options: MergeOptions, checkpoint: Checkpoint
+    workload: Workload, method: str, seed: int, progress: Progress, options: MergeOptions, checkpoint: Checkpoint
 ) -> MergeContext:
     """Everything loaded and the originals evaluated."""
     torch.manual_seed(seed)
     group = options.resources.group
     ctx = MergeContext(workload, seed, progress, group=group)
-    ctx.interval, ctx.evidence_config = options.margin is None, options.evidence
+    changes = METHODS[method].accepts and (method != "none" or options.weights != FP32)
+    ctx.interval, ctx.evidence_config = changes and options.margin is None, options.evidence
+    ctx.accept_unproven = options.accept_unproven
     parts = partition({query.id: float(ctx.flops.of(query)) for query in workload.queries}, group.size)
     group.assign(parts)
     if group.size > 1:
@@ -264,6 +270,45 @@ def _quantize(
     return merged, chosen
 
 
+def _apply_networks(ctx: MergeContext, merged: Merged) -> MergeContext:
+    """The context in which queries have the networks that answer them."""
+    return ctx.substitute(merged.networks, {query: merged.states[query] for query in merged.networks})
+
+
+def _accept(ctx: MergeContext, found: _Found, checkpoint: Checkpoint) -> _Found:
+    """The only look at the part of val that accepts: queries that changed and fail there get their originals back."""
+    changed = [query for query in ctx.queries if _is_changed(ctx, found, query)]
+    provable = [query for query in changed if ctx.references[query].proof is not None]
+    if not provable:
+        return found
+
+    def find_p_value(_: StepCache, query: str) -> float:
+        return ctx.p_value(query, found.models(ctx, [query])[0][query])
+
+    p_values = ctx.for_each_query(checkpoint, Step.ACCEPTED, provable, find_p_value)
+    refused = sorted(set(provable) - accepted_by_holm(p_values))
+    row = {"p_values": p_values, "accepted": sorted(set(provable) - set(refused)), "refused": refused}
+    ctx.report(Event.ACCEPTED, **row)
+    for query in refused:
+        back = {"query": query, "repair": Repair.ORIGINAL.value, "required": ctx.required_ratio(query)}
+        checkpoint.add_row({**back, "after": "acceptance", "flops": ctx.flops.total})
+    checkpoint.add_row({**row, "flops": ctx.flops.total})
+    states = {**found.merged.states, **{query: snapshot(ctx.originals[query]) for query in refused}}
+    networks = {query: donor for query, donor in found.merged.networks.items() if query not in refused}
+    bits = {query: own for query, own in found.storage.bits.items() if query not in refused}
+    norms = {query: own for query, own in found.storage.norms.items() if query not in refused}
+    merged = Merged(found.merged.plan.without(*refused), states, networks)
+    return replace(found, merged=merged, storage=replace(found.storage, bits=bits, norms=norms))
+
+
+def _is_changed(ctx: MergeContext, found: _Found, query: str) -> bool:
+    """Whether anything but the query's own original answers it."""
+    if query in ctx.networks or found.storage.bits.get(query) or found.storage.norms.get(query):
+        return True
+    state = found.merged.states[query]
+    return not all(torch.equal(own.cpu(), state[key].cpu()) for key, own in ctx.originals[query].state_dict().items())
+
+
 def _outcomes(
     own: MergeContext, merged: Merged, log: Sequence[Row], method: str, options: MergeOptions
 ) -> Sequence[Row]:
@@ -278,7 +323,9 @@ def _measure(ctx: MergeContext, found: _Found, checkpoint: Checkpoint) -> dict[s
     ctx.begin(MEASURING, pieces=2 * sum(map(len, ctx.test.values())))
 
     def measure(_: StepCache, query: str) -> Evidence:
-        evidence = ctx.evidence(query, found.models(ctx, [query])[0][query])
+        changed = _is_changed(ctx, found, query)
+        evidence = ctx.evidence(query, found.models(ctx, [query])[0][query] if changed else None)
+        evidence = replace(evidence, proven=not changed or ctx.references[query].proof is not None)
         keys = ("metric", "original", "merged", "ratio", "met", "certain", "worth", "reason")
         ctx.report(Event.TEST, query=query, **{key: getattr(evidence, key) for key in keys})
         return evidence

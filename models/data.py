@@ -33,7 +33,8 @@ from models.video import RateGate, Video, decode_shot
 from models.workload import Query
 from models.zoo import preprocess_of
 
-BLOCKS, BLOCK = 10, "block-"
+BLOCKS, MAX_BLOCKS, BLOCK_FRAMES, BLOCK = 10, 30, 10, "block-"
+"""Frames without names of clips are cut into ten blocks, or into more of ten frames each, up to thirty."""
 TRAIN_END, VAL_END = 0.6, 0.8
 JPEG_QUALITY = 95
 MAX_VIDEO_BYTES = 2**32
@@ -68,6 +69,13 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.frames)
+
+    def at(self, places: Sequence[int]) -> Split:
+        """These frames alone."""
+        chosen = Frames([partial(self.frames.__getitem__, place) for place in places])
+        labels = None if self.labels is None else tuple(self.labels[place] for place in places)
+        units, times_s = tuple(self.units[place] for place in places), tuple(self.times_s[place] for place in places)
+        return Split(self.name, chosen, labels, units, times_s)
 
     @property
     def has_clips(self) -> bool:
@@ -112,12 +120,13 @@ def _units_and_times(paths: Sequence[Path], named: Sequence[str] = ()) -> tuple[
         return tuple(named), tuple(float(next(clocks[unit])) for unit in named)
     if found:
         note_names(paths, len(found))
-    return _blocks(len(paths)), tuple(map(float, range(len(paths))))
+    return units_without_names(len(paths)), tuple(map(float, range(len(paths))))
 
 
-def _blocks(frames: int) -> tuple[str, ...]:
+def units_without_names(frames: int) -> tuple[str, ...]:
     """The unit of each frame of a split without units."""
-    return tuple(f"{BLOCK}{index * min(BLOCKS, frames) // frames}" for index in range(frames))
+    count = min(frames, max(BLOCKS, min(MAX_BLOCKS, frames // BLOCK_FRAMES)))
+    return tuple(f"{BLOCK}{index * count // frames}" for index in range(frames))
 
 
 def _load_unlabelled(query: Query, name: str) -> Split:
@@ -135,7 +144,7 @@ def _load_unlabelled(query: Query, name: str) -> Split:
     else:
         loaders, times_s = _video_frames(query.data, query.fps)
         cuts = [bisect_right(times_s, end * times_s[-1]) for end in (TRAIN_END, VAL_END)]
-        units = _blocks(len(loaders))
+        units = units_without_names(len(loaders))
     bounds = [0, *cuts, len(loaders)]
     index = SPLITS.index(name)
     chosen = slice(bounds[index], bounds[index + 1])

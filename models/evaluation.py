@@ -6,11 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import ndtr, ndtri, stdtrit
 from torch import nn
 
 from models.data import PreparedFrames, Split
@@ -27,8 +27,10 @@ from models.zoo import preprocess_of
 BOOTSTRAP_ROUNDS = 1000
 MIN_UNITS = 2
 """Clips or tracks that an interval needs."""
-ACCEPT_CONFIDENCE = 0.98
-"""Confidence with which val must show that a merged model reaches its target."""
+SEARCH_CONFIDENCE = 0.98
+"""Confidence with which the part of val that is searched on must show that a merged model reaches its target."""
+MAX_QUANTILE = 6.0
+"""Of the normal distribution: a likelihood of 1e-9."""
 LABELS, ORIGINAL, NO_EVIDENCE = "labels", "original", "none"
 
 
@@ -40,7 +42,7 @@ class Evidence:
     over units, None over a single one; `certain` when its lower end reaches the target; `worth` is False where the
     original is too weak for any conclusion. `agreement` is the metric with the original's predictions as labels.
     `evidence` is the reference, `labels` or the `original`; `none` where the footage proves nothing, for this `reason`:
-    then the query is not `met`.
+    then the query is not `met`. `proven` is False where the model changed and val was too small to tell.
     """
 
     metric: str
@@ -58,6 +60,7 @@ class Evidence:
     agreement: float = 1.0
     evidence: str = LABELS
     reason: str = ""
+    proven: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -71,8 +74,9 @@ def predict(
     split: Split | PreparedFrames,
     batch: int = 32,
     progress: Callable[[int], None] = lambda frames: None,
+    places: Sequence[int] | None = None,
 ) -> list[Prediction]:
-    """The model's prediction for each frame of the split, in order; boxes in pixels of the frame.
+    """The model's prediction for each frame of the split, or for those at `places`, in order; boxes in pixels.
 
     Detections have scores from 0 on, for thresholds and mean average precision. `progress` is called with the number
     of frames of each batch. The batch is halved when memory is full.
@@ -84,14 +88,15 @@ def predict(
     was_training = model.training
     model.eval()
     predictions: list[Prediction] = []
+    chosen = range(len(prepared)) if places is None else places
 
     def predict_batch(count: int) -> list[Prediction]:
-        indices = range(len(predictions), min(len(predictions) + count, len(prepared)))
+        indices = chosen[len(predictions) : len(predictions) + count]
         outputs = model(preprocess.normalise(prepared.batch(indices).to(device)))
         return task.predictions(model, outputs, prepared.sizes(indices), query.classes, preprocess=preprocess)
 
-    while len(predictions) < len(prepared):
-        batch, found = retry_with_smaller_batch(min(batch, len(prepared) - len(predictions)), predict_batch)
+    while len(predictions) < len(chosen):
+        batch, found = retry_with_smaller_batch(min(batch, len(chosen) - len(predictions)), predict_batch)
         predictions += found
         progress(len(found))
     model.train(was_training)
@@ -194,28 +199,44 @@ def tallies_by_unit(
     return _sum_by_unit(counts, split.units) if len(set(split.units)) >= MIN_UNITS else counts
 
 
-def lower_bound_ratio(task: Task, before: np.ndarray, after: np.ndarray, one_error: float) -> float:
-    """The lower bound of merged / original at ACCEPT_CONFIDENCE, from the counts of the same units.
+def lower_bound_ratio(
+    task: Task, before: np.ndarray, after: np.ndarray, one_error: float, confidence: float = SEARCH_CONFIDENCE
+) -> float:
+    """The lower bound of merged / original at a confidence, from the counts of the same units.
 
     A one-sided interval by the jackknife over units, with Student's t (Miller 1974); errors that both make do not
     widen it. `one_error` is what one wrong prediction costs of the ratio: as in Poisson's limits, half of the
     quantile's square of them are subtracted, since a standard deviation describes few errors badly.
     """
+    return _lower_bound(*_jackknife(task, before, after), one_error, float(ndtri(confidence)))
+
+
+def p_value_below(task: Task, before: np.ndarray, after: np.ndarray, one_error: float, target: float) -> float:
+    """The least error at which `lower_bound_ratio` reaches the target: the p-value of a true ratio below it."""
+    found = _jackknife(task, before, after)
+    low, high = 0.0, MAX_QUANTILE
+    if _lower_bound(*found, one_error, low) < target:
+        return 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _lower_bound(*found, one_error, middle) >= target else (low, middle)
+    return float(ndtr(-low))
+
+
+def _jackknife(task: Task, before: np.ndarray, after: np.ndarray) -> tuple[float, float, int]:
+    """The ratio of these counts, its standard deviation over units, and the degrees of freedom."""
     units, whole = len(before), [side.sum(axis=0) for side in (before, after)]
     ratio = _ratio(*(task.metric_of(side) for side in reversed(whole)))
     if units < MIN_UNITS:
-        return ratio
+        return ratio, 0.0, 1
     without = [
         _ratio(task.metric_of(whole[1] - after[unit]), task.metric_of(whole[0] - before[unit])) for unit in range(units)
     ]
-    deviation = math.sqrt((units - 1) * np.var(without))
-    quantile = NormalDist().inv_cdf(ACCEPT_CONFIDENCE)
-    return ratio - _students_t(quantile, units - 1) * deviation - quantile**2 / 2 * one_error
+    return ratio, math.sqrt((units - 1) * np.var(without)), units - 1
 
 
-def _students_t(z: float, freedom: int) -> float:
-    """About Student's quantile of so many degrees of freedom where the normal one is z (Abramowitz, Stegun 26.7.5)."""
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+def _lower_bound(ratio: float, deviation: float, freedom: int, one_error: float, quantile: float) -> float:
+    return ratio - float(stdtrit(freedom, ndtr(quantile))) * deviation - quantile**2 / 2 * one_error
 
 
 def _sum_by_unit(counts: np.ndarray, units: Sequence[str]) -> np.ndarray:

@@ -45,7 +45,7 @@ from models.weights import fingerprint
 from models.workload import Workload, load_workload
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-ARMS = ("top-down", "gemel", "mainstream", "ceiling", "joint")
+ARMS = ("top-down", "substitute", "trunk", "gemel", "mainstream", "ceiling", "joint")
 MAX_WORK = {"gti": 1e14, "junction": 3.8e14, "cifar": 1.6e14, "published": 6e13, "domains": 6e13, "elsewhere": 6e13}
 """What junction and cifar need, an epoch of which costs five and one and a half of gti's; what one core does in about a
 quarter of an hour of the last three, set before they were merged for the first time."""
@@ -163,7 +163,7 @@ def options_of(given: argparse.Namespace) -> MergeOptions:
     for name in ("epochs", "frames_per_epoch", "rate"):
         if getattr(given, name) is not None:
             recipe = replace(recipe, **{name: getattr(given, name)})
-    names = ("margin", "min_saving", "max_flops", "weights")
+    names = ("margin", "accept_unproven", "min_saving", "max_flops", "weights")
     budget = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
     return MergeOptions(recipe, **budget)
 
@@ -180,6 +180,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--frames-per-epoch", type=int)
     parser.add_argument("--rate", type=float, help="this learning rate; without it each arm chooses its own on val")
     parser.add_argument("--margin", type=float)
+    parser.add_argument("--accept-unproven", action="store_true", default=None, help="as in `gemel merge`")
     parser.add_argument("--min-saving", type=float)
     parser.add_argument("--weights", choices=WEIGHTS, help="as in `gemel merge`")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "out" / "merge", help="folder of the cells")

@@ -31,14 +31,14 @@ def none(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Me
     return Merged(SharingPlan(), snapshots(ctx.originals))
 
 
-@register_method("ceiling", explain_ceiling)
+@register_method("ceiling", explain_ceiling, accepts=False)
 def ceiling(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Every group tied at once with recalibrated norms and no training: the layer-sharing bound."""
     plan = SharingPlan.of(groups(ctx.layers))
     return Merged(plan, snapshots(ctx.tie_models(plan, ctx.queries)))
 
 
-@register_method("joint")
+@register_method("joint", accepts=False)
 def joint(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """The same retraining with nothing shared; a query keeps its best state on val, or its original's."""
     recipe = replace(options.recipe, seed=ctx.seed)

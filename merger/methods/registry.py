@@ -26,20 +26,21 @@ Explain = Callable[[MergeContext, MergeOptions, Sequence[Row], float], list[SetT
 
 @dataclass(frozen=True)
 class MethodEntry:
-    """A method, and how it explains the outcome of its sets."""
+    """A method, how it explains the outcome of its sets, and whether val accepts its result query by query."""
 
     run: Method
     explain: Explain
+    accepts: bool
 
 
 METHODS: dict[str, MethodEntry] = {}
 
 
-def register_method(name: str, explain: Explain = lambda *_: []) -> Callable[[Method], Method]:
+def register_method(name: str, explain: Explain = lambda *_: [], accepts: bool = True) -> Callable[[Method], Method]:
     """Register a method under its command-line name."""
 
     def enter(function: Method) -> Method:
-        METHODS[name] = MethodEntry(function, explain)
+        METHODS[name] = MethodEntry(function, explain, accepts)
         return function
 
     return enter

@@ -23,7 +23,19 @@ def bundle(tmp_path_factory):
     path = write_workload(folder, queries=2, frames=12)
     write_random_weights(path)
     out = folder / "b.safetensors"
-    command = ["merge", str(path), "-o", str(out), "--method", "none", "--weights", "int8", "--precision", "fp32"]
+    command = [
+        "merge",
+        str(path),
+        "-o",
+        str(out),
+        "--method",
+        "none",
+        "--weights",
+        "int8",
+        "--precision",
+        "fp32",
+        "--accept-unproven",
+    ]
     assert main([*command, "--json"]) in (0, 1)
     return out
 

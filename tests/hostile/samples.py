@@ -53,7 +53,10 @@ BUNDLE, DARKNET = "b.safetensors", "yolo.weights"
 OLD, UPDATE = "old.safetensors", "b.update"
 SAMPLE, REPORT = "spool/samples/1.png", "report"
 OPTIONS = MergeOptions(
-    Recipe(epochs=1, frames_per_epoch=4, batch=2, rate=1e-3), precision="fp32", evidence=EvidenceConfig(1, 1, 1, False)
+    Recipe(epochs=1, frames_per_epoch=4, batch=2, rate=1e-3),
+    precision="fp32",
+    evidence=EvidenceConfig(1, 1, 1, False),
+    accept_unproven=True,
 )
 FRAMES = 4
 

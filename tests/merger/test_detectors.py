@@ -34,7 +34,7 @@ from tests.parameters import every
 
 torch.set_num_threads(1)
 RECIPE = Recipe(rate=1e-3, epochs=1, batch=2, frames_per_epoch=4)
-OPTIONS = MergeOptions(RECIPE, precision="fp32", evidence=ANY_EVIDENCE, top_down=LAYERS)
+OPTIONS = MergeOptions(RECIPE, precision="fp32", evidence=ANY_EVIDENCE, accept_unproven=True, top_down=LAYERS)
 
 
 @pytest.fixture(scope="module")

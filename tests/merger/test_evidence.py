@@ -63,11 +63,13 @@ def test_merge_of_a_quiet_classifier_keeps_its_weights(workload: Workload, tmp_p
 def test_merge_command_without_evidence_exits_with_one(workload: Workload, tmp_path: Path, capsys) -> None:
     use_flat_frames(workload, "q2", "0")
     out = tmp_path / "b.safetensors"
-    assert main(["merge", str(workload.path), "-o", str(out), "--method", "none", "--weights", "int8", "--json"]) == 1
+    options = ["--method", "none", "--weights", "int8", "--accept-unproven", "--json"]
+    assert main(["merge", str(workload.path), "-o", str(out), *options]) == 1
     shown = capsys.readouterr()
     document = json.loads(shown.out)
     rows = {row["id"]: row for row in document["queries"]}
     assert [rows[query]["met"] for query in ("q0", "q1", "q2")] == [True, True, False]
+    assert [rows[query]["proven"] for query in ("q0", "q1", "q2")] == [False, False, True]
     assert rows["q2"]["evidence"] == "none" and any("q2: no evidence: all 40" in note for note in document["notes"])
     assert "note: q2: no evidence: all 40 frames of val have one answer (high)" in shown.err
     stored = {query.id: bool(query.stored) for query in open_bundle(out).queries}
@@ -76,10 +78,17 @@ def test_merge_command_without_evidence_exits_with_one(workload: Workload, tmp_p
     assert "no evidence: all 40 frames of val have one answer (high)" in capsys.readouterr().out
 
 
+def test_merge_with_too_little_val_says_so_and_changes_nothing(workload: Workload, tmp_path: Path, capsys) -> None:
+    assert main(["merge", str(workload.path), "-o", str(tmp_path / "b.safetensors"), "--json"]) == 0
+    shown = capsys.readouterr()
+    assert "q0: its accuracy cannot be told with 40 frames of val; needs about 260" in shown.err
+    assert all(row["ratio"] == 1.0 and row["proven"] for row in json.loads(shown.out)["queries"])
+
+
 @pytest.mark.parametrize("method", ["joint", "ceiling", "mainstream", "gemel"])
 def test_merge_by_any_method_leaves_a_quiet_query_alone(workload: Workload, tmp_path: Path, method: str) -> None:
     use_flat_frames(workload, "q0", "0")
-    options = MergeOptions(recipe=QUICK.recipe, max_flops=1.0)
+    options = MergeOptions(recipe=QUICK.recipe, max_flops=1.0, accept_unproven=True)
     bundle = open_bundle(merge(load_workload(workload.path), tmp_path / "b", method, options=options).bundle)
     assert not any(
         query == "q0" and key.endswith("weight") for one in bundle.manifest.shared for query, key in one.members
@@ -114,7 +123,7 @@ def test_merge_with_labels_needs_twenty_frames_of_two_classes(
 def test_merge_with_a_smaller_minimum_takes_less_footage(workload: Workload, tmp_path: Path) -> None:
     for frame in sorted((data_of(workload, "q1") / "val" / "left").iterdir())[5:]:
         frame.unlink()
-    options = MergeOptions(evidence=EvidenceConfig(min_samples=5))
+    options = MergeOptions(evidence=EvidenceConfig(min_samples=5), accept_unproven=True)
     assert merge(workload, tmp_path / "b.safetensors", "none", options=options).met
 
 

@@ -48,7 +48,9 @@ def test_fake_gpu_reports_operations_that_mix_devices(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("method", every(METHODS, few=("top-down",)))
 def test_merge_keeps_tensors_on_their_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     workload = load_workload(write_workload(tmp_path, queries=3, frames=24))
-    options = MergeOptions(RECIPE, max_minutes=2, weights="int8" if method == "top-down" else "fp32")
+    options = MergeOptions(
+        RECIPE, max_minutes=2, accept_unproven=True, weights="int8" if method == "top-down" else "fp32"
+    )
 
     with fake_gpu(monkeypatch) as mixed:
         train_originals(workload, options=TrainOptions(rate=3e-3, passes=48, min_epochs=1, max_cycles=2))
@@ -75,7 +77,7 @@ def test_merge_killed_often_keeps_tensors_on_their_device(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None,
 ) -> None:  # fmt: skip
     kill_after(monkeypatch, 5, again=True)
-    options, out = MergeOptions(RECIPE, weights="int4"), tmp_path / "b.gemel"
+    options, out = MergeOptions(RECIPE, weights="int4", accept_unproven=True), tmp_path / "b.gemel"
     with fake_gpu(monkeypatch) as mixed:
         _, kills = to_the_end(lambda again: merge(workload, out, "top-down", resume=again, options=options))
     assert not mixed and verify_bundle(out) == [] and kills > 3

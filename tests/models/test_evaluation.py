@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from models.data import Frames, Split
 from models.evaluation import (
-    ACCEPT_CONFIDENCE,
+    SEARCH_CONFIDENCE,
     BELOW,
     EVIDENCE,
     KEPT,
@@ -183,7 +183,7 @@ def test_lower_bound_ratio_covers_the_ratio_as_often_as_promised(units: int, fra
     found = [
         lower_bound_ratio(CLASSIFICATION, *draw_counts(random, units, frames, 0.95), error) <= 0.95 for _ in range(400)
     ]
-    assert np.mean(found) >= ACCEPT_CONFIDENCE - 0.02
+    assert np.mean(found) >= SEARCH_CONFIDENCE - 0.02
 
 
 def test_lower_bound_ratio_of_equal_counts_is_one() -> None:
