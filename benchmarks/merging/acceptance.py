@@ -58,6 +58,7 @@ class Question:
 
     classes: tuple[str, ...]
     task: str = "classification"
+    multi_label: bool = False
 
 
 def split_of(row: Row) -> tuple[Split, list[str]]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.merging.acceptance import Row, is_accepted, split_of
+from benchmarks.merging.acceptance import Question, Row, is_accepted, split_of
 from merger import MergeOptions, merge
 from merger.acceptance import ACCEPTANCE, accepted_by_holm, cut_val, find_doubt
 from merger.context import MergeContext
@@ -19,10 +19,10 @@ from tests.merger.options import QUICK
 
 
 @pytest.mark.parametrize("row", [Row("", 300, 3, 12), Row("", 170, 34), Row("", 60, 2, 1), Row("", 400, 2, 2)])
-def test_cut_leaves_every_frame_in_one_part_and_a_third_for_the_search(row: Row, ctx: MergeContext) -> None:
+def test_cut_leaves_every_frame_in_one_part_and_a_third_for_the_search(row: Row) -> None:
     split, labels = split_of(row)
-    question = type("Question", (), {"task": "classification", "classes": tuple(sorted(set(labels)))})()
-    searched, kept = cut_val(question, split, labels)
+    question = Question(tuple(sorted(set(labels))))
+    searched, kept = cut_val(question, split, labels)  # type: ignore[arg-type]
     assert sorted([*searched, *kept]) == list(range(row.frames))
     assert 0.2 < len(searched) / row.frames < 0.45
     if row.clips >= ACCEPTANCE.search_every:
