@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from models.data import Frames, Split
 from models.evaluation import (
-    SEARCH_CONFIDENCE,
     BELOW,
     EVIDENCE,
     KEPT,
     ONE_ANSWER,
+    SEARCH_CONFIDENCE,
     TOO_FEW,
     UNSURE,
     ComparedFrames,
