@@ -16,6 +16,7 @@ from torch import Tensor
 from models.errors import InputError
 from models.graph.document import HINT, MAX_NODES, MAX_TENSOR_BYTES, attributes_of, describe_node
 from models.graph.operators import OPERATORS
+from models.graph.operators.shapes import dtype_of
 
 MAX_FOLDED_BYTES = 2**31
 """Of all constants that are computed while a file is read."""
@@ -121,7 +122,7 @@ class _Folding:
         if node.op_type == "If" and self.splice_branch(node):
             return None
         check_operator(node, self.where)
-        if node.op_type in ("Identity", "Dropout") and node.inputs[0] is not None:
+        if node.inputs and node.inputs[0] is not None and self.does_nothing(node, node.inputs[0]):
             return self.forward(node, node.inputs[0])
         inputs = [self.pair(value) for value in node.inputs]
         for value, pair in zip(node.inputs, inputs):
@@ -151,6 +152,16 @@ class _Folding:
             if outer != 1:
                 self.outer.setdefault(output, outer)
         return None
+
+    def does_nothing(self, node: ir.Node, value: ir.Value) -> bool:
+        """Whether a node gives what it reads; a cast to half precision becomes one to float32."""
+        pair = self.pair(value)
+        if node.op_type != "Cast" or pair is None:
+            return node.op_type in ("Identity", "Dropout")
+        target = dtype_of(node.attributes["to"].as_int())
+        if target == torch.float32:
+            node.attributes["to"] = ir.AttrInt64("to", int(ir.DataType.FLOAT))
+        return pair[0].dtype == target
 
     # Computing
 
@@ -483,8 +494,6 @@ def check_operator(node: ir.Node, where: str) -> None:
 
 def to_torch_type(dtype: ir.DataType | None) -> torch.dtype:
     """A value's type in torch; half precision is float32."""
-    from models.graph.operators.shapes import dtype_of
-
     return torch.float32 if dtype is None else dtype_of(int(dtype))
 
 
