@@ -3,7 +3,7 @@
 Each file is imported, answers two pictures, is compared with ONNX Runtime, and takes one training step. Weights are
 drawn. Files that the exporter cannot write are reported and not counted.
 
-Usage: python -m benchmarks.models.corpus [--folder out/corpus] [--only WORD] [--record]
+Usage: python -m benchmarks.models.corpus [--folder out/corpus] [--only WORD] [--record FILE]
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from models.errors import message_of
 from models.graph import Graph, build_graph, load_graph
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORD = ROOT / "benchmarks" / "measured" / "models" / "corpus.json"
 TOLERANCE = 1e-4
 """Of the outputs' difference from ONNX Runtime's, by the greatest of them."""
 
@@ -350,16 +350,13 @@ def take_step(module: nn.Module, frames: torch.Tensor) -> bool:
     return any(not torch.equal(one, two) for one, two in zip(before, after))
 
 
-def print_table(rows: list[Row]) -> None:
-    """One line a file, and how many passed."""
-    print(f"{'file':64} {'MB':>6} {'nodes':>6} {'s':>6} {'batch':>6} {'ORT':>8} {'batch 2':>8} step  cut / error")
-    for row in rows:
-        figures = ["-" if one is None else f"{one:.0e}" for one in (row.difference, row.batch_difference)]
-        print(
-            f"{row.file:64} {row.mb:6} {row.nodes:6} {row.seconds:6} {row.batch:>6} {figures[0]:>8} {figures[1]:>8} "
-            f"{'yes' if row.step else 'no':5} {row.cut or row.error}"
-        )
-    print(f"{sum(row.passed for row in rows)} of {len(rows)} pass")
+def print_row(row: Row) -> None:
+    """One line: megabytes, nodes, seconds of the import, batch, differences from ONNX Runtime and of a batch, step."""
+    figures = ["-" if one is None else f"{one:.0e}" for one in (row.difference, row.batch_difference)]
+    print(
+        f"{row.file:64} {row.mb:6} {row.nodes:6} {row.seconds:6} {row.batch:>6} {figures[0]:>8} {figures[1]:>8} "
+        f"{'step' if row.step else 'no step'} {row.cut or row.error}", flush=True,
+    )  # fmt: skip
 
 
 def main() -> None:
@@ -368,34 +365,44 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "out" / "corpus")
     parser.add_argument("--real", type=Path, default=ROOT.parent / "shared" / "data" / "models")
     parser.add_argument("--only", default="", help="files whose name contains this")
-    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--record", type=Path, help="JSON file that keeps the rows; those of other files stay")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.ERROR)
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    rows, unwritten = [], {}
-    for entry in entries():
-        path = arguments.folder / entry.name
-        if arguments.only not in path.name:
-            continue
-        failure = path.with_suffix(".failed")
-        if not path.exists() and not failure.exists():
-            try:
-                export_entry(entry, path)
-            except Exception as error:  # an exporter's failure is no import's
-                failure.write_text(message_of(error)[:300])
-        if not path.exists():
-            unwritten[path.name] = failure.read_text()
-            continue
-        rows.append(check_file(path))
-        print_table(rows[-1:])
-    rows += [check_file(path) for path in sorted(arguments.real.glob("*.onnx")) if arguments.only in path.name]
-    print_table(rows)
-    for name, reason in unwritten.items():
-        print(f"not exported: {name}: {reason[:150]}")
-    if arguments.record:
-        RECORD.parent.mkdir(parents=True, exist_ok=True)
-        RECORD.write_text(json.dumps({"rows": [asdict(row) for row in rows], "unwritten": unwritten}, indent=1) + "\n")
+    made = (make_file(entry, arguments.folder) for entry in entries() if arguments.only in entry.name)
+    real = (path for path in sorted(arguments.real.glob("*.onnx")) if arguments.only in path.name)
+    rows = []
+    for path in chain(made, real):
+        if path is not None:
+            rows.append(check_file(path))
+            print_row(rows[-1])
+            if arguments.record:
+                record_row(rows[-1], arguments.record)
+    print(f"{sum(row.passed for row in rows)} of {len(rows)} pass")
+
+
+def make_file(entry: Entry, folder: Path) -> Path | None:
+    """The file of an entry, exported unless it is there; None, with the reason printed, where its exporter fails."""
+    path = folder / entry.name
+    failure = path.with_suffix(".failed")
+    if not path.exists() and not failure.exists():
+        try:
+            export_entry(entry, path)
+        except Exception as error:  # an exporter's failure is no import's
+            failure.write_text(message_of(error)[:300])
+    if path.exists():
+        return path
+    print(f"not exported: {path.name}: {failure.read_text()[:150]}")
+    return None
+
+
+def record_row(row: Row, path: Path) -> None:
+    """Keep a row, in the place of an older one of the same file."""
+    rows = {one["file"]: one for one in (json.loads(path.read_text()) if path.exists() else [])}
+    rows[row.file] = asdict(row)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([rows[name] for name in sorted(rows)], indent=1) + "\n")
 
 
 if __name__ == "__main__":
