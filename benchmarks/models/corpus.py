@@ -195,9 +195,9 @@ def _transformer(name: str, size: int) -> nn.Module:
         "yolos": lambda: hf.YolosForObjectDetection(
             hf.YolosConfig(image_size=[size, size], patch_size=16, num_detection_tokens=10, **small)
         ),
-        "rt_detr": lambda: hf.RTDetrForObjectDetection(hf.RTDetrConfig(num_queries=30, **_rt(hf, 2))),
-        "rt_detr_v2": lambda: hf.RTDetrV2ForObjectDetection(hf.RTDetrV2Config(num_queries=30, **_rt(hf, 2))),
-        "d_fine": lambda: hf.DFineForObjectDetection(hf.DFineConfig(num_queries=30, decoder_layers=2)),
+        "rt_detr": lambda: hf.RTDetrForObjectDetection(hf.RTDetrConfig(num_queries=525, **_rt(hf, 2))),
+        "rt_detr_v2": lambda: hf.RTDetrV2ForObjectDetection(hf.RTDetrV2Config(num_queries=525, **_rt(hf, 2))),
+        "d_fine": lambda: hf.DFineForObjectDetection(hf.DFineConfig(num_queries=525, decoder_layers=2)),
         "mobilevit": lambda: hf.MobileViTForImageClassification(hf.MobileViTConfig(image_size=size)),
         "dpt": lambda: hf.DPTForDepthEstimation(
             hf.DPTConfig(

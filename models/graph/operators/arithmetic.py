@@ -217,7 +217,7 @@ for _name, _compute in {
     "ReduceMin": torch.amin,
     "ReduceProd": _product,
     "ReduceL1": lambda x, axes, keep: x.abs().sum(axes, keep, dtype=x.dtype),
-    "ReduceL2": lambda x, axes, keep: torch.sqrt((x * x).sum(axes, keep)),
+    "ReduceL2": lambda x, axes, keep: torch.linalg.vector_norm(x, 2, axes, keep),  # its gradient at zero is zero
     "ReduceSumSquare": lambda x, axes, keep: (x * x).sum(axes, keep, dtype=x.dtype),
     "ReduceLogSum": lambda x, axes, keep: torch.log(x.sum(axes, keep)),
     "ReduceLogSumExp": torch.logsumexp,
