@@ -489,13 +489,13 @@ class MergeContext:
     def ratio(self, query: str, model: nn.Module) -> float:
         """The model's metric over its original's on the part of val that is searched on.
 
-        Where another part accepts (`Reference.proof`) it is the lower end of that ratio's interval; a model with at
-        most one error more than its original has its plain ratio.
+        Where another part accepts (`Reference.proof`) it is the lower end of that ratio's interval; a model with no
+        more errors than its original has its plain ratio.
         """
         reference, task = self.references[query], task_of(self.queries[query])
         tallies = self.tallies(query, model, reference)
         ratio = task.metric_of(tallies.sum(axis=0)) / reference.score if reference.score > 0 else 0.0
-        if reference.proof is None or ratio >= 1 - reference.one_error:
+        if reference.proof is None or ratio >= 1:
             return ratio
         return lower_bound_ratio(task, reference.tallies, tallies, reference.one_error)
 

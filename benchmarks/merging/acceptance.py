@@ -90,7 +90,7 @@ def is_accepted(row: Row, ratio: float, looks: int, random: np.random.Generator)
         own = _draw_answers(right, units, ratio, random)
         before, after = (_counts(labels, answers, searched) for answers in (right, own))
         found = CLASSIFICATION.metric_of(after.sum(0)) / CLASSIFICATION.metric_of(before.sum(0))
-        if found < 1 - one_errors[0]:
+        if found < 1:
             found = lower_bound_ratio(CLASSIFICATION, before, after, one_errors[0])
         if found > best:
             best, chosen = found, own
