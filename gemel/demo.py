@@ -18,7 +18,7 @@ from gemel.evaluation import REPORT_HTML, EvalOptions, evaluate
 from gemel.report.document import Report
 from gemel.summaries import box_text, conclusion_text, evaluation_text
 from gemel.text import duration, percent
-from merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
+from merger import MergeOptions, Recipe, TopDownConfig, TrainOptions, merge, train_originals
 from merger.distributed import torch_threads
 from merger.events import Progress, Stages, silent
 from models.errors import InputError
@@ -37,6 +37,7 @@ MERGING = MergeOptions(
     min_saving=0.02,
     precision="fp32",  # a measured choice would make the result depend on the machine
     max_flops=1.1e13,  # initialization, one joint round, and a few repairs
+    top_down=TopDownConfig(substitute=False, share_trunk=False),  # what layers share is what the demo shows
 )
 THREADS = 1
 """Of the training: these models are too small for more, and the result would depend on the number of cores."""
