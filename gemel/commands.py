@@ -181,7 +181,7 @@ Overflow = Annotated[
     bool, Option("--overflow", help="Run a query too large for the memory: what does not fit is copied in every run.")
 ]
 AcceptUnproven = Annotated[
-    bool | None, Option("--accept-unproven", help="Merge queries for which val is too small by their plain ratio.")
+    bool | None, Option("--accept-unproven", help="Merge queries that val cannot prove by their plain ratio.")
 ]
 CONDITIONS = (
     _parameter("device", Device),

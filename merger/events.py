@@ -57,7 +57,7 @@ class Event(str, Enum):
     REPAIR = "repair"
     """query, repair (a Repair), cost_bytes, ratio, required, epochs, private [paths]"""
     ACCEPTED = "accepted"
-    """p_values {query: on the part of val that accepts}, accepted [queries], refused [queries]"""
+    """p_values {query: on the part of val that accepts}, accepted, unproven and refused [queries]"""
     RESTORE = "restore"
     """accepted_bytes, instead_of_bytes: an earlier state saves more than the last one"""
     ATTEMPT = "attempt"

@@ -54,6 +54,8 @@ from models.weights import fingerprint
 from models.workload import Query, Workload, inputs_of
 
 LOG_SUFFIX = ".log.jsonl"
+EVEN_CHANCE = 0.5
+"""The p-value of a plain ratio that is the target."""
 BUDGET_OPTIONS = ("max_minutes", "max_flops")
 """The options that may differ when a merge resumes."""
 ORIGINALS_ARE_SMALLER = "quantisation: the quantised originals are smaller than the quantised merge"
@@ -276,7 +278,10 @@ def _apply_networks(ctx: MergeContext, merged: Merged) -> MergeContext:
 
 
 def _accept(ctx: MergeContext, found: _Found, checkpoint: Checkpoint) -> _Found:
-    """The only look at the part of val that accepts: queries that changed and fail there get their originals back."""
+    """The only look at the part of val that accepts: queries that changed and fail there get their originals back.
+
+    With `accept_unproven` those whose plain ratio reaches the target there stay, and count as unproven.
+    """
     changed = [query for query in ctx.queries if _is_changed(ctx, found, query)]
     provable = [query for query in changed if ctx.references[query].proof is not None]
     if not provable:
@@ -286,8 +291,10 @@ def _accept(ctx: MergeContext, found: _Found, checkpoint: Checkpoint) -> _Found:
         return ctx.p_value(query, found.models(ctx, [query])[0][query])
 
     p_values = ctx.for_each_query(checkpoint, Step.ACCEPTED, provable, find_p_value)
-    refused = sorted(set(provable) - accepted_by_holm(p_values))
-    row = {"p_values": p_values, "accepted": sorted(set(provable) - set(refused)), "refused": refused}
+    accepted = accepted_by_holm(p_values)
+    kept = {query for query in provable if ctx.accept_unproven and p_values[query] <= EVEN_CHANCE}
+    refused, unproven = sorted(set(provable) - accepted - kept), sorted(kept - accepted)
+    row = {"p_values": p_values, "accepted": sorted(accepted), "unproven": unproven, "refused": refused}
     ctx.report(Event.ACCEPTED, **row)
     for query in refused:
         back = {"query": query, "repair": Repair.ORIGINAL.value, "required": ctx.required_ratio(query)}
@@ -298,7 +305,9 @@ def _accept(ctx: MergeContext, found: _Found, checkpoint: Checkpoint) -> _Found:
     bits = {query: own for query, own in found.storage.bits.items() if query not in refused}
     norms = {query: own for query, own in found.storage.norms.items() if query not in refused}
     merged = Merged(found.merged.plan.without(*refused), states, networks)
-    return replace(found, merged=merged, storage=replace(found.storage, bits=bits, norms=norms))
+    return replace(
+        found, merged=merged, storage=replace(found.storage, bits=bits, norms=norms), unproven=frozenset(unproven)
+    )
 
 
 def _is_changed(ctx: MergeContext, found: _Found, query: str) -> bool:
@@ -325,7 +334,8 @@ def _measure(ctx: MergeContext, found: _Found, checkpoint: Checkpoint) -> dict[s
     def measure(_: StepCache, query: str) -> Evidence:
         changed = _is_changed(ctx, found, query)
         evidence = ctx.evidence(query, found.models(ctx, [query])[0][query] if changed else None)
-        evidence = replace(evidence, proven=not changed or ctx.references[query].proof is not None)
+        proven = ctx.references[query].proof is not None and query not in found.unproven
+        evidence = replace(evidence, proven=proven or not changed)
         keys = ("metric", "original", "merged", "ratio", "met", "certain", "worth", "reason")
         ctx.report(Event.TEST, query=query, **{key: getattr(evidence, key) for key in keys})
         return evidence

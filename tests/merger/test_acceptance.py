@@ -62,3 +62,14 @@ def test_refused_query_gets_its_original_back(
         open_bundle(out, FACTORIES).build("q1").state_dict(),
     )
     assert all(torch.equal(state[key], own) for key, own in original.items())
+
+
+def test_refused_query_whose_plain_ratio_reaches_its_target_is_kept_as_unproven_if_asked(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("merger.context.find_doubt", lambda *_: "")
+    monkeypatch.setattr(MergeContext, "p_value", lambda self, query, model: 0.5 if query == "q1" else 1e-6)
+    options = MergeOptions(QUICK.recipe, accept_unproven=True)
+    report = merge(workload, tmp_path / "b.safetensors", "trunk", options=options)
+    proven = {query.id: query.proven for query in report.queries}
+    assert not proven.pop("q1") and all(proven.values())
