@@ -45,7 +45,7 @@ from models.device import disable_tf32, is_out_of_memory
 from models.errors import InputError
 from models.evaluation import Evidence
 from models.io import check_apart, finite, hold_locks, open_atomic
-from models.notes import collect_notes
+from models.notes import add_note, collect_notes
 from models.quantization import PackedWeight
 from models.sharing.layers import layers_of_all, model_bytes
 from models.sharing.similarity import ceiling_with_copies, copies, identical_sets
@@ -297,6 +297,8 @@ def _accept(ctx: MergeContext, found: _Found, checkpoint: Checkpoint) -> _Found:
     row = {"p_values": p_values, "accepted": sorted(accepted), "unproven": unproven, "refused": refused}
     ctx.report(Event.ACCEPTED, **row)
     for query in refused:
+        text = f"val does not prove its target (p-value {p_values[query]:.2g}); its original is back"
+        add_note(query, text, "add val frames, or give --accept-unproven")
         back = {"query": query, "repair": Repair.ORIGINAL.value, "required": ctx.required_ratio(query)}
         checkpoint.add_row({**back, "after": "acceptance", "flops": ctx.flops.total})
     checkpoint.add_row({**row, "flops": ctx.flops.total})
