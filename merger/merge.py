@@ -107,11 +107,12 @@ class MergeReport:
 
 @dataclass(frozen=True)
 class _Found:
-    """The result of a search: what is merged, how it is stored, and its log."""
+    """The result of a search: what is merged, how it is stored, its log, and the queries that val does not prove."""
 
     merged: Merged
     storage: Quantized = field(default_factory=Quantized)
     log: Sequence[Row] = ()
+    unproven: frozenset[str] = frozenset()
 
     def models(
         self, ctx: MergeContext, queries: Iterable[str]
