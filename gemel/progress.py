@@ -210,6 +210,11 @@ def _words(name: str) -> str:
     )
 
 
+def _accepted(f: Fields) -> str:
+    parts = [f"{what}: {', '.join(f[what])}" for what in ("accepted", "unproven", "refused") if f.get(what)]
+    return f"the part of val that accepts: {'; '.join(parts)}"
+
+
 def _lowest(ratios: Mapping[str, float]) -> str:
     query, ratio = min(ratios.items(), key=lambda item: item[1])
     return f"lowest ratio {number(ratio, 2)} ({query})"
@@ -301,6 +306,11 @@ EVENT_FORMATS: dict[str, Callable[[Fields], str]] = {
     "start": lambda f: (
         f"all layers shared, untrained: {_lowest(f['ratios'])}{'; early layers stay private' if f['hard'] else ''}"
     ),
+    "network": lambda f: (
+        f"{f['query']}: the network of {f['network']}, {f['how']}, ratio {number(f['ratio'], 3)} "
+        f"({'accepted' if f['accepted'] else 'not enough'})"
+    ),
+    "accepted": _accepted,
     "training": _joint_epoch,
     "restore": lambda f: f"restoring the best state so far: {size(f['accepted_bytes'])} saved",
     "recipe": lambda f: f"training: learning rate {f['rate']:g}, {f['epochs']} epochs",

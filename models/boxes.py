@@ -88,7 +88,7 @@ class BoxedPicture:
     size: PictureSize
     scale: tuple[float, float]
     objects: list[tuple[str, Box]] = field(default_factory=list)
-    poses: list[Pose] = field(default_factory=list)
+    poses: list[Pose] | None = None
     crowds: list[tuple[str, Box]] = field(default_factory=list)
 
 
@@ -136,6 +136,7 @@ def collect_labels(
     for row in kept:
         (row.picture.crowds if row.is_crowd else row.picture.objects).append((sources[row.name], row.box))
         if row.pose is not None and not row.is_crowd:
+            assert row.picture.poses is not None
             row.picture.poses.append(row.pose)
     if kept and all(row.is_crowd for row in kept):
         problem = f"all {len(kept)} annotations of query {query} are crowd regions, so there is no object to find"
@@ -171,8 +172,8 @@ def _labels(rows: Sequence[tuple[str, Box]], crowds: BoxLabels | None = None) ->
 
 
 def _add_poses(picture: BoxedPicture, labels: BoxLabels) -> BoxLabels:
-    """The labels with the points and areas of their objects, where these have any, in pixels of the picture."""
-    if len(picture.poses) < len(picture.objects):
+    """The labels with the points and areas of their objects, where these were read, in pixels of the picture."""
+    if picture.poses is None:
         return labels
     across, down = picture.scale
     points = tuple(tuple((x * across, y * down, seen) for x, y, seen in pose.points) for pose in picture.poses)

@@ -143,7 +143,10 @@ def read_coco(
     files = _find_files(path, folder, images)
     sizes = {image: read_picture_size(file) for image, file in files.items()}
     scales = _find_scales(path, images, files, sizes)
-    pictures = {image: BoxedPicture(file, sizes[image], scales[image]) for image, file in files.items()}
+    pictures = {
+        image: BoxedPicture(file, sizes[image], scales[image], poses=[] if with_points else None)
+        for image, file in files.items()
+    }
     note_turned(path, list(pictures.values()))
     names_by_id = {number: category.name for number, category in categories.items()}
     rows = [_row(index, one, pictures, names_by_id) for index, one in enumerate(coco.annotations)]

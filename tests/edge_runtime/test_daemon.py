@@ -95,7 +95,7 @@ def test_box_swapping_answers_like_the_plain_models(box, caplog):
         assert record["age_ms"] == pytest.approx(1000 * (record["finished_at"] - record["captured_at"]), abs=0.01)
         frame = sources[bundle.query(record["query"]).camera][record["frame"]]
         expected = predict(bundle, record["query"], frame)
-        assert (record["label"], record["score"]) == (expected.label, expected.score)
+        assert record["label"] == expected.label and record["score"] == pytest.approx(expected.score, abs=1e-4)
     assert summary["balanced"] and summary["stopped_by"] == "cameras ended" and not summary["fits"]
     assert summary["max_used_bytes"] <= budget < summary["weights_bytes"] + summary["workspace_bytes"]
     assert summary["swaps"] >= 3 and summary["bytes_moved"] > 0 and summary["warm_up"]["bytes_moved"] > 0

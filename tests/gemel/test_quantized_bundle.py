@@ -1,4 +1,4 @@
-"""`gemel merge --weights` and what the other commands say of the bundle it writes."""
+"""A merge with `weights` and what the other commands say of the bundle it writes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import torch
 
 from gemel.bundle_summary import bytes_by_dtype, measure_resident_bytes
 from gemel.cli import main
+from merger import MergeOptions, merge
 from models.bundle import open_bundle
+from models.workload import load_workload
+from tests.merger.options import ANY_EVIDENCE
 from tests.merger.tiny import SIZE, write_random_weights, write_workload
 
 FACTORY = "tests.merger.tiny:tiny_net"
@@ -23,20 +26,8 @@ def bundle(tmp_path_factory):
     path = write_workload(folder, queries=2, frames=12)
     write_random_weights(path)
     out = folder / "b.safetensors"
-    command = [
-        "merge",
-        str(path),
-        "-o",
-        str(out),
-        "--method",
-        "none",
-        "--weights",
-        "int8",
-        "--precision",
-        "fp32",
-        "--accept-unproven",
-    ]
-    assert main([*command, "--json"]) in (0, 1)
+    options = MergeOptions(weights="int8", accept_unproven=True, evidence=ANY_EVIDENCE)
+    merge(load_workload(path), out, "none", options=options)
     return out
 
 
@@ -77,7 +68,7 @@ def test_an_exported_model_has_the_widened_weights(bundle, tmp_path, capsys):
     out = tmp_path / "q0.onnx"
     words = ["bundle", "export", str(bundle), "--query", "q0", "-o", str(out), "--batch", "1", "--factory", FACTORY]
     (note,) = answer(capsys, *words)["notes"]
-    assert "weights stored in" in note and note.startswith(str(out)) and "are written in float32;" in note
+    assert "weights stored in" in note and note.startswith(str(bundle)) and "are written in float32;" in note
     frame = torch.rand(1, 3, SIZE, SIZE)
     session = runtime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {session.get_inputs()[0].name: frame.numpy()})

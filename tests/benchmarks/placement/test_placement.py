@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from benchmarks.placement.city import WORKLOADS, city
+from benchmarks.placement.city import WORKLOADS, city, places
 from benchmarks.placement.predicted import predicted_of_ceiling
 from gemel.fleet import load_fleet
 
@@ -13,7 +13,7 @@ from gemel.fleet import load_fleet
 def test_city_repeats_every_workload(tmp_path: Path) -> None:
     path, count = city(tmp_path, 2, {"device": "jetson-nano", "memory": "512MiB"})
     fleet = load_fleet(path)
-    assert len(fleet.workloads) == 2 * len(list(WORKLOADS.glob("*.yaml"))) and len(fleet.queries) == count
+    assert len(fleet.workloads) == 2 * len(places()) and len(fleet.queries) == count
     assert sum(entry.count for entry in fleet.boxes) == count
 
 

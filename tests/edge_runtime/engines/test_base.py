@@ -45,7 +45,7 @@ def test_run_uploads_frames_before_work_beside_it(bundle, queued):
 
 def test_workspace_on_gpu_is_at_least_what_was_measured(bundle, monkeypatch):
     engine = TorchEngine(bundle, "gate")
-    estimated, size, measured = engine.workspace_of(2), engine.query.input_size, []
+    estimated, size, measured = engine.workspace_of(2), engine.query.preprocess.size, []
     seen = measure_workspace(engine.model, size, 2, CPU)
     assert estimated / 2 < seen < 3 * estimated, "the architecture alone was run, with no weight of the bundle"
     monkeypatch.setattr(base, "measure_workspace", lambda *what: measured.append(what[1:]) or estimated + 4096)
@@ -64,9 +64,9 @@ def test_measure_workspace_is_channels_last_and_skipped_within_a_limit(monkeypat
             return super().forward(frames)
 
     network = nn.Sequential(RecordingConv(3, 4, 3, device="meta"), RecordingConv(4, 4, 3, device="meta"))
-    assert measure_workspace(network, 8, 2, CPU)
+    assert measure_workspace(network, (8, 8), 2, CPU)
     assert seen and all(one.is_contiguous(memory_format=torch.channels_last) for pair in seen for one in pair)
-    assert measure_workspace(nn.Embedding(2, 2, device="meta"), 8, 2, CPU) == 0, "what fails is not measured"
+    assert measure_workspace(nn.Embedding(2, 2, device="meta"), (8, 8), 2, CPU) == 0, "what fails is not measured"
     seen.clear()
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 0.5)
-    assert measure_workspace(network, 8, 2, torch.device("cuda", 1)) == 0 and not seen
+    assert measure_workspace(network, (8, 8), 2, torch.device("cuda", 1)) == 0 and not seen

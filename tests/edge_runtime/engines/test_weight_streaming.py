@@ -26,6 +26,7 @@ from edge_runtime.scheduler.eviction import Overflow, overflow_of, scratch_bytes
 from models.bits import BIT_WIDTHS
 from models.bundle import Bundle
 from models.errors import InputError
+from models.preprocess import Preprocess
 from tests.edge_runtime import tiny
 from tests.edge_runtime.engines.sample_bundles import (
     ATTENDING,
@@ -232,7 +233,7 @@ def test_overflow_layer_is_counted_as_often_as_it_is_filled() -> None:
     with torch.device("meta"):
         model = Tied()
     names = {key: key for key in model.state_dict()}
-    query: Any = SimpleNamespace(input_size=8, tensors=names, stored={})
+    query: Any = SimpleNamespace(preprocess=Preprocess((8, 8)), tensors=names, stored={})
     layers = {layer.path: layer for layer in streamable_layers(model, query, "cpu")}
     assert {path: layer.times for path, layer in layers.items()} == {"": 1, "first": 2, "second": 1}
     order = list(layers)
