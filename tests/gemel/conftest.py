@@ -14,7 +14,7 @@ from models.sharing.layers import layers_of_all
 from models.sharing.plan import SharingPlan, tie
 from models.weights import save_weights
 from models.workload import load_workload
-from models.zoo import build
+from models.zoo import build, input_size_of
 
 QUERIES = {"bridge-cars": 0.80, "gate-people": 0.70, "square-busy": 0.93}
 MEMORY = {"min": 40_000_000, "50%": 60_000_000, "all": 70_000_000}
@@ -182,7 +182,7 @@ def tiny(tmp_path_factory, write_tiny):
     (root / "weights").mkdir()
     models = {}
     for query in workload.queries:
-        model = build(query.model, query.classes, query.model_args, query.input_size, query.task)
+        model = build(query.model, query.classes, query.model_args, input_size_of(query), query.task)
         save_weights(root / "weights" / f"{query.id}.safetensors", model.state_dict())
         models[query.id] = model
     layers = layers_of_all(workload.queries)

@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_classifier(root / f"{name}.onnx", seed, scales=0.02)
     model = gemel.load_model(root / "gate.onnx")
     with torch.no_grad():
-        logits = model(torch.cat([model.preprocess(picture) for picture in pictures])).numpy()
+        logits = model(torch.cat([model.preprocess(picture) for picture in pictures])).numpy()  # type: ignore[operator]
     for name in QUERIES:
         move_bias(root / f"{name}.onnx", -np.median(logits, axis=0))
     kept: Counter[str] = Counter()

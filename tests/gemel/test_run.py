@@ -13,7 +13,7 @@ from gemel.cli import main
 from gemel.summaries import box_text, checked_text
 from models.bundle import BundleQuery, Made, write_bundle
 from models.workload import load_workload
-from models.zoo import build
+from models.zoo import build, input_size_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -33,7 +33,7 @@ def box(tmp_path_factory, write_tiny):
     torch.manual_seed(0)
     root = tmp_path_factory.mktemp("box")
     queries = load_workload(write_tiny(root)).queries
-    models = {query.id: build(query.model, query.classes, {}, query.input_size, query.task) for query in queries}
+    models = {query.id: build(query.model, query.classes, {}, input_size_of(query), query.task) for query in queries}
     records = [BundleQuery.of(query) for query in queries]
     write_bundle(root / "tiny.safetensors", models, records, Made("tiny", "none", 0))
     return root

@@ -171,10 +171,11 @@ def test_outputs_of_any_kind_are_compared_with_the_originals(tmp_path):
     random = np.random.default_rng(0)
     (tmp_path / "frames").mkdir()
     for index in range(120):
-        shade = tuple(int(value) for value in random.integers(0, 255, 3))
-        cv2.imwrite(str(tmp_path / "frames" / f"{index:03}.png"), drawn.draw_frame(random, shade)[0])
+        blue, green, red = random.integers(0, 255, 3).tolist()
+        cv2.imwrite(str(tmp_path / "frames" / f"{index:03}.png"), drawn.draw_frame(random, (blue, green, red))[0])
     network = drawn.build_maps()
     for query in workload.queries:
+        assert isinstance(query.weights, Path)
         query.weights.parent.mkdir(exist_ok=True)
         save_weights(query.weights, network.state_dict())
     bundle = tmp_path / "box.safetensors"

@@ -15,7 +15,7 @@ from torch import nn
 from models.batchnorm import batchnorms_of, recalibrate_batchnorm
 from models.weights import save_weights
 from models.workload import Query, Workload, load_workload
-from models.zoo import build_query
+from models.zoo import build_query, preprocess_of
 
 CLASSES = ["car", "bus"]
 SIDE = 96
@@ -63,7 +63,7 @@ def original(query: Query, seed: int) -> nn.Module:
         for norm in batchnorms_of(model):
             norm.weight.copy_(1 + 0.1 * torch.randn_like(norm.weight))
             norm.bias.copy_(0.1 * torch.randn_like(norm.bias))
-    recalibrate_batchnorm(model, [torch.randn(4, 3, query.input_size, query.input_size)])
+    recalibrate_batchnorm(model, [torch.randn(4, 3, *preprocess_of(query).size)])
     return model
 
 

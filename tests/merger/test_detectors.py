@@ -27,7 +27,7 @@ from models.bundle import Bundle, open_bundle, verify_bundle
 from models.sharing.groups import ceiling_bytes
 from models.sharing.layers import layers_of, layers_of_all
 from models.workload import Workload
-from models.zoo import build_query
+from models.zoo import build_query, preprocess_of
 from tests.merger.detector_workload import classifier, detector, write
 from tests.merger.options import ANY_EVIDENCE, LAYERS
 from tests.parameters import every
@@ -182,7 +182,7 @@ def test_watched_layers_of_detectors_are_their_heads(one_stage: Workload, two_st
         model = build_query(query).eval()
         paths = watched_layers(query, model)
         with record_inputs(model, paths) as seen, torch.no_grad():
-            model(torch.randn(2, 3, query.input_size, query.input_size))
+            model(torch.randn(2, 3, *preprocess_of(query).size))
         assert seen and all(len(each) == 2 for each in seen)
         found[query.id] = paths
     assert found["boxes"] == [REGION_PROPOSALS] and found["labels"] == ["classifier.3"]

@@ -84,11 +84,11 @@ def write_random_weights(path: Path) -> None:
     """Weights for every query of a workload without training: for tests that need files, not answers."""
     from models.weights import save_weights
     from models.workload import load_workload
-    from models.zoo import build
+    from models.zoo import build, input_size_of
 
     for index, query in enumerate(load_workload(path).queries):
         torch.manual_seed(index)
-        model = build(query.model, query.classes, query.model_args, query.input_size, query.task)
+        model = build(query.model, query.classes, query.model_args, input_size_of(query), query.task)
         assert isinstance(query.weights, Path)
         query.weights.parent.mkdir(parents=True, exist_ok=True)
         save_weights(query.weights, model.state_dict())

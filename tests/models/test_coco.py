@@ -61,7 +61,9 @@ def read_cars(folder: Path) -> tuple[list[BoxLabels], list[str]]:
         found = read_pictures(folder)
     prefix = f"{folder / 'annotations.json'}: "
     assert all(note.startswith(prefix) for note in notes)
-    return [picture.label for picture in found], [note.removeprefix(prefix) for note in notes]
+    labels = [picture.label for picture in found if isinstance(picture.label, BoxLabels)]
+    assert len(labels) == len(found)
+    return labels, [note.removeprefix(prefix) for note in notes]
 
 
 def read_changed(folder: Path, change: Callable[[Document], object]) -> tuple[list[BoxLabels], list[str]]:
@@ -302,9 +304,9 @@ def divide_box(whole: float, x: float, y: float, side: float, width: int, height
 FORMS: dict[str, tuple[Callable[[int, int], Callable[..., object]], str]] = {
     "centres": (lambda w, h: lambda x, y, s: [x + s / 2, y + s / 2, s, s], "fit as centre x, centre y, width, height"),
     "corners": (lambda w, h: lambda x, y, s: [x, y, x + s, y + s], "fit as x0, y0, x1, y1"),
-    "percents": (lambda w, h: lambda *box: divide_box(100, *box, w, h), "percents"),
-    "whole percents": (lambda w, h: lambda *box: [int(side) for side in divide_box(100, *box, w, h)], "percents"),
-    "fractions": (lambda w, h: lambda *box: divide_box(1, *box, w, h), "fractions"),
+    "percents": (lambda w, h: lambda x, y, s: divide_box(100, x, y, s, w, h), "percents"),
+    "whole percents": (lambda w, h: lambda x, y, s: [int(side) for side in divide_box(100, x, y, s, w, h)], "percents"),
+    "fractions": (lambda w, h: lambda x, y, s: divide_box(1, x, y, s, w, h), "fractions"),
 }  # fmt: skip
 
 

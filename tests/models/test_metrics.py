@@ -81,7 +81,8 @@ objects = st.lists(st.tuples(names, boxes), max_size=6).map(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(detections, objects), min_size=1, max_size=4))
 def test_best_threshold_has_the_largest_f1_and_counts_add_over_frames(frames):
-    matches = match_frames(*zip(*frames))
+    predictions, labels = zip(*frames, strict=True)
+    matches = match_frames(predictions, labels)
     best = f1_of(matches.counts(best_threshold(matches)))
     for threshold in (0.05, 0.15, 0.3, 0.4, 0.6):
         alone = [match_frames([found], [label]).counts(threshold)[0] for found, label in frames]

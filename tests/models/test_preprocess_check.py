@@ -66,7 +66,7 @@ def test_a_right_preprocess_is_left_alone(tmp_path, labelled: bool) -> None:
 def test_an_untrained_original_is_called_weak(tmp_path) -> None:
     query, model, val = read_query(tmp_path)
     with torch.no_grad():
-        model.conv.weight.zero_()
+        model.conv.weight.zero_()  # type: ignore[operator,union-attr]
     assert "reaches only 0.50 balanced_accuracy on val, which is no evidence; train it longer" in (
         describe_preprocess_problem(query, model, val)
     )

@@ -43,7 +43,7 @@ def test_engines_prepare_frames_as_the_bundle_says(tmp_path, mode: str) -> None:
     onnx = OnnxEngine(bundle, "gate", cache=EngineCache(tmp_path / "cache"))
     bind(onnx, bundle)
     boxes, scores = onnx.outputs([frame])
-    expected = model.decode(wanted)
+    expected = model.decode(wanted)  # type: ignore[operator]
     torch.testing.assert_close((boxes, scores), expected, atol=1e-3, rtol=1e-3)
 
 

@@ -17,7 +17,7 @@ from edge_runtime.memory.store import Store, channels_last_layouts
 from edge_runtime.policies import policy_named
 from edge_runtime.scheduler import QuerySpec, SchedulerState
 from edge_runtime.scheduler.costs import Costs, QueryCost, unshared_costs
-from models.predictions import DetectionPrediction
+from models.predictions import ClassPrediction, DetectionPrediction
 from models.tasks import task_of
 from tests.edge_runtime.engines.sample_bundles import (
     ATTENDING,
@@ -95,7 +95,7 @@ def test_run_several_frames_gives_one_prediction_each(bundle):
     answers = engine.run([picture(1), picture(2, width=80, height=60)])
     assert len(answers) == 2
     for answer in answers:
-        assert not isinstance(answer, DetectionPrediction)
+        assert isinstance(answer, ClassPrediction)
         assert answer.label in ("a", "b", "c") and abs(sum(answer.probabilities) - 1) < 1e-5
 
 
@@ -142,7 +142,7 @@ def test_lower_precision_is_close_and_keeps_no_weight_copy(bundle, precision):
     weight.mul_(1.5)
     assert not torch.equal(engine.outputs([picture(1)]).float(), lower)
     answer = engine.run([picture(1)])[0]
-    assert not isinstance(answer, DetectionPrediction) and answer.label in ("a", "b", "c")
+    assert isinstance(answer, ClassPrediction) and answer.label in ("a", "b", "c")
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "swin_t", ATTENDING])

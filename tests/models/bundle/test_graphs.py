@@ -51,8 +51,8 @@ def sample(tmp_path: Path) -> GraphSample:
     queries = load_queries(tmp_path)
     models = {query.id: build_query(query) for query in queries}
     gate, yard = (model.get_submodule("network") for model in models.values())
-    yard.body.weight = gate.body.weight
-    yard.stem.weight, yard.stem_affine.weight = gate.stem.weight, gate.stem_affine.weight
+    yard.body.weight = gate.body.weight  # type: ignore[union-attr]
+    yard.stem.weight, yard.stem_affine.weight = gate.stem.weight, gate.stem_affine.weight  # type: ignore[union-attr]
     records = [BundleQuery.of(query) for query in queries]
     write_bundle(tmp_path / "box", models, records, Made("w", "none", 0))
     for name in models:

@@ -66,9 +66,9 @@ def test_average_precision_by_oks_equals_that_of_pycocotools(capsys):
             found.append({"image_id": image, "category_id": 1, "keypoints": keypoints, "score": score})
     theirs = COCO()
     images = [{"id": image} for image in range(1, len(labels) + 1)]
-    theirs.dataset = {"images": images, "annotations": truth, "categories": [{"id": 1}]}
+    theirs.dataset = {"images": images, "annotations": truth, "categories": [{"id": 1}]}  # type: ignore[assignment]
     theirs.createIndex()
-    evaluation = COCOeval(theirs, theirs.loadRes(found), "keypoints")
+    evaluation = COCOeval(theirs, theirs.loadRes(found), "keypoints")  # type: ignore[arg-type]
     evaluation.evaluate()
     evaluation.accumulate()
     evaluation.summarize()
@@ -139,7 +139,8 @@ def test_coco_keypoints_are_read_in_pixels_of_the_picture(tmp_path):
     ])  # fmt: skip
     with collect_notes() as notes:
         split = load_split(make_query(task="keypoints", classes=CLASSES, data=data), "train")
-    (label,) = split.labels or ()
+    assert split.labels is not None
+    (label,) = split.labels
     assert isinstance(label, PoseLabels)
     assert label.boxes == ((10, 10, 30, 30),) and label.points == (((10, 10, 2), (30, 30, 1)),)
     assert label.areas == (100,) and label.crowds is not None and len(label.crowds.boxes) == 1

@@ -17,7 +17,7 @@ MASKS = st.tuples(st.integers(1, 40), st.integers(1, 40)).flatmap(lambda shape: 
 
 @given(MASKS)
 def test_rle_equals_that_of_pycocotools(mask):
-    assert encode_rle(mask) == coco.encode(np.asfortranarray(mask.astype(np.uint8)))["counts"].decode()
+    assert encode_rle(mask) == coco.encode(np.asfortranarray(mask.astype(np.uint8)))["counts"].decode()  # type: ignore[attr-defined]
     assert np.array_equal(decode_rle(encode_rle(mask), mask.shape), mask)
 
 

@@ -105,7 +105,8 @@ def test_masks_are_read_beside_their_pictures(tmp_path):
     mask = np.zeros((32, 32), np.uint8)
     mask[:, 16:] = 1
     split = load_split(query_of(write_masks(tmp_path, mask, count=2)), "train")
-    assert len(split) == 2 and np.array_equal(split.labels[0].mask, mask[::2, ::2])
+    assert len(split) == 2 and split.labels is not None and isinstance(split.labels[0], MaskLabels)
+    assert np.array_equal(split.labels[0].mask, mask[::2, ::2])
 
 
 def test_masks_of_0_and_255_are_two_classes(tmp_path):
@@ -113,6 +114,7 @@ def test_masks_of_0_and_255_are_two_classes(tmp_path):
     mask[:8] = IGNORED
     with collect_notes() as notes:
         split = load_split(query_of(write_masks(tmp_path, mask)), "train")
+    assert split.labels is not None and isinstance(split.labels[0], MaskLabels)
     assert (split.labels[0].mask == (mask == IGNORED)).all()
     assert any("255 is taken as 'person'" in str(note) for note in notes)
 
@@ -133,7 +135,7 @@ def test_evidence_needs_two_classes_in_the_frames(tmp_path):
     query = query_of(tmp_path)
     write_masks(tmp_path, np.zeros((16, 16), np.uint8), count=25)
     split = load_split(query, "train")
-    assert "one answer (background)" in find_gap(query, split, split.labels)
+    assert split.labels is not None and "one answer (background)" in find_gap(query, split, split.labels)
     both = [labels_of("01", "00")] * 25
     assert find_gap(query, split, both) == ""
 

@@ -140,7 +140,7 @@ def test_factory_gets_by_keyword_what_it_takes(tmp_path, kind: str) -> None:
 
 def test_factory_of_torchvision_starts_no_download(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("torch.hub.load_state_dict_from_url", lambda *_, **__: pytest.fail("a download"))
-    assert zoo.build_query(ask(tmp_path, "", "torchvision.models:resnet18")).fc.out_features == 2
+    assert zoo.build_query(ask(tmp_path, "", "torchvision.models:resnet18")).fc.out_features == 2  # type: ignore[union-attr]
 
 
 def test_factory_of_timm_gets_its_name_by_model_args(tmp_path) -> None:
