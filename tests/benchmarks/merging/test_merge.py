@@ -66,13 +66,13 @@ def test_interrupted_merges_resume_and_are_compared(
 
     with monkeypatch.context() as patch:
         patch.setattr(merge, "merge", interrupt_first)
-        assert call(workload, tmp_path, "--arms", "top-down", "gemel") == merge.INTERRUPTED
+        assert call(workload, tmp_path, "--arms", "top-down", "gemel", "--accept-unproven") == merge.INTERRUPTED
     folder = tmp_path / "cells" / "tiny"
     assert (folder / "gemel-seed0.bundle.work").is_dir() and not (folder / "gemel-seed0.json").exists()
     first = (folder / "top-down-seed0.json").read_bytes()
     assert "interrupted" in capsys.readouterr().err
 
-    assert call(workload, tmp_path, "--arms", "top-down", "gemel") == 0
+    assert call(workload, tmp_path, "--arms", "top-down", "gemel", "--accept-unproven") == 0
     out, err = capsys.readouterr()
     assert "[tiny] top-down, seed 0: already done" in err and (folder / "top-down-seed0.json").read_bytes() == first
     assert sorted(path.name for path in folder.iterdir()) == ["gemel-seed0.json", "top-down-seed0.json"]
