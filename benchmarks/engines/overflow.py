@@ -22,6 +22,7 @@ from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
 from edge_runtime.scheduler.eviction import Overflow, overflow_of
 from models.bundle import Bundle, open_bundle
+from models.preprocess import height_width
 
 SHARES = (1.0, 0.5, 0.25, 0.125)
 """Of the weights: what a query may have resident and as scratch, beside its intermediates."""
@@ -30,8 +31,7 @@ MIB = 2**20
 
 def overflow(bundle: Bundle, rounds: int) -> list[dict[str, Any]]:
     """A row per share: MiB resident and copied in a run, ms by both clocks over all resident, MiB a process holds."""
-    size = bundle.queries[0].input_size
-    frame = torch.rand(1, 3, size, size).contiguous(memory_format=torch.channels_last)
+    frame = torch.rand(1, 3, *height_width(bundle.queries[0].input_size)).contiguous(memory_format=torch.channels_last)
     cases = {share: _bind_share(bundle, share) for share in SHARES}
     wall: dict[float, list[float]] = {share: [] for share in SHARES}
     busy: dict[float, list[float]] = {share: [] for share in SHARES}
@@ -75,7 +75,7 @@ def hold_bundle(path: Path, share: float) -> dict[str, int]:
     if share:
         with torch.inference_mode():
             for _ in range(3):
-                engine.forward(torch.rand(1, 3, query.input_size, query.input_size))
+                engine.forward(torch.rand(1, 3, *height_width(query.input_size)))
     gc.collect()
     return held_bytes()
 

@@ -39,9 +39,10 @@ def ways(frame: np.ndarray, side: int) -> dict[str, Callable[[], object]]:
         "letterbox, 16:9": Preprocess(ninths, "letterbox"),
         "center-crop": Preprocess(square, "center-crop", 0.875),
     }
-    return {"bare": lambda: prepare_bare(frame, side)} | {
-        name: lambda one=one: one.normalise(torch.stack([one.resize_frame(frame)])) for name, one in asked.items()
-    }
+    found: dict[str, Callable[[], object]] = {"bare": lambda: prepare_bare(frame, side)}
+    for name, one in asked.items():
+        found[name] = lambda one=one: one.normalise(torch.stack([one.resize_frame(frame)]))
+    return found
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ from edge_runtime.scheduler.costs import BATCHES
 from models.bits import Bits
 from models.bundle import Bundle
 from models.device import disable_tf32
+from models.preprocess import height_width
 
 CLOSE, CLOSE_IN_HALF = 1e-4, 2e-2
 COUNTS = (1, 3)
@@ -206,8 +207,8 @@ def _bare_outputs(setting: Setting, bundle: Bundle, query: str, frames: Tensor) 
 
 
 def _frames(setting: Setting, bundle: Bundle, count: int) -> Tensor:
-    size, draws = bundle.queries[0].input_size, torch.Generator().manual_seed(count)
-    frames = torch.rand(count, 3, size, size, generator=draws).to(setting.device)
+    size, draws = height_width(bundle.queries[0].input_size), torch.Generator().manual_seed(count)
+    frames = torch.rand(count, 3, *size, generator=draws).to(setting.device)
     return frames.contiguous(memory_format=torch.channels_last)
 
 

@@ -96,8 +96,8 @@ def is_accepted(row: Row, ratio: float, looks: int, random: np.random.Generator)
             best, chosen = found, own
         if best >= TARGET:
             break
-    sides = [_by_unit(_counts(labels, answers, kept), units[kept]) for answers in (right, chosen)]
-    return bool(accepted_by_holm({"q": p_value_below(CLASSIFICATION, *sides, one_errors[1], TARGET)}))
+    before, after = (_by_unit(_counts(labels, answers, kept), units[kept]) for answers in (right, chosen))
+    return bool(accepted_by_holm({"q": p_value_below(CLASSIFICATION, before, after, one_errors[1], TARGET)}))
 
 
 def simulate(rows: Sequence[Row], rounds: int) -> list[dict[str, object]]:

@@ -169,9 +169,14 @@ class _Detections(nn.Module):
 def _transformer(name: str, size: int) -> nn.Module:
     import transformers as hf
 
-    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    detector = {"encoder_layers": 1, "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
-    makers: dict[str, Callable[[], nn.Module]] = {
+    small: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
+    detector: dict[str, Any] = {"encoder_layers": 1, "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+    makers: dict[str, Callable[[], hf.PreTrainedModel]] = {
         "vit": lambda: hf.ViTForImageClassification(hf.ViTConfig(image_size=size, patch_size=16, **small)),
         "resnet": lambda: hf.ResNetForImageClassification(
             hf.ResNetConfig(hidden_sizes=[16, 32, 48, 64], depths=[1] * 4)
@@ -186,9 +191,9 @@ def _transformer(name: str, size: int) -> nn.Module:
         "dinov2": lambda: hf.Dinov2ForImageClassification(hf.Dinov2Config(image_size=size, patch_size=14, **small)),
         "detr": lambda: hf.DetrForObjectDetection(
             hf.DetrConfig(
-                use_timm_backbone=False, backbone=None, use_pretrained_backbone=False, d_model=64, num_queries=20,
+                use_timm_backbone=False, backbone=None, use_pretrained_backbone=False, d_model=64, num_queries=20,  # type: ignore[call-arg]
                 backbone_config=hf.ResNetConfig(
-                    hidden_sizes=[16, 32, 48, 64], depths=[1] * 4, out_features=["stage4"]
+                    hidden_sizes=[16, 32, 48, 64], depths=[1] * 4, out_features=["stage4"]  # type: ignore[call-arg]
                 ), **detector,
             )
         ),
@@ -315,7 +320,7 @@ def _reference(path: Path, graph: Graph, frames: torch.Tensor) -> list[np.ndarra
     picture = frames[:1]
     if len(given.shape) == 4 and given.shape[3] == 3 and given.shape[1] != 3:
         picture = picture.permute(0, 2, 3, 1)
-    return list(session.run(names, {given.name: picture.contiguous().numpy()}))
+    return [np.asarray(one) for one in session.run(names, {given.name: picture.contiguous().numpy()})]
 
 
 def _difference(output: torch.Tensor, expected: np.ndarray, queries: bool = False) -> float:

@@ -44,7 +44,7 @@ from models.sharing.groups import ceiling_bytes, groups
 from models.sharing.layers import layers_of_all
 from models.sharing.plan import SharingPlan, tie
 from models.workload import Workload, load_workload
-from models.zoo import build
+from models.zoo import build, input_size_of
 
 FRAMES, QUERIES, ROUNDS = 10_000, 9, 3
 MODEL, INPUT_SIZE, CLASSES, FPS = "ssdlite320_mobilenet_v3_large", 320, ("car", "bus", "truck"), 5.0
@@ -68,7 +68,9 @@ def write_inputs(folder: Path, queries: int) -> tuple[Bundle, Workload]:
     path = folder / "workload.yaml"
     path.write_text(yaml.safe_dump({"name": "boxes", "accuracy_target": 0.95, "cameras": cameras, "queries": asked}))
     load = load_workload(path)
-    models = {query.id: build(query.model, query.classes, {}, query.input_size, query.task) for query in load.queries}
+    models = {
+        query.id: build(query.model, query.classes, {}, input_size_of(query), query.task) for query in load.queries
+    }
     layers = layers_of_all(load.queries)
     tie(models, SharingPlan.of(groups(layers)))
     made = Made(load.name, "top-down", ceiling_bytes(layers))

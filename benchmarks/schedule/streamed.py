@@ -259,7 +259,9 @@ def _flops_by_module(bundle: Bundle, query: BundleQuery) -> dict[str, int]:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    model, size = bundle.build(query.id, "meta").eval(), query.input_size
+    from models.preprocess import height_width
+
+    model, size = bundle.build(query.id, "meta").eval(), height_width(query.input_size)
     with torch.inference_mode(False), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(torch.empty(1, 3, size, size, device="meta"))
+        model(torch.empty(1, 3, *size, device="meta"))
     return {path.partition(".")[2]: sum(ops.values()) for path, ops in counter.get_flop_counts().items()}

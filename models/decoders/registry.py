@@ -6,7 +6,7 @@ import ast
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch import Tensor
 
@@ -91,9 +91,10 @@ class Decoder:
 
 
 DECODERS: dict[str, type[Decoder]] = {}
+Family = TypeVar("Family", bound=Decoder)
 
 
-def register(cls: type[Decoder]) -> type[Decoder]:
+def register(cls: type[Family]) -> type[Family]:
     """Enter a family under its name."""
     DECODERS[cls.name] = cls
     return cls

@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from models.decoders import choose_decoder
+from models.decoders.classifier import Classifier
 from models.decoders.registry import GraphHead, Output
+from models.decoders.yolox import Yolox
 from models.graph import Cut
 
 SIZE = (96, 160)
@@ -88,13 +90,16 @@ def test_yolox_decoded_in_the_graph_is_not_decoded_again() -> None:
     values = torch.cat([pixel_boxes(CELLS), draw(2, CELLS, 1 + CLASSES, seed=1)], dim=2)
     found = decode("yolox", [values], [{"Exp", "Add", "Mul", "Sigmoid"}])
     assert_equal(found, to_corners(values[..., :4].numpy()), values[..., 4:5] * values[..., 5:])
-    assert found[2].preprocess({}, SIZE).channels == "bgr"
+    prepared = found[2].preprocess({}, SIZE)
+    assert prepared is not None and prepared.channels == "bgr"
 
 
 def test_yolov6_has_the_layout_of_yolox_and_the_frames_of_yolov5() -> None:
     values = torch.cat([pixel_boxes(CELLS), draw(2, CELLS, 1 + CLASSES, seed=1)], dim=2)
     *_, decoder = decode("yolox", [values], [{"Add", "Mul", "Sub", "Sigmoid"}])
-    assert decoder.preprocess({}, SIZE).channels == "rgb" and not decoder.strides
+    prepared = decoder.preprocess({}, SIZE)
+    assert prepared is not None and prepared.channels == "rgb"
+    assert isinstance(decoder, Yolox) and not decoder.strides
 
 
 def nanodet_reference(scores: np.ndarray, values: np.ndarray, strides: tuple[int, ...], offset: float):
@@ -220,6 +225,7 @@ def test_classifier_applies_softmax_once(activation: str) -> None:
     given = {"": logits, "Softmax": logits.softmax(1), "LogSoftmax": logits.log_softmax(1)}[activation]
     head = GraphHead((Output("out", (5,), frozenset({activation} - {""})),), SIZE)
     decoder = choose_decoder("auto", head, "classification", 5, "model.onnx")
+    assert isinstance(decoder, Classifier)
     assert torch.allclose(decoder.logits([given]).softmax(1), logits.softmax(1), atol=1e-6)
 
 
@@ -227,6 +233,7 @@ def test_classifier_of_a_sigmoid_keeps_the_odds() -> None:
     probabilities = draw(2, 5)
     head = GraphHead((Output("out", (5, 1, 1), frozenset({"Sigmoid"})),), SIZE)
     decoder = choose_decoder("auto", head, None, None, "model.onnx")
+    assert isinstance(decoder, Classifier)
     assert torch.allclose(decoder.logits([probabilities[:, :, None, None]]).sigmoid(), probabilities, atol=1e-6)
 
 

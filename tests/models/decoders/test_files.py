@@ -12,6 +12,7 @@ import pytest
 import torch
 import torchvision
 
+from models.detector import Detector
 from models.errors import InputError
 from models.notes import collect_notes
 from models.sharing.layers import architecture
@@ -43,6 +44,7 @@ def frame(real_data: Path) -> np.ndarray:
 def detect(query: Query, frame: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Boxes in pixels of the frame, scores and labels, suppressed."""
     model, preprocess = build_query(query), preprocess_of(query)
+    assert isinstance(model, Detector) and model.nms_iou is not None
     (found,) = model.candidates(model(preprocess(frame)), MIN_SCORE)
     kept = torchvision.ops.batched_nms(found.boxes, found.scores, found.labels, model.nms_iou)
     size = (frame.shape[1], frame.shape[0])

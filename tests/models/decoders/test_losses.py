@@ -150,4 +150,5 @@ def test_more_objects_than_rows_still_give_a_finite_loss(loss):
     target = BoxTarget(torch.cat([corners, corners + 0.2], dim=1), torch.zeros(many, dtype=torch.int64))
     found = loss(*model(), [target])
     found.backward()
+    assert model.boxes.grad is not None
     assert bool(found.isfinite()) and bool(model.boxes.grad.isfinite().all())

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.decoders.graph_model import build_model
+from models.decoders.graph_model import GraphDetector, build_model
 from models.decoders.new_head import make_head
 from models.errors import InputError
 from models.graph import Graph, load_graph
@@ -30,6 +30,7 @@ def yolox(tmp_path_factory: pytest.TempPathFactory) -> Graph:
 
 def decode(graph: Graph, classes: tuple[str, ...]) -> tuple[Tensor, Tensor]:
     model = build_model(graph, "yolox", "detection", classes, "yolox.onnx")
+    assert isinstance(model, GraphDetector)
     with torch.inference_mode():
         return model.decode(model(FRAMES))
 

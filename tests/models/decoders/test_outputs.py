@@ -83,8 +83,8 @@ def test_one_file_on_two_cameras_takes_half_and_answers(task, tmp_path: Path):
     random = np.random.default_rng(0)
     (tmp_path / "frames").mkdir()
     for index in range(120):
-        shade = tuple(int(value) for value in random.integers(0, 255, 3))
-        cv2.imwrite(str(tmp_path / "frames" / f"{index:03}.png"), drawn.draw_frame(random, shade)[0])
+        red, green, blue = (int(value) for value in random.integers(0, 255, 3))
+        cv2.imwrite(str(tmp_path / "frames" / f"{index:03}.png"), drawn.draw_frame(random, (red, green, blue))[0])
     merged = merge(load_workload(tmp_path / "workload.yaml"), tmp_path / "box.safetensors", options=drawn.MERGE)
     assert merged.bytes_after < 0.6 * merged.bytes_before
     assert all(one.merged == pytest.approx(1) for one in merged.queries)

@@ -208,7 +208,7 @@ CASES = {
     "Attention": draw_attention,
     "GridSample": lambda d: ([d.picture(2)[:1], d.random.uniform(-1.2, 1.2, (1, 3, 4, 2)).astype(np.float32)],
                              {"align_corners": d.int(0, 1), "padding_mode": d.one_of("zeros", "border")}),
-    "RoiAlign": lambda d: ([d.picture(2)[:1], np.float32([[0, 0, 3, 3], [1, 1, 3, 2]]), whole(0, 0)],
+    "RoiAlign": lambda d: ([d.picture(2)[:1], np.array([[0, 0, 3, 3], [1, 1, 3, 2]], np.float32), whole(0, 0)],
                            {"output_height": 2, "output_width": 2, "sampling_ratio": 2}),
     "DequantizeLinear": lambda d: ([d.ints(9, 3, 4).astype(np.int8), np.abs(d.floats(4)), d.ints(3, 4).astype(np.int8)],
                                    {"axis": 1}),
@@ -236,11 +236,11 @@ def run_onnx(name: str, inputs: list, attributes: dict, opset: int) -> tuple[ir.
     graph = helper.make_graph([node], "one", declared, [onnx.ValueInfoProto(name=one) for one in outputs])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return ir.from_proto(model).graph[0], session.run(None, fed)
+    return ir.from_proto(model).graph[0], [np.asarray(one) for one in session.run(None, fed)]
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))  # type: ignore[arg-type]
 @given(data=st.data())
 def test_operator_answers_as_onnx_runtime(name, data):
     draw = Draw(data)

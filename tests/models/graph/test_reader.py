@@ -17,13 +17,17 @@ def run_both(path: Path, batch: int = 1, scale: float = 1.0):
     graph = load_graph(path)
     module = build_graph(graph.document)
     module.load_state_dict(graph.state, strict=True)
-    frames = torch.rand(batch, *graph.input.shape[1:]) * scale
+    frames = torch.rand(batch, *(int(side) for side in graph.input.shape[1:])) * scale
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = [output.name for output in graph.outputs]
     expected = [session.run(names, {graph.input.name: frame[None].numpy()}) for frame in frames]
     with torch.no_grad():
         outputs = module(frames)
-    return module, outputs, [np.stack([one[place].squeeze() for one in expected]) for place in range(len(names))]
+    return (
+        module,
+        outputs,
+        [np.stack([np.asarray(one[place]).squeeze() for one in expected]) for place in range(len(names))],
+    )
 
 
 @pytest.mark.parametrize(("name", "scale"), [("yolox_nano_416", 255), ("nanodet_m_320", 1), ("FastestDet", 1)])

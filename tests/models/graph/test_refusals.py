@@ -43,7 +43,7 @@ def conv(source: str = "x", target: str = "y") -> onnx.NodeProto:
 
 
 def branch(value: float) -> onnx.GraphProto:
-    node = helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.float32([value])))
+    node = helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.array([value], np.float32)))
     return helper.make_graph([node], "branch", [], [onnx.ValueInfoProto(name="c")])
 
 
@@ -227,6 +227,11 @@ def keep(member: str, data: bytes) -> bytes:
     return data
 
 
+def write_text(_: Path, target: Path) -> Path:
+    target.write_bytes(b"text")
+    return target
+
+
 PROGRAMS: dict[str, tuple[Callable[[Path, Path], Path], str]] = {
     "pickled sample": (lambda p, t: rewrite(p, t, pickle_bomb), "unpickled"),
     "pickled weight": (lambda p, t: rewrite(p, t, edit_json(
@@ -240,7 +245,7 @@ PROGRAMS: dict[str, tuple[Callable[[Path, Path], Path], str]] = {
         "model.json", lambda tree: first_node(tree).update(target="_operator.methodcaller"))), "calls _operator"),
     "size expression": (lambda p, t: rewrite(p, t, edit_json("model.json", add_expression)), "computes a size"),
     "no program": (lambda p, t: rewrite(p, t, lambda name, data: None, {"x": b""}), "is no program"),
-    "text": (lambda p, t: t.write_bytes(b"text") and t, "is no .pt2 file"),
+    "text": (write_text, "is no .pt2 file"),
 }  # fmt: skip
 
 

@@ -65,6 +65,7 @@ def test_a_written_graph_has_the_outputs_of_its_file(tmp_path):
 @pytest.mark.parametrize("change", [{"tail": b"\xff"}, {"order": ("absent",)}])
 def test_an_end_that_does_not_fit_is_refused(tmp_path, change):
     graph = load_graph(write_selecting(tmp_path / "a.onnx"))
+    assert graph.cut is not None
     lie = replace(graph, cut=replace(graph.cut, **change))
     with pytest.raises(InputError):
         fill_graph(store_graph(lie), graph.state.__getitem__)
