@@ -374,7 +374,8 @@ def _usable_sample(path: Path, query: BundleQuery | Query) -> tuple[Sample, Pred
         given = sample.head.prediction(query.classes)
     except (InputError, ValueError, TypeError, OverflowError):
         return None
-    fits = sample.picture.shape == (*preprocess_of(query).size, 3)
+    preprocess = query.preprocess if isinstance(query, BundleQuery) else preprocess_of(query)
+    fits = sample.picture.shape == (*preprocess.size, 3)
     return (
         (sample, given)
         if fits and getattr(sample.head, "labels" if query.multi_label else ANSWERS[query.task]) is not None

@@ -63,6 +63,7 @@ from models.notes import add_note
 from models.predictions import BoxLabels
 from models.sharing.layers import state_bytes
 from models.tasks import task_of
+from models.tasks.detection import Detection
 from models.weights import load_weights
 from models.workload import Query, Workload, inputs_of, load_workload
 from models.zoo import build_query
@@ -326,8 +327,10 @@ def _detection_errors(
 ) -> dict[str, Any]:
     """COCO's mean average precision, and the types of errors at the threshold, of both models."""
     found, errors = dict[str, Any](), {}
+    task = task_of(query)
+    assert isinstance(task, Detection)
     for name, predictions in sides.items():
-        overlaps = task_of(query).overlaps(predictions, labels)
+        overlaps = task.overlaps(predictions, labels)
         found |= {f"{key}_{name}": value for key, value in average_precision(overlaps, query.classes).items()}
         errors[name] = {kind: asdict(one) for kind, one in error_types(overlaps, threshold).items()}
     return {**found, "errors": errors}

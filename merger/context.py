@@ -138,7 +138,7 @@ def evaluate_original(ctx: MergeContext, query: Query) -> Reference:
     needed = query.accuracy_target * reached  # the target is a ratio, so what it asks for depends on the original
     metric = task.metric_name(labels is not None)
     ctx.report(Event.REFERENCE, query=query.id, metric=metric, val=reached, needed=needed)
-    order = find_class_order(query, answers, labels) if isinstance(task, Classification) and labels else None
+    order = find_class_order(query, answers, labels) if isinstance(task_of(query), Classification) and labels else None
     if order is not None:
         text = f"{query.id}: the original's predictions fit the labels if its outputs are named {join_names(order)}, in"
         ctx.warn(f"{text} this order; list `classes` in this order, or check the weights")

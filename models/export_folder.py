@@ -109,7 +109,7 @@ class _Weights:
             tensor = value.const_value
             if tensor is not None and tensor.nbytes >= MIN_BYTES:
                 offset = self._place(tensor.tobytes())
-                size, shape = tensor.nbytes, ir.Shape(tensor.shape)
+                size, shape = tensor.nbytes, ir.Shape(tensor.shape.numpy())
                 value.const_value = ir.ExternalTensor(
                     WEIGHTS, offset, size, tensor.dtype, shape=shape, name=value.name or "", base_dir=self._folder
                 )

@@ -247,7 +247,8 @@ class Cropped:
             remedy = "give a decoded frame, uint8 RGB (H, W, 3)"
             raise InputError("the frame", f"is {dtype} {shape}" if shape else f"is {dtype}", remedy)
         part = self.region.crop(frame)
-        problem = self.region.find_problem((shape[1], shape[0]))
+        height, width = frame.shape[:2]
+        problem = self.region.find_problem((width, height))
         if problem or not part.size:
             fault = f"does not fit: the query {problem or 'looks at no pixel of it'}"
             raise InputError("the frame", fault, "give whole frames of the query's camera")

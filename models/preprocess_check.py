@@ -135,9 +135,8 @@ def _measure(
 
 def _take(split: Split, indices: Sequence[int]) -> Split:
     frames = Frames([lambda index=index: split.frames[index] for index in indices])
-    labels, units, times = (
-        tuple(values[index] for index in indices) for values in (split.labels or (), split.units, split.times_s)
-    )
+    labels = tuple((split.labels or ())[index] for index in indices)
+    units, times = tuple(split.units[index] for index in indices), tuple(split.times_s[index] for index in indices)
     return Split(split.name, frames, labels, units, times)
 
 

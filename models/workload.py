@@ -235,6 +235,7 @@ def inputs_of(workload: Workload, trained: Collection[str] = ()) -> Iterator[tup
 def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
     where = f"queries[{index}]"
     given = _complete(path, root, keys.queries[index], where)
+    assert given.task is not None  # _complete has it
     check_name(given.model, given.task, str(path), f"{where}.model ({given.id})")
     label_map = _label_map(given.classes, path, f"{where}.classes ({given.id})")
     if len(set(given.classes)) < len(given.classes):
@@ -260,7 +261,7 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
     if size is None and not is_external(given.model):
         fault, remedy = "this key is missing", "give the side of the network's input in pixels, or [height, width]"
         raise InputError(path, fault, remedy, f"{where}.input_size ({given.id})")
-    if given.input_size is not None and height_width(size) != height_width(given.input_size):
+    if size is not None and given.input_size is not None and height_width(size) != height_width(given.input_size):
         fault = f"{list(size)} is not the query's input_size, {given.input_size}"
         raise InputError(path, fault, "give one of them", f"{where}.preprocess.size ({given.id})")
     roi = given.roi
@@ -329,13 +330,13 @@ def _complete(path: Path, root: Path, given: _QueryKeys, where: str) -> _QueryKe
 
     size = (given.preprocess.size if given.preprocess else None) or given.input_size
     source = _absolute(root, given.model)
-    is_start = given.init is not None and is_model_file(given.init) and not source.exists()
-    if is_start:  # what it will be trained from, its head made for the query's classes
-        source = _absolute(root, given.init)
+    init = given.init if given.init is not None and is_model_file(given.init) and not source.exists() else None
+    if init is not None:  # what it will be trained from, its head made for the query's classes
+        source = _absolute(root, init)
     try:
         file = ModelFile(
             source, None if size is None else height_width(size), given.decoder, given.task,
-            () if is_start else tuple(given.classes),
+            tuple(given.classes) if init is None else (),
         ).complete()  # fmt: skip
     except InputError as error:
         key = f"{where}.{error.key or 'model'} ({given.id})"

@@ -41,8 +41,10 @@ class Classifier(Decoder):
         if mean := parse(metadata.get("norm_mean")):
             fraction = parse(metadata.get("crop_pct")) or 1.0
             resize = "stretch" if "stretch" in metadata.get("resize_mode", "") else "center-crop"
-            std = parse(metadata.get("norm_std")) or (1.0, 1.0, 1.0)
-            return Preprocess(size, resize, float(fraction), mean=tuple(mean), std=tuple(std))
+            std = parse(metadata.get("norm_std"))
+            return Preprocess(
+                size, resize, float(fraction), mean=tuple(mean), std=tuple(std) if std else (1.0, 1.0, 1.0)
+            )
         if metadata.get("task") == "classify" and "model_family" not in metadata:
             return Preprocess(size, "center-crop", **PLAIN)
         return None

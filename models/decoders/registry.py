@@ -120,5 +120,5 @@ def class_names(metadata: Mapping[str, str]) -> tuple[str, ...] | None:
             indexed = {str(index): name for index, name in value.items()}
             value = [indexed.get(str(index)) for index in range(len(value))]
         if isinstance(value, list | tuple) and value and all(isinstance(name, str) for name in value):
-            return tuple(value)
+            return tuple(str(name) for name in value)
     return None

@@ -59,9 +59,9 @@ def cut_end(graph: ir.Graph, where: str) -> Cut | None:
                 feeds.append(source)
     kept = [value for value in graph.outputs if value.producer() not in region]
     lost = [value for value in graph.outputs if value.producer() in region]
-    names = [tuple(value.name or "" for value in values) for values in (feeds, lost, graph.outputs)]
+    inputs, outputs, order = (tuple(value.name or "" for value in values) for values in (feeds, lost, graph.outputs))
     tail = take_tail(graph, feeds, lost)
-    cut = Cut(start.op_type, start.name or "", *names[:2], _settings(start), names[2] if tail else (), tail)
+    cut = Cut(start.op_type, start.name or "", inputs, outputs, _settings(start), order if tail else (), tail)
     graph.outputs[:] = [*kept, *(value for value in feeds if value not in kept)]
     graph.remove([node for node in nodes if node in region], safe=False)
     return cut
@@ -101,16 +101,16 @@ def _followed_by_weights(nodes: list[ir.Node]) -> set[ir.Node]:
     return found
 
 
-def _depend_on_input(nodes: list[ir.Node], graph: ir.Graph) -> set[ir.Value | None]:
+def _depend_on_input(nodes: list[ir.Node], graph: ir.Graph) -> set[ir.Value]:
     """Values that the picture decides; its shape does not count."""
-    found: set[ir.Value | None] = {value for value in graph.inputs if not value.is_initializer()}
+    found: set[ir.Value] = {value for value in graph.inputs if not value.is_initializer()}
     for node in nodes:
         if node.op_type not in ("Shape", "Size") and any(value in found for value in node.inputs):
             found.update(node.outputs)
     return found
 
 
-def _before_selection(value: ir.Value, pictured: set[ir.Value | None]) -> list[ir.Value]:
+def _before_selection(value: ir.Value, pictured: set[ir.Value]) -> list[ir.Value]:
     """A selection's input, and what it was before it was compared, reduced, flattened or taken by class."""
     found = [value]
     while (node := value.producer()) is not None and node.op_type in BEFORE_SELECTION and node.inputs[0] in pictured:

@@ -64,12 +64,10 @@ class _Folding:
         factor = 1 if free == "no" else 2
         (self.input,) = [value for value in graph.inputs if value not in constants]
         dtype = to_torch_type(self.input.dtype)
-        self.tensors: dict[ir.Value, Pair] = {
-            self.input: tuple(
-                torch.empty([n, *input_shape[1:]], dtype=dtype, device="meta")
-                for n in (self.batch, self.batch * factor)
-            )
-        }
+        first, second = (
+            torch.empty([n, *input_shape[1:]], dtype=dtype, device="meta") for n in (self.batch, self.batch * factor)
+        )
+        self.tensors: dict[ir.Value, Pair] = {self.input: (first, second)}
         self.outer: dict[ir.Value, int] = {}
         """How often the batch is repeated within its axis by what lies outside it: L of an axis of L * batch."""
         self.folded_bytes = 0

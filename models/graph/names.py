@@ -8,6 +8,7 @@ from keyword import iskeyword
 
 import onnx_ir as ir
 import torch
+from onnx_ir.tensor_adapters import from_torch_dtype
 from torch import Tensor, fx
 
 from models.graph.document import BUFFER, WEIGHTS
@@ -38,8 +39,8 @@ class _Naming:
         self.inline: dict[tuple, ir.Value] = {}
 
     def run(self) -> dict[str, Tensor]:
-        for old in list(self.graph.initializers.values()):
-            del self.graph.initializers[old.name]
+        for old in list(self.graph.initializers):
+            del self.graph.initializers[old]
         self.rename_values()
         for number, node in enumerate(self.graph):
             node.metadata_props.clear()
@@ -205,7 +206,7 @@ class _Naming:
 
 
 def _placeholder(name: str, tensor: Tensor, buffer: bool) -> ir.Value:
-    dtype = ir.tensor_adapters.from_torch_dtype(tensor.dtype)
+    dtype = from_torch_dtype(tensor.dtype)
     doc = BUFFER if buffer else None
     external = ir.ExternalTensor(
         WEIGHTS, 0, tensor.nbytes, dtype, shape=ir.Shape(tensor.shape), name=name, doc_string=doc

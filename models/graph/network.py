@@ -106,9 +106,11 @@ class _Builder:
     def holder(self, path: str) -> nn.Module:
         module = self.root
         for part in path.split(".") if path else []:
-            if part not in module._modules:
-                module.add_module(part, nn.Module())
-            module = module._modules[part]  # type: ignore[assignment]
+            child = module._modules.get(part)
+            if child is None:
+                child = nn.Module()
+                module.add_module(part, child)
+            module = child
         return module
 
     def add(self, node: ir.Node) -> None:
@@ -227,7 +229,7 @@ class _Builder:
             return None
         has_bias = len(node.inputs) > 2 and node.inputs[2] is not None
         eps = options.get("epsilon", 1e-5)
-        module = nn.LayerNorm(tuple(shape), eps, bias=has_bias, device=self.device, dtype=torch.float32)
+        module = nn.LayerNorm(shape, eps, bias=has_bias, device=self.device, dtype=torch.float32)
         return self.call(path, module, node)
 
     def make_group_norm(self, node: ir.Node, path: str, shape: list[int]) -> fx.Node | None:

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common.inliner import InlinePass
+from onnx_ir.tensor_adapters import from_torch_dtype
 from torch import Tensor
 
 from models.errors import InputError, join_names, message_of, size_text
@@ -208,8 +209,9 @@ def read_tensor(value: ir.Value, path: Path) -> Tensor:
     name = value.name or ""
     if tensor is None:
         raise InputError(path, f"the weight '{name}' has no values", HINT)
-    count = math.prod(int(one) for one in tensor.shape)
-    if any(int(one) < 0 for one in tensor.shape) or count > MAX_TENSOR_BYTES:
+    shape = tensor.shape.numpy()
+    count = math.prod(shape)
+    if any(one < 0 for one in shape) or count > MAX_TENSOR_BYTES:
         raise InputError(path, f"the weight '{name}' has an impossible shape", HINT)
     if isinstance(tensor, ir.ExternalTensor):
         return to_torch(read_external(tensor, name, path))
@@ -237,10 +239,11 @@ def read_external(tensor: ir.ExternalTensor, name: str, path: Path) -> np.ndarra
                 "bytes does not hold", hint,
             )  # fmt: skip
         dtype = tensor.dtype.numpy()
-        count = math.prod(int(one) for one in tensor.shape)
+        shape = tensor.shape.numpy()
+        count = math.prod(shape)
         if dtype.itemsize * count != nbytes:
             raise InputError(file, f"the data of '{name}' has values of less than a byte", HINT)
-        return np.fromfile(opened, dtype, count, offset=offset).reshape([int(one) for one in tensor.shape])
+        return np.fromfile(opened, dtype, count, offset=offset).reshape(shape)
 
 
 def beside(path: Path, location: str, name: str) -> Path:
@@ -269,7 +272,7 @@ def finish(
         sizes: list[int | str] = [
             size if size == other else _batch_size(size, folded.batch) for size, other in zip(first, second)
         ]
-        dtype = ir.tensor_adapters.from_torch_dtype(folded.dtypes[value])
+        dtype = from_torch_dtype(folded.dtypes[value])
         value.shape, value.type = (
             ir.Shape([size if isinstance(size, int) else str(size) for size in sizes]),
             ir.TensorType(dtype),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 import onnx_ir as ir
+from onnx_ir.tensor_adapters import to_torch_dtype
 from pydantic import TypeAdapter
 from torch import Tensor
 
@@ -66,6 +67,4 @@ def _describe(value: ir.Value) -> TensorInfo:
     if value.shape is None or value.dtype is None:
         raise ValueError(f"'{value.name}' has no shape")
     shape = tuple(size if isinstance(size, int) else str(size.value) for size in value.shape)
-    return TensorInfo(
-        str(value.name), str(ir.tensor_adapters.to_torch_dtype(value.dtype)).removeprefix("torch."), shape
-    )
+    return TensorInfo(str(value.name), str(to_torch_dtype(value.dtype)).removeprefix("torch."), shape)

@@ -82,9 +82,10 @@ def architecture(query: Query) -> Architecture:
     from models.zoo.user_models import is_model_file
 
     if is_model_file(query.model):
-        from models.decoders.graph_model import last_layers
+        from models.decoders.graph_model import GraphAnswers, last_layers
 
         built = build_query(query, "meta")
+        assert isinstance(built, GraphAnswers)
         heads = {f"network.{path}" for path in last_layers(built.network)}
         own = _describe_network(built)
         return _architecture(own, {path for path, *_ in own.rows} & heads)

@@ -242,7 +242,8 @@ def arg_min(x: Tensor, axis: int = 0, keepdims: int = 1, select_last_index: int 
 @operator("TopK", static=(1,))
 def top_k(x: Tensor, k: Numbers, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Tensor, Tensor]:
     """The k greatest values along an axis and where they are."""
-    return tuple(torch.topk(x, int(number(k)), axis, bool(largest), bool(sorted)))
+    values, places = torch.topk(x, int(number(k)), axis, bool(largest), bool(sorted))
+    return values, places
 
 
 @operator("CumSum", static=(1,))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -86,7 +86,7 @@ def _conv_transpose(
     return F.pad(out, flat_pads([(-before, e - after) for (before, after), e in zip(sides, extra)]))
 
 
-_MAX_POOL = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+_MAX_POOL: dict[int, Callable[..., Tensor]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVERAGE_POOL = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
@@ -242,6 +242,8 @@ def _attention(
         raise ValueError("Attention with softcap")
     flat = q.ndim == 3
     if flat:
+        if q_num_heads is None or kv_num_heads is None:
+            raise TypeError("Attention of three axes without the numbers of heads")
         q = q.unflatten(-1, (q_num_heads, -1)).transpose(1, 2)
         k, v = (one.unflatten(-1, (kv_num_heads, -1)).transpose(1, 2) for one in (k, v))
     if k.shape[1] != q.shape[1]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 import torch
@@ -91,9 +92,10 @@ def transpose(x: Tensor, perm: list[int] | None = None) -> Tensor:
 @operator("Concat")
 def concat(*tensors: Tensor, axis: int) -> Tensor:
     """Tensors joined along an axis."""
-    if len({tensor.device for tensor in tensors}) > 1:  # parts of a shape, which are read on the CPU
-        tensors = tuple(tensor.cpu() for tensor in tensors)
-    return torch.cat(tensors, axis) if len(tensors) > 1 else tensors[0]
+    parts = list(tensors)
+    if len({part.device for part in parts}) > 1:  # parts of a shape, which are read on the CPU
+        parts = [part.cpu() for part in parts]
+    return torch.cat(parts, axis) if len(parts) > 1 else parts[0]
 
 
 @operator("Split", static=(1,), count=True)
@@ -270,8 +272,8 @@ def pad(x: Tensor, pads: Numbers, value: Numbers = None, axes: Numbers = None, m
 
 @lru_cache(maxsize=256)
 def _padded_places(size: int, before: int, after: int, mode: str) -> Tensor:
-    numpy_mode = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}[mode]
-    places = np.pad(np.arange(size), (max(before, 0), max(after, 0)), numpy_mode)
+    modes: dict[str, Literal["reflect", "edge", "wrap"]] = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}
+    places = np.pad(np.arange(size), (max(before, 0), max(after, 0)), modes[mode])
     return torch.from_numpy(places[max(-before, 0) : len(places) - max(-after, 0)].copy())
 
 
@@ -300,7 +302,7 @@ def _resize(
         else [float(one) for one in (scales.tolist() if isinstance(scales, Tensor) else scales)]
     )
     targets = {
-        axis: (value, value / x.shape[axis]) if has_sizes else (math.floor(x.shape[axis] * value + 1e-6), value)
+        axis: (int(value), value / x.shape[axis]) if has_sizes else (math.floor(x.shape[axis] * value + 1e-6), value)
         for axis, value in zip(axes, given)
         if axis >= x.ndim - len(given) + 2 or (axis >= 2 and len(axes) == x.ndim) or len(axes) < x.ndim
     }
