@@ -82,8 +82,9 @@ def _conv_transpose(
     if even and all(e < max(s, d) for e, s, d in zip(extra, stride, dilation)):
         padding = [before for before, _ in sides]
         return _CONV_TRANSPOSE[rank](x, weight, bias, stride, padding, extra, group, dilation)
-    out = _CONV_TRANSPOSE[rank](x, weight, bias, stride, 0, 0, group, dilation)
-    return F.pad(out, flat_pads([(-before, e - after) for (before, after), e in zip(sides, extra)]))
+    out = _CONV_TRANSPOSE[rank](x, weight, None, stride, 0, 0, group, dilation)
+    out = F.pad(out, flat_pads([(-before, e - after) for (before, after), e in zip(sides, extra)]))
+    return out if bias is None else out + bias.reshape(-1, *[1] * rank)
 
 
 _MAX_POOL: dict[int, Callable[..., Tensor]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
