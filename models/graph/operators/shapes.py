@@ -309,7 +309,7 @@ def _resize(
     targets = {axis: one for axis, one in targets.items() if axis >= 1 and one[0] != x.shape[axis]}
     if not targets:
         return x
-    fast = _torch_resize(x, targets, mode, coordinate_transformation_mode, antialias, cubic_coeff_a)
+    fast = _torch_resize(x, targets, (mode, coordinate_transformation_mode, nearest_mode), antialias, cubic_coeff_a)
     if fast is not None:
         return fast
     for axis, (size, scale) in targets.items():
@@ -319,14 +319,18 @@ def _resize(
     return x
 
 
-def _torch_resize(x: Tensor, targets: dict, mode: str, coordinates: str, antialias: int, cubic: float) -> Tensor | None:
+def _torch_resize(x: Tensor, targets: dict, modes: tuple, antialias: int, cubic: float) -> Tensor | None:
     """What torch's own function computes, where it computes the same."""
+    mode, coordinates, nearest_mode = modes
     if x.ndim != 4 or any(axis < 2 for axis in targets) or antialias:
         return None
     size = [targets.get(axis, (x.shape[axis], 1.0))[0] for axis in (2, 3)]
     if mode == "nearest":
         whole = all(target % x.shape[axis] == 0 for axis, (target, _) in targets.items())
-        return F.interpolate(x, size, mode="nearest") if whole and coordinates in ("asymmetric", "half_pixel") else None
+        same = (coordinates, nearest_mode) == ("asymmetric", "floor") or (
+            coordinates == "half_pixel" and nearest_mode.startswith("round")
+        )
+        return F.interpolate(x, size, mode="nearest") if whole and same else None
     exact = all(abs(scale * x.shape[axis] - target) < 1e-3 for axis, (target, scale) in targets.items())
     aligned = coordinates == "align_corners"
     plain = aligned or coordinates == "half_pixel" or (coordinates == "pytorch_half_pixel" and min(size) > 1)
