@@ -210,7 +210,7 @@ def _words(name: str) -> str:
     )
 
 
-def _accepted(f: Fields) -> str:
+def _acceptance(f: Fields) -> str:
     parts = [f"{what}: {', '.join(f[what])}" for what in ("accepted", "unproven", "refused") if f.get(what)]
     return f"the part of val that accepts: {'; '.join(parts)}"
 
@@ -310,7 +310,7 @@ EVENT_FORMATS: dict[str, Callable[[Fields], str]] = {
         f"{f['query']}: the network of {f['network']}, {f['how']}, ratio {number(f['ratio'], 3)} "
         f"({'accepted' if f['accepted'] else 'not enough'})"
     ),
-    "accepted": _accepted,
+    "accepted": _acceptance,
     "training": _joint_epoch,
     "restore": lambda f: f"restoring the best state so far: {size(f['accepted_bytes'])} saved",
     "recipe": lambda f: f"training: learning rate {f['rate']:g}, {f['epochs']} epochs",
