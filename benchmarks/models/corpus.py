@@ -150,7 +150,7 @@ def build_model(entry: Entry) -> nn.Module:
             return _draw(_Detections(model))
         return _draw(Tensors(model))
     if entry.source == "timm":
-        import timm
+        import timm  # pyright: ignore[reportMissingImports]
 
         return _draw(timm.create_model(entry.model, pretrained=False))
     return _draw(Tensors(_transformer(entry.model, entry.size)))
@@ -167,7 +167,7 @@ class _Detections(nn.Module):
 
 
 def _transformer(name: str, size: int) -> nn.Module:
-    import transformers as hf
+    import transformers as hf  # pyright: ignore[reportMissingImports]
 
     small: dict[str, Any] = {
         "hidden_size": 32,
@@ -249,7 +249,7 @@ def _draw(model: nn.Module) -> nn.Module:
 def export_entry(entry: Entry, path: Path) -> None:
     """Write the file of an entry."""
     if entry.source == "libreyolo":
-        import libreyolo
+        import libreyolo  # pyright: ignore[reportMissingImports]
 
         kind = getattr(libreyolo, entry.model)
         model = kind(None, size=LIBREYOLO[entry.model], device="cpu")
