@@ -15,12 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("edge_runtime", "gemel", "merger", "models")
-MAX_MERGE_FRAMES, MAX_MERGE_FILES, MAX_CONFIG_FILES = 8, 5, 20
+MAX_MERGE_FRAMES, MAX_MERGE_FILES, MAX_CONFIG_FILES = 9, 6, 20
 
 
 def project_file(frame: FrameType) -> str | None:
@@ -61,7 +63,8 @@ def merge_stack(workload: Path, folder: Path) -> list[tuple[str, str]]:
     ratio = MergeContext.ratio
     setattr(MergeContext, "ratio", lambda *_: 0.5)  # noqa: B010  (nothing holds untrained)
     try:
-        main(["merge", str(workload), "-o", str(folder / "b.gemel"), "--epochs", "1"])
+        with patch("models.evaluation.is_competent", lambda *_: True):  # an untrained original is no evidence
+            main(["merge", str(workload), "-o", str(folder / "b.gemel"), "--epochs", "1", "--accept-unproven"])
     except Stop:
         pass
     finally:
@@ -119,6 +122,10 @@ def write_tiny_workload(folder: Path) -> Path:
     for seed, query in enumerate(workload.queries):
         torch.manual_seed(seed)
         save_weights(folder / f"{query.id}.safetensors", build_query(query).state_dict())
+    document = yaml.safe_load(workload.path.read_text(encoding="utf-8"))
+    for query in document["queries"]:
+        query["keep_architecture"] = True  # the path is that of layers that are trained together
+    workload.path.write_text(yaml.safe_dump(document), encoding="utf-8")
     return workload.path
 
 
