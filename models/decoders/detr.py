@@ -47,13 +47,12 @@ class Detr(Decoder):
             if columns > 4 and queries <= MAX_QUERIES and "detr" in head.family.replace("-", ""):
                 return [cls(columns - 4, index, index, "")]
             return []
-        found = []
         for boxes, one in flat:
             for scores, other in flat:
                 same = one.shape[0] == other.shape[0] <= MAX_QUERIES and not head.strides(one.shape[0], STRIDES)
                 if boxes != scores and same and one.shape[1] == 4 and _are_boxes(one, other):
-                    found.append(_of_two(cls, head, boxes, scores))
-        return found[:1]
+                    return _of_two(cls, head, boxes, scores)
+        return []
 
     def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:
         """Stretched; scaled by ImageNet's mean in DETR and RF-DETR, not in RT-DETR and D-FINE."""
@@ -77,13 +76,17 @@ def _are_boxes(one: Output, other: Output) -> bool:
     return other.shape[1] != 4 or named or "Sigmoid" in one.tail - other.tail
 
 
-def _of_two(cls: type[Detr], head: GraphHead, boxes: int, scores: int) -> Detr:
+def _of_two(cls: type[Detr], head: GraphHead, boxes: int, scores: int) -> Sequence[Detr]:
+    """The ways to read the scores; where nothing in the file tells, the number of classes does."""
     columns = head.outputs[scores].shape[1]
     is_rf_detr = head.outputs[boxes].name == RF_DETR_OUTPUT
     names = class_names(head.metadata)
-    has_no_object = columns == COCO_SOFTMAX or (names is not None and columns == len(names) + 1)
     if "Sigmoid" in head.outputs[scores].tail:
-        return cls(columns, boxes, scores, "", is_rf_detr)
-    if has_no_object and not is_rf_detr:
-        return cls(columns - 1, boxes, scores, "softmax", True)
-    return cls(columns, boxes, scores, "sigmoid", is_rf_detr)
+        return [cls(columns, boxes, scores, "", is_rf_detr)]
+    independent = cls(columns, boxes, scores, "sigmoid", is_rf_detr)
+    if is_rf_detr:
+        return [independent]
+    with_no_object = cls(columns - 1, boxes, scores, "softmax", True)
+    if columns == COCO_SOFTMAX or (names is not None and columns == len(names) + 1):
+        return [with_no_object]
+    return [independent, with_no_object]

@@ -3,6 +3,7 @@
 import pytest
 
 from models.decoders import choose_columns, choose_decoder, coco_names
+from models.decoders.detr import Detr
 from models.decoders.registry import GraphHead, Output, class_names, parse
 from models.decoders.yolo import Yolo
 from models.decoders.yolox import Yolox
@@ -52,6 +53,9 @@ def test_six_columns_of_every_cell_are_one_or_two_classes() -> None:
 def test_number_of_classes_asked_for_tells_layouts_apart() -> None:
     assert isinstance(choose((2100, 8), count=3), Yolox)
     assert isinstance(choose((2100, 8), count=4), Yolo)
+    sigmoid, softmax = choose((30, 6), (30, 4), count=6), choose((30, 6), (30, 4), count=5)
+    assert isinstance(sigmoid, Detr) and (sigmoid.width, sigmoid.activation) == (6, "sigmoid")
+    assert isinstance(softmax, Detr) and (softmax.width, softmax.activation) == (5, "softmax"), "and no object"
 
 
 @pytest.mark.parametrize(
