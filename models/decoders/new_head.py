@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnx
+import onnx_ir as ir
 import torch
 from onnx import numpy_helper
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from models.decoders.graph_model import GraphAnswers, head_of, last_layers
 from models.decoders.registry import Decoder
 from models.errors import InputError, join_names
 from models.graph import Graph, TensorInfo, build_graph, load_graph
-from models.graph.writer import transposed_weights
+from models.graph.stored import transposed_weights
 from models.notes import add_note
 from models.preprocess import height_width
 from models.zoo import naming
@@ -194,7 +195,7 @@ def _replace_rows(
 
 def _resize(model: onnx.ModelProto, before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
     """Give the document's placeholders the shapes of the new weights."""
-    transposed = transposed_weights(model)
+    transposed = transposed_weights(ir.from_proto(model))
     for value in model.graph.initializer:
         if value.name in after and before[value.name].shape != after[value.name].shape:
             shape = after[value.name].shape

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from models.errors import InputError
-from models.graph.document import Cut, Graph, TensorInfo, parse_model
+from models.graph.document import Cut, Graph, TensorInfo, attributes_of, parse_model
 from models.graph.tail import append_tail
 from models.graph.unfold import WHERE, fold_norms, is_weight
 
@@ -45,15 +45,18 @@ def restore_graph(document: bytes) -> Graph:
 
 
 def fill_graph(document: bytes, tensor_of: Callable[[str], Tensor], kept: Collection[str] = ()) -> ir.Model:
-    """The ONNX model of a stored document with its weights, each by its key, as the file had it that was read.
+    """The ONNX model of a stored document with its weights, each by its key in a state dict, as the file had it.
 
     Norms are folded into their convolutions again, except for the paths in `kept`.
     """
     model, cut = parse_model(document, WHERE), restore_graph(document).cut
     model.metadata_props.pop(CUT_KEY, None)
+    transposed = transposed_weights(model)
     for value in model.graph.initializers.values():
         if is_weight(value):
-            value.const_value = ir.tensor(tensor_of(str(value.name)).detach().numpy(), name=value.name)
+            tensor = tensor_of(str(value.name)).detach()
+            tensor = tensor.t() if value.name in transposed else tensor
+            value.const_value = ir.tensor(tensor.contiguous().numpy(), name=value.name)
     fold_norms(model, kept)
     if cut is not None and cut.tail:
         try:
@@ -61,6 +64,17 @@ def fill_graph(document: bytes, tensor_of: Callable[[str], Tensor], kept: Collec
         except (KeyError, ValueError) as error:
             raise InputError(WHERE, f"has an end that does not fit: {error}", "build the bundle again") from error
     return model
+
+
+def transposed_weights(model: ir.Model) -> set[str]:
+    """The weights that a document's nodes read transposed: those of linear layers are (out, in) in a state dict."""
+    return {
+        str(node.inputs[1].name)
+        for node in model.graph
+        if (node.op_type == "MatMul" or (node.op_type == "Gemm" and not attributes_of(node).get("transB")))
+        and node.inputs[1] is not None
+        and is_weight(node.inputs[1])
+    }
 
 
 def _describe(value: ir.Value) -> TensorInfo:

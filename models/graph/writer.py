@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import onnx
 import onnx_ir as ir
-from torch import Tensor
 
 from models.errors import InputError
 from models.graph.document import MAX_FILE_BYTES, Graph
@@ -19,23 +17,7 @@ def write_graph(path: str | Path, graph: Graph, overwrite: bool = True) -> None:
     nbytes = len(graph.document) + sum(tensor.nbytes for tensor in graph.state.values())
     if nbytes > MAX_FILE_BYTES:
         raise InputError(path, f"{nbytes} bytes do not fit one ONNX file", "it can hold 2 GiB")
-    transposed = transposed_weights(onnx.load_from_string(graph.document))
-
-    def weight(key: str) -> Tensor:
-        tensor = graph.state[key].detach().cpu()
-        return (tensor.t() if key in transposed else tensor).contiguous()
-
-    model = fill_graph(graph.document, weight)
+    model = fill_graph(graph.document, lambda key: graph.state[key].cpu())
     model.metadata_props.update(graph.metadata)
     with open_atomic(path, overwrite) as file:
         file.write(ir.to_proto(model).SerializeToString(deterministic=True))
-
-
-def transposed_weights(model: onnx.ModelProto) -> set[str]:
-    """The weights that a document's nodes read transposed: those of linear layers are (out, in) in a state dict."""
-    return {
-        node.input[1]
-        for node in model.graph.node
-        if node.op_type == "MatMul"
-        or (node.op_type == "Gemm" and not any(one.name == "transB" and one.i for one in node.attribute))
-    }

@@ -9,6 +9,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
+from onnx import helper, numpy_helper
 from torch import nn
 
 from models.graph import Cut, build_graph, load_graph
@@ -78,6 +79,27 @@ def test_a_filled_graph_answers_as_the_file_in_onnxruntime(tmp_path, frames, kep
     assert {one.key: one.value for one in model.metadata_props} == METADATA
     sources = str(file), model.SerializeToString()
     wanted, found = (onnxruntime.InferenceSession(one).run(None, {"frames": frames.numpy()})[0] for one in sources)
+    torch.testing.assert_close(torch.from_numpy(found), torch.from_numpy(wanted), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["MatMul", "Gemm"])
+def test_a_filled_linear_layer_has_its_weight_as_the_file_had_it(tmp_path, frames, kind):
+    file = write_classifier(tmp_path / "a.onnx")
+    proto = onnx.load(file)
+    weight = next(one for one in proto.graph.initializer if one.name == "fc.weight")
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight).T.copy(), "fc.weight"))
+    del proto.graph.node[-1]
+    if kind == "Gemm":
+        proto.graph.node.append(helper.make_node("Gemm", ["h", "fc.weight", "fc.bias"], ["scores"]))
+    else:
+        proto.graph.node.append(helper.make_node("MatMul", ["h", "fc.weight"], ["m"]))
+        proto.graph.node.append(helper.make_node("Add", ["m", "fc.bias"], ["scores"]))
+    onnx.save(proto, file)
+    graph = unfold_norms(load_graph(file))
+    filled = ir.to_proto(fill_graph(store_graph(graph), graph.state.__getitem__)).SerializeToString()
+    wanted, found = (
+        onnxruntime.InferenceSession(one).run(None, {"frames": frames.numpy()})[0] for one in (str(file), filled)
+    )
     torch.testing.assert_close(torch.from_numpy(found), torch.from_numpy(wanted), atol=1e-5, rtol=1e-5)
 
 
