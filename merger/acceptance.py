@@ -16,8 +16,8 @@ import numpy as np
 from scipy.special import ndtri
 
 from models.data import Split
-from models.evaluation import count_samples
-from models.predictions import GroundTruth
+from models.evaluation import count_samples, lower_bound_ratio
+from models.predictions import GroundTruth, Task
 from models.workload import Query
 
 
@@ -80,6 +80,14 @@ def _draw_units(shown: Mapping[str, Counter[str]]) -> set[str]:
             chosen.add(unit)
             drawn.update(own)
     return chosen
+
+
+def search_ratio(task: Task, ratio: float, before: np.ndarray, after: np.ndarray, one_error: float) -> float:
+    """What a search goes by where another part of val accepts, from a ratio and the counts of its frames (N, ...).
+
+    A model with no more errors than its original has its plain ratio, others the lower end of its interval.
+    """
+    return ratio if ratio >= 1 else lower_bound_ratio(task, before, after, one_error)
 
 
 def find_doubt(frames: int, one_error: float, target: float, queries: int) -> str:

@@ -75,10 +75,11 @@ class MergeOptions:
 
     `margin` is how far above its target (as a fraction of the way to 1) a query must come on val, and proves nothing;
     None cuts val into a part to search on and one that accepts (merger.acceptance). A query for which val is too small
-    keeps its weights; with `accept_unproven` a margin of a half accepts it. Groups that save less than `min_saving` of
-    all bytes are not tried. No step begins after `max_minutes`, nor after `max_flops` (image passes x FLOPs, the same
-    bound on any machine). `precision` is fp32 or bf16. `weights` below fp32 is the smallest width in which weights are
-    stored. `evidence` is what val and test must hold. `resources` change how long a merge takes, not its result.
+    keeps its weights; with `accept_unproven` a margin of a half accepts it, and a query that val refuses stays merged
+    where its plain ratio reaches the target. Groups that save less than `min_saving` of all bytes are not tried. No
+    step begins after `max_minutes`, nor after `max_flops` (image passes x FLOPs, the same bound on any machine).
+    `precision` is fp32 or bf16. `weights` below fp32 is the smallest width in which weights are stored. `evidence` is
+    what val and test must hold. `resources` change how long a merge takes, not its result.
     """
 
     recipe: Recipe = field(default_factory=Recipe)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from merger.acceptance import ACCEPTANCE, Proof, cut_val, find_doubt
+from merger.acceptance import ACCEPTANCE, Proof, cut_val, find_doubt, search_ratio
 from merger.checkpoint import Row, State, Step, StepCache, snapshot, storable
 from merger.config import MEASUREMENT
 from merger.distributed import ProcessGroup
@@ -40,7 +40,6 @@ from models.evaluation import (
     find_weakness,
     is_competent,
     load_labels,
-    lower_bound_ratio,
     p_value_below,
     predict,
     score,
@@ -495,9 +494,9 @@ class MergeContext:
         reference, task = self.references[query], task_of(self.queries[query])
         tallies = self.tallies(query, model, reference)
         ratio = task.metric_of(tallies.sum(axis=0)) / reference.score if reference.score > 0 else 0.0
-        if reference.proof is None or ratio >= 1:
+        if reference.proof is None:
             return ratio
-        return lower_bound_ratio(task, reference.tallies, tallies, reference.one_error)
+        return search_ratio(task, ratio, reference.tallies, tallies, reference.one_error)
 
     def p_value(self, query: str, model: nn.Module) -> float:
         """The p-value of a ratio below the query's target, on the part of val that accepts."""

@@ -3,7 +3,8 @@
 The path from `gemel merge` to `optimizer.step()` (measured by benchmarks/call_depth.py):
 
     gemel.commands.merge -> merger.merge.merge
-    -> top_down -> merge_different -> train_kind     (merger/methods/top_down.py)
+    -> top_down -> share_layers -> merge_different   (merger/methods/top_down.py)
+    -> train_together -> train_kind                  (merger/methods/joint_training.py)
     -> train_epochs                                  (merger/methods/epochs.py)
     -> Training.epoch                                (merger/training/loop.py)
 """
@@ -27,7 +28,7 @@ from torch import nn
 
 from merger.acceptance import accepted_by_holm
 from merger.budget import Budget
-from merger.checkpoint import WORK_SUFFIX, Checkpoint, Row, Step, StepCache, snapshot, snapshots, storable
+from merger.checkpoint import WORK_SUFFIX, Checkpoint, Row, State, Step, StepCache, snapshot, snapshots, storable
 from merger.config import MergeOptions
 from merger.context import EVALUATING, READING, MergeContext, Merged
 from merger.distributed import ProcessGroup, Resources, check_consistent, partition, run_on_ray, torch_threads
@@ -317,8 +318,11 @@ def _is_changed(ctx: MergeContext, found: _Found, query: str) -> bool:
     """Whether anything but the query's own original answers it."""
     if query in ctx.networks or found.storage.bits.get(query) or found.storage.norms.get(query):
         return True
-    state = found.merged.states[query]
-    return not all(torch.equal(own.cpu(), state[key].cpu()) for key, own in ctx.originals[query].state_dict().items())
+    return not _has_state(ctx.originals[query], found.merged.states[query])
+
+
+def _has_state(model: nn.Module, state: State) -> bool:
+    return all(torch.equal(own.cpu(), state[key].cpu()) for key, own in model.state_dict().items())
 
 
 def _outcomes(
@@ -381,8 +385,7 @@ def _write(
 def _record(ctx: MergeContext, merged: Merged, query: Query, evidence: Evidence) -> BundleQuery:
     """A query's entry in the manifest, with the precision that its model was trained in; None if it was not."""
     threshold = ctx.references[query.id].threshold if task_of(query).has_threshold else None
-    base, state = ctx.bases[query.id].state_dict(), merged.states[query.id]
-    unchanged = all(torch.equal(tensor.cpu(), state[key].cpu()) for key, tensor in base.items())
+    unchanged = _has_state(ctx.bases[query.id], merged.states[query.id])
     precision = ctx.memory.precision if query.id in ctx.trained and not unchanged else None
     record = BundleQuery.of(query, evidence.to_json(), threshold, precision)  # type: ignore[arg-type]
     if (donor := ctx.networks.get(query.id)) is None:

@@ -223,8 +223,10 @@ def _table_layout(query: Query, path: Path, rows: Sequence[_Row]) -> Layout:
         problem = f"has rows of the split '{unknown[0]}'" if unknown[0] else "has rows without a split"
         raise InputError(path, problem, f"write one of {join_names(SPLITS)}", "data")
 
+    read_all = cache(partial(_read_rows, query, path, rows))
+
     def read_split(name: str) -> list[LabelledPicture]:
-        return [one for row, one in _read_rows(query, path, rows) if names[row.split.lower()] == name]
+        return [one for row, one in read_all() if names[row.split.lower()] == name]
 
     return Layout(path, read_split, lambda name: [picture.path for picture in read_split(name)])
 

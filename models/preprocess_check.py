@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from random import Random
 from typing import Any
 
 from torch import nn
 
-from models.data import Frames, PreparedFrames, Split
+from models.data import PreparedFrames, Split
 from models.evaluation import is_competent, predict, score
 from models.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from models.tasks import task_of
@@ -50,7 +50,7 @@ def describe_preprocess_problem(query: Query, model: nn.Module, val: Split, reac
         return ""
     metric = task_of(query).metric
     if reached is None:
-        reached = _measure(query, model, _take(val, _draw(val)), preprocess_of(query))
+        reached = _measure(query, model, val.at(_draw(val)), preprocess_of(query))
     weak = not is_competent(query, reached)
     better = None
     if weak or query.preprocess is not None or not is_zoo_name(query.model):
@@ -77,7 +77,7 @@ def find_better_preprocess(query: Query, model: nn.Module, val: Split, every: bo
     """
     indices = _draw(val)
     half = len(indices) // 2
-    chosen_on, held_on = _take(val, indices[:half] or indices), _take(val, indices[half:])
+    chosen_on, held_on = val.at(indices[:half] or indices), val.at(indices[half:])
     own = best = preprocess_of(query)
     prepared: dict[tuple[Any, ...], PreparedFrames] = {}
     least = reached = _measure(query, model, chosen_on, own, prepared)
@@ -131,13 +131,6 @@ def _measure(
     answers = predict(model, asked, kept.setdefault(geometry, PreparedFrames(asked, split)))
     assert split.labels is not None
     return score(task, answers, split.labels, query.classes, task.choose_threshold(answers, split.labels))
-
-
-def _take(split: Split, indices: Sequence[int]) -> Split:
-    frames = Frames([lambda index=index: split.frames[index] for index in indices])
-    labels = tuple((split.labels or ())[index] for index in indices)
-    units, times = tuple(split.units[index] for index in indices), tuple(split.times_s[index] for index in indices)
-    return Split(split.name, frames, labels, units, times)
 
 
 def _draw(val: Split) -> list[int]:

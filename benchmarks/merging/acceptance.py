@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.real.tables import table
-from merger.acceptance import accepted_by_holm, cut_val, find_doubt
+from merger.acceptance import accepted_by_holm, cut_val, find_doubt, search_ratio
 from models.data import Frames, Split, units_without_names
-from models.evaluation import lower_bound_ratio, p_value_below
+from models.evaluation import p_value_below
 from models.tasks import task_of
 
 TARGET, ORIGINAL, DISAGREEMENT, CLIP_SPREAD = 0.95, 0.9, 0.03, 0.02
@@ -90,8 +90,7 @@ def is_accepted(row: Row, ratio: float, looks: int, random: np.random.Generator)
         own = _draw_answers(right, units, ratio, random)
         before, after = (_counts(labels, answers, searched) for answers in (right, own))
         found = CLASSIFICATION.metric_of(after.sum(0)) / CLASSIFICATION.metric_of(before.sum(0))
-        if found < 1:
-            found = lower_bound_ratio(CLASSIFICATION, before, after, one_errors[0])
+        found = search_ratio(CLASSIFICATION, found, before, after, one_errors[0])
         if found > best:
             best, chosen = found, own
         if best >= TARGET:

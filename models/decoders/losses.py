@@ -59,10 +59,9 @@ def distill_outputs(
     """Scalar distance of a graph's float outputs from its original's.
 
     `activations` holds an Activation for each element of an output (1, ...), broadcastable to it; none without it.
-    `scores` (N, R) are those of
-    each output's rows, the larger of both models'; where there are none, a row counts by its most probable channel,
-    and equally without probabilities. An output is (N, C), (N, R, C), (N, C, R) for scores of R rows, (N, C, H, W),
-    or (N, ..., C).
+    `scores` (N, R) are those of each output's rows, the larger of both models'; where there are none, a row counts by
+    its most probable channel, and equally without probabilities. An output is (N, C), (N, R, C), (N, C, R) for scores
+    of R rows, (N, C, H, W), or (N, ..., C).
     """
     losses = []
     for index, (mine, theirs) in enumerate(zip(outputs, teacher, strict=True)):

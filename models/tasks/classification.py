@@ -35,6 +35,12 @@ def augment_frames(images: Tensor, generator: torch.Generator) -> Tensor:
     return (found * gains).clamp_(0, 255).to(torch.uint8)
 
 
+def mean_ratio(parts: np.ndarray, wholes: np.ndarray) -> float:
+    """The mean of the ratios (C,) of the classes that occur."""
+    present = wholes > 0
+    return float((parts[present] / wholes[present]).mean()) if present.any() else 0.0
+
+
 class Classification(Task):
     """The metric is balanced accuracy: the mean of the recalls of the classes present."""
 
@@ -96,9 +102,7 @@ class Classification(Task):
 
     def metric_of(self, total: np.ndarray) -> float:
         """Balanced accuracy: the mean recall of the classes that occur."""
-        correct, frames = total
-        present = frames > 0
-        return float((correct[present] / frames[present]).mean()) if present.any() else 0.0
+        return mean_ratio(*total)
 
     def one_error(self, labels: Sequence[str], classes: Sequence[str]) -> float:
         """A frame of the rarest class that occurs."""

@@ -13,7 +13,7 @@ from models.device import to_device
 from models.masks import IGNORED, resample
 from models.predictions import MaskLabels, MaskPrediction, Task, join_shapes
 from models.preprocess import Preprocess
-from models.tasks.classification import TEMPERATURE
+from models.tasks.classification import TEMPERATURE, mean_ratio
 from models.tasks.detection import draw_changes, recolour, warp
 
 MIN_SHARE = 1e-3
@@ -122,9 +122,7 @@ class Segmentation(Task):
 
     def metric_of(self, total: np.ndarray) -> float:
         """The mean IoU of the classes that occur."""
-        both, either = total
-        present = either > 0
-        return float((both[present] / either[present]).mean()) if present.any() else 0.0
+        return mean_ratio(*total)
 
     def labels_of(self, prediction: MaskPrediction, threshold: float, label: MaskLabels | None = None) -> MaskLabels:
         """The mask."""
