@@ -65,7 +65,7 @@ def find_layout(query: Query) -> Layout | None:
     Raises InputError for a table or YOLO's data.yaml that cannot be read.
     """
     assert query.data is not None
-    if query.data.is_file() and query.data.suffix.lower() not in (*TABLE_SUFFIXES, *YAML_SUFFIXES):
+    if not query.data.is_dir() and query.data.suffix.lower() not in (*TABLE_SUFFIXES, *YAML_SUFFIXES):
         return None
     return (_find_label_sets if query.multi_label else FINDERS[query.task])(query, query.data)
 
