@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from edge_runtime.engines.joint_pass import JointForward
 from edge_runtime.memory.arena import Bindable, TensorOf, WaitFor
 from edge_runtime.memory.store import WeightFormat
 from edge_runtime.memory.transfer import on_compute_stream
@@ -116,6 +117,11 @@ class FrameEngine(ABC):
         Returns what `decode` takes: unless that is overridden too, what the model's forward returns.
         """
 
+    @classmethod
+    def join(cls, engines: Sequence[Any]) -> JointForward | None:
+        """The joint forward of bound engines of this class and one architecture; None where there is none."""
+        return None
+
     def decode(self, outputs: Any, sizes: Sequence[tuple[int, int]], least_score: float) -> list[Prediction]:
         """Outputs as predictions, boxes in pixels of the cropped frames, whose (width, height) are `sizes`."""
         return self._task.predictions(
@@ -135,7 +141,7 @@ class FrameEngine(ABC):
     def outputs(self, frames: Sequence[np.ndarray], beside: Callable[[], object] = no_op) -> Any:
         """What `forward` returns for RGB frames (H, W, 3), each cropped to the query's roi first."""
         preprocess = self.query.preprocess
-        batch = self._upload(torch.stack([preprocess.resize_frame(self._crop(frame)) for frame in frames]))
+        batch = self.upload(torch.stack([self.resize(frame) for frame in frames]))
         after = self.queues_whole_runs
         if not after:
             beside()
@@ -144,6 +150,10 @@ class FrameEngine(ABC):
             beside()
         return outputs
 
+    def resize(self, frame: np.ndarray) -> Tensor:
+        """A frame (H, W, 3) as the network takes it, u8 (3, h, w), cropped to the query's roi first."""
+        return self.query.preprocess.resize_frame(self._crop(frame))
+
     @torch.inference_mode()
     def run(self, frames: Sequence[np.ndarray], beside: Callable[[], object] = no_op) -> list[Prediction]:
         """One prediction per RGB frame (H, W, 3); boxes in pixels of the whole frame.
@@ -151,9 +161,13 @@ class FrameEngine(ABC):
         Scores begin at the query's `min_score` or else the threshold chosen on val. `beside` is called once, when the
         frames are on their way to the device and the run is about to begin or queued.
         """
+        return self.predictions(self.outputs(frames, beside), frames)
+
+    def predictions(self, outputs: Any, frames: Sequence[np.ndarray]) -> list[Prediction]:
+        """What `forward` gave for these frames as predictions, boxes in pixels of the whole frame."""
         sizes = [self._crop(frame).shape[1::-1] for frame in frames]
         least = self.query.min_score or self.query.threshold or 0.0
-        found = self.decode(self.outputs(frames, beside), sizes, least)
+        found = self.decode(outputs, sizes, least)
         if self.query.roi is None:
             return found
         placed = []
@@ -162,7 +176,7 @@ class FrameEngine(ABC):
             placed.append(one.in_frame(*self.query.region.pixels(size)[:2], size))
         return placed
 
-    def _upload(self, batch: Tensor) -> Tensor:
+    def upload(self, batch: Tensor) -> Tensor:
         """Frames u8 (N, 3, H, W) on the device; a GPU copies them from pinned memory, asynchronously."""
         return batch if self.device.type == "cpu" else batch.pin_memory().to(self.device, non_blocking=True)
 

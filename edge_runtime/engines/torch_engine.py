@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from edge_runtime.engines.base import FrameEngine
 from edge_runtime.engines.cuda_graphs import cuda_graphs_for
+from edge_runtime.engines.joint_pass import JointForward, JointPass, JointPassError, Member
 from edge_runtime.engines.weight_streaming import HALF, PinnedStream, WeightStreaming
 from edge_runtime.memory.arena import TensorOf, WaitFor
 from edge_runtime.memory.store import WeightFormat
@@ -111,7 +112,8 @@ class TorchEngine(FrameEngine):
         half: bool = False,
     ) -> None:
         super().__init__(bundle, query_id, device)
-        if has_loose_tensors(self.model):
+        self._is_loose = has_loose_tensors(self.model)
+        if self._is_loose:
             self.model = bundle.build_unbound(query_id, self.device)
         half = half or self.device.type != "cpu"
         self._cast_to = PRECISIONS[precision]
@@ -154,6 +156,21 @@ class TorchEngine(FrameEngine):
         if self._graphs is None or self._wait is not None:
             return self._run_model(batch)
         return self._graphs.run(self._placement, self._run_model, batch)
+
+    @classmethod
+    def join(cls, engines: Sequence[TorchEngine]) -> JointForward | None:
+        """A joint pass over the modules, unless one stages weights, casts or has tensors outside its state dict."""
+        if not all(engine._is_plain for engine in engines):
+            return None
+        try:
+            return JointPass([Member(engine.model, engine.query.tensors) for engine in engines])
+        except JointPassError:
+            return None
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether the module alone computes what `forward` returns."""
+        return self._cast_to is None and not self._staging.keys and not self._is_loose
 
     def _run_model(self, batch: Tensor) -> Any:
         arriving = start_as_arriving(self._layers, self._wait) if self._wait else nullcontext()

@@ -130,6 +130,8 @@ class TwoStage(Detector):
     """
 
     nms_iou = None
+    region_frames: Tensor | None = None
+    """The frame of each region of the last run, for a joint pass (`edge_runtime.engines.joint_pass`)."""
 
     def __init__(self, whole: detection.FasterRCNN, input_size: InputSize) -> None:
         super().__init__()
@@ -247,6 +249,8 @@ class TwoStage(Detector):
 
     def _pool(self, features: Sequence[Tensor], rois: Tensor, pooling: Any) -> Tensor:
         """Regions (R, C, h, w), each from the level that fits its area (Lin et al. 2017, Feature Pyramids, eq. 1)."""
+        if not self.training and not torch.compiler.is_exporting():
+            self.region_frames = rois[:, 0]
         lowest, highest = (int(math.log2(stride)) for stride in (self.strides[0], self.strides[-1]))
         area = (rois[:, 3:] - rois[:, 1:3]).prod(dim=1)
         level = CANONICAL_LEVEL + torch.log2(area.sqrt() / CANONICAL_SIDE) + 1e-6

@@ -28,9 +28,9 @@ def test_run_uploads_frames_before_work_beside_it(bundle, queued):
     class RecordingEngine(TorchEngine):
         queues_whole_runs = queued
 
-        def _upload(self, batch):
+        def upload(self, batch):
             happened.append("upload")
-            return super()._upload(batch)
+            return super().upload(batch)
 
         def forward(self, batch):
             happened.append("forward")

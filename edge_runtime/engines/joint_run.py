@@ -1,0 +1,149 @@
+"""Runs of several queries: the frames of all of them in one batch, each picture once, and an answer for each query."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from edge_runtime.engines.base import Engine, FrameEngine, no_op
+from edge_runtime.engines.joint_pass import Job, JointForward
+from models.device import is_out_of_memory
+from models.errors import message_of
+from models.predictions import Prediction
+
+TOLERANCE = 1e-3
+"""The largest difference from separate runs, as a fraction of the largest value: another order of sums, not other
+frames."""
+CHECKED_FRAMES = 2
+"""Frames of each query in the comparison with separate runs: mixed rows show from two on."""
+
+log = logging.getLogger("gemel.run")
+JointPredictions = dict[str, "list[Prediction] | Exception"]
+
+
+class JointRunner:
+    """Runs queries that one pass can serve (`models.sharing.joint.joint_queries`), by the engines they are bound to."""
+
+    def __init__(self, engines: Mapping[str, FrameEngine]) -> None:
+        self._engines = dict(engines)
+        self._members = {query: place for place, query in enumerate(engines)}
+        self._forward: JointForward | None = None
+
+    @torch.inference_mode()
+    def run(self, frames: Mapping[str, Sequence[np.ndarray]], beside: Callable[[], object] = no_op) -> JointPredictions:
+        """Predictions of each query for its RGB frames (H, W, 3), or the error with which that query failed.
+
+        One query's bad frame leaves the others' answers; where the pass itself fails, each query runs alone. Raises
+        what running out of memory raises.
+        """
+        answers: JointPredictions = {}
+        pictures: list[Tensor] = []
+        rows: dict[tuple[object, ...], int] = {}
+        jobs: dict[str, list[int]] = {}
+        for query, own in frames.items():
+            engine = self._engines[query]
+            try:
+                before = len(pictures)
+                for frame in own:
+                    key = id(frame), engine.query.region
+                    if key not in rows:
+                        pictures.append(engine.resize(frame))
+                        rows[key] = len(pictures) - 1
+                jobs[query] = [rows[id(frame), engine.query.region] for frame in own]
+            except Exception as error:
+                answers[query] = error
+                del pictures[before:]
+                rows = {key: row for key, row in rows.items() if row < before}
+        if jobs:
+            first = self._engines[next(iter(jobs))]
+            batch = first.query.preprocess.normalise(first.upload(torch.stack(pictures)))
+            beside()
+            answers |= self._answer(batch, jobs, frames)
+        return answers
+
+    def differs(self, frames: Mapping[str, np.ndarray]) -> str | None:
+        """How joint outputs differ from those of separate runs on these frames and on noise; None where they agree."""
+        noise = np.random.default_rng(0)
+        for query, frame in frames.items():
+            engine = self._engines[query]
+            own = [noise.integers(0, 256, frame.shape, np.uint8) for _ in range(CHECKED_FRAMES)]
+            frames = {**frames, query: np.stack(own)}
+        try:
+            with torch.inference_mode():
+                batch, jobs = [], []
+                for query, own in frames.items():
+                    engine = self._engines[query]
+                    jobs.append((self._members[query], range(len(batch), len(batch) + len(own))))
+                    batch += [engine.resize(frame) for frame in own]
+                first = self._engines[next(iter(frames))]
+                pictures = first.query.preprocess.normalise(first.upload(torch.stack(batch)))
+                joint = self._run_joint(pictures, jobs)
+                for (_, own), query, found in zip(jobs, frames, joint):
+                    expected = self._engines[query].forward(pictures[own[0] : own[-1] + 1])
+                    if not _agree(found, expected):
+                        return f"query {query} gets other outputs than alone"
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            return message_of(error)
+        return None
+
+    def _answer(
+        self, batch: Tensor, jobs: Mapping[str, Sequence[int]], frames: Mapping[str, Sequence[np.ndarray]]
+    ) -> JointPredictions:
+        try:
+            outputs = self._run_joint(batch, [(self._members[query], rows) for query, rows in jobs.items()])
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            log.debug("a joint pass failed: %s", error)
+            return {query: self._run_alone(query, frames[query]) for query in jobs}
+        answers: JointPredictions = {}
+        for query, found in zip(jobs, outputs, strict=True):
+            try:
+                answers[query] = self._engines[query].predictions(found, frames[query])
+            except Exception as error:
+                answers[query] = error
+        return answers
+
+    def _run_joint(self, batch: Tensor, jobs: Sequence[Job]) -> list[object]:
+        if self._forward is None:
+            engines = list(self._engines.values())
+            self._forward = type(engines[0]).join(engines)
+        if self._forward is None:
+            raise NotImplementedError(f"engine {next(iter(self._engines.values())).name} has no joint pass")
+        return self._forward(batch, jobs)
+
+    def _run_alone(self, query: str, frames: Sequence[np.ndarray]) -> list[Prediction] | Exception:
+        try:
+            return self._engines[query].run(frames)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            return error
+
+
+def runs_jointly(engines: Sequence[Engine]) -> bool:
+    """Whether these engines have one joint pass, as far as they know unbound."""
+    kinds = {type(engine) for engine in engines}
+    first = engines[0]
+    return len(kinds) == 1 and isinstance(first, FrameEngine) and type(first).join(engines) is not None
+
+
+def _agree(found: object, expected: object) -> bool:
+    pairs = list(zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True))
+    for one, other in pairs:
+        if not isinstance(one, Tensor):
+            continue
+        if one.shape != other.shape:
+            return False
+        if one.is_floating_point() and one.numel():
+            scale = float(other.abs().max()) or 1.0
+            if not float((one - other).abs().max()) <= TOLERANCE * scale:
+                return False
+    return True

@@ -1,0 +1,199 @@
+"""A joint pass: outputs equal those of separate runs, tied layers run once, a bad frame fails its own query alone."""
+
+from __future__ import annotations
+
+import copy
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import models.zoo  # noqa: F401 (registers the architectures)
+from edge_runtime.engines.joint_pass import JointPass, JointPassError, Member
+from edge_runtime.engines.joint_run import JointRunner, runs_jointly
+from edge_runtime.engines.torch_engine import TorchEngine
+from models.bundle import Made, open_bundle, write_bundle
+from models.graph.unfold import ChannelAffine
+from models.sharing.joint import joint_queries
+from models.zoo.registry import ENTRIES, names
+from tests.edge_runtime.engines.sample_bundles import bind
+from tests.edge_runtime.tiny import FACTORY, net, picture, query, trained_looking
+
+JOBS = ([(0, [0]), (1, [1, 2])], [(0, [0]), (1, [0])], [(1, [0, 1]), (0, [1, 2])])
+"""Frames of two cameras, one frame of one camera, and frames of which one is common."""
+QUICK = ["mobilenet_v3_small", "resnet18", "shufflenet_v2_x0_5", "ssdlite320_mobilenet_v3_large"]
+SIZES = {"fasterrcnn": 160, "keypointrcnn": 160, "ssd300": 300, "inception": 128, "yolov3": 96, "vit": 224}
+CLOSE, CLOSE_REGIONS = 1e-4, 2e-3
+"""Which regions a detector of two stages keeps depends on rounding, in separate runs of other batches too."""
+
+
+def is_private(key: str, tensor: torch.Tensor) -> bool:
+    """Norms, biases, heads and every sixth layer."""
+    layer = zlib.crc32(key.rpartition(".")[0].encode())
+    return tensor.dim() <= 1 or key.startswith(("fc", "classifier", "head")) or layer % 6 == 0
+
+
+def vary(model: nn.Module, seed: int) -> nn.Module:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for key, tensor in model.state_dict().items():
+            if tensor.is_floating_point():
+                noise = 1 + 0.2 * (torch.rand(tensor.shape, generator=generator) - 0.5)
+                tensor.copy_(tensor * noise if tensor.dim() > 1 or "running_var" in key else tensor + noise - 1)
+    return model.eval()
+
+
+def make_members(model: nn.Module, count: int = 2) -> list[Member]:
+    """Modules that tie what is not private."""
+    made = [vary(copy.deepcopy(model), seed) for seed in range(1, count + 1)]
+    first = made[0].state_dict()
+    members = []
+    for index, module in enumerate(made):
+        own = {key: f"{key}@{index}" if is_private(key, tensor) else key for key, tensor in first.items()}
+        module.load_state_dict({key: first[key] for key in own if own[key] == key}, strict=False)
+        members.append(Member(module, own))
+    return members
+
+
+def largest_difference(members, batch, jobs, joint=None):
+    with torch.inference_mode():
+        expected = pytree.tree_leaves([members[index].model(batch[list(rows)]) for index, rows in jobs])
+        found = pytree.tree_leaves((joint or JointPass(members))(batch, jobs))
+    assert [one.shape for one in found] == [one.shape for one in expected]
+    pairs = [(one.float(), other.float()) for one, other in zip(found, expected) if one.numel()]
+    return max(float((one - other).abs().max() / (other.abs().max() + 1e-9)) for one, other in pairs)
+
+
+def check_family(name: str) -> None:
+    entry = ENTRIES[name]
+    size = next((size for prefix, size in SIZES.items() if name.startswith(prefix)), 64)
+    torch.manual_seed(0)
+    members = make_members(entry.factory(min(entry.width, 10), size))
+    batch = torch.rand(3, 3, size, size).contiguous(memory_format=torch.channels_last)
+    for jobs in JOBS:
+        used = batch[: 1 + max(row for _, rows in jobs for row in rows)]
+        close = CLOSE_REGIONS if hasattr(members[0].model, "region_frames") else CLOSE
+        assert largest_difference(members, used, jobs) < close
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_joint_pass_of_zoo_family_equals_separate_runs(name):
+    check_family(name)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", [name for name in names() if name not in QUICK])
+def test_joint_pass_of_every_zoo_family_equals_separate_runs(name):
+    check_family(name)
+
+
+def test_joint_pass_of_imported_affines_equals_separate_runs():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), ChannelAffine(8), nn.ReLU(), nn.Conv2d(8, 8, 3), ChannelAffine(8))
+    members, batch = make_members(model, 3), torch.rand(3, 3, 12, 12)
+    assert largest_difference(members, batch, [(2, [0]), (0, [1, 2]), (1, [0])]) < CLOSE
+
+
+def test_joint_pass_of_heads_with_other_widths_equals_separate_runs():
+    members = make_members(net(3))
+    members[1].model[-1] = nn.Linear(48, 5)
+    members = [Member(one.model, {**one.names, "8.weight": f"head{index}"}) for index, one in enumerate(members)]
+    assert largest_difference(members, torch.rand(2, 3, 16, 16), [(0, [0]), (1, [1])]) < CLOSE
+
+
+def test_joint_pass_runs_tied_layers_once_and_common_prefix_by_frame():
+    members = make_members(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)))
+    tied = {key: key for key in members[0].names if key.startswith(("0.", "2."))}
+    members = [Member(one.model, {**one.names, **tied}) for one in members]
+    members[1].model.load_state_dict({key: members[0].model.state_dict()[key] for key in tied}, strict=False)
+    seen = []
+    for member in members:
+        member.model[2].register_forward_hook(lambda module, given, found: seen.append(len(found)))
+    assert largest_difference(members, torch.rand(1, 3, 8, 8), [(0, [0]), (1, [0])]) < CLOSE
+    assert seen[2:] == [1]
+    assert largest_difference(members, torch.rand(2, 3, 8, 8), [(0, [0]), (1, [1])]) < CLOSE
+    assert seen[-1] == 2
+
+
+class CountsFrames(nn.Module):
+    """Reads the number of its frames before a private layer changes it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4 * 36, 2)
+
+    def forward(self, x):
+        count = len(x)
+        return self.head(torch.relu(self.first(x)).reshape(count, -1))
+
+
+def test_joint_pass_whose_module_counts_frames_expands_them_first():
+    members = make_members(CountsFrames())
+    joint = JointPass([Member(one.model, {**one.names, "first.weight": f"w{index}"}) for index, one in
+                       enumerate(members)])  # fmt: skip
+    assert largest_difference(members, torch.rand(1, 3, 8, 8), [(0, [0]), (1, [0])], joint) < CLOSE
+
+
+def test_joint_pass_of_other_state_dicts_is_refused():
+    one, other = make_members(net(3))
+    with pytest.raises(JointPassError):
+        JointPass([one, Member(other.model, {"extra": "x", **other.names})])
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory):
+    """Three queries that tie their second convolution, two of them on one camera; and one that ties nothing."""
+    torch.set_num_threads(1)
+    models = {name: trained_looking(seed) for seed, name in enumerate(("gate", "door", "yard", "road"), 1)}
+    with torch.no_grad():
+        for name in ("door", "yard"):
+            models[name][3].weight.copy_(models["gate"][3].weight)
+    queries = [query("gate", "left"), query("door", "left"), query("yard", "right", roi=(4, 2, 40, 30)),
+               query("road", "left")]  # fmt: skip
+    path = tmp_path_factory.mktemp("joint") / "joint.safetensors"
+    write_bundle(path, models, queries, Made("joint", "wide", 0))
+    bundle = open_bundle(path, [FACTORY])
+    made = {one.id: TorchEngine(bundle, one.id) for one in bundle.queries}
+    for engine in made.values():
+        bind(engine, bundle)
+    return bundle, made
+
+
+def test_joint_queries_are_found_by_tensor_names(engines):
+    bundle, made = engines
+    assert joint_queries(bundle.queries, bundle.nbytes) == (("gate", "door", "yard"),)
+    assert runs_jointly([made["gate"], made["yard"]])
+
+
+def test_joint_runner_answers_as_separate_runs(engines):
+    made = {name: engines[1][name] for name in ("gate", "door", "yard")}
+    runner = JointRunner(made)
+    frames = {"gate": [picture(1), picture(2)], "door": [picture(1)], "yard": [picture(3)]}
+    answers = runner.run(frames)
+    for name, own in frames.items():
+        for found, expected in zip(answers[name], made[name].run(own), strict=True):
+            assert found.label == expected.label
+            assert found.score == pytest.approx(expected.score, abs=CLOSE)
+    assert runner.differs({name: own[0] for name, own in frames.items()}) is None
+
+
+def test_joint_runner_with_bad_frame_fails_its_query_alone(engines):
+    made = {name: engines[1][name] for name in ("gate", "yard")}
+    answers = JointRunner(made).run({"gate": [picture(1)], "yard": [np.zeros((1, 1, 3), np.uint8)]})
+    assert isinstance(answers["yard"], Exception)
+    assert len(answers["gate"]) == 1
+
+
+def test_joint_runner_whose_pass_fails_runs_each_query_alone(engines, monkeypatch):
+    made = {name: engines[1][name] for name in ("gate", "yard")}
+    runner = JointRunner(made)
+
+    def fail(batch, jobs):
+        raise JointPassError("no")
+
+    monkeypatch.setattr(runner, "_forward", fail)
+    answers = runner.run({"gate": [picture(1)], "yard": [picture(1)]})
+    assert all(len(found) == 1 for found in answers.values())
+    assert runner.differs({"gate": picture(1), "yard": picture(1)}) == "JointPassError: no"
