@@ -7,6 +7,7 @@ there is one.
 from __future__ import annotations
 
 import os
+import ssl
 import sys
 import urllib.request
 from pathlib import Path
@@ -18,7 +19,9 @@ token = Path(os.environ.get("GEMEL_TOKEN_FILE", "/box/token"))
 if token.is_file():
     asked.add_header("Authorization", f"Bearer {token.read_text().strip()}")
 try:
-    with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as answer:
+    # The certificate names the box in its network, not the loopback.
+    own = ssl._create_unverified_context()
+    with urllib.request.urlopen(asked, timeout=TIMEOUT_S, context=own) as answer:
         print(answer.read(100).decode(errors="replace").strip())
 except (OSError, ValueError) as error:
     sys.exit(f"not healthy: {error}")

@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from edge_runtime.capture.sources import TIMEOUT_S, CameraConfig
 from edge_runtime.engines.registry import AUTO, check_engine
-from edge_runtime.http.auth import Access, parse_access
+from edge_runtime.http.auth import Access, TlsFiles, parse_access
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
 from edge_runtime.scheduler.costs import parse_memory
 from edge_runtime.sinks.base import SinkConfig, host_name, parse_sinks
@@ -80,6 +80,7 @@ class _Strict(BaseModel):
 
 
 _Path = Annotated[str, Field(min_length=1)]
+_HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,252})$")]
 _Factory = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 
 
@@ -92,9 +93,18 @@ class _CameraKeys(_Strict):
     every_s: Annotated[float, Field(ge=0.05, le=3600)] | None = None
 
 
+class _TlsKeys(_Strict):
+    cert: _Path
+    key: _Path
+
+
 class _HttpKeys(_Strict):
     bind: str = "127.0.0.1:8080"
     token_file: _Path | None = None
+    names: Annotated[list[_HostName], Field(max_length=100)] = []
+    trusted_proxies: Annotated[list[str], Field(max_length=100)] = []
+    tls: _TlsKeys | None = None
+    ready: Literal["any", "all"] = "any"
 
 
 class _SpoolKeys(_Strict):
@@ -171,7 +181,7 @@ def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -
         problem = f"the engine {keys.engine} computes in fp32"
         raise InputError(path, problem, "leave it out, or use engine torch", "precision")
     root = path.resolve().parent
-    token_file = None if keys.http is None or keys.http.token_file is None else root / keys.http.token_file
+    http = None if keys.http is None else _access(path, root, keys.http)
     return BoxConfig(
         path=path,
         bundle=root / keys.bundle,
@@ -182,8 +192,8 @@ def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -
         sinks=parse_sinks(path, keys.sinks, root, keys.name),
         spool=None if keys.spool is None else _spool(path, root, keys.spool),
         public_key=None if keys.public_key is None else root / keys.public_key,
-        http=None if keys.http is None else parse_access(keys.http.bind, token_file, path),
-        token_file=token_file,
+        http=http,
+        token_file=None if keys.http is None or keys.http.token_file is None else root / keys.http.token_file,
         policy=policy_named(keys.policy, str(path), "policy").name,
         trace=None if keys.trace is None else root / keys.trace,
         factories=tuple(keys.factories),
@@ -194,6 +204,12 @@ def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -
         name=keys.name or host_name(),
         objective=keys.objective,
     )
+
+
+def _access(path: Path, root: Path, given: _HttpKeys) -> Access:
+    token_file = None if given.token_file is None else root / given.token_file
+    tls = None if given.tls is None else TlsFiles(root / given.tls.cert, root / given.tls.key)
+    return parse_access(given.bind, token_file, path, given.names, given.trusted_proxies, tls, given.ready)
 
 
 def _spool(path: Path, root: Path, given: _SpoolKeys) -> SpoolConfig:

@@ -84,6 +84,7 @@ def check_box(box: CostedBox) -> dict[str, Any]:
         *_unused_cameras(loaded),
         *_camera_problems(loaded, probes),
         *(f"sink {sink['name']}: {sink['error']}" for sink in sinks if sink["error"] is not None),
+        *_address_problems(config),
     ]
     for warning in warnings:
         log.warning("%s", warning)
@@ -92,6 +93,15 @@ def check_box(box: CostedBox) -> dict[str, Any]:
         "http": None if http is None else {"host": http.host, "port": http.port, "token": http.token is not None},
         "signed": config.public_key is not None, **box.to_json(), "warnings": warnings,
     }  # fmt: skip
+
+
+def _address_problems(config: BoxConfig) -> Iterator[str]:
+    """Why the address of HTTP is not available at present; a box that already serves has it."""
+    if config.http is not None:
+        from edge_runtime.http.app import address_problem
+
+        if (problem := address_problem(config.http)) is not None:
+            yield f"http: {problem[0]}"
 
 
 def _unused_cameras(box: LoadedBox) -> list[str]:
@@ -147,6 +157,10 @@ def _cost(config_path: str | Path) -> CostedBox:
 def _load_config(config_path: str | Path) -> BoxConfig:
     config = load_config(config_path)
     _check_outputs(config)
+    if config.http is not None and config.http.tls is not None:
+        from edge_runtime.http.tls import Certificate
+
+        Certificate(config.http.tls)
     for sink in config.sinks:
         sink.check()
     return config
@@ -158,12 +172,14 @@ def _check_outputs(config: BoxConfig) -> None:
     spool = None if config.spool is None else config.spool.path
     ledger = spool / LEDGER_FILE if spool is not None and spool.is_dir() else spool
     cameras = [(f"the source of camera {name}", camera.source) for name, camera in config.cameras.items()]
+    tls = None if config.http is None else config.http.tls
     inputs = [
         ("the config", config.path),
         ("the bundle", config.bundle),
         ("its profile", profile_path(config.bundle)),
         ("the public key", config.public_key),
         ("the token", config.token_file),
+        *(() if tls is None else (("the certificate", tls.cert), ("the key of the certificate", tls.key))),
     ]
     outputs = [("trace", config.trace), *sinks, ("spool", ledger)]
     check_apart(outputs, [*inputs, *cameras], config.path)

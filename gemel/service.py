@@ -6,6 +6,7 @@ import http.client
 import os
 import pwd
 import re
+import ssl
 import stat
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_runtime.config import BoxConfig
-from edge_runtime.http.auth import Access, parse_access
+from edge_runtime.http.auth import Access, TlsFiles, parse_access
 from edge_runtime.variables import NAMED, Variables
 from models.errors import InputError, one_line
 from models.io import ParseError, open_atomic, parse_json, read_bounded, read_mapping
@@ -97,7 +98,7 @@ def reload_box(config: str | Path, timeout_s: float = RELOAD_TIMEOUT_S) -> dict[
     where = f"{access.host}:{access.port}"
     # A box that listens on all addresses answers at the loopback.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(access.host, access.host)
-    connection = http.client.HTTPConnection(host, access.port, timeout=timeout_s)
+    connection = _connection(access, host, timeout_s)
     try:
         connection.request("POST", "/api/reload", headers={"Authorization": f"Bearer {access.token}"})
         response = connection.getresponse()
@@ -119,6 +120,19 @@ def reload_box(config: str | Path, timeout_s: float = RELOAD_TIMEOUT_S) -> dict[
     raise InputError(path, problem, "give the token that the box was started with", "http.token_file")
 
 
+def _connection(access: Access, host: str, timeout_s: float) -> http.client.HTTPConnection:
+    """A connection to the box; with TLS the box must have exactly the certificate of the config."""
+    if access.tls is None:
+        return http.client.HTTPConnection(host, access.port, timeout=timeout_s)
+    try:
+        context = ssl.create_default_context(cafile=os.fspath(access.tls.cert))
+    except OSError as error:
+        raise InputError(access.tls.cert, "cannot be read as a certificate", "give a PEM file", "http.tls") from error
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.check_hostname = False  # the name is that of the box in its network, not of the loopback
+    return http.client.HTTPSConnection(host, access.port, timeout=timeout_s, context=context)
+
+
 def _read_access(path: Path) -> Access:
     given = read_mapping(path, "box config", "`bundle:`, `budget:` and `cameras:`").get("http")
     keys = Variables(path, os.environ).fill(given if isinstance(given, Mapping) else {}, "http")
@@ -126,7 +140,9 @@ def _read_access(path: Path) -> Access:
     if not isinstance(bind, str) or not isinstance(token_file, str):
         problem = "a reload needs HTTP and a token"
         raise InputError(path, problem, "give it `http: {token_file: ...}`, or send the process SIGHUP", "http")
-    return parse_access(bind, path.resolve().parent / token_file, path)
+    root, tls = path.resolve().parent, keys.get("tls")
+    files = TlsFiles(root / str(tls.get("cert")), root / str(tls.get("key"))) if isinstance(tls, Mapping) else None
+    return parse_access(bind, root / token_file, path, tls=files)
 
 
 def _writable_folders(config: BoxConfig) -> list[Path]:

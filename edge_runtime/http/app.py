@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
+import random
 import socket
+import ssl
 import threading
 import time
 from collections import deque
@@ -20,10 +23,13 @@ from aiohttp import WSMsgType, web
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from edge_runtime.backoff import BackOff
 from edge_runtime.http.auth import COOKIE, Access
+from edge_runtime.http.connections import Connections, open_sockets
 from edge_runtime.http.metrics import CONTENT_TYPE, Metrics
 from edge_runtime.http.snapshots import Snapshot
-from edge_runtime.http.status import Readiness, ReloadOutcome, Status
+from edge_runtime.http.status import Readiness, ReloadOutcome, Status, TlsStatus
+from edge_runtime.http.tls import Certificate
 from models.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,8 +38,6 @@ if TYPE_CHECKING:
 SNAPSHOT_INTERVAL_S, STATUS_INTERVAL_S = 0.2, 1.0
 MAX_CLIENTS = 16
 """Dashboards open at once."""
-MAX_CONNECTIONS = 128
-"""Open at once, dashboards included; the box needs file descriptors for its cameras and files."""
 MAX_BODY_BYTES = 4096
 TIMEOUT_S = 2.0
 HISTORY_INTERVAL_S, HISTORY_S = 5.0, 3600.0
@@ -126,46 +130,65 @@ class History:
         return {name: [row[index] for row in self._rows] for index, name in enumerate(HISTORY_COLUMNS)}
 
 
-def check_address(access: Access, where: str | Path) -> None:
-    """Raise InputError, naming the config, where the address is not available at present."""
+PASSING_ERRNOS = {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.ENETUNREACH, errno.ENODEV}
+"""Errors of an address that pass by themselves: a network that is not up yet, a program that still ends."""
+BIND_BACK_OFF = BackOff(0.5, 10.0)
+
+
+def address_problem(access: Access) -> tuple[str, bool] | None:
+    """Why the address is not available at present, and whether that can pass by itself; None where it is."""
     try:
-        family, kind, _, _, address = socket.getaddrinfo(access.host, access.port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen(1)
+        for one in open_sockets(access.host, access.port):
+            one.close()
     except OSError as error:
-        raise _address_error(access, where, error) from error
+        return _describe_address(access, error), _can_pass(error)
+    return None
 
 
-def _address_error(access: Access, where: str | Path, error: OSError) -> InputError:
-    problem = f"{access.host}:{access.port} is not available: {error.strerror or error}"
-    return InputError(where, problem, "give another address, or end the program that uses it", "http.bind")
+def check_address(access: Access, where: str | Path) -> None:
+    """Raise InputError, naming the config, where the address can never be used by this process."""
+    problem = address_problem(access)
+    if problem is not None and not problem[1]:
+        raise InputError(where, problem[0], "give another address", "http.bind")
+
+
+def _can_pass(error: OSError) -> bool:
+    return isinstance(error, socket.gaierror) or error.errno in PASSING_ERRNOS
+
+
+def _describe_address(access: Access, error: OSError) -> str:
+    return f"{access.host}:{access.port} is not available: {error.strerror or error}"
 
 
 class HttpService:
     """Serves a box's status, metrics, snapshots and dashboard until it is stopped; `where` names the config."""
 
     def __init__(self, source: RuntimeStatus, metrics: Metrics, access: Access, where: str | Path) -> None:
-        self._app = BoxApp(source, metrics, access)
+        certificate = None if access.tls is None else Certificate(access.tls)
+        self._app = BoxApp(source, metrics, access, certificate)
         self._access, self._where = access, where
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
-        self._opened: Future[None] = Future()
+        self._tried: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self.port = access.port
 
     def start(self) -> None:
-        """Begin to serve; InputError where the address is not available. Port 0 takes a free one (`port`)."""
+        """Begin to serve. An address that is not available yet is tried again; InputError where it never will be.
+
+        Port 0 takes a free one (`port`).
+        """
         self._thread.start()
         try:
-            self._opened.result()
+            self._tried.result()
         except OSError as error:
-            raise _address_error(self._access, self._where, error) from error
-        log.info("dashboard at http://%s:%d/", self._access.host, self.port)
+            problem = _describe_address(self._access, error)
+            raise InputError(self._where, problem, "give another address", "http.bind") from error
 
     def set_access(self, access: Access) -> None:
-        """Use another token."""
+        """Use another token, other names and files of TLS."""
+        if access.tls != self._app.access.tls:
+            self._app.certificate = None if access.tls is None else Certificate(access.tls)
         self._app.access = access
 
     def stop(self) -> None:
@@ -179,43 +202,61 @@ class HttpService:
         try:
             asyncio.run(self._serve())
         except BaseException as error:
-            if not self._opened.done():
-                self._opened.set_exception(error)
+            if not self._tried.done():
+                self._tried.set_exception(error)
+            elif not isinstance(error, asyncio.CancelledError):
+                log.exception("HTTP has ended")
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         runner = web.AppRunner(self._app.application(), access_log=None, shutdown_timeout=0.5, logger=silent)
         await runner.setup()
         try:
-            host, port = self._access.host, self._access.port
-            server = await self._loop.create_server(lambda: _protocol(runner), host, port)
-            self.port = server.sockets[0].getsockname()[1]
-            self._opened.set_result(None)
+            assert runner.server is not None
+            connections = Connections(runner.server, self._app.is_proxy, self._app.tls_context)
+            self._app.connections = connections
+            sockets = await self._open_sockets()
+            connections.listen(sockets)
+            if sockets:
+                self.port = sockets[0].getsockname()[1]
+                scheme = "http" if self._access.tls is None else "https"
+                log.info("dashboard at %s://%s:%d/", scheme, self._access.host, self.port)
+            self._note_tried()
             await self._stopping.wait()
-            server.close()
+            connections.close()
         finally:
             await asyncio.wait_for(runner.cleanup(), TIMEOUT_S / 2)
 
+    async def _open_sockets(self) -> list[socket.socket]:
+        """The listening sockets, as soon as the address is available; none where the service stops before."""
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                return await asyncio.to_thread(open_sockets, self._access.host, self._access.port)
+            except OSError as error:
+                if not _can_pass(error):
+                    raise
+                failures += 1
+                if failures == 1:
+                    log.warning("%s; HTTP tries again, the box serves", _describe_address(self._access, error))
+                self._note_tried()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), BIND_BACK_OFF.wait_s(failures, random.random()))
+        return []
 
-class _Rejected(asyncio.Protocol):
-    """A connection beyond the limit."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.abort()
-
-
-def _protocol(runner: web.AppRunner) -> asyncio.BaseProtocol:
-    server = runner.server
-    assert server is not None
-    return _Rejected() if len(server.connections) >= MAX_CONNECTIONS else server()
+    def _note_tried(self) -> None:
+        if not self._tried.done():
+            self._tried.set_result(None)
 
 
 class BoxApp:
     """The routes and their handlers."""
 
-    def __init__(self, source: RuntimeStatus, metrics: Metrics, access: Access) -> None:
-        self._source, self._metrics, self.access = source, metrics, access
+    def __init__(
+        self, source: RuntimeStatus, metrics: Metrics, access: Access, certificate: Certificate | None = None
+    ) -> None:
+        self._source, self._metrics, self.access, self.certificate = source, metrics, access, certificate
+        self.connections: Connections | None = None
         self._history = History()
         self._dashboards: set[web.WebSocketResponse] = set()
         self._routes = [
@@ -238,6 +279,23 @@ class BoxApp:
         ]  # fmt: skip
         self._schema = openapi_document(self._routes)
 
+    def is_proxy(self, address: str) -> bool:
+        """Whether this address is that of a trusted proxy."""
+        return self.access.is_proxy(address)
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """The TLS context in force."""
+        return None if self.certificate is None else self.certificate.context
+
+    def _read_status(self) -> Status:
+        """The box at this moment, with its certificate."""
+        status, certificate = self._source.status(), self.certificate
+        if certificate is None:
+            return status
+        return status.model_copy(
+            update={"tls": TlsStatus(expires_at=certificate.expires_at, warning=certificate.warning)}
+        )
+
     def application(self) -> web.Application:
         """The aiohttp application."""
         app = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
@@ -253,9 +311,15 @@ class BoxApp:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Mark the connection as in use while the request is answered."""
+        with contextlib.nullcontext() if self.connections is None else self.connections.request(request):
+            return await self._answer(request, handler)
+
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Check access, add the headers of every response, and hide tracebacks."""
         is_read = request.method in ("GET", "HEAD")
-        refusal = self.access.check(request.method, request.headers, is_read and request.path.startswith("/page/"))
+        is_page = is_read and request.path.startswith("/page/")
+        refusal = self.access.check(request.method, request.headers, is_page, request.remote)
         try:
             if refusal is None:
                 response = await handler(request)
@@ -287,13 +351,13 @@ class BoxApp:
         return _json_response(readiness, 503 if readiness.missing else 200)
 
     async def _metrics_text(self, _: web.Request) -> web.Response:
-        return web.Response(body=self._metrics.to_text(self._source.status), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=self._metrics.to_text(self._read_status), headers={"Content-Type": CONTENT_TYPE})
 
     async def _openapi(self, _: web.Request) -> web.Response:
         return web.json_response(self._schema)
 
     async def _status(self, _: web.Request) -> web.Response:
-        return _json_response(self._source.status())
+        return _json_response(self._read_status())
 
     async def _last_hour(self, _: web.Request) -> web.Response:
         return web.json_response(self._history.to_json())
@@ -307,10 +371,11 @@ class BoxApp:
             raise web.HTTPNotFound(reason="no frame of this camera yet")
         return web.Response(body=await asyncio.to_thread(snapshot.jpeg), content_type=JPEG)
 
-    async def _session(self, _: web.Request) -> web.Response:
+    async def _session(self, request: web.Request) -> web.Response:
         """The request had the token: the dashboard keeps it in a cookie that scripts cannot read."""
         response = web.Response(status=204)
-        response.set_cookie(COOKIE, self.access.token or "", httponly=True, samesite="Strict", path="/")
+        response.set_cookie(COOKIE, self.access.token or "", httponly=True, samesite="Strict", path="/",
+                            secure=self.access.is_https(request.headers, request.remote))  # fmt: skip
         return response
 
     async def _reload(self, _: web.Request) -> web.Response:
@@ -349,7 +414,7 @@ class BoxApp:
         while not dashboard.closed:
             now = time.monotonic()
             if now - status_at >= STATUS_INTERVAL_S:
-                status_at, status = now, self._source.status()
+                status_at, status = now, self._read_status()
                 cameras = [camera.id for camera in status.cameras]
                 await dashboard.send_str(status.model_dump_json())
             for camera in cameras:
@@ -370,7 +435,9 @@ class BoxApp:
     async def _record_history(self, _: web.Application) -> AsyncIterator[None]:
         async def record() -> None:
             while True:
-                self._history.add(time.time(), self._source.status())
+                if self.certificate is not None:
+                    await asyncio.to_thread(self.certificate.poll)
+                self._history.add(time.time(), self._read_status())
                 await asyncio.sleep(HISTORY_INTERVAL_S)
 
         recording = asyncio.create_task(record())

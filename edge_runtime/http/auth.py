@@ -1,11 +1,11 @@
-"""Access to a box over HTTP, decided from the head of a request alone."""
+"""Access to a box over HTTP, decided from the head of a request and the address that it comes from."""
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,36 +18,72 @@ TOKEN = re.compile(rb"[A-Za-z0-9._~+/=-]{%d,%d}" % (MIN_TOKEN, MAX_TOKEN))
 """The syntax of a bearer token (RFC 6750)."""
 SAFE_METHODS = frozenset(("GET", "HEAD"))
 LOCAL_NAMES = frozenset(("localhost", "127.0.0.1", "[::1]"))
+FORWARDING_HEADERS = ("Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP")
+"""Headers that proxies add: a request with one of them does not come from this machine."""
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """The files of a certificate (with its chain) and of its key, PEM."""
+
+    cert: Path
+    key: Path
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Where a box listens, and its token, if there is one.
+    """Where a box listens, its token, if there is one, the other `names` it is reached by, and its proxies.
 
-    On the loopback any local client may read, by a name of the machine itself, so that no web page elsewhere can.
-    Beyond it, and for every change of the box, the token is required.
+    A token is always required where there is one. Without it the box listens on the loopback alone, and local clients
+    may read by a name of the machine itself, so that no web page elsewhere can, and not through a proxy.
     """
 
     host: str
     port: int
     token: str | None = field(default=None, repr=False)
+    names: tuple[str, ...] = ()
+    trusted_proxies: tuple[Network, ...] = ()
+    tls: TlsFiles | None = None
+    ready: str = "any"
 
     @property
     def is_local(self) -> bool:
         """Whether only this machine can reach it."""
         return is_loopback(self.host)
 
-    def check(self, method: str, headers: Mapping[str, str], is_public: bool = False) -> tuple[int, str] | None:
-        """The HTTP status and the reason of a refusal; None where the request is allowed.
+    def is_proxy(self, address: str | None) -> bool:
+        """Whether this address is that of a trusted proxy."""
+        try:
+            given = ipaddress.ip_address(address or "")
+        except ValueError:
+            return False
+        mapped = getattr(given, "ipv4_mapped", None) or given
+        return any(mapped in network for network in self.trusted_proxies)
+
+    def is_https(self, headers: Mapping[str, str], address: str | None) -> bool:
+        """Whether the client uses HTTPS, to the box or to its proxy."""
+        forwarded = headers.get("X-Forwarded-Proto", "") if self.is_proxy(address) else ""
+        return self.tls is not None or forwarded.strip().casefold() == "https"
+
+    def check(
+        self, method: str, headers: Mapping[str, str], is_public: bool = False, address: str | None = None
+    ) -> tuple[int, str] | None:
+        """The HTTP status and the reason of a refusal; None where the request from `address` is allowed.
 
         `is_public` marks files that say nothing of the box: those of the page, and the form for the token.
         """
         host, origin = headers.get("Host", ""), headers.get("Origin")
-        if self.is_local and _without_port(host) not in LOCAL_NAMES:
+        if self.token is None and _without_port(host) not in LOCAL_NAMES:
             return 403, "the Host of this request is not this machine"
-        if origin is not None and origin.partition("://")[2].casefold() != host.casefold():
+        if self.token is None and any(name in headers for name in FORWARDING_HEADERS):
+            return 403, "this request comes through a proxy: name a token_file in the config of the box"
+        if self.names and not self._is_known(_without_port(self._host_of(headers, address))):
+            return 403, "the Host of this request is none of http.names"
+        if origin is not None and not self._is_own(origin.partition("://")[2].casefold(), headers, address):
             return 403, "the Origin of this request is another site"
-        if is_public or (self.is_local and method in SAFE_METHODS):
+        if is_public or (self.token is None and method in SAFE_METHODS):
             return None
         if self.token is None:
             return 403, "this box has no token: name a token_file in its config"
@@ -56,8 +92,29 @@ class Access:
             return 401, "a token is needed"
         return None
 
+    def _is_known(self, host: str) -> bool:
+        """Whether this is one of the box's names, or an address, which no site elsewhere can pass off as its own."""
+        return host in {*LOCAL_NAMES, *self.names, self.host} or _is_address(host)
 
-def parse_access(bind: str, token_file: Path | None, where: str | Path) -> Access:
+    def _host_of(self, headers: Mapping[str, str], address: str | None) -> str:
+        """The host that the client asked for."""
+        forwarded = headers.get("X-Forwarded-Host", "") if self.is_proxy(address) else ""
+        return forwarded.rpartition(",")[2].strip() or headers.get("Host", "")
+
+    def _is_own(self, origin: str, headers: Mapping[str, str], address: str | None) -> bool:
+        own = (headers.get("Host", ""), self._host_of(headers, address))
+        return origin in {host.casefold() for host in own} or _without_port(origin) in self.names
+
+
+def parse_access(
+    bind: str,
+    token_file: Path | None,
+    where: str | Path,
+    names: Sequence[str] = (),
+    trusted_proxies: Sequence[str] = (),
+    tls: TlsFiles | None = None,
+    ready: str = "any",
+) -> Access:
     """Access at `HOST:PORT` with the token of a file; InputError naming the config and the key."""
     host, colon, port = bind.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
@@ -67,7 +124,11 @@ def parse_access(bind: str, token_file: Path | None, where: str | Path) -> Acces
     if token is None and not is_loopback(host):
         problem = f"{bind} can be reached from other machines, and there is no token"
         raise InputError(where, problem, "name a token_file, or bind to 127.0.0.1", "http.bind")
-    return Access(host, int(port), token)
+    if token is None and (names or trusted_proxies):
+        problem = "a box behind a proxy can be reached from other machines, and there is no token"
+        raise InputError(where, problem, "name a token_file", "http.names" if names else "http.trusted_proxies")
+    proxies = tuple(_network(text, where, f"http.trusted_proxies[{at}]") for at, text in enumerate(trusted_proxies))
+    return Access(host, int(port), token, tuple(name.casefold() for name in names), proxies, tls, ready)
 
 
 def is_loopback(host: str) -> bool:
@@ -78,6 +139,22 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
+
+
+def _network(text: str, where: str | Path, key: str) -> Network:
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError as error:
+        problem = f"'{text[:80]}' is no address or network"
+        raise InputError(where, problem, "give one such as 127.0.0.1 or 10.0.0.0/8", key) from error
 
 
 def _token(path: Path) -> str:

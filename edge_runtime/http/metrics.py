@@ -93,6 +93,9 @@ class _StatusMetrics(Collector):
                       {(outcome,): count for outcome, count in status.reloads.items()})  # fmt: skip
         yield _family(GaugeMetricFamily, "gemel_drift_ratio", "Agreement with the original at the last check.",
                       ["query"], {(drift.query,): drift.ratio for drift in status.drift})  # fmt: skip
+        if status.tls is not None:
+            yield GaugeMetricFamily("gemel_tls_expiry_timestamp_seconds", "When the certificate of HTTPS runs out.",
+                                    status.tls.expires_at)  # fmt: skip
         yield InfoMetricFamily("gemel_bundle", "What is served.",
                                {"digest": status.bundle, "workload": status.workload})  # fmt: skip
 

@@ -83,6 +83,13 @@ class SpoolStatus(_Value):
     bytes: int = Field(ge=0, description="of all that are kept")
 
 
+class TlsStatus(_Value):
+    """The certificate of HTTPS."""
+
+    expires_at: float = Field(description="Unix seconds")
+    warning: str | None = Field(description="set days before it runs out, and where new files cannot be used")
+
+
 class Status(_Value):
     """A whole box at one moment."""
 
@@ -107,6 +114,7 @@ class Status(_Value):
     sinks: list[SinkStatus]
     drift: list[DriftStatus]
     spool: SpoolStatus | None = Field(None, description="null where the box keeps no samples")
+    tls: TlsStatus | None = Field(None, description="null without TLS")
 
 
 class Readiness(_Value):

@@ -98,9 +98,12 @@ class Running:
         return json.loads((self.folder / "spool" / "ledger.json").read_text())
 
     def get(self, path: str, most_s: float = 5.0) -> bytes:
-        """Body of an HTTP answer, whatever its status."""
+        """Body of an HTTP answer, whatever its status; asked with the folder's token, if it has one."""
+        token = self.folder / "token"
+        headers = {"Authorization": f"Bearer {token.read_text().strip()}"} if token.exists() else {}
+        request = urllib.request.Request(self.address() + path, headers=headers)
         try:
-            with urllib.request.urlopen(self.address() + path, timeout=most_s) as answer:
+            with urllib.request.urlopen(request, timeout=most_s) as answer:
                 return answer.read()
         except urllib.error.HTTPError as error:
             return error.read()

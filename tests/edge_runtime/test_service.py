@@ -18,9 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from edge_runtime import executor, service
 from edge_runtime.daemon import run
 from edge_runtime.engines.torch_engine import TorchEngine
-from edge_runtime.http.app import check_address
 from edge_runtime.service import SAME_SIGNAL_S, LedgerFile, catch_signals
-from models.errors import InputError
 from tests.edge_runtime.tiny import LOOPED, write_box, write_config
 
 TIMEOUT_S = 60.0
@@ -91,24 +89,16 @@ def test_hanging_step_ends_the_box(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert summary["balanced"] and json.loads((tmp_path / "spool" / "ledger.json").read_text()) == summary
 
 
-def test_service_with_used_address_is_input_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_serves_while_its_address_is_in_use(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_box(tmp_path)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
-        bind = "127.0.0.1:{1}".format(*other.getsockname())
-
-        def check(*given) -> None:
-            check_address(*given)
-            other.listen()
-
-        monkeypatch.setattr("edge_runtime.http.app.check_address", check)
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        config = write_config(tmp_path, http={"bind": bind}, spool="spool")
-        with pytest.raises(InputError, match=r"http.bind: .* is not available"):
-            run(config)
-        assert not (tmp_path / "results.jsonl").exists() and not list((tmp_path / "spool").iterdir())
-        with pytest.raises(InputError, match=r"http\.bind: 127\.0\.0\.1:\d+ is not available"):
-            run(config, check=True)
+        other.listen()
+        config = write_config(tmp_path, http={"bind": "127.0.0.1:{1}".format(*other.getsockname())})
+        assert run(config)["fault"] is None and "HTTP tries again, the box serves" in caplog.text
+        warnings = run(config, check=True)["warnings"]
+        assert any("is not available" in warning for warning in warnings)
+    assert (tmp_path / "results.jsonl").exists()
 
 
 def send_request(port: int, path: str) -> tuple[int, bytes]:

@@ -41,7 +41,8 @@ def run_reload(config: Path, capsys) -> tuple[int, dict]:
 
 def get_text(config: Path, path: str) -> str:
     port = config.read_text().partition("127.0.0.1:")[2].split()[0].strip("'")
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"Authorization": f"Bearer {TOKEN}"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
         return answer.read().decode()
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,7 @@ from models.errors import InputError
 TOKEN = "a-token-of-32-characters-or-more"
 LOCAL, LOCAL_WITH = Access("127.0.0.1", 8080), Access("127.0.0.1", 8080, TOKEN)
 OPEN = Access("0.0.0.0", 8080, TOKEN)
+NAMED = Access("127.0.0.1", 8080, TOKEN, names=("box.example.org",))
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 LOCAL_HOST = {"Host": "127.0.0.1:8080"}
 OTHER_HOST = {"Host": "box.lan:8080"}
@@ -36,7 +40,17 @@ OTHER_HOST = {"Host": "box.lan:8080"}
         (LOCAL_WITH, "POST", {**LOCAL_HOST, "Authorization": f"Basic {TOKEN}"}, 401),
         (LOCAL_WITH, "POST", {**LOCAL_HOST, "Cookie": f"gemel_token={TOKEN}"}, None),
         (LOCAL_WITH, "DELETE", LOCAL_HOST, 401),
-        (LOCAL_WITH, "GET", LOCAL_HOST, None),
+        (LOCAL_WITH, "GET", LOCAL_HOST, 401),
+        (LOCAL_WITH, "GET", {**LOCAL_HOST, **BEARER}, None),
+        (LOCAL_WITH, "GET", OTHER_HOST, 401),  # a proxy that passes the Host on
+        (LOCAL_WITH, "GET", {**OTHER_HOST, **BEARER}, None),
+        (LOCAL, "GET", {**LOCAL_HOST, "X-Forwarded-For": "203.0.113.9"}, 403),  # a proxy, and no token
+        (LOCAL, "GET", {**LOCAL_HOST, "Forwarded": "for=203.0.113.9"}, 403),
+        (NAMED, "GET", {"Host": "box.example.org", **BEARER}, None),
+        (NAMED, "GET", {"Host": "10.0.0.5:8080", **BEARER}, None),
+        (NAMED, "GET", {"Host": "evil.example", **BEARER}, 403),
+        (NAMED, "POST", {**LOCAL_HOST, **BEARER, "Origin": "https://box.example.org"}, None),
+        (NAMED, "POST", {**LOCAL_HOST, **BEARER, "Origin": "https://evil.example"}, 403),
         (OPEN, "GET", OTHER_HOST, 401),
         (OPEN, "HEAD", OTHER_HOST, 401),
         (OPEN, "GET", {**OTHER_HOST, **BEARER}, None),
@@ -84,3 +98,29 @@ def test_access_refuses_bad_token_without_showing_it(content: bytes, tmp_path: P
     (tmp_path / "token").write_bytes(content)
     with pytest.raises(InputError, match=r"token: http\.token_file: holds no token"):
         parse_access("127.0.0.1:1", tmp_path / "token", "box.yaml")
+
+
+def test_access_believes_trusted_proxies_only() -> None:
+    headers = {**LOCAL_HOST, **BEARER, "Origin": "https://cam.lan", "X-Forwarded-Host": "cam.lan"}
+    access = parse_access("127.0.0.1:1", None, "box.yaml")
+    assert access.check("GET", headers, address="10.1.2.3") is not None
+    proxied = replace(LOCAL_WITH, trusted_proxies=(ipaddress.ip_network("10.0.0.0/8"),))
+    https = {"X-Forwarded-Proto": "https"}
+    assert proxied.check("POST", headers, address="10.1.2.3") is None and proxied.is_https(https, "::ffff:10.1.2.3")
+    assert proxied.check("POST", headers, address="11.1.2.3") is not None and not proxied.is_https(https, "11.1.2.3")
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"names": ["box.lan"]}, r"http\.names: .* there is no token"),
+        ({"trusted_proxies": ["10.0.0.1"]}, r"http\.trusted_proxies: .* there is no token"),
+        ({"trusted_proxies": ["nowhere"], "token": True}, r"trusted_proxies\[0\]: 'nowhere' is no address"),
+        ({"trusted_proxies": ["10.0.0.1/8"], "token": True}, r"trusted_proxies\[0\]: '10.0.0.1/8' is no address"),
+    ],
+)
+def test_access_behind_a_proxy_needs_a_token(keys: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    token_file = tmp_path / "token" if keys.pop("token", False) else None
+    with pytest.raises(InputError, match=problem):
+        parse_access("127.0.0.1:1", token_file, "box.yaml", **keys)

@@ -81,7 +81,7 @@ def test_dashboard_reports_a_lost_box(browser: Any, box: Box) -> None:
 
 
 def test_dashboard_login_with_token(browser: Any, box: Box) -> None:
-    with serve_box(box, "0.0.0.0") as address, page_of(browser) as (page, _):
+    with serve_box(box, "0.0.0.0", TOKEN) as address, page_of(browser) as (page, _):
         page.goto(f"http://{address}/")
         page.fill("#token", "not-the-token-at-all")
         page.click("button")
