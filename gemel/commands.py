@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from models.export import ExportedModel
 
 METHODS = (
-    "top-down", "gemel", "earliest", "latest", "random", "one-model", "mainstream", "substitute", "trunk", "ceiling",
-    "joint", "none",
+    "top-down", "gemel", "mainstream", "substitute", "trunk", "ceiling", "joint", "none",
 )  # fmt: skip
 METHODS_WITHOUT_SHARING = ("joint", "none")
 MAX_SEED = 2**32 - 1

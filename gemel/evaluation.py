@@ -62,6 +62,7 @@ from models.metrics import average_precision, error_types
 from models.notes import add_note
 from models.predictions import BoxLabels
 from models.sharing.layers import state_bytes
+from models.sharing.similarity import equal_states
 from models.tasks import task_of
 from models.tasks.detection import Detection
 from models.weights import load_weights
@@ -270,9 +271,11 @@ def evaluate_query(query: Query, bundle: Bundle) -> QueryEvaluation:
     if split.labels is not None and task_of(query).footage == "objects":
         check_objects(query, split.labels)  # type: ignore[arg-type]
     before = predict(original.to(device), query, prepared)
-    merged = query_as_shipped(query, bundle)
-    frames = prepared if merged == query else PreparedFrames(merged, split)
-    after = predict(bundle.build(query.id, device), merged, frames)
+    merged, model = query_as_shipped(query, bundle), bundle.build(query.id, device)
+    if merged == query and equal_states(model.state_dict(), original.state_dict()):
+        after = before
+    else:
+        after = predict(model, merged, prepared if merged == query else PreparedFrames(merged, split))
     threshold = bundle.query(query.id).threshold
     if threshold is None:
         val = load_split(query, "val")

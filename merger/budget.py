@@ -1,19 +1,16 @@
-"""Budgets of time and FLOPs, and the training speed that converts one into the other."""
+"""Budgets of time and FLOPs; the speed at which the originals were evaluated converts one into the other."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from merger.checkpoint import Checkpoint
-from merger.config import MEASUREMENT, MergeOptions
+from merger.config import MergeOptions
 from merger.context import MergeContext
-from merger.training.loop import Diverged
-from merger.training.recipe import Flops, Recipe
-from models.sharing.plan import SharingPlan, tie
+from merger.training.recipe import Flops
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ class Budget:
         """The budget of the options, less the time that an interrupted merge has spent."""
         left = math.inf if options.max_minutes is None else 60 * options.max_minutes - checkpoint.seconds
         max_flops, clock = math.inf if options.max_flops is None else options.max_flops, ctx.group.clock
-        return cls(ctx.flops, max_flops, clock() + left, clock=clock)
+        return cls(ctx.flops, max_flops, clock() + left, ctx.speed, clock)
 
     def fraction(self, share: float) -> Budget:
         """This fraction of all FLOPs and of the time left now."""
@@ -52,19 +49,3 @@ class Budget:
     def over(self) -> bool:
         """Whether no further step may begin."""
         return self.flops.total >= self.max_flops or self.clock() >= self.ends
-
-
-def measure_training_speed(
-    ctx: MergeContext, plan: SharingPlan, recipe: Recipe, clock: Callable[[], float] = time.monotonic
-) -> float:
-    """FLOPs per second of a joint training of all queries that share, from a few timed steps; inf if none ran."""
-    few = replace(recipe, epochs=1, frames_per_epoch=MEASUREMENT.timed_steps * recipe.batch)
-    models = ctx.models(sorted(plan.queries()))
-    tie(models, plan)
-    training = ctx.training(models, few)
-    seen = [(clock(), ctx.flops.total)]
-    training.after_step = lambda: seen.append((clock(), ctx.flops.total))
-    with suppress(Diverged):
-        training.epoch()
-    (began, before), (ended, after) = seen[1 if len(seen) > 2 else 0], seen[-1]
-    return ctx.group.broadcast((after - before) / (ended - began) if ended > began else math.inf)

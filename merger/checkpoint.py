@@ -92,7 +92,6 @@ class Step(str, Enum):
     ROUND = "round"
     SEARCH = "search"
     SENSITIVITY = "sensitivity"
-    SPEED = "speed"
     SUFFIX = "suffix"
     SUFFIX_TIME = "time for a suffix"
     SUFFIX_AFTER_REPAIRS = "suffix after repairs"

@@ -143,8 +143,6 @@ class MeasurementConfig:
     """Height and width to which feature maps are averaged for a CKA."""
     min_val_units: int = 10
     """Clips or tracks of val below which a query's evidence is reported as weak."""
-    timed_steps: int = 3
-    """Training steps timed to convert minutes into FLOPs; the first only warms up."""
 
 
 MEASUREMENT = MeasurementConfig()

@@ -208,10 +208,13 @@ def _needs_eval_norms(ctx: MergeContext, query: Query, reference: Reference) -> 
     model = copy.deepcopy(ctx.originals[query.id]).requires_grad_(True)
     if has_folded_norms(model):
         return True
-    if not recalibrate(ctx, query.id, model, MEASUREMENT.recalibration_frames):
-        return False
-    metric = task_of(query).metric_of(ctx.tallies(query.id, model, reference).sum(axis=0))
-    return metric < MEASUREMENT.recalibration_min_ratio * reference.score
+    for frames in (MEASUREMENT.settling_frames, MEASUREMENT.recalibration_frames):  # the second only confirms the first
+        if not recalibrate(ctx, query.id, model, frames):
+            return False
+        metric = task_of(query).metric_of(ctx.tallies(query.id, model, reference).sum(axis=0))
+        if metric >= MEASUREMENT.recalibration_min_ratio * reference.score:
+            return False
+    return True
 
 
 def recalibrate(ctx: MergeContext, query: str, model: nn.Module, frames: int) -> bool:
@@ -279,6 +282,7 @@ class MergeContext:
         self.interval, self.seed, self.progress, self.evidence_config = False, seed, progress, EVIDENCE
         self.accept_unproven = False
         self.judged: list[str] = list(self.queries)
+        self.speed = math.inf
         self.stages, self.flops, self.memory = Stages(progress), Flops(), MemoryPlan(progress=progress)
         self.trained: dict[str, bool] = {}
         self.references = LazyDict(self.queries, partial(evaluate_original, self)) if references is None else references
@@ -308,8 +312,10 @@ class MergeContext:
         self.group.all_gather_object(partial(self._load, parts))
         pieces = [len(one) for one in self.test.values() if one.split.labels is None]
         self.begin(EVALUATING, pieces=sum(map(len, self.val.values())) + sum(pieces))
-        own = self.group.own(self.queries)
+        own, began = self.group.own(self.queries), self.group.clock()
         found = self.gather(lambda: {query: self.references[query] for query in own})
+        seconds = self.group.clock() - began
+        self.speed = self.flops.total / seconds if self.flops.total and seconds > 0 else math.inf
         self.references = {query: found[query] for query in self.queries}
         self.judged = [q for q, one in found.items() if not one.gap and (self.accept_unproven or not one.doubt)]
         self.layers = [layer for layer in self.layers if layer.query in self.judged]

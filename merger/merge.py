@@ -28,7 +28,7 @@ from torch import nn
 
 from merger.acceptance import accepted_by_holm
 from merger.budget import Budget
-from merger.checkpoint import WORK_SUFFIX, Checkpoint, Row, State, Step, StepCache, snapshot, snapshots, storable
+from merger.checkpoint import WORK_SUFFIX, Checkpoint, Row, Step, StepCache, snapshot, snapshots, storable
 from merger.config import MergeOptions
 from merger.context import EVALUATING, READING, MergeContext, Merged
 from merger.distributed import ProcessGroup, Resources, check_consistent, partition, run_on_ray, torch_threads
@@ -49,7 +49,7 @@ from models.io import check_apart, finite, hold_locks, open_atomic
 from models.notes import add_note, collect_notes
 from models.quantization import PackedWeight
 from models.sharing.layers import layers_of_all, model_bytes
-from models.sharing.similarity import ceiling_with_copies, copies, identical_sets
+from models.sharing.similarity import ceiling_with_copies, copies, equal_states, identical_sets
 from models.tasks import task_of
 from models.weights import fingerprint
 from models.workload import Query, Workload, inputs_of
@@ -318,11 +318,7 @@ def _is_changed(ctx: MergeContext, found: _Found, query: str) -> bool:
     """Whether anything but the query's own original answers it."""
     if query in ctx.networks or found.storage.bits.get(query) or found.storage.norms.get(query):
         return True
-    return not _has_state(ctx.originals[query], found.merged.states[query])
-
-
-def _has_state(model: nn.Module, state: State) -> bool:
-    return all(torch.equal(own.cpu(), state[key].cpu()) for key, own in model.state_dict().items())
+    return not equal_states(snapshot(ctx.originals[query]), found.merged.states[query])
 
 
 def _outcomes(
@@ -385,7 +381,7 @@ def _write(
 def _record(ctx: MergeContext, merged: Merged, query: Query, evidence: Evidence) -> BundleQuery:
     """A query's entry in the manifest, with the precision that its model was trained in; None if it was not."""
     threshold = ctx.references[query.id].threshold if task_of(query).has_threshold else None
-    unchanged = _has_state(ctx.bases[query.id], merged.states[query.id])
+    unchanged = equal_states(snapshot(ctx.bases[query.id]), merged.states[query.id])
     precision = ctx.memory.precision if query.id in ctx.trained and not unchanged else None
     record = BundleQuery.of(query, evidence.to_json(), threshold, precision)  # type: ignore[arg-type]
     if (donor := ctx.networks.get(query.id)) is None:

@@ -96,16 +96,19 @@ def annotations_by_split(where: str, document: Any, planned: Mapping[str, str]) 
 def prepare(data: Path, out: Path) -> dict[str, Any]:
     """Write the images and labels of every task, the clips and what training starts from; returns the counts."""
     copy_whole(need(data / "models" / INIT), out / "init" / "fastestdet.pth")
-    counts = {}
-    for name in (*DETECTION, *CLASSIFICATION):
-        pack = need(data / "domains" / f"{name}.tar")
-        say(f"reading {pack.name}")
-        with tarfile.open(pack) as tar:
-            places = plan(pack.name, _read(tar, pack.name, "splits.json"), _read(tar, pack.name, "units.json"))
-            planned = paths(name, places, name in DETECTION)
-            counts[name] = once(out / "data" / name, partial(_write, tar, name, planned))
-        tested = sorted((path for path in planned if path.startswith("test/")), key=lambda path: Path(path).name)
-        copy_all(out / "data" / name, splits.thin(tested, CLIP), out / "clips" / name)
+    return {name: write_task(data, out, name) for name in (*DETECTION, *CLASSIFICATION)}
+
+
+def write_task(data: Path, out: Path, name: str) -> dict[str, Any]:
+    """Write the images, labels and clip of one task; returns the counts."""
+    pack = need(data / "domains" / f"{name}.tar")
+    say(f"reading {pack.name}")
+    with tarfile.open(pack) as tar:
+        places = plan(pack.name, _read(tar, pack.name, "splits.json"), _read(tar, pack.name, "units.json"))
+        planned = paths(name, places, name in DETECTION)
+        counts = once(out / "data" / name, partial(_write, tar, name, planned))
+    tested = sorted((path for path in planned if path.startswith("test/")), key=lambda path: Path(path).name)
+    copy_all(out / "data" / name, splits.thin(tested, CLIP), out / "clips" / name)
     return counts
 
 

@@ -1,15 +1,13 @@
 """GEMEL's search (Padmanabhan et al., NSDI 2023, section 5): one more group at a time, retrained jointly.
 
-Groups of the paper's signature are tried in descending order of bytes saved; `earliest`, `latest`, `random` and
-`one-model` are the orders that the paper compares with it. The members that reach their target keep sharing. If some
-fail, half of these leave the group and the rest is tried again, while it saves more than the next group.
+Groups of the paper's signature are tried in descending order of bytes saved. The members that reach their target keep
+sharing. If some fail, half of these leave the group and the rest is tried again, while it saves more than the next one.
 """
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -32,11 +30,10 @@ from models.sharing.plan import Member, SharingPlan
 
 SEARCHING = "sharing one group of layers after the other"
 SEEDS_PER_ROUND = 100
-Order = Callable[[MergeContext, list[Group]], list[Group]]
 
 
 def explain_gemel(ctx: MergeContext, options: MergeOptions, log: Sequence[Row], flops: float) -> list[SetTrial]:
-    """How each group was tried, whatever the order."""
+    """How each group was tried."""
     required = required_ratios(ctx, options.margin)
     return explain_attempts([group.members for group in worthwhile_groups(ctx, options)], log, required)
 
@@ -48,26 +45,15 @@ def worthwhile_groups(ctx: MergeContext, options: MergeOptions) -> list[Group]:
     return [group for group in found if group.saved_bytes >= options.min_saving * total]
 
 
-def split_by_model(queue: Sequence[Group], queries: Sequence[str]) -> list[Group]:
-    """Each group as one for each member beyond the first: the members up to each further query, in order."""
-    joining = []
-    for place, query in enumerate(queries):
-        for group in queue:
-            ordered = sorted(group.members, key=lambda member: queries.index(member[0]))
-            members = tuple(member for member in ordered if queries.index(member[0]) <= place)
-            if len(members) > 1 and members[-1][0] == query:
-                joining.append(Group(group.signature, members, group.bytes, group.paired))
-    return joining
-
-
-def search(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint, order: Order) -> Merged:
-    """Try the groups one by one, in this order, on top of what is accepted."""
-    queue = order(ctx, worthwhile_groups(ctx, options))
+@register_method("gemel", explain_gemel)
+def gemel(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+    """Try the groups one by one on top of what is accepted."""
+    queue = worthwhile_groups(ctx, options)
     required, budget = required_ratios(ctx, options.margin), Budget.of(ctx, options, checkpoint)
     checkpoint.add_row({"recipe": dict(options.recipe.__dict__), "flops": ctx.flops.total})
     ctx.stages.announce([SEARCHING])
     ctx.begin(SEARCHING, pieces=len(queue))
-    ceiling = sum(group.saved_bytes for group in worthwhile_groups(ctx, options))
+    ceiling = sum(group.saved_bytes for group in queue)
     started = time.monotonic() - checkpoint.seconds
     done = checkpoint.state(Step.SEARCH)
     if not done:
@@ -117,8 +103,7 @@ def _try_group(
     """What is accepted after all attempts at one group of the queue, and a log row for each attempt."""
     group, rows = queue[index], list[Row]()
     next_saving = queue[index + 1].saved_bytes if index + 1 < len(queue) else 0
-    members, extends = _members_to_try(accepted.plan, group)
-    best = Attempt((), None, {}, 0)
+    members, best = group.members, Attempt((), None, {}, 0)
     while len(members) > 1:
         seed = (ctx.seed * len(queue) + index) * SEEDS_PER_ROUND + len(rows)
         before = cache.step(Step.BEGUN, lambda: ctx.flops.total, str(len(rows)))
@@ -134,7 +119,7 @@ def _try_group(
         rows.append(row)
         ctx.report(Event.ATTEMPT, round=index + 1, **row)
         members = smaller_set(members, tried.kept, tried.ratios)
-        if extends or len(members) <= len(best.kept) or group.bytes * (len(members) - 1) <= next_saving:
+        if len(members) <= len(best.kept) or group.bytes * (len(members) - 1) <= next_saving:
             break
     return best.merged or accepted, rows
 
@@ -150,13 +135,11 @@ def attempt_set(
     """Share one more set on top of what is accepted and retrain all models tied to it.
 
     Ends early once all reach `required`, or if the gain of the last epochs, extrapolated, is too small for those that
-    do not. The state is adopted whenever one more member holds. Accepted sets within `members` are replaced by larger
-    ones only.
+    do not. The state is adopted whenever one more member holds.
     """
-    plan = extend_plan(accepted.plan, members)
+    plan = accepted.plan.with_set(members)
     queries = sorted(plan.tied_to(query for query, _ in members))
     models, begun = tie_and_evaluate(ctx, cache, plan, queries, accepted.states)
-    least = max((len(shared) for shared in accepted.plan.shared if shared not in plan.shared), default=1) + 1
     notes = cache.state(Step.PROGRESS)
     history: list[dict[str, float]] = notes.setdefault("history", [])
     best: Attempt = notes.setdefault("best", Attempt((), None, {}, 0))
@@ -165,7 +148,7 @@ def attempt_set(
         for epoch in range(len(history), recipe.epochs + 1):
             ratios = next(epochs) if epoch else begun
             holding = set(queries_at_target(ratios, required))
-            if sum(query in holding for query, _ in members) >= max(least, len(best.kept) + 1):
+            if sum(query in holding for query, _ in members) >= max(2, len(best.kept) + 1):
                 kept, merged = _holding_subset(ctx, accepted, members, models, holding, required)
                 if merged is not None:
                     best = notes["best"] = Attempt(kept, merged, ratios, epoch)
@@ -178,12 +161,6 @@ def attempt_set(
         return replace(best, ratios=best.ratios or history[0], epochs=len(history) - 1, diverged=True)
     peak = {query: max(row[query] for row in history) for query in history[0]}
     return Attempt(best.kept, best.merged, peak, len(history) - 1)
-
-
-def extend_plan(plan: SharingPlan, members: Sequence[Member], kept: Sequence[Member] | None = None) -> SharingPlan:
-    """The plan with the members (of which only these are `kept`) as one set, in place of the sets within them."""
-    others = tuple(shared for shared in plan.shared if not set(shared) <= set(members))
-    return SharingPlan(others).with_set(members if kept is None else kept)
 
 
 def smaller_set(members: Sequence[Member], kept: Sequence[Member], ratios: Mapping[str, float]) -> tuple[Member, ...]:
@@ -222,36 +199,4 @@ def _holding_subset(
         if ctx.ratio(query, model) < required[query]:
             return (), None
         states[query] = snapshot(model)
-    return kept, Merged(extend_plan(accepted.plan, members, kept), states)
-
-
-def _members_to_try(plan: SharingPlan, group: Group) -> tuple[tuple[Member, ...], bool]:
-    """The group's members; with an accepted set among them, that set and the last one. And whether it extends one."""
-    for shared in plan.shared:
-        if set(shared) < set(group.members):
-            return (*shared, group.members[-1]), True
-    return group.members, False
-
-
-def _mean_position(ctx: MergeContext, group: Group) -> float:
-    """The mean position of the group's layers in their networks, 0 the first and 1 the last."""
-    position = {(layer.query, layer.path): layer.position for layer in ctx.layers}
-    return sum(position[member] for member in group.members) / len(group.members)
-
-
-def _shuffle(ctx: MergeContext, queue: list[Group]) -> list[Group]:
-    random.Random(ctx.seed).shuffle(queue)
-    return queue
-
-
-ORDERS: dict[str, Order] = {
-    "gemel": lambda ctx, queue: queue,
-    "earliest": lambda ctx, queue: sorted(queue, key=partial(_mean_position, ctx)),
-    "latest": lambda ctx, queue: sorted(queue, key=lambda group: -_mean_position(ctx, group)),
-    "random": _shuffle,
-    "one-model": lambda ctx, queue: split_by_model(queue, list(ctx.queries)),
-}
-"""Method -> the order of its groups: by bytes saved, from the input, from the output, drawn from the seed, or one
-model after the other with all its groups."""
-for _name, _order in ORDERS.items():
-    register_method(_name, explain_gemel)(partial(search, order=_order))
+    return kept, Merged(accepted.plan.with_set(kept), states)

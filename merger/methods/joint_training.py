@@ -6,6 +6,8 @@ best state. Training stops once all queries are at their requirement.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,9 +27,10 @@ from merger.init.average import set_donor
 from merger.init.start import Start
 from merger.methods.epochs import freeze_shared, train_epochs
 from merger.methods.registry import MergeTask
-from merger.methods.repair import max_repair_flops, repair_queries
+from merger.methods.repair import max_attempts, max_repair_flops, repair_queries, repair_recipe
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
+from models.errors import join_names
 from models.sharing.plan import SharingPlan, tie
 
 TRAINING = "training the models that share"
@@ -119,6 +122,22 @@ def training_recipe(task: MergeTask, kind: TrainingKind, hard: bool) -> Recipe:
         recipe, epochs=config.frozen_epochs, frames_per_epoch=config.frozen_frames * recipe.frames_per_epoch,
         features=features, norms=config.norm_learning_rate / recipe.rate, private=1.0, seed=recipe.seed + 1,
     )  # fmt: skip
+
+
+def describe_reach(task: MergeTask) -> str:
+    """What the budget reaches, stage by stage, each at its most FLOPs; empty without a budget."""
+    left, speed, queries = task.budget.flops_left, task.budget.speed, sorted(task.ctx.judged)
+    if not math.isfinite(left) or not queries:
+        return ""
+    frozen, joint = (training_flops(task.ctx, queries, training_recipe(task, kind, False)) for kind in TrainingKind)
+    alone = sum(training_flops(task.ctx, [query], repair_recipe(task.recipe, task.config)) for query in queries)
+    stages = {"an epoch against a frozen network": frozen, "a joint training": joint,
+              "repairs of all queries": max_attempts(task.config) * alone}  # fmt: skip
+    totals = dict(zip(stages, itertools.accumulate(stages.values()), strict=True))
+    reached = join_names([name for name, total in totals.items() if total <= left]) or "no training"
+    whole = totals["repairs of all queries"]
+    minutes = f", about {math.ceil(whole / speed / 60)} min here" if math.isfinite(speed) else ""
+    return f"its {left:.1e} FLOPs reach {reached}; all stages take up to {whole:.1e}{minutes}"
 
 
 def max_training_flops(task: MergeTask) -> float:

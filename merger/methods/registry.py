@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
-from merger.budget import Budget, measure_training_speed
-from merger.checkpoint import Checkpoint, Row, Step, StepCache
+from merger.budget import Budget
+from merger.checkpoint import Checkpoint, Row, StepCache
 from merger.config import MergeOptions, TopDownConfig
 from merger.context import MergeContext, Merged
 from merger.evaluate import required_ratios, training_flops
 from merger.events import Event
 from merger.outcomes import SetTrial
 from merger.training.recipe import Recipe
+from models.notes import add_note
 from models.sharing.layers import model_bytes
 from models.sharing.plan import SharingPlan
 
@@ -88,7 +87,8 @@ class MergeTask:
     def report_time_over(self, stage: str, plan: SharingPlan, best: SharingPlan) -> None:
         """Say that the budget ends a stage, and how many bytes more it could have saved at most."""
         more = max(0, self.saved_bytes(plan) - self.saved_bytes(best))
-        self.ctx.warn(f"the budget ended '{stage}' early; a larger one could save up to {more / 1e6:.1f} MB more")
+        add_note("the budget", f"ended '{stage}' early; a larger one could save up to {more / 1e6:.1f} MB more",
+                 "raise --max-minutes or --max-flops")  # fmt: skip
         self.checkpoint.add_row({"out_of_budget": stage, "possible_bytes": more, "flops": self.ctx.flops.total})
 
 
@@ -100,7 +100,4 @@ def prepare_task(ctx: MergeContext, plan: SharingPlan, options: MergeOptions, ch
     features = recipe.features or config.feature_weight
     checkpoint.add_row({"recipe": {**recipe.__dict__, "features": features}, "flops": ctx.flops.total})
     ctx.report(Event.RECIPE, **fields, features=features)
-    if math.isfinite(budget.ends) and plan.shared:
-        speed = checkpoint.step(Step.SPEED, partial(measure_training_speed, ctx, plan, recipe))
-        budget = replace(budget, speed=speed)
     return MergeTask(ctx, plan, recipe, required_ratios(ctx, options.margin), budget, checkpoint, config)

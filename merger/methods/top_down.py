@@ -27,12 +27,13 @@ from merger.context import MergeContext, Merged
 from merger.evaluate import required_ratios
 from merger.events import Event
 from merger.init.start import prepare_start
-from merger.methods.joint_training import TRAINING, max_training_flops, train_together
+from merger.methods.joint_training import TRAINING, describe_reach, max_training_flops, train_together
 from merger.methods.registry import MergeTask, prepare_task, register_method
 from merger.methods.substitute import SUBSTITUTING, Networks, find_networks
 from merger.methods.suffix import SHARING_SUFFIXES, share_suffixes
 from merger.methods.trunk import TRAINING_TRUNK, possible_bytes, saved_bytes, share_trunks
 from merger.outcomes import SetTrial, explain_joint
+from models.notes import add_note
 from models.sharing.groups import groups
 from models.sharing.layers import model_bytes
 from models.sharing.plan import SharingPlan
@@ -63,6 +64,8 @@ def top_down(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -
     task = prepare_task(ctx, whole, options, checkpoint)
     ctx.stages.announce([SUBSTITUTING, TRAINING_TRUNK, SHARING_SUFFIXES, TRAINING])
     ctx.begin(SUBSTITUTING, pieces=len(ctx.judged))
+    if reach := describe_reach(task):
+        add_note("the budget", reach)
     early = task.with_budget(task.budget.fraction(config.joint_budget))
     known = Networks()
     if config.substitute:

@@ -78,7 +78,7 @@ def copies(states: States) -> dict[str, str]:
         for other in states:
             if other == query:
                 break
-            if other not in found and _same(state, states[other]):
+            if other not in found and equal_states(state, states[other]):
                 found[query] = other
                 break
     return found
@@ -95,5 +95,6 @@ def ceiling_with_copies(
     return ceiling_bytes(others, signature) + sum(sizes[query] for query in twins)
 
 
-def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+def equal_states(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Whether two state dicts have the same tensors, bit by bit."""
     return one.keys() == other.keys() and all(torch.equal(tensor, other[key]) for key, tensor in one.items())

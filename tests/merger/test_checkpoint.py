@@ -61,7 +61,7 @@ def _run(arguments: list[str]) -> int:
 @pytest.mark.parametrize(
     ("method", "share"),
     [("top-down", 0.3), *one_in(2, [
-        ("top-down", 0.6), ("top-down", 0.8), ("joint", 0.7), ("gemel", 0.4), ("mainstream", 0.5), ("one-model", 0.6),
+        ("top-down", 0.6), ("top-down", 0.8), ("joint", 0.7), ("gemel", 0.4), ("mainstream", 0.5),
     ])],
 )  # fmt: skip
 def test_resumed_merge_repeats_no_finished_step(

@@ -12,13 +12,12 @@ import torch
 from torch import nn
 
 import merger.methods.gemel as module
-from merger import METHODS, merge
+from merger import merge
 from merger.checkpoint import StepCache
-from merger.context import MergeContext, Merged
-from merger.methods.gemel import attempt_set, extend_plan, smaller_set, split_by_model, worthwhile_groups
+from merger.context import Merged
+from merger.methods.gemel import attempt_set, smaller_set
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
-from models.sharing.groups import Group
 from models.sharing.plan import SharingPlan, tie
 from models.workload import Workload
 from tests.merger.guarantees import ratios_on_val
@@ -143,36 +142,10 @@ def test_smaller_set_keeps_the_better_half_of_the_failing() -> None:
     assert smaller_set((A, B, D), (A, D), ratios) == (A, D)
 
 
-def test_split_by_model_joins_one_model_after_the_other() -> None:
-    queue = [Group("x", (C, A, B), 10), Group("y", (("b", "fc"), ("c", "fc")), 5)]
-    joined = split_by_model(queue, ["a", "b", "c"])
-    assert [group.members for group in joined] == [(A, B), (A, B, C), (("b", "fc"), ("c", "fc"))]
-
-
-def test_accepted_set_is_extended_by_the_last_member() -> None:
-    assert module._members_to_try(SharingPlan(((A, B),)), Group("x", (A, B, C), 10)) == ((A, B, C), True)
-    assert module._members_to_try(SharingPlan(), Group("x", (A, B, C), 10)) == ((A, B, C), False)
-    plan = SharingPlan(((A, B), (("a", "fc"), ("b", "fc"))))
-    assert extend_plan(plan, (A, B, C)).shared == ((("a", "fc"), ("b", "fc")), (A, B, C))
-    assert extend_plan(plan, (A, B, C), (A, C)).shared == ((("a", "fc"), ("b", "fc")), (A, C))
-
-
-def test_orders_try_the_same_groups_by_place_in_the_network(ctx: MergeContext) -> None:
-    queues = {name: order(ctx, worthwhile_groups(ctx, QUICK)) for name, order in module.ORDERS.items()}
-    assert queues.keys() <= METHODS.keys()
-    first = {name: [group.members[0][1] for group in queue] for name, queue in queues.items()}
-    assert first["gemel"] == first["latest"] == ["last.0", "body.0", "stem.0"]
-    assert first["earliest"] == ["stem.0", "body.0", "last.0"]
-    groups = {group.members for group in worthwhile_groups(ctx, QUICK)}
-    assert all({group.members for group in queues[name]} == groups for name in ("earliest", "latest", "random"))
-    assert {group.members for group in queues["one-model"] if len(group.members) == 3} == groups
-
-
-@pytest.mark.parametrize("method", ["earliest", "one-model"])
-def test_search_saves_bytes_and_keeps_targets(workload: Workload, tmp_path: Path, method: str) -> None:
+def test_search_saves_bytes_and_keeps_targets(workload: Workload, tmp_path: Path) -> None:
     out = tmp_path / "b.safetensors"
-    report = merge(workload, out, method, options=QUICK)
-    assert report.method == method and report.saved_fraction > 0
+    report = merge(workload, out, "gemel", options=QUICK)
+    assert report.saved_fraction > 0
     assert min(ratios_on_val(workload, out).values()) >= 0.95
     rows = [json.loads(line) for line in Path(f"{out}.log.jsonl").read_text().splitlines()]
     saved = sum(row["saved_bytes"] for row in rows if "set" in row)
