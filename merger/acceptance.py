@@ -82,12 +82,15 @@ def _draw_units(shown: Mapping[str, Counter[str]]) -> set[str]:
     return chosen
 
 
-def search_ratio(task: Task, ratio: float, before: np.ndarray, after: np.ndarray, one_error: float) -> float:
+def search_ratio(
+    task: Task, ratio: float, before: np.ndarray, after: np.ndarray, one_error: float, strict: bool = False
+) -> float:
     """What a search goes by where another part of val accepts, from a ratio and the counts of its frames (N, ...).
 
-    A model with no more errors than its original has its plain ratio, others the lower end of its interval.
+    The lower end of its interval; but the plain ratio, unless `strict`, of a model with no more errors than its
+    original.
     """
-    return ratio if ratio >= 1 else lower_bound_ratio(task, before, after, one_error)
+    return ratio if ratio >= 1 and not strict else lower_bound_ratio(task, before, after, one_error)
 
 
 def find_doubt(frames: int, one_error: float, target: float, queries: int) -> str:

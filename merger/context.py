@@ -243,6 +243,11 @@ def recalibrate(ctx: MergeContext, query: str, model: nn.Module, frames: int) ->
     return True
 
 
+def _with_margin(target: float, margin: float, one_error: float) -> float:
+    """`margin` of the way from the target to 1; one error more than the original's, if the target itself allows it."""
+    return max(target, min(target + margin * (1 - target), 1 - one_error))
+
+
 READING, EVALUATING = "reading the models and frames", "evaluating the originals"
 """The stages of `open`."""
 
@@ -491,27 +496,30 @@ class MergeContext:
         self.flops.add(found, passes)
         return moved
 
-    def ratio(self, query: str, model: nn.Module) -> float:
+    def ratio(self, query: str, model: nn.Module, strict: bool = False) -> float:
         """The model's metric over its original's on the part of val that is searched on.
 
-        Where another part accepts (`Reference.proof`) it is the lower end of that ratio's interval; a model with no
-        more errors than its original has its plain ratio.
+        Where another part accepts (`Reference.proof`) it is the lower end of that ratio's interval; unless `strict`, a
+        model with no more errors than its original has its plain ratio.
         """
         reference, task = self.references[query], task_of(self.queries[query])
         tallies = self.tallies(query, model, reference)
         ratio = task.metric_of(tallies.sum(axis=0)) / reference.score if reference.score > 0 else 0.0
         if reference.proof is None:
             return ratio
-        return search_ratio(task, ratio, reference.tallies, tallies, reference.one_error)
+        return search_ratio(task, ratio, reference.tallies, tallies, reference.one_error, strict)
 
-    def p_value(self, query: str, model: nn.Module) -> float:
-        """The p-value of a ratio below the query's target, on the part of val that accepts."""
+    def prove(self, query: str, model: nn.Module) -> tuple[float, bool]:
+        """The p-value of a ratio below the query's target, on the part of val that accepts, and whether the plain ratio
+        there comes so far above the target that `accept_unproven` goes by it."""
         found, val, reference = self.queries[query], self.val[query], self.references[query]
         task, proof = task_of(found), reference.proof
         assert proof is not None
         answers = predict(model, found, val, progress=partial(self.flops.add, found), places=proof.frames)
         tallies = tallies_by_unit(found, val.split.at(proof.frames), answers, proof.truths, reference.threshold)
-        return p_value_below(task, proof.tallies, tallies, proof.one_error, found.accuracy_target)
+        before, after = (task.metric_of(side.sum(axis=0)) for side in (proof.tallies, tallies))
+        near = after >= before * _with_margin(found.accuracy_target, ACCEPTANCE.unproven_margin, proof.one_error)
+        return p_value_below(task, proof.tallies, tallies, proof.one_error, found.accuracy_target), near
 
     def tallies(self, query: str, model: nn.Module, reference: Reference) -> np.ndarray:
         """The model's counts on each frame of val that is searched on."""
@@ -531,7 +539,7 @@ class MergeContext:
             margin = ACCEPTANCE.unproven_margin
         if margin is None:
             return target
-        return max(target, min(target + margin * (1 - target), 1 - self.references[query].one_error))
+        return _with_margin(target, margin, reference.one_error)
 
     def evidence(self, query: str, model: nn.Module | None) -> Evidence:
         """Merged against original on test; without a model the original against itself."""

@@ -48,8 +48,7 @@ class Event(str, Enum):
     SUFFIX = "suffix"
     """query, donor, layers, of, private [paths], ratio, required, accepted, saved_bytes: suffix sharing, untrained"""
     NETWORK = "network"
-    """query, network (the query whose network was tried), how (`unchanged`, `recalibrated`, `norms and head` or
-    `trunk`), ratio, required, accepted, private_bytes: substitution"""
+    """query, network (the query whose network was tried), how (an Answer), ratio, required, accepted: substitution"""
     START = "start"
     """ratios (tied, before training), hard, private_layers {query: [paths]}"""
     ROUND = "training"
@@ -93,9 +92,7 @@ class Answer(str, Enum):
     """How another query's network answers a query."""
 
     UNCHANGED = "unchanged"
-    RECALIBRATED = "recalibrated"
     NORMS_AND_HEAD = "norms and head"
-    TRUNK = "trunk"
 
 
 class Progress(Protocol):

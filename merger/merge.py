@@ -55,8 +55,6 @@ from models.weights import fingerprint
 from models.workload import Query, Workload, inputs_of
 
 LOG_SUFFIX = ".log.jsonl"
-EVEN_CHANCE = 0.5
-"""The p-value of a plain ratio that is the target."""
 BUDGET_OPTIONS = ("max_minutes", "max_flops")
 """The options that may differ when a merge resumes."""
 ORIGINALS_ARE_SMALLER = "quantisation: the quantised originals are smaller than the quantised merge"
@@ -282,19 +280,20 @@ def _apply_networks(ctx: MergeContext, merged: Merged) -> MergeContext:
 def _accept(ctx: MergeContext, found: _Found, checkpoint: Checkpoint) -> _Found:
     """The only look at the part of val that accepts: queries that changed and fail there get their originals back.
 
-    With `accept_unproven` those whose plain ratio reaches the target there stay, and count as unproven.
+    With `accept_unproven` those stay whose plain ratio there is half of the way above the target; they are unproven.
     """
     changed = [query for query in ctx.queries if _is_changed(ctx, found, query)]
     provable = [query for query in changed if ctx.references[query].proof is not None]
     if not provable:
         return found
 
-    def find_p_value(_: StepCache, query: str) -> float:
-        return ctx.p_value(query, found.models(ctx, [query])[0][query])
+    def prove(_: StepCache, query: str) -> tuple[float, bool]:
+        return ctx.prove(query, found.models(ctx, [query])[0][query])
 
-    p_values = ctx.for_each_query(checkpoint, Step.ACCEPTED, provable, find_p_value)
+    proofs = ctx.for_each_query(checkpoint, Step.ACCEPTED, provable, prove)
+    p_values = {query: p_value for query, (p_value, _) in proofs.items()}
     accepted = accepted_by_holm(p_values)
-    kept = {query for query in provable if ctx.accept_unproven and p_values[query] <= EVEN_CHANCE}
+    kept = {query for query, (_, near) in proofs.items() if ctx.accept_unproven and near}
     refused, unproven = sorted(set(provable) - accepted - kept), sorted(kept - accepted)
     row = {"p_values": p_values, "accepted": sorted(accepted), "unproven": unproven, "refused": refused}
     ctx.report(Event.ACCEPTED, **row)

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from merger.methods.gemel import extend_plan
 from models.bits import FP32
 from models.sharing.plan import SharingPlan
 
@@ -143,5 +142,6 @@ def _search_steps(log: Sequence[dict[str, Any]], weights: Sequence[Weight]) -> I
         members, kept = ([tuple(member) for member in row[key]] for key in ("members", "kept"))
         replaced = [len(shared) for shared in plan.shared if set(shared) <= set(members)]
         if len(kept) > max(replaced, default=1):
-            plan = extend_plan(plan, members, kept)
+            others = tuple(shared for shared in plan.shared if not set(shared) <= set(members))
+            plan = SharingPlan(others).with_set(kept)
             yield row["flops"], float(plan.saved_bytes(weights))  # type: ignore[arg-type]

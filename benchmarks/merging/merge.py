@@ -1,17 +1,18 @@
 """Merges workloads by several arms and seeds, and compares what came of it.
 
 Usage: python -m benchmarks.merging.merge [--arms top-down gemel ...] [--seeds 0 1 2] [--workloads gti junction cifar]
-       [--targets 0.95 0.99] [--weights int8] [--max-flops 6e13]; --summary only prints the tables of what is
-       there
+       [--targets 0.95 0.99] [--weights int8] [--max-flops 6e13] [--without substitute share_trunk]; --summary
+       only prints the tables of what is there
 
 Every arm gets the same work (image passes x FLOPs), not the same time: on a machine that does other things too, time
 would favour the arm that ran when it was idle.
 
 Every merge leaves one JSON (its report, its log, options, machine and date) under OUT/NAME/ARM-seedN.json, where NAME
 is the workload, with the target where that is not the workload's own, and with the width of the weights
-where asked for. What has its JSON is skipped and an interrupted merge goes on from its checkpoint, so it can be
-interrupted and called again at any time. Bundles are kept beside the cells only with `--keep`. It ends with the tables
-on stdout. `python -m benchmarks.results` writes docs/results.md from what is kept below benchmarks/measured.
+and the stages of `top-down` that are switched off where asked for. What has its JSON is skipped and an interrupted
+merge goes on from its checkpoint, so it can be interrupted and called again at any time. Bundles are kept beside the
+cells only with `--keep`. It ends with the tables on stdout. `python -m benchmarks.results` writes docs/results.md from
+what is kept below benchmarks/measured.
 A workload is what `benchmarks/data/prepare.py` and `gemel train` left under out/real, or the path of a workload file.
 """
 
@@ -23,7 +24,7 @@ import itertools
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from benchmarks.machine import machine
 from benchmarks.merging.cells import Cell, Weight, path_of, read_cells
 from benchmarks.merging.tables import summary
 from gemel.progress import show_progress
-from merger import METHODS, MergeOptions, Recipe, merge
+from merger import METHODS, MergeOptions, Recipe, TopDownConfig, merge
 from merger.checkpoint import WORK_SUFFIX
 from merger.merge import LOG_SUFFIX
 from models.bits import FP32, WEIGHTS
@@ -50,6 +51,7 @@ MAX_WORK = {"gti": 1e14, "junction": 3.8e14, "cifar": 1.6e14, "published": 6e13,
 """What junction and cifar need, an epoch of which costs five and one and a half of gti's; what one core does in about a
 quarter of an hour of the last three, set before they were merged for the first time."""
 WORKLOADS = tuple(MAX_WORK)
+STAGES = [name for name, value in asdict(TopDownConfig()).items() if value is True]
 BAD_INPUT, INTERRUPTED = 2, 130
 
 
@@ -136,7 +138,9 @@ def run(
 
     Where the options set no bound, each workload has its own.
     """
-    asked = f"-{options.weights}" if options.weights != FP32 else ""
+    off = [name for name, value in asdict(options.top_down).items() if value is False]
+    asked = "".join(f"-{name}" for name in ([options.weights] if options.weights != FP32 else []))
+    asked += f"-without-{'-'.join(off)}" if off else ""
     variants = [variant_of(workload, target) for workload in workloads for target in targets]
     variants = [replace(one, name=one.name + asked, own=one.own and not asked) for one in variants]
     refused = []
@@ -165,7 +169,7 @@ def options_of(given: argparse.Namespace) -> MergeOptions:
             recipe = replace(recipe, **{name: getattr(given, name)})
     names = ("margin", "accept_unproven", "min_saving", "max_flops", "weights")
     budget = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
-    return MergeOptions(recipe, **budget)
+    return MergeOptions(recipe, **budget, top_down=replace(TopDownConfig(), **dict.fromkeys(given.without, False)))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -183,6 +187,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--accept-unproven", action="store_true", default=None, help="as in `gemel merge`")
     parser.add_argument("--min-saving", type=float)
     parser.add_argument("--weights", choices=WEIGHTS, help="as in `gemel merge`")
+    parser.add_argument("--without", nargs="+", default=[], choices=STAGES, help="stages of `top-down` switched off")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "out" / "merge", help="folder of the cells")
     parser.add_argument("--keep", action="store_true", help="keep the bundles, as ARM-seedN.bundle beside the cells")
     parser.add_argument("--summary", action="store_true", help="only print the tables of all cells that are there")

@@ -2,9 +2,10 @@
 
 Of the queries of one task the networks with the fewest bytes are the candidates. The one that, unchanged, comes nearest
 to answering for the most bytes is the donor. Each other query takes its network: unchanged, with the outputs of its own
-classes; else with BatchNorm statistics recalibrated and scores matched; else with norms and head trained on its own
-frames by distillation, while the donor's weights stay frozen. The queries that hold are served. The rest goes on with
-the next donor, until a few have served none. FLOPs a second of the box do not grow.
+classes, if the lower end of its ratio's interval reaches the target; else with norms and head trained on its own frames
+by distillation, while the donor's weights stay frozen. That training runs to the end of its schedule and is evaluated
+once: an epoch that looks good on few frames of val is often luck. The queries that hold are served. The rest goes on
+with the next donor, until a few have served none. FLOPs a second of the box do not grow.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from merger.checkpoint import Checkpoint, Row, State, Step, StepCache, snapshot, snapshots, storable
-from merger.config import MEASUREMENT, MergeOptions
+from merger.config import MergeOptions
 from merger.context import MergeContext, Merged
-from merger.evaluate import evaluate_queries
 from merger.events import Answer, Event
 from merger.methods.epochs import freeze_shared, train_epochs
 from merger.methods.registry import MergeTask, prepare_task, register_method
@@ -114,10 +114,11 @@ def task_names(ctx: MergeContext) -> list[str]:
 
 def network_recipe(task: MergeTask) -> Recipe:
     """How norms and head of a query are trained on another's frozen network."""
-    config, recipe = task.config, task.recipe
+    config, recipe, epochs = task.config, task.recipe, max(1, task.recipe.epochs // 2)
     return replace(
-        recipe, frames_per_epoch=config.frozen_frames * recipe.frames_per_epoch, private=1.0, seed=recipe.seed + 3,
-        norms=config.norm_learning_rate / recipe.rate, features=recipe.features or config.feature_weight,
+        recipe, epochs=epochs, evaluate_from=epochs, frames_per_epoch=config.frozen_frames * recipe.frames_per_epoch,
+        norms=config.norm_learning_rate / recipe.rate, private=1.0, features=recipe.features or config.feature_weight,
+        seed=recipe.seed + 3,
     )  # fmt: skip
 
 
@@ -153,14 +154,14 @@ def best_donor(task: MergeTask, candidates: Sequence[str], left: Sequence[str], 
 
 
 def _unchanged_ratios(task: MergeTask, donor: str, queries: Sequence[str]) -> dict[str, float]:
-    """Query -> its ratio on val with the donor's network unchanged; 0 where that lacks outputs for its classes."""
+    """Query -> the lower end of its ratio with the donor's network unchanged; 0 where that lacks its classes."""
     ctx = task.ctx
 
     def evaluate(_: StepCache, query: str) -> float:
         if outputs_of(ctx.queries[query], ctx.queries[donor]) is None:
             return 0.0
         found = ctx.substitute({query: donor})
-        return found.ratio(query, found.bases[query])
+        return found.ratio(query, found.bases[query], strict=True)
 
     return ctx.for_each_query(task.checkpoint, Step.NETWORK, queries, evaluate, donor, *queries)
 
@@ -193,22 +194,12 @@ def _serve(task: MergeTask, donor: str, receivers: Sequence[str], found: Network
 
 
 def _try_network(task: MergeTask, donor: str, query: str) -> NetworkAttempt:
-    """The query on the donor's frozen network: recalibrated, else with norms and head of its own."""
-    ctx, cache, required = task.ctx.substitute({query: donor}), task.checkpoint, task.required[query]
+    """The query on the donor's frozen network, with norms and head of its own trained."""
+    ctx = task.ctx.substitute({query: donor})
     models: Mapping[str, nn.Module] = ctx.models([query])
-    best = cache.state(Step.BEST)
-    if not best:
-        frames = MEASUREMENT.recalibration_frames
-        ratio = evaluate_queries(ctx, cache, Step.BEGUN, models, frames)[query]
-        best.update(attempt=NetworkAttempt(Answer.RECALIBRATED, ratio, snapshot(models[query])), epochs=0)
     freeze_shared(models, network_plan(ctx))
-    epochs = train_epochs(ctx, models, network_recipe(task), cache)
+    ratio = 0.0
     with suppress(Diverged):
-        while best["attempt"].ratio < required and not task.budget.over:
-            too_far = best["epochs"] and best["attempt"].ratio < task.config.hard_start * required
-            if too_far or (ratios := next(epochs, None)) is None:
-                break
-            best["epochs"] += 1
-            if ratios[query] > best["attempt"].ratio:
-                best["attempt"] = NetworkAttempt(Answer.NORMS_AND_HEAD, ratios[query], snapshot(models[query]))
-    return best["attempt"]
+        for ratios in train_epochs(ctx, models, network_recipe(task), task.checkpoint):
+            ratio = ratios[query]
+    return NetworkAttempt(Answer.NORMS_AND_HEAD, ratio, snapshot(models[query]))

@@ -52,7 +52,7 @@ def test_refused_query_gets_its_original_back(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("merger.context.find_doubt", lambda *_: "")
-    monkeypatch.setattr(MergeContext, "p_value", lambda self, query, model: 0.5 if query == "q1" else 1e-6)
+    monkeypatch.setattr(MergeContext, "prove", lambda self, query, model: (0.5 if query == "q1" else 1e-6, True))
     out = tmp_path / "b.safetensors"
     report = merge(workload, out, "trunk", options=MergeOptions(QUICK.recipe))
     found = {query.id: query for query in report.queries}
@@ -64,11 +64,11 @@ def test_refused_query_gets_its_original_back(
     assert all(torch.equal(state[key], own) for key, own in original.items())
 
 
-def test_refused_query_whose_plain_ratio_reaches_its_target_is_kept_as_unproven_if_asked(
+def test_refused_query_with_a_good_plain_ratio_is_kept_as_unproven_if_asked(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("merger.context.find_doubt", lambda *_: "")
-    monkeypatch.setattr(MergeContext, "p_value", lambda self, query, model: 0.5 if query == "q1" else 1e-6)
+    monkeypatch.setattr(MergeContext, "prove", lambda self, query, model: (0.5 if query == "q1" else 1e-6, True))
     options = MergeOptions(QUICK.recipe, accept_unproven=True)
     report = merge(workload, tmp_path / "b.safetensors", "trunk", options=options)
     proven = {query.id: query.proven for query in report.queries}

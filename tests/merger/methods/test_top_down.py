@@ -100,7 +100,7 @@ def test_unshared_query_has_its_original_bit_by_bit(
     must_train(monkeypatch)
     ratio = MergeContext.ratio
     monkeypatch.setattr(
-        MergeContext, "ratio", lambda self, query, model: 0.1 if query == "q1" else ratio(self, query, model)
+        MergeContext, "ratio", lambda self, query, model, **_: 0.1 if query == "q1" else ratio(self, query, model)
     )
     out = tmp_path / "b.safetensors"
     merge(workload, out, options=HARD)
