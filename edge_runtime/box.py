@@ -12,9 +12,10 @@ import numpy as np
 
 from edge_runtime.capture.sources import CameraConfig, FrameRequest
 from edge_runtime.config import ACCURACY, FRAMES, BoxConfig
-from edge_runtime.engines.base import FrameEngine
-from edge_runtime.engines.registry import AUTO, FALLBACK, make_engine
-from edge_runtime.engines.setup import EngineRequest, engines_for, layouts_within, unshared_store
+from edge_runtime.engines.base import EngineError, FrameEngine
+from edge_runtime.engines.registry import AUTO, FALLBACK, make_engine, session_opener
+from edge_runtime.engines.setup import EngineRequest, engines_for, held_bytes, layouts_within, unshared_store
+from edge_runtime.engines.torch_engine import FULL
 from edge_runtime.engines.weight_streaming import streamable_layers
 from edge_runtime.memory.store import Layouts, Store
 from edge_runtime.policies import policy_named
@@ -182,9 +183,19 @@ class CostedBox:
     within: Overflow
 
     @property
+    def held_bytes(self) -> int:
+        """The bytes of weights that engines have outside the arena."""
+        return held_bytes(self.engines.values())
+
+    @property
+    def arena_budget_bytes(self) -> int:
+        """The budget of the arena and the workspaces."""
+        return self.loaded.config.budget_bytes - self.held_bytes
+
+    @property
     def is_resident(self) -> bool:
         """Whether all weights fit at once, so that each is loaded once."""
-        return all_bytes(self.policy.view(self.within.costs)) <= self.loaded.config.budget_bytes
+        return all_bytes(self.policy.view(self.within.costs)) <= self.arena_budget_bytes
 
     def with_engines(self, engines: Mapping[str, FrameEngine]) -> CostedBox:
         """The same box with other engines, except for queries that overflow.
@@ -204,10 +215,11 @@ class CostedBox:
         costs, config, bundle = self.policy.view(self.whole), self.loaded.config, self.loaded.bundle
         return {
             "bundle": str(bundle.path), "digest": bundle.digest, "device": config.device, "engine": config.engine,
-            "budget_bytes": config.budget_bytes, "weights_bytes": costs.resident_bytes(costs.tensor_bytes.keys()),
+            "budget_bytes": config.budget_bytes, "session_bytes": self.held_bytes,
+            "weights_bytes": costs.resident_bytes(costs.tensor_bytes.keys()) + self.held_bytes,
             "workspace_bytes": max(cost.workspace_bytes for cost in costs.queries.values()),
             "damaged": self.loaded.damaged, "held_back": dict(self.loaded.held_back),
-            "fits": all_bytes(costs) <= config.budget_bytes,
+            "fits": all_bytes(costs) <= self.arena_budget_bytes,
             "least_budget_bytes": max(map(costs.alone_bytes, costs.queries)), "overflow_bytes": self.within.run_bytes,
         }  # fmt: skip
 
@@ -227,17 +239,26 @@ def cost_box(loaded: LoadedBox) -> CostedBox:
 
 
 def known_costs(bundle: Bundle, engines: Mapping[str, FrameEngine], profile: MeasuredProfile | None) -> Costs:
-    """Costs before anything ran: as measured, else bytes and deadlines; times are learned while running."""
-    if profile is not None:
-        return measured_costs(bundle, profile)
+    """Costs before anything ran: as measured, else bytes and deadlines; times are learned while running.
+
+    A query whose engine takes no tensors of the arena needs none.
+    """
+    measured = None if profile is None else measured_costs(bundle, profile)
     queries = {}
     for query in bundle.queries:
-        batches = (BatchCost(count, 0.0, engines[query.id].workspace_of(count)) for count in BATCHES)
-        queries[query.id] = QueryCost.of_batches(
-            bundle.names_in_order(query.id), query.sla_ms / 1000, monotone_batches(batches)
+        engine, known = engines[query.id], None if measured is None else measured.queries[query.id]
+        if known is not None and engine.takes_tensors:
+            queries[query.id] = known
+            continue
+        batches = (
+            BatchCost(count, known.run_of(count) if known else 0.0, engine.workspace_of(count)) for count in BATCHES
         )
-    names = {name for cost in queries.values() for name in cost.tensors}
-    return Costs(queries, {name: bundle.nbytes(name) for name in names}, UNKNOWN_COPY_BYTES_PER_S)
+        names = bundle.names_in_order(query.id) if engine.takes_tensors else ()
+        queries[query.id] = QueryCost.of_batches(names, query.sla_ms / 1000, monotone_batches(batches))
+    sizes = {name: bundle.nbytes(name) for name in sorted({name for cost in queries.values() for name in cost.tensors})}
+    if measured is None:
+        return Costs(queries, sizes, UNKNOWN_COPY_BYTES_PER_S)
+    return Costs(queries, sizes, measured.copy_bytes_per_s, measured.load_latency_s)
 
 
 def _budgeted_costs(
@@ -251,7 +272,7 @@ def _budgeted_costs(
         return streamable_layers(engines[name].model, query, config.device)
 
     whole = known_costs(bundle, engines, profile)
-    within = overflow_of(whole, config.budget_bytes, layers)
+    within = overflow_of(whole, config.budget_bytes - held_bytes(engines.values()), layers)
     too_large: Mapping[str, int] = within.lacking
     if not config.overflow:
         too_large = {query: whole.alone_bytes(query) for query in (*within.lacking, *within.tensors)}
@@ -309,6 +330,11 @@ class ReadyBox:
         return self.costed.policy
 
     @property
+    def arena_budget_bytes(self) -> int:
+        """The budget of the arena and the workspaces, without the weights that engines have outside."""
+        return self.config.budget_bytes - held_bytes(self.engines.values())
+
+    @property
     def engine_names(self) -> dict[str, str]:
         """The engine of each query by name."""
         return {query: engine.name for query, engine in self.engines.items()}
@@ -319,19 +345,22 @@ class ReadyBox:
         return sum(engine.overflow_bytes for engine in self.engines.values())
 
 
-def prepare_engines(costed: CostedBox) -> ReadyBox:
+def prepare_engines(costed: CostedBox, serving: Collection[FrameEngine] = ()) -> ReadyBox:
     """Prepare the engines that the config names; with `auto` those of the profile, and torch without one.
 
-    Raises InputError where an engine does not fit the budget.
+    A query gets an engine with weights of its own where these fit the budget beside all other weights, and beside
+    those of the engines that are `serving`. Raises InputError where an engine does not fit the budget.
     """
     config, bundle = costed.loaded.config, costed.loaded.bundle
-    request = EngineRequest(config.device, config.precision, costed.is_resident, costed.within.tensors)
     for query, nbytes in costed.within.run_bytes.items():
         log.info("query %s overflows: every run copies %s", query, size_text(nbytes))
+    ready = _open_sessions(costed, serving)
+    stays = bool(ready) or costed.is_resident
+    request = EngineRequest(config.device, config.precision, stays, costed.within.tensors)
     profiled = None
     if costed.profile is not None:
         profiled = {query: measured.engine for query, measured in costed.profile.queries.items()}
-    engines = engines_for(bundle, config.engine, request, profiled)
+    engines = engines_for(bundle, config.engine, request, profiled, ready)
     try:
         return _build_ready(costed.with_engines(engines), engines)
     except InputError as error:
@@ -341,8 +370,35 @@ def prepare_engines(costed: CostedBox) -> ReadyBox:
         return _build_ready(costed, engines_for(bundle, FALLBACK, request))
 
 
+def _open_sessions(costed: CostedBox, serving: Collection[FrameEngine]) -> dict[str, FrameEngine]:
+    """Engines with weights of their own, of as many queries as fit the budget beside the weights of all others."""
+    loaded = costed.loaded
+    opener = session_opener(loaded.config.engine)
+    if opener is None or loaded.config.precision != FULL:
+        return {}
+    queries = [
+        query.id
+        for query in loaded.bundle.queries
+        if query.id not in loaded.damaged and query.id not in costed.within.tensors
+    ]
+    found: dict[str, FrameEngine] = {}
+    try:
+        for engines in opener(loaded.bundle, queries, loaded.config.device):
+            mixed = {**found, **engines}
+            costs = known_costs(loaded.bundle, {**costed.engines, **mixed}, costed.profile)
+            needed = all_bytes(costed.policy.view(costs)) + held_bytes([*mixed.values(), *serving])
+            if needed <= loaded.config.budget_bytes:
+                found = mixed
+            else:
+                text = "a session of %s needs a budget of %s: the weights stay apart and shared"
+                log.info(text, ", ".join(engines), size_text(needed))
+    except EngineError as error:
+        log.warning("engine %s: no session: %s", loaded.config.engine, error)
+    return found
+
+
 def _build_ready(costed: CostedBox, engines: Mapping[str, FrameEngine]) -> ReadyBox:
     costs = costed.policy.view(costed.within.costs)
     store = unshared_store(Store.of_bundle(costed.loaded.bundle), costs)
-    layouts = layouts_within(engines.values(), store.kinds, costs, costed.loaded.config.budget_bytes)
+    layouts = layouts_within(engines.values(), store.kinds, costs, costed.arena_budget_bytes)
     return ReadyBox(costed, engines, store, costs, layouts)

@@ -139,7 +139,7 @@ def _rebuild(config_path: str | Path, active: ActiveConfig) -> ReadyBox | None:
         raise BundleError(config.bundle, f"query '{query}': {reason}", "copy or build the bundle again")
     if config.canary and config.spool is not None and active.bundle_problem is None:
         loaded = run_canary(before, loaded, config.spool)
-    return prepare_engines(cost_box(loaded))
+    return prepare_engines(cost_box(loaded), tuple(active.box.engines.values()))
 
 
 def _cost(config_path: str | Path) -> CostedBox:

@@ -91,9 +91,9 @@ class Runtime:
 
     def __init__(self, box: ReadyBox, sinks: SinkManager, observer: Observer | None, spool: Spool | None) -> None:
         self.sinks, self._observer, self._spool = sinks, observer, spool
-        size = arena_bytes(box.costs, box.config.budget_bytes)
+        size = arena_bytes(box.costs, box.arena_budget_bytes)
         with _describe_lack(box, size):
-            self.arena = Arena(box.store, size, box.config.device, box.config.budget_bytes, layouts=box.layouts)
+            self.arena = Arena(box.store, size, box.config.device, box.arena_budget_bytes, layouts=box.layouts)
         self.trace = TraceWriter(box.config.trace) if box.config.trace else None
         self.ledger = Ledger(box.costs.queries)
         self.mailboxes = Mailboxes(box.costs.queries, self.ledger, on_frame=self._trace_frame)
@@ -122,7 +122,7 @@ class Runtime:
         after = self._build(box, replace(before.identity, bundle=box.bundle.digest), kept)
         warm = _queries_of_equal_cost(before, after) - before.executor.cold
         after.executor.inherit_costs(before.executor, warm)
-        budget = box.config.budget_bytes
+        budget = box.arena_budget_bytes
         needed = arena_bytes(box.costs, budget)
         smallest = min(cost.workspace_bytes for cost in box.costs.queries.values())
         with _describe_lack(box, needed):
@@ -173,7 +173,7 @@ class Runtime:
             for engine in before.executor.device.engines.values():
                 self.arena.unbind(engine)
         try:
-            self.arena.take_over(pending.memory, box.store, box.config.budget_bytes, box.layouts)
+            self.arena.take_over(pending.memory, box.store, box.arena_budget_bytes, box.layouts)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -184,7 +184,7 @@ class Runtime:
         config, bundle = box.config, box.bundle
         queries = {query.id: query for query in bundle.queries}
         executor = Executor(
-            Device(self.arena, box.engines, box.costs, config.budget_bytes),
+            Device(self.arena, box.engines, box.costs, box.arena_budget_bytes),
             box.policy,
             box.costed.loaded.specs(),
             self.mailboxes,

@@ -46,6 +46,12 @@ class Engine(Bindable, Protocol):
     def run(self, frames: Sequence[np.ndarray], beside: Callable[[], object] = no_op) -> list[Prediction]: ...
 
 
+class HeldWeights(Protocol):
+    """Weights outside the arena, of one engine or several, for as long as they serve."""
+
+    nbytes: int
+
+
 class FrameEngine(ABC):
     """What all engines share: crop frames to the roi, resize and normalise them, decode outputs to predictions.
 
@@ -59,6 +65,9 @@ class FrameEngine(ABC):
     """The formats in which it takes the weights of convolutions."""
     runs_packed: ClassVar[frozenset[Bits]] = frozenset()
     """The bits in which weights stay packed in the arena and are used from there."""
+    takes_tensors: ClassVar[bool] = True
+    """Whether it is bound to tensors of the arena; else its weights are in `shared`."""
+    shared: HeldWeights | None = None
     automatic: ClassVar[bool] = True
     """Whether `gemel profile` may choose it."""
     tested_on: ClassVar[frozenset[str]] = frozenset({"cpu"})

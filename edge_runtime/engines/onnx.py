@@ -65,7 +65,7 @@ def session_for(path: Path, provider: str, device: torch.device) -> Any:
     session, reason = _sessions.get(key), unavailable_reason(provider)
     if session is None and reason is None:
         try:
-            session = _create_session(path, provider, device)
+            session = create_session(path, provider, device, path=path)
             reason = None if provider in session.get_providers() else "its libraries did not load"
         except Exception as error:  # ONNX Runtime's errors have no common type
             reason = " ".join(str(error).split())[:200]
@@ -75,7 +75,13 @@ def session_for(path: Path, provider: str, device: torch.device) -> Any:
     return session
 
 
-def _create_session(path: Path, provider: str, device: torch.device) -> Any:
+def create_session(
+    source: Path | bytes, provider: str, device: torch.device, level: Any = None, path: Path | None = None
+) -> Any:
+    """An InferenceSession of a graph; `path` names it where a provider caches what it makes.
+
+    Without a `level` no kernel is used that needs reordered copies of the weights.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -85,10 +91,10 @@ def _create_session(path: Path, provider: str, device: torch.device) -> Any:
     options.enable_cpu_mem_arena = False
     # Spinning threads take the cores from the other models and from the decoders.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # The level above uses kernels that need reordered copies of the weights.
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    providers = [(name, provider_options(name, path, device)) for name in PROVIDERS[provider]]
-    return onnxruntime.InferenceSession(str(path), options, providers=providers)
+    options.graph_optimization_level = level or onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    providers = [(name, provider_options(name, path or Path(), device)) for name in PROVIDERS[provider]]
+    given = source if isinstance(source, bytes) else str(source)
+    return onnxruntime.InferenceSession(given, options, providers=providers)
 
 
 def provider_options(provider: str, path: Path, device: torch.device) -> dict[str, str]:
@@ -156,6 +162,13 @@ def measure_onnx_workspace(runtime: Any, graph: onnx.GraphProto, size: Size, bat
     return peaks
 
 
+def interpolate_workspace(measured: Mapping[int, int], count: int) -> int:
+    """Bytes of a run of `count` frames, on the line through those of the smallest and the largest measured batch."""
+    first, last = min(measured), max(measured)
+    per_frame = (measured[last] - measured[first]) / max(1, last - first)
+    return max(measured[first], round(measured[first] + per_frame * (count - first)))
+
+
 def process_peak_bytes(run: Callable[[], object]) -> int | None:
     """By how much the process's memory grew during `run`; None where the system does not report it.
 
@@ -165,15 +178,16 @@ def process_peak_bytes(run: Callable[[], object]) -> int | None:
     gc.collect()
     try:
         ctypes.CDLL(None).malloc_trim(0)  # freed memory would be reused unnoticed
-        before = _process_status("VmRSS")
+        before = process_status("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # begins a new peak (proc(5))
         run()
-        return max(0, _process_status("VmHWM") - before)
+        return max(0, process_status("VmHWM") - before)
     except (OSError, AttributeError, StopIteration):
         return None
 
 
-def _process_status(field: str) -> int:
+def process_status(field: str) -> int:
+    """Bytes of a field of /proc/self/status; OSError or StopIteration where there is none."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
@@ -244,7 +258,7 @@ class OnnxEngine(FrameEngine):
         self._inputs: list[tuple[str, str]] = []
         self._outputs: list[str] = []
         self._bound: dict[str, Tensor] = {}
-        self._decoded = _Decoded(self.model) if isinstance(self.model, OneStage) else None
+        self._decoded = DecodedOutputs(self.model) if isinstance(self.model, OneStage) else None
 
     @classmethod
     def missing(cls, device: str) -> str | None:
@@ -317,9 +331,7 @@ class OnnxEngine(FrameEngine):
         estimated = 0 if found and self.device.type == "cpu" else super().workspace_of(count)
         if not found:
             return estimated
-        first, last = min(found), max(found)
-        per_frame = (found[last] - found[first]) / max(1, last - first)
-        return max(estimated, found[first], round(found[first] + per_frame * (count - first)))
+        return max(estimated, interpolate_workspace(found, count))
 
     def _run(self, batch: Tensor) -> list[Tensor]:
         with on_compute_stream(self.device):  # which is the session's stream
@@ -353,7 +365,7 @@ def _numpy_dtype(dtype: torch.dtype) -> np.dtype:
     return torch.empty(0, dtype=dtype).numpy().dtype
 
 
-class _Decoded(OneStage):
+class DecodedOutputs(OneStage):
     """A one-stage detector whose outputs are decoded already."""
 
     def __init__(self, model: OneStage) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ ENGINES: dict[str, tuple[str, str]] = {
     "tensorrt": ("edge_runtime.engines.onnx", "TensorrtEngine"),
 }
 """Name -> module and class."""
+SESSIONS: dict[str, tuple[str, str]] = {"onnx": ("edge_runtime.engines.session", "open_sessions")}
+"""Name -> module and function that opens engines with weights of their own, for queries that fit the budget so."""
 
 
 def check_engine(name: str, where: str | Path, key: str) -> str:
@@ -37,6 +40,14 @@ def engine_class(name: str) -> type[FrameEngine]:
     """The class of an engine; KeyError for a name that is not in ENGINES."""
     module, kind = ENGINES[name]
     return getattr(importlib.import_module(module), kind)
+
+
+def session_opener(name: str) -> Callable[..., Iterator[Mapping[str, FrameEngine]]] | None:
+    """The function that opens the sessions of an engine; None for an engine without."""
+    if name not in SESSIONS:
+        return None
+    module, function = SESSIONS[name]
+    return getattr(importlib.import_module(module), function)
 
 
 def make_engine(

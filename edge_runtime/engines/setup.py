@@ -53,9 +53,13 @@ class EngineRequest:
 
 
 def engines_for(
-    bundle: Bundle, name: str, request: EngineRequest | None = None, profiled: Mapping[str, str] | None = None
+    bundle: Bundle,
+    name: str,
+    request: EngineRequest | None = None,
+    profiled: Mapping[str, str] | None = None,
+    ready: Mapping[str, FrameEngine] | None = None,
 ) -> dict[str, FrameEngine]:
-    """The engine of each query, prepared and unbound.
+    """The engine of each query, prepared and unbound; queries of `ready` have theirs.
 
     `name` is one of ENGINES, or "auto": then each query gets the engine that `profiled` names, and torch without one.
     Where an engine cannot run an architecture, torch does, and one line per architecture gives the reason.
@@ -65,6 +69,9 @@ def engines_for(
     reported: set[str] = set()
     for query in (query.id for query in bundle.queries):
         wanted = name
+        if ready and query in ready:
+            engines[query] = ready[query]
+            continue
         if name == AUTO:
             wanted = (profiled or {}).get(query, FALLBACK)
             wanted = wanted if wanted in ENGINES and request.loads_fast(wanted) else FALLBACK
@@ -92,12 +99,18 @@ def _prepare_engine(bundle: Bundle, query: str, name: str, request: EngineReques
     return make_engine(FALLBACK, bundle, query, request.device, precision=request.precision, overflow=overflow)
 
 
+def held_bytes(engines: Collection[FrameEngine]) -> int:
+    """Bytes of weights that these engines have outside the arena."""
+    return sum(held.nbytes for held in {id(one.shared): one.shared for one in engines if one.shared}.values())
+
+
 def common_format(engines: Collection[FrameEngine], stays: bool = True) -> WeightFormat:
     """The format that all these engines take: the fastest to run where weights stay, else the fastest to load.
 
     Reordering a weight takes longer than copying it, so weights that come and go are reordered only for engines that
     take no other format, or where they arrive so.
     """
+    engines = [engine for engine in engines if engine.takes_tensors]
     taken = frozenset(WeightFormat).intersection(*(engine.formats for engine in engines))
     return max(taken) if stays or all(arrives_reordered(engine.device) for engine in engines) else min(taken)
 

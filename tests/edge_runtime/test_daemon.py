@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from edge_runtime import results
 from edge_runtime.daemon import run
+from edge_runtime.engines import session
 from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.samples import read_sample
 from models import zoo
@@ -404,3 +405,23 @@ def test_overflow_refusals_name_the_option_and_bytes(large_box):
     assert run(write_config(large_box, cameras=ONE_CAMERA, budget=least, overflow=True), check=True)["ok"]
     with pytest.raises(InputError, match=f"give at least {re.escape(text)}"):
         run(write_config(large_box, cameras=ONE_CAMERA, budget=least - 1, overflow=True), check=True)
+
+
+def test_sessions_serve_within_the_budget_or_weights_stay_shared(box, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config = write_beside(tmp_path, box, bundle=str(box / "tiny.safetensors"), engine="onnx", budget="100MB")
+    summary = run(config)
+    assert set(summary["engines"].values()) == {"onnx-session"} and summary["balanced"]
+    assert 0 < summary["session_bytes"] < summary["max_used_bytes"] <= summary["budget_bytes"]
+    assert summary["bytes_moved"] == 0 and summary["fits"]
+    bundle, frames = open_bundle(box / "tiny.safetensors", [FACTORY]), frames_of(box / "left.mp4")
+    records = [record for record in read_results(tmp_path / "results.jsonl") if record["query"] == "gate"]
+    for record in records:
+        expected = predict(bundle, "gate", frames[record["frame"]])
+        assert (record["label"], record["score"]) == (expected.label, pytest.approx(expected.score, rel=1e-4))
+    monkeypatch.setattr(session, "_known", {})
+    monkeypatch.setattr(session, "_measure_growth", lambda make: (make(), 60_000_000))  # of each of two
+    summary = run(config)
+    assert sorted(summary["engines"].values()) == ["onnx", "onnx-session", "onnx-session"], "one session fits"
+    assert summary["session_bytes"] > 60_000_000 and summary["max_used_bytes"] <= summary["budget_bytes"]
+    assert summary["balanced"] and summary["bytes_moved"] == 0, "all is loaded in the warm-up"

@@ -16,6 +16,7 @@ import torch
 from onnx import numpy_helper
 
 import gemel
+from edge_runtime.engines.session import open_sessions
 from edge_runtime.engines.torch_engine import TorchEngine
 from gemel.cli import main
 from models.bundle import open_bundle
@@ -88,6 +89,7 @@ def test_files_become_a_bundle_and_files_again(folder, method, capsys):
         assert weights[0] == weights[1] and scales[0] != scales[1]
     out = folder / f"onnx-{method}"
     assert main(["bundle", "export", found["bundle"], "-o", str(out)]) == 0
+    sessions = {query: one for group in open_sessions(bundle, QUERIES) for query, one in group.items()}
     rng = np.random.default_rng(1)
     frame = rng.integers(0, 255, (SIDE, SIDE, 3), dtype=np.uint8)
     for query in QUERIES:
@@ -100,6 +102,9 @@ def test_files_become_a_bundle_and_files_again(folder, method, capsys):
         engine = TorchEngine(bundle, query)
         engine.bind(bundle.tensor)
         assert engine.run([frame]) == [model.predict(frame)]  # type: ignore[operator]
+        with torch.no_grad():
+            torch.testing.assert_close(sessions[query].outputs([frame]), model(batch), atol=1e-4, rtol=1e-4)
+    assert len({id(one.shared) for one in sessions.values()}) == (1 if method == "ceiling" else 2)
 
 
 def test_one_file_on_two_cameras_takes_half_of_the_bytes_and_changes_no_answer(folder, capsys):

@@ -16,6 +16,7 @@ from edge_runtime.engines import onnx
 from edge_runtime.engines.base import EngineError
 from edge_runtime.engines.onnx import CUDA, OnnxEngine, TensorrtEngine, session_for
 from edge_runtime.engines.package_cache import EngineCache
+from edge_runtime.engines.session import open_sessions
 from edge_runtime.engines.torch_engine import TorchEngine
 from models.bundle import Bundle
 from models.device import disable_tf32
@@ -84,18 +85,20 @@ def bind_both(bundle: Bundle, cache: EngineCache, query: str = "one") -> tuple[O
 
 
 def assert_answers_as_torch(bundle: Bundle, cache: EngineCache, query: str = "one") -> OnnxEngine:
-    """Raw outputs within the tolerance for a classifier; for a detector the same detections."""
+    """Raw outputs within the tolerance for a classifier; for a detector the same detections. So does a session."""
     engine, eager = bind_both(bundle, cache, query)
-    if engine.query.task == "classification":
-        expected = eager.outputs(FRAMES)
-        assert torch.allclose(engine.outputs(FRAMES), expected, rtol=TOLERANCE, atol=TOLERANCE)
-        assert float((expected[0] - expected[1]).abs().max()) > 10 * TOLERANCE
-        return engine
-    for found, expected in zip(engine.run(FRAMES), eager.run(FRAMES), strict=True):
-        assert isinstance(found, DetectionPrediction) and isinstance(expected, DetectionPrediction)
-        assert found.classes == expected.classes and len(expected.classes) > 3
-        assert np.allclose(found.scores, expected.scores, atol=TOLERANCE)
-        assert np.allclose(found.boxes, expected.boxes, atol=0.1)
+    (session,) = open_sessions(bundle, [query], cache=cache)
+    for one in (engine, session[query]):
+        if engine.query.task == "classification":
+            expected = eager.outputs(FRAMES)
+            assert torch.allclose(one.outputs(FRAMES), expected, rtol=TOLERANCE, atol=TOLERANCE)
+            assert float((expected[0] - expected[1]).abs().max()) > 10 * TOLERANCE
+            continue
+        for found, expected in zip(one.run(FRAMES), eager.run(FRAMES), strict=True):
+            assert isinstance(found, DetectionPrediction) and isinstance(expected, DetectionPrediction)
+            assert found.classes == expected.classes and len(expected.classes) > 3
+            assert np.allclose(found.scores, expected.scores, atol=TOLERANCE)
+            assert np.allclose(found.boxes, expected.boxes, atol=0.1)
     return engine
 
 
