@@ -17,6 +17,7 @@ from edge_runtime.engines.registry import AUTO, FALLBACK, make_engine, session_o
 from edge_runtime.engines.setup import EngineRequest, engines_for, held_bytes, layouts_within, unshared_store
 from edge_runtime.engines.torch_engine import FULL
 from edge_runtime.engines.weight_streaming import streamable_layers
+from edge_runtime.events.rules import check_rules
 from edge_runtime.memory.store import Layouts, Store
 from edge_runtime.policies import policy_named
 from edge_runtime.scheduler import Policy, QuerySpec
@@ -111,6 +112,7 @@ def load_box(config: BoxConfig) -> LoadedBox:
         if query.fps and camera_fps and camera_fps < query.fps:
             text = f"query {query.id} is to have {query.fps:g} frames a second, its camera gives {camera_fps:g}"
             add_note(config.path, text, f"raise `fps` of camera {query.camera}")
+    check_rules(config.path, config.rules, bundle.queries)
     cameras = {query.id: query.camera for query in bundle.queries}
     for index, sink in enumerate(config.sinks):
         if found := sink.topic_problem(cameras):

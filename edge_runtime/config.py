@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from edge_runtime.capture.sources import TIMEOUT_S, CameraConfig
 from edge_runtime.engines.registry import AUTO, check_engine
+from edge_runtime.events.rules import QueryRules, RulesByQuery
 from edge_runtime.http.auth import Access, TlsFiles, parse_access
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
 from edge_runtime.scheduler.costs import parse_memory
@@ -50,7 +51,7 @@ class BoxConfig:
     the policy `adaptive` is frames in time, or accuracy over time by the staleness curves of the bundle's profile; None
     for accuracy where there are curves. With `overflow` a query too large for the budget copies the rest in every run.
     `trace` is the file that records states and decisions. With a `public_key` the bundle must be signed. With `canary`
-    a reload tries new weights on samples of the spool before they serve.
+    a reload tries new weights on samples of the spool before they serve. `rules` are those of queries that have any.
     """
 
     path: Path
@@ -73,6 +74,12 @@ class BoxConfig:
     canary: bool
     name: str
     objective: str | None = None
+    rules: dict[str, QueryRules] = field(default_factory=dict)
+
+    @property
+    def event_names(self) -> dict[str, tuple[str, ...]]:
+        """The names of each query's events."""
+        return {query: tuple(event.name for event in own.events) for query, own in self.rules.items()}
 
 
 class _Strict(BaseModel):
@@ -137,6 +144,7 @@ class _BoxKeys(_Strict):
     overflow: bool = False
     late: Literal["drop", "publish"] = "publish"
     objective: Literal["frames", "accuracy"] | None = None
+    queries: RulesByQuery = {}
 
 
 def torch_device(path: Path, device: str) -> str:
@@ -203,6 +211,7 @@ def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -
         canary=keys.canary,
         name=keys.name or host_name(),
         objective=keys.objective,
+        rules={name: own.to_rules() for name, own in keys.queries.items()},
     )
 
 

@@ -20,7 +20,18 @@ COLOURS = ((255, 176, 0), (0, 158, 255), (122, 224, 122), (255, 110, 180), (190,
 
 def draw_message(message: ResultMessage) -> bytes | None:
     """The JPEG of a result, None without an image."""
-    return None if message.image is None else draw_results(message.image, [message.record])
+    return None if message.image is None else draw_results(message.image, [_drawable(message.record)])
+
+
+def _drawable(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A record of results; of an event the object of its snapshot."""
+    snapshot = record["after"]["snapshot"] if "after" in record else None
+    if snapshot is None:
+        return record
+    if not snapshot["box"]:
+        return {"query": record["query"], "label": snapshot["label"], "score": snapshot["score"]}
+    found = {"class": snapshot["label"], "score": snapshot["score"], "box": snapshot["box"]}
+    return {"query": record["query"], "detections": [found]}
 
 
 def draw_results(image: np.ndarray, records: Iterable[Mapping[str, Any]]) -> bytes:

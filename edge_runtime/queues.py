@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 REPLACED, DEADLINE, MEMORY, PAUSED, RELOADED = "replaced", "deadline", "memory", "paused", "reload"
-"""Reasons for which frames are dropped."""
+STILL = "still"
+"""Reasons for which frames are dropped; a still frame needs no run."""
 DEPTH = 8
 """Most frames of one query that wait: as many as the largest batch takes."""
 MAX_WAITING_BYTES = 256 * 2**20
@@ -167,6 +168,12 @@ class Mailboxes:
             self._has_new = True
             self._changed.notify_all()
 
+    def skip(self, query: str, reason: str) -> None:
+        """Count a frame that is not to be run."""
+        with self._changed:
+            self._ledger.count_received(query)
+            self._ledger.count_dropped(query, reason)
+
     def change(self, queries: Iterable[str], emptied: Container[str] = ()) -> None:
         """Serve these queries; frames waiting for others, and for those to be `emptied`, are dropped.
 
@@ -256,13 +263,19 @@ class FrameRouter:
         self._first: Mapping[str, int] = {}
         self._lock = threading.Lock()
 
-    def put(self, source: object, query: str, frame: Frame) -> None:
-        """A frame of this camera; dropped where the query takes none of it (any more)."""
+    def put(self, source: object, query: str, frame: Frame, refusal: str | None = None) -> None:
+        """A frame of this camera; dropped where the query takes none of it (any more).
+
+        A frame with a `refusal` is not run: it counts as dropped where that is STILL, else not at all.
+        """
         with self._lock:
             if self._sources.get(query) is source and frame.index >= self._first.get(query, 0):
                 self._next = max(self._next, frame.index + 1)
                 self._on_frame(query, frame)
-                self._mailboxes.put(query, frame)
+                if refusal is None:
+                    self._mailboxes.put(query, frame)
+                elif refusal == STILL:
+                    self._mailboxes.skip(query, refusal)
 
     def change(self, sources: Mapping[str, object], meanwhile: Callable[[], object] = lambda: None) -> int:
         """Route by these sources from now on; no frame arrives while `meanwhile` is called.

@@ -92,7 +92,7 @@ class Publisher:
             self.ledger.count_processed(query, late=record["late"])
             self._ages[query].append(finished_at - frame.captured_at)
             self._rates[query].add(finished_at)
-            self._offer(ResultMessage(record, frame.image))
+            self._offer(ResultMessage(record, frame.image, frame.captured_at))
 
     def drop(self, query: str, frames: Iterable[Frame], reason: str) -> None:
         """Count taken frames that are not run after all."""

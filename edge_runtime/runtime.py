@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from edge_runtime.box import ReadyBox, frame_requests
 from edge_runtime.capture.camera import Camera
+from edge_runtime.capture.reconnect import CameraPhase
 from edge_runtime.capture.sources import CameraConfig
 from edge_runtime.device import Device, arena_bytes
+from edge_runtime.events.stage import EventStage
 from edge_runtime.executor import Executor, TurnTiming
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.transfer import StagedStore
@@ -99,7 +101,10 @@ class Runtime:
         self.mailboxes = Mailboxes(box.costs.queries, self.ledger, on_frame=self._trace_frame)
         self._scene = SceneChange(_priorities(box))
         self._router = FrameRouter(self.mailboxes, self._receive_frame)
-        self.active = self._build(box, RunIdentity(box.bundle.digest), {})
+        identity = RunIdentity(box.bundle.digest)
+        self.events = EventStage(identity.run, sinks.offer)
+        self._change_rules(box)
+        self.active = self._build(box, identity, {})
         self._router.change(self.active.sources)
         self._past_overflow_bytes = 0
 
@@ -148,6 +153,7 @@ class Runtime:
                 self._observer.change({name: query.camera for name, query in new.items()})
             if self._spool is not None:
                 self._spool.queries = new
+            self._change_rules(after.box)
 
         first = self._router.change(sources, switch_queries)
         for camera in set(before.cameras) - set(after.cameras):
@@ -166,6 +172,17 @@ class Runtime:
     def discard(self, pending: PendingConfig) -> None:
         """Release the memory of a pending config that is not needed."""
         self.arena.transfer.drop(pending.memory.source)
+
+    def check_events(self) -> None:
+        """End the events of cameras that are away; call it between two frames."""
+        away = {camera.id for camera in self.active.cameras if camera.state is not CameraPhase.STREAMING}
+        self.events.check(away, time.monotonic())
+
+    def _change_rules(self, box: ReadyBox) -> None:
+        config = box.config
+        rates = {query: spec.fps for query, spec in box.costed.loaded.specs().items()}
+        wants_pictures = any(sink.wants_images for sink in config.sinks)
+        self.events.change({query.id: query for query in box.bundle.queries}, config.rules, rates, wants_pictures)
 
     def _take_over_memory(self, before: ActiveConfig, pending: PendingConfig) -> None:
         box = pending.config.box
@@ -200,7 +217,7 @@ class Runtime:
 
     def _build_camera(self, box: ReadyBox, config: CameraConfig) -> Camera:
         def put(query: str, frame: Frame) -> None:
-            self._router.put(camera, query, frame)
+            self._router.put(camera, query, frame, self.events.admit(query, frame))
 
         camera = Camera(config, frame_requests(box.bundle, config.id), put, ended=self.mailboxes.wake)
         return camera
@@ -216,10 +233,11 @@ class Runtime:
             self.trace.frame(query, frame.captured_at, time.monotonic())
 
     def _send(self, publishes_late: bool, message: ResultMessage) -> None:
+        if self._spool is not None:  # what a drift check compares is not filtered
+            self._spool.offer(message)
+        message = self.events.apply(message)
         if self._observer is not None:
             self._observer.add_result(message.record)
-        if self._spool is not None:
-            self._spool.offer(message)
         if publishes_late or not message.record["late"]:
             self.sinks.offer(message)
 

@@ -195,7 +195,7 @@ class Service:
         self._notifier, self._is_ready, self._is_frozen = Notifier(), False, False
         self._reloads = ReloadManager(self._runtime, build, self._notify_reload, self._follow_reload)
         self._inference = InferenceThread(
-            self._runtime, signals.stopping, lambda: self._sinks.is_unread, self._reloads.apply_pending
+            self._runtime, signals.stopping, lambda: self._sinks.is_unread, self._between_frames
         )
         self._http: HttpService | None = None
         if observer is not None and config.http is not None:
@@ -212,7 +212,12 @@ class Service:
     def _state(self) -> BoxState:
         active = self._runtime.active
         streams = {camera.id: camera.state is CameraPhase.STREAMING for camera in active.cameras}
-        return BoxState(streams, {query.id: query.camera for query in active.queries.values()})
+        cameras = {query.id: query.camera for query in active.queries.values()}
+        return BoxState(streams, cameras, active.box.config.event_names)
+
+    def _between_frames(self) -> None:
+        self._reloads.apply_pending()
+        self._runtime.check_events()
 
     def start(self, seconds: float) -> None:
         """Begin to serve for `seconds`."""
@@ -293,6 +298,7 @@ class Service:
             for camera in inference.cameras:
                 if camera.alive and not camera.join(max(0.0, deadline - time.monotonic())):
                     self._hanging.append(f"camera {camera.id}")
+            self._runtime.events.end()
             self._close(DRAIN_TIMEOUT_S if ends_by_itself else SINKS_TIMEOUT_S)
         finally:
             summary = self.summary()

@@ -65,6 +65,8 @@ class ResultMessage:
 
     record: Mapping[str, Any]
     image: np.ndarray | None = None
+    captured_at: float = 0.0
+    """When the frame was captured, in seconds of the schedule's clock."""
 
     @property
     def nbytes(self) -> int:
@@ -89,10 +91,11 @@ class ResultMessage:
 
 @dataclass(frozen=True, slots=True)
 class BoxState:
-    """Whether each camera of the box streams, and the camera of each query."""
+    """Whether each camera of the box streams, the camera of each query, and the names of its events."""
 
     streams: Mapping[str, bool] = field(default_factory=dict)
     cameras: Mapping[str, str] = field(default_factory=dict)
+    events: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class DeliveryError(Exception):

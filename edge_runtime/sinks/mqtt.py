@@ -104,6 +104,10 @@ class MqttConfig(SinkConfig):
         """The topic of a query's results."""
         return self.topic.format(box=self.box, camera=camera, query=query)
 
+    def event_topic(self, camera: str, query: str, event: str) -> str:
+        """The topic of the starts and ends of a query's events of one name."""
+        return f"{self.result_topic(camera, query)}/events/{event}"
+
     @property
     def _root(self) -> str:
         """The constant levels with which all topics begin."""
@@ -191,8 +195,11 @@ class Mqtt(Sink):
                 self._await_acknowledgement(sent)
                 error.delivered = len(sent)
                 raise
-            topic = self.config.result_topic(message.record["camera"], message.record["query"])
-            if self.config.discovery and topic not in self._discovered:
+            record = message.record
+            topic = self.config.result_topic(record["camera"], record["query"])
+            if "event" in record:
+                topic = self.config.event_topic(record["camera"], record["query"], record["event"])
+            elif self.config.discovery and topic not in self._discovered:
                 self._discovered[topic] = dict(discovery_messages(self.config, topic, message.record))
                 self._announce(self._discovered[topic])
             picture = draw_message(message) if self.config.snapshot else None
@@ -202,13 +209,22 @@ class Mqtt(Sink):
         self._await_acknowledgement(sent)
 
     def report_state(self, state: BoxState) -> None:
-        """Publish the status of the cameras where it has changed, and remove the sensors of removed queries."""
+        """Publish the status of the cameras where it has changed, announce the sensors of events, and remove those of
+        removed queries and events."""
         gone = dict.fromkeys(self._reported.keys() - state.streams.keys(), False)
         for camera, streams in {**state.streams, **gone}.items():
             if self._reported.get(camera) is not streams:
                 self._publish(self.config.camera_topic(camera), STREAMING if streams else AWAY, 1, retain=True)
                 self._reported[camera] = streams
         topics = {self.config.result_topic(camera, query) for query, camera in state.cameras.items()}
+        for query, names in state.events.items():
+            for name in names:
+                topic = self.config.event_topic(state.cameras[query], query, name)
+                topics.add(topic)
+                if self.config.discovery and topic not in self._discovered:
+                    messages = event_discovery_messages(self.config, topic, state.cameras[query], query, name)
+                    self._discovered[topic] = dict(messages)
+                    self._announce(self._discovered[topic])
         for topic in self._discovered.keys() - topics:
             self._announce(dict.fromkeys(self._discovered.pop(topic), b""))
 
@@ -263,7 +279,48 @@ def discovery_messages(config: MqttConfig, topic: str, record: Mapping[str, Any]
     value = next((template for key, template in VALUE_TEMPLATES.items() if key in record), None)
     if value is None:
         return
-    common = {
+    common = _common_keys(config, camera)
+    sensor = {
+        "name": query, "unique_id": name, "state_topic": topic, "value_template": value,
+        "json_attributes_topic": topic, **common,
+    }  # fmt: skip
+    yield f"{DISCOVERY_PREFIX}/sensor/{name}/config", json.dumps(sensor).encode()
+    if config.snapshot:
+        yield _picture_message(config, topic, query, name, common)
+
+
+def event_discovery_messages(
+    config: MqttConfig, topic: str, camera: str, query: str, event: str
+) -> Iterator[tuple[str, bytes]]:
+    """(topic, payload) of the retained Home Assistant messages for a query's events of one name.
+
+    The sensor's state is the number of events that go on; its attributes are the newest one.
+    """
+    name = _entity_id(config.box, camera, query, event, unique=f"{config.box} {topic}")
+    common = _common_keys(config, camera)
+    sensor = {
+        "name": f"{query} {event}", "unique_id": name, "state_topic": topic, "value_template": "{{ value_json.open }}",
+        "state_class": "measurement", "json_attributes_topic": topic,
+        "json_attributes_template": "{{ value_json.after | tojson }}", **common,
+    }  # fmt: skip
+    yield f"{DISCOVERY_PREFIX}/sensor/{name}/config", json.dumps(sensor).encode()
+    if config.snapshot:
+        yield _picture_message(config, topic, f"{query} {event}", name, common)
+
+
+def _picture_message(
+    config: MqttConfig, topic: str, title: str, name: str, common: Mapping[str, Any]
+) -> tuple[str, bytes]:
+    picture = {
+        "name": f"{title} snapshot", "unique_id": f"{name}_snapshot",
+        "image_topic": f"{topic}/snapshot", "content_type": "image/jpeg", **common,
+    }  # fmt: skip
+    return f"{DISCOVERY_PREFIX}/image/{name}/config", json.dumps(picture).encode()
+
+
+def _common_keys(config: MqttConfig, camera: str) -> dict[str, Any]:
+    """What all sensors of a camera have in common: when they are available, and their device."""
+    return {
         "availability": [
             {"topic": config.status_topic},
             {
@@ -277,17 +334,6 @@ def discovery_messages(config: MqttConfig, topic: str, record: Mapping[str, Any]
             "name": f"{config.box} {camera}", "manufacturer": "Gemel", "model": f"camera {camera} of box {config.box}",
         },
     }  # fmt: skip
-    sensor = {
-        "name": query, "unique_id": name, "state_topic": topic, "value_template": value,
-        "json_attributes_topic": topic, **common,
-    }  # fmt: skip
-    yield f"{DISCOVERY_PREFIX}/sensor/{name}/config", json.dumps(sensor).encode()
-    if config.snapshot:
-        picture = {
-            "name": f"{query} snapshot", "unique_id": f"{name}_snapshot",
-            "image_topic": f"{topic}/snapshot", "content_type": "image/jpeg", **common,
-        }  # fmt: skip
-        yield f"{DISCOVERY_PREFIX}/image/{name}/config", json.dumps(picture).encode()
 
 
 def _entity_id(*names: str, unique: str) -> str:

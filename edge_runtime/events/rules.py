@@ -1,0 +1,234 @@
+"""The keys of one query in a box config: tracking, zones, filters, events, motion gating and hours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from edge_runtime.events.timetable import Timetable, check_time_zone, parse_week_span
+from edge_runtime.events.zones import DetectionFilter, Polygon, find_polygon_problem
+from models.bundle import BundleQuery
+from models.errors import InputError
+from models.io import MAX_QUERIES, Name
+
+MAX_RULES, MAX_ZONES, MAX_WINDOW = 32, 32, 100
+TRACKING_PACKAGE = "trackers"
+HAVE_BOXES, HAVE_LABEL = ("detection", "keypoints"), ("classification",)
+"""Tasks whose answers have boxes, or one label."""
+
+
+class EventKind(str, Enum):
+    """What an event is about."""
+
+    __str__ = str.__str__
+
+    ENTER = "enter"
+    LEAVE = "leave"
+    DWELL = "dwell"
+    COUNT = "count"
+    LABEL_CHANGES = "label-changes"
+
+
+NEED_TRACKS = (EventKind.ENTER, EventKind.LEAVE, EventKind.DWELL)
+
+
+@dataclass(frozen=True, slots=True)
+class Hysteresis:
+    """A condition holds once it was seen in `count` of the last `window` frames, and until it was not in as many."""
+
+    count: int = 3
+    window: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class EventRule:
+    """One rule: a `zone` None is the whole frame, empty `classes` are all; `seconds` of a dwell, `at_least` of a
+    count."""
+
+    name: str
+    kind: EventKind
+    zone: str | None = None
+    classes: frozenset[str] = frozenset()
+    seconds: float = 0.0
+    at_least: int = 1
+    frames: Hysteresis = Hysteresis()
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRules:
+    """What a box does with the answers and frames of one query."""
+
+    tracking: bool = False
+    zones: Mapping[str, Polygon] = field(default_factory=dict)
+    filter: DetectionFilter = field(default_factory=DetectionFilter)
+    events: tuple[EventRule, ...] = ()
+    motion_gating: bool = False
+    schedule: Timetable | None = None
+
+
+def _parse_hysteresis(given: Any) -> Any:
+    if isinstance(given, Hysteresis):
+        return given
+    found = re.fullmatch(r"(\d{1,3}) of (\d{1,3})", str(given).strip())
+    if found is None:
+        raise ValueError("write it like 3 of 5")
+    count, window = int(found[1]), int(found[2])
+    if not (0 < count <= window <= MAX_WINDOW and 2 * count > window):
+        raise ValueError(f"the first number is more than half of the second, which is at most {MAX_WINDOW}")
+    return Hysteresis(count, window)
+
+
+def _check_polygon(polygon: Polygon) -> Polygon:
+    if problem := find_polygon_problem(polygon):
+        raise ValueError(problem)
+    return polygon
+
+
+_Fraction = Annotated[float, Field(ge=0, le=1)]
+_Polygon = Annotated[tuple[tuple[float, float], ...], AfterValidator(_check_polygon)]
+_Frames = Annotated[Any, BeforeValidator(_parse_hysteresis)]
+
+
+class _Keys(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _EventKeys(_Keys):
+    kind: EventKind
+    name: Name | None = None
+    zone: str | None = None
+    classes: list[str] = []
+    seconds: Annotated[float, Field(gt=0, le=86_400)] | None = None
+    at_least: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    frames: _Frames = Hysteresis()
+
+    @model_validator(mode="after")
+    def _check_keys_of_kind(self) -> _EventKeys:
+        for key, kind in (("seconds", EventKind.DWELL), ("at_least", EventKind.COUNT)):
+            if (getattr(self, key) is None) is (self.kind is kind):
+                raise ValueError(f"`{key}` belongs to the kind {kind} and no other")
+        if self.kind is EventKind.LABEL_CHANGES and self.zone is not None:
+            raise ValueError("a label is that of the whole frame: leave `zone` out")
+        return self
+
+    def to_rule(self) -> EventRule:
+        """The rule; without a name it is called by kind and zone."""
+        name = self.name or (f"{self.kind}-{self.zone}" if self.zone else str(self.kind))
+        return EventRule(
+            name, self.kind, self.zone, frozenset(self.classes), self.seconds or 0.0, self.at_least or 1, self.frames
+        )
+
+
+class _ScheduleKeys(_Keys):
+    zone: Annotated[str, AfterValidator(check_time_zone)]
+    on: Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_zone_is_given(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            raise ValueError("write it like {zone: Europe/London, on: mon-fri 07:00-19:00}")
+        given = {"on" if key is True else key: value for key, value in given.items()}  # YAML 1.1 reads `on` as true
+        if "zone" not in given:
+            raise ValueError("hours need a time zone: add `zone`, such as Europe/London or UTC")
+        return given
+
+    @model_validator(mode="after")
+    def _check_spans(self) -> _ScheduleKeys:
+        self.to_timetable()
+        return self
+
+    def to_timetable(self) -> Timetable:
+        """The hours; ValueError where a span cannot be read."""
+        if not self.on:
+            raise ValueError("`on` has no hours: leave the schedule out, or the query out of the bundle")
+        return Timetable(self.zone, tuple(map(parse_week_span, self.on)))
+
+
+class QueryKeys(_Keys):
+    """The keys of a query in a box config."""
+
+    tracking: bool = False
+    zones: Annotated[dict[Name, _Polygon], Field(max_length=MAX_ZONES)] = {}
+    include: list[str] = []
+    exclude: list[str] = []
+    min_area: _Fraction = 0.0
+    max_area: _Fraction = 1.0
+    min_score: Annotated[
+        dict[str, _Fraction], BeforeValidator(lambda given: given if isinstance(given, dict) else {"": given})
+    ] = {}
+    events: Annotated[list[_EventKeys], Field(max_length=MAX_RULES)] = []
+    motion_gating: bool = False
+    schedule: _ScheduleKeys | None = None
+
+    @model_validator(mode="after")
+    def _check_together(self) -> QueryKeys:
+        used = [*self.include, *self.exclude, *(event.zone for event in self.events if event.zone is not None)]
+        for zone in used:
+            if zone not in self.zones:
+                raise ValueError(f"no zone '{zone:.60}' here: `zones` has {', '.join(self.zones) or 'none'}")
+        if self.min_area > self.max_area:
+            raise ValueError("`min_area` is above `max_area`, so that nothing passes")
+        names = [event.to_rule().name for event in self.events]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two events are called '{name}': give one of them a `name`")
+        for event in self.events:
+            if event.kind in NEED_TRACKS and not self.tracking:
+                raise ValueError(f"the event '{event.to_rule().name}' follows objects: add `tracking: true`")
+        return self
+
+    def to_rules(self) -> QueryRules:
+        """The rules."""
+        own = DetectionFilter(
+            tuple(self.include), tuple(self.exclude), self.min_area, self.max_area, dict(self.min_score)
+        )
+        hours = None if self.schedule is None else self.schedule.to_timetable()
+        events = tuple(event.to_rule() for event in self.events)
+        return QueryRules(self.tracking, dict(self.zones), own, events, self.motion_gating, hours)
+
+
+RulesByQuery = Annotated[dict[Name, QueryKeys], Field(max_length=MAX_QUERIES)]
+
+
+def check_rules(path: Path, rules: Mapping[str, QueryRules], queries: Collection[BundleQuery]) -> None:
+    """Raise InputError, naming the key, where rules do not fit the queries of a bundle, or need a package."""
+    known = {query.id: query for query in queries}
+    for name, own in rules.items():
+        key = f"queries.{name}"
+        if name not in known:
+            raise InputError(path, "the bundle has no such query", f"it has {', '.join(known)}", key)
+        _check_task(path, key, own, known[name])
+        if own.tracking and find_spec(TRACKING_PACKAGE) is None:
+            hint = "pip install 'gemel[tracking]'"
+            raise InputError(path, f"the package {TRACKING_PACKAGE} is not installed here", hint, f"{key}.tracking")
+
+
+def _check_task(path: Path, key: str, own: QueryRules, query: BundleQuery) -> None:
+    has_boxes = query.task in HAVE_BOXES
+    needs_boxes = {
+        "tracking": own.tracking,
+        "zones": own.zones,
+        "include, exclude, areas and scores": not own.filter.is_empty,
+    }
+    for what, used in needs_boxes.items():
+        if used and not has_boxes:
+            problem = f"a query of the task {query.task} has no boxes, which {what} need"
+            raise InputError(path, problem, f"leave them out, or use a query of the task {HAVE_BOXES[0]}", key)
+    classes = {name for name in own.filter.min_score if name}
+    for rule in own.events:
+        classes |= rule.classes
+        is_label = rule.kind is EventKind.LABEL_CHANGES
+        if query.task not in (HAVE_LABEL if is_label else HAVE_BOXES) or (is_label and query.multi_label):
+            needed = "one label a frame" if is_label else "boxes"
+            problem = f"the event '{rule.name}' needs {needed}, which a query of the task {query.task} does not give"
+            raise InputError(path, problem, "leave it out", f"{key}.events")
+    for name in sorted(classes - set(query.classes)):
+        raise InputError(path, f"the query has no class '{name:.60}'", f"it has {', '.join(query.classes)}", key)

@@ -1,0 +1,243 @@
+"""The events of a box: between the results of its queries and its sinks, and before the frames of its cameras."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edge_runtime.events.machine import EndReason, EventMachine, Moment, Notice, Sighting
+from edge_runtime.events.motion import MotionGate
+from edge_runtime.events.rules import QueryRules
+from edge_runtime.events.tracking import DEFAULT_TRACKING, ObjectTracker
+from edge_runtime.events.zones import Polygon, foot_point, is_inside
+from edge_runtime.queues import STILL, Frame
+from edge_runtime.sinks.base import ResultMessage
+from models.bundle import BundleQuery
+
+OFF = "off"
+"""Why a frame does not reach a query whose hours do not include it; it is not counted."""
+MAX_EVENTS = 200
+"""Events kept for `/api/events`, those that go on included."""
+MAX_PICTURES = 8
+"""Frames that the open events of one query keep as snapshots: 50 MB at 1920x1080."""
+NO_RESULTS_S, NO_RESULTS_FRAMES = 10.0, 3
+"""Events of a query without results for so long, and for so many frames at its rate, end."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryState:
+    """What status shows of a query: whether its hours include now (None without hours), tracks, open events."""
+
+    scheduled: bool | None
+    tracks: int
+    open_events: int
+
+
+class QueryEvents:
+    """The filter, tracker, gate and events of one query. Called under the lock of its stage."""
+
+    def __init__(self, query: BundleQuery, rules: QueryRules, machine: EventMachine, fps: float) -> None:
+        self.query, self.rules, self.machine = query, rules, machine
+        self.gate = MotionGate(query.region, [rules.zones[zone] for zone in rules.filter.exclude])
+        self.newest: Moment | None = None
+        certain = max(query.min_score, query.threshold or 0.0)
+        self._tracker = ObjectTracker(fps, certain) if rules.tracking else None
+        self.fps, self._still_s = fps, 0.0
+        self._has_zones = bool(rules.zones)
+
+    def apply(self, moment: Moment, record: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Notice]]:
+        """The record with what passes the filter, each with its track and zones, and what began or ended."""
+        self.newest = moment
+        if "detections" not in record:
+            label = record.get("label")
+            seen = [] if label is None else [Sighting(None, label, record["score"])]
+            return record, self.machine.observe(moment, seen)
+        zoned = [(one, self._zones_of(one, moment.size)) for one in record["detections"]]
+        if not self.rules.filter.is_empty:
+            zoned = [(one, zones) for one, zones in zoned if self.rules.filter.passes(one, zones, moment.size)]
+        numbers: Sequence[int | None] = [None] * len(zoned)
+        if self._tracker is not None:
+            numbers = self._tracker.update([one for one, _ in zoned], moment.at - self._still_s)
+        sightings, detections = [], []
+        for (one, zones), number in zip(zoned, numbers, strict=True):
+            sightings.append(Sighting(number, one["class"], one["score"], tuple(one["box"]), frozenset(zones)))
+            more = {} if number is None else {"track": number}
+            detections.append({**one, **more, **({"zones": zones} if self._has_zones else {})})
+        return {**record, "detections": detections}, self.machine.observe(moment, sightings)
+
+    def hold(self, moment: Moment) -> list[Notice]:
+        """A frame that shows what the last one showed; the tracker's time stands still."""
+        before = self.newest
+        if before is None or moment.at <= before.at:
+            return []
+        self._still_s += moment.at - before.at
+        self.newest = Moment(before.frame, moment.at, moment.unix, before.size)
+        return self.machine.hold(self.newest)
+
+    def end(self, reason: EndReason) -> list[Notice]:
+        """End all that goes on."""
+        self.newest = None
+        if self._tracker is not None:
+            self._tracker.reset()
+        return self.machine.end_all(reason)
+
+    def _zones_of(self, detection: Mapping[str, Any], size: tuple[int, int]) -> list[str]:
+        if not self._has_zones:
+            return []
+        x, y = foot_point(detection["box"], size)
+        return [name for name, polygon in self.rules.zones.items() if is_inside(polygon, x, y)]
+
+
+class EventStage:
+    """All queries that have rules; thread-safe. `send` takes the messages of events.
+
+    Cameras call `admit` with every frame, the thread that runs queries calls `apply` with every result, and `check`
+    between two frames.
+    """
+
+    def __init__(self, run: str, send: Callable[[ResultMessage], None]) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """Events begun, by query and rule."""
+        self._run, self._send = run, send
+        self._queries: dict[str, QueryEvents] = {}
+        self._ids = itertools.count(1)
+        self._recent: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
+        self._wants_pictures = False
+        self._lock = threading.Lock()
+
+    def change(
+        self,
+        queries: Mapping[str, BundleQuery],
+        rules: Mapping[str, QueryRules],
+        rates: Mapping[str, float],
+        wants_pictures: bool = False,
+    ) -> None:
+        """Serve these queries, each with its frames a second; those that ask the same by the same rules keep tracks and
+        events, others end theirs."""
+        with self._lock:
+            before, self._queries = self._queries, {}
+            self._wants_pictures = wants_pictures
+            for name, own in rules.items():
+                kept, query, fps = before.get(name), queries[name], rates[name]
+                if kept is not None and (kept.rules, kept.fps) == (own, fps) and _asks_same(kept.query, query):
+                    self._queries[name] = before.pop(name)
+                else:
+                    head = {"run": self._run, "camera": query.camera, "query": name}
+                    machine = EventMachine(own.events, DEFAULT_TRACKING.lost_after_s(fps), head, self._new_id)
+                    self._queries[name] = QueryEvents(query, own, machine, fps)
+            for one in before.values():
+                self._end(one, EndReason.RELOAD)
+
+    def admit(self, query: str, frame: Frame) -> str | None:
+        """Why a frame is not to be run: OFF or STILL; None where it is."""
+        own = self._queries.get(query)
+        if own is None:
+            return None
+        if own.rules.schedule is not None and not own.rules.schedule.is_on(frame.captured_unix):
+            with self._lock:
+                if own.newest is not None:
+                    self._end(own, EndReason.OFF)
+            return OFF
+        if not own.rules.motion_gating or frame.image is None:
+            return None
+        if not own.gate.is_still(frame.index, frame.captured_at, frame.image):
+            return None
+        with self._lock:
+            self._publish(own, own.hold(Moment(frame.index, frame.captured_at, frame.captured_unix)))
+        return STILL
+
+    def apply(self, message: ResultMessage) -> ResultMessage:
+        """A result as sinks get it; its events are sent first."""
+        own = self._queries.get(message.record["query"])
+        if own is None:
+            return message
+        record, image = message.record, message.image
+        if own.rules.motion_gating:
+            own.gate.confirm(record["frame"])
+        size = (1, 1) if image is None else (image.shape[1], image.shape[0])
+        with self._lock:
+            has_room = self._wants_pictures and own.machine.pictures < MAX_PICTURES
+            moment = Moment(
+                record["frame"], message.captured_at, record["captured_at"], size, image if has_room else None
+            )
+            record, notices = own.apply(moment, record)
+            self._publish(own, notices)
+        return ResultMessage(record, image)
+
+    def check(self, away: Collection[str], now: float) -> None:
+        """End the events of queries whose camera is away, or that have had no result for long."""
+        for own in self._queries.values():
+            newest = own.newest
+            if newest is None:
+                continue
+            is_away = own.query.camera in away
+            if is_away or now - newest.at > max(NO_RESULTS_S, NO_RESULTS_FRAMES / own.fps):
+                with self._lock:
+                    self._end(own, EndReason.CAMERA_AWAY if is_away else EndReason.NO_RESULTS)
+
+    def end(self) -> None:
+        """End all events: the box stops."""
+        with self._lock:
+            for own in self._queries.values():
+                self._end(own, EndReason.STOPPED)
+
+    def events(self, count: int = MAX_EVENTS) -> list[Mapping[str, Any]]:
+        """The newest events, newest first."""
+        with self._lock:
+            return [dict(state) for state in itertools.islice(reversed(self._recent.values()), count)]
+
+    def states(self) -> dict[str, QueryState]:
+        """What status shows, by query."""
+        now = time.time()
+        with self._lock:
+            return {
+                name: QueryState(
+                    None if own.rules.schedule is None else own.rules.schedule.is_on(now),
+                    len(own.machine.tracks),
+                    len(own.machine.open_events),
+                )
+                for name, own in self._queries.items()
+            }
+
+    def zones(self, camera: str) -> list[tuple[str, Polygon]]:
+        """The zones of a camera's queries, by name, each once."""
+        found = {
+            (name, polygon): None
+            for own in self._queries.values()
+            if own.query.camera == camera
+            for name, polygon in own.rules.zones.items()
+        }
+        return list(found)
+
+    def _new_id(self) -> str:
+        return f"{self._run}-{next(self._ids)}"
+
+    def _end(self, own: QueryEvents, reason: EndReason) -> None:
+        self._publish(own, own.end(reason))
+
+    def _publish(self, own: QueryEvents, notices: Sequence[Notice]) -> None:
+        for notice in notices:
+            name, after = notice.rule.name, notice.after
+            self._recent[after["id"]] = after
+            while len(self._recent) > MAX_EVENTS:
+                self._recent.popitem(last=False)
+            if not notice.is_end:
+                self.counts[own.query.id, name] += 1
+            record = {
+                "type": "end" if notice.is_end else "new", "run": self._run, "query": own.query.id,
+                "camera": own.query.camera, "event": name, "open": notice.open,
+                "before": notice.before, "after": after,
+            }  # fmt: skip
+            self._send(ResultMessage(record, notice.image))
+
+
+def _asks_same(before: BundleQuery, after: BundleQuery) -> bool:
+    return all(
+        getattr(before, key) == getattr(after, key)
+        for key in ("camera", "task", "classes", "roi", "frame_size", "min_score", "threshold")
+    )
