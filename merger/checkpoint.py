@@ -32,7 +32,7 @@ Row = Mapping[str, Any]
 WORK_SUFFIX = ".work"
 """Appended to the output's name: the folder of the checkpoint."""
 STATE = "state.pt"
-FORMAT = 20
+FORMAT = 21
 _UNREADABLE = (
     OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, EOFError, pickle.UnpicklingError,
 )  # fmt: skip
@@ -94,14 +94,13 @@ class Step(str, Enum):
     SENSITIVITY = "sensitivity"
     SUFFIX = "suffix"
     SUFFIX_TIME = "time for a suffix"
-    SUFFIX_AFTER_REPAIRS = "suffix after repairs"
     TEST = "test"
     TIED = "tied"
     TIED_UNTRAINED = "tied untrained"
     TIED_WITHOUT_EARLY_LAYERS = "tied without early layers"
     TRAINED = "trained"
-    TRAINING = "training"
     TRAINING_TIME = "time for training"
+    TRAINING = "training"
     TRUNK = "trunk"
     TUNING = "tuning"
     WIDE = "float32"
@@ -153,6 +152,7 @@ class StepCache:
         self.meter: Any = None
         self.log: list[Row] = []
         self._state = CacheState()
+        self._counted = set[str]()  # steps whose FLOPs the meter shows already
         self._trainings: dict[str, Any] = {}
         self._scope: list[str] = []
 
@@ -162,7 +162,9 @@ class StepCache:
         path = self._path(name, *parts)
         if path in self._state.done:
             found = self._state.done[path]
-            self._set_meter(found.flops)
+            if path not in self._counted:
+                self._set_meter(found.flops)
+            self._counted.add(path)
             self.log += found.rows
             yield found
             return
@@ -176,6 +178,7 @@ class StepCache:
         result.rows, result.done = self.log[rows:], True
         self._drop(path)
         self._state.done[path] = result
+        self._counted.add(path)
         self.maybe_save()
 
     def step(self, name: str, compute: Callable[[], T], *parts: str) -> T:

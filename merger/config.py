@@ -23,20 +23,20 @@ class TopDownConfig:
     """Stage b: let one query's network answer for others."""
     network_candidates: int = 3
     """Stage b: networks compared for the next donor, and donors that may serve no query before the stage ends."""
-    share_suffixes: bool = True
-    """Stage c: share suffixes of layers without training."""
     permute_channels: bool = True
-    """Stage d: match channels of unrelated models before their weights are tied (Git Re-Basin, ICLR 2023)."""
+    """Stage c: match channels of unrelated models before their weights are tied (Git Re-Basin, ICLR 2023)."""
     freeze_donor_first: bool = True
-    """Stage d: train the receivers against the donor's frozen weights before all weights are trained."""
+    """Stage c: train the receivers against the donor's frozen weights before all weights are trained."""
     share_trunk: bool = True
-    """Stage d: train one network for all queries of a task where that could save more than shared layers."""
+    """Stage c: train one network for all queries of a task where that could save more than shared layers."""
     trunk_candidates: int = 2
-    """Stage d: networks trained for all queries of a task at most, while some query keeps its original."""
+    """Stage c: networks trained for all queries of a task at most, while some query keeps its original."""
     train_jointly: bool = True
-    """Stage d: train all sharing models together."""
+    """Stage c: train all sharing models together."""
     repair: bool = True
-    """Stage e: repair single queries below their requirement."""
+    """Stage d: repair single queries below their requirement."""
+    share_suffixes: bool = True
+    """Stage e: share suffixes of layers without training with queries that share nothing otherwise."""
 
     kin_similarity: float = 0.2
     """Cosine of two weights above which models count as fine-tuned from one network. Independently trained networks
@@ -60,9 +60,9 @@ class TopDownConfig:
     feature_weight: float = 1.0
     """Weight of the feature loss (head inputs against the original's) beside the output loss."""
     joint_budget: float = 0.8
-    """Fraction of the time and FLOPs that stages c and d may use; the rest is kept for repairs."""
-    suffix_budget: float = 0.3
-    """Fraction of that for each of stages b and c: rankings and probes of a large detector cost as much as training."""
+    """Fraction of the time and FLOPs that stages b and c may use; the rest is kept for repairs."""
+    network_budget: float = 0.3
+    """Fraction of that for stage b."""
     repair_learning_rate: float = 0.25
     """Factor on the recipe's learning rate for a query's private weights in a repair: they are near a solution."""
     repair_fractions: tuple[float, ...] = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 7 / 8)
@@ -75,9 +75,9 @@ class MergeOptions:
 
     `margin` is how far above its target (as a fraction of the way to 1) a query must come on val, and proves nothing;
     None cuts val into a part to search on and one that accepts (merger.acceptance). A query for which val is too small
-    keeps its weights; with `accept_unproven` a margin of a half accepts it, and a query that val refuses stays merged
-    where its plain ratio reaches the target. Groups that save less than `min_saving` of all bytes are not tried. No
-    step begins after `max_minutes`, nor after `max_flops` (image passes x FLOPs, the same bound on any machine).
+    keeps its weights; with `accept_unproven` a plain ratio with a margin of a half accepts it, and what val refuses.
+    Groups that save less than `min_saving` of all bytes are not tried. No step begins after `max_minutes`, nor after
+    `max_flops` (image passes x FLOPs, the same bound on any machine).
     `precision` is fp32 or bf16. `weights` below fp32 is the smallest width in which weights are stored. `evidence` is
     what val and test must hold. `resources` change how long a merge takes, not its result.
     """

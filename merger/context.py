@@ -500,12 +500,12 @@ class MergeContext:
         """The model's metric over its original's on the part of val that is searched on.
 
         Where another part accepts (`Reference.proof`) it is the lower end of that ratio's interval; unless `strict`, a
-        model with no more errors than its original has its plain ratio.
+        model with no more errors than its original has its plain ratio, and so has any with `accept_unproven`.
         """
         reference, task = self.references[query], task_of(self.queries[query])
         tallies = self.tallies(query, model, reference)
         ratio = task.metric_of(tallies.sum(axis=0)) / reference.score if reference.score > 0 else 0.0
-        if reference.proof is None:
+        if reference.proof is None or (self.accept_unproven and not strict):
             return ratio
         return search_ratio(task, ratio, reference.tallies, tallies, reference.one_error, strict)
 
@@ -531,11 +531,11 @@ class MergeContext:
     def required_ratio(self, query: str, margin: float | None = None) -> float:
         """The ratio on val from which a query is accepted: its target, or `margin` of the way from there to 1.
 
-        With a margin, one error more than the original's is accepted if the target itself allows it. Where val cannot
-        tell there is a margin in any case.
+        With a margin, one error more than the original's is accepted if the target itself allows it. With
+        `accept_unproven`, and where val cannot tell, there is a margin in any case.
         """
         target, reference = self.queries[query].accuracy_target, self.references[query]
-        if margin is None and reference.doubt:
+        if margin is None and (reference.doubt or self.accept_unproven):
             margin = ACCEPTANCE.unproven_margin
         if margin is None:
             return target

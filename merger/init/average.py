@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -28,6 +29,21 @@ def weight_similarity(
             total[layer.query] = total.get(layer.query, 0.0) + layer.bytes * sum(others)
             weight[layer.query] = weight.get(layer.query, 0.0) + layer.bytes * len(others)
     return {query: total[query] / weight[query] for query in total}
+
+
+def kin_pairs(
+    layers: Sequence[Layer], states: Mapping[str, Mapping[str, Tensor]], similarity: float
+) -> frozenset[tuple[str, str]]:
+    """The pairs of queries whose networks have the same layers but heads, with weights of at least this mean cosine."""
+    own = {query: [layer for layer in layers if layer.query == query and not layer.head] for query in states}
+    shapes = {query: [(layer.path, layer.wide) for layer in mine] for query, mine in own.items()}
+    found = set[tuple[str, str]]()
+    for one, other in itertools.combinations(own, 2):
+        if own[one] and shapes[one] == shapes[other]:
+            plan = SharingPlan(tuple(((one, layer.path), (other, layer.path)) for layer in own[one]))
+            if weight_similarity(plan, [*own[one], *own[other]], states)[one] >= similarity:
+                found |= {(one, other), (other, one)}
+    return frozenset(found)
 
 
 def average_weights(plan: SharingPlan, states: Mapping[str, State]) -> dict[str, State]:

@@ -1,4 +1,4 @@
-"""Stage d of the method top-down: all sets tied, then the receivers trained against a frozen donor, then all together.
+"""Stage c of the method top-down: all sets tied, then the receivers trained against a frozen donor, then all together.
 
 After every epoch the queries at their requirement, and what they share without the others, are a candidate for the
 best state. Training stops once all queries are at their requirement.

@@ -56,6 +56,8 @@ class MergeTask:
     budget: Budget
     checkpoint: StepCache
     config: TopDownConfig
+    kin: frozenset[tuple[str, str]] = frozenset()
+    """Pairs of queries that are not answered by each other's network: sharing layers keeps norms and heads."""
 
     def with_budget(self, budget: Budget) -> MergeTask:
         """The same task with another budget."""

@@ -1,4 +1,4 @@
-"""Stage e of the method top-down: repair single queries below their requirement while shared weights stay frozen.
+"""Stage d of the method top-down: repair single queries below their requirement while shared weights stay frozen.
 
 Cheapest first: train the query's norms, head and private layers alone; then make layers private, those whose features
 differ most from the original's, with the least bytes that suffice; at last restore the original, unshared. Features

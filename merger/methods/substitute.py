@@ -131,7 +131,8 @@ def _extra_flops(ctx: MergeContext, query: str, donor: str) -> float:
 def receivers_of(task: MergeTask, donor: str, left: Sequence[str], found: Networks) -> list[str]:
     """The queries that may take the donor's network, those that save most FLOPs first."""
     ctx = task.ctx
-    may = [query for query in left if query != donor and not ctx.queries[query].keep_architecture]
+    may = [query for query in left if query != donor and (query, donor) not in task.kin]
+    may = [query for query in may if not ctx.queries[query].keep_architecture]
     extra = {query: _extra_flops(ctx, query, donor) for query in may}
     spare, chosen = -sum(_extra_flops(ctx, *pair) for pair in found.donors.items()), list[str]()
     for query in sorted(may, key=lambda query: (extra[query], query)):

@@ -1,4 +1,4 @@
-"""Stage c of the method top-down: share suffixes of layers without training.
+"""Stage e of the method top-down: share suffixes of layers without training.
 
 Every other model starts from its own weights. Rank its shareable layers by sensitivity per byte: replace one layer by
 the donor's, recalibrate BatchNorm, measure how far the head outputs move. Keep the most sensitive layers private. The
@@ -27,16 +27,16 @@ SENSITIVITY_PASSES = 3
 """Forward passes of `sensitivity_frames` for each layer: two comparisons and a recalibration."""
 
 
-def share_suffixes(task: MergeTask, start: Start, merged: Merged, receivers: Sequence[str], stage: Step) -> Merged:
+def share_suffixes(task: MergeTask, start: Start, merged: Merged, receivers: Sequence[str]) -> Merged:
     """What is merged once each receiver, in turn, shares the layers that it can take from those merged before.
 
     `merged` holds the states of the models that give; a receiver's own weights are `start`'s.
     """
     for receiver in receivers:
-        if task.checkpoint.step(Step.SUFFIX_TIME, lambda: task.budget.over, stage.value, receiver):
+        if task.checkpoint.step(Step.SUFFIX_TIME, lambda: task.budget.over, receiver):
             task.report_time_over(SHARING_SUFFIXES, task.plan, merged.plan)
             break
-        with task.checkpoint.open_step(stage, receiver) as step:
+        with task.checkpoint.open_step(Step.SUFFIX, receiver) as step:
             if not step.done:
                 step.value = task.ctx.run_on_rank0(partial(_share_suffix, task, start, merged, receiver))
         merged = step.value

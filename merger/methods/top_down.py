@@ -5,11 +5,11 @@ switched off (merger.config.TopDownConfig):
 
 a. Share tensors that are identical already; queries that share nothing else are settled.
 b. Let one query's network answer for others (merger.methods.substitute).
-c. Share suffixes of layers without training (merger.methods.suffix).
-d. Initialise (merger.init) and train together (merger.methods.joint_training). Where one network for all queries of a
+c. Initialise (merger.init) and train together (merger.methods.joint_training). Where one network for all queries of a
    task could save more than their layers, it is trained first (merger.methods.trunk). Else all sets are tied to the
    donor's weights (the mean of kin).
-e. Repair single queries (merger.methods.repair).
+d. Repair single queries (merger.methods.repair).
+e. Share suffixes of layers without training, where a query shares nothing after that (merger.methods.suffix).
 
 Every stage returns a state in which all sharing queries hold, and the result is the one that saves most; so a merge
 that is out of time keeps what it has.
@@ -26,6 +26,7 @@ from merger.config import MergeOptions
 from merger.context import MergeContext, Merged
 from merger.evaluate import required_ratios
 from merger.events import Event
+from merger.init.average import kin_pairs
 from merger.init.start import prepare_start
 from merger.methods.joint_training import TRAINING, describe_reach, max_training_flops, train_together
 from merger.methods.registry import MergeTask, prepare_task, register_method
@@ -61,15 +62,17 @@ def explain_top_down(ctx: MergeContext, options: MergeOptions, log: Sequence[Row
 def top_down(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Run the five stages; queries that share nothing keep their originals."""
     whole, config = ctx.run_on_rank0(partial(whole_plan, ctx, options)), options.top_down
-    task = prepare_task(ctx, whole, options, checkpoint)
-    ctx.stages.announce([SUBSTITUTING, TRAINING_TRUNK, SHARING_SUFFIXES, TRAINING])
+    states = {query: ctx.bases[query].state_dict() for query in ctx.judged}
+    kin = ctx.run_on_rank0(partial(kin_pairs, ctx.layers, states, config.kin_similarity))
+    task = replace(prepare_task(ctx, whole, options, checkpoint), kin=kin)
+    ctx.stages.announce([SUBSTITUTING, TRAINING_TRUNK, TRAINING, SHARING_SUFFIXES])
     ctx.begin(SUBSTITUTING, pieces=len(ctx.judged))
     if reach := describe_reach(task):
         add_note("the budget", reach)
     early = task.with_budget(task.budget.fraction(config.joint_budget))
     known = Networks()
     if config.substitute:
-        known = find_networks(early.with_budget(early.budget.fraction(config.suffix_budget)))
+        known = find_networks(early.with_budget(early.budget.fraction(config.network_budget)))
     substituted = ctx.substitute(known.donors, known.states)
     whole = ctx.run_on_rank0(partial(whole_plan, substituted, options)) if known.donors else whole
     layers_save = saved_bytes(ctx, Merged(whole, {}, known.donors))
@@ -83,7 +86,7 @@ def top_down(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -
 
 
 def share_layers(task: MergeTask, options: MergeOptions) -> Merged:
-    """Stages a, c, d and e: identical tensors, suffixes without training, all layers with training, repairs."""
+    """Stages a, c, d and e: identical tensors, all layers with training, repairs, suffixes without training."""
     ctx, bases = task.ctx, snapshots(task.ctx.bases)
     identical = share_identical(task, bases, options)
     plan = task.plan.without(*identical.settled)
@@ -124,27 +127,19 @@ def share_identical(task: MergeTask, bases: Mapping[str, State], options: MergeO
 def merge_different(task: MergeTask) -> Merged:
     """Stages c to e for the queries whose weights differ: what saves most with every sharing query at its target."""
     ctx, plan, checkpoint, config = task.ctx, task.plan, task.checkpoint, task.config
-    ctx.begin(SHARING_SUFFIXES)
-    early = task.with_budget(task.budget.fraction(config.joint_budget))
-    start = ctx.run_on_rank0(lambda: prepare_start(ctx, plan, checkpoint, config))
-    best = Merged(SharingPlan(), {})
-    if config.share_suffixes:
-        untrained = early.with_budget(early.budget.fraction(config.suffix_budget))
-        donor = Merged(SharingPlan(), {start.donors[0]: start.states[start.donors[0]]})
-        best = share_suffixes(untrained, start, donor, start.donors[1:], Step.SUFFIX)
-    whole = task.saved_bytes(best.plan) == task.saved_bytes(plan)
-    if whole or checkpoint.step(Step.TRAINING_TIME, lambda: early.budget.over):
-        if not whole:
-            task.report_time_over(TRAINING, plan, best.plan)
-        return best.without(())
     ctx.begin(TRAINING, flops=max_training_flops(task))
-    trained, repaired = train_together(task, early, start)
-    best = max(best, trained.best, key=lambda one: task.saved_bytes(one.plan))
-    if config.share_suffixes and trained.trained and repaired.plan.shared:
-        left = [query for query in start.donors if query not in repaired.plan.queries()]
-        repaired = share_suffixes(task, start, repaired, left, Step.SUFFIX_AFTER_REPAIRS)
-    if task.saved_bytes(repaired.plan) >= task.saved_bytes(best.plan):
-        return repaired.without(())
-    row = {"accepted_bytes": task.saved_bytes(best.plan), "instead_of_bytes": task.saved_bytes(repaired.plan)}
-    task.report(Event.RESTORE, **row)
+    early = task.with_budget(task.budget.fraction(config.joint_budget))
+    if checkpoint.step(Step.TRAINING_TIME, lambda: early.budget.over):
+        task.report_time_over(TRAINING, plan, SharingPlan())
+        return Merged(SharingPlan(), {})
+    start = ctx.run_on_rank0(lambda: prepare_start(ctx, plan, checkpoint, config))
+    trained, best = train_together(task, early, start)
+    if task.saved_bytes(trained.best.plan) > task.saved_bytes(best.plan):
+        row = {"accepted_bytes": task.saved_bytes(trained.best.plan), "instead_of_bytes": task.saved_bytes(best.plan)}
+        task.report(Event.RESTORE, **row)
+        best = trained.best
+    if config.share_suffixes and task.saved_bytes(best.plan) < task.saved_bytes(plan):
+        ctx.begin(SHARING_SUFFIXES)
+        given = best if best.plan.shared else Merged(SharingPlan(), {start.donors[0]: start.states[start.donors[0]]})
+        best = share_suffixes(task, start, given, [query for query in start.donors if query not in given.states])
     return best.without(())

@@ -1,4 +1,4 @@
-"""The method `trunk`, part of stage d of `top-down`: one network for all queries of a task, norms and heads private.
+"""The method `trunk`, part of stage c of `top-down`: one network for all queries of a task, norms and heads private.
 
 The network is found as in `substitute`: of the few with the fewest bytes the one that comes nearest to answering for
 all, unchanged. Every query starts from its weights and learns from its own original: first with norms and head alone,

@@ -168,18 +168,24 @@ class Training:
             self._group.sync_from_owners({query: list(model.buffers()) for query, model in self.models.items()})
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
-        """Weights decay, norms and biases (one dimension) do not. `factor` multiplies the learning rate."""
+        """Weights decay, norms and biases (one dimension) do not. `factor` multiplies the learning rate.
+
+        Norms in eval mode learn slower: no batch statistics take back what a step changes.
+        """
         decay = self.recipe.weight_decay
         users = Counter(key for model in self.models.values() for key in {id(p) for p in model.parameters()})
         trained = {id(p): p for model in self.models.values() for p in model.parameters() if p.requires_grad}
-        shared, private, small = [], [], []
+        fixed = {id(p) for query in self._eval_norms for p in self.models[query].parameters()}
+        shared, private, small, slow = [], [], [], []
         for key, p in trained.items():
-            (small if p.ndim <= 1 else shared if users[key] > 1 else private).append(p)
+            small_ones = slow if key in fixed else small
+            (small_ones if p.ndim <= 1 else shared if users[key] > 1 else private).append(p)
         any_shared = any(users[key] > 1 for key in trained)
         return [
             {"params": shared, "weight_decay": decay, "factor": 1.0},
             {"params": private, "weight_decay": decay, "factor": self.recipe.private if any_shared else 1.0},
             {"params": small, "weight_decay": 0.0, "factor": self.recipe.norms},
+            {"params": slow, "weight_decay": 0.0, "factor": min(self.recipe.norms, OPTIMIZER.max_eval_norms)},
         ]
 
     def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:

@@ -26,6 +26,8 @@ class OptimizerConfig:
     max_gradient_norm: float = 10.0
     warmup_fraction: float = 0.1
     min_momentum_fraction: float = 0.1
+    max_eval_norms: float = 2.0
+    """Largest factor on the learning rate of norms in eval mode."""
     backward_passes: int = 2
     """A backward pass costs about two forward passes."""
 

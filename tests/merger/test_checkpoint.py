@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 
 from merger import merge
 from merger.checkpoint import STATE, Checkpoint, Step, StepCache, storable
+from merger.training.recipe import Flops
 from models.bundle import open_bundle
 from models.errors import InputError
 from models.workload import Workload
@@ -217,3 +219,12 @@ def test_remove_leaves_files_of_others(tmp_path: Path) -> None:
     (tmp_path / "work" / "mine").write_text("x")
     checkpoint.remove()
     assert [path.name for path in (tmp_path / "work").iterdir()] == ["mine"]
+
+
+def test_finished_step_that_is_asked_again_takes_back_no_flops() -> None:
+    cache = StepCache()
+    cache.meter = Flops()
+    for total in (5, 9):
+        cache.step(Step.NETWORK, partial(cache.meter.add_flops, total - cache.meter.total), str(total))
+    cache.step(Step.NETWORK, pytest.fail, "5")
+    assert cache.meter.total == 9

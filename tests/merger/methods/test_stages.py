@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from merger.budget import Budget
-from merger.checkpoint import Step, StepCache, snapshots
+from merger.checkpoint import StepCache, snapshots
 from merger.context import MergeContext, Merged
 from merger.events import TrainingKind
 from merger.init.average import average_weights, copy_donor_weights, rank_donors
@@ -54,7 +54,7 @@ def test_suffix_sharing_keeps_the_fewest_bytes_private(
         return dict.fromkeys(models, 1.0 if int(option) >= needed else 0.2)
 
     monkeypatch.setattr(suffix, "evaluate_queries", evaluate)
-    merged = share_suffixes(task, start, donor_alone(start), [start.donors[1]], Step.SUFFIX)
+    merged = share_suffixes(task, start, donor_alone(start), [start.donors[1]])
     options = suffix._private_options(task, start.donors[1], *_weights(task, start))
     receiver = start.donors[1]
     shared = {path for members in merged.plan.shared for query, path in members if query == receiver}
@@ -79,7 +79,7 @@ def _weights(task: MergeTask, start: Start) -> tuple[Any, Any, list[str]]:
 
 def test_suffix_sharing_out_of_budget_probes_nothing(task: MergeTask, start: Start) -> None:
     spent = task.with_budget(Budget(task.ctx.flops, max_flops=0.0))
-    merged = share_suffixes(spent, start, donor_alone(start), start.donors[1:], Step.SUFFIX)
+    merged = share_suffixes(spent, start, donor_alone(start), start.donors[1:])
     assert not merged.plan.shared and task.checkpoint.log[-1]["possible_bytes"] > 0
 
 

@@ -14,8 +14,9 @@ from gemel.evaluation import open_matching_bundle, query_as_shipped
 from merger import TopDownConfig, merge
 from merger.context import MergeContext
 from merger.events import Answer
+from merger.init.average import kin_pairs
 from merger.methods.registry import MergeTask
-from merger.methods.substitute import NetworkAttempt, Networks, find_networks, network_plan
+from merger.methods.substitute import NetworkAttempt, Networks, find_networks, network_plan, receivers_of
 from merger.networks import adapt_state, answered_by, outputs_of
 from merger.training.recipe import Recipe
 from models.bundle import open_bundle, verify_bundle
@@ -144,3 +145,12 @@ def test_queries_that_a_trunk_cannot_serve_keep_their_networks(
     )
     report = merge(workload, tmp_path / "b.safetensors", "trunk", options=QUICK)
     assert not any(query.network for query in report.queries) and report.saved_fraction < 0.01
+
+
+def test_kin_of_one_network_are_not_answered_by_each_other(ctx: MergeContext, task: MergeTask) -> None:
+    states = {query: dict(ctx.originals[query].state_dict()) for query in ("q0", "q2")}
+    assert not kin_pairs(ctx.layers, states, 0.2)
+    states["q2"] = {**states["q2"], **{key: tensor for key, tensor in states["q0"].items() if "head" not in key}}
+    assert kin_pairs(ctx.layers, states, 0.2) == {("q0", "q2"), ("q2", "q0")}
+    related = replace(task, kin=frozenset({("q0", "q2"), ("q2", "q0")}))
+    assert "q2" not in receivers_of(related, "q0", ["q0", "q1", "q2"], Networks())
