@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from edge_runtime.capture.sources import TIMEOUT_S, CameraConfig
+from edge_runtime.capture.sources import PUSH, TIMEOUT_S, CameraConfig
 from edge_runtime.engines.registry import AUTO, check_engine
 from edge_runtime.events.rules import QueryRules, RulesByQuery
 from edge_runtime.http.auth import Access, TlsFiles, parse_access
@@ -190,6 +190,10 @@ def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -
         raise InputError(path, problem, "leave it out, or use engine torch", "precision")
     root = path.resolve().parent
     http = None if keys.http is None else _access(path, root, keys.http)
+    pushed = [name for name, camera in keys.cameras.items() if camera.source == PUSH]
+    if pushed and (http is None or http.token is None):
+        problem = f"the frames of camera {pushed[0]} come by HTTP, which needs a token"
+        raise InputError(path, problem, "add `http: {token_file: token}`", "http.token_file")
     return BoxConfig(
         path=path,
         bundle=root / keys.bundle,
@@ -231,7 +235,7 @@ def _spool(path: Path, root: Path, given: _SpoolKeys) -> SpoolConfig:
 def _camera(path: Path, root: Path, name: str, given: _CameraKeys) -> CameraConfig:
     text = str(given.source)
     scheme, separator, rest = text.partition("://")
-    source = str(root / text) if is_path(text) else scheme.lower() + separator + rest
+    source = str(root / text) if is_path(text) and text != PUSH else scheme.lower() + separator + rest
     fps = given.fps or (1 / given.every_s if given.every_s else None)
     camera = CameraConfig(name, source, fps, given.loop, given.decoder, given.timeout_s, given.every_s)
     if found := camera.problem():

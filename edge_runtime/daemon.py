@@ -74,7 +74,7 @@ def check_box(box: CostedBox) -> dict[str, Any]:
     of these, for regions outside of the picture, and for cameras that no query uses; they are logged too.
     """
     config, loaded, http = box.loaded.config, box.loaded, box.loaded.config.http
-    probes = probe_cameras(loaded.cameras)
+    probes = probe_cameras([camera for camera in loaded.cameras if not camera.is_push])
     problems = call_all([(sink.check_reachable, sink.reach_timeout_s) for sink in config.sinks], "it does not answer")
     sinks = [
         {"kind": sink.kind, "name": sink.name, "answers": problem is None, "error": problem}

@@ -10,7 +10,7 @@ from enum import Enum
 
 import numpy as np
 
-from edge_runtime.capture.camera import Camera
+from edge_runtime.capture.push import AnyCamera
 from edge_runtime.executor import Executor, PolicyFailed
 from edge_runtime.memory.transfer import on_compute_stream
 from edge_runtime.runtime import Runtime
@@ -63,7 +63,7 @@ class InferenceThread:
         return self.runtime.active.executor
 
     @property
-    def cameras(self) -> Sequence[Camera]:
+    def cameras(self) -> Sequence[AnyCamera]:
         """The active cameras."""
         return self.runtime.active.cameras
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future
 
-from edge_runtime.capture.camera import Camera
+from edge_runtime.capture.push import AnyCamera, PushCamera, PushQuery
 from edge_runtime.capture.reconnect import CameraPhase
 from edge_runtime.http.snapshots import Observer, Snapshot
 from edge_runtime.http.status import (
@@ -67,11 +67,20 @@ class RuntimeStatus:
         """What is not ready yet: the warm-up, cameras without a frame, sinks that are down, a changed bundle."""
         missing = [] if self._inference.started is not None else ["engines: the warm-up is not over"]
         for camera in self._inference.cameras:
-            if camera.to_json()["frame_age_s"] is None:
+            if camera.to_json()["frame_age_s"] is None and not isinstance(camera, PushCamera):
                 missing.append(f"camera {camera.id}: no frame yet")
         if (problem := self.bundle_problem()) is not None:
             missing.append(f"bundle: {problem}")
         return [*missing, *(f"sink {sink.id}: {sink.state}" for sink in self._sink_statuses() if sink.state == DOWN)]
+
+    def push_queries(self) -> dict[str, PushQuery]:
+        """The queries whose frames come by HTTP."""
+        active = self._inference.runtime.active
+        return {
+            name: PushQuery(active.queries[name], camera, active.identity.bundle[:BUNDLE_DIGITS])
+            for name, camera in active.sources.items()
+            if isinstance(camera, PushCamera)
+        }
 
     def bundle_problem(self) -> str | None:
         """One line when the bundle's file was changed in place."""
@@ -122,7 +131,7 @@ class RuntimeStatus:
         ]  # fmt: skip
 
 
-def _camera_status(camera: Camera) -> CameraStatus:
+def _camera_status(camera: AnyCamera) -> CameraStatus:
     row = camera.to_json()
     is_up = row["state"] == CameraPhase.STREAMING or (row["state"] == CameraPhase.ENDED and not row["error"])
     return CameraStatus(up=is_up, **{key: row[key] for key in CameraStatus.model_fields if key != "up"})

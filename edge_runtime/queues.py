@@ -6,13 +6,15 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 REPLACED, DEADLINE, MEMORY, PAUSED, RELOADED = "replaced", "deadline", "memory", "paused", "reload"
-STILL = "still"
+STILL, OVERLOAD = "still", "overload"
 """Reasons for which frames are dropped; a still frame needs no run."""
+FAILED = "failed"
+"""The outcome of a frame whose run failed."""
 DEPTH = 8
 """Most frames of one query that wait: as many as the largest batch takes."""
 MAX_WAITING_BYTES = 256 * 2**20
@@ -108,18 +110,32 @@ class Ledger:
             return [{"query": query, **counts.to_json()} for query, counts in self._counts.items()]
 
 
+class FrameReply(Protocol):
+    """Takes the outcome of a pushed frame, once for each query; called from any thread, returns at once."""
+
+    def answer(self, query: str, record: Mapping[str, Any]) -> None:
+        """The frame was processed, with this result record."""
+        ...
+
+    def decline(self, query: str, reason: str) -> None:
+        """The frame was dropped for this reason, or failed."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
     """A frame on its way to a query.
 
     `index` counts the camera's frames from 0, skipped ones included. `captured_at` is in seconds of the schedule's
     clock, `captured_unix` the same moment in Unix seconds. `image` is RGB uint8 (H, W, 3), None on the virtual clock.
+    `reply` takes the outcome of a frame whose sender waits for it.
     """
 
     index: int
     captured_at: float
     captured_unix: float = 0.0
     image: np.ndarray | None = None
+    reply: FrameReply | None = None
 
 
 class Mailboxes:
@@ -241,6 +257,8 @@ class Mailboxes:
     def _drop(self, query: str, frame: Frame, reason: str) -> None:
         self._remove(query, frame)
         self._ledger.count_dropped(query, reason)
+        if frame.reply is not None:
+            frame.reply.decline(query, reason)
 
     def _drop_oldest_picture(self) -> None:
         heads = [waiting[0] for waiting in self._waiting.values() if waiting and waiting[0].image is not None]
@@ -263,19 +281,27 @@ class FrameRouter:
         self._first: Mapping[str, int] = {}
         self._lock = threading.Lock()
 
-    def put(self, source: object, query: str, frame: Frame, refusal: str | None = None) -> None:
-        """A frame of this camera; dropped where the query takes none of it (any more).
+    def put(self, source: object, query: str, frame: Frame, refusal: str | None = None) -> str | None:
+        """A frame of this camera; why it is not run: RELOADED where the query takes none of it (any more).
 
         A frame with a `refusal` is not run: it counts as dropped where that is STILL, else not at all.
         """
         with self._lock:
-            if self._sources.get(query) is source and frame.index >= self._first.get(query, 0):
+            is_taken = self._sources.get(query) is source and frame.index >= self._first.get(query, 0)
+            if is_taken:
                 self._next = max(self._next, frame.index + 1)
                 self._on_frame(query, frame)
                 if refusal is None:
                     self._mailboxes.put(query, frame)
                 elif refusal == STILL:
                     self._mailboxes.skip(query, refusal)
+            return refusal if is_taken else RELOADED
+
+    def skip(self, source: object, query: str, reason: str) -> None:
+        """Count a frame of this camera that is dropped before it is decoded."""
+        with self._lock:
+            if self._sources.get(query) is source:
+                self._mailboxes.skip(query, reason)
 
     def change(self, sources: Mapping[str, object], meanwhile: Callable[[], object] = lambda: None) -> int:
         """Route by these sources from now on; no frame arrives while `meanwhile` is called.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edge_runtime.capture.reader import RecentRate
-from edge_runtime.queues import Frame, Ledger
+from edge_runtime.queues import FAILED, Frame, Ledger
 from edge_runtime.simulation.simulator import age_p95_ms
 from edge_runtime.sinks.base import ResultMessage
 from models.bundle import BundleQuery
@@ -56,12 +56,13 @@ def result_record(
 class Publisher:
     """Turns predictions into results, counts frames in the ledger, and remembers ages of results and failures.
 
-    `damaged` are queries that cannot run, with the reason; queries that fail their warm-up join them.
+    `offer` may return the record as sinks get it. `damaged` are queries that cannot run, with the reason; queries that
+    fail their warm-up join them.
     """
 
     def __init__(
         self,
-        offer: Callable[[ResultMessage], None],
+        offer: Callable[[ResultMessage], Mapping[str, Any] | None],
         ledger: Ledger,
         queries: Mapping[str, BundleQuery],
         identity: RunIdentity,
@@ -92,17 +93,24 @@ class Publisher:
             self.ledger.count_processed(query, late=record["late"])
             self._ages[query].append(finished_at - frame.captured_at)
             self._rates[query].add(finished_at)
-            self._offer(ResultMessage(record, frame.image, frame.captured_at))
+            message = ResultMessage(record, frame.image, frame.captured_at)
+            record = self._offer(message) or record
+            if frame.reply is not None:
+                frame.reply.answer(query, record)
 
     def drop(self, query: str, frames: Iterable[Frame], reason: str) -> None:
         """Count taken frames that are not run after all."""
-        for _ in frames:
+        for frame in frames:
             self.ledger.count_dropped(query, reason)
+            if frame.reply is not None:
+                frame.reply.decline(query, reason)
 
     def fail(self, query: str, frames: Iterable[Frame], error: Exception | None = None) -> None:
         """Count frames without a prediction, and log the `error` unless it is known."""
-        for _ in frames:
+        for frame in frames:
             self.ledger.count_failed(query)
+            if frame.reply is not None:
+                frame.reply.decline(query, FAILED)
         if error is not None:
             self._log_failure(query, error)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_runtime.box import ReadyBox, frame_requests
 from edge_runtime.capture.camera import Camera
+from edge_runtime.capture.push import AnyCamera, PushCamera
 from edge_runtime.capture.reconnect import CameraPhase
 from edge_runtime.capture.sources import CameraConfig
 from edge_runtime.device import Device, arena_bytes
@@ -20,7 +21,7 @@ from edge_runtime.events.stage import EventStage
 from edge_runtime.executor import Executor, TurnTiming
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.transfer import StagedStore
-from edge_runtime.queues import Frame, FrameRouter, Ledger, Mailboxes, SceneChange
+from edge_runtime.queues import STILL, Frame, FrameRouter, Ledger, Mailboxes, SceneChange
 from edge_runtime.results import Publisher, RunIdentity
 from edge_runtime.samples import Spool
 from edge_runtime.simulation.trace import TraceWriter
@@ -43,7 +44,7 @@ class ActiveConfig:
     box: ReadyBox
     identity: RunIdentity
     executor: Executor
-    cameras: tuple[Camera, ...]
+    cameras: tuple[AnyCamera, ...]
 
     @cached_property
     def queries(self) -> dict[str, BundleQuery]:
@@ -62,7 +63,7 @@ class ActiveConfig:
         }
 
     @property
-    def sources(self) -> dict[str, Camera]:
+    def sources(self) -> dict[str, AnyCamera]:
         """The camera of each query."""
         cameras = {camera.id: camera for camera in self.cameras}
         return {name: cameras[query.camera] for name, query in self.queries.items()}
@@ -197,7 +198,7 @@ class Runtime:
             # Nothing fits now, so the next load evicts everything and shrinks the budget.
             log.warning("out of memory during a reload: %s", error)
 
-    def _build(self, box: ReadyBox, identity: RunIdentity, kept: Mapping[str, Camera]) -> ActiveConfig:
+    def _build(self, box: ReadyBox, identity: RunIdentity, kept: Mapping[str, AnyCamera]) -> ActiveConfig:
         config, bundle = box.config, box.bundle
         queries = {query.id: query for query in bundle.queries}
         executor = Executor(
@@ -215,11 +216,20 @@ class Runtime:
         cameras = [kept.get(camera.id) or self._build_camera(box, camera) for camera in box.costed.loaded.cameras]
         return ActiveConfig(box, identity, executor, tuple(cameras))
 
-    def _build_camera(self, box: ReadyBox, config: CameraConfig) -> Camera:
-        def put(query: str, frame: Frame) -> None:
-            self._router.put(camera, query, frame, self.events.admit(query, frame))
+    def _build_camera(self, box: ReadyBox, config: CameraConfig) -> AnyCamera:
+        def put(query: str, frame: Frame) -> str | None:
+            refusal = self.events.admit(query, frame)
+            is_run = refusal == STILL and config.is_push  # its sender waits for an answer
+            return self._router.put(camera, query, frame, None if is_run else refusal)
 
-        camera = Camera(config, frame_requests(box.bundle, config.id), put, ended=self.mailboxes.wake)
+        def skip(query: str, reason: str) -> None:
+            self._router.skip(camera, query, reason)
+
+        requests, camera = frame_requests(box.bundle, config.id), None
+        if config.is_push:
+            camera = PushCamera(config, requests, put, skip, ended=self.mailboxes.wake)
+        else:
+            camera = Camera(config, requests, put, ended=self.mailboxes.wake)
         return camera
 
     def _receive_frame(self, query: str, frame: Frame) -> None:
@@ -232,7 +242,8 @@ class Runtime:
         if self.trace is not None:
             self.trace.frame(query, frame.captured_at, time.monotonic())
 
-    def _send(self, publishes_late: bool, message: ResultMessage) -> None:
+    def _send(self, publishes_late: bool, message: ResultMessage) -> Mapping[str, Any]:
+        """Hand out a result; returns its record as sinks get it."""
         if self._spool is not None:  # what a drift check compares is not filtered
             self._spool.offer(message)
         message = self.events.apply(message)
@@ -240,6 +251,7 @@ class Runtime:
             self._observer.add_result(message.record)
         if publishes_late or not message.record["late"]:
             self.sinks.offer(message)
+        return message.record
 
     def _record_turn(self, query: str, timing: TurnTiming) -> None:
         if self._observer is not None:

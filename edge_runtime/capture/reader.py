@@ -95,11 +95,12 @@ class FramePool:
         """The picture of a decoded frame; None where it does not decode, or there is no memory for it."""
         picture = decode_shot(shot)
         try:
-            return None if picture is None else self._copy(picture)
+            return None if picture is None else self.copy(picture)
         except (OSError, ValueError):
             return None
 
-    def _copy(self, picture: np.ndarray) -> np.ndarray:
+    def copy(self, picture: np.ndarray) -> np.ndarray:
+        """The same pixels in memory of the pool; OSError where there is none."""
         if picture.nbytes != self._nbytes:
             self._resize(picture.nbytes)
         memory = (

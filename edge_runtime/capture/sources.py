@@ -35,6 +35,8 @@ DEFAULT_FPS = 10.0
 """The rate of a folder where the config names none."""
 AUTO, PYAV, GSTREAMER, FORMER = "auto", "pyav", "gstreamer", "opencv"
 DECODERS = (AUTO, PYAV, GSTREAMER)
+PUSH = "push"
+"""The source of a camera whose frames come by HTTP."""
 NO_ANSWER, NO_PICTURE = "no frame came in time", "it has no frame that can be decoded"
 
 
@@ -43,7 +45,8 @@ class CameraConfig:
     """One camera: `source` is an absolute path, a URL or a device index; `fps` None means the source's own.
 
     A camera is lost when a frame takes longer than `timeout_s`. `decoder` is one of DECODERS. With `every_s` the
-    source is the address of a single picture, asked for at this interval.
+    source is the address of a single picture, asked for at this interval. The source PUSH takes frames by HTTP, each
+    answered within `timeout_s`.
     """
 
     id: str
@@ -55,6 +58,11 @@ class CameraConfig:
     every_s: float | None = None
 
     @property
+    def is_push(self) -> bool:
+        """Whether its frames come by HTTP."""
+        return self.source == PUSH
+
+    @property
     def is_address(self) -> bool:
         """Whether the source is a URL."""
         return "://" in self.source
@@ -62,12 +70,12 @@ class CameraConfig:
     @property
     def is_device(self) -> bool:
         """Whether the source is the index of a device of this machine."""
-        return self.live and not self.is_address
+        return self.live and not self.is_address and not self.is_push
 
     @property
     def live(self) -> bool:
         """Whether frames come at the camera's pace, not as fast as they are read."""
-        return not is_path(self.source)
+        return self.is_push or not is_path(self.source)
 
     @property
     def forever(self) -> bool:
@@ -86,6 +94,8 @@ class CameraConfig:
 
     def problem(self) -> tuple[str, str, str] | None:
         """What can never work, whatever the camera does: the key, the problem and a hint; None if nothing."""
+        if self.is_push and (key := self._unused_key()):
+            return key, "does not apply to a camera whose frames come by HTTP", "leave it out"
         scheme = self.source.partition("://")[0].lower()
         if self.is_address and scheme not in SCHEMES:
             return "source", "this kind of address is not one of a camera", f"begin with {', '.join(SCHEMES)}"
@@ -100,6 +110,10 @@ class CameraConfig:
         if self.decoder == GSTREAMER and not has_gstreamer():
             return "decoder", "OpenCV was built without GStreamer here", "use pyav, or the OpenCV that JetPack brings"
         return None
+
+    def _unused_key(self) -> str:
+        given = {"loop": self.loop, "every_s": self.every_s, "decoder": self.decoder != AUTO, "fps": self.fps}
+        return next((key for key, value in given.items() if value), "")
 
 
 @dataclass(frozen=True, slots=True)

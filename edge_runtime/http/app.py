@@ -27,6 +27,7 @@ from edge_runtime.backoff import BackOff
 from edge_runtime.http.auth import COOKIE, Access
 from edge_runtime.http.connections import Connections, open_sockets
 from edge_runtime.http.metrics import CONTENT_TYPE, Metrics
+from edge_runtime.http.push import PushApi, refuse_access
 from edge_runtime.http.snapshots import Snapshot
 from edge_runtime.http.status import Readiness, ReloadOutcome, Status, TlsStatus
 from edge_runtime.http.tls import Certificate
@@ -275,6 +276,7 @@ class BoxApp:
                   {204: ("done", None)}),
             Route("POST", "/api/reload", self._reload, "Reload config and bundle.",
                   {200: ("applied", ReloadOutcome), 409: ("not applied, and why", ReloadOutcome)}),
+            *_push_routes(PushApi(source, lambda: self.access)),
             Route("GET", "/openapi.json", self._openapi, "This document.", {200: ("the document", JSON)}),
         ]  # fmt: skip
         self._schema = openapi_document(self._routes)
@@ -320,9 +322,13 @@ class BoxApp:
         is_read = request.method in ("GET", "HEAD")
         is_page = is_read and request.path.startswith("/page/")
         refusal = self.access.check(request.method, request.headers, is_page, request.remote)
+        if refusal is not None and refusal[0] == 401 and request.method == "POST" and request.path.startswith("/v1/"):
+            refusal = None  # the form holds the token
         try:
             if refusal is None:
                 response = await handler(request)
+            elif (answer := refuse_access(request.path, *refusal)) is not None:
+                response = answer
             elif refusal[0] == 401 and request.path == "/" and is_read:
                 response = web.Response(status=401, text=(PAGE / "login.html").read_text("utf-8"), content_type=HTML)
             else:
@@ -447,6 +453,31 @@ class BoxApp:
     async def _close_dashboards(self, _: web.Application) -> None:
         for dashboard in list(self._dashboards):
             await dashboard.close(code=1001, message=b"the box stops")
+
+
+def _push_routes(push: PushApi) -> list[Route]:
+    refused = {400: ("the frame is no picture or does not fit", JSON), 404: ("no such query", JSON),
+               413: ("too large", JSON), 429: ("overload: try again after Retry-After", JSON),
+               500: ("the query failed on it", JSON), 503: ("it cannot be answered at present", JSON)}  # fmt: skip
+    form = {**refused, 408: ("it came too slowly", JSON), 415: ("no multipart form", JSON)}
+    known = {200: ("it does", None), 503: ("it does not", None)}
+    return [
+        Route("POST", "/v1/vision/detection", push.detect, "Detect objects in a picture (DeepStack's form).",
+              {200: ("success, predictions", JSON), **form}),
+        Route("POST", "/v1/vision/custom/list", push.list_custom, "The names for custom.",
+              {200: ("success, models", JSON), **form}),
+        Route("POST", "/v1/vision/custom/{id}", push.detect_custom, "Ask one query about a picture.",
+              {200: ("success, predictions", JSON), **form}),
+        Route("GET", "/v2", push.server_metadata, "The server (KServe's v2 protocol).", {200: ("the server", JSON)}),
+        Route("GET", "/v2/health/live", push.live, "Whether the thread that runs queries goes on.", known),
+        Route("GET", "/v2/health/ready", push.ready, "Whether the box is ready.", known),
+        Route("GET", "/v2/models/{id}", push.model_metadata, "A query as a model.",
+              {200: ("its inputs and outputs", JSON), 404: ("no such query", JSON)}),
+        Route("GET", "/v2/models/{id}/ready", push.model_ready, "Whether the query is ready.",
+              {**known, 404: ("no such query", JSON)}),
+        Route("POST", "/v2/models/{id}/infer", push.infer, "Ask one query about a frame.",
+              {200: ("the outputs", JSON), 408: ("it came too slowly", JSON), **refused}),
+    ]  # fmt: skip
 
 
 def _json_response(value: BaseModel, status: int = 200) -> web.Response:

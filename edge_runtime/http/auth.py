@@ -87,10 +87,18 @@ class Access:
             return None
         if self.token is None:
             return 403, "this box has no token: name a token_file in its config"
-        token = (_bearer(headers) or _cookie(headers) or "").encode(errors="surrogateescape")
-        if not hmac.compare_digest(token, self.token.encode()):
+        if not self.has_token(headers):
             return 401, "a token is needed"
         return None
+
+    def has_token(self, headers: Mapping[str, str]) -> bool:
+        """Whether a request brings the token in its head."""
+        return self.is_token(_bearer(headers) or _cookie(headers) or "")
+
+    def is_token(self, text: str) -> bool:
+        """Whether this is the token."""
+        given = text.encode(errors="surrogateescape")
+        return self.token is not None and hmac.compare_digest(given, self.token.encode())
 
     def _is_known(self, host: str) -> bool:
         """Whether this is one of the box's names, or an address, which no site elsewhere can pass off as its own."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from edge_runtime.capture.push import PushQuery
 from edge_runtime.http.snapshots import Observer, Snapshot
 from edge_runtime.http.status import (
     CameraStatus,
@@ -93,6 +94,9 @@ class Box(RuntimeStatus):
 
     def snapshot(self, camera: str) -> Snapshot | None:
         return self.observer.snapshot(camera)
+
+    def push_queries(self) -> dict[str, PushQuery]:
+        return {}
 
     def add_frame(self, query: str, index: int, captured_unix: float, shift: int = 0) -> None:
         """A frame of a road, RGB uint8 (180, 288, 3), with a car moved by `shift` pixels."""

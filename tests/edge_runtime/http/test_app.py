@@ -167,7 +167,7 @@ def test_openapi_describes_every_path(closed_address: str) -> None:
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             status = send_request(closed_address, path.format(id="bridge"), method.upper(), **BEARER)[0]
-            assert status in (200, 204, 404) and str(status) in operation["responses"]
+            assert status < 500 and str(status) in operation["responses"]
             assert operation["security"] == ([{"token": []}] if method == "post" else [{}, {"token": []}])
     text = json.dumps(document)
     assert {"Status", "QueryStatus", "Readiness", "ReloadOutcome"} <= document["components"]["schemas"].keys()
