@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from models.errors import message_of
 from models.graph import Graph, build_graph, load_graph
@@ -326,7 +326,14 @@ def _reference(path: Path, graph: Graph, frames: torch.Tensor) -> list[np.ndarra
     picture = frames[:1]
     if len(given.shape) == 4 and given.shape[3] == 3 and given.shape[1] != 3:
         picture = picture.permute(0, 2, 3, 1)
-    return [np.asarray(one) for one in session.run(names, {given.name: picture.contiguous().numpy()})]
+    return [np.asarray(one) for one in session.run(names, _feeds(session, picture))]
+
+
+def _feeds(session: Any, picture: Tensor) -> dict[str, np.ndarray]:
+    """What a session takes: the picture, and its size where another input asks for one."""
+    sizes = np.array([[picture.shape[3], picture.shape[2]]])
+    pictures = {one.name: picture.contiguous().numpy() for one in session.get_inputs() if len(one.shape) == 4}
+    return pictures | {one.name: sizes for one in session.get_inputs() if len(one.shape) == 2}
 
 
 def _written_difference(graph: Graph, frames: torch.Tensor, expected: list[np.ndarray], queries: bool) -> float:
@@ -341,7 +348,7 @@ def _written_difference(graph: Graph, frames: torch.Tensor, expected: list[np.nd
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     known = {one.name for one in session.get_outputs()}
     both = [(one.name, wanted) for one, wanted in zip(graph.outputs, expected) if one.name in known]
-    found = session.run([name for name, _ in both], {graph.input.name: frames[:1].numpy()})
+    found = session.run([name for name, _ in both], _feeds(session, frames[:1]))
     return max(
         (_difference(torch.from_numpy(one), wanted, queries) for one, (_, wanted) in zip(found, both)), default=0
     )

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from models.decoders import classifier, detr, end2end, fastestdet, nanodet, ssd, yolo, yolov5, yolox  # noqa: F401
+from models.decoders import classifier, detr, end2end, fastestdet, nanodet, ssd, yolo, yolo_pose, yolov5, yolox  # noqa: F401
 from models.decoders.registry import DECODERS, UNUSED, Decoder, GraphHead, class_names
 from models.errors import InputError, join_names
 
 AUTO = "auto"
-ULTRALYTICS_TASKS = {"detect": "detection", "classify": "classification", "segment": "detection"}
+ULTRALYTICS_TASKS = {"detect": "detection", "classify": "classification", "segment": "detection", "pose": "keypoints"}
 FAMILY_WORDS = {
     "detr": ("detr", "dfine", "deim"),
     "yolo": ("yolov8", "yolo9", "yolo11", "yolo12", "yolo1"),
@@ -36,6 +36,7 @@ def choose_decoder(name: str, head: GraphHead, task: str | None, count: int | No
     if not head.outputs:
         raise InputError(where, "has no outputs", "export it again", "decoder")
     families = [cls for cls in DECODERS.values() if name in (AUTO, cls.name) and task in (None, cls.task)]
+    families = [cls for cls in families if cls.key in head.metadata or not cls.key or cls.name == name or task]
     found = [decoder for cls in families for decoder in cls.fit(head)]
     if not found:
         shapes = ", ".join(f"{one.name} {list(one.shape)}" for one in head.outputs[:MAX_SHOWN])
@@ -77,6 +78,8 @@ def known_names(decoder: Decoder, metadata: Mapping[str, str]) -> tuple[str, ...
     names = class_names(metadata)
     if names and len(names) <= decoder.width:
         return names
+    if decoder.task == "keypoints":
+        return ("person",) if decoder.width == 1 else None
     if decoder.task == "detection":
         if decoder.width == COCO_WIDTH:
             return coco_names()

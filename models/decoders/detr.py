@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from models.decoders.boxes import corners
+from models.decoders.boxes import corners, fractions
 from models.decoders.families import IMAGENET, PLAIN, family_preprocess
 from models.decoders.registry import Boxes, Decoder, GraphHead, Output, class_names, register
 from models.preprocess import Preprocess, Size
@@ -26,6 +26,7 @@ BOXES = ("box", RF_DETR_OUTPUT)
 class Detr(Decoder):
     """`boxes` and `scores` are indices of outputs, equal where one output (Q, 4 + C) has both.
 
+    Boxes are centre and sides in fractions of the input, or corners, or corners in pixels of it.
     `activation` is what the graph leaves to its reader: "sigmoid"; "softmax", whose last column is no object; or none.
     """
 
@@ -36,6 +37,8 @@ class Detr(Decoder):
     scores: int = 1
     activation: str = "sigmoid"
     has_mean: bool = False
+    has_corners: bool = False
+    in_pixels: bool = False
 
     @classmethod
     def fit(cls, head: GraphHead) -> Sequence[Decoder]:
@@ -59,7 +62,7 @@ class Detr(Decoder):
         return family_preprocess(metadata, size, IMAGENET if self.has_mean else PLAIN)
 
     def decode(self, outputs: Sequence[Tensor], size: Size) -> Boxes:
-        """Centre and sides in fractions of the input as corners."""
+        """Boxes as corners in fractions of the input."""
         boxes, scores = outputs[self.boxes].float()[..., :4], outputs[self.scores].float()
         if self.boxes == self.scores:
             scores = scores[..., 4:]
@@ -67,26 +70,28 @@ class Detr(Decoder):
             scores = scores.sigmoid()
         elif self.activation == "softmax":
             scores = scores.softmax(dim=-1)
-        return corners(boxes), scores[..., : self.width]
+        boxes = boxes if self.has_corners else corners(boxes)
+        return fractions(boxes, size) if self.in_pixels else boxes, scores[..., : self.width]
 
 
 def _are_boxes(one: Output, other: Output) -> bool:
     """Four classes have as many columns as boxes; then the names tell, or the Sigmoid that boxes have."""
     named = any(part in one.name.lower() for part in BOXES)
-    return other.shape[1] != 4 or named or "Sigmoid" in one.tail - other.tail
+    return other.shape[1] != 4 or named or one.has_corners or "Sigmoid" in one.tail - other.tail
 
 
 def _of_two(cls: type[Detr], head: GraphHead, boxes: int, scores: int) -> Sequence[Detr]:
     """The ways to read the scores; where nothing in the file tells, the number of classes does."""
-    columns = head.outputs[scores].shape[1]
-    is_rf_detr = head.outputs[boxes].name == RF_DETR_OUTPUT
+    columns, box = head.outputs[scores].shape[1], head.outputs[boxes]
+    is_rf_detr = box.name == RF_DETR_OUTPUT
+    form = {"has_corners": box.has_corners, "in_pixels": box.has_corners and box.is_scaled}
     names = class_names(head.metadata)
     if "Sigmoid" in head.outputs[scores].tail:
-        return [cls(columns, boxes, scores, "", is_rf_detr)]
-    independent = cls(columns, boxes, scores, "sigmoid", is_rf_detr)
+        return [cls(columns, boxes, scores, "", is_rf_detr, **form)]
+    independent = cls(columns, boxes, scores, "sigmoid", is_rf_detr, **form)
     if is_rf_detr:
         return [independent]
-    with_no_object = cls(columns - 1, boxes, scores, "softmax", True)
+    with_no_object = cls(columns - 1, boxes, scores, "softmax", True, **form)
     if columns == COCO_SOFTMAX or (names is not None and columns == len(names) + 1):
         return [with_no_object]
     return [independent, with_no_object]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from models.decoders.boxes import fractions
 from models.decoders.families import YOLO, family_preprocess
-from models.decoders.registry import OVERLAP, Boxes, Decoder, GraphHead, class_names, register
+from models.decoders.registry import OVERLAP, Boxes, Decoder, GraphHead, class_names, count_extra, register
 from models.preprocess import Preprocess, Size
 
 COLUMNS = 6
@@ -38,12 +38,12 @@ class EndToEnd(Decoder):
 
     @classmethod
     def fit(cls, head: GraphHead) -> Sequence[Decoder]:
-        """An output of six columns, or what entered the top-k that was cut off: (A, 4) and (A, C)."""
+        """An output of six columns, coefficients or points after them, or what entered the top-k: (A, 4) and (A, C)."""
         shapes = [output.shape for output in head.outputs]
         width = len(class_names(head.metadata) or ()) or USUAL_WIDTH
         for index, shape in enumerate(shapes):
             chosen = len(shape) == 2 and (shape[0] <= MANY or head.outputs[index].tail & CHOICES)
-            if chosen and shape[1] == COLUMNS:
+            if chosen and shape[1] == COLUMNS + count_extra(head):
                 return [cls(width, index, index, OVERLAP if shape[0] > MANY else None)]
         if head.cut is None or head.cut.operator != "TopK":
             return []

@@ -19,6 +19,8 @@ CORNERED: dict[str, Any] = {"resize": "letterbox", "anchor": "top-left"}
 
 YOLO = {**CENTRED, **PLAIN}
 YOLOX = {**CORNERED, **PLAIN, "scale": 255, "channels": "bgr"}
+ULTRALYTICS = "Ultralytics"
+"""The author in the metadata of its exporter."""
 FAMILIES = {
     "yolox": YOLOX, "yolo9": {**CORNERED, **PLAIN}, "rtmdet": {**CORNERED, **MMDET}, "picodet": IMAGENET,
     "ppyoloe": IMAGENET, "rtdetr": PLAIN, "dfine": PLAIN, "deim": PLAIN, "rfdetr": IMAGENET, "detr": IMAGENET,
@@ -30,6 +32,7 @@ FAMILIES = {
 def family_preprocess(metadata: Mapping[str, str], size: Size, default: Mapping[str, Any] | None) -> Preprocess | None:
     """The preparation of the family that the metadata name, else `default`; None for a family that is not known."""
     family = metadata.get("model_family", "")
+    default = YOLO if default is None and metadata.get("author") == ULTRALYTICS else default
     keys = FAMILIES.get(family) or FAMILIES.get(family.split("_")[0]) if family else default
     if family.startswith("yolo9") and metadata.get("letterbox_pad") == "center":
         keys = YOLO

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -44,6 +45,7 @@ class ModelFile:
         """What the file says where the query does not; InputError where neither says it, or where they do not fit."""
         head = self._head()
         task = self.task or task_of_metadata(head.metadata)
+        self._check_task(head.metadata, task)
         if task is not None and task not in DECODED_TASKS:
             classes = self.classes or class_names(head.metadata) or ()
             find_outputs(head, task, len(classes), self.path)
@@ -60,6 +62,15 @@ class ModelFile:
             text = f"names no classes; its {chosen.width} are taken for {whose}"
             add_note(self.path, text, "else name all in `classes`")
         return replace(self, size=head.size, task=chosen.task, classes=classes)
+
+    def _check_task(self, metadata: Mapping[str, str], task: str | None) -> None:
+        """Refuse rotated boxes, and note masks that are left out."""
+        said = metadata.get("task")
+        if said == "obb" and task in (None, "detection"):
+            problem = "finds rotated boxes, which no task has"
+            raise InputError(self.path, problem, "name `task: tensor`, or train it for upright boxes", "task")
+        if said == "segment" and task == "detection":
+            add_note(self.path, "finds a mask of each object; its boxes alone are read", "")
 
     def build(self, device: str | torch.device = "cpu") -> GraphModel:
         """The model with the file's weights, without values on the device "meta"."""

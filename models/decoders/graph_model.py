@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from models.decoders import choose_columns, choose_decoder
-from models.decoders.activations import find_activations, source_operator
+from models.decoders.activations import MOVING, find_activations, source_operator
 from models.decoders.classifier import Classifier
 from models.decoders.losses import dense_loss, distill_outputs, matched_loss, rows_by_level
 from models.decoders.outputs import DECODED_TASKS, RawOutputs, find_outputs
-from models.decoders.registry import Boxes, Decoder, GraphHead, Output
-from models.detector import BoxTarget, OneStage
+from models.decoders.registry import Boxes, Decoder, GraphHead, Output, Poses
+from models.detector import BoxTarget, OneStage, PoseTarget
 
 if TYPE_CHECKING:
     import onnx
@@ -79,18 +79,22 @@ class GraphDetector(GraphAnswers, OneStage):
     ) -> None:
         super().__init__(network, head, one_by_one)
         self.decoder, self.columns, self.nms_iou = decoder, list(columns), decoder.nms_iou
+        self.has_points = decoder.task == "keypoints"
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         return self.answer(x)
 
-    def decode(self, outputs: Sequence[Tensor]) -> Boxes:
+    def decode(self, outputs: Sequence[Tensor]) -> Boxes | Poses:
         """The decoder's candidates, with the scores of the query's classes alone."""
-        boxes, scores = self.decoder.decode(outputs, self.head.size)
-        return boxes, scores if len(self.columns) == scores.shape[-1] else scores[..., self.columns]
+        boxes, scores, *points = self.decoder.decode(outputs, self.head.size)
+        scores = scores if len(self.columns) == scores.shape[-1] else scores[..., self.columns]
+        return (boxes, scores, points[0]) if points else (boxes, scores)
 
-    def loss(self, outputs: Sequence[Tensor], targets: Sequence[BoxTarget]) -> Tensor:
-        """Of the decoded boxes and scores; one row answers for an object where no suppression follows."""
-        return (matched_loss if self.nms_iou is None else dense_loss)(*self.decode(outputs), targets)
+    def loss(self, outputs: Sequence[Tensor], targets: Sequence[BoxTarget] | Sequence[PoseTarget]) -> Tensor:
+        """Of the decoded boxes, scores and points; one row answers for an object where no suppression follows."""
+        boxes, scores, *points = self.decode(outputs)
+        measure = matched_loss if self.nms_iou is None else dense_loss
+        return measure(boxes, scores, targets, points[0] if points else None)
 
     def distill(self, outputs: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
         """Of the graph's outputs, rows weighted by the larger of both models' best scores."""
@@ -176,13 +180,15 @@ def head_of(graph: Graph) -> GraphHead:
     import onnx
 
     batch, _, height, width = graph.input.shape
-    tails = tails_of(onnx.load_from_string(graph.document))
+    document = onnx.load_from_string(graph.document)
+    tails, makers = tails_of(document), {name: node for node in document.graph.node for name in node.output}
     outputs = []
     for one in graph.outputs:
         shape = one.shape[1:] if one.shape[:1] == (batch,) else one.shape
         sides = tuple(int(str(side).removesuffix(PER_FRAME).replace(BATCH, "1")) for side in shape)
         axis = next((place for place, side in enumerate(one.shape) if BATCH in str(side)), None)
-        outputs.append(Output(one.name, sides, tails.get(one.name, frozenset()), axis))
+        form = box_form(makers, one.name) if sides[-1:] == (4,) else (False, False)
+        outputs.append(Output(one.name, sides, tails.get(one.name, frozenset()), axis, *form))
     return GraphHead(tuple(outputs), (int(height), int(width)), graph.metadata, graph.cut)
 
 
@@ -201,6 +207,31 @@ def tails_of(model: onnx.ModelProto) -> dict[str, frozenset[str]]:
             left += node.input
         tails[output.name] = frozenset(found)
     return tails
+
+
+def box_form(makers: Mapping[str, onnx.NodeProto], name: str) -> tuple[bool, bool]:
+    """Whether an output joins differences, then as many sums; and whether it was multiplied by constants last."""
+    is_scaled, node = False, _without_moves(makers, name)
+    while node is not None and node.op_type in ("Mul", "Div", "Clip"):
+        picture = [one for one in node.input if one in makers]
+        if node.op_type != "Clip":
+            if len(picture) != 1:
+                return False, is_scaled
+            is_scaled = node.op_type == "Mul"
+        node = _without_moves(makers, picture[0])
+    if node is None or node.op_type != "Concat":
+        return False, is_scaled
+    parts = [_without_moves(makers, one) for one in node.input]
+    kinds, half = [part.op_type if part is not None else "" for part in parts], len(parts) // 2
+    return kinds == ["Sub"] * half + ["Add"] * half and half > 0, is_scaled
+
+
+def _without_moves(makers: Mapping[str, onnx.NodeProto], name: str) -> onnx.NodeProto | None:
+    """What made a value, beyond operators that move the elements of one tensor."""
+    node = makers.get(name)
+    while node is not None and node.op_type in MOVING - {"Concat"}:
+        node = makers.get(node.input[0])
+    return node
 
 
 def last_layers(network: GraphModule) -> tuple[str, ...]:
@@ -227,7 +258,7 @@ def _by_frame(values: Tensor, output: Output) -> Tensor:
     """An output as (N, ...) where its frames follow each other in another axis."""
     if output.axis:
         values = values.unflatten(output.axis, (-1, output.shape[output.axis])).movedim(output.axis, 0)
-    return values.reshape(-1, *output.shape)
+    return values.reshape(-1 if values.numel() else len(values), *output.shape)
 
 
 def _as_tuple(outputs: Any) -> tuple[Tensor, ...]:

@@ -19,7 +19,10 @@ from torch import Tensor
 from torchvision.ops import box_iou, generalized_box_iou, generalized_box_iou_loss
 
 from models.decoders.activations import Activation
-from models.detector import BoxTarget
+from models.detector import BoxTarget, PoseTarget
+from models.errors import InputError
+
+Targets = Sequence[BoxTarget] | Sequence[PoseTarget]
 
 
 @dataclass(frozen=True)
@@ -113,18 +116,21 @@ def _before_activation(output: Tensor, kind: Tensor) -> Tensor:
     return torch.where(kind == Activation.SOFTMAX, output.clamp(min=near).log(), found)
 
 
-def dense_loss(boxes: Tensor, scores: Tensor, targets: Sequence[BoxTarget]) -> Tensor:
-    """Loss of a detector whose rows may answer for one object together: boxes (N, A, 4), scores (N, A, C)."""
-    return _assigned_loss(boxes, scores, targets, _assign_dynamically)
+def dense_loss(boxes: Tensor, scores: Tensor, targets: Targets, points: Tensor | None = None) -> Tensor:
+    """Loss of a detector whose rows may answer for one object together: boxes (N, A, 4), scores (N, A, C).
+
+    `points` (N, A, K, 3) are those of the rows, for targets that have points.
+    """
+    return _assigned_loss(boxes, scores, targets, points, _assign_dynamically)
 
 
-def matched_loss(boxes: Tensor, scores: Tensor, targets: Sequence[BoxTarget]) -> Tensor:
-    """Loss of a detector of which one row answers for one object: boxes (N, Q, 4), scores (N, Q, C)."""
-    return _assigned_loss(boxes, scores, targets, _assign_one_to_one)
+def matched_loss(boxes: Tensor, scores: Tensor, targets: Targets, points: Tensor | None = None) -> Tensor:
+    """Loss of a detector of which one row answers for one object: boxes (N, Q, 4), scores (N, Q, C), and points."""
+    return _assigned_loss(boxes, scores, targets, points, _assign_one_to_one)
 
 
-def _assigned_loss(boxes: Tensor, scores: Tensor, targets: Sequence[BoxTarget], assign) -> Tensor:
-    wanted = torch.zeros_like(scores)
+def _assigned_loss(boxes: Tensor, scores: Tensor, targets: Targets, points: Tensor | None, assign) -> Tensor:
+    wanted, of_points = torch.zeros_like(scores), scores.new_zeros(())
     found, objects = [boxes.new_zeros(0, 4)], [boxes.new_zeros(0, 4)]
     for frame, target in enumerate(targets):
         own, labels = target.boxes.to(boxes), target.labels.to(boxes.device)
@@ -134,13 +140,26 @@ def _assigned_loss(boxes: Tensor, scores: Tensor, targets: Sequence[BoxTarget], 
         found.append(boxes[frame, row])
         objects.append(own[index])
         wanted[frame, row, labels[index]] = _overlap_of_pairs(boxes[frame, row].detach(), own[index]).to(scores.dtype)
+        if points is not None and isinstance(target, PoseTarget):
+            of_points = of_points + _point_distance(points[frame, row], target.points.to(boxes)[index])
     mine, theirs = torch.cat(found), torch.cat(objects)
     weight = torch.where(wanted > 0, wanted, CONFIG.focal_background * scores.detach() ** CONFIG.focal_power)
     probable = scores.nan_to_num().clamp(0, 1)  # torch takes nothing else; the loss of nan is nan all the same
     classes = F.binary_cross_entropy(probable, wanted, weight=weight, reduction="sum") + 0 * scores.sum()
     corners = (mine - theirs).abs().mean(dim=1)
     of_boxes = CONFIG.box_weight * generalized_box_iou_loss(mine, theirs) + CONFIG.corner_weight * corners
-    return (classes + of_boxes.sum()) / max(1, len(mine))
+    return (classes + of_boxes.sum() + CONFIG.corner_weight * of_points) / max(1, len(mine))
+
+
+def _point_distance(points: Tensor, wanted: Tensor) -> Tensor:
+    """Of K points (M, K, 3) of M objects: how far the visible ones are, and how wrong their scores; one number."""
+    if points.shape != wanted.shape:
+        problem = f"the labels have {wanted.shape[1]} points, the model has {points.shape[1]}"
+        raise InputError("keypoints", problem, "label the points that the file's model finds", "data")
+    visible = (wanted[..., 2] > 0).to(points)
+    far = (points[..., :2] - wanted[..., :2]).abs().mean(dim=2) * visible
+    certain = F.binary_cross_entropy(points[..., 2].nan_to_num().clamp(0, 1), visible, reduction="none")
+    return (far + certain / points.shape[1]).mean(dim=1).sum()
 
 
 @torch.no_grad()

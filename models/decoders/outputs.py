@@ -14,7 +14,7 @@ from models.decoders.registry import GraphHead
 from models.errors import InputError
 from models.tasks import task_of
 
-DECODED_TASKS = ("detection", "classification")
+DECODED_TASKS = ("detection", "classification", "keypoints")
 """The tasks whose outputs a decoder explains."""
 HINTS = {
     "segmentation": "name all classes in `classes`, with the background; export logits, not numbers of classes",
@@ -57,7 +57,7 @@ def find_outputs(head: GraphHead, task: str, width: int, where: str | Path) -> R
     for index, (output, shape) in enumerate(zip(head.outputs, shapes, strict=True)):
         is_flat = task == "embedding" and len(shape) == 4 and shape[2:] == (1, 1)
         is_single = task == "segmentation" and width == 2 and len(shape) == 4 and shape[1] == 1
-        if is_flat or is_single or (task != "keypoints" and not task_of(task).find_misfit([shape], width)):
+        if is_flat or is_single or not task_of(task).find_misfit([shape], width):
             last = [name for name in ("Softmax", "Sigmoid") if name in output.tail and task == "segmentation"]
             return RawOutputs(index, (last or [""])[0], is_flat, is_single)
     problem = task_of(task).find_misfit(shapes, width) or f"has no output for {task}"

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Boxes = tuple[Tensor, Tensor]
 """Boxes f32 (N, A, 4) x0 y0 x1 y1 in fractions of the network's input, and scores 0..1 (N, A, C)."""
+Poses = tuple[Tensor, Tensor, Tensor]
+"""Boxes and scores, and the points of each candidate (N, A, K, 3): x and y in such fractions, and their scores."""
 UNUSED = "unused "
 """Begins the name of a number of COCO's that no class has."""
 OVERLAP = 0.45
@@ -31,12 +33,16 @@ class Output:
 
     `shape` is without the batch; `tail` holds the operators between the output and the convolutions or linear layers
     that it comes from. `axis` is the one in which the frames of a batch follow each other; None for no batch.
+    `has_corners`: it joins two differences and two sums, as the corners of boxes are made; `is_scaled`: it was
+    multiplied by constants last.
     """
 
     name: str
     shape: tuple[int, ...]
     tail: frozenset[str] = frozenset()
     axis: int | None = 0
+    has_corners: bool = False
+    is_scaled: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,11 +74,13 @@ class GraphHead:
 class Decoder:
     """The meaning of a network's outputs; a family is a frozen dataclass with the methods below.
 
-    `width` is the number of classes that they answer with, `nms_iou` as models.detector has it.
+    `width` is the number of classes that they answer with, `nms_iou` as models.detector has it. A family with a `key`
+    counts only where the metadata have it, or where the query names the decoder or its task.
     """
 
     name: ClassVar[str]
     task: ClassVar[str] = "detection"
+    key: ClassVar[str] = ""
     nms_iou: float | None = OVERLAP
     width: int
 
@@ -85,7 +93,7 @@ class Decoder:
         """How the family prepares frames; None where nothing says it."""
         raise NotImplementedError
 
-    def decode(self, outputs: Sequence[Tensor], size: Size) -> Boxes:
+    def decode(self, outputs: Sequence[Tensor], size: Size) -> Boxes | Poses:
         """The candidates of each frame; a classifier's decoder has `logits` instead."""
         raise NotImplementedError
 
@@ -110,6 +118,20 @@ def parse(text: str | None) -> Any:
         except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
             continue
     return None
+
+
+def point_shape(metadata: Mapping[str, str]) -> tuple[int, int] | None:
+    """How many points an object has, and how many values a point; None where the metadata do not say it."""
+    found = parse(metadata.get("kpt_shape"))
+    is_shape = isinstance(found, list | tuple) and len(found) == 2 and all(isinstance(one, int) for one in found)
+    return (found[0], found[1]) if is_shape and found[0] > 0 and found[1] in (2, 3) else None
+
+
+def count_extra(head: GraphHead) -> int:
+    """The columns of a detector's rows after its classes: a mask's coefficients, or the points of a pose."""
+    masks = max((output.shape[0] for output in head.outputs if len(output.shape) == 3), default=0)
+    count, dims = point_shape(head.metadata) or (0, 0)
+    return masks or count * dims
 
 
 def class_names(metadata: Mapping[str, str]) -> tuple[str, ...] | None:

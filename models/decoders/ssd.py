@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from models.decoders.boxes import corners, fractions
-from models.decoders.families import family_preprocess
+from models.decoders.families import ULTRALYTICS, family_preprocess
 from models.decoders.registry import OVERLAP, Boxes, Decoder, GraphHead, Output, register
 from models.preprocess import Preprocess, Size
 
@@ -45,6 +45,9 @@ class Ssd(Decoder):
         """Outputs (A, 4) and (A, C) in any order, the scores 0..1; a softmax has a background first."""
         flat = [(index, output) for index, output in enumerate(head.outputs) if len(output.shape) == 2]
         options = head.cut.attributes if head.cut else {}
+        overlap, chosen = options.get("iou_threshold", OVERLAP), head.cut is not None and head.cut.operator == "TopK"
+        if chosen and head.metadata.get("author") == ULTRALYTICS:
+            return []
         for boxes, one in flat:
             for scores, other in flat:
                 rows, columns = one.shape[0], other.shape[0] < other.shape[1]
@@ -59,7 +62,7 @@ class Ssd(Decoder):
                         in_pixels=is_grid and "gemel.preprocess" not in head.metadata,
                         y_first=TENSORFLOW in one.name, columns=columns,
                         centred=bool(options.get("box_coding") or options.get("center_point_box")),
-                        nms_iou=None if head.cut and head.cut.operator == "TopK" else OVERLAP,
+                        nms_iou=None if chosen else overlap,
                     )
                 ]  # fmt: skip
         return []

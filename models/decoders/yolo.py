@@ -9,12 +9,12 @@ from torch import Tensor
 
 from models.decoders.boxes import corners, fractions
 from models.decoders.families import YOLO, family_preprocess
-from models.decoders.registry import Boxes, Decoder, GraphHead, register
+from models.decoders.registry import Boxes, Decoder, GraphHead, count_extra, register
 from models.preprocess import Preprocess, Size
 
 MIN_COLUMNS = 1000
 """So many are anchors, of whatever grids."""
-STRIDES = ((8, 16, 32), (4, 8, 16, 32), (8, 16, 32, 64))
+STRIDES = ((8, 16, 32), (4, 8, 16, 32), (8, 16, 32, 64), (16, 32))
 CORNER_FAMILIES = ("yolo9", "rtmdet", "picodet", "ssd")
 """Families of LibreYOLO that export corners where Ultralytics exports centre and sides."""
 
@@ -33,14 +33,14 @@ class Yolo(Decoder):
 
     @classmethod
     def fit(cls, head: GraphHead) -> Sequence[Decoder]:
-        """An output with a column for each anchor, or a row for each cell; a mask's coefficients may follow."""
-        masks = max((output.shape[0] for output in head.outputs if len(output.shape) == 3), default=0)
+        """An output with a column for each anchor, or a row for each cell; coefficients or points may follow."""
+        extra = count_extra(head)
         found = []
         for index, output in enumerate(head.outputs):
             if len(output.shape) == 2:
                 rows = output.shape[0] > output.shape[1]
                 channels, count = sorted(output.shape)
-                width = channels - 4 - masks
+                width = channels - 4 - extra
                 is_anchor = not rows and count >= MIN_COLUMNS
                 if width > 0 and (is_anchor or head.strides(count, *STRIDES)):
                     found.append(cls(width, index, rows, head.family.startswith(CORNER_FAMILIES)))

@@ -1,4 +1,4 @@
-"""Cuts suppression and top-k off the end of a graph: a decoder does both."""
+"""Cuts suppression, top-k and what other inputs than the picture decide off the end of a graph: a decoder does them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ NMS_INPUTS = ("boxes", "scores", "max_output_boxes_per_class", "iou_threshold", 
 def cut_end(graph: ir.Graph, where: str) -> Cut | None:
     """Cut what follows the first suppression or selection that no weights follow; None where there is none.
 
-    The outputs are then those that were not cut, followed by what the cut part read. Raises InputError for a
-    suppression that weights follow, as two-stage detectors have.
+    So is what follows another input than the picture, such as the frame's size. The outputs are then those that were
+    not cut, followed by what the cut part read. Raises InputError for a suppression that weights follow, as two-stage
+    detectors have.
     """
     nodes = list(graph)
+    others = other_inputs(graph)
     bearing = _followed_by_weights(nodes)
     starts = []
     for node in nodes:
@@ -33,13 +35,15 @@ def cut_end(graph: ir.Graph, where: str) -> Cut | None:
                     "name a two-stage detector of torchvision instead, e.g. model: fasterrcnn_resnet50_fpn",
                 )  # fmt: skip
             starts.append(node)
-        elif node.op_type in SELECTING and node not in bearing:
+        elif node in bearing:
+            continue
+        elif node.op_type in SELECTING or (others.intersection(node.inputs) and not _has_weights(node)):
             starts.append(node)
     pictured = _depend_on_input(nodes, graph)
     starts = [node for node in starts if any(value in pictured for value in node.inputs)]
     if not starts:
         return None
-    start = next((node for node in starts if is_suppression(node)), starts[0])
+    start = min(starts, key=lambda node: (not is_suppression(node), node.op_type not in SELECTING))
     region = set(starts)
     for node in nodes:
         if any(value is not None and value.producer() in region for value in node.inputs):
@@ -60,11 +64,23 @@ def cut_end(graph: ir.Graph, where: str) -> Cut | None:
     kept = [value for value in graph.outputs if value.producer() not in region]
     lost = [value for value in graph.outputs if value.producer() in region]
     inputs, outputs, order = (tuple(value.name or "" for value in values) for values in (feeds, lost, graph.outputs))
-    tail = take_tail(graph, feeds, lost)
-    cut = Cut(start.op_type, start.name or "", inputs, outputs, _settings(start), order if tail else (), tail)
+    tail = take_tail(graph, [*feeds, *(value for value in graph.inputs if value in others)], lost)
+    given = tuple(value.name or "" for value in graph.inputs if not value.is_initializer()) if others else ()
+    order, given = (order, given) if tail else ((), ())
+    cut = Cut(start.op_type, start.name or "", inputs, outputs, _settings(start), order, tail, given)
     graph.outputs[:] = [*kept, *(value for value in feeds if value not in kept)]
     graph.remove([node for node in nodes if node in region], safe=False)
+    for value in others:
+        if region.issuperset(value.consumers()):
+            graph.inputs.remove(value)
     return cut
+
+
+def other_inputs(graph: ir.Graph) -> set[ir.Value]:
+    """The inputs beside the only one of four axes; none where several are pictures."""
+    inputs = [value for value in graph.inputs if not value.is_initializer() and list(value.uses())]
+    pictures = [value for value in inputs if value.shape is not None and len(value.shape) == 4]
+    return {value for value in inputs if value not in pictures} if len(pictures) == 1 else set()
 
 
 def is_suppression(node: ir.Node) -> bool:
@@ -93,12 +109,15 @@ def _followed_by_weights(nodes: list[ir.Node]) -> set[ir.Node]:
     found: set[ir.Node] = set()
     for node in reversed(nodes):
         for user in (user for output in node.outputs for user in output.consumers()):
-            weighted = user.op_type in BEARING or (
-                user.op_type == "MatMul" and any(one is not None and one.is_initializer() for one in user.inputs)
-            )
-            if weighted or user in found:
+            if _has_weights(user) or user in found:
                 found.add(node)
     return found
+
+
+def _has_weights(node: ir.Node) -> bool:
+    return node.op_type in BEARING or (
+        node.op_type == "MatMul" and any(one is not None and one.is_initializer() for one in node.inputs)
+    )
 
 
 def _depend_on_input(nodes: list[ir.Node], graph: ir.Graph) -> set[ir.Value]:

@@ -46,6 +46,7 @@ class Cut:
 
     `inputs` are the names of the outputs that now feed it, in its order; `outputs` are those that it gave. `tail` is
     the part itself as an ONNX model, `order` the names of the file's outputs; both are empty where it was not kept.
+    `given` are the names of the file's inputs, where the part reads others than the picture.
     """
 
     operator: str
@@ -55,6 +56,7 @@ class Cut:
     attributes: dict[str, Any] = field(default_factory=dict)
     order: tuple[str, ...] = ()
     tail: Base64Bytes = b""
+    given: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

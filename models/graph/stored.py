@@ -60,7 +60,7 @@ def fill_graph(document: bytes, tensor_of: Callable[[str], Tensor], kept: Collec
     fold_norms(model, kept)
     if cut is not None and cut.tail:
         try:
-            append_tail(model, cut.tail, cut.order, WHERE)
+            append_tail(model, cut.tail, cut.order, cut.given, WHERE)
         except (KeyError, ValueError) as error:
             raise InputError(WHERE, f"has an end that does not fit: {error}", "build the bundle again") from error
     return model

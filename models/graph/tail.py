@@ -27,15 +27,23 @@ def take_tail(graph: ir.Graph, feeds: Sequence[ir.Value], outputs: Sequence[ir.V
     return data if len(data) <= MAX_TAIL_BYTES else b""
 
 
-def append_tail(model: ir.Model, data: bytes, order: Sequence[str], where: str) -> None:
-    """Put a tail behind the outputs that feed it, in place; the model then has the outputs of `order`."""
+def append_tail(model: ir.Model, data: bytes, order: Sequence[str], given: Sequence[str], where: str) -> None:
+    """Put a tail behind the outputs that feed it, in place; the model then has the outputs of `order`.
+
+    With `given` it has these inputs.
+    """
     graph, tail = model.graph, parse_model(data, where).graph
     ends = {str(value.name): value for value in graph.outputs}
-    fed = {value: ends[str(value.name)] for value in tail.inputs}
+    own = {str(value.name): value for value in tail.inputs if value.name in given}
+    fed = {value: ends[str(value.name)] for value in tail.inputs if value.name not in own}
     constants, nodes = list(tail.initializers.values()), list(tail)
     made = {str(value.name): value for value in tail.outputs}
     tail.initializers.clear()
     tail.outputs.clear()
+    tail.inputs.clear()
+    if given:
+        own |= {str(value.name): value for value in graph.inputs}
+        graph.inputs[:] = [own[name] for name in given]
     for value in (*constants, *(output for node in nodes for output in node.outputs)):
         if value.name and value.name not in made:
             value.name = f"{OWN}{value.name}"

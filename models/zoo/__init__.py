@@ -147,7 +147,8 @@ def preprocess_of(query: Query) -> Preprocess:
     missing = [key for key in ("size", "mean", "std") if key not in keys]
     if missing:
         problem = f"nothing says the {' and the '.join(missing)} with which {Path(query.model).name} was trained"
-        hint = "add for instance `preprocess: {size: [640, 640], resize: letterbox, mean: [0, 0, 0], std: [1, 1, 1]}`"
+        size = "size: [640, 640], " if "size" in missing else ""
+        hint = f"add for instance `preprocess: {{{size}resize: letterbox, mean: [0, 0, 0], std: [1, 1, 1]}}`"
         raise InputError(query.file or query.id, problem, hint, f"preprocess ({query.id})")
     return Preprocess(**keys)
 

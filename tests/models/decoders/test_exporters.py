@@ -1,0 +1,175 @@
+"""Files as exporters of detectors write them, through the whole road: import, decode, export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+
+from models.decoders.files import load_file
+from models.decoders.graph_model import GraphDetector
+from models.decoders.losses import dense_loss
+from models.detector import PoseTarget
+from models.errors import InputError
+from models.graph import load_graph
+from models.graph.stored import fill_graph, store_graph
+from models.graph.unfold import unfold_norms
+from models.notes import collect_notes
+from tests.models.decoders.exporters import (
+    COCO,
+    POINTS,
+    QUERIES,
+    SIDE,
+    Cells,
+    Deployed,
+    export_cells,
+    export_deployed,
+    write,
+)  # fmt: skip
+
+BOX_TOLERANCE_PX, SCORE_TOLERANCE = 0.01, 1e-5
+WIDTH, HEIGHT = 640, 480
+SIZES = np.array([[WIDTH, HEIGHT]])
+
+
+def draw(count: int = 2, side: int = SIDE) -> torch.Tensor:
+    return torch.rand(count, 3, side, side, generator=torch.Generator().manual_seed(1))
+
+
+def run(file: Path | bytes, frames: torch.Tensor, **more: np.ndarray) -> list[np.ndarray]:
+    session = onnxruntime.InferenceSession(str(file) if isinstance(file, Path) else file)
+    name = next(one.name for one in session.get_inputs() if one.name not in more)
+    return [np.asarray(one) for one in session.run(None, {name: frames.numpy(), **more})]
+
+
+def write_again(file: Path) -> bytes:
+    graph = unfold_norms(load_graph(file))
+    model = ir.to_proto(fill_graph(store_graph(graph), graph.state.__getitem__))
+    onnx.checker.check_model(model, full_check=True)
+    return model.SerializeToString()
+
+
+@pytest.mark.parametrize("opset", [11, 16])
+def test_file_with_frame_sizes_answers_as_its_postprocessor(tmp_path: Path, opset: int) -> None:
+    file = export_deployed(tmp_path / "dfine.onnx", opset)
+    model = load_file(file, (), None, "auto", None, 0.0)
+    with torch.no_grad():
+        boxes, scores, *_ = model.decode(model(draw()))
+    sizes = SIZES.repeat(2, axis=0)
+    for frame, (label, box, score) in enumerate(zip(*run(file, draw(), orig_target_sizes=sizes), strict=True)):
+        best, places = scores[frame].flatten().topk(QUERIES)
+        pixels = boxes[frame][places // COCO] * torch.tensor([WIDTH, HEIGHT] * 2)
+        assert np.abs(best.numpy() - score).max() < SCORE_TOLERANCE
+        assert (places % COCO).tolist() == label.tolist()
+        assert np.abs(pixels.numpy() - box).max() < BOX_TOLERANCE_PX
+
+
+def test_file_with_frame_sizes_is_written_with_both_inputs(tmp_path: Path) -> None:
+    file = export_deployed(tmp_path / "dfine.onnx")
+    again = write_again(file)
+    session = onnxruntime.InferenceSession(again)
+    assert [one.name for one in session.get_inputs()] == ["images", "orig_target_sizes"]
+    assert [one.name for one in session.get_outputs()] == ["labels", "boxes", "scores"]
+    frames = draw(1)
+    for mine, theirs in zip(run(again, frames, orig_target_sizes=SIZES), run(file, frames, orig_target_sizes=SIZES)):
+        assert np.allclose(mine, theirs, atol=1e-3)
+
+
+def test_boxes_in_pixels_of_a_built_in_size_are_fractions(tmp_path: Path) -> None:
+    given, names = (draw(1),), ["labels", "boxes", "scores"]
+    file = write(tmp_path / "fixed.onnx", Deployed(), given, ["images"], names, 17, {"images": {0: "N"}})
+    model = load_file(file, (), None, "auto", None, 0.0)
+    with torch.no_grad():
+        boxes, scores, *_ = model.decode(model(draw(1)))
+    _, box, score = run(file, draw(1))
+    best, places = scores[0].flatten().topk(QUERIES)
+    assert np.abs(best.numpy() - score[0]).max() < SCORE_TOLERANCE
+    assert np.abs(boxes[0][places // COCO].numpy() * SIDE - box[0]).max() < BOX_TOLERANCE_PX
+
+
+def test_second_input_that_layers_follow_is_refused(tmp_path: Path) -> None:
+    class Conditioned(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.picture, self.size = torch.nn.Conv2d(3, 8, 16, 16), torch.nn.Linear(2, 8)
+
+        def forward(self, images: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+            return self.picture(images).flatten(2).mean(2) + self.size(size)
+
+    given = (draw(1), torch.rand(1, 2))
+    file = write(tmp_path / "two.onnx", Conditioned(), given, ["images", "size"], ["scores"])
+    with pytest.raises(InputError, match=r"takes 2 inputs \('images', 'size'\)"):
+        load_graph(file)
+
+
+@torch.no_grad()
+def answer(file: Path, frames: torch.Tensor, **keys) -> tuple[list[torch.Tensor], GraphDetector]:
+    """Boxes in pixels of the input, scores, and points where there are any."""
+    model = load_file(file, (), keys.get("task"), "auto", None, 0.0)
+    assert isinstance(model, GraphDetector)
+    boxes, scores, *points = model.decode(model(frames))
+    return [boxes * SIDE, scores, *(one * torch.tensor([SIDE, SIDE, 1]) for one in points)], model
+
+
+def test_pose_file_answers_with_boxes_and_points(tmp_path: Path) -> None:
+    file = export_cells(tmp_path / "pose.onnx", "pose", 2, points=POINTS)
+    (boxes, scores, points), model = answer(file, draw(1))
+    assert model.decoder.name == "yolo-pose" and model.has_points and model.columns == [0, 1]
+    (rows,) = run(file, draw(1))
+    rows = rows.transpose(0, 2, 1)
+    assert np.abs((boxes[..., :2] + boxes[..., 2:]).numpy() / 2 - rows[..., :2]).max() < BOX_TOLERANCE_PX
+    assert np.abs(scores.numpy() - rows[..., 4:6]).max() < SCORE_TOLERANCE
+    assert np.abs(points.numpy() - rows[..., 6:].reshape(1, -1, POINTS, 3)).max() < BOX_TOLERANCE_PX
+    frame = model.candidates(model(draw(1)), 0.5)[0]
+    assert frame.points.shape[1:] == (POINTS, 3)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("task", "options"), [("pose", {"points": POINTS}), ("segment", {"masks": 8}), ("detect", {})])
+def test_best_rows_of_a_file_are_among_the_candidates(tmp_path: Path, task: str, options: dict) -> None:
+    file = export_cells(tmp_path / "best.onnx", task, 3, best=True, **options)
+    (boxes, scores, *points), model = answer(file, draw(1))
+    assert model.nms_iou is None
+    found = torch.from_numpy(run(file, draw(1))[0][0])
+    near, row = torch.cdist(found[:, :4], boxes[0], p=float("inf")).min(dim=1)
+    assert near.max() < BOX_TOLERANCE_PX
+    assert (scores[0][row, found[:, 5].long()] - found[:, 4]).abs().max() < SCORE_TOLERANCE
+    for one in points:
+        assert (one[0][row].flatten(1) - found[:, 6:]).abs().max() < BOX_TOLERANCE_PX
+
+
+def test_masks_of_a_file_are_noted_and_left_out(tmp_path: Path) -> None:
+    file = export_cells(tmp_path / "masks.onnx", "segment", 3, masks=8)
+    with collect_notes() as notes:
+        (_, scores), model = answer(file, draw(1))
+    assert model.decoder.name == "yolo" and scores.shape[2] == 3
+    assert any("its boxes alone are read" in note for note in notes)
+
+
+def test_rotated_boxes_are_refused(tmp_path: Path) -> None:
+    file = export_cells(tmp_path / "obb.onnx", "obb", 3)
+    with pytest.raises(InputError, match="finds rotated boxes, which no task has; name `task: tensor`"):
+        answer(file, draw(1))
+
+
+def test_points_without_metadata_need_the_task(tmp_path: Path) -> None:
+    given = (draw(1),)
+    file = write(tmp_path / "plain.onnx", Cells(1, points=POINTS), given, ["images"], ["output0"])
+    (_, scores, points), _ = answer(file, draw(1), task="keypoints")
+    assert scores.shape[2] == 1 and points.shape[2] == POINTS
+
+
+def test_labelled_points_teach_points_alone() -> None:
+    boxes, scores = torch.tensor([[[0.1, 0.1, 0.5, 0.5]]]), torch.full((1, 1, 1), 0.9)
+    points = torch.full((1, 1, 2, 3), 0.3, requires_grad=True)
+    wanted = torch.tensor([[[0.2, 0.2, 1.0], [0.9, 0.9, 0.0]]])
+    dense_loss(boxes, scores, [PoseTarget(boxes[0], torch.tensor([0]), wanted)], points).backward()
+    gradient = points.grad
+    assert gradient is not None and (gradient[0, 0, 0, :2] > 0).all() and (gradient[0, 0, 1, :2] == 0).all()
+    assert gradient[0, 0, 0, 2] < 0 < gradient[0, 0, 1, 2]
+    with pytest.raises(InputError, match="the labels have 2 points, the model has 5"):
+        dense_loss(boxes, scores, [PoseTarget(boxes[0], torch.tensor([0]), wanted)], torch.rand(1, 1, 5, 3))
