@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 JPEG_QUALITY, MASK_OPACITY = 80, 0.45
 MIN_POINT_SCORE = 0.1
+ZONE_COLOUR = (235, 235, 235)
 COLOURS = ((255, 176, 0), (0, 158, 255), (122, 224, 122), (255, 110, 180), (190, 150, 255), (64, 224, 208))
 """RGB, readable on day and night pictures; the queries of a camera take them in turn."""
 
@@ -34,11 +35,18 @@ def _drawable(record: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"query": record["query"], "detections": [found]}
 
 
-def draw_results(image: np.ndarray, records: Iterable[Mapping[str, Any]]) -> bytes:
-    """The JPEG of a frame (RGB uint8, H, W, 3) with these result records drawn in."""
+def draw_results(
+    image: np.ndarray,
+    records: Iterable[Mapping[str, Any]],
+    zones: Sequence[tuple[str, Sequence[tuple[float, float]]]] = (),
+) -> bytes:
+    """The JPEG of a frame (RGB uint8, H, W, 3) with these result records, and zones in fractions of it, drawn in."""
     import cv2
 
-    drawn = cv2.cvtColor(draw_on(image, records), cv2.COLOR_RGB2BGR)
+    drawn = draw_on(image, records)
+    for name, polygon in zones:
+        _outline(drawn, name, polygon)
+    drawn = cv2.cvtColor(drawn, cv2.COLOR_RGB2BGR)
     is_encoded, data = cv2.imencode(".jpg", drawn, (cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY))
     if not is_encoded:
         raise ValueError(f"a frame of {drawn.shape} cannot be written as JPEG")
@@ -67,8 +75,30 @@ def draw_on(image: np.ndarray, records: Iterable[Mapping[str, Any]]) -> np.ndarr
             for x, y, score in found.get("points", ()):
                 if score >= MIN_POINT_SCORE:
                     cv2.circle(drawn, (round(x), round(y)), max(2, round(3 * size)), colour, cv2.FILLED, cv2.LINE_AA)
-            _write(drawn, f"{found['class']} {float(found['score']):.2f}", (left, max(12, top - 4)), size, colour)
+            track = f"#{found['track']} " if "track" in found else ""
+            _write(
+                drawn, f"{track}{found['class']} {float(found['score']):.2f}", (left, max(12, top - 4)), size, colour
+            )
     return drawn
+
+
+def _outline(image: np.ndarray, name: str, polygon: Sequence[tuple[float, float]]) -> None:
+    """Draw a zone, and its name at its first point."""
+    import cv2
+    import numpy as np
+
+    height, width = image.shape[:2]
+    points = np.array([(x * (width - 1), y * (height - 1)) for x, y in polygon]).round().astype(np.int32)
+    size = max(0.4, min(height, width) / 500)
+    cv2.polylines(image, [points], True, ZONE_COLOUR, max(1, round(2 * size)), cv2.LINE_AA)
+    left, top = points[0]
+    _write(
+        image,
+        name,
+        (min(int(left) + 4, width - 60), max(14, min(int(top) + round(18 * size), height - 6))),
+        size,
+        ZONE_COLOUR,
+    )
 
 
 def _shade(image: np.ndarray, segment: Mapping[str, Any], colour: Sequence[int], size: float) -> None:

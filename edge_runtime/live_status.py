@@ -7,10 +7,12 @@ from concurrent.futures import Future
 
 from edge_runtime.capture.push import AnyCamera, PushCamera, PushQuery
 from edge_runtime.capture.reconnect import CameraPhase
+from edge_runtime.events.stage import MAX_EVENTS
 from edge_runtime.http.snapshots import Observer, Snapshot
 from edge_runtime.http.status import (
     CameraStatus,
     DriftStatus,
+    EventStatus,
     LedgerStatus,
     QueryStatus,
     SinkStatus,
@@ -18,11 +20,15 @@ from edge_runtime.http.status import (
     Status,
 )
 from edge_runtime.inference import InferenceThread
+from edge_runtime.queues import STILL
 from edge_runtime.reload import ReloadManager
 from edge_runtime.results import BUNDLE_DIGITS
 from edge_runtime.runtime import ActiveConfig
 from edge_runtime.samples import Spool
 from edge_runtime.sinks.worker import DOWN, SinkManager
+
+SHOWN_EVENTS = 20
+"""Events in the status, for the dashboard."""
 
 
 class RuntimeStatus:
@@ -56,8 +62,14 @@ class RuntimeStatus:
             held_back=dict(box.costed.loaded.held_back), bundle_fault=active.bundle_problem,
             cameras=[_camera_status(camera) for camera in active.cameras], queries=queries,
             sinks=self._sink_statuses(), drift=self._drift(active),
+            events=self.events(SHOWN_EVENTS), events_begun=self._inference.runtime.events.event_counts(),
             spool=None if self._spool is None else SpoolStatus(**self._spool.to_json()),
         )  # fmt: skip
+
+    def events(self, count: int = MAX_EVENTS) -> list[EventStatus]:
+        """The newest events, newest first."""
+        rows = self._inference.runtime.events.events(count)
+        return [EventStatus(**{key: row[key] for key in EventStatus.model_fields}) for row in rows]
 
     def is_moving(self) -> bool:
         """Whether the inference goes on; a step of it that hangs ends the box."""
@@ -108,12 +120,15 @@ class RuntimeStatus:
     def _queries(self, active: ActiveConfig, now: float) -> list[QueryStatus]:
         publisher, device, nbytes = active.executor.publisher, active.executor.device, active.query_bytes
         ledgers = {row.pop("query"): LedgerStatus(**row) for row in publisher.ledger.to_json()}
+        states = self._inference.runtime.events.states()
         return [
             QueryStatus(
                 id=name, camera=query.camera, resident=device.is_resident(name), bytes=nbytes[name][0],
                 own_bytes=nbytes[name][1], fps=round(publisher.per_second(name, now), 2),
                 age_p95_ms=publisher.age_p95_ms(name), sla_ms=query.sla_ms,
                 failure=publisher.failures.get(name), ledger=ledgers[name],
+                still_fraction=_still_fraction(ledgers[name]) if states[name].is_gated else None,
+                scheduled=states[name].scheduled, tracks=states[name].tracks, open_events=states[name].open_events,
             )
             for name, query in active.queries.items()
         ]  # fmt: skip
@@ -129,6 +144,10 @@ class RuntimeStatus:
             )
             for index, row in enumerate(rows, 1)
         ]  # fmt: skip
+
+
+def _still_fraction(ledger: LedgerStatus) -> float:
+    return round(ledger.dropped.get(STILL, 0) / max(1, ledger.received), 4)
 
 
 def _camera_status(camera: AnyCamera) -> CameraStatus:

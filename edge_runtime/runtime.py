@@ -184,6 +184,8 @@ class Runtime:
         rates = {query: spec.fps for query, spec in box.costed.loaded.specs().items()}
         wants_pictures = any(sink.wants_images for sink in config.sinks)
         self.events.change({query.id: query for query in box.bundle.queries}, config.rules, rates, wants_pictures)
+        if self._observer is not None:
+            self._observer.zones = {camera: tuple(self.events.zones(camera)) for camera in config.cameras}
 
     def _take_over_memory(self, before: ActiveConfig, pending: PendingConfig) -> None:
         box = pending.config.box
@@ -218,9 +220,11 @@ class Runtime:
 
     def _build_camera(self, box: ReadyBox, config: CameraConfig) -> AnyCamera:
         def put(query: str, frame: Frame) -> str | None:
-            refusal = self.events.admit(query, frame)
-            is_run = refusal == STILL and config.is_push  # its sender waits for an answer
-            return self._router.put(camera, query, frame, None if is_run else refusal)
+            refusal = self.events.admit(query, frame, is_gated=not config.is_push)  # a sender waits for an answer
+            outcome = self._router.put(camera, query, frame, refusal)
+            if refusal == STILL and self._observer is not None:
+                self._observer.hold_result(query, frame)
+            return outcome
 
         def skip(query: str, reason: str) -> None:
             self._router.skip(camera, query, reason)

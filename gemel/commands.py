@@ -549,6 +549,9 @@ def evaluate_bundle(
     ] = 0.0,
     coco: Annotated[str | None, _file("--coco", "New folder: frames, labels, predictions (COCO).", "DIR")] = None,
     seeds: Annotated[int, _number("--seeds", 1, 1000, "Streams that are drawn and averaged.")] = 3,
+    motion_gating: Annotated[
+        bool, Option("--motion-gating", help="Also what skipping still frames saves and costs.")
+    ] = False,
 ) -> CommandResult:
     """Offline and streaming accuracy of a bundle, as a report; exit code 1 when a query misses its target."""
     from gemel.evaluation import REPORT_HTML, EvalOptions, evaluate
@@ -556,7 +559,9 @@ def evaluate_bundle(
     from gemel.summaries import conclusion_text, evaluation_text
 
     with show_progress() as progress:
-        options = EvalOptions(device or DEFAULT_DEVICE, seeds, memory, wall, Path(coco) if coco else None)
+        options = EvalOptions(
+            device or DEFAULT_DEVICE, seeds, memory, wall, Path(coco) if coco else None, motion_gating
+        )
         report = evaluate(bundle, workload, out, options, progress)
     text = f"{evaluation_text(report)}\n\n{conclusion_text(report)}\nreport: {Path(out) / REPORT_HTML}"
     return CommandResult(report.to_json(), text, _code(all(row.met for row in report.offline)))

@@ -23,6 +23,7 @@ from edge_runtime.scheduler.costs import Costs, memory_bytes, memory_settings
 from gemel.bundle_summary import byte_counts, measure_resident_bytes, shared_tensors
 from gemel.coco_export import check_export_folder, export_coco
 from gemel.conditions import DEFAULT_DEVICE
+from gemel.gating import evaluate_gating
 from gemel.realtime import evaluate_realtime
 from gemel.report.conclusion import report_limits
 from gemel.report.document import (
@@ -30,6 +31,7 @@ from gemel.report.document import (
     ORIGINALS,
     REPORT_JSON,
     Example,
+    GatingRow,
     MemorySetting,
     OfflineRow,
     Report,
@@ -81,6 +83,7 @@ class Stage(str, Enum):
     OFFLINE = "evaluating each query on test"
     STREAMS = "simulating the streams"
     REALTIME = "running the streams on this machine"
+    GATING = "skipping still frames"
     EXPORT = "exporting frames and predictions"
     REPORT = "writing the report"
 
@@ -91,7 +94,8 @@ class EvalOptions:
 
     `device` names a profile of the virtual clock, or is `measured`: the costs in BUNDLE.profile.json. `memory`, a
     setting or a size, is what the report's conclusion is for. With `wall_s` the merged queries also run on this machine
-    for so many seconds. `coco` is a folder for the test frames, labels and predictions of the detection queries.
+    for so many seconds. With `motion_gating` the report says what skipping still frames saves and costs. `coco` is a
+    folder for the test frames, labels and predictions of the detection queries.
     """
 
     device: str = DEFAULT_DEVICE
@@ -99,11 +103,13 @@ class EvalOptions:
     memory: str = "50%"
     wall_s: float = 0.0
     coco: Path | None = None
+    motion_gating: bool = False
 
     def flags(self) -> list[str]:
         """The options of `gemel eval` that mean the same."""
         flags = ["--device", self.device, "--memory", self.memory, "--seeds", str(self.seeds)]
         flags += ["--wall", f"{self.wall_s:g}"] if self.wall_s else []
+        flags += ["--motion-gating"] if self.motion_gating else []
         return flags + (["--coco", str(self.coco)] if self.coco is not None else [])
 
 
@@ -142,7 +148,10 @@ def evaluate(
     budgets = _memory_budgets(options.memory, model.costs[ORIGINALS])
     with hold_locks(out_dir / REPORT_JSON):
         stages = Stages(progress)
-        optional = {Stage.REALTIME: bool(options.wall_s), Stage.EXPORT: options.coco is not None}
+        optional = {
+            Stage.REALTIME: bool(options.wall_s), Stage.GATING: options.motion_gating,
+            Stage.EXPORT: options.coco is not None,
+        }  # fmt: skip
         stages.announce([stage.value for stage in Stage if optional.get(stage, True)])
         stages.begin(Stage.OFFLINE.value, len(load.queries))
         evaluations = []
@@ -181,6 +190,10 @@ def build_report(
         streams = build_streams({one.query.id: one.footage for one in tests}, seed=0)
         pictures = {one.test.query.id: one.split.frames for one in evaluations}
         realtime = evaluate_realtime(bundle, tests, pictures, streams, budgets[options.memory], options.wall_s)
+    gating = list[GatingRow]()
+    if options.motion_gating:
+        stages.begin(Stage.GATING.value)
+        gating = [_gating_row(one) for one in evaluations]
     if options.coco is not None:
         stages.begin(Stage.EXPORT.value)
         export_coco([(one.test, one.split) for one in evaluations], options.coco)
@@ -215,6 +228,7 @@ def build_report(
         limits=[],
         headline=MemorySetting(memory=options.memory, memory_bytes=budgets[options.memory]),
         realtime=realtime,
+        gating=gating,
         flops_before=flops_a_second(counter, known.values()),
         flops_after=flops_a_second(counter, answering),
         commands=[command],
@@ -304,6 +318,14 @@ def score_query(
         "threshold": threshold, "label_interval_s": frame_interval_s(test.footage),
     }))  # fmt: skip
     return QueryEvaluation(test, row, split, original_bytes, *worst_examples(query, split, labels, sides, threshold))
+
+
+def _gating_row(evaluation: QueryEvaluation) -> GatingRow:
+    found = evaluate_gating(evaluation.test, evaluation.split, MERGED)
+    return GatingRow(
+        query=evaluation.row.query, metric=evaluation.row.metric, frames=found.frames, run=found.run,
+        still_fraction=found.still_fraction, ungated=found.ungated, gated=found.gated,
+    )  # fmt: skip
 
 
 def check_objects(query: Query, labels: Sequence[BoxLabels]) -> None:

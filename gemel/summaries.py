@@ -45,7 +45,13 @@ def evaluation_text(report: Report) -> str:
     ]  # fmt: skip
     headers = ("query", "metric", "original", "merged", "target", *(f"stream, {name}" for name, _ in settings))
     device = f"{report.device.title}, {report.device.clock}{' (modelled)' if report.device.modelled else ''}"
-    return "\n".join([table(headers, rows), "", f"stream: originals -> merged with the same memory; {device}"])
+    gating = [
+        f"motion gating, {row.query}: {row.run} of {row.frames} frames run, {row.metric} {number(row.ungated)} -> "
+        f"{number(row.gated)}"
+        for row in report.gating
+    ]
+    stream = f"stream: originals -> merged with the same memory; {device}"
+    return "\n".join([table(headers, rows), "", stream, *gating])
 
 
 def conclusion_text(report: Report) -> str:

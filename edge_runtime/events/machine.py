@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -64,13 +64,30 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """One object in one frame: its track, class, score, box in pixels, and the zones that it is in."""
+    """One object in one frame: its track, class, score, box in pixels, the zones that it is in, and how well the frame
+    shows it (`quality`)."""
 
     track: int | None
     label: str
     score: float
     box: tuple[float, ...] = ()
-    zones: frozenset[str] = frozenset()
+    zones: tuple[str, ...] = ()
+    quality: float = 0.0
+    area: float = 0.0
+
+
+def see_object(
+    track: int | None, detection: Mapping[str, Any], zones: Sequence[str], size: tuple[int, int]
+) -> Sighting:
+    """The sighting of a detection of a result in a frame of this (width, height).
+
+    Its quality is score x side of its box relative to the frame, halved where the frame's edge cuts it off.
+    """
+    x0, y0, x1, y1 = detection["box"]
+    area = max(0.0, x1 - x0) * max(0.0, y1 - y0)
+    is_cut = x0 <= 1 or y0 <= 1 or x1 >= size[0] - 1 or y1 >= size[1] - 1
+    quality = detection["score"] * (area / (size[0] * size[1])) ** 0.5 * (0.5 if is_cut else 1.0)
+    return Sighting(track, detection["class"], detection["score"], (x0, y0, x1, y1), tuple(zones), quality, area)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,13 +118,12 @@ class OpenEvent:
         state["frame_time"], state["score"] = moment.unix, sighting.score
         state["top_score"] = max(state["top_score"], sighting.score)
         if sighting.box:
-            state["box"], state["area"] = list(sighting.box), round(_box_area(sighting.box))
-        state["current_zones"] = sorted(sighting.zones)
+            state["box"], state["area"] = list(sighting.box), round(sighting.area)
+        state["current_zones"] = list(sighting.zones)
         entered = state["entered_zones"]
-        entered.extend(sorted(zone for zone in sighting.zones if zone not in entered))
-        quality = _snapshot_quality(sighting, moment.size)
-        if quality > BETTER * self.quality:
-            self.quality = quality
+        entered.extend(zone for zone in sighting.zones if zone not in entered)
+        if sighting.quality > BETTER * self.quality:
+            self.quality = sighting.quality
             if moment.image is not None:
                 self.image = moment.image
             state["snapshot"] = {
@@ -137,14 +153,17 @@ class Presence:
 class Track:
     """An object over frames: its scores by class, when it was last seen, and its presences by the rule's name."""
 
-    votes: Counter[str] = field(default_factory=Counter)
+    votes: dict[str, float] = field(default_factory=dict)
     last_at: float = 0.0
     presences: dict[str, Presence] = field(default_factory=dict)
+    label: str = ""
+    """The class with the highest sum of scores."""
 
-    @property
-    def label(self) -> str:
-        """The class with the highest sum of scores."""
-        return max(self.votes, key=self.votes.__getitem__)
+    def vote(self, label: str, score: float) -> None:
+        """One more sight of it."""
+        self.votes[label] = self.votes.get(label, 0.0) + score
+        if self.votes[label] >= self.votes.get(self.label, 0.0):
+            self.label = label
 
 
 class EventMachine:
@@ -211,7 +230,7 @@ class EventMachine:
         for sighting in sightings:
             if sighting.track is not None:
                 track = self.tracks.setdefault(sighting.track, Track())
-                track.votes[sighting.label] += sighting.score  # type: ignore[assignment]
+                track.vote(sighting.label, sighting.score)
                 track.last_at = moment.at
                 for rule in self._of_tracks:
                     yield from self._follow(rule, sighting, track, moment)
@@ -276,7 +295,7 @@ class EventMachine:
         if holds:
             self._counted[rule.name] = (moment.unix if latch.is_idle else first), moment.unix
         has_changed = latch.add(holds)
-        best = max(found, key=lambda one: _snapshot_quality(one, moment.size), default=None)
+        best = max(found, key=lambda one: one.quality, default=None)
         event = self._open.get(key)
         if event is not None:
             event.state["count"], event.state["frame_time"] = len(found), moment.unix
@@ -344,16 +363,3 @@ _WITH_TRACKS = (EventKind.ENTER, EventKind.LEAVE, EventKind.DWELL)
 
 def _copy(state: Mapping[str, Any]) -> dict[str, Any]:
     return {**state, "entered_zones": list(state["entered_zones"])}
-
-
-def _box_area(box: Sequence[float]) -> float:
-    return max(0.0, box[2] - box[0]) * max(0.0, box[3] - box[1])
-
-
-def _snapshot_quality(sighting: Sighting, size: tuple[int, int]) -> float:
-    """How well a frame shows an object: score x side of its box in the frame, halved where the frame cuts it off."""
-    if not sighting.box:
-        return sighting.score
-    x0, y0, x1, y1 = sighting.box
-    is_cut = x0 <= 1 or y0 <= 1 or x1 >= size[0] - 1 or y1 >= size[1] - 1
-    return sighting.score * (_box_area(sighting.box) / (size[0] * size[1])) ** 0.5 * (0.5 if is_cut else 1.0)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edge_runtime.events.machine import EndReason, EventMachine, Moment, Notice, Sighting
+from edge_runtime.events.machine import EndReason, EventMachine, Moment, Notice, Sighting, see_object
 from edge_runtime.events.motion import MotionGate
 from edge_runtime.events.rules import QueryRules
 from edge_runtime.events.tracking import DEFAULT_TRACKING, ObjectTracker
@@ -31,11 +31,13 @@ NO_RESULTS_S, NO_RESULTS_FRAMES = 10.0, 3
 
 @dataclass(frozen=True, slots=True)
 class QueryState:
-    """What status shows of a query: whether its hours include now (None without hours), tracks, open events."""
+    """What status shows of a query: whether its hours include now (None without hours), whether its frames are gated,
+    tracks, open events."""
 
-    scheduled: bool | None
-    tracks: int
-    open_events: int
+    scheduled: bool | None = None
+    is_gated: bool = False
+    tracks: int = 0
+    open_events: int = 0
 
 
 class QueryEvents:
@@ -46,7 +48,7 @@ class QueryEvents:
         self.gate = MotionGate(query.region, [rules.zones[zone] for zone in rules.filter.exclude])
         self.newest: Moment | None = None
         certain = max(query.min_score, query.threshold or 0.0)
-        self._tracker = ObjectTracker(fps, certain) if rules.tracking else None
+        self.tracker = ObjectTracker(fps, certain) if rules.tracking else None
         self.fps, self._still_s = fps, 0.0
         self._has_zones = bool(rules.zones)
 
@@ -55,17 +57,17 @@ class QueryEvents:
         self.newest = moment
         if "detections" not in record:
             label = record.get("label")
-            seen = [] if label is None else [Sighting(None, label, record["score"])]
+            seen = [] if label is None else [Sighting(None, label, record["score"], quality=record["score"])]
             return record, self.machine.observe(moment, seen)
         zoned = [(one, self._zones_of(one, moment.size)) for one in record["detections"]]
         if not self.rules.filter.is_empty:
             zoned = [(one, zones) for one, zones in zoned if self.rules.filter.passes(one, zones, moment.size)]
         numbers: Sequence[int | None] = [None] * len(zoned)
-        if self._tracker is not None:
-            numbers = self._tracker.update([one for one, _ in zoned], moment.at - self._still_s)
+        if self.tracker is not None:
+            numbers = self.tracker.update([one for one, _ in zoned], moment.at - self._still_s)
         sightings, detections = [], []
         for (one, zones), number in zip(zoned, numbers, strict=True):
-            sightings.append(Sighting(number, one["class"], one["score"], tuple(one["box"]), frozenset(zones)))
+            sightings.append(see_object(number, one, zones, moment.size))
             more = {} if number is None else {"track": number}
             detections.append({**one, **more, **({"zones": zones} if self._has_zones else {})})
         return {**record, "detections": detections}, self.machine.observe(moment, sightings)
@@ -82,8 +84,8 @@ class QueryEvents:
     def end(self, reason: EndReason) -> list[Notice]:
         """End all that goes on."""
         self.newest = None
-        if self._tracker is not None:
-            self._tracker.reset()
+        if self.tracker is not None:
+            self.tracker.reset()
         return self.machine.end_all(reason)
 
     def _zones_of(self, detection: Mapping[str, Any], size: tuple[int, int]) -> list[str]:
@@ -133,8 +135,8 @@ class EventStage:
             for one in before.values():
                 self._end(one, EndReason.RELOAD)
 
-    def admit(self, query: str, frame: Frame) -> str | None:
-        """Why a frame is not to be run: OFF or STILL; None where it is."""
+    def admit(self, query: str, frame: Frame, is_gated: bool = True) -> str | None:
+        """Why a frame is not to be run: OFF, or STILL where frames are gated; None where it is."""
         own = self._queries.get(query)
         if own is None:
             return None
@@ -143,7 +145,7 @@ class EventStage:
                 if own.newest is not None:
                     self._end(own, EndReason.OFF)
             return OFF
-        if not own.rules.motion_gating or frame.image is None:
+        if not (is_gated and own.rules.motion_gating) or frame.image is None:
             return None
         if not own.gate.is_still(frame.index, frame.captured_at, frame.image):
             return None
@@ -191,18 +193,24 @@ class EventStage:
         with self._lock:
             return [dict(state) for state in itertools.islice(reversed(self._recent.values()), count)]
 
-    def states(self) -> dict[str, QueryState]:
-        """What status shows, by query."""
-        now = time.time()
+    def event_counts(self) -> dict[str, dict[str, int]]:
+        """The events that have begun, by query and name."""
         with self._lock:
             return {
-                name: QueryState(
-                    None if own.rules.schedule is None else own.rules.schedule.is_on(now),
-                    len(own.machine.tracks),
-                    len(own.machine.open_events),
-                )
-                for name, own in self._queries.items()
+                query: {rule.name: self.counts[query, rule.name] for rule in own.rules.events}
+                for query, own in self._queries.items()
+                if own.rules.events
             }
+
+    def states(self) -> Mapping[str, QueryState]:
+        """What status shows, by query."""
+        now, found = time.time(), defaultdict[str, QueryState](QueryState)
+        with self._lock:
+            for name, own in self._queries.items():
+                scheduled = None if own.rules.schedule is None else own.rules.schedule.is_on(now)
+                tracks, events = len(own.machine.tracks), len(own.machine.open_events)
+                found[name] = QueryState(scheduled, own.rules.motion_gating, tracks, events)
+        return found
 
     def zones(self, camera: str) -> list[tuple[str, Polygon]]:
         """The zones of a camera's queries, by name, each once."""

@@ -29,7 +29,7 @@ from edge_runtime.http.connections import Connections, open_sockets
 from edge_runtime.http.metrics import CONTENT_TYPE, Metrics
 from edge_runtime.http.push import PushApi, refuse_access
 from edge_runtime.http.snapshots import Snapshot
-from edge_runtime.http.status import Readiness, ReloadOutcome, Status, TlsStatus
+from edge_runtime.http.status import EventList, Readiness, ReloadOutcome, Status, TlsStatus
 from edge_runtime.http.tls import Certificate
 from models.errors import InputError
 
@@ -269,6 +269,8 @@ class BoxApp:
                   {200: ("it is", Readiness), 503: ("what is missing", Readiness)}),
             Route("GET", "/metrics", self._metrics_text, "Metrics for Prometheus.", {200: ("text format 0.0.4", TEXT)}),
             Route("GET", "/api/status", self._status, "The box at this moment.", {200: ("the box", Status)}),
+            Route("GET", "/api/events", self._events, "The newest events, newest first.",
+                  {200: ("the events", EventList)}),
             Route("GET", "/api/history", self._last_hour, "The last hour, in columns.", {200: ("the columns", JSON)}),
             Route("GET", "/api/cameras/{id}/frame.jpg", self._frame, "A camera's newest frame with its results.",
                   {200: ("the frame", JPEG), 404: ("no such camera, or no frame yet", TEXT)}),
@@ -364,6 +366,9 @@ class BoxApp:
 
     async def _status(self, _: web.Request) -> web.Response:
         return _json_response(self._read_status())
+
+    async def _events(self, _: web.Request) -> web.Response:
+        return _json_response(EventList(events=self._source.events()))
 
     async def _last_hour(self, _: web.Request) -> web.Response:
         return web.json_response(self._history.to_json())

@@ -64,6 +64,7 @@ class _StatusMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         status = self._status
         queries, cameras, sinks = status.queries, status.cameras, status.sinks
+        known = {query.id: query for query in queries}
         for name, text in FRAME_COUNTS.items():
             counts = {(query.id,): getattr(query.ledger, name) for query in queries}
             yield _family(CounterMetricFamily, f"gemel_frames_{name}", text, ["query"], counts)
@@ -96,6 +97,11 @@ class _StatusMetrics(Collector):
         if status.tls is not None:
             yield GaugeMetricFamily("gemel_tls_expiry_timestamp_seconds", "When the certificate of HTTPS runs out.",
                                     status.tls.expires_at)  # fmt: skip
+        begun = {(query, name): n for query, own in status.events_begun.items() for name, n in own.items()}
+        yield _family(CounterMetricFamily, "gemel_events", "Events that began.", ["query", "event"], begun)
+        yield _family(GaugeMetricFamily, "gemel_events_open", "Events that go on.", ["query"],
+                      {(query,): known[query].open_events for query in status.events_begun if query in known}
+                      )  # fmt: skip
         yield InfoMetricFamily("gemel_bundle", "What is served.",
                                {"digest": status.bundle, "workload": status.workload})  # fmt: skip
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edge_runtime.drawing import draw_results
+from edge_runtime.events.zones import Polygon
 from edge_runtime.http.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -22,10 +23,11 @@ STALE_S = 2.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """A camera's newest frame, and the newest result records of the camera's queries."""
+    """A camera's newest frame, the newest result records of the camera's queries, and its zones, in fractions."""
 
     frame: Frame
     results: tuple[Mapping[str, Any], ...]
+    zones: tuple[tuple[str, Polygon], ...] = ()
 
     @property
     def key(self) -> tuple[int, float | None]:
@@ -44,7 +46,8 @@ class Snapshot:
         """The image with the recent results drawn in."""
         assert self.frame.image is not None
         oldest = self.frame.captured_unix - STALE_S
-        return draw_results(self.frame.image, [one for one in self.results if float(one["captured_at"]) >= oldest])
+        recent = [one for one in self.results if float(one.get("valid_at", one["captured_at"])) >= oldest]
+        return draw_results(self.frame.image, recent, self.zones)
 
 
 class Observer:
@@ -57,6 +60,8 @@ class Observer:
         self._cameras = dict(cameras)
         self._frames: dict[str, Frame] = {}
         self._results: dict[str, Mapping[str, Any]] = {}
+        self.zones: Mapping[str, tuple[tuple[str, Polygon], ...]] = {}
+        """By camera, what is drawn beside the results."""
         self._lock = threading.Lock()
         self.metrics = Metrics(cameras)
 
@@ -79,8 +84,14 @@ class Observer:
     def add_result(self, record: Mapping[str, Any]) -> None:
         """A result record."""
         with self._lock:
-            self._results[record["query"]] = record
+            self._results[record["query"]] = {**record, "valid_at": record["captured_at"]}
         self.metrics.age.labels(record["query"]).observe(record["age_ms"] / 1000)
+
+    def hold_result(self, query: str, frame: Frame) -> None:
+        """The newest result of a query holds for this frame, too, in which nothing moves."""
+        with self._lock:
+            if query in self._results:
+                self._results[query] = {**self._results[query], "valid_at": frame.captured_unix}
 
     def add_turn(self, query: str, timing: TurnTiming) -> None:
         """A turn of a query."""
@@ -98,7 +109,7 @@ class Observer:
                 raise KeyError(camera)
             frame = self._frames.get(camera)
             results = tuple(self._results[query] for query in queries if query in self._results)
-        return None if frame is None else Snapshot(frame, results)
+        return None if frame is None else Snapshot(frame, results, self.zones.get(camera, ()))
 
 
 def _format_result(result: Mapping[str, Any]) -> str:

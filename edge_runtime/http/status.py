@@ -49,6 +49,33 @@ class QueryStatus(_Value):
     sla_ms: float
     failure: str | None = Field(description="its last failure")
     ledger: LedgerStatus
+    still_fraction: float | None = Field(None, description="of its frames, not run by motion gating; null without")
+    scheduled: bool | None = Field(None, description="whether its hours include now; null without hours")
+    tracks: int = Field(0, ge=0, description="objects that it follows")
+    open_events: int = Field(0, ge=0, description="events that go on")
+
+
+class EventStatus(_Value):
+    """One event; times in Unix seconds, `end_time` null while it goes on."""
+
+    id: str
+    event: str = Field(description="the name of its rule")
+    kind: str
+    query: str
+    camera: str
+    zone: str | None
+    label: str
+    track: int | None
+    top_score: float
+    start_time: float
+    end_time: float | None
+    end_reason: str | None
+
+
+class EventList(_Value):
+    """The newest events, newest first."""
+
+    events: list[EventStatus]
 
 
 class SinkStatus(_Value):
@@ -113,6 +140,8 @@ class Status(_Value):
     queries: list[QueryStatus]
     sinks: list[SinkStatus]
     drift: list[DriftStatus]
+    events: list[EventStatus] = Field([], description="the newest ones, newest first")
+    events_begun: dict[str, dict[str, int]] = Field({}, description="since the start, by query and name")
     spool: SpoolStatus | None = Field(None, description="null where the box keeps no samples")
     tls: TlsStatus | None = Field(None, description="null without TLS")
 

@@ -300,6 +300,19 @@ class Realtime(Row):
     difference: Number
 
 
+class GatingRow(Row):
+    """Motion gating of a query's test frames at its rate: how many run, and the merged model's accuracy over all of
+    them with every frame run (`ungated`) and with gating."""
+
+    query: Text
+    metric: Text
+    frames: Count
+    run: Count
+    still_fraction: Fraction
+    ungated: Fraction
+    gated: Fraction
+
+
 class ReportedBundle(Row):
     """The bundle's file name and SHA-256."""
 
@@ -359,6 +372,7 @@ class Report(Row):
     limits: list[Text]
     headline: MemorySetting
     realtime: Realtime | None
+    gating: list[GatingRow] = Field(default=[])
     flops_before: Number = 0.0
     flops_after: Number = 0.0
     commands: Annotated[list[Text], Field(max_length=MAX_COMMANDS)]

@@ -12,6 +12,7 @@ import pytest
 from gemel.cli import main
 from gemel.coco_export import check_export_folder, export_coco
 from gemel.evaluation import EvalOptions, check_objects, evaluate, score_query
+from gemel.gating import gate_frames
 from gemel.profiler import profile_bundle
 from gemel.realtime import paste_into_frame
 from gemel.report.document import MERGED, ORIGINALS, read_report
@@ -46,6 +47,24 @@ def report(tiny):
 @pytest.fixture(scope="module")
 def page(tiny, report):
     return (tiny / "report" / "report.html").read_text()
+
+
+def test_motion_gating_reports_what_it_saves_and_costs(tiny, tmp_path):
+    report = run_evaluation(tiny, tmp_path / "report", motion_gating=True)
+    assert [row.query for row in report.gating] == report.queries
+    for row in report.gating:
+        assert 0 < row.run <= row.frames and row.still_fraction == 1 - row.run / row.frames
+        assert row.run < row.frames or row.gated == row.ungated
+    assert "Motion gating" in (tmp_path / "report" / "report.html").read_text()
+    assert "--motion-gating" in report.commands[0]
+
+
+def test_gated_frames_get_the_answer_of_the_last_frame_that_moved():
+    dark, lit = np.zeros((90, 160, 3), np.uint8), np.zeros((90, 160, 3), np.uint8)
+    lit[30:60, 60:100] = 200
+    frames = [dark, dark, lit, lit, dark, lit]
+    footage = Footage(("a",) * 5 + ("b",), (0.0, 0.2, 0.4, 0.6, 0.8, 0.0), None)
+    assert gate_frames(footage, frames) == [(0, 0), (1, 0), (2, 2), (3, 2), (4, 4), (5, 5)]
 
 
 def test_report_has_both_arms_at_every_memory(report, tiny):

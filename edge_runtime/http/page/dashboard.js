@@ -97,7 +97,7 @@ function showQueries(status) {
   rows("queries", status.queries.map((query) => {
     const late = query.age_p95_ms !== null && query.age_p95_ms > query.sla_ms;
     return [
-      [query.id], [query.camera], [query.resident ? "yes" : "no", query.resident ? "good" : "soft"],
+      [query.id + (query.scheduled === false ? " (off now)" : "")], [query.camera], [query.resident ? "yes" : "no", query.resident ? "good" : "soft"],
       [megabytes(query.bytes), "n"], [megabytes(query.own_bytes), "n"],
       [query.fps.toFixed(1), "n"],
       [query.age_p95_ms === null ? "–" : seconds(query.age_p95_ms / 1000), late ? "n bad" : "n"],
@@ -171,6 +171,16 @@ function showDrift(status) {
     spool ? `${megabytes(spool.bytes)} of frames kept for the next check, ${spool.samples} since the start${lost}` : "";
 }
 
+function showEvents(status) {
+  part("events-part").hidden = !Object.keys(status.events_begun).length && !status.events.length;
+  rows("events", status.events.map((one) => [
+    [one.event], [one.query], [one.track === null ? one.label : `${one.label} #${one.track}`],
+    [new Date(one.start_time * 1000).toLocaleTimeString()],
+    [seconds(Math.max(0, (one.end_time === null ? now() : one.end_time) - one.start_time)), "n"],
+    one.end_time === null ? ["goes on", "good"] : [one.end_reason, "soft"],
+  ]));
+}
+
 function showStatus(status) {
   document.title = `${status.workload} · Gemel`;
   part("workload").textContent = status.workload;
@@ -184,6 +194,7 @@ function showStatus(status) {
     [sink.id], [sink.state, sink.state === "down" ? "bad" : ""], [String(sink.delivered), "n"], [String(sink.queued), "n"],
     [counts(sink.undelivered), Object.keys(sink.undelivered).length ? "bad" : "soft"],
   ]));
+  showEvents(status);
   showDrift(status);
 }
 

@@ -9,11 +9,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.events.machine import EndReason, EventMachine, Latch, Moment, Notice, Sighting
+from edge_runtime.events.machine import EndReason, EventMachine, Latch, Moment, Notice, Sighting, see_object
 from edge_runtime.events.rules import EventKind, EventRule, Hysteresis
 
 FAST = Hysteresis(1, 1)
-IN, OUT = frozenset({"lane"}), frozenset[str]()
+IN, OUT = ("lane",), ()
 
 
 def make_machine(*rules: EventRule, lost_s: float = 1.5) -> EventMachine:
@@ -25,8 +25,9 @@ def make_rule(kind: EventKind, **keys: Any) -> EventRule:
     return EventRule(str(kind), kind, **{"zone": None, "frames": FAST, **keys})
 
 
-def car(zones: frozenset[str] = IN, track: int = 1, score: float = 0.5, label: str = "car") -> Sighting:
-    return Sighting(track, label, score, (10.0, 10.0, 20.0, 30.0), zones)
+def car(zones: tuple[str, ...] = IN, track: int = 1, score: float = 0.5, label: str = "car") -> Sighting:
+    box = [10.0, 10.0, 20.0, 30.0]
+    return see_object(track, {"class": label, "score": score, "box": box}, zones, (100, 100))
 
 
 def play(machine: EventMachine, frames: Sequence[Sequence[Sighting]], step_s: float = 0.2) -> list[Notice]:

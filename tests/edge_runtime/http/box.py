@@ -12,6 +12,7 @@ from edge_runtime.http.snapshots import Observer, Snapshot
 from edge_runtime.http.status import (
     CameraStatus,
     DriftStatus,
+    EventStatus,
     LedgerStatus,
     QueryStatus,
     SinkStatus,
@@ -46,6 +47,18 @@ def sink(name: str, **values: Any) -> SinkStatus:
     return SinkStatus(id=name, **(given | values))
 
 
+def event(name: str, **values: Any) -> EventStatus:
+    """An event that goes on."""
+    given = {
+        "event": "enter-lane", "kind": "enter", "query": "bridge-cars", "camera": "bridge", "zone": "lane",
+        "label": "car", "track": 7, "top_score": 0.91, "start_time": 1.79e9, "end_time": None, "end_reason": None,
+    }  # fmt: skip
+    return EventStatus(id=name, **(given | values))
+
+
+EVENTS = [event("f3a9c1-2"), event("f3a9c1-1", track=5, end_time=1.79e9 + 4, end_reason="left")]
+
+
 class Box(RuntimeStatus):
     """A status of fixed values; `changes` replace some of them."""
 
@@ -73,9 +86,13 @@ class Box(RuntimeStatus):
                 DriftStatus(query="bridge-cars", ratio=None, ci95=None, frames=3, verdict="too few",
                             checked_at=1.79e9, reverted=False),
             ],
+            "events": EVENTS, "events_begun": {"bridge-cars": {"enter-lane": 2}},
             "spool": SpoolStatus(samples=41, unsampled={"busy": 2}, bytes=5_000_000),
         }  # fmt: skip
         return Status(**(given | self.changes))
+
+    def events(self, count: int = 200) -> list[EventStatus]:
+        return EVENTS[:count]
 
     def is_moving(self) -> bool:
         return self.moves

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from edge_runtime.http.app import HISTORY_ROWS, History, HttpService
 from edge_runtime.http.auth import Access
+from edge_runtime.queues import Frame
 from models.errors import InputError
 from tests.edge_runtime.http.box import Box, camera, query
 
@@ -70,6 +71,13 @@ def test_status_matches_the_box(address: str, box: Box) -> None:
     assert {"id", "resident", "fps", "age_p95_ms", "ledger"} <= found["queries"][0].keys()
     assert {"kind", "state", "delivered", "undelivered"} <= found["sinks"][0].keys()
     assert "default-src 'none'" in headers["Content-Security-Policy"] and headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_events_are_the_newest_first(address: str, box: Box) -> None:
+    status, body, _ = send_request(address, "/api/events")
+    found = json.loads(body)["events"]
+    assert status == 200 and [one["id"] for one in found] == ["f3a9c1-2", "f3a9c1-1"]
+    assert (found[0]["end_time"], found[1]["end_reason"]) == (None, "left")
 
 
 def test_health_and_readiness(address: str, box: Box) -> None:
@@ -138,6 +146,10 @@ def test_camera_frame_is_annotated_jpeg(address: str, box: Box) -> None:
     assert drawn != plain
     box.add_frame("bridge-cars", 90, 1010.0)
     assert send_request(address, path)[1] == plain, "an old result is not drawn"
+    box.observer.hold_result("bridge-cars", Frame(91, 1009.0, 1009.0))
+    assert send_request(address, path)[1] == drawn, "a result that holds is drawn"
+    box.observer.zones = {"bridge": (("lane", ((0.1, 0.5), (0.9, 0.5), (0.5, 0.9))),)}
+    assert send_request(address, path)[1] not in (plain, drawn)
 
 
 def test_session_needs_token_and_sets_httponly_cookie(closed_address: str) -> None:

@@ -36,6 +36,8 @@ def test_dashboard_shows_the_box(browser: Any, box: Box, width: int, scheme: str
         assert "weights that queries share 36 MB" in page.text_content("#budget-legend")
         assert "1 of 2 queries resident" in page.text_content("#budget-words")
         assert page.text_content(".results") == "bridge-cars: 1 car"
+        events = page.text_content("#events")
+        assert "car #7" in events and "goes on" in events and "left" in events
         assert "full 3" in page.text_content("#sinks")
         assert all(
             words in page.text_content("#drift") for words in ("0.930", "its own weights again", "too few frames")

@@ -1,0 +1,179 @@
+"""Events out of detections and tracks against those that the same rules give on a person's boxes and tracks.
+
+Labels go through the same filter, zones and hysteresis; only boxes and numbers of objects come from a person.
+Two events are one where kind and zone are the same, their starts are at most MAX_SHIFT_S apart, and the boxes of their
+objects at the start overlap (a count has no object). Also the box's own work for a frame, in CPU time of the thread,
+with tracking, zones and events.
+
+Usage: python -m benchmarks.serving.events [-o RECORD.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from benchmarks.machine import machine
+from benchmarks.serving.footage import FPS, LABELLED, Clip, data_folder, overlaps, read_clip, read_frames
+from edge_runtime.events.machine import EndReason, EventMachine, Moment, Notice
+from edge_runtime.events.motion import MotionGate
+from edge_runtime.events.rules import QueryKeys, QueryRules
+from edge_runtime.events.stage import QueryEvents
+from edge_runtime.events.tracking import DEFAULT_TRACKING
+from models.bundle import BundleQuery
+from models.preprocess import Preprocess
+
+MAX_SHIFT_S, MIN_OVERLAP = 1.0, 0.3
+MEASURED = Path(__file__).resolve().parents[1] / "measured" / "serving" / "events.json"
+ZONES = {
+    LABELLED[0]: {
+        "near": [[0.3, 0.4], [0.6, 0.4], [1.0, 0.6], [1.0, 1.0], [0.1, 1.0]],
+        "far": [[0.3, 0.15], [0.8, 0.15], [0.8, 0.4], [0.3, 0.4]],
+    },
+    LABELLED[1]: {
+        "near": [[0.35, 0.3], [0.75, 0.3], [1.0, 0.6], [1.0, 1.0], [0.4, 1.0]],
+        "far": [[0.3, 0.05], [0.9, 0.05], [0.75, 0.3], [0.3, 0.3]],
+    },
+    LABELLED[2]: {
+        "near": [[0.45, 0.5], [0.8, 0.5], [1.0, 0.7], [1.0, 1.0], [0.45, 1.0]],
+        "far": [[0.45, 0.3], [0.75, 0.3], [0.8, 0.5], [0.45, 0.5]],
+    },
+}
+"""Two zones of the road in each clip: near the camera, and behind."""
+
+
+def make_rules(zones: dict[str, Any]) -> QueryRules:
+    """The rules of a clip: what a person would ask of a road."""
+    events = [
+        rule
+        for zone in zones
+        for rule in (
+            {"kind": "enter", "zone": zone},
+            {"kind": "leave", "zone": zone},
+            {"kind": "dwell", "zone": zone, "seconds": 2},
+            {"kind": "count", "zone": zone, "at_least": 3},
+        )
+    ]
+    keys = {"tracking": True, "zones": zones, "min_area": 0.003, "events": events}
+    return QueryKeys.model_validate(keys).to_rules()
+
+
+def make_query() -> BundleQuery:
+    """A query of vehicles."""
+    return BundleQuery("q", "c", "detection", ("vehicle",), "none", {}, 320, Preprocess((320, 320)), FPS, 1000.0, 0.95)
+
+
+class LabelNumbers:
+    """The numbers that a person gave to objects, in place of a tracker."""
+
+    def update(self, detections: Sequence[dict[str, Any]], now: float) -> list[int | None]:
+        """The number of each object."""
+        return [one["track"] for one in detections]
+
+    def reset(self) -> None:
+        """Nothing is remembered."""
+
+
+def play(clip: Clip, is_labels: bool) -> tuple[list[Notice], list[float]]:
+    """The starts of the events of a clip, and the milliseconds of each frame."""
+    rules, ids = make_rules(ZONES["/".join(clip.path.parts[-2:])]), itertools.count(1)
+    events = EventMachine(rules.events, DEFAULT_TRACKING.lost_after_s(FPS), {}, lambda: str(next(ids)))
+    own, notices, times = QueryEvents(make_query(), rules, events, FPS), list[Notice](), list[float]()
+    if is_labels:
+        own.tracker = LabelNumbers()  # type: ignore[assignment]
+    boxes = clip.labels if is_labels else clip.detections
+    for frame in range(clip.length):
+        record = {"query": "q", "frame": frame, "detections": boxes.get(frame, [])}
+        start = time.thread_time()
+        _, found = own.apply(Moment(frame, 100 + frame / FPS, frame / FPS, clip.size), record)
+        times.append(1000 * (time.thread_time() - start))
+        notices += found
+    notices += own.end(EndReason.STOPPED)
+    return [one for one in notices if not one.is_end], times
+
+
+def count_matches(found: Sequence[Notice], wanted: Sequence[Notice]) -> int:
+    """How many events are the same, one to one."""
+    if not found or not wanted:
+        return 0
+    same = np.zeros((len(found), len(wanted)))
+    for (row, one), (column, other) in itertools.product(enumerate(found), enumerate(wanted)):
+        is_near = abs(one.after["start_time"] - other.after["start_time"]) <= MAX_SHIFT_S
+        boxes = [np.array([event.after["box"]]) for event in (one, other)]
+        has_object = one.after["track"] is not None
+        if one.rule.name == other.rule.name and is_near:
+            same[row, column] = not has_object or overlaps(*boxes)[0, 0] >= MIN_OVERLAP
+    rows, columns = linear_sum_assignment(same, maximize=True)
+    return int(same[rows, columns].sum())
+
+
+def gate_times(clip: Clip) -> list[float]:
+    """The milliseconds of motion gating for each frame."""
+    gate, times = MotionGate(), []
+    for frame, image in enumerate(read_frames(clip)):
+        start = time.thread_time()
+        if not gate.is_still(frame, frame / FPS, image):
+            gate.confirm(frame)
+        times.append(1000 * (time.thread_time() - start))
+    return times
+
+
+def measure(clips: Sequence[Clip]) -> dict[str, Any]:
+    """Precision and recall by kind and over all, and the times of a frame."""
+    matched, found, wanted = Counter[str](), Counter[str](), Counter[str]()
+    times, gating = list[float](), list[float]()
+    for clip in clips:
+        own, spent = play(clip, is_labels=False)
+        true, _ = play(clip, is_labels=True)
+        times += spent
+        gating += gate_times(clip)
+        for kind in {str(one.rule.kind) for one in (*own, *true)}:
+            two = [[one for one in side if one.rule.kind == kind] for side in (own, true)]
+            matched[kind] += count_matches(*two)
+            found[kind] += len(two[0])
+            wanted[kind] += len(two[1])
+    rows = [
+        {
+            "kind": kind, "events": wanted[kind], "found": found[kind], "matched": matched[kind],
+            "precision": round(matched[kind] / max(1, found[kind]), 3),
+            "recall": round(matched[kind] / max(1, wanted[kind]), 3),
+        }
+        for kind in sorted(wanted | found)
+    ]  # fmt: skip
+    total = {key: sum(one[key] for one in rows) for key in ("events", "found", "matched")}
+    share = {
+        "precision": round(total["matched"] / total["found"], 3),
+        "recall": round(total["matched"] / total["events"], 3),
+    }
+    rows.append({"kind": "all", **total, **share})
+
+    def describe(values: list[float]) -> dict[str, float]:
+        quantiles = np.percentile(values, [50, 95]).round(3).tolist()
+        return {"mean": round(float(np.mean(values)), 3), "median": quantiles[0], "p95": quantiles[1]}
+
+    objects = sum(len(rows) for clip in clips for rows in clip.detections.values()) / sum(one.length for one in clips)
+    return {"rows": rows, "objects_a_frame": round(objects, 1), "own_ms": describe(times), "gate_ms": describe(gating)}
+
+
+def main() -> None:
+    """Measure, print and record."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-o", "--out", type=Path, default=MEASURED)
+    out = parser.parse_args().out
+    found = measure([read_clip(name, data_folder()) for name in LABELLED])
+    print(json.dumps(found, indent=1))
+    record = {"command": "python -m benchmarks.serving.events", "machine": machine(), "clips": LABELLED, **found}
+    out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
