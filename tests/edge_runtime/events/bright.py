@@ -72,7 +72,7 @@ def write_spot_box(folder: Path, places: Sequence[int | None], rules: dict[str, 
     fps = {"fps": None, "sla_ms": 20_000.0}
     spot = query(
         "spot", "left", task="detection", classes=("car",), model=BRIGHT, input_size=SIDE,
-        preprocess=Preprocess((SIDE, SIDE), mean=(0.0,) * 3, std=(1.0,) * 3), min_score=0.3, **fps,
+        preprocess=Preprocess((SIDE, SIDE), mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)), min_score=0.3, **fps,
     )  # fmt: skip
     models = {"spot": Bright(1).eval(), "kind": trained_looking(1)}
     write_bundle(folder / "spots.safetensors", models, [spot, query("kind", "left", **fps)], Made("spots", "none", 0))
