@@ -25,15 +25,19 @@ MIN_SCORE = 0.27
 """From which the machine's detections count, as the manifest of the footage says."""
 MAX_OVERLAP = 0.55
 """The machine names one vehicle car and truck: of two boxes that overlap more, the better stays."""
+QUIET = ("intel_pbc/person-bicycle-car-detection.mp4", "intel_car/car-detection.mp4")
+"""Car parks by day with long times in which nothing happens."""
 FPS = 25.0
+"""Of the labelled clips."""
 
 
 @dataclass(frozen=True)
 class Clip:
-    """A clip: its size, its number of frames, and by frame the boxes of the machine and of a person, if any."""
+    """A clip: size, rate and number of frames, and by frame the boxes of the machine and of a person, if any."""
 
     path: Path
     size: tuple[int, int]
+    fps: float
     length: int
     detections: dict[int, list[dict[str, Any]]]
     labels: dict[int, list[dict[str, Any]]]
@@ -50,7 +54,7 @@ def read_clip(name: str, folder: Path) -> Clip:
     known = json.loads((folder / "MANIFEST.json").read_text(encoding="utf-8"))["files"]
     row = next(one for one in known if one["file"] == f"videos/{name}")
     machine = {frame: suppress(rows) for frame, rows in _read_boxes(path, ".teacher.jsonl").items()}
-    return Clip(path, (row["w"], row["h"]), row["frames"], machine, _read_boxes(path, ".gt.jsonl"))
+    return Clip(path, (row["w"], row["h"]), row["fps"], row["frames"], machine, _read_boxes(path, ".gt.jsonl"))
 
 
 def read_frames(clip: Clip) -> Iterator[np.ndarray]:
