@@ -75,7 +75,6 @@ class Step(str, Enum):
     CHANNELS = "channels"
     CHANNEL_ORDER = "channel order"
     EVALUATED = "evaluated"
-    LAYER_RANKING = "layer ranking"
     MEMORY = "memory"
     NETWORK = "network"
     NETWORK_TRIAL = "network trial"

@@ -65,8 +65,6 @@ class TopDownConfig:
     """Fraction of that for stage b."""
     repair_learning_rate: float = 0.25
     """Factor on the recipe's learning rate for a query's private weights in a repair: they are near a solution."""
-    repair_fractions: tuple[float, ...] = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 7 / 8)
-    """Fractions of a query's shared bytes that a repair makes private, ascending; bisected."""
 
 
 @dataclass(frozen=True)
@@ -134,13 +132,6 @@ class MeasurementConfig:
     """Height and width of the grid at which a feature map is read for the correlation."""
     output_tolerance: float = 1e-3
     """How far, relative to the largest value, outputs may move when channels are only permuted."""
-    cka_frames: int = 64
-    """Train frames of a CKA."""
-    min_cka_frames: int = 4
-    """The unbiased estimate of HSIC divides by the number of frames - 3."""
-    cka_batch: int = 16
-    cka_cells: int = 2
-    """Height and width to which feature maps are averaged for a CKA."""
     min_val_units: int = 10
     """Clips or tracks of val below which a query's evidence is reported as weak."""
 

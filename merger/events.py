@@ -54,7 +54,7 @@ class Event(str, Enum):
     ROUND = "training"
     """training (`donor-frozen` or `joint`), epoch, ratios, met [queries], saved_bytes of the queries at target"""
     REPAIR = "repair"
-    """query, repair (a Repair), cost_bytes, ratio, required, epochs, private [paths]"""
+    """query, repair (a Repair), ratio, required, epochs"""
     ACCEPTED = "accepted"
     """p_values {query: on the part of val that accepts}, accepted, unproven and refused [queries]"""
     RESTORE = "restore"
@@ -84,7 +84,6 @@ class Repair(str, Enum):
     """What a repair of one query did."""
 
     NORMS_AND_HEAD = "norms and head"
-    PRIVATE_LAYERS = "private layers"
     ORIGINAL = "original"
 
 

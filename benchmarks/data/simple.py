@@ -28,7 +28,7 @@ from models.zoo import build_query
 TASKS = ("grocery", "pavements", "solar_ir")
 INIT = "mobilenet_v2_from_coral_ptq.pth"
 FROZEN = Path(__file__).resolve().parents[1] / "workloads" / "simple-frozen.yaml"
-RATE, BATCH, FRAMES = 5e-4, 16, 6000
+RATE, BATCH, FRAMES = 5e-4, 16, 3000
 
 
 def prepare(data: Path, out: Path) -> dict[str, Any]:

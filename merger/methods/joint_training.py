@@ -27,7 +27,7 @@ from merger.init.average import set_donor
 from merger.init.start import Start
 from merger.methods.epochs import freeze_shared, train_epochs
 from merger.methods.registry import MergeTask
-from merger.methods.repair import max_attempts, max_repair_flops, repair_queries, repair_recipe
+from merger.methods.repair import max_repair_flops, repair_queries
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
 from models.errors import join_names
@@ -130,9 +130,8 @@ def describe_reach(task: MergeTask) -> str:
     if not math.isfinite(left) or not queries:
         return ""
     frozen, joint = (training_flops(task.ctx, queries, training_recipe(task, kind, False)) for kind in TrainingKind)
-    alone = sum(training_flops(task.ctx, [query], repair_recipe(task.recipe, task.config)) for query in queries)
     stages = {"an epoch against a frozen network": frozen, "a joint training": joint,
-              "repairs of all queries": max_attempts(task.config) * alone}  # fmt: skip
+              "repairs of all queries": max_repair_flops(task)}  # fmt: skip
     totals = dict(zip(stages, itertools.accumulate(stages.values()), strict=True))
     reached = join_names([name for name, total in totals.items() if total <= left]) or "no training"
     whole = totals["repairs of all queries"]
@@ -144,7 +143,7 @@ def max_training_flops(task: MergeTask) -> float:
     """FLOPs of a whole hard joint training with repairs, within the budget."""
     queries = sorted(task.plan.queries() or task.ctx.judged)
     flops = sum(training_flops(task.ctx, queries, training_recipe(task, kind, True)) for kind in TrainingKind)
-    return min(flops + max_repair_flops(task, queries), task.budget.flops_left)
+    return min(flops + max_repair_flops(task), task.budget.flops_left)
 
 
 def early_layers(task: MergeTask) -> dict[str, list[str]]:
