@@ -1,6 +1,6 @@
 # Gemel on a Jetson with JetPack 7. Written, never built and never run: there was no Jetson to build it on.
 #     docker build -f docker/jetson.Dockerfile -t gemel .
-# What the image ships under, and how it is run: docs/container.md.
+# What the image ships under, and how it is run: docs/running-a-box.md.
 FROM nvcr.io/nvidia/pytorch:25.11-py3
 
 LABEL org.opencontainers.image.title="gemel" \

@@ -1,6 +1,6 @@
 # Gemel on an x86 box: `gemel run /box/box.yaml`. Built from the root of the repository:
 #     docker build -f docker/x86.Dockerfile -t gemel .
-# What the image ships under, and how it is run: docs/container.md.
+# What the image ships under, and how it is run: docs/running-a-box.md.
 FROM debian:bookworm-slim AS built
 
 # Read by pip: another index, or one more, such as one that has torch without CUDA.
@@ -15,7 +15,7 @@ RUN apt-get update \
     && python3 -m venv /opt/gemel
 WORKDIR /src
 COPY . .
-RUN /opt/gemel/bin/python -m pip install --no-cache-dir --constraint constraints.txt '.[cpu]' \\
+RUN /opt/gemel/bin/python -m pip install --no-cache-dir --constraint constraints.txt '.[cpu]' \
     && /opt/gemel/bin/python -m compileall -q /opt/gemel/lib/python3*/site-packages/{gemel,edge_runtime,models,merger,video_samples}
 
 FROM debian:bookworm-slim

@@ -6,24 +6,32 @@ import contextlib
 import json
 import logging
 import math
+import os
+import random
 import threading
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from edge_runtime.backoff import BackOff
 from edge_runtime.box import CostedBox, LoadedBox, ReadyBox, cost_box, frame_requests, load_box, prepare_engines
 from edge_runtime.capture.sources import ProbeResult, call_all, probe_cameras
 from edge_runtime.config import FOLDER_MODE, BoxConfig, load_config
-from edge_runtime.reload import BuildBox, check_change, run_canary
+from edge_runtime.reload import BuildBox, check_change, restore_canary, run_canary
 from edge_runtime.runtime import ActiveConfig
-from edge_runtime.service import LEDGER_FILE, catch_signals, serve
+from edge_runtime.service import LEDGER_FILE, Notifier, catch_signals, serve
 from edge_runtime.simulation.profile_io import profile_path
 from edge_runtime.summary import empty_summary
 from models.bundle.format import is_open_as
 from models.data_notes import note_clipped_roi
 from models.errors import BundleError, InputError
-from models.io import check_apart, check_output, describe_problem, locked_folder
+from models.io import check_apart, check_output, describe_problem, is_readable_by_others, locked_folder
+
+DISK_BACK_OFF = BackOff(1.0, 30.0)
+"""Pauses of a box that waits for a disk."""
+START_S = 300.0
+"""What a start may take by the systemd unit (TimeoutStartSec)."""
 
 log = logging.getLogger("gemel.run")
 
@@ -43,7 +51,7 @@ def run(
         return check_box(_cost(config_path))
     with catch_signals(stop or threading.Event()) as signals:
         try:
-            box, build = prepare(config_path)
+            box, build = _prepare_when_there(config_path, signals.stopping)
         except KeyboardInterrupt:
             if not signals.reasons:
                 raise
@@ -56,10 +64,44 @@ def run(
     return summary
 
 
+def _prepare_when_there(config_path: str | Path, stopping: threading.Event) -> tuple[ReadyBox, BuildBox]:
+    """`prepare`, tried again while what it needs is on a disk that is not there yet, as after a power cut."""
+    failures, notifier = 0, Notifier()
+    while True:
+        try:
+            return prepare(config_path)
+        except InputError as error:
+            late = None if stopping.is_set() else find_late_path(error, config_path)
+            if late is None:
+                raise
+            failures += 1
+            if failures == 1:
+                log.warning("waiting for a disk at %s, which is empty: %s", late, error)
+        pause_s = DISK_BACK_OFF.wait_s(failures, random.random())
+        notifier.send(f"STATUS=waiting for {late}", f"EXTEND_TIMEOUT_USEC={round((pause_s + START_S) * 1e6)}")
+        stopping.wait(pause_s)
+
+
+def find_late_path(error: InputError, config_path: str | Path) -> Path | None:
+    """The empty folder that a missing file would be in: a disk that may not be mounted yet.
+
+    That of the config itself is none: the systemd unit names its disk.
+    """
+    for text in (error.where, error.problem.partition(": ")[0]):
+        path = Path(text)
+        if not path.is_absolute() or os.path.lexists(path) or path == Path(config_path).absolute():
+            continue
+        folder = next(parent for parent in path.parents if parent.exists())
+        with contextlib.suppress(OSError):
+            if not any(folder.iterdir()):
+                return folder
+    return None
+
+
 def prepare(config_path: str | Path) -> tuple[ReadyBox, BuildBox]:
     """A box that can serve, its spool's folder made, and the function that rebuilds it; raises as `run` does."""
     box = prepare_engines(_cost(config_path))
-    for warning in _unused_cameras(box.costed.loaded):
+    for warning in (*_unused_cameras(box.costed.loaded), *_readable_secrets(box.config)):
         log.warning("%s", warning)
     if box.config.spool is not None:
         with describe_problem(box.config.spool.path):
@@ -82,6 +124,7 @@ def check_box(box: CostedBox) -> dict[str, Any]:
     ]
     warnings = [
         *_unused_cameras(loaded),
+        *_readable_secrets(config),
         *_camera_problems(loaded, probes),
         *(f"sink {sink['name']}: {sink['error']}" for sink in sinks if sink["error"] is not None),
         *_address_problems(config),
@@ -93,6 +136,14 @@ def check_box(box: CostedBox) -> dict[str, Any]:
         "http": None if http is None else {"host": http.host, "port": http.port, "token": http.token is not None},
         "signed": config.public_key is not None, **box.to_json(), "warnings": warnings,
     }  # fmt: skip
+
+
+def _readable_secrets(config: BoxConfig) -> Iterator[str]:
+    """Files with secrets that every user of this machine can read."""
+    tls = None if config.http is None else config.http.tls
+    for path in (config.token_file, None if tls is None else tls.key, *(sink.secret_file for sink in config.sinks)):
+        if path is not None and is_readable_by_others(path):
+            yield f"{path} can be read by every user of this machine: chmod 600 {path.name}"
 
 
 def _address_problems(config: BoxConfig) -> Iterator[str]:
@@ -148,7 +199,7 @@ def _cost(config_path: str | Path) -> CostedBox:
         from edge_runtime.http.app import check_address
 
         check_address(config.http, config.path)
-    box = cost_box(load_box(config))
+    box = cost_box(restore_canary(load_box(config)))
     for query, reason in box.loaded.damaged.items():
         log.error("query %s is disabled: %s; copy the bundle again", query, reason)
     return box

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import time
 from concurrent.futures import Future
 
@@ -20,12 +22,18 @@ from edge_runtime.http.status import (
     Status,
 )
 from edge_runtime.inference import InferenceThread
+from edge_runtime.load_monitor import LoadMonitor, LoadShare
 from edge_runtime.queues import STILL
-from edge_runtime.reload import ReloadManager
+from edge_runtime.reload import ReloadManager, ReloadResult
 from edge_runtime.results import BUNDLE_DIGITS
 from edge_runtime.runtime import ActiveConfig
 from edge_runtime.samples import Spool
 from edge_runtime.sinks.worker import DOWN, SinkManager
+from models.process import private_bytes
+
+VERSION = ""
+with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # a checkout that is not installed
+    VERSION = importlib.metadata.version("gemel")
 
 SHOWN_EVENTS = 20
 """Events in the status, for the dashboard."""
@@ -41,9 +49,11 @@ class RuntimeStatus:
         sinks: SinkManager,
         observer: Observer,
         spool: Spool | None = None,
+        load: LoadMonitor | None = None,
     ) -> None:
         self._inference, self._reloads, self._sinks, self._observer = inference, reloads, sinks, observer
         self._spool, self._started = spool, time.monotonic()
+        self._load = load or LoadMonitor()
 
     def status(self) -> Status:
         """The box at this moment; the frame counts are consistent with each other."""
@@ -51,10 +61,15 @@ class RuntimeStatus:
         box, device = active.box, active.executor.device
         queries = self._queries(active, now)
         workspaces = [device.costs.queries[query.id].workspace_bytes for query in queries if query.resident]
+        memory = private_bytes()
+        held_bytes = device.arena.residency.resident_bytes + box.costed.held_bytes
+        own_bytes = 0 if device.arena.device.type == "cuda" else held_bytes
         return Status(
             name=box.config.name, run=active.identity.run, bundle=active.identity.bundle[:BUNDLE_DIGITS],
             workload=box.bundle.manifest.workload, device=box.config.device, policy=box.config.policy,
-            uptime_s=round(now - self._started, 1),
+            version=VERSION, uptime_s=round(now - self._started, 1),
+            process_bytes=memory, beside_budget_bytes=None if memory is None else max(0, memory - own_bytes),
+            overloaded=self._load.is_overloaded, dropped_share=round(self._load.box.dropped_share, 4),
             budget_bytes=device.budget_bytes + box.costed.held_bytes,
             resident_bytes=device.arena.residency.resident_bytes + box.costed.held_bytes,
             workspace_bytes=max(workspaces, default=0), bytes_moved=device.arena.bytes_moved, loads=device.arena.swaps,
@@ -78,9 +93,7 @@ class RuntimeStatus:
     def missing(self) -> list[str]:
         """What is not ready yet: the warm-up, cameras without a frame, sinks that are down, a changed bundle."""
         missing = [] if self._inference.started is not None else ["engines: the warm-up is not over"]
-        for camera in self._inference.cameras:
-            if camera.to_json()["frame_age_s"] is None and not isinstance(camera, PushCamera):
-                missing.append(f"camera {camera.id}: no frame yet")
+        missing += self._missing_cameras()
         if (problem := self.bundle_problem()) is not None:
             missing.append(f"bundle: {problem}")
         return [*missing, *(f"sink {sink.id}: {sink.state}" for sink in self._sink_statuses() if sink.state == DOWN)]
@@ -94,12 +107,21 @@ class RuntimeStatus:
             if isinstance(camera, PushCamera)
         }
 
+    def _missing_cameras(self) -> list[str]:
+        """Cameras that never gave a frame; those that are away, as far as `http.ready` asks for them."""
+        http = self._inference.runtime.active.box.config.http
+        cameras = [_camera_status(one) for one in self._inference.cameras if not isinstance(one, PushCamera)]
+        away = [camera for camera in cameras if not camera.up]
+        needs_all = http is not None and http.ready == "all"
+        shown = away if needs_all or len(away) == len(cameras) else [one for one in away if one.frame_age_s is None]
+        return [f"camera {one.id}: {'no frame yet' if one.frame_age_s is None else one.state}" for one in shown]
+
     def bundle_problem(self) -> str | None:
         """One line when the bundle's file was changed in place."""
         return self._inference.runtime.active.bundle_problem
 
-    def reload(self) -> Future[str | None]:
-        """Reload config and bundle; the result is None, or why they were not applied."""
+    def reload(self) -> Future[ReloadResult]:
+        """Reload config and bundle."""
         return self._reloads.request()
 
     def snapshot(self, camera: str) -> Snapshot | None:
@@ -125,6 +147,8 @@ class RuntimeStatus:
             QueryStatus(
                 id=name, camera=query.camera, resident=device.is_resident(name), bytes=nbytes[name][0],
                 own_bytes=nbytes[name][1], fps=round(publisher.per_second(name, now), 2),
+                asked_fps=round(active.asked_fps[name], 2),
+                dropped_share=round(self._load.queries.get(name, LoadShare()).dropped_share, 4),
                 age_p95_ms=publisher.age_p95_ms(name), sla_ms=query.sla_ms,
                 failure=publisher.failures.get(name), ledger=ledgers[name],
                 still_fraction=_still_fraction(ledgers[name]) if states[name].is_gated else None,

@@ -12,11 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 
 from edge_runtime.box import LoadedBox, ReadyBox, load_box
 from edge_runtime.config import BoxConfig, SpoolConfig
@@ -27,6 +28,7 @@ from edge_runtime.samples import SUFFIX, Predict, compare_samples, expected_agre
 from models.bundle import Bundle, BundleQuery, write_substituted
 from models.errors import InputError, message_of
 from models.evaluation import BELOW, ONE_ANSWER, TOO_FEW, compare_agreement
+from models.io import MAX_QUERIES, Exact, Name, open_atomic, read_json, validate
 from models.tasks import task_of
 
 STOPPING = "the box stops"
@@ -40,6 +42,8 @@ CANARY_FRAMES = 64
 """Most samples of a query on which its new weights are tried."""
 CANARY_FILES = ("canary-1.safetensors", "canary-2.safetensors")
 """Bundles with held back queries, beside the samples: one is written while the other serves."""
+HELD_BACK_FILE, MAX_RECORD_BYTES = "held_back.json", 1 << 20
+"""In the spool: what the canary held back, for the next start."""
 QUESTION_KEYS = (
     "camera",
     "roi",
@@ -58,6 +62,23 @@ BuildBox = Callable[[ActiveConfig], ReadyBox | None]
 """Builds the box from config and bundle as they are now; None where nothing has changed. Raises InputError."""
 
 
+class HeldBack(Exact):
+    """What a reload of a `bundle` (its SHA-256) held back: `file` beside the samples serves, with its own `digest`."""
+
+    bundle: Annotated[str, Field(max_length=64)]
+    file: Literal["canary-1.safetensors", "canary-2.safetensors"]
+    digest: Annotated[str, Field(max_length=64)]
+    reasons: Annotated[dict[Name, str], Field(max_length=MAX_QUERIES)]
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadResult:
+    """Why a reload was refused, None where it was applied; queries that keep their old weights all the same."""
+
+    reason: str | None = None
+    held_back: tuple[str, ...] = ()
+
+
 class ReloadManager:
     """Runs requested reloads one after the other, and counts them by outcome.
 
@@ -72,11 +93,11 @@ class ReloadManager:
         notify: Callable[[bool], object] = lambda _: None,
         on_applied: Callable[[ReadyBox], object] = lambda _: None,
     ) -> None:
-        self.counts: dict[Literal["applied", "refused"], int] = {"applied": 0, "refused": 0}
+        self.counts: dict[Literal["applied", "partly", "refused"], int] = {"applied": 0, "partly": 0, "refused": 0}
         self.refused: str | None = None
         self._runtime, self._build, self._notify, self._on_applied = runtime, build, notify, on_applied
         self._changed = threading.Condition()
-        self._open: list[Future[str | None]] = []
+        self._open: list[Future[ReloadResult]] = []
         self._pending: PendingConfig | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._work, name="reload", daemon=True)
@@ -85,12 +106,12 @@ class ReloadManager:
         """Take requests from now on."""
         self._thread.start()
 
-    def request(self) -> Future[str | None]:
-        """Request a reload, from any thread; the result is None where it was applied, else the reason."""
-        future: Future[str | None] = Future()
+    def request(self) -> Future[ReloadResult]:
+        """Request a reload, from any thread."""
+        future: Future[ReloadResult] = Future()
         with self._changed:
             if self._stopping:
-                future.set_result(STOPPING)
+                future.set_result(ReloadResult(STOPPING))
             else:
                 self._open.append(future)
                 self._changed.notify_all()
@@ -122,7 +143,7 @@ class ReloadManager:
                 self._runtime.discard(self._pending)
                 self._pending = None
             for future in self._open:
-                future.set_result(STOPPING)
+                future.set_result(ReloadResult(STOPPING))
             self._open = []
             self._changed.notify_all()
 
@@ -166,11 +187,12 @@ class ReloadManager:
             return self._runtime.active is pending.config
 
     def _finish(self, reason: str | None) -> None:
+        held_back = tuple(self._runtime.active.box.costed.loaded.held_back) if reason is None else ()
         with self._changed:
-            self.counts["applied" if reason is None else "refused"] += 1
+            self.counts["partly" if held_back else "applied" if reason is None else "refused"] += 1
             self.refused = reason
             if self._open:  # none where the box stops
-                self._open.pop(0).set_result(reason)
+                self._open.pop(0).set_result(ReloadResult(reason, held_back))
 
     def _settle(self, pending: PendingConfig) -> None:
         """Do what need not happen between two frames."""
@@ -214,13 +236,17 @@ def run_canary(before: LoadedBox, after: LoadedBox, spool: SpoolConfig) -> Loade
     written.
     """
     old, new = before.bundle, after.bundle
-    reasons = {}
+    recalled = _recall(spool, new.digest)
+    reasons: dict[str, str] = {}
     for query in canary_queries(old, new, _drifted_queries(spool, old.digest[:BUNDLE_DIGITS])):
         paths = _newest_samples(spool.samples, query.id, old.digest[:BUNDLE_DIGITS])
         compared = compare_samples(query, paths, _cpu_model(new, query.id))
         compared = replace(compared, expected=compared.expected * expected_agreement(query))
         found = compare_agreement(compared, task_of(query), query.accuracy_target)
-        if found.verdict == TOO_FEW:
+        if found.verdict in (TOO_FEW, ONE_ANSWER) and recalled is not None and query.id in recalled.reasons:
+            reasons[query.id] = recalled.reasons[query.id]
+            log.warning("query %s keeps its old weights, as before: %s", query.id, reasons[query.id])
+        elif found.verdict == TOO_FEW:
             log.info("query %s: %d samples are too few to try its new weights", query.id, len(paths))
         elif found.verdict == ONE_ANSWER:
             log.info("query %s: all samples have one answer, which does not prove its new weights", query.id)
@@ -231,11 +257,47 @@ def run_canary(before: LoadedBox, after: LoadedBox, spool: SpoolConfig) -> Loade
             )
             log.warning("query %s keeps its old weights: %s", query.id, reasons[query.id])
     if not reasons:
+        (spool.path / HELD_BACK_FILE).unlink(missing_ok=True)
         return after
     path = spool.samples / next(name for name in CANARY_FILES if name != old.path.name)
     write_substituted(path, new, dict.fromkeys(reasons, old), overwrite=True)
     mixed = load_box(replace(after.config, bundle=path, public_key=None))  # the signature of its parts was checked
+    record = HeldBack(bundle=new.digest, file=path.name, digest=mixed.bundle.digest, reasons=reasons)
+    with open_atomic(spool.path / HELD_BACK_FILE, overwrite=True) as file:
+        file.write(record.model_dump_json().encode())
     return replace(mixed, held_back=reasons)
+
+
+def restore_canary(loaded: LoadedBox) -> LoadedBox:
+    """The box that serves after a restart: queries that the last reload of this bundle held back stay so."""
+    spool = loaded.config.spool
+    record = None if spool is None or not loaded.config.canary else _recall(spool, loaded.bundle.digest)
+    if spool is None or record is None:
+        return loaded
+    path = spool.samples / record.file
+    try:
+        mixed = load_box(replace(loaded.config, bundle=path, public_key=None))
+        if mixed.bundle.digest != record.digest or mixed.damaged:
+            raise InputError(path, "is not what the reload wrote", "reload again")
+    except InputError as error:
+        log.error("queries %s cannot keep their old weights: %s", ", ".join(record.reasons), error)
+        return loaded
+    for query, reason in record.reasons.items():
+        log.warning("query %s keeps its old weights since a reload: %s", query, reason)
+    return replace(mixed, held_back=record.reasons)
+
+
+def _recall(spool: SpoolConfig, bundle: str) -> HeldBack | None:
+    """What the last reload held back, if it was of this bundle."""
+    path = spool.path / HELD_BACK_FILE
+    if not path.exists():
+        return None
+    try:
+        record = validate(path, read_json(path, "remove it", MAX_RECORD_BYTES), HeldBack, hint="remove it")
+    except InputError as error:
+        log.error("%s", error)
+        return None
+    return record if record.bundle == bundle else None
 
 
 def canary_queries(old: Bundle, new: Bundle, drifted: Collection[str]) -> list[BundleQuery]:

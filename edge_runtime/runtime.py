@@ -62,6 +62,11 @@ class ActiveConfig:
             for query, tensors in names.items()
         }
 
+    @cached_property
+    def asked_fps(self) -> dict[str, float]:
+        """By query the frames a second that it asks for."""
+        return {name: spec.fps for name, spec in self.box.costed.loaded.specs().items()}
+
     @property
     def sources(self) -> dict[str, AnyCamera]:
         """The camera of each query."""

@@ -400,7 +400,7 @@ class Spool:
         self._nbytes = 0
         self._queue: queue.Queue[tuple[ResultMessage, BundleQuery] | None] = queue.Queue(MAX_QUEUED)
         self._stopping, self._drift_stamp = False, (0, 0)
-        self._problem: str | None = None
+        self._problem: Undelivered | None = None
         self._thread = threading.Thread(target=self._work, name="spool", daemon=True)
 
     def start(self) -> None:
@@ -443,14 +443,14 @@ class Spool:
                     self.unsampled[reason] += 1
 
     def _attempt(self, action: Callable[[], object]) -> str | None:
-        """Do it; the reason of a failure, which is logged when it changes, or None."""
+        """Do it; the reason of a failure, logged when it changes, or None."""
         try:
             action()
         except Exception as error:
             reason, text = to_delivery_error(error).reason, str(error) or type(error).__name__
-            if text != self._problem:
+            if reason != self._problem:  # the text names another file for each sample
                 log.error("spool: %s", text)
-            self._problem = text
+            self._problem = reason
             return str(Undelivered.UNWRITABLE if reason is Undelivered.UNREACHABLE else reason)
         if self._problem is not None:
             log.info("spool: samples are written again")

@@ -21,6 +21,7 @@ from edge_runtime.box import ReadyBox
 from edge_runtime.capture.reconnect import CameraPhase
 from edge_runtime.executor import WATCH_INTERVAL_S, Watchdog
 from edge_runtime.inference import InferenceThread, StopReason
+from edge_runtime.load_monitor import LoadMonitor
 from edge_runtime.reload import BuildBox, ReloadManager
 from edge_runtime.runtime import Runtime
 from edge_runtime.samples import Spool
@@ -28,7 +29,7 @@ from edge_runtime.sinks.base import BoxState
 from edge_runtime.sinks.worker import SinkManager
 from models.errors import InputError
 from models.io import open_atomic
-from models.process import freeze_garbage_collector, trim_heap
+from models.process import freeze_garbage_collector, private_bytes, trim_heap
 
 if TYPE_CHECKING:
     from edge_runtime.http.app import HttpService
@@ -178,7 +179,7 @@ class Service:
     """All threads of a serving box, overseen from the calling thread."""
 
     def __init__(self, box: ReadyBox, signals: StopSignals, build: BuildBox) -> None:
-        self._overhead_bytes = _private_bytes()
+        self._overhead_bytes = private_bytes()
         config, bundle = box.config, box.bundle
         self._frames = box.costed.loaded.blank_frames()
         self._signals, self._sinks = signals, SinkManager(config.sinks, self._state)
@@ -197,12 +198,13 @@ class Service:
         self._inference = InferenceThread(
             self._runtime, signals.stopping, lambda: self._sinks.is_unread, self._between_frames
         )
+        self._load = LoadMonitor()
         self._http: HttpService | None = None
         if observer is not None and config.http is not None:
             from edge_runtime.http.app import HttpService
             from edge_runtime.live_status import RuntimeStatus
 
-            status = RuntimeStatus(self._inference, self._reloads, self._sinks, observer, self._spool)
+            status = RuntimeStatus(self._inference, self._reloads, self._sinks, observer, self._spool, self._load)
             self._http = HttpService(status, observer.metrics, config.http, config.path)
         self._ended: float | None = None
         self._failure: str | None = None
@@ -248,6 +250,7 @@ class Service:
                 log.info("reopening files; reading config and bundle again")
                 self._sinks.reopen()
                 self._reloads.request()
+            self._load.add(now, self._runtime.ledger.to_json, sum(self._runtime.active.asked_fps.values()))
             self._failure = watchdog.check(self._inference.executor.activity, now)
             if self._failure is not None:
                 log.error("%s: the box ends", self._failure)
@@ -365,6 +368,7 @@ class Service:
             "sinks": self._sinks.to_json(), "sinks_gone": self._sinks.past_json(),
             "spool": None if self._spool is None else self._spool.to_json(),
             "unwritten": list(self._unwritten),
+            "overloaded": self._load.is_overloaded,
             "balanced": ledger.balanced, "ledger": ledger.to_json(),
         }  # fmt: skip
 
@@ -377,12 +381,3 @@ class Service:
         if self._inference.over.is_set():
             return str(self._inference.stopped_by)
         return str(StopReason.STOP_REQUESTED) if self._signals.stopping.is_set() else None
-
-
-def _private_bytes() -> int | None:
-    """Memory of this process that is not a mapped file, if the system tells."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) * 1024
-    return None

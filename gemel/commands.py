@@ -35,7 +35,7 @@ from gemel.conditions import (
 )
 from gemel.process import ExitCode, LogHandler, SignalHandlers, exit_at_once
 from gemel.text import duration, flops_text, networks_text, number, percent, size, table
-from models.errors import BundleError, InputError, one_line
+from models.errors import BundleError, InputError, join_names, one_line
 
 if TYPE_CHECKING:
     from models.export import ExportedModel
@@ -447,15 +447,19 @@ def sign_bundle(bundle: BundlePath, key: Annotated[str, _file("--key", "A privat
 def run_box(
     config: Config,
     check: Annotated[bool, Option("--check", help="Check config, bundle, cameras and sinks, then stop.")] = False,
+    log_format: Annotated[Literal["text", "json"], Option("--log-format", help="Lines of the log.")] = "text",
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Option("--log-level", help="The lowest level that is logged.")
+    ] = "info",
 ) -> CommandResult:
     """Run the box: cameras in, results out, under a memory budget."""
     from edge_runtime.daemon import run
     from gemel.summaries import box_text, checked_text
 
     _startup.restore()
-    handler = LogHandler()
+    handler = LogHandler(as_json=log_format == "json")
     handler.addFilter(lambda record: not record.getMessage().startswith("ledger: "))  # printed as a table below
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.basicConfig(level=log_level.upper(), handlers=[handler])
     try:
         summary = run(config, check=check)
     finally:
@@ -506,7 +510,9 @@ def reload_box(config: Config) -> CommandResult:
 
     found = service.reload_box(config)
     outcome = "applied" if found["applied"] else f"not applied, the box serves on: {found['reason']}"
-    return CommandResult(found, f"{config}: {outcome}", _code(found["applied"]))
+    if found["applied"] == "partly":
+        outcome = f"applied, except that {join_names(found['held_back'])} keep their old weights (see the box's status)"
+    return CommandResult(found, f"{config}: {outcome}", _code(found["applied"] is True))
 
 
 service_group = _group("Run a box as a systemd service.", app, "service")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import datetime
+import json
 import logging
 import os
 import queue
@@ -108,15 +110,40 @@ class OneLineFormatter(logging.Formatter):
         return one_line(super().formatMessage(record))
 
 
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: `time` (ISO 8601 with its zone), `level`, `message`; `traceback` where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        row = {"time": format_time(record.created), "level": record.levelname.lower(), "message": record.getMessage()}
+        if record.exc_info:
+            row["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(row)
+
+
+class TextFormatter(OneLineFormatter):
+    """Date, time and zone, level, message."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return format_time(record.created)
+
+
+def format_time(unix_s: float) -> str:
+    """ISO 8601 in local time, with milliseconds and the zone."""
+    return datetime.datetime.fromtimestamp(unix_s).astimezone().isoformat(timespec="milliseconds")
+
+
 class LogHandler(logging.Handler):
     """Writes records to stderr from its own thread, so that a full pipe blocks the log alone.
 
     Records are dropped while MAX_QUEUED_LINES are queued.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, as_json: bool = False) -> None:
         super().__init__()
-        self.setFormatter(OneLineFormatter("%(asctime)s %(message)s", "%H:%M:%S"))
+        self.setFormatter(JsonFormatter() if as_json else TextFormatter())
         self._lines: queue.Queue[str | threading.Event] = queue.Queue(MAX_QUEUED_LINES)
         threading.Thread(target=self._write_lines, args=(sys.stderr,), name="log", daemon=True).start()
 

@@ -18,7 +18,7 @@ from edge_runtime.config import BoxConfig
 from edge_runtime.http.auth import Access, TlsFiles, parse_access
 from edge_runtime.variables import NAMED, Variables
 from models.errors import InputError, one_line
-from models.io import ParseError, open_atomic, parse_json, read_bounded, read_mapping
+from models.io import ParseError, is_readable_by_others, open_atomic, parse_json, read_bounded, read_mapping
 
 MAX_BYTES = 1 << 16
 UNIT_PATH, STATE_FOLDER = Path("/etc/systemd/system/gemel.service"), Path("/var/lib")
@@ -42,7 +42,10 @@ def install_unit(
     with open_atomic(path, overwrite=True) as file:
         file.write(text.encode())
     path.chmod(0o644)
-    return [*_missing_variables(config, environment), *([] if user else _inaccessible_paths(config, path.stem))]
+    warnings = [*_missing_variables(config, environment), *([] if user else _inaccessible_paths(config, path.stem))]
+    if environment is not None and is_readable_by_others(environment):
+        warnings.append(f"{environment} can be read by every user of this machine: chmod 600 {environment.name}")
+    return warnings
 
 
 def find_owner(path: Path) -> str | None:
@@ -74,6 +77,7 @@ def render_unit(config: BoxConfig, user: str | None = None, environment: Path | 
         folder=_escape(path.parent),
         user="DynamicUser=yes" if user is None else f"User={user}",
         environment=variables,
+        mounts="".join(f'RequiresMountsFor="{_escape(folder)}"\n' for folder in _needed_folders(config)),
         writable="".join(f'ReadWritePaths="{_escape(folder)}"\n' for folder in _writable_folders(config)),
         devices="SupplementaryGroups=video" if needs_devices else "PrivateDevices=yes",
     )  # fmt: skip
@@ -89,6 +93,8 @@ def read_variables(environment: Path) -> dict[str, str]:
 
 def reload_box(config: str | Path, timeout_s: float = RELOAD_TIMEOUT_S) -> dict[str, Any]:
     """Ask the running box of this config, over HTTP, to apply it; returns `applied` and the `reason` where it was not.
+
+    `applied` is "partly" where queries keep their old weights, which `held_back` names.
 
     Only `http` of the config is read. Raises InputError where it has no `http` or no token, where no box answers, or
     where the token is refused.
@@ -109,6 +115,12 @@ def reload_box(config: str | Path, timeout_s: float = RELOAD_TIMEOUT_S) -> dict[
     finally:
         connection.close()
     if response.status == 200:
+        try:
+            held_back = [one_line(query) for query in parse_json(body).get("held_back", [])]
+        except (ParseError, AttributeError, TypeError):
+            held_back = []
+        if held_back:
+            return {"applied": "partly", "reason": None, "held_back": held_back}
         return {"applied": True, "reason": None}
     if response.status == 409:
         try:
@@ -150,6 +162,12 @@ def _writable_folders(config: BoxConfig) -> list[Path]:
     if config.spool is not None:
         folders.append(config.spool.path if config.spool.path.is_dir() else config.spool.path.parent)
     return list(dict.fromkeys(path.resolve() for path in folders))
+
+
+def _needed_folders(config: BoxConfig) -> list[Path]:
+    """Folders whose disks must be mounted before the service starts."""
+    files = (config.path, config.bundle, config.public_key, config.token_file)
+    return list(dict.fromkeys([*(path.resolve().parent for path in files if path), *_writable_folders(config)]))
 
 
 def _missing_variables(config: BoxConfig, environment: Path | None) -> Iterator[str]:

@@ -631,6 +631,14 @@ def _identities(path: str | Path) -> list[str | tuple[int, int]]:
 DEVICE = re.compile("[0-9]{1,3}")
 
 
+def is_readable_by_others(path: Path) -> bool:
+    """Whether every user of this machine can read a file."""
+    try:
+        return bool(path.stat().st_mode & stat.S_IROTH)
+    except OSError:
+        return False
+
+
 def is_path(source: str) -> bool:
     """Whether a camera's source is a file or folder, neither an address nor the number of a device."""
     return "://" not in source and DEVICE.fullmatch(source) is None

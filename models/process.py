@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # glibc's malloc.h
@@ -95,3 +96,12 @@ def without_native_output() -> Iterator[None]:
         os.dup2(stdout, 1)
         os.close(stdout)
         os.close(null)
+
+
+def private_bytes() -> int | None:
+    """Memory of this process that is no mapped file, where the system says it."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+    return None

@@ -118,6 +118,7 @@ class Camera:
             "fps": round(self._rate.per_second(now), 2) if is_streaming else 0.0,
             "frame_age_s": None if last is None else round(now - last, 3), "reconnects": self._link.reconnects,
             "frames": self._frames_before if reader is None else reader.index, "delivered": self.delivered,
+            "away_s": None if self._link.away_since is None else round(now - self._link.away_since, 3),
             "undecodable": self._damaged_before + (0 if reader is None else reader.damaged), "error": self.error,
         }  # fmt: skip
 

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from aiohttp import WSMsgType, web
 from pydantic import BaseModel
@@ -43,8 +43,18 @@ MAX_BODY_BYTES = 4096
 TIMEOUT_S = 2.0
 HISTORY_INTERVAL_S, HISTORY_S = 5.0, 3600.0
 HISTORY_ROWS = round(HISTORY_S / HISTORY_INTERVAL_S)
-HISTORY_COLUMNS = ("at", "resident_bytes", "workspace_bytes", "age_p95_ms", "dropped")
-"""`at` in Unix seconds; `age_p95_ms` is the worst query's; `dropped` are frames since the start."""
+HISTORY_COLUMNS = (
+    "at",
+    "resident_bytes",
+    "workspace_bytes",
+    "age_p95_ms",
+    "dropped",
+    "dropped_share",
+    "asked_fps",
+    "fps",
+)
+"""`at` in Unix seconds; `age_p95_ms` is the worst query's; `dropped` are frames since the start; `dropped_share` is of
+the last minute; `asked_fps` and `fps` are sums over the queries."""
 PAGE = Path(__file__).parent / "page"
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
@@ -117,14 +127,17 @@ class History:
     """The status of the last hour, one sample every few seconds."""
 
     def __init__(self) -> None:
-        self._rows: deque[tuple[float, int, int, float | None, int]] = deque(maxlen=HISTORY_ROWS)
+        self._rows: deque[tuple[float | None, ...]] = deque(maxlen=HISTORY_ROWS)
 
     def add(self, unix_s: float, status: Status) -> None:
         """Add a sample."""
         ages = [query.age_p95_ms for query in status.queries if query.age_p95_ms is not None]
         dropped = sum(sum(query.ledger.dropped.values()) for query in status.queries)
-        row = round(unix_s, 1), status.resident_bytes, status.workspace_bytes, max(ages, default=None), dropped
-        self._rows.append(row)
+        rates = (round(sum(getattr(query, key) for query in status.queries), 2) for key in ("asked_fps", "fps"))
+        self._rows.append((
+            round(unix_s, 1), status.resident_bytes, status.workspace_bytes, max(ages, default=None), dropped,
+            status.dropped_share, *rates,
+        ))  # fmt: skip
 
     def to_json(self) -> dict[str, list[Any]]:
         """The columns, oldest sample first; null where a sample has no age."""
@@ -355,7 +368,8 @@ class BoxApp:
         return web.Response(status=200 if is_moving else 503, text="\n".join(lines))
 
     async def _ready(self, _: web.Request) -> web.Response:
-        readiness = Readiness(missing=self._source.missing())
+        cameras = {camera.id: camera.state for camera in self._read_status().cameras}
+        readiness = Readiness(missing=self._source.missing(), cameras=cameras)
         return _json_response(readiness, 503 if readiness.missing else 200)
 
     async def _metrics_text(self, _: web.Request) -> web.Response:
@@ -391,9 +405,11 @@ class BoxApp:
 
     async def _reload(self, _: web.Request) -> web.Response:
         """Responds when the reload is over, which takes seconds."""
-        reason = await asyncio.wrap_future(self._source.reload())
-        outcome = ReloadOutcome(applied=reason is None, reason=reason)
-        return web.json_response(outcome.model_dump(exclude_none=True), status=200 if outcome.applied else 409)
+        result = await asyncio.wrap_future(self._source.reload())
+        held_back = list(result.held_back)
+        applied: bool | Literal["partly"] = "partly" if held_back else result.reason is None
+        outcome = ReloadOutcome(applied=applied, held_back=held_back or None, reason=result.reason)
+        return web.json_response(outcome.model_dump(exclude_none=True), status=200 if applied else 409)
 
     async def _watch(self, request: web.Request) -> web.WebSocketResponse:
         """A dashboard: the status every second as text, new snapshots as bytes.

@@ -10,9 +10,13 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from edge_runtime.http.status import Status
+from edge_runtime.queues import DEADLINE, MEMORY, PAUSED, RELOADED, REPLACED
+from edge_runtime.sinks.base import Undelivered
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+REASONS = (DEADLINE, MEMORY, PAUSED, RELOADED, REPLACED)
+"""Reasons of drops; each has its counter from the start, so that a rate sees the first."""
 FRAME_COUNTS = {
     "received": "Frames that reached a query.",
     "processed": "Frames that were answered.",
@@ -68,7 +72,8 @@ class _StatusMetrics(Collector):
         for name, text in FRAME_COUNTS.items():
             counts = {(query.id,): getattr(query.ledger, name) for query in queries}
             yield _family(CounterMetricFamily, f"gemel_frames_{name}", text, ["query"], counts)
-        dropped = {(query.id, reason): count for query in queries for reason, count in query.ledger.dropped.items()}
+        dropped = {(query.id, reason): query.ledger.dropped.get(reason, 0)
+                   for query in queries for reason in {**dict.fromkeys(REASONS), **query.ledger.dropped}}  # fmt: skip
         yield _family(CounterMetricFamily, "gemel_frames_dropped", "Frames not run.", ["query", "reason"], dropped)
         yield _family(GaugeMetricFamily, "gemel_frames_pending", "Frames that wait or run.", ["query"],
                       {(query.id,): query.ledger.pending for query in queries})  # fmt: skip
@@ -88,8 +93,25 @@ class _StatusMetrics(Collector):
                       {(sink.id,): sink.delivered for sink in sinks})  # fmt: skip
         yield _family(CounterMetricFamily, "gemel_sink_undelivered", "Results that a sink did not get.",
                       ["sink", "reason"],
-                      {(sink.id, reason): count for sink in sinks for reason, count in sink.undelivered.items()},
+                      {(sink.id, reason): sink.undelivered.get(reason, 0)
+                       for sink in sinks for reason in {**dict.fromkeys(map(str, Undelivered)), **sink.undelivered}},
                       )  # fmt: skip
+        yield _family(GaugeMetricFamily, "gemel_sink_up", "Whether a sink takes results.", ["sink"],
+                      {(sink.id,): sink.state == "up" for sink in sinks})  # fmt: skip
+        yield _family(GaugeMetricFamily, "gemel_sink_queued", "Results that wait for a sink.", ["sink"],
+                      {(sink.id,): sink.queued for sink in sinks})  # fmt: skip
+        yield _family(CounterMetricFamily, "gemel_camera_undecodable", "Frames that could not be decoded.", ["camera"],
+                      {(camera.id,): camera.undecodable for camera in cameras})  # fmt: skip
+        yield _family(GaugeMetricFamily, "gemel_query_asked_fps", "Frames a second that a query asks for.", ["query"],
+                      {(query.id,): query.asked_fps for query in queries})  # fmt: skip
+        yield _family(GaugeMetricFamily, "gemel_query_dropped_ratio",
+                      "Of the frames of the last minute, dropped for lack of time or memory.", ["query"],
+                      {(query.id,): query.dropped_share for query in queries})  # fmt: skip
+        yield GaugeMetricFamily("gemel_overloaded", "Whether the box loses frames that it was asked to answer.",
+                                status.overloaded)  # fmt: skip
+        if status.process_bytes is not None:
+            yield GaugeMetricFamily("gemel_process_bytes", "Memory of the process that is no mapped file.",
+                                    status.process_bytes)  # fmt: skip
         yield _family(CounterMetricFamily, "gemel_reloads", "Reloads by outcome.", ["outcome"],
                       {(outcome,): count for outcome, count in status.reloads.items()})  # fmt: skip
         yield _family(GaugeMetricFamily, "gemel_drift_ratio", "Agreement with the original at the last check.",

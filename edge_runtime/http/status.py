@@ -34,6 +34,8 @@ class CameraStatus(_Value):
     frame_age_s: float | None
     reconnects: int = Count
     error: str | None = Field(description="the present problem, if any")
+    away_s: float | None = Field(None, description="seconds since its frames stopped, null while they come")
+    undecodable: int = Field(0, ge=0, description="frames that could not be decoded")
 
 
 class QueryStatus(_Value):
@@ -45,6 +47,10 @@ class QueryStatus(_Value):
     bytes: int = Field(ge=0, description="of its tensors, those it shares included")
     own_bytes: int = Field(ge=0, description="of its tensors that no other query has")
     fps: float = Field(ge=0, description="results a second, lately")
+    asked_fps: float = Field(0.0, ge=0, description="frames a second that it asks for")
+    dropped_share: float = Field(
+        0.0, ge=0, le=1, description="of the frames of the last minute, dropped for lack of time or memory"
+    )
     age_p95_ms: float | None
     sla_ms: float
     failure: str | None = Field(description="its last failure")
@@ -120,6 +126,7 @@ class TlsStatus(_Value):
 class Status(_Value):
     """A whole box at one moment."""
 
+    version: str = Field("", description="of Gemel")
     name: str = Field(description="of the box")
     run: str = Field(description="made new at each start")
     bundle: str = Field(description="first 12 digits of its SHA-256")
@@ -130,9 +137,15 @@ class Status(_Value):
     budget_bytes: int
     resident_bytes: int
     workspace_bytes: int = Field(description="the largest that a resident query needs beside its weights")
+    process_bytes: int | None = Field(None, description="memory of the process that is no mapped file")
+    beside_budget_bytes: int | None = Field(None, description="of those, all but the weights in memory")
+    overloaded: bool = Field(False, description="whether it loses frames that it was asked to answer")
+    dropped_share: float = Field(
+        0.0, ge=0, le=1, description="of the frames of the last minute, dropped for lack of time or memory"
+    )
     bytes_moved: int
     loads: int
-    reloads: dict[Literal["applied", "refused"], int]
+    reloads: dict[Literal["applied", "partly", "refused"], int]
     refused: str | None = Field(description="why the last reload was not applied, null where it was")
     held_back: dict[str, str] = Field({}, description="queries that kept their old weights in a reload, and why")
     bundle_fault: str | None = Field(description="set when the bundle's file was changed in place")
@@ -150,10 +163,12 @@ class Readiness(_Value):
     """Whether a box is ready: nothing is missing."""
 
     missing: list[str] = Field(description="what the box still lacks, a line each")
+    cameras: dict[str, str] = Field({}, description="the state of each camera")
 
 
 class ReloadOutcome(_Value):
     """The outcome of a reload."""
 
-    applied: bool
+    applied: bool | Literal["partly"] = Field(description="partly where queries keep their old weights")
+    held_back: list[str] | None = Field(None, description="queries that keep their old weights")
     reason: str | None = Field(None, description="why it was not applied")

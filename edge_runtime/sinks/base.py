@@ -7,8 +7,10 @@ import http.client
 import importlib
 import json
 import math
+import os
 import re
 import socket
+import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from models.errors import InputError
-from models.io import MAX_VALUES, validate
+from models.io import MAX_VALUES, read_bounded, validate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 RECORD_BYTES, DETECTION_BYTES, VALUE_BYTES = 2000, 600, 8
 """Approximate Python memory of a record, of one detection in it, and of one value of a tensor."""
+
+MAX_PEM_BYTES = 1 << 20
 
 SINKS: dict[str, tuple[str, str]] = {
     "jsonl": ("edge_runtime.sinks.jsonl", "JsonLinesConfig"),
@@ -46,11 +50,14 @@ class Undelivered(str, Enum):
     ERROR = "error"
     GONE = "gone"
     INVALID = "invalid"
+    NOT_FOUND = "not_found"
     OVERFLOW = "overflow"
     REFUSED = "refused"
     SERVER_ERROR = "server_error"
     STOPPED = "stopped"
+    THROTTLED = "throttled"
     TIMEOUT = "timeout"
+    UNAUTHORIZED = "unauthorized"
     UNREACHABLE = "unreachable"
     UNWRITABLE = "unwritable"
 
@@ -103,7 +110,7 @@ class DeliveryError(Exception):
 
     `delivered` messages of the batch were taken before it. `permanent`: this message is never taken, and not retried.
     `answered`: the sink works and rejects this message, so a limited number of retries follows. `keeps_open`: the
-    connection is still good.
+    connection is still good. `wait_s` is how long the sink asks to be left alone.
     """
 
     def __init__(
@@ -114,8 +121,10 @@ class DeliveryError(Exception):
         permanent: bool = False,
         answered: bool = False,
         keeps_open: bool = False,
+        wait_s: float = 0.0,
     ) -> None:
         super().__init__(message)
+        self.wait_s = wait_s
         self.reason, self.delivered, self.permanent, self.answered = reason, delivered, permanent, answered
         self.keeps_open = keeps_open or permanent
 
@@ -175,6 +184,11 @@ class SinkConfig(BaseModel):
         return ()
 
     @property
+    def secret_file(self) -> Path | None:
+        """The file of a private key."""
+        return None
+
+    @property
     def wants_images(self) -> bool:
         """Whether messages keep their frame."""
         return False
@@ -230,6 +244,24 @@ def _parse_sink(path: Path, given: Mapping[str, Any], key: str) -> SinkConfig:
         raise InputError(path, problem, f"use {', '.join(SINKS)}", f"{key}.kind")
     module, config = SINKS[kind]
     return validate(path, given, getattr(importlib.import_module(module), config), key)
+
+
+def client_context(ca: Path | None, cert: Path | None = None, key: Path | None = None) -> ssl.SSLContext:
+    """A TLS context that trusts the system's authorities, or those of a file alone; InputError for unusable files."""
+    hint = "give PEM files: the authority's certificates, and a certificate with its own key"
+    for path in (ca, cert, key):
+        if path is not None:
+            read_bounded(path, MAX_PEM_BYTES, hint)
+    try:
+        context = ssl.create_default_context(cafile=None if ca is None else os.fspath(ca))
+    except (ssl.SSLError, OSError) as error:
+        raise InputError(ca or "", "holds no certificate of an authority", hint) from error
+    if cert is not None:
+        try:
+            context.load_cert_chain(cert, key, lambda: "")
+        except (ssl.SSLError, OSError) as error:
+            raise InputError(cert, "does not belong to its key, or one of them is no PEM file", hint) from error
+    return context
 
 
 def to_delivery_error(error: Exception) -> DeliveryError:

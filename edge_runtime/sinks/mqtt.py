@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import secrets
+import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from paho.mqtt.client import MQTT_ERR_SUCCESS, Client, MQTTMessageInfo
 from paho.mqtt.enums import CallbackAPIVersion
-from pydantic import AfterValidator, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from edge_runtime.drawing import draw_message
 from edge_runtime.sinks.base import (
@@ -24,6 +25,7 @@ from edge_runtime.sinks.base import (
     Sink,
     SinkConfig,
     Undelivered,
+    client_context,
     host_name,
 )
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 KEEP_ALIVE_S = 30
+TLS_PORT = 8883
 CONNECT_TIMEOUT_S, ACKNOWLEDGE_TIMEOUT_S, FAREWELL_TIMEOUT_S = 5.0, 10.0, 1.0
 POLL_INTERVAL_S = 0.1
 """Interval at which a wait for an acknowledgement checks the connection."""
@@ -56,9 +59,37 @@ def _check_topic(text: str) -> str:
     return text
 
 
+class MqttTls(BaseModel):
+    """TLS to the broker: `ca` in place of the system's authorities, `cert` and `key` of this box where it asks."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+    @model_validator(mode="after")
+    def _check_pair(self) -> MqttTls:
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("a `cert` needs its `key`, and a `key` its `cert`")
+        return self
+
+    def resolve(self, root: Path) -> MqttTls:
+        """The same with absolute paths."""
+        paths = {name: None if path is None else root / path for name, path in self}
+        return self.model_copy(update=paths)
+
+    def context(self) -> ssl.SSLContext:
+        """The context; InputError for files that cannot be used."""
+        return client_context(self.ca, self.cert, self.key)
+
+
 class MqttConfig(SinkConfig):
     """`topic` takes a message for each result, with `{box}`, `{camera}` and `{query}` filled in; with `snapshot` the
     JPEG goes to TOPIC/snapshot, and with `discovery` Home Assistant gets a sensor for each query.
+
+    With `retain` the broker keeps the newest result of each query. `client_id` is made new at each start where left
+    out. With `tls` the port is 8883 where left out.
     """
 
     kind: Literal["mqtt"] = "mqtt"
@@ -70,6 +101,9 @@ class MqttConfig(SinkConfig):
     discovery: bool = False
     username: str | None = None
     password: str | None = Field(default=None, repr=False)
+    client_id: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")] | None = None
+    retain: bool = False
+    tls: MqttTls | None = None
     _box: str = PrivateAttr(default_factory=host_name)
 
     @model_validator(mode="after")
@@ -77,6 +111,10 @@ class MqttConfig(SinkConfig):
         if self.password is not None and self.username is None:
             raise ValueError("a password needs a `username`")
         return self
+
+    @property
+    def secret_file(self) -> Path | None:
+        return None if self.tls is None else self.tls.key
 
     @property
     def wants_images(self) -> bool:
@@ -113,9 +151,19 @@ class MqttConfig(SinkConfig):
         """The constant levels with which all topics begin."""
         return self.topic.partition("{")[0].rpartition("/")[0] or "gemel"
 
+    def check(self) -> None:
+        if self.tls is not None:
+            self.tls.context()
+
     def resolve(self, root: Path, box: str | None) -> Self:
-        is_default = box is not None and "topic" not in self.model_fields_set
-        resolved = self.model_copy(update={"topic": NAMED_TOPIC} if is_default else None)
+        changes: dict[str, Any] = {}
+        if box is not None and "topic" not in self.model_fields_set:
+            changes["topic"] = NAMED_TOPIC
+        if self.tls is not None:
+            changes["tls"] = self.tls.resolve(root)
+            if "port" not in self.model_fields_set:
+                changes["port"] = TLS_PORT
+        resolved = self.model_copy(update=changes)
         resolved._box = box or host_name()
         return resolved
 
@@ -151,7 +199,7 @@ class Mqtt(Sink):
         self._is_announced = False
         self._discovered: dict[str, dict[str, bytes]] = {}
         self._reported: dict[str, bool] = {}
-        self._id = f"gemel-{secrets.token_hex(6)}"
+        self._id = config.client_id or f"gemel-{secrets.token_hex(6)}"
 
     def open(self) -> None:
         self.connect()
@@ -173,6 +221,8 @@ class Mqtt(Sink):
 
         client = Client(CallbackAPIVersion.VERSION2, client_id=self._id, reconnect_on_failure=False)
         client.connect_timeout = CONNECT_TIMEOUT_S
+        if config.tls is not None:
+            client.tls_set_context(config.tls.context())
         if config.username is not None:
             client.username_pw_set(config.username, config.password)
         client.will_set(config.status_topic, OFFLINE, qos=1, retain=True)
@@ -205,7 +255,7 @@ class Mqtt(Sink):
             picture = draw_message(message) if self.config.snapshot else None
             if picture is not None:
                 self._publish(f"{topic}/snapshot", picture, 0)
-            sent.append(self._publish(topic, text, self.config.qos))
+            sent.append(self._publish(topic, text, self.config.qos, self.config.retain))
         self._await_acknowledgement(sent)
 
     def report_state(self, state: BoxState) -> None:

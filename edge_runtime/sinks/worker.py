@@ -102,8 +102,10 @@ class Outbox:
         self.trouble = None
         self.end_pause()
 
-    def fail(self, reason: Undelivered, now: float, delivered: int = 0, answered: bool = False) -> None:
-        """The sink failed after `delivered` of the taken messages; the rest is retried after a pause.
+    def fail(
+        self, reason: Undelivered, now: float, delivered: int = 0, answered: bool = False, wait_s: float = 0.0
+    ) -> None:
+        """The sink failed after `delivered` of the taken messages; the rest is retried after at least `wait_s`.
 
         `answered`: the sink works and rejects this message, which counts as one of its attempts.
         """
@@ -115,7 +117,7 @@ class Outbox:
         if self._attempts >= self.limits.attempts:
             self.reject(reason)
         self._sending = 0
-        self._ready_at = now + self._back_off.wait_s(self._failures, self._chance())
+        self._ready_at = now + max(wait_s, self._back_off.wait_s(self._failures, self._chance()))
         self._trim()
 
     def reject(self, reason: Undelivered, delivered: int = 0) -> None:
@@ -288,7 +290,7 @@ class SinkWorker:
                 self._outbox.reject(error.reason, error.delivered)
             else:
                 is_news, self._message = self._outbox.trouble != error.reason, text
-                self._outbox.fail(error.reason, time.monotonic(), error.delivered, error.answered)
+                self._outbox.fail(error.reason, time.monotonic(), error.delivered, error.answered, error.wait_s)
         if is_news:
             log.error("sink %s %s: %s", self.config.name, "rejects a result" if error.permanent else "failed", text)
 

@@ -51,7 +51,7 @@ class LocalBox:
 
     def reload(self) -> str | None:
         """Reload and wait for the result: None, or why it was refused."""
-        return self.service._reloads.request().result(TIMEOUT_S)
+        return self.service._reloads.request().result(TIMEOUT_S).reason
 
     def records(self, query_id: str = "", name: str = "results.jsonl") -> list[dict[str, Any]]:
         """The results in a sink's file so far, of one query or of all."""

@@ -6,10 +6,13 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -19,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from edge_runtime import results
-from edge_runtime.daemon import run
+from edge_runtime.daemon import find_late_path, run
 from edge_runtime.engines import session
 from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.samples import read_sample
@@ -33,6 +36,7 @@ from models.predictions import ClassPrediction
 from models.tasks import task_of
 from tests.edge_runtime.capture.faulty_cameras import HttpCamera, RtspCamera
 from tests.edge_runtime.local_box import frames_of, replace_bundle
+from tests.edge_runtime.sinks.messages import until
 from tests.edge_runtime.tiny import (
     FACTORY,
     LOOPED,
@@ -425,3 +429,42 @@ def test_sessions_serve_within_the_budget_or_weights_stay_shared(box, tmp_path, 
     assert sorted(summary["engines"].values()) == ["onnx", "onnx-session", "onnx-session"], "one session fits"
     assert summary["session_bytes"] > 60_000_000 and summary["max_used_bytes"] <= summary["budget_bytes"]
     assert summary["balanced"] and summary["bytes_moved"] == 0, "all is loaded in the warm-up"
+
+
+def test_box_waits_for_a_disk_that_is_mounted_late(tmp_path, caplog):
+    write_box(tmp_path)
+    (disk := tmp_path / "disk").mkdir()
+    config = write_config(tmp_path, bundle="disk/tiny.safetensors", sinks=[{"kind": "jsonl", "path": "disk/r.jsonl"}])
+    with pytest.raises(InputError, match="disk"):
+        run(config, check=True)
+    done: list[dict[str, Any]] = []
+    thread = threading.Thread(target=lambda: done.append(run(config, seconds=60.0)))
+    thread.start()
+    until(lambda: "waiting for" in caplog.text)
+    (disk_later := tmp_path / "later").mkdir()
+    shutil.move(tmp_path / "tiny.safetensors", disk_later)
+    disk_later.rename(disk)
+    thread.join(60)
+    assert done and done[0]["fault"] is None and (disk / "r.jsonl").exists()
+    assert caplog.text.count("waiting for") == 1
+
+
+def test_late_path_is_in_an_empty_folder_alone(tmp_path):
+    (empty := tmp_path / "empty").mkdir()
+    config = tmp_path / "box.yaml"
+    config.write_text("")
+    paths = {empty / "b": empty, empty / "no" / "b": empty, tmp_path / "no" / "b": None, tmp_path / "b": None}
+    for path, late in paths.items():
+        assert find_late_path(InputError(path, "cannot be read"), config) == late
+        assert find_late_path(InputError(config, f"{path}: there is no directory", key="sinks"), config) == late
+    assert find_late_path(InputError(empty / "box.yaml", "cannot be read"), empty / "box.yaml") is None
+
+
+def test_check_names_secrets_that_others_can_read(tmp_path):
+    write_box(tmp_path)
+    (tmp_path / "token").write_text("a-token-of-the-tests")
+    config = write_config(tmp_path, http={"bind": "127.0.0.1:0", "token_file": "token"})
+    (tmp_path / "token").chmod(0o644)
+    assert any("token can be read by every user" in line for line in run(config, check=True)["warnings"])
+    (tmp_path / "token").chmod(0o600)
+    assert not any("can be read" in line for line in run(config, check=True)["warnings"])

@@ -65,7 +65,7 @@ def test_reload_switches_bundle_between_frames(folder):
     records = box.records()
     assert [one["bundle"] for one in records] == sorted((one["bundle"] for one in records), key=[first, second].index)
     assert is_unique(records) and {one["run"] for one in records} == {box.summary["run"]}
-    assert box.summary["balanced"] and box.summary["reloads"] == {"applied": 1, "refused": 0}
+    assert box.summary["balanced"] and box.summary["reloads"] == {"applied": 1, "partly": 0, "refused": 0}
     assert not box.summary["fault"] and list(ledger_rows(box.summary)) == ["gate", "yard", "new"]
 
 
@@ -163,7 +163,7 @@ def test_reload_with_problem_is_refused_in_one_line(folder, caplog):
             lines = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
             assert lines == [f"not reloaded, the box serves on unchanged: {reason}"], name
             summary = box.service.summary()
-            assert summary["reloads"] == {"applied": 0, "refused": number} and summary["refused"] == reason
+            assert summary["reloads"] == {"applied": 0, "partly": 0, "refused": number} and summary["refused"] == reason
         assert len({record["bundle"] for record in box.records() + box.more("gate", "yard")}) == 1
         (folder / "box.yaml").write_text(good)
         assert box.reload() is None and box.service.summary()["refused"] is None
@@ -268,7 +268,15 @@ def test_canary_holds_back_a_changed_query(folder):
     assert first.parent == folder / "spool" / "samples" and verify_bundle(first, [FACTORY]) == []
     assert mixed.query("gate").tensors == old.query("gate").tensors
     assert mixed.query("yard").tensors == new.query("yard").tensors != old.query("yard").tensors
-    assert box.summary["balanced"] and box.summary["reloads"] == {"applied": 2, "refused": 0}
+    assert box.summary["balanced"] and box.summary["reloads"] == {"applied": 0, "partly": 2, "refused": 0}
+    with LocalBox(config) as again:
+        assert list(again.service.summary()["held_back"]) == ["gate"], "a restart serves no weights that were held back"
+        again.more("gate")
+        assert again.reload() is None, "too few samples since the restart say nothing"
+        assert list(again.service.summary()["held_back"]) == ["gate"]
+    replace_bundle(folder / BUNDLE, {"gate": trained_looking(1), "yard": trained_looking(2)}, *ON_LEFT)
+    with LocalBox(config) as other:
+        assert other.service.summary()["held_back"] == {}, "another bundle begins anew"
 
 
 @pytest.mark.parametrize(("keys", "samples"), [({"canary": False}, ENOUGH), ({"spool": {"path": "spool"}}, 1)], ids=str)

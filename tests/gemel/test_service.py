@@ -95,6 +95,8 @@ def test_install_environment_file_sets_variables(tmp_path, capsys, monkeypatch):
     assert main(["service", "install", str(made), "-o", str(tmp_path / "unit")]) == 2
     assert "the environment has no GATE" in capsys.readouterr().err
     variables.write_text("# of the gate\nGATE='s3cret'\n")
+    assert "box.env can be read by every user" in install(made, capsys, "--environment", str(variables))[1]
+    variables.chmod(0o600)
     text, warnings = install(made, capsys, "--environment", str(variables), "--user", "camera")
     assert f"EnvironmentFile={variables}\n" in text and "s3cret" not in text and warnings == ""
     monkeypatch.setenv("GATE", "s3cret")

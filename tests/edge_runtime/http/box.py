@@ -21,6 +21,7 @@ from edge_runtime.http.status import (
 )
 from edge_runtime.live_status import RuntimeStatus
 from edge_runtime.queues import Frame
+from edge_runtime.reload import ReloadResult
 
 
 def query(name: str, camera: str, **values: Any) -> QueryStatus:
@@ -66,6 +67,7 @@ class Box(RuntimeStatus):
         self.changes = changes
         self.moves, self.lacks = True, list[str]()
         self.refuses: str | None = None
+        self.holds_back: tuple[str, ...] = ()
         self.reloads = 0
         self.observer = Observer({"bridge-cars": "bridge", "gate-kind": "gate"})
         self.metrics = self.observer.metrics
@@ -76,7 +78,7 @@ class Box(RuntimeStatus):
             "policy": "adaptive",
             "uptime_s": 3725.0, "budget_bytes": 64_000_000, "resident_bytes": 40_000_000,
             "workspace_bytes": 9_000_000, "bytes_moved": 123_456_789, "loads": 17,
-            "reloads": {"applied": 1, "refused": 2}, "refused": None, "bundle_fault": None,
+            "reloads": {"applied": 1, "partly": 0, "refused": 2}, "refused": None, "bundle_fault": None,
             "cameras": [camera("bridge"), camera("gate")],
             "queries": [query("bridge-cars", "bridge"), query("gate-kind", "gate", resident=False)],
             "sinks": [sink("jsonl", delivered=181, undelivered={"full": 3})],
@@ -103,10 +105,10 @@ class Box(RuntimeStatus):
     def bundle_problem(self) -> str | None:
         return self.status().bundle_fault
 
-    def reload(self) -> Future[str | None]:
+    def reload(self) -> Future[ReloadResult]:
         self.reloads += 1
-        future: Future[str | None] = Future()
-        future.set_result(self.refuses)
+        future: Future[ReloadResult] = Future()
+        future.set_result(ReloadResult(self.refuses, self.holds_back))
         return future
 
     def snapshot(self, camera: str) -> Snapshot | None:

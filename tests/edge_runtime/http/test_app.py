@@ -87,7 +87,9 @@ def test_health_and_readiness(address: str, box: Box) -> None:
     box.moves, box.lacks = False, ["camera gate never gave a frame"]
     assert send_request(address, "/healthz")[0] == 503
     status, body, _ = send_request(address, "/readyz")
-    assert status == 503 and json.loads(body) == {"missing": ["camera gate never gave a frame"]}
+    assert status == 503 and json.loads(body) == {
+        "missing": ["camera gate never gave a frame"], "cameras": {"bridge": "streaming", "gate": "streaming"},
+    }  # fmt: skip
 
 
 def test_metrics_are_complete_and_balanced(address: str, box: Box) -> None:

@@ -92,7 +92,8 @@ class Proxied:
 @contextlib.contextmanager
 def serve(folder: Path, command: Callable[[int, int], list[str]], **access: Any) -> Iterator[Proxied]:
     """A box behind the server that `command` starts, which gets its port and the box's."""
-    service = HttpService(box := Box(), box.metrics, Access("127.0.0.1", 0, **({"token": TOKEN} | access)), "box.yaml")
+    box, given = Box(), {"token": TOKEN, **access}
+    service = HttpService(box, box.metrics, Access("127.0.0.1", 0, **given), "box.yaml")
     service.start()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

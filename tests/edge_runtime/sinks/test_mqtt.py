@@ -20,6 +20,8 @@ from paho.mqtt.enums import CallbackAPIVersion
 from edge_runtime.sinks import mqtt
 from edge_runtime.sinks.base import BoxState, host_name
 from edge_runtime.sinks.mqtt import MqttConfig
+from models.errors import InputError
+from tests.certificates import write_certificate
 from tests.edge_runtime.sinks.broker import MOSQUITTO, Broker
 from tests.edge_runtime.sinks.messages import make_message, running_worker, until
 
@@ -250,3 +252,46 @@ def test_mqtt_check_publishes_nothing(broker, reader, tmp_path):
         assert "refuses" in problem and "s3cret" not in f"{refused!r}{problem}"
     finally:
         closed.end()
+
+
+def test_mqtt_over_tls_with_its_own_certificate_id_and_retained_results(tmp_path):
+    cert, key = write_certificate(tmp_path, "broker")
+    own, own_key = write_certificate(tmp_path, "own")
+    tls = [f"cafile {own}", f"certfile {cert}", f"keyfile {key}", "require_certificate true",
+           "use_identity_as_username false", f"log_dest file {tmp_path}/broker.log", "log_type all"]  # fmt: skip
+    broker = Broker(tmp_path, *tls)
+    try:
+        keys = {"host": "127.0.0.1", "port": broker.port, "client_id": "north-gate", "retain": True}
+        files = {"ca": "broker.pem", "cert": "own.pem", "key": "own.key"}
+        config = MqttConfig(tls=files, **keys).resolve(tmp_path, None)
+        config.check()
+        with running_worker(config) as worker:
+            worker.offer(make_message(1))
+            until(lambda: worker.to_json()["delivered"] == 1)
+        assert "as north-gate" in (tmp_path / "broker.log").read_text()
+        newest: list[bytes] = []
+        client = Client(CallbackAPIVersion.VERSION2)
+        client.tls_set(str(cert), str(own), str(own_key))
+        client.on_connect = lambda *_: client.subscribe("gemel/left/gate")
+        client.on_message = lambda client, data, message: newest.append(bytes(message.payload))
+        client.connect("127.0.0.1", broker.port)
+        client.loop_start()
+        until(lambda: newest)
+        client.disconnect()
+        client.loop_stop()
+        assert json.loads(newest[0])["frame"] == 1, "a retained result comes to later readers"
+        for other in ({}, {"ca": "own.pem", "cert": "own.pem", "key": "own.key"}, {"ca": "broker.pem"}):
+            assert MqttConfig(tls=other, **keys).resolve(tmp_path, None).check_reachable() is not None
+    finally:
+        broker.end()
+
+
+def test_mqtt_tls_files_that_do_not_fit_are_input_errors(tmp_path):
+    write_certificate(tmp_path, "a")
+    write_certificate(tmp_path, "b")
+    config = MqttConfig(host="h", tls={"ca": "a.pem", "cert": "a.pem", "key": "b.key"}).resolve(tmp_path, None)
+    assert config.port == 8883
+    with pytest.raises(InputError, match="does not belong to its key"):
+        config.check()
+    with pytest.raises(ValueError, match="needs its `key`"):
+        MqttConfig(host="h", tls={"cert": "a.pem"})

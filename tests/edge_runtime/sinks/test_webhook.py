@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
+import hmac
 import json
 import ssl
 import subprocess
@@ -17,7 +19,11 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_runtime.sinks.webhook import WebhookConfig
+from edge_runtime.backoff import BackOff
+from edge_runtime.sinks.base import Undelivered
+from edge_runtime.sinks.webhook import WebhookConfig, status_error
+from edge_runtime.sinks.worker import Outbox
+from models.errors import InputError
 from tests.edge_runtime.sinks.messages import make_message, running_worker, until
 
 LARGE = 299
@@ -33,6 +39,8 @@ class Server(ThreadingHTTPServer):
         self.statuses: list[int] = []
         self.got: list[dict[str, Any]] = []
         self.users: list[str | None] = []
+        self.heads: list[dict[str, str]] = []
+        self.bodies: list[bytes] = []
 
     @property
     def url(self) -> str:
@@ -44,12 +52,15 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        body = json.loads(data)
         status = self.server.statuses.pop(0) if self.server.statuses else 204
         if status < 300:
             assert self.path == "/hook?x=1"
             self.server.got.append(body)
             self.server.users.append(self.headers["Authorization"])
+            self.server.heads.append(dict(self.headers))
+            self.server.bodies.append(data)
         self.send_response(status)
         self.send_header("Content-Length", "0" if status != LARGE else "1000000")
         self.end_headers()
@@ -87,13 +98,63 @@ def test_webhook_posts_and_retries(server):
 
 
 def test_webhook_gives_up_rejected_results(server):
-    server.statuses = [404, 204, *[500] * 8, 204]
+    server.statuses = [422, 204, *[500] * 8, 204]
     with running_worker(WebhookConfig(url=server.url)) as worker:
         for number in range(4):
             worker.offer(make_message(number))
         until(lambda: worker.to_json()["queued"] == 0)
     assert frames(server) == [1, 3]
     assert worker.to_json()["undelivered"] == {"refused": 1, "server_error": 1}
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"), [(401, "unauthorized"), (404, "not_found"), (503, "server_error"), (429, "throttled")]
+)
+def test_webhook_loses_nothing_to_a_fault_of_the_server(server, status, reason):
+    server.statuses = [status] * 12
+    with running_worker(WebhookConfig(url=server.url)) as worker:
+        for number in range(5):
+            worker.offer(make_message(number))
+        until(lambda: worker.to_json()["queued"] == 0)
+    assert frames(server) == [0, 1, 2, 3, 4] and worker.to_json()["undelivered"] == {}
+    assert status_error(status).reason == reason and not status_error(status).permanent
+
+
+def test_webhook_counts_what_overflows_by_the_reason_of_the_failure(server):
+    server.statuses = [401] * 1000
+    with running_worker(WebhookConfig(url=server.url), items=3) as worker:
+        worker.offer(make_message(0))
+        until(lambda: worker.to_json()["state"] == "down")
+        for number in range(1, 8):
+            worker.offer(make_message(number))
+        until(lambda: worker.to_json()["undelivered"].get("unauthorized", 0) >= 4)
+
+
+def test_webhook_waits_as_long_as_the_server_asks():
+    outbox = Outbox(back_off=BackOff(0.25, 10.0), chance=lambda: 0.0)
+    outbox.offer(make_message(0))
+    outbox.take(1)
+    outbox.fail(Undelivered.THROTTLED, 100.0, wait_s=30.0)
+    assert outbox.pause_s(100.0) == 30.0
+
+
+def test_webhook_signs_and_sends_headers_and_trusts_its_own_authority(server, tmp_path):
+    certificate = write_certificate(tmp_path)
+    secured = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    secured.load_cert_chain(certificate)
+    server.socket = secured.wrap_socket(server.socket, server_side=True)
+    keys = {"url": server.url.replace("http:", "https:"), "ca": "public.pem", "secret": "s3cret"}
+    config = WebhookConfig(headers={"X-Api-Key": "k3y"}, **keys).resolve(tmp_path, None)
+    config.check()
+    assert "s3cret" not in repr(config) and "k3y" not in repr(config)
+    with running_worker(config) as worker:
+        worker.offer(make_message(1))
+        until(lambda: frames(server) == [1])
+    expected = hmac.new(b"s3cret", server.bodies[0], hashlib.sha256).hexdigest()
+    assert server.heads[0]["X-Hub-Signature-256"] == f"sha256={expected}" and server.heads[0]["X-Api-Key"] == "k3y"
+    (tmp_path / "public.pem").write_text("nothing")
+    with pytest.raises(InputError, match="holds no certificate of an authority"):
+        config.check()
 
 
 def test_webhook_ignores_a_large_response(server):
