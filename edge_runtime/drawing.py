@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 JPEG_QUALITY, MASK_OPACITY = 80, 0.45
 MIN_POINT_SCORE = 0.1
 ZONE_COLOUR = (235, 235, 235)
+MAX_LABEL_SHIFTS = 6
+"""Places above and below its own that a label may move to."""
+Rectangle = tuple[int, int, int, int]
 COLOURS = ((255, 176, 0), (0, 158, 255), (122, 224, 122), (255, 110, 180), (190, 150, 255), (64, 224, 208))
 """RGB, readable on day and night pictures; the queries of a camera take them in turn."""
 
@@ -45,7 +48,7 @@ def draw_results(
 
     drawn = draw_on(image, records)
     for name, polygon in zones:
-        _outline(drawn, name, polygon)
+        _outline(drawn, name, polygon, [])
     drawn = cv2.cvtColor(drawn, cv2.COLOR_RGB2BGR)
     is_encoded, data = cv2.imencode(".jpg", drawn, (cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY))
     if not is_encoded:
@@ -59,16 +62,16 @@ def draw_on(image: np.ndarray, records: Iterable[Mapping[str, Any]]) -> np.ndarr
 
     drawn = image.copy()
     size = max(0.4, min(drawn.shape[:2]) / 500)
-    lines = 0
+    lines, taken = 0, list[Rectangle]()
     for index, record in enumerate(records):
         colour = COLOURS[index % len(COLOURS)]
         several = [(one["class"], one["score"]) for one in record.get("labels", ())]
         for name, score in [(record["label"], record["score"])] if "label" in record else several:
             lines += 1
             text = f"{record['query']}: {name} {float(score):.2f}"
-            _write(drawn, text, (6, lines * (round(22 * size) + 10)), size, colour)
+            _write(drawn, text, (6, lines * (round(22 * size) + 10)), size, colour, taken)
         for place, found in enumerate(record.get("segments", ())):
-            _shade(drawn, found, COLOURS[(index + place) % len(COLOURS)], size)
+            _shade(drawn, found, COLOURS[(index + place) % len(COLOURS)], size, taken)
         for found in record.get("detections", ()):
             left, top, right, bottom = (round(float(value)) for value in found["box"])
             cv2.rectangle(drawn, (left, top), (right, bottom), colour, max(1, round(2 * size)))
@@ -76,13 +79,12 @@ def draw_on(image: np.ndarray, records: Iterable[Mapping[str, Any]]) -> np.ndarr
                 if score >= MIN_POINT_SCORE:
                     cv2.circle(drawn, (round(x), round(y)), max(2, round(3 * size)), colour, cv2.FILLED, cv2.LINE_AA)
             track = f"#{found['track']} " if "track" in found else ""
-            _write(
-                drawn, f"{track}{found['class']} {float(found['score']):.2f}", (left, max(12, top - 4)), size, colour
-            )
+            text = f"{track}{found['class']} {float(found['score']):.2f}"
+            _write(drawn, text, (left, max(12, top - 4)), size, colour, taken)
     return drawn
 
 
-def _outline(image: np.ndarray, name: str, polygon: Sequence[tuple[float, float]]) -> None:
+def _outline(image: np.ndarray, name: str, polygon: Sequence[tuple[float, float]], taken: list[Rectangle]) -> None:
     """Draw a zone, and its name at its first point."""
     import cv2
     import numpy as np
@@ -98,24 +100,44 @@ def _outline(image: np.ndarray, name: str, polygon: Sequence[tuple[float, float]
         (min(int(left) + 4, width - 60), max(14, min(int(top) + round(18 * size), height - 6))),
         size,
         ZONE_COLOUR,
+        taken,
     )
 
 
-def _shade(image: np.ndarray, segment: Mapping[str, Any], colour: Sequence[int], size: float) -> None:
+def _shade(
+    image: np.ndarray, segment: Mapping[str, Any], colour: Sequence[int], size: float, taken: list[Rectangle]
+) -> None:
     """Tint the pixels of a segment, and write its class at their middle."""
     mask = decode_rle(segment["mask"]["counts"], tuple(segment["mask"]["size"]))
     if mask.shape != image.shape[:2] or not mask.any():
         return
     image[mask] = (image[mask] * (1 - MASK_OPACITY) + [MASK_OPACITY * value for value in colour]).astype(image.dtype)
     rows, columns = mask.nonzero()
-    _write(image, str(segment["class"]), (int(columns.mean()), int(rows.mean())), size, colour)
+    _write(image, str(segment["class"]), (int(columns.mean()), int(rows.mean())), size, colour, taken)
 
 
-def _write(image: np.ndarray, text: str, at: tuple[int, int], size: float, colour: Sequence[int]) -> None:
+def _write(
+    image: np.ndarray, text: str, at: tuple[int, int], size: float, colour: Sequence[int], taken: list[Rectangle]
+) -> None:
+    """Write a label at this place, or at the next below or above that no other label takes."""
     import cv2
 
     plain = text.encode("ascii", "replace").decode()  # OpenCV's font has no other letters
     (width, height), below = cv2.getTextSize(plain, cv2.FONT_HERSHEY_SIMPLEX, size, 1)
-    left, base = at
-    cv2.rectangle(image, (left - 2, base - height - 3), (left + width + 2, base + below), (24, 24, 24), cv2.FILLED)
-    cv2.putText(image, plain, at, cv2.FONT_HERSHEY_SIMPLEX, size, tuple(colour), 1, cv2.LINE_AA)
+    left = max(2, min(at[0], image.shape[1] - width - 2))
+    step, lowest = height + below + 4, image.shape[0] - below
+    for shift in sorted(range(-MAX_LABEL_SHIFTS, MAX_LABEL_SHIFTS + 1), key=abs):
+        base = at[1] - shift * step
+        place = (left - 2, base - height - 3, left + width + 2, base + below)
+        if height + 3 <= base <= lowest and not any(_overlap(place, other) for other in taken):
+            break
+    else:
+        base = at[1]
+        place = (left - 2, base - height - 3, left + width + 2, base + below)
+    taken.append(place)
+    cv2.rectangle(image, place[:2], place[2:], (24, 24, 24), cv2.FILLED)
+    cv2.putText(image, plain, (left, base), cv2.FONT_HERSHEY_SIMPLEX, size, tuple(colour), 1, cv2.LINE_AA)
+
+
+def _overlap(one: Rectangle, other: Rectangle) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

@@ -177,4 +177,4 @@ def _still_fraction(ledger: LedgerStatus) -> float:
 def _camera_status(camera: AnyCamera) -> CameraStatus:
     row = camera.to_json()
     is_up = row["state"] == CameraPhase.STREAMING or (row["state"] == CameraPhase.ENDED and not row["error"])
-    return CameraStatus(up=is_up, **{key: row[key] for key in CameraStatus.model_fields if key != "up"})
+    return CameraStatus(up=is_up, **{key: row[key] for key in CameraStatus.model_fields if key in row})

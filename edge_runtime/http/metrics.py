@@ -10,12 +10,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from edge_runtime.http.status import Status
-from edge_runtime.queues import DEADLINE, MEMORY, PAUSED, RELOADED, REPLACED
+from edge_runtime.queues import DEADLINE, MEMORY, OVERLOAD, PAUSED, RELOADED, REPLACED, STILL
 from edge_runtime.sinks.base import Undelivered
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-REASONS = (DEADLINE, MEMORY, PAUSED, RELOADED, REPLACED)
+REASONS = (DEADLINE, MEMORY, OVERLOAD, PAUSED, RELOADED, REPLACED, STILL)
 """Reasons of drops; each has its counter from the start, so that a rate sees the first."""
 FRAME_COUNTS = {
     "received": "Frames that reached a query.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,29 @@ def test_it_runs_as_nobody_in_particular_and_starts_the_box(image: Path) -> None
     for what, rest in steps:
         if what == "COPY" and "--from" not in rest:
             assert all((ROOT / source).exists() for source in rest.split()[:-1])
+
+
+@pytest.mark.parametrize("image", IMAGES, ids=lambda path: path.name)
+def test_it_has_no_mistake_that_hadolint_finds(image: Path) -> None:
+    program = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if program is None:
+        pytest.skip("hadolint is not installed")
+    checked = subprocess.run([program, image], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.exhaustive
+def test_it_is_built_by_buildah() -> None:
+    """Where buildah is installed and has the base image, or can get it."""
+    program = shutil.which("buildah")
+    if program is None:
+        pytest.skip("buildah is not installed")
+    base = re.findall(r"^FROM (\S+)", (ROOT / "docker" / "x86.Dockerfile").read_text(), re.MULTILINE)[0]
+    if subprocess.run([program, "pull", "--policy", "missing", base], capture_output=True, check=False).returncode:
+        pytest.skip(f"buildah cannot get {base}")
+    command = [program, "build", "--isolation", "chroot", "-f", "docker/x86.Dockerfile", "-t", "gemel-test", "."]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr[-3000:]
 
 
 def test_what_is_built_from_is_the_product_alone(project: dict[str, Any]) -> None:

@@ -93,6 +93,8 @@ def test_sighup_takes_up_a_new_bundle_and_the_service_manager_hears_of_it(config
             box.terminate()
             out, _ = box.communicate(timeout=60)
     summary = json.loads(out)
-    assert box.returncode == 0 and summary["reloads"] == {"applied": 1, "partly": 0, "refused": 0} and summary["balanced"]
+    assert (
+        box.returncode == 0 and summary["reloads"] == {"applied": 1, "partly": 0, "refused": 0} and summary["balanced"]
+    )
     assert [one["id"] for one in summary["queries"]] == ["gate"]
     assert [row["query"] for row in summary["ledger"]] == ["gate", "yard", "road"]

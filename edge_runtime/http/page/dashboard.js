@@ -9,7 +9,10 @@ const make = (name, text = "", className = "") => {
   if (className) made.className = className;
   return made;
 };
-const megabytes = (bytes) => (bytes / 1e6).toFixed(bytes < 1e7 ? 1 : 0) + " MB";
+const mebibytes = (bytes) => (bytes / 2 ** 20).toFixed(bytes < 1e7 ? 1 : 0) + " MiB";
+const plural = (count, one, many = one + "s") => `${count} ${count === 1 ? one : many}`;
+const percent = (share) => (100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0) + " %";
+const STALE_S = 10; // a picture older than this is greyed
 const seconds = (value) => {
   if (value === null) return "–";
   if (value < 1) return Math.round(value * 1000) + " ms";
@@ -70,12 +73,16 @@ function showCameras(status) {
   }
   for (const camera of status.cameras) {
     const card = cameraCard(camera.id);
+    const stale = camera.frame_age_s !== null && camera.frame_age_s > STALE_S && camera.state !== "ended";
     card.card.classList.toggle("down", !camera.up);
-    card.mark.hidden = camera.up;
-    card.mark.textContent = camera.state;
+    card.card.classList.toggle("stale", camera.up && stale);
+    card.mark.hidden = camera.up && !stale;
+    card.mark.textContent = camera.up ? `${seconds(camera.frame_age_s)} old`
+      : camera.state + (camera.away_s === null || camera.state === "ended" ? "" : ` for ${seconds(camera.away_s)}`);
     const age = card.result === null ? "no result yet" : `result ${seconds(Math.max(0, now() - card.result))} old`;
     card.note.textContent = (camera.up ? `${camera.fps.toFixed(1)} fps · ` : "") + age +
-      (camera.reconnects ? ` · came back ${camera.reconnects}×` : "");
+      (camera.reconnects ? ` · came back ${camera.reconnects}×` : "") +
+      (camera.undecodable ? ` · ${plural(camera.undecodable, "undecodable frame")}` : "");
   }
 }
 
@@ -98,8 +105,9 @@ function showQueries(status) {
     const late = query.age_p95_ms !== null && query.age_p95_ms > query.sla_ms;
     return [
       [query.id + (query.scheduled === false ? " (off now)" : "")], [query.camera], [query.resident ? "yes" : "no", query.resident ? "good" : "soft"],
-      [megabytes(query.bytes), "n"], [megabytes(query.own_bytes), "n"],
-      [query.fps.toFixed(1), "n"],
+      [mebibytes(query.bytes), "n"], [mebibytes(query.own_bytes), "n"],
+      [`${query.fps.toFixed(1)} of ${query.asked_fps.toFixed(1)}`, "n"],
+      [percent(query.dropped_share), query.dropped_share >= 0.1 ? "n bad" : "n"],
       [query.age_p95_ms === null ? "–" : seconds(query.age_p95_ms / 1000), late ? "n bad" : "n"],
       [seconds(query.sla_ms / 1000), "n"], [String(query.ledger.processed), "n"], [String(query.ledger.late), "n"],
       [String(query.ledger.failed), query.ledger.failed ? "n bad" : "n"], [counts(query.ledger.dropped)],
@@ -119,22 +127,28 @@ function showMemory(status) {
     bar.style.width = Math.min(100, (100 * bytes) / status.budget_bytes) + "%";
     return bar;
   }));
-  part("budget").ariaLabel = shares.map(([, bytes, label]) => `${label} ${megabytes(bytes)}`).join(", ");
+  part("budget").ariaLabel = shares.map(([, bytes, label]) => `${label} ${mebibytes(bytes)}`).join(", ");
   part("budget-legend").replaceChildren(...shares.map(([name, bytes, label]) => {
     const entry = make("span");
-    entry.append(make("i", "", name), `${label} ${megabytes(bytes)}`);
+    entry.append(make("i", "", name), `${label} ${mebibytes(bytes)}`);
     return entry;
   }));
   part("budget-words").textContent =
-    `Budget ${megabytes(status.budget_bytes)}. ${resident.length} of ${status.queries.length} queries resident` +
-    (total("bytes") > status.resident_bytes ? `, unshared they would take ${megabytes(total("bytes"))}` : "") +
-    `. ${megabytes(status.bytes_moved)} copied so far.`;
+    `Budget ${mebibytes(status.budget_bytes)}. ${resident.length} of ${plural(status.queries.length, "query", "queries")} resident` +
+    (total("bytes") > status.resident_bytes ? `, unshared they would take ${mebibytes(total("bytes"))}` : "") +
+    `. ${mebibytes(status.bytes_moved)} copied so far.` +
+    (status.beside_budget_bytes === null ? "" : ` Beside the weights the process takes ${mebibytes(status.beside_budget_bytes)}.`);
 }
 
 const because = (reason) => (reason ? ` (${reason})` : "");
 
 function showTroubles(status) {
+  const asked = status.queries.reduce((sum, one) => sum + one.asked_fps, 0);
+  const got = status.queries.reduce((sum, one) => sum + one.fps, 0);
   const problems = [
+    ...(status.overloaded ? [`overloaded: ${percent(status.dropped_share)} of the frames of the last minute were ` +
+      `dropped; ${asked.toFixed(1)} a second are asked for, ${got.toFixed(1)} answered`] : []),
+    ...(status.tls && status.tls.warning ? [status.tls.warning] : []),
     ...status.cameras.filter((one) => !one.up || one.error).map((one) => `camera ${one.id}: ${one.state}` +
       (one.up || one.frame_age_s === null ? "" : `, newest frame ${seconds(one.frame_age_s)} old`) + because(one.error)),
     ...status.sinks.filter((one) => !["up", "starting"].includes(one.state))
@@ -147,7 +161,8 @@ function showTroubles(status) {
   part("troubles").hidden = !problems.length;
   part("troubles").replaceChildren(...problems.map((text) => make("li", text)));
   const state = part("state");
-  state.textContent = problems.length ? `${problems.length} to look at` : "all well";
+  const word = status.overloaded ? "overloaded" : `${problems.length} to look at`;
+  state.textContent = problems.length ? word + (status.overloaded && problems.length > 1 ? ` · ${problems.length - 1} more` : "") : "all well";
   state.className = "state " + (problems.length ? "bad" : "good");
 }
 
@@ -168,7 +183,7 @@ function showDrift(status) {
   const spool = status.spool;
   const lost = spool && Object.keys(spool.unsampled).length ? ` · not kept: ${counts(spool.unsampled)}` : "";
   part("spool").textContent =
-    spool ? `${megabytes(spool.bytes)} of frames kept for the next check, ${spool.samples} since the start${lost}` : "";
+    spool ? `${mebibytes(spool.bytes)} of frames kept for the next check, ${plural(spool.samples, "frame")} since the start${lost}` : "";
 }
 
 function showEvents(status) {
@@ -185,7 +200,8 @@ function showStatus(status) {
   document.title = `${status.workload} · Gemel`;
   part("workload").textContent = status.workload;
   part("what").textContent =
-    `box ${status.name} · bundle ${status.bundle} · run ${status.run} · policy ${status.policy} on ${status.device} · up ${seconds(status.uptime_s)}`;
+    `box ${status.name} · bundle ${status.bundle} · run ${status.run} · policy ${status.policy} on ${status.device} · up ${seconds(status.uptime_s)}` +
+    (status.version ? ` · Gemel ${status.version}` : "");
   showTroubles(status);
   showCameras(status);
   showMemory(status);
@@ -204,7 +220,7 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-function drawCurve(id, at, values) {
+function drawCurve(id, at, ...lines) {
   const width = part(id).clientWidth;
   if (curves[id]) curves[id].destroy();
   const brief = at.length < 60; // seconds matter
@@ -214,9 +230,10 @@ function drawCurve(id, at, values) {
   curves[id] = new uPlot({
     width, height: 170, legend: { show: false }, cursor: { drag: { x: false, y: false } },
     scales: { y: { range: (_, low, high) => [0, Math.max(high || 0, 1) * 1.1] } },
-    series: [{}, { stroke: colour("--main"), width: 2, points: { show: at.length < 3 } }],
+    series: [{}, ...lines.map((_, index) => (
+      { stroke: colour(["--main", "--second"][index]), width: 2, points: { show: at.length < 3 } }))],
     axes: [{ ...axis, values: times, space: brief ? 80 : 60, size: 30 }, { ...axis, size: 54 }],
-  }, [at, values], part(id));
+  }, [at, ...lines], part(id));
 }
 
 async function showHour() {
@@ -224,7 +241,9 @@ async function showHour() {
     const answer = await fetch("/api/history");
     if (!answer.ok) return;
     const hour = await answer.json();
-    drawCurve("memory-curve", hour.at, hour.resident_bytes.map((bytes) => bytes / 1e6));
+    drawCurve("rate-curve", hour.at, hour.asked_fps, hour.fps);
+    drawCurve("dropped-curve", hour.at, hour.dropped_share.map((share) => 100 * share));
+    drawCurve("memory-curve", hour.at, hour.resident_bytes.map((bytes) => bytes / 2 ** 20));
     drawCurve("age-curve", hour.at, hour.age_p95_ms);
   } catch { /* the socket says when the box is away */ }
 }

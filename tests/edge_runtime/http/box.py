@@ -76,7 +76,8 @@ class Box(RuntimeStatus):
         given = {
             "name": "north-gate", "run": "f3a9c1", "bundle": "0123456789ab", "workload": "junction", "device": "cpu",
             "policy": "adaptive",
-            "uptime_s": 3725.0, "budget_bytes": 64_000_000, "resident_bytes": 40_000_000,
+            "uptime_s": 3725.0, "version": "0.1.0", "process_bytes": 310_000_000,
+            "beside_budget_bytes": 270_000_000, "budget_bytes": 64_000_000, "resident_bytes": 40_000_000,
             "workspace_bytes": 9_000_000, "bytes_moved": 123_456_789, "loads": 17,
             "reloads": {"applied": 1, "partly": 0, "refused": 2}, "refused": None, "bundle_fault": None,
             "cameras": [camera("bridge"), camera("gate")],

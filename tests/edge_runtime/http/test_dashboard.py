@@ -33,7 +33,7 @@ def test_dashboard_shows_the_box(browser: Any, box: Box, width: int, scheme: str
         assert "bridge-cars" in page.text_content("#queries") and "deadline 4, replaced 5" in page.text_content(
             "#queries"
         )
-        assert "weights that queries share 36 MB" in page.text_content("#budget-legend")
+        assert "weights that queries share 34 MiB" in page.text_content("#budget-legend")
         assert "1 of 2 queries resident" in page.text_content("#budget-words")
         assert page.text_content(".results") == "bridge-cars: 1 car"
         events = page.text_content("#events")
@@ -42,7 +42,7 @@ def test_dashboard_shows_the_box(browser: Any, box: Box, width: int, scheme: str
         assert all(
             words in page.text_content("#drift") for words in ("0.930", "its own weights again", "too few frames")
         )
-        assert "5.0 MB of frames kept" in page.text_content("#spool") and "busy 2" in page.text_content("#spool")
+        assert "4.8 MiB of frames kept" in page.text_content("#spool") and "busy 2" in page.text_content("#spool")
         assert page.evaluate("Promise.all([...document.querySelectorAll('.camera img')].map(one => one.decode()))") == [
             None,
             None,
@@ -99,3 +99,23 @@ def test_dashboard_ages_ignore_browser_clock(browser: Any, box: Box) -> None:
         page.add_init_script("const told = Date.now; Date.now = () => told() + 3600e3")
         page.goto(f"http://{address}/")
         page.wait_for_selector("text=/result \\d+(\\.\\d)? m?s old/", timeout=TIMEOUT_MS)
+
+
+def test_dashboard_says_overload_and_old_pictures(browser: Any, box: Box) -> None:
+    slow = query("bridge-cars", "bridge", asked_fps=10.0, fps=4.9, dropped_share=0.51)
+    box.changes |= {"overloaded": True, "dropped_share": 0.51, "queries": [slow]}
+    away = camera("gate", state="away", up=False, frame_age_s=130.0, away_s=125.0)
+    box.changes["cameras"] = [camera("bridge", frame_age_s=42.0, undecodable=1), away]
+    with serve_box(box) as address, page_of(browser) as (page, wrong):
+        page.goto(f"http://{address}/")
+        page.wait_for_selector("text=overloaded · 1 more", timeout=TIMEOUT_MS)
+        assert "51 % of the frames of the last minute" in page.text_content("#troubles")
+        assert "10.0 a second are asked for, 4.9 answered" in page.text_content("#troubles")
+        assert page.text_content(".camera.stale .mark") == "42.0 s old"
+        assert page.text_content(".camera.down .mark") == "away for 2 min"
+        assert "1 undecodable frame" in page.text_content(".camera.stale") and "of 1 query" in page.text_content("body")
+        cells = {one.get_attribute("data-of"): one.text_content() for one in page.query_selector_all("#queries td")}
+        assert (cells["results/s"], cells["lost"]) == ("4.9 of 10.0", "51 %")
+        page.wait_for_selector("#rate-curve canvas", timeout=TIMEOUT_MS)
+        page.wait_for_selector("#dropped-curve canvas", timeout=TIMEOUT_MS)
+        assert wrong == []
