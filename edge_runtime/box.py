@@ -13,6 +13,7 @@ import numpy as np
 from edge_runtime.capture.sources import CameraConfig, FrameRequest
 from edge_runtime.config import ACCURACY, FRAMES, BoxConfig
 from edge_runtime.engines.base import EngineError, FrameEngine
+from edge_runtime.engines.joint_run import runs_jointly
 from edge_runtime.engines.registry import AUTO, FALLBACK, make_engine, session_opener
 from edge_runtime.engines.setup import EngineRequest, engines_for, held_bytes, layouts_within, unshared_store
 from edge_runtime.engines.torch_engine import FULL
@@ -21,7 +22,7 @@ from edge_runtime.events.rules import check_rules
 from edge_runtime.memory.store import Layouts, Store
 from edge_runtime.policies import policy_named
 from edge_runtime.scheduler import Policy, QuerySpec
-from edge_runtime.scheduler.costs import BATCHES, BatchCost, Costs, QueryCost, all_bytes
+from edge_runtime.scheduler.costs import BATCHES, BatchCost, Costs, JointCost, QueryCost, all_bytes
 from edge_runtime.scheduler.eviction import Overflow, OverflowLayer, overflow_of
 from edge_runtime.scheduler.types import Curve
 from edge_runtime.simulation.profile_io import (
@@ -39,6 +40,7 @@ from models.bundle.format import CHUNK_BYTES, Entry, tensor_hash
 from models.bundle.signing import check_signature
 from models.errors import BundleError, InputError, exact_text, message_of, size_text
 from models.notes import add_note
+from models.sharing.joint import joint_queries
 
 HASH_THREADS = 2
 """hashlib releases the interpreter lock."""
@@ -243,7 +245,8 @@ def cost_box(loaded: LoadedBox) -> CostedBox:
 def known_costs(bundle: Bundle, engines: Mapping[str, FrameEngine], profile: MeasuredProfile | None) -> Costs:
     """Costs before anything ran: as measured, else bytes and deadlines; times are learned while running.
 
-    A query whose engine takes no tensors of the arena needs none.
+    A query whose engine takes no tensors of the arena needs none. Passes for several queries are those that these
+    engines have.
     """
     measured = None if profile is None else measured_costs(bundle, profile)
     queries = {}
@@ -258,9 +261,17 @@ def known_costs(bundle: Bundle, engines: Mapping[str, FrameEngine], profile: Mea
         names = bundle.names_in_order(query.id) if engine.takes_tensors else ()
         queries[query.id] = QueryCost.of_batches(names, query.sla_ms / 1000, monotone_batches(batches))
     sizes = {name: bundle.nbytes(name) for name in sorted({name for cost in queries.values() for name in cost.tensors})}
+    alike = [
+        own for own in joint_queries(bundle.queries, bundle.nbytes) if runs_jointly([engines[query] for query in own])
+    ]
     if measured is None:
-        return Costs(queries, sizes, UNKNOWN_COPY_BYTES_PER_S)
-    return Costs(queries, sizes, measured.copy_bytes_per_s, measured.load_latency_s)
+        joint = tuple(
+            JointCost(own, replace(queries[own[0]], tensors=(), sla_s=min(queries[query].sla_s for query in own)))
+            for own in alike
+        )
+        return Costs(queries, sizes, UNKNOWN_COPY_BYTES_PER_S, joint=joint)
+    joint = tuple(one for one in measured.joint if one.queries in alike)
+    return Costs(queries, sizes, measured.copy_bytes_per_s, measured.load_latency_s, joint=joint)
 
 
 def _budgeted_costs(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import numpy as np
 
 from edge_runtime.engines.base import Engine, no_op
+from edge_runtime.engines.joint_run import CHECKED_FRAMES, JointPredictions, JointRunner
 from edge_runtime.memory.allocator import NoSpaceError
 from edge_runtime.memory.arena import Arena
 from edge_runtime.scheduler.costs import Costs, stored_name, tensor_groups
+from edge_runtime.scheduler.joint import run_workspace
 from models.device import is_out_of_memory
 from models.errors import exact_text
 from models.predictions import Prediction
@@ -20,6 +23,8 @@ MIN_CUT_SHARE = 1 / 16
 """Share of the budget cut at least after the device ran out of memory."""
 
 Value = TypeVar("Value")
+Runs = Sequence[tuple[str, int]]
+"""What runs together: (query, frames)."""
 
 log = logging.getLogger("gemel.run")
 
@@ -38,6 +43,7 @@ class Device:
         self._tensors = {query: cost.tensors for query, cost in costs.queries.items()}
         self._own = {query: {stored_name(name): name for name in names} for query, names in self._tensors.items()}
         """By query and content name the tensor that it uses: its own copy where the policy shares none."""
+        self._runners: dict[tuple[str, ...], JointRunner] = {}
         self._resident: frozenset[str] | None = None
         self._resident_bytes = 0
         self._incomplete: frozenset[str] = frozenset()
@@ -77,16 +83,16 @@ class Device:
         """Compute the resident groups again: something failed."""
         self._resident = None
 
-    def load(self, query: str, count: int, evict: Iterable[str], changes: bool, early: bool = False) -> None:
-        """Load all that a run of `count` frames of this query needs, after evicting the groups of `evict`.
+    def load(self, runs: Runs, evict: Iterable[str], changes: bool, early: bool = False) -> None:
+        """Load all that one run of these (query, frames) needs, after evicting the groups of `evict`.
 
         `changes` says whether anything is to be loaded; with `early` tensors may still be arriving on return.
         """
-        workspace_bytes = self.costs.queries[query].workspace_of(max(1, count))
+        workspace_bytes, names = self._workspace(runs), self._names(runs)
         evicted = self.groups.tensor_names(evict)
-        incomplete = tuple(self._incomplete.difference(self._tensors[query]))
+        incomplete = tuple(self._incomplete.difference(names))
         try:
-            self._retry(query, lambda: self._load(query, workspace_bytes, evicted, incomplete, early))
+            self._retry(runs[0][0], lambda: self._load(names, workspace_bytes, evicted, incomplete, early))
         finally:
             if changes or evicted or incomplete:
                 self._resident = None
@@ -99,15 +105,27 @@ class Device:
         """
         return self._retry(query, lambda: self._run(query, images, beside))
 
+    def run_joint(
+        self, images: Mapping[str, Sequence[np.ndarray]], beside: Callable[[], None] = no_op
+    ) -> JointPredictions:
+        """The predictions of several queries from one pass, or the error with which one of them failed."""
+        return self._retry(next(iter(images)), lambda: self._run_joint(images, beside))
+
+    def joint_difference(self, images: Mapping[str, np.ndarray]) -> str | None:
+        """How the outputs of one pass for these queries differ from those of separate runs; None where they agree."""
+        runs = tuple((query, CHECKED_FRAMES) for query in images)
+        self.load(runs, (), True)
+        with self._hold_bound(runs):
+            return self._runner(runs).differs(images)
+
     def prefetch(self, load: Iterable[str], evict: Iterable[str]) -> None:
         """Begin to load groups during the present run, if there is memory."""
         self._resident = None
         self.arena.prefetch(self.groups.tensor_names(load), self.groups.tensor_names(evict))
 
     def _load(
-        self, query: str, workspace_bytes: int, evict: Sequence[str], incomplete: Sequence[str], early: bool
+        self, names: Sequence[str], workspace_bytes: int, evict: Sequence[str], incomplete: Sequence[str], early: bool
     ) -> None:
-        names = self._tensors[query]
         try:
             self.arena.start(names, workspace_bytes, evict, waits=not early)
         except NoSpaceError:
@@ -116,6 +134,42 @@ class Device:
             self.arena.start(names, workspace_bytes, (*evict, *incomplete), waits=not early)
         if not early:
             self.arena.finish(names)
+
+    def _names(self, runs: Runs) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for query, _ in runs for name in self._tensors[query]))
+
+    def _workspace(self, runs: Runs) -> int:
+        return run_workspace(self.costs, tuple((query, max(1, count)) for query, count in runs))
+
+    def _run_joint(self, images: Mapping[str, Sequence[np.ndarray]], beside: Callable[[], None]) -> JointPredictions:
+        runs = tuple((query, len(own)) for query, own in images.items())
+        with self._hold_bound(runs):
+            found = self._runner(runs).run(images, beside if self.overlaps else no_op)
+            self.arena.synchronise()
+        return found
+
+    @contextmanager
+    def _hold_bound(self, runs: Runs) -> Iterator[None]:
+        """Have the tensors of these queries resident and their engines bound to them."""
+        names, workspace, residency = self._names(runs), self._workspace(runs), self.arena.residency
+        if self.arena.start(names, workspace, waits=True):
+            self._resident = None
+        residency.hold(names, workspace)
+        try:
+            for query, _ in runs:
+                self.arena.finish(self._tensors[query])
+                self.arena.bind(self.engines[query], self._tensors[query], self._own[query])
+            yield
+        finally:
+            residency.release(names, workspace)
+
+    def _runner(self, runs: Runs) -> JointRunner:
+        joint = self.costs.joint_of(runs[0][0])
+        assert joint is not None, "the queries have no joint pass"
+        if joint.queries not in self._runners:
+            engines = {query: self.engines[query] for query in joint.queries}
+            self._runners[joint.queries] = JointRunner(engines)  # type: ignore[arg-type]
+        return self._runners[joint.queries]
 
     def _run(self, query: str, images: Sequence[np.ndarray], beside: Callable[[], None]) -> list[Prediction]:
         engine, names = self.engines[query], self._tensors[query]

@@ -14,19 +14,24 @@ import numpy as np
 
 from edge_runtime.backoff import BackOff
 from edge_runtime.device import Device
+from edge_runtime.engines.joint_run import CHECKED_FRAMES
 from edge_runtime.queues import DEADLINE, PAUSED, Frame, Mailboxes
 from edge_runtime.results import Publisher
 from edge_runtime.scheduler import Decision, Plan, Policy, QuerySpec, SchedulerState
-from edge_runtime.scheduler.costs import CostEstimates, Costs
+from edge_runtime.scheduler.costs import CostEstimates, Costs, JointCost
 from edge_runtime.scheduler.eviction import pick_evictions
+from edge_runtime.scheduler.joint import run_seconds
 from edge_runtime.simulation.trace import TraceWriter
 from models.errors import one_line
+from models.predictions import Prediction
 
 MAX_IDLE_S, MIN_SLEEP_S = 0.1, 0.001
 WARM_UP_RUNS = 3
 """Of each query; the first pays for one-time setup, the best of the others counts."""
 WARM_UP_TIMEOUT_S = 120.0
 """How long one step of the warm-up may last, which may compile what it runs."""
+MAX_CHECKED_FRAMES = 8
+"""Frames of the comparison of a pass with separate runs."""
 MAX_QUERY_FAILURES = 3
 """Failures in a row after which a query pauses."""
 QUERY_PAUSES = BackOff(1.0, 60.0, spread=0.25)
@@ -109,6 +114,21 @@ class Watchdog:
         return f"{activity.text} has not ended for {self._lasts_s:.1f} s"
 
 
+@dataclass(slots=True)
+class JointCounts:
+    """Runs of several queries in one pass: how many, the queries in them in sum, and their frames."""
+
+    runs: int = 0
+    queries: int = 0
+    frames: int = 0
+
+    def add(self, queries: int, frames: int) -> None:
+        """Count a run."""
+        self.runs += 1
+        self.queries += queries
+        self.frames += frames
+
+
 @dataclass(frozen=True, slots=True)
 class TurnTiming:
     """Seconds and bytes of a turn's load, seconds of its run, where they could be measured."""
@@ -153,13 +173,20 @@ class Executor:
         self._policy_failures, self._decide_at = 0, -math.inf
         self._warming: Iterator[None] | None = None
         self._cold: frozenset[str] = frozenset()
-        self._estimates = CostEstimates(device.costs)
+        self._unchecked = device.costs.joint
+        self._estimates = CostEstimates(device.costs.with_joint(()))
+        self.joint = JointCounts()
         self._last_plan = self._make_plan()
 
     @property
     def costs(self) -> Costs:
         """The present cost estimates, over groups of tensors (`TensorGroups`)."""
         return self._estimates.costs
+
+    @property
+    def checks_passes(self) -> bool:
+        """Whether the warm-up has passes for several queries to compare with separate runs; until then none runs."""
+        return bool(self._unchecked)
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -229,15 +256,52 @@ class Executor:
             except Exception as error:
                 self.publisher.disable(query, error)
         self._cold = frozenset()
+        for joint in self._unchecked:
+            self._check_pass(joint, frames, run_s)
+            yield
+        self._unchecked = ()
         has_loaded = moved_bytes > 0 and load_s > 0
         self._finish_warm_up(run_s, moved_bytes / load_s if has_loaded else self.costs.copy_bytes_per_s)
+
+    def _check_pass(
+        self, joint: JointCost, frames: Mapping[str, np.ndarray], run_s: Mapping[str, float]
+    ) -> None:  # fmt: skip
+        """Use a pass from now on if its outputs are those of separate runs; its cost is measured where it is unknown.
+
+        Where memory does not hold all its queries at once, it is checked with as many as it holds.
+        """
+        queries = [query for query in joint.queries if query not in self.publisher.disabled]
+        costs, workspace = self.device.costs, joint.cost.workspace_of(min(joint.cost.largest, MAX_CHECKED_FRAMES))
+        while len(queries) > 1:
+            needed = frozenset[str]().union(*(costs.queries[query].needed for query in queries))
+            if costs.resident_bytes(needed) + workspace <= self.device.budget_bytes:
+                break
+            queries.pop()
+        if len(queries) < 2:
+            return
+        queries = queries[: MAX_CHECKED_FRAMES // CHECKED_FRAMES]
+        pictures = {query: frames[query] for query in queries}
+        try:
+            problem = self.device.joint_difference(pictures)
+            if problem is None and joint.cost.run_s == 0.0:
+                start = self.clock()
+                self.device.run_joint({query: [frame] for query, frame in pictures.items()})
+                joint = JointCost(joint.queries, joint.cost.with_run_s((self.clock() - start) / len(queries)))
+        except Exception as error:
+            problem = one_line(error)
+            self.device.refresh_resident()
+        if problem is not None:
+            log.warning("queries %s run one after the other: %s", ", ".join(joint.queries), problem)
+            return
+        log.info("queries %s can run in one pass", ", ".join(joint.queries))
+        self._estimates.costs = self._estimates.costs.with_joint((*self._estimates.costs.joint, joint))
 
     def _load_for_warm_up(self, query: str) -> None:
         resident, resident_bytes = self.device.resident_groups()
         missing = tuple(group for group in self.costs.queries[query].tensors if group not in resident)
         state = SchedulerState(0.0, {}, resident, resident_bytes)
         evict = pick_evictions(state, self.costs, self._plan, query, missing, 1)
-        self.device.load(query, 0, evict or (), bool(missing))
+        self.device.load(((query, 0),), evict or (), bool(missing))
 
     def _finish_warm_up(self, run_s: Mapping[str, float], copy_bytes_per_s: float) -> None:
         self._estimates.set_measured(run_s, copy_bytes_per_s)
@@ -344,25 +408,29 @@ class Executor:
         return decision.query is not None
 
     def _take_turn(self, decision: Decision, query: str) -> TurnTiming:
+        runs = decision.runs or ((query, 0),)
         expected_s = self.costs.load_s(self.costs.moved_bytes(decision.load))
-        expected_s += self.costs.queries[query].run_of(max(1, decision.count))
-        self.activity = Activity.expecting(f"query {query}", expected_s)
-        starts_early = decision.count > 0 and self.device.starts_early(query)
+        expected_s += run_seconds(self.costs, decision.runs or ((query, 1),))
+        self.activity = Activity.expecting(f"query {', '.join(name for name, _ in runs)}", expected_s)
+        starts_early = decision.count > 0 and not decision.also and self.device.starts_early(query)
         arena = self.device.arena
         bytes_before, load_s_before, start = arena.bytes_moved, arena.load_s, self.clock()
         try:
-            self.device.load(query, decision.count, decision.evict, bool(decision.load), starts_early)
+            self.device.load(runs, decision.evict, bool(decision.load), starts_early)
         except Exception as error:
-            self._record_failure(query, self.mailboxes.take(query, decision.count), error)
+            for name, count in runs:
+                self._record_failure(name, self.mailboxes.take(name, count), error)
             return TurnTiming()
         loaded = self.clock()
-        has_run = decision.count > 0 and self._run(query, decision)
+        has_run = decision.count > 0 and (self._run_joint(decision) if decision.also else self._run(query, decision))
         finished = self.clock()
         load_s = arena.load_s - load_s_before if starts_early else loaded - start
         moved = arena.bytes_moved - bytes_before
         self._estimates.record_load(query, moved, load_s)
         run_s = finished - loaded if has_run and not (starts_early and moved) else None
-        if run_s is not None:
+        if run_s is not None and decision.also:
+            self._estimates.record_joint(query, sum(count for _, count in runs), run_s)
+        elif run_s is not None:
             self._estimates.record_run(query, decision.count, run_s)
         return TurnTiming(load_s, moved, run_s)
 
@@ -373,7 +441,42 @@ class Executor:
         if not frames or len(images) < len(frames):
             return False
         try:
-            predictions = self.device.run(query, images, lambda: self._prefetch_next(query, decision))
+            predictions = self.device.run(query, images, lambda: self._prefetch_next(decision))
+        except Exception as error:
+            self._record_failure(query, frames, error)
+            return False
+        return self._publish(query, frames, predictions)
+
+    def _run_joint(self, decision: Decision) -> bool:
+        """The same for several queries in one pass; False where any of them failed, which leaves the others' results.
+
+        A run whose time says nothing of the next one counts as failed, too.
+        """
+        frames = {query: self.mailboxes.take(query, count) for query, count in decision.runs}
+        images = {
+            query: [frame.image for frame in own if frame.image is not None] for query, own in frames.items() if own
+        }
+        if not images:
+            return False
+        try:
+            found = self.device.run_joint(images, lambda: self._prefetch_next(decision))
+        except Exception as error:
+            for query, own in frames.items():
+                self._record_failure(query, own, error)
+            return False
+        self.joint.add(len(images), sum(map(len, images.values())))
+        has_run = len(images) == len(decision.runs)
+        for query, own in frames.items():
+            predictions = found.get(query, [])
+            if isinstance(predictions, Exception):
+                self._record_failure(query, own, predictions)
+                has_run = False
+            else:
+                has_run = self._publish(query, own, predictions) and has_run
+        return has_run
+
+    def _publish(self, query: str, frames: Sequence[Frame], predictions: Sequence[Prediction]) -> bool:
+        try:
             self.publisher.publish(query, frames, predictions, self.clock())
         except Exception as error:
             self._record_failure(query, frames, error)
@@ -391,11 +494,11 @@ class Executor:
         if was_closed and breaker.state(now) == OPEN:
             log.error("query %s pauses after %d failures in a row; it will be retried", query, MAX_QUERY_FAILURES)
 
-    def _prefetch_next(self, query: str, decision: Decision) -> None:
+    def _prefetch_next(self, decision: Decision) -> None:
         """Begin the load that the schedule would make after the present run, if there is memory beside it."""
-        present = self._snapshot()
-        waiting = {other: captured for other, captured in present.waiting.items() if other != query}
-        now = present.now + self.costs.queries[query].run_of(decision.count)
+        present, running = self._snapshot(), {query for query, _ in decision.runs}
+        waiting = {other: captured for other, captured in present.waiting.items() if other not in running}
+        now = present.now + run_seconds(self.costs, decision.runs)
         following = self.policy.decide(replace(present, now=now, waiting=waiting), self.costs, self._plan)
         if following.query is not None and following.load:
             self.device.prefetch(following.load, following.evict)

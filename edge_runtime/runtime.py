@@ -147,6 +147,7 @@ class Runtime:
         old, new = before.queries, after.queries
         after.executor.publisher.inherit(before.executor.publisher)
         after.executor.device.max_used_bytes = before.executor.device.max_used_bytes
+        after.executor.joint = before.executor.joint
         sources, old_sources = after.sources, before.sources
         moved = {name for name, source in sources.items() if old_sources.get(name) is not source}
         reframed = {name for name in old.keys() & new.keys() if old[name].region != new[name].region}
@@ -172,7 +173,7 @@ class Runtime:
         self.sinks.change(after.box.config.sinks)
         self._past_overflow_bytes += before.box.overflow_bytes
         self.active = after
-        if pending.cold:
+        if pending.cold or after.executor.checks_passes:
             after.executor.begin_warm_up(after.box.costed.loaded.blank_frames(), pending.cold)
 
     def discard(self, pending: PendingConfig) -> None:

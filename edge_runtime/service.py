@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -363,7 +364,7 @@ class Service:
             "max_waiting_bytes": mailboxes.max_bytes, "most_waiting_bytes": mailboxes.max_waiting_bytes,
             "overhead_bytes": self._overhead_bytes, "copy_bytes_per_s": round(executor.costs.copy_bytes_per_s),
             "queries": executor.to_json(), "cameras": [camera.to_json() for camera in inference.cameras],
-            "reloads": dict(reloads.counts), "refused": reloads.refused,
+            "joint": asdict(executor.joint), "reloads": dict(reloads.counts), "refused": reloads.refused,
             "bundle_fault": active.bundle_problem,
             "sinks": self._sinks.to_json(), "sinks_gone": self._sinks.past_json(),
             "spool": None if self._spool is None else self._spool.to_json(),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from edge_runtime.memory.allocator import footprint_bytes
 from edge_runtime.scheduler.costs import BATCHES, BatchCost
 from edge_runtime.simulation.profile_io import (
+    JointProfile,
     MeasuredProfile,
     QueryProfile,
     describe_machine,
@@ -24,12 +26,15 @@ from gemel.text import size, table
 from merger.events import Progress, Stages, silent
 from models.bundle import open_bundle
 from models.io import check_apart, check_output, hold_locks
+from models.sharing.joint import joint_queries
 
 if TYPE_CHECKING:
     import numpy as np
 
     from edge_runtime.engines.base import FrameEngine
+    from edge_runtime.engines.joint_run import JointRunner
     from edge_runtime.memory.arena import Arena
+    from models.bundle import Bundle
 
 
 ROUNDS = 5
@@ -59,6 +64,12 @@ class ProfileResult:
                  "staleness": list(one.staleness)}
                 for query, one in self.profile.queries.items()
             ],
+            "joint": [
+                {"queries": list(one.queries),
+                 "batches": [{"count": batch.count, "run_ms": 1000 * batch.run_s,
+                              "workspace_bytes": batch.workspace_bytes} for batch in one.batches]}
+                for one in self.profile.joint
+            ],
         }  # fmt: skip
 
     def to_text(self) -> str:
@@ -67,6 +78,10 @@ class ProfileResult:
              *(f"{1000 * batch.run_s:.1f} ms" for batch in one.batches), size(one.batches[0].workspace_bytes))
             for query, one in self.profile.queries.items()
         ]  # fmt: skip
+        for one in self.profile.joint:
+            name = f"one pass for {', '.join(one.queries)}"
+            rows.append((name, "", "", *(f"{1000 * batch.run_s:.1f} ms" for batch in one.batches),
+                         size(one.batches[1].workspace_bytes)))  # fmt: skip
         headers = ("query", "engine", "load", *(f"run of {count}" for count in BATCHES), "workspace")
         return "\n".join([
             table(headers, rows), "",
@@ -134,6 +149,7 @@ def profile_bundle(
                     queries[query.id] = QueryProfile(load_s, _batches(one, rounds, workspace), engine=one.name)
                     one.unbind()
                     stages.add()
+                joint = _profile_passes(arena, opened, engines, queries, rounds)
         finally:
             arena.close()
         if load is not None:
@@ -144,7 +160,7 @@ def profile_bundle(
                 stages.add()
         moved, seconds = sum(nbytes for nbytes, _ in loads), sum(took for _, took in loads)
         rate = moved / seconds if seconds > 0 else 1e12
-        profile = MeasuredProfile(opened.digest, describe_machine(chosen), chosen, engine, rate, 0.0, queries)
+        profile = MeasuredProfile(opened.digest, describe_machine(chosen), chosen, engine, rate, 0.0, queries, joint)
         return ProfileResult(write_profile(bundle, profile), profile)
 
 
@@ -157,6 +173,55 @@ def _loads(arena: Arena, needed: Sequence[str], rounds: int) -> list[tuple[int, 
         moved = arena.change((), needed)
         found.append((moved, time.perf_counter() - start))
     return found
+
+
+def _profile_passes(
+    arena: Arena, bundle: Bundle, engines: Mapping[str, FrameEngine], queries: Mapping[str, QueryProfile], rounds: int
+) -> tuple[JointProfile, ...]:
+    """The passes that serve several queries with the outputs of separate runs, and what they cost."""
+    from edge_runtime.engines.joint_run import JointRunner, runs_jointly
+
+    found = []
+    for alike in joint_queries(bundle.queries, bundle.nbytes):
+        own = {query: engines[query] for query in alike}
+        if not runs_jointly(list(own.values())):
+            continue
+        arena.change((), tuple(dict.fromkeys(name for query in alike for name in bundle.names_in_order(query))))
+        for engine in own.values():
+            engine.bind(arena.tensor)
+        runner = JointRunner(own)
+        pictures = {query: _frames(engine, 1)[0] for query, engine in own.items()}
+        if runner.differs(pictures) is None:
+            batches = _joint_batches(runner, own, rounds)
+            found.append(JointProfile(alike, (queries[alike[0]].batches[0], *batches)))
+        for engine in own.values():
+            engine.unbind()
+    return tuple(found)
+
+
+def _joint_batches(
+    runner: JointRunner, engines: Mapping[str, FrameEngine], rounds: int
+) -> Iterator[BatchCost]:  # fmt: skip
+    """Batches of two frames or more, which the queries take in turns."""
+    import torch
+
+    from edge_runtime.engines.base import peak_bytes
+
+    device = next(iter(engines.values())).device
+    frames = {query: _frames(engine, BATCHES[-1]) for query, engine in engines.items()}
+    for count in BATCHES[1:]:
+        taken: dict[str, list[np.ndarray]] = {}
+        for place, query in zip(range(count), cycle(engines)):
+            taken.setdefault(query, []).append(frames[query][place])
+        seconds = []
+        for _ in range(rounds + 1):
+            start = time.perf_counter()
+            runner.run(taken)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start)
+        workspace = peak_bytes(partial(runner.run, taken), device)
+        yield BatchCost(count, median(seconds[1:]), workspace)
 
 
 def _batches(engine: FrameEngine, rounds: int, workspace: dict[int, int]) -> tuple[BatchCost, ...]:

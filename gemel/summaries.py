@@ -71,6 +71,8 @@ def box_text(summary: Row) -> str:
         f"sink {sink['kind']}: {sink['delivered']} delivered{_counts(sink['undelivered'])}" for sink in summary["sinks"]
     ]
     spool = summary["spool"]
+    joint = summary["joint"]
+    passes = [f"one pass for several queries: {joint['frames']} frames in {joint['runs']} runs"] * bool(joint["runs"])
     samples = [] if spool is None else [f"spool: {spool['samples']} samples stored{_counts(spool['unsampled'])}"]
     failed = [f"camera {one['id']}: {one['error']}" for one in summary["cameras"] if one["error"] is not None]
     return "\n".join([
@@ -79,6 +81,7 @@ def box_text(summary: Row) -> str:
         *failed,
         *sinks,
         *samples,
+        *passes,
         f"stopped after {duration(summary['seconds'])} ({summary['stopped_by']}): "
         f"{size(summary['bytes_moved'])} moved in {summary['swaps']} loads, "
         f"at most {size(summary['max_used_bytes'])} of {size(summary['budget_bytes'])} used",

@@ -101,7 +101,7 @@ def no_memory(setting: Setting, found: Found) -> None:
     answered = 0
     with setting.on_compute_stream():
         for query in QUERIES[:2] * 2:
-            device.load(query, 1, (), True)
+            device.load(((query, 1),), (), True)
             answered += len(device.run(query, [frame]))
     found.holds("every_frame_is_answered", answered == 4)
     found.holds("the_budget_is_less", device.budget_bytes < budget)

@@ -9,8 +9,8 @@ of equal name are one tensor.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -31,6 +31,8 @@ FRAMES, SAMPLES = "frames", "samples"
 """A batched tensor has a row for each frame, or for each frame of each query."""
 ELEMENTWISE = frozenset(("add", "sub", "mul", "div", "true_divide", "addcmul", "__add__", "__mul__", "__sub__",
                          "__radd__", "__rmul__", "__truediv__"))  # fmt: skip
+MAX_KEPT_BATCHES = 8
+"""Compositions of a batch whose scales and shifts are kept."""
 EXPANSIONS = frozenset(("expand", "repeat", "expand_as", "broadcast_to"))
 
 
@@ -38,19 +40,22 @@ class JointPassError(Exception):
     """A module does something that a joint pass cannot split between queries."""
 
 
-@dataclass(frozen=True)
 class Member:
     """One query of a pass: its module, and by state dict key the name of its tensor."""
 
-    model: nn.Module
-    names: Mapping[str, str]
+    def __init__(self, model: nn.Module, names: Mapping[str, str]) -> None:
+        self.model, self.names = model, names
+        self._tables: dict[str, tuple[dict[str, Any], str]] = {}
+        for key in names:
+            owner, _, attribute = key.rpartition(".")
+            module = model.get_submodule(owner)
+            is_parameter = attribute in module._parameters
+            self._tables[key] = module._parameters if is_parameter else module._buffers, attribute
 
     def tensor(self, key: str) -> Tensor:
         """The tensor that the module uses now."""
-        owner, _, attribute = key.rpartition(".")
-        module = self.model.get_submodule(owner)
-        found = module._parameters.get(attribute)
-        return found if found is not None else module._buffers[attribute]  # type: ignore[return-value]
+        table, attribute = self._tables[key]
+        return table[attribute]
 
 
 class JointPass:
@@ -65,7 +70,7 @@ class JointPass:
         if any(member.names.keys() != first.keys() for member in members):
             raise JointPassError("the state dicts have different keys")
         self._private = [key for key in first if len({member.names[key] for member in members}) > 1]
-        self._affines: dict[tuple[str, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
+        self._affines: OrderedDict[tuple[int, ...], dict[str, tuple[Tensor, Tensor]]] = OrderedDict()
         self._shares_rows = True
 
     def __call__(self, batch: Tensor, jobs: Sequence[Job]) -> list[Any]:
@@ -84,13 +89,17 @@ class JointPass:
         placed = [(member, range(starts[place], starts[place + 1])) for place, (member, _) in enumerate(jobs)]
         return self._run(batch, placed, list(range(len(batch))))
 
-    def affine(self, path: str, eps: float, members: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Scales and shifts (members, C) of a BatchNorm; `path` ends with a dot."""
-        key = path, members
-        if key not in self._affines:
-            scales, shifts = zip(*(_affine(self._members[member], path, eps) for member in members))
-            self._affines[key] = torch.stack(scales), torch.stack(shifts)
-        return self._affines[key]
+    def affine(self, path: str, eps: float, owners: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Scales and shifts (N, C) of a BatchNorm for frames of these members; `path` ends with a dot."""
+        kept = self._affines.setdefault(owners, {})
+        self._affines.move_to_end(owners)
+        if len(self._affines) > MAX_KEPT_BATCHES:
+            self._affines.popitem(last=False)
+        if path not in kept:
+            own = {member: _affine(self._members[member], path, eps) for member in set(owners)}
+            scales, shifts = zip(*(own[member] for member in owners))
+            kept[path] = torch.stack(scales), torch.stack(shifts)
+        return kept[path]
 
     def _run(self, batch: Tensor, jobs: Sequence[Job], rows: Sequence[int]) -> list[Any]:
         mode = _Interception(self, self._members, self._private, jobs, rows, len(batch), batch.device)
@@ -137,6 +146,7 @@ class _Interception(TorchFunctionMode):
         own = [members[member] for member, _ in jobs]
         self._template = own[0].model
         self._starts = [0, *accumulate(len(rows) for _, rows in jobs)]
+        self._owners = tuple(member for member, rows in jobs for _ in rows)
         self._places = torch.tensor([place for place, (_, rows) in enumerate(jobs) for _ in rows], device=device)
         self._parts: dict[int, list[Tensor]] = {}
         self._keys: dict[int, str] = {}
@@ -221,11 +231,13 @@ class _Interception(TorchFunctionMode):
         if given["running_mean"] is None or given.get("training") or not keys:
             raise JointPassError("a BatchNorm has no statistics of its own")
         x = self._expand(given["input"])
-        places = self._places_of(x)
         path = "".join(keys[0].rpartition(".")[:2])
         shape = (len(x), -1, *(1,) * (x.dim() - 2))
-        scales, shifts = self._joint.affine(path, given.get("eps", 1e-5), tuple(member for member, _ in self._jobs))
-        result = torch.addcmul(shifts[places].view(shape), x, scales[places].view(shape))
+        scale, shift = self._joint.affine(path, given.get("eps", 1e-5), self._owners)
+        if len(x) != len(self._rows):
+            samples = self._samples_of(x)
+            scale, shift = scale[samples], shift[samples]
+        result = torch.addcmul(shift.view(shape), x, scale.view(shape))
         _mark(result, SAMPLES)
         return result
 
@@ -317,13 +329,16 @@ class _Interception(TorchFunctionMode):
         is_regions = regions is not None and len(regions) == value.shape[0] != len(self._rows)
         return regions if is_regions else None
 
+    def _samples_of(self, value: Tensor) -> Tensor:
+        """The sample of each row of a batched tensor: of windows of attention, and of regions."""
+        if (regions := self._regions(value)) is not None:
+            return regions.long()
+        samples = torch.arange(len(self._rows), device=value.device)
+        return samples.repeat_interleave(self._rows_of(value, len(self._rows)))
+
     def _places_of(self, value: Tensor) -> Tensor:
         """The job of each row of a batched tensor."""
-        if len(value) == len(self._rows):
-            return self._places
-        if (regions := self._regions(value)) is not None:
-            return self._places[regions.long()]
-        return self._places.repeat_interleave(self._rows_of(value, len(self._rows)))
+        return self._places if len(value) == len(self._rows) else self._places[self._samples_of(value)]
 
 
 def _kind(value: Tensor) -> str | None:

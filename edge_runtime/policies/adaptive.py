@@ -14,6 +14,7 @@ from edge_runtime.queues import DEADLINE, DEPTH, MEMORY, REPLACED
 from edge_runtime.scheduler.batches import batch_in_time, largest_batches, too_late
 from edge_runtime.scheduler.costs import Costs, coalesce_tensors
 from edge_runtime.scheduler.eviction import pick_evictions
+from edge_runtime.scheduler.joint import join_queries, waiting_after_drops
 from edge_runtime.scheduler.order import share_order
 from edge_runtime.scheduler.types import CLOCK_SLACK_S, Decision, Plan, QuerySpec, SchedulerState, staleness_gain
 
@@ -121,7 +122,11 @@ class AdaptivePolicy:
             return Decision(drop=tuple(drop), policy_state=history)
         choices = Choices(state, waiting, costs, plan, history)
         decision = choices.for_accuracy() if plan.data.for_accuracy else choices.for_frames()
-        return replace(decision, drop=(*drop, *decision.drop))
+        decision = join_queries(replace(decision, drop=(*drop, *decision.drop)), state, costs, plan)
+        history = decision.policy_state
+        for query, count in decision.also:
+            history = history.with_run(query, waiting_after_drops(state, decision, query)[:count])
+        return replace(decision, policy_state=history)
 
 
 class Choices:

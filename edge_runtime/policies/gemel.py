@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edge_runtime.queues import DEADLINE, MEMORY
 from edge_runtime.scheduler.batches import batch_in_time, worst_first_batches
 from edge_runtime.scheduler.costs import Costs, coalesce_tensors
+from edge_runtime.scheduler.joint import join_queries
 from edge_runtime.scheduler.order import share_order
 from edge_runtime.scheduler.types import Decision, Plan, QuerySpec, SchedulerState
 
@@ -44,7 +45,8 @@ class GemelPolicy:
 
     Batch sizes are chosen beforehand so that the worst query's frames in time are most. The most recently run query
     is evicted first, since in a cycle its next turn is furthest away. A query passed over PATIENCE times for want of
-    its tensors takes its turn all the same: it is loaded ahead, and its next frame finds it resident.
+    its tensors takes its turn all the same: it is loaded ahead, and its next frame finds it resident. Queries that one
+    pass serves join the run of the one whose turn it is.
     """
 
     name: str = "gemel"
@@ -80,8 +82,10 @@ class GemelPolicy:
             if evict is None:
                 drop += [(query, captured, MEMORY) for captured in waiting[batch.late :]]
                 continue
-            policy_state = turns.after(query, batch.count > 0, late)
-            return Decision(query, batch.count, evict, missing, tuple(drop), policy_state=policy_state)
+            decision = join_queries(Decision(query, batch.count, evict, missing, tuple(drop)), state, costs, plan)
+            for other, _ in decision.also:  # before the query itself, after which the cycle goes on
+                turns = turns.after(other, True, ())
+            return replace(decision, policy_state=turns.after(query, batch.count > 0, late))
         return Decision(drop=tuple(drop), policy_state=turns.after(None, False, late))
 
 
@@ -110,7 +114,7 @@ def _room(
         return ()
     evict: list[str] = []
     resident = state.resident
-    for names in plan.next_use.of(costs, _coming(turns, plan.order), query):
+    for names in plan.next_use.of(costs, _coming(turns, plan.order), (query,)):
         for name in reversed(names):
             if name not in resident:
                 continue

@@ -15,6 +15,7 @@ from typing import Any
 from edge_runtime.policies.adaptive import AdaptivePolicy, RunHistory
 from edge_runtime.policies.gemel import GemelPolicy
 from edge_runtime.scheduler.costs import Costs
+from edge_runtime.scheduler.joint import waiting_after_drops
 from edge_runtime.scheduler.types import Decision, Plan, Policy, QuerySpec, SchedulerState, mean_accuracy
 from edge_runtime.simulation.simulator import BoxObserver, VirtualBox
 
@@ -118,11 +119,9 @@ def begin_selection(now: float, data: SelectionPlan) -> SelectionState:
 
 def with_decision(history: RunHistory, state: SchedulerState, decision: Decision) -> RunHistory:
     """The history once a decision has been carried out."""
-    if decision.query is None or not decision.count:
-        return history
-    dropped = {captured_at for query, captured_at, _ in decision.drop if query == decision.query}
-    left = [captured_at for captured_at in state.waiting[decision.query] if captured_at not in dropped]
-    return history.with_run(decision.query, left[: decision.count])
+    for query, count in decision.runs:
+        history = history.with_run(query, waiting_after_drops(state, decision, query)[:count])
+    return history
 
 
 def advance_selection(
@@ -153,6 +152,7 @@ def has_drifted(memory: SelectionState, now: float, costs: Costs, specs: Mapping
         return True
     pairs = [(before.copy_bytes_per_s, costs.copy_bytes_per_s)]
     pairs += [(cost.run_s, costs.queries[query].run_s) for query, cost in before.queries.items()]
+    pairs += [(old.cost.run_s, new.cost.run_s) for old, new in zip(before.joint, costs.joint)]
     return any(abs(new - old) > CONFIG.drift_share * old for old, new in pairs)
 
 

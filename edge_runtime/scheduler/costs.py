@@ -112,12 +112,29 @@ def _interpolate(known: Sequence[tuple[int, float]]) -> list[float]:
 
 
 @dataclass(frozen=True, slots=True)
+class JointCost:
+    """One pass for frames of several queries, which may be of any of `queries`: `cost` counts all frames of a run.
+
+    `cost` names no tensors: a run needs those of the queries whose frames it takes.
+    """
+
+    queries: tuple[str, ...]
+    cost: QueryCost
+
+    def without(self, queries: Collection[str]) -> JointCost | None:
+        """The same pass without these queries; None where fewer than two are left."""
+        left = tuple(query for query in self.queries if query not in queries)
+        return JointCost(left, self.cost) if len(left) > 1 else None
+
+
+@dataclass(frozen=True, slots=True)
 class Costs:
     """The costs of all queries on one device.
 
     `tensor_bytes` are bytes as stored; they are what a load moves. What a resident tensor occupies is its
     footprint, and every comparison with a budget is made in footprints. A load takes `load_latency_s` once and then
-    the bytes at `copy_bytes_per_s`. `footprints` follow from `tensor_bytes` unless given.
+    the bytes at `copy_bytes_per_s`. `footprints` follow from `tensor_bytes` unless given. `joint` are the passes that
+    serve several queries; a query belongs to one at most.
     """
 
     queries: Mapping[str, QueryCost]
@@ -125,6 +142,7 @@ class Costs:
     copy_bytes_per_s: float
     load_latency_s: float = 0.0
     footprints: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
+    joint: tuple[JointCost, ...] = ()
 
     def __post_init__(self) -> None:
         if self.copy_bytes_per_s <= 0 or self.load_latency_s < 0:
@@ -157,6 +175,14 @@ class Costs:
     def alone_bytes(self, query: str) -> int:
         """The least budget under which this query can run: its resident weights and its workspace."""
         return self.weights_bytes(query) + self.queries[query].workspace_bytes
+
+    def joint_of(self, query: str) -> JointCost | None:
+        """The pass that serves a query beside others, if there is one."""
+        return next((joint for joint in self.joint if query in joint.queries), None)
+
+    def with_joint(self, joint: Iterable[JointCost | None]) -> Costs:
+        """The same costs with other joint passes."""
+        return _replace_fields(self, joint=tuple(one for one in joint if one is not None))
 
     def with_measured(self, query: str, run_s: float, copy_bytes_per_s: float) -> Costs:
         """The same costs with one query's run time (of one frame; larger batches in proportion) and the copy rate
@@ -251,7 +277,7 @@ def tensor_groups(costs: Costs, group_bytes: int | None = None) -> TensorGroups:
         for query, cost in costs.queries.items()
     }
     footprints = {group: costs.resident_bytes(names) for group, names in tensors.items()}
-    small = Costs(queries, sizes, costs.copy_bytes_per_s, costs.load_latency_s, footprints)
+    small = Costs(queries, sizes, costs.copy_bytes_per_s, costs.load_latency_s, footprints, costs.joint)
     return TensorGroups(small, {group: tuple(names) for group, names in tensors.items()})
 
 
@@ -289,6 +315,19 @@ class CostEstimates:
         if moved_bytes >= RATE_FROM_BYTES and seconds > 0:
             rate = _moving_average(self.costs.copy_bytes_per_s, moved_bytes / seconds)
             self.costs = self.costs.with_measured(query, self.costs.queries[query].run_s, rate)
+
+    def record_joint(self, query: str, count: int, seconds: float) -> None:
+        """A joint pass of this query and others ran `count` frames in so long."""
+        changed = []
+        for joint in self.costs.joint:
+            if query in joint.queries:
+                expected = joint.cost.run_of(count)
+                ratio = seconds / expected if expected > 0 else 1.0
+                run_s = _moving_average(joint.cost.run_s, joint.cost.run_s * ratio)
+                changed.append(JointCost(joint.queries, joint.cost.with_run_s(run_s)))
+            else:
+                changed.append(joint)
+        self.costs = self.costs.with_joint(changed)
 
     def record_run(self, query: str, count: int, seconds: float) -> None:
         """A run of `count` frames took so long."""

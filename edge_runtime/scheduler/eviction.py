@@ -21,17 +21,31 @@ def pick_evictions(
 ) -> tuple[str, ...] | None:
     """The tensors to evict so that `query` can run `count` frames once `missing` is loaded; None if it never fits.
 
+    As `pick_evictions_for` that query alone.
+    """
+    return pick_evictions_for(state, costs, plan, (query,), missing, costs.queries[query].workspace_of(count))
+
+
+def pick_evictions_for(
+    state: SchedulerState,
+    costs: Costs,
+    plan: Plan,
+    queries: tuple[str, ...],
+    missing: Sequence[str],
+    workspace_bytes: int,
+) -> tuple[str, ...] | None:
+    """The tensors to evict so that these queries can run together once `missing` is loaded; None if they never fit.
+
     In the plan's cyclic order, what the queries just before this one need is needed last. Among tensors that are
     needed at the same time the smallest that suffices goes; what then proves not to be in the way stays.
     """
-    cost = costs.queries[query]
-    excess = (state.resident_bytes + costs.resident_bytes(missing) + cost.workspace_of(count)) - plan.budget_bytes
+    excess = state.resident_bytes + costs.resident_bytes(missing) + workspace_bytes - plan.budget_bytes
     if excess <= 0:
         return ()
     sizes, resident = costs.footprints, state.resident
     evict: list[str] = []
-    order, here = plan.order, plan.order.index(query)
-    for later in plan.next_use.of(costs, (*order[here + 1 :], *order[:here]), query):
+    order, here = plan.order, plan.order.index(queries[0])
+    for later in plan.next_use.of(costs, (*order[here + 1 :], *order[:here]), queries):
         names = [name for name in later if name in resident]
         freed = costs.resident_bytes(names)
         if freed > excess:
@@ -158,7 +172,8 @@ def overflow_of(costs: Costs, budget_bytes: int, layers_of: LayersOf) -> Overflo
     sizes, footprints = (
         {name: held for name, held in of.items() if name in needed} for of in (costs.tensor_bytes, costs.footprints)
     )
-    within = Costs(queries, sizes, costs.copy_bytes_per_s, costs.load_latency_s, footprints)
+    joint = tuple(one for one in (each.without(tensors.keys() | lacking.keys()) for each in costs.joint) if one)
+    within = Costs(queries, sizes, costs.copy_bytes_per_s, costs.load_latency_s, footprints, joint)
     return Overflow(within, tensors, run_bytes, lacking)
 
 

@@ -126,15 +126,16 @@ class NextUse:
     """Which tensors are needed when, looked up in every decision: a few orders of turns come again and again."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[tuple[str, ...], str], tuple[tuple[str, ...], ...]] = {}
+        self._known: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[tuple[str, ...], ...]] = {}
 
-    def of(self, costs: Costs, coming: tuple[str, ...], query: str) -> tuple[tuple[str, ...], ...]:
-        """`by_next_use` of all tensors; `costs` may differ between calls in times, not in tensors."""
-        found = self._known.get((coming, query))
+    def of(self, costs: Costs, coming: tuple[str, ...], queries: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+        """`by_next_use` of all tensors that these queries do not need; between calls only times of `costs` differ."""
+        found = self._known.get((coming, queries))
         if found is None:
             if len(self._known) >= MAX_CACHED_ORDERS:
                 self._known.clear()
-            found = self._known[coming, query] = tuple(by_next_use(costs, coming, costs.queries[query].needed))
+            kept = frozenset[str]().union(*(costs.queries[query].needed for query in queries))
+            found = self._known[coming, queries] = tuple(by_next_use(costs, coming, kept))
         return found
 
 

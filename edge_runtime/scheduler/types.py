@@ -109,6 +109,7 @@ class SchedulerState:
 class Decision:
     """What to do now, in this order: drop frames, evict tensors, load tensors, run `count` frames of `query` together.
 
+    `also` holds further (query, frames) that run in the same pass (`Costs.joint`), whose tensors `load` includes.
     `query` is None when there is nothing to do. With `count` 0 tensors of `query` are loaded ahead of its next frame.
     `drop` holds (query, captured_at, reason). The frames to run are the oldest that then wait. `wake_s` says when to
     ask again though nothing has changed by then, None for never. `recall` belongs to the next situation.
@@ -121,6 +122,12 @@ class Decision:
     drop: tuple[tuple[str, float, str], ...] = ()
     wake_s: float | None = None
     policy_state: Any = None
+    also: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def runs(self) -> tuple[tuple[str, int], ...]:
+        """The (query, frames) that run together."""
+        return ((self.query, self.count), *self.also) if self.query is not None and self.count else ()
 
 
 @dataclass(frozen=True, eq=False)

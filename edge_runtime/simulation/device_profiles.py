@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edge_runtime.scheduler.costs import BATCHES, BatchCost, Costs, QueryCost
+from edge_runtime.scheduler.costs import BATCHES, BatchCost, Costs, JointCost, QueryCost
 from edge_runtime.scheduler.eviction import OverflowLayer, scratch_bytes
 from models.bundle.model_spec import is_zoo_model
+from models.sharing.joint import joint_queries
 
 if TYPE_CHECKING:
     from models.bundle import Bundle, BundleQuery
@@ -101,9 +103,35 @@ def costs_for(profile: DeviceProfile, bundle: Bundle) -> Costs:
     """
     queries = {query.id: _query_cost(profile, bundle, query) for query in bundle.queries}
     names = {name for cost in queries.values() for name in cost.tensors}
-    return Costs(
-        queries, {name: bundle.nbytes(name) for name in sorted(names)}, profile.copy_bytes_per_s, profile.load_latency_s
+    joint = tuple(
+        _joint_cost(profile, bundle, alike, min(queries[query].sla_s for query in alike))
+        for alike in joint_queries(bundle.queries, bundle.nbytes)
     )
+    return Costs(
+        queries, {name: bundle.nbytes(name) for name in sorted(names)}, profile.copy_bytes_per_s,
+        profile.load_latency_s, joint=joint,
+    )  # fmt: skip
+
+
+def _joint_cost(profile: DeviceProfile, bundle: Bundle, alike: Sequence[str], sla_s: float) -> JointCost:
+    """One pass of these queries: a tied module is called once, a private one for each query, a norm once."""
+    own = [query for query in bundle.queries if query.id in alike]
+    found = _model_cost(bundle, own[0])
+    private = {
+        key.rpartition(".")[0]
+        for key in own[0].tensors
+        if len({query.tensors[key] for query in own}) > 1 and key.rpartition(".")[0] not in found.norms
+    }
+    calls = found.leaves + (len(own) - 1) * len(private)
+    batches = (
+        BatchCost(
+            count,
+            count * found.flops / profile.flops_per_s + calls * profile.launch_s,
+            count * found.workspace_bytes + found.scratch_bytes,
+        )
+        for count in BATCHES
+    )
+    return JointCost(tuple(alike), QueryCost.of_batches((), sla_s, batches))
 
 
 def _query_cost(profile: DeviceProfile, bundle: Bundle, query: BundleQuery) -> QueryCost:
@@ -127,6 +155,8 @@ class ModelCost:
     workspace_bytes: int
     scratch_bytes: int
     leaves: int
+    norms: frozenset[str] = frozenset()
+    """The paths of its BatchNorms."""
 
 
 _MODEL_COSTS: dict[tuple[object, ...], ModelCost] = {}
@@ -138,12 +168,15 @@ def _model_cost(bundle: Bundle, query: BundleQuery) -> ModelCost:
     key = (query.task, query.network, repr(query.model_args), query.input_size, len(query.classes), packed)
     if key in _MODEL_COSTS:
         return _MODEL_COSTS[key]
+    from torch.nn.modules.batchnorm import _BatchNorm
+
     from models.cost import flops, workspace_bytes
 
     model, size = bundle.build(query.id, "meta"), query.input_size
     leaves = sum(not any(module.children()) for module in model.modules())
     scratch = scratch_bytes(overflow_layers(bundle, query)) if packed else 0
-    found = ModelCost(flops(model, size), workspace_bytes(model, size), scratch, leaves)
+    norms = frozenset(path for path, module in model.named_modules() if isinstance(module, _BatchNorm))
+    found = ModelCost(flops(model, size), workspace_bytes(model, size), scratch, leaves, norms)
     if is_zoo_model(query.model) or query.graph is not None:
         _MODEL_COSTS[key] = found
     return found

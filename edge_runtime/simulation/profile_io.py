@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
+from edge_runtime.scheduler.costs import BatchCost, Costs, JointCost, QueryCost
 from edge_runtime.scheduler.types import MAX_AGES, Curve, monotone_curve
 from models.bundle import Bundle
 from models.errors import InputError
@@ -40,6 +40,14 @@ class QueryProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class JointProfile:
+    """One pass for frames of these queries, by the frames of all together."""
+
+    queries: tuple[str, ...]
+    batches: tuple[BatchCost, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class MeasuredProfile:
     """A bundle's queries measured on `machine`; `digest` is the bundle's."""
 
@@ -50,6 +58,7 @@ class MeasuredProfile:
     copy_bytes_per_s: float
     load_latency_s: float
     queries: Mapping[str, QueryProfile]
+    joint: tuple[JointProfile, ...] = ()
 
 
 _Text = Annotated[str, Field(max_length=500)]
@@ -69,6 +78,11 @@ class _QueryKeys(Exact):
     engine: _Text
 
 
+class _JointKeys(Exact):
+    queries: Annotated[list[_Text], Field(min_length=2)]
+    batches: Annotated[list[_BatchKeys], Field(min_length=1, max_length=MAX_PROFILE_BATCH)]
+
+
 class _MachineKeys(Exact, extra="allow"):
     __pydantic_extra__: dict[str, _Text | int | None]
     name: _Text
@@ -83,6 +97,7 @@ class _ProfileKeys(Exact):
     copy_bytes_per_s: Annotated[float, Field(ge=1, le=1e15)]
     load_latency_s: _Seconds
     queries: Annotated[dict[_Text, _QueryKeys], Field(min_length=1)]
+    joint: Annotated[list[_JointKeys], Field(default_factory=list)]
 
 
 def describe_machine(device: str) -> dict[str, Any]:
@@ -125,16 +140,25 @@ def read_profile(bundle: Bundle) -> MeasuredProfile:
     found = validate(path, read_json(path, PROFILE_HINT), _ProfileKeys, hint=PROFILE_HINT)
     queries = dict[str, QueryProfile]()
     for query, one in found.queries.items():
-        batches = tuple(BatchCost(**dict(batch)) for batch in one.batches)
-        if batches[0].count != 1 or any(a.count >= b.count for a, b in pairwise(batches)):
-            raise InputError(path, "their counts do not ascend from 1", PROFILE_HINT, f"queries.{query}.batches")
+        batches = _read_batches(path, one.batches, f"queries.{query}.batches")
         queries[query] = QueryProfile(one.load_s, batches, monotone_curve(one.staleness), one.engine)
     if found.digest != bundle.digest or set(queries) != {query.id for query in bundle.queries}:
         raise InputError(path, "was measured with another bundle of this name", PROFILE_HINT)
+    named = [query for one in found.joint for query in one.queries]
+    if len(set(named)) < len(named) or not set(named) <= queries.keys():
+        raise InputError(path, "names queries that are unknown or in two passes", PROFILE_HINT, "joint")
+    joint = tuple(JointProfile(tuple(one.queries), _read_batches(path, one.batches, "joint")) for one in found.joint)
     return MeasuredProfile(
         found.digest, found.machine.model_dump(), found.device, found.engine, found.copy_bytes_per_s,
-        found.load_latency_s, queries,
+        found.load_latency_s, queries, joint,
     )  # fmt: skip
+
+
+def _read_batches(path: Path, rows: Iterable[_BatchKeys], key: str) -> tuple[BatchCost, ...]:
+    batches = tuple(BatchCost(**dict(batch)) for batch in rows)
+    if batches[0].count != 1 or any(a.count >= b.count for a, b in pairwise(batches)):
+        raise InputError(path, "their counts do not ascend from 1", PROFILE_HINT, key)
+    return batches
 
 
 def read_staleness(bundle: Bundle) -> dict[str, Curve]:
@@ -178,9 +202,17 @@ def measured_costs(bundle: Bundle, profile: MeasuredProfile) -> Costs:
         for query in bundle.queries
     }
     names = {name for cost in queries.values() for name in cost.tensors}
-    return Costs(
-        queries, {name: bundle.nbytes(name) for name in sorted(names)}, profile.copy_bytes_per_s, profile.load_latency_s
+    joint = tuple(
+        JointCost(
+            one.queries,
+            QueryCost.of_batches((), min(queries[query].sla_s for query in one.queries), monotone_batches(one.batches)),
+        )
+        for one in profile.joint
     )
+    return Costs(
+        queries, {name: bundle.nbytes(name) for name in sorted(names)}, profile.copy_bytes_per_s,
+        profile.load_latency_s, joint=joint,
+    )  # fmt: skip
 
 
 def monotone_batches(batches: Iterable[BatchCost]) -> tuple[BatchCost, ...]:

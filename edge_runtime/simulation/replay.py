@@ -133,7 +133,8 @@ class _RecordedBox:
                 self.estimates.lower_run_s(query)
         box.change_resident(decision)
         if decision.query is not None:
-            box.take(decision.query, decision.count)
+            for query, count in decision.runs:
+                box.take(query, count)
         if line.query is not None:
             self._measure(line, line.query)
 
@@ -142,9 +143,10 @@ class _RecordedBox:
 
     def _compare(self, line: TraceStep, decision: Decision) -> None:
         load, evict = (frozenset(numbered_names(numbers)) for numbers in (line.load, line.evict))
-        recorded = (line.query, line.count, load, evict, tuple(line.drop))
+        recorded = (line.query, line.count, load, evict, tuple(line.drop), tuple(line.also))
         replayed = (
-            decision.query, decision.count, frozenset(decision.load), frozenset(decision.evict), decision.drop
+            decision.query, decision.count, frozenset(decision.load), frozenset(decision.evict), decision.drop,
+            decision.also,
         )  # fmt: skip
         if not any((line.query, line.drop, decision.query, decision.drop)):
             return
@@ -153,13 +155,16 @@ class _RecordedBox:
         if recorded != replayed and self.first_difference is None:
             before, after = (
                 f"{query} x{count}, {len(load)} loaded, {len(evict)} evicted, {len(drop)} dropped"
-                for query, count, load, evict, drop in (recorded, replayed)
+                for query, count, load, evict, drop, _ in (recorded, replayed)
             )
             self.first_difference = f"at {line.at:.6f}: recorded {before}, replayed {after}"
 
     def _measure(self, line: TraceStep, query: str) -> None:
         if line.load_s is not None:
             self.estimates.record_load(query, line.moved_bytes, line.load_s)
-        if line.run_s is not None:
+        if line.run_s is not None and line.also:
+            self.estimates.record_joint(query, line.count + sum(count for _, count in line.also), line.run_s)
+        elif line.run_s is not None:
             self.estimates.record_run(query, line.count, line.run_s)
-        self.processed[query] += line.count
+        for name, count in ((query, line.count), *line.also):
+            self.processed[name] += count

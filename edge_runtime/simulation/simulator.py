@@ -16,6 +16,7 @@ from typing import Any
 from edge_runtime.queues import DEPTH, REPLACED, Ledger
 from edge_runtime.scheduler import CLOCK_SLACK_S, Decision, Policy, QuerySpec, SchedulerState
 from edge_runtime.scheduler.costs import Costs
+from edge_runtime.scheduler.joint import run_seconds, run_workspace
 
 PROCESSED, DROPPED, PENDING = "processed", "dropped", "pending"
 Decide = Callable[[SchedulerState], Decision]
@@ -32,6 +33,9 @@ class BoxObserver:
 
     def on_load(self, box: VirtualBox, decision: Decision) -> None:
         """Tensors were evicted or loaded; `box.now` is when that was complete."""
+
+    def on_start(self, box: VirtualBox, decision: Decision) -> None:
+        """A run begins, of one query or of several."""
 
     def on_run(self, query: str, captured: Sequence[float], started_at: float, finished_at: float) -> None:
         """The query's oldest waiting frames ran together."""
@@ -70,10 +74,12 @@ class VirtualBox:
             self.observer.on_load(self, decision)
         if decision.count:
             started_at = self.now
-            self.now += self.costs.queries[decision.query].run_of(decision.count)
-            captured = self.take(decision.query, decision.count)
-            assert len(captured) == decision.count, "the schedule ran frames that do not wait"
-            self.observer.on_run(decision.query, captured, started_at, self.now)
+            self.now += run_seconds(self.costs, decision.runs)
+            self.observer.on_start(self, decision)
+            for query, count in decision.runs:
+                captured = self.take(query, count)
+                assert len(captured) == count, "the schedule ran frames that do not wait"
+                self.observer.on_run(query, captured, started_at, self.now)
         return True
 
     def deliver(self, until_s: float = math.inf) -> None:
@@ -166,7 +172,7 @@ class Simulation(BoxObserver):
     """The outcome of a simulation, noted while it runs.
 
     `costs` are those the policy saw, with the tensor names that `changes` speak of; `bytes_moved` counts stored bytes
-    loaded.
+    loaded, `joint_runs` the runs of several queries.
     """
 
     costs: Costs
@@ -174,6 +180,7 @@ class Simulation(BoxObserver):
     changes: list[Swap] = field(default_factory=list)
     bytes_moved: int = 0
     max_used_bytes: int = 0
+    joint_runs: int = 0
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.costs.queries)
@@ -200,10 +207,13 @@ class Simulation(BoxObserver):
         query = str(decision.query)
         self.bytes_moved += self.costs.moved_bytes(decision.load)
         self.changes.append(Swap(box.now, query, decision.evict, decision.load, box.resident_bytes))
-        self._use(query, max(1, decision.count))
+        self._use(self.costs.queries[query].workspace_of(max(1, decision.count)))
+
+    def on_start(self, box: VirtualBox, decision: Decision) -> None:
+        self.joint_runs += len(decision.runs) > 1
+        self._use(run_workspace(self.costs, decision.runs))
 
     def on_run(self, query: str, captured: Sequence[float], started_at: float, finished_at: float) -> None:
-        self._use(query, len(captured))
         sla_s = self.costs.queries[query].sla_s
         for captured_at in captured:
             place = self._waiting[query].pop(0)
@@ -213,9 +223,9 @@ class Simulation(BoxObserver):
             )
             self.ledger.count_processed(query, late)
 
-    def _use(self, query: str, count: int) -> None:
+    def _use(self, workspace_bytes: int) -> None:
         resident_bytes = self.changes[-1].resident_bytes if self.changes else 0
-        self.max_used_bytes = max(self.max_used_bytes, resident_bytes + self.costs.queries[query].workspace_of(count))
+        self.max_used_bytes = max(self.max_used_bytes, resident_bytes + workspace_bytes)
 
     def per_query(self) -> list[dict[str, Any]]:
         """Per query: id, received, processed, late, dropped (in all), dropped_by reason, and age_p95_ms of its results

@@ -2,7 +2,8 @@
 
 The first line holds the costs known at the start and all that the schedule was planned from. After it come, in the
 order in which they happened, `{"frame": [query, captured_at, at]}` for every frame that arrived, and one object per
-decision: `at` (when), `query`, `count`, `load` and `evict` (numbers of tensors), `drop`, what the action took
+decision: `at` (when), `query`, `count`, `also` (further queries of the run),
+`load` and `evict` (numbers of tensors), `drop`, what the action took
 (`load_s`, `moved_bytes`, `run_s`; null for what did not happen), `urgency`, `budget_bytes`, and `resident`: the
 tensors that came or went otherwise than by the decisions so far (a prefetch, say). Seconds are those of the box's
 own clock. Reading checks every line.
@@ -23,12 +24,12 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from edge_runtime.scheduler import Decision, QuerySpec, SchedulerState
-from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
+from edge_runtime.scheduler.costs import BatchCost, Costs, JointCost, QueryCost
 from edge_runtime.scheduler.types import MAX_AGES
 from models.errors import InputError, one_line
 from models.io import AppendFile, Exact, read_json_lines, validate
 
-TRACE_FORMAT = 2
+TRACE_FORMAT = 3
 MAX_WAITING_LINES = 100_000
 TIMEOUT_S = 1.0
 
@@ -73,6 +74,10 @@ class TraceWriter:
                 "tensors": self._of(cost.tensors), "run_s": cost.run_s, "workspace_bytes": cost.workspace_bytes,
                 "sla_s": cost.sla_s, "larger": [asdict(batch) for batch in cost.larger], "best_s": best_s.get(query),
             } for query, cost in costs.queries.items()},
+            "joint": [{
+                "queries": list(joint.queries), "run_s": joint.cost.run_s, "sla_s": joint.cost.sla_s,
+                "workspace_bytes": joint.cost.workspace_bytes, "larger": [asdict(one) for one in joint.cost.larger],
+            } for joint in costs.joint],
             "resident": self._of(sorted(resident)),
         })  # fmt: skip
 
@@ -93,7 +98,8 @@ class TraceWriter:
         appeared, vanished = state.resident - self._resident, self._resident - state.resident
         self._resident = (set(state.resident) - set(decision.evict)) | set(decision.load)
         self._write({
-            "at": state.now, "query": decision.query, "count": decision.count, "load": self._of(decision.load),
+            "at": state.now, "query": decision.query, "count": decision.count,
+            "also": [list(one) for one in decision.also], "load": self._of(decision.load),
             "evict": self._of(decision.evict), "drop": [list(one) for one in decision.drop], "load_s": load_s,
             "moved_bytes": moved_bytes, "run_s": run_s, "budget_bytes": budget_bytes,
             "urgency": dict(state.urgency), "resident": [self._of(sorted(appeared)), self._of(sorted(vanished))],
@@ -173,6 +179,16 @@ class TraceQuery(Exact):
     best_s: _Seconds | None
 
 
+class TraceJoint(Exact):
+    """What was known of a pass for several queries."""
+
+    queries: Annotated[list[_Name], Field(min_length=2)]
+    run_s: _Seconds
+    workspace_bytes: _Bytes
+    sla_s: Annotated[float, Field(ge=1e-9, le=MAX_TRACE_SECONDS)]
+    larger: Annotated[list[TraceBatch], Field(max_length=1024)]
+
+
 class TraceHeader(Exact):
     """The first line: `tensors` are [bytes stored, bytes occupied] by number."""
 
@@ -184,6 +200,7 @@ class TraceHeader(Exact):
     load_latency_s: _Seconds
     tensors: list[Annotated[tuple[_Bytes, _Bytes], Field(strict=False)]]
     queries: Annotated[dict[_Name, TraceQuery], Field(min_length=1)]
+    joint: Annotated[list[TraceJoint], Field(default_factory=list)]
     resident: _Numbers
 
 
@@ -199,6 +216,7 @@ class TraceStep(Exact):
     at: _Moment
     query: str | None
     count: _Count
+    also: Annotated[list[Annotated[tuple[str, _Count], Field(strict=False)]], Field(default_factory=list)]
     load: _Numbers
     evict: _Numbers
     drop: list[Annotated[tuple[str, _Moment, str], Field(strict=False)]]
@@ -251,7 +269,14 @@ def trace_costs(head: TraceHeader) -> Costs:
         queries[query] = QueryCost(numbered_names(one.tensors), one.run_s, one.workspace_bytes, one.sla_s, larger)
     names = numbered_names(range(len(head.tensors)))
     sizes, footprints = ({name: pair[part] for name, pair in zip(names, head.tensors)} for part in (0, 1))
-    return Costs(queries, sizes, head.copy_bytes_per_s, head.load_latency_s, footprints)
+    joint = []
+    for alike in head.joint:
+        if not set(alike.queries) <= queries.keys():
+            raise ValueError("a pass of unknown queries")
+        larger = tuple(BatchCost(**dict(batch)) for batch in alike.larger)
+        cost = QueryCost((), alike.run_s, alike.workspace_bytes, alike.sla_s, larger)
+        joint.append(JointCost(tuple(alike.queries), cost))
+    return Costs(queries, sizes, head.copy_bytes_per_s, head.load_latency_s, footprints, tuple(joint))
 
 
 def numbered_names(numbers: Iterable[int]) -> tuple[str, ...]:

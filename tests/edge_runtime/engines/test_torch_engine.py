@@ -202,7 +202,7 @@ def test_device_without_sharing_runs_queries_on_copies_of_their_own(bundle):
     store = unshared_store(Store.of_bundle(bundle), costs)
     device = Device(Arena(store, 2**20, transfer=SlowTransfer(store, 2**20)), engines, costs, 2**20)
     for name in ("gate", "yard", "gate"):
-        device.load(name, 1, (), changes=True, early=True)
+        device.load(((name, 1),), (), changes=True, early=True)
         device.run(name, [picture(1)])
         assert torch.equal(engines[name].outputs([picture(1)]), reference(bundle, name, 1))
     weights = {engines[name].model.get_parameter("3.weight").data_ptr() for name in ("gate", "yard")}

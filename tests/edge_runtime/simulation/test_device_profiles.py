@@ -43,7 +43,7 @@ def test_costs_for_bundle_can_be_simulated(bundle):
     settings = memory_settings(costs)
     least, most = (simulate(costs, arrivals, settings[name], POLICIES["gemel"]) for name in ("min", "all"))
     assert most.bytes_moved == costs.moved_bytes(costs.tensor_bytes) < least.bytes_moved
-    assert most.swaps == 3 < least.swaps
+    assert most.swaps == 2 < least.swaps  # gate and yard are loaded for one pass
 
 
 def test_costs_for_batches_share_the_calls(bundle):
