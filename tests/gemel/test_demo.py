@@ -45,7 +45,7 @@ def test_demo_text_ends_with_what_to_look_at(document, tmp_path):
     merged = {"saved_fraction": 0.646, "ceiling_fraction": 0.667, "queries": []}
     ledger = {"query": "a", "received": 1, "processed": 1, "late": 0, "dropped": {}, "failed": 0, "pending": 0}
     box = {"ledger": [ledger], "seconds": 6.0, "stopped_by": "time limit reached", "bytes_moved": 0, "swaps": 0}
-    box |= {"max_used_bytes": 1, "budget_bytes": 2, "sinks": [], "cameras": [], "spool": None}
+    box |= {"max_used_bytes": 1, "budget_bytes": 2, "sinks": [], "cameras": [], "spool": None, "joint": {"runs": 0}}
     for row in document["streaming"]:
         if row["memory"] == "min" and row["query"] == "bridge-cars":
             row["accuracy"] = {"originals": 0.27, "merged": 0.08}[row["arm"]]
