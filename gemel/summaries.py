@@ -72,7 +72,9 @@ def box_text(summary: Row) -> str:
     ]
     spool = summary["spool"]
     joint = summary["joint"]
-    passes = [f"one pass for several queries: {joint['frames']} frames in {joint['runs']} runs"] * bool(joint["runs"])
+    passes = []
+    if joint["runs"]:
+        passes = [f"one pass for several queries: {joint['frames']} frames in {joint['runs']} runs"]
     samples = [] if spool is None else [f"spool: {spool['samples']} samples stored{_counts(spool['unsampled'])}"]
     failed = [f"camera {one['id']}: {one['error']}" for one in summary["cameras"] if one["error"] is not None]
     return "\n".join([

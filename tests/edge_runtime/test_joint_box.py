@@ -36,7 +36,7 @@ def _keep_joint_costs(monkeypatch):
 
 
 def write_costs(folder) -> None:
-    """A profile in which a pass for several queries costs next to nothing."""
+    """A profile in which a pass for several queries takes microseconds."""
     bundle = open_bundle(folder / "tiny.safetensors", [FACTORY])
     batches = tuple(BatchCost(count, 1e-6 * (1 + count), 20_000 * count) for count in BATCHES)
     queries = {one.id: QueryProfile(0.0, batches) for one in bundle.queries}
@@ -59,7 +59,7 @@ def put(runtime: Runtime, names=PAIR, image=None) -> None:
         runtime.mailboxes.put(name, Frame(0, now, now, picture(1) if image is None else image))
 
 
-def processed(runtime: Runtime) -> dict[str, tuple[int, int]]:
+def count_settled(runtime: Runtime) -> dict[str, tuple[int, int]]:
     return {row["query"]: (row["processed"], row["failed"]) for row in runtime.ledger.to_json()}
 
 
@@ -78,7 +78,7 @@ def test_box_runs_queries_that_wait_in_one_pass(folder, policy):
         put(runtime)
         assert executor.step()
     assert (executor.joint.runs, executor.joint.queries, executor.joint.frames) == (3, 6, 6)
-    assert processed(runtime) == {"gate": (3, 0), "yard": (3, 0), "road": (0, 0)}
+    assert count_settled(runtime) == {"gate": (3, 0), "yard": (3, 0), "road": (0, 0)}
     runtime.trace.close()
     found = replay(folder / "trace.jsonl")
     assert found.agreement == 1.0 and found.processed == {"gate": 3, "yard": 3, "road": 0}
@@ -95,7 +95,7 @@ def test_bad_frame_in_a_pass_fails_its_query_alone(folder):
     put(runtime, ["gate"])
     put(runtime, ["yard"], np.zeros((1, 1, 3), np.uint8))
     assert runtime.active.executor.step()
-    assert processed(runtime)["gate"] == (1, 0) and processed(runtime)["yard"] == (0, 1)
+    assert count_settled(runtime)["gate"] == (1, 0) and count_settled(runtime)["yard"] == (0, 1)
     assert runtime.ledger.balanced
 
 
@@ -115,7 +115,7 @@ def test_query_with_damaged_tensor_leaves_the_pass_to_the_others(folder):
     put(runtime, models)
     while runtime.active.executor.step():
         pass
-    assert processed(runtime) == {"gate": (1, 0), "yard": (0, 1), "door": (1, 0)}
+    assert count_settled(runtime) == {"gate": (1, 0), "yard": (0, 1), "door": (1, 0)}
     assert runtime.active.executor.joint.frames == 2
 
 
@@ -132,7 +132,7 @@ def test_queries_that_are_fed_differently_have_no_common_pass(folder, keys):
         pass
     other_heads = "classes" in keys
     assert runtime.active.executor.joint.runs == int(other_heads), "heads of other widths are private"
-    assert processed(runtime) == {"gate": (1, 0), "yard": (1, 0)}
+    assert count_settled(runtime) == {"gate": (1, 0), "yard": (1, 0)}
 
 
 def test_pass_too_large_for_the_budget_takes_fewer_frames(folder):
@@ -145,7 +145,7 @@ def test_pass_too_large_for_the_budget_takes_fewer_frames(folder):
     while runtime.active.executor.step():
         pass
     device = runtime.active.executor.device
-    assert processed(runtime)["gate"] == processed(runtime)["yard"] == (3, 0)
+    assert count_settled(runtime)["gate"] == count_settled(runtime)["yard"] == (3, 0)
     assert device.max_used_bytes <= device.budget_bytes
 
 
@@ -166,6 +166,6 @@ def test_reload_that_ties_nothing_ends_the_pass(folder):
     while executor.step():
         pass
     assert executor.costs.joint == () and executor.joint.runs == 1
-    assert processed(runtime)["gate"] == processed(runtime)["yard"] == (2, 0)
+    assert count_settled(runtime)["gate"] == count_settled(runtime)["yard"] == (2, 0)
     for camera in runtime.active.cameras:
         camera.stop()
