@@ -127,7 +127,7 @@ def _imported_graph(bundle: Bundle, query: BundleQuery, batch: Batch | None, kep
 
     document = bundle.tensor(str(query.graph)).numpy().tobytes()
     model = fill_graph(document, lambda key: bundle.wide_tensor(query.id, f"{_PREFIX}{key}"), kept)
-    own = model.graph.inputs[0].shape[0]  # type: ignore[index]
+    own = next(value.shape[0] for value in model.graph.inputs if value.shape is not None and len(value.shape) == 4)
     if isinstance(batch, int) and batch < 1:
         raise InputError(bundle.path, f"a batch of {batch} holds nothing", "give 1 or more, or 'dynamic'", "batch")
     if batch is not None and isinstance(own, int) and batch != own:

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from models.decoders import AUTO, choose_columns, choose_decoder, known_names, task_of_metadata
+from models.decoders.families import PLAIN
 from models.decoders.graph_model import GraphModel, build_model, head_of
 from models.decoders.outputs import DECODED_TASKS, find_outputs
 from models.decoders.registry import UNUSED, GraphHead, class_names, parse
@@ -95,7 +96,9 @@ class ModelFile:
         if self.task not in DECODED_TASKS:
             return None
         chosen = choose_decoder(self.decoder, head, self.task, len(self.classes), self.path)
-        return chosen.preprocess(head.metadata, head.size)
+        found = chosen.preprocess(head.metadata, head.size)
+        whole: dict[str, Any] = {"scale": 255, **PLAIN}
+        return replace(found, **whole) if head.is_whole and found is not None else found
 
     def _head(self) -> GraphHead:
         return _heads(self.path, self.size, self._stamp())

@@ -189,7 +189,8 @@ def head_of(graph: Graph) -> GraphHead:
         axis = next((place for place, side in enumerate(one.shape) if BATCH in str(side)), None)
         form = box_form(makers, one.name) if sides[-1:] == (4,) else (False, False)
         outputs.append(Output(one.name, sides, tails.get(one.name, frozenset()), axis, *form))
-    return GraphHead(tuple(outputs), (int(height), int(width)), graph.metadata, graph.cut)
+    is_whole = graph.given is not None and graph.given.dtype == "uint8"
+    return GraphHead(tuple(outputs), (int(height), int(width)), graph.metadata, graph.cut, is_whole)
 
 
 def tails_of(model: onnx.ModelProto) -> dict[str, frozenset[str]]:

@@ -49,13 +49,14 @@ class Output:
 class GraphHead:
     """The outputs of a network for frames of `size` (H, W), and what its file says about them.
 
-    `cut` is what chose among the candidates at the end and was cut off.
+    `cut` is what chose among the candidates at the end and was cut off. `is_whole`: the file takes integers 0..255.
     """
 
     outputs: tuple[Output, ...]
     size: Size
     metadata: Mapping[str, str] = field(default_factory=dict)
     cut: Cut | None = None
+    is_whole: bool = False
 
     @property
     def family(self) -> str:

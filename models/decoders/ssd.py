@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from models.decoders.boxes import corners, fractions
-from models.decoders.families import ULTRALYTICS, family_preprocess
+from models.decoders.families import ULTRALYTICS, YOLO, family_preprocess
 from models.decoders.registry import OVERLAP, Boxes, Decoder, GraphHead, Output, register
 from models.preprocess import Preprocess, Size
 
@@ -16,6 +16,8 @@ MIN_ROWS = 1000
 """Fewer are the queries of a DETR."""
 STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 ANCHORS = 3
+FLAT, PAIR = "flat_predictions", ("pred_boxes", "pred_scores")
+"""Outputs of super-gradients; those behind a suppression begin with the name of a graph, as graph2_pred_boxes."""
 TENSORFLOW = "detection_boxes"
 TENSORFLOW_ROWS = (1, 0, 3, 2)
 
@@ -39,6 +41,7 @@ class Ssd(Decoder):
     columns: bool = False
     centred: bool = False
     nms_iou: float | None = OVERLAP
+    is_yolo_nas: bool = False
 
     @classmethod
     def fit(cls, head: GraphHead) -> Sequence[Decoder]:
@@ -62,14 +65,14 @@ class Ssd(Decoder):
                         in_pixels=is_grid and "gemel.preprocess" not in head.metadata,
                         y_first=TENSORFLOW in one.name, columns=columns,
                         centred=bool(options.get("box_coding") or options.get("center_point_box")),
-                        nms_iou=None if chosen else overlap,
+                        nms_iou=None if chosen else overlap, is_yolo_nas=_is_yolo_nas(head),
                     )
                 ]  # fmt: skip
         return []
 
     def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:
-        """These networks have none in common."""
-        return family_preprocess(metadata, size, None)
+        """YOLO-NAS as YOLOv8; these networks have none in common."""
+        return family_preprocess(metadata, size, YOLO if self.is_yolo_nas else None)
 
     def decode(self, outputs: Sequence[Tensor], size: Size) -> Boxes:
         """Boxes as x0 y0 x1 y1 in fractions."""
@@ -80,6 +83,12 @@ class Ssd(Decoder):
         if self.y_first:
             boxes = boxes[..., TENSORFLOW_ROWS]
         return fractions(boxes, size) if self.in_pixels else boxes, scores
+
+
+def _is_yolo_nas(head: GraphHead) -> bool:
+    """Whether the names of the file's outputs are those of super-gradients, before or behind its suppression."""
+    names = {output.name for output in head.outputs} | set(head.cut.outputs if head.cut else ())
+    return any(all(any(name.endswith(end) for name in names) for end in ends) for ends in ((FLAT,), PAIR))
 
 
 def _are_scores(output: Output) -> bool:

@@ -63,7 +63,8 @@ class Cut:
 class Graph:
     """A network read from a file. `document` is an ONNX model without weights, each named by its key in `state`.
 
-    Its shapes are fixed but for the batch. `metadata` are the file's metadata_props.
+    Its shapes are fixed but for the batch. `metadata` are the file's metadata_props. `given` is the input of a file
+    that takes (N, H, W, 3) or integers, where the document takes f32 (N, 3, H, W).
     """
 
     document: bytes
@@ -72,6 +73,7 @@ class Graph:
     outputs: tuple[TensorInfo, ...]
     metadata: dict[str, str]
     cut: Cut | None = None
+    given: TensorInfo | None = None
 
 
 def parse_model(data: bytes, where: str) -> ir.Model:

@@ -485,7 +485,10 @@ def check_operator(node: ir.Node, where: str) -> None:
             where, f"{what}: the file is quantised to integers", "give the float model that it was made from"
         )
     if node.domain not in ("", "ai.onnx"):
-        raise InputError(where, f"{what} is of the custom domain '{node.domain}'", "export the model without it")
+        hint = "export the model without it"
+        if node.domain.startswith("com.microsoft"):
+            hint = "give the file as it was exported, before ONNX Runtime optimised it"
+        raise InputError(where, f"{what} is of the custom domain '{node.domain}'", hint)
     if node.op_type not in OPERATORS:
         raise InputError(where, f"{what} is no operator that can be computed", "export the model without it")
 

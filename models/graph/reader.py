@@ -8,6 +8,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -38,6 +39,7 @@ from models.io import read_bounded
 MAX_SIDE = 16384
 """Pixels of an input's side."""
 BATCH = "batch"
+INTEGER = "uint8"
 Size = tuple[int, int]
 
 
@@ -77,13 +79,28 @@ def _read_model(model: ir.Model, path: Path, size: Size | None) -> Graph:
     check_values(graph, where)
     cut = cut_end(graph, where)
     remove_unused(graph)
-    shape = input_shape(graph, dict(model.metadata_props), size, where)
+    shape, is_last = input_shape(graph, dict(model.metadata_props), size, where)
+    is_whole = take_floats(graph)
     graph, folded = fold_freely(graph, constants, shape, where)
     remove_unused(graph)
     if not list(graph):
         raise InputError(where, "no output depends on the picture", HINT)
     state = write_weights(graph, folded)
-    return finish(model, graph, folded, state, cut, where)
+    made = finish(model, graph, folded, state, cut, where)
+    if not is_last and not is_whole:
+        return made
+    batch, channels, *sides = made.input.shape
+    sizes = (batch, *sides, channels) if is_last else made.input.shape
+    return replace(made, given=TensorInfo(made.input.name, INTEGER if is_whole else made.input.dtype, sizes))
+
+
+def take_floats(graph: ir.Graph) -> bool:
+    """Let a graph that takes integers 0..255 take floats of these values; whether it did."""
+    picture = next(value for value in graph.inputs)
+    is_whole = picture.dtype == ir.DataType.UINT8
+    if is_whole:
+        picture.type = ir.TensorType(ir.DataType.FLOAT)
+    return is_whole
 
 
 def check_values(graph: ir.Graph, where: str) -> None:
@@ -129,8 +146,10 @@ def _by_value(graph: ir.Graph, constants: dict[str | None, Tensor]) -> dict[ir.V
 # The input
 
 
-def input_shape(graph: ir.Graph, metadata: dict[str, str], size: Size | None, where: str) -> list[int | None]:
-    """The sizes of the input, None for a batch that is free."""
+def input_shape(
+    graph: ir.Graph, metadata: dict[str, str], size: Size | None, where: str
+) -> tuple[list[int | None], bool]:
+    """The sizes of the input, None for a batch that is free; and whether the file has its channels last."""
     inputs = [value for value in graph.inputs if not value.is_initializer()]
     used = [value for value in inputs if list(value.uses())]
     if len(used) > 1:
@@ -148,7 +167,8 @@ def input_shape(graph: ir.Graph, metadata: dict[str, str], size: Size | None, wh
         rank = "no shape" if picture.shape is None else f"{len(picture.shape)} axes"
         raise InputError(where, f"its input '{picture.name}' has {rank}, not a picture's four", HINT)
     dims = [one if isinstance(one, int) and one > 0 else None for one in picture.shape]
-    if dims[1] not in (None, 1, 3, 4) and dims[3] in (1, 3, 4):
+    is_last = dims[1] not in (1, 3, 4) and dims[3] in (1, 3, 4)
+    if is_last:
         dims = transpose_input(graph, picture, dims)
     fixed = (dims[2], dims[3])
     height, width = (one or two for one, two in zip(fixed, size or _said_size(metadata) or (None, None)))
@@ -162,7 +182,7 @@ def input_shape(graph: ir.Graph, metadata: dict[str, str], size: Size | None, wh
     channels = dims[1] or 3
     if max(height, width, dims[0] or 1) > MAX_SIDE:
         raise InputError(where, f"its input is {height} x {width}", f"sides of up to {MAX_SIDE} are read")
-    return [dims[0], channels, height, width]
+    return [dims[0], channels, height, width], is_last
 
 
 def transpose_input(graph: ir.Graph, picture: ir.Value, dims: list[int | None]) -> list[int | None]:

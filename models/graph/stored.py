@@ -15,17 +15,21 @@ from models.graph.tail import append_tail
 from models.graph.unfold import WHERE, fold_norms, is_weight
 
 _CUT = TypeAdapter(Cut)
-CUT_KEY = "gemel.cut"
-"""The metadata key of what was cut off, JSON."""
+_GIVEN = TypeAdapter(TensorInfo)
+CUT_KEY, GIVEN_KEY = "gemel.cut", "gemel.input"
+"""The metadata keys of what was cut off, and of the input of the file, JSON."""
 
 
 def store_graph(graph: Graph) -> bytes:
     """The document of a graph with its metadata and its cut inside."""
     model = parse_model(graph.document, WHERE)
     model.metadata_props.update(graph.metadata)
-    model.metadata_props.pop(CUT_KEY, None)
+    for key in (CUT_KEY, GIVEN_KEY):
+        model.metadata_props.pop(key, None)
     if graph.cut is not None:
         model.metadata_props[CUT_KEY] = _CUT.dump_json(graph.cut).decode()
+    if graph.given is not None:
+        model.metadata_props[GIVEN_KEY] = _GIVEN.dump_json(graph.given).decode()
     return ir.to_proto(model).SerializeToString(deterministic=True)
 
 
@@ -33,15 +37,16 @@ def restore_graph(document: bytes) -> Graph:
     """Inverse of `store_graph`, with an empty state. Raises InputError for a document that is damaged."""
     model = parse_model(document, WHERE)
     metadata = dict(model.metadata_props)
-    text = metadata.pop(CUT_KEY, None)
+    text, said = metadata.pop(CUT_KEY, None), metadata.pop(GIVEN_KEY, None)
     try:
         cut = None if text is None else _CUT.validate_json(text)
+        given = None if said is None else _GIVEN.validate_json(said)
         infos = [_describe(value) for value in (*model.graph.inputs, *model.graph.outputs)]
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(WHERE, f"is malformed: {error}", "copy or build the bundle again") from error
     if len(model.graph.inputs) != 1 or not model.graph.outputs:
         raise InputError(WHERE, "has not one input and outputs", "copy or build the bundle again")
-    return Graph(document, {}, infos[0], tuple(infos[1:]), metadata, cut)
+    return Graph(document, {}, infos[0], tuple(infos[1:]), metadata, cut, given)
 
 
 def fill_graph(document: bytes, tensor_of: Callable[[str], Tensor], kept: Collection[str] = ()) -> ir.Model:
@@ -49,8 +54,10 @@ def fill_graph(document: bytes, tensor_of: Callable[[str], Tensor], kept: Collec
 
     Norms are folded into their convolutions again, except for the paths in `kept`.
     """
-    model, cut = parse_model(document, WHERE), restore_graph(document).cut
-    model.metadata_props.pop(CUT_KEY, None)
+    model, graph = parse_model(document, WHERE), restore_graph(document)
+    cut = graph.cut
+    for key in (CUT_KEY, GIVEN_KEY):
+        model.metadata_props.pop(key, None)
     transposed = transposed_weights(model)
     for value in model.graph.initializers.values():
         if is_weight(value):
@@ -58,6 +65,8 @@ def fill_graph(document: bytes, tensor_of: Callable[[str], Tensor], kept: Collec
             tensor = tensor.t() if value.name in transposed else tensor
             value.const_value = ir.tensor(tensor.contiguous().numpy(), name=value.name)
     fold_norms(model, kept)
+    if graph.given is not None:
+        _give_input(model.graph, graph.given)
     if cut is not None and cut.tail:
         try:
             append_tail(model, cut.tail, cut.order, cut.given, WHERE)
@@ -75,6 +84,25 @@ def transposed_weights(model: ir.Model) -> set[str]:
         and node.inputs[1] is not None
         and is_weight(node.inputs[1])
     }
+
+
+def _give_input(graph: ir.Graph, given: TensorInfo) -> None:
+    """Let a graph of f32 (N, 3, H, W) take what its file took."""
+    (old,) = graph.inputs
+    dtype = ir.DataType.UINT8 if given.dtype == "uint8" else ir.DataType.FLOAT
+    new = ir.Value(name=given.name, shape=ir.Shape(given.shape), type=ir.TensorType(dtype))
+    nodes, value = [], new
+    if dtype != ir.DataType.FLOAT:
+        nodes.append(ir.node("Cast", [value], {"to": ir.DataType.FLOAT}, name="cast_input"))
+        value = nodes[-1].outputs[0]
+    if given.shape[1:2] != old.shape[1:2]:  # type: ignore[index]
+        nodes.append(ir.node("Transpose", [value], {"perm": [0, 3, 1, 2]}, name="channels_first"))
+        value = nodes[-1].outputs[0]
+    if not nodes:
+        return
+    old.replace_all_uses_with(value)
+    graph.insert_before(graph[0], nodes)
+    graph.inputs[:] = [new]
 
 
 def _describe(value: ir.Value) -> TensorInfo:

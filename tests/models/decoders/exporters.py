@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
 from torch import Tensor, nn
@@ -124,3 +125,61 @@ def export_cells(path: Path, task: str, classes: int, **options: Any) -> Path:
     outputs = ["output0", "output1"][: 1 + bool(options.get("masks"))]
     module = Cells(classes, **options)
     return write(path, module, (torch.rand(1, 3, SIDE, SIDE),), ["images"], outputs, metadata=metadata)
+
+
+class Nas(nn.Module):
+    """YOLO-NAS as super-gradients exports it: u8 (N, 3, 320, 320) -> corners in pixels and scores of the best 300."""
+
+    def __init__(self, classes: int, best: int = QUERIES, last: bool = False) -> None:
+        super().__init__()
+        self.cells, self.best, self.last = Cells(classes), best, last
+
+    def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:
+        frames = input.permute(0, 3, 1, 2) if self.last else input
+        rows = self.cells(frames.float() / 255).transpose(1, 2)  # type: ignore[union-attr]
+        boxes, scores = (
+            torch.cat([rows[..., :2] - rows[..., 2:4] / 2, rows[..., :2] + rows[..., 2:4] / 2], 2),
+            rows[..., 4:],
+        )
+        if not self.best:
+            return boxes, scores
+        place = scores.amax(dim=2).topk(self.best, dim=1)[1].unsqueeze(-1)
+        return boxes.gather(1, place.repeat(1, 1, 4)), scores.gather(1, place.repeat(1, 1, scores.shape[2]))
+
+
+def export_nas(path: Path, classes: int, flat: bool = True, last: bool = False) -> Path:
+    """As `model.export(..., output_predictions_format=FLAT_FORMAT)`, or without postprocessing."""
+    names = [f"{'graph1_' * flat}{name}" for name in ("pred_boxes", "pred_scores")]
+    given = torch.zeros([1, SIDE, SIDE, 3] if last else [1, 3, SIDE, SIDE], dtype=torch.uint8)
+    write(path, Nas(classes, QUERIES * flat, last), (given,), ["input"], names)
+    if flat:
+        model = onnx.load(path)
+        add_suppression(model, *names)
+        onnx.save(model, path)
+    return path
+
+
+def add_suppression(model: onnx.ModelProto, boxes: str, scores: str) -> None:
+    """Rows of frame, corners, class and score: attach_onnx_nms of super-gradients."""
+    graph, make, flat = model.graph, onnx.helper.make_node, "graph2_flat_predictions"
+    constants = {"most": np.array([100]), "overlap": np.array([0.7], np.float32), "least": np.array([0.4], np.float32)}
+    graph.initializer.extend(onnx.numpy_helper.from_array(one, name) for name, one in constants.items())
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array([1]), "axis"))
+    graph.node.extend([
+        make("Transpose", [scores], ["columns"], perm=[0, 2, 1]),
+        make("NonMaxSuppression", [boxes, "columns", *constants], ["chosen"], center_point_box=0),
+        make("GatherND", ["columns", "chosen"], ["score"]),
+        make("Split", ["chosen"], ["frame", "label", "row"], axis=1),
+        make("Concat", ["frame", "row"], ["places"], axis=1),
+        make("GatherND", [boxes, "places"], ["corners"]),
+        make("Cast", ["frame"], ["frame_number"], to=1),
+        make("Cast", ["label"], ["label_number"], to=1),
+        make("Unsqueeze", ["score", "axis"], ["score_column"]),
+        make("Concat", ["frame_number", "corners", "label_number", "score_column"], [flat], axis=1),
+    ])  # fmt: skip
+    for node in graph.node:
+        if node.op_type == "Split" and node.input[0] == "chosen":
+            graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 1, 1]), "ones"))
+            node.input.append("ones")
+    del graph.output[:]
+    graph.output.append(onnx.helper.make_tensor_value_info(flat, 1, [None, 7]))

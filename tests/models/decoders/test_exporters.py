@@ -20,6 +20,7 @@ from models.graph import load_graph
 from models.graph.stored import fill_graph, store_graph
 from models.graph.unfold import unfold_norms
 from models.notes import collect_notes
+from models.preprocess import Preprocess
 from tests.models.decoders.exporters import (
     COCO,
     POINTS,
@@ -29,6 +30,7 @@ from tests.models.decoders.exporters import (
     Deployed,
     export_cells,
     export_deployed,
+    export_nas,
     write,
 )  # fmt: skip
 
@@ -173,3 +175,31 @@ def test_labelled_points_teach_points_alone() -> None:
     assert gradient[0, 0, 0, 2] < 0 < gradient[0, 0, 1, 2]
     with pytest.raises(InputError, match="the labels have 2 points, the model has 5"):
         dense_loss(boxes, scores, [PoseTarget(boxes[0], torch.tensor([0]), wanted)], torch.rand(1, 1, 5, 3))
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("flat", [False, True])
+def test_yolo_nas_of_integers_answers_as_its_file(tmp_path: Path, flat: bool, last: bool) -> None:
+    file = export_nas(tmp_path / "nas.onnx", 3, flat, last)
+    model = load_file(file, ("car", "bus", "truck"), None, "auto", None, 0.0)
+    prepared = model.preprocess.preprocess  # type: ignore[union-attr]
+    assert isinstance(prepared, Preprocess)
+    assert (prepared.resize, prepared.scale, prepared.mean) == ("letterbox", 255, (0, 0, 0))
+    pixels = (draw(1) * 255).round()
+    assert isinstance(model, GraphDetector) and model.decoder.name == "ssd"
+    with torch.no_grad():
+        boxes, scores, *_ = model.decode(model(pixels))
+    whole = pixels.permute(0, 2, 3, 1) if last else pixels
+    outputs = run(file, whole.to(torch.uint8))
+    found = torch.from_numpy(outputs[0] if flat else np.concatenate([np.zeros((2100, 1)), outputs[0][0]], 1)).float()
+    assert len(found) > 3
+    near, row = torch.cdist(found[:, 1:5], boxes[0] * SIDE, p=float("inf")).min(dim=1)
+    assert near.max() < BOX_TOLERANCE_PX
+    if flat:
+        assert (scores[0][row, found[:, 5].long()] - found[:, 6]).abs().max() < SCORE_TOLERANCE
+    again = write_again(file)
+    session = onnxruntime.InferenceSession(again)
+    (given,) = session.get_inputs()
+    assert (given.name, given.type) == ("input", "tensor(uint8)") and given.shape[1:] == list(whole.shape[1:])
+    for mine, theirs in zip(run(again, whole.to(torch.uint8)), outputs, strict=True):
+        assert np.abs(mine - theirs).max() < BOX_TOLERANCE_PX
