@@ -50,8 +50,6 @@ class TopDownConfig:
     """Mean of min(1, ratio / required) before the joint training below which the merge counts as hard."""
     hard_epochs: int = 2
     """Factor on the recipe's epochs for a hard merge: 4 epochs become 8."""
-    frozen_epochs: int = 1
-    """Epochs in which the receivers train against the donor's frozen weights."""
     frozen_frames: int = 2
     """Factor on the recipe's frames per epoch while shared weights are frozen: only norms, heads and private layers
     learn, and an epoch costs no gradient of the donor."""
@@ -63,8 +61,6 @@ class TopDownConfig:
     """Fraction of the time and FLOPs that stages b and c may use; the rest is kept for repairs."""
     network_budget: float = 0.3
     """Fraction of that for stage b."""
-    repair_learning_rate: float = 0.25
-    """Factor on the recipe's learning rate for a query's private weights in a repair: they are near a solution."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,10 @@
-"""Initial weights of shared layers: the mean of related models, or one donor's weights."""
+"""Initial weights of shared layers: one donor's, and which models come from one pretrained network."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from merger.checkpoint import State
@@ -44,15 +43,6 @@ def kin_pairs(
             if weight_similarity(plan, [*own[one], *own[other]], states)[one] >= similarity:
                 found |= {(one, other), (other, one)}
     return frozenset(found)
-
-
-def average_weights(plan: SharingPlan, states: Mapping[str, State]) -> dict[str, State]:
-    """The states with the mean of its members' weights in every set."""
-    changed = {query: dict(state) for query, state in states.items()}
-    for members in plan.shared:
-        weights = [states[query][weight_key(states[query], path)] for query, path in members]
-        _set_weight(changed, members, torch.stack(weights).mean(dim=0))
-    return changed
 
 
 def copy_donor_weights(plan: SharingPlan, states: Mapping[str, State], donors: Sequence[str]) -> dict[str, State]:

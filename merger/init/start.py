@@ -9,7 +9,7 @@ from merger.checkpoint import State, Step, StepCache, snapshots
 from merger.config import TopDownConfig
 from merger.context import MergeContext
 from merger.events import Event
-from merger.init.average import average_weights, copy_donor_weights, rank_donors, weight_similarity
+from merger.init.average import copy_donor_weights, rank_donors, weight_similarity
 from merger.init.permutation import align_channels
 from models.sharing.plan import SharingPlan
 
@@ -26,9 +26,8 @@ class Start:
     states: Mapping[str, State]
 
     def initialise(self, plan: SharingPlan) -> dict[str, State]:
-        """The states with one weight in every set: the mean of kin, else the donor's."""
-        states = {query: self.states[query] for query in plan.queries()}
-        return average_weights(plan, states) if self.kin else copy_donor_weights(plan, states, self.donors)
+        """The states with the donor's weight in every set."""
+        return copy_donor_weights(plan, {query: self.states[query] for query in plan.queries()}, self.donors)
 
 
 def prepare_start(ctx: MergeContext, plan: SharingPlan, cache: StepCache, config: TopDownConfig) -> Start:

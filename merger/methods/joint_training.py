@@ -51,7 +51,7 @@ def train_together(task: MergeTask, early: MergeTask, start: Start) -> tuple[Joi
     """All sets of the plan trained (within `early`'s budget) and repaired; the state before repairs and the result."""
     config = task.config
     trained, hard = tie_untrained(early, start)
-    kinds = [TrainingKind.DONOR_FROZEN] * (config.freeze_donor_first and not start.kin)
+    kinds = [TrainingKind.DONOR_FROZEN] * config.freeze_donor_first
     for kind in [*kinds, *[TrainingKind.JOINT] * config.train_jointly]:
         trained = train_kind(early, kind, trained, start, hard)
     below = [query for query, ratio in trained.ratios.items() if ratio < task.required[query]]
@@ -114,14 +114,9 @@ def train_kind(task: MergeTask, kind: TrainingKind, found: JointState, start: St
 
 def training_recipe(task: MergeTask, kind: TrainingKind, hard: bool) -> Recipe:
     """How the queries are trained; a hard merge takes more epochs."""
-    config, recipe = task.config, task.recipe
-    features = recipe.features or config.feature_weight
     if kind is TrainingKind.JOINT:
-        return replace(recipe, epochs=recipe.epochs * (config.hard_epochs if hard else 1), features=features)
-    return replace(
-        recipe, epochs=config.frozen_epochs, frames_per_epoch=config.frozen_frames * recipe.frames_per_epoch,
-        features=features, norms=config.norm_learning_rate / recipe.rate, private=1.0, seed=recipe.seed + 1,
-    )  # fmt: skip
+        return replace(task.recipe, epochs=task.recipe.epochs * (task.config.hard_epochs if hard else 1))
+    return task.private_recipe(1, seed=1)
 
 
 def describe_reach(task: MergeTask) -> str:

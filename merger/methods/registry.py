@@ -76,6 +76,14 @@ class MergeTask:
         self.checkpoint.add_row(row)
         self.ctx.report(event, **row)
 
+    def private_recipe(self, epochs: int, seed: int) -> Recipe:
+        """How norms, heads and private layers are trained while shared weights are frozen; `seed` is added."""
+        config, recipe = self.config, self.recipe
+        return replace(
+            recipe, epochs=epochs, frames_per_epoch=config.frozen_frames * recipe.frames_per_epoch, private=1.0,
+            norms=config.norm_learning_rate / recipe.rate, seed=recipe.seed + seed,
+        )  # fmt: skip
+
     def fit_recipe(self, queries: Sequence[str], recipe: Recipe, min_frames: int) -> Recipe | None:
         """The recipe within the budget: fewer frames an epoch (at least `min_frames`), then fewer epochs; None if not
         even one epoch fits."""
@@ -96,10 +104,8 @@ class MergeTask:
 
 def prepare_task(ctx: MergeContext, plan: SharingPlan, options: MergeOptions, checkpoint: Checkpoint) -> MergeTask:
     """What the stages of a method work with; training speed is measured if time is limited."""
-    recipe, config = replace(options.recipe, seed=ctx.seed), options.top_down
-    budget = Budget.of(ctx, options, checkpoint)
-    fields = {"rate": recipe.rate, "epochs": recipe.epochs, "private": recipe.private}
-    features = recipe.features or config.feature_weight
-    checkpoint.add_row({"recipe": {**recipe.__dict__, "features": features}, "flops": ctx.flops.total})
-    ctx.report(Event.RECIPE, **fields, features=features)
+    config, budget = options.top_down, Budget.of(ctx, options, checkpoint)
+    recipe = replace(options.recipe, seed=ctx.seed, features=options.recipe.features or config.feature_weight)
+    checkpoint.add_row({"recipe": dict(recipe.__dict__), "flops": ctx.flops.total})
+    ctx.report(Event.RECIPE, rate=recipe.rate, epochs=recipe.epochs, features=recipe.features, private=recipe.private)
     return MergeTask(ctx, plan, recipe, required_ratios(ctx, options.margin), budget, checkpoint, config)

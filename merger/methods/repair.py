@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from merger.budget import Budget
 from merger.checkpoint import State, Step, StepCache, snapshot, storable
-from merger.config import MEASUREMENT, TopDownConfig
+from merger.config import MEASUREMENT
 from merger.context import Merged
 from merger.evaluate import evaluate_queries, training_flops
 from merger.events import Event, Repair
@@ -49,7 +49,7 @@ def repair_queries(task: MergeTask, merged: Merged, ratios: Mapping[str, float])
     if over:
         task.report_time_over(REPAIRING, merged.plan, merged.plan.without(*below))
     else:
-        share, recipe = task.budget.flops_left / len(below), repair_recipe(task.recipe, task.config)
+        share, recipe = task.budget.flops_left / len(below), repair_recipe(task)
         ends_at = time.time() + task.budget.ends - task.budget.clock()  # a clock that other machines have too
 
         def repair(own: StepCache, query: str) -> Repaired:
@@ -70,19 +70,14 @@ def repair_queries(task: MergeTask, merged: Merged, ratios: Mapping[str, float])
     return replace(merged, states=states).without(lost)
 
 
-def repair_recipe(recipe: Recipe, config: TopDownConfig) -> Recipe:
-    """How one query is trained alone, from how all are trained together."""
-    rate = config.repair_learning_rate * recipe.rate
-    return replace(
-        recipe, epochs=max(1, recipe.epochs // 2), frames_per_epoch=2 * recipe.frames_per_epoch, rate=rate,
-        norms=config.norm_learning_rate / rate, features=recipe.features or config.feature_weight,
-        seed=recipe.seed + 2,
-    )  # fmt: skip
+def repair_recipe(task: MergeTask) -> Recipe:
+    """How one query is trained alone."""
+    return task.private_recipe(max(1, task.recipe.epochs // 2), seed=2)
 
 
 def max_repair_flops(task: MergeTask) -> float:
     """The FLOPs that a repair of every query takes at most."""
-    recipe = repair_recipe(task.recipe, task.config)
+    recipe = repair_recipe(task)
     return sum(training_flops(task.ctx, [query], recipe) for query in task.plan.queries() or task.ctx.judged)
 
 

@@ -25,7 +25,7 @@ from merger.methods.registry import MergeTask, prepare_task, register_method
 from merger.networks import answered_by, outputs_of
 from merger.outcomes import SetTrial
 from merger.training.loop import Diverged
-from merger.training.recipe import Recipe, flops_a_second
+from merger.training.recipe import flops_a_second
 from models.sharing.layers import layers_of, model_bytes
 from models.sharing.plan import SharingPlan
 
@@ -112,16 +112,6 @@ def task_names(ctx: MergeContext) -> list[str]:
     return list(dict.fromkeys(ctx.queries[query].task for query in ctx.judged))
 
 
-def network_recipe(task: MergeTask) -> Recipe:
-    """How norms and head of a query are trained on another's frozen network."""
-    config, recipe, epochs = task.config, task.recipe, max(1, task.recipe.epochs // 2)
-    return replace(
-        recipe, epochs=epochs, evaluate_from=epochs, frames_per_epoch=config.frozen_frames * recipe.frames_per_epoch,
-        norms=config.norm_learning_rate / recipe.rate, private=1.0, features=recipe.features or config.feature_weight,
-        seed=recipe.seed + 3,
-    )  # fmt: skip
-
-
 def _extra_flops(ctx: MergeContext, query: str, donor: str) -> float:
     """FLOPs a second more if the donor's network answers the query."""
     own = ctx.queries[query]
@@ -199,8 +189,9 @@ def _try_network(task: MergeTask, donor: str, query: str) -> NetworkAttempt:
     ctx = task.ctx.substitute({query: donor})
     models: Mapping[str, nn.Module] = ctx.models([query])
     freeze_shared(models, network_plan(ctx))
-    ratio = 0.0
+    ratio, epochs = 0.0, max(1, task.recipe.epochs // 2)
     with suppress(Diverged):
-        for ratios in train_epochs(ctx, models, network_recipe(task), task.checkpoint):
+        recipe = replace(task.private_recipe(epochs, seed=3), evaluate_from=epochs)
+        for ratios in train_epochs(ctx, models, recipe, task.checkpoint):
             ratio = ratios[query]
     return NetworkAttempt(Answer.NORMS_AND_HEAD, ratio, snapshot(models[query]))

@@ -7,7 +7,7 @@ a. Share tensors that are identical already; queries that share nothing else are
 b. Let one query's network answer for others (merger.methods.substitute).
 c. Initialise (merger.init) and train together (merger.methods.joint_training). Where one network for all queries of a
    task could save more than their layers, it is trained first (merger.methods.trunk). Else all sets are tied to the
-   donor's weights (the mean of kin).
+   donor's weights.
 d. Repair single queries (merger.methods.repair).
 e. Share suffixes of layers without training, where a query shares nothing after that (merger.methods.suffix).
 

@@ -28,6 +28,8 @@ class OptimizerConfig:
     min_momentum_fraction: float = 0.1
     max_eval_norms: float = 2.0
     """Largest factor on the learning rate of norms in eval mode."""
+    min_epoch_frames: int = 256
+    """An epoch of a short split repeats it: five steps of a hundred frames teach nothing."""
     backward_passes: int = 2
     """A backward pass costs about two forward passes."""
 
@@ -79,7 +81,7 @@ class Recipe:
 
     def contribution(self, lengths: Iterable[int]) -> int:
         """Frames that each query contributes to an epoch, from the lengths of all splits; short ones are repeated."""
-        return max(min(length, self.frames_per_epoch) for length in lengths)
+        return min(self.frames_per_epoch, max(OPTIMIZER.min_epoch_frames, *lengths))
 
 
 def check(name: str, valid: bool, value: float, hint: str) -> None:

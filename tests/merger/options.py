@@ -7,6 +7,8 @@ from models.evaluation import EvidenceConfig
 
 LAYERS = TopDownConfig(substitute=False, share_trunk=False)
 """Every query keeps its architecture, so that layers are what is shared."""
-QUICK = MergeOptions(Recipe(rate=2e-3, epochs=6, batch=16), precision="fp32", margin=0.5, top_down=LAYERS)
+QUICK = MergeOptions(
+    Recipe(rate=2e-3, epochs=6, batch=16, frames_per_epoch=64), precision="fp32", margin=0.5, top_down=LAYERS
+)
 ANY_EVIDENCE = EvidenceConfig(min_samples=1, min_clips=1, min_frames=1, competent=False)
 """For merges of a few frames that are not about accuracy."""

@@ -171,7 +171,7 @@ def test_killed_merge_resumes_to_the_same_bundle(
     assert rows_of(out) == rows_of(straight)
 
 
-def test_kin_start_from_the_mean_without_permutation(workload: Workload, tmp_path: Path) -> None:
+def test_kin_start_without_permutation(workload: Workload, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     state = load_file(weights_of(workload, "q0"))
