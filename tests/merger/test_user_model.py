@@ -57,7 +57,9 @@ def own_workload(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("method", ["ceiling", "gemel"])
 def test_user_module_is_merged_and_evaluated(own_workload: Path, tmp_path: Path, method: str) -> None:
     workload = load_workload(own_workload)
-    options = MergeOptions(Recipe(rate=1e-3, epochs=1, batch=16), evidence=ANY_EVIDENCE, accept_unproven=True)
+    options = MergeOptions(
+        Recipe(rate=1e-3, epochs=1, batch=16, frames_per_epoch=32), evidence=ANY_EVIDENCE, accept_unproven=True
+    )
     report = merge(workload, tmp_path / "own.gemel", method, options=options)
     assert verify_bundle(report.bundle) == [] == verify_bundle(report.bundle, [FACTORY], tmp_path)
     bundle = open_bundle(report.bundle, [FACTORY], tmp_path)
@@ -78,7 +80,9 @@ def test_user_module_is_merged_and_evaluated(own_workload: Path, tmp_path: Path,
 
 
 def test_bundle_of_a_user_module_imports_only_listed_factories(own_workload: Path, tmp_path: Path) -> None:
-    options = MergeOptions(Recipe(rate=1e-3, epochs=1, batch=16), evidence=ANY_EVIDENCE, accept_unproven=True)
+    options = MergeOptions(
+        Recipe(rate=1e-3, epochs=1, batch=16, frames_per_epoch=32), evidence=ANY_EVIDENCE, accept_unproven=True
+    )
     report = merge(load_workload(own_workload), tmp_path / "own.gemel", "none", options=options)
     (tmp_path / "models.py").write_text("raise SystemExit('imported')")
     before = set(sys.modules)

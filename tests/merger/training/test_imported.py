@@ -84,7 +84,9 @@ def test_imported_detectors_train_together_from_their_files(tmp_path: Path, data
     torch.manual_seed(1)
     for one in ("one", "two"):
         export(tmp_path / f"{one}.onnx", TinyYolox(2), names=json.dumps(["car", "bus"]))
-    options = MergeOptions(Recipe(epochs=1, features=1.0), precision=precision, evidence=ANY_EVIDENCE)
+    options = MergeOptions(
+        Recipe(epochs=1, features=1.0, frames_per_epoch=32), precision=precision, evidence=ANY_EVIDENCE
+    )
     report = merge(load_workload(path), tmp_path / "box.safetensors", "joint", options=options)
     assert report.saved_fraction == 0 and len(report.queries) == 2
     assert open_bundle(tmp_path / "box.safetensors").build("one")(torch.zeros(1, 3, 96, 96))[0].shape == (1, 189, 7)
