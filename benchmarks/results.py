@@ -195,6 +195,13 @@ def schedule_tables(folder: Path) -> dict[str, Table]:
     }  # fmt: skip
 
 
+def _serving_table(
+    measured: Path, name: str, heads: Sequence[str], to_rows: Callable[[Any], Sequence[Sequence[Any]]]
+) -> Table:
+    record = _read(measured / "serving" / f"{name}.json")
+    return Table(f"python -m benchmarks.serving.{name}; {_machines([record])}", heads, to_rows(record["rows"]))
+
+
 def box_tables(measured: Path) -> dict[str, Table]:
     """Faults, running costs, and the time of a report."""
     faults = serving.read(measured / "faults")
@@ -206,6 +213,9 @@ def box_tables(measured: Path) -> dict[str, Table]:
             f"python -m benchmarks.serving.speed, python -m tests.faults.soak; {_machines([frames, start, soak])}",
             serving.COST_HEADS, serving.cost_rows(frames["frames"], start["start"], soak),
         ),
+        "tracking": _serving_table(measured, "tracking", serving.TRACKING_HEADS, serving.tracking_rows),
+        "events": _serving_table(measured, "events", serving.EVENT_HEADS, serving.event_rows),
+        "motion-gating": _serving_table(measured, "motion_gating", serving.GATING_HEADS, serving.gating_rows),
         "report": Table(
             f"python -m benchmarks.reporting.speed; {_machines([report])}", reporting.HEADS, reporting.rows(report)
         ),

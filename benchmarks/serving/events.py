@@ -16,6 +16,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def play(
 ) -> tuple[list[Notice], list[float]]:
     """The starts of the events of every `step`-th frame of a clip, and the milliseconds of each frame.
 
-    `is_numbered`: the boxes have a person's numbers, and no tracker is asked.
+    `is_numbered`: the boxes have a person's numbers, which replace the tracker.
     """
     fps, ids = FPS / step, itertools.count(1)
     rules = make_rules({zone: ZONES["/".join(clip.path.parts[-2:])][zone]})
@@ -186,7 +187,13 @@ def main() -> None:
     for row in found["rows"]:
         print(json.dumps(row))
     print(json.dumps({key: value for key, value in found.items() if key != "rows"}))
-    record = {"command": "python -m benchmarks.serving.events", "machine": machine(), "clips": LABELLED, **found}
+    record = {
+        "command": "python -m benchmarks.serving.events",
+        "date": date.today().isoformat(),
+        "machine": machine(),
+        "clips": LABELLED,
+        **found,
+    }
     out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 

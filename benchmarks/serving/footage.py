@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,18 @@ LABELLED = (
 """Clips of 10 s at 25 frames a second whose vehicles a person boxed and followed."""
 NIGHT = ("tfl_jc7/jc7.mp4", "tfl_a13_625/625_201709042122.mp4", "tfl_a13_625/625_201709042126.mp4")
 DAY = ("tfl_a13_625/625_201709140917.mp4", "tfl_a13_625/625_201708101101.mp4", *LABELLED)
-VEHICLES = {"car", "bus", "truck"}
+VEHICLES = frozenset({"car", "bus", "truck"})
+OBJECTS = VEHICLES | {"person", "bicycle", "motorcycle"}
 MIN_SCORE = 0.27
 """From which the machine's detections count, as the manifest of the footage says."""
 MAX_OVERLAP = 0.55
 """The machine names one vehicle car and truck: of two boxes that overlap more, the better stays."""
-QUIET = ("intel_pbc/person-bicycle-car-detection.mp4", "intel_car/car-detection.mp4")
-"""Car parks by day with long times in which nothing happens."""
+QUIET = (
+    "intel_pbc/person-bicycle-car-detection.mp4",
+    "intel_car/car-detection.mp4",
+    "intel_person/one-by-one-person-detection.mp4",
+)
+"""Two car parks and a room, with long times in which nothing happens."""
 FPS = 25.0
 """Of the labelled clips."""
 
@@ -39,6 +44,8 @@ class Clip:
     size: tuple[int, int]
     fps: float
     length: int
+    step: int
+    """The machine looked at frame of this distance."""
     detections: dict[int, list[dict[str, Any]]]
     labels: dict[int, list[dict[str, Any]]]
 
@@ -48,13 +55,22 @@ def data_folder() -> Path:
     return Path(os.environ.get("GEMEL_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
 
 
-def read_clip(name: str, folder: Path) -> Clip:
-    """A clip with its boxes, all of the one class `vehicle`."""
+def read_clip(name: str, folder: Path, classes: Collection[str] = VEHICLES) -> Clip:
+    """A clip with its boxes of these classes, all as the one class `vehicle`."""
     path = folder / "videos" / name
     known = json.loads((folder / "MANIFEST.json").read_text(encoding="utf-8"))["files"]
     row = next(one for one in known if one["file"] == f"videos/{name}")
-    machine = {frame: suppress(rows) for frame, rows in _read_boxes(path, ".teacher.jsonl").items()}
-    return Clip(path, (row["w"], row["h"]), row["fps"], row["frames"], machine, _read_boxes(path, ".gt.jsonl"))
+    looked = next(one for one in known if one["file"] == f"videos/{name}.teacher.jsonl")
+    machine = {frame: suppress(rows) for frame, rows in _read_boxes(path, ".teacher.jsonl", classes).items()}
+    return Clip(
+        path,
+        (row["w"], row["h"]),
+        row["fps"],
+        row["frames"],
+        looked["frame_step"],
+        machine,
+        _read_boxes(path, ".gt.jsonl", classes),
+    )
 
 
 def read_frames(clip: Clip) -> Iterator[np.ndarray]:
@@ -88,11 +104,11 @@ def overlaps(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return shared / np.maximum(areas[0][:, None] + areas[1][None] - shared, 1e-9)
 
 
-def _read_boxes(path: Path, ending: str) -> dict[int, list[dict[str, Any]]]:
+def _read_boxes(path: Path, ending: str, classes: Collection[str]) -> dict[int, list[dict[str, Any]]]:
     found: dict[int, list[dict[str, Any]]] = defaultdict(list)
     file = path.with_name(path.name + ending)
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
         row = json.loads(line)
-        if row["class"] in VEHICLES and row.get("score", 1.0) >= MIN_SCORE:
+        if row["class"] in classes and row.get("score", 1.0) >= MIN_SCORE:
             found[row["frame"]].append({**row, "class": "vehicle", "score": row.get("score", 1.0)})
     return found

@@ -13,6 +13,9 @@ from gemel.report.geometry import Axis
 
 FAULT_HEADS = ("fault", "how often", "to hold", "measured", "held")
 COST_HEADS = ("what", "to hold", "measured")
+TRACKING_HEADS = ("tracker", "frames a second", "IDF1", "identity switches", "ms a frame")
+EVENT_HEADS = ("boxes of", "zone", "frames a second", "events", "to hold", "precision", "recall", "of each clip")
+GATING_HEADS = ("footage", "threshold", "frames run", "not run", "least F1 of held answers")
 ORDER = (
     "drops", "camera-hangs", "camera-silent", "camera-garbage", "overload", "damage", "sinks", "engine-raises",
     "engine-hangs", "kills", "reload-bad", "reloads", "http",
@@ -55,6 +58,40 @@ def cost_rows(
          f"{soak['slope_bytes_per_hour'] / MB:+.2f} MB an hour; threads {soak['threads_more']:+d}, "
          f"descriptors {soak['descriptors_more']:+d}"),
     ]  # fmt: skip
+
+
+def tracking_rows(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """A row for each tracker and rate."""
+    return [
+        (one["tracker"], f"{one['fps']:g}", f"{one['idf1']:.3f}", str(one["switches"]), f"{one['ms_median']:.2f}")
+        for one in rows
+    ]
+
+
+def event_rows(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """A row for each source of boxes, zone and rate; the target is that of the events of a person's tracks."""
+    return [
+        (
+            one["boxes"], one["zone"], f"{one['fps']:g}", str(one["events"]), ">= 0.9",
+            f"{one['precision']:.2f}", f"{one['recall']:.2f}",
+            ", ".join(f"{precision:.2f} / {recall:.2f}" for precision, recall in one["clips"]),
+        )
+        for one in rows
+    ]  # fmt: skip
+
+
+def gating_rows(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """A row for each kind of footage and threshold, over its clips: frames not run, and the lowest F1 of a clip."""
+    kinds = list(dict.fromkeys((one["light"], one["threshold"]) for one in rows))
+    found = []
+    for light, threshold in kinds:
+        own = [one for one in rows if (one["light"], one["threshold"]) == (light, threshold)]
+        frames, run = (sum(one[key] for one in own) for key in ("frames", "run"))
+        lowest = min(one["f1_own"] for one in own)
+        found.append(
+            (light, f"{threshold:g}", f"{run} of {frames}", f"{100 - 100 * run / frames:.0f} %", f"{lowest:.3f}")
+        )
+    return found
 
 
 def soak_picture(soak: Mapping[str, Any]) -> str:

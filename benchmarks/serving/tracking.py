@@ -14,6 +14,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ def make_bytetrack(fps: float) -> Update:
 
 def make_ocsort(fps: float) -> Update:
     """OC-SORT with the same patience, confirmation and overlap."""
-    from supervision import Detections
-    from trackers import OCSORTTracker
+    from supervision import Detections  # pyright: ignore[reportMissingImports]
+    from trackers import OCSORTTracker  # pyright: ignore[reportMissingImports]
 
     config = DEFAULT_TRACKING
     tracker = OCSORTTracker(
@@ -86,7 +87,7 @@ def follow(clip: Clip, update: Update, step: int) -> tuple[dict[str, Any], list[
 def measure(clips: Sequence[Clip]) -> list[dict[str, Any]]:
     """A row for each tracker and rate, over all clips."""
     with contextlib.redirect_stdout(io.StringIO()):
-        from trackeval.metrics import CLEAR, Identity
+        from trackeval.metrics import CLEAR, Identity  # pyright: ignore[reportMissingImports]
 
         settings = {"THRESHOLD": 0.5, "PRINT_CONFIG": False}
         identity, clear = Identity(settings), CLEAR(settings)
@@ -114,7 +115,13 @@ def main() -> None:
     rows = measure([read_clip(name, data_folder()) for name in LABELLED])
     for row in rows:
         print(json.dumps(row))
-    record = {"command": "python -m benchmarks.serving.tracking", "machine": machine(), "clips": LABELLED, "rows": rows}
+    record = {
+        "command": "python -m benchmarks.serving.tracking",
+        "date": date.today().isoformat(),
+        "machine": machine(),
+        "clips": LABELLED,
+        "rows": rows,
+    }
     out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 

@@ -40,7 +40,7 @@ class ObjectTracker:
     """
 
     def __init__(self, fps: float, certain_score: float = 0.0, config: TrackingConfig = DEFAULT_TRACKING) -> None:
-        from trackers import ByteTrackTracker
+        from trackers import ByteTrackTracker  # pyright: ignore[reportMissingImports]
 
         self._tracker = ByteTrackTracker(
             lost_track_buffer=round(30 * config.lost_after_s(fps)),
@@ -54,7 +54,7 @@ class ObjectTracker:
 
     def update(self, detections: Sequence[Mapping[str, Any]], now: float) -> list[int | None]:
         """The number of each detection of a frame at `now` (seconds, rising); None before it has one."""
-        import supervision
+        import supervision  # pyright: ignore[reportMissingImports]
 
         boxes = np.array([one["box"] for one in detections], np.float32).reshape(-1, 4)
         scores = np.array([one["score"] for one in detections], np.float32)

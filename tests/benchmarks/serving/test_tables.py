@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.serving.tables import cost_rows, fault_rows, soak_picture
+from benchmarks.serving.tables import cost_rows, event_rows, fault_rows, gating_rows, soak_picture, tracking_rows
 
 
 def record(name: str, **keys: Any) -> dict[str, Any]:
@@ -46,3 +46,23 @@ def test_a_soaks_picture_says_its_slope_and_draws_every_sample() -> None:
     assert "8 looped cameras, 30 minutes" in drawn and "+0.50 MB an hour" in drawn
     path = drawn.split('<path d="M')[1].split('"')[0]
     assert path.count("L") == len(SOAK["samples"]) - 1
+
+
+def test_tracking_and_events_have_a_row_for_each_measurement() -> None:
+    one = {"tracker": "ByteTrack", "fps": 5.0, "idf1": 0.7269, "switches": 8, "mota": 0.5, "ms_median": 0.87}
+    assert tracking_rows([one]) == [("ByteTrack", "5", "0.727", "8", "0.87")]
+    row = {"boxes": "person", "zone": "near", "fps": 25.0, "events": 9, "precision": 1.0, "recall": 0.9,
+           "clips": [[1.0, 0.8], [1.0, 1.0]]}  # fmt: skip
+    assert event_rows([row]) == [
+        ("person", "near", "25", "9", ">= 0.9", "1.00", "0.90", "1.00 / 0.80, 1.00 / 1.00")
+    ]  # fmt: skip
+
+
+def test_gating_adds_up_the_clips_of_one_kind_of_footage() -> None:
+    def clip(light: str, run: int, f1: float) -> dict[str, Any]:
+        return {"light": light, "threshold": 10.0, "frames": 50, "run": run, "f1_own": f1}
+
+    assert gating_rows([clip("night", 50, 1.0), clip("quiet", 10, 0.98), clip("quiet", 40, 1.0)]) == [
+        ("night", "10", "50 of 50", "0 %", "1.000"),
+        ("quiet", "10", "50 of 100", "50 %", "0.980"),
+    ]

@@ -171,6 +171,28 @@ def test_mqtt_removed_query_leaves_home_assistant(broker, reader):
     assert [sensor["name"] for sensor in reader.entities().values()] == ["gate"]
 
 
+def test_mqtt_events_have_a_topic_a_sensor_and_their_snapshot(broker, reader):
+    events = {"gate": ("enter", "queue")}
+    config = box_config(broker.port, discovery=True, snapshot=True)
+    snapshot = {"frame": 1, "frame_time": 1.0, "box": [5, 5, 20, 20], "score": 0.9, "label": "car"}
+    after = {"id": "r-1", "label": "car", "snapshot": snapshot}
+    with running_worker(config, state=lambda: BoxState({}, {"gate": "left"}, dict(events))) as worker:
+        until(lambda: len(reader.entities()) == 4)  # before the first event
+        worker.offer(make_message(1, image=True, event="enter", type="new", open=1, before=after, after=after))
+        until(lambda: reader.of("gemel/north/left/gate/events/enter"))
+        (text,) = reader.of("gemel/north/left/gate/events/enter")
+        assert json.loads(text)["open"] == 1 and reader.of("gemel/north/left/gate") == []
+        (picture,) = reader.of("gemel/north/left/gate/events/enter/snapshot")
+        drawn = cv2.imdecode(np.frombuffer(picture, np.uint8), cv2.IMREAD_COLOR)
+        assert drawn.shape == (48, 64, 3) and drawn.std() > 5
+        events["gate"] = ("enter",)
+        until(lambda: len(reader.entities()) == 2)
+    sensor = next(one for one in reader.entities().values() if one["name"] == "gate enter")
+    assert (sensor["state_topic"], sensor["value_template"]) == (
+        "gemel/north/left/gate/events/enter", "{{ value_json.open }}",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("topic", "discovery", "problem"),
     [
