@@ -14,7 +14,7 @@ from edge_runtime.capture.sources import CameraConfig, FrameRequest
 from edge_runtime.config import ACCURACY, FRAMES, BoxConfig
 from edge_runtime.engines.base import EngineError, FrameEngine
 from edge_runtime.engines.joint_run import runs_jointly
-from edge_runtime.engines.registry import AUTO, FALLBACK, make_engine, session_opener
+from edge_runtime.engines.registry import AUTO, FALLBACK, SESSIONS, make_engine, open_sessions_by
 from edge_runtime.engines.setup import EngineRequest, engines_for, held_bytes, layouts_within, unshared_store
 from edge_runtime.engines.torch_engine import FULL
 from edge_runtime.engines.weight_streaming import streamable_layers
@@ -24,6 +24,7 @@ from edge_runtime.policies import policy_named
 from edge_runtime.scheduler import Policy, QuerySpec
 from edge_runtime.scheduler.costs import BATCHES, BatchCost, Costs, JointCost, QueryCost, all_bytes
 from edge_runtime.scheduler.eviction import Overflow, OverflowLayer, overflow_of
+from edge_runtime.scheduler.sessions import pick_sessions
 from edge_runtime.scheduler.types import Curve
 from edge_runtime.simulation.profile_io import (
     PROFILE_HINT,
@@ -255,9 +256,8 @@ def known_costs(bundle: Bundle, engines: Mapping[str, FrameEngine], profile: Mea
         if known is not None and engine.takes_tensors:
             queries[query.id] = known
             continue
-        batches = (
-            BatchCost(count, known.run_of(count) if known else 0.0, engine.workspace_of(count)) for count in BATCHES
-        )
+        runs_s = _session_runs(profile, query.id, engine)
+        batches = (BatchCost(count, runs_s.get(count, 0.0), engine.workspace_of(count)) for count in BATCHES)
         names = bundle.names_in_order(query.id) if engine.takes_tensors else ()
         queries[query.id] = QueryCost.of_batches(names, query.sla_ms / 1000, monotone_batches(batches))
     sizes = {name: bundle.nbytes(name) for name in sorted({name for cost in queries.values() for name in cost.tensors})}
@@ -272,6 +272,13 @@ def known_costs(bundle: Bundle, engines: Mapping[str, FrameEngine], profile: Mea
         return Costs(queries, sizes, UNKNOWN_COPY_BYTES_PER_S, joint=joint)
     joint = tuple(one for one in measured.joint if one.queries in alike)
     return Costs(queries, sizes, measured.copy_bytes_per_s, measured.load_latency_s, joint=joint)
+
+
+def _session_runs(profile: MeasuredProfile | None, query: str, engine: FrameEngine) -> dict[int, float]:
+    """Seconds of a session's runs by batch, as measured."""
+    sessions = profile.sessions if profile is not None else ()
+    found = next((one for one in sessions if query in one.batches and one.engine == engine.session_of), None)
+    return {} if found is None else {batch.count: batch.run_s for batch in found.batches[query]}
 
 
 def _budgeted_costs(
@@ -386,27 +393,40 @@ def prepare_engines(costed: CostedBox, serving: Collection[FrameEngine] = ()) ->
 def _open_sessions(costed: CostedBox, serving: Collection[FrameEngine]) -> dict[str, FrameEngine]:
     """Engines with weights of their own, of as many queries as fit the budget beside the weights of all others."""
     loaded = costed.loaded
-    opener = session_opener(loaded.config.engine)
-    if opener is None or loaded.config.precision != FULL:
-        return {}
-    queries = [
-        query.id
-        for query in loaded.bundle.queries
-        if query.id not in loaded.damaged and query.id not in costed.within.tensors
-    ]
     found: dict[str, FrameEngine] = {}
-    try:
-        for engines in opener(loaded.bundle, queries, loaded.config.device):
-            mixed = {**found, **engines}
-            costs = known_costs(loaded.bundle, {**costed.engines, **mixed}, costed.profile)
-            needed = all_bytes(costed.policy.view(costs)) + held_bytes([*mixed.values(), *serving])
-            if needed <= loaded.config.budget_bytes:
-                found = mixed
-            else:
-                text = "a session of %s needs a budget of %s: the weights stay apart and shared"
-                log.info(text, ", ".join(engines), size_text(needed))
-    except EngineError as error:
-        log.warning("engine %s: no session: %s", loaded.config.engine, error)
+    for name, queries in _wanted_sessions(costed).items():
+        config = loaded.config
+        try:
+            for engines in open_sessions_by(name, loaded.bundle, queries, config.device, precision=config.precision):
+                mixed = {**found, **engines}
+                costs = known_costs(loaded.bundle, {**costed.engines, **mixed}, costed.profile)
+                needed = all_bytes(costed.policy.view(costs)) + held_bytes([*mixed.values(), *serving])
+                if needed <= loaded.config.budget_bytes:
+                    found = mixed
+                else:
+                    text = "a session of %s needs a budget of %s: the weights stay apart and shared"
+                    log.info(text, ", ".join(engines), size_text(needed))
+        except EngineError as error:
+            log.warning("engine %s: no session: %s", name, error)
+    return found
+
+
+def _wanted_sessions(costed: CostedBox) -> dict[str, list[str]]:
+    """The queries by the engine that is to run them in sessions: the named one, or what the profile shows is faster."""
+    config, bundle = costed.loaded.config, costed.loaded.bundle
+    able = [
+        query.id
+        for query in bundle.queries
+        if query.id not in costed.loaded.damaged and query.id not in costed.within.tensors
+    ]
+    if config.engine in SESSIONS:
+        return {config.engine: able}
+    found: dict[str, list[str]] = {}
+    if config.engine == AUTO and config.precision == FULL and costed.profile is not None:
+        costs = costed.policy.view(costed.whole)
+        for one in pick_sessions(costs, costed.profile.sessions, config.budget_bytes):
+            if one.engine in SESSIONS:
+                found.setdefault(one.engine, []).extend(query for query in one.batches if query in able)
     return found
 
 

@@ -185,9 +185,9 @@ def load_config(
 
 
 def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -> BoxConfig:
-    if keys.precision != "fp32" and keys.engine not in (AUTO, "torch"):
+    if keys.precision != "fp32" and keys.engine not in (AUTO, "torch", "openvino"):
         problem = f"the engine {keys.engine} computes in fp32"
-        raise InputError(path, problem, "leave it out, or use engine torch", "precision")
+        raise InputError(path, problem, "leave it out, or use engine torch or openvino", "precision")
     root = path.resolve().parent
     http = None if keys.http is None else _access(path, root, keys.http)
     pushed = [name for name, camera in keys.cameras.items() if camera.source == PUSH]

@@ -14,6 +14,7 @@ from edge_runtime.policies import policy_named
 from edge_runtime.scheduler import QuerySpec
 from edge_runtime.scheduler.costs import Costs, all_bytes, coalesce_tensors, memory_bytes
 from edge_runtime.scheduler.eviction import Overflow, overflow_of
+from edge_runtime.scheduler.sessions import SessionCost, pick_sessions, with_sessions
 from edge_runtime.simulation.device_profiles import PROFILES, costs_for, overflow_layers
 from edge_runtime.simulation.profile_io import measured_costs, note_machine, profile_path, read_profile
 from edge_runtime.simulation.replay import ReplayResult
@@ -54,7 +55,8 @@ class PlanInput:
 
     `resident_costs` are the costs with all weights resident; `costs` are those that are simulated, in which queries
     too large for the memory overflow where that is allowed (`overflow_allowed`). `device_bytes` is the memory of the
-    device, None if unknown.
+    device, None if unknown. Queries of `sessions` run on weights of their own; of those that do not fit or save no time
+    (`refused_sessions`) the seconds are known that a frame of each of their queries takes less.
     """
 
     source: str
@@ -69,11 +71,18 @@ class PlanInput:
     sharing: str
     overflow: Overflow
     overflow_allowed: bool
+    sessions: tuple[SessionCost, ...] = ()
+    refused_sessions: tuple[tuple[SessionCost, float], ...] = ()
+
+    @property
+    def session_bytes(self) -> int:
+        """Bytes of the sessions that are used: weights that stay, beside those that are shared."""
+        return sum(one.nbytes for one in self.sessions)
 
     @property
     def all_bytes(self) -> int:
         """All weights and the largest workspace: memory in which nothing swaps."""
-        return all_bytes(self.resident_costs)
+        return all_bytes(self.resident_costs) + self.session_bytes
 
     @property
     def overflow_bytes(self) -> Mapping[str, int]:
@@ -100,7 +109,7 @@ class PlanInput:
             raise InputError(self.source, problem, "give fewer frames a second, or simulate fewer seconds")
         arrivals = draw_arrivals(self.specs, duration_s, seed)
         costs, nbytes = (self.resident_costs, self.all_bytes) if resident else (self.costs, self.memory_bytes)
-        return simulate(costs, arrivals, nbytes, policy_named(policy), self.specs)
+        return simulate(costs, arrivals, nbytes - self.session_bytes, policy_named(policy), self.specs)
 
     def describe(self) -> str:
         """Source, memory and device in one line."""
@@ -115,6 +124,7 @@ class PlanInput:
             f"needs at least {size(resident.alone_bytes(largest))} ({largest} alone); nothing swaps from "
             f"{size(self.all_bytes)} on"
         ]
+        lines += self._describe_sessions()
         for query, nbytes in self.overflow_bytes.items():
             runs = 1 / self.costs.queries[query].run_s
             lines.append(f"{query} overflows: copies {size(nbytes)} in every run, at most {runs:.3g} runs a second")
@@ -132,6 +142,16 @@ class PlanInput:
         if self.device_bytes is not None and self.memory_bytes > self.device_bytes:
             lines.append(f"{self.title} has only {size(self.device_bytes)} for everything on it")
         return "\n".join(lines)
+
+    def _describe_sessions(self) -> list[str]:
+        lines = [
+            f"{join_names(one.batches, 4)}: one session on {one.engine}, {size(one.nbytes)} that no other shares"
+            for one in self.sessions
+        ]
+        for one, saved_s in self.refused_sessions:
+            frames = f"{1000 * saved_s / len(one.batches):.1f} ms a frame less"
+            lines.append(f"{join_names(one.batches, 4)}: no session on {one.engine}, {size(one.nbytes)} for {frames}")
+        return lines
 
     def _describe_overflow(self, query: str) -> str:
         if self.overflow_allowed:
@@ -155,14 +175,20 @@ def load_plan_input(source: str | Path, conditions: Conditions) -> PlanInput:
     profile = find_profile(DEFAULT_DEVICE if measured else device)
     originals, models = _load_workload(source, conditions.shared) if is_workload else _load_bundle(source, conditions)
     costs, title, kind = costs_for(profile, models), profile.title, "cuda"
+    found = None
     if measured:
         found = read_profile(models)
         note_machine(models, found)
         costs, title, kind = measured_costs(models, found), f"{found.machine['name']} ({found.device})", found.device
     nbytes = memory_bytes(conditions.memory, costs_for(profile, originals), "--memory")
+    known = found.sessions if found is not None else ()
+    sessions = pick_sessions(costs, known, nbytes)
+    refused = tuple((one, one.saved_s(costs)) for one in known if one not in sessions)
+    costs = with_sessions(costs, sessions)
     note_default_fps(source, models.queries)
     queries = {query.id: query for query in models.queries}
-    overflow = overflow_of(costs, nbytes, lambda query: overflow_layers(models, queries[query], kind))
+    held = sum(one.nbytes for one in sessions)
+    overflow = overflow_of(costs, nbytes - held, lambda query: overflow_layers(models, queries[query], kind))
     return PlanInput(
         source=str(source),
         device=device,
@@ -176,6 +202,8 @@ def load_plan_input(source: str | Path, conditions: Conditions) -> PlanInput:
         sharing=(CEILING if conditions.shared else ORIGINALS) if is_workload else BUNDLE,
         overflow=overflow,
         overflow_allowed=conditions.overflow,
+        sessions=sessions,
+        refused_sessions=refused,
     )
 
 
@@ -246,6 +274,10 @@ class BoxPlan:
             "source": given.source, "device": given.device, "modelled": given.modelled, "sharing": given.sharing,
             "policy": self.policy, "memory_bytes": given.memory_bytes, "device_bytes": given.device_bytes,
             "all_bytes": given.all_bytes, "fits": self.fits, "resident_bytes": self.resident_bytes,
+            "sessions": [
+                {"engine": one.engine, "queries": list(one.batches), "bytes": one.nbytes, "used": one in given.sessions}
+                for one in (*given.sessions, *(one for one, _ in given.refused_sessions))
+            ],
             "bytes_moved_per_s": self.bytes_moved_per_s, "asked_load": given.load, "in_time_fraction": self.in_time,
             "in_time_fraction_if_all_fits": self.in_time_if_all_fits, "queries": list(self.queries),
         }  # fmt: skip
@@ -341,7 +373,7 @@ def plan_box(source: str | Path, conditions: Conditions = DEFAULT_CONDITIONS) ->
             "sla_ms": 1000 * cost.sla_s,
             "limited_by": [limit.value for limit in limits],
         })  # fmt: skip
-    resident_bytes = max((change.resident_bytes for change in played.changes), default=0)
+    resident_bytes = max((change.resident_bytes for change in played.changes), default=0) + given.session_bytes
     return BoxPlan(given, conditions.policy, fits, resident_bytes, played.bytes_moved / PLAN_S, tuple(queries))
 
 

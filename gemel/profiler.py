@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_runtime.memory.allocator import footprint_bytes
 from edge_runtime.scheduler.costs import BATCHES, BatchCost
+from edge_runtime.scheduler.sessions import SessionCost
 from edge_runtime.simulation.profile_io import (
     JointProfile,
     MeasuredProfile,
@@ -24,7 +26,7 @@ from edge_runtime.simulation.profile_io import (
 )
 from gemel.text import size, table
 from merger.events import Progress, Stages, silent
-from models.bundle import open_bundle
+from models.bundle import Bundle, open_bundle
 from models.io import check_apart, check_output, hold_locks
 from models.sharing.joint import joint_queries
 
@@ -41,6 +43,8 @@ ROUNDS = 5
 MAKING, MEASURING = "make the engines", "measure each query's loads and runs"
 AGEING = "measure accuracy by age of the result"
 FRAME_PIXELS = (1280, 720)
+
+log = logging.getLogger("gemel.profile")
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,11 @@ class ProfileResult:
                               "workspace_bytes": batch.workspace_bytes} for batch in one.batches]}
                 for one in self.profile.joint
             ],
+            "sessions": [
+                {"engine": one.engine, "bytes": one.nbytes, "queries": list(one.batches),
+                 "run_ms": 1000 * next(iter(one.batches.values()))[0].run_s}
+                for one in self.profile.sessions
+            ],
         }  # fmt: skip
 
     def to_text(self) -> str:
@@ -83,8 +92,13 @@ class ProfileResult:
             rows.append((name, "", "", *(f"{1000 * batch.run_s:.1f} ms" for batch in one.batches),
                          size(one.batches[1].workspace_bytes)))  # fmt: skip
         headers = ("query", "engine", "load", *(f"run of {count}" for count in BATCHES), "workspace")
+        sessions = [
+            f"{', '.join(one.batches)} as one session on {one.engine}: "
+            f"{1000 * next(iter(one.batches.values()))[0].run_s:.1f} ms a run, {size(one.nbytes)}, taken where it fits"
+            for one in self.profile.sessions
+        ]
         return "\n".join([
-            table(headers, rows), "",
+            table(headers, rows), "", *sessions,
             f"{self.path}: measured on {self.profile.machine['name']} ({self.profile.device}), "
             f"loads at {self.profile.copy_bytes_per_s / 1e9:.2f} GB/s",
         ])  # fmt: skip
@@ -103,7 +117,7 @@ def profile_bundle(
     """
     import torch
 
-    from edge_runtime.engines.registry import AUTO, check_engine
+    from edge_runtime.engines.registry import AUTO, SESSIONS, check_engine
     from edge_runtime.engines.setup import EngineRequest, choose_engines, common_format, engines_for, layouts_for
     from edge_runtime.memory.arena import Arena
     from edge_runtime.memory.store import Store
@@ -152,6 +166,8 @@ def profile_bundle(
                 joint = _profile_passes(arena, opened, engines, queries, rounds)
         finally:
             arena.close()
+        session_engines = tuple(SESSIONS) if engine == AUTO else tuple({engine} & SESSIONS.keys())
+        sessions = _measure_sessions(opened, chosen, session_engines, rounds)
         if load is not None:
             stages.begin(AGEING, len(opened.queries))
             for query in load.queries:
@@ -160,8 +176,29 @@ def profile_bundle(
                 stages.add()
         moved, seconds = sum(nbytes for nbytes, _ in loads), sum(took for _, took in loads)
         rate = moved / seconds if seconds > 0 else 1e12
-        profile = MeasuredProfile(opened.digest, describe_machine(chosen), chosen, engine, rate, 0.0, queries, joint)
+        machine = describe_machine(chosen)
+        profile = MeasuredProfile(opened.digest, machine, chosen, engine, rate, 0.0, queries, joint, sessions)
         return ProfileResult(write_profile(bundle, profile), profile)
+
+
+def _measure_sessions(
+    bundle: Bundle, device: str, engines: Sequence[str], rounds: int
+) -> tuple[SessionCost, ...]:  # fmt: skip
+    """What the sessions of these engines cost, one query measured for all of a session."""
+    from edge_runtime.engines.base import EngineError
+    from edge_runtime.engines.registry import open_sessions_by
+
+    found = []
+    for name in engines:
+        try:
+            for group in open_sessions_by(name, bundle, [query.id for query in bundle.queries], device):
+                first = next(iter(group.values()))
+                batches = _batches(first, rounds, {count: first.workspace_of(count) for count in BATCHES})
+                nbytes = first.shared.nbytes if first.shared else 0
+                found.append(SessionCost(name, nbytes, dict.fromkeys(group, batches)))
+        except EngineError as error:
+            log.info("engine %s: no session: %s", name, error)
+    return tuple(found)
 
 
 def _loads(arena: Arena, needed: Sequence[str], rounds: int) -> list[tuple[int, float]]:

@@ -63,7 +63,11 @@ def main() -> None:
     parser.add_argument("--bundle", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--count", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    default = ["torch", "compiled"] if options.what == "families" else [name for name in ENGINES if not missing(name)]
+    default = (
+        ["torch", "compiled"]
+        if options.what == "families"
+        else [name for name in ENGINES if engine_class(name).takes_tensors and not missing(name)]
+    )
     engines = options.engines or default
     torch.set_num_threads(1)
     if options.what == "weigh":  # in a process of its own, started by `memory`

@@ -56,7 +56,8 @@ class FrameEngine(ABC):
     """What all engines share: crop frames to the roi, resize and normalise them, decode outputs to predictions.
 
     `model` is the query's architecture on the meta device: an engine may compile or bind it, and outputs are decoded by
-    it. Raises BundleError when the bundle's tensors don't fit the architecture.
+    it; one that does neither may have that of another query. Raises BundleError when the bundle's tensors don't fit the
+    architecture.
     """
 
     name: ClassVar[str]
@@ -68,16 +69,20 @@ class FrameEngine(ABC):
     takes_tensors: ClassVar[bool] = True
     """Whether it is bound to tensors of the arena; else its weights are in `shared`."""
     shared: HeldWeights | None = None
+    session_of: ClassVar[str] = ""
+    """The engine that a config names for it, where it has weights of its own."""
     automatic: ClassVar[bool] = True
     """Whether `gemel profile` may choose it."""
     tested_on: ClassVar[frozenset[str]] = frozenset({"cpu"})
     """The devices on which it has been run; `gemel doctor` marks others."""
 
-    def __init__(self, bundle: Bundle, query_id: str, device: str | torch.device = "cpu") -> None:
+    def __init__(
+        self, bundle: Bundle, query_id: str, device: str | torch.device = "cpu", model: nn.Module | None = None
+    ) -> None:
         self.query = bundle.query(query_id)
         self.device = torch.device(device)
         self._check_packed(bundle)
-        self.model = self._shape = bundle.build(query_id, "meta")
+        self.model = self._shape = model or bundle.build(query_id, "meta")
         self._task = task_of(self.query)
 
     @property

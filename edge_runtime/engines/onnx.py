@@ -65,7 +65,7 @@ def session_for(path: Path, provider: str, device: torch.device) -> Any:
     session, reason = _sessions.get(key), unavailable_reason(provider)
     if session is None and reason is None:
         try:
-            session = create_session(path, provider, device, path=path)
+            session = create_session(path, provider, device)
             reason = None if provider in session.get_providers() else "its libraries did not load"
         except Exception as error:  # ONNX Runtime's errors have no common type
             reason = " ".join(str(error).split())[:200]
@@ -75,10 +75,8 @@ def session_for(path: Path, provider: str, device: torch.device) -> Any:
     return session
 
 
-def create_session(
-    source: Path | bytes, provider: str, device: torch.device, level: Any = None, path: Path | None = None
-) -> Any:
-    """An InferenceSession of a graph; `path` names it where a provider caches what it makes.
+def create_session(path: Path, provider: str, device: torch.device, level: Any = None, name: Path | None = None) -> Any:
+    """An InferenceSession of a graph's file; `name` is its name where a provider caches what it makes.
 
     Without a `level` no kernel is used that needs reordered copies of the weights.
     """
@@ -91,10 +89,10 @@ def create_session(
     options.enable_cpu_mem_arena = False
     # Spinning threads take the cores from the other models and from the decoders.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.graph_optimization_level = level or onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    providers = [(name, provider_options(name, path or Path(), device)) for name in PROVIDERS[provider]]
-    given = source if isinstance(source, bytes) else str(source)
-    return onnxruntime.InferenceSession(given, options, providers=providers)
+    extended = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.graph_optimization_level = extended if level is None else level
+    providers = [(one, provider_options(one, name or path, device)) for one in PROVIDERS[provider]]
+    return onnxruntime.InferenceSession(str(path), options, providers=providers)
 
 
 def provider_options(provider: str, path: Path, device: torch.device) -> dict[str, str]:

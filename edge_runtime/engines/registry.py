@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +22,14 @@ ENGINES: dict[str, tuple[str, str]] = {
     "torch": ("edge_runtime.engines.torch_engine", "TorchEngine"),
     "compiled": ("edge_runtime.engines.compiled", "CompiledEngine"),
     "onnx": ("edge_runtime.engines.onnx", "OnnxEngine"),
+    "openvino": ("edge_runtime.engines.openvino", "OpenvinoEngine"),
     "tensorrt": ("edge_runtime.engines.onnx", "TensorrtEngine"),
 }
 """Name -> module and class."""
-SESSIONS: dict[str, tuple[str, str]] = {"onnx": ("edge_runtime.engines.session", "open_sessions")}
+SESSIONS: dict[str, tuple[str, str]] = {
+    "onnx": ("edge_runtime.engines.session", "open_sessions"),
+    "openvino": ("edge_runtime.engines.openvino", "open_sessions"),
+}
 """Name -> module and function that opens engines with weights of their own, for queries that fit the budget so."""
 
 
@@ -42,12 +46,12 @@ def engine_class(name: str) -> type[FrameEngine]:
     return getattr(importlib.import_module(module), kind)
 
 
-def session_opener(name: str) -> Callable[..., Iterator[Mapping[str, FrameEngine]]] | None:
-    """The function that opens the sessions of an engine; None for an engine without."""
-    if name not in SESSIONS:
-        return None
+def open_sessions_by(
+    name: str, bundle: Bundle, query_ids: Sequence[str], device: str | torch.device = "cpu", **options: Any
+) -> Iterator[Mapping[str, FrameEngine]]:
+    """The engines of these queries by session, of an engine in SESSIONS; raises EngineError where it has none."""
     module, function = SESSIONS[name]
-    return getattr(importlib.import_module(module), function)
+    return getattr(importlib.import_module(module), function)(bundle, query_ids, device, **options)
 
 
 def make_engine(

@@ -10,9 +10,11 @@ import copy
 import gc
 import hashlib
 import json
+import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -43,6 +45,7 @@ from edge_runtime.engines.session_graph import (
     query_groups,
     share_graph,
 )
+from edge_runtime.engines.torch_engine import FULL
 from edge_runtime.memory.arena import TensorOf, WaitFor
 from edge_runtime.memory.transfer import on_compute_stream
 from models.bundle import Bundle, BundleQuery
@@ -88,21 +91,34 @@ class SessionEngine(FrameEngine):
     """
 
     name = "onnx-session"
-    takes_tensors: ClassVar[bool] = False
-    automatic: ClassVar[bool] = False
+    session_of: ClassVar[str] = "onnx"
+    takes_tensors = False
+    automatic = False
 
-    def __init__(self, bundle: Bundle, query_id: str, device: str | torch.device, shared: SharedSession) -> None:
-        super().__init__(bundle, query_id, device)
+    def __init__(
+        self,
+        bundle: Bundle,
+        query_id: str,
+        device: str | torch.device,
+        shared: SharedSession,
+        alike: SessionEngine | None = None,
+    ) -> None:
+        """`alike` is an engine of the same session whose outputs are decoded in the same way."""
+        super().__init__(bundle, query_id, device, alike and alike._shape)
         self.shared: SharedSession = shared
-        self._options, self._binding = run_options(self.device), shared.session.io_binding()
-        for name, tensor in shared.inputs[query_id].items():
-            self._bind_input(name, tensor)
+        self._open()
         self._graph: GraphAnswers | None = None
         if isinstance(self.model, GraphAnswers):
             self._graph = copy.copy(self.model)
             self._graph._run = self._run  # type: ignore[assignment]  # in place of the network on the meta device
         elif isinstance(self.model, OneStage):
             self.model = DecodedOutputs(self.model)
+
+    def _open(self) -> None:
+        """Bind the private inputs."""
+        self._options, self._binding = run_options(self.device), self.shared.session.io_binding()
+        for name, tensor in self.shared.inputs[self.query.id].items():
+            self._bind_input(name, tensor)
 
     def _check_packed(self, bundle: Bundle) -> None:
         """Weights of any width are taken: the session has them in float32."""
@@ -142,17 +158,51 @@ class SessionEngine(FrameEngine):
         self._binding.bind_input(name, device.type, device.index or 0, np.float32, tensor.shape, tensor.data_ptr())
 
 
+@dataclass(frozen=True)
+class SessionKind:
+    """How sessions are made: `create` makes one of a graph's file and the name for what a provider caches.
+
+    `is_optimised`: the graph is made for ONNX Runtime's kernels on this CPU first.
+    """
+
+    name: str
+    engine: type[SessionEngine]
+    create: Callable[[Path, Path], Any]
+    is_optimised: bool
+
+
 def open_sessions(
-    bundle: Bundle, query_ids: Sequence[str], device: str | torch.device = "cpu", cache: EngineCache | None = None
+    bundle: Bundle,
+    query_ids: Sequence[str],
+    device: str | torch.device = "cpu",
+    cache: EngineCache | None = None,
+    precision: str = FULL,
 ) -> Iterator[dict[str, SessionEngine]]:
-    """The engines of these queries, one session after the other: seconds each.
+    """The engines of these queries over sessions of ONNX Runtime, one session after the other: seconds each.
 
     Queries share a session where they have one architecture and most of their weights in common. Raises EngineError
-    for an architecture that cannot be exported, or without ONNX Runtime.
+    for an architecture that cannot be exported, for another precision than fp32, or without ONNX Runtime.
     """
     device = torch.device(device)
-    if reason := unavailable_reason(PROVIDERS[device.type]):
+    provider, on_cpu = PROVIDERS[device.type], device.type == "cpu"
+    reason = unavailable_reason(provider) or (None if precision == FULL else f"it does not compute in {precision}")
+    if reason is not None:
         raise EngineError(reason)
+
+    def create(path: Path, name: Path) -> Any:
+        import onnxruntime
+
+        levels = onnxruntime.GraphOptimizationLevel
+        level = levels.ORT_DISABLE_ALL if on_cpu else levels.ORT_ENABLE_ALL
+        return create_session(path, provider, device, level, name)
+
+    return open_sessions_of(SessionKind(provider, SessionEngine, create, on_cpu), bundle, query_ids, device, cache)
+
+
+def open_sessions_of(
+    kind: SessionKind, bundle: Bundle, query_ids: Sequence[str], device: torch.device, cache: EngineCache | None
+) -> Iterator[dict[str, SessionEngine]]:
+    """The same of any kind."""
     cache = cache or EngineCache()
     architectures: dict[str, list[BundleQuery]] = {}
     for query in map(bundle.query, query_ids):
@@ -161,11 +211,24 @@ def open_sessions(
         for ids in query_groups(bundle, queries):
             members = [bundle.query(one) for one in ids]
             try:
-                shared = [(_open_shared(bundle, members, device, cache, architecture), ids)]
+                shared = [(_open_shared(kind, bundle, members, device, cache, architecture), ids)]
             except UnequalGraphs:
-                shared = [(_open_shared(bundle, [one], device, cache, architecture), [one.id]) for one in members]
+                shared = [(_open_shared(kind, bundle, [one], device, cache, architecture), [one.id]) for one in members]
             for session, own in shared:
-                yield {one: SessionEngine(bundle, one, device, session) for one in own}
+                yield _make_engines(kind, bundle, own, device, session)
+
+
+def _make_engines(
+    kind: SessionKind, bundle: Bundle, ids: Sequence[str], device: torch.device, shared: SharedSession
+) -> dict[str, SessionEngine]:
+    engines: dict[str, SessionEngine] = {}
+    known: dict[tuple[Any, ...], SessionEngine] = {}
+    for one in ids:
+        query = bundle.query(one)
+        key = query.classes, query.decoder
+        engines[one] = kind.engine(bundle, one, device, shared, known.get(key))
+        known.setdefault(key, engines[one])
+    return engines
 
 
 def _architecture(bundle: Bundle, query: BundleQuery) -> str:
@@ -177,15 +240,20 @@ def _architecture(bundle: Bundle, query: BundleQuery) -> str:
 
 
 def _open_shared(
-    bundle: Bundle, queries: Sequence[BundleQuery], device: torch.device, cache: EngineCache, architecture: str
+    kind: SessionKind,
+    bundle: Bundle,
+    queries: Sequence[BundleQuery],
+    device: torch.device,
+    cache: EngineCache,
+    architecture: str,
 ) -> SharedSession:
     """The session of these queries, made unless it is in use; raises UnequalGraphs."""
     tensors = [(query.id, sorted(query.places().items())) for query in queries]
-    key = hashlib.sha256(json.dumps([architecture, str(device), tensors]).encode()).hexdigest()
+    key = hashlib.sha256(json.dumps([kind.name, architecture, str(device), tensors]).encode()).hexdigest()
     shared = _known.get(key)
     if shared is None:
         try:
-            shared = _known[key] = _make_shared(bundle, queries, device, cache, key)
+            shared = _known[key] = _make_shared(kind, bundle, queries, device, cache, key)
         except (EngineError, UnequalGraphs):
             raise
         except Exception as error:  # exporters and ONNX Runtime raise errors of any type
@@ -195,13 +263,16 @@ def _open_shared(
 
 
 def _make_shared(
-    bundle: Bundle, queries: Sequence[BundleQuery], device: torch.device, cache: EngineCache, key: str
+    kind: SessionKind,
+    bundle: Bundle,
+    queries: Sequence[BundleQuery],
+    device: torch.device,
+    cache: EngineCache,
+    key: str,
 ) -> SharedSession:
     import onnx_ir as ir
-    import onnxruntime
 
-    first, provider, on_cpu = replace(queries[0], stored={}), PROVIDERS[device.type], device.type == "cpu"
-    one_by_one = False
+    first, one_by_one = replace(queries[0], stored={}), False
     if first.graph is not None:
         skeleton = bundle.tensor(first.graph).numpy().tobytes()
     else:
@@ -210,11 +281,12 @@ def _make_shared(
         skeleton, one_by_one = file.path.read_bytes(), file.notes["batch"] == 1
     models = filled_graphs(bundle, queries, skeleton)
     threads = torch.get_num_threads()
-    graph = share_graph(optimised_graph(one, threads) if on_cpu else ir.to_proto(one) for one in models)
-    levels = onnxruntime.GraphOptimizationLevel
-    level = levels.ORT_DISABLE_ALL if on_cpu else levels.ORT_ENABLE_ALL  # on the CPU it is optimised already
-    data, name = graph.model.SerializeToString(), cache.folder / key[:32]
-    session, nbytes = _measure_growth(lambda: create_session(data, provider, device, level, name))
+    graph = share_graph(optimised_graph(one, threads) if kind.is_optimised else ir.to_proto(one) for one in models)
+    name = cache.folder / key[:32]
+    with tempfile.TemporaryDirectory(prefix="gemel-") as folder:  # of bytes Python's session would keep a copy
+        path = Path(folder) / f"session{GRAPH_SUFFIX}"
+        path.write_bytes(graph.model.SerializeToString())
+        session, nbytes = _measure_growth(lambda: kind.create(path, name))
     inputs = {
         query.id: {name: torch.from_numpy(value).clone().to(device) for name, value in values.items()}
         for query, values in zip(queries, graph.inputs, strict=True)

@@ -40,7 +40,7 @@ class SessionLimits:
     session gets its own, in which all of its weights are constant.
     """
 
-    private_fraction: float = 0.03
+    private_fraction: float = 0.015
     min_tied_fraction: float = 0.5
 
 

@@ -86,6 +86,8 @@ def engines_for(
 def _prepare_engine(bundle: Bundle, query: str, name: str, request: EngineRequest, reported: set[str]) -> FrameEngine:
     if name != FALLBACK:
         try:
+            if not engine_class(name).takes_tensors:
+                raise EngineError("it has no session that fits the budget")
             engine = make_engine(name, bundle, query, request.device)
             engine.prepare()
             return engine

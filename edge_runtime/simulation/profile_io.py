@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from edge_runtime.scheduler.costs import BatchCost, Costs, JointCost, QueryCost
+from edge_runtime.scheduler.sessions import SessionCost
 from edge_runtime.scheduler.types import MAX_AGES, Curve, monotone_curve
 from models.bundle import Bundle
 from models.errors import InputError
@@ -49,7 +50,10 @@ class JointProfile:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredProfile:
-    """A bundle's queries measured on `machine`; `digest` is the bundle's."""
+    """A bundle's queries measured on `machine`; `digest` is the bundle's.
+
+    `sessions` are what engines with weights of their own would cost where the budget allows them.
+    """
 
     digest: str
     machine: Mapping[str, Any]
@@ -59,6 +63,7 @@ class MeasuredProfile:
     load_latency_s: float
     queries: Mapping[str, QueryProfile]
     joint: tuple[JointProfile, ...] = ()
+    sessions: tuple[SessionCost, ...] = ()
 
 
 _Text = Annotated[str, Field(max_length=500)]
@@ -83,6 +88,12 @@ class _JointKeys(Exact):
     batches: Annotated[list[_BatchKeys], Field(min_length=1, max_length=MAX_PROFILE_BATCH)]
 
 
+class _SessionKeys(Exact):
+    engine: _Text
+    nbytes: Annotated[int, Field(ge=0, le=2**50)]
+    batches: Annotated[dict[_Text, Annotated[list[_BatchKeys], Field(min_length=1)]], Field(min_length=1)]
+
+
 class _MachineKeys(Exact, extra="allow"):
     __pydantic_extra__: dict[str, _Text | int | None]
     name: _Text
@@ -98,6 +109,7 @@ class _ProfileKeys(Exact):
     load_latency_s: _Seconds
     queries: Annotated[dict[_Text, _QueryKeys], Field(min_length=1)]
     joint: Annotated[list[_JointKeys], Field(default_factory=list)]
+    sessions: Annotated[list[_SessionKeys], Field(max_length=1000, default_factory=list)]
 
 
 def describe_machine(device: str) -> dict[str, Any]:
@@ -148,9 +160,15 @@ def read_profile(bundle: Bundle) -> MeasuredProfile:
     if len(set(named)) < len(named) or not set(named) <= queries.keys():
         raise InputError(path, "names queries that are unknown or in two passes", PROFILE_HINT, "joint")
     joint = tuple(JointProfile(tuple(one.queries), _read_batches(path, one.batches, "joint")) for one in found.joint)
+    sessions = []
+    for index, one in enumerate(found.sessions):
+        if not one.batches.keys() <= queries.keys():
+            raise InputError(path, "has queries that the bundle has not", PROFILE_HINT, f"sessions[{index}]")
+        runs = {query: _read_batches(path, own, f"sessions[{index}].{query}") for query, own in one.batches.items()}
+        sessions.append(SessionCost(one.engine, one.nbytes, runs))
     return MeasuredProfile(
         found.digest, found.machine.model_dump(), found.device, found.engine, found.copy_bytes_per_s,
-        found.load_latency_s, queries, joint,
+        found.load_latency_s, queries, joint, tuple(sessions),
     )  # fmt: skip
 
 

@@ -26,6 +26,9 @@ from edge_runtime.daemon import find_late_path, run
 from edge_runtime.engines import session
 from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.samples import read_sample
+from edge_runtime.scheduler.costs import BatchCost
+from edge_runtime.scheduler.sessions import SessionCost
+from edge_runtime.simulation.profile_io import MeasuredProfile, QueryProfile, describe_machine, write_profile
 from models import zoo
 from models.bundle import Bundle, open_bundle
 from models.bundle.signing import sign_bundle
@@ -468,3 +471,19 @@ def test_check_names_secrets_that_others_can_read(tmp_path):
     assert any("token can be read by every user" in line for line in run(config, check=True)["warnings"])
     (tmp_path / "token").chmod(0o600)
     assert not any("can be read" in line for line in run(config, check=True)["warnings"])
+
+
+def test_auto_runs_the_sessions_that_the_profile_shows_to_save_time(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    box = write_box(tmp_path)
+    bundle = open_bundle(box / "tiny.safetensors", [FACTORY])
+    runs = {name: QueryProfile(0.01, (BatchCost(1, 0.5, 10_000),)) for name in ("gate", "yard", "road")}
+    sessions = tuple(
+        SessionCost("onnx", 1000, dict.fromkeys(names, (BatchCost(1, run_s, 10_000),)))
+        for names, run_s in ((("gate", "yard"), 0.1), (("road",), 0.6))
+    )
+    machine = describe_machine("cpu")
+    write_profile(bundle.path, MeasuredProfile(bundle.digest, machine, "cpu", "auto", 1e9, 0.0, runs, sessions))
+    summary = run(write_config(box, engine="auto", budget="100MB"))
+    assert summary["engines"] == {"gate": "onnx-session", "yard": "onnx-session", "road": "torch"}
+    assert summary["balanced"] and summary["max_used_bytes"] <= 100_000_000

@@ -11,6 +11,7 @@ import torch
 
 from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.memory import transfer as streams
+from edge_runtime.scheduler.costs import BatchCost
 from edge_runtime.simulation.device_profiles import PROFILES, costs_for
 from edge_runtime.simulation.profile_io import machine_mismatch, read_profile, write_profile
 from gemel.cli import main
@@ -141,3 +142,25 @@ def test_plan_input_device_is_measured_where_profiled(tmp_path):
     measured = load_plan_input(bundle.path, Conditions("all", factories=own))
     assert measured.device == "measured" and not measured.modelled and "(cpu)" in measured.describe()
     assert load_plan_input(bundle.path, Conditions("all", "t4", factories=own)).device == "t4"
+
+
+def test_plan_uses_the_sessions_that_fit_and_shows_their_price(bundle, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(bundle.path.parent / "cache"))
+    options = ("--factory", FACTORY, "--device", "cpu", "--engine", "onnx")
+    assert main(["profile", str(bundle.path), *options, "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)["sessions"]
+    assert [one["queries"] for one in measured] == [["gate", "yard"], ["road"]]
+    assert all(one["engine"] == "onnx" and one["bytes"] > 0 and one["run_ms"] > 0 for one in measured)
+    profile = read_profile(bundle)
+    runs = {query: replace(one, batches=(BatchCost(1, 0.5, 1000),)) for query, one in profile.queries.items()}
+    sessions = [replace(one, nbytes=2**20) for one in profile.sessions]
+    write_profile(bundle.path, replace(profile, queries=runs, sessions=tuple(sessions)))
+    words = ("plan", str(bundle.path), "--factory", FACTORY, "--memory")
+    assert main([*words, "64MiB", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["used"] for one in found["sessions"]] == [True, True]
+    assert found["all_bytes"] > found["resident_bytes"] == 2 * 2**20
+    assert all(row["run_ms"] < 500 for row in found["queries"])
+    assert main([*words, "1536KiB"]) == 0
+    text = capsys.readouterr().out
+    assert "gate, yard: one session on onnx, 1.0 MiB" in text and "road: no session on onnx, 1.0 MiB for" in text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,9 @@ import torch
 from torch import nn
 
 from edge_runtime.engines import session
+from edge_runtime.engines.base import EngineError
 from edge_runtime.engines.package_cache import EngineCache
+from edge_runtime.engines.registry import open_sessions_by
 from edge_runtime.engines.session import SessionEngine, open_sessions
 from edge_runtime.engines.session_graph import query_groups
 from edge_runtime.engines.setup import held_bytes
@@ -44,7 +48,7 @@ def assert_answers_as_torch(bundle: Bundle, engines: dict[str, SessionEngine]) -
         assert [one.label for one in engine.run(FRAMES)] == [one.label for one in eager.run(FRAMES)]  # type: ignore[union-attr]
 
 
-def write_bundle(path: Path, models: dict[str, nn.Module]) -> Bundle:
+def write_bundle(path: Path, models: Mapping[str, nn.Module]) -> Bundle:
     return write_and_open(path / "b.safetensors", models, [query(name, "left") for name in models])
 
 
@@ -115,3 +119,26 @@ def test_query_groups_leave_out_queries_with_little_in_common(tmp_path):
 def test_session_workspace_grows_with_the_batch(tiny, cache):
     engine = engines_of(tiny, cache, "gate")["gate"]
     assert 0 < engine.workspace_of(1) <= engine.workspace_of(4) <= engine.workspace_of(8)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_openvino_session_answers_as_torch(tiny, cache, precision):
+    pytest.importorskip("openvino", reason="the optional package openvino is not installed")
+    groups = open_sessions_by("openvino", tiny, ["gate", "yard", "road"], cache=cache, precision=precision)
+    engines = {name: one for group in groups for name, one in group.items()}
+    assert {one.name for one in engines.values()} == {"openvino"}
+    assert engines["gate"].shared is engines["yard"].shared is not engines["road"].shared
+    tolerance = 1e-4 if precision == "fp32" else 0.05
+    for name, engine in engines.items():
+        eager = TorchEngine(tiny, name)
+        bind(eager, tiny)
+        torch.testing.assert_close(engine.outputs(FRAMES), eager.outputs(FRAMES), rtol=tolerance, atol=tolerance)
+        assert engine.workspace_of(4) >= engine.workspace_of(1) > 0
+
+
+def test_openvino_without_its_package_is_an_engine_error(tiny, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(EngineError, match="openvino is not installed"):
+        list(open_sessions_by("openvino", tiny, ["gate"]))
+    with pytest.raises(EngineError, match="does not compute in bf16"):
+        open_sessions(tiny, ["gate"], precision="bf16")
