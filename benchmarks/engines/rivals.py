@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import subprocess
 import sys
@@ -189,13 +190,12 @@ def weigh(path: Path, count: int) -> dict[str, int]:
 
     bundle = open_bundle(path)
     names: Sequence[str] = QUERIES[: max(1, count)]
-    list(open_sessions(bundle, names))  # what an export leaves in memory is in all three
+    list(open_sessions(bundle, QUERIES))  # what making them leaves in memory is in all three
+    gc.collect()
     engines = {query: one for group in open_sessions(bundle, names) for query, one in group.items()} if count else {}
     for engine in engines.values():
         for _ in range(3):
             engine.forward(torch.zeros(1, 3, *engine.query.preprocess.size))
-    import gc
-
     gc.collect()
     trim_heap()
     return held_bytes()

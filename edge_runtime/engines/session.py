@@ -151,7 +151,9 @@ class SessionEngine(FrameEngine):
             for name in self.shared.outputs:
                 self._binding.bind_output(name, "cpu")
             self.shared.session.run_with_iobinding(self._binding, self._options)
-        return tuple(torch.from_numpy(value.numpy()) for value in self._binding.get_outputs())
+        outputs = tuple(torch.from_numpy(value.numpy()) for value in self._binding.get_outputs())
+        self._binding.clear_binding_outputs()  # which would keep a copy for each query
+        return outputs
 
     def _bind_input(self, name: str, tensor: Tensor) -> None:
         device = tensor.device

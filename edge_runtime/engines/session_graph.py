@@ -36,11 +36,11 @@ class SessionLimits:
     """When queries share a session.
 
     `private_fraction`: tied weights are folded for each query while all that is private takes at most this part of the
-    constant bytes, so that four queries stay below 1.10 of one. `min_tied_fraction`: a query with less in common with a
-    session gets its own, in which all of its weights are constant.
+    constant bytes and the largest layer's values, so that four queries stay below 1.10 of one. `min_tied_fraction`: a
+    query with less in common with a session gets its own, in which all of its weights are constant.
     """
 
-    private_fraction: float = 0.015
+    private_fraction: float = 0.025
     min_tied_fraction: float = 0.5
 
 
@@ -101,6 +101,7 @@ def _read(bundle: Bundle, query: BundleQuery, key: str) -> Tensor:
 
 def _fill(skeleton: bytes, tensor_of: Callable[[str], Tensor], is_document: bool) -> ir.Model:
     import onnx_ir as ir
+    from onnx_ir.passes.common import ShapeInferencePass
 
     from models.graph.document import parse_model
     from models.graph.stored import transposed_weights
@@ -109,6 +110,7 @@ def _fill(skeleton: bytes, tensor_of: Callable[[str], Tensor], is_document: bool
     transposed: Collection[str] = ()
     if is_document:
         model = parse_model(skeleton, WHERE)
+        ShapeInferencePass()(model)  # a document has the shapes of its input and outputs alone
         transposed = transposed_weights(model)
         values = [value for value in model.graph.initializers.values() if is_weight(value)]
     else:
@@ -135,7 +137,7 @@ def _proto(data: bytes) -> onnx.ModelProto:
 
 @dataclass(frozen=True)
 class _Norm:
-    """A norm and the convolution before it, with what it does to each channel."""
+    """A norm and the convolution before it; `is_private`: its scale is, and the convolution's weight is not."""
 
     conv: ir.Node
     norm: ir.Node
@@ -147,13 +149,14 @@ class _Norm:
 def convert_norms(model: ir.Model, private: Collection[str], limits: SessionLimits = LIMITS) -> None:
     """Fold each norm into its convolution, in place, or make it a convolution itself where a fold costs too much.
 
-    A fold makes weights private that are not in `private` where the norm is. It is done in order of the values that
-    the separate norm would have to read, for each weight, as far as the limit goes.
+    A fold makes weights private that are not in `private` where the norm's scale is. It is done in order of the values
+    that the separate norm would have to read, for each weight, as far as the limit goes.
     """
     found = list(_find_norms(model.graph, private))
     sizes = {str(value.name): _size(value) for value in model.graph.initializers.values()}
     unavoidable = sum(size for name, size in sizes.items() if name in private)
-    left = limits.private_fraction * (sum(sizes.values()) - unavoidable) - unavoidable
+    shared = sum(sizes.values()) - unavoidable + 2 * max((one.outputs for one in found), default=0)
+    left = limits.private_fraction * shared - unavoidable
     apart: set[ir.Node] = set()
     for one in sorted(found, key=lambda one: -one.outputs / one.weights):
         if not one.is_private:
@@ -189,7 +192,7 @@ def _find_norms(graph: ir.Graph, private: Collection[str]) -> Iterator[_Norm]:
             continue
         weight = conv.inputs[1]
         assert weight is not None
-        changes = any(value.name in private for value in values if value is not weight)
+        changes = any(value is not None and value.name in private for value in (node.inputs[1], node.inputs[4]))
         shape = node.outputs[0].shape or source.shape
         sizes = [size for size in list(shape or ())[1:] if isinstance(size, int)]
         yield _Norm(conv, node, changes and weight.name not in private, _size(weight), math.prod(sizes))
