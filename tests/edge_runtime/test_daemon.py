@@ -483,7 +483,9 @@ def test_auto_runs_the_sessions_that_the_profile_shows_to_save_time(tmp_path, mo
         for names, run_s in ((("gate", "yard"), 0.1), (("road",), 0.6))
     )
     machine = describe_machine("cpu")
-    write_profile(bundle.path, MeasuredProfile(bundle.digest, machine, "cpu", "auto", 1e9, 0.0, runs, sessions))
+    write_profile(
+        bundle.path, MeasuredProfile(bundle.digest, machine, "cpu", "auto", 1e9, 0.0, runs, sessions=sessions)
+    )
     summary = run(write_config(box, engine="auto", budget="100MB"))
     assert summary["engines"] == {"gate": "onnx-session", "yard": "onnx-session", "road": "torch"}
     assert summary["balanced"] and summary["max_used_bytes"] <= 100_000_000
