@@ -149,6 +149,18 @@ def test_eval_norms_keep_their_statistics_in_training(task: MergeTask, start: St
     assert not torch.equal(models["q1"].state_dict()["stem.1.weight"], before["q1"]["stem.1.weight"])
 
 
+def test_norms_in_eval_mode_learn_slower_than_others(task: MergeTask) -> None:
+    ctx = task.ctx
+    ctx.references = {query: replace(one, eval_norms=query == "q1") for query, one in ctx.references.items()}
+    training = ctx.training(ctx.models(["q1", "q2"]), replace(task.recipe, norms=20.0))
+    norms = {query: model.get_parameter("stem.1.weight") for query, model in training.models.items()}
+    factors = {
+        query: {one["factor"] for one in training.optimiser.param_groups if any(p is norm for p in one["params"])}
+        for query, norm in norms.items()
+    }
+    assert factors == {"q1": {2.0}, "q2": {20.0}}
+
+
 def test_original_harmed_by_recalibration_keeps_eval_norms(ctx: MergeContext) -> None:
     with torch.no_grad():
         for name, buffer in ctx.originals["q0"].named_buffers():

@@ -333,3 +333,8 @@ def test_teacher_output_bytes_bound_outputs_and_features(ctx: MergeContext) -> N
     query = ctx.queries["q0"]
     plain, features = (ctx.train["q0"].teacher_output_bytes(wanted) for wanted in (False, True))
     assert plain and features and plain == 4 * len(query.classes) and plain < features
+
+
+def test_epoch_of_a_short_split_repeats_it() -> None:
+    assert Recipe().contribution([40, 71]) == 256 and Recipe().contribution([1000]) == 512
+    assert Recipe(frames_per_epoch=64).contribution([40]) == 64
