@@ -43,6 +43,23 @@ class SpoolConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateConfig:
+    """Where updates of the bundle come from: a file on a server, or a controller of Eclipse hawkBit.
+
+    The server is asked every `every_s` seconds, with a `token` where there is one. A new bundle has to prove itself for
+    `watch_s` seconds. `ca` are the authorities that HTTPS trusts in place of the system's.
+    """
+
+    kind: str
+    url: str
+    public_key: Path
+    every_s: float = 600.0
+    watch_s: float = 600.0
+    token: str | None = field(default=None, repr=False)
+    ca: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class BoxConfig:
     """The config of one box, with absolute paths; `name` is the host's where the file has none.
 
@@ -74,6 +91,9 @@ class BoxConfig:
     canary: bool
     name: str
     objective: str | None = None
+    updates: UpdateConfig | None = None
+    configured_bundle: Path | None = None
+    """The bundle that the file names, where `bundle` is another: one with queries held back."""
     rules: dict[str, QueryRules] = field(default_factory=dict)
 
     @property
@@ -114,6 +134,16 @@ class _HttpKeys(_Strict):
     ready: Literal["any", "all"] = "any"
 
 
+class _UpdateKeys(_Strict):
+    url: Annotated[str, Field(pattern=r"^https?://[!-~]+$")]
+    public_key: _Path
+    kind: Literal["file", "hawkbit"] = "file"
+    every_s: Annotated[float, Field(ge=1, le=604_800)] = 600.0
+    watch_s: Annotated[float, Field(ge=1, le=604_800)] = 600.0
+    token: Annotated[str, Field(pattern=r"^[!-~]{1,1024}$")] | None = None
+    ca: _Path | None = None
+
+
 class _SpoolKeys(_Strict):
     path: _Path
     max_bytes: str | int = SPOOL_BYTES
@@ -144,6 +174,7 @@ class _BoxKeys(_Strict):
     overflow: bool = False
     late: Literal["drop", "publish"] = "publish"
     objective: Literal["frames", "accuracy"] | None = None
+    updates: _UpdateKeys | None = None
     queries: RulesByQuery = {}
 
 
@@ -215,6 +246,8 @@ def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -
         canary=keys.canary,
         name=keys.name or host_name(),
         objective=keys.objective,
+        configured_bundle=root / keys.bundle,
+        updates=None if keys.updates is None else _updates(path, root, keys.updates, keys.spool is not None),
         rules={name: own.to_rules() for name, own in keys.queries.items()},
     )
 
@@ -223,6 +256,14 @@ def _access(path: Path, root: Path, given: _HttpKeys) -> Access:
     token_file = None if given.token_file is None else root / given.token_file
     tls = None if given.tls is None else TlsFiles(root / given.tls.cert, root / given.tls.key)
     return parse_access(given.bind, token_file, path, given.names, given.trusted_proxies, tls, given.ready)
+
+
+def _updates(path: Path, root: Path, given: _UpdateKeys, has_spool: bool) -> UpdateConfig:
+    if not has_spool:
+        problem = "the bundle before an update is kept in a spool, and there is none"
+        raise InputError(path, problem, "add `spool: spool`", "updates")
+    ca = None if given.ca is None else root / given.ca
+    return UpdateConfig(given.kind, given.url, root / given.public_key, given.every_s, given.watch_s, given.token, ca)
 
 
 def _spool(path: Path, root: Path, given: _SpoolKeys) -> SpoolConfig:

@@ -23,6 +23,7 @@ from edge_runtime.runtime import ActiveConfig
 from edge_runtime.service import LEDGER_FILE, Notifier, catch_signals, serve
 from edge_runtime.simulation.profile_io import profile_path
 from edge_runtime.summary import empty_summary
+from edge_runtime.updates import recover_update
 from models.bundle.format import is_open_as
 from models.data_notes import note_clipped_roi
 from models.errors import BundleError, InputError
@@ -71,6 +72,8 @@ def _prepare_when_there(config_path: str | Path, stopping: threading.Event) -> t
         try:
             return prepare(config_path)
         except InputError as error:
+            if _revert_update(config_path, str(error)):
+                continue
             late = None if stopping.is_set() else find_late_path(error, config_path)
             if late is None:
                 raise
@@ -80,6 +83,15 @@ def _prepare_when_there(config_path: str | Path, stopping: threading.Event) -> t
         pause_s = DISK_BACK_OFF.wait_s(failures, random.random())
         notifier.send(f"STATUS=waiting for {late}", f"EXTEND_TIMEOUT_USEC={round((pause_s + START_S) * 1e6)}")
         stopping.wait(pause_s)
+
+
+def _revert_update(config_path: str | Path, problem: str) -> bool:
+    """Take back an update on trial with which the box cannot start; whether there was one."""
+    with contextlib.suppress(InputError):
+        config = load_config(config_path)
+        if config.updates is not None and config.spool is not None:
+            return recover_update(config.spool.path, config.bundle, problem)
+    return False
 
 
 def find_late_path(error: InputError, config_path: str | Path) -> Path | None:
@@ -100,6 +112,9 @@ def find_late_path(error: InputError, config_path: str | Path) -> Path | None:
 
 def prepare(config_path: str | Path) -> tuple[ReadyBox, BuildBox]:
     """A box that can serve, its spool's folder made, and the function that rebuilds it; raises as `run` does."""
+    config = load_config(config_path)
+    if config.updates is not None and config.spool is not None:
+        recover_update(config.spool.path, config.bundle)
     box = prepare_engines(_cost(config_path))
     for warning in (*_unused_cameras(box.costed.loaded), *_readable_secrets(box.config)):
         log.warning("%s", warning)

@@ -20,6 +20,7 @@ from edge_runtime.http.status import (
     SinkStatus,
     SpoolStatus,
     Status,
+    UpdateStatus,
 )
 from edge_runtime.inference import InferenceThread
 from edge_runtime.load_monitor import LoadMonitor, LoadShare
@@ -29,6 +30,7 @@ from edge_runtime.results import BUNDLE_DIGITS
 from edge_runtime.runtime import ActiveConfig
 from edge_runtime.samples import Spool
 from edge_runtime.sinks.worker import DOWN, SinkManager
+from edge_runtime.updates import Updater
 from models.process import private_bytes
 
 VERSION = ""
@@ -50,10 +52,11 @@ class RuntimeStatus:
         observer: Observer,
         spool: Spool | None = None,
         load: LoadMonitor | None = None,
+        updater: Updater | None = None,
     ) -> None:
         self._inference, self._reloads, self._sinks, self._observer = inference, reloads, sinks, observer
         self._spool, self._started = spool, time.monotonic()
-        self._load = load or LoadMonitor()
+        self._load, self._updater = load or LoadMonitor(), updater
 
     def status(self) -> Status:
         """The box at this moment; the frame counts are consistent with each other."""
@@ -79,6 +82,7 @@ class RuntimeStatus:
             sinks=self._sink_statuses(), drift=self._drift(active),
             events=self.events(SHOWN_EVENTS), events_begun=self._inference.runtime.events.event_counts(),
             spool=None if self._spool is None else SpoolStatus(**self._spool.to_json()),
+            updates=None if self._updater is None else UpdateStatus(**self._updater.to_json()),
         )  # fmt: skip
 
     def events(self, count: int = MAX_EVENTS) -> list[EventStatus]:

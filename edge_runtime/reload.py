@@ -218,6 +218,7 @@ def check_change(before: BoxConfig, after: BoxConfig) -> None:
     fixed = {
         "device": before.device == after.device,
         "spool": before.spool == after.spool,
+        "updates": before.updates == after.updates,
         "http.bind": addresses[0] == addresses[1],
     }
     for key, is_same in fixed.items():

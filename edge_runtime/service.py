@@ -24,11 +24,14 @@ from edge_runtime.executor import WATCH_INTERVAL_S, Watchdog
 from edge_runtime.inference import InferenceThread, StopReason
 from edge_runtime.load_monitor import LoadMonitor
 from edge_runtime.reload import BuildBox, ReloadManager
+from edge_runtime.results import BUNDLE_DIGITS
 from edge_runtime.runtime import Runtime
 from edge_runtime.samples import Spool
 from edge_runtime.sinks.base import BoxState
 from edge_runtime.sinks.worker import SinkManager
+from edge_runtime.updates import UpdateFolder, Updater
 from models.errors import InputError
+from models.evaluation import BELOW
 from models.io import open_atomic
 from models.process import freeze_garbage_collector, private_bytes, trim_heap
 
@@ -200,12 +203,21 @@ class Service:
             self._runtime, signals.stopping, lambda: self._sinks.is_unread, self._between_frames
         )
         self._load = LoadMonitor()
+        self._updater: Updater | None = None
+        if config.updates is not None and config.spool is not None:
+            files = UpdateFolder(config.spool.path, config.configured_bundle or config.bundle)
+            self._updater = Updater(
+                config.updates, files, self._reloads.request, self._runtime.ledger.to_json, self._query_problems,
+                config.factories,
+            )  # fmt: skip
         self._http: HttpService | None = None
         if observer is not None and config.http is not None:
             from edge_runtime.http.app import HttpService
             from edge_runtime.live_status import RuntimeStatus
 
-            status = RuntimeStatus(self._inference, self._reloads, self._sinks, observer, self._spool, self._load)
+            status = RuntimeStatus(
+                self._inference, self._reloads, self._sinks, observer, self._spool, self._load, self._updater
+            )
             self._http = HttpService(status, observer.metrics, config.http, config.path)
         self._ended: float | None = None
         self._failure: str | None = None
@@ -222,6 +234,16 @@ class Service:
         self._reloads.apply_pending()
         self._runtime.check_events()
 
+    def _query_problems(self) -> dict[str, str]:
+        """Queries that cannot run, or that the last drift check of this bundle found below target."""
+        active = self._runtime.active
+        publisher, drift = active.executor.publisher, None if self._spool is None else self._spool.drift
+        found = {query: f"cannot run: {publisher.failures[query]}" for query in publisher.disabled}
+        if drift is not None and drift.bundle == active.identity.bundle[:BUNDLE_DIGITS]:
+            found |= {one.id: "the drift check finds it below its target" for one in drift.queries
+                      if one.verdict == BELOW}  # fmt: skip
+        return found
+
     def start(self, seconds: float) -> None:
         """Begin to serve for `seconds`."""
         if self._http is not None:
@@ -230,6 +252,8 @@ class Service:
             self._spool.start()
         self._sinks.start()
         self._reloads.start()
+        if self._updater is not None:
+            self._updater.start()
         self._inference.start(self._frames, seconds)
 
     def oversee(self) -> None:
@@ -291,6 +315,8 @@ class Service:
         stopping.set()
         gc.unfreeze()  # some libraries complain about objects that are not collected at exit
         self._runtime.mailboxes.wake()
+        if self._updater is not None:
+            self._updater.stop()
         self._reloads.stop()
         try:
             for camera in inference.cameras:

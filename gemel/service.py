@@ -161,6 +161,8 @@ def _writable_folders(config: BoxConfig) -> list[Path]:
     folders = [path.parent for path in (config.trace, *(getattr(sink, "path", None) for sink in config.sinks)) if path]
     if config.spool is not None:
         folders.append(config.spool.path if config.spool.path.is_dir() else config.spool.path.parent)
+    if config.updates is not None:
+        folders.append(config.bundle.parent)
     return list(dict.fromkeys(path.resolve() for path in folders))
 
 

@@ -123,6 +123,15 @@ class TlsStatus(_Value):
     warning: str | None = Field(description="set days before it runs out, and where new files cannot be used")
 
 
+class UpdateStatus(_Value):
+    """Updates that the box pulls."""
+
+    checked_at: float | None = Field(description="of the last answer of the server, Unix seconds")
+    trial: str | None = Field(description="first digits of a bundle that has to prove itself")
+    refused: dict[str, str] = Field(description="bundles that are never taken (again), and why")
+    trouble: str | None = Field(description="why the last attempt failed")
+
+
 class Status(_Value):
     """A whole box at one moment."""
 
@@ -156,6 +165,7 @@ class Status(_Value):
     events: list[EventStatus] = Field([], description="the newest ones, newest first")
     events_begun: dict[str, dict[str, int]] = Field({}, description="since the start, by query and name")
     spool: SpoolStatus | None = Field(None, description="null where the box keeps no samples")
+    updates: UpdateStatus | None = Field(None, description="null where the box pulls none")
     tls: TlsStatus | None = Field(None, description="null without TLS")
 
 

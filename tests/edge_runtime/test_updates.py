@@ -1,0 +1,279 @@
+"""Updates that a box pulls, from real servers: taken, refused, taken back, and whole at every moment."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from edge_runtime import update_sources, updates
+from edge_runtime.config import UpdateConfig, load_config
+from edge_runtime.reload import ReloadResult
+from edge_runtime.updates import UpdateFolder, Updater, file_digest, recover_update
+from models.bundle import Made, write_bundle
+from models.bundle.delta import write_update
+from models.bundle.signing import sign_bundle
+from models.errors import InputError
+from tests.edge_runtime.local_box import LocalBox
+from tests.edge_runtime.tiny import FACTORY, LOOPED, query, trained_looking, write_box, write_config
+from tests.edge_runtime.update_server import UpdateServer
+
+KILLS = 20
+
+
+def make_keys(folder: Path) -> tuple[Path, Path]:
+    key = Ed25519PrivateKey.generate()
+    private, public = folder / "key", folder / "key.pub"
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    return private, public
+
+
+def make_bundle(folder: Path, name: str, seed: int, key: Path | None) -> bytes:
+    path = folder / name
+    write_bundle(path, {"gate": trained_looking(seed)}, [query("gate", "left")], Made("tiny", "none", 0))
+    if key is not None:
+        sign_bundle(path, key)
+    return path.read_bytes()
+
+
+class Fixture:
+    """A server, a folder with the present bundle, and an updater whose box is made of values."""
+
+    def __init__(self, folder: Path, kind: str = "file") -> None:
+        self.folder, self.server = folder, UpdateServer()
+        self.private, self.public = make_keys(folder)
+        self.old = make_bundle(folder, "old.safetensors", 1, self.private)
+        self.new = make_bundle(folder, "new.safetensors", 2, self.private)
+        (folder / "box.safetensors").write_bytes(self.old)
+        (folder / "spool").mkdir()
+        path = "/box.safetensors" if kind == "file" else "/D/controller/v1/box"
+        self.config = UpdateConfig(kind, self.server.address + path, self.public, watch_s=100.0)
+        self.now, self.reloads = 1000.0, list[str | None]()
+        self.answers, self.problems = list[str | None](), dict[str, str]()
+        self.row: dict[str, Any] = {"query": "gate", "processed": 0, "late": 0, "failed": 0, "dropped": {}}
+        self.files = UpdateFolder(folder / "spool", folder / "box.safetensors")
+        self.updater = self.build()
+
+    def build(self, **changes: Any) -> Updater:
+        """An updater as after a start of the box."""
+        self.files.prepare()
+        updater = Updater(
+            replace(self.config, **changes), self.files, self.reload, lambda: [self.row], lambda: self.problems,
+            (FACTORY,), clock=lambda: self.now,
+        )  # fmt: skip
+        updater.state = self.files.read_state()
+        return updater
+
+    def reload(self) -> Future[ReloadResult]:
+        self.reloads.append(self.present)
+        future: Future[ReloadResult] = Future()
+        future.set_result(ReloadResult(self.answers.pop(0) if self.answers else None))
+        return future
+
+    def run(self, seconds: int, processed: int = 50, **more: int) -> None:
+        """So many seconds of the box, with these frames every five."""
+        for _ in range(0, seconds, 5):
+            self.row["processed"] += processed
+            for key, value in more.items():
+                self.row[key] += value
+            self.now += 5.0
+            self.updater.step()
+
+    @property
+    def present(self) -> str:
+        """Which bundle the config names at present."""
+        data = (self.folder / "box.safetensors").read_bytes()
+        return "old" if data == self.old else "new" if data == self.new else "neither"
+
+
+@pytest.fixture
+def pulled(tmp_path: Path) -> Fixture:
+    return Fixture(tmp_path)
+
+
+def test_update_is_taken_tried_and_accepted(pulled: Fixture) -> None:
+    pulled.server.files["/box.safetensors"] = pulled.old
+    pulled.run(60)
+    assert pulled.present == "old" and not pulled.reloads and pulled.updater.trouble is None
+    pulled.server.files["/box.safetensors"] = pulled.new
+    pulled.updater._next_poll = 0.0
+    pulled.run(5)
+    assert pulled.present == "new" and pulled.reloads == ["new"] and pulled.updater.to_json()["trial"] is not None
+    pulled.run(120)
+    assert pulled.updater.state.trial is None and pulled.present == "new" and len(pulled.reloads) == 1
+    asked = len(pulled.server.asked)
+    pulled.updater.poll()
+    assert pulled.server.asked[asked:] == [("HEAD", "/box.safetensors")], "a known tag is not loaded again"
+    pulled.server.files["/box.safetensors"] = pulled.old
+    pulled.updater.poll()
+    assert "is older: it served before" in str(pulled.updater.trouble) and pulled.present == "new"
+
+
+def test_update_comes_as_a_delta_where_one_is_offered(pulled: Fixture, tmp_path: Path) -> None:
+    write_update(tmp_path / "old.safetensors", tmp_path / "new.safetensors", tmp_path / "delta")
+    digest = file_digest(tmp_path / "old.safetensors")
+    pulled.server.files["/box.safetensors"] = pulled.new
+    pulled.server.files[f"/box.safetensors.from-{digest[:12]}"] = (tmp_path / "delta").read_bytes()
+    pulled.updater.poll()
+    assert pulled.present == "new" and ("GET", "/box.safetensors") not in pulled.server.asked
+
+
+@pytest.mark.parametrize(("more", "reason"), [({"failed": 40}, "of its frames fail"), ({"late": 40}, "in time")])
+def test_update_is_taken_back_where_a_query_gets_worse(pulled: Fixture, more: dict[str, int], reason: str) -> None:
+    pulled.server.files["/box.safetensors"] = pulled.new
+    pulled.updater._next_poll = 1060.0
+    pulled.run(60)
+    assert pulled.present == "new"
+    pulled.run(10, **more)
+    assert pulled.present == "old" and pulled.reloads == ["new", "old"] and pulled.updater.state.trial is None
+    (why,) = pulled.updater.to_json()["refused"].values()
+    assert reason in why
+    restarted = pulled.build()
+    restarted.state.tag = None
+    restarted.poll()
+    assert "was taken back before" in str(restarted.trouble) and pulled.present == "old"
+
+
+def test_update_is_taken_back_where_a_query_drifts(pulled: Fixture) -> None:
+    pulled.server.files["/box.safetensors"] = pulled.new
+    pulled.problems["other"] = "known before"
+    pulled.updater.poll()
+    pulled.run(20)
+    assert pulled.present == "new"
+    pulled.problems["gate"] = "the drift check finds it below its target"
+    pulled.run(5)
+    assert pulled.present == "old"
+
+
+def test_update_that_the_box_refuses_is_taken_back(pulled: Fixture) -> None:
+    pulled.server.files["/box.safetensors"], pulled.answers = pulled.new, ["query 'gate' has no camera"]
+    pulled.updater.poll()
+    assert pulled.present == "old" and "no camera" in str(pulled.updater.to_json()["refused"])
+
+
+@pytest.mark.parametrize("fault", ["unsigned", "another key", "damaged", "cut", "stall", "nothing", "no file"])
+def test_wrong_offer_changes_nothing(pulled: Fixture, fault: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(update_sources, "TIMEOUT_S", 0.3)
+    (other := tmp_path / "other").mkdir()
+    offers = {
+        "unsigned": lambda: make_bundle(other, "b", 3, None),
+        "another key": lambda: make_bundle(other, "b", 3, make_keys(other)[0]),
+        "damaged": lambda: pulled.new[:-40] + bytes([pulled.new[-40] ^ 1]) + pulled.new[-39:],
+        "nothing": lambda: b"",
+        "no file": lambda: b"<html>not found</html>",
+    }
+    pulled.server.files["/box.safetensors"] = offers.get(fault, lambda: pulled.new)()
+    pulled.server.fault = fault if fault in ("cut", "stall") else ""
+    pulled.updater.poll()
+    assert pulled.present == "old" and not pulled.reloads and pulled.updater.trouble is not None
+    pulled.server.fault, pulled.server.files["/box.safetensors"] = "", pulled.new
+    pulled.updater.poll()
+    assert pulled.present == "new", "the next good offer is taken"
+
+
+def test_hawkbit_deployment_is_taken_and_reported(tmp_path: Path) -> None:
+    pulled = Fixture(tmp_path, "hawkbit")
+    pulled.updater = pulled.build(token="s3cret", watch_s=10.0)
+    pulled.server.offer_by_hawkbit("7", pulled.new)
+    pulled.updater.poll()
+    assert pulled.present == "new" and pulled.server.tokens == {"TargetToken s3cret"}
+    pulled.run(20)
+    path, body = pulled.server.posted[-1]
+    assert path == "/D/controller/v1/box/deploymentBase/7/feedback"
+    assert body["status"]["execution"] == "closed" and body["status"]["result"]["finished"] == "success"
+    pulled.updater.poll()
+    assert pulled.updater.trouble is None and len(pulled.reloads) == 1
+    pulled.server.offer_by_hawkbit("8", make_bundle(tmp_path, "b", 3, None))
+    pulled.updater.poll()
+    assert pulled.server.posted[-1][1]["status"]["result"]["finished"] == "failure" and pulled.present == "new"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"hashes": {"sha256": "0" * 64}},
+        {"size": 1},
+        {"_links": {"download": {"href": "http://evil.example/b"}}},
+        {"_links": {"download": {"href": "file:///etc/passwd"}}},
+        {"filename": "readme.txt"},
+        {"hashes": {}},
+    ],
+    ids=str,
+)
+def test_hawkbit_that_lies_changes_nothing(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    pulled = Fixture(tmp_path, "hawkbit")
+    pulled.server.offer_by_hawkbit("7", pulled.new, **wrong)
+    pulled.updater.poll()
+    assert pulled.present == "old" and pulled.updater.trouble is not None and not pulled.reloads
+
+
+def test_bundle_that_ends_the_box_is_taken_back_at_a_start(pulled: Fixture) -> None:
+    pulled.server.files["/box.safetensors"] = pulled.new
+    pulled.updater.poll()
+    spool, bundle = pulled.folder / "spool", pulled.folder / "box.safetensors"
+    assert [recover_update(spool, bundle) for _ in range(updates.MAX_STARTS)] == [False] * updates.MAX_STARTS
+    assert recover_update(spool, bundle) and pulled.present == "old" and not recover_update(spool, bundle)
+
+
+def test_bundle_is_old_or_new_whenever_the_power_goes(pulled: Fixture) -> None:
+    """Killed at random moments of an update (`make faults` does so 200 times)."""
+    assert kill_updates(pulled, KILLS) > 0
+
+
+def kill_updates(pulled: Fixture, times: int) -> int:
+    """How often the new bundle was there; AssertionError where it was ever neither."""
+    pulled.server.files["/box.safetensors"] = pulled.new
+    chance, new, began = random.Random(0), 0, time.monotonic()
+    pulled.updater.poll()
+    lasts_s = time.monotonic() - began
+    for _ in range(times):
+        (pulled.folder / "box.safetensors").write_bytes(pulled.old)
+        (pulled.folder / "spool" / "updates" / "state.json").unlink(missing_ok=True)
+        child = os.fork()
+        if not child:
+            pulled.updater = pulled.build()
+            pulled.updater.poll()
+            os._exit(0)
+        time.sleep(chance.uniform(0, 1.5 * lasts_s))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert pulled.present in ("old", "new")
+        recover_update(pulled.folder / "spool", pulled.folder / "box.safetensors")
+        assert pulled.present in ("old", "new")
+        state = pulled.build().state
+        assert state.trial is None or pulled.files.previous.read_bytes() == pulled.old
+        new += pulled.present == "new"
+        assert not [path for path in pulled.folder.iterdir() if updates.TEMPORARY.fullmatch(path.name)]
+    return new
+
+
+def test_running_box_pulls_an_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(updates, "TICK_S", 0.05)
+    write_box(tmp_path)
+    private, _ = make_keys(tmp_path)
+    server = UpdateServer()
+    keys = {"url": f"{server.address}/b", "public_key": "key.pub", "every_s": 1, "watch_s": 1}
+    config = write_config(tmp_path, cameras=LOOPED, spool="spool", updates=keys)
+    server.files["/b"] = make_bundle(tmp_path, "new.safetensors", 9, private)
+    digest = file_digest(tmp_path / "new.safetensors")
+    with LocalBox(config) as box:
+        box.until(lambda: any(one["bundle"] == digest[:12] for one in box.records("gate")))
+        box.until(lambda: box.service._updater is not None and box.service._updater.state.past)
+    assert box.summary["fault"] is None and box.summary["balanced"]
+
+
+def test_updates_need_a_spool(tmp_path: Path) -> None:
+    write_box(tmp_path)
+    config = write_config(tmp_path, updates={"url": "http://u/b", "public_key": "key.pub"})
+    with pytest.raises(InputError, match=r"updates: .* there is none; add `spool"):
+        load_config(config)
