@@ -46,8 +46,8 @@ class SpoolConfig:
 class UpdateConfig:
     """Where updates of the bundle come from: a file on a server, or a controller of Eclipse hawkBit.
 
-    The server is asked every `every_s` seconds, with a `token` where there is one. A new bundle has to prove itself for
-    `watch_s` seconds. `ca` are the authorities that HTTPS trusts in place of the system's.
+    The box asks the server every `every_s` seconds, with a `token` where there is one. A new bundle has to prove itself
+    for `watch_s` seconds. `ca` are the authorities that HTTPS trusts in place of the system's.
     """
 
     kind: str

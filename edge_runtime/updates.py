@@ -339,7 +339,7 @@ class Updater:
         """The counts of all queries so far."""
         return {
             row["query"]: QueryHealth(
-                received=row["processed"] + row["failed"] + _lost(row), in_time=row["processed"] - row["late"],
+                received=row["processed"] + row["failed"] + _lost_frames(row), in_time=row["processed"] - row["late"],
                 failed=row["failed"],
             )
             for row in self._ledger()
@@ -360,7 +360,7 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _lost(row: Mapping[str, Any]) -> int:
+def _lost_frames(row: Mapping[str, Any]) -> int:
     return sum(row["dropped"].get(reason, 0) for reason in OVERLOAD_REASONS)
 
 

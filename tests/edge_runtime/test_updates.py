@@ -97,105 +97,105 @@ class Fixture:
 
 
 @pytest.fixture
-def pulled(tmp_path: Path) -> Fixture:
+def puller(tmp_path: Path) -> Fixture:
     return Fixture(tmp_path)
 
 
-def test_update_is_taken_tried_and_accepted(pulled: Fixture) -> None:
-    pulled.server.files["/box.safetensors"] = pulled.old
-    pulled.run(60)
-    assert pulled.present == "old" and not pulled.reloads and pulled.updater.trouble is None
-    pulled.server.files["/box.safetensors"] = pulled.new
-    pulled.updater._next_poll = 0.0
-    pulled.run(5)
-    assert pulled.present == "new" and pulled.reloads == ["new"] and pulled.updater.to_json()["trial"] is not None
-    pulled.run(120)
-    assert pulled.updater.state.trial is None and pulled.present == "new" and len(pulled.reloads) == 1
-    asked = len(pulled.server.asked)
-    pulled.updater.poll()
-    assert pulled.server.asked[asked:] == [("HEAD", "/box.safetensors")], "a known tag is not loaded again"
-    pulled.server.files["/box.safetensors"] = pulled.old
-    pulled.updater.poll()
-    assert "is older: it served before" in str(pulled.updater.trouble) and pulled.present == "new"
+def test_update_is_taken_tried_and_accepted(puller: Fixture) -> None:
+    puller.server.files["/box.safetensors"] = puller.old
+    puller.run(60)
+    assert puller.present == "old" and not puller.reloads and puller.updater.trouble is None
+    puller.server.files["/box.safetensors"] = puller.new
+    puller.updater._next_poll = 0.0
+    puller.run(5)
+    assert puller.present == "new" and puller.reloads == ["new"] and puller.updater.to_json()["trial"] is not None
+    puller.run(120)
+    assert puller.updater.state.trial is None and puller.present == "new" and len(puller.reloads) == 1
+    asked = len(puller.server.asked)
+    puller.updater.poll()
+    assert puller.server.asked[asked:] == [("HEAD", "/box.safetensors")], "a known tag is not loaded again"
+    puller.server.files["/box.safetensors"] = puller.old
+    puller.updater.poll()
+    assert "is older: it served before" in str(puller.updater.trouble) and puller.present == "new"
 
 
-def test_update_comes_as_a_delta_where_one_is_offered(pulled: Fixture, tmp_path: Path) -> None:
+def test_update_comes_as_a_delta_where_one_is_offered(puller: Fixture, tmp_path: Path) -> None:
     write_update(tmp_path / "old.safetensors", tmp_path / "new.safetensors", tmp_path / "delta")
     digest = file_digest(tmp_path / "old.safetensors")
-    pulled.server.files["/box.safetensors"] = pulled.new
-    pulled.server.files[f"/box.safetensors.from-{digest[:12]}"] = (tmp_path / "delta").read_bytes()
-    pulled.updater.poll()
-    assert pulled.present == "new" and ("GET", "/box.safetensors") not in pulled.server.asked
+    puller.server.files["/box.safetensors"] = puller.new
+    puller.server.files[f"/box.safetensors.from-{digest[:12]}"] = (tmp_path / "delta").read_bytes()
+    puller.updater.poll()
+    assert puller.present == "new" and ("GET", "/box.safetensors") not in puller.server.asked
 
 
 @pytest.mark.parametrize(("more", "reason"), [({"failed": 40}, "of its frames fail"), ({"late": 40}, "in time")])
-def test_update_is_taken_back_where_a_query_gets_worse(pulled: Fixture, more: dict[str, int], reason: str) -> None:
-    pulled.server.files["/box.safetensors"] = pulled.new
-    pulled.updater._next_poll = 1060.0
-    pulled.run(60)
-    assert pulled.present == "new"
-    pulled.run(10, **more)
-    assert pulled.present == "old" and pulled.reloads == ["new", "old"] and pulled.updater.state.trial is None
-    (why,) = pulled.updater.to_json()["refused"].values()
+def test_update_is_taken_back_where_a_query_gets_worse(puller: Fixture, more: dict[str, int], reason: str) -> None:
+    puller.server.files["/box.safetensors"] = puller.new
+    puller.updater._next_poll = 1060.0
+    puller.run(60)
+    assert puller.present == "new"
+    puller.run(10, **more)
+    assert puller.present == "old" and puller.reloads == ["new", "old"] and puller.updater.state.trial is None
+    (why,) = puller.updater.to_json()["refused"].values()
     assert reason in why
-    restarted = pulled.build()
+    restarted = puller.build()
     restarted.state.tag = None
     restarted.poll()
-    assert "was taken back before" in str(restarted.trouble) and pulled.present == "old"
+    assert "was taken back before" in str(restarted.trouble) and puller.present == "old"
 
 
-def test_update_is_taken_back_where_a_query_drifts(pulled: Fixture) -> None:
-    pulled.server.files["/box.safetensors"] = pulled.new
-    pulled.problems["other"] = "known before"
-    pulled.updater.poll()
-    pulled.run(20)
-    assert pulled.present == "new"
-    pulled.problems["gate"] = "the drift check finds it below its target"
-    pulled.run(5)
-    assert pulled.present == "old"
+def test_update_is_taken_back_where_a_query_drifts(puller: Fixture) -> None:
+    puller.server.files["/box.safetensors"] = puller.new
+    puller.problems["other"] = "known before"
+    puller.updater.poll()
+    puller.run(20)
+    assert puller.present == "new"
+    puller.problems["gate"] = "the drift check finds it below its target"
+    puller.run(5)
+    assert puller.present == "old"
 
 
-def test_update_that_the_box_refuses_is_taken_back(pulled: Fixture) -> None:
-    pulled.server.files["/box.safetensors"], pulled.answers = pulled.new, ["query 'gate' has no camera"]
-    pulled.updater.poll()
-    assert pulled.present == "old" and "no camera" in str(pulled.updater.to_json()["refused"])
+def test_update_that_the_box_refuses_is_taken_back(puller: Fixture) -> None:
+    puller.server.files["/box.safetensors"], puller.answers = puller.new, ["query 'gate' has no camera"]
+    puller.updater.poll()
+    assert puller.present == "old" and "no camera" in str(puller.updater.to_json()["refused"])
 
 
 @pytest.mark.parametrize("fault", ["unsigned", "another key", "damaged", "cut", "stall", "nothing", "no file"])
-def test_wrong_offer_changes_nothing(pulled: Fixture, fault: str, tmp_path: Path, monkeypatch) -> None:
+def test_wrong_offer_changes_nothing(puller: Fixture, fault: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(update_sources, "TIMEOUT_S", 0.3)
     (other := tmp_path / "other").mkdir()
     offers = {
         "unsigned": lambda: make_bundle(other, "b", 3, None),
         "another key": lambda: make_bundle(other, "b", 3, make_keys(other)[0]),
-        "damaged": lambda: pulled.new[:-40] + bytes([pulled.new[-40] ^ 1]) + pulled.new[-39:],
+        "damaged": lambda: puller.new[:-40] + bytes([puller.new[-40] ^ 1]) + puller.new[-39:],
         "nothing": lambda: b"",
         "no file": lambda: b"<html>not found</html>",
     }
-    pulled.server.files["/box.safetensors"] = offers.get(fault, lambda: pulled.new)()
-    pulled.server.fault = fault if fault in ("cut", "stall") else ""
-    pulled.updater.poll()
-    assert pulled.present == "old" and not pulled.reloads and pulled.updater.trouble is not None
-    pulled.server.fault, pulled.server.files["/box.safetensors"] = "", pulled.new
-    pulled.updater.poll()
-    assert pulled.present == "new", "the next good offer is taken"
+    puller.server.files["/box.safetensors"] = offers.get(fault, lambda: puller.new)()
+    puller.server.fault = fault if fault in ("cut", "stall") else ""
+    puller.updater.poll()
+    assert puller.present == "old" and not puller.reloads and puller.updater.trouble is not None
+    puller.server.fault, puller.server.files["/box.safetensors"] = "", puller.new
+    puller.updater.poll()
+    assert puller.present == "new", "the next good offer is taken"
 
 
 def test_hawkbit_deployment_is_taken_and_reported(tmp_path: Path) -> None:
-    pulled = Fixture(tmp_path, "hawkbit")
-    pulled.updater = pulled.build(token="s3cret", watch_s=10.0)
-    pulled.server.offer_by_hawkbit("7", pulled.new)
-    pulled.updater.poll()
-    assert pulled.present == "new" and pulled.server.tokens == {"TargetToken s3cret"}
-    pulled.run(20)
-    path, body = pulled.server.posted[-1]
+    puller = Fixture(tmp_path, "hawkbit")
+    puller.updater = puller.build(token="s3cret", watch_s=10.0)
+    puller.server.offer_by_hawkbit("7", puller.new)
+    puller.updater.poll()
+    assert puller.present == "new" and puller.server.tokens == {"TargetToken s3cret"}
+    puller.run(20)
+    path, body = puller.server.posted[-1]
     assert path == "/D/controller/v1/box/deploymentBase/7/feedback"
     assert body["status"]["execution"] == "closed" and body["status"]["result"]["finished"] == "success"
-    pulled.updater.poll()
-    assert pulled.updater.trouble is None and len(pulled.reloads) == 1
-    pulled.server.offer_by_hawkbit("8", make_bundle(tmp_path, "b", 3, None))
-    pulled.updater.poll()
-    assert pulled.server.posted[-1][1]["status"]["result"]["finished"] == "failure" and pulled.present == "new"
+    puller.updater.poll()
+    assert puller.updater.trouble is None and len(puller.reloads) == 1
+    puller.server.offer_by_hawkbit("8", make_bundle(tmp_path, "b", 3, None))
+    puller.updater.poll()
+    assert puller.server.posted[-1][1]["status"]["result"]["finished"] == "failure" and puller.present == "new"
 
 
 @pytest.mark.parametrize(
@@ -211,49 +211,49 @@ def test_hawkbit_deployment_is_taken_and_reported(tmp_path: Path) -> None:
     ids=str,
 )
 def test_hawkbit_that_lies_changes_nothing(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    pulled = Fixture(tmp_path, "hawkbit")
-    pulled.server.offer_by_hawkbit("7", pulled.new, **wrong)
-    pulled.updater.poll()
-    assert pulled.present == "old" and pulled.updater.trouble is not None and not pulled.reloads
+    puller = Fixture(tmp_path, "hawkbit")
+    puller.server.offer_by_hawkbit("7", puller.new, **wrong)
+    puller.updater.poll()
+    assert puller.present == "old" and puller.updater.trouble is not None and not puller.reloads
 
 
-def test_bundle_that_ends_the_box_is_taken_back_at_a_start(pulled: Fixture) -> None:
-    pulled.server.files["/box.safetensors"] = pulled.new
-    pulled.updater.poll()
-    spool, bundle = pulled.folder / "spool", pulled.folder / "box.safetensors"
+def test_bundle_that_ends_the_box_is_taken_back_at_a_start(puller: Fixture) -> None:
+    puller.server.files["/box.safetensors"] = puller.new
+    puller.updater.poll()
+    spool, bundle = puller.folder / "spool", puller.folder / "box.safetensors"
     assert [recover_update(spool, bundle) for _ in range(updates.MAX_STARTS)] == [False] * updates.MAX_STARTS
-    assert recover_update(spool, bundle) and pulled.present == "old" and not recover_update(spool, bundle)
+    assert recover_update(spool, bundle) and puller.present == "old" and not recover_update(spool, bundle)
 
 
-def test_bundle_is_old_or_new_whenever_the_power_goes(pulled: Fixture) -> None:
+def test_bundle_is_old_or_new_whenever_the_power_goes(puller: Fixture) -> None:
     """Killed at random moments of an update (`make faults` does so 200 times)."""
-    assert kill_updates(pulled, KILLS) > 0
+    assert kill_updates(puller, KILLS) > 0
 
 
-def kill_updates(pulled: Fixture, times: int) -> int:
+def kill_updates(puller: Fixture, times: int) -> int:
     """How often the new bundle was there; AssertionError where it was ever neither."""
-    pulled.server.files["/box.safetensors"] = pulled.new
+    puller.server.files["/box.safetensors"] = puller.new
     chance, new, began = random.Random(0), 0, time.monotonic()
-    pulled.updater.poll()
+    puller.updater.poll()
     lasts_s = time.monotonic() - began
     for _ in range(times):
-        (pulled.folder / "box.safetensors").write_bytes(pulled.old)
-        (pulled.folder / "spool" / "updates" / "state.json").unlink(missing_ok=True)
+        (puller.folder / "box.safetensors").write_bytes(puller.old)
+        (puller.folder / "spool" / "updates" / "state.json").unlink(missing_ok=True)
         child = os.fork()
         if not child:
-            pulled.updater = pulled.build()
-            pulled.updater.poll()
+            puller.updater = puller.build()
+            puller.updater.poll()
             os._exit(0)
         time.sleep(chance.uniform(0, 1.5 * lasts_s))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        assert pulled.present in ("old", "new")
-        recover_update(pulled.folder / "spool", pulled.folder / "box.safetensors")
-        assert pulled.present in ("old", "new")
-        state = pulled.build().state
-        assert state.trial is None or pulled.files.previous.read_bytes() == pulled.old
-        new += pulled.present == "new"
-        assert not [path for path in pulled.folder.iterdir() if updates.TEMPORARY.fullmatch(path.name)]
+        assert puller.present in ("old", "new")
+        recover_update(puller.folder / "spool", puller.folder / "box.safetensors")
+        assert puller.present in ("old", "new")
+        state = puller.build().state
+        assert state.trial is None or puller.files.previous.read_bytes() == puller.old
+        new += puller.present == "new"
+        assert not [path for path in puller.folder.iterdir() if updates.TEMPORARY.fullmatch(path.name)]
     return new
 
 

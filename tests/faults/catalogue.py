@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults import cameras, delivery, engines, http_fuzz, kills, overload, reloads
+from tests.faults import cameras, delivery, engines, http_fuzz, kills, network, overload, reloads
 from tests.faults.scenario import Scenario
 
 BESIDE = "the others lose < 1 % of their frames; the box serves within 10 s"
@@ -54,6 +54,18 @@ SCENARIOS = (
     Scenario(
         "http", "HTTP asked by its own OpenAPI schema (schemathesis)", "no 5xx, no hang over 1 s", "seconds", 300, 6,
         http_fuzz.fuzz,
+    ),
+    Scenario(
+        "idle-clients", "clients that connect and send nothing, or a head that never ends",
+        "health within 1 s; memory + 30 MiB at most", "connections", 5000, 300, network.idle_clients,
+    ),
+    Scenario(
+        "webhook-401", "a webhook that refuses the box for a while", "nothing is lost", "times", 5, 1,
+        network.sink_refuses,
+    ),
+    Scenario(
+        "power-cut", "kill -9 at random moments of an update", "the old or the new bundle, whole", "kills", 200, 5,
+        network.power_cuts,
     ),
 )  # fmt: skip
 """In the order of the table."""
