@@ -10,6 +10,7 @@ from models.rle import decode_rle
 if TYPE_CHECKING:
     import numpy as np
 
+    from edge_runtime.events.zones import Polygon
     from edge_runtime.sinks.base import ResultMessage
 
 JPEG_QUALITY, MASK_OPACITY = 80, 0.45
@@ -39,30 +40,29 @@ def _drawable(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def draw_results(
-    image: np.ndarray,
-    records: Iterable[Mapping[str, Any]],
-    zones: Sequence[tuple[str, Sequence[tuple[float, float]]]] = (),
+    image: np.ndarray, records: Iterable[Mapping[str, Any]], zones: Sequence[tuple[str, Polygon]] = ()
 ) -> bytes:
     """The JPEG of a frame (RGB uint8, H, W, 3) with these result records, and zones in fractions of it, drawn in."""
     import cv2
 
-    drawn = draw_on(image, records)
-    for name, polygon in zones:
-        _outline(drawn, name, polygon, [])
-    drawn = cv2.cvtColor(drawn, cv2.COLOR_RGB2BGR)
+    drawn = cv2.cvtColor(draw_on(image, records, zones), cv2.COLOR_RGB2BGR)
     is_encoded, data = cv2.imencode(".jpg", drawn, (cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY))
     if not is_encoded:
         raise ValueError(f"a frame of {drawn.shape} cannot be written as JPEG")
     return data.tobytes()
 
 
-def draw_on(image: np.ndarray, records: Iterable[Mapping[str, Any]]) -> np.ndarray:
-    """A copy of a frame (RGB uint8, H, W, 3) with these result records drawn in."""
+def draw_on(
+    image: np.ndarray, records: Iterable[Mapping[str, Any]], zones: Sequence[tuple[str, Polygon]] = ()
+) -> np.ndarray:
+    """A copy of a frame (RGB uint8, H, W, 3) with these zones, and over them these result records, drawn in."""
     import cv2
 
     drawn = image.copy()
     size = max(0.4, min(drawn.shape[:2]) / 500)
     lines, taken = 0, list[Rectangle]()
+    for name, polygon in zones:
+        _outline(drawn, name, polygon, taken)
     for index, record in enumerate(records):
         colour = COLOURS[index % len(COLOURS)]
         several = [(one["class"], one["score"]) for one in record.get("labels", ())]
@@ -84,7 +84,7 @@ def draw_on(image: np.ndarray, records: Iterable[Mapping[str, Any]]) -> np.ndarr
     return drawn
 
 
-def _outline(image: np.ndarray, name: str, polygon: Sequence[tuple[float, float]], taken: list[Rectangle]) -> None:
+def _outline(image: np.ndarray, name: str, polygon: Polygon, taken: list[Rectangle]) -> None:
     """Draw a zone, and its name at its first point."""
     import cv2
     import numpy as np
@@ -94,14 +94,8 @@ def _outline(image: np.ndarray, name: str, polygon: Sequence[tuple[float, float]
     size = max(0.4, min(height, width) / 500)
     cv2.polylines(image, [points], True, ZONE_COLOUR, max(1, round(2 * size)), cv2.LINE_AA)
     left, top = points[0]
-    _write(
-        image,
-        name,
-        (min(int(left) + 4, width - 60), max(14, min(int(top) + round(18 * size), height - 6))),
-        size,
-        ZONE_COLOUR,
-        taken,
-    )
+    at = min(int(left) + 4, width - 60), max(14, min(int(top) + round(18 * size), height - 6))
+    _write(image, name, at, size, ZONE_COLOUR, taken)
 
 
 def _shade(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -206,9 +206,12 @@ def check_rules(path: Path, rules: Mapping[str, QueryRules], queries: Collection
         if name not in known:
             raise InputError(path, "the bundle has no such query", f"it has {', '.join(known)}", key)
         _check_task(path, key, own, known[name])
-        if own.tracking and find_spec(TRACKING_PACKAGE) is None:
-            hint = "pip install 'gemel[tracking]'"
-            raise InputError(path, f"the package {TRACKING_PACKAGE} is not installed here", hint, f"{key}.tracking")
+        if own.tracking:
+            try:  # here, since the import takes a second: a reload activates its config between two frames
+                import_module(TRACKING_PACKAGE)
+            except ImportError as error:
+                problem = f"the package {TRACKING_PACKAGE} cannot be imported here ({error})"
+                raise InputError(path, problem, "pip install 'gemel[tracking]'", f"{key}.tracking") from error
 
 
 def _check_task(path: Path, key: str, own: QueryRules, query: BundleQuery) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,7 @@ from models.errors import InputError
 from tests.edge_runtime.events.bright import PARTS, SIDE, write_spot_box
 from tests.edge_runtime.local_box import LocalBox
 
-needs_tracking = pytest.mark.skipif(
-    __import__("importlib.util").util.find_spec(TRACKING_PACKAGE) is None, reason="needs gemel[tracking]"
-)
+needs_tracking = pytest.mark.skipif(find_spec(TRACKING_PACKAGE) is None, reason="needs gemel[tracking]")
 PASSES = [None, None, *range(0, 28, 2), *[27] * 6, *[None] * 4]
 """A spot that comes from the left and stays at the right."""
 ENTER = {"tracking": True, **PARTS, "events": [{"kind": "enter", "zone": "right", "frames": "2 of 3"}]}
@@ -139,6 +139,12 @@ def test_bad_rules_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
         run(config, check=True)
     text = str(caught.value)
     assert part in text and "\n" not in text and str(config) in text
+
+
+def test_tracking_without_its_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, TRACKING_PACKAGE, None)
+    with pytest.raises(InputError, match=r"pip install 'gemel\[tracking\]'"):
+        run(write_spot_box(tmp_path, [4], {"spot": {"tracking": True}}), check=True)
 
 
 @pytest.mark.parametrize(
