@@ -18,6 +18,7 @@
 | `compare_reports(reports, out)` | several evaluations of one workload beside each other, as a page |
 | `run(config)` | the edge daemon |
 | `check_drift(spool, workload, out)` | a box's predictions against its originals'; reverts queries below target |
+| `mend_drift(spool, workload, out)` | trains norms and head of drifted queries on sampled frames |
 | `Bundle`, `Workload`, `Query`, `Conditions` | what they take and give |
 | `Preprocess` | how frames are prepared, where a file does not say it |
 | `MergeOptions`, `Recipe`, `TrainOptions` | options of `merge` and `train` |
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         export_folder,
         inspect,
         load_model,
+        mend_drift,
         merge,
         open_bundle,
         place,
@@ -80,6 +82,7 @@ __all__ = [
     "inspect",
     "load_model",
     "load_workload",
+    "mend_drift",
     "merge",
     "open_bundle",
     "place",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from gemel.conditions import Objective, Shared
     from gemel.drift import DriftCheck
+    from gemel.drift_mend import DriftMend
     from gemel.inspection import Inspection
     from gemel.placement import Placement
     from gemel.planner import BoxPlan, SimulationResult
@@ -217,6 +218,19 @@ def check_drift(
     from gemel.drift import check_drift
 
     return check_drift(spool, workload, out, bundle, progress or _silent)
+
+
+def mend_drift(
+    spool: str | Path,
+    workload: str | Path | Workload,
+    out: str | Path,
+    bundle: str | Path | None = None,
+    progress: Progress | None = None,
+) -> DriftMend:
+    """Train norms and head of drifted queries on sampled frames, and write a bundle (gemel.drift_mend)."""
+    from gemel.drift_mend import mend_drift
+
+    return mend_drift(spool, workload, out, bundle, progress or _silent)
 
 
 def run(config: str | Path, check: bool = False, seconds: float | None = None) -> dict[str, Any]:

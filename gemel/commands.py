@@ -592,7 +592,7 @@ def compare_reports(
     return CommandResult(found.to_json(), "\n".join(lines))
 
 
-drift_group = _group("Check whether a box still answers as its originals would.", app, "drift")
+drift_group = _group("Check whether a box still answers as its originals would, and mend what does not.", app, "drift")
 
 
 @command(drift_group, "check")
@@ -608,6 +608,22 @@ def check_drift(
 
     with show_progress() as progress:
         found = drift.check_drift(spool, workload, out, bundle, progress)
+    return CommandResult(found.to_json(), found.to_text(), _code(found.met))
+
+
+@command(drift_group, "mend")
+def mend_drift(
+    spool: Annotated[str, Argument(metavar="SPOOL", help="The `spool` folder of the box's config, or a copy.")],
+    workload: Workload,
+    out: Annotated[str, _file("-o --out", "The bundle in which the failing queries have learned again.")],
+    bundle: Annotated[str | None, _file("--bundle", "The box's bundle (default: named in SPOOL's ledger).")] = None,
+) -> CommandResult:
+    """Train norms and head of drifted queries on the sampled frames; exit code 1 when one cannot be mended."""
+    from gemel.drift_mend import mend_drift
+    from gemel.progress import show_progress
+
+    with show_progress() as progress:
+        found = mend_drift(spool, workload, out, bundle, progress)
     return CommandResult(found.to_json(), found.to_text(), _code(found.met))
 
 
