@@ -20,7 +20,7 @@ from edge_runtime.capture.sources import ProbeResult, call_all, probe_cameras
 from edge_runtime.config import FOLDER_MODE, BoxConfig, load_config
 from edge_runtime.reload import BuildBox, check_change, restore_canary, run_canary
 from edge_runtime.runtime import ActiveConfig
-from edge_runtime.service import LEDGER_FILE, Notifier, catch_signals, serve
+from edge_runtime.service import LEDGER_FILE, Notifier, catch_signals, extend_start, serve
 from edge_runtime.simulation.profile_io import profile_path
 from edge_runtime.summary import empty_summary
 from edge_runtime.updates import recover_update
@@ -70,7 +70,8 @@ def _prepare_when_there(config_path: str | Path, stopping: threading.Event) -> t
     failures, notifier = 0, Notifier()
     while True:
         try:
-            return prepare(config_path)
+            with extend_start(notifier):
+                return prepare(config_path)
         except InputError as error:
             if _revert_update(config_path, str(error)):
                 continue

@@ -48,6 +48,8 @@ LEDGER_INTERVAL_S = 10.0
 LEDGER_FILE, PREVIOUS_LEDGER_FILE = "ledger.json", "ledger.json.1"
 SAME_SIGNAL_S = 0.5
 """Stop signals this close count as one: `timeout` signals a process and its group."""
+MAX_START_S, EXTEND_INTERVAL_S, EXTEND_USEC = 1800.0, 10.0, 60_000_000
+"""How long a start may take, and the time that the service manager gets to know of at each interval."""
 READY, RELOADING, STOPPING, ALIVE = "READY=1", "RELOADING=1", "STOPPING=1", "WATCHDOG=1"
 
 log = logging.getLogger("gemel.run")
@@ -119,6 +121,25 @@ class Notifier:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
             out.setblocking(False)
             out.sendto("\n".join(states).encode(), self._address)
+
+
+@contextlib.contextmanager
+def extend_start(notifier: Notifier) -> Iterator[None]:
+    """Keep the service manager from ending a start that compiles engines, for at most MAX_START_S."""
+    done = threading.Event()
+
+    def extend() -> None:
+        ends = time.monotonic() + MAX_START_S
+        while not done.wait(EXTEND_INTERVAL_S) and time.monotonic() < ends:
+            notifier.send("STATUS=loading the bundle and its engines", f"EXTEND_TIMEOUT_USEC={EXTEND_USEC}")
+
+    thread = threading.Thread(target=extend, name="start", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 class LedgerFile:

@@ -9,7 +9,10 @@ with contextlib.suppress(OSError):  # a current folder that was removed
         # The current folder comes last: a models.py there is the user's, not Gemel's package.
         sys.path.append(sys.path.pop(0))
 
-from gemel.cli import main
+try:
+    from gemel.cli import main
+except KeyboardInterrupt:  # before the command line can catch it
+    sys.exit(130)
 
 if __name__ == "__main__":  # worker processes import this file again
     sys.exit(main())

@@ -157,3 +157,13 @@ def test_running_box_status_balances(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "results.jsonl").read_text().splitlines()[0])
     assert record["run"] == status["run"] == summaries[0]["run"] and record["bundle"] == status["bundle"]
     assert summaries[0]["hanging"] == [] and send_request(port, "/healthz")[0] == 0
+
+
+def test_long_start_is_extended_at_the_service_manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "EXTEND_INTERVAL_S", 0.01)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.settimeout(TIMEOUT_S)
+        manager.bind(str(tmp_path / "notify"))
+        with service.extend_start(service.Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify")})):
+            for _ in range(2):
+                assert b"EXTEND_TIMEOUT_USEC=60000000" in manager.recv(1000)
