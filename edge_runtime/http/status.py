@@ -166,7 +166,7 @@ class Status(_Value):
     events_begun: dict[str, dict[str, int]] = Field({}, description="since the start, by query and name")
     spool: SpoolStatus | None = Field(None, description="null where the box keeps no samples")
     updates: UpdateStatus | None = Field(None, description="null where the box pulls none")
-    tls: TlsStatus | None = Field(None, description="null without TLS")
+    tls: TlsStatus | None = Field(default=None, description="null without TLS")
 
 
 class Readiness(_Value):

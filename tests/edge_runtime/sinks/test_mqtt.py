@@ -172,7 +172,7 @@ def test_mqtt_removed_query_leaves_home_assistant(broker, reader):
 
 
 def test_mqtt_events_have_a_topic_a_sensor_and_their_snapshot(broker, reader):
-    events = {"gate": ("enter", "queue")}
+    events: dict[str, tuple[str, ...]] = {"gate": ("enter", "queue")}
     config = box_config(broker.port, discovery=True, snapshot=True)
     snapshot = {"frame": 1, "frame_time": 1.0, "box": [5, 5, 20, 20], "score": 0.9, "label": "car"}
     after = {"id": "r-1", "label": "car", "snapshot": snapshot}
@@ -184,7 +184,7 @@ def test_mqtt_events_have_a_topic_a_sensor_and_their_snapshot(broker, reader):
         assert json.loads(text)["open"] == 1 and reader.of("gemel/north/left/gate") == []
         (picture,) = reader.of("gemel/north/left/gate/events/enter/snapshot")
         drawn = cv2.imdecode(np.frombuffer(picture, np.uint8), cv2.IMREAD_COLOR)
-        assert drawn.shape == (48, 64, 3) and drawn.std() > 5
+        assert drawn is not None and drawn.shape == (48, 64, 3) and drawn.std() > 5
         events["gate"] = ("enter",)
         until(lambda: len(reader.entities()) == 2)
     sensor = next(one for one in reader.entities().values() if one["name"] == "gate enter")
