@@ -156,14 +156,16 @@ class Preprocess:
         canvas[:, top : top + height, left : left + width] = image
         return canvas
 
-    def normalise(self, batch: Tensor) -> Tensor:
-        """uint8 RGB (N, 3, H, W) -> float32 of the same shape, in channels-last order."""
+    def normalise(self, batch: Tensor, channels_last: bool = True) -> Tensor:
+        """uint8 RGB (N, 3, H, W) -> float32 of the same shape, in channels-last order or in that of the shape."""
         import torch
 
         means, deviations = (tuple(255 / self.scale * value for value in each) for each in (self.mean, self.std))
-        mean, std = (_cached_constants if batch.is_cuda else _constants)(means, deviations, batch.device)
-        batch = batch.flip(1) if self.channels == "bgr" else batch
-        return batch.to(torch.float32).sub_(mean).div_(std).contiguous(memory_format=torch.channels_last)
+        batch = (batch.flip(1) if self.channels == "bgr" else batch).to(torch.float32)
+        if any(means) or set(deviations) != {1.0}:
+            mean, std = (_cached_constants if batch.is_cuda else _constants)(means, deviations, batch.device)
+            batch = batch.sub_(mean).div_(std)
+        return batch.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
     def place(self, frame_size: tuple[int, int]) -> tuple[int, int, int, int]:
         """Left, top, width and height of a whole frame (width, height) in pixels of the input.

@@ -68,6 +68,8 @@ class FrameEngine(ABC):
     """The bits in which weights stay packed in the arena and are used from there."""
     takes_tensors: ClassVar[bool] = True
     """Whether it is bound to tensors of the arena; else its weights are in `shared`."""
+    channels_last: ClassVar[bool] = True
+    """Whether frames are channels last in memory."""
     shared: HeldWeights | None = None
     session_of: ClassVar[str] = ""
     """The engine that a config names for it, where it has weights of its own."""
@@ -126,7 +128,7 @@ class FrameEngine(ABC):
 
     @abstractmethod
     def forward(self, batch: Tensor) -> Any:
-        """The network on a normalised batch f32 (N, 3, H, W) on the engine's device, channels last.
+        """The network on a normalised batch f32 (N, 3, H, W) on the engine's device, in memory as `channels_last` says.
 
         Returns what `decode` takes: unless that is overridden too, what the model's forward returns.
         """
@@ -159,7 +161,7 @@ class FrameEngine(ABC):
         after = self.queues_whole_runs
         if not after:
             beside()
-        outputs = self.forward(preprocess.normalise(batch))
+        outputs = self.forward(preprocess.normalise(batch, self.channels_last))
         if after:
             beside()
         return outputs

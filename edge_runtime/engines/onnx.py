@@ -240,6 +240,7 @@ class OnnxEngine(FrameEngine):
     """
 
     name = "onnx"
+    channels_last = False
     runs_packed = frozenset[Bits]({"fp16", "int8"})
     providers: ClassVar[Mapping[str, str]] = {"cpu": CPU, "cuda": CUDA}
     """By device."""

@@ -93,6 +93,7 @@ class SessionEngine(FrameEngine):
     name = "onnx-session"
     session_of: ClassVar[str] = "onnx"
     takes_tensors = False
+    channels_last = False
     automatic = False
 
     def __init__(

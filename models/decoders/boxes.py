@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -23,6 +24,12 @@ def fractions(boxes: Tensor, size: Size) -> Tensor:
 
 def grid(size: Size, strides: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
     """The place (A, 2) as column and row, and the stride (A, 1), of each cell of each level, row by row."""
+    return _grid(tuple(size), tuple(strides), device)
+
+
+@functools.lru_cache(maxsize=32)
+@torch.inference_mode(False)
+def _grid(size: Size, strides: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
     places, steps = [], []
     for stride in strides:
         rows, columns = (torch.arange(-(-side // stride), device=device, dtype=torch.float32) for side in size)
