@@ -31,7 +31,7 @@ from torch import nn
 from benchmarks.bundles.samples import CLASSES, bundle_query, write_measured_bundle
 from benchmarks.engines.engines import run_in_turns, show
 from benchmarks.machine import held_bytes, machine
-from edge_runtime.engines.registry import make_engine
+from edge_runtime.engines.registry import engine_class, make_engine, open_sessions_by
 from edge_runtime.engines.session import SessionEngine, open_sessions
 from edge_runtime.engines.setup import resident_arena
 from models import zoo
@@ -88,6 +88,10 @@ def time_model(model: str, folder: Path, rounds: int, compiles: bool) -> list[di
     memory = weigh_apart(apart, engines)
     tied = write_measured_bundle(folder / "tied.safetensors", differing(models, scales=False), queries)
     sessions["session of four, scales tied"] = next(open_sessions(tied, QUERIES))["second"]
+    if not engine_class("openvino").missing("cpu"):
+        for precision in ("fp32", "bf16"):
+            own = next(iter(open_sessions_by("openvino", apart, QUERIES, precision=precision)))
+            cases[f"openvino session of four, {precision}"] = lambda one=own["second"]: one.forward(frames)
     cases |= {name: lambda one=one: one.forward(frames) for name, one in sessions.items()}
     picture = np.random.default_rng(0).integers(0, 256, PICTURE, np.uint8)
     cases["whole, session of four"] = lambda: engines["second"].run([picture])
