@@ -320,7 +320,8 @@ class MergeContext:
         own, began = self.group.own(self.queries), self.group.clock()
         found = self.gather(lambda: {query: self.references[query] for query in own})
         seconds = self.group.clock() - began
-        self.speed = self.flops.total / seconds if self.flops.total and seconds > 0 else math.inf
+        passes = sum(self.flops.of(query) * len(self.val[query.id]) for query in self.queries.values())
+        self.speed = (self.flops.total + passes) / seconds if seconds > 0 else math.inf
         self.references = {query: found[query] for query in self.queries}
         self.judged = [q for q, one in found.items() if not one.gap and (self.accept_unproven or not one.doubt)]
         self.layers = [layer for layer in self.layers if layer.query in self.judged]

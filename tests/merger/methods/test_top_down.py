@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -190,3 +191,12 @@ def test_kin_start_without_permutation(workload: Workload, tmp_path: Path) -> No
     )  # fmt: skip
     (ancestry,) = [fields for event, fields in events if event == "ancestry"]
     assert ancestry["kin"] and not any(event == "aligned" for event, _ in events)
+
+
+def test_speed_of_folded_originals_is_known(workload: Workload) -> None:
+    ctx = MergeContext(workload)
+    for model in ctx.originals.values():
+        for name, buffer in model.named_buffers():
+            buffer.fill_(0.0 if name.endswith("mean") else 1)
+    ctx.open()
+    assert all(one.eval_norms for one in ctx.references.values()) and 0 < ctx.speed < math.inf
