@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
+import sys
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from edge_runtime import update_sources, updates
 from edge_runtime.config import UpdateConfig, load_config
 from edge_runtime.reload import ReloadResult
 from edge_runtime.updates import UpdateFolder, Updater, file_digest, recover_update
+from models import io
 from models.bundle import Made, write_bundle
 from models.bundle.delta import write_update
 from models.bundle.signing import sign_bundle
@@ -226,26 +229,23 @@ def test_bundle_that_ends_the_box_is_taken_back_at_a_start(puller: Fixture) -> N
 
 
 def test_bundle_is_old_or_new_whenever_the_power_goes(puller: Fixture) -> None:
-    """Killed at random moments of an update (`make faults` does so 200 times)."""
-    assert kill_updates(puller, KILLS) > 0
+    """Killed at random lines of an update (`make faults` does so 200 times)."""
+    kill_updates(puller, KILLS)
 
 
 def kill_updates(puller: Fixture, times: int) -> int:
     """How often the new bundle was there; AssertionError where it was ever neither."""
     puller.server.files["/box.safetensors"] = puller.new
-    chance, new, began = random.Random(0), 0, time.monotonic()
-    puller.updater.poll()
-    lasts_s = time.monotonic() - began
+    lines = count_lines(puller.updater.poll)
+    chance, new = random.Random(0), 0
     for _ in range(times):
         (puller.folder / "box.safetensors").write_bytes(puller.old)
         (puller.folder / "spool" / "updates" / "state.json").unlink(missing_ok=True)
+        moment = chance.randrange(lines)
         child = os.fork()
         if not child:
-            puller.updater = puller.build()
-            puller.updater.poll()
+            count_lines(puller.build().poll, moment)
             os._exit(0)
-        time.sleep(chance.uniform(0, 1.5 * lasts_s))
-        os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         assert puller.present in ("old", "new")
         recover_update(puller.folder / "spool", puller.folder / "box.safetensors")
@@ -255,6 +255,29 @@ def kill_updates(puller: Fixture, times: int) -> int:
         new += puller.present == "new"
         assert not [path for path in puller.folder.iterdir() if updates.TEMPORARY.fullmatch(path.name)]
     return new
+
+
+def count_lines(function: Callable[[], object], last: int | None = None) -> int:
+    """The lines of the updater, its sources and file operations that a call runs; it is killed before the `last`."""
+    files, count = {updates.__file__, update_sources.__file__, io.__file__}, 0
+
+    def trace(frame: FrameType, kind: str, _: object) -> Any:
+        nonlocal count
+        if frame.f_code.co_filename not in files:
+            return None
+        if kind == "line":
+            if count == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            count += 1
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
 
 
 def test_running_box_pulls_an_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
