@@ -322,18 +322,18 @@ def _reference(path: Path, graph: Graph, frames: torch.Tensor) -> list[np.ndarra
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    given = session.get_inputs()[0]
-    picture = frames[:1]
-    if len(given.shape) == 4 and given.shape[3] == 3 and given.shape[1] != 3:
-        picture = picture.permute(0, 2, 3, 1)
-    return [np.asarray(one) for one in session.run(names, _feeds(session, picture))]
+    return [np.asarray(one) for one in session.run(names, _feeds(session, frames[:1]))]
 
 
 def _feeds(session: Any, picture: Tensor) -> dict[str, np.ndarray]:
     """What a session takes: the picture, and its size where another input asks for one."""
     sizes = np.array([[picture.shape[3], picture.shape[2]]])
-    pictures = {one.name: picture.contiguous().numpy() for one in session.get_inputs() if len(one.shape) == 4}
-    return pictures | {one.name: sizes for one in session.get_inputs() if len(one.shape) == 2}
+    feeds: dict[str, np.ndarray] = {}
+    for one in session.get_inputs():
+        is_last = len(one.shape) == 4 and one.shape[3] == 3 and one.shape[1] != 3
+        values = picture.permute(0, 2, 3, 1) if is_last else picture
+        feeds[one.name] = values.contiguous().numpy() if len(one.shape) == 4 else sizes
+    return feeds
 
 
 def _written_difference(graph: Graph, frames: torch.Tensor, expected: list[np.ndarray], queries: bool) -> float:

@@ -203,3 +203,21 @@ def test_yolo_nas_of_integers_answers_as_its_file(tmp_path: Path, flat: bool, la
     assert (given.name, given.type) == ("input", "tensor(uint8)") and given.shape[1:] == list(whole.shape[1:])
     for mine, theirs in zip(run(again, whole.to(torch.uint8)), outputs, strict=True):
         assert np.abs(mine - theirs).max() < BOX_TOLERANCE_PX
+
+
+def test_channels_last_with_free_sides_take_the_size_asked_for(tmp_path: Path) -> None:
+    class Last(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 4, 3)
+
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return self.conv(input.permute(0, 3, 1, 2)).mean((2, 3))
+
+    free = {"input": {0: "n", 1: "h", 2: "w"}}
+    file = write(tmp_path / "last.onnx", Last(), (torch.rand(1, 8, 8, 3),), ["input"], ["scores"], free=free)
+    with pytest.raises(InputError, match=r"name it: input_size: \[H, W\]"):
+        load_graph(file)
+    graph = load_graph(file, (8, 12))
+    assert graph.input.shape == ("batch", 3, 8, 12)
+    assert graph.given is not None and graph.given.shape == ("batch", 8, 12, 3)
