@@ -21,6 +21,7 @@ from edge_runtime.simulation.replay import ReplayResult
 from edge_runtime.simulation.simulator import Simulation, simulate
 from gemel.analytic_costs import bundle_originals, find_profile, merge_at_ceiling, workload_originals
 from gemel.conditions import DEFAULT_CONDITIONS, DEFAULT_DEVICE, MEASURED, Conditions
+from gemel.flops import FlopRates, flop_rates
 from gemel.text import percent, size, table
 from models.bundle import Bundle, BundleQuery, open_bundle
 from models.errors import InputError, join_names, one_line
@@ -71,6 +72,7 @@ class PlanInput:
     sharing: str
     overflow: Overflow
     overflow_allowed: bool
+    flops: FlopRates
     sessions: tuple[SessionCost, ...] = ()
     refused_sessions: tuple[tuple[SessionCost, float], ...] = ()
 
@@ -189,6 +191,7 @@ def load_plan_input(source: str | Path, conditions: Conditions) -> PlanInput:
     queries = {query.id: query for query in models.queries}
     held = sum(one.nbytes for one in sessions)
     overflow = overflow_of(costs, nbytes - held, lambda query: overflow_layers(models, queries[query], kind))
+    specs = {query.id: QuerySpec(query.fps or DEFAULT_FPS, float(query.priority)) for query in models.queries}
     return PlanInput(
         source=str(source),
         device=device,
@@ -198,10 +201,11 @@ def load_plan_input(source: str | Path, conditions: Conditions) -> PlanInput:
         resident_costs=coalesce_tensors(costs),
         memory_bytes=nbytes,
         device_bytes=None if measured else profile.memory_bytes,
-        specs={query.id: QuerySpec(query.fps or DEFAULT_FPS, float(query.priority)) for query in models.queries},
+        specs=specs,
         sharing=(CEILING if conditions.shared else ORIGINALS) if is_workload else BUNDLE,
         overflow=overflow,
         overflow_allowed=conditions.overflow,
+        flops=flop_rates(models, {query: spec.fps for query, spec in specs.items()}),
         sessions=sessions,
         refused_sessions=refused,
     )
@@ -254,6 +258,7 @@ class BoxPlan:
     resident_bytes: int
     bytes_moved_per_s: float
     queries: tuple[dict[str, Any], ...]
+    joint_runs: int = 0
 
     @property
     def in_time(self) -> float:
@@ -279,7 +284,9 @@ class BoxPlan:
                 for one in (*given.sessions, *(one for one, _ in given.refused_sessions))
             ],
             "bytes_moved_per_s": self.bytes_moved_per_s, "asked_load": given.load, "in_time_fraction": self.in_time,
-            "in_time_fraction_if_all_fits": self.in_time_if_all_fits, "queries": list(self.queries),
+            "in_time_fraction_if_all_fits": self.in_time_if_all_fits, **given.flops.to_json(),
+            "joint": [list(one.queries) for one in given.costs.joint], "joint_runs_per_s": self.joint_runs / PLAN_S,
+            "queries": list(self.queries),
         }  # fmt: skip
 
     def to_text(self) -> str:
@@ -302,8 +309,15 @@ class BoxPlan:
             f"{percent(self.in_time_if_all_fits, 0)} if all weights fitted; {swaps}, at most "
             f"{size(self.resident_bytes)} of weights resident",
             f"without swaps, all frames take {percent(self.plan_input.load, 0)} of the device's time at best",
+            self.plan_input.flops.to_text(),
+            *self._describe_passes(),
             self.plan_input.describe_needs(),
         ])  # fmt: skip
+
+    def _describe_passes(self) -> list[str]:
+        """A line for each pass that serves several queries."""
+        lines = [f"one pass for {', '.join(one.queries)}" for one in self.plan_input.costs.joint]
+        return [*lines, f"{self.joint_runs / PLAN_S:.1f} runs of several queries a second"] if lines else []
 
 
 @dataclass(frozen=True)
@@ -374,7 +388,9 @@ def plan_box(source: str | Path, conditions: Conditions = DEFAULT_CONDITIONS) ->
             "limited_by": [limit.value for limit in limits],
         })  # fmt: skip
     resident_bytes = max((change.resident_bytes for change in played.changes), default=0) + given.session_bytes
-    return BoxPlan(given, conditions.policy, fits, resident_bytes, played.bytes_moved / PLAN_S, tuple(queries))
+    return BoxPlan(
+        given, conditions.policy, fits, resident_bytes, played.bytes_moved / PLAN_S, tuple(queries), played.joint_runs
+    )
 
 
 def plan_every_device(source: str | Path, conditions: Conditions = DEFAULT_CONDITIONS) -> DeviceComparison:

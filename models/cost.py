@@ -35,6 +35,31 @@ def workspace_bytes(module: nn.Module, input_size: InputSize, batch: int = 1) ->
     return live.peak
 
 
+@torch.inference_mode(False)
+@torch.no_grad()
+def layer_flops(module: nn.Module, input_size: InputSize) -> list[tuple[str, int]]:
+    """The leaf modules that a forward pass of one frame calls, in order, each with the operations up to its end.
+
+    `module` is on "meta".
+    """
+    done: list[tuple[str, int]] = []
+    hooks = []
+    with FlopCounterMode(display=False) as counter:
+        for path, leaf in module.named_modules():
+            if not any(leaf.children()):
+                hooks.append(
+                    leaf.register_forward_hook(
+                        lambda _module, _inputs, _outputs, path=path: done.append((path, counter.get_total_flops()))
+                    )
+                )
+        try:
+            _forward(module, input_size, 1)
+        finally:
+            for hook in hooks:
+                hook.remove()
+    return done
+
+
 def _forward(module: nn.Module, input_size: InputSize, batch: int) -> None:
     was_training = module.training
     module.eval()
