@@ -38,6 +38,7 @@ STREAMED, MERGED, ONE_PASS = ARMS = ("streamed", "merged", "one pass")
 DEVICES = ("jetson-nano", "orin-nano-8gb")
 HEADS = ("memory", "device", "cases", "frames", *ARMS, "one pass / streamed", "one pass / merged",
          "cases below streamed", "least query, one pass / merged")  # fmt: skip
+SHARING = ("high", "medium", "low")
 MIN_FRAMES = 20
 """A query with fewer frames in time says nothing of a ratio."""
 
@@ -113,7 +114,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, help="processes; one for each core unless given")
     parser.add_argument("--devices", nargs="+", choices=PROFILES, default=DEVICES)
     given = parser.parse_args(arguments)
-    units = [(path.stem, device, f"{given.seconds:g}") for path in catalogue() for device in given.devices]
+    units = [(path.stem, device, f"{given.seconds:g}") for path in catalogue() if path.stem.startswith(SHARING)
+             for device in given.devices]  # fmt: skip
     try:
         rows = play(units, rows_of, {"code": code_of(__file__), "seconds": given.seconds}, given.json, given.workers)
     except KeyboardInterrupt:
