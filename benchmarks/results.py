@@ -213,6 +213,7 @@ def box_tables(measured: Path) -> dict[str, Table]:
             f"python -m benchmarks.serving.speed, python -m tests.faults.soak; {_machines([frames, start, soak])}",
             serving.COST_HEADS, serving.cost_rows(frames["frames"], start["start"], soak),
         ),
+        "push": _serving_table(measured, "push", serving.PUSH_HEADS, serving.push_rows),
         "tracking": _serving_table(measured, "tracking", serving.TRACKING_HEADS, serving.tracking_rows),
         "events": _serving_table(measured, "events", serving.EVENT_HEADS, serving.event_rows),
         "motion-gating": _serving_table(measured, "motion_gating", serving.GATING_HEADS, serving.gating_rows),

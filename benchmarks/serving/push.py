@@ -23,6 +23,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,11 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         found = measure(Path(folder), options.model, options.frames)
-    text = json.dumps({"command": "python -m benchmarks.serving.push", "machine": machine(), **found}, indent=2)
+    record = {
+        "command": "python -m benchmarks.serving.push", "date": f"{date.today()}", "machine": machine(),
+        "rows": [found],
+    }  # fmt: skip
+    text = json.dumps(record, indent=2)
     print(text)
     if options.out:
         options.out.write_text(text + "\n")

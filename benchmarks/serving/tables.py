@@ -16,6 +16,7 @@ COST_HEADS = ("what", "to hold", "measured")
 TRACKING_HEADS = ("tracker", "frames a second", "IDF1", "identity switches", "ms a frame")
 EVENT_HEADS = ("boxes of", "zone", "frames a second", "events", "to hold", "precision", "recall", "of each clip")
 GATING_HEADS = ("footage", "threshold", "frames run", "not run", "least F1 of held answers")
+PUSH_HEADS = ("frames by HTTP", "to hold", "measured")
 ORDER = (
     "drops", "camera-hangs", "camera-silent", "camera-garbage", "overload", "damage", "sinks", "engine-raises",
     "engine-hangs", "kills", "reload-bad", "reloads", "http",
@@ -57,6 +58,25 @@ def cost_rows(
          f"{soak['warm_s'] / 60:.1f} left out", "< 1 MB an hour",
          f"{soak['slope_bytes_per_hour'] / MB:+.2f} MB an hour; threads {soak['threads_more']:+d}, "
          f"descriptors {soak['descriptors_more']:+d}"),
+    ]  # fmt: skip
+
+
+def push_rows(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Latency, rate and overload of frames that come by HTTP."""
+    (found,) = rows
+    latency, rate, overload = found["latency_ms"], found["requests_a_second"], found["overload"]
+    ledger = overload["ledger"]
+    return [
+        (f"latency of {found['model']} / ONNX Runtime behind a bare aiohttp handler, alternating", "<= 1.15",
+         f"{found['latency_ratio']['paired_median']:.2f} ({latency['box']['median']:.0f} / "
+         f"{latency['bare']['median']:.0f} ms)"),
+        (f"requests a second of {found['clients']} clients; of the bare handler", "",
+         f"{rate['box']:.1f}; {rate['bare']:.1f}"),
+        (f"{overload['asked']} requests at four times that rate", "0 lost",
+         f"{overload['lost']} lost: {overload.get('200', 0)} answered, {overload.get('429', 0)} with 429"),
+        ("received = processed + dropped + failed + pending, all the run", "equal",
+         f"{ledger['received']} = {ledger['processed']} + {sum(ledger['dropped'].values())} + {ledger['failed']} + "
+         f"{ledger['pending']}"),
     ]  # fmt: skip
 
 
