@@ -249,7 +249,7 @@ class QueryDrift(Exact):
     ratio: Ratio | None
     ci95: Annotated[list[Ratio], Field(min_length=2, max_length=2)] | None
     target: Fraction
-    verdict: Literal["kept", "below", "unsure", "too few"]
+    verdict: Literal["kept", "below", "unsure", "too few", "one answer"]
     reverted: bool
 
 

@@ -103,7 +103,7 @@ class DriftStatus(_Value):
     ratio: float | None = Field(description="of its accuracy to its original's; null where the frames were too few")
     ci95: list[float] | None = Field(description="the 95 % interval of that")
     frames: int = Count
-    verdict: str = Field(description="kept, below, unsure or too few")
+    verdict: str = Field(description="kept, below, unsure, too few or one answer")
     checked_at: float = Field(description="Unix seconds")
     reverted: bool = Field(description="whether a bundle was made in which it has its own weights again")
 
