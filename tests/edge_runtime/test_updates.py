@@ -159,7 +159,8 @@ def test_update_is_taken_back_where_a_query_drifts(puller: Fixture) -> None:
 
 
 def test_update_that_the_box_refuses_is_taken_back(puller: Fixture) -> None:
-    puller.server.files["/box.safetensors"], puller.answers = puller.new, ["query 'gate' has no camera"]
+    puller.server.files["/box.safetensors"] = puller.new
+    puller.answers.append("query 'gate' has no camera")
     puller.updater.poll()
     assert puller.present == "old" and "no camera" in str(puller.updater.to_json()["refused"])
 

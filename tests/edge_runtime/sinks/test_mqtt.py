@@ -285,7 +285,7 @@ def test_mqtt_over_tls_with_its_own_certificate_id_and_retained_results(tmp_path
     try:
         keys = {"host": "127.0.0.1", "port": broker.port, "client_id": "north-gate", "retain": True}
         files = {"ca": "broker.pem", "cert": "own.pem", "key": "own.key"}
-        config = MqttConfig(tls=files, **keys).resolve(tmp_path, None)
+        config = MqttConfig.model_validate({"tls": files, **keys}).resolve(tmp_path, None)
         config.check()
         with running_worker(config) as worker:
             worker.offer(make_message(1))
@@ -294,7 +294,7 @@ def test_mqtt_over_tls_with_its_own_certificate_id_and_retained_results(tmp_path
         newest: list[bytes] = []
         client = Client(CallbackAPIVersion.VERSION2)
         client.tls_set(str(cert), str(own), str(own_key))
-        client.on_connect = lambda *_: client.subscribe("gemel/left/gate")
+        client.on_connect = lambda *_: (client.subscribe("gemel/left/gate"), None)[1]
         client.on_message = lambda client, data, message: newest.append(bytes(message.payload))
         client.connect("127.0.0.1", broker.port)
         client.loop_start()
@@ -303,7 +303,9 @@ def test_mqtt_over_tls_with_its_own_certificate_id_and_retained_results(tmp_path
         client.loop_stop()
         assert json.loads(newest[0])["frame"] == 1, "a retained result comes to later readers"
         for other in ({}, {"ca": "own.pem", "cert": "own.pem", "key": "own.key"}, {"ca": "broker.pem"}):
-            assert MqttConfig(tls=other, **keys).resolve(tmp_path, None).check_reachable() is not None
+            assert (
+                MqttConfig.model_validate({"tls": other, **keys}).resolve(tmp_path, None).check_reachable() is not None
+            )
     finally:
         broker.end()
 
@@ -311,9 +313,11 @@ def test_mqtt_over_tls_with_its_own_certificate_id_and_retained_results(tmp_path
 def test_mqtt_tls_files_that_do_not_fit_are_input_errors(tmp_path):
     write_certificate(tmp_path, "a")
     write_certificate(tmp_path, "b")
-    config = MqttConfig(host="h", tls={"ca": "a.pem", "cert": "a.pem", "key": "b.key"}).resolve(tmp_path, None)
+    config = MqttConfig.model_validate({"host": "h", "tls": {"ca": "a.pem", "cert": "a.pem", "key": "b.key"}}).resolve(
+        tmp_path, None
+    )
     assert config.port == 8883
     with pytest.raises(InputError, match="does not belong to its key"):
         config.check()
     with pytest.raises(ValueError, match="needs its `key`"):
-        MqttConfig(host="h", tls={"cert": "a.pem"})
+        MqttConfig.model_validate({"host": "h", "tls": {"cert": "a.pem"}})
