@@ -16,7 +16,7 @@ from gemel.cli import main
 from models.bundle import open_bundle, verify_bundle, write_substituted
 from models.bundle.delta import apply_update, write_update
 from models.errors import InputError
-from models.evaluation import BELOW, EVIDENCE, KEPT, TOO_FEW
+from models.evaluation import BELOW, EVIDENCE, KEPT, ONE_ANSWER, TOO_FEW
 from models.notes import collect_notes
 from models.workload import load_workload
 from tests.edge_runtime.tiny import change_head
@@ -213,3 +213,13 @@ def test_check_on_gpu_equals_cpu(folder, monkeypatch):
     with fake_gpu(monkeypatch) as mixed:
         there = check_box(folder / "fallen", folder / "workload.yaml")
     assert not mixed and there["queries"] == here["queries"]
+
+
+def test_check_frames_of_one_answer_are_no_evidence(folder):
+    answer(folder / "one", open_bundle(folder / "good.safetensors"), range(90), ("a",))
+    for path in (folder / "one" / "samples").iterdir():
+        if read_head(path).label != "busy":
+            path.unlink()
+    found = check_drift(folder / "one", folder / "workload.yaml")
+    assert rows(found.to_json())["a"]["verdict"] == ONE_ANSWER and "no evidence" in found.to_text()
+    assert read_drift(folder / "one").queries[0].verdict == ONE_ANSWER
