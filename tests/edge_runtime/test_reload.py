@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from edge_runtime.daemon import run
+from edge_runtime.engines import session
 from edge_runtime.reload import canary_queries
 from edge_runtime.samples import DRIFT_FILE
 from models.bundle import open_bundle, verify_bundle
@@ -182,6 +183,26 @@ def test_reload_resizes_the_arena(folder):
         box.more("gate", "yard")
     assert box.summary["balanced"] and not box.summary["fault"] and is_unique(box.records())
     assert all(row["failed"] == 0 for row in box.summary["ledger"])
+
+
+def test_reload_opens_sessions_beside_those_that_serve(folder, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    monkeypatch.setattr(session, "_measure_growth", lambda make: (make(), 40_000_000))
+    write_bundle(folder, "gate")
+    cameras = {"left": LOOPED["left"], "right": LOOPED["right"]}
+    with LocalBox(write_config(folder, cameras=cameras, engine="onnx", budget="100MB")) as box:
+        box.more("gate")
+        write_bundle(folder, "gate", "yard")
+        assert box.reload() is None
+        assert box.service.summary()["engines"] == {"gate": "onnx-session", "yard": "onnx-session"}
+        box.more("yard")
+        write_bundle(folder, "gate", "new")
+        assert box.reload() is None
+        assert box.service.summary()["engines"] == {"gate": "onnx-session", "new": "onnx"}, (
+            "gate's stays, no third fits"
+        )
+        box.more("gate", "new")
+    assert is_unique(box.records()) and box.summary["balanced"] and not box.summary["fault"]
 
 
 def test_reload_without_changes_does_nothing(folder, caplog):
