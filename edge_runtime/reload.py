@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import torch
 from pydantic import Field
@@ -40,7 +40,8 @@ SINK_TIMEOUT_S = 5.0
 """How long removed sinks may deliver what waits for them."""
 CANARY_FRAMES = 64
 """Most samples of a query on which its new weights are tried."""
-CANARY_FILES = ("canary-1.safetensors", "canary-2.safetensors")
+CanaryFile = Literal["canary-1.safetensors", "canary-2.safetensors"]
+CANARY_FILES: tuple[CanaryFile, ...] = get_args(CanaryFile)
 """Bundles with held back queries, beside the samples: one is written while the other serves."""
 HELD_BACK_FILE, MAX_RECORD_BYTES = "held_back.json", 1 << 20
 """In the spool: what the canary held back, for the next start."""
@@ -66,7 +67,7 @@ class HeldBack(Exact):
     """What a reload of a `bundle` (its SHA-256) held back: `file` beside the samples serves, with its own `digest`."""
 
     bundle: Annotated[str, Field(max_length=64)]
-    file: Literal["canary-1.safetensors", "canary-2.safetensors"]
+    file: CanaryFile
     digest: Annotated[str, Field(max_length=64)]
     reasons: Annotated[dict[Name, str], Field(max_length=MAX_QUERIES)]
 
@@ -260,10 +261,11 @@ def run_canary(before: LoadedBox, after: LoadedBox, spool: SpoolConfig) -> Loade
     if not reasons:
         (spool.path / HELD_BACK_FILE).unlink(missing_ok=True)
         return after
-    path = spool.samples / next(name for name in CANARY_FILES if name != old.path.name)
+    canary = next(name for name in CANARY_FILES if name != old.path.name)
+    path = spool.samples / canary
     write_substituted(path, new, dict.fromkeys(reasons, old), overwrite=True)
     mixed = load_box(replace(after.config, bundle=path, public_key=None))  # the signature of its parts was checked
-    record = HeldBack(bundle=new.digest, file=path.name, digest=mixed.bundle.digest, reasons=reasons)
+    record = HeldBack(bundle=new.digest, file=canary, digest=mixed.bundle.digest, reasons=reasons)
     with open_atomic(spool.path / HELD_BACK_FILE, overwrite=True) as file:
         file.write(record.model_dump_json().encode())
     return replace(mixed, held_back=reasons)

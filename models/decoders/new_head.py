@@ -155,7 +155,8 @@ def _scores(network: GraphModule, graph: Graph, decoder: Decoder) -> tuple[Tenso
     outputs = GraphAnswers(network, head, one_by_one=True).answer(frame)
     if isinstance(decoder, Classifier):
         return None, decoder.logits(outputs).softmax(dim=1)
-    return decoder.decode(outputs, head.size)
+    boxes, scores = decoder.decode(outputs, head.size)[:2]
+    return boxes, scores
 
 
 def _widen(graph: Graph, rows: dict[str, ClassRows], width: int, sources: Sequence[int | None]) -> Graph:

@@ -79,6 +79,7 @@ def test_box_runs_queries_that_wait_in_one_pass(folder, policy):
         assert executor.step()
     assert (executor.joint.runs, executor.joint.queries, executor.joint.frames) == (3, 6, 6)
     assert count_settled(runtime) == {"gate": (3, 0), "yard": (3, 0), "road": (0, 0)}
+    assert runtime.trace is not None
     runtime.trace.close()
     found = replay(folder / "trace.jsonl")
     assert found.agreement == 1.0 and found.processed == {"gate": 3, "yard": 3, "road": 0}
@@ -104,7 +105,7 @@ def test_query_with_damaged_tensor_leaves_the_pass_to_the_others(folder):
     models = {name: trained_looking(seed) for seed, name in enumerate(("gate", "yard", "door"), 1)}
     with torch.no_grad():
         for name in ("yard", "door"):
-            models[name][3].weight.copy_(models["gate"][3].weight)
+            models[name].get_parameter("3.weight").copy_(models["gate"].get_parameter("3.weight"))
     write_bundle(path, models, [query(name, "left") for name in models], Made("tiny", "wide", 0), overwrite=True)
     bundle = open_bundle(path, [FACTORY])
     entry = bundle.header.entries[bundle.query("yard").tensors["0.weight"]]
@@ -123,7 +124,7 @@ def test_query_with_damaged_tensor_leaves_the_pass_to_the_others(folder):
 def test_queries_that_are_fed_differently_have_no_common_pass(folder, keys):
     models = {"gate": trained_looking(1), "yard": trained_looking(2, len(keys.get("classes", "abc")))}
     with torch.no_grad():
-        models["yard"][3].weight.copy_(models["gate"][3].weight)
+        models["yard"].get_parameter("3.weight").copy_(models["gate"].get_parameter("3.weight"))
     queries = [query("gate", "left"), query("yard", "left", **keys)]
     write_bundle(folder / "tiny.safetensors", models, queries, Made("tiny", "wide", 0), overwrite=True)
     runtime = start_box(folder)

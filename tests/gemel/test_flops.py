@@ -17,7 +17,7 @@ def bundle(tmp_path):
     models = {name: trained_looking(1) for name in "abc"}
     for seed, model in enumerate(models.values()):
         torch.manual_seed(seed)
-        torch.nn.init.normal_(model[-1].weight)
+        torch.nn.init.normal_(list(model.parameters())[-2])
     queries = [query("a", "left"), query("b", "left"), query("c", "right")]
     write_bundle(tmp_path / "flops.safetensors", models, queries, Made("flops", "none", 0))
     return open_bundle(tmp_path / "flops.safetensors", [FACTORY])

@@ -33,7 +33,7 @@ def decode(name: str, outputs: list[torch.Tensor], tails: list[set[str]] | None 
         metadata,
     )
     decoder = choose_decoder(name, head, "detection", CLASSES, "model.onnx")
-    boxes, scores = decoder.decode(outputs, SIZE)
+    boxes, scores = decoder.decode(outputs, SIZE)[:2]
     return boxes * torch.tensor([SIZE[1], SIZE[0]] * 2), scores, decoder
 
 
@@ -215,7 +215,7 @@ def test_ssd_of_a_grid_has_boxes_in_pixels() -> None:
     size_boxes = to_corners(pixel_boxes(1260).numpy())
     head = GraphHead((Output("a", (1260, 4)), Output("b", (1260, CLASSES), frozenset({"Sigmoid"}))), (192, 320))
     decoder = choose_decoder("auto", head, "detection", CLASSES, "model.onnx")
-    boxes, _ = decoder.decode([torch.from_numpy(size_boxes), draw(2, 1260, CLASSES)], (192, 320))
+    boxes = decoder.decode([torch.from_numpy(size_boxes), draw(2, 1260, CLASSES)], (192, 320))[0]
     assert np.abs(boxes.numpy() * np.array([320, 192, 320, 192]) - size_boxes).max() < BOX_TOLERANCE_PX
 
 
