@@ -140,8 +140,9 @@ OWN_MODELS = {
 }
 
 
-@pytest.mark.parametrize("kind", OWN_MODELS)
-@pytest.mark.parametrize("file", ["models.py", "models/__init__.py"])
+@pytest.mark.parametrize(
+    ("kind", "file"), zip(OWN_MODELS, ["models.py", "models/__init__.py", "models.py"], strict=True)
+)
 def test_api_works_beside_a_users_own_models(tmp_path, kind, file):
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text("Net = 3")

@@ -158,7 +158,7 @@ def test_camera_notes_a_region_cut_at_the_edge(tmp_path):
     regions = {"whole": Region((0, 0, 48, 32)), "wide": Region((8, 0, 80, 32))}
     queries = {query: FrameRequest(region=region) for query, region in regions.items()}
     with collect_notes() as notes, play_camera(write_clip(tmp_path / "c.mp4", 3, fps=30), queries) as watched:
-        watched.more(6)
+        watched.until_state("ended")
     assert notes == [
         "query wide: its roi [8, 0, 80, 32] reaches beyond frames of 48 x 32 pixels and is cut at their edge; "
         "correct `roi`"
