@@ -261,7 +261,7 @@ def run_canary(before: LoadedBox, after: LoadedBox, spool: SpoolConfig) -> Loade
     if not reasons:
         (spool.path / HELD_BACK_FILE).unlink(missing_ok=True)
         return after
-    canary = next(name for name in CANARY_FILES if name != old.path.name)
+    canary = CANARY_FILES[1] if old.path.name == CANARY_FILES[0] else CANARY_FILES[0]
     path = spool.samples / canary
     write_substituted(path, new, dict.fromkeys(reasons, old), overwrite=True)
     mixed = load_box(replace(after.config, bundle=path, public_key=None))  # the signature of its parts was checked

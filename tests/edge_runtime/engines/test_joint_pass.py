@@ -17,6 +17,7 @@ from edge_runtime.engines.joint_run import JointRunner, runs_jointly
 from edge_runtime.engines.torch_engine import TorchEngine
 from models.bundle import Made, open_bundle, write_bundle
 from models.graph.unfold import ChannelAffine
+from models.predictions import ClassPrediction
 from models.sharing.joint import joint_queries
 from models.zoo.registry import ENTRIES, names
 from tests.edge_runtime.engines.sample_bundles import bind
@@ -179,6 +180,7 @@ def test_joint_runner_answers_as_separate_runs(engines):
         given = answers[name]
         assert isinstance(given, list)
         for found, expected in zip(given, made[name].run(own), strict=True):
+            assert isinstance(found, ClassPrediction) and isinstance(expected, ClassPrediction)
             assert found.label == expected.label
             assert found.score == pytest.approx(expected.score, abs=CLOSE)
     assert runner.differs({name: own[0] for name, own in frames.items()}) is None
