@@ -208,7 +208,7 @@ class _HeldOut:
 
     @cached_property
     def perfect(self) -> np.ndarray:
-        return tallies_by_unit(self.query, self.split, self.answers, self.truths, self.threshold)
+        return self.tallies_of(self.answers)
 
     @cached_property
     def one_error(self) -> float:
@@ -226,7 +226,11 @@ class _HeldOut:
 
     def tallies(self, model: nn.Module) -> np.ndarray:
         """A model's counts by block."""
-        return tallies_by_unit(self.query, self.split, self.predict(model), self.truths, self.threshold)
+        return self.tallies_of(self.predict(model))
+
+    def tallies_of(self, answers: Sequence[Any]) -> np.ndarray:
+        """The counts of these answers by block."""
+        return tallies_by_unit(self.query, self.split, answers, self.truths, self.threshold)
 
     def ratio(self, tallies: np.ndarray) -> float:
         """The metric of these counts over the original's."""
@@ -284,11 +288,11 @@ class _MendRun:
             return self
         self.before = accept.ratio(accept.tallies(self.model))
         self._train(train, search)
-        tallies, task = accept.tallies(self.model), task_of(self.query)
+        answers, task = accept.predict(self.model), task_of(self.query)
+        tallies = accept.tallies_of(answers)
         self.after = accept.ratio(tallies)
         self.p_value = p_value_below(task, accept.perfect, tallies, accept.one_error, target)
-        answers, own = accept.predict(self.model), accept.answers
-        self.evidence = compare(self._student, accept.split, own, answers, accept.threshold, gap="")
+        self.evidence = compare(self._student, accept.split, accept.answers, answers, accept.threshold, gap="")
         self.outcome = MendOutcome.REFUSED
         return self
 
