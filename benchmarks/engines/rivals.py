@@ -163,7 +163,7 @@ def rival_cases(file: Path, frames: np.ndarray) -> dict[str, Callable[[], object
     feed = {session.get_inputs()[0].name: frames}
     cases: dict[str, Callable[[], object]] = {BARE: lambda: session.run(None, feed)}
     with contextlib.suppress(ImportError):
-        import openvino
+        import openvino  # pyright: ignore[reportMissingImports]
 
         core = openvino.Core()
         hints = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}

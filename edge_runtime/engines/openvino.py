@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,23 +21,33 @@ HINTS = {FULL: "f32", "bf16": "bf16", "fp16": "f16"}
 """By precision: its own choice would be bf16 on processors that have it."""
 
 
+def _import_runtime() -> ModuleType:
+    """The optional package; by name, since a type checker need not have it."""
+    return importlib.import_module("openvino")
+
+
 def missing_reason(device: str) -> str | None:
     """Why OpenVINO cannot run on a device; None when it can."""
     if device != "cpu":
         return f"it does not run on {device}"
     try:
-        import openvino  # noqa: F401
+        _import_runtime()
     except ImportError:
         return "the package openvino is not installed (pip install 'gemel[openvino]')"
     return None
+
+
+def supports_precision(precision: str) -> bool:
+    """Whether this CPU computes in it; float32 always."""
+    capabilities = _import_runtime().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return precision == FULL or precision.upper() in capabilities
 
 
 class OpenvinoRequest:
     """A compiled model as a session: what `SessionEngine` and its measurement need of one."""
 
     def __init__(self, path: str, precision: str) -> None:
-        import openvino
-
+        openvino = _import_runtime()
         core = openvino.Core()
         hints = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": HINTS[precision]}
         self._tensor = openvino.Tensor
@@ -68,9 +80,7 @@ class OpenvinoEngine(SessionEngine):
 
     @classmethod
     def detail(cls, device: str) -> str:
-        import openvino
-
-        return f"OpenVINO {openvino.__version__}"
+        return f"OpenVINO {_import_runtime().__version__}"
 
     def prepare(self) -> None:
         """Sessions are opened by `open_sessions`."""
@@ -87,6 +97,8 @@ def open_sessions(
     reason = missing_reason(torch.device(device).type)
     if reason is not None:
         raise EngineError(reason)
+    if not supports_precision(precision):
+        raise EngineError(f"this CPU does not compute in {precision}")
 
     def create(path: Any, name: Any) -> OpenvinoRequest:
         return OpenvinoRequest(str(path), precision)

@@ -124,7 +124,8 @@ def test_mqtt_discovery_of_similar_names_and_two_boxes_is_distinct(broker, reade
     for sensor in sensors:
         box, camera, query = sensor["state_topic"].removeprefix("gemel/").split("/")
         assert (sensor["name"], sensor["device"]["name"]) == (query, f"{box} {camera}")
-        assert reader.of(sensor["availability"][0]["topic"]) == [b"online", b"offline"]
+        status = sensor["availability"][0]["topic"]
+        until(lambda status=status: reader.of(status) == [b"online", b"offline"])
 
 
 def test_mqtt_camera_away_makes_only_its_sensors_unavailable(broker, reader):
