@@ -8,10 +8,11 @@ import random
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import cache
-from typing import TYPE_CHECKING
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
 
 import av
 import cv2
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 CLOCK_HZ, PAYLOAD_TYPE, MAX_PAYLOAD = 90_000, 96, 1400
 FRAMES, KEYFRAME_EVERY = 20, 5
 BYTES_A_FLIP = 100
+TIMEOUT_S = 10.0
 SINGLE_UNIT_TYPES, FU_A = 31, 28
 SDP = "\r\n".join([
     "v=0", "o=- 0 0 IN IP4 127.0.0.1", "s=live", "t=0 0", f"m=video 0 RTP/AVP {PAYLOAD_TYPE}",
@@ -51,6 +53,7 @@ class FaultyCamera:
         self._random = random.Random(0)
         self._over = threading.Event()
         self._connections: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []
         self._listener: socket.socket | None = None
         self.listen()
 
@@ -60,12 +63,16 @@ class FaultyCamera:
     def __exit__(self, *error: object) -> None:
         self._over.set()
         self.refuse()
+        for thread in self._threads:
+            self.cut()
+            thread.join(TIMEOUT_S)
+            assert not thread.is_alive(), "a camera leaves no thread behind"
 
     def listen(self) -> None:
         """Accept connections."""
         self._listener = socket.create_server(("127.0.0.1", self.port), backlog=64)
         self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+        self._start(self._accept, self._listener)
 
     def refuse(self) -> None:
         """Cut every connection and refuse new ones."""
@@ -93,13 +100,18 @@ class FaultyCamera:
         if self._listener is None:
             self.listen()
 
+    def _start(self, function: Callable[..., None], *args: Any) -> None:
+        thread = threading.Thread(target=function, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = listener.accept()
                 self.accepted += 1
                 self._connections.add(connection)
-                threading.Thread(target=self._serve, args=(connection, self.accepted), daemon=True).start()
+                self._start(self._serve, connection, self.accepted)
 
     def _serve(self, connection: socket.socket, number: int) -> None:
         try:
@@ -161,7 +173,8 @@ class RtspCamera(FaultyCamera):
 
     def _handshake(self, connection: socket.socket) -> bool:
         with connection.makefile("rb") as requests:
-            while lines := [line.decode().strip() for line in iter(requests.readline, b"\r\n") if line]:
+            # iterated, not read by readline: that returns empty lines for ever once the connection has ended
+            while lines := [line.decode().strip() for line in takewhile(b"\r\n".__ne__, requests)]:
                 sequence = next(line for line in lines if line.lower().startswith("cseq"))
                 method = lines[0].split()[0]
                 status = self.status if method == "DESCRIBE" else "200 OK"
@@ -196,8 +209,9 @@ class HttpCamera(FaultyCamera):
         return f"http://user:secret@127.0.0.1:{self.port}/video?token=secret"
 
     def _handshake(self, connection: socket.socket) -> bool:
-        while b"\r\n\r\n" not in connection.recv(4096):
-            pass
+        with connection.makefile("rb") as request:
+            for _ in takewhile(b"\r\n".__ne__, request):
+                pass
         kind = "multipart/x-mixed-replace;boundary=frame"
         connection.sendall(f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n\r\n--frame\r\n".encode())
         return True
