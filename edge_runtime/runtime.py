@@ -109,8 +109,8 @@ class Runtime:
         self._router = FrameRouter(self.mailboxes, self._receive_frame)
         identity = RunIdentity(box.bundle.digest)
         self.events = EventStage(identity.run, sinks.offer)
-        self._change_rules(box)
         self.active = self._build(box, identity, {})
+        self._change_rules(self.active)
         self._router.change(self.active.sources)
         self._past_overflow_bytes = 0
 
@@ -160,7 +160,7 @@ class Runtime:
                 self._observer.change({name: query.camera for name, query in new.items()})
             if self._spool is not None:
                 self._spool.queries = new
-            self._change_rules(after.box)
+            self._change_rules(after)
 
         first = self._router.change(sources, switch_queries)
         for camera in set(before.cameras) - set(after.cameras):
@@ -185,11 +185,10 @@ class Runtime:
         away = {camera.id for camera in self.active.cameras if camera.state is not CameraPhase.STREAMING}
         self.events.check(away, time.monotonic())
 
-    def _change_rules(self, box: ReadyBox) -> None:
-        config = box.config
-        rates = {query: spec.fps for query, spec in box.costed.loaded.specs().items()}
+    def _change_rules(self, active: ActiveConfig) -> None:
+        config = active.box.config
         wants_pictures = any(sink.wants_images for sink in config.sinks)
-        self.events.change({query.id: query for query in box.bundle.queries}, config.rules, rates, wants_pictures)
+        self.events.change(active.queries, config.rules, active.asked_fps, wants_pictures)
         if self._observer is not None:
             self._observer.zones = {camera: tuple(self.events.zones(camera)) for camera in config.cameras}
 

@@ -96,6 +96,23 @@ def _group(summary: str, parent: typer.Typer | None = None, name: str = "") -> t
 app = _group("Run more vision models on one edge box by sharing their weights.")
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib import metadata
+
+        typer.echo(f"gemel {metadata.version('gemel')}")
+        raise typer.Exit
+
+
+@app.callback()
+def print_version(
+    version: Annotated[
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Run more vision models on one edge box by sharing their weights."""
+
+
 def command(
     group: typer.Typer, name: str, options: Sequence[introspection.Parameter] = ()
 ) -> Callable[[Callable[..., CommandResult]], Callable[..., CommandResult]]:

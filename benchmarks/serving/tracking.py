@@ -1,9 +1,10 @@
-"""ByteTrack against OC-SORT on real footage that a person labelled: IDF1, identity switches, time of a frame.
+"""Trackers on real footage that a person labelled: IDF1, identity switches, time of a frame.
 
-Both are of the package `trackers`, get the same detections of a machine, and keep a lost object equally long. Metrics
-are those of `trackeval` (pip install trackeval) at IoU 0.5. Times are CPU time of the thread.
+The ByteTrack of the box (the package `edgefirst-tracker`) against ByteTrack and OC-SORT of the package `trackers`. All
+get the same detections of a machine, and keep a lost object equally long. Metrics are those of `trackeval` at IoU 0.5.
+Times are CPU time of the thread.
 
-Usage: python -m benchmarks.serving.tracking [-o RECORD.json]
+Usage: pip install trackers trackeval; python -m benchmarks.serving.tracking [-o RECORD.json]
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +32,20 @@ MEASURED = Path(__file__).resolve().parents[1] / "measured" / "serving" / "track
 Update = Callable[[Sequence[dict[str, Any]], float], list[int | None]]
 
 
-def make_bytetrack(fps: float) -> Update:
+def make_own(fps: float) -> Update:
     """The tracker of the box."""
     return ObjectTracker(fps).update
 
 
-def make_ocsort(fps: float) -> Update:
-    """OC-SORT with the same patience, confirmation and overlap."""
+def make_rival(name: str, fps: float) -> Update:
+    """A tracker of the package `trackers` with the same patience and overlap, and numbers from the second frame on."""
+    import trackers  # pyright: ignore[reportMissingImports]
     from supervision import Detections  # pyright: ignore[reportMissingImports]
-    from trackers import OCSORTTracker  # pyright: ignore[reportMissingImports]
 
-    config = DEFAULT_TRACKING
-    tracker = OCSORTTracker(
-        lost_track_buffer=round(30 * config.lost_after_s(fps)), frame_rate=fps, high_conf_det_threshold=0.0,
-        minimum_consecutive_frames=config.min_frames, minimum_iou_threshold=config.min_iou,
+    own = {"track_activation_threshold": 0.0} if name == "ByteTrackTracker" else {}
+    tracker = getattr(trackers, name)(
+        lost_track_buffer=round(30 * DEFAULT_TRACKING.lost_after_s(fps)), frame_rate=fps, high_conf_det_threshold=0.0,
+        minimum_consecutive_frames=2, minimum_iou_threshold=DEFAULT_TRACKING.min_iou, **own,
     )  # fmt: skip
 
     def update(rows: Sequence[dict[str, Any]], now: float) -> list[int | None]:
@@ -58,7 +60,11 @@ def make_ocsort(fps: float) -> Update:
     return update
 
 
-TRACKERS = {"ByteTrack": make_bytetrack, "OC-SORT": make_ocsort}
+TRACKERS: dict[str, Callable[[float], Update]] = {
+    "the box": make_own,
+    "ByteTrack of trackers": partial(make_rival, "ByteTrackTracker"),
+    "OC-SORT of trackers": partial(make_rival, "OCSORTTracker"),
+}
 
 
 def follow(clip: Clip, update: Update, step: int) -> tuple[dict[str, Any], list[float]]:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +18,6 @@ from models.errors import InputError
 from models.io import MAX_QUERIES, Name
 
 MAX_RULES, MAX_ZONES, MAX_WINDOW = 32, 32, 100
-TRACKING_PACKAGE = "trackers"
 HAVE_BOXES, HAVE_LABEL = ("detection", "keypoints"), ("classification",)
 """Tasks whose answers have boxes, or one label."""
 
@@ -199,19 +197,13 @@ RulesByQuery = Annotated[dict[Name, QueryKeys], Field(max_length=MAX_QUERIES)]
 
 
 def check_rules(path: Path, rules: Mapping[str, QueryRules], queries: Collection[BundleQuery]) -> None:
-    """Raise InputError, naming the key, where rules do not fit the queries of a bundle, or need a package."""
+    """Raise InputError, naming the key, where rules do not fit the queries of a bundle."""
     known = {query.id: query for query in queries}
     for name, own in rules.items():
         key = f"queries.{name}"
         if name not in known:
             raise InputError(path, "the bundle has no such query", f"it has {', '.join(known)}", key)
         _check_task(path, key, own, known[name])
-        if own.tracking:
-            try:  # here, since the import takes a second: a reload activates its config between two frames
-                import_module(TRACKING_PACKAGE)
-            except ImportError as error:
-                problem = f"the package {TRACKING_PACKAGE} cannot be imported here ({error})"
-                raise InputError(path, problem, "pip install 'gemel[tracking]'", f"{key}.tracking") from error
 
 
 def _check_task(path: Path, key: str, own: QueryRules, query: BundleQuery) -> None:

@@ -1,4 +1,4 @@
-"""Tracking: ByteTrack of the package `trackers` gives the detections of one object one number over frames.
+"""Tracking: ByteTrack of the package `edgefirst-tracker` gives the detections of one object one number over frames.
 
 Zhang et al. 2022, "ByteTrack: Multi-Object Tracking by Associating Every Detection Box".
 """
@@ -20,10 +20,10 @@ class TrackingConfig:
     """An object unseen for so long is gone; the footage hides cars behind others for up to about a second."""
     lost_frames: int = 3
     """At a low rate an object is gone after it is missing in so many frames."""
-    min_frames: int = 2
-    """Frames in a row before an object has a number, so that a false detection of one frame has none."""
     min_iou: float = 0.1
     """Least overlap with where an object was expected; ByteTrack's own value."""
+    gain: float = 0.5
+    """How far the Kalman filter follows a new box; the package's 0.25 changes identities twice as often."""
 
     def lost_after_s(self, fps: float) -> float:
         """When an object is gone, at this rate."""
@@ -40,35 +40,32 @@ class ObjectTracker:
     """
 
     def __init__(self, fps: float, certain_score: float = 0.0, config: TrackingConfig = DEFAULT_TRACKING) -> None:
-        from trackers import ByteTrackTracker  # pyright: ignore[reportMissingImports]
-
-        self._tracker = ByteTrackTracker(
-            lost_track_buffer=round(30 * config.lost_after_s(fps)),
-            frame_rate=fps,
-            track_activation_threshold=certain_score,
-            high_conf_det_threshold=certain_score,
-            minimum_consecutive_frames=config.min_frames,
-            minimum_iou_threshold=config.min_iou,
-        )
-        self._first = self._next = 1
+        self._fps, self._certain, self._config = fps, certain_score, config
+        self._next = 1
+        self.reset()
 
     def update(self, detections: Sequence[Mapping[str, Any]], now: float) -> list[int | None]:
-        """The number of each detection of a frame at `now` (seconds, rising); None before it has one."""
-        import supervision  # pyright: ignore[reportMissingImports]
-
-        boxes = np.array([one["box"] for one in detections], np.float32).reshape(-1, 4)
-        scores = np.array([one["score"] for one in detections], np.float32)
-        rows = supervision.Detections(boxes, confidence=scores, class_id=np.arange(len(detections)))
-        found = self._tracker.update(rows, timestamp=now)
-        numbers: list[int | None] = [None] * len(detections)
-        if found.class_id is not None and found.tracker_id is not None:
-            for row, number in zip(found.class_id.tolist(), found.tracker_id.tolist(), strict=True):
-                if number >= 0:
-                    numbers[row] = self._first + number
-                    self._next = max(self._next, self._first + number + 1)
-        return numbers
+        """The number of each detection of a frame at `now` (seconds, rising); None in the first frame of an object."""
+        at = round(1e9 * now)
+        found = self._tracker.update(
+            np.array([one["box"] for one in detections], np.float32).reshape(-1, 4),
+            np.array([one["score"] for one in detections], np.float32),
+            np.zeros(len(detections), np.uintp),
+            at,
+        )
+        known = {one.info.uuid for one in self._tracker.get_active_tracks()}
+        self._numbers = {uuid: number for uuid, number in self._numbers.items() if uuid in known}
+        return [None if track is None or track.created == at else self._number(track.uuid) for track in found]
 
     def reset(self) -> None:
         """Forget all tracks."""
-        self._tracker.reset()
-        self._first = self._next
+        from edgefirst.tracker import ByteTrack
+
+        self._numbers: dict[str, int] = {}
+        lifespan = round(1e9 * self._config.lost_after_s(self._fps))
+        self._tracker = ByteTrack(self._certain, self._config.min_iou, self._config.gain, lifespan)
+
+    def _number(self, uuid: str) -> int:
+        if uuid not in self._numbers:
+            self._numbers[uuid], self._next = self._next, self._next + 1
+        return self._numbers[uuid]

@@ -44,6 +44,7 @@ def test_it_has_no_mistake_that_hadolint_finds(image: Path) -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(1800)
 def test_it_is_built_by_buildah() -> None:
     """Where buildah is installed and has the base image, or can get it."""
     program = shutil.which("buildah")
@@ -52,9 +53,20 @@ def test_it_is_built_by_buildah() -> None:
     base = re.findall(r"^FROM (\S+)", (ROOT / "docker" / "x86.Dockerfile").read_text(), re.MULTILINE)[0]
     if subprocess.run([program, "pull", "--policy", "missing", base], capture_output=True, check=False).returncode:
         pytest.skip(f"buildah cannot get {base}")
-    command = [program, "build", "--isolation", "chroot", "-f", "docker/x86.Dockerfile", "-t", "gemel-test", "."]
+    how = ["--isolation", "chroot"]
+    command = [program, "build", *how, "--format", "docker", "-f", "docker/x86.Dockerfile", "-t", "gemel-test", "."]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr[-3000:]
+    run = [program, "run", *how, "gemel-test-box", "--", "gemel"]
+    try:
+        subprocess.run([program, "from", "--pull=never", "--name", "gemel-test-box", "gemel-test"], check=True)
+        version = subprocess.run([*run, "--version"], capture_output=True, text=True, check=True)
+        assert version.stdout.startswith("gemel ")
+        checked = subprocess.run([*run, "run", "--check", "/box/box.yaml"], capture_output=True, text=True, check=False)
+        assert checked.returncode and "/box/box.yaml" in checked.stderr, "there is no config in the image"
+    finally:
+        subprocess.run([program, "rm", "gemel-test-box"], capture_output=True, check=False)
+        subprocess.run([program, "rmi", "gemel-test"], capture_output=True, check=False)
 
 
 def test_what_is_built_from_is_the_product_alone(project: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,11 @@ def test_every_command_takes_json_and_has_help():
     for words, command in found.items():
         assert any("--json" in parameter.opts for parameter in command.params), words
         assert command.help and all(one.help for one in command.params), words
+
+
+def test_version_is_printed(capsys):
+    assert cli.main(["--version"]) == 0
+    assert re.fullmatch(r"gemel \d+\.\d+\S*\n", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("words", [

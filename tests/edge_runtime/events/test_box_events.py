@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edge_runtime.daemon import run
-from edge_runtime.events.rules import TRACKING_PACKAGE
 from models.errors import InputError
 from tests.edge_runtime.events.bright import PARTS, SIDE, write_spot_box
 from tests.edge_runtime.local_box import LocalBox
 
-needs_tracking = pytest.mark.skipif(find_spec(TRACKING_PACKAGE) is None, reason="needs gemel[tracking]")
 PASSES = [None, None, *range(0, 28, 2), *[27] * 6, *[None] * 4]
 """A spot that comes from the left and stays at the right."""
 ENTER = {"tracking": True, **PARTS, "events": [{"kind": "enter", "zone": "right", "frames": "2 of 3"}]}
@@ -27,7 +23,6 @@ def read_events(box: LocalBox) -> list[dict[str, Any]]:
     return [record for record in box.records() if "event" in record]
 
 
-@needs_tracking
 def test_box_sends_one_message_at_the_start_and_one_at_the_end(tmp_path: Path) -> None:
     config = write_spot_box(tmp_path, PASSES, {"spot": ENTER})
     summary = run(config)
@@ -66,7 +61,6 @@ def test_gated_query_answers_frames_that_move_and_counts_the_others_as_still(tmp
     assert set(found) == {4.0, 20.0}
 
 
-@needs_tracking
 def test_dwell_of_a_still_object_begins_while_its_frames_are_skipped(tmp_path: Path) -> None:
     rules = {"tracking": True, "motion_gating": True, "events": [{"kind": "dwell", "seconds": 1, "frames": "1 of 1"}]}
     config = write_spot_box(tmp_path, [4, 5, 6, 7] + [8] * 30, {"spot": rules})
@@ -86,7 +80,6 @@ def test_query_off_by_its_hours_gets_no_frames(tmp_path: Path) -> None:
     assert counts == {"spot": 5, "kind": 0}
 
 
-@needs_tracking
 def test_reload_keeps_open_events_of_unchanged_rules_and_ends_others(tmp_path: Path) -> None:
     cameras = {"left": {"source": "clip", "fps": 20, "loop": True}}
     rules = {"spot": ENTER}
@@ -139,12 +132,6 @@ def test_bad_rules_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
         run(config, check=True)
     text = str(caught.value)
     assert part in text and "\n" not in text and str(config) in text
-
-
-def test_tracking_without_its_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, TRACKING_PACKAGE, None)
-    with pytest.raises(InputError, match=r"pip install 'gemel\[tracking\]'"):
-        run(write_spot_box(tmp_path, [4], {"spot": {"tracking": True}}), check=True)
 
 
 @pytest.mark.parametrize(
