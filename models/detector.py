@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 
@@ -70,6 +71,13 @@ class Detector(nn.Module):
         raise NotImplementedError
 
 
+def places_from(scores: Tensor, least: float) -> Tensor:
+    """The places of the scores (N,) from `least` on; NumPy finds few of many several times as fast as torch."""
+    if scores.device.type != "cpu":
+        return (scores >= least).nonzero().squeeze(1)
+    return torch.from_numpy((scores.detach().float().numpy() >= least).nonzero()[0])
+
+
 class OneStage(Detector):
     """A detector without proposals; a family defines how its outputs are decoded.
 
@@ -87,7 +95,7 @@ class OneStage(Detector):
         found = []
         for boxes, scores, *points in zip(*self.decode(outputs)):
             flat = scores.flatten()
-            kept = (flat >= min_score).nonzero().squeeze(1)
+            kept = places_from(flat, min_score)
             if len(kept) > self.most_candidates:
                 kept = kept[flat[kept].topk(self.most_candidates).indices]
             box, label = kept // scores.shape[1], kept % scores.shape[1]

@@ -111,9 +111,9 @@ def side_or_sides(size: Size) -> InputSize:
 class Preprocess:
     """How a frame becomes the input (3, H, W) of a network; every manifest holds one.
 
-    `stretch` resizes to `size` (bilinear, antialiased); `letterbox` keeps the frame's aspect and fills the borders
-    with `pad`; `center-crop` keeps it too and cuts out the middle `crop_fraction`. Then (x * scale / 255 - mean) / std,
-    of channels in this order. torch is imported only where a frame is prepared.
+    `stretch` resizes to `size`, bilinear, as Pillow does or, without `antialias`, as OpenCV does; `letterbox` keeps the
+    frame's aspect and fills the borders with `pad`; `center-crop` keeps it too and cuts out the middle `crop_fraction`.
+    Then (x * scale / 255 - mean) / std, of channels in this order. torch is imported only where a frame is prepared.
     """
 
     size: Size
@@ -125,6 +125,7 @@ class Preprocess:
     std: tuple[float, float, float] = IMAGENET_STD
     channels: Literal["rgb", "bgr"] = "rgb"
     anchor: Anchor = "centre"
+    antialias: bool = True
 
     def __post_init__(self) -> None:
         if not (0 < self.crop_fraction <= 1 and 0 <= self.pad <= 255):
@@ -144,9 +145,13 @@ class Preprocess:
         import torch
         from torchvision.transforms.v2 import functional as F
 
+        left, top, width, height = self.place((frame.shape[1], frame.shape[0]))
+        same = frame.shape[:2] == (height, width)
+        if not (same or self.antialias):
+            import cv2
+
+            frame, same = cv2.resize(frame, (width, height)), True
         image = torch.from_numpy(np.ascontiguousarray(frame)).permute(2, 0, 1)
-        left, top, width, height = self.place((image.shape[2], image.shape[1]))
-        same = tuple(image.shape[1:]) == (height, width)
         image = image.contiguous() if same else F.resize(image, [height, width], antialias=True)
         if (height, width) == self.size:
             return image
@@ -170,15 +175,15 @@ class Preprocess:
     def place(self, frame_size: tuple[int, int]) -> tuple[int, int, int, int]:
         """Left, top, width and height of a whole frame (width, height) in pixels of the input.
 
-        A center-crop's reaches beyond the input. Letterbox: Ultralytics' formula; center-crop: torchvision's and
-        timm's (shorter side to floor(side / crop_fraction), then the middle).
+        A center-crop's reaches beyond the input. Letterbox: Ultralytics' formula, at the top left YOLOX's; center-crop:
+        torchvision's and timm's (shorter side to floor(side / crop_fraction), then the middle).
         """
         (width, height), (rows, columns) = frame_size, self.size
         if self.resize == "stretch":
             return 0, 0, columns, rows
         if self.resize == "letterbox":
-            ratio = min(rows / height, columns / width)
-            wide, high = max(1, round(width * ratio)), max(1, round(height * ratio))
+            ratio, whole = min(rows / height, columns / width), int if self.anchor == "top-left" else round
+            wide, high = max(1, whole(width * ratio)), max(1, whole(height * ratio))
             if self.anchor == "top-left":
                 return 0, 0, wide, high
             return round((columns - wide) / 2 - 0.1), round((rows - high) / 2 - 0.1), wide, high
@@ -206,6 +211,9 @@ class Preprocess:
     def _offset_and_extent(self, frame_size: tuple[int, int]) -> tuple[list[float], list[float]]:
         left, top, width, height = self.place(frame_size)
         rows, columns = self.size
+        if self.resize == "letterbox":  # families divide by the ratio, not by the whole pixels that the frame fills
+            ratio = min(rows / frame_size[1], columns / frame_size[0])
+            width, height = (side * ratio for side in frame_size)
         return [left / columns, top / rows] * 2, [width / columns, height / rows] * 2
 
     def to_json(self) -> dict[str, Any]:

@@ -151,6 +151,7 @@ class _PreprocessKeys(_Strict):
     std: tuple[_Deviation, _Deviation, _Deviation] | None = None
     channels: Literal["rgb", "bgr"] = "rgb"
     anchor: Anchor = "centre"
+    antialias: bool = True
 
 
 class _QueryKeys(_Strict):

@@ -7,23 +7,27 @@ from typing import Any
 
 from models.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess, Size
 
+OPENCV: dict[str, Any] = {"antialias": False}
+"""Resized by OpenCV, bilinear."""
 PLAIN: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 """Values 0..1 as they are."""
 IMAGENET: dict[str, Any] = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
 MMDET: dict[str, Any] = {
+    **OPENCV,
     "scale": 255, "channels": "bgr", "mean": (103.53, 116.28, 123.675), "std": (57.375, 57.12, 58.395),
 }  # fmt: skip
 """ImageNet's mean and deviation on 0..255, blue first, as OpenMMLab writes them."""
-CENTRED: dict[str, Any] = {"resize": "letterbox"}
-CORNERED: dict[str, Any] = {"resize": "letterbox", "anchor": "top-left"}
+CENTRED: dict[str, Any] = {"resize": "letterbox", **OPENCV}
+CORNERED: dict[str, Any] = {**CENTRED, "anchor": "top-left"}
 
+PADDLE = {**IMAGENET, **OPENCV}
 YOLO = {**CENTRED, **PLAIN}
 YOLOX = {**CORNERED, **PLAIN, "scale": 255, "channels": "bgr"}
 ULTRALYTICS = "Ultralytics"
 """The author in the metadata of its exporter."""
 FAMILIES = {
-    "yolox": YOLOX, "yolo9": {**CORNERED, **PLAIN}, "rtmdet": {**CORNERED, **MMDET}, "picodet": IMAGENET,
-    "ppyoloe": IMAGENET, "rtdetr": PLAIN, "dfine": PLAIN, "deim": PLAIN, "rfdetr": IMAGENET, "detr": IMAGENET,
+    "yolox": YOLOX, "yolo9": {**CORNERED, **PLAIN}, "rtmdet": {**CORNERED, **MMDET}, "picodet": PADDLE,
+    "ppyoloe": PADDLE, "rtdetr": PLAIN, "dfine": PLAIN, "deim": PLAIN, "rfdetr": IMAGENET, "detr": IMAGENET,
     "lwdetr": IMAGENET, "deformable_detr": IMAGENET, "ec": IMAGENET,
 }  # fmt: skip
 """By the name under which LibreYOLO exports a family."""
@@ -36,4 +40,6 @@ def family_preprocess(metadata: Mapping[str, str], size: Size, default: Mapping[
     keys = FAMILIES.get(family) or FAMILIES.get(family.split("_")[0]) if family else default
     if family.startswith("yolo9") and metadata.get("letterbox_pad") == "center":
         keys = YOLO
+    if metadata.get("author") == ULTRALYTICS and keys is not None:
+        keys = {**keys, **OPENCV}
     return None if keys is None else Preprocess(size, **keys)

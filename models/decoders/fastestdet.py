@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from models.decoders.boxes import corners, grid
-from models.decoders.families import PLAIN, family_preprocess
+from models.decoders.families import OPENCV, PLAIN, family_preprocess
 from models.decoders.registry import Boxes, Decoder, GraphHead, register
 from models.preprocess import Preprocess, Size
 
@@ -36,7 +36,7 @@ class FastestDetMap(Decoder):
 
     def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:
         """Stretched, blue first, values 0..1."""
-        return family_preprocess(metadata, size, {**PLAIN, "channels": "bgr"})
+        return family_preprocess(metadata, size, {**PLAIN, **OPENCV, "channels": "bgr"})
 
     def decode(self, outputs: Sequence[Tensor], size: Size) -> Boxes:
         """handle_preds of the authors' utils/tool.py."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -45,7 +46,10 @@ def test_boxes_of_the_input_go_to_the_frame_and_back(frame, rows: int, columns: 
     preprocess = Preprocess((rows, columns), mode, 0.9)
     left, top, wide, high = preprocess.place(frame)
     seen = [max(0, left) / columns, max(0, top) / rows, min(1, (left + wide) / columns), min(1, (top + high) / rows)]
-    boxes = torch.tensor([seen], dtype=torch.float64)
+    whole = torch.tensor([seen], dtype=torch.float64)
+    boxes = (
+        whole + whole[:, [2, 3, 0, 1]]
+    ) / 4 + whole / 2  # a letterbox's sides are rounded to pixels, its scale is not
     back = preprocess.from_frame(preprocess.to_frame(boxes, frame), frame)
     torch.testing.assert_close(back, boxes, atol=1e-9, rtol=0)
 
@@ -70,6 +74,22 @@ def test_a_drawn_object_lies_where_its_box_says(frame, rows: int, columns: int, 
     assert white.shape == (rows, columns)
     blurred = 2 * (1 + max(1, rows / height, columns / width)) * ((x1 - x0) + (y1 - y0) + 2)
     assert abs(float(white.sum()) - (x1 - x0) * (y1 - y0)) <= blurred
+
+
+@pytest.mark.parametrize("size", [(416, 416), (300, 200), (720, 1280)])
+def test_frame_without_antialias_is_resized_by_opencv(size: Size) -> None:
+    frame = np.random.default_rng(0).integers(0, 256, (800, 1400, 3), np.uint8)[40:760, 60:1340]
+    wanted = cv2.resize(frame, size[::-1]).transpose(2, 0, 1)
+    assert np.array_equal(Preprocess(size, antialias=False).resize_frame(frame).numpy(), wanted)
+
+
+def test_letterbox_at_the_top_left_follows_yolox() -> None:
+    preprocess = Preprocess((416, 416), "letterbox", anchor="top-left")
+    assert preprocess.place((768, 431)) == (0, 0, 416, 233)
+    ratio = 416 / 768
+    box = torch.tensor([[100.0, 50.0, 200.0, 230.0]], dtype=torch.float64) / 416
+    found = preprocess.to_frame(box, (768, 431)) * torch.tensor([768, 431, 768, 431])
+    torch.testing.assert_close(found, box * 416 / ratio)
 
 
 def test_letterbox_fills_the_borders_with_pad() -> None:
