@@ -42,7 +42,7 @@ class Found(NamedTuple):
 
 @dataclass
 class Row:
-    """One file: detections of the family, and how far ours are: the greatest differences with the same input and with its own."""
+    """One file: detections of the family, and how far ours are at most, with the same input and with its own."""
 
     file: str
     frames: int = 0
