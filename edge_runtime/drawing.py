@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from edge_runtime.sinks.base import ResultMessage
 
 JPEG_QUALITY, MASK_OPACITY = 80, 0.45
+THUMBNAIL_WIDTH = 240
 MIN_POINT_SCORE = 0.1
 ZONE_COLOUR = (235, 235, 235)
 MAX_LABEL_SHIFTS = 6
@@ -26,6 +27,20 @@ COLOURS = ((255, 176, 0), (0, 158, 255), (122, 224, 122), (255, 110, 180), (190,
 def draw_message(message: ResultMessage) -> bytes | None:
     """The JPEG of a result, None without an image."""
     return None if message.image is None else draw_results(message.image, [_drawable(message.record)])
+
+
+def draw_thumbnail(image: np.ndarray, record: Mapping[str, Any]) -> bytes:
+    """The JPEG of an event's snapshot, at most THUMBNAIL_WIDTH pixels wide, with the box of its object."""
+    import cv2
+
+    height, width = image.shape[:2]
+    scale = min(1.0, THUMBNAIL_WIDTH / width)
+    small = cv2.resize(image, (round(width * scale), max(1, round(height * scale))), interpolation=cv2.INTER_AREA)
+    box = record["after"]["snapshot"]["box"]
+    if box:
+        left, top, right, bottom = (round(scale * value) for value in box)
+        cv2.rectangle(small, (left, top), (right, bottom), COLOURS[0], 2)
+    return _encode(small)
 
 
 def _drawable(record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -43,12 +58,17 @@ def draw_results(
     image: np.ndarray, records: Iterable[Mapping[str, Any]], zones: Sequence[tuple[str, Polygon]] = ()
 ) -> bytes:
     """The JPEG of a frame (RGB uint8, H, W, 3) with these result records, and zones in fractions of it, drawn in."""
+    return _encode(draw_on(image, records, zones))
+
+
+def _encode(image: np.ndarray) -> bytes:
     import cv2
 
-    drawn = cv2.cvtColor(draw_on(image, records, zones), cv2.COLOR_RGB2BGR)
-    is_encoded, data = cv2.imencode(".jpg", drawn, (cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY))
+    is_encoded, data = cv2.imencode(
+        ".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), (cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY)
+    )
     if not is_encoded:
-        raise ValueError(f"a frame of {drawn.shape} cannot be written as JPEG")
+        raise ValueError(f"a frame of {image.shape} cannot be written as JPEG")
     return data.tobytes()
 
 

@@ -90,6 +90,10 @@ class RuntimeStatus:
         rows = self._inference.runtime.events.events(count)
         return [EventStatus(**{key: row[key] for key in EventStatus.model_fields}) for row in rows]
 
+    def thumbnail(self, event: str) -> bytes | None:
+        """The snapshot of one of the newest events, a small JPEG; None without one."""
+        return self._inference.runtime.events.thumbnail(event)
+
     def is_moving(self) -> bool:
         """Whether the inference goes on; a step of it that hangs ends the box."""
         return not self._inference.over.is_set()

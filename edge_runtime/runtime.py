@@ -187,7 +187,7 @@ class Runtime:
 
     def _change_rules(self, active: ActiveConfig) -> None:
         config = active.box.config
-        wants_pictures = any(sink.wants_images for sink in config.sinks)
+        wants_pictures = config.http is not None or any(sink.wants_images for sink in config.sinks)
         self.events.change(active.queries, config.rules, active.asked_fps, wants_pictures)
         if self._observer is not None:
             self._observer.zones = {camera: tuple(self.events.zones(camera)) for camera in config.cameras}

@@ -113,7 +113,8 @@ class OpenEvent:
     image: Any = None
 
     def see(self, moment: Moment, sighting: Sighting) -> None:
-        """Take over what is newest, and the snapshot where it is better."""
+        """Take over what is newest, and the snapshot where it is better; one with a picture is not replaced by one
+        without."""
         state = self.state
         state["frame_time"], state["score"] = moment.unix, sighting.score
         state["top_score"] = max(state["top_score"], sighting.score)
@@ -122,10 +123,8 @@ class OpenEvent:
         state["current_zones"] = list(sighting.zones)
         entered = state["entered_zones"]
         entered.extend(zone for zone in sighting.zones if zone not in entered)
-        if sighting.quality > BETTER * self.quality:
-            self.quality = sighting.quality
-            if moment.image is not None:
-                self.image = moment.image
+        if sighting.quality > BETTER * self.quality and (moment.image is not None or self.image is None):
+            self.quality, self.image = sighting.quality, moment.image
             state["snapshot"] = {
                 "frame": moment.frame, "frame_time": moment.unix, "box": list(sighting.box), "score": sighting.score,
                 "label": sighting.label,

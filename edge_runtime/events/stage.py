@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edge_runtime.drawing import draw_thumbnail
 from edge_runtime.events.machine import EndReason, EventMachine, Moment, Notice, Sighting, see_object
 from edge_runtime.events.motion import MotionGate
 from edge_runtime.events.rules import QueryRules
@@ -109,6 +110,7 @@ class EventStage:
         self._queries: dict[str, QueryEvents] = {}
         self._ids = itertools.count(1)
         self._recent: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
+        self._thumbnails: dict[str, bytes] = {}
         self._wants_pictures = False
         self._lock = threading.Lock()
 
@@ -193,6 +195,11 @@ class EventStage:
         with self._lock:
             return [dict(state) for state in itertools.islice(reversed(self._recent.values()), count)]
 
+    def thumbnail(self, event: str) -> bytes | None:
+        """The snapshot of one of the newest events, a small JPEG; None without one."""
+        with self._lock:
+            return self._thumbnails.get(event)
+
     def event_counts(self) -> dict[str, dict[str, int]]:
         """The events that have begun, by query and name."""
         with self._lock:
@@ -233,7 +240,7 @@ class EventStage:
             name, after = notice.rule.name, notice.after
             self._recent[after["id"]] = after
             while len(self._recent) > MAX_EVENTS:
-                self._recent.popitem(last=False)
+                self._thumbnails.pop(self._recent.popitem(last=False)[0], None)
             if not notice.is_end:
                 self.counts[own.query.id, name] += 1
             record = {
@@ -241,6 +248,8 @@ class EventStage:
                 "camera": own.query.camera, "event": name, "open": notice.open,
                 "before": notice.before, "after": after,
             }  # fmt: skip
+            if notice.image is not None:
+                self._thumbnails[after["id"]] = draw_thumbnail(notice.image, record)
             self._send(ResultMessage(record, notice.image))
 
 

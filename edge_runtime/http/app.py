@@ -284,6 +284,8 @@ class BoxApp:
             Route("GET", "/api/status", self._status, "The box at this moment.", {200: ("the box", Status)}),
             Route("GET", "/api/events", self._events, "The newest events, newest first.",
                   {200: ("the events", EventList)}),
+            Route("GET", "/api/events/{id}/snapshot.jpg", self._thumbnail, "The snapshot of an event, 240 pixels wide.",
+                  {200: ("the picture", JPEG), 404: ("no such event, or no snapshot of it", TEXT)}),
             Route("GET", "/api/history", self._last_hour, "The last hour, in columns.", {200: ("the columns", JSON)}),
             Route("GET", "/api/cameras/{id}/frame.jpg", self._frame, "A camera's newest frame with its results.",
                   {200: ("the frame", JPEG), 404: ("no such camera, or no frame yet", TEXT)}),
@@ -383,6 +385,12 @@ class BoxApp:
 
     async def _events(self, _: web.Request) -> web.Response:
         return _json_response(EventList(events=self._source.events()))
+
+    async def _thumbnail(self, request: web.Request) -> web.Response:
+        picture = self._source.thumbnail(request.match_info["id"])
+        if picture is None:
+            raise web.HTTPNotFound(reason="no snapshot of such an event")
+        return web.Response(body=picture, content_type=JPEG)
 
     async def _last_hour(self, _: web.Request) -> web.Response:
         return web.json_response(self._history.to_json())

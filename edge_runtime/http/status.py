@@ -76,6 +76,7 @@ class EventStatus(_Value):
     start_time: float
     end_time: float | None
     end_reason: str | None
+    has_snapshot: bool = Field(False, description="whether /api/events/ID/snapshot.jpg has a picture")
 
 
 class EventList(_Value):

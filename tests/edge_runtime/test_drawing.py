@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cv2
 import numpy as np
 
 from edge_runtime import drawing
@@ -15,6 +16,14 @@ def test_labels_do_not_cover_each_other() -> None:
     for index, one in enumerate(taken):
         assert one[0] >= 0 and one[1] >= 0 and one[2] <= 320 + 4 and one[3] <= 240
         assert not any(drawing._overlap(one, other) for other in taken[:index])
+
+
+def test_thumbnail_is_small_and_shows_the_object() -> None:
+    image = np.zeros((480, 640, 3), np.uint8)
+    shown = drawing.draw_thumbnail(image, {"after": {"snapshot": {"box": [320.0, 240.0, 640.0, 480.0]}}})
+    small = cv2.imdecode(np.frombuffer(shown, np.uint8), cv2.IMREAD_COLOR)
+    assert small is not None and small.shape == (180, 240, 3)
+    assert small[:80, :110].max() < 30 and small[120, 118:124].max() > 100
 
 
 def test_crowded_picture_is_drawn() -> None:

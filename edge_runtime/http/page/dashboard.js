@@ -91,8 +91,9 @@ function rows(id, values) {
   const names = [...body.parentElement.tHead.rows[0].cells].map((cell) => cell.textContent);
   body.replaceChildren(...values.map((cells) => {
     const row = make("tr");
-    row.append(...cells.map(([text, className = ""], column) => {
-      const cell = make("td", text, className);
+    row.append(...cells.map(([content, className = ""], column) => {
+      const cell = make("td", "", className);
+      cell.append(content);
       cell.dataset.of = names[column];
       return cell;
     }));
@@ -186,10 +187,25 @@ function showDrift(status) {
     spool ? `${mebibytes(spool.bytes)} of frames kept for the next check, ${plural(spool.samples, "frame")} since the start${lost}` : "";
 }
 
+const thumbnails = new Map(); // by event, so that a row of the next second has the same picture
+
+function thumbnail(one) {
+  const key = `${one.id} ${one.end_time}`; // its snapshot may be another one at the end
+  if (!thumbnails.has(key)) {
+    const image = make("img", "", "thumbnail");
+    image.alt = `${one.label} of ${one.event}`;
+    image.src = `/api/events/${encodeURIComponent(one.id)}/snapshot.jpg?${one.end_time === null ? "new" : "end"}`;
+    thumbnails.set(key, image);
+  }
+  return thumbnails.get(key);
+}
+
 function showEvents(status) {
   part("events-part").hidden = !Object.keys(status.events_begun).length && !status.events.length;
+  const shown = new Set(status.events.map((one) => `${one.id} ${one.end_time}`));
+  for (const key of thumbnails.keys()) if (!shown.has(key)) thumbnails.delete(key);
   rows("events", status.events.map((one) => [
-    [one.event], [one.query], [one.track === null ? one.label : `${one.label} #${one.track}`],
+    [one.has_snapshot ? thumbnail(one) : "", "picture"], [one.event], [one.query], [one.track === null ? one.label : `${one.label} #${one.track}`],
     [new Date(one.start_time * 1000).toLocaleTimeString()],
     [seconds(Math.max(0, (one.end_time === null ? now() : one.end_time) - one.start_time)), "n"],
     one.end_time === null ? ["goes on", "good"] : [one.end_reason, "soft"],

@@ -83,8 +83,11 @@ def test_query_off_by_its_hours_gets_no_frames(tmp_path: Path) -> None:
 def test_reload_keeps_open_events_of_unchanged_rules_and_ends_others(tmp_path: Path) -> None:
     cameras = {"left": {"source": "clip", "fps": 20, "loop": True}}
     rules = {"spot": ENTER}
-    with LocalBox(write_spot_box(tmp_path, [20, 21], rules, cameras=cameras)) as box:
+    with LocalBox(write_spot_box(tmp_path, [20, 21], rules, cameras=cameras, http={"bind": "127.0.0.1:0"})) as box:
         box.until(lambda: len(read_events(box)) == 1)
+        assert read_events(box)[0]["after"]["has_snapshot"] and box.service._runtime.events.thumbnail(
+            read_events(box)[0]["after"]["id"]
+        )
         (tmp_path / "clip2").symlink_to("clip")
         path = tmp_path / "box.yaml"
         text = path.read_text()

@@ -134,6 +134,14 @@ def test_snapshot_is_of_the_frame_with_the_best_score() -> None:
     assert (notice.after["end_reason"], notice.after["end_time"]) == ("stopped", 0.4)
 
 
+def test_snapshot_with_a_picture_is_not_replaced_by_one_without() -> None:
+    machine = make_machine(make_rule(EventKind.ENTER, zone="lane"))
+    for number, (score, picture) in enumerate([(0.5, "first"), (0.9, None)]):
+        machine.observe(Moment(number, 0.2 * number, 0.2 * number, (100, 100), picture), [car(score=score)])
+    (notice,) = machine.end_all(EndReason.STOPPED)
+    assert (notice.image, notice.after["snapshot"]["frame"], notice.after["top_score"]) == ("first", 0, 0.9)
+
+
 @given(
     st.lists(
         st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=4, unique_by=lambda one: one[0]), max_size=40

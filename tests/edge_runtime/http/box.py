@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from edge_runtime.capture.push import PushQuery
+from edge_runtime.drawing import draw_thumbnail
 from edge_runtime.http.snapshots import Observer, Snapshot
 from edge_runtime.http.status import (
     CameraStatus,
@@ -53,11 +54,12 @@ def event(name: str, **values: Any) -> EventStatus:
     given = {
         "event": "enter-lane", "kind": "enter", "query": "bridge-cars", "camera": "bridge", "zone": "lane",
         "label": "car", "track": 7, "top_score": 0.91, "start_time": 1.79e9, "end_time": None, "end_reason": None,
+        "has_snapshot": False,
     }  # fmt: skip
     return EventStatus(id=name, **(given | values))
 
 
-EVENTS = [event("f3a9c1-2"), event("f3a9c1-1", track=5, end_time=1.79e9 + 4, end_reason="left")]
+EVENTS = [event("f3a9c1-2", has_snapshot=True), event("f3a9c1-1", track=5, end_time=1.79e9 + 4, end_reason="left")]
 
 
 class Box(RuntimeStatus):
@@ -96,6 +98,12 @@ class Box(RuntimeStatus):
 
     def events(self, count: int = 200) -> list[EventStatus]:
         return EVENTS[:count]
+
+    def thumbnail(self, event: str) -> bytes | None:
+        if event != EVENTS[0].id:
+            return None
+        record = {"after": {"snapshot": {"box": [40.0, 110.0, 100.0, 140.0]}}}
+        return draw_thumbnail(np.full((180, 288, 3), (96, 120, 150), np.uint8), record)
 
     def is_moving(self) -> bool:
         return self.moves

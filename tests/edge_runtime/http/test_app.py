@@ -78,6 +78,9 @@ def test_events_are_the_newest_first(address: str, box: Box) -> None:
     found = json.loads(body)["events"]
     assert status == 200 and [one["id"] for one in found] == ["f3a9c1-2", "f3a9c1-1"]
     assert (found[0]["end_time"], found[1]["end_reason"]) == (None, "left")
+    status, picture, headers = send_request(address, "/api/events/f3a9c1-2/snapshot.jpg")
+    assert (status, headers["Content-Type"], picture[:2]) == (200, "image/jpeg", b"\xff\xd8")
+    assert send_request(address, "/api/events/f3a9c1-1/snapshot.jpg")[0] == 404
 
 
 def test_health_and_readiness(address: str, box: Box) -> None:

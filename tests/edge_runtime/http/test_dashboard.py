@@ -38,6 +38,8 @@ def test_dashboard_shows_the_box(browser: Any, box: Box, width: int, scheme: str
         assert page.text_content(".results") == "bridge-cars: 1 car"
         events = page.text_content("#events")
         assert "car #7" in events and "goes on" in events and "left" in events
+        pictures = "[...document.querySelectorAll('#events img')]"
+        assert page.evaluate(f"Promise.all({pictures}.map(one => one.decode().then(() => one.naturalWidth)))") == [240]
         assert "full 3" in page.text_content("#sinks")
         assert all(
             words in page.text_content("#drift") for words in ("0.930", "its own weights again", "too few frames")
