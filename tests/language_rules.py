@@ -13,6 +13,7 @@ import sys
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 PRODUCT = ("models", "merger", "edge_runtime", "gemel", "video_samples")
@@ -34,18 +35,15 @@ NAMES, CONSTANTS, PARTICIPLES, PROSE = map(read_words, ("name", "constant", "par
 
 def find_name_violations(path: Path) -> Iterator[str]:
     """Forbidden names, constants and function names in one Python file."""
-    tree = ast.parse(path.read_bytes(), str(path))
-    for node in ast.walk(tree):
+    for node in _named_nodes(path):
         if isinstance(node, ast.ClassDef):
             names = [node.name]
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             names = [node.name, *(argument.arg for argument in [*node.args.args, *node.args.kwonlyargs])]
             if is_bare_participle(node.name) and not _is_value(node):
                 yield f"{path}:{node.lineno}: function {node.name} is named by a participle; use a verb with its object"
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names = [node.id]
         else:
-            continue
+            names = [node.id]
         for name in names:
             if instead := NAMES.get(name.lstrip("_")) or _constant_instead(name):
                 yield f"{path}:{node.lineno}: {name}: write {instead}"
@@ -61,6 +59,9 @@ def is_bare_participle(name: str) -> bool:
 
 def find_prose_violations(path: Path) -> Iterator[str]:
     """Forbidden phrases in the docstrings and comments of a Python file, or in all of a Markdown file."""
+    whole = path.read_text()
+    if not any(re.search(pattern, whole, re.IGNORECASE) for pattern in PROSE):
+        return  # nothing to parse for, as in nearly every file
     for line, text in _prose(path):
         for pattern, remedy in PROSE.items():
             if found := re.search(pattern, text, re.IGNORECASE):
@@ -71,7 +72,7 @@ def find_duplicate_classes(paths: Iterable[Path]) -> list[str]:
     """Public class names that two product files define."""
     defined: dict[str, list[str]] = defaultdict(list)
     for path in paths:
-        for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
+        for node in _named_nodes(path):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 defined[node.name].append(str(path))
     return sorted(f"{name}: {', '.join(places)}" for name, places in defined.items() if len(places) > 1)
@@ -80,6 +81,17 @@ def find_duplicate_classes(paths: Iterable[Path]) -> list[str]:
 def product_files(root: Path) -> list[Path]:
     """All Python files of the product packages."""
     return [path for package in PRODUCT for path in sorted((root / package).rglob("*.py"))]
+
+
+@cache
+def _named_nodes(path: Path) -> list[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Name]:
+    """The classes and functions of a file, and the names that it sets."""
+    return [
+        node
+        for node in ast.walk(ast.parse(path.read_bytes(), str(path)))
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    ]
 
 
 def _constant_instead(name: str) -> str | None:

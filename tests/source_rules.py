@@ -52,7 +52,7 @@ def sources(root: Path, packages: Iterable[str]) -> dict[str, Source]:
 
 def imports(source: Source, names: Iterable[str]) -> set[str]:
     """Which of these modules a file imports, wherever in the file it does."""
-    return {name for name in _named_imports(source) if name in set(names)} - {source.name}
+    return set(names).intersection(_named_imports(source)) - {source.name}
 
 
 def circles(edges: Mapping[str, Iterable[str]]) -> list[list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -18,6 +19,9 @@ NEWER = {
                "TypeVarTuple", "override", "dataclass_transform"}, "itertools": {"batched"},
 }  # fmt: skip
 """Names of the standard library that came after it."""
+LATER = re.compile(
+    "|".join(rf"\b{name}\b" for module, names in NEWER.items() for name in ({module} if names == "*" else names))
+)
 COMPILE_ALL = """
 import ast, sys
 for name in {files!r}:
@@ -57,8 +61,10 @@ def test_files_use_only_the_oldest_standard_library(repository: Path, project) -
 
 def newer_uses(path: Path) -> list[tuple[int, str]]:
     """Line and name of what a file uses of NEWER."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_bytes())):
+    found, text = [], path.read_text()
+    if not LATER.search(text):
+        return []  # nothing to parse for
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom) and node.module in NEWER:
             names = NEWER[node.module]
             found += [(node.lineno, one.name) for one in node.names if names == "*" or one.name in names]

@@ -1,4 +1,4 @@
-"""Writes the table of docs/files.md from tests/files_table.csv: python -m tests.docs.files."""
+"""Writes the lists of docs/files.md from tests/files_table.csv: python -m tests.docs.files."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tests.docs.pages import REPOSITORY
 PAGE = REPOSITORY / "docs" / "files.md"
 ROWS = REPOSITORY / "tests" / "files_table.csv"
 COLUMNS = ["input", "what happens", "test"]
+KIND = re.compile(r"(?:([\w ]+): )?(.+)")
 TABLE = re.compile(r"(?<=<!-- table: files -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
 
 
@@ -24,9 +25,13 @@ def read_rows() -> list[dict[str, str]]:
 
 
 def render_files() -> str:
-    """The page's table."""
-    rows = [f"| {row['input']} | {row['what happens']} |" for row in read_rows()]
-    return "\n".join(["| input | what happens |", "| --- | --- |", *rows])
+    """The page's lists: a section per kind of input, without what is refused, since a refusal explains itself."""
+    sections: dict[str, list[str]] = {}
+    for row in read_rows():
+        if not row["what happens"].startswith("refused"):
+            kind, case = KIND.fullmatch(row["input"]).groups()  # pyright: ignore[reportOptionalMemberAccess]
+            sections.setdefault(kind or "Other", []).append(f"- {case} → {row['what happens']}")
+    return "\n\n".join("\n".join([f"### {kind}", "", *lines]) for kind, lines in sections.items())
 
 
 @cache

@@ -1,4 +1,4 @@
-"""docs/files.md: its table is tests/files_table.csv, and each row names a test that exists."""
+"""docs/files.md: its lists are made of tests/files_table.csv, and each row names a test that exists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.docs.files import PAGE, TABLE, find_tests, read_rows, render_files
 FIX = "run python -m tests.docs.files"
 
 
-def test_files_page_holds_the_table() -> None:
+def test_files_page_holds_the_lists() -> None:
     assert TABLE.findall(PAGE.read_text(encoding="utf-8")) == [render_files()], FIX
 
 

@@ -76,9 +76,9 @@ class Running:
             self.process.kill()
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Exit code after a signal; the process must end in time."""
+        """Exit code after a signal."""
         self.process.send_signal(number)
-        return self.wait_exit(END_S)
+        return self.wait_exit(START_S)
 
     def read_stderr(self) -> str:
         """stderr so far."""

@@ -128,7 +128,10 @@ def test_load_workload_refuses_unknown_published_weights(tmp_path, key: str, tex
 
 @pytest.mark.parametrize(
     ("model", "heads"),
-    [("googlenet", ("aux1.fc1.weight", "aux2.conv.bn.num_batches_tracked")), ("inception_v3", ("AuxLogits.fc.bias",))],
+    [
+        ("googlenet", ("aux1.fc1.weight", "aux2.conv.bn.num_batches_tracked")),
+        pytest.param("inception_v3", ("AuxLogits.fc.bias",), marks=pytest.mark.exhaustive),
+    ],
 )
 def test_load_weights_leaves_out_auxiliary_heads(cache, model: str, heads: tuple[str, ...]) -> None:
     trained = zoo.build(model, 1000, {}, 80).state_dict()

@@ -14,6 +14,7 @@ from edge_runtime.policies import POLICIES
 from edge_runtime.scheduler.costs import coalesce_tensors, memory_settings
 from edge_runtime.simulation.simulator import simulate
 from models.workload import load_workload
+from tests.parameters import every
 
 FOUND = {
     "orin-nano-8gb": [
@@ -55,7 +56,7 @@ def test_adaptive_hard_workload_keeps_the_floors(device, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [4, 116, pytest.param(144, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("number", every([4, 116, 144], [4]))
 def test_adaptive_drawn_workload_keeps_the_floors(number, tmp_path):
     row = play_case(write_drawn(tmp_path, 1, number), "orin-nano-8gb", 60.0)
     assert not broken_cases([row]), shares(row)

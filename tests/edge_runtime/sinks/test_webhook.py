@@ -57,10 +57,10 @@ class Handler(BaseHTTPRequestHandler):
         status = self.server.statuses.pop(0) if self.server.statuses else 204
         if status < 300:
             assert self.path == "/hook?x=1"
-            self.server.got.append(body)
             self.server.users.append(self.headers["Authorization"])
             self.server.heads.append(dict(self.headers))
             self.server.bodies.append(data)
+            self.server.got.append(body)  # last, since tests wait for it
         self.send_response(status)
         self.send_header("Content-Length", "0" if status != LARGE else "1000000")
         self.end_headers()
