@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from logging import INFO, WARNING
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,14 @@ from edge_runtime.capture.sources import CameraConfig, FrameRequest
 from edge_runtime.config import ACCURACY, FRAMES, BoxConfig
 from edge_runtime.engines.base import EngineError, FrameEngine
 from edge_runtime.engines.joint_run import runs_jointly
-from edge_runtime.engines.registry import AUTO, FALLBACK, SESSIONS, make_engine, open_sessions_by
+from edge_runtime.engines.registry import AUTO, FALLBACK, SESSIONS, engine_class, make_engine, open_sessions_by
 from edge_runtime.engines.setup import EngineRequest, engines_for, held_bytes, layouts_within, unshared_store
 from edge_runtime.engines.torch_engine import FULL
 from edge_runtime.engines.weight_streaming import streamable_layers
 from edge_runtime.events.rules import check_rules
 from edge_runtime.memory.store import Layouts, Store
 from edge_runtime.policies import policy_named
+from edge_runtime.policies.streaming import pick_overflow
 from edge_runtime.scheduler import Policy, QuerySpec
 from edge_runtime.scheduler.costs import BATCHES, BatchCost, Costs, JointCost, QueryCost, all_bytes
 from edge_runtime.scheduler.eviction import Overflow, OverflowLayer, overflow_of
@@ -39,12 +41,14 @@ from edge_runtime.simulation.profile_io import (
 from models.bundle import Bundle, open_bundle
 from models.bundle.format import CHUNK_BYTES, Entry, tensor_hash
 from models.bundle.signing import check_signature
-from models.errors import BundleError, InputError, exact_text, message_of, size_text
+from models.errors import BundleError, InputError, exact_text, join_names, message_of, size_text
 from models.notes import add_note
 from models.sharing.joint import joint_queries
 
 HASH_THREADS = 2
 """hashlib releases the interpreter lock."""
+UNPROFILED = "onnx"
+"""The sessions that `auto` takes on a CPU without a profile."""
 DEFAULT_FPS = 10.0
 DEFAULT_SIZE = (1280, 720)
 """Width and height of the blank frames on which queries are warmed up."""
@@ -292,7 +296,12 @@ def _budgeted_costs(
         return streamable_layers(engines[name].model, query, config.device)
 
     whole = known_costs(bundle, engines, profile)
-    within = overflow_of(whole, config.budget_bytes - held_bytes(engines.values()), layers)
+    budget_bytes = config.budget_bytes - held_bytes(engines.values())
+    shares = policy_named(config.policy).view(whole) is whole
+    if config.overflow and shares:
+        within = pick_overflow(whole, loaded.specs(), budget_bytes, layers)
+    else:
+        within = overflow_of(whole, budget_bytes, layers)
     too_large: Mapping[str, int] = within.lacking
     if not config.overflow:
         too_large = {query: whole.alone_bytes(query) for query in (*within.lacking, *within.tensors)}
@@ -366,15 +375,18 @@ class ReadyBox:
 
 
 def prepare_engines(costed: CostedBox, serving: Collection[FrameEngine] = ()) -> ReadyBox:
-    """Prepare the engines that the config names; with `auto` those of the profile, and torch without one.
+    """Prepare the engines that the config names; with `auto` those of the profile, without one sessions and torch.
 
     A query gets an engine with weights of its own where these fit the budget beside all other weights, and beside
     those of the engines that are `serving`. Raises InputError where an engine does not fit the budget.
     """
     config, bundle = costed.loaded.config, costed.loaded.bundle
     for query, nbytes in costed.within.run_bytes.items():
-        log.info("query %s overflows: every run copies %s", query, size_text(nbytes))
+        if nbytes:
+            log.info("query %s overflows: every run copies %s", query, size_text(nbytes))
     ready = _open_sessions(costed, serving)
+    if config.engine == AUTO and costed.profile is None:
+        _log_unprofiled(costed, ready)
     stays = bool(ready) or costed.is_resident
     request = EngineRequest(config.device, config.precision, stays, costed.within.tensors)
     profiled = None
@@ -392,27 +404,47 @@ def prepare_engines(costed: CostedBox, serving: Collection[FrameEngine] = ()) ->
 
 def _open_sessions(costed: CostedBox, serving: Collection[FrameEngine]) -> dict[str, FrameEngine]:
     """Engines with weights of their own, of as many queries as fit the budget beside the weights of all others."""
-    loaded = costed.loaded
-    found: dict[str, FrameEngine] = {}
-    for name, queries in _wanted_sessions(costed).items():
-        config = loaded.config
-        try:
-            for engines in open_sessions_by(name, loaded.bundle, queries, config.device, precision=config.precision):
-                mixed = {**found, **engines}
-                costs = known_costs(loaded.bundle, {**costed.engines, **mixed}, costed.profile)
-                needed = all_bytes(costed.policy.view(costs)) + held_bytes([*mixed.values(), *serving])
-                if needed <= loaded.config.budget_bytes:
-                    found = mixed
-                else:
-                    text = "a session of %s needs a budget of %s: the weights stay apart and shared"
-                    log.info(text, ", ".join(engines), size_text(needed))
-        except EngineError as error:
-            log.warning("engine %s: no session: %s", name, error)
+    loaded, bundle = costed.loaded, costed.loaded.bundle
+    config, found = loaded.config, dict[str, FrameEngine]()
+    for name, wanted in _wanted_sessions(costed).items():
+        networks: dict[tuple[str | None, ...], list[str]] = {}
+        for query in wanted:
+            networks.setdefault(bundle.query(query).network, []).append(query)
+        for queries in networks.values():  # apart: one that has no session leaves the others theirs
+            try:
+                for engines in open_sessions_by(name, bundle, queries, config.device, precision=config.precision):
+                    mixed = {**found, **engines}
+                    costs = known_costs(bundle, {**costed.engines, **mixed}, costed.profile)
+                    needed = all_bytes(costed.policy.view(costs)) + held_bytes([*mixed.values(), *serving])
+                    if needed <= config.budget_bytes:
+                        found = mixed
+                    else:
+                        text = "a session of %s needs a budget of %s: the weights stay apart and shared"
+                        log.info(text, ", ".join(engines), size_text(needed))
+            except EngineError as error:
+                log.log(WARNING if config.engine == name else INFO, "engine %s: no session: %s", name, error)
     return found
 
 
+def _log_unprofiled(costed: CostedBox, ready: Collection[str]) -> None:
+    """One line: what `auto` takes without a profile, and why."""
+    rest = [query.id for query in costed.loaded.bundle.queries if query.id not in ready]
+    if not costed.is_resident:
+        choice = f"{FALLBACK}, since not all weights fit the budget"
+    elif not ready:
+        choice = f"{FALLBACK}, since there is no session of ONNX Runtime that fits the budget"
+    else:
+        choice = f"sessions of ONNX Runtime for {join_names(list(ready), 5)}"
+        choice += f", {FALLBACK} for {join_names(rest, 5)}" if rest else ""
+    log.info("engine auto without a profile: %s; `gemel profile` measures what is faster", choice)
+
+
 def _wanted_sessions(costed: CostedBox) -> dict[str, list[str]]:
-    """The queries by the engine that is to run them in sessions: the named one, or what the profile shows is faster."""
+    """The queries by the engine that is to run them in sessions: the named one, or what the profile shows is faster.
+
+    Without a profile a CPU takes ONNX Runtime's where all weights fit the budget: they outran torch on every
+    architecture that was measured.
+    """
     config, bundle = costed.loaded.config, costed.loaded.bundle
     able = [
         query.id
@@ -422,11 +454,15 @@ def _wanted_sessions(costed: CostedBox) -> dict[str, list[str]]:
     if config.engine in SESSIONS:
         return {config.engine: able}
     found: dict[str, list[str]] = {}
-    if config.engine == AUTO and config.precision == FULL and costed.profile is not None:
-        costs = costed.policy.view(costed.whole)
-        for one in pick_sessions(costs, costed.profile.sessions, config.budget_bytes):
-            if one.engine in SESSIONS:
-                found.setdefault(one.engine, []).extend(query for query in one.batches if query in able)
+    if config.engine != AUTO or config.precision != FULL:
+        return found
+    if costed.profile is None:
+        can_run = config.device == "cpu" and engine_class(UNPROFILED).missing(config.device) is None
+        return {UNPROFILED: able} if can_run and costed.is_resident else found
+    costs = costed.policy.view(costed.whole)
+    for one in pick_sessions(costs, costed.profile.sessions, config.budget_bytes):
+        if one.engine in SESSIONS:
+            found.setdefault(one.engine, []).extend(query for query in one.batches if query in able)
     return found
 
 

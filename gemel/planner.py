@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_runtime.policies import policy_named
+from edge_runtime.policies.streaming import pick_overflow
 from edge_runtime.scheduler import QuerySpec
 from edge_runtime.scheduler.costs import Costs, all_bytes, coalesce_tensors, memory_bytes
-from edge_runtime.scheduler.eviction import Overflow, overflow_of
+from edge_runtime.scheduler.eviction import Overflow, OverflowLayer, overflow_of
 from edge_runtime.scheduler.sessions import SessionCost, pick_sessions, with_sessions
 from edge_runtime.simulation.device_profiles import PROFILES, costs_for, overflow_layers
 from edge_runtime.simulation.profile_io import measured_costs, note_machine, profile_path, read_profile
@@ -89,7 +90,7 @@ class PlanInput:
     @property
     def overflow_bytes(self) -> Mapping[str, int]:
         """Bytes that each overflowing query copies in every run."""
-        return self.overflow.run_bytes if self.overflow_allowed else {}
+        return {query: nbytes for query, nbytes in self.overflow.run_bytes.items() if nbytes and self.overflow_allowed}
 
     @property
     def load(self) -> float:
@@ -127,6 +128,11 @@ class PlanInput:
             f"{size(self.all_bytes)} on"
         ]
         lines += self._describe_sessions()
+        if self.sharing == BUNDLE and self.modelled:
+            lines.append(
+                "no profile: with `engine: auto` a box on a CPU runs ONNX Runtime's sessions if all weights fit its "
+                "budget, else torch"
+            )
         for query, nbytes in self.overflow_bytes.items():
             runs = 1 / self.costs.queries[query].run_s
             lines.append(f"{query} overflows: copies {size(nbytes)} in every run, at most {runs:.3g} runs a second")
@@ -190,8 +196,15 @@ def load_plan_input(source: str | Path, conditions: Conditions) -> PlanInput:
     note_default_fps(source, models.queries)
     queries = {query.id: query for query in models.queries}
     held = sum(one.nbytes for one in sessions)
-    overflow = overflow_of(costs, nbytes - held, lambda query: overflow_layers(models, queries[query], kind))
     specs = {query.id: QuerySpec(query.fps or DEFAULT_FPS, float(query.priority)) for query in models.queries}
+
+    def layers(query: str) -> Sequence[OverflowLayer]:
+        return overflow_layers(models, queries[query], kind)
+
+    if conditions.overflow:
+        overflow = pick_overflow(costs, specs, nbytes - held, layers)
+    else:
+        overflow = overflow_of(costs, nbytes - held, layers)
     return PlanInput(
         source=str(source),
         device=device,

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
+from edge_runtime.scheduler.costs import BatchCost, Costs, JointCost, QueryCost
 from edge_runtime.scheduler.eviction import MIN_OVERFLOW_BYTES
 from edge_runtime.scheduler.types import QuerySpec
 from edge_runtime.simulation.device_profiles import DeviceProfile, overflow_layers
@@ -124,6 +124,7 @@ class _Stream:
                 break
             self._take(name)
         self._runs = {query: join_copies(slices, self._kept) for query, slices in self._slices.items()}
+        self._passes = [_slices(_joint_layers(one, layers), parts, frozenset()) for one in costs.joint]
 
     def keep(self, urgent: float) -> None:
         """Keep, for as long as there is room and it brings anything, what saves most seconds for its bytes."""
@@ -157,19 +158,33 @@ class _Stream:
             run_bytes[query] = sum(one.copied_bytes for one in self._slices[query] if one.name not in self._kept)
         kept = {name: nbytes for name, nbytes in self._bytes.items() if name in self._kept}
         whole = self._whole
+        joint = tuple(self._joint(one, slices) for one, slices in zip(whole.joint, self._passes, strict=True))
         # A cut tensor begins at no address of its own: only whole ones are rounded up.
-        return StreamedCosts(Costs(queries, kept, whole.copy_bytes_per_s, whole.load_latency_s, dict(kept)), run_bytes)
+        within = Costs(queries, kept, whole.copy_bytes_per_s, whole.load_latency_s, dict(kept), joint)
+        return StreamedCosts(within, run_bytes)
+
+    def _joint(self, joint: JointCost, slices: Sequence[StreamedSlice]) -> JointCost:
+        """A pass copies what is tied once, and the private slices of all its queries."""
+        batches = (
+            BatchCost(
+                count,
+                self._pipelined_s(slices, joint.cost.run_of(count)),
+                joint.cost.workspace_of(count) + self._window,
+            )
+            for count in (1, *(one.count for one in joint.cost.larger))
+        )
+        return JointCost(joint.queries, QueryCost.of_batches((), joint.cost.sla_s, batches))
 
     def _take(self, name: str) -> None:
         self._kept.add(name)
         self._room -= self._bytes[name]
 
     def _run_s(self, query: str, count: int = 1, kept: str = "") -> float:
-        run_s, held = self._whole.queries[query].run_of(count), self._kept
-        steps = [
-            (0 if one.name in held or one.name == kept else one.copied_bytes, one.share * run_s)
-            for one in self._runs[query]
-        ]
+        return self._pipelined_s(self._runs[query], self._whole.queries[query].run_of(count), kept)
+
+    def _pipelined_s(self, slices: Iterable[StreamedSlice], run_s: float, kept: str = "") -> float:
+        held = self._kept
+        steps = [(0 if one.name in held or one.name == kept else one.copied_bytes, one.share * run_s) for one in slices]
         copies = any(nbytes for nbytes, _ in steps)
         latency_s = self._whole.load_latency_s if copies else 0.0
         return latency_s + pipelined_s(steps, self._whole.copy_bytes_per_s, self._window)
@@ -200,6 +215,16 @@ def join_copies(slices: Iterable[StreamedSlice], kept: Set[str]) -> tuple[Stream
         else:
             found.append(one)
     return tuple(found)
+
+
+def _joint_layers(joint: JointCost, layers: Mapping[str, Sequence[StreamedLayer]]) -> list[StreamedLayer]:
+    """The layers of a pass: each with the tensors of all its queries."""
+    return [
+        StreamedLayer(
+            tuple(dict.fromkeys(name for one in alike for name in one.tensors)), alike[0].share, alike[0].times
+        )
+        for alike in zip(*(layers[query] for query in joint.queries), strict=True)
+    ]
 
 
 def _cut(name: str, nbytes: int, limit: int) -> list[tuple[str, int]]:

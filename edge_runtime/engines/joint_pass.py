@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -41,10 +42,16 @@ class JointPassError(Exception):
 
 
 class Member:
-    """One query of a pass: its module, and by state dict key the name of its tensor."""
+    """One query of a pass: its module, and by state dict key the name of its tensor.
 
-    def __init__(self, model: nn.Module, names: Mapping[str, str]) -> None:
-        self.model, self.names = model, names
+    The module can run within `ready`, which copies what all members have in common and does not stay.
+    """
+
+    def __init__(
+        self, model: nn.Module, names: Mapping[str, str],
+        ready: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:  # fmt: skip
+        self.model, self.names, self.ready = model, names, ready
         self._tables: dict[str, tuple[dict[str, Any], str]] = {}
         for key in names:
             owner, _, attribute = key.rpartition(".")
@@ -103,10 +110,10 @@ class JointPass:
 
     def _run(self, batch: Tensor, jobs: Sequence[Job], rows: Sequence[int]) -> list[Any]:
         mode = _Interception(self, self._members, self._private, jobs, rows, len(batch), batch.device)
-        template = self._members[jobs[0][0]].model
+        template = self._members[jobs[0][0]]
         _mark(batch, SAMPLES if list(rows) == list(range(len(batch))) else FRAMES)
-        with mode:
-            outputs = template(batch)
+        with template.ready(), mode:
+            outputs = template.model(batch)
         return [pytree.tree_map_only(Tensor, lambda one, place=place: mode.pick(one, place), outputs)
                 for place in range(len(jobs))]  # fmt: skip
 

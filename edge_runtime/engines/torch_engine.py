@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -116,7 +116,7 @@ class TorchEngine(FrameEngine):
         if self._is_loose:
             self.model = bundle.build_unbound(query_id, self.device)
         half = half or self.device.type != "cpu"
-        self._cast_to = PRECISIONS[precision]
+        self._cast_to, self._overflow = PRECISIONS[precision], frozenset(overflow)
         if half and self._cast_to is None and any(own.dtype == HALF for own in self.query.stored.values()):
             self._cast_to = torch.float16
         largest = max(map(bundle.nbytes, overflow), default=0)
@@ -159,18 +159,24 @@ class TorchEngine(FrameEngine):
 
     @classmethod
     def join(cls, engines: Sequence[TorchEngine]) -> JointForward | None:
-        """A joint pass over the modules, unless one stages weights, casts or has tensors outside its state dict."""
-        if not all(engine._is_plain for engine in engines):
+        """A joint pass over the modules, unless one unpacks weights, casts or has tensors outside its state dict.
+
+        An overflow is copied once for all, so it must be the same of all.
+        """
+        if not all(engine._is_plain for engine in engines) or len({engine._overflow for engine in engines}) > 1:
             return None
         try:
-            return JointPass([Member(engine.model, engine.query.tensors) for engine in engines])
+            return JointPass([Member(engine.model, engine.query.tensors, engine._scratch) for engine in engines])
         except JointPassError:
             return None
 
     @property
     def _is_plain(self) -> bool:
         """Whether the module alone computes what `forward` returns."""
-        return self._cast_to is None and not self._staging.keys and not self._is_loose
+        return self._cast_to is None and not self.query.stored and not self._is_loose
+
+    def _scratch(self) -> AbstractContextManager[None]:
+        return self._staging.scratch(self.device)
 
     def _run_model(self, batch: Tensor) -> Any:
         arriving = start_as_arriving(self._layers, self._wait) if self._wait else nullcontext()

@@ -15,7 +15,7 @@ from typing import Any
 from edge_runtime.policies.adaptive import AdaptivePolicy, RunHistory
 from edge_runtime.policies.gemel import GemelPolicy
 from edge_runtime.scheduler.costs import Costs
-from edge_runtime.scheduler.joint import waiting_after_drops
+from edge_runtime.scheduler.joint import wait_for_pass, waiting_after_drops
 from edge_runtime.scheduler.types import Decision, Plan, Policy, QuerySpec, SchedulerState, mean_accuracy
 from edge_runtime.simulation.simulator import BoxObserver, VirtualBox
 
@@ -104,8 +104,12 @@ class SelectingPolicy:
         if memory.floor_rates is not None:
             greedy = data.with_floors(memory.floor_rates)
             decision = GREEDY.decide(replace(state, policy_state=memory.history), costs, greedy)
+            if (until := wait_for_pass(decision, state, costs, data.specs, memory.history.newest)) is not None:
+                return Decision(drop=decision.drop, wake_s=until, policy_state=memory)
             return replace(decision, policy_state=replace(memory, history=decision.policy_state))
         decision = GEMEL.decide(replace(state, policy_state=memory.turns), costs, data.gemel)
+        if (until := wait_for_pass(decision, state, costs, data.specs, memory.history.newest)) is not None:
+            return Decision(drop=decision.drop, wake_s=until, policy_state=memory)
         history = with_decision(memory.history, state, decision)
         return replace(decision, policy_state=replace(memory, history=history, turns=decision.policy_state))
 

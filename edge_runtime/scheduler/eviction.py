@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
 from edge_runtime.scheduler.types import Plan, SchedulerState
@@ -152,32 +152,55 @@ def overflow_of(costs: Costs, budget_bytes: int, layers_of: LayersOf) -> Overflo
     of what is widened.
     """
     users = Counter(name for cost in costs.queries.values() for name in cost.tensors)
-    queries, tensors, run_bytes, lacking = dict(costs.queries), {}, {}, {}
+    chosen, layers, lacking = dict[str, set[str]](), dict[str, Sequence[OverflowLayer]](), {}
     for query, cost in costs.queries.items():
         if costs.alone_bytes(query) <= budget_bytes:
             continue
-        layers = layers_of(query)
-        times = _times(layers, costs)
-        if (least := _alone_bytes(costs, cost, layers, times.keys())) > budget_bytes:
+        own = layers[query] = layers_of(query)
+        times = copies_by_tensor(own, costs)
+        if (least := _alone_bytes(costs, cost, own, times.keys())) > budget_bytes:
             lacking[query] = least
             continue
-        overflow = set(times)
+        overflow = chosen[query] = set(times)
         for name in sorted(times, key=lambda one: (-(users[one] > 1), -times[one], -costs.tensor_bytes[one])):
-            if _alone_bytes(costs, cost, layers, overflow - {name}) <= budget_bytes:
+            if _alone_bytes(costs, cost, own, overflow - {name}) <= budget_bytes:
                 overflow.remove(name)
-        tensors[query] = frozenset(overflow)
-        run_bytes[query] = sum(times[name] * costs.tensor_bytes[name] for name in overflow)
-        queries[query] = _overflowing(costs, cost, layers, overflow, run_bytes[query])
+    found = overflow_costs(costs, chosen, layers)
+    joint = [one.without(lacking) for one in found.costs.joint]
+    return replace(found, costs=found.costs.with_joint(joint), lacking=lacking)
+
+
+def overflow_costs(
+    costs: Costs, overflow: Mapping[str, Collection[str]], layers: Mapping[str, Sequence[OverflowLayer]]
+) -> Overflow:
+    """The costs where these tensors of each query are copied in every run.
+
+    A pass copies once what all its queries copy; queries that copy something else than the others leave it.
+    """
+    queries, tensors, run_bytes = dict(costs.queries), {}, {}
+    for query, names in overflow.items():
+        tensors[query], times = frozenset(names), copies_by_tensor(layers[query], costs)
+        run_bytes[query] = sum(times[name] * costs.tensor_bytes[name] for name in names)
+        queries[query] = _overflowing(costs, queries[query], layers[query], names, run_bytes[query])
+    joint = []
+    for one in costs.joint:
+        copied = {tensors.get(query, frozenset()) for query in one.queries}
+        if len(copied) > 1:
+            joint.append(one.without([query for query in one.queries if tensors.get(query)]))
+        elif names := copied.pop():
+            first = one.queries[0]
+            joint.append(replace(one, cost=_overflowing(costs, one.cost, layers[first], names, run_bytes[first])))
+        else:
+            joint.append(one)
     needed = {name for cost in queries.values() for name in cost.tensors}
     sizes, footprints = (
         {name: held for name, held in of.items() if name in needed} for of in (costs.tensor_bytes, costs.footprints)
     )
-    joint = tuple(one for one in (each.without(tensors.keys() | lacking.keys()) for each in costs.joint) if one)
-    within = Costs(queries, sizes, costs.copy_bytes_per_s, costs.load_latency_s, footprints, joint)
-    return Overflow(within, tensors, run_bytes, lacking)
+    within = Costs(queries, sizes, costs.copy_bytes_per_s, costs.load_latency_s, footprints).with_joint(joint)
+    return Overflow(within, tensors, run_bytes)
 
 
-def _times(layers: Sequence[OverflowLayer], costs: Costs) -> Counter[str]:
+def copies_by_tensor(layers: Sequence[OverflowLayer], costs: Costs) -> Counter[str]:
     """How often a run would copy each tensor that may overflow."""
     times: Counter[str] = Counter()
     for layer in layers:
@@ -187,13 +210,14 @@ def _times(layers: Sequence[OverflowLayer], costs: Costs) -> Counter[str]:
     return times
 
 
-def _workspace(workspace_bytes: int, layers: Sequence[OverflowLayer], overflow: Collection[str]) -> int:
+def overflow_workspace(workspace_bytes: int, layers: Sequence[OverflowLayer], overflow: Collection[str]) -> int:
+    """A workspace with the scratch of what overflows."""
     return workspace_bytes - scratch_bytes(layers) + scratch_bytes(layers, overflow)
 
 
 def _alone_bytes(costs: Costs, cost: QueryCost, layers: Sequence[OverflowLayer], overflow: Collection[str]) -> int:
     kept = [name for name in cost.tensors if name not in overflow]
-    return costs.resident_bytes(kept) + _workspace(cost.workspace_bytes, layers, overflow)
+    return costs.resident_bytes(kept) + overflow_workspace(cost.workspace_bytes, layers, overflow)
 
 
 def _overflowing(
@@ -203,7 +227,7 @@ def _overflowing(
         BatchCost(
             count,
             cost.run_of(count) + nbytes / costs.copy_bytes_per_s,
-            _workspace(cost.workspace_of(count), layers, overflow),
+            overflow_workspace(cost.workspace_of(count), layers, overflow),
         )
         for count in (1, *(batch.count for batch in cost.larger))
     )

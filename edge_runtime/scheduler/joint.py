@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from edge_runtime.queues import DEADLINE
 from edge_runtime.scheduler.batches import too_late
 from edge_runtime.scheduler.costs import Costs
 from edge_runtime.scheduler.eviction import pick_evictions_for
-from edge_runtime.scheduler.types import CLOCK_SLACK_S, Decision, Plan, SchedulerState
+from edge_runtime.scheduler.types import CLOCK_SLACK_S, Decision, Plan, QuerySpec, SchedulerState
 
 
 def join_queries(decision: Decision, state: SchedulerState, costs: Costs, plan: Plan) -> Decision:
@@ -28,6 +28,44 @@ def join_queries(decision: Decision, state: SchedulerState, costs: Costs, plan: 
     for query in sorted(others, key=lambda query: (waiting[query][0] + costs.queries[query].sla_s, query)):
         chosen.add(query, waiting[query], state, costs, plan)
     return chosen.decision
+
+
+LATE_SHARE = 0.2
+"""How late an expected frame may be, as a share of its query's period, before its pass is given up."""
+
+
+def wait_for_pass(
+    decision: Decision, state: SchedulerState, costs: Costs, specs: Mapping[str, QuerySpec],
+    newest: Mapping[str, float],
+) -> float | None:  # fmt: skip
+    """Until when to wait with a run for the next frame of another query of its pass; None to run now.
+
+    The box waits where one pass for both takes less time than two runs, nothing else could run meanwhile, and every
+    waiting frame is in time even if the frame does not come and the longest run of another query begins first. `newest`
+    is when each query's last frame was captured.
+    """
+    joint = costs.joint_of(decision.query) if decision.query is not None and decision.count else None
+    if (
+        joint is None
+        or decision.query is None
+        or decision.also
+        or decision.load
+        or set(state.waiting) != {decision.query}
+    ):
+        return None
+    query, count, now = decision.query, decision.count, state.now
+    cost, others = costs.queries[query], [one for one in joint.queries if one != query and one in newest]
+    comes = {one: newest[one] + 1 / specs[one].fps for one in others if costs.queries[one].needed <= state.resident}
+    comes = {one: at for one, at in comes.items() if at + LATE_SHARE / specs[one].fps > now}
+    if not comes or count >= joint.cost.largest:
+        return None
+    first = min(comes, key=lambda one: (comes[one], one))
+    until, pass_s = comes[first] + LATE_SHARE / specs[first].fps, joint.cost.run_of(count + 1)
+    longest_s = max(one.run_s for one in costs.queries.values())
+    due = waiting_after_drops(state, decision, query)[0] + cost.sla_s
+    if pass_s >= cost.run_of(count) + costs.queries[first].run_s or until + longest_s + pass_s > due:
+        return None
+    return until
 
 
 class _Joining:

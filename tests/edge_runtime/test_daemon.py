@@ -22,6 +22,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from edge_runtime import results
+from edge_runtime.box import cost_box, load_box, prepare_engines
+from edge_runtime.config import load_config
 from edge_runtime.daemon import find_late_path, run
 from edge_runtime.engines import session
 from edge_runtime.engines.torch_engine import TorchEngine
@@ -435,6 +437,20 @@ def test_sessions_serve_within_the_budget_or_weights_stay_shared(box, tmp_path, 
     assert sorted(summary["engines"].values()) == ["onnx", "onnx-session", "onnx-session"], "one session fits"
     assert summary["session_bytes"] > 60_000_000 and summary["max_used_bytes"] <= summary["budget_bytes"]
     assert summary["balanced"] and summary["bytes_moved"] == 0, "all is loaded in the warm-up"
+
+
+def test_auto_without_a_profile_takes_sessions_where_all_weights_fit(box, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    caplog.set_level(logging.INFO, "gemel.run")
+    keys = {"bundle": str(box / "tiny.safetensors"), "engine": "auto"}
+    for budget, engines, line in (
+        ("100MB", {"onnx-session"}, "sessions of ONNX Runtime for "),
+        ("60kB", {"torch"}, "torch, since not all weights fit the budget"),
+    ):
+        config = load_config(write_beside(tmp_path, box, budget=budget, **keys))
+        ready = prepare_engines(cost_box(load_box(config)))
+        assert set(ready.engine_names.values()) == engines
+        assert f"engine auto without a profile: {line}" in caplog.text
 
 
 def test_box_waits_for_a_disk_that_is_mounted_late(tmp_path, caplog):

@@ -204,3 +204,20 @@ def test_joint_runner_whose_pass_fails_runs_each_query_alone(engines, monkeypatc
     answers = runner.run({"gate": [picture(1)], "yard": [picture(1)]})
     assert all(isinstance(found, list) and len(found) == 1 for found in answers.values())
     assert runner.differs({"gate": picture(1), "yard": picture(1)}) == "JointPassError: no"
+
+
+def test_joint_pass_copies_a_tied_overflow_once_for_all_queries(engines):
+    bundle, plain = engines
+    tied = bundle.query("gate").tensors["3.weight"]
+    made = {name: TorchEngine(bundle, name, overflow=[tied]) for name in ("gate", "door")}
+    assert runs_jointly(list(made.values())) and not runs_jointly([made["gate"], plain["yard"]])
+    for engine in made.values():
+        bind(engine, bundle)
+    frames = {"gate": [picture(1)], "door": [picture(2)]}
+    answers = JointRunner(made).run(frames)
+    assert sum(engine.overflow_bytes for engine in made.values()) == bundle.nbytes(tied)
+    for name, own in frames.items():
+        given, (expected,) = answers[name], plain[name].run(own)
+        assert isinstance(given, list) and isinstance(given[0], ClassPrediction)
+        assert isinstance(expected, ClassPrediction) and given[0].label == expected.label
+        assert given[0].score == pytest.approx(expected.score, abs=CLOSE)

@@ -7,7 +7,7 @@ import pytest
 from edge_runtime.policies import policy_named
 from edge_runtime.scheduler import Decision, QuerySpec, SchedulerState
 from edge_runtime.scheduler.costs import BatchCost, Costs, JointCost, QueryCost, unshared_costs
-from edge_runtime.scheduler.joint import join_queries, run_seconds
+from edge_runtime.scheduler.joint import join_queries, run_seconds, wait_for_pass
 from edge_runtime.simulation.simulator import simulate
 
 KIB = 1024
@@ -91,3 +91,38 @@ def test_gemel_cycle_goes_on_after_a_joint_run():
     found = simulate(costs, times, 1024 * KIB, policy_named("gemel"))
     shares = {row["id"]: row["processed"] for row in found.per_query()}
     assert min(shares.values()) > 40
+
+
+def wait(newest, waiting=None, sla_s: float = 0.2, joint_s: float = 0.04, resident=("tied", "a", "b")) -> float | None:
+    costs, specs = make_costs(joint_s=joint_s, sla_s=sla_s), {query: QuerySpec(10.0) for query in QUERIES}
+    state = SchedulerState(0.05, waiting or {"a": (0.05,)}, frozenset(resident), costs.resident_bytes(resident))
+    return wait_for_pass(Decision("a", 1), state, costs, specs, newest)
+
+
+def test_run_waits_for_the_frame_that_its_pass_takes_next():
+    assert wait({"a": 0.05, "b": -0.02}) == pytest.approx(0.1)
+    assert wait({"a": 0.05, "b": -0.02, "c": -0.03}) == pytest.approx(0.1), "c is not resident"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"newest": {"a": 0.05}},
+        {"newest": {"b": -0.08}},
+        {"newest": {"b": -0.02}, "waiting": {"a": (0.05,), "c": (0.05,)}},
+        {"newest": {"b": -0.02}, "joint_s": 0.07},
+        {"newest": {"b": -0.02}, "sla_s": 0.11},
+    ],
+    ids=["never seen", "overdue", "other work", "saves nothing", "no time"],
+)
+def test_run_begins_where_waiting_could_cost_a_frame(case):
+    assert wait(**case) is None
+
+
+def test_idle_box_runs_queries_of_a_pass_together_in_time():
+    costs = make_costs(sla_s=0.2)
+    arrivals = {query: [0.1 * index + 0.01 * place for index in range(100)] for place, query in enumerate(QUERIES)}
+    specs = {query: QuerySpec(10.0) for query in QUERIES}
+    played = simulate(costs, arrivals, 1024 * KIB, policy_named("adaptive"), specs)
+    assert [row["processed"] - row["late"] for row in played.per_query()] == [100] * 3
+    assert played.joint_runs > 90
