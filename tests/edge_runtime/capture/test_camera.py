@@ -93,7 +93,7 @@ def test_camera_failing_is_logged_once_and_reconnects(kind, fail, caplog):
         fail(camera)
         failed = time.monotonic()
         away = watched.until_state("away")
-        assert time.monotonic() - failed < CAMERA_TIMEOUT_S + 10, "what its timeout allows, and a slow machine"
+        assert time.monotonic() - failed < CAMERA_TIMEOUT_S + 30, "what its timeout allows, and a slow machine"
         assert away["error"] and away["fps"] == 0.0
         beside.more()
         camera.mend()

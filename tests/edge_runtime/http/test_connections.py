@@ -17,7 +17,7 @@ from tests.edge_runtime.http.box import Box
 from tests.edge_runtime.http.test_app import send_request, serve_box
 
 SMALL = ConnectionLimits(
-    waiting=8, waiting_of_address=4, active=6, active_of_address=3, head_s=0.3, idle_s=0.5, body_s=0.3
+    waiting=8, waiting_of_address=4, active=6, active_of_address=3, head_s=1.0, idle_s=0.5, body_s=0.3
 )
 MANY = 5000
 MAX_MORE_BYTES = 30 * 2**20
