@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import socket
-import subprocess
-import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,11 @@ import torch
 
 from merger.distributed import process_group
 
+TIMEOUT_S = 240.0
+PROCESSES = multiprocessing.get_context("forkserver")
+"""Each rank is forked from one fresh process that has imported the merger, so that imports are paid once."""
+PROCESSES.set_forkserver_preload(["merger", "merger.distributed", __name__])
+
 
 def run(function: Callable[..., Any], *arguments: Any, size: int = 2) -> list[Any]:
     """Call `function(group, *arguments)` in this many processes; raises RuntimeError when one fails."""
@@ -23,36 +28,31 @@ def run(function: Callable[..., Any], *arguments: Any, size: int = 2) -> list[An
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        task = Path(folder) / "task"
-        task.write_bytes(pickle.dumps((function.__module__, function.__qualname__, arguments)))
-        environment = {
-            **os.environ, "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd(),
-        }  # fmt: skip
+        variables = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.merger.two_ranks", folder],
-                env={**environment, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True,
+            PROCESSES.Process(
+                target=_run_rank, args=({**variables, "RANK": str(rank)}, Path(folder), function, arguments)
             )
             for rank in range(size)
-        ]  # fmt: skip
-        errors = [process.communicate(timeout=240)[1] for process in processes]
-        if any(process.returncode for process in processes):
-            raise RuntimeError("\n".join(errors))
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(TIMEOUT_S)
+            process.kill()
+            process.join()
+        if any(process.exitcode for process in processes):
+            raise RuntimeError("\n".join(path.read_text() for path in Path(folder).glob("error-*")))
         return [pickle.loads((Path(folder) / f"result-{rank}").read_bytes()) for rank in range(size)]
 
 
-def main() -> None:
-    """One rank."""
-    import importlib
-
-    folder = Path(sys.argv[1])
+def _run_rank(environment: dict[str, str], folder: Path, function: Callable[..., Any], arguments: Any) -> None:
+    os.environ.update(environment)
     torch.set_num_threads(1)
-    module, name, arguments = pickle.loads((folder / "task").read_bytes())
-    with process_group() as group:
-        result = getattr(importlib.import_module(module), name)(group, *arguments)
-        (folder / f"result-{group.rank}").write_bytes(pickle.dumps(result))
-
-
-if __name__ == "__main__":
-    main()
+    try:
+        with process_group() as group:
+            result = function(group, *arguments)
+            (folder / f"result-{group.rank}").write_bytes(pickle.dumps(result))
+    except BaseException:
+        (folder / f"error-{environment['RANK']}").write_text(traceback.format_exc())
+        raise
