@@ -5,7 +5,7 @@ Whether that brings more frames in time than swapping is found by simulation.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 
@@ -80,7 +80,7 @@ def stream_within(
             times[query] = Counter({name: count for name, count in times[query].items() if name in common})
             if 1 < pass_frames <= joint.cost.largest:
                 intermediates[query] = max(intermediates[query], joint.cost.workspace_of(pass_frames))
-    rates, users = Counter[str](), dict[str, list[str]]()
+    rates, users = defaultdict[str, float](float), dict[str, list[str]]()
     for query, own in times.items():
         for name, count in own.items():
             rates[name] += count * specs[query].fps * (query in able)

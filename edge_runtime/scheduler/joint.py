@@ -30,7 +30,7 @@ def join_queries(decision: Decision, state: SchedulerState, costs: Costs, plan: 
     return chosen.decision
 
 
-LATE_SHARE = 0.2
+LATE_SHARE = 0.1
 """How late an expected frame may be, as a share of its query's period, before its pass is given up."""
 
 
