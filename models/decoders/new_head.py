@@ -61,7 +61,7 @@ def make_head(graph: Graph, classes: Sequence[str], decoder: str, task: str, whe
     try:
         rows = find_class_rows(graph, chosen)
         made = _widen(graph, rows, chosen.width, [known.index(name) if name in known else None for name in classes])
-        made = replace(made, metadata=metadata)
+        made = replace(made, metadata=metadata, cut=graph.cut and replace(graph.cut, tail=b""))
         _check(graph, made, chosen, rows, len(classes), where)
     except _Unclear as error:
         problem = f"its head cannot be made new for {len(classes)} classes: {error}"
@@ -71,6 +71,9 @@ def make_head(graph: Graph, classes: Sequence[str], decoder: str, task: str, whe
     kept = [name for name in classes if name in known]
     text = f"its {chosen.width} classes give way to {len(classes)}; {join_names(kept) if kept else 'none'} kept"
     add_note(where, text, "expected for other classes; rows of the same name are kept")
+    if graph.cut is not None and graph.cut.tail:
+        text = f"what follows its {graph.cut.operator} is made for {chosen.width} classes and is left out"
+        add_note(where, f"{text}: the trained file answers with candidates", "suppress or select them where it runs")
     return made
 
 

@@ -8,16 +8,19 @@ import onnx_ir as ir
 
 from models.errors import InputError
 from models.graph.document import MAX_FILE_BYTES, Graph
-from models.graph.stored import fill_graph
+from models.graph.stored import fill_graph, store_graph
 from models.io import open_atomic
 
 
 def write_graph(path: str | Path, graph: Graph, overwrite: bool = True) -> None:
-    """Write a graph, norms folded; InputError when it cannot be written, or is too large for one file."""
+    """Write a graph with the end and the input of its file, norms folded.
+
+    Raises InputError when it cannot be written, or is too large for one file.
+    """
     nbytes = len(graph.document) + sum(tensor.nbytes for tensor in graph.state.values())
     if nbytes > MAX_FILE_BYTES:
         raise InputError(path, f"{nbytes} bytes do not fit one ONNX file", "it can hold 2 GiB")
-    model = fill_graph(graph.document, lambda key: graph.state[key].cpu())
+    model = fill_graph(store_graph(graph), lambda key: graph.state[key].cpu())
     model.metadata_props.update(graph.metadata)
     with open_atomic(path, overwrite) as file:
         file.write(ir.to_proto(model).SerializeToString(deterministic=True))

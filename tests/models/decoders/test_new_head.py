@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from torch import Tensor
 
+from models.decoders import coco_names
 from models.decoders.graph_model import GraphDetector, build_model
 from models.decoders.new_head import make_head
 from models.errors import InputError
 from models.graph import Graph, load_graph
 from models.graph.writer import write_graph
 from models.notes import collect_notes
+from tests.models.decoders.exporters import export_deployed
 from tests.models.decoders.tiny_graphs import SIDE, TinyClassifier, TinyYolox, export
 
 NAMES = ("car", "bus", "truck")
@@ -78,3 +81,15 @@ def test_a_head_of_one_class_beside_an_objectness_is_refused(tmp_path: Path):
     graph = load_graph(export(tmp_path / "single.onnx", TinyYolox(1)))
     with pytest.raises(InputError, match="its only class cannot be told from its objectness"):
         make_head(graph, ("a", "b"), "yolox", "detection", "single.onnx")
+
+
+def test_a_written_graph_keeps_its_end_for_its_own_classes_alone(tmp_path: Path):
+    graph = load_graph(export_deployed(tmp_path / "dfine.onnx"))
+    for classes, ends in ((coco_names(), ["labels", "boxes", "scores"]), (("gate", "car"), None)):
+        with collect_notes() as notes:
+            made = make_head(graph, classes, "auto", "detection", "dfine.onnx")
+        write_graph(tmp_path / "made.onnx", made)
+        written = onnx.load(tmp_path / "made.onnx").graph
+        assert [one.name for one in written.output] == (ends or [one.name for one in made.outputs])
+        assert any("follows its TopK" in note for note in notes) == (ends is None)
+        assert load_graph(tmp_path / "made.onnx").outputs == made.outputs
