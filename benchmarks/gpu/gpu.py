@@ -48,6 +48,8 @@ STAGES: Mapping[str, Stage] = {
     "memory": Stage("swapping", "no_memory", 60),
     "swap": Stage("swapping", "swap", 90),
     "speed": Stage("running", "speed", 180),
+    "joint": Stage("passes", "joint", 90),
+    "sessions": Stage("passes", "sessions", 120),
     "serving": Stage("serving", "serve", 150),
     "merging": Stage("training", "merge", 180),
     "layout": Stage("training", "lay_out", 180),
