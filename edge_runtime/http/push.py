@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -48,6 +48,7 @@ KEY_FIELD = "api_key"
 
 log = logging.getLogger("gemel.run")
 Value = TypeVar("Value")
+Handler = Callable[["PushApi", web.Request], Awaitable[web.Response]]
 
 
 class PushError(Exception):
@@ -78,6 +79,39 @@ class Form:
         return value
 
 
+def _form_error(error: PushError) -> web.Response:
+    return _error_response(error, {"success": False, "error": error.text, "code": error.status})
+
+
+def _infer_error(error: PushError) -> web.Response:
+    return _error_response(error, {"error": error.text})
+
+
+def _error_response(error: PushError, document: Mapping[str, Any]) -> web.Response:
+    headers = {hdrs.RETRY_AFTER: RETRY_AFTER_S} if error.status in (429, 503) else {}
+    headers |= {hdrs.WWW_AUTHENTICATE: "Bearer"} if error.status == 401 else {}
+    return web.Response(
+        status=error.status, text=json.dumps(document), content_type="application/json", headers=headers
+    )
+
+
+def _reply_errors(respond: Callable[[PushError], web.Response], handler: Handler) -> Handler:
+    @wraps(handler)
+    async def answer(api: PushApi, request: web.Request) -> web.Response:
+        try:
+            return await handler(api, request)
+        except PushError as error:
+            return respond(error)
+
+    return answer
+
+
+_reply_form = partial(_reply_errors, _form_error)
+"""A handler whose errors have DeepStack's form."""
+_reply_infer = partial(_reply_errors, _infer_error)
+"""A handler whose errors have KServe's form."""
+
+
 class PushApi:
     """The handlers of both forms; `access` gives the present token."""
 
@@ -87,41 +121,37 @@ class PushApi:
 
     # DeepStack
 
+    @_reply_form
     async def detect(self, request: web.Request) -> web.Response:
         """`POST /v1/vision/detection`: the detections of the one camera whose frames come by HTTP."""
         return await self._answer_form(request, None)
 
+    @_reply_form
     async def detect_custom(self, request: web.Request) -> web.Response:
         """`POST /v1/vision/custom/QUERY`."""
         return await self._answer_form(request, request.match_info["id"])
 
+    @_reply_form
     async def list_custom(self, request: web.Request) -> web.Response:
         """`POST /v1/vision/custom/list`: the names for `custom`."""
-
-        async def answer() -> web.Response:
-            await self._read(request, partial(self._read_form, request, False))
-            return web.json_response({"success": True, "models": list(self._source.push_queries()), "code": 200})
-
-        return await _reply_form(answer())
+        await self._read(request, partial(self._read_form, request, False))
+        return web.json_response({"success": True, "models": list(self._source.push_queries()), "code": 200})
 
     async def _answer_form(self, request: web.Request, query: str | None) -> web.Response:
-        async def answer() -> web.Response:
-            form = await self._read(request, partial(self._read_form, request))
-            least, pushed = form.min_confidence, self._form_queries(query)
-            start = time.monotonic()
-            records = await self._push(pushed, partial(decode_picture, form.picture, Path()))
-            milliseconds = round(1000 * (time.monotonic() - start))
-            predictions = [one for record in records.values() for one in _predictions(record)]
-            predictions = [one for one in predictions if one["confidence"] >= least]
-            predictions.sort(key=lambda one: -one["confidence"])
-            return web.json_response(
-                {
-                    "success": True, "predictions": predictions, "count": len(predictions), "code": 200,
-                    "inferenceMs": milliseconds,
-                }
-            )  # fmt: skip
-
-        return await _reply_form(answer())
+        form = await self._read(request, partial(self._read_form, request))
+        least, pushed = form.min_confidence, self._form_queries(query)
+        start = time.monotonic()
+        records = await self._push(pushed, partial(decode_picture, form.picture, Path()))
+        milliseconds = round(1000 * (time.monotonic() - start))
+        predictions = [one for record in records.values() for one in _predictions(record)]
+        predictions = [one for one in predictions if one["confidence"] >= least]
+        predictions.sort(key=lambda one: -one["confidence"])
+        return web.json_response(
+            {
+                "success": True, "predictions": predictions, "count": len(predictions), "code": 200,
+                "inferenceMs": milliseconds,
+            }
+        )  # fmt: skip
 
     def _form_queries(self, name: str | None) -> list[PushQuery]:
         pushed = self._source.push_queries()
@@ -166,39 +196,30 @@ class PushApi:
         """`GET /v2/health/ready`."""
         return web.Response(status=503 if self._source.missing() else 200)
 
+    @_reply_infer
     async def model_metadata(self, request: web.Request) -> web.Response:
         """`GET /v2/models/QUERY`."""
+        found = self._query(request.match_info["id"])
+        return web.json_response(describe_model(found.query, found.bundle))
 
-        async def answer() -> web.Response:
-            found = self._query(request.match_info["id"])
-            return web.json_response(describe_model(found.query, found.bundle))
-
-        return await _reply_infer(answer())
-
+    @_reply_infer
     async def model_ready(self, request: web.Request) -> web.Response:
         """`GET /v2/models/QUERY/ready`."""
+        self._query(request.match_info["id"])
+        return await self.ready(request)
 
-        async def answer() -> web.Response:
-            self._query(request.match_info["id"])
-            return await self.ready(request)
-
-        return await _reply_infer(answer())
-
+    @_reply_infer
     async def infer(self, request: web.Request) -> web.Response:
         """`POST /v2/models/QUERY/infer`."""
-
-        async def answer() -> web.Response:
-            found = self._query(request.match_info["id"])
-            body = await self._read(request, partial(_read_body, request))
-            try:
-                asked = await asyncio.to_thread(parse_infer, body, request.headers.get(InferRequest.LENGTH_HEADER))
-                records = await self._push([found], asked.decode)
-                data, headers = infer_response(asked, found.query, found.bundle, records[found.query.id])
-            except ValueError as error:
-                raise PushError(400, str(error)) from error
-            return web.Response(body=data, headers=headers)
-
-        return await _reply_infer(answer())
+        found = self._query(request.match_info["id"])
+        body = await self._read(request, partial(_read_body, request))
+        try:
+            asked = await asyncio.to_thread(parse_infer, body, request.headers.get(InferRequest.LENGTH_HEADER))
+            records = await self._push([found], asked.decode)
+            data, headers = infer_response(asked, found.query, found.bundle, records[found.query.id])
+        except ValueError as error:
+            raise PushError(400, str(error)) from error
+        return web.Response(body=data, headers=headers)
 
     # Both
 
@@ -292,41 +313,9 @@ def _prediction(label: str, score: float, box: list[float] | None = None) -> dic
     return {"label": label, "confidence": score, **dict(places)}
 
 
-async def _reply_form(answer: Awaitable[web.Response]) -> web.Response:
-    """The answer, or its error in DeepStack's form."""
-    try:
-        return await answer
-    except PushError as error:
-        return _form_error(error)
-
-
-async def _reply_infer(answer: Awaitable[web.Response]) -> web.Response:
-    """The answer, or its error in KServe's form."""
-    try:
-        return await answer
-    except PushError as error:
-        return _infer_error(error)
-
-
 def refuse_access(path: str, status: int, text: str) -> web.Response | None:
     """A refusal in the form of the path's clients; None for other paths."""
     error = PushError(status, text)
     if path.startswith("/v1/"):
         return _form_error(error)
     return _infer_error(error) if path.startswith("/v2/") else None
-
-
-def _form_error(error: PushError) -> web.Response:
-    return _error_response(error, {"success": False, "error": error.text, "code": error.status})
-
-
-def _infer_error(error: PushError) -> web.Response:
-    return _error_response(error, {"error": error.text})
-
-
-def _error_response(error: PushError, document: Mapping[str, Any]) -> web.Response:
-    headers = {hdrs.RETRY_AFTER: RETRY_AFTER_S} if error.status in (429, 503) else {}
-    headers |= {hdrs.WWW_AUTHENTICATE: "Bearer"} if error.status == 401 else {}
-    return web.Response(
-        status=error.status, text=json.dumps(document), content_type="application/json", headers=headers
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults import cameras, delivery, engines, http_fuzz, kills, network, overload, reloads
+from tests.faults import cameras, delivery, engines, events, http_fuzz, kills, network, overload, reloads
 from tests.faults.scenario import Scenario
 
 BESIDE = "the others lose < 1 % of their frames; the box serves within 10 s"
@@ -66,6 +66,22 @@ SCENARIOS = (
     Scenario(
         "power-cut", "kill -9 at random moments of an update", "the old or the new bundle, whole", "kills", 200, 5,
         network.power_cuts,
+    ),
+    Scenario(
+        "event-kills", "kill -9 at random moments while events go on", "no message twice, no end without its start",
+        "kills", 20, 2, events.kills,
+    ),
+    Scenario(
+        "event-rules", "reloads with wrong zones, hours, classes, events", "refused; events go on", "times each", 10, 1,
+        events.wrong_rules,
+    ),
+    Scenario(
+        "push-overload", "frames by HTTP at four times what the box answers", "each is answered or gets 429; 0 lost",
+        "seconds", 30, 3, events.push_overload,
+    ),
+    Scenario(
+        "update-lies", "an update server that offers cut, damaged, unsigned and foreign bundles",
+        "none is taken; a right one is", "times each", 5, 1, events.lying_updates,
     ),
 )  # fmt: skip
 """In the order of the table."""

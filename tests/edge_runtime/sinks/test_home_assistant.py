@@ -1,0 +1,128 @@
+"""Home Assistant's discovery messages: their keys are those that it documents, and its templates read our messages.
+
+The keys are those of https://www.home-assistant.io/integrations/sensor.mqtt and .../image.mqtt (of July 2025); Home
+Assistant itself checks the messages where HOME_ASSISTANT_PYTHON names the Python of an environment that has the package
+`homeassistant`, which pins versions of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jsonschema
+import pytest
+
+from edge_runtime.sinks.mqtt import MqttConfig, discovery_messages, event_discovery_messages
+
+TEXT = {"type": "string", "minLength": 1}
+TOPIC = {"type": "string", "pattern": "^[^+#\\u0000]+$", "maxLength": 65535}
+DEVICE_KEYS = (
+    "name", "manufacturer", "model", "model_id", "sw_version", "hw_version", "serial_number", "suggested_area",
+    "via_device", "configuration_url",
+)  # fmt: skip
+COMMON: dict[str, Any] = {
+    "name": {"type": ["string", "null"]}, "unique_id": TEXT, "icon": TEXT, "object_id": TEXT,
+    "enabled_by_default": {"type": "boolean"}, "entity_category": {"enum": ["config", "diagnostic"]},
+    "entity_picture": TEXT, "json_attributes_topic": TOPIC, "json_attributes_template": TEXT, "encoding": TEXT,
+    "availability_mode": {"enum": ["all", "any", "latest"]}, "qos": {"enum": [0, 1, 2]},
+    "availability": {"type": "array", "items": {
+        "type": "object", "required": ["topic"], "additionalProperties": False,
+        "properties": {
+            "topic": TOPIC, "payload_available": TEXT, "payload_not_available": TEXT, "value_template": TEXT,
+        },
+    }},
+    "device": {
+        "type": "object", "additionalProperties": False,
+        "anyOf": [{"required": ["identifiers"]}, {"required": ["connections"]}],
+        "properties": {
+            "identifiers": {"type": ["string", "array"], "minItems": 1}, "connections": {"type": "array"},
+            **dict.fromkeys(DEVICE_KEYS, TEXT),
+        },
+    },
+    "origin": {"type": "object", "required": ["name"]},
+}  # fmt: skip
+SENSOR: dict[str, Any] = {
+    "state_topic": TOPIC, "value_template": TEXT, "unit_of_measurement": TEXT, "device_class": TEXT,
+    "state_class": {"enum": ["measurement", "total", "total_increasing", "measurement_angle"]},
+    "expire_after": {"type": "integer"}, "force_update": {"type": "boolean"}, "last_reset_value_template": TEXT,
+    "options": {"type": "array"}, "suggested_display_precision": {"type": "integer"},
+}  # fmt: skip
+IMAGE: dict[str, Any] = {
+    "image_topic": TOPIC, "content_type": TEXT, "image_encoding": {"const": "b64"}, "url_topic": TOPIC,
+    "url_template": TEXT,
+}  # fmt: skip
+SCHEMAS = {
+    "sensor": {"required": ["state_topic"], "properties": {**COMMON, **SENSOR}},
+    "image": {"oneOf": [{"required": ["image_topic"]}, {"required": ["url_topic"]}], "properties": {**COMMON, **IMAGE}},
+}
+DISCOVERY_TOPIC = re.compile(r"homeassistant/(sensor|image)/[a-zA-Z0-9_-]+/config")
+ANSWERS: dict[str, tuple[dict[str, Any], str]] = {
+    "label": ({"label": "open", "score": 0.9}, "open"),
+    "labels": ({"labels": [{"class": "car", "score": 0.9}, {"class": "dog", "score": 0.8}]}, "car, dog"),
+    "detections": ({"detections": [{"class": "car", "score": 0.9, "box": [0, 0, 1, 1]}] * 3}, "3"),
+    "segments": ({"segments": [{"class": "road", "score": 0.9}]}, "road"),
+}
+EVENT = {"open": 2, "after": {"id": "f3-1", "label": "Jo's <car> & bike", "track": None, "entered_zones": ["lane"]}}
+CHECK = """
+import importlib, json, sys
+for kind, message in json.load(sys.stdin):
+    schema = importlib.import_module(f"homeassistant.components.mqtt.{kind}").DISCOVERY_SCHEMA
+    lost = set(message) - set(schema(dict(message)))
+    assert not lost, f"{kind}: unknown keys {lost}"
+print("checked")
+"""
+
+
+def make_messages() -> list[tuple[str, dict[str, Any]]]:
+    """The kind and the message of every discovery topic of a box with all kinds of answers and an event."""
+    config = MqttConfig(host="127.0.0.1", snapshot=True, discovery=True).resolve(Path(), "north gate")
+    found = [
+        event_discovery_messages(config, "gemel/north gate/left/cars/events/enter", "left", "cars", "enter"),
+        *(
+            discovery_messages(config, f"gemel/north gate/left/{name}", {"camera": "left", "query": name, **answer})
+            for name, (answer, _) in ANSWERS.items()
+        ),
+    ]
+    made = []
+    for topic, payload in (one for messages in found for one in messages):
+        kind = DISCOVERY_TOPIC.fullmatch(topic)
+        assert kind is not None, topic
+        made.append((kind[1], json.loads(payload)))
+    return made
+
+
+def render(template: str, message: dict[str, Any]) -> str:
+    return jinja2.Environment().from_string(template).render(value_json=json.loads(json.dumps(message)))
+
+
+def test_discovery_messages_have_the_documented_keys() -> None:
+    messages = make_messages()
+    for kind, message in messages:
+        jsonschema.validate(message, {"type": "object", "additionalProperties": False, **SCHEMAS[kind]})
+    assert [kind for kind, _ in messages].count("image") == len(ANSWERS) + 1
+    assert len({message["unique_id"] for _, message in messages}) == len(messages) == 2 * (len(ANSWERS) + 1)
+
+
+def test_discovery_templates_read_results_and_events() -> None:
+    sensors = {message["name"]: message for kind, message in make_messages() if kind == "sensor"}
+    for name, (answer, state) in ANSWERS.items():
+        assert render(sensors[name]["value_template"], {"query": name, **answer}) == state
+    enter = sensors["cars enter"]
+    assert render(enter["value_template"], EVENT) == "2"
+    assert json.loads(render(enter["json_attributes_template"], EVENT)) == EVENT["after"]
+
+
+def test_discovery_messages_pass_the_schemas_of_home_assistant() -> None:
+    python = os.environ.get("HOME_ASSISTANT_PYTHON")
+    if python is None:
+        pytest.skip("HOME_ASSISTANT_PYTHON names no environment with the package homeassistant")
+    checked = subprocess.run(
+        [python, "-c", CHECK], input=json.dumps(make_messages()), capture_output=True, text=True, check=False
+    )
+    assert checked.stdout.strip() == "checked", checked.stderr
