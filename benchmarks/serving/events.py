@@ -97,7 +97,8 @@ def play(
     """
     fps, ids = FPS / step, itertools.count(1)
     rules = make_rules({zone: ZONES["/".join(clip.path.parts[-2:])][zone]})
-    events = EventMachine(rules.events, DEFAULT_TRACKING.lost_after_s(fps), {}, lambda: str(next(ids)))
+    at_rate = [rule.at_rate(fps) for rule in rules.events]
+    events = EventMachine(at_rate, DEFAULT_TRACKING.lost_after_s(fps), {}, lambda: str(next(ids)))
     own, notices, times = QueryEvents(make_query(), rules, events, fps), list[Notice](), list[float]()
     if is_numbered:
         own.tracker = LabelNumbers()  # type: ignore[assignment]

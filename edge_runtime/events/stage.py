@@ -132,7 +132,8 @@ class EventStage:
                     self._queries[name] = before.pop(name)
                 else:
                     head = {"run": self._run, "camera": query.camera, "query": name}
-                    machine = EventMachine(own.events, DEFAULT_TRACKING.lost_after_s(fps), head, self._new_id)
+                    events = [rule.at_rate(fps) for rule in own.events]
+                    machine = EventMachine(events, DEFAULT_TRACKING.lost_after_s(fps), head, self._new_id)
                     self._queries[name] = QueryEvents(query, own, machine, fps)
             for one in before.values():
                 self._end(one, EndReason.RELOAD)

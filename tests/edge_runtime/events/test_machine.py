@@ -6,11 +6,12 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_runtime.events.machine import EndReason, EventMachine, Latch, Moment, Notice, Sighting, see_object
-from edge_runtime.events.rules import EventKind, EventRule, Hysteresis
+from edge_runtime.events.rules import EventKind, EventRule, Hysteresis, QueryKeys
 
 FAST = Hysteresis(1, 1)
 IN, OUT = ("lane",), ()
@@ -43,6 +44,15 @@ def describe(notices: Sequence[Notice]) -> list[tuple[str, str, float, float | N
     ends = [None if one.after["end_time"] is None else round(one.after["end_time"], 3) for one in notices]
     starts = [round(one.after["start_time"], 3) for one in notices]
     return [(one.rule.name, *rest) for one, rest in zip(notices, zip(kinds, starts, ends, strict=True), strict=True)]
+
+
+@pytest.mark.parametrize(("fps", "frames"), [(1, (3, 5)), (5, (3, 5)), (10, (4, 6)), (25, (9, 15)), (500, (60, 100))])
+def test_default_hysteresis_covers_a_time(fps: float, frames: tuple[int, int]) -> None:
+    keys = QueryKeys.model_validate({"events": [{"kind": "count", "at_least": 2}]})
+    (rule,) = keys.to_rules().events
+    assert rule.at_rate(fps).frames == Hysteresis(*frames)
+    own = QueryKeys.model_validate({"events": [{"kind": "count", "at_least": 2, "frames": "2 of 3"}]})
+    assert own.to_rules().events[0].at_rate(fps).frames == Hysteresis(2, 3)
 
 
 @given(st.lists(st.booleans(), max_size=40), st.integers(1, 6), st.data())
