@@ -34,7 +34,7 @@ from gemel.conditions import (
     Shared,
 )
 from gemel.process import ExitCode, LogHandler, SignalHandlers, exit_at_once
-from gemel.text import duration, flops_text, networks_text, number, percent, size, table
+from gemel.text import duration, flops_change_text, networks_text, number, percent, size, table
 from models.errors import BundleError, InputError, join_names, one_line
 
 if TYPE_CHECKING:
@@ -199,6 +199,9 @@ Overflow = Annotated[
 AcceptUnproven = Annotated[
     bool | None, Option("--accept-unproven", help="Merge queries that val cannot prove by their plain ratio.")
 ]
+SharePrefix = Annotated[
+    bool | None, Option("--share-prefix", help="Run the first layers of one camera's queries once a frame.")
+]
 CONDITIONS = (
     _parameter("device", Device),
     _parameter("memory", Memory, "min"),
@@ -221,6 +224,7 @@ RECIPE = (
 BOUNDS = (
     _limit("margin", float, 0, 1, "Margin above the target on val, which proves nothing (default: a test of chance)."),
     _parameter("accept_unproven", AcceptUnproven),
+    _parameter("share_prefix", SharePrefix),
     _limit("min_saving", float, 0, 1, "Skip groups that save a smaller fraction of all bytes."),
     _limit("max_minutes", float, 0, 10**7, "Begin nothing new after this time (default: no limit)."),
     _limit("max_flops", float, 0, 1e30, "Begin nothing new after these FLOPs (default: no limit)."),
@@ -334,8 +338,9 @@ def merge_workload(
     text = (
         f"{networks}\n\n" * bool(networks) + f"{scores_text(result['queries'])}\n\n{report.bundle}: "
         f"{size(report.bytes_before)} became {size(report.bytes_after)}, {percent(report.saved_fraction)} saved "
-        f"(layer-sharing bound {percent(report.ceiling_fraction)}), {flops_text(report.flops_before)} became "
-        f"{flops_text(report.flops_after)}, in {duration(report.seconds)}"
+        f"(layer-sharing bound {percent(report.ceiling_fraction)}), "
+        f"{flops_change_text(report.flops_before, report.flops_after, report.flops_with_prefix)}, "
+        f"in {duration(report.seconds)}"
     )
     judged = sum(not query.reason for query in report.queries)
     if (

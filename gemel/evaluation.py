@@ -63,6 +63,7 @@ from models.io import check_apart, finite, hold_locks, open_atomic
 from models.metrics import average_precision, error_types
 from models.notes import add_note
 from models.predictions import BoxLabels
+from models.sharing.flop_rates import flop_rates
 from models.sharing.layers import state_bytes
 from models.sharing.similarity import equal_states
 from models.tasks import task_of
@@ -231,6 +232,7 @@ def build_report(
         gating=gating,
         flops_before=flops_a_second(counter, known.values()),
         flops_after=flops_a_second(counter, answering),
+        flops_with_prefix=flop_rates(bundle, {name: query.fps or 1.0 for name, query in known.items()}).with_prefix,
         commands=[command],
     )
     unlabelled = [one.test.query.id for one in evaluations if one.split.labels is None]

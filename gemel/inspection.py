@@ -20,6 +20,7 @@ from models.io import is_path
 from models.layouts import SPLITS, Layout, find_layout
 from models.preprocess_check import describe_preprocess_problem
 from models.published import Published
+from models.sharing.flop_rates import FlopRates, layers_by_query, whole_prefix_rates
 from models.sharing.groups import Group, groups
 from models.sharing.layers import Signature, layers_of_all, model_bytes
 from models.sharing.similarity import ceiling_with_copies, copies, cosine_likeness
@@ -41,7 +42,9 @@ class Inspection:
     """Bytes of a workload's models and the groups they could share.
 
     `queries` are the rows of the JSON. `heaviest`: (layers, fraction of all bytes) for half and for 80 % of the bytes.
-    `alike`: queries that ask the same, so that one model may answer for all. `warnings`: missing or unfit inputs.
+    `flops`: FLOPs a second at the queries' rates (1 a second where unknown), and the least that a common prefix of each
+    camera's queries could leave. `alike`: queries that ask the same, so that one model may answer for all. `warnings`:
+    missing or unfit inputs.
     """
 
     workload: str
@@ -51,6 +54,7 @@ class Inspection:
     groups: tuple[Group, ...]
     ceiling_bytes: int
     heaviest: tuple[tuple[int, float], ...]
+    flops: FlopRates
     alike: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -69,6 +73,7 @@ class Inspection:
             "total_bytes": self.total_bytes,
             "ceiling_bytes": self.ceiling_bytes,
             "ceiling_fraction": self.ceiling_fraction,
+            **self.flops.to_json(),
             "heaviest": [{"layers": count, "bytes_fraction": share} for count, share in self.heaviest],
             "groups": [
                 {"signature": one.signature, "bytes": one.bytes, "members": [list(member) for member in one.members],
@@ -98,6 +103,7 @@ class Inspection:
             f"{len(rows)} models, {size(self.total_bytes)}; {few} of {layers} layers",
             f"layer-sharing bound: {size(self.ceiling_bytes)} = {percent(self.ceiling_fraction)} of all bytes saved "
             f"if all {len(self.groups)} groups were shared ({self.signature} signatures)",
+            f"{self.flops.to_text()}{' at most' if self.flops.with_prefix < self.flops.alone else ''}",
             "",
             table(("saves", "weight", "signature", "paired by", "shared by"), shown) if shown else "nothing to share",
             *([f"... and {more} more groups"] if more > 0 else []),
@@ -146,6 +152,11 @@ def inspect_workload(workload: Workload, signature: Signature = "wide", weights:
         total_bytes=sum(sizes.values()),
         groups=tuple(found),
         ceiling_bytes=ceiling_with_copies(layers, sizes, twins, signature),
+        flops=whole_prefix_rates(
+            workload.queries,
+            {query.id: query.fps or 1.0 for query in workload.queries},
+            layers_by_query(workload.queries),
+        ),
         heaviest=_heaviest([layer.bytes for layer in layers], sum(sizes.values())),
         alike=tuple(_alike(workload, sizes)),
         notes=tuple(notes),

@@ -34,6 +34,7 @@ from merger.events import Progress, Stages, silent
 from models.errors import InputError
 from models.io import Name, cannot_be_written, check_apart, is_path, open_atomic, read_json, validate
 from models.process import without_native_output
+from models.sharing.flop_rates import FlopRates, layers_by_query, whole_prefix_rates
 from models.workload import Query, inputs_of
 from models.zoo.user_models import is_model_file
 
@@ -286,7 +287,8 @@ def solve_placement(problem: PlacementProblem, seconds: float = DEFAULT_PLACEMEN
 
 @dataclass(frozen=True)
 class PlacedBox:
-    """A used box: its queries, their bytes, the bytes that sharing saves, and the fraction of frames in time."""
+    """A used box: its queries, their bytes, the bytes that sharing saves, the fraction of frames in time, and FLOPs a
+    second, alone and with the longest prefixes that its cameras' queries could have in common."""
 
     id: str
     boxes: Boxes
@@ -294,6 +296,7 @@ class PlacedBox:
     nbytes: int
     shared_bytes: int
     frames_fraction: float
+    flops: FlopRates
 
 
 @dataclass(frozen=True)
@@ -317,7 +320,7 @@ class Placement:
         boxes = [
             {"id": one.id, "device": one.boxes.profile.name, "memory_bytes": one.boxes.memory_bytes,
              "cost": one.boxes.cost, "queries": list(one.queries), "bytes": one.nbytes,
-             "shared_bytes": one.shared_bytes, "frames_fraction": one.frames_fraction}
+             "shared_bytes": one.shared_bytes, "frames_fraction": one.frames_fraction, **one.flops.to_json()}
             for one in self.boxes
         ]  # fmt: skip
         return {
@@ -331,14 +334,28 @@ class Placement:
         """A table of the boxes, the objective with its bound, and what the numbers hide."""
         rows = [
             (one.id, one.boxes.profile.name, size(one.nbytes), size(one.boxes.memory_bytes), size(one.shared_bytes),
-             percent(one.frames_fraction, 0), ", ".join(one.queries))
+             percent(one.frames_fraction, 0), f"{one.flops.alone / 1e9:.3g}", f"{one.flops.with_prefix / 1e9:.3g}",
+             ", ".join(one.queries))
             for one in self.boxes
         ]  # fmt: skip
         total = sum(entry.count for entry in self.fleet.boxes)
         placed = sum(len(one.queries) for one in self.boxes)
         optimal = "optimal" if self.gap <= TOLERANCE else f"within {percent(self.gap)} of the optimum"
         lines = [
-            table(("box", "device", "needs", "of", "sharing saves", "frames in time", "queries"), rows),
+            table(
+                (
+                    "box",
+                    "device",
+                    "needs",
+                    "of",
+                    "sharing saves",
+                    "frames in time",
+                    "GFLOP/s",
+                    "common prefixes",
+                    "queries",
+                ),
+                rows,
+            ),
             "",
             f"{placed} of {len(self.fleet.queries)} queries on {len(self.boxes)} of {total} boxes (sharing: "
             f"{self.options.shared}); {OBJECTIVE_TEXTS[self.options.objective]}: {self.objective:.6g}, bound "
@@ -498,6 +515,7 @@ def _simulate_boxes(
     queries = {query.id: query for query in fleet.queries}
     entries = {name: entry for entry in fleet.boxes for name in entry.names()}
     fractions, boxes = dict[tuple, float](), []
+    layers, rates = layers_by_query(fleet.queries), {query.id: query.fps or DEFAULT_FPS for query in fleet.queries}
     for name, here in placed.items():
         stages.add()
         entry, counts = entries[name], demands.counts(here)
@@ -506,7 +524,9 @@ def _simulate_boxes(
         if key not in fractions:  # equal boxes with equal queries have equal fractions
             fractions[key] = _fraction_in_time(entry, [queries[one] for one in here], options)
         shared_bytes = int(counts @ demands.own_bytes) - demands.weight_bytes(counts)
-        boxes.append(PlacedBox(name, entry, tuple(here), demands.box_bytes(counts), shared_bytes, fractions[key]))
+        flops = whole_prefix_rates([queries[one] for one in here], rates, layers)
+        nbytes = demands.box_bytes(counts)
+        boxes.append(PlacedBox(name, entry, tuple(here), nbytes, shared_bytes, fractions[key], flops))
     return tuple(boxes)
 
 

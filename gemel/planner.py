@@ -22,11 +22,11 @@ from edge_runtime.simulation.replay import ReplayResult
 from edge_runtime.simulation.simulator import Simulation, simulate
 from gemel.analytic_costs import bundle_originals, find_profile, merge_at_ceiling, workload_originals
 from gemel.conditions import DEFAULT_CONDITIONS, DEFAULT_DEVICE, MEASURED, Conditions
-from gemel.flops import FlopRates, flop_rates
 from gemel.text import percent, size, table
 from models.bundle import Bundle, BundleQuery, open_bundle
 from models.errors import InputError, join_names, one_line
 from models.notes import add_note
+from models.sharing.flop_rates import FlopRates, flop_rates
 
 if TYPE_CHECKING:
     from models.workload import Query

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from gemel.text import duration, number, percent, size
+from gemel.text import duration, flops_text, number, percent, size
 from models.errors import join_names, one_line
 
 if TYPE_CHECKING:
@@ -246,6 +246,11 @@ def _suffix(f: Fields) -> str:
     return f"{f['query']}: shares {layers} without training, ratio {number(f['ratio'])} ({outcome})"
 
 
+def _camera_prefix(f: Fields) -> str:
+    saves = f", ratio {number(f['ratio'])}, saves {flops_text(f['saved_flops_per_s'])}" if f["common"] else ""
+    return f"{f['query']}: first {f['common']} of {f['of']} layers in common with {f['donor']}{saves}"
+
+
 def _joint_epoch(f: Fields) -> str:
     kind = "donor frozen" if f["training"] == "donor-frozen" else "joint"
     met = f"{len(f['met'])} of {len(f['ratios'])} queries meet their target"
@@ -303,6 +308,7 @@ EVENT_FORMATS: dict[str, Callable[[Fields], str]] = {
     "identical": lambda f: f"{f['sets']} sets of layers are identical: {size(f['saved_bytes'])} saved without training",
     "aligned": lambda f: f"{f['query']}: permuted {f['moved']:,} of {f['channels']:,} channels to match other models",
     "suffix": _suffix,
+    "camera-prefix": _camera_prefix,
     "start": lambda f: (
         f"all layers shared, untrained: {_lowest(f['ratios'])}{'; early layers stay private' if f['hard'] else ''}"
     ),

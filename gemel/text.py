@@ -26,6 +26,12 @@ def flops_text(flops: float) -> str:
     return f"{flops / 1e9:.3g} GFLOP/s"
 
 
+def flops_change_text(before: float, after: float, with_prefix: float) -> str:
+    """FLOPs a second before and after a merge, and with common prefixes where there are any."""
+    prefix = f" ({flops_text(with_prefix)} with common prefixes)" if with_prefix < after else ""
+    return f"{flops_text(before)} became {flops_text(after)}{prefix}"
+
+
 def duration(seconds: float) -> str:
     """Seconds as 12 s, 3 min 05 s or 1 h 02 min."""
     whole = round(seconds)

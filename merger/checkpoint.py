@@ -72,6 +72,7 @@ class Step(str, Enum):
     ATTEMPT = "attempt"
     BEGUN = "begun"
     BEST = "best"
+    CAMERA_PREFIXES = "camera prefixes"
     CHANNELS = "channels"
     CHANNEL_ORDER = "channel order"
     EVALUATED = "evaluated"

@@ -72,6 +72,7 @@ class MergeOptions:
     keeps its weights; with `accept_unproven` a plain ratio with a margin of a half accepts it, and what val refuses.
     Groups that save less than `min_saving` of all bytes are not tried. No step begins after `max_minutes`, nor after
     `max_flops` (image passes x FLOPs, the same bound on any machine).
+    `share_prefix` also ties the first layers, norms included, of queries of one camera (merger.methods.prefix).
     `precision` is fp32 or bf16. `weights` below fp32 is the smallest width in which weights are stored. `evidence` is
     what val and test must hold. `resources` change how long a merge takes, not its result.
     """
@@ -82,6 +83,7 @@ class MergeOptions:
     min_saving: float = 0.0
     max_minutes: float | None = None
     max_flops: float | None = None
+    share_prefix: bool = False
     precision: str = "fp32"
     weights: WeightBits = FP32
     top_down: TopDownConfig = field(default_factory=TopDownConfig)
@@ -95,6 +97,9 @@ class MergeOptions:
         if self.weights not in WEIGHTS:
             remedy = f"choose one of: {', '.join(WEIGHTS)}"
             raise InputError("options", f"'{self.weights}' is unknown", remedy, "weights")
+        if self.share_prefix and self.weights != FP32:
+            problem = f"a common prefix has weights of {FP32}: packed weights run query by query"
+            raise InputError("options", problem, "leave out one of `share_prefix` and `weights`", "share_prefix")
         check("min_saving", 0 <= self.min_saving <= 1, self.min_saving, "give a number from 0 to 1")
 
     def to_json(self) -> dict[str, Any]:

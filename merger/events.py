@@ -65,6 +65,8 @@ class Event(str, Enum):
     """round, rounds, signature, members, saved_bytes, ceiling_bytes, ratios, seconds"""
     PREFIX = "prefix"
     """query, prefix, layers, donor, ratio, tried [[length, ratio]]"""
+    CAMERA_PREFIX = "camera-prefix"
+    """query, donor, common (layers), of, ratio, required, tried [[length, ratio]], saved_flops_per_s"""
     WEIGHTS = "widths"
     """weights, stored_bytes, ratios, in_the_way"""
     PROCESSES = "processes"

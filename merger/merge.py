@@ -34,6 +34,7 @@ from merger.context import EVALUATING, READING, MergeContext, Merged
 from merger.distributed import ProcessGroup, Resources, check_consistent, partition, run_on_ray, torch_threads
 from merger.evaluate import required_ratios
 from merger.events import Event, Progress, Repair, silent
+from merger.methods.prefix import SHARING_PREFIXES, share_prefixes
 from merger.methods.registry import METHODS
 from merger.methods.top_down import whole_plan
 from merger.outcomes import outcome_rows
@@ -41,13 +42,14 @@ from merger.quantize import Quantized, max_flops, pack_models, quantizable_weigh
 from merger.training.recipe import flops_a_second
 from merger.training.step_config import HINT, MemoryPlan
 from models.bits import FP32
-from models.bundle import BundleQuery, Made, Substitution, check_output, check_writable, write_bundle
+from models.bundle import BundleQuery, Made, Manifest, Substitution, check_output, check_writable, write_bundle
 from models.device import disable_tf32, is_out_of_memory
 from models.errors import InputError
 from models.evaluation import Evidence
 from models.io import check_apart, finite, hold_locks, open_atomic
 from models.notes import add_note, collect_notes
 from models.quantization import PackedWeight
+from models.sharing.flop_rates import layers_by_query, prefix_rates
 from models.sharing.layers import layers_of_all, model_bytes
 from models.sharing.similarity import ceiling_with_copies, copies, equal_states, identical_sets
 from models.tasks import task_of
@@ -76,7 +78,8 @@ class QueryResult(Evidence):
 class MergeReport:
     """The result of a merge. `flops` = image passes x FLOPs; fractions are of the originals' bytes.
 
-    `flops_before` and `flops_after` are FLOPs a second of all queries at their frame rates (1 a second where unknown).
+    `flops_before` and `flops_after` are FLOPs a second of all queries at their frame rates (1 a second where unknown),
+    `flops_with_prefix` those with common prefixes run once a frame.
     `recipe` is what the method trained by, None if it trains nothing. `notes` are those of models.notes.
     """
 
@@ -88,6 +91,7 @@ class MergeReport:
     ceiling_fraction: float
     flops_before: float
     flops_after: float
+    flops_with_prefix: float
     seconds: float
     flops: float
     queries: tuple[QueryResult, ...]
@@ -155,8 +159,10 @@ def merge(
                 if not step.done:
                     checkpoint.step(Step.BEGUN, lambda: None)  # the FLOPs that were counted before
                     step.value = METHODS[method].run(ctx, options, checkpoint)
-            own, ctx = ctx, _apply_networks(ctx, step.value)
-            found = _Found(*_quantize(ctx, step.value, method, options, checkpoint))
+            own, ctx, merged = ctx, _apply_networks(ctx, step.value), step.value
+            if options.share_prefix:
+                merged = share_prefixes(ctx, merged, options, checkpoint)
+            found = _Found(*_quantize(ctx, merged, method, options, checkpoint))
             if METHODS[method].accepts:
                 found = _accept(ctx, found, checkpoint)
                 ctx = _apply_networks(own, found.merged)
@@ -223,15 +229,16 @@ def _open_context(
     torch.manual_seed(seed)
     group = options.resources.group
     ctx = MergeContext(workload, seed, progress, group=group)
-    changes = METHODS[method].accepts and (method != "none" or options.weights != FP32)
+    keeps_originals = method == "none" and options.weights == FP32 and not options.share_prefix
+    changes = METHODS[method].accepts and not keeps_originals
     ctx.interval, ctx.evidence_config = changes and options.margin is None, options.evidence
     ctx.accept_unproven = options.accept_unproven
     parts = partition({query.id: float(ctx.flops.of(query)) for query in workload.queries}, group.size)
     group.assign(parts)
     if group.size > 1:
         progress(Event.PROCESSES.value, queries=parts)
-    storage = [] if options.weights == FP32 else [QUANTIZING]
-    ctx.stages.announce([READING, EVALUATING, SEARCHING, *storage, MEASURING, WRITING])
+    more = [SHARING_PREFIXES] * options.share_prefix + [QUANTIZING] * (options.weights != FP32)
+    ctx.stages.announce([READING, EVALUATING, SEARCHING, *more, MEASURING, WRITING])
     ctx.open()
     records = [BundleQuery.of(query) for query in workload.queries]
     group.run_on_rank0(partial(check_writable, workload.path, ctx.originals, records))
@@ -368,13 +375,23 @@ def _write(
     before, after = manifest.bytes.before, manifest.bytes.after
     return MergeReport(
         method, str(out), before, after, 1 - after / before, made.ceiling_bytes / before,
-        flops_a_second(ctx.flops, ctx.root.queries.values()), flops_a_second(ctx.flops, ctx.queries.values()), seconds,
-        flops, tuple(
+        flops_a_second(ctx.flops, ctx.root.queries.values()), flops_a_second(ctx.flops, ctx.queries.values()),
+        _prefix_flops(ctx, manifest, models), seconds, flops, tuple(
             QueryResult(**one.__dict__, id=query, model=ctx.queries[query].model, network=ctx.networks.get(query))
             for query, one in evidence.items()
         ),
         next((row["recipe"] for row in found.log if "recipe" in row), None),
     )  # fmt: skip
+
+
+def _prefix_flops(ctx: MergeContext, manifest: Manifest, models: Mapping[str, nn.Module]) -> float:
+    """FLOPs a second with what queries of one camera have in common run once a frame."""
+    nbytes = dict[str, int]()
+    for record in manifest.queries:
+        state = models[record.id].state_dict()
+        nbytes |= {name: state[key].nbytes for key, name in record.tensors.items()}
+    fps = {query.id: query.fps or 1.0 for query in ctx.queries.values()}
+    return prefix_rates(manifest.queries, layers_by_query(ctx.queries.values()), fps, nbytes.__getitem__).with_prefix
 
 
 def _record(ctx: MergeContext, merged: Merged, query: Query, evidence: Evidence) -> BundleQuery:

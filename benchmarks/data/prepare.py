@@ -1,6 +1,6 @@
 """Prepares a real workload: `python -m benchmarks.data.prepare NAME [--data DIR] [--out DIR]`.
 
-NAME is cifar, domains, elsewhere, gti, junction, london, published or simple.
+NAME is cifar, domains, elsewhere, gti, junction, london, published, questions or simple.
 
 Reads the data folder, which is no part of this project, and writes OUT/workload.yaml with everything that it
 names: labelled frames under OUT/data, the clips that the box plays under OUT/clips, starting weights under
@@ -22,6 +22,7 @@ from benchmarks.data import gti as prepare_gti
 from benchmarks.data import junction as prepare_junction
 from benchmarks.data import london as prepare_london
 from benchmarks.data import published as prepare_published
+from benchmarks.data import questions as prepare_questions
 from benchmarks.data import simple as prepare_simple
 from benchmarks.data.files import DATA_LICENCES, PrepareError, copy_whole, data_folder, say
 
@@ -34,6 +35,7 @@ WORKLOADS = {
     "junction": prepare_junction.prepare,
     "london": prepare_london.prepare,
     "published": prepare_published.prepare,
+    "questions": prepare_questions.prepare,
     "simple": prepare_simple.prepare,
 }
 

@@ -348,7 +348,8 @@ class MemorySetting(Row):
 class Report(Row):
     """Everything that `gemel eval` measured, with the commands that reproduce it.
 
-    `flops_before` and `flops_after` are FLOPs a second of all queries at their frame rates (1 a second where unknown).
+    `flops_before` and `flops_after` are FLOPs a second of all queries at their frame rates (1 a second where unknown),
+    `flops_with_prefix` those with what queries of one camera have in common run once a frame.
     """
 
     format: Literal[3] = REPORT_FORMAT
@@ -375,6 +376,7 @@ class Report(Row):
     gating: list[GatingRow] = Field(default=[])
     flops_before: Number = 0.0
     flops_after: Number = 0.0
+    flops_with_prefix: Number = 0.0
     commands: Annotated[list[Text], Field(max_length=MAX_COMMANDS)]
 
     def to_json(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import copy
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,6 +33,7 @@ from merger.training.recipe import Recipe
 from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan
 from models.weights import load_matching
+from models.workload import Query
 
 SEARCHING_PREFIXES = "finding how many first layers each model can share"
 
@@ -102,11 +103,20 @@ def mainstream(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint)
     return Merged(plan, states)
 
 
-def find_families(ctx: MergeContext) -> list[Family]:
-    """The architectures that two queries or more have, with their donors."""
-    alike: dict[str, list[str]] = defaultdict(list)
+def architecture_key(query: Query) -> Hashable:
+    """Equal for queries of one architecture."""
+    return json.dumps([query.task, query.model, query.model_args], sort_keys=True, default=str)
+
+
+def find_families(
+    ctx: MergeContext,
+    key: Callable[[Query], Hashable] = architecture_key,
+    donor_of: Callable[[MergeContext, Sequence[str]], tuple[State, str | None]] | None = None,
+) -> list[Family]:
+    """The sets of two queries or more of one architecture that have an equal `key`, with their donors."""
+    alike: dict[Hashable, list[str]] = defaultdict(list)
     for query in map(ctx.queries.__getitem__, ctx.judged):
-        alike[json.dumps([query.task, query.model, query.model_args], sort_keys=True, default=str)].append(query.id)
+        alike[key(query)].append(query.id)
     found = []
     for queries in alike.values():
         layers = [layer for layer in ctx.layers if layer.query == queries[0]]
@@ -115,7 +125,7 @@ def find_families(ctx: MergeContext) -> list[Family]:
         if len(queries) < 2 or first_head < 1:
             continue
         paths = tuple(layer.path for layer in layers[:first_head])
-        donor, donor_query = _donor(ctx, queries)
+        donor, donor_query = (donor_of or _donor)(ctx, queries)
         usable = next((i for i, path in enumerate(paths) if weight_key(donor, path) not in donor), len(paths))
         end = paths[usable] if usable < len(paths) else layers[first_head].path
         if usable:
@@ -123,9 +133,9 @@ def find_families(ctx: MergeContext) -> list[Family]:
     return found
 
 
-def freeze_prefix(ctx: MergeContext, family: Family, query: str, length: int) -> nn.Module:
-    """The query's model with the donor's frozen prefix of so many layers."""
-    model = ctx.models([query])[query]
+def freeze_prefix(ctx: MergeContext, family: Family, query: str, length: int, state: State | None = None) -> nn.Module:
+    """The query's model, with the weights of `state` or its base's, and the donor's frozen prefix of so many layers."""
+    model = ctx.models([query], None if state is None else {query: state})[query]
     names = set(family.prefix(model.state_dict(), length))
     model.load_state_dict({name: t for name, t in family.donor.items() if name in names}, strict=False)
     for name, parameter in model.named_parameters():
@@ -141,8 +151,13 @@ def _donor(ctx: MergeContext, queries: Sequence[str]) -> tuple[State, str | None
         model = copy.deepcopy(ctx.originals[queries[0]])
         loaded = set(load_matching(model, ancestor))
         return {name: tensor for name, tensor in snapshot(model).items() if name in loaded}, None
-    donor_query = max(queries, key=lambda query: len(ctx.train[query]))
+    donor_query = most_frames(ctx, queries)
     return snapshot(ctx.originals[donor_query]), donor_query
+
+
+def most_frames(ctx: MergeContext, queries: Sequence[str]) -> str:
+    """The query with the most train frames."""
+    return max(queries, key=lambda query: len(ctx.train[query]))
 
 
 def _longest_prefix(

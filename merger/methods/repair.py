@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from torch import nn
+
 from merger.budget import Budget
 from merger.checkpoint import State, Step, StepCache, snapshot, storable
 from merger.config import MEASUREMENT
@@ -55,7 +57,9 @@ def repair_queries(task: MergeTask, merged: Merged, ratios: Mapping[str, float])
         def repair(own: StepCache, query: str) -> Repaired:
             budget = Budget(ctx.flops, ctx.flops.total + share, time.monotonic() + ends_at - time.time())
             alone = replace(task, recipe=recipe, budget=budget, checkpoint=own)
-            return _train_private(alone, query, merged)
+            models = ctx.models([query], {query: merged.states[query]})
+            freeze_shared(models, merged.plan)
+            return train_unfrozen(alone, models)
 
         found = ctx.for_each_query(cache, Step.REPAIRS, below, repair)
     for query in below:
@@ -81,15 +85,14 @@ def max_repair_flops(task: MergeTask) -> float:
     return sum(training_flops(task.ctx, [query], recipe) for query in task.plan.queries() or task.ctx.judged)
 
 
-def _train_private(task: MergeTask, query: str, merged: Merged) -> Repaired:
-    """Train with frozen shared weights until the query holds; nothing if recalibrated norms suffice."""
-    ctx, cache, models = task.ctx, task.checkpoint, task.ctx.models([query], {query: merged.states[query]})
-    freeze_shared(models, merged.plan)
+def train_unfrozen(task: MergeTask, models: Mapping[str, nn.Module]) -> Repaired:
+    """Train what is not frozen of one query's model until the query holds; nothing if recalibrated norms suffice."""
+    ctx, cache, (query, model) = task.ctx, task.checkpoint, next(iter(models.items()))
     best = cache.state(Step.BEST)
     if not best:
         frames = MEASUREMENT.recalibration_frames
         ratio = evaluate_queries(ctx, cache, Step.BEGUN, models, frames)[query]
-        best.update(ratio=ratio, state=snapshot(models[query]), epochs=0)
+        best.update(ratio=ratio, state=snapshot(model), epochs=0)
     epochs = train_epochs(ctx, models, task.recipe, cache)
     with suppress(Diverged):
         while best["ratio"] < task.required[query] and not task.budget.over:
@@ -97,5 +100,5 @@ def _train_private(task: MergeTask, query: str, merged: Merged) -> Repaired:
                 break
             best["epochs"] += 1
             if ratios[query] > best["ratio"]:
-                best.update(ratio=ratios[query], state=snapshot(models[query]))
+                best.update(ratio=ratios[query], state=snapshot(model))
     return Repaired(best["ratio"], best["state"], best["epochs"])

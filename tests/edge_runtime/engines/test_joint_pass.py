@@ -18,7 +18,7 @@ from edge_runtime.engines.torch_engine import TorchEngine
 from models.bundle import Made, open_bundle, write_bundle
 from models.graph.unfold import ChannelAffine
 from models.predictions import ClassPrediction
-from models.sharing.joint import joint_queries
+from models.sharing.joint import MIN_TIED_SHARE, joint_queries
 from models.zoo.registry import ENTRIES, names
 from tests.edge_runtime.engines.sample_bundles import bind
 from tests.edge_runtime.tiny import FACTORY, net, picture, query, trained_looking
@@ -121,6 +121,28 @@ def test_joint_pass_runs_tied_layers_once_and_common_prefix_by_frame():
     assert seen[-1] == 2
 
 
+def test_joint_pass_goes_on_together_where_some_queries_leave_the_prefix():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 2, 3))
+    members, tied = make_members(model, 3), [("0.", "1.", "3."), ("0.", "1.", "3."), ("0.",)]
+    own = [{key: key if key.startswith(prefix) else f"{key}@{index}" for key in members[0].names}
+           for index, prefix in enumerate(tied)]  # fmt: skip
+    first = members[0].model.state_dict()
+    for member, names in zip(members, own):
+        member.model.load_state_dict({key: first[key] for key, name in names.items() if key == name}, strict=False)
+    members, seen = [Member(one.model, names) for one, names in zip(members, own)], []
+    for path in ("0", "2", "4"):
+        members[0].model.get_submodule(path).register_forward_hook(lambda *given: seen.append(len(given[2])))
+    jobs = [(1, [0]), (2, [0]), (0, [0])]
+    expected = [members[index].model(torch.ones(1, 3, 9, 9)) for index, _ in jobs]
+    seen.clear()
+    with torch.inference_mode():
+        found = JointPass([members[1], members[2], members[0]])(torch.ones(1, 3, 9, 9), [(0, [0]), (1, [0]), (2, [0])])
+    assert all(torch.allclose(one, other, atol=CLOSE) for one, other in zip(found, expected))
+    assert largest_difference(members, torch.rand(2, 3, 9, 9), [(0, [0]), (1, [1, 0]), (2, [0, 1])]) < CLOSE
+    assert largest_difference(members, torch.rand(1, 3, 9, 9), [(0, [0]), (1, [0]), (2, [0])]) < CLOSE
+    assert seen[-3:] == [1, 2, 3]
+
+
 class CountsFrames(nn.Module):
     """Reads the number of its frames before a private layer changes it."""
 
@@ -169,6 +191,19 @@ def test_joint_queries_are_found_by_tensor_names(engines):
     bundle, made = engines
     assert joint_queries(bundle.queries, bundle.nbytes) == (("gate", "door", "yard"),)
     assert runs_jointly([made["gate"], made["yard"]])
+
+
+@pytest.mark.parametrize(("camera", "found"), [("left", (("a", "b"),)), ("right", ())])
+def test_joint_queries_of_one_camera_may_have_a_prefix_alone_in_common(tmp_path, camera, found):
+    models = {name: trained_looking(seed) for seed, name in enumerate("ab")}
+    first = models["a"].state_dict()
+    prefix = {key: tensor for key, tensor in first.items() if key.startswith(("0.", "1."))}
+    models["b"].load_state_dict(prefix, strict=False)
+    write_bundle(tmp_path / "b.safetensors", models, [query("a", "left"), query("b", camera)], Made("p", "none", 0))
+    bundle = open_bundle(tmp_path / "b.safetensors", [FACTORY])
+    tied = sum(bundle.nbytes(bundle.query("a").tensors[key]) for key in prefix)
+    assert tied < MIN_TIED_SHARE * sum(map(bundle.nbytes, bundle.query("a").tensors.values()))
+    assert joint_queries(bundle.queries, bundle.nbytes) == found
 
 
 def test_joint_runner_answers_as_separate_runs(engines):

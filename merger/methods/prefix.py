@@ -1,0 +1,127 @@
+"""`--share-prefix`: queries of one camera run their first layers once a frame (Mainstream, USENIX ATC 2018).
+
+It follows any method. Of the queries of one camera with one network, preparation and region, that with the most train
+frames is the donor. Each other query takes the donor's first layers with their norms. The longest such prefix with
+which the query reaches its target is found by bisection: for each length what follows is trained, while the prefix and
+what is shared stay frozen. No bytes are lost: a layer that leaves one set joins the donor's.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+
+from merger.budget import Budget
+from merger.checkpoint import Checkpoint, State, Step, StepCache, storable
+from merger.config import MergeOptions
+from merger.context import MergeContext, Merged
+from merger.evaluate import training_flops
+from merger.events import Event
+from merger.methods.epochs import bisect_options, freeze_shared
+from merger.methods.mainstream import Family, find_families, freeze_prefix, most_frames
+from merger.methods.registry import MergeTask, prepare_task
+from merger.methods.repair import repair_recipe, train_unfrozen
+from models.bundle import BundleQuery
+from models.notes import add_note
+from models.sharing.flop_rates import flops_before, layers_by_query
+from models.sharing.joint import fed_alike
+from models.sharing.plan import SharingPlan
+from models.workload import Query
+
+SHARING_PREFIXES = "sharing the first layers of each camera's queries"
+
+
+@storable
+@dataclass(frozen=True)
+class CameraPrefix:
+    """The longest prefix that a query shares, its best ratio on val with it and its state there, and all lengths tried
+    with their ratios."""
+
+    length: int
+    ratio: float
+    state: State | None
+    tried: list[list[float]]
+
+
+def share_prefixes(ctx: MergeContext, merged: Merged, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+    """What is merged, with each query's longest prefix tied to its camera's donor."""
+    families = find_camera_families(ctx, merged)
+    if not families:
+        add_note("--share-prefix", "no two queries of one camera have one architecture and are fed alike")
+        return merged
+    task = prepare_task(ctx, merged.plan, options, checkpoint)
+    task = replace(task, recipe=repair_recipe(task))
+    receivers = {query: family for family in families for query in family.queries if query != family.donor_query}
+    trials = {query: math.ceil(math.log2(len(family.paths) + 1)) for query, family in receivers.items()}
+    most = sum(count * training_flops(ctx, [query], task.recipe) for query, count in trials.items())
+    ctx.begin(SHARING_PREFIXES, flops=min(most, task.budget.flops_left))
+    share = task.budget.flops_left / len(receivers)
+    ends_at = time.time() + task.budget.ends - task.budget.clock()  # a clock that other machines have too
+
+    def search(cache: StepCache, query: str) -> CameraPrefix:
+        budget = Budget(ctx.flops, ctx.flops.total + share, time.monotonic() + ends_at - time.time())
+        alone = replace(task, budget=budget, checkpoint=cache)
+        return find_longest_prefix(alone, receivers[query], query, merged)
+
+    found = ctx.for_each_query(checkpoint, Step.CAMERA_PREFIXES, receivers, search)
+    plan, states = merged.plan, dict(merged.states)
+    for query, family in receivers.items():
+        one = found[query]
+        if one.state is not None:
+            plan, states[query] = tie_prefix(plan, family, query, one.length), one.state
+        task.report(
+            Event.CAMERA_PREFIX, query=query, donor=family.donor_query, common=one.length, of=len(family.paths),
+            ratio=one.ratio, required=task.required[query], tried=one.tried,
+            saved_flops_per_s=_saved_flops(ctx, family, query, one.length),
+        )  # fmt: skip
+    return Merged(plan, states, merged.networks)
+
+
+def find_camera_families(ctx: MergeContext, merged: Merged) -> list[Family]:
+    """Queries of one camera whose networks are alike and fed alike; the donor is one of them, as it was merged."""
+
+    def donor_of(_: MergeContext, queries: Sequence[str]) -> tuple[State, str]:
+        donor = most_frames(ctx, queries)
+        return merged.states[donor], donor
+
+    return find_families(ctx, _camera_key, donor_of)
+
+
+def find_longest_prefix(task: MergeTask, family: Family, query: str, merged: Merged) -> CameraPrefix:
+    """The longest prefix with which a query reaches its target; length 0 without a state where none does."""
+    tried: list[list[float]] = []
+
+    def attempt(index: int) -> tuple[bool, CameraPrefix]:
+        length = len(family.paths) - index
+        with task.checkpoint.open_step(Step.PREFIX, str(length)) as step:
+            if not step.done:
+                model = freeze_prefix(task.ctx, family, query, length, merged.states[query])
+                freeze_shared({query: model}, tie_prefix(merged.plan, family, query, length))
+                step.value = train_unfrozen(task, {query: model})
+        held = step.value.ratio >= task.required[query]
+        tried.append([length, step.value.ratio])
+        task.ctx.report(Event.ATTEMPT, query=query, prefix=length, ratio=step.value.ratio, held=held)
+        return held, CameraPrefix(length, step.value.ratio, step.value.state, tried)
+
+    found = bisect_options(len(family.paths), attempt, lambda: task.budget.over, dearest_first=False)
+    return found[1] if found else CameraPrefix(0, 1.0, None, tried)
+
+
+def tie_prefix(plan: SharingPlan, family: Family, query: str, length: int) -> SharingPlan:
+    """The plan with a query's first layers tied to the donor's."""
+    assert family.donor_query is not None
+    paths, donor = family.paths[:length], family.donor_query
+    return plan.with_private(query, paths).with_pairs([(donor, path), (query, path)] for path in paths)
+
+
+def _camera_key(query: Query) -> Hashable:
+    return query.model, fed_alike(BundleQuery.of(query))
+
+
+def _saved_flops(ctx: MergeContext, family: Family, query: str, length: int) -> float:
+    """FLOPs a second that a query saves by a prefix that its donor runs for the same frames."""
+    own, donor = ctx.queries[query], ctx.queries[str(family.donor_query)]
+    end = family.paths[length] if length < len(family.paths) else family.end
+    return min(own.fps or 1.0, donor.fps or 1.0) * flops_before(layers_by_query([own])[query], [end])

@@ -1,0 +1,89 @@
+"""`--share-prefix`: queries of one camera take the longest prefix of their donor with which they reach their target."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from merger import merge
+from merger.checkpoint import Checkpoint, snapshots
+from merger.context import MergeContext, Merged
+from merger.methods import prefix as module
+from merger.methods.prefix import find_camera_families, share_prefixes
+from merger.methods.repair import Repaired
+from models.bundle import open_bundle
+from models.errors import InputError
+from models.sharing.flop_rates import flop_rates
+from models.sharing.plan import SharingPlan
+from models.workload import Workload, load_workload
+from tests.merger.options import QUICK
+
+OPTIONS = replace(QUICK, share_prefix=True)
+LAYERS = ("stem.0", "body.0", "last.0")
+
+
+def originals_of(ctx: MergeContext) -> Merged:
+    return Merged(SharingPlan(), snapshots(ctx.originals))
+
+
+@pytest.mark.parametrize("longest", [0, 1, 2, 3])
+def test_camera_prefix_is_the_longest_that_holds(
+    ctx: MergeContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: int
+) -> None:
+    lengths = []
+
+    def train(task, models):
+        frozen = [name for name, one in models["q2"].named_parameters() if not one.requires_grad]
+        lengths.append(sum(f"{path}.weight" in frozen for path in LAYERS))
+        return Repaired(1.0 if lengths[-1] <= longest else 0.5, models["q2"].state_dict())
+
+    monkeypatch.setattr(module, "train_unfrozen", train)
+    checkpoint, before = Checkpoint(tmp_path / "prefix", {}, resume=False), originals_of(ctx)
+    merged = share_prefixes(ctx, before, OPTIONS, checkpoint)
+    assert merged.plan.shared == tuple((("q0", path), ("q2", path)) for path in LAYERS[:longest])
+    assert len(lengths) == 2
+    (row,) = (row for row in checkpoint.log if "common" in row)
+    assert row["common"] == longest and row["donor"] == "q0" and (row["saved_flops_per_s"] > 0) == (longest > 0)
+    own, donor = merged.states["q2"], before.states["q0"]
+    equal = {name.split(".")[0] for name in own if torch.equal(own[name], donor[name]) and "num_" not in name}
+    assert equal == {path.split(".")[0] for path in LAYERS[:longest]}, "norms included"
+
+
+def test_layer_of_a_prefix_leaves_its_set_for_the_donors(ctx: MergeContext) -> None:
+    (family,) = find_camera_families(ctx, originals_of(ctx))
+    plan = SharingPlan(((("q1", "stem.0"), ("q2", "stem.0")), (("q0", "last.0"), ("q2", "last.0"))))
+    tied = module.tie_prefix(plan, family, "q2", 2)
+    assert set(tied.shared) == {(("q0", path), ("q2", path)) for path in LAYERS}
+
+
+@pytest.mark.parametrize("keys", [{"camera": "other"}, {"roi": [0, 0, 0.5, 0.5]}, {"input_size": 32}])
+def test_queries_that_see_other_frames_have_no_common_prefix(workload: Workload, keys: dict) -> None:
+    document = yaml.safe_load(workload.path.read_text())
+    document["cameras"]["other"] = {"source": "none.mp4", "fps": 5}
+    document["queries"][2].update(keys)
+    workload.path.write_text(yaml.safe_dump(document))
+    queries = load_workload(workload.path).queries
+    assert module._camera_key(queries[0]) != module._camera_key(queries[2])
+
+
+def test_merge_with_common_prefix_saves_flops_of_one_camera(workload: Workload, tmp_path: Path) -> None:
+    report = merge(workload, tmp_path / "b.safetensors", options=OPTIONS)
+    assert all(query.ratio >= 0.9 for query in report.queries)
+    bundle = open_bundle(report.bundle, ["tests.merger.tiny:tiny_net"])
+    first, third = bundle.query("q0").tensors, bundle.query("q2").tensors
+    assert all(first[key] == third[key] for key in ("stem.0.weight", "stem.1.weight", "stem.1.running_var"))
+    assert report.flops_with_prefix < report.flops_after and report.saved_fraction > 0
+    rates = flop_rates(bundle, dict.fromkeys(("q0", "q1", "q2"), 5.0))
+    assert rates.with_prefix == pytest.approx(report.flops_with_prefix) and rates.alone == report.flops_after
+    rows = [json.loads(line) for line in Path(f"{report.bundle}.log.jsonl").read_text().splitlines()]
+    assert [row["query"] for row in rows if "common" in row] == ["q2"]
+
+
+def test_common_prefix_of_packed_weights_is_refused() -> None:
+    with pytest.raises(InputError, match="share_prefix"):
+        replace(OPTIONS, weights="int8")
