@@ -88,11 +88,13 @@ class LoadedBox:
         return specs
 
     def blank_frames(self) -> dict[str, np.ndarray]:
-        """A black frame for each query (RGB uint8, H, W, 3) that holds its region."""
-        frames = {}
+        """A black frame for each query (RGB uint8, H, W, 3) that holds its region; one for all with one view."""
+        frames: dict[str, np.ndarray] = {}
+        views: dict[object, np.ndarray] = {}
         for query in self.bundle.queries:
             right, bottom = query.region.least_frame()
-            frames[query.id] = np.zeros((max(DEFAULT_SIZE[1], bottom), max(DEFAULT_SIZE[0], right), 3), np.uint8)
+            frame = np.zeros((max(DEFAULT_SIZE[1], bottom), max(DEFAULT_SIZE[0], right), 3), np.uint8)
+            frames[query.id] = views.setdefault((query.camera, query.region), frame)
         return frames
 
 

@@ -239,17 +239,22 @@ def _profile_passes(
 def _joint_batches(
     runner: JointRunner, engines: Mapping[str, FrameEngine], rounds: int
 ) -> Iterator[BatchCost]:  # fmt: skip
-    """Batches of two frames or more, which the queries take in turns."""
+    """Batches of two frames or more, which the queries take in turns; those with one view take the same frames."""
     import torch
 
     from edge_runtime.engines.base import peak_bytes
 
     device = next(iter(engines.values())).device
-    frames = {query: _frames(engine, BATCHES[-1]) for query, engine in engines.items()}
+    views: dict[object, list[np.ndarray]] = {}
+    frames = {
+        query: views.setdefault((engine.query.camera, engine.query.region), _frames(engine, BATCHES[-1]))
+        for query, engine in engines.items()
+    }
     for count in BATCHES[1:]:
         taken: dict[str, list[np.ndarray]] = {}
-        for place, query in zip(range(count), cycle(engines)):
-            taken.setdefault(query, []).append(frames[query][place])
+        for _, query in zip(range(count), cycle(engines)):
+            own = taken.setdefault(query, [])
+            own.append(frames[query][len(own)])
         seconds = []
         for _ in range(rounds + 1):
             start = time.perf_counter()

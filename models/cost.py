@@ -40,7 +40,7 @@ def workspace_bytes(module: nn.Module, input_size: InputSize, batch: int = 1) ->
 def layer_flops(module: nn.Module, input_size: InputSize) -> list[tuple[str, int]]:
     """The leaf modules that a forward pass of one frame calls, in order, each with the operations up to its end.
 
-    `module` is on "meta".
+    The last entry, without a path, is the whole pass. `module` is on "meta".
     """
     done: list[tuple[str, int]] = []
     hooks = []
@@ -57,7 +57,7 @@ def layer_flops(module: nn.Module, input_size: InputSize) -> list[tuple[str, int
         finally:
             for hook in hooks:
                 hook.remove()
-    return done
+    return [*done, ("", counter.get_total_flops())]
 
 
 def _forward(module: nn.Module, input_size: InputSize, batch: int) -> None:

@@ -318,7 +318,7 @@ class _Interception(TorchFunctionMode):
         """Whether private values are broadcast along the rows of the others."""
         tensors = [one for one in args if isinstance(one, Tensor)]
         private = [one for one in tensors if id(one) in self._private]
-        batched = [one for one in tensors if id(one) not in self._private and _rows(one) is not None]
+        batched = [one for one in tensors if self._is_batched(one)]
         dims = max((one.dim() for one in batched), default=0)
         return len({one.shape[0] for one in (self._expand(one, target) for one in batched)}) == 1 and all(
             self._private[id(one)].rows is None
@@ -326,6 +326,10 @@ class _Interception(TorchFunctionMode):
             and all(part.shape == one.shape for part in self._private[id(one)].parts.values())
             for one in private
         )
+
+    def _is_batched(self, value: Tensor) -> bool:
+        """Whether a tensor has rows and is equal for all jobs of a group."""
+        return id(value) not in self._private and _rows(value) is not None
 
     def _stack(self, args: Sequence[Any], target: _Rows) -> list[Any]:
         """The arguments with private values repeated for each row of the batched ones."""
@@ -347,7 +351,7 @@ class _Interception(TorchFunctionMode):
         """Attention with private weights: its frames are the second axis of (T, N, C)."""
 
         def turn(value: Any, group: int) -> Any:
-            if not isinstance(value, Tensor) or id(value) in self._private or _rows(value) is None:
+            if not isinstance(value, Tensor) or not self._is_batched(value):
                 return self._take(value, group, target.frames[group])
             return self._take(_swap_axes(value), group, target.frames[group]).transpose(0, 1)
 

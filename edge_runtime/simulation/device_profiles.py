@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from edge_runtime.scheduler.costs import BATCHES, BatchCost, Costs, JointCost, QueryCost
 from edge_runtime.scheduler.eviction import OverflowLayer, scratch_bytes
 from models.bundle.model_spec import is_zoo_model
+from models.sharing.flop_rates import LayerFlops, saved_operations
 from models.sharing.joint import joint_queries
 
 if TYPE_CHECKING:
@@ -114,7 +115,10 @@ def costs_for(profile: DeviceProfile, bundle: Bundle) -> Costs:
 
 
 def _joint_cost(profile: DeviceProfile, bundle: Bundle, alike: Sequence[str], sla_s: float) -> JointCost:
-    """One pass of these queries: a tied module is called once, a private one for each query, a norm once."""
+    """One pass of these queries: a tied module is called once, a private one for each query, a norm once.
+
+    The queries take frames in turns, those with one view the same ones, of which they run a common prefix once.
+    """
     own = [query for query in bundle.queries if query.id in alike]
     found = _model_cost(bundle, own[0])
     private = {
@@ -123,10 +127,17 @@ def _joint_cost(profile: DeviceProfile, bundle: Bundle, alike: Sequence[str], sl
         if len({query.tensors[key] for query in own}) > 1 and key.rpartition(".")[0] not in found.norms
     }
     calls = found.leaves + (len(own) - 1) * len(private)
+    has_common_view = len({(query.camera, query.region) for query in own}) < len(own)
+    layers = dict.fromkeys(alike, found.layers) if has_common_view else {}
+
+    def operations(count: int) -> float:
+        frames = {query.id: (count - place + len(own) - 1) // len(own) for place, query in enumerate(own)}
+        return count * found.flops - (saved_operations(own, layers, frames) if layers else 0.0)
+
     batches = (
         BatchCost(
             count,
-            count * found.flops / profile.flops_per_s + calls * profile.launch_s,
+            operations(count) / profile.flops_per_s + calls * profile.launch_s,
             count * found.workspace_bytes + found.scratch_bytes,
         )
         for count in BATCHES
@@ -149,7 +160,10 @@ def _query_cost(profile: DeviceProfile, bundle: Bundle, query: BundleQuery) -> Q
 
 @dataclass(frozen=True, slots=True)
 class ModelCost:
-    """What one frame costs a model, whatever the device; `scratch_bytes` stays the same for many frames."""
+    """What one frame costs a model, whatever the device; `scratch_bytes` stays the same for many frames.
+
+    `layers` has the operations up to each module (`models.cost.layer_flops`).
+    """
 
     flops: int
     workspace_bytes: int
@@ -157,6 +171,7 @@ class ModelCost:
     leaves: int
     norms: frozenset[str] = frozenset()
     """The paths of its BatchNorms."""
+    layers: LayerFlops = ()
 
 
 _MODEL_COSTS: dict[tuple[object, ...], ModelCost] = {}
@@ -170,13 +185,14 @@ def _model_cost(bundle: Bundle, query: BundleQuery) -> ModelCost:
         return _MODEL_COSTS[key]
     from torch.nn.modules.batchnorm import _BatchNorm
 
-    from models.cost import flops, workspace_bytes
+    from models.cost import layer_flops, workspace_bytes
 
     model, size = bundle.build(query.id, "meta"), query.input_size
     leaves = sum(not any(module.children()) for module in model.modules())
     scratch = scratch_bytes(overflow_layers(bundle, query)) if packed else 0
     norms = frozenset(path for path, module in model.named_modules() if isinstance(module, _BatchNorm))
-    found = ModelCost(flops(model, size), workspace_bytes(model, size), scratch, leaves, norms)
+    layers = layer_flops(model, size)
+    found = ModelCost(layers[-1][1], workspace_bytes(model, size), scratch, leaves, norms, layers)
     if is_zoo_model(query.model) or query.graph is not None:
         _MODEL_COSTS[key] = found
     return found

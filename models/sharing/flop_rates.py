@@ -45,6 +45,11 @@ def flop_rates(bundle: Bundle, fps: Mapping[str, float]) -> FlopRates:
 
     InputError where a model is neither in the zoo nor allowed by the bundle's `factories`.
     """
+    return prefix_rates(bundle.queries, layers_by_record(bundle, bundle.queries), fps, bundle.nbytes)
+
+
+def layers_by_record(bundle: Bundle, queries: Iterable[BundleQuery]) -> dict[str, LayerFlops]:
+    """The layers of the networks of a bundle's queries, counted once for each architecture."""
     from models.cost import layer_flops
 
     found: dict[Hashable, LayerFlops] = {}
@@ -55,7 +60,7 @@ def flop_rates(bundle: Bundle, fps: Mapping[str, float]) -> FlopRates:
             found[key] = layer_flops(bundle.build(query.id, "meta"), query.input_size)
         return found[key]
 
-    return prefix_rates(bundle.queries, {query.id: layers_of(query) for query in bundle.queries}, fps, bundle.nbytes)
+    return {query.id: layers_of(query) for query in queries}
 
 
 def layers_by_query(queries: Iterable[Query]) -> dict[str, LayerFlops]:
@@ -94,15 +99,26 @@ def prefix_rates(
 ) -> FlopRates:
     """The rates of queries with these `layers`; `nbytes` gives the bytes of a tensor."""
     alone = sum(fps[query.id] * _whole(layers[query.id]) for query in queries)
-    by_id, saved = {query.id: query for query in queries}, 0.0
-    for alike in joint_queries(queries, nbytes):
-        views: dict[Hashable, list[BundleQuery]] = defaultdict(list)
-        for query in map(by_id.__getitem__, alike):
-            views[query.camera, query.region].append(query)
-        for own in views.values():
-            for flops, groups in prefix_groups(layers[own[0].id], own):
-                saved += sum(flops * _repeated([fps[query] for query in group]) for group in groups)
-    return FlopRates(alone, alone - saved)
+    by_id = {query.id: query for query in queries}
+    passes = ([by_id[query] for query in alike] for alike in joint_queries(queries, nbytes))
+    return FlopRates(alone, alone - sum(saved_operations(own, layers, fps) for own in passes))
+
+
+def saved_operations(
+    queries: Iterable[BundleQuery], layers: Mapping[str, LayerFlops], frames: Mapping[str, float]
+) -> float:
+    """The operations that one pass of these queries saves on so many frames (or frames a second) of each.
+
+    Queries with one view take the same frames.
+    """
+    saved = 0.0
+    views: dict[Hashable, list[BundleQuery]] = defaultdict(list)
+    for query in queries:
+        views[query.camera, query.region].append(query)
+    for own in views.values():
+        for flops, groups in prefix_groups(layers[own[0].id], own):
+            saved += sum(flops * _repeated([frames[query] for query in group]) for group in groups)
+    return saved
 
 
 def prefix_groups(layers: LayerFlops, queries: Collection[BundleQuery]) -> Iterator[tuple[int, list[list[str]]]]:
@@ -111,9 +127,13 @@ def prefix_groups(layers: LayerFlops, queries: Collection[BundleQuery]) -> Itera
     It ends where no two queries are left together.
     """
     keys: dict[str, list[str]] = defaultdict(list)
+    paths = dict.fromkeys(path for path, _ in layers)
     for key in next(iter(queries)).tensors:
+        owner = key.rpartition(".")[0]
+        if owner not in paths:  # a module of modules with a tensor of its own, which its first one may need
+            owner = next((path for path in paths if f"{path}.".startswith(f"{owner}." if owner else "")), owner)
         if not key.endswith("num_batches_tracked"):
-            keys[key.rpartition(".")[0]].append(key)
+            keys[owner].append(key)
     groups = [list(queries)]
     for (_, before), (path, done) in pairwise([("", 0), *layers]):
         groups = [part for group in groups for part in _split(group, keys[path])]
