@@ -117,7 +117,7 @@ def saved_operations(
         views[query.camera, query.region].append(query)
     for own in views.values():
         for flops, groups in prefix_groups(layers[own[0].id], own):
-            saved += sum(flops * _repeated([frames[query] for query in group]) for group in groups)
+            saved += sum(flops * _common_frames([frames[query] for query in group]) for group in groups)
     return saved
 
 
@@ -157,7 +157,7 @@ def whole_prefix_rates(
         alone += fps[query.id] * _whole(layers[query.id])
     for own in alike.values():
         heads = {layer.path for layer in layers_of(own[0]) if layer.head}
-        saved += flops_before(layers[own[0].id], heads) * _repeated([fps[query.id] for query in own])
+        saved += flops_before(layers[own[0].id], heads) * _common_frames([fps[query.id] for query in own])
     return FlopRates(alone, alone - saved)
 
 
@@ -165,7 +165,7 @@ def _whole(layers: LayerFlops) -> int:
     return layers[-1][1] if layers else 0
 
 
-def _repeated(rates: Sequence[float]) -> float:
+def _common_frames(rates: Sequence[float]) -> float:
     """Frames a second that another query takes, too."""
     return sum(rates) - max(rates)
 
