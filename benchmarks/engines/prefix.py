@@ -83,11 +83,8 @@ def measure(originals: Path, merged: Path, images: list[np.ndarray], rounds: int
         passes = {"runs": joint.runs, "queries": joint.queries, "frames": joint.frames}
     halves = {name: median(own) for name, own in seconds.items()}
     bundle = open_bundle(merged)
-    evidence = {
-        query.id: {"ratio": query.evidence.ratio, "merged": query.evidence.merged, "original": query.evidence.original}
-        for query in bundle.queries
-        if query.evidence is not None
-    }
+    keys = ("ratio", "merged", "original")
+    evidence = {query.id: {key: (query.evidence or {}).get(key) for key in keys} for query in bundle.queries}
     rates = flop_rates(bundle, {query.id: query.fps or 1.0 for query in bundle.queries})
     return {
         "frame_s": halves, "frames_ratio": halves["originals"] / halves["merged"], "answers": answers, "passes": passes,

@@ -404,8 +404,9 @@ class _Interception(TorchFunctionMode):
     def _regions(self, value: Tensor, rows: _Rows) -> Tensor | None:
         """The row of each region where the rows of a value are regions, which a detector of two stages notes."""
         regions = getattr(self._template, "region_frames", None)
-        is_regions = regions is not None and len(regions) == value.shape[0] != len(rows)
-        return regions.long() if is_regions else None
+        if regions is None or not len(regions) == value.shape[0] != len(rows):
+            return None
+        return regions.long()
 
     def _places_of(self, value: Tensor, rows: _Rows) -> Tensor:
         """The place among these rows of each row of a batched tensor: of windows of attention, and of regions."""
