@@ -2,7 +2,7 @@
 
 The keys are those of https://www.home-assistant.io/integrations/sensor.mqtt and .../image.mqtt (of July 2025); Home
 Assistant itself checks the messages where HOME_ASSISTANT_PYTHON names the Python of an environment that has the package
-`homeassistant`, which pins versions of its own.
+`homeassistant`, which pins versions of its own (checked with 2025.4.4).
 """
 
 from __future__ import annotations
@@ -70,12 +70,19 @@ ANSWERS: dict[str, tuple[dict[str, Any], str]] = {
 }
 EVENT = {"open": 2, "after": {"id": "f3-1", "label": "Jo's <car> & bike", "track": None, "entered_zones": ["lane"]}}
 CHECK = """
-import importlib, json, sys
-for kind, message in json.load(sys.stdin):
-    schema = importlib.import_module(f"homeassistant.components.mqtt.{kind}").DISCOVERY_SCHEMA
-    lost = set(message) - set(schema(dict(message)))
-    assert not lost, f"{kind}: unknown keys {lost}"
-print("checked")
+import asyncio, importlib, json, sys, tempfile
+from homeassistant.core import HomeAssistant
+from homeassistant.helpers import frame
+
+async def check():
+    frame.async_setup(HomeAssistant(tempfile.gettempdir()))
+    for kind, message in json.load(sys.stdin):
+        schema = importlib.import_module(f"homeassistant.components.mqtt.{kind}").DISCOVERY_SCHEMA
+        lost = set(message) - set(schema(dict(message)))
+        assert not lost, f"{kind}: unknown keys {lost}"
+    print("checked", flush=True)
+
+asyncio.run(check())
 """
 
 
