@@ -25,6 +25,8 @@ class TopDownConfig:
     """Stage b: networks compared for the next donor, and donors that may serve no query before the stage ends."""
     permute_channels: bool = True
     """Stage c: match channels of unrelated models before their weights are tied (Git Re-Basin, ICLR 2023)."""
+    average_kin: bool = True
+    """Stage c: start fine-tunes of one network from the mean of their weights instead of one donor's."""
     freeze_donor_first: bool = True
     """Stage c: train the receivers against the donor's frozen weights before all weights are trained."""
     share_trunk: bool = True

@@ -1,10 +1,11 @@
-"""Initial weights of shared layers: one donor's, and which models come from one pretrained network."""
+"""Initial weights of shared layers: one donor's or the mean, and which models come from one pretrained network."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from merger.checkpoint import State
@@ -51,6 +52,15 @@ def copy_donor_weights(plan: SharingPlan, states: Mapping[str, State], donors: S
     for members in plan.shared:
         donor, path = set_donor(members, donors)
         _set_weight(changed, members, states[donor][weight_key(states[donor], path)])
+    return changed
+
+
+def average_weights(plan: SharingPlan, states: Mapping[str, State]) -> dict[str, State]:
+    """The states with the mean of its members' weights in every set (Wortsman et al., Model soups, ICML 2022)."""
+    changed = {query: dict(state) for query, state in states.items()}
+    for members in plan.shared:
+        weights = [states[query][weight_key(states[query], path)] for query, path in members]
+        _set_weight(changed, members, torch.stack([one.float() for one in weights]).mean(0).to(weights[0].dtype))
     return changed
 
 

@@ -51,7 +51,7 @@ def train_together(task: MergeTask, early: MergeTask, start: Start) -> tuple[Joi
     """All sets of the plan trained (within `early`'s budget) and repaired; the state before repairs and the result."""
     config = task.config
     trained, hard = tie_untrained(early, start)
-    kinds = [TrainingKind.DONOR_FROZEN] * config.freeze_donor_first
+    kinds = [TrainingKind.DONOR_FROZEN] * (config.freeze_donor_first and not start.averages)
     for kind in [*kinds, *[TrainingKind.JOINT] * config.train_jointly]:
         trained = train_kind(early, kind, trained, start, hard)
     below = [query for query, ratio in trained.ratios.items() if ratio < task.required[query]]
