@@ -69,6 +69,7 @@ class Step(str, Enum):
     """Names of steps and loop states; a query or a number may follow."""
 
     ACCEPTED = "accepted"
+    CONFIRMED = "confirmed"
     ATTEMPT = "attempt"
     BEGUN = "begun"
     BEST = "best"

@@ -43,6 +43,9 @@ class TopDownConfig:
     kin_similarity: float = 0.2
     """Cosine of two weights above which models count as fine-tuned from one network. Independently trained networks
     show a few hundredths, fine-tunes of one network above 0.5."""
+    kin_rate: float = 0.4
+    """Factor on the learning rate where models start from the mean of their weights: near to a solution that the full
+    rate would leave."""
     private_fractions: tuple[float, ...] = (1 / 64, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
     """Fractions of a receiver's shareable bytes that may stay private in suffix sharing, ascending; bisected."""
     early_fraction: float = 1 / 32
@@ -122,6 +125,8 @@ class MeasurementConfig:
     """Smallest batch when memory is full: statistics of fewer frames say little."""
     recalibration_min_ratio: float = 0.95
     """Ratio of an untouched original after recalibration below which its norms stay in eval mode."""
+    matching_frames: int = 64
+    """Train frames on which outputs of norms in eval mode are matched with the original's."""
     settling_frames: int = 128
     """Train frames of the recalibration after few training steps."""
     settling_steps: int = 30

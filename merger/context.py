@@ -19,6 +19,7 @@ from merger.checkpoint import Row, State, Step, StepCache, snapshot, storable
 from merger.config import MEASUREMENT
 from merger.distributed import ProcessGroup
 from merger.events import Event, Progress, Stages, silent
+from merger.init.norms import fixed_norms, match_norm_outputs
 from merger.networks import Joined, adapt_state, answered_by
 from merger.scores import match_scores, scores_of
 from merger.training.data import TrainingSet, default_device
@@ -204,9 +205,9 @@ def _test_gap(ctx: MergeContext, query: Query, threshold: float) -> str:
 
 
 def _needs_eval_norms(ctx: MergeContext, query: Query, reference: Reference) -> bool:
-    """Whether the model's norms are folded, or a recalibrated original loses accuracy on val."""
+    """Whether the model's norms are folded (also into affines), or a recalibrated original loses accuracy on val."""
     model = copy.deepcopy(ctx.originals[query.id]).requires_grad_(True)
-    if has_folded_norms(model):
+    if has_folded_norms(model) or fixed_norms(model, eval_norms=False):
         return True
     for frames in (MEASUREMENT.settling_frames, MEASUREMENT.recalibration_frames):  # the second only confirms the first
         if not recalibrate(ctx, query.id, model, frames):
@@ -424,8 +425,26 @@ class MergeContext:
         return models
 
     def recalibrate(self, query: str, model: nn.Module, frames: int = MEASUREMENT.recalibration_frames) -> bool:
-        """Recalibrate the BatchNorm statistics; False if the model has none or its norms stay in eval mode."""
+        """Fit the norms to weights that changed; False if the model has no norms that could be.
+
+        BatchNorm statistics are measured again; scales and shifts of norms that stay in eval mode are matched with the
+        original's output statistics (merger.init.norms).
+        """
+        if fixed_norms(model, self.has_eval_norms(query)):
+            return self._match_norms(query, model)
         return not self.has_eval_norms(query) and recalibrate(self, query, model, frames)
+
+    def _match_norms(self, query: str, model: nn.Module) -> bool:
+        data = self.train[query]
+
+        def match(frames: int) -> None:
+            indices = torch.linspace(0, len(data) - 1, frames).long().tolist()
+            images = data.model_input(data.batch(indices, torch.Generator().manual_seed(0))[0], self.device)
+            match_norm_outputs(model, self.bases[query], images, self.has_eval_norms(query))
+            self.flops.add(self.queries[query], 2 * frames)
+
+        retry_with_smaller_batch(min(len(data), MEASUREMENT.matching_frames), match)
+        return True
 
     def has_eval_norms(self, query: str) -> bool:
         """Whether the norms of the network that answers the query stay in eval mode."""

@@ -64,6 +64,12 @@ def satisfying_subset(
     return Merged(plan, {query: states[query] for query in plan.queries()})
 
 
+def changed_tensors(model: nn.Module, before: Mapping[str, torch.Tensor]) -> State:
+    """Copies of the tensors in which a model differs from a state of all its tensors."""
+    now = model.state_dict()
+    return {name: tensor.detach().clone() for name, tensor in now.items() if not torch.equal(tensor, before[name])}
+
+
 def evaluate_queries(
     ctx: MergeContext,
     cache: StepCache,
@@ -74,8 +80,9 @@ def evaluate_queries(
 ) -> dict[str, float]:
     """The ratio on val of every model, each on the rank of its query.
 
-    With `settling_frames` a model is also evaluated after a BatchNorm recalibration on so many train frames and keeps
-    the better statistics. A detector's scores are matched with its original's first (merger.scores).
+    With `settling_frames` a model is also evaluated with its norms fitted to its weights, on so many train frames where
+    that is a recalibration, and keeps the better ones. A detector's scores are matched with its original's first
+    (merger.scores).
     """
 
     def evaluate(_: StepCache, query: str) -> Evaluated:
@@ -85,8 +92,7 @@ def evaluate_queries(
         model = copy.deepcopy(models[query]).eval()
         if not settling_frames or not ctx.recalibrate(query, model, settling_frames):
             return unsettled
-        buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-        settled = {**buffers, **ctx.match_scores(query, model)}
+        settled = {**changed_tensors(model, models[query].state_dict()), **ctx.match_scores(query, model)}
         return max(unsettled, Evaluated(ctx.ratio(query, model), settled), key=lambda one: one.ratio)
 
     found = ctx.for_each_query(cache, name, models, evaluate, *parts)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from merger.budget import Budget
 from merger.checkpoint import Row, State, Step, StepCache, snapshot, storable
 from merger.context import MergeContext, Merged
-from merger.evaluate import training_flops
+from merger.evaluate import changed_tensors, training_flops
 from merger.events import Event
 from merger.methods.epochs import train_epochs
 from merger.training.distillation import feature_loss, record_inputs, watched_layers
@@ -312,8 +312,9 @@ class _Search:
                 return best
             model, changed = self._model(query, bits, norms), dict(norms or {})
             if recalibrate:
+                before = snapshot(model)
                 ctx.recalibrate(query, model)
-                changed |= {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+                changed |= changed_tensors(model, before)
             changed |= ctx.match_scores(query, model)
             if changed and (ratio := ctx.ratio(query, model)) > best.ratio:
                 best = _Fit(ratio, changed, norms is not None)

@@ -79,9 +79,12 @@ def train_kind(task: MergeTask, kind: TrainingKind, found: JointState, start: St
     frozen = kind is TrainingKind.DONOR_FROZEN
     intact = intact_queries(plan, start) if frozen else set[str]()
     queries = [query for query in sorted(found.ratios) if query not in intact]
-    if not queries or all_met(found.ratios, task.required):
+    if not queries or (all_met(found.ratios, task.required) and _is_confirmed(task, found.merged, kind, 0)):
         return found
-    fit = partial(task.fit_recipe, queries, training_recipe(task, kind, hard), task.recipe.frames_per_epoch)
+    asked = training_recipe(task, kind, hard)
+    if start.averages:
+        asked = replace(asked, rate=task.config.kin_rate * asked.rate)
+    fit = partial(task.fit_recipe, queries, asked, task.recipe.frames_per_epoch)
     recipe = cache.step(Step.RECIPE, fit, kind.value)
     if recipe is None:
         task.report_time_over(f"{TRAINING} ({kind.value})", plan, found.best.plan)
@@ -103,13 +106,33 @@ def train_kind(task: MergeTask, kind: TrainingKind, found: JointState, start: St
                     row = {"training": kind.value, "epoch": len(progress["rows"]) + 1, **row, "flops": ctx.flops.total}
                     ctx.report(Event.ROUND, **row)
                     progress.update(state=state, rows=[*progress["rows"], row])
-                    if all_met(ratios, task.required) or task.budget.over:
+                    done = all_met(ratios, task.required) and _is_confirmed(task, merged, kind, row["epoch"])
+                    if done or task.budget.over:
                         break
             except Diverged as error:
                 ctx.warn(f"the training diverged at {error}; the state before it stays")
             cache.log.extend(progress["rows"])
             step.value = progress["state"]
     return step.value
+
+
+def _is_confirmed(task: MergeTask, merged: Merged, kind: TrainingKind, epoch: int) -> bool:
+    """Whether training may end. With `accept_unproven` the part of val that accepts must agree: few frames of the part
+    that is searched on hold a target by luck."""
+    ctx = task.ctx
+    queries = [query for query in sorted(merged.states) if ctx.accept_unproven and ctx.references[query].proof]
+    if not queries:
+        return True
+    models = ctx.models(queries, merged.states)
+    found = ctx.for_each_query(
+        task.checkpoint,
+        Step.CONFIRMED,
+        queries,
+        lambda _, query: ctx.prove(query, models[query])[1],
+        kind.value,
+        str(epoch),
+    )
+    return all(found.values())
 
 
 def training_recipe(task: MergeTask, kind: TrainingKind, hard: bool) -> Recipe:
