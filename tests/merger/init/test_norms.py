@@ -24,7 +24,7 @@ def network(affine: bool) -> nn.Sequential:
     ).eval()
 
 
-def norm_outputs(model: nn.Module) -> list[torch.Tensor]:
+def norm_outputs(model: nn.Sequential) -> list[torch.Tensor]:
     """The outputs of the norms, one after the other."""
     found: list[torch.Tensor] = []
     handles = [model.get_submodule(name).register_forward_hook(lambda *a: found.append(a[2])) for name in ("1", "4")]
@@ -38,8 +38,8 @@ def norm_outputs(model: nn.Module) -> list[torch.Tensor]:
 @pytest.mark.parametrize("affine", [True, False])
 def test_matched_norms_have_the_statistics_of_the_original(affine):
     original, model = network(affine), network(affine)
-    for part in (model[0], model[3]):
-        part.weight.add_(0.2 * torch.randn(part.weight.shape, generator=torch.Generator().manual_seed(2)))
+    for weight in (model.get_parameter("0.weight"), model.get_parameter("3.weight")):
+        weight.add_(0.2 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(2)))
     assert match_norm_outputs(model, original, IMAGES, eval_norms=True)
     for found, wanted in zip(norm_outputs(model), norm_outputs(original), strict=True):
         assert not torch.allclose(found, wanted, atol=1e-3)
@@ -51,7 +51,8 @@ def test_matched_norms_have_the_statistics_of_the_original(affine):
 def test_matching_unchanged_weights_keeps_the_answers():
     original = network(True)
     model = copy.deepcopy(original)
-    model[3].weight[0] = original[3].weight[0] = 0.0  # a channel without deviation has no scale to find
+    for one in (model, original):
+        one.get_parameter("3.weight")[0] = 0.0  # a channel without deviation has no scale to find
     match_norm_outputs(model, original, IMAGES, eval_norms=False)
     torch.testing.assert_close(model(IMAGES), original(IMAGES), atol=1e-5, rtol=1e-5)
 
