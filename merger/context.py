@@ -431,19 +431,19 @@ class MergeContext:
         original's output statistics (merger.init.norms).
         """
         if fixed_norms(model, self.has_eval_norms(query)):
-            return self._match_norms(query, model)
+            return self._match_norms(query, model, frames)
         return not self.has_eval_norms(query) and recalibrate(self, query, model, frames)
 
-    def _match_norms(self, query: str, model: nn.Module) -> bool:
+    def _match_norms(self, query: str, model: nn.Module, frames: int) -> bool:
         data = self.train[query]
 
-        def match(frames: int) -> None:
-            indices = torch.linspace(0, len(data) - 1, frames).long().tolist()
+        def match(count: int) -> None:
+            indices = torch.linspace(0, len(data) - 1, count).long().tolist()
             images = data.model_input(data.batch(indices, torch.Generator().manual_seed(0))[0], self.device)
             match_norm_outputs(model, self.bases[query], images, self.has_eval_norms(query))
-            self.flops.add(self.queries[query], 2 * frames)
+            self.flops.add(self.queries[query], 2 * count)
 
-        retry_with_smaller_batch(min(len(data), MEASUREMENT.matching_frames), match)
+        retry_with_smaller_batch(min(len(data), frames, MEASUREMENT.matching_frames), match)
         return True
 
     def has_eval_norms(self, query: str) -> bool:
@@ -540,6 +540,14 @@ class MergeContext:
         before, after = (task.metric_of(side.sum(axis=0)) for side in (proof.tallies, tallies))
         near = after >= before * _with_margin(found.accuracy_target, ACCEPTANCE.unproven_margin, proof.one_error)
         return p_value_below(task, proof.tallies, tallies, proof.one_error, found.accuracy_target), near
+
+    def confirms(self, query: str, model: nn.Module) -> bool:
+        """Whether a search may rely on its own part of val; with `accept_unproven` the part that accepts must agree.
+
+        Few frames hold a target by luck, and a query that is refused at the end shares nothing.
+        """
+        unproven = self.accept_unproven and self.references[query].proof is not None
+        return not unproven or self.prove(query, model)[1]
 
     def tallies(self, query: str, model: nn.Module, reference: Reference) -> np.ndarray:
         """The model's counts on each frame of val that is searched on."""

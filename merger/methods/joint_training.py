@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from merger.checkpoint import Row, Step, snapshots, storable
+from merger.checkpoint import Row, Step, StepCache, snapshots, storable
 from merger.context import Merged
 from merger.evaluate import (
     all_met,
@@ -117,22 +117,14 @@ def train_kind(task: MergeTask, kind: TrainingKind, found: JointState, start: St
 
 
 def _is_confirmed(task: MergeTask, merged: Merged, kind: TrainingKind, epoch: int) -> bool:
-    """Whether training may end. With `accept_unproven` the part of val that accepts must agree: few frames of the part
-    that is searched on hold a target by luck."""
-    ctx = task.ctx
-    queries = [query for query in sorted(merged.states) if ctx.accept_unproven and ctx.references[query].proof]
-    if not queries:
-        return True
+    """Whether training may end: no query that holds does so by luck."""
+    ctx, queries = task.ctx, sorted(merged.states)
     models = ctx.models(queries, merged.states)
-    found = ctx.for_each_query(
-        task.checkpoint,
-        Step.CONFIRMED,
-        queries,
-        lambda _, query: ctx.prove(query, models[query])[1],
-        kind.value,
-        str(epoch),
-    )
-    return all(found.values())
+
+    def confirm(_: StepCache, query: str) -> bool:
+        return ctx.confirms(query, models[query])
+
+    return all(ctx.for_each_query(task.checkpoint, Step.CONFIRMED, queries, confirm, kind.value, str(epoch)).values())
 
 
 def training_recipe(task: MergeTask, kind: TrainingKind, hard: bool) -> Recipe:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from torch import nn
 
@@ -36,11 +37,13 @@ storable(Answer)
 @storable
 @dataclass(frozen=True)
 class NetworkAttempt:
-    """How a query came out with another's network: its ratio on val, and its state where that is not the donor's."""
+    """How a query came out with another's network: its ratio on val, its state where that is not the donor's, and
+    whether a search may rely on that ratio."""
 
     how: Answer
     ratio: float
     state: State | None = None
+    confirmed: bool = True
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,7 @@ def _serve(task: MergeTask, donor: str, receivers: Sequence[str], found: Network
     spare = -sum(_extra_flops(ctx, *pair) for pair in donors.items())
     for query, tried in attempts.items():
         extra = _extra_flops(ctx, query, donor)
-        accepted = tried.ratio >= task.required[query] and extra <= spare
+        accepted = tried.confirmed and tried.ratio >= task.required[query] and extra <= spare
         if accepted:
             spare -= extra
             donors[query] = donor
@@ -185,13 +188,23 @@ def _serve(task: MergeTask, donor: str, receivers: Sequence[str], found: Network
 
 
 def _try_network(task: MergeTask, donor: str, query: str) -> NetworkAttempt:
-    """The query on the donor's frozen network, with norms and head of its own trained."""
+    """The query on the donor's frozen network, with norms and head of its own trained; longer, if that nearly holds."""
+    required, epochs = task.required[query], max(1, task.recipe.epochs // 2)
+    attempt = task.checkpoint.step(Step.TRAINED, partial(_train_norms, task, donor, query, epochs), str(epochs))
+    nearly = attempt.ratio >= task.config.hard_start * required and not attempt.confirmed
+    if nearly and not task.budget.over:
+        epochs = max(epochs, task.recipe.epochs)
+        return task.checkpoint.step(Step.TRAINED, partial(_train_norms, task, donor, query, epochs), str(epochs))
+    return attempt
+
+
+def _train_norms(task: MergeTask, donor: str, query: str, epochs: int) -> NetworkAttempt:
     ctx = task.ctx.substitute({query: donor})
     models: Mapping[str, nn.Module] = ctx.models([query])
     freeze_shared(models, network_plan(ctx))
-    ratio, epochs = 0.0, max(1, task.recipe.epochs // 2)
+    recipe, ratio = replace(task.private_recipe(epochs, seed=3), evaluate_from=epochs), 0.0
     with suppress(Diverged):
-        recipe = replace(task.private_recipe(epochs, seed=3), evaluate_from=epochs)
         for ratios in train_epochs(ctx, models, recipe, task.checkpoint):
             ratio = ratios[query]
-    return NetworkAttempt(Answer.NORMS_AND_HEAD, ratio, snapshot(models[query]))
+    confirmed = ratio >= task.required[query] and ctx.confirms(query, models[query])
+    return NetworkAttempt(Answer.NORMS_AND_HEAD, ratio, snapshot(models[query]), confirmed)
