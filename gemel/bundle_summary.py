@@ -20,7 +20,6 @@ from models.bundle import Bundle, BundleQuery
 from models.bundle.manifest import original_bytes
 from models.errors import InputError, join_names, one_line
 from models.io import Exact, read_json_lines, validate
-from models.sharing.flop_rates import FlopRates, flop_rates
 from models.sharing.layers import SetOutcome, weight_key
 
 MAX_LOG_BYTES, MAX_LOG_LINE_BYTES = 2**26, 2**23
@@ -290,13 +289,11 @@ def measure_resident_bytes(bundle: Bundle) -> int:
 
 @dataclass(frozen=True)
 class BundleSummary:
-    """A bundle, its bytes (`byte_counts`), the outcomes of its merge, and its FLOPs a second at the queries' rates (1 a
-    second where unknown), None with a model that is not in the zoo."""
+    """A bundle, its bytes (`byte_counts`), and the outcomes of its merge."""
 
     bundle: Bundle
     bytes: dict[str, Any]
     outcomes: MergeOutcomes
-    flops: FlopRates | None
 
     def to_json(self) -> dict[str, Any]:
         """The keys of `gemel bundle show --json`."""
@@ -318,8 +315,6 @@ class BundleSummary:
             "method": manifest.method,
             "digest": self.bundle.digest,
             "bytes": self.bytes,
-            "flops_per_s": self.flops and self.flops.alone,
-            "flops_per_s_with_prefix": self.flops and self.flops.with_prefix,
             "queries": [
                 {
                     **{key: getattr(query, key) for key in keys},
@@ -350,7 +345,6 @@ class BundleSummary:
             + f": {size(counts['before'])} became {size(counts['after'])}, "
             f"{percent(counts['saved_fraction'])} saved (layer-sharing bound {percent(counts['ceiling_fraction'])})",
             "stored as " + ", ".join(f"{dtype} {size(nbytes)}" for dtype, nbytes in counts["stored"].items()),
-            *([self.flops.to_text()] if self.flops else []),
             "",
             self.outcomes.to_text(every_set),
             "",
@@ -360,11 +354,7 @@ class BundleSummary:
 
 def summarize_bundle(bundle: Bundle) -> BundleSummary:
     """Summarize a bundle and the log beside it."""
-    try:
-        flops = flop_rates(bundle, {query.id: query.fps or 1.0 for query in bundle.queries})
-    except InputError:  # a model of the user's own, which a bundle's summary does not import
-        flops = None
-    return BundleSummary(bundle, byte_counts(bundle), MergeOutcomes.of(bundle), flops)
+    return BundleSummary(bundle, byte_counts(bundle), MergeOutcomes.of(bundle))
 
 
 def _evidence(query: BundleQuery) -> str:

@@ -75,10 +75,10 @@ FIXED = "tests.edge_runtime.engines.test_preprocessing:Fixed"
 
 @pytest.mark.parametrize(
     ("mode", "roi", "frame_size", "expected"),
-    [  # part of 120 x 90 pixels -> input of 96 x 64: letterbox 85 x 64 from x = 5; center-crop 109 x 81 from -6, -8
-        ("letterbox", None, None, (19 * 120 / 85, 45, 67 * 120 / 85, 81)),
-        ("letterbox", (30, 10, 150, 100), None, (30 + 19 * 120 / 85, 55, 30 + 67 * 120 / 85, 91)),
-        ("letterbox", (15, 5, 75, 50), (100, 80), (30 + 19 * 120 / 85, 55, 30 + 67 * 120 / 85, 91)),
+    [  # part of 120 x 90 pixels -> input of 96 x 64: letterbox by 64 / 90 from x = 5; center-crop 109 x 81 from -6, -8
+        ("letterbox", None, None, (19 * 90 / 64, 45, 67 * 90 / 64, 81)),
+        ("letterbox", (30, 10, 150, 100), None, (30 + 19 * 90 / 64, 55, 30 + 67 * 90 / 64, 91)),
+        ("letterbox", (15, 5, 75, 50), (100, 80), (30 + 19 * 90 / 64, 55, 30 + 67 * 90 / 64, 91)),
         ("center-crop", None, None, (30 * 120 / 109, 40 * 90 / 81, 78 * 120 / 109, 65.6 * 90 / 81)),
     ],
 )
