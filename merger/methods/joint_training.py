@@ -104,9 +104,9 @@ def train_kind(task: MergeTask, kind: TrainingKind, found: JointState, start: St
                     merged = Merged(plan, {**found.merged.states, **snapshots(models)})
                     state, row = _after_epoch(task, progress["state"], merged, ratios)
                     row = {"training": kind.value, "epoch": len(progress["rows"]) + 1, **row, "flops": ctx.flops.total}
+                    done = all_met(ratios, task.required) and _is_confirmed(task, merged, kind, row["epoch"])
                     ctx.report(Event.ROUND, **row)
                     progress.update(state=state, rows=[*progress["rows"], row])
-                    done = all_met(ratios, task.required) and _is_confirmed(task, merged, kind, row["epoch"])
                     if done or task.budget.over:
                         break
             except Diverged as error:
