@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import secrets
 import sys
 import tempfile
 import time
@@ -38,10 +39,13 @@ def start_box(folder: Path, bundle: Path) -> Runtime:
     cameras = sorted({query.camera for query in open_bundle(bundle).queries})
     document = {
         "bundle": str(bundle.resolve()), "budget": "4GiB", "device": "cpu", "engine": "torch", "late": "publish",
-        "cameras": {camera: {"source": "push"} for camera in cameras},
+        "cameras": {camera: {"source": "push"} for camera in cameras}, "http": {"token_file": "token"},
         "sinks": [{"kind": "jsonl", "path": "results.jsonl"}],
     }  # fmt: skip
     folder.mkdir()
+    token = folder / "token"
+    token.touch(0o600)
+    token.write_text(secrets.token_hex(32), encoding="utf-8")
     path = folder / "box.yaml"
     path.write_text(yaml.safe_dump(document), encoding="utf-8")
     box, _ = prepare(path)
