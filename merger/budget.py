@@ -38,6 +38,18 @@ class Budget:
         now = self.clock()
         return replace(self, max_flops=share * self.max_flops, ends=now + share * (self.ends - now))
 
+    def divide(self, count: int) -> Callable[[], Budget]:
+        """What gives each of so many queries an equal share of the FLOPs left now, and all the time that is left.
+
+        It may be called by another process, on another machine too; FLOPs count from the call on.
+        """
+        share, ends_at = self.flops_left / count, time.time() + self.ends - self.clock()
+
+        def take() -> Budget:
+            return Budget(self.flops, self.flops.total + share, time.monotonic() + ends_at - time.time())
+
+        return take
+
     @property
     def flops_left(self) -> float:
         """FLOPs that may still be spent, at most what there is time for."""

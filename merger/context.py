@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -430,21 +430,21 @@ class MergeContext:
         BatchNorm statistics are measured again; scales and shifts of norms that stay in eval mode are matched with the
         original's output statistics (merger.init.norms).
         """
-        if fixed_norms(model, self.has_eval_norms(query)):
-            return self._match_norms(query, model, frames)
+        if names := fixed_norms(model, self.has_eval_norms(query)):
+            self._match_norms(query, model, names, frames)
+            return True
         return not self.has_eval_norms(query) and recalibrate(self, query, model, frames)
 
-    def _match_norms(self, query: str, model: nn.Module, frames: int) -> bool:
+    def _match_norms(self, query: str, model: nn.Module, names: Collection[str], frames: int) -> None:
         data = self.train[query]
 
         def match(count: int) -> None:
             indices = torch.linspace(0, len(data) - 1, count).long().tolist()
             images = data.model_input(data.batch(indices, torch.Generator().manual_seed(0))[0], self.device)
-            match_norm_outputs(model, self.bases[query], images, self.has_eval_norms(query))
+            match_norm_outputs(model, self.bases[query], names, images)
             self.flops.add(self.queries[query], 2 * count)
 
         retry_with_smaller_batch(min(len(data), frames, MEASUREMENT.matching_frames), match)
-        return True
 
     def has_eval_norms(self, query: str) -> bool:
         """Whether the norms of the network that answers the query stay in eval mode."""

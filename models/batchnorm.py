@@ -18,7 +18,7 @@ def batchnorms_of(model: nn.Module) -> list[_BatchNorm]:
     return [part for part in model.modules() if isinstance(part, _BatchNorm) and part.running_mean is not None]
 
 
-def is_frozen(norm: _BatchNorm) -> bool:
+def is_frozen(norm: nn.Module) -> bool:
     """Whether the norm is frozen: it has parameters and none of them is trained."""
     own = list(norm.parameters(recurse=False))
     return bool(own) and not any(parameter.requires_grad for parameter in own)
@@ -39,7 +39,7 @@ def recalibrate_batchnorm(model: nn.Module, batches: Iterable[Tensor]) -> None:
         return
     momenta = [norm.momentum for norm in norms]
     seen = 0
-    with _eval_mode(model):
+    with eval_mode(model):
         for norm in norms:
             norm.train()
             norm.reset_running_stats()
@@ -84,7 +84,7 @@ def unfold_batchnorm(model: nn.Module, batches: Iterable[Tensor]) -> None:
 
     handles = [norm.register_forward_pre_hook(watch) for norm in norms]
     try:
-        with _eval_mode(model):
+        with eval_mode(model):
             for batch in batches:
                 model(batch)
     finally:
@@ -103,7 +103,7 @@ def unfold_batchnorm(model: nn.Module, batches: Iterable[Tensor]) -> None:
 
 
 @contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     modes = {part: part.training for part in model.modules()}
     model.eval()
     try:

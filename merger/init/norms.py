@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from models.batchnorm import batchnorms_of
+from models.batchnorm import batchnorms_of, eval_mode, is_frozen
 from models.graph.unfold import ChannelAffine
 
 MIN_DEVIATION = 1e-12
@@ -22,15 +23,15 @@ def fixed_norms(model: nn.Module, eval_norms: bool) -> dict[str, nn.Module]:
     """
     found = {norm for norm in batchnorms_of(model) if norm.affine and eval_norms}
     found |= {part for part in model.modules() if isinstance(part, ChannelAffine)}
-    return {name: part for name, part in model.named_modules() if part in found and part.weight.requires_grad}
+    return {name: part for name, part in model.named_modules() if part in found and not is_frozen(part)}
 
 
 @torch.no_grad()
-def match_norm_outputs(model: nn.Module, original: nn.Module, images: Tensor, eval_norms: bool) -> bool:
-    """Give each channel of each fixed norm's output the mean and deviation that it has in the original.
+def match_norm_outputs(model: nn.Module, original: nn.Module, names: Collection[str], images: Tensor) -> None:
+    """Give each channel of the output of each of these norms the mean and deviation that it has in the original.
 
     Scales and shifts change in the order in which the norms run (REPAIR, Jordan et al., ICLR 2023). `images`, f32
-    (N, 3, H, W), are ready for both models, which have the same modules. Returns whether there was such a norm.
+    (N, 3, H, W), are ready for both models, which have the same modules.
     """
     wanted = dict[str, tuple[Tensor, Tensor]]()
     matched = set[str]()
@@ -50,19 +51,14 @@ def match_norm_outputs(model: nn.Module, original: nn.Module, images: Tensor, ev
         shape = 1, -1, *[1] * (output.ndim - 2)
         return factor.view(shape) * output + shift.view(shape)
 
-    names = fixed_norms(model, eval_norms)
     for one, hook in ((original, record), (model, match)):
         handles = [one.get_submodule(name).register_forward_hook(partial(hook, name)) for name in names]
-        modes = {part: part.training for part in one.modules()}
         try:
-            if handles:
-                one.eval()(images)
+            with eval_mode(one):
+                one(images)
         finally:
             for handle in handles:
                 handle.remove()
-            for part, mode in modes.items():
-                part.training = mode
-    return bool(matched)
 
 
 def _channel_statistics(values: Tensor) -> tuple[Tensor, Tensor]:

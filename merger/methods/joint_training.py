@@ -118,13 +118,16 @@ def train_kind(task: MergeTask, kind: TrainingKind, found: JointState, start: St
 
 def _is_confirmed(task: MergeTask, merged: Merged, kind: TrainingKind, epoch: int) -> bool:
     """Whether training may end: no query that holds does so by luck."""
-    ctx, queries = task.ctx, sorted(merged.states)
-    models = ctx.models(queries, merged.states)
+    ctx = task.ctx
 
     def confirm(_: StepCache, query: str) -> bool:
-        return ctx.confirms(query, models[query])
+        return ctx.confirms(query, ctx.models([query], merged.states)[query])
 
-    return all(ctx.for_each_query(task.checkpoint, Step.CONFIRMED, queries, confirm, kind.value, str(epoch)).values())
+    return not ctx.accept_unproven or all(
+        ctx.for_each_query(
+            task.checkpoint, Step.CONFIRMED, sorted(merged.states), confirm, kind.value, str(epoch)
+        ).values()
+    )
 
 
 def training_recipe(task: MergeTask, kind: TrainingKind, hard: bool) -> Recipe:

@@ -9,11 +9,9 @@ what is shared stay frozen. No bytes are lost: a layer that leaves one set joins
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from merger.budget import Budget
 from merger.checkpoint import Checkpoint, State, Step, StepCache, storable
 from merger.config import MergeOptions
 from merger.context import MergeContext, Merged
@@ -36,11 +34,11 @@ SHARING_PREFIXES = "sharing the first layers of each camera's queries"
 @storable
 @dataclass(frozen=True)
 class CameraPrefix:
-    """The longest prefix that a query shares, its best ratio on val with it and its state there, and all lengths tried
-    with their ratios."""
+    """The longest prefix that a query shares, its best ratio on val with it and its state there (None without one), and
+    all lengths tried with their ratios."""
 
     length: int
-    ratio: float
+    ratio: float | None
     state: State | None
     tried: list[list[float]]
 
@@ -57,12 +55,10 @@ def share_prefixes(ctx: MergeContext, merged: Merged, options: MergeOptions, che
     trials = {query: math.ceil(math.log2(len(family.paths) + 1)) for query, family in receivers.items()}
     most = sum(count * training_flops(ctx, [query], task.recipe) for query, count in trials.items())
     ctx.begin(SHARING_PREFIXES, flops=min(most, task.budget.flops_left))
-    share = task.budget.flops_left / len(receivers)
-    ends_at = time.time() + task.budget.ends - task.budget.clock()  # a clock that other machines have too
+    take_budget = task.budget.divide(len(receivers))
 
     def search(cache: StepCache, query: str) -> CameraPrefix:
-        budget = Budget(ctx.flops, ctx.flops.total + share, time.monotonic() + ends_at - time.time())
-        alone = replace(task, budget=budget, checkpoint=cache)
+        alone = replace(task, budget=take_budget(), checkpoint=cache)
         return find_longest_prefix(alone, receivers[query], query, merged)
 
     found = ctx.for_each_query(checkpoint, Step.CAMERA_PREFIXES, receivers, search)
@@ -106,7 +102,7 @@ def find_longest_prefix(task: MergeTask, family: Family, query: str, merged: Mer
         return held, CameraPrefix(length, step.value.ratio, step.value.state, tried)
 
     found = bisect_options(len(family.paths), attempt, lambda: task.budget.over, dearest_first=False)
-    return found[1] if found else CameraPrefix(0, 1.0, None, tried)
+    return found[1] if found else CameraPrefix(0, None, None, tried)
 
 
 def tie_prefix(plan: SharingPlan, family: Family, query: str, length: int) -> SharingPlan:

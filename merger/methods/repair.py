@@ -5,14 +5,12 @@ Norms, head and private layers of the query are trained alone; if that is not en
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from torch import nn
 
-from merger.budget import Budget
 from merger.checkpoint import State, Step, StepCache, snapshot, storable
 from merger.config import MEASUREMENT
 from merger.context import Merged
@@ -51,12 +49,10 @@ def repair_queries(task: MergeTask, merged: Merged, ratios: Mapping[str, float])
     if over:
         task.report_time_over(REPAIRING, merged.plan, merged.plan.without(*below))
     else:
-        share, recipe = task.budget.flops_left / len(below), repair_recipe(task)
-        ends_at = time.time() + task.budget.ends - task.budget.clock()  # a clock that other machines have too
+        take_budget, recipe = task.budget.divide(len(below)), repair_recipe(task)
 
         def repair(own: StepCache, query: str) -> Repaired:
-            budget = Budget(ctx.flops, ctx.flops.total + share, time.monotonic() + ends_at - time.time())
-            alone = replace(task, recipe=recipe, budget=budget, checkpoint=own)
+            alone = replace(task, recipe=recipe, budget=take_budget(), checkpoint=own)
             models = ctx.models([query], {query: merged.states[query]})
             freeze_shared(models, merged.plan)
             return train_unfrozen(alone, models)

@@ -40,7 +40,9 @@ def test_matched_norms_have_the_statistics_of_the_original(affine):
     original, model = network(affine), network(affine)
     for weight in (model.get_parameter("0.weight"), model.get_parameter("3.weight")):
         weight.add_(0.2 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(2)))
-    assert match_norm_outputs(model, original, IMAGES, eval_norms=True)
+    norms = fixed_norms(model, eval_norms=True)
+    assert norms
+    match_norm_outputs(model, original, norms, IMAGES)
     for found, wanted in zip(norm_outputs(model), norm_outputs(original), strict=True):
         assert not torch.allclose(found, wanted, atol=1e-3)
         for one, other in zip(torch.std_mean(found, (0, 2, 3)), torch.std_mean(wanted, (0, 2, 3)), strict=True):
@@ -53,7 +55,7 @@ def test_matching_unchanged_weights_keeps_the_answers():
     model = copy.deepcopy(original)
     for one in (model, original):
         one.get_parameter("3.weight")[0] = 0.0  # a channel without deviation has no scale to find
-    match_norm_outputs(model, original, IMAGES, eval_norms=False)
+    match_norm_outputs(model, original, fixed_norms(model, eval_norms=False), IMAGES)
     torch.testing.assert_close(model(IMAGES), original(IMAGES), atol=1e-5, rtol=1e-5)
 
 
