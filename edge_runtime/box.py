@@ -94,7 +94,7 @@ class LoadedBox:
         for query in self.bundle.queries:
             right, bottom = query.region.least_frame()
             frame = np.zeros((max(DEFAULT_SIZE[1], bottom), max(DEFAULT_SIZE[0], right), 3), np.uint8)
-            frames[query.id] = views.setdefault((query.camera, query.region), frame)
+            frames[query.id] = views.setdefault(query.view, frame)
         return frames
 
 

@@ -247,8 +247,7 @@ def _joint_batches(
     device = next(iter(engines.values())).device
     views: dict[object, list[np.ndarray]] = {}
     frames = {
-        query: views.setdefault((engine.query.camera, engine.query.region), _frames(engine, BATCHES[-1]))
-        for query, engine in engines.items()
+        query: views.setdefault(engine.query.view, _frames(engine, BATCHES[-1])) for query, engine in engines.items()
     }
     for count in BATCHES[1:]:
         taken: dict[str, list[np.ndarray]] = {}

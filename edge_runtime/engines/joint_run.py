@@ -80,7 +80,7 @@ class JointRunner:
                 batch += map(self._engines[query].resize, own)
             rows = [range(start, start + CHECKED_FRAMES) for start in range(0, len(batch), CHECKED_FRAMES)]
             differing = self._differing(batch, dict(zip(frames, rows, strict=True)))
-            views = {(engine.query.camera, engine.query.region) for engine in map(self._engines.__getitem__, frames)}
+            views = {self._engines[query].query.view for query in frames}
             if differing is None and len(views) < len(frames):
                 differing = self._differing(batch[:CHECKED_FRAMES], dict.fromkeys(frames, rows[0]))
         except Exception as error:

@@ -127,7 +127,7 @@ def _joint_cost(profile: DeviceProfile, bundle: Bundle, alike: Sequence[str], sl
         if len({query.tensors[key] for query in own}) > 1 and key.rpartition(".")[0] not in found.norms
     }
     calls = found.leaves + (len(own) - 1) * len(private)
-    has_common_view = len({(query.camera, query.region) for query in own}) < len(own)
+    has_common_view = len({query.view for query in own}) < len(own)
     layers = dict.fromkeys(alike, found.layers) if has_common_view else {}
 
     def operations(count: int) -> float:

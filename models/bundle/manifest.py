@@ -140,6 +140,11 @@ class BundleQuery:
         return Region(self.roi, self.frame_size)
 
     @property
+    def view(self) -> tuple[str, Region]:
+        """Equal for queries that take the same pixels of the same frames."""
+        return self.camera, self.region
+
+    @property
     def network(self) -> tuple[str | None, ...]:
         """What makes two queries' networks the same one, but for arguments, sizes and classes."""
         return self.model, self.graph, self.decoder

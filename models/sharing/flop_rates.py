@@ -114,7 +114,7 @@ def saved_operations(
     saved = 0.0
     views: dict[Hashable, list[BundleQuery]] = defaultdict(list)
     for query in queries:
-        views[query.camera, query.region].append(query)
+        views[query.view].append(query)
     for own in views.values():
         for flops, groups in prefix_groups(layers[own[0].id], own):
             saved += sum(flops * _common_frames([frames[query] for query in group]) for group in groups)

@@ -45,7 +45,7 @@ def pass_architecture(query: BundleQuery) -> Hashable:
 
 def fed_alike(query: BundleQuery) -> Hashable:
     """What queries with a common prefix have in common besides its tensors: network, preparation, camera, region."""
-    return pass_architecture(query), query.camera, query.region
+    return pass_architecture(query), query.view
 
 
 def _is_joint(query: BundleQuery, other: BundleQuery, nbytes: Callable[[str], int]) -> bool:
