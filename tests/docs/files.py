@@ -14,6 +14,7 @@ PAGE = REPOSITORY / "docs" / "files.md"
 ROWS = REPOSITORY / "tests" / "files_table.csv"
 COLUMNS = ["input", "what happens", "test"]
 KIND = re.compile(r"(?:([\w ]+): )?(.+)")
+SELF_EXPLAINING = re.compile(r"^refused|\bnoted?\b|no evidence|\bnamed\b|with a line of the log")
 TABLE = re.compile(r"(?<=<!-- table: files -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
 
 
@@ -25,10 +26,10 @@ def read_rows() -> list[dict[str, str]]:
 
 
 def render_files() -> str:
-    """The page's lists: a section per kind of input, without what is refused, since a refusal explains itself."""
+    """The lists of what happens in silence, a section per kind of input: refusals and notes explain themselves."""
     sections: dict[str, list[str]] = {}
     for row in read_rows():
-        if not row["what happens"].startswith("refused"):
+        if not SELF_EXPLAINING.search(row["what happens"]):
             kind, case = KIND.fullmatch(row["input"]).groups()  # pyright: ignore[reportOptionalMemberAccess]
             sections.setdefault(kind or "Other", []).append(f"- {case} → {row['what happens']}")
     return "\n\n".join("\n".join([f"### {kind}", "", *lines]) for kind, lines in sections.items())

@@ -1,4 +1,4 @@
-"""docs/guide.md: its files are valid, its tasks are those of its table, its options those of the command line."""
+"""docs/guide.md: its files are valid, its tasks are those of its table."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from pathlib import Path
 
 from edge_runtime.config import load_config
 from models.workload import load_workload
-from tests.docs.options import GUIDE, TABLE, render_options
+from tests.docs.pages import REPOSITORY
 from tests.edge_runtime.tiny import tiny_bundle, write_clip
 
-PAGE = GUIDE.read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs" / "guide.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"```yaml file=(\S+)\n(.*?)```", PAGE, re.DOTALL))
-
-
-def test_guide_options_are_those_of_the_command_line() -> None:
-    assert TABLE.findall(PAGE) == [render_options()]
 
 
 def test_guide_workload_is_valid(tmp_path: Path) -> None:
