@@ -43,7 +43,7 @@ from models.bundle.format import CHUNK_BYTES, Entry, tensor_hash
 from models.bundle.signing import check_signature
 from models.errors import BundleError, InputError, exact_text, join_names, message_of, size_text
 from models.notes import add_note
-from models.sharing.joint import joint_queries
+from models.sharing.passes import joint_queries
 
 HASH_THREADS = 2
 """hashlib releases the interpreter lock."""

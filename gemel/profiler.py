@@ -28,7 +28,7 @@ from gemel.text import size, table
 from merger.events import Progress, Stages, silent
 from models.bundle import Bundle, open_bundle
 from models.io import check_apart, check_output, hold_locks
-from models.sharing.joint import joint_queries
+from models.sharing.passes import joint_queries
 
 if TYPE_CHECKING:
     import numpy as np

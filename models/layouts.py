@@ -22,7 +22,7 @@ from models.mask_labels import read_masks
 from models.notes import add_note
 from models.pictures import SUFFIXES, LabelledPicture, list_all_pictures, list_pictures, natural_key
 from models.predictions import GroundTruth, IdentityLabel, LabelSet
-from models.yolo import YAML_SUFFIXES, find_yolo
+from models.yolo_labels import YAML_SUFFIXES, find_yolo
 from models.zoo import preprocess_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from edge_runtime.scheduler.costs import BATCHES, BatchCost, Costs, JointCost, Q
 from edge_runtime.scheduler.eviction import OverflowLayer, scratch_bytes
 from models.bundle.model_spec import is_zoo_model
 from models.sharing.flop_rates import LayerFlops, saved_operations
-from models.sharing.joint import joint_queries
+from models.sharing.passes import joint_queries
 
 if TYPE_CHECKING:
     from models.bundle import Bundle, BundleQuery

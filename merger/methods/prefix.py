@@ -24,7 +24,7 @@ from merger.methods.repair import repair_recipe, train_unfrozen
 from models.bundle import BundleQuery
 from models.notes import add_note
 from models.sharing.flop_rates import flops_before, layers_by_query
-from models.sharing.joint import fed_alike
+from models.sharing.passes import fed_alike
 from models.sharing.plan import SharingPlan
 from models.workload import Query
 

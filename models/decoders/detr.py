@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from models.decoders.boxes import corners, fractions
 from models.decoders.families import IMAGENET, PLAIN, family_preprocess
+from models.decoders.grids import corners, fractions
 from models.decoders.registry import Boxes, Decoder, GraphHead, Output, class_names, register
 from models.preprocess import Preprocess, Size
 

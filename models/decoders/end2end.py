@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.decoders.boxes import fractions
 from models.decoders.families import YOLO, family_preprocess
+from models.decoders.grids import fractions
 from models.decoders.registry import OVERLAP, Boxes, Decoder, GraphHead, class_names, count_extra, register
 from models.preprocess import Preprocess, Size
 

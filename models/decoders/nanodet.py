@@ -9,8 +9,8 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from models.decoders.boxes import fractions, grid
 from models.decoders.families import MMDET, family_preprocess
+from models.decoders.grids import fractions, grid
 from models.decoders.registry import Boxes, Decoder, GraphHead, register
 from models.preprocess import Preprocess, Size
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from models.decoders.boxes import corners, fractions
 from models.decoders.families import ULTRALYTICS, YOLO, family_preprocess
+from models.decoders.grids import corners, fractions
 from models.decoders.registry import OVERLAP, Boxes, Decoder, GraphHead, Output, register
 from models.preprocess import Preprocess, Size
 

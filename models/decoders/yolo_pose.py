@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.decoders.boxes import corners, fractions
 from models.decoders.families import YOLO, family_preprocess
+from models.decoders.grids import corners, fractions
 from models.decoders.registry import Decoder, GraphHead, Poses, class_names, point_shape, register
 from models.preprocess import Preprocess, Size
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.decoders.boxes import corners, fractions, grid
 from models.decoders.families import YOLO, YOLOX, family_preprocess
+from models.decoders.grids import corners, fractions, grid
 from models.decoders.registry import Boxes, Decoder, GraphHead, register
 from models.preprocess import Preprocess, Size
 

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -24,7 +24,6 @@ from models.graph.document import (
     HINT,
     MAX_FILE_BYTES,
     MAX_TENSOR_BYTES,
-    WEIGHTS,
     Cut,
     Graph,
     TensorInfo,
@@ -311,11 +310,3 @@ def finish(
 def _batch_size(size: int, batch: int) -> str:
     """The name of a size that the batch decides: batch, or 4*batch."""
     return BATCH if size == batch else f"{size // batch}*{BATCH}"
-
-
-def weights_without_values(document: bytes) -> Iterator[str]:
-    """The keys that a document refers to."""
-    model = parse_model(document, "the graph of a model")
-    for value in model.graph.initializers.values():
-        if isinstance(value.const_value, ir.ExternalTensor) and str(value.const_value.location) == WEIGHTS:
-            yield value.name or ""

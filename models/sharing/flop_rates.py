@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from models.sharing.joint import fed_alike, joint_queries
+from models.sharing.passes import fed_alike, joint_queries
 
 if TYPE_CHECKING:
     from models.bundle import Bundle, BundleQuery

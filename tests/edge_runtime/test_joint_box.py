@@ -23,7 +23,7 @@ from edge_runtime.simulation.replay import replay
 from edge_runtime.sinks.worker import SinkManager
 from models.bundle import Made, open_bundle, write_bundle
 from models.preprocess import Preprocess
-from models.sharing.joint import joint_queries
+from models.sharing.passes import joint_queries
 from tests.edge_runtime.tiny import FACTORY, picture, query, trained_looking, write_box, write_config
 
 PAIR = ("gate", "yard")

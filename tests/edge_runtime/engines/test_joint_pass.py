@@ -19,7 +19,7 @@ from edge_runtime.engines.torch_engine import TorchEngine
 from models.bundle import Made, StoredTensor, open_bundle, write_bundle
 from models.graph.unfold import ChannelAffine
 from models.predictions import ClassPrediction
-from models.sharing.joint import MIN_TIED_SHARE, joint_queries
+from models.sharing.passes import MIN_TIED_SHARE, joint_queries
 from models.zoo.registry import ENTRIES, names
 from tests.edge_runtime.engines.sample_bundles import bind
 from tests.edge_runtime.tiny import FACTORY, net, picture, query, trained_looking
