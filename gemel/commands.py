@@ -34,7 +34,7 @@ from gemel.conditions import (
     Shared,
 )
 from gemel.process import ExitCode, LogHandler, SignalHandlers, exit_at_once
-from gemel.text import duration, flops_change_text, networks_text, number, percent, size, table
+from gemel.text import duration, flops_change_text, key_text, networks_text, number, percent, size, table
 from models.errors import BundleError, InputError, join_names, one_line
 
 if TYPE_CHECKING:
@@ -290,7 +290,7 @@ def train_originals(
     with show_progress() as progress:
         given = TrainOptions(**_select(TRAINING, options))
         results = train_originals(load_workload(workload), query or None, seed, progress, given, resume)
-    rows = [(one.id, one.metric, number(one.val), number(one.test), duration(one.seconds)) for one in results]
+    rows = [(one.id, key_text(one.metric), number(one.val), number(one.test), duration(one.seconds)) for one in results]
     text = table(("query", "metric", "val", "test", "time"), rows) if rows else "all queries have weights already"
     return CommandResult({"queries": [asdict(one) for one in results]}, text)
 

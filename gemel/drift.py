@@ -33,7 +33,7 @@ from edge_runtime.samples import (
 )
 from edge_runtime.service import LEDGER_FILE
 from gemel.evaluation import open_matching_bundle, query_as_shipped
-from gemel.text import number, table
+from gemel.text import key_text, number, table
 from merger.events import Progress, Stages, silent
 from models.bundle import Bundle, BundleQuery, Made, check_output, open_bundle, write_bundle, write_substituted
 from models.errors import InputError
@@ -110,7 +110,15 @@ class DriftCheck:
             note = "reverted to its own weights" if row.reverted else self.notes.get(row.id)
             verdict = VERDICT_TEXTS[row.verdict] + (f"; {note}" if note else "")
             rows.append(
-                (row.id, self.metrics[row.id], row.frames, number(row.ratio), interval, number(row.target), verdict)
+                (
+                    row.id,
+                    key_text(self.metrics[row.id]),
+                    row.frames,
+                    number(row.ratio),
+                    interval,
+                    number(row.target),
+                    verdict,
+                )
             )
         lines = [
             table(("query", "metric", "frames", "ratio", "95 % interval", "target", "verdict"), rows),

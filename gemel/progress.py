@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from gemel.text import duration, flops_text, number, percent, size
+from gemel.text import duration, flops_text, key_text, number, percent, size
 from models.errors import join_names, one_line
 
 if TYPE_CHECKING:
@@ -204,12 +204,6 @@ def format_event(event: str, fields: Fields) -> str:
     return one_line(event.replace("_", " ") + (f" ({values})" if values else ""))
 
 
-def _words(name: str) -> str:
-    return {"f1": "F1", "miou": "mIoU", "macro_f1": "macro F1", "oks_f1": "OKS F1", "recall_at_1": "recall@1"}.get(
-        name, name.replace("_", " ")
-    )
-
-
 def _acceptance(f: Fields) -> str:
     parts = [f"{what}: {', '.join(f[what])}" for what in ("accepted", "unproven", "refused") if f.get(what)]
     return f"the part of val that accepts: {'; '.join(parts)}"
@@ -223,7 +217,7 @@ def _lowest(ratios: Mapping[str, float]) -> str:
 def _original(f: Fields) -> str:
     test = f", {number(f['test'])} on test" if "test" in f else ""
     took = f", in {duration(f['seconds'])}" if "seconds" in f else ""
-    return f"{f['query']}: original trained, {_words(f['metric'])} {number(f['val'])} on val{test}{took}"
+    return f"{f['query']}: original trained, {key_text(f['metric'])} {number(f['val'])} on val{test}{took}"
 
 
 def _epoch(f: Fields) -> str:
@@ -237,7 +231,7 @@ def _ancestry(f: Fields) -> str:
     if f["kin"]:
         similarity = number(min(f["similarity"].values(), default=0.0), 2)
         return f"the originals come from the same pretrained weights (weight similarity {similarity})"
-    return f"the originals are not from the same pretrained weights; donor: {f['donor']}"
+    return f"the originals are not from the same pretrained weights, expect smaller savings; donor: {f['donor']}"
 
 
 def _suffix(f: Fields) -> str:
@@ -284,7 +278,7 @@ def _round(f: Fields) -> str:
 
 
 def _test(f: Fields) -> str:
-    values = f"{_words(f['metric'])} {number(f['original'])} -> {number(f['merged'])}, " if "metric" in f else ""
+    values = f"{key_text(f['metric'])} {number(f['original'])} -> {number(f['merged'])}, " if "metric" in f else ""
     text = f"{f['query']} on test: {values}ratio {number(f['ratio'])}"
     if f.get("reason"):
         return f"{text} (no evidence: {f['reason']})"
@@ -301,7 +295,7 @@ EVENT_FORMATS: dict[str, Callable[[Fields], str]] = {
     "original": _original,
     "epoch": _epoch,
     "reference": lambda f: (
-        f"{f['query']}: original {_words(f['metric'])} {number(f['val'])} on val, {number(f['needed'])} is required"
+        f"{f['query']}: original {key_text(f['metric'])} {number(f['val'])} on val, {number(f['needed'])} is required"
     ),
     "processes": lambda f: f"{len(f['queries'])} processes: {'; '.join(', '.join(q) or 'none' for q in f['queries'])}",
     "ancestry": _ancestry,

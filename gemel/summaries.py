@@ -7,7 +7,7 @@ from typing import Any
 
 from gemel.report.conclusion import draw_conclusion
 from gemel.report.document import Report
-from gemel.text import duration, number, percent, size, table
+from gemel.text import duration, key_text, number, percent, size, table
 
 Row = Mapping[str, Any]
 
@@ -15,7 +15,7 @@ Row = Mapping[str, Any]
 def scores_text(queries: Sequence[Row]) -> str:
     """Each query of a merge against its original, as a table."""
     rows = [
-        (row["id"], row["metric"], number(row["original"]), number(row["merged"]), percent(row["ratio"]),
+        (row["id"], key_text(row["metric"]), number(row["original"]), number(row["merged"]), percent(row["ratio"]),
          target_status(row["met"], row["certain"], row["worth"], row["reason"], row["proven"]))
         for row in queries
     ]  # fmt: skip
@@ -38,7 +38,7 @@ def evaluation_text(report: Report) -> str:
     """Offline and streaming accuracy side by side, one line per query."""
     settings = [(one.memory, report.stream_accuracies(one.memory)) for one in report.memory_settings]
     rows = [
-        (row.query, row.metric, number(row.original), number(row.merged),
+        (row.query, key_text(row.metric), number(row.original), number(row.merged),
          target_status(row.met, row.certain, row.worth, row.reason),
          *(" -> ".join(number(accuracy, 2) for accuracy in own[row.query]) for _, own in settings))
         for row in report.offline
@@ -46,8 +46,8 @@ def evaluation_text(report: Report) -> str:
     headers = ("query", "metric", "original", "merged", "target", *(f"stream, {name}" for name, _ in settings))
     device = f"{report.device.title}, {report.device.clock}{' (modelled)' if report.device.modelled else ''}"
     gating = [
-        f"motion gating, {row.query}: {row.run} of {row.frames} frames run, {row.metric} {number(row.ungated)} -> "
-        f"{number(row.gated)}"
+        f"motion gating, {row.query}: {row.run} of {row.frames} frames run, "
+        f"{key_text(row.metric)} {number(row.ungated)} -> {number(row.gated)}"
         for row in report.gating
     ]
     stream = f"stream: originals -> merged with the same memory; {device}"

@@ -11,6 +11,22 @@ size = size_text
 """Bytes as budgets are given: 412.3 MiB."""
 
 
+KEY_TEXTS = {
+    "f1": "F1",
+    "miou": "mIoU",
+    "macro_f1": "macro F1",
+    "oks_f1": "OKS F1",
+    "recall_at_1": "recall@1",
+    "shared_part": "shared",
+    "private": "its own",
+}
+
+
+def key_text(name: str) -> str:
+    """A JSON key, as of a metric, as text."""
+    return KEY_TEXTS.get(name, name.replace("_", " "))
+
+
 def percent(fraction: float | None, digits: int = 1) -> str:
     """A fraction as per cent; a dash for None."""
     return "-" if fraction is None else f"{100 * fraction:.{digits}f} %"

@@ -104,7 +104,7 @@ class MergeReport:
         return all(query.met for query in self.queries)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values under DESIGN's keys."""
+        """Plain values under the keys of `gemel merge --json`."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
 

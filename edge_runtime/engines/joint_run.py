@@ -29,7 +29,7 @@ JointPredictions = dict[str, "list[Prediction] | Exception"]
 
 
 class JointRunner:
-    """Runs queries that one pass can serve (`models.sharing.passes.joint_queries`), by the engines they are bound to."""
+    """Runs queries that one pass can serve (`models.sharing.passes`), by the engines they are bound to."""
 
     def __init__(self, engines: Mapping[str, FrameEngine]) -> None:
         self._engines = dict(engines)

@@ -31,8 +31,8 @@ from gemel.report.document import (
     Timeline,
 )
 from gemel.report.drawing import Series, draw_boxes, draw_curve
-from gemel.report.templates import render_template, two_decimals, whole_percent, words
-from gemel.text import size
+from gemel.report.templates import render_template, two_decimals, whole_percent
+from gemel.text import key_text, size
 from models.metrics import KINDS
 
 MAX_SETS = 16
@@ -71,7 +71,7 @@ def render_report(report: Report, photos: Sequence[str] = ()) -> str:
         byte_parts=geometry.byte_parts,
         widest=max((row.before for row in report.bytes.queries), default=1) or 1,
         byte_kinds=[("before", "original", ""), *((kind, name, "") for kind, name in BYTE_KINDS if kind in present)],
-        label_bytes=lambda own: [(name, share, f"{words(name)}: {size(nbytes)}") for name, share, nbytes in own],
+        label_bytes=lambda own: [(name, share, f"{key_text(name)}: {size(nbytes)}") for name, share, nbytes in own],
         label_counts=lambda own: [(name, share, f"{name}: {count}") for name, share, count in own],
         matrix=matrix,
         largest=max(map(max, matrix)) or 1,

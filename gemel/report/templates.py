@@ -11,17 +11,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from gemel.report import drawing
-from gemel.text import number, percent, size
-
-NAMES = {
-    "f1": "F1",
-    "miou": "mIoU",
-    "macro_f1": "macro F1",
-    "oks_f1": "OKS F1",
-    "recall_at_1": "recall@1",
-    "shared_part": "shared",
-    "private": "its own",
-}
+from gemel.text import key_text, number, percent, size
 
 
 def render_template(page: str, **values: Any) -> str:
@@ -55,11 +45,6 @@ def joined_times(values: Sequence[float]) -> str:
     return f"{' / '.join(parts)} {'s' if in_seconds else 'ms'}"
 
 
-def words(name: str) -> str:
-    """A JSON key as text."""
-    return NAMES.get(name, name.replace("_", " "))
-
-
 def breakable(name: str) -> Markup:
     """A name that may be broken after each hyphen, underscore or dot."""
     return Markup(re.sub(r"([-_.])", r"\1<wbr>", str(escape(name))))
@@ -77,7 +62,7 @@ def _environment() -> Any:
         loader=FunctionLoader(_page_file),
     )
     made.filters.update(
-        size=size, percent=percent, percent0=whole_percent, number=two_decimals, words=words, breakable=breakable
+        size=size, percent=percent, percent0=whole_percent, number=two_decimals, words=key_text, breakable=breakable
     )
     made.globals.update(
         percent0=whole_percent, two_decimals=two_decimals, milliseconds=milliseconds, joined_times=joined_times

@@ -32,7 +32,7 @@ SENTENCES = [
      "gate: original F1 0.810 on val, 0.770 is required"),
     ("processes", {"queries": [["gate", "lane"], []]}, "2 processes: gate, lane; none"),
     ("ancestry", {"kin": False, "similarity": {}, "donor": "a"},
-     "the originals are not from the same pretrained weights; donor: a"),
+     "the originals are not from the same pretrained weights, expect smaller savings; donor: a"),
     ("ancestry", {"kin": True, "similarity": {"a": 0.98}, "donor": "a"},
      "the originals come from the same pretrained weights (weight similarity 0.98)"),
     ("identical", {"sets": 3, "saved_bytes": 9}, "3 sets of layers are identical: 9 bytes saved without training"),

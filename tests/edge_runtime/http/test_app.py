@@ -1,4 +1,4 @@
-"""The endpoints that DESIGN.md names, over real HTTP, with a fake box."""
+"""The endpoints of docs/running-a-box.md, over real HTTP, with a fake box."""
 
 from __future__ import annotations
 
