@@ -27,6 +27,8 @@ from benchmarks.merging.tables import THEIRS, group_cells, spread
 from benchmarks.real.tables import cell_text
 from benchmarks.reporting import speed as reporting
 from benchmarks.schedule import objective
+from benchmarks.schedule.accuracy import HEADS as ACCURACY_HEADS
+from benchmarks.schedule.accuracy import mean_rows
 from benchmarks.schedule.cases import ORDER as POLICIES
 from benchmarks.schedule.promise import HEADS as DRAWN_HEADS
 from benchmarks.schedule.promise import promise_rows
@@ -180,10 +182,14 @@ def merge_tables(measured: Path, junction: Table) -> dict[str, Table]:
 
 
 def schedule_tables(folder: Path) -> dict[str, Table]:
-    """Policies on drawn workloads, and the time of a decision."""
+    """Policies on drawn workloads, accuracy over time on the catalogue, and the time of a decision."""
     command, drawn = "python -m benchmarks.schedule.policies", _read(folder / "promise.json")
-    decided = _read(folder / "deciding.json")
+    decided, aged = _read(folder / "deciding.json"), _read(folder / "accuracy.json")
     return {
+        "accuracy": Table(
+            f"python -m benchmarks.schedule.accuracy; virtual clock, modelled devices; {aged['date']}",
+            ACCURACY_HEADS, mean_rows(aged["cases"]),
+        ),
         "drawn": Table(
             f"{command} promise --seed {drawn['seed']}; virtual clock, modelled devices; {drawn['date']}",
             DRAWN_HEADS, promise_rows(drawn["cases"]),

@@ -15,7 +15,7 @@ from gemel.planner import DEFAULT_FPS
 from models.workload import load_workload
 
 WORKLOADS = Path(__file__).parents[1] / "workloads"
-REAL = ("cifar", "domains", "elsewhere", "gti", "junction", "published")
+CATALOGUE = ("low", "medium", "high")
 DEVICES = ("jetson-nano", "orin-nano-8gb", "xavier-nx")
 SETTINGS = ("min", "50%", "75%")
 ORDER = ("time-sharing", "gemel", "adaptive")
@@ -34,12 +34,7 @@ class SimulatedCase:
 
 def catalogue() -> list[Path]:
     """The fifteen workload files that need no data."""
-    return [path for path in sorted(WORKLOADS.glob("*.yaml")) if path.stem not in REAL]
-
-
-def real() -> list[Path]:
-    """The workload files of real models and footage: to plan for them needs neither."""
-    return [WORKLOADS / f"{name}.yaml" for name in REAL]
+    return [path for path in sorted(WORKLOADS.glob("*.yaml")) if path.stem.partition("-")[0] in CATALOGUE]
 
 
 def case_of(path: Path, device: str) -> SimulatedCase:
