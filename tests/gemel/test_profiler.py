@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -23,6 +24,21 @@ from models.bundle import Made, open_bundle, write_bundle
 from models.quantization import choices, pack
 from tests.edge_runtime import tiny
 from tests.edge_runtime.tiny import FACTORY, tiny_bundle
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A bundle with its profile beside it, measured once."""
+    torch.set_num_threads(1)
+    bundle = tiny_bundle(tmp_path_factory.mktemp("measured") / "tiny.safetensors")
+    profile_bundle(bundle.path, "cpu", [FACTORY], rounds=1, engine="torch")
+    return bundle.path.parent
+
+
+@pytest.fixture
+def profiled(measured, tmp_path):
+    """A copy of the measured bundle and its profile."""
+    return open_bundle(shutil.copytree(measured, tmp_path / "profiled") / "tiny.safetensors", factories=(FACTORY,))
 
 
 @pytest.fixture
@@ -64,32 +80,29 @@ def test_profile_runs_on_the_compute_stream(bundle, monkeypatch):
     assert happened[0] == "on cpu" and happened[-1] == "off" and set(happened[1:-1]) == {"run"}
 
 
-def test_profile_costs_can_be_simulated(tmp_path, capsys):
+def test_profile_costs_can_be_simulated(profiled):
     from edge_runtime.policies import policy_named
     from edge_runtime.scheduler.costs import coalesce_tensors
     from edge_runtime.simulation.profile_io import measured_costs
     from edge_runtime.simulation.simulator import simulate
 
-    torch.set_num_threads(1)
-    bundle = tiny_bundle(tmp_path / "tiny.safetensors")
-    profiled = profile_bundle(bundle.path, "cpu", [FACTORY], rounds=2, engine="torch")
-    costs = coalesce_tensors(measured_costs(bundle, profiled.profile))
+    costs = coalesce_tensors(measured_costs(profiled, read_profile(profiled)))
     frames = {query: [i / 5 for i in range(20)] for query in costs.queries}
     result = simulate(costs, frames, 64 * 2**20, policy_named("adaptive"))
     assert all(row["processed"] == 20 for row in result.per_query())
 
 
 @pytest.mark.parametrize("command", ["plan", "simulate"])
-def test_plan_notes_costs_of_another_machine_and_default_rates(bundle, capsys, command):
-    profile = profile_bundle(bundle.path, "cpu", [FACTORY], rounds=1, engine="torch").profile
-    words = (command, str(bundle.path), "--factory", FACTORY, "--memory", "1MiB", "--json")
+def test_plan_notes_costs_of_another_machine_and_default_rates(profiled, capsys, command):
+    profile, path = read_profile(profiled), profiled.path
+    words = (command, str(path), "--factory", FACTORY, "--memory", "1MiB", "--json")
     assert main(words) == 0
     (rates,) = json.loads(capsys.readouterr().out)["notes"]
-    assert rates.startswith(f"{bundle.path}: queries without `fps` are planned at 10 frames a second: gate, yard; set")
-    write_profile(bundle.path, replace(profile, device="cuda", machine={**profile.machine, "name": "a Jetson"}))
+    assert rates.startswith(f"{path}: queries without `fps` are planned at 10 frames a second: gate, yard; set")
+    write_profile(path, replace(profile, device="cuda", machine={**profile.machine, "name": "a Jetson"}))
     assert main(words) == 0
     note, _ = json.loads(capsys.readouterr().out)["notes"]
-    start = f"{bundle.path}.profile.json: its costs, measured on another machine (device cuda"
+    start = f"{path}.profile.json: its costs, measured on another machine (device cuda"
     assert note.startswith(start) and "a Jetson" in note and note.endswith("run `gemel profile BUNDLE` here")
     assert main([*words, "--device", "jetson-nano"]) == 0
     assert json.loads(capsys.readouterr().out)["notes"] == [rates]
@@ -133,15 +146,12 @@ def test_profile_workspace_has_the_scratch_of_packed_weights(tmp_path):
     assert settings[0] == settings[1], "memory settings are those of the originals"
 
 
-def test_plan_input_device_is_measured_where_profiled(tmp_path):
-    torch.set_num_threads(1)
-    bundle = tiny_bundle(tmp_path / "tiny.safetensors")
+def test_plan_input_device_is_measured_where_profiled(bundle, profiled):
     own = (FACTORY,)
     assert load_plan_input(bundle.path, Conditions("all", factories=own)).device == DEFAULT_DEVICE
-    profile_bundle(bundle.path, "cpu", [FACTORY], rounds=1, engine="torch")
-    measured = load_plan_input(bundle.path, Conditions("all", factories=own))
-    assert measured.device == "measured" and not measured.modelled and "(cpu)" in measured.describe()
-    assert load_plan_input(bundle.path, Conditions("all", "t4", factories=own)).device == "t4"
+    found = load_plan_input(profiled.path, Conditions("all", factories=own))
+    assert found.device == "measured" and not found.modelled and "(cpu)" in found.describe()
+    assert load_plan_input(profiled.path, Conditions("all", "t4", factories=own)).device == "t4"
 
 
 def test_plan_uses_the_sessions_that_fit_and_shows_their_price(bundle, capsys, monkeypatch):
