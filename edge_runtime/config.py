@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from edge_runtime.capture.sources import PUSH, TIMEOUT_S, CameraConfig
 from edge_runtime.engines.registry import AUTO, check_engine
@@ -23,6 +25,7 @@ from models.io import MAX_CAMERAS, Fps, Name, PathText, is_path, read_mapping, v
 
 SPOOL_BYTES, SPOOL_INTERVAL_S = "256MiB", 60.0
 SAMPLES = "samples"
+HAWKBIT_PATH = "/controller/v1/"
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
 FRAMES, ACCURACY = "frames", "accuracy"
 """Objectives of a schedule."""
@@ -102,12 +105,18 @@ class BoxConfig:
         return {query: tuple(event.name for event in own.events) for query, own in self.rules.items()}
 
 
+def _check_host_name(text: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}", text) is None:
+        raise ValueError("give a host name as browsers have it, such as box.example.org, without scheme, port and path")
+    return text
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
 _Path = Annotated[str, Field(min_length=1)]
-_HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,252})$")]
+_HostName = Annotated[str, AfterValidator(_check_host_name)]
 _Factory = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 
 
@@ -142,6 +151,15 @@ class _UpdateKeys(_Strict):
     watch_s: Annotated[float, Field(ge=1, le=604_800)] = 600.0
     token: Annotated[str, Field(pattern=r"^[!-~]{1,1024}$")] | None = None
     ca: _Path | None = None
+
+    @model_validator(mode="after")
+    def _check_address(self) -> _UpdateKeys:
+        url = urlsplit(self.url)
+        if "@" in url.netloc:
+            raise ValueError("`url` names a user: give a `token` instead, which is sent as a header")
+        if self.kind == "hawkbit" and HAWKBIT_PATH not in url.path:
+            raise ValueError(f"`url` of hawkBit is https://HOST/TENANT{HAWKBIT_PATH}NAME")
+        return self
 
 
 class _SpoolKeys(_Strict):

@@ -132,6 +132,10 @@ def check_box(box: CostedBox) -> dict[str, Any]:
     of these, for regions outside of the picture, and for cameras that no query uses; they are logged too.
     """
     config, loaded, http = box.loaded.config, box.loaded, box.loaded.config.http
+    if http is not None and http.tls is not None:
+        from edge_runtime.http.tls import check_certificate
+
+        check_certificate(http.tls)
     probes = probe_cameras([camera for camera in loaded.cameras if not camera.is_push])
     problems = call_all([(sink.check_reachable, sink.reach_timeout_s) for sink in config.sinks], "it does not answer")
     sinks = [
@@ -228,6 +232,10 @@ def _load_config(config_path: str | Path) -> BoxConfig:
         from edge_runtime.http.tls import Certificate
 
         Certificate(config.http.tls)
+    if config.updates is not None:
+        from edge_runtime.update_sources import check_updates
+
+        check_updates(config.updates)
     for sink in config.sinks:
         sink.check()
     return config

@@ -116,13 +116,16 @@ class RuntimeStatus:
         }
 
     def _missing_cameras(self) -> list[str]:
-        """Cameras that never gave a frame; those that are away, as far as `http.ready` asks for them."""
+        """Cameras that never gave a frame; those that are away or of no use, as far as `http.ready` asks for them."""
         http = self._inference.runtime.active.box.config.http
         cameras = [_camera_status(one) for one in self._inference.cameras if not isinstance(one, PushCamera)]
-        away = [camera for camera in cameras if not camera.up]
+        away = [camera for camera in cameras if not camera.up or camera.error is not None]
         needs_all = http is not None and http.ready == "all"
         shown = away if needs_all or len(away) == len(cameras) else [one for one in away if one.frame_age_s is None]
-        return [f"camera {one.id}: {'no frame yet' if one.frame_age_s is None else one.state}" for one in shown]
+        return [
+            f"camera {one.id}: {'no frame yet' if one.frame_age_s is None else one.error if one.up else one.state}"
+            for one in shown
+        ]
 
     def bundle_problem(self) -> str | None:
         """One line when the bundle's file was changed in place."""
@@ -151,12 +154,18 @@ class RuntimeStatus:
         publisher, device, nbytes = active.executor.publisher, active.executor.device, active.query_bytes
         ledgers = {row.pop("query"): LedgerStatus(**row) for row in publisher.ledger.to_json()}
         states = self._inference.runtime.events.states()
+        loads = {name: self._load.queries.get(name, LoadShare()) for name in active.queries}
+        asked_fps = {
+            name: 0.0 if states[name].scheduled is False
+            else loads[name].received_fps if isinstance(camera, PushCamera) else active.asked_fps[name]
+            for name, camera in active.sources.items()
+        }  # fmt: skip
         return [
             QueryStatus(
                 id=name, camera=query.camera, resident=device.is_resident(name), bytes=nbytes[name][0],
                 own_bytes=nbytes[name][1], fps=round(publisher.per_second(name, now), 2),
-                asked_fps=round(active.asked_fps[name], 2),
-                dropped_share=round(self._load.queries.get(name, LoadShare()).dropped_share, 4),
+                asked_fps=round(asked_fps[name], 2),
+                dropped_share=round(loads[name].dropped_share, 4),
                 age_p95_ms=publisher.age_p95_ms(name), sla_ms=query.sla_ms,
                 failure=publisher.failures.get(name), ledger=ledgers[name],
                 still_fraction=_still_fraction(ledgers[name]) if states[name].is_gated else None,

@@ -37,6 +37,12 @@ class LoadShare:
 
     received: int = 0
     dropped: int = 0
+    seconds: float = 0.0
+
+    @property
+    def received_fps(self) -> float:
+        """Frames received a second."""
+        return self.received / self.seconds if self.seconds else 0.0
 
     @property
     def dropped_share(self) -> float:
@@ -54,11 +60,8 @@ class LoadMonitor:
         self.box = LoadShare()
         self._samples: deque[tuple[float, dict[str, tuple[int, int]]]] = deque()
 
-    def add(self, now: float, ledger: Callable[[], Sequence[Mapping[str, Any]]], asked_fps: float) -> None:
-        """Take a sample of `ledger` (`Ledger.to_json`) where one is due; a change of the state is logged once.
-
-        `asked_fps` are the frames a second that all queries ask for.
-        """
+    def add(self, now: float, ledger: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
+        """Take a sample of `ledger` (`Ledger.to_json`) where one is due; a change of the state is logged once."""
         limits = self.limits
         if self._samples and now < self._samples[-1][0] + limits.interval_s:
             return
@@ -67,9 +70,13 @@ class LoadMonitor:
             self._samples.popleft()
         began, first = self._samples[0]
         last = self._samples[-1][1]
-        self.queries = {query: _difference(first.get(query, (0, 0)), counts) for query, counts in last.items()}
+        self.queries = {
+            query: _difference(first.get(query, (0, 0)), counts, now - began) for query, counts in last.items()
+        }
         self.box = LoadShare(
-            sum(one.received for one in self.queries.values()), sum(one.dropped for one in self.queries.values())
+            sum(one.received for one in self.queries.values()),
+            sum(one.dropped for one in self.queries.values()),
+            now - began,
         )
         if now - began < limits.min_s or self.box.received < limits.min_frames:
             return
@@ -77,18 +84,19 @@ class LoadMonitor:
         is_overloaded = self.box.dropped_share >= bound
         if is_overloaded is not self.is_overloaded:
             self.is_overloaded = is_overloaded
-            self._log_change(asked_fps, (self.box.received - self.box.dropped) / (now - began))
+            self._log_change()
 
-    def _log_change(self, asked_fps: float, got_fps: float) -> None:
+    def _log_change(self) -> None:
         share = f"{self.box.dropped_share:.0%} of the frames of the last minute were dropped"
         if not self.is_overloaded:
             log.info("no longer overloaded: %s", share)
             return
         worst = max(self.queries, key=lambda query: self.queries[query].dropped_share)
+        answered_fps = self.box.received_fps * (1 - self.box.dropped_share)
         log.warning(
             "overloaded: %s; %.1f frames a second are asked for, %.1f answered; most are lost of query %s (%.0f %%): "
             "lower its fps, or see `gemel plan`",
-            share, asked_fps, got_fps, worst, 100 * self.queries[worst].dropped_share,
+            share, self.box.received_fps, answered_fps, worst, 100 * self.queries[worst].dropped_share,
         )  # fmt: skip
 
 
@@ -96,5 +104,5 @@ def _counts(row: Mapping[str, Any]) -> tuple[int, int]:
     return row["received"], sum(row["dropped"].get(reason, 0) for reason in OVERLOAD_REASONS)
 
 
-def _difference(first: tuple[int, int], last: tuple[int, int]) -> LoadShare:
-    return LoadShare(last[0] - first[0], last[1] - first[1])
+def _difference(first: tuple[int, int], last: tuple[int, int], seconds: float) -> LoadShare:
+    return LoadShare(last[0] - first[0], last[1] - first[1], seconds)

@@ -296,7 +296,7 @@ class Service:
                 log.info("reopening files; reading config and bundle again")
                 self._sinks.reopen()
                 self._reloads.request()
-            self._load.add(now, self._runtime.ledger.to_json, sum(self._runtime.active.asked_fps.values()))
+            self._load.add(now, self._runtime.ledger.to_json)
             self._failure = watchdog.check(self._inference.executor.activity, now)
             if self._failure is not None:
                 log.error("%s: the box ends", self._failure)

@@ -21,6 +21,7 @@ from typing import Any
 from edge_runtime.config import UpdateConfig
 from edge_runtime.sinks.base import client_context
 from models.bundle.delta import apply_update
+from models.bundle.signing import check_public_key
 from models.errors import InputError, size_text
 from models.io import ParseError, describe_problem, open_atomic, parse_json
 
@@ -161,6 +162,12 @@ class HawkBit(UpdateSource):
     scheme = "TargetToken"
 
     def find(self, tag: str | None) -> Offer | None:
+        try:
+            return self._find(tag)
+        except (AttributeError, TypeError) as error:
+            raise InputError(self._config.url, "the answer of the update server has another form", HINT) from error
+
+    def _find(self, tag: str | None) -> Offer | None:
         links = self._get(self._config.url).get("_links", {})
         if (href := _href(links, "cancelAction")) is not None:
             self._confirm_cancel(href)
@@ -223,6 +230,13 @@ def _href(links: Any, name: str) -> str | None:
     found = links.get(name) if isinstance(links, dict) else None
     href = found.get("href") if isinstance(found, dict) else None
     return href if isinstance(href, str) else None
+
+
+def check_updates(config: UpdateConfig) -> None:
+    """Raise InputError where a file that an update needs is none."""
+    check_public_key(config.public_key)
+    if config.ca is not None:
+        client_context(config.ca)
 
 
 def make_source(config: UpdateConfig) -> UpdateSource:

@@ -33,7 +33,7 @@ from gemel.conditions import (
     PlacementOptions,
     Shared,
 )
-from gemel.process import ExitCode, LogHandler, SignalHandlers, exit_at_once
+from gemel.process import ExitCode, LogHandler, SignalHandlers, configure_log, exit_at_once
 from gemel.text import duration, flops_change_text, key_text, networks_text, number, percent, size, table
 from models.errors import BundleError, InputError, join_names, one_line
 
@@ -481,7 +481,7 @@ def run_box(
     _startup.restore()
     handler = LogHandler(as_json=log_format == "json")
     handler.addFilter(lambda record: not record.getMessage().startswith("ledger: "))  # printed as a table below
-    logging.basicConfig(level=log_level.upper(), handlers=[handler])
+    configure_log(handler, getattr(logging, log_level.upper()))
     try:
         summary = run(config, check=check)
     finally:

@@ -135,6 +135,12 @@ def format_time(unix_s: float) -> str:
     return datetime.datetime.fromtimestamp(unix_s).astimezone().isoformat(timespec="milliseconds")
 
 
+def configure_log(handler: logging.Handler, level: int) -> None:
+    """Log the lines of Gemel from `level` on; of libraries only what is wrong."""
+    logging.basicConfig(level=max(level, logging.WARNING), handlers=[handler])
+    logging.getLogger("gemel").setLevel(level)
+
+
 class LogHandler(logging.Handler):
     """Writes records to stderr from its own thread, so that a full pipe blocks the log alone.
 

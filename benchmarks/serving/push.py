@@ -5,7 +5,8 @@ Usage: python -m benchmarks.serving.push [--frames 200] [--model resnet18] [--ou
 One query (random weights) answers a JPEG of 640 x 360 over the loopback, once by `gemel run` with the engine onnx, once
 by an aiohttp handler around a session of the same exported file: OpenCV decodes and resizes, the answer is a label.
 Each server has a process, one thread of ONNX Runtime and DeepStack's form. Requests alternate between the two, so that
-both see the same machine. The overload sends four times the rate that four clients reach, by the clock.
+both see the same machine. The overload sends four times the rate that four clients reach, or one alone if that
+is more, by the clock.
 """
 
 from __future__ import annotations
@@ -192,8 +193,9 @@ async def _measure(addresses: dict[str, str], picture: bytes, model: str, frames
                 await ask(server)
         latencies = await measure_latencies(ask, frames)
         rates = {server: await measure_rate(ask, server) for server in addresses}
-        overload = await measure_overload(ask, OVERLOAD * rates[BOX])
-    quantiles = {server: quantile_ms(values) for server, values in latencies.items()}
+        quantiles = {server: quantile_ms(values) for server, values in latencies.items()}
+        capacity = max(rates[BOX], 1000 / quantiles[BOX]["median"])
+        overload = await measure_overload(ask, OVERLOAD * capacity)
     return {
         "model": model, "frames": frames, "picture_bytes": len(picture), "latency_ms": quantiles,
         "latency_ratio": {

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from edge_runtime.events.timetable import Timetable, check_time_zone, parse_week_span
-from edge_runtime.events.zones import DetectionFilter, Polygon, find_polygon_problem
+from edge_runtime.events.zones import DetectionFilter, Polygon, find_polygon_problem, open_polygon
 from models.bundle import BundleQuery
 from models.errors import InputError
 from models.io import MAX_QUERIES, Name
@@ -98,6 +98,7 @@ def _parse_hysteresis(given: Any) -> Any:
 
 
 def _check_polygon(polygon: Polygon) -> Polygon:
+    polygon = open_polygon(polygon)
     if problem := find_polygon_problem(polygon):
         raise ValueError(problem)
     return polygon
@@ -124,8 +125,10 @@ class _EventKeys(_Keys):
     @model_validator(mode="after")
     def _check_keys_of_kind(self) -> _EventKeys:
         for key, kind in (("seconds", EventKind.DWELL), ("at_least", EventKind.COUNT)):
-            if (getattr(self, key) is None) is (self.kind is kind):
-                raise ValueError(f"`{key}` belongs to the kind {kind} and no other")
+            if self.kind is kind and getattr(self, key) is None:
+                raise ValueError(f"the kind {kind} needs `{key}`")
+            if self.kind is not kind and getattr(self, key) is not None:
+                raise ValueError(f"`{key}` belongs to the kind {kind} and no other: leave it out")
         if self.kind is EventKind.LABEL_CHANGES and self.zone is not None:
             raise ValueError("a label is that of the whole frame: leave `zone` out")
         return self
@@ -187,6 +190,8 @@ class QueryKeys(_Keys):
         for zone in used:
             if zone not in self.zones:
                 raise ValueError(f"no zone '{zone:.60}' here: `zones` has {', '.join(self.zones) or 'none'}")
+        if both := sorted({*self.include} & {*self.exclude}):
+            raise ValueError(f"the zone '{both[0]}' is in `include` and in `exclude`, so that nothing in it passes")
         if self.min_area > self.max_area:
             raise ValueError("`min_area` is above `max_area`, so that nothing passes")
         names = [event.to_rule().name for event in self.events]

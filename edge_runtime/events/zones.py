@@ -15,20 +15,31 @@ MIN_POLYGON_AREA = 1e-4
 
 
 def find_polygon_problem(polygon: Sequence[Point]) -> str | None:
-    """Why these points, in fractions of the frame, are no zone; None where they are."""
+    """Why these points, in fractions of the frame, are no zone; None where they are.
+
+    A last point that repeats the first, as GeoJSON has it, is left out by `open_polygon` before.
+    """
     if not MIN_POINTS <= len(polygon) <= MAX_POINTS:
         return f"a zone has {MIN_POINTS} to {MAX_POINTS} points"
     for x, y in polygon:
         if not (0 <= x <= 1 and 0 <= y <= 1):
             return f"the point [{x:g}, {y:g}] lies outside the frame: points are fractions of it, 0 to 1"
+    for place, (x, y) in enumerate(polygon):
+        if (x, y) in polygon[:place]:
+            return f"the point [{x:g}, {y:g}] comes twice: give each corner once"
     edges = list(zip(polygon, (*polygon[1:], polygon[0]), strict=True))
     for (place, first), (other, second) in combinations(enumerate(edges), 2):
         are_neighbours = other - place in (1, len(edges) - 1)
         if not are_neighbours and _cross(*first, *second):
             return f"its sides {place + 1} and {other + 1} cross: give the points in order around the zone"
     if polygon_area(polygon) < MIN_POLYGON_AREA:
-        return "it has no area: its points lie on a line"
+        return f"it has no area: its points lie on a line, or within {MIN_POLYGON_AREA:g} of the frame"
     return None
+
+
+def open_polygon(polygon: Polygon) -> Polygon:
+    """The polygon without a last point that repeats the first."""
+    return polygon[:-1] if len(polygon) > MIN_POINTS and polygon[0] == polygon[-1] else polygon
 
 
 def polygon_area(polygon: Sequence[Point]) -> float:

@@ -47,7 +47,7 @@ class QueryStatus(_Value):
     bytes: int = Field(ge=0, description="of its tensors, those it shares included")
     own_bytes: int = Field(ge=0, description="of its tensors that no other query has")
     fps: float = Field(ge=0, description="results a second, lately")
-    asked_fps: float = Field(0.0, ge=0, description="frames a second that it asks for")
+    asked_fps: float = Field(0.0, ge=0, description="frames a second that it asks for, or that senders push")
     dropped_share: float = Field(
         0.0, ge=0, le=1, description="of the frames of the last minute, dropped for lack of time or memory"
     )

@@ -86,6 +86,13 @@ class Certificate:
         return [_stamp(self._files.cert), _stamp(self._files.key)]
 
 
+def check_certificate(files: TlsFiles) -> None:
+    """Raise InputError where it has run out, so that no client connects; a box serves on, as its clock may be wrong."""
+    days_left = (_load(files)[1] - time.time()) / 86400
+    if days_left <= 0:
+        raise InputError(files.cert, f"has run out {-days_left:.0f} days ago", "renew it", "http.tls.cert")
+
+
 def _stamp(path: Path) -> tuple[int, int, int] | None:
     try:
         found = os.stat(path)
@@ -116,7 +123,7 @@ def _load(files: TlsFiles) -> tuple[ssl.SSLContext, float]:
     try:
         context.load_cert_chain(files.cert, files.key, refuse_passphrase)
     except (ssl.SSLError, OSError) as error:
-        reason = getattr(error, "reason", None) or str(error)
+        reason = getattr(error, "reason", None) or "no PEM key"
         problem = "does not belong to the certificate" if "MISMATCH" in reason else f"cannot be used ({reason})"
         raise InputError(files.key, problem, HINT, "http.tls.key") from error
     until = getattr(certificate, "not_valid_after_utc", None)

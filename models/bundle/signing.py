@@ -63,6 +63,11 @@ def check_signature(bundle: Bundle, key: str | Path) -> None:
         raise BundleError(bundle.path, fault, "get the bundle from the owner of the key, or sign it again") from None
 
 
+def check_public_key(path: Path) -> None:
+    """Raise InputError where a file is no public Ed25519 key."""
+    _public(path)
+
+
 def _signed_text(header: Header) -> bytes:
     return encode_header(header.entries.values(), _metadata(header, _NONE))
 

@@ -19,7 +19,7 @@ def feed(monitor: LoadMonitor, start_s: float, seconds: int, counts: list[int], 
     for second in range(seconds):
         counts[0] += 10
         counts[1] += round(10 * share)
-        monitor.add(start_s + second, lambda: rows(counts[0], counts[1], **more), 20.0)
+        monitor.add(start_s + second, lambda: rows(counts[0], counts[1], **more))
 
 
 def test_overload_begins_and_ends_once_each(caplog: pytest.LogCaptureFixture) -> None:

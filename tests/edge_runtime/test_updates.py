@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from edge_runtime import update_sources, updates
 from edge_runtime.config import UpdateConfig, load_config
+from edge_runtime.daemon import run
 from edge_runtime.reload import ReloadResult
 from edge_runtime.updates import UpdateFolder, Updater, file_digest, recover_update
 from models import io
@@ -211,6 +212,7 @@ def test_hawkbit_deployment_is_taken_and_reported(tmp_path: Path) -> None:
         {"_links": {"download": {"href": "file:///etc/passwd"}}},
         {"filename": "readme.txt"},
         {"hashes": {}},
+        {"hashes": "none"},
     ],
     ids=str,
 )
@@ -294,6 +296,15 @@ def test_running_box_pulls_an_update(tmp_path: Path, monkeypatch: pytest.MonkeyP
         box.until(lambda: any(one["bundle"] == digest[:12] for one in box.records("gate")))
         box.until(lambda: box.service._updater is not None and box.service._updater.state.past)
     assert box.summary["fault"] is None and box.summary["balanced"]
+
+
+def test_updates_need_a_public_key(tmp_path: Path) -> None:
+    write_box(tmp_path)
+    private, _ = make_keys(tmp_path)
+    for name, problem in (("gone.pub", "cannot be read"), (private.name, "is no public key")):
+        updates_keys = {"url": "http://u/b", "public_key": name}
+        with pytest.raises(InputError, match=problem):
+            run(write_config(tmp_path, spool="spool", updates=updates_keys), check=True)
 
 
 def test_updates_need_a_spool(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ import json
 import logging
 import sys
 
-from gemel.process import JsonFormatter, TextFormatter
+import pytest
+
+from gemel.process import JsonFormatter, TextFormatter, configure_log
 
 
 def record(text: str, error: bool = False) -> logging.LogRecord:
@@ -31,3 +33,17 @@ def test_json_line_is_one_object() -> None:
     found = json.loads(line)
     assert "\n" not in line and found["level"] == "warning" and found["message"] == 'a "quoted"\nline'
     assert datetime.datetime.fromisoformat(found["time"]).tzinfo is not None and "ValueError" in found["traceback"]
+
+
+def test_log_has_no_information_of_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(logging.root, "level", logging.WARNING)
+    monkeypatch.setattr(logging.getLogger("gemel"), "level", logging.NOTSET)
+    seen: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: seen.append(record.getMessage())
+    configure_log(handler, logging.INFO)
+    for name in ("onnxscript.optimizer", "gemel.run"):
+        logging.getLogger(name).info("a step of %s", name)
+        logging.getLogger(name).warning("wrong in %s", name)
+    assert seen == ["wrong in onnxscript.optimizer", "a step of gemel.run", "wrong in gemel.run"]

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_runtime.events.timetable import Timetable, parse_week_span
-from edge_runtime.events.zones import DetectionFilter, find_polygon_problem, foot_point, is_inside, polygon_area
+from edge_runtime.events.zones import (
+    DetectionFilter,
+    find_polygon_problem,
+    foot_point,
+    is_inside,
+    open_polygon,
+    polygon_area,
+)
 
 SQUARE = ((0.2, 0.2), (0.8, 0.2), (0.8, 0.8), (0.2, 0.8))
 NOTCHED = ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.5, 0.3), (0.0, 1.0))
@@ -26,6 +33,8 @@ NOTCHED = ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.5, 0.3), (0.0, 1.0))
         (((0, 0), (1.2, 0), (1, 1)), "outside the frame"),
         (((0, 0), (1, 1)), "3 to 100 points"),
         (((0, 0), (0.5, 0.5), (1, 1)), "on a line"),
+        (((0, 0), (0, 0), (1, 0), (1, 1)), "comes twice"),
+        (open_polygon((*SQUARE, SQUARE[0])), None),
     ],
 )
 def test_polygon_problem_names_what_is_wrong(polygon, problem) -> None:

@@ -66,13 +66,13 @@ class Proxied:
     def _session(self) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(connector=aiohttp.TCPConnector(resolver=Names(), ssl=self._trust))
 
-    def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, str, Any]:
+    def ask(self, path: str, method: str = "GET", body: bytes | None = None, **headers: str) -> tuple[int, str, Any]:
         """Status, body and headers."""
 
         url = self.address + path
 
         async def request() -> tuple[int, str, Any]:
-            async with self._session() as session, session.request(method, url, headers=headers) as answer:
+            async with self._session() as session, session.request(method, url, data=body, headers=headers) as answer:
                 return answer.status, await answer.text(), answer.headers
 
         return asyncio.run(request())
@@ -155,6 +155,7 @@ def test_documented_proxy_serves_the_dashboard_with_the_token(kind: str, command
         cookie = headers["Set-Cookie"].partition(";")[0]
         assert status == 204 and box.watch(Cookie=cookie, **own)["workload"] == "junction"
         assert box.ask("/api/session", "POST", **BEARER, Origin="https://evil.example")[0] == 403
+        assert box.ask("/v1/vision/detection", "POST", bytes(2**21), **BEARER)[0] == 415, "a large picture is passed on"
 
 
 @pytest.mark.parametrize("recipe", NGINX_RECIPES)

@@ -14,7 +14,7 @@ import pytest
 from edge_runtime.http import tls
 from edge_runtime.http.app import HttpService
 from edge_runtime.http.auth import Access, TlsFiles
-from edge_runtime.http.tls import Certificate
+from edge_runtime.http.tls import Certificate, check_certificate
 from models.errors import InputError
 from tests.certificates import write_certificate
 from tests.edge_runtime.http.box import Box
@@ -82,6 +82,12 @@ def test_certificate_that_runs_out_is_named_daily(tmp_path: Path, caplog: pytest
     now[0] += 20 * DAY_S
     certificate.poll()
     assert "has run out" in caplog.records[-1].getMessage()
+
+
+def test_check_refuses_a_certificate_that_has_run_out(tmp_path: Path) -> None:
+    check_certificate(TlsFiles(*write_certificate(tmp_path)))
+    with pytest.raises(InputError, match=r"http\.tls\.cert: has run out 2 days ago; renew it"):
+        check_certificate(TlsFiles(*write_certificate(tmp_path, days=-2)))
 
 
 @pytest.mark.parametrize(
