@@ -27,7 +27,7 @@ from tests.edge_runtime.tiny import FACTORY, tiny_bundle
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
+def profile_folder(tmp_path_factory):
     """A bundle with its profile beside it, measured once."""
     torch.set_num_threads(1)
     bundle = tiny_bundle(tmp_path_factory.mktemp("measured") / "tiny.safetensors")
@@ -36,9 +36,11 @@ def measured(tmp_path_factory):
 
 
 @pytest.fixture
-def profiled(measured, tmp_path):
+def profiled_bundle(profile_folder, tmp_path):
     """A copy of the measured bundle and its profile."""
-    return open_bundle(shutil.copytree(measured, tmp_path / "profiled") / "tiny.safetensors", factories=(FACTORY,))
+    return open_bundle(
+        shutil.copytree(profile_folder, tmp_path / "profiled_bundle") / "tiny.safetensors", factories=(FACTORY,)
+    )
 
 
 @pytest.fixture
@@ -80,21 +82,21 @@ def test_profile_runs_on_the_compute_stream(bundle, monkeypatch):
     assert happened[0] == "on cpu" and happened[-1] == "off" and set(happened[1:-1]) == {"run"}
 
 
-def test_profile_costs_can_be_simulated(profiled):
+def test_profile_costs_can_be_simulated(profiled_bundle):
     from edge_runtime.policies import policy_named
     from edge_runtime.scheduler.costs import coalesce_tensors
     from edge_runtime.simulation.profile_io import measured_costs
     from edge_runtime.simulation.simulator import simulate
 
-    costs = coalesce_tensors(measured_costs(profiled, read_profile(profiled)))
+    costs = coalesce_tensors(measured_costs(profiled_bundle, read_profile(profiled_bundle)))
     frames = {query: [i / 5 for i in range(20)] for query in costs.queries}
     result = simulate(costs, frames, 64 * 2**20, policy_named("adaptive"))
     assert all(row["processed"] == 20 for row in result.per_query())
 
 
 @pytest.mark.parametrize("command", ["plan", "simulate"])
-def test_plan_notes_costs_of_another_machine_and_default_rates(profiled, capsys, command):
-    profile, path = read_profile(profiled), profiled.path
+def test_plan_notes_costs_of_another_machine_and_default_rates(profiled_bundle, capsys, command):
+    profile, path = read_profile(profiled_bundle), profiled_bundle.path
     words = (command, str(path), "--factory", FACTORY, "--memory", "1MiB", "--json")
     assert main(words) == 0
     (rates,) = json.loads(capsys.readouterr().out)["notes"]
@@ -129,11 +131,11 @@ def test_profile_workspace_has_the_scratch_of_packed_weights(tmp_path):
         write_bundle(path, {"one": model}, [query], Made("packed", "none", 0), packed={"one": stored})
         bundle = open_bundle(path)
         modelled = costs_for(PROFILES["jetson-nano"], bundle).queries["one"]
-        profiled = profile_bundle(path, "cpu", rounds=1, engine="torch").profile.queries["one"].batches
+        profiled_bundle = profile_bundle(path, "cpu", rounds=1, engine="torch").profile.queries["one"].batches
         sizes[weights] = [
             modelled.workspace_bytes,
             modelled.workspace_of(8) - modelled.workspace_bytes,
-            profiled[0].workspace_bytes,
+            profiled_bundle[0].workspace_bytes,
         ]
     largest = 512 * 512 * 9 * 4
     assert [found[0] for found in (sizes["fp32"], sizes["int8"])] == [sizes["fp32"][0], sizes["fp32"][0] + largest]
@@ -146,12 +148,12 @@ def test_profile_workspace_has_the_scratch_of_packed_weights(tmp_path):
     assert settings[0] == settings[1], "memory settings are those of the originals"
 
 
-def test_plan_input_device_is_measured_where_profiled(bundle, profiled):
+def test_plan_input_device_is_measured_where_profiled(bundle, profiled_bundle):
     own = (FACTORY,)
     assert load_plan_input(bundle.path, Conditions("all", factories=own)).device == DEFAULT_DEVICE
-    found = load_plan_input(profiled.path, Conditions("all", factories=own))
+    found = load_plan_input(profiled_bundle.path, Conditions("all", factories=own))
     assert found.device == "measured" and not found.modelled and "(cpu)" in found.describe()
-    assert load_plan_input(profiled.path, Conditions("all", "t4", factories=own)).device == "t4"
+    assert load_plan_input(profiled_bundle.path, Conditions("all", "t4", factories=own)).device == "t4"
 
 
 def test_plan_uses_the_sessions_that_fit_and_shows_their_price(bundle, capsys, monkeypatch):
