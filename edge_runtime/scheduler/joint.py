@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from edge_runtime.queues import DEADLINE
+from edge_runtime.queues import DEADLINE, DEPTH
 from edge_runtime.scheduler.batches import too_late
 from edge_runtime.scheduler.costs import Costs
 from edge_runtime.scheduler.eviction import pick_evictions_for
@@ -40,9 +40,10 @@ def wait_for_pass(
 ) -> float | None:  # fmt: skip
     """Until when to wait with a run for the next frame of another query of its pass; None to run now.
 
-    The box waits where one pass for both takes less time than two runs, nothing else could run meanwhile, and every
-    waiting frame is in time even if the frame does not come and the longest run of another query begins first. `newest`
-    is when each query's last frame was captured.
+    The box waits where one pass for both takes less time than two runs and nothing else could run meanwhile. Every
+    waiting frame stays in time even if that frame does not come and the longest run of another query begins first, no
+    mailbox overflows, and frames of all other queries that come at once when the pass begins are in time behind it.
+    `newest` is when each query's last frame was captured.
     """
     joint = costs.joint_of(decision.query) if decision.query is not None and decision.count else None
     if (
@@ -54,15 +55,24 @@ def wait_for_pass(
     ):
         return None
     query, count, now = decision.query, decision.count, state.now
-    cost, others = costs.queries[query], [one for one in joint.queries if one != query and one in newest]
-    comes = {one: newest[one] + 1 / specs[one].fps for one in others if costs.queries[one].needed <= state.resident}
+    if count >= joint.cost.largest:
+        return None
+    cost, pass_s = costs.queries[query], joint.cost.run_of(count + 1)
+    others = {one: costs.queries[one] for one in newest if one != query}
+    if not others or pass_s + sum(one.run_s for one in others.values()) > min(one.sla_s for one in others.values()):
+        return None
+    joining = [one for one in joint.queries if one in others and others[one].needed <= state.resident]
+    comes = {one: newest[one] + 1 / specs[one].fps for one in joining}
     comes = {one: at for one, at in comes.items() if at + LATE_SHARE / specs[one].fps > now}
-    if not comes or count >= joint.cost.largest:
+    if not comes:
         return None
     first = min(comes, key=lambda one: (comes[one], one))
-    until, pass_s = comes[first] + LATE_SHARE / specs[first].fps, joint.cost.run_of(count + 1)
+    until = comes[first] + LATE_SHARE / specs[first].fps
     longest_s = max(one.run_s for one in costs.queries.values())
-    due = waiting_after_drops(state, decision, query)[0] + cost.sla_s
+    captured = waiting_after_drops(state, decision, query)
+    # Where the mailbox is full when the next frame comes, the oldest is lost before its deadline.
+    full_s = captured[-1] + (DEPTH + 1 - len(captured)) / specs[query].fps
+    due = min(captured[0] + cost.sla_s, full_s + pass_s)
     if pass_s >= cost.run_of(count) + costs.queries[first].run_s or until + longest_s + pass_s > due:
         return None
     return until

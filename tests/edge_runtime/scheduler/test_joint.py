@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from edge_runtime.policies import policy_named
@@ -93,8 +95,11 @@ def test_gemel_cycle_goes_on_after_a_joint_run():
     assert min(shares.values()) > 40
 
 
-def wait(newest, waiting=None, sla_s: float = 0.2, joint_s: float = 0.04, resident=("tied", "a", "b")) -> float | None:
+def wait(
+    newest, waiting=None, sla_s: float = 0.2, joint_s: float = 0.04, resident=("tied", "a", "b"), c_sla_s: float = 0.2
+) -> float | None:
     costs, specs = make_costs(joint_s=joint_s, sla_s=sla_s), {query: QuerySpec(10.0) for query in QUERIES}
+    costs = replace(costs, queries={**costs.queries, "c": replace(costs.queries["c"], sla_s=c_sla_s)})
     state = SchedulerState(0.05, waiting or {"a": (0.05,)}, frozenset(resident), costs.resident_bytes(resident))
     return wait_for_pass(Decision("a", 1), state, costs, specs, newest)
 
@@ -112,8 +117,10 @@ def test_run_waits_for_the_frame_that_its_pass_takes_next():
         {"newest": {"b": -0.02}, "waiting": {"a": (0.05,), "c": (0.05,)}},
         {"newest": {"b": -0.02}, "joint_s": 0.07},
         {"newest": {"b": -0.02}, "sla_s": 0.1},
+        {"newest": {"b": -0.02, "c": 0.0}, "c_sla_s": 0.1},
+        {"newest": {"b": 0.04}, "sla_s": 2.0, "waiting": {"a": tuple(0.05 - 0.1 * age for age in range(7, -1, -1))}},
     ],
-    ids=["never seen", "overdue", "other work", "saves nothing", "no time"],
+    ids=["never seen", "overdue", "other work", "saves nothing", "no time", "others behind it", "full mailbox"],
 )
 def test_run_begins_where_waiting_could_cost_a_frame(case):
     assert wait(**case) is None
