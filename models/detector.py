@@ -92,16 +92,17 @@ class OneStage(Detector):
 
     def candidates(self, outputs: Any, min_score: float) -> list[Candidates]:
         """The best `most_candidates` of each frame with a score of `min_score` or more."""
-        found = []
-        for boxes, scores, *points in zip(*self.decode(outputs)):
-            flat = scores.flatten()
-            kept = places_from(flat, min_score)
-            if len(kept) > self.most_candidates:
-                kept = kept[flat[kept].topk(self.most_candidates).indices]
-            box, label = kept // scores.shape[1], kept % scores.shape[1]
-            plain = Candidates(boxes[box].clamp(0, 1), flat[kept], label)
-            found.append(PoseCandidates(*plain, points[0][box]) if points else plain)
-        return found
+        return [self.best_candidates(*each, min_score=min_score) for each in zip(*self.decode(outputs))]
+
+    def best_candidates(self, boxes: Tensor, scores: Tensor, *points: Tensor, min_score: float) -> Candidates:
+        """The candidates among a frame's boxes (A, 4), scores (A, C) and points (A, K, 3)."""
+        flat = scores.flatten()
+        kept = places_from(flat, min_score)
+        if len(kept) > self.most_candidates:
+            kept = kept[flat[kept].topk(self.most_candidates).indices]
+        box, label = kept // scores.shape[1], kept % scores.shape[1]
+        plain = Candidates(boxes[box].clamp(0, 1), flat[kept], label)
+        return PoseCandidates(*plain, points[0][box]) if points else plain  # type: ignore[return-value]
 
     def export_outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Boxes (N, A, 4) and scores (N, A, C); non-maximum suppression stays outside."""

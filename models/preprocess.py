@@ -112,7 +112,7 @@ class Preprocess:
     """How a frame becomes the input (3, H, W) of a network; every manifest holds one.
 
     `stretch` resizes to `size`, bilinear, as Pillow does or, without `antialias`, as OpenCV does; `letterbox` keeps the
-    frame's aspect and fills the borders with `pad`; `center-crop` keeps it too and cuts out the middle `crop_fraction`.
+    frame's aspect, within `crop_fraction` of the input, and fills the borders with `pad`; `center-crop` keeps it too and cuts out the middle `crop_fraction`.
     Then (x * scale / 255 - mean) / std, of channels in this order. torch is imported only where a frame is prepared.
     """
 
@@ -147,10 +147,16 @@ class Preprocess:
 
         left, top, width, height = self.place((frame.shape[1], frame.shape[0]))
         same = frame.shape[:2] == (height, width)
-        if not (same or self.antialias):
+        if not self.antialias:
             import cv2
 
-            frame, same = cv2.resize(frame, (width, height)), True
+            image = frame if same else cv2.resize(frame, (width, height))
+            image = image[max(0, -top) :, max(0, -left) :][: self.size[0], : self.size[1]]
+            planes = np.full((3, *self.size), self.pad, np.uint8)
+            rows, columns = slice(max(0, top), max(0, top) + len(image)), slice(max(0, left), None)
+            places = [plane[rows, columns][:, : image.shape[1]] for plane in planes]
+            cv2.mixChannels([np.ascontiguousarray(image)], places, [0, 0, 1, 1, 2, 2])  # torch takes twice as long
+            return torch.from_numpy(planes)
         image = torch.from_numpy(np.ascontiguousarray(frame)).permute(2, 0, 1)
         image = image.contiguous() if same else F.resize(image, [height, width], antialias=True)
         if (height, width) == self.size:
@@ -182,7 +188,7 @@ class Preprocess:
         if self.resize == "stretch":
             return 0, 0, columns, rows
         if self.resize == "letterbox":
-            ratio, whole = min(rows / height, columns / width), int if self.anchor == "top-left" else round
+            ratio, whole = self._ratio(frame_size), int if self.anchor == "top-left" else round
             wide, high = max(1, whole(width * ratio)), max(1, whole(height * ratio))
             if self.anchor == "top-left":
                 return 0, 0, wide, high
@@ -208,12 +214,16 @@ class Preprocess:
         offset, extent = (boxes.new_tensor(values) for values in self._offset_and_extent(frame_size))
         return boxes * extent + offset
 
+    def _ratio(self, frame_size: tuple[int, int]) -> float:
+        """Of a letterbox: pixels of the input for one of a frame (width, height)."""
+        (width, height), (rows, columns) = frame_size, self.size
+        return min(rows * self.crop_fraction / height, columns * self.crop_fraction / width)
+
     def _offset_and_extent(self, frame_size: tuple[int, int]) -> tuple[list[float], list[float]]:
         left, top, width, height = self.place(frame_size)
         rows, columns = self.size
         if self.resize == "letterbox":  # families divide by the ratio, not by the whole pixels that the frame fills
-            ratio = min(rows / frame_size[1], columns / frame_size[0])
-            width, height = (side * ratio for side in frame_size)
+            width, height = (side * self._ratio(frame_size) for side in frame_size)
         return [left / columns, top / rows] * 2, [width / columns, height / rows] * 2
 
     def to_json(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from models.decoders.graph_model import GraphAnswers, head_of
 from models.errors import message_of
 from models.graph import Graph, build_graph, load_graph
 from models.graph.stored import fill_graph, store_graph
@@ -286,17 +287,20 @@ def check_file(path: Path, size: tuple[int, int] | None = None) -> Row:
         began = time.perf_counter()
         graph = load_graph(path, size)
         row.seconds = round(time.perf_counter() - began, 2)
-        module = build_graph(graph.document)
-        module.load_state_dict(graph.state, strict=True)
-        row.nodes, row.batch = len(module.graph.nodes), str(graph.input.shape[0])
+        network = build_graph(graph.document)
+        network.load_state_dict(graph.state, strict=True)
+        module = GraphAnswers(network, head_of(graph), graph.input.shape[0] != "batch")
+        row.nodes, row.batch = len(network.graph.nodes), str(graph.input.shape[0])
         row.cut = graph.cut.operator if graph.cut else ""
         torch.manual_seed(0)
         scale = 255 if "yolox" in path.name.lower() else 1  # it is fed as it was trained, where rounding counts less
         frames = torch.rand([2, *(int(one) for one in graph.input.shape[1:])]) * scale
+        if graph.given is not None and graph.given.dtype == "uint8":
+            frames = (frames * 255).round()
         with torch.no_grad():
-            both, single = module(frames), module(frames[1:])
+            both, single = module.answer(frames), module.answer(frames[1:])
         expected = _reference(path, graph, frames)
-        queries = any("top_k" in str(node.target) for node in module.graph.nodes)
+        queries = any("top_k" in str(node.target) for node in network.graph.nodes)
         row.difference = max(_difference(one[:1], two, queries) for one, two in zip(both, expected))
         row.batch_difference = max(_difference(one[1:], two.numpy(), queries) for one, two in zip(both, single))
         row.written_difference = _written_difference(graph, frames, expected, queries)
@@ -322,7 +326,10 @@ def _reference(path: Path, graph: Graph, frames: torch.Tensor) -> list[np.ndarra
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return [np.asarray(one) for one in session.run(names, _feeds(session, frames[:1]))]
+    feeds = _feeds(session, frames[:1])
+    batch = max(len(values) for values in feeds.values())
+    found = [np.asarray(one) for one in session.run(names, feeds)]
+    return [one[: len(one) // batch] if batch > 1 else one for one in found]
 
 
 def _feeds(session: Any, picture: Tensor) -> dict[str, np.ndarray]:
@@ -332,7 +339,9 @@ def _feeds(session: Any, picture: Tensor) -> dict[str, np.ndarray]:
     for one in session.get_inputs():
         is_last = len(one.shape) == 4 and one.shape[3] == 3 and one.shape[1] != 3
         values = picture.permute(0, 2, 3, 1) if is_last else picture
-        feeds[one.name] = values.contiguous().numpy() if len(one.shape) == 4 else sizes
+        values = values.repeat(one.shape[0] if isinstance(one.shape[0], int) else 1, 1, 1, 1).numpy()
+        kind = {"tensor(uint8)": np.uint8, "tensor(float16)": np.float16}.get(one.type, np.float32)
+        feeds[one.name] = np.ascontiguousarray(values, kind) if len(one.shape) == 4 else sizes
     return feeds
 
 
@@ -368,13 +377,13 @@ def _difference(output: torch.Tensor, expected: np.ndarray, queries: bool = Fals
     return plain / max(1e-3, wanted.abs().max().item())
 
 
-def take_step(module: nn.Module, frames: torch.Tensor) -> bool:
-    """One step of SGD on the outputs' squares: whether gradients are finite, reach the layers and change the answer."""
+def take_step(module: GraphAnswers, frames: torch.Tensor) -> bool:
+    """One step of SGD towards drawn outputs: whether gradients are finite, reach the layers and change the answer."""
     weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(weights, lr=1e-3)
-    before = [one.detach().clone() for one in module(frames)]
-    outputs = [one for one in module(frames) if one.is_floating_point() and one.requires_grad]
-    loss = sum((one.square().mean() for one in outputs), torch.zeros(()))
+    before = [one.detach().clone() for one in module.answer(frames)]
+    outputs = [one for one in module.answer(frames) if one.is_floating_point() and one.requires_grad]
+    loss = sum(((one - torch.randn_like(one)).square().mean() for one in outputs), torch.zeros(()))
     loss.backward()
     gradients = [parameter.grad for parameter in weights if parameter.grad is not None]
     if not gradients or not all(gradient.isfinite().all() for gradient in gradients):
@@ -382,7 +391,7 @@ def take_step(module: nn.Module, frames: torch.Tensor) -> bool:
     torch.nn.utils.clip_grad_norm_(weights, 1.0)
     optimizer.step()
     with torch.no_grad():
-        after = module(frames)
+        after = module.answer(frames)
     return any(not torch.equal(one, two) for one, two in zip(before, after))
 
 

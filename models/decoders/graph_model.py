@@ -18,7 +18,7 @@ from models.decoders.classifier import Classifier
 from models.decoders.losses import dense_loss, distill_outputs, matched_loss, rows_by_level
 from models.decoders.outputs import DECODED_TASKS, RawOutputs, find_outputs
 from models.decoders.registry import Boxes, Decoder, GraphHead, Output, Poses
-from models.detector import BoxTarget, OneStage, PoseTarget
+from models.detector import BoxTarget, Candidates, OneStage, PoseTarget, places_from
 
 if TYPE_CHECKING:
     import onnx
@@ -84,11 +84,22 @@ class GraphDetector(GraphAnswers, OneStage):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         return self.answer(x)
 
-    def decode(self, outputs: Sequence[Tensor]) -> Boxes | Poses:
+    def decode(self, outputs: Sequence[Tensor], **rows: Tensor) -> Boxes | Poses:
         """The decoder's candidates, with the scores of the query's classes alone."""
-        boxes, scores, *points = self.decoder.decode(outputs, self.head.size)
+        boxes, scores, *points = self.decoder.decode(outputs, self.head.size, **rows)
         scores = scores if len(self.columns) == scores.shape[-1] else scores[..., self.columns]
         return (boxes, scores, points[0]) if points else (boxes, scores)
+
+    def candidates(self, outputs: Sequence[Tensor], min_score: float) -> list[Candidates]:
+        """As OneStage; of a bounded family only the rows are decoded that can reach `min_score`."""
+        if not self.decoder.bounded:
+            return super().candidates(outputs, min_score)
+        found = []
+        for values in outputs[0]:
+            rows = places_from(values[:, 4], min_score)
+            boxes, scores, *_ = self.decode((values[rows][None],), rows=rows)
+            found.append(self.best_candidates(boxes[0], scores[0], min_score=min_score))
+        return found
 
     def loss(self, outputs: Sequence[Tensor], targets: Sequence[BoxTarget] | Sequence[PoseTarget]) -> Tensor:
         """Of the decoded boxes, scores and points; one row answers for an object where no suppression follows."""

@@ -76,12 +76,14 @@ class Decoder:
     """The meaning of a network's outputs; a family is a frozen dataclass with the methods below.
 
     `width` is the number of classes that they answer with, `nms_iou` as models.detector has it. A family with a `key`
-    counts only where the metadata have it, or where the query names the decoder or its task.
+    counts only where the metadata have it, or where the query names the decoder or its task. A `bounded` family has one
+    output whose column 4 is at least each score of its row, and its `decode` takes `rows`, those that it is given.
     """
 
     name: ClassVar[str]
     task: ClassVar[str] = "detection"
     key: ClassVar[str] = ""
+    bounded: ClassVar[bool] = False
     nms_iou: float | None = OVERLAP
     width: int
 

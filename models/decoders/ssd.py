@@ -7,17 +7,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from models.decoders.families import ULTRALYTICS, YOLO, family_preprocess
+from models.decoders.families import ULTRALYTICS, YOLO, YOLO_NAS, family_preprocess
 from models.decoders.grids import corners, fractions
 from models.decoders.registry import OVERLAP, Boxes, Decoder, GraphHead, Output, register
 from models.preprocess import Preprocess, Size
 
 MIN_ROWS = 1000
-"""Fewer are the queries of a DETR."""
+"""Fewer are the queries of a DETR, unless suppression follows."""
 STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 ANCHORS = 3
 FLAT, PAIR = "flat_predictions", ("pred_boxes", "pred_scores")
 """Outputs of super-gradients; those behind a suppression begin with the name of a graph, as graph2_pred_boxes."""
+COCO_SIZE = (640, 640)
 TENSORFLOW = "detection_boxes"
 TENSORFLOW_ROWS = (1, 0, 3, 2)
 
@@ -51,11 +52,12 @@ class Ssd(Decoder):
         overlap, chosen = options.get("iou_threshold", OVERLAP), head.cut is not None and head.cut.operator == "TopK"
         if chosen and head.metadata.get("author") == ULTRALYTICS:
             return []
+        least = MIN_ROWS if chosen or head.cut is None else 0
         for boxes, one in flat:
             for scores, other in flat:
                 rows, columns = one.shape[0], other.shape[0] < other.shape[1]
                 count, channels = other.shape[::-1] if columns else other.shape
-                if boxes == scores or rows <= MIN_ROWS or one.shape != (count, 4) or not _are_scores(other):
+                if boxes == scores or rows <= least or one.shape != (count, 4) or not _are_scores(other):
                     continue
                 background = int("Softmax" in other.tail)
                 is_grid = any(head.strides(rows, *STRIDES, anchors=anchors) for anchors in (1, ANCHORS))
@@ -71,8 +73,9 @@ class Ssd(Decoder):
         return []
 
     def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:
-        """YOLO-NAS as YOLOv8; these networks have none in common."""
-        return family_preprocess(metadata, size, YOLO if self.is_yolo_nas else None)
+        """YOLO-NAS as YOLOv8, at COCO's size with a margin; these networks have none in common."""
+        own = YOLO_NAS if size == COCO_SIZE else YOLO
+        return family_preprocess(metadata, size, own if self.is_yolo_nas else None)
 
     def decode(self, outputs: Sequence[Tensor], size: Size) -> Boxes:
         """Boxes as x0 y0 x1 y1 in fractions."""

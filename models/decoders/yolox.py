@@ -23,6 +23,7 @@ class Yolox(Decoder):
     """`strides` is empty where the graph decodes; `is_yolox` is False for YOLOv6, which decodes without `Exp`."""
 
     name = "yolox"
+    bounded = True
     width: int
     strides: tuple[int, ...] = ()
     is_yolox: bool = True
@@ -44,11 +45,11 @@ class Yolox(Decoder):
         """YOLOX: letterbox at the top left, blue first, values 0..255."""
         return family_preprocess(metadata, size, YOLOX if self.is_yolox else YOLO)
 
-    def decode(self, outputs: Sequence[Tensor], size: Size) -> Boxes:
+    def decode(self, outputs: Sequence[Tensor], size: Size, rows: Tensor | slice = slice(None)) -> Boxes:
         """Raw: centre = (x + cell) x stride, sides = exp(w) x stride (section 2.1, and yolo_head.py)."""
-        rows = outputs[0].float()
-        boxes = rows[..., :4]
+        values = outputs[0].float()
+        boxes = values[..., :4]
         if self.strides:
-            places, steps = grid(size, self.strides, rows.device)
-            boxes = torch.cat([(rows[..., :2] + places) * steps, rows[..., 2:4].exp() * steps], dim=-1)
-        return fractions(corners(boxes), size), rows[..., 4:5] * rows[..., 5:]
+            places, steps = (each[rows] for each in grid(size, self.strides, values.device))
+            boxes = torch.cat([(values[..., :2] + places) * steps, values[..., 2:4].exp() * steps], dim=-1)
+        return fractions(corners(boxes), size), values[..., 4:5] * values[..., 5:]

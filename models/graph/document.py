@@ -64,7 +64,8 @@ class Graph:
     """A network read from a file. `document` is an ONNX model without weights, each named by its key in `state`.
 
     Its shapes are fixed but for the batch. `metadata` are the file's metadata_props. `given` is the input of a file
-    that takes (N, H, W, 3) or integers, where the document takes f32 (N, 3, H, W).
+    that takes (N, H, W, 3) or integers, where the document takes f32 (N, 3, H, W). `led` are the outputs whose first
+    axis, the batch, the file's own do not have.
     """
 
     document: bytes
@@ -74,6 +75,7 @@ class Graph:
     metadata: dict[str, str]
     cut: Cut | None = None
     given: TensorInfo | None = None
+    led: tuple[str, ...] = ()
 
 
 def parse_model(data: bytes, where: str) -> ir.Model:

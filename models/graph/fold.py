@@ -16,6 +16,7 @@ from torch import Tensor
 from models.errors import InputError
 from models.graph.document import HINT, MAX_NODES, MAX_TENSOR_BYTES, attributes_of, describe_node
 from models.graph.operators import OPERATORS
+from models.graph.operators.recurrent import ACTIVATIONS, FIRST_STATES, LENGTHS
 from models.graph.operators.shapes import dtype_of
 
 MAX_FOLDED_BYTES = 2**31
@@ -43,6 +44,8 @@ class Folded:
     dtypes: dict[ir.Value, torch.dtype]
     batch: int
     free: bool
+    led: tuple[str, ...] = ()
+    """Outputs that have an axis more than the file's: the batch, which came first."""
 
 
 def fold_graph(
@@ -72,6 +75,7 @@ class _Folding:
         """How often the batch is repeated within its axis by what lies outside it: L of an axis of L * batch."""
         self.folded_bytes = 0
         self.steps = 0
+        self.led: list[str] = []
 
     def run(self) -> Folded:
         for node in list(self.graph):
@@ -82,7 +86,7 @@ class _Folding:
         self.remove_folded()
         shapes = {value: tuple(list(one.shape) for one in pair) for value, pair in self.tensors.items()}
         dtypes = {value: pair[0].dtype for value, pair in self.tensors.items()}
-        return Folded(self.constants, shapes, dtypes, self.batch, self.free != "no")  # type: ignore[arg-type]
+        return Folded(self.constants, shapes, dtypes, self.batch, self.free != "no", tuple(self.led))  # type: ignore[arg-type]
 
     def remove_folded(self) -> None:
         """Remove the nodes whose results are constants; an output that is one is copied from it."""
@@ -122,6 +126,8 @@ class _Folding:
         check_operator(node, self.where)
         if node.inputs and node.inputs[0] is not None and self.does_nothing(node, node.inputs[0]):
             return self.forward(node, node.inputs[0])
+        if node.op_type in ACTIVATIONS:
+            self.drop_defaults(node)
         inputs = [self.pair(value) for value in node.inputs]
         for value, pair in zip(node.inputs, inputs):
             if value is not None and pair is None:
@@ -160,6 +166,15 @@ class _Folding:
         if target == torch.float32:
             node.attributes["to"] = ir.AttrInt64("to", int(ir.DataType.FLOAT))
         return pair[0].dtype == target
+
+    def drop_defaults(self, node: ir.Node) -> None:
+        """Leave out the first states of a recurrent layer that are zero, and lengths that are the sequence's."""
+        pair = self.pair(node.inputs[0])
+        length = pair[0].shape[node.attributes["layout"].as_int() if "layout" in node.attributes else 0] if pair else 0
+        for place, usual in [(LENGTHS, length), *((place, 0) for place in FIRST_STATES[node.op_type])]:
+            known = self.pair(node.inputs[place]) if place < len(node.inputs) else None
+            if known is not None and all(one.device.type == "cpu" and bool((one == usual).all()) for one in known):
+                node.replace_input_with(place, None)
 
     # Computing
 
@@ -328,6 +343,7 @@ class _Folding:
         self.outer.pop(output, None)
         joined.outputs[0].name, output.name = output.name, f"{output.name}_inside"
         self.graph.outputs[place] = joined.outputs[0]
+        self.led.append(str(joined.outputs[0].name))
         self.graph.extend([split, lead, joined])
         mode, self.free = self.free, "expanding"
         for node in (split, lead, joined):
@@ -427,6 +443,8 @@ def _mixes(node: ir.Node, inputs: list[Pair | None], axes: list[int | None]) -> 
     if node.op_type in ("LayerNormalization", "RMSNormalization"):
         given = node.attributes.get("axis")
         return axis >= (-1 if given is None else given.as_int()) % rank
+    if node.op_type in ACTIVATIONS:
+        return axis != (0 if "layout" in node.attributes and node.attributes["layout"].as_int() else 1)
     return node.op_type in ("GatherND", "ScatterND", "NonZero", "OneHot")
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from models.graph.document import BUFFER, WEIGHTS
 from models.graph.fold import Folded
 from models.graph.operators import OPERATORS
+from models.graph.operators.recurrent import ACTIVATIONS
 
 MAX_INLINE = 64
 """Values of an integer constant that the document itself holds."""
@@ -173,7 +174,8 @@ class _Naming:
                 self.hold(node, place, value, tensor)  # part of a shape, which a run without weights needs
             else:
                 name = value.meta.get("source", value.name) or f"{_snake(node.op_type)}"
-                buffer = not tensor.is_floating_point() or bool(ANONYMOUS.match(name) or NOT_TRAINED.search(name))
+                made_up = node.op_type not in ACTIVATIONS and ANONYMOUS.match(name)
+                buffer = not tensor.is_floating_point() or bool(made_up or NOT_TRAINED.search(name))
                 path = self.paths.get(("tensor", value))
                 if path is None:
                     readable = _to_path(name if not ANONYMOUS.match(name) else f"constants.{_snake(node.op_type)}")

@@ -179,6 +179,8 @@ def input_shape(
             "leave input_size out, or export it with that size",
         )  # fmt: skip
     channels = dims[1] or 3
+    if channels != 3:
+        raise InputError(where, f"takes pictures of {channels} channels", "export a model that takes three, RGB or BGR")
     if max(height, width, dims[0] or 1) > MAX_SIDE:
         raise InputError(where, f"its input is {height} x {width}", f"sides of up to {MAX_SIDE} are read")
     return [dims[0], channels, height, width], is_last
@@ -303,7 +305,7 @@ def finish(
             del graph.opset_imports[domain]
     return Graph(
         ir.to_proto(document).SerializeToString(deterministic=True), state, described[0], tuple(described[1:]),
-        dict(model.metadata_props), cut,
+        dict(model.metadata_props), cut, led=folded.led,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection
 
 import onnx_ir as ir
@@ -16,16 +17,19 @@ from models.graph.unfold import WHERE, fold_norms, is_weight
 
 _CUT = TypeAdapter(Cut)
 _GIVEN = TypeAdapter(TensorInfo)
-CUT_KEY, GIVEN_KEY = "gemel.cut", "gemel.input"
-"""The metadata keys of what was cut off, and of the input of the file, JSON."""
+_LED = TypeAdapter(tuple[str, ...])
+CUT_KEY, GIVEN_KEY, LED_KEY = KEYS = "gemel.cut", "gemel.input", "gemel.led"
+"""The metadata keys of what was cut off, of the input of the file, and of outputs that a batch leads, JSON."""
 
 
 def store_graph(graph: Graph) -> bytes:
     """The document of a graph with its metadata and its cut inside."""
     model = parse_model(graph.document, WHERE)
     model.metadata_props.update(graph.metadata)
-    for key in (CUT_KEY, GIVEN_KEY):
+    for key in KEYS:
         model.metadata_props.pop(key, None)
+    if graph.led:
+        model.metadata_props[LED_KEY] = json.dumps(graph.led)
     if graph.cut is not None:
         model.metadata_props[CUT_KEY] = _CUT.dump_json(graph.cut).decode()
     if graph.given is not None:
@@ -37,16 +41,17 @@ def restore_graph(document: bytes) -> Graph:
     """Inverse of `store_graph`, with an empty state. Raises InputError for a document that is damaged."""
     model = parse_model(document, WHERE)
     metadata = dict(model.metadata_props)
-    text, said = metadata.pop(CUT_KEY, None), metadata.pop(GIVEN_KEY, None)
+    text, said, names = (metadata.pop(key, None) for key in KEYS)
     try:
         cut = None if text is None else _CUT.validate_json(text)
         given = None if said is None else _GIVEN.validate_json(said)
+        led = () if names is None else _LED.validate_json(names)
         infos = [_describe(value) for value in (*model.graph.inputs, *model.graph.outputs)]
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(WHERE, f"is malformed: {error}", "copy or build the bundle again") from error
     if len(model.graph.inputs) != 1 or not model.graph.outputs:
         raise InputError(WHERE, "has not one input and outputs", "copy or build the bundle again")
-    return Graph(document, {}, infos[0], tuple(infos[1:]), metadata, cut, given)
+    return Graph(document, {}, infos[0], tuple(infos[1:]), metadata, cut, given, led)
 
 
 def fill_graph(document: bytes, tensor_of: Callable[[str], Tensor], kept: Collection[str] = ()) -> ir.Model:
@@ -56,7 +61,7 @@ def fill_graph(document: bytes, tensor_of: Callable[[str], Tensor], kept: Collec
     """
     model, graph = parse_model(document, WHERE), restore_graph(document)
     cut = graph.cut
-    for key in (CUT_KEY, GIVEN_KEY):
+    for key in KEYS:
         model.metadata_props.pop(key, None)
     transposed = transposed_weights(model)
     for value in model.graph.initializers.values():
@@ -67,6 +72,8 @@ def fill_graph(document: bytes, tensor_of: Callable[[str], Tensor], kept: Collec
     fold_norms(model, kept)
     if graph.given is not None:
         _give_input(model.graph, graph.given)
+    if graph.led:
+        _drop_batch(model.graph, graph.led)
     if cut is not None and cut.tail:
         try:
             append_tail(model, cut.tail, cut.order, cut.given, WHERE)
@@ -103,6 +110,22 @@ def _give_input(graph: ir.Graph, given: TensorInfo) -> None:
     old.replace_all_uses_with(value)
     graph.insert_before(graph[0], nodes)
     graph.inputs[:] = [new]
+
+
+def _drop_batch(graph: ir.Graph, led: Collection[str]) -> None:
+    """Let the outputs have the axes of the file's, which takes one picture at a time."""
+    for place, output in enumerate(list(graph.outputs)):
+        if output.name not in led or output.shape is None:
+            continue
+        sizes = ir.tensor([int(size) for size in output.shape[1:]], name=f"{output.name}_sizes")  # type: ignore[arg-type]
+        target = ir.Value(name=sizes.name, const_value=sizes, shape=sizes.shape, type=ir.TensorType(sizes.dtype))
+        graph.register_initializer(target)
+        node = ir.node("Reshape", [output, target], name=f"{output.name}_of_one")
+        made = node.outputs[0]
+        made.name, output.name = output.name, f"{output.name}_of_batch"
+        made.shape, made.type = ir.Shape(output.shape[1:]), output.type
+        graph.append(node)
+        graph.outputs[place] = made
 
 
 def _describe(value: ir.Value) -> TensorInfo:

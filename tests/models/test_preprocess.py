@@ -92,6 +92,13 @@ def test_letterbox_at_the_top_left_follows_yolox() -> None:
     torch.testing.assert_close(found, box * 416 / ratio)
 
 
+def test_letterbox_of_a_part_leaves_a_margin_as_super_gradients_does() -> None:
+    preprocess = Preprocess((640, 640), "letterbox", crop_fraction=636 / 640)
+    assert preprocess.place((1280, 720)) == (2, 141, 636, 358)
+    corners = preprocess.from_frame(torch.tensor([[0.0, 0.0, 1.0, 1.0]]), (1280, 720)) * 640
+    assert torch.allclose(corners, torch.tensor([[2.0, 141.0, 638.0, 498.75]]))
+
+
 def test_letterbox_fills_the_borders_with_pad() -> None:
     image = Preprocess((40, 40), "letterbox", pad=7).resize_frame(np.full((10, 20, 3), 200, np.uint8))
     assert image[:, :10].unique().tolist() == [7] and image[:, 30:].unique().tolist() == [7]

@@ -1,6 +1,6 @@
 """The operators of ONNX (opset 11 to 23) as functions of torch tensors."""
 
-from models.graph.operators import arithmetic, layers, shapes
+from models.graph.operators import arithmetic, layers, recurrent, shapes
 from models.graph.operators.registry import OPERATORS, Operator
 
-__all__ = ["OPERATORS", "Operator", "arithmetic", "layers", "shapes"]
+__all__ = ["OPERATORS", "Operator", "arithmetic", "layers", "recurrent", "shapes"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from models.graph import load_graph
 from models.workload import load_workload
 from models.zoo import build_query
 from tests.merger import detector_workload
+from tests.merger.kills import kill_after, to_the_end
 from tests.merger.options import ANY_EVIDENCE
 from tests.models.decoders.tiny_graphs import TinyClassifier, TinyYolox, export
 
@@ -51,6 +53,22 @@ def test_training_writes_a_file_of_the_query_s_classes_that_answers_as_trained(t
     assert query.classes == ("car", "bus") and build_query(query)(torch.zeros(1, 3, 96, 96))[0].shape == (1, 189, 7)
     with pytest.raises(InputError, match="two"):
         build_query(load_workload(path).query("two"))
+
+
+def test_interrupted_training_from_a_file_resumes_to_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None
+) -> None:
+    path, options = write(tmp_path), replace(OPTIONS, passes=32, min_epochs=1, max_epochs=2)
+    once = {}
+    for name in ("one.onnx", "again.onnx"):
+        if once:
+            kill_after(monkeypatch, 4, again=True)
+            to_the_end(lambda again: train_originals(load_workload(path), ["one"], options=options, resume=again))
+        else:
+            train_originals(load_workload(path), ["one"], options=options)
+        once[name] = (tmp_path / "one.onnx").read_bytes()
+        (tmp_path / "one.onnx").unlink()
+    assert once["one.onnx"] == once["again.onnx"] and not list(tmp_path.glob("*.work"))
 
 
 @pytest.mark.parametrize(

@@ -159,9 +159,37 @@ def export_nas(path: Path, classes: int, flat: bool = True, last: bool = False) 
     return path
 
 
-def add_suppression(model: onnx.ModelProto, boxes: str, scores: str) -> None:
-    """Rows of frame, corners, class and score: attach_onnx_nms of super-gradients."""
-    graph, make, flat = model.graph, onnx.helper.make_node, "graph2_flat_predictions"
+class Paddle(nn.Module):
+    """PP-YOLOE and PicoDet before suppression: corners in pixels of the frame, by its scale (y, x), and scores."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.cells = Cells(classes)
+
+    def forward(self, image: Tensor, scale_factor: Tensor) -> tuple[Tensor, Tensor]:
+        rows = self.cells(image).transpose(1, 2)  # type: ignore[union-attr]
+        y, x = scale_factor.split(1, dim=1)
+        half = rows[..., 2:4] / 2
+        boxes = torch.cat([rows[..., :2] - half, rows[..., :2] + half], dim=2)
+        return boxes / torch.cat([x, y, x, y], dim=1).unsqueeze(1), rows[..., 4:]
+
+
+def export_paddle(path: Path, classes: int) -> Path:
+    """As paddle2onnx writes the export of PaddleDetection: rows of class, score and corners."""
+    given, parts = (torch.rand(1, 3, SIDE, SIDE), torch.ones(1, 2)), ["boxes", "scores"]
+    write(path, Paddle(classes), given, ["image", "scale_factor"], parts, 13)
+    model = onnx.load(path)
+    add_suppression(model, *parts, "multiclass_nms3_0.tmp_0", ("label_number", "score_column", "corners"))
+    onnx.save(model, path)
+    return path
+
+
+def add_suppression(
+    model: onnx.ModelProto, boxes: str, scores: str, flat: str = "graph2_flat_predictions",
+    columns: tuple[str, ...] = ("frame_number", "corners", "label_number", "score_column"),
+) -> None:  # fmt: skip
+    """Rows of these columns: attach_onnx_nms of super-gradients."""
+    graph, make = model.graph, onnx.helper.make_node
     constants = {"most": np.array([100]), "overlap": np.array([0.7], np.float32), "least": np.array([0.4], np.float32)}
     graph.initializer.extend(onnx.numpy_helper.from_array(one, name) for name, one in constants.items())
     graph.initializer.append(onnx.numpy_helper.from_array(np.array([1]), "axis"))
@@ -175,11 +203,11 @@ def add_suppression(model: onnx.ModelProto, boxes: str, scores: str) -> None:
         make("Cast", ["frame"], ["frame_number"], to=1),
         make("Cast", ["label"], ["label_number"], to=1),
         make("Unsqueeze", ["score", "axis"], ["score_column"]),
-        make("Concat", ["frame_number", "corners", "label_number", "score_column"], [flat], axis=1),
+        make("Concat", columns, [flat], axis=1),
     ])  # fmt: skip
     for node in graph.node:
         if node.op_type == "Split" and node.input[0] == "chosen":
             graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 1, 1]), "ones"))
             node.input.append("ones")
     del graph.output[:]
-    graph.output.append(onnx.helper.make_tensor_value_info(flat, 1, [None, 7]))
+    graph.output.append(onnx.helper.make_tensor_value_info(flat, 1, [None, len(columns) + 3]))

@@ -31,6 +31,7 @@ from tests.models.decoders.exporters import (
     export_cells,
     export_deployed,
     export_nas,
+    export_paddle,
     write,
 )  # fmt: skip
 
@@ -203,6 +204,23 @@ def test_yolo_nas_of_integers_answers_as_its_file(tmp_path: Path, flat: bool, la
     assert (given.name, given.type) == ("input", "tensor(uint8)") and given.shape[1:] == list(whole.shape[1:])
     for mine, theirs in zip(run(again, whole.to(torch.uint8)), outputs, strict=True):
         assert np.abs(mine - theirs).max() < BOX_TOLERANCE_PX
+
+
+def test_paddle_file_with_a_scale_factor_answers_as_its_file(tmp_path: Path) -> None:
+    file, scale = export_paddle(tmp_path / "ppyoloe.onnx", 3), np.array([[0.5, 0.25]], np.float32)
+    model = load_file(file, ("car", "bus", "truck"), None, "auto", Preprocess((SIDE, SIDE)), 0.0)
+    assert isinstance(model, GraphDetector) and model.decoder.name == "ssd"
+    with torch.no_grad():
+        boxes, scores, *_ = model.decode(model(draw(1)))
+    rows = torch.from_numpy(run(file, draw(1), scale_factor=scale)[0])
+    assert len(rows) > 3
+    pixels = rows[:, 2:] * torch.tensor([0.25, 0.5, 0.25, 0.5])
+    near, row = torch.cdist(pixels, boxes[0] * SIDE, p=float("inf")).min(dim=1)
+    assert near.max() < BOX_TOLERANCE_PX
+    assert (scores[0][row, rows[:, 0].long()] - rows[:, 1]).abs().max() < SCORE_TOLERANCE
+    again = write_again(file)
+    assert [one.name for one in onnxruntime.InferenceSession(again).get_inputs()] == ["image", "scale_factor"]
+    assert np.abs(run(again, draw(1), scale_factor=scale)[0] - rows.numpy()).max() < BOX_TOLERANCE_PX
 
 
 def test_channels_last_with_free_sides_take_the_size_asked_for(tmp_path: Path) -> None:

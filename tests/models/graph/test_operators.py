@@ -124,6 +124,19 @@ def draw_attention(d: Draw):
     return [d.floats(2, 5, heads * width) for _ in range(3)], {"q_num_heads": heads, "kv_num_heads": heads}
 
 
+def draw_recurrent(d: Draw, gates: int):
+    ways, size, width, batch = d.int(1, 2), d.int(1, 3), d.int(1, 3), d.int(1, 2)
+    options = {"hidden_size": size, "direction": "bidirectional" if ways == 2 else d.one_of("forward", "reverse")}
+    if gates == 3:
+        options["linear_before_reset"] = d.int(0, 1)
+    inputs = [d.floats(d.int(1, 4), batch, width), d.floats(ways, gates * size, width)]
+    inputs.append(d.floats(ways, gates * size, size))
+    if d.int(0, 1):
+        states = [d.floats(ways, batch, size) for _ in range(2 if gates == 4 else 1)]
+        inputs += [d.floats(ways, 2 * gates * size), None, *states]
+    return inputs, options
+
+
 def axis_of(d: Draw) -> dict:
     return {"axis": d.int(-4, 3)}
 
@@ -210,6 +223,9 @@ CASES = {
                              {"align_corners": d.int(0, 1), "padding_mode": d.one_of("zeros", "border")}),
     "RoiAlign": lambda d: ([d.picture(2)[:1], np.array([[0, 0, 3, 3], [1, 1, 3, 2]], np.float32), whole(0, 0)],
                            {"output_height": 2, "output_width": 2, "sampling_ratio": 2}),
+    "LSTM": lambda d: draw_recurrent(d, 4),
+    "GRU": lambda d: draw_recurrent(d, 3),
+    "RNN": lambda d: draw_recurrent(d, 1),
     "DequantizeLinear": lambda d: ([d.ints(9, 3, 4).astype(np.int8), np.abs(d.floats(4)), d.ints(3, 4).astype(np.int8)],
                                    {"axis": 1}),
 }  # fmt: skip
@@ -219,6 +235,7 @@ CASES |= {
     name: lambda d: ([np.abs(d.picture()) + 0.5, whole(*d.one_of([1], [2, 3], [-1]))], {"keepdims": d.int(0, 1)})
     for name in REDUCTIONS
 }
+OUTPUTS = {"Split": 3, "TopK": 2, "LSTM": 3, "GRU": 2, "RNN": 2}
 OPSETS = {"Softmax": (11, 13, 18), "LogSoftmax": (11, 13), "Attention": (23,), "RMSNormalization": (23,), "Gelu": (20,),
           "GroupNormalization": (21,), "IsInf": (20,), "Resize": (13, 18), "RoiAlign": (16,)}  # fmt: skip
 
@@ -227,7 +244,7 @@ def run_onnx(name: str, inputs: list, attributes: dict, opset: int) -> tuple[ir.
     """A model of one node, and what ONNX Runtime answers."""
     names = [f"x{place}" if one is not None else "" for place, one in enumerate(inputs)]
     fed = {one: np.asarray(array) for one, array in zip(names, inputs) if array is not None}
-    outputs = ["y0", "y1", "y2"] if name == "Split" else ["y0", "y1"] if name == "TopK" else ["y0"]
+    outputs = [f"y{place}" for place in range(OUTPUTS.get(name, 1))]
     node = helper.make_node(name, names, outputs, **attributes)
     declared = [
         helper.make_tensor_value_info(one, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)

@@ -104,6 +104,7 @@ CASES: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "two inputs": (lambda: make_model(
         make_node("Add", ["x", "z"], ["y"]), inputs={"x": [1, 3, 8, 8], "z": [1, 3, 8, 8]},
     ), "takes 2 inputs ('x', 'z')"),
+    "one channel": (lambda: make_model(conv(), inputs={"x": [1, 1, 8, 8]}), "takes pictures of 1 channels"),
     "no picture": (lambda: make_model(make_node("Relu", ["x"], ["y"]), inputs={"x": [1, 16]}), "has 2 axes"),
     "int8": (lambda: make_model(make_node("QuantizeLinear", ["x", "w"], ["y"])), "quantised to integers"),
     "memory of a constant": (lambda: make_model(

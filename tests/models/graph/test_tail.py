@@ -62,6 +62,48 @@ def test_a_written_graph_has_the_outputs_of_its_file(tmp_path):
         np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
+def write_suppressing(path: Path) -> Path:
+    """A detector whose end reads its boxes without their batch, as MMDeploy writes one that takes one picture."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], pads=[1] * 4, strides=[4, 4]),
+        helper.make_node("Reshape", ["c", "shape"], ["r"]),
+        helper.make_node("Sigmoid", ["r"], ["s"]),
+        helper.make_node("Split", ["s", "parts"], ["sides", "scores"], axis=1),
+        helper.make_node("Transpose", ["sides"], ["boxes"], perm=[0, 2, 1]),
+        helper.make_node("Squeeze", ["boxes", "first"], ["rows"]),
+        helper.make_node("NonMaxSuppression", ["boxes", "scores", "k"], ["chosen"]),
+        helper.make_node("Gather", ["chosen", "column"], ["places"], axis=1),
+        helper.make_node("Gather", ["rows", "places"], ["found"], axis=0),
+        helper.make_node("Squeeze", ["scores", "first"], ["all_scores"]),
+    ]
+    values = {
+        "w": np.random.default_rng(0).standard_normal((7, 3, 3, 3)).astype(np.float32), "b": np.zeros(7, np.float32),
+        "shape": np.array([1, 7, -1]), "parts": np.array([4, 3]), "k": np.array([BEST]), "first": np.array([0]),
+        "column": np.array(2),
+    }  # fmt: skip
+    kind = onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        nodes, "net", [helper.make_tensor_value_info("x", kind, [1, 3, SIDE, SIDE])],
+        [helper.make_tensor_value_info("found", kind, ["n", 4]),
+         helper.make_tensor_value_info("all_scores", kind, [3, (SIDE // 4) ** 2])],
+        [numpy_helper.from_array(value, name) for name, value in values.items()],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
+    return path
+
+
+def test_a_written_graph_of_one_picture_has_no_batch_where_its_file_has_none(tmp_path):
+    file = write_suppressing(tmp_path / "a.onnx")
+    graph = unfold_norms(load_graph(file))
+    assert graph.input.shape[0] == "batch" and set(graph.led) == {"rows", "all_scores"}
+    again = ir.to_proto(fill_graph(store_graph(graph), graph.state.__getitem__)).SerializeToString()
+    frames = np.random.default_rng(1).standard_normal((1, 3, SIDE, SIDE)).astype(np.float32)
+    answers = [onnxruntime.InferenceSession(one).run(None, {"x": frames}) for one in (str(file), again)]
+    for wanted, found in zip(*answers, strict=True):
+        assert found.shape == wanted.shape
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
 @pytest.mark.parametrize("change", [{"tail": b"\xff"}, {"order": ("absent",)}])
 def test_an_end_that_does_not_fit_is_refused(tmp_path, change):
     graph = load_graph(write_selecting(tmp_path / "a.onnx"))
