@@ -112,7 +112,8 @@ class Preprocess:
     """How a frame becomes the input (3, H, W) of a network; every manifest holds one.
 
     `stretch` resizes to `size`, bilinear, as Pillow does or, without `antialias`, as OpenCV does; `letterbox` keeps the
-    frame's aspect, within `crop_fraction` of the input, and fills the borders with `pad`; `center-crop` keeps it too and cuts out the middle `crop_fraction`.
+    frame's aspect, within `crop_fraction` of the input, and fills the borders with `pad`; `center-crop` keeps it and
+    cuts out the middle `crop_fraction`.
     Then (x * scale / 255 - mean) / std, of channels in this order. torch is imported only where a frame is prepared.
     """
 

@@ -43,7 +43,7 @@ class EndToEnd(Decoder):
         width = len(class_names(head.metadata) or ()) or USUAL_WIDTH
         for index, shape in enumerate(shapes):
             chosen = len(shape) == 2 and (shape[0] <= MANY or head.outputs[index].tail & CHOICES)
-            if chosen and shape[1] == COLUMNS + count_extra(head):
+            if chosen and shape[1] == COLUMNS + count_extra(head) and (shape[0], 4) not in shapes:
                 return [cls(width, index, index, OVERLAP if shape[0] > MANY else None)]
         if head.cut is None or head.cut.operator != "TopK":
             return []

@@ -90,6 +90,7 @@ def transposed_weights(model: ir.Model) -> set[str]:
         if (node.op_type == "MatMul" or (node.op_type == "Gemm" and not attributes_of(node).get("transB")))
         and node.inputs[1] is not None
         and is_weight(node.inputs[1])
+        and len(node.inputs[1].shape or ()) == 2
     }
 
 

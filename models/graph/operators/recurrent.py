@@ -40,7 +40,7 @@ def _rnn_step(x: Tensor, states: list[Tensor], recurrence: Tensor, bias: Tensor)
 
 
 @operator("LSTM", "GRU", "RNN", count=True)
-def run_recurrent(
+def _recurrent(
     x: Tensor, weight: Tensor, recurrence: Tensor, bias: Tensor | None = None, lengths: Tensor | None = None,
     h: Tensor | None = None, c: Tensor | None = None, peepholes: Tensor | None = None, *, count: int,
     hidden_size: int = 0, direction: str = "forward", layout: int = 0, linear_before_reset: int = 0,

@@ -51,6 +51,11 @@ def test_six_columns_of_every_cell_are_one_or_two_classes() -> None:
     assert choose((2100, 6), names="['car', 'bus']").name == "yolo"
 
 
+def test_six_columns_beside_boxes_are_scores() -> None:
+    assert isinstance(choose((300, 4), (300, 6), names=str([f"kind {index}" for index in range(6)])), Detr)
+    assert choose((300, 4), (300, 6)).name == "detr"
+
+
 def test_number_of_classes_asked_for_tells_layouts_apart() -> None:
     assert isinstance(choose((2100, 8), count=3), Yolox)
     assert isinstance(choose((2100, 8), count=4), Yolo)

@@ -63,9 +63,11 @@ def test_a_written_graph_has_the_outputs_of_its_file(tmp_path):
 
 
 def write_suppressing(path: Path) -> Path:
-    """A detector whose end reads its boxes without their batch, as MMDeploy writes one that takes one picture."""
+    """A detector whose end reads its boxes without their batch, as MMDeploy writes one that takes one picture;
+    a product with a stack of matrices precedes it."""
     nodes = [
-        helper.make_node("Conv", ["x", "w", "b"], ["c"], pads=[1] * 4, strides=[4, 4]),
+        helper.make_node("MatMul", ["x", "stack"], ["mixed"]),
+        helper.make_node("Conv", ["mixed", "w", "b"], ["c"], pads=[1] * 4, strides=[4, 4]),
         helper.make_node("Reshape", ["c", "shape"], ["r"]),
         helper.make_node("Sigmoid", ["r"], ["s"]),
         helper.make_node("Split", ["s", "parts"], ["sides", "scores"], axis=1),
@@ -79,7 +81,7 @@ def write_suppressing(path: Path) -> Path:
     values = {
         "w": np.random.default_rng(0).standard_normal((7, 3, 3, 3)).astype(np.float32), "b": np.zeros(7, np.float32),
         "shape": np.array([1, 7, -1]), "parts": np.array([4, 3]), "k": np.array([BEST]), "first": np.array([0]),
-        "column": np.array(2),
+        "column": np.array(2), "stack": np.random.default_rng(2).random((1, 3, SIDE, SIDE), np.float32),
     }  # fmt: skip
     kind = onnx.TensorProto.FLOAT
     graph = helper.make_graph(
