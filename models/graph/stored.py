@@ -119,7 +119,9 @@ def _drop_batch(graph: ir.Graph, led: Collection[str]) -> None:
         if output.name not in led or output.shape is None:
             continue
         sizes = ir.tensor([int(size) for size in output.shape[1:]], name=f"{output.name}_sizes")  # type: ignore[arg-type]
-        target = ir.Value(name=sizes.name, const_value=sizes, shape=sizes.shape, type=ir.TensorType(sizes.dtype))
+        target = ir.Value(
+            name=sizes.name, const_value=sizes, shape=ir.Shape([len(output.shape) - 1]), type=ir.TensorType(sizes.dtype)
+        )
         graph.register_initializer(target)
         node = ir.node("Reshape", [output, target], name=f"{output.name}_of_one")
         made = node.outputs[0]

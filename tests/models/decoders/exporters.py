@@ -154,7 +154,7 @@ def export_nas(path: Path, classes: int, flat: bool = True, last: bool = False) 
     write(path, Nas(classes, QUERIES * flat, last), (given,), ["input"], names)
     if flat:
         model = onnx.load(path)
-        add_suppression(model, *names)
+        add_suppression(model, names)
         onnx.save(model, path)
     return path
 
@@ -179,17 +179,17 @@ def export_paddle(path: Path, classes: int) -> Path:
     given, parts = (torch.rand(1, 3, SIDE, SIDE), torch.ones(1, 2)), ["boxes", "scores"]
     write(path, Paddle(classes), given, ["image", "scale_factor"], parts, 13)
     model = onnx.load(path)
-    add_suppression(model, *parts, "multiclass_nms3_0.tmp_0", ("label_number", "score_column", "corners"))
+    add_suppression(model, parts, "multiclass_nms3_0.tmp_0", ("label_number", "score_column", "corners"))
     onnx.save(model, path)
     return path
 
 
 def add_suppression(
-    model: onnx.ModelProto, boxes: str, scores: str, flat: str = "graph2_flat_predictions",
+    model: onnx.ModelProto, parts: list[str], flat: str = "graph2_flat_predictions",
     columns: tuple[str, ...] = ("frame_number", "corners", "label_number", "score_column"),
 ) -> None:  # fmt: skip
     """Rows of these columns: attach_onnx_nms of super-gradients."""
-    graph, make = model.graph, onnx.helper.make_node
+    graph, make, (boxes, scores) = model.graph, onnx.helper.make_node, parts
     constants = {"most": np.array([100]), "overlap": np.array([0.7], np.float32), "least": np.array([0.4], np.float32)}
     graph.initializer.extend(onnx.numpy_helper.from_array(one, name) for name, one in constants.items())
     graph.initializer.append(onnx.numpy_helper.from_array(np.array([1]), "axis"))

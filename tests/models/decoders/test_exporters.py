@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from models.decoders.files import load_file
 from models.decoders.graph_model import GraphDetector
 from models.decoders.losses import dense_loss
-from models.detector import PoseTarget
+from models.detector import OneStage, PoseTarget
 from models.errors import InputError
 from models.graph import load_graph
 from models.graph.stored import fill_graph, store_graph
@@ -34,6 +35,7 @@ from tests.models.decoders.exporters import (
     export_paddle,
     write,
 )  # fmt: skip
+from tests.models.decoders.tiny_graphs import TinyYolox, export
 
 BOX_TOLERANCE_PX, SCORE_TOLERANCE = 0.01, 1e-5
 WIDTH, HEIGHT = 640, 480
@@ -239,3 +241,16 @@ def test_channels_last_with_free_sides_take_the_size_asked_for(tmp_path: Path) -
     graph = load_graph(file, (8, 12))
     assert graph.input.shape == ("batch", 3, 8, 12)
     assert graph.given is not None and graph.given.shape == ("batch", 8, 12, 3)
+
+
+def test_rows_that_can_reach_a_score_give_the_candidates_of_all_rows(tmp_path: Path) -> None:
+    file = export(tmp_path / "tiny.onnx", TinyYolox(3), names=json.dumps(["a", "b", "c"]))
+    model = load_file(file, (), None, "yolox", Preprocess((96, 96)), 0.0)
+    assert isinstance(model, GraphDetector) and model.decoder.bounded
+    with torch.no_grad():
+        outputs = model(draw(side=96))
+        least = model.decode(outputs)[1].flatten().quantile(0.9).item()
+        found, wanted = model.candidates(outputs, least), OneStage.candidates(model, outputs, least)
+    assert sum(len(one.scores) for one in found) > 10
+    for one, other in zip(found, wanted, strict=True):
+        assert all(torch.allclose(mine, theirs) for mine, theirs in zip(one, other, strict=True))
