@@ -81,7 +81,7 @@ def write_suppressing(path: Path) -> Path:
     values = {
         "w": np.random.default_rng(0).standard_normal((7, 3, 3, 3)).astype(np.float32), "b": np.zeros(7, np.float32),
         "shape": np.array([1, 7, -1]), "parts": np.array([4, 3]), "k": np.array([BEST]), "first": np.array([0]),
-        "column": np.array(2), "stack": np.random.default_rng(2).random((1, 3, SIDE, SIDE), np.float32),
+        "column": np.array(2), "stack": np.random.default_rng(2).random((1, 3, SIDE, SIDE), np.float32) / SIDE,
     }  # fmt: skip
     kind = onnx.TensorProto.FLOAT
     graph = helper.make_graph(
