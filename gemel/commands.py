@@ -302,8 +302,9 @@ def merge_workload(
     method: Annotated[str, Option("--method", metavar="M", help=f"One of: {', '.join(METHODS)}.")] = METHODS[0],
     resume: Annotated[bool, Option("--resume", help="Continue an interrupted merge to the same file.")] = False,
     precision: Annotated[
-        Literal["fp32", "bf16"], Option("--precision", metavar="fp32|bf16", help="Precision of the training.")
-    ] = "fp32",
+        Literal["auto", "fp32", "bf16"],
+        Option("--precision", metavar="auto|fp32|bf16", help="Precision of the training; auto: bf16 where faster."),
+    ] = "auto",
     weights: Annotated[
         Literal["fp32", "fp16", "int8", "int4"],
         Option("--weights", metavar="fp32|fp16|int8|int4", help="Fewest bits tried for stored and resident weights."),

@@ -58,7 +58,15 @@ from merger.training.recipe import Flops, flops_a_second
 from models.bundle import Bundle, BundleQuery, open_bundle
 from models.data import PreparedFrames, Split, load_split
 from models.errors import InputError
-from models.evaluation import BOOTSTRAP_ROUNDS, compare, count_samples, evidence_hint, load_labels, predict
+from models.evaluation import (
+    BOOTSTRAP_ROUNDS,
+    compare,
+    count_samples,
+    evidence_hint,
+    load_labels,
+    predict,
+    threshold_without_labels,
+)
 from models.io import check_apart, finite, hold_locks, open_atomic
 from models.metrics import average_precision, error_types
 from models.notes import add_note
@@ -295,7 +303,7 @@ def evaluate_query(query: Query, bundle: Bundle) -> QueryEvaluation:
     threshold = bundle.query(query.id).threshold
     if threshold is None:
         val = load_split(query, "val")
-        threshold = query.min_score
+        threshold = threshold_without_labels(query)
         if val.labels is not None:
             threshold = task.choose_threshold(predict(original, query, val), val.labels)  # type: ignore[arg-type]
     found = score_query(query, split, {ORIGINALS: before, MERGED: after}, threshold, original_bytes)

@@ -304,7 +304,7 @@ EVENT_FORMATS: dict[str, Callable[[Fields], str]] = {
     "suffix": _suffix,
     "camera-prefix": _camera_prefix,
     "start": lambda f: (
-        f"all layers shared, untrained: {_lowest(f['ratios'])}{'; early layers stay private' if f['hard'] else ''}"
+        f"all layers shared, untrained: {_lowest(f['ratios'])}{'; light layers stay private' if f['hard'] else ''}"
     ),
     "network": lambda f: (
         f"{f['query']}: the network of {f['network']}, {f['how']}, ratio {number(f['ratio'], 3)} "

@@ -41,7 +41,7 @@ from gemel.report.document import (
 )
 from models.bundle import Bundle
 from models.data import load_split
-from models.evaluation import load_labels, predict
+from models.evaluation import load_labels, predict, threshold_without_labels
 from models.predictions import Task
 from models.tasks import task_of
 from models.video import RateGate
@@ -332,7 +332,7 @@ def query_staleness(query: Query, bundle: Bundle, device: str) -> Curve:
     split, task = load_split(query, "val"), task_of(query)
     predictions = predict(bundle.build(query.id, device), query, split)
     threshold = bundle.query(query.id).threshold
-    threshold = query.min_score if threshold is None else threshold
+    threshold = threshold_without_labels(query) if threshold is None else threshold
     labels = load_labels(query, split, predictions, threshold)
     footage = Footage(split.units, split.times_s, query.fps)
     curve = staleness_curve(task, footage, predictions, labels, query.classes, threshold)

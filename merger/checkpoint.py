@@ -98,7 +98,7 @@ class Step(str, Enum):
     TEST = "test"
     TIED = "tied"
     TIED_UNTRAINED = "tied untrained"
-    TIED_WITHOUT_EARLY_LAYERS = "tied without early layers"
+    TIED_WITHOUT_LIGHT_LAYERS = "tied without light layers"
     TRAINED = "trained"
     TRAINING_TIME = "time for training"
     TRAINING = "training"

@@ -7,7 +7,7 @@ from typing import Any
 
 from merger.distributed import Resources
 from merger.training.recipe import Recipe, check
-from merger.training.step_config import check_precision
+from merger.training.step_config import AUTO, check_precision
 from models.bits import FP32, WEIGHTS, WeightBits
 from models.errors import InputError
 from models.evaluation import EVIDENCE, EvidenceConfig
@@ -48,9 +48,11 @@ class TopDownConfig:
     rate would leave."""
     private_fractions: tuple[float, ...] = (1 / 64, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
     """Fractions of a receiver's shareable bytes that may stay private in suffix sharing, ascending; bisected."""
-    early_fraction: float = 1 / 32
-    """Fraction of a query's shareable bytes, counted from the input, that stays private in a hard joint training:
-    early layers are light, and later layers cannot restore what they lose."""
+    hard_private: float = 1 / 32
+    """Fraction of a query's shareable bytes, the lightest layers first, that stays private in a hard joint training:
+    early and depthwise layers, which tell models apart (Guo et al., AAAI 2019)."""
+    kin_private: float = 1 / 10
+    """The same fraction where models start from the mean of their weights and some query does not hold there."""
     hard_start: float = 0.8
     """Mean of min(1, ratio / required) before the joint training below which the merge counts as hard."""
     hard_epochs: int = 2
@@ -78,8 +80,9 @@ class MergeOptions:
     Groups that save less than `min_saving` of all bytes are not tried. No step begins after `max_minutes`, nor after
     `max_flops` (image passes x FLOPs, the same bound on any machine).
     `share_prefix` also ties the first layers, norms included, of queries of one camera (merger.methods.prefix).
-    `precision` is fp32 or bf16. `weights` below fp32 is the smallest width in which weights are stored. `evidence` is
-    what val and test must hold. `resources` change how long a merge takes, not its result.
+    `precision` is fp32, bf16 or auto (merger.training.step_config.choose_precision). `weights` below fp32 is the
+    smallest width in which weights are stored. `evidence` is what val and test must hold. `resources` change how long a
+    merge takes, not its result.
     """
 
     recipe: Recipe = field(default_factory=Recipe)
@@ -89,7 +92,7 @@ class MergeOptions:
     max_minutes: float | None = None
     max_flops: float | None = None
     share_prefix: bool = False
-    precision: str = "fp32"
+    precision: str = AUTO
     weights: WeightBits = FP32
     top_down: TopDownConfig = field(default_factory=TopDownConfig)
     evidence: EvidenceConfig = EVIDENCE

@@ -45,6 +45,7 @@ from models.evaluation import (
     predict,
     score,
     tallies_by_unit,
+    threshold_without_labels,
 )
 from models.notes import add_note
 from models.predictions import GroundTruth, Prediction
@@ -132,7 +133,7 @@ def evaluate_original(ctx: MergeContext, query: Query) -> Reference:
     task, val = task_of(query), ctx.val[query.id]
     answers = predict(ctx.originals[query.id], query, val, progress=ctx.stages.add)
     labels = val.split.labels
-    threshold = task.choose_threshold(answers, labels) if labels is not None else query.min_score
+    threshold = task.choose_threshold(answers, labels) if labels is not None else threshold_without_labels(query)
     truths = load_labels(query, val.split, answers, threshold)
     reached = score(task, answers, truths, query.classes, threshold)
     needed = query.accuracy_target * reached  # the target is a ratio, so what it asks for depends on the original

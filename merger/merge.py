@@ -398,7 +398,7 @@ def _record(ctx: MergeContext, merged: Merged, query: Query, evidence: Evidence)
     """A query's entry in the manifest, with the precision that its model was trained in; None if it was not."""
     threshold = ctx.references[query.id].threshold if task_of(query).has_threshold else None
     unchanged = equal_states(snapshot(ctx.bases[query.id]), merged.states[query.id])
-    precision = ctx.memory.precision if query.id in ctx.trained and not unchanged else None
+    precision = ctx.memory.precision_of(ctx.bases[query.id]) if query.id in ctx.trained and not unchanged else None
     record = BundleQuery.of(query, evidence.to_json(), threshold, precision)  # type: ignore[arg-type]
     if (donor := ctx.networks.get(query.id)) is None:
         return record

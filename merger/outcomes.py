@@ -15,7 +15,7 @@ from models.sharing.layers import SetOutcome
 from models.sharing.plan import Member, SharingPlan
 
 JOINT_TRAINING, SUFFIX = "the joint training", "suffix sharing"
-EARLY_LAYERS, NOTHING = "early layers stay private", "nothing"
+LIGHT_LAYERS, NOTHING = "light layers stay private", "nothing"
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def explain_joint(
 ) -> list[SetTrial]:
     """Of sets that were tied at once, whose queries were then repaired one by one; `flops` is that of the method."""
     ratios = {query: ratio for row in log if row.get("epoch") for query, ratio in row["ratios"].items()}
-    early = {(q, path) for row in log for q, paths in row.get("private_layers", {}).items() for path in paths}
+    light = {(q, path) for row in log for q, paths in row.get("private_layers", {}).items() for path in paths}
     probes = {row["query"]: row for row in log if "suffix" in row}
     repairs: dict[str, list[Row]] = {}
     for row in log:
@@ -82,8 +82,8 @@ def explain_joint(
         own = [row for row in repairs.get(query, []) if row["repair"] != Repair.ORIGINAL.value]
         if own:
             return Obstacle(own[-1]["repair"], own[-1]["ratio"], required[query])
-        if (query, path) in early:
-            return Obstacle(EARLY_LAYERS, ratios.get(query), required[query])
+        if (query, path) in light:
+            return Obstacle(LIGHT_LAYERS, ratios.get(query), required[query])
         if query in ratios:
             return Obstacle(JOINT_TRAINING, ratios[query], required[query])
         if query in probes:

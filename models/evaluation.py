@@ -114,6 +114,11 @@ def score(
     return task.metric_of(task.tallies(predictions, labels, classes, threshold).sum(axis=0))
 
 
+def threshold_without_labels(query: Query) -> float:
+    """The score from which an original's answers count where no label says it."""
+    return query.min_score or task_of(query).unlabelled_threshold
+
+
 def load_labels(query: Query, split: Split, original: Sequence[Prediction], threshold: float) -> Sequence[GroundTruth]:
     """The split's labels, or without them the original's own predictions."""
     task = task_of(query)

@@ -260,7 +260,8 @@ class Task:
     """One kind of question. `outputs` is whatever the model's forward returns for a batch of N frames.
 
     `metric` is measured against labels, `agreement` against the original's own answers. `has_threshold`: answers have
-    scores, of which one is chosen from which they count. `has_background`: factories count it among the classes.
+    scores, of which one is chosen from which they count: on labels, or without them the query's `min_score`, or
+    `unlabelled_threshold`. `has_background`: factories count it among the classes.
     `footage` says in words what evidence needs 20 of.
     """
 
@@ -268,6 +269,7 @@ class Task:
     metric: str
     agreement: str
     has_threshold: bool = False
+    unlabelled_threshold: float = 0.0
     has_background: bool = False
     footage: str = "frames of each of two answers"
 

@@ -92,7 +92,7 @@ def packed_of(query: Query | None, model: nn.Module, weights: WeightBits) -> dic
 def _accuracy(query: Query) -> dict[str, Any]:
     from models.batchnorm import recalibrate_batchnorm
     from models.data import PreparedFrames, load_split
-    from models.evaluation import load_labels, predict, score
+    from models.evaluation import load_labels, predict, score, threshold_without_labels
     from models.tasks import task_of
     from models.weights import load_weights
     from models.zoo import build_query, preprocess_of
@@ -102,7 +102,7 @@ def _accuracy(query: Query) -> dict[str, Any]:
     val, train = (PreparedFrames(query, load_split(query, name)) for name in ("val", "train"))
     answers = predict(model.eval(), query, val)
     labelled = val.split.labels
-    threshold = task.choose_threshold(answers, labelled) if labelled is not None else query.min_score
+    threshold = task.choose_threshold(answers, labelled) if labelled is not None else threshold_without_labels(query)
     truths = load_labels(query, val.split, answers, threshold)
     reached = score(task, answers, truths, query.classes, threshold)
 

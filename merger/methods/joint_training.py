@@ -61,15 +61,17 @@ def train_together(task: MergeTask, early: MergeTask, start: Start) -> tuple[Joi
 
 
 def tie_untrained(task: MergeTask, start: Start) -> tuple[JointState, bool]:
-    """All sets tied at their initial weights and evaluated, and whether the merge is hard: then early layers stay
-    private."""
+    """All sets tied at their initial weights and evaluated, and whether the merge is hard.
+
+    Where some query does not hold, light layers stay private in a hard merge and between fine-tunes of one network.
+    """
     found = task.checkpoint.step(Step.TIED_UNTRAINED, partial(_tie, task, start, task.plan))
     hard = objective(found.ratios, task.required) < task.config.hard_start
-    if hard:
-        early = early_layers(task)
-        tie_rest = partial(_tie, task, start, plan_without(task.plan, early))
-        found = task.checkpoint.step(Step.TIED_WITHOUT_EARLY_LAYERS, tie_rest)
-        task.checkpoint.add_row({"private_layers": early, "flops": task.ctx.flops.total})
+    if hard or (start.averages and not all_met(found.ratios, task.required)):
+        light = light_layers(task, task.config.kin_private if start.averages else task.config.hard_private)
+        tie_rest = partial(_tie, task, start, plan_without(task.plan, light))
+        found = task.checkpoint.step(Step.TIED_WITHOUT_LIGHT_LAYERS, tie_rest)
+        task.checkpoint.add_row({"private_layers": light, "flops": task.ctx.flops.total})
     return found, hard
 
 
@@ -159,15 +161,15 @@ def max_training_flops(task: MergeTask) -> float:
     return min(flops + max_repair_flops(task), task.budget.flops_left)
 
 
-def early_layers(task: MergeTask) -> dict[str, list[str]]:
-    """Query -> its first shareable layers, a small fraction of its shareable bytes; never all that a query shares."""
+def light_layers(task: MergeTask, fraction: float) -> dict[str, list[str]]:
+    """Query -> its lightest shareable layers, this fraction of its shareable bytes; never all that a query shares."""
     found = dict[str, list[str]]()
     for query in sorted(task.plan.queries()):
         mine = {path for members in task.plan.shared for name, path in members if name == query}
         layers = [layer for layer in task.ctx.layers if layer.query == query and layer.path in mine]
-        left = task.config.early_fraction * sum(layer.bytes for layer in layers)
+        left = fraction * sum(layer.bytes for layer in layers)
         found[query] = []
-        for layer in layers:
+        for layer in sorted(layers, key=lambda layer: layer.bytes):
             left -= layer.bytes
             if left < 0:
                 break

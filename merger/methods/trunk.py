@@ -91,7 +91,7 @@ def _train_trunk(task: MergeTask, donor: str, receivers: Sequence[str], known: N
     """What is shared, and with what states, once the receivers were trained on the donor's network."""
     states = {query: state for query, state in known.states.items() if known.donors[query] == donor}
     ctx = task.ctx.substitute(dict.fromkeys(receivers, donor), states)
-    config = replace(task.config, early_fraction=0.0)
+    config = replace(task.config, hard_private=0.0)
     own = replace(task, ctx=ctx, plan=network_plan(ctx), config=config)
     start = Start((donor, *receivers), False, snapshots({query: ctx.bases[query] for query in (donor, *receivers)}))
     trained, repaired = train_together(own, own.with_budget(own.budget.fraction(config.joint_budget)), start)

@@ -291,7 +291,7 @@ class Training:
     def _micro_batch_loss(self, query: str, batch: MicroBatch) -> Tensor:
         model, data = self.models[query], self.sets[query]
         images, target = data.model_input(batch.images, self.device), None
-        computing, recording = autocast(self.memory.precision, self.device), record_inputs(model, self._watched[query])
+        computing, recording = self._autocast(query), record_inputs(model, self._watched[query])
         saving = activation_checkpointing(model, self.recipe.checkpointing)
         with fork_rng(batch.seed, self.device):
             with computing, recording as features, saving:
@@ -305,9 +305,12 @@ class Training:
                 target = _as_float32(compute(taught) if cache is None else cache.outputs(batch.frames, taught, compute))
             return self._loss(query, batch.targets, _as_float32((outputs, features)), target)
 
+    def _autocast(self, query: str) -> torch.autocast:
+        return autocast(self.memory.precision_of(self.models[query]), self.device)
+
     def _teacher_outputs(self, query: str, teacher: nn.Module, images: Tensor) -> tuple[Any, list[Tensor]]:
         """The original's outputs and the inputs of its watched layers."""
-        computing = autocast(self.memory.precision, self.device)
+        computing = self._autocast(query)
         recording = record_inputs(teacher, self._watched_originals[query])
         with torch.no_grad(), computing, recording as features:
             return teacher(images), features

@@ -23,7 +23,8 @@ from merger.training.recipe import Recipe
 from models.data import PreparedFrames
 from models.errors import InputError
 
-PRECISIONS = ("fp32", "bf16")
+AUTO, FP32, BF16 = "auto", "fp32", "bf16"
+PRECISIONS = (AUTO, FP32, BF16)
 HINT = "free memory and go on with --resume; or give smaller inputs or models, or start several processes with torchrun"
 
 
@@ -35,7 +36,20 @@ def check_precision(option: str) -> None:
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:
     """bfloat16 forward passes for `bf16`; weights and losses stay float32."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == BF16)
+
+
+def choose_precision(option: str, model: nn.Module) -> str:
+    """fp32 or bf16; for `auto` bf16 where a processor's matrix units (AMX) compute it and no convolution is grouped.
+
+    A training step of dense convolutions then takes 0.3 to 0.9 of its time, one of depthwise ones more than in fp32.
+    """
+    if option != AUTO:
+        return option
+    convolutions = [part for part in model.modules() if isinstance(part, nn.Conv2d)]
+    on_cpu = all(p.device.type == "cpu" for p in model.parameters())
+    is_dense = bool(convolutions) and all(one.groups == 1 for one in convolutions)
+    return BF16 if is_dense and on_cpu and torch.cpu._is_amx_tile_supported() else FP32
 
 
 @dataclass(frozen=True)
@@ -73,11 +87,15 @@ class MemoryPlan:
         self,
         known: MutableMapping[str, Any] | None = None,
         progress: Progress = silent,
-        precision: str = "fp32",
+        precision: str = FP32,
     ) -> None:
-        self.precision = precision
+        self._precision = precision
         self._known = {} if known is None else known
         self._progress = progress
+
+    def precision_of(self, model: nn.Module) -> str:
+        """fp32 or bf16, in which the model's passes run."""
+        return choose_precision(self._precision, model)
 
     def config(self, recipe: Recipe) -> StepConfig:
         """How this recipe is carried out now."""

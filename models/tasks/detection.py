@@ -116,6 +116,7 @@ class Detection(Task):
     overlaps = staticmethod(overlaps_of)
     metric = agreement = "f1"
     has_threshold = has_background = True
+    unlabelled_threshold = 0.25
     footage = "objects"
 
     def targets(

@@ -42,7 +42,7 @@ SENTENCES = [
     ("suffix", {**SUFFIX, "accepted": False},
      "gate: shares no layers without training, ratio 0.970 (rejected, 0.950 is required)"),
     ("start", {"ratios": {"gate": 0.4}, "hard": True},
-     "all layers shared, untrained: lowest ratio 0.40 (gate); early layers stay private"),
+     "all layers shared, untrained: lowest ratio 0.40 (gate); light layers stay private"),
     ("network", {"query": "gate", "network": "lane", "how": "unchanged", "ratio": 0.98, "accepted": True},
      "gate: the network of lane, unchanged, ratio 0.980 (accepted)"),
     ("accepted", {"p_values": {}, "accepted": ["gate"], "unproven": [], "refused": ["lane"]},

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from merger import METHODS, merge
 from merger.outcomes import (
-    EARLY_LAYERS,
     JOINT_TRAINING,
+    LIGHT_LAYERS,
     NOTHING,
     SUFFIX,
     Obstacle,
@@ -60,7 +60,7 @@ def test_set_that_no_query_shares_is_refused_if_tried() -> None:
         ([], NOTHING, None),
         ([{"query": "c", "suffix": 0, "ratio": 0.7}], SUFFIX, 0.7),
         ([{"epoch": 1, "ratios": {"c": 0.8}}], JOINT_TRAINING, 0.8),
-        ([{"private_layers": {"c": ["x"]}}, {"epoch": 1, "ratios": {"c": 0.99}}], EARLY_LAYERS, 0.99),
+        ([{"private_layers": {"c": ["x"]}}, {"epoch": 1, "ratios": {"c": 0.99}}], LIGHT_LAYERS, 0.99),
         ([{"epoch": 1, "ratios": {"c": 0.8}}, {"query": "c", "repair": "norms and head", "ratio": 0.9},
           {"query": "c", "repair": "original"}], "norms and head", 0.9),
     ],

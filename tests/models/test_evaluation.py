@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from models.evaluation import (
     load_labels,
     lower_bound_ratio,
     score,
+    threshold_without_labels,
 )
 from models.predictions import BoxLabels, ClassPrediction, DetectionPrediction
 from models.tasks import task_of
@@ -73,6 +75,14 @@ def test_compare_without_labels_takes_the_predictions_of_the_original() -> None:
     assert load_labels(QUERY, split, predict_labels("aabb"), 0.0) == ["a", "a", "b", "b"]
     found = compare(QUERY, split, predict_labels("aabb"), predict_labels("aaab"), 0.0)
     assert found.original == 1.0 and found.merged == 0.75
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [({"task": "detection"}, 0.25), ({"task": "detection", "min_score": 0.4}, 0.4), ({"task": "classification"}, 0.0)],
+)
+def test_threshold_without_labels_leaves_out_boxes_of_low_score(keys: dict[str, Any], expected: float) -> None:
+    assert threshold_without_labels(make_query(**keys)) == expected
 
 
 def test_compare_counts_nothing_in_crowds() -> None:

@@ -16,7 +16,7 @@ from merger.init.average import copy_donor_weights, rank_donors
 from merger.init.start import Start, prepare_start
 from merger.methods import joint_training, suffix
 from merger.methods.epochs import bisect_options, is_hopeless
-from merger.methods.joint_training import early_layers, intact_queries, plan_without, tie_untrained, train_kind
+from merger.methods.joint_training import intact_queries, light_layers, plan_without, tie_untrained, train_kind
 from merger.methods.registry import MergeTask
 from merger.methods.repair import repair_queries
 from merger.methods.suffix import layer_sensitivity, share_suffixes
@@ -82,16 +82,15 @@ def test_suffix_sharing_out_of_budget_probes_nothing(task: MergeTask, start: Sta
     assert not merged.plan.shared and task.checkpoint.log[-1]["possible_bytes"] > 0
 
 
-def test_early_layers_stay_within_their_fraction(task: MergeTask) -> None:
-    half = replace(task, config=replace(task.config, early_fraction=0.5))
-    found = early_layers(half)
+def test_light_layers_stay_within_their_fraction(task: MergeTask) -> None:
+    found = light_layers(task, 0.5)
     size = {(layer.query, layer.path): layer.bytes for layer in task.ctx.layers}
     for query, paths in found.items():
         mine = [path for members in task.plan.shared for name, path in members if name == query]
         assert paths and sum(size[query, path] for path in paths) <= 0.5 * sum(size[query, path] for path in mine)
     later = plan_without(task.plan, found)
     assert later.queries() == task.plan.queries() and later.saved_bytes(task.ctx.layers) > 0
-    assert plan_without(task.plan, early_layers(replace(task, config=replace(task.config, early_fraction=1.0)))).shared
+    assert plan_without(task.plan, light_layers(task, 1.0)).shared
 
 
 def test_first_donor_is_intact(task: MergeTask, start: Start) -> None:

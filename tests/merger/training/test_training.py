@@ -16,7 +16,13 @@ from merger.context import MergeContext
 from merger.training.distillation import feature_loss, record_inputs, watched_layers
 from merger.training.loop import Diverged, Training
 from merger.training.recipe import OPTIMIZER, Flops, Recipe, forward_flops
-from merger.training.step_config import MemoryPlan, StepConfig, activation_checkpointing, check_precision
+from merger.training.step_config import (
+    MemoryPlan,
+    StepConfig,
+    activation_checkpointing,
+    check_precision,
+    choose_precision,
+)
 from merger.training.teacher_cache import (
     TeacherCache,
     cache_capacities,
@@ -248,8 +254,16 @@ def test_precision_bf16_trains_and_others_are_refused(ctx: MergeContext) -> None
     ctx.memory = MemoryPlan(precision="bf16")
     training = ctx.training(ctx.models(["q0"]), Recipe(epochs=1, frames_per_epoch=16))
     assert training.epoch() > 0 and all(p.dtype == torch.float32 for p in training.models["q0"].parameters())
-    with pytest.raises(InputError, match="'tf32' is unknown; choose one of: fp32, bf16"):
+    with pytest.raises(InputError, match="'tf32' is unknown; choose one of: auto, fp32, bf16"):
         check_precision("tf32")
+
+
+@pytest.mark.parametrize(("groups", "has_amx", "chosen"), [(1, True, "bf16"), (8, True, "fp32"), (1, False, "fp32")])
+def test_auto_precision_is_bf16_where_a_cpu_is_faster_in_it(groups, has_amx, chosen, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
+    model = nn.Sequential(nn.Conv2d(8, 8, 3, groups=groups), nn.Linear(8, 2))
+    assert choose_precision("auto", model) == chosen
+    assert choose_precision("auto", nn.Linear(8, 2)) == choose_precision("fp32", model) == "fp32"
 
 
 @pytest.mark.parametrize("option", [{"rate": 0.0}, {"distill": 2.0}, {"batch": 24}, {"private": -1.0}, {"norms": 0.0}])
