@@ -34,6 +34,8 @@ class AcceptanceConfig:
     takes."""
     unproven_margin: float = 0.5
     """How far above its target, of the way to 1, a query must come on val where val cannot tell."""
+    unproven_error: float = 0.05
+    """Or the largest p-value of a ratio below its target, of one query alone."""
 
 
 ACCEPTANCE = AcceptanceConfig()

@@ -531,8 +531,8 @@ class MergeContext:
         return search_ratio(task, ratio, reference.tallies, tallies, reference.one_error, strict)
 
     def prove(self, query: str, model: nn.Module) -> tuple[float, bool]:
-        """The p-value of a ratio below the query's target, on the part of val that accepts, and whether the plain ratio
-        there comes so far above the target that `accept_unproven` goes by it."""
+        """The p-value of a ratio below the query's target, on the part of val that accepts, and whether `accept_unproven`
+        goes by what is found there: the plain ratio has a margin above the target, or that p-value is small."""
         found, val, reference = self.queries[query], self.val[query], self.references[query]
         task, proof = task_of(found), reference.proof
         assert proof is not None
@@ -540,7 +540,8 @@ class MergeContext:
         tallies = tallies_by_unit(found, val.split.at(proof.frames), answers, proof.truths, reference.threshold)
         before, after = (task.metric_of(side.sum(axis=0)) for side in (proof.tallies, tallies))
         near = after >= before * _with_margin(found.accuracy_target, ACCEPTANCE.unproven_margin, proof.one_error)
-        return p_value_below(task, proof.tallies, tallies, proof.one_error, found.accuracy_target), near
+        p_value = p_value_below(task, proof.tallies, tallies, proof.one_error, found.accuracy_target)
+        return p_value, near or p_value <= ACCEPTANCE.unproven_error
 
     def confirms(self, query: str, model: nn.Module) -> bool:
         """Whether a search may rely on its own part of val; with `accept_unproven` the part that accepts must agree.
