@@ -531,8 +531,10 @@ class MergeContext:
         return search_ratio(task, ratio, reference.tallies, tallies, reference.one_error, strict)
 
     def prove(self, query: str, model: nn.Module) -> tuple[float, bool]:
-        """The p-value of a ratio below the query's target, on the part of val that accepts, and whether `accept_unproven`
-        goes by what is found there: the plain ratio has a margin above the target, or that p-value is small."""
+        """The p-value of a ratio below the query's target, on the part of val that accepts, and whether it comes near.
+
+        `accept_unproven` goes by that: the plain ratio has a margin above the target, or the p-value is small.
+        """
         found, val, reference = self.queries[query], self.val[query], self.references[query]
         task, proof = task_of(found), reference.proof
         assert proof is not None

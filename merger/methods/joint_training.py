@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from merger.checkpoint import Row, Step, StepCache, snapshots, storable
+from merger.checkpoint import Row, Step, snapshots, storable
 from merger.context import Merged
 from merger.evaluate import (
     all_met,
@@ -27,7 +27,7 @@ from merger.init.average import set_donor
 from merger.init.start import Start
 from merger.methods.epochs import freeze_shared, train_epochs
 from merger.methods.registry import MergeTask
-from merger.methods.repair import max_repair_flops, repair_queries
+from merger.methods.repair import confirmed_queries, max_repair_flops, repair_queries
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
 from models.errors import join_names
@@ -81,7 +81,7 @@ def train_kind(task: MergeTask, kind: TrainingKind, found: JointState, start: St
     frozen = kind is TrainingKind.DONOR_FROZEN
     intact = intact_queries(plan, start) if frozen else set[str]()
     queries = [query for query in sorted(found.ratios) if query not in intact]
-    if not queries or (all_met(found.ratios, task.required) and _is_confirmed(task, found.merged, kind, 0)):
+    if not queries or (all_met(found.ratios, task.required) and _is_confirmed(task, found.merged, kind.value, "0")):
         return found
     asked = training_recipe(task, kind, hard)
     if start.averages:
@@ -106,7 +106,7 @@ def train_kind(task: MergeTask, kind: TrainingKind, found: JointState, start: St
                     merged = Merged(plan, {**found.merged.states, **snapshots(models)})
                     state, row = _after_epoch(task, progress["state"], merged, ratios)
                     row = {"training": kind.value, "epoch": len(progress["rows"]) + 1, **row, "flops": ctx.flops.total}
-                    done = all_met(ratios, task.required) and _is_confirmed(task, merged, kind, row["epoch"])
+                    done = all_met(ratios, task.required) and _is_confirmed(task, merged, kind.value, str(row["epoch"]))
                     ctx.report(Event.ROUND, **row)
                     progress.update(state=state, rows=[*progress["rows"], row])
                     if done or task.budget.over:
@@ -118,18 +118,9 @@ def train_kind(task: MergeTask, kind: TrainingKind, found: JointState, start: St
     return step.value
 
 
-def _is_confirmed(task: MergeTask, merged: Merged, kind: TrainingKind, epoch: int) -> bool:
+def _is_confirmed(task: MergeTask, merged: Merged, *parts: str) -> bool:
     """Whether training may end: no query that holds does so by luck."""
-    ctx = task.ctx
-
-    def confirm(_: StepCache, query: str) -> bool:
-        return ctx.confirms(query, ctx.models([query], merged.states)[query])
-
-    return not ctx.accept_unproven or all(
-        ctx.for_each_query(
-            task.checkpoint, Step.CONFIRMED, sorted(merged.states), confirm, kind.value, str(epoch)
-        ).values()
-    )
+    return len(confirmed_queries(task, merged, merged.states, *parts)) == len(merged.states)
 
 
 def training_recipe(task: MergeTask, kind: TrainingKind, hard: bool) -> Recipe:

@@ -5,7 +5,7 @@ Norms, head and private layers of the query are trained alone; if that is not en
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,7 @@ from torch import nn
 from merger.checkpoint import State, Step, StepCache, snapshot, storable
 from merger.config import MEASUREMENT
 from merger.context import Merged
-from merger.evaluate import evaluate_queries, training_flops
+from merger.evaluate import evaluate_queries, queries_at_target, training_flops
 from merger.events import Event, Repair
 from merger.methods.epochs import freeze_shared, train_epochs
 from merger.methods.registry import MergeTask
@@ -37,11 +37,12 @@ class Repaired:
 def repair_queries(task: MergeTask, merged: Merged, ratios: Mapping[str, float]) -> Merged:
     """What is merged once every query holds or has its original back.
 
-    Each query below its requirement is repaired on its own, with an equal share of the FLOPs left, so the result does
-    not depend on their order.
+    Each query below its requirement, or unconfirmed (`MergeContext.confirms`), is repaired on its own, with an equal
+    share of the FLOPs left, so the result does not depend on their order.
     """
     ctx, cache = task.ctx, task.checkpoint
-    below = sorted((query for query in ratios if ratios[query] < task.required[query]), key=lambda q: ratios[q])
+    confirmed = confirmed_queries(task, merged, queries_at_target(ratios, task.required))
+    below = sorted((query for query in ratios if query not in confirmed), key=lambda query: ratios[query])
     if not below:
         return merged
     over = cache.step(Step.REPAIR_TIME, lambda: task.budget.over)
@@ -58,16 +59,30 @@ def repair_queries(task: MergeTask, merged: Merged, ratios: Mapping[str, float])
             return train_unfrozen(alone, models)
 
         found = ctx.for_each_query(cache, Step.REPAIRS, below, repair)
+    lost = list[str]()
     for query in below:
-        required = task.required[query]
+        required, ratio = task.required[query], found[query].ratio if query in found else ratios[query]
         if query in found:
-            task.report(Event.REPAIR, query=query, repair=Repair.NORMS_AND_HEAD.value, ratio=found[query].ratio,
+            task.report(Event.REPAIR, query=query, repair=Repair.NORMS_AND_HEAD.value, ratio=ratio,
                         required=required, epochs=found[query].epochs)  # fmt: skip
-        if query not in found or found[query].ratio < required:
+        if ratio < required:
             task.report(Event.REPAIR, query=query, repair=Repair.ORIGINAL.value, required=required)
-    lost = [query for query in below if query not in found or found[query].ratio < task.required[query]]
+            lost.append(query)
     states = {**merged.states, **{query: one.state for query, one in found.items()}}
     return replace(merged, states=states).without(lost)
+
+
+def confirmed_queries(task: MergeTask, merged: Merged, queries: Iterable[str], *parts: str) -> set[str]:
+    """The queries, of those that hold, that do not do so by luck (`MergeContext.confirms`)."""
+    ctx = task.ctx
+    if not ctx.accept_unproven:
+        return set(queries)
+
+    def confirm(_: StepCache, query: str) -> bool:
+        return ctx.confirms(query, ctx.models([query], merged.states)[query])
+
+    found = ctx.for_each_query(task.checkpoint, Step.CONFIRMED, sorted(queries), confirm, *parts)
+    return {query for query, is_confirmed in found.items() if is_confirmed}
 
 
 def repair_recipe(task: MergeTask) -> Recipe:
@@ -82,19 +97,22 @@ def max_repair_flops(task: MergeTask) -> float:
 
 
 def train_unfrozen(task: MergeTask, models: Mapping[str, nn.Module]) -> Repaired:
-    """Train what is not frozen of one query's model until the query holds; nothing if recalibrated norms suffice."""
+    """Train what is not frozen of one query's model until the query holds, confirmed; nothing if recalibrated norms
+    suffice."""
     ctx, cache, (query, model) = task.ctx, task.checkpoint, next(iter(models.items()))
     best = cache.state(Step.BEST)
     if not best:
         frames = MEASUREMENT.recalibration_frames
         ratio = evaluate_queries(ctx, cache, Step.BEGUN, models, frames)[query]
-        best.update(ratio=ratio, state=snapshot(model), epochs=0)
+        holds = ratio >= task.required[query] and ctx.confirms(query, model)
+        best.update(ratio=ratio, state=snapshot(model), epochs=0, holds=holds)
     epochs = train_epochs(ctx, models, task.recipe, cache)
     with suppress(Diverged):
-        while best["ratio"] < task.required[query] and not task.budget.over:
+        while not best["holds"] and not task.budget.over:
             if (ratios := next(epochs, None)) is None:
                 break
             best["epochs"] += 1
-            if ratios[query] > best["ratio"]:
-                best.update(ratio=ratios[query], state=snapshot(model))
+            holds = ratios[query] >= task.required[query] and ctx.confirms(query, model)
+            if holds or ratios[query] > best["ratio"]:
+                best.update(ratio=ratios[query], state=snapshot(model), holds=holds)
     return Repaired(best["ratio"], best["state"], best["epochs"])

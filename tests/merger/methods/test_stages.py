@@ -195,6 +195,19 @@ def test_repaired_query_keeps_its_shared_weights(
     assert torch.equal(found.states["q1"][key], untrained_merge.states["q1"][key])
 
 
+def test_repair_trains_a_query_that_holds_by_luck(
+    task: MergeTask, untrained_merge: Merged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([True, False, True, False, True])  # q0, q1, q2; then q1 before and after its first epoch
+    monkeypatch.setattr(task.ctx, "accept_unproven", True)
+    monkeypatch.setattr(MergeContext, "confirms", lambda self, query, model: next(looks))
+    monkeypatch.setattr(MergeContext, "ratio", lambda self, query, model: 1.0)
+    found = repair_queries(task, untrained_merge, dict.fromkeys(task.required, 1.0))
+    (row,) = [row for row in task.checkpoint.log if "repair" in row]
+    assert (row["query"], row["epochs"]) == ("q1", 1) and next(looks, None) is None
+    assert found.plan == untrained_merge.plan and found.states["q1"] is not untrained_merge.states["q1"]
+
+
 def test_repair_out_of_budget_restores_originals(task: MergeTask, untrained_merge: Merged) -> None:
     spent = task.with_budget(Budget(task.ctx.flops, max_flops=0.0))
     found = repair_queries(spent, untrained_merge, {"q0": 1.0, "q1": 0.5, "q2": 1.0})
