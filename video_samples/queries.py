@@ -101,7 +101,7 @@ SAMPLE_QUERIES = (
         "night-lane",
         "junction-night",
         "resnet18",
-        48,
+        64,
         ("clear", "busy"),
         VEHICLES,
         (0, 150, 160, 246),
