@@ -23,7 +23,7 @@ from models.errors import InputError
 from tests.edge_runtime.http.box import Box, camera, query
 
 TOKEN = "a-token-of-32-characters-or-more"
-BEARER = {"Authorization": f"Bearer {TOKEN}"}
+BEARER: dict[str, Any] = {"Authorization": f"Bearer {TOKEN}"}
 
 
 @pytest.fixture
