@@ -150,7 +150,7 @@ def test_documented_proxy_serves_the_dashboard_with_the_token(kind: str, command
         for path in ("/api/status", "/metrics", "/healthz", "/api/cameras/bridge/frame.jpg"):
             assert box.ask(path)[0] == 401
         assert "asks for its token" in box.ask("/")[1] and box.ask("/api/status", **BEARER)[0] == 200
-        own = {"Origin": box.address.rpartition(":")[0]}
+        own: dict[str, Any] = {"Origin": box.address.rpartition(":")[0]}
         status, _, headers = box.ask("/api/session", "POST", **BEARER, **own)
         cookie = headers["Set-Cookie"].partition(";")[0]
         assert status == 204 and box.watch(Cookie=cookie, **own)["workload"] == "junction"
