@@ -59,9 +59,8 @@ def _recurrent(
     x = x.transpose(0, 1) if layout else x
     found = []
     for way in range(ways):
-        first = [one[:, way] if layout else one[way] for one in (h, c) if one is not None]
-        zeros = x.new_zeros(x.shape[1], size)
-        states = first or [zeros] * len(FIRST_STATES[kind])
+        given, zeros = (h, c)[: len(FIRST_STATES[kind])], x.new_zeros(x.shape[1], size)
+        states = [zeros if one is None else one[:, way] if layout else one[way] for one in given]
         offsets = x.new_zeros(2, rows) if bias is None else bias[way].unflatten(0, (2, rows))
         gates, steps = F.linear(x, weight[way], offsets[0]), []
         backwards = direction == "reverse" or way == 1

@@ -133,7 +133,7 @@ def draw_recurrent(d: Draw, gates: int):
     inputs.append(d.floats(ways, gates * size, size))
     if d.int(0, 1):
         states = [d.floats(ways, batch, size) for _ in range(2 if gates == 4 else 1)]
-        inputs += [d.floats(ways, 2 * gates * size), None, *states]
+        inputs += [d.floats(ways, 2 * gates * size), None, *states[: d.int(1, len(states))]]
     return inputs, options
 
 

@@ -20,6 +20,18 @@ from models.graph.unfold import unfold_norms
 SIDE, BEST = 32, 5
 
 
+def save(path: Path, nodes: list, values: dict, outputs: dict, opset: int) -> Path:
+    """A graph of a picture x with these constants and shapes of outputs, as a file."""
+    kind = onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        nodes, "net", [helper.make_tensor_value_info("x", kind, [1, 3, SIDE, SIDE])],
+        [helper.make_tensor_value_info(name, kind, shape) for name, shape in outputs.items()],
+        [numpy_helper.from_array(value, name) for name, value in values.items()],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), path)
+    return path
+
+
 def write_selecting(path: Path) -> Path:
     """A detector that chooses its best boxes itself; the second output is written first."""
     nodes = [
@@ -38,15 +50,7 @@ def write_selecting(path: Path) -> Path:
         "shape": np.array([1, 7, -1]), "parts": np.array([4, 3]), "k": np.array([BEST]), "last": np.array([2]),
         "four": np.array([1, 1, 4]),
     }  # fmt: skip
-    outputs = {"found_boxes": [1, BEST, 4], "found_scores": [1, BEST]}
-    kind = onnx.TensorProto.FLOAT
-    graph = helper.make_graph(
-        nodes, "net", [helper.make_tensor_value_info("x", kind, [1, 3, SIDE, SIDE])],
-        [helper.make_tensor_value_info(name, kind, shape) for name, shape in outputs.items()],
-        [numpy_helper.from_array(value, name) for name, value in values.items()],
-    )  # fmt: skip
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+    return save(path, nodes, values, {"found_boxes": [1, BEST, 4], "found_scores": [1, BEST]}, 17)
 
 
 def test_a_written_graph_has_the_outputs_of_its_file(tmp_path):
@@ -83,15 +87,7 @@ def write_suppressing(path: Path) -> Path:
         "shape": np.array([1, 7, -1]), "parts": np.array([4, 3]), "k": np.array([BEST]), "first": np.array([0]),
         "column": np.array(2), "stack": np.random.default_rng(2).random((1, 3, SIDE, SIDE), np.float32) / SIDE,
     }  # fmt: skip
-    kind = onnx.TensorProto.FLOAT
-    graph = helper.make_graph(
-        nodes, "net", [helper.make_tensor_value_info("x", kind, [1, 3, SIDE, SIDE])],
-        [helper.make_tensor_value_info("found", kind, ["n", 4]),
-         helper.make_tensor_value_info("all_scores", kind, [3, (SIDE // 4) ** 2])],
-        [numpy_helper.from_array(value, name) for name, value in values.items()],
-    )  # fmt: skip
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
-    return path
+    return save(path, nodes, values, {"found": ["n", 4], "all_scores": [3, (SIDE // 4) ** 2]}, 13)
 
 
 def test_a_written_graph_of_one_picture_has_no_batch_where_its_file_has_none(tmp_path):
