@@ -21,7 +21,7 @@ from typing import Any
 from edge_runtime.config import UpdateConfig
 from edge_runtime.sinks.base import client_context
 from models.bundle.delta import apply_update
-from models.bundle.signing import check_public_key
+from models.bundle.signing import read_public_key
 from models.errors import InputError, size_text
 from models.io import ParseError, describe_problem, open_atomic, parse_json
 
@@ -234,7 +234,7 @@ def _href(links: Any, name: str) -> str | None:
 
 def check_updates(config: UpdateConfig) -> None:
     """Raise InputError where a file that an update needs is none."""
-    check_public_key(config.public_key)
+    read_public_key(config.public_key)
     if config.ca is not None:
         client_context(config.ca)
 

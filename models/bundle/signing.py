@@ -52,7 +52,7 @@ def check_signature(bundle: Bundle, key: str | Path) -> None:
     """
     from cryptography.exceptions import InvalidSignature
 
-    public = _public(Path(key))
+    public = read_public_key(Path(key))
     if not is_signed(bundle):
         raise BundleError(bundle.path, "is not signed", "sign it with `gemel bundle sign`")
     try:
@@ -61,11 +61,6 @@ def check_signature(bundle: Bundle, key: str | Path) -> None:
     except (InvalidSignature, ValueError):
         fault = f"its signature is not by the owner of {key}"
         raise BundleError(bundle.path, fault, "get the bundle from the owner of the key, or sign it again") from None
-
-
-def check_public_key(path: Path) -> None:
-    """Raise InputError where a file is no public Ed25519 key."""
-    _public(path)
 
 
 def _signed_text(header: Header) -> bytes:
@@ -87,7 +82,7 @@ def _private(path: Path) -> Ed25519PrivateKey:
     return _load_key(path, lambda: load(text, None), Ed25519PrivateKey, "private key")
 
 
-def _public(path: Path) -> Ed25519PublicKey:
+def read_public_key(path: Path) -> Ed25519PublicKey:
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
