@@ -64,6 +64,7 @@ class Training:
         self.device = next((p.device for model in models.values() for p in model.parameters()), default_device())
         self.memory, self._group = memory or MemoryPlan(), group
         self.memory.agree(recipe, group)
+        self._precisions = {query: self.memory.precision_of(model) for query, model in models.items()}
         self.recipe = self.memory.config(recipe).apply(recipe)
         self._own = group.own(models)
         self.steps = math.ceil(recipe.contribution(map(len, (sets[query] for query in models))) / recipe.batch)
@@ -306,7 +307,7 @@ class Training:
             return self._loss(query, batch.targets, _as_float32((outputs, features)), target)
 
     def _autocast(self, query: str) -> torch.autocast:
-        return autocast(self.memory.precision_of(self.models[query]), self.device)
+        return autocast(self._precisions[query], self.device)
 
     def _teacher_outputs(self, query: str, teacher: nn.Module, images: Tensor) -> tuple[Any, list[Tensor]]:
         """The original's outputs and the inputs of its watched layers."""

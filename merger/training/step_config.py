@@ -42,14 +42,19 @@ def autocast(precision: str, device: torch.device) -> torch.autocast:
 def choose_precision(option: str, model: nn.Module) -> str:
     """fp32 or bf16; for `auto` bf16 where a processor's matrix units (AMX) compute it and no convolution is grouped.
 
-    A training step of dense convolutions then takes 0.3 to 0.9 of its time, one of depthwise ones more than in fp32.
+    What a training step takes then, benchmarks/merging/precision.py measures.
     """
     if option != AUTO:
         return option
     convolutions = [part for part in model.modules() if isinstance(part, nn.Conv2d)]
     on_cpu = all(p.device.type == "cpu" for p in model.parameters())
     is_dense = bool(convolutions) and all(one.groups == 1 for one in convolutions)
-    return BF16 if is_dense and on_cpu and torch.cpu._is_amx_tile_supported() else FP32
+    return BF16 if is_dense and on_cpu and has_matrix_units() else FP32
+
+
+def has_matrix_units() -> bool:
+    """Whether the processor has AMX, and oneDNN may compute bf16 (ONEDNN_MAX_CPU_ISA: in AVX2 it takes 7 x as long)."""
+    return torch.cpu._is_amx_tile_supported() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from merger.checkpoint import snapshots
 from merger.context import MergeContext
+from merger.training import step_config
 from merger.training.distillation import feature_loss, record_inputs, watched_layers
 from merger.training.loop import Diverged, Training
 from merger.training.recipe import OPTIMIZER, Flops, Recipe, forward_flops
@@ -260,7 +261,7 @@ def test_precision_bf16_trains_and_others_are_refused(ctx: MergeContext) -> None
 
 @pytest.mark.parametrize(("groups", "has_amx", "chosen"), [(1, True, "bf16"), (8, True, "fp32"), (1, False, "fp32")])
 def test_auto_precision_is_bf16_where_a_cpu_is_faster_in_it(groups, has_amx, chosen, monkeypatch) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
+    monkeypatch.setattr(step_config, "has_matrix_units", lambda: has_amx)
     model = nn.Sequential(nn.Conv2d(8, 8, 3, groups=groups), nn.Linear(8, 2))
     assert choose_precision("auto", model) == chosen
     assert choose_precision("auto", nn.Linear(8, 2)) == choose_precision("fp32", model) == "fp32"
