@@ -234,6 +234,12 @@ def _ancestry(f: Fields) -> str:
     return f"the originals are not from the same pretrained weights, expect smaller savings; donor: {f['donor']}"
 
 
+def _start(f: Fields) -> str:
+    if f.get("private_layers"):
+        return f"all but light layers shared, untrained: {_lowest(f['ratios'])}"
+    return f"all layers shared, untrained: {_lowest(f['ratios'])}{'; light layers stay private' if f['hard'] else ''}"
+
+
 def _suffix(f: Fields) -> str:
     outcome = "accepted" if f["accepted"] else f"rejected, {number(f['required'])} is required"
     layers = f"{f['suffix']} of {f['of']} layers" if f["accepted"] else "no layers"
@@ -303,9 +309,7 @@ EVENT_FORMATS: dict[str, Callable[[Fields], str]] = {
     "aligned": lambda f: f"{f['query']}: permuted {f['moved']:,} of {f['channels']:,} channels to match other models",
     "suffix": _suffix,
     "camera-prefix": _camera_prefix,
-    "start": lambda f: (
-        f"all layers shared, untrained: {_lowest(f['ratios'])}{'; light layers stay private' if f['hard'] else ''}"
-    ),
+    "start": _start,
     "network": lambda f: (
         f"{f['query']}: the network of {f['network']}, {f['how']}, ratio {number(f['ratio'], 3)} "
         f"({'accepted' if f['accepted'] else 'not enough'})"

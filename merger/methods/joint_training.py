@@ -69,9 +69,7 @@ def tie_untrained(task: MergeTask, start: Start) -> tuple[JointState, bool]:
     hard = objective(found.ratios, task.required) < task.config.hard_start
     if hard or (start.averages and not all_met(found.ratios, task.required)):
         light = light_layers(task, task.config.kin_private if start.averages else task.config.hard_private)
-        tie_rest = partial(_tie, task, start, plan_without(task.plan, light))
-        found = task.checkpoint.step(Step.TIED_WITHOUT_LIGHT_LAYERS, tie_rest)
-        task.checkpoint.add_row({"private_layers": light, "flops": task.ctx.flops.total})
+        found = task.checkpoint.step(Step.TIED_WITHOUT_LIGHT_LAYERS, partial(_tie, task, start, task.plan, light))
     return found, hard
 
 
@@ -183,13 +181,17 @@ def intact_queries(plan: SharingPlan, start: Start) -> set[str]:
     return plan.queries() - foreign
 
 
-def _tie(task: MergeTask, start: Start, plan: SharingPlan) -> JointState:
+def _tie(
+    task: MergeTask, start: Start, plan: SharingPlan, private: Mapping[str, Sequence[str]] | None = None
+) -> JointState:
+    plan = plan_without(plan, private or {})
     queries, states = sorted(plan.queries()), start.initialise(plan)
     models, ratios = tie_and_evaluate(task.ctx, task.checkpoint, plan, queries, states)
     states = snapshots(models)
     best = satisfying_subset(plan, states, ratios, task.required)
     hard = objective(ratios, task.required) < task.config.hard_start
-    task.report(Event.START, ratios=ratios, hard=hard, saved_bytes=task.saved_bytes(best.plan))
+    row = {"ratios": ratios, "hard": hard, "saved_bytes": task.saved_bytes(best.plan)}
+    task.report(Event.START, **row, **({"private_layers": private} if private else {}))
     return JointState(Merged(plan, states), ratios, best)
 
 

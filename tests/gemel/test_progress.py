@@ -41,6 +41,8 @@ SENTENCES = [
     ("suffix", {**SUFFIX, "accepted": True}, "gate: shares 3 of 4 layers without training, ratio 0.970 (accepted)"),
     ("suffix", {**SUFFIX, "accepted": False},
      "gate: shares no layers without training, ratio 0.970 (rejected, 0.950 is required)"),
+    ("start", {"ratios": {"gate": 0.9}, "hard": False, "private_layers": {"gate": ["stem"]}},
+     "all but light layers shared, untrained: lowest ratio 0.90 (gate)"),
     ("start", {"ratios": {"gate": 0.4}, "hard": True},
      "all layers shared, untrained: lowest ratio 0.40 (gate); light layers stay private"),
     ("network", {"query": "gate", "network": "lane", "how": "unchanged", "ratio": 0.98, "accepted": True},
