@@ -74,16 +74,18 @@ FIXED = "tests.edge_runtime.engines.test_preprocessing:Fixed"
 
 
 @pytest.mark.parametrize(
-    ("mode", "roi", "frame_size", "expected"),
-    [  # part of 120 x 90 pixels -> input of 96 x 64: letterbox by 64 / 90 from x = 5; center-crop 109 x 81 from -6, -8
-        ("letterbox", None, None, (19 * 90 / 64, 45, 67 * 90 / 64, 81)),
-        ("letterbox", (30, 10, 150, 100), None, (30 + 19 * 90 / 64, 55, 30 + 67 * 90 / 64, 91)),
-        ("letterbox", (15, 5, 75, 50), (100, 80), (30 + 19 * 90 / 64, 55, 30 + 67 * 90 / 64, 91)),
-        ("center-crop", None, None, (30 * 120 / 109, 40 * 90 / 81, 78 * 120 / 109, 65.6 * 90 / 81)),
+    ("mode", "part", "roi", "frame_size", "expected"),
+    [  # part of 120 x 90 pixels -> input of 96 x 64: letterbox by 64 / 90 from x = 5, within 0.875 of the input by
+        # 56 / 90 from 10, 4; center-crop 109 x 81 from -6, -8
+        ("letterbox", 1.0, None, None, (19 * 90 / 64, 45, 67 * 90 / 64, 81)),
+        ("letterbox", 1.0, (30, 10, 150, 100), None, (30 + 19 * 90 / 64, 55, 30 + 67 * 90 / 64, 91)),
+        ("letterbox", 1.0, (15, 5, 75, 50), (100, 80), (30 + 19 * 90 / 64, 55, 30 + 67 * 90 / 64, 91)),
+        ("letterbox", 0.875, None, None, (14 * 90 / 56, 45, 62 * 90 / 56, 53.6 * 90 / 56)),
+        ("center-crop", 0.875, None, None, (30 * 120 / 109, 40 * 90 / 81, 78 * 120 / 109, 65.6 * 90 / 81)),
     ],
 )
-def test_boxes_come_back_in_pixels_of_the_frame(tmp_path, mode, roi, frame_size, expected) -> None:
-    preprocess = Preprocess(SIZE, mode, 0.875 if mode == "center-crop" else 1.0)
+def test_boxes_come_back_in_pixels_of_the_frame(tmp_path, mode, part, roi, frame_size, expected) -> None:
+    preprocess = Preprocess(SIZE, mode, part)
     query = make_query("gate", FIXED, SIZE, task="detection", classes=("a",), preprocess=preprocess)
     query = replace(query, roi=roi, frame_size=frame_size)
     bundle = write_and_open(tmp_path / "b.safetensors", {"gate": Fixed(2)}, [query])
