@@ -46,10 +46,11 @@ def test_boxes_of_the_input_go_to_the_frame_and_back(frame, rows: int, columns: 
     preprocess = Preprocess((rows, columns), mode, 0.9)
     left, top, wide, high = preprocess.place(frame)
     seen = [max(0, left) / columns, max(0, top) / rows, min(1, (left + wide) / columns), min(1, (top + high) / rows)]
+    # A letterbox's sides are rounded to pixels, its scale is not: the last pixel may be the frame's in part.
     whole = torch.tensor([seen], dtype=torch.float64)
-    boxes = (
-        whole + whole[:, [2, 3, 0, 1]]
-    ) / 4 + whole / 2  # a letterbox's sides are rounded to pixels, its scale is not
+    edges = preprocess.from_frame(torch.tensor([[0.0, 0.0, 1.0, 1.0]], dtype=torch.float64), frame)
+    whole = torch.cat([whole[:, :2], torch.minimum(whole[:, 2:], edges[:, 2:])], dim=1)
+    boxes = (whole + whole[:, [2, 3, 0, 1]]) / 4 + whole / 2
     back = preprocess.from_frame(preprocess.to_frame(boxes, frame), frame)
     torch.testing.assert_close(back, boxes, atol=1e-9, rtol=0)
 
