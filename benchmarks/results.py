@@ -212,7 +212,7 @@ def box_tables(measured: Path) -> dict[str, Table]:
     """Faults, running costs, and the time of a report."""
     faults = serving.read(measured / "faults")
     frames, start, soak = (_read(measured / "serving" / f"{name}.json") for name in ("frames", "start", "soak"))
-    report = _read(measured / "report.json")
+    report, mended = _read(measured / "report.json"), _read(measured / "drift" / "mended.json")
     return {
         "faults": Table(f"make faults; {_machines(faults)}", serving.FAULT_HEADS, serving.fault_rows(faults)),
         "serving": Table(
@@ -223,6 +223,9 @@ def box_tables(measured: Path) -> dict[str, Table]:
         "tracking": _serving_table(measured, "tracking", serving.TRACKING_HEADS, serving.tracking_rows),
         "events": _serving_table(measured, "events", serving.EVENT_HEADS, serving.event_rows),
         "motion-gating": _serving_table(measured, "motion_gating", serving.GATING_HEADS, serving.gating_rows),
+        "mended": Table(
+            f"{mended['command']}; {_machines([mended])}", serving.MENDED_HEADS, serving.mended_rows(mended)
+        ),
         "report": Table(
             f"python -m benchmarks.reporting.speed; {_machines([report])}", reporting.HEADS, reporting.rows(report)
         ),

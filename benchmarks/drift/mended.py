@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,9 @@ def main() -> None:
     if mended["out"] is not None:
         rows["after"] = measure_elsewhere(out / "again", open_bundle(path), workload, options)
     found = {
-        "command": "python -m benchmarks.drift.mended", "machine": machine(), "learned": options.learned,
-        "other": options.other, "mended": {**mended, "bundle": BUNDLE, "out": path.name}, "elsewhere": rows,
+        "command": "python -m benchmarks.drift.mended", "date": f"{date.today()}", "machine": machine(),
+        "learned": options.learned, "other": options.other,
+        "mended": {**mended, "bundle": BUNDLE, "out": path.name}, "elsewhere": rows,
     }  # fmt: skip
     print(json.dumps(found, indent=2))
 

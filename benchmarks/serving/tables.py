@@ -16,6 +16,9 @@ COST_HEADS = ("what", "to hold", "measured")
 TRACKING_HEADS = ("tracker", "frames a second", "IDF1", "identity switches", "ms a frame")
 EVENT_HEADS = ("boxes of", "zone", "frames a second", "events", "to hold", "precision", "recall", "of each clip")
 GATING_HEADS = ("footage", "threshold", "frames run", "not run", "least F1 of held answers")
+MENDED_HEADS = (
+    "query", "outcome", "agreement on held-out samples", "ratio on another clip", "its 95 % interval", "verdict there"
+)  # fmt: skip
 PUSH_HEADS = ("frames by HTTP", "to hold", "measured")
 ORDER = (
     "drops", "camera-hangs", "camera-silent", "camera-garbage", "overload", "damage", "sinks", "engine-raises",
@@ -112,6 +115,19 @@ def gating_rows(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
             (light, f"{threshold:g}", f"{run} of {frames}", f"{100 - 100 * run / frames:.0f} %", f"{lowest:.3f}")
         )
     return found
+
+
+def mended_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """A row for each query: before and after, on held-out samples and on frames of another clip."""
+    before, after = (record["elsewhere"].get(name, ()) for name in ("before", "after"))
+    rows = []
+    for one, first, last in zip(record["mended"]["queries"], before, after or before, strict=True):
+        held_out = "" if one["after"] is None else f"{one['before']:.2f} -> {one['after']:.2f}"
+        rows.append(
+            (one["id"], one["outcome"], held_out, f"{first['ratio']:.2f} -> {last['ratio']:.2f}",
+             " to ".join(f"{end:.2f}" for end in last["ci95"]), last["verdict"])
+        )  # fmt: skip
+    return rows
 
 
 def soak_picture(soak: Mapping[str, Any]) -> str:
