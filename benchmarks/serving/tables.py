@@ -75,7 +75,8 @@ def push_rows(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
          f"{latency['bare']['median']:.0f} ms)"),
         (f"requests a second of {found['clients']} clients; of the bare handler", "",
          f"{rate['box']:.1f}; {rate['bare']:.1f}"),
-        (f"{overload['asked']} requests at four times that rate", "0 lost",
+        (f"{overload['asked']} requests at four times what it answers, {overload['asked_a_second']:.0f} a second",
+         "0 lost",
          f"{overload['lost']} lost: {overload.get('200', 0)} answered, {overload.get('429', 0)} with 429"),
         ("received = processed + dropped + failed + pending, all the run", "equal",
          f"{ledger['received']} = {ledger['processed']} + {sum(ledger['dropped'].values())} + {ledger['failed']} + "
