@@ -1,7 +1,8 @@
 """The `questions` workload: four questions about the pictures that one camera shows, from CIFAR-10's ten classes.
 
-Each query learns from pictures of its own, as many with one answer as with the other; train and val are parts of the
-pack's train part, test is its test part. The camera plays pictures of all classes in turn.
+Each query is trained from one published CIFAR-10 network, with pictures of its own, as many with one answer as with the
+other. The published network has learnt from CIFAR-10's train part: val and test are pictures of its test part, none in
+both. The camera plays pictures of all classes in turn.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.data.cifar import clip_paths, lists_in
-from benchmarks.data.files import copy_all, extract, need, once, say
+from benchmarks.data.files import copy_all, copy_whole, extract, need, once, say
 
 QUESTIONS = {
     "flies": (("flying", "grounded"), ("airplane", "bird")),
@@ -24,6 +25,7 @@ QUESTIONS = {
 """Query -> its answers, and the classes of CIFAR-10 for which the first one is right."""
 FRAMES = {"train": 3000, "val": 1200, "test": 800}
 CAMERA = "square"
+INIT = "cifar_resnet20-12fca82f.th"
 
 
 def plan(lists: Mapping[str, list[str]]) -> dict[str, dict[str, str]]:
@@ -34,10 +36,10 @@ def plan(lists: Mapping[str, list[str]]) -> dict[str, dict[str, str]]:
         wrong = [name for name in names if name not in right]
         dealt: dict[str, dict[str, list[str]]] = {split: {} for split in FRAMES}
         for answer, classes in zip(answers, (right, wrong), strict=True):
-            starts = dict.fromkeys(classes, 0)
+            starts = {part: dict.fromkeys(classes, 0) for part in ("train", "test")}
             for split, count in FRAMES.items():
-                each, part = count // 2 // len(classes), "test" if split == "test" else "train"
-                first = starts if part == "train" else dict.fromkeys(classes, 0)
+                each, part = count // 2 // len(classes), "train" if split == "train" else "test"
+                first = starts[part]
                 own = [lists[f"{part}/{name}"][first[name] : first[name] + each] for name in classes]
                 first.update((name, first[name] + each) for name in classes)
                 dealt[split][answer] = [image for turn in zip(*own, strict=True) for image in turn]
@@ -46,9 +48,10 @@ def plan(lists: Mapping[str, list[str]]) -> dict[str, dict[str, str]]:
 
 
 def prepare(data: Path, out: Path) -> dict[str, Any]:
-    """Write the four queries' pictures and the clip that the camera plays; returns the counts of each query."""
+    """Write the four queries' pictures, the clip that the camera plays and the first weights; returns the counts of each query."""
     pack = need(data / "datasets" / "cifar10_jpeg_pack.tar")
     say(f"reading {pack.name}")
+    copy_whole(need(data / "models" / INIT), out / "init" / "cifar_resnet20.pth")
     counts = {}
     with tarfile.open(pack) as tar:
         planned = plan(lists_in(tar.getnames()))
