@@ -48,7 +48,7 @@ def plan(lists: Mapping[str, list[str]]) -> dict[str, dict[str, str]]:
 
 
 def prepare(data: Path, out: Path) -> dict[str, Any]:
-    """Write the four queries' pictures, the clip that the camera plays and the first weights; returns the counts of each query."""
+    """Write the queries' pictures, the camera's clip and the first weights; returns the counts of each query."""
     pack = need(data / "datasets" / "cifar10_jpeg_pack.tar")
     say(f"reading {pack.name}")
     copy_whole(need(data / "models" / INIT), out / "init" / "cifar_resnet20.pth")

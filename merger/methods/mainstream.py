@@ -125,7 +125,7 @@ def find_families(
         if len(queries) < 2 or first_head < 1:
             continue
         paths = tuple(layer.path for layer in layers[:first_head])
-        donor, donor_query = (donor_of or _donor)(ctx, queries)
+        donor, donor_query = (donor_of or find_donor)(ctx, queries)
         usable = next((i for i, path in enumerate(paths) if weight_key(donor, path) not in donor), len(paths))
         end = paths[usable] if usable < len(paths) else layers[first_head].path
         if usable:
@@ -143,7 +143,7 @@ def freeze_prefix(ctx: MergeContext, family: Family, query: str, length: int, st
     return model
 
 
-def _donor(ctx: MergeContext, queries: Sequence[str]) -> tuple[State, str | None]:
+def find_donor(ctx: MergeContext, queries: Sequence[str]) -> tuple[State, str | None]:
     """The weights all were trained from, if they name them, else an original; and whose original it is."""
     ancestors = {ctx.queries[query].init for query in queries}
     ancestor = ancestors.pop()

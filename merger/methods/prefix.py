@@ -1,16 +1,18 @@
 """`--share-prefix`: queries of one camera run their first layers once a frame (Mainstream, USENIX ATC 2018).
 
-It follows any method. Of the queries of one camera with one network, preparation and region, that with the most train
-frames is the donor. Each other query takes the donor's first layers with their norms. The longest such prefix with
-which the query reaches its target is found by bisection: for each length what follows is trained, while the prefix and
-what is shared stay frozen. No bytes are lost: a layer that leaves one set joins the donor's.
+It follows any method. The donor of the queries of one camera with one network, preparation and region is the network
+that all were trained from, where they name one `init`, as in the paper; else the query with the most train frames. Each
+query takes the donor's first layers with their norms. The longest such prefix with which it reaches its target is found
+by bisection: for each length what follows is trained, while the prefix and what is shared stay frozen. A layer that
+leaves one set joins the donor's; the layers of an `init` are then added once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from merger.checkpoint import Checkpoint, State, Step, StepCache, storable
 from merger.config import MergeOptions
@@ -18,7 +20,7 @@ from merger.context import MergeContext, Merged
 from merger.evaluate import training_flops
 from merger.events import Event
 from merger.methods.epochs import bisect_options, freeze_shared
-from merger.methods.mainstream import Family, find_families, freeze_prefix, most_frames
+from merger.methods.mainstream import Family, find_donor, find_families, freeze_prefix
 from merger.methods.registry import MergeTask, prepare_task
 from merger.methods.repair import repair_recipe, train_unfrozen
 from models.bundle import BundleQuery
@@ -63,24 +65,27 @@ def share_prefixes(ctx: MergeContext, merged: Merged, options: MergeOptions, che
 
     found = ctx.for_each_query(checkpoint, Step.CAMERA_PREFIXES, receivers, search)
     plan, states = merged.plan, dict(merged.states)
-    for query, family in receivers.items():
-        one = found[query]
-        if one.state is not None:
-            plan, states[query] = tie_prefix(plan, family, query, one.length), one.state
-        task.report(
-            Event.CAMERA_PREFIX, query=query, donor=family.donor_query, common=one.length, of=len(family.paths),
-            ratio=one.ratio, required=task.required[query], tried=one.tried,
-            saved_flops_per_s=_saved_flops(ctx, family, query, one.length),
-        )  # fmt: skip
+    for family in families:
+        lengths = common_lengths(family, {query: one.length for query, one in found.items() if query in family.queries})
+        plan = tie_prefixes(plan, family, lengths)
+        for query in (name for name in family.queries if name in receivers):
+            one, common = found[query], lengths.get(query, 0)
+            if common and one.state is not None:
+                states[query] = one.state
+            task.report(
+                Event.CAMERA_PREFIX, query=query, donor=family.donor_query, common=common, of=len(family.paths),
+                ratio=one.ratio, required=task.required[query], tried=one.tried,
+                saved_flops_per_s=_saved_flops(ctx, family, query, lengths),
+            )  # fmt: skip
     return Merged(plan, states, merged.networks)
 
 
 def find_camera_families(ctx: MergeContext, merged: Merged) -> list[Family]:
-    """Queries of one camera whose networks are alike and fed alike; the donor is one of them, as it was merged."""
+    """Queries of one camera whose networks are alike and fed alike; a donor that is one of them is as it was merged."""
 
-    def donor_of(_: MergeContext, queries: Sequence[str]) -> tuple[State, str]:
-        donor = most_frames(ctx, queries)
-        return merged.states[donor], donor
+    def donor_of(_: MergeContext, queries: Sequence[str]) -> tuple[State, str | None]:
+        state, donor = find_donor(ctx, queries)
+        return (state, None) if donor is None else (merged.states[donor], donor)
 
     return find_families(ctx, _camera_key, donor_of)
 
@@ -94,7 +99,7 @@ def find_longest_prefix(task: MergeTask, family: Family, query: str, merged: Mer
         with task.checkpoint.open_step(Step.PREFIX, str(length)) as step:
             if not step.done:
                 model = freeze_prefix(task.ctx, family, query, length, merged.states[query])
-                freeze_shared({query: model}, tie_prefix(merged.plan, family, query, length))
+                freeze_shared({query: model}, merged.plan.with_private(query, family.paths[:length]))
                 step.value = train_unfrozen(task, {query: model})
         held = step.value.ratio >= task.required[query]
         tried.append([length, step.value.ratio])
@@ -105,19 +110,36 @@ def find_longest_prefix(task: MergeTask, family: Family, query: str, merged: Mer
     return found[1] if found else CameraPrefix(0, None, None, tried)
 
 
-def tie_prefix(plan: SharingPlan, family: Family, query: str, length: int) -> SharingPlan:
-    """The plan with a query's first layers tied to the donor's."""
-    assert family.donor_query is not None
-    paths, donor = family.paths[:length], family.donor_query
-    return plan.with_private(query, paths).with_pairs([(donor, path), (query, path)] for path in paths)
+def common_lengths(family: Family, longest: Mapping[str, int]) -> dict[str, int]:
+    """How many of the donor's first layers each query takes, of a donor that is a query all; none without a second."""
+    lengths = {query: length for query, length in longest.items() if length}
+    if family.donor_query is not None:
+        lengths[family.donor_query] = len(family.paths)
+    return lengths if len(lengths) > 1 else {}
+
+
+def tie_prefixes(plan: SharingPlan, family: Family, lengths: Mapping[str, int]) -> SharingPlan:
+    """The plan with each query's first layers tied to the donor's sets, or where that is no query, to new ones."""
+    for query, length in lengths.items():
+        if query != family.donor_query:
+            plan = plan.with_private(query, family.paths[:length])
+    for index, path in enumerate(family.paths):
+        users = [query for query, length in lengths.items() if length > index]
+        members = [(query, path) for query in sorted(users, key=lambda query: (query != family.donor_query, query))]
+        plan = plan.with_pairs(pairwise(members))
+    return plan
 
 
 def _camera_key(query: Query) -> Hashable:
     return query.model, fed_alike(BundleQuery.of(query))
 
 
-def _saved_flops(ctx: MergeContext, family: Family, query: str, length: int) -> float:
-    """FLOPs a second that a query saves by a prefix that its donor runs for the same frames."""
-    own, donor = ctx.queries[query], ctx.queries[str(family.donor_query)]
+def _saved_flops(ctx: MergeContext, family: Family, query: str, lengths: Mapping[str, int]) -> float:
+    """FLOPs a second that a query saves by a prefix that another one runs for the same frames."""
+    length = lengths.get(query, 0)
+    first = family.donor_query or max(lengths, key=lambda name: lengths[name], default=query)
+    if query == first or not length:
+        return 0.0
+    own, donor = ctx.queries[query], ctx.queries[first]
     end = family.paths[length] if length < len(family.paths) else family.end
     return min(own.fps or 1.0, donor.fps or 1.0) * flops_before(layers_by_query([own])[query], [end])

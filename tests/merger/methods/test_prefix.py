@@ -57,8 +57,33 @@ def test_camera_prefix_is_the_longest_that_holds(
 def test_layer_of_a_prefix_leaves_its_set_for_the_donors(ctx: MergeContext) -> None:
     (family,) = find_camera_families(ctx, originals_of(ctx))
     plan = SharingPlan(((("q1", "stem.0"), ("q2", "stem.0")), (("q0", "last.0"), ("q2", "last.0"))))
-    tied = module.tie_prefix(plan, family, "q2", 2)
+    tied = module.tie_prefixes(plan, family, module.common_lengths(family, {"q2": 2}))
     assert set(tied.shared) == {(("q0", path), ("q2", path)) for path in LAYERS}
+
+
+def test_queries_of_one_init_take_its_first_layers(
+    ctx: MergeContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ancestor = {name: torch.full_like(tensor, 0.5) for name, tensor in ctx.originals["q0"].state_dict().items()}
+    torch.save(ancestor, tmp_path / "init.pt")
+    ctx.queries = {name: replace(query, init=tmp_path / "init.pt") for name, query in ctx.queries.items()}
+    (family,) = find_camera_families(ctx, originals_of(ctx))
+    assert family.donor_query is None and family.queries == ("q0", "q2")
+
+    def train(task, models):
+        ((query, model),) = models.items()
+        frozen = sum(not dict(model.named_parameters())[f"{path}.weight"].requires_grad for path in LAYERS)
+        return Repaired(1.0 if frozen <= {"q0": 1, "q2": 2}[query] else 0.5, model.state_dict())
+
+    monkeypatch.setattr(module, "train_unfrozen", train)
+    checkpoint = Checkpoint(tmp_path / "prefix", {}, resume=False)
+    merged = share_prefixes(ctx, originals_of(ctx), OPTIONS, checkpoint)
+    assert merged.plan.shared == ((("q0", "stem.0"), ("q2", "stem.0")),)
+    for query, layers in (("q0", LAYERS[:1]), ("q2", LAYERS[:2])):
+        assert [path for path in LAYERS if merged.states[query][f"{path}.weight"].eq(0.5).all()] == list(layers)
+    saved = {row["query"]: row["saved_flops_per_s"] for row in checkpoint.log if "common" in row}
+    assert saved["q2"] == 0 < saved["q0"], "the query with the longest prefix runs it"
+    assert module.common_lengths(family, {"q0": 0, "q2": 2}) == {}, "a prefix of one query saves nothing"
 
 
 @pytest.mark.parametrize("keys", [{"camera": "other"}, {"roi": [0, 0, 0.5, 0.5]}, {"input_size": 32}])
