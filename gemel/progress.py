@@ -248,7 +248,8 @@ def _suffix(f: Fields) -> str:
 
 def _camera_prefix(f: Fields) -> str:
     saves = f", ratio {number(f['ratio'])}, saves {flops_text(f['saved_flops_per_s'])}" if f["common"] else ""
-    return f"{f['query']}: first {f['common']} of {f['of']} layers in common with {f['donor']}{saves}"
+    donor = f["donor"] or "the network that it was trained from"
+    return f"{f['query']}: first {f['common']} of {f['of']} layers in common with {donor}{saves}"
 
 
 def _joint_epoch(f: Fields) -> str:

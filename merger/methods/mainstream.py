@@ -34,6 +34,7 @@ from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan
 from models.weights import load_matching
 from models.workload import Query
+from models.zoo.user_models import is_model_file
 
 SEARCHING_PREFIXES = "finding how many first layers each model can share"
 
@@ -144,10 +145,11 @@ def freeze_prefix(ctx: MergeContext, family: Family, query: str, length: int, st
 
 
 def find_donor(ctx: MergeContext, queries: Sequence[str]) -> tuple[State, str | None]:
-    """The weights all were trained from, if they name them, else an original; and whose original it is."""
+    """The weights all were trained from, if they name them (a file that is a network itself has no names of layers that
+    fit), else an original; and whose original it is."""
     ancestors = {ctx.queries[query].init for query in queries}
     ancestor = ancestors.pop()
-    if ancestor is not None and not ancestors:
+    if ancestor is not None and not ancestors and not is_model_file(str(ancestor)):
         model = copy.deepcopy(ctx.originals[queries[0]])
         loaded = set(load_matching(model, ancestor))
         return {name: tensor for name, tensor in snapshot(model).items() if name in loaded}, None

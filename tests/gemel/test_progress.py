@@ -60,6 +60,8 @@ SENTENCES = [
     ("prefix", {"query": "gate", "prefix": 4, "layers": 20, "ratio": 0.98}, "gate: shares 4 of 20 layers, ratio 0.98"),
     ("camera-prefix", {"query": "gate", "donor": "lane", "common": 0, "of": 9, "ratio": 0.9, "saved_flops_per_s": 0.0},
      "gate: first 0 of 9 layers in common with lane"),
+    ("camera-prefix", {"query": "gate", "donor": None, "common": 4, "of": 9, "ratio": 0.98, "saved_flops_per_s": 2e9},
+     "gate: first 4 of 9 layers in common with the network that it was trained from, ratio 0.980, saves 2 GFLOP/s"),
     ("attempt", {"query": "gate", "prefix": 4, "ratio": 0.98, "held": True},
      "gate: 4 frozen layers, ratio 0.98 (enough)"),
     ("attempt", ATTEMPT, "round 1, conv2d 3x3: 1 of 2 layers share"),
