@@ -121,6 +121,11 @@ def accepted_by_holm(p_values: Mapping[str, float], error: float = ACCEPTANCE.er
     return accepted
 
 
+def accepted_evenly(p_values: Mapping[str, float], hypotheses: int) -> set[str]:
+    """The hypotheses rejected where so many share the error evenly (Bonferroni)."""
+    return {query for query, p_value in p_values.items() if p_value <= ACCEPTANCE.error / hypotheses}
+
+
 def _round_up(count: float) -> int:
     """To two digits."""
     step = 10 ** max(0, math.floor(math.log10(max(1.0, count))) - 1)

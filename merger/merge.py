@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from merger.acceptance import accepted_by_holm
+from merger.acceptance import accepted_by_holm, accepted_evenly
 from merger.budget import Budget
 from merger.checkpoint import WORK_SUFFIX, Checkpoint, Row, Step, StepCache, snapshot, snapshots, storable
 from merger.config import MergeOptions
@@ -164,7 +164,7 @@ def merge(
                 merged = share_prefixes(ctx, merged, options, checkpoint)
             found = _Found(*_quantize(ctx, merged, method, options, checkpoint))
             if METHODS[method].accepts:
-                found = _accept(ctx, found, checkpoint)
+                found = _accept(ctx, found, checkpoint, evenly=options.share_prefix)
                 ctx = _apply_networks(own, found.merged)
         outcomes = _outcomes(own, found.merged, checkpoint.log, method, options)
         found = replace(found, log=[*checkpoint.log, *outcomes])
@@ -284,10 +284,10 @@ def _apply_networks(ctx: MergeContext, merged: Merged) -> MergeContext:
     return ctx.substitute(merged.networks, {query: merged.states[query] for query in merged.networks})
 
 
-def _accept(ctx: MergeContext, found: _Found, checkpoint: Checkpoint) -> _Found:
+def _accept(ctx: MergeContext, found: _Found, checkpoint: Checkpoint, evenly: bool) -> _Found:
     """The only look at the part of val that accepts: queries that changed and fail there get their originals back.
 
-    With `accept_unproven` those stay that come near there (`MergeContext.prove`); they are unproven.
+    Where prefixes were tested one after the other there, queries share the error `evenly`. With `accept_unproven` those stay that come near there (`MergeContext.prove`); they are unproven.
     """
     changed = [query for query in ctx.queries if _is_changed(ctx, found, query)]
     provable = [query for query in changed if ctx.references[query].proof is not None]
@@ -299,7 +299,7 @@ def _accept(ctx: MergeContext, found: _Found, checkpoint: Checkpoint) -> _Found:
 
     proofs = ctx.for_each_query(checkpoint, Step.ACCEPTED, provable, prove)
     p_values = {query: p_value for query, (p_value, _) in proofs.items()}
-    accepted = accepted_by_holm(p_values)
+    accepted = accepted_evenly(p_values, len(ctx.judged)) if evenly else accepted_by_holm(p_values)
     kept = {query for query, (_, near) in proofs.items() if ctx.accept_unproven and near}
     refused, unproven = sorted(set(provable) - accepted - kept), sorted(kept - accepted)
     row = {"p_values": p_values, "accepted": sorted(accepted), "unproven": unproven, "refused": refused}

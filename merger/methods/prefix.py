@@ -3,8 +3,10 @@
 It follows any method. The donor of the queries of one camera with one network, preparation and region is the network
 that all were trained from, where they name one `init`, as in the paper; else the query with the most train frames. Each
 query takes the donor's first layers with their norms. The longest such prefix with which it reaches its target is found
-by bisection: for each length what follows is trained, while the prefix and what is shared stay frozen. A layer that
-leaves one set joins the donor's; the layers of an `init` are then added once.
+by bisection: for each length what follows is trained, while the prefix and what is shared stay frozen. The part of val
+that accepts then proves the lengths that hold one after the other, from the shortest to the first that it refuses: tests
+in a fixed order need no smaller error (Maurer, Hothorn and Lehmacher, 1995). A layer that leaves one set joins the
+donor's; the layers of an `init` are then added once.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from merger.acceptance import ACCEPTANCE
 from merger.checkpoint import Checkpoint, State, Step, StepCache, storable
 from merger.config import MergeOptions
 from merger.context import MergeContext, Merged
@@ -22,7 +25,7 @@ from merger.events import Event
 from merger.methods.epochs import bisect_options, freeze_shared
 from merger.methods.mainstream import Family, find_donor, find_families, freeze_prefix
 from merger.methods.registry import MergeTask, prepare_task
-from merger.methods.repair import repair_recipe, train_unfrozen
+from merger.methods.repair import Repaired, repair_recipe, train_unfrozen
 from models.bundle import BundleQuery
 from models.notes import add_note
 from models.sharing.flop_rates import flops_before, layers_by_query
@@ -93,21 +96,44 @@ def find_camera_families(ctx: MergeContext, merged: Merged) -> list[Family]:
 def find_longest_prefix(task: MergeTask, family: Family, query: str, merged: Merged) -> CameraPrefix:
     """The longest prefix with which a query reaches its target; length 0 without a state where none does."""
     tried: list[list[float]] = []
+    held: dict[int, Repaired] = {}
 
-    def attempt(index: int) -> tuple[bool, CameraPrefix]:
+    def attempt(index: int) -> tuple[bool, Repaired]:
         length = len(family.paths) - index
         with task.checkpoint.open_step(Step.PREFIX, str(length)) as step:
             if not step.done:
                 model = freeze_prefix(task.ctx, family, query, length, merged.states[query])
                 freeze_shared({query: model}, merged.plan.with_private(query, family.paths[:length]))
                 step.value = train_unfrozen(task, {query: model})
-        held = step.value.ratio >= task.required[query]
+        holds = step.value.ratio >= task.required[query]
+        if holds:
+            held[length] = step.value
         tried.append([length, step.value.ratio])
-        task.ctx.report(Event.ATTEMPT, query=query, prefix=length, ratio=step.value.ratio, held=held)
-        return held, CameraPrefix(length, step.value.ratio, step.value.state, tried)
+        task.ctx.report(Event.ATTEMPT, query=query, prefix=length, ratio=step.value.ratio, held=holds)
+        return holds, step.value
 
-    found = bisect_options(len(family.paths), attempt, lambda: task.budget.over, dearest_first=False)
-    return found[1] if found else CameraPrefix(0, None, None, tried)
+    bisect_options(len(family.paths), attempt, lambda: task.budget.over, dearest_first=False)
+    length = prove_longest(task, query, {length: one.state for length, one in held.items()}, merged)
+    found = held.get(length)
+    return CameraPrefix(length, found.ratio if found else None, found.state if found else None, tried)
+
+
+def prove_longest(task: MergeTask, query: str, states: Mapping[int, State], merged: Merged) -> int:
+    """The longest of these prefixes such that it and all shorter ones are accepted; 0 where the shortest is not.
+
+    What the query shares without a prefix is tested first. Queries share the error evenly.
+    """
+    ctx = task.ctx
+    if ctx.references[query].proof is None:
+        return max(states, default=0)
+    error, longest = ACCEPTANCE.error / len(ctx.judged), 0
+    begun = {0: merged.states[query]} if query in merged.plan.queries() else {}
+    for length, state in sorted({**begun, **states}.items()):
+        p_value, near = ctx.prove(query, ctx.models([query], {query: state})[query])
+        if not (p_value <= error or ctx.accept_unproven and near):
+            break
+        longest = length
+    return longest
 
 
 def common_lengths(family: Family, longest: Mapping[str, int]) -> dict[str, int]:
