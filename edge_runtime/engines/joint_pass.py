@@ -231,7 +231,7 @@ class _Interception(TorchFunctionMode):
         if is_private:
             return self._run_private(func, args, kwargs, target, rows is not None)
         expand = partial(self._expand, target=target)
-        result = func(*pytree.tree_map(expand, args), **pytree.tree_map(expand, kwargs))
+        result = func(*_map(expand, args), **_map(expand, kwargs))
         _mark(result, target)
         return result
 
@@ -258,7 +258,7 @@ class _Interception(TorchFunctionMode):
         if is_batched and name == "multi_head_attention_forward":
             return self._attend(func, args, kwargs, target)
         results = {
-            group: func(*pytree.tree_map(take, args), **pytree.tree_map(take, kwargs))
+            group: func(*_map(take, args), **_map(take, kwargs))
             for group, take in ((one, partial(self._take, job=one, frames=own)) for one, own in target.frames.items())
         }
         if not is_batched and name in EXPANSIONS and (expanded := self._expand_private(results, target)) is not None:
@@ -419,6 +419,17 @@ class _Interception(TorchFunctionMode):
         order = list(rows.frames)
         owners = torch.tensor([order.index(group) for group in rows.owners], device=value.device)
         return owners if len(value) == len(rows) else owners[self._places_of(value, rows)]
+
+
+def _map(change: Callable[[Tensor], Any], value: Any) -> Any:
+    """The arguments of a torch function with every tensor changed; pytree does the same in ten times the time."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if type(value) in (tuple, list):
+        return type(value)(_map(change, one) for one in value)
+    if type(value) is dict:
+        return {key: _map(change, one) for key, one in value.items()}
+    return value
 
 
 def _rows_each(value: Tensor, count: int) -> int:
