@@ -287,7 +287,8 @@ def _apply_networks(ctx: MergeContext, merged: Merged) -> MergeContext:
 def _accept(ctx: MergeContext, found: _Found, checkpoint: Checkpoint, evenly: bool) -> _Found:
     """The only look at the part of val that accepts: queries that changed and fail there get their originals back.
 
-    Where prefixes were tested one after the other there, queries share the error `evenly`. With `accept_unproven` those stay that come near there (`MergeContext.prove`); they are unproven.
+    Where prefixes were tested one after the other there, queries share the error `evenly`. With `accept_unproven` those
+    stay that come near there (`MergeContext.prove`); they are unproven.
     """
     changed = [query for query in ctx.queries if _is_changed(ctx, found, query)]
     provable = [query for query in changed if ctx.references[query].proof is not None]

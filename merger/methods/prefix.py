@@ -4,9 +4,9 @@ It follows any method. The donor of the queries of one camera with one network, 
 that all were trained from, where they name one `init`, as in the paper; else the query with the most train frames. Each
 query takes the donor's first layers with their norms. The longest such prefix with which it reaches its target is found
 by bisection: for each length what follows is trained, while the prefix and what is shared stay frozen. The part of val
-that accepts then proves the lengths that hold one after the other, from the shortest to the first that it refuses: tests
-in a fixed order need no smaller error (Maurer, Hothorn and Lehmacher, 1995). A layer that leaves one set joins the
-donor's; the layers of an `init` are then added once.
+that accepts then tests the lengths that hold, from the shortest to the first that it refuses: a fixed order needs no
+smaller error (Maurer, Hothorn and Lehmacher, 1995). A layer that leaves one set joins the donor's; the layers of an
+`init` are then added once.
 """
 
 from __future__ import annotations
@@ -127,10 +127,10 @@ def prove_longest(task: MergeTask, query: str, states: Mapping[int, State], merg
     if ctx.references[query].proof is None:
         return max(states, default=0)
     error, longest = ACCEPTANCE.error / len(ctx.judged), 0
-    begun = {0: merged.states[query]} if query in merged.plan.queries() else {}
+    begun = {0: merged.states[query]} if query in merged.plan.queries() or query in ctx.networks else {}
     for length, state in sorted({**begun, **states}.items()):
         p_value, near = ctx.prove(query, ctx.models([query], {query: state})[query])
-        if not (p_value <= error or ctx.accept_unproven and near):
+        if not (p_value <= error or (ctx.accept_unproven and near)):
             break
         longest = length
     return longest

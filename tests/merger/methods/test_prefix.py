@@ -6,15 +6,18 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
 from merger import merge
+from merger.acceptance import Proof
 from merger.checkpoint import Checkpoint, snapshots
 from merger.context import MergeContext, Merged
 from merger.methods import prefix as module
-from merger.methods.prefix import find_camera_families, share_prefixes
+from merger.methods.prefix import find_camera_families, prove_longest, share_prefixes
+from merger.methods.registry import prepare_task
 from merger.methods.repair import Repaired
 from models.bundle import open_bundle
 from models.errors import InputError
@@ -84,6 +87,39 @@ def test_queries_of_one_init_take_its_first_layers(
     saved = {row["query"]: row["saved_flops_per_s"] for row in checkpoint.log if "common" in row}
     assert saved["q2"] == 0 < saved["q0"], "the query with the longest prefix runs it"
     assert module.common_lengths(family, {"q0": 0, "q2": 2}) == {}, "a prefix of one query saves nothing"
+
+
+@pytest.mark.parametrize(
+    ("p_values", "shares", "longest"),
+    [
+        ({1: 0.001, 2: 0.004, 3: 0.02}, False, 2),
+        ({1: 0.02, 2: 0.001, 3: 0.001}, False, 0),
+        ({0: 0.02, 1: 0.001}, True, 0),
+        ({0: 0.001, 1: 0.001}, True, 1),
+    ],
+)
+def test_prefixes_are_accepted_up_to_the_first_unproven_one(
+    ctx: MergeContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, p_values: dict[int, float], shares: bool,
+    longest: int,
+) -> None:  # fmt: skip
+    proof = Proof([0], [], 0.0, np.zeros(1))
+    ctx.references = {name: replace(one, proof=proof) for name, one in ctx.references.items()}
+    tested = []
+
+    def prove(query: str, model: torch.nn.Module) -> tuple[float, bool]:
+        tested.append(round(float(model.state_dict()["stem.0.weight"].flatten()[0])))
+        return p_values[tested[-1]], True
+
+    monkeypatch.setattr(ctx, "prove", prove)
+    before = originals_of(ctx)
+    states = {length: {**before.states["q2"]} for length in p_values}
+    for length, state in states.items():
+        state["stem.0.weight"] = torch.full_like(state["stem.0.weight"], length)
+    plan = SharingPlan(((("q1", "stem.0"), ("q2", "stem.0")),)) if shares else SharingPlan()
+    merged = Merged(plan, {**before.states, "q2": states.pop(0, before.states["q2"])})
+    task = prepare_task(ctx, plan, OPTIONS, Checkpoint(tmp_path / "prefix", {}, resume=False))
+    assert prove_longest(task, "q2", states, merged) == longest
+    assert tested == sorted(p_values)[: len(tested)], "from the shortest on"
 
 
 @pytest.mark.parametrize("keys", [{"camera": "other"}, {"roi": [0, 0, 0.5, 0.5]}, {"input_size": 32}])
