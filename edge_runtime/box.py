@@ -121,7 +121,8 @@ def load_box(config: BoxConfig) -> LoadedBox:
         if query.fps and camera_fps and camera_fps < query.fps:
             text = f"query {query.id} is to have {query.fps:g} frames a second, its camera gives {camera_fps:g}"
             add_note(config.path, text, f"raise `fps` of camera {query.camera}")
-    check_rules(config.path, config.rules, bundle.queries)
+    push_cameras = {name for name, camera in config.cameras.items() if camera.is_push}
+    check_rules(config.path, config.rules, bundle.queries, push_cameras)
     cameras = {query.id: query.camera for query in bundle.queries}
     for index, sink in enumerate(config.sinks):
         if found := sink.topic_problem(cameras):

@@ -159,6 +159,8 @@ class _UpdateKeys(_Strict):
             raise ValueError("`url` names a user: give a `token` instead, which is sent as a header")
         if self.kind == "hawkbit" and HAWKBIT_PATH not in url.path:
             raise ValueError(f"`url` of hawkBit is https://HOST/TENANT{HAWKBIT_PATH}NAME")
+        if self.ca is not None and url.scheme != "https":
+            raise ValueError("`ca` names authorities of HTTPS, and `url` is http://: use https://, or leave `ca` out")
         return self
 
 

@@ -13,11 +13,13 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from edge_runtime.backoff import BackOff
 from edge_runtime.box import CostedBox, LoadedBox, ReadyBox, cost_box, frame_requests, load_box, prepare_engines
 from edge_runtime.capture.sources import ProbeResult, call_all, probe_cameras
 from edge_runtime.config import FOLDER_MODE, BoxConfig, load_config
+from edge_runtime.http.auth import is_loopback
 from edge_runtime.reload import BuildBox, check_change, restore_canary, run_canary
 from edge_runtime.runtime import ActiveConfig
 from edge_runtime.service import LEDGER_FILE, Notifier, catch_signals, extend_start, serve
@@ -117,7 +119,7 @@ def prepare(config_path: str | Path) -> tuple[ReadyBox, BuildBox]:
     if config.updates is not None and config.spool is not None:
         recover_update(config.spool.path, config.bundle)
     box = prepare_engines(_cost(config_path))
-    for warning in (*_unused_cameras(box.costed.loaded), *_readable_secrets(box.config)):
+    for warning in (*_unused_cameras(box.costed.loaded), *_readable_secrets(box.config), *open_tokens(box.config)):
         log.warning("%s", warning)
     if box.config.spool is not None:
         with describe_problem(box.config.spool.path):
@@ -145,6 +147,7 @@ def check_box(box: CostedBox) -> dict[str, Any]:
     warnings = [
         *_unused_cameras(loaded),
         *_readable_secrets(config),
+        *open_tokens(config),
         *_camera_problems(loaded, probes),
         *(f"sink {sink['name']}: {sink['error']}" for sink in sinks if sink["error"] is not None),
         *_address_problems(config),
@@ -164,6 +167,15 @@ def _readable_secrets(config: BoxConfig) -> Iterator[str]:
     for path in (config.token_file, None if tls is None else tls.key, *(sink.secret_file for sink in config.sinks)):
         if path is not None and is_readable_by_others(path):
             yield f"{path} can be read by every user of this machine: chmod 600 {path.name}"
+
+
+def open_tokens(config: BoxConfig) -> Iterator[str]:
+    """A token that leaves this machine unencrypted."""
+    updates = config.updates
+    if updates is not None and updates.token is not None:
+        url = urlsplit(updates.url)
+        if url.scheme == "http" and not is_loopback(url.hostname or ""):
+            yield "updates: `token` is sent unencrypted, for all on the way to read: use an https:// address"
 
 
 def _address_problems(config: BoxConfig) -> Iterator[str]:

@@ -225,7 +225,7 @@ class Runtime:
 
     def _build_camera(self, box: ReadyBox, config: CameraConfig) -> AnyCamera:
         def put(query: str, frame: Frame) -> str | None:
-            refusal = self.events.admit(query, frame, is_gated=not config.is_push)  # a sender waits for an answer
+            refusal = self.events.admit(query, frame)
             outcome = self._router.put(camera, query, frame, refusal)
             if refusal == STILL and self._observer is not None:
                 self._observer.hold_result(query, frame)

@@ -216,14 +216,19 @@ class QueryKeys(_Keys):
 RulesByQuery = Annotated[dict[Name, QueryKeys], Field(max_length=MAX_QUERIES)]
 
 
-def check_rules(path: Path, rules: Mapping[str, QueryRules], queries: Collection[BundleQuery]) -> None:
-    """Raise InputError, naming the key, where rules do not fit the queries of a bundle."""
+def check_rules(
+    path: Path, rules: Mapping[str, QueryRules], queries: Collection[BundleQuery], push_cameras: Collection[str]
+) -> None:
+    """Raise InputError, naming the key, where rules do not fit the queries of a bundle or their cameras."""
     known = {query.id: query for query in queries}
     for name, own in rules.items():
         key = f"queries.{name}"
         if name not in known:
             raise InputError(path, "the bundle has no such query", f"it has {', '.join(known)}", key)
         _check_task(path, key, own, known[name])
+        if own.motion_gating and known[name].camera in push_cameras:
+            problem = f"each frame of the push camera {known[name].camera} is answered, so none can be skipped"
+            raise InputError(path, problem, "leave it out", f"{key}.motion_gating")
 
 
 def _check_task(path: Path, key: str, own: QueryRules, query: BundleQuery) -> None:

@@ -138,8 +138,8 @@ class EventStage:
             for one in before.values():
                 self._end(one, EndReason.RELOAD)
 
-    def admit(self, query: str, frame: Frame, is_gated: bool = True) -> str | None:
-        """Why a frame is not to be run: OFF, or STILL where frames are gated; None where it is."""
+    def admit(self, query: str, frame: Frame) -> str | None:
+        """Why a frame is not to be run: OFF, or STILL where nothing moves; None where it is."""
         own = self._queries.get(query)
         if own is None:
             return None
@@ -148,7 +148,7 @@ class EventStage:
                 if own.newest is not None:
                     self._end(own, EndReason.OFF)
             return OFF
-        if not (is_gated and own.rules.motion_gating) or frame.image is None:
+        if not own.rules.motion_gating or frame.image is None:
             return None
         if not own.gate.is_still(frame.index, frame.captured_at, frame.image):
             return None

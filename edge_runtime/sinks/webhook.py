@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from edge_runtime.drawing import draw_message
 from edge_runtime.sinks.base import (
@@ -68,6 +68,12 @@ class WebhookConfig(SinkConfig):
     headers: Annotated[dict[_HeaderName, _HeaderText], Field(max_length=32)] = Field(default_factory=dict, repr=False)
     ca: Path | None = None
     secret: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(default=None, repr=False)
+
+    @model_validator(mode="after")
+    def _check_ca(self) -> Self:
+        if self.ca is not None and not self.url.startswith("https:"):
+            raise ValueError("`ca` names authorities of HTTPS, and `url` is http://: use https://, or leave `ca` out")
+        return self
 
     def resolve(self, root: Path, box: str | None) -> Self:
         return self.model_copy(update={"ca": None if self.ca is None else root / self.ca})

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from edge_runtime import results
 from edge_runtime.box import cost_box, load_box, prepare_engines
 from edge_runtime.config import load_config
-from edge_runtime.daemon import find_late_path, run
+from edge_runtime.daemon import find_late_path, open_tokens, run
 from edge_runtime.engines import session
 from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.samples import read_sample
@@ -490,6 +490,16 @@ def test_check_names_secrets_that_others_can_read(tmp_path):
     assert any("token can be read by every user" in line for line in run(config, check=True)["warnings"])
     (tmp_path / "token").chmod(0o600)
     assert not any("can be read" in line for line in run(config, check=True)["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("url", "warned"), [("http://u.example/b", True), ("http://127.0.0.1/b", False), ("https://u.example/b", False)]
+)
+def test_check_names_an_update_token_sent_unencrypted(tmp_path, url, warned):
+    updates = {"url": url, "public_key": "key.pub", "token": "secret-of-the-box"}
+    config = load_config(write_config(tmp_path, updates=updates, spool="spool"))
+    (warning,) = list(open_tokens(config)) or [""]
+    assert ("`token` is sent unencrypted" in warning) is warned and "secret-of-the-box" not in warning
 
 
 def test_auto_runs_the_sessions_that_the_profile_shows_to_save_time(tmp_path, monkeypatch):

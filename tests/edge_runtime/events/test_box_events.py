@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from edge_runtime.box import load_box
+from edge_runtime.config import load_config
 from edge_runtime.daemon import run
+from edge_runtime.events.rules import check_rules
 from models.errors import InputError
 from tests.edge_runtime.events.bright import PARTS, SIDE, write_spot_box
 from tests.edge_runtime.local_box import LocalBox
@@ -145,3 +148,10 @@ def test_bad_rules_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
 def test_rules_that_do_not_fit_the_bundle_are_refused(tmp_path: Path, rules, part) -> None:
     with pytest.raises(InputError, match=part):
         run(write_spot_box(tmp_path, [4], rules), check=True)
+
+
+def test_motion_gating_of_a_push_camera_is_refused(tmp_path: Path) -> None:
+    config = load_config(write_spot_box(tmp_path, [4], {"spot": {"motion_gating": True}}))
+    queries = load_box(config).bundle.queries
+    with pytest.raises(InputError, match="motion_gating: each frame of the push camera left is answered"):
+        check_rules(config.path, config.rules, queries, {"left"})
