@@ -122,7 +122,8 @@ def run_script(session: Any, picture: np.ndarray) -> list[tuple[np.ndarray, floa
     scores = rows[:, 4:5] * rows[:, 5:]
     places, classes = np.nonzero(scores > MIN_SCORE)
     strong = scores[places, classes]
-    kept = cv2.dnn.NMSBoxesBatched(boxes[places], strong, classes.astype(np.int32), MIN_SCORE, NMS_IOU)
+    suppress: Any = cv2.dnn.NMSBoxesBatched  # its stubs know lists alone
+    kept = suppress(boxes[places], strong, classes.astype(np.int32), MIN_SCORE, NMS_IOU)
     return [(boxes[places[one]], float(strong[one]), int(classes[one])) for one in kept]
 
 
