@@ -29,6 +29,7 @@ from benchmarks.machine import machine
 from edge_runtime.engines.registry import ENGINES, SESSIONS, engine_class, make_engine, open_sessions_by
 from edge_runtime.engines.setup import resident_arena
 from models.bundle import BundleQuery
+from models.pictures import read_picture
 from models.workload import load_workload
 from models.zoo import build_query
 
@@ -51,7 +52,7 @@ def main() -> None:
     options = parser.parse_args()
     picture = np.random.default_rng(0).integers(0, 256, (720, 1280, 3), np.uint8)
     if options.picture is not None:
-        picture = cv2.cvtColor(cv2.imread(str(options.picture)), cv2.COLOR_BGR2RGB)
+        picture = read_picture(options.picture)
     engines = options.engines or [name for name in ENGINES if engine_class(name).takes_tensors and not missing(name)]
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
