@@ -90,9 +90,7 @@ def check_weights(query: Query, module: nn.Module) -> dict[str, Tensor]:
         raise InputError(query.file or query.id, "has no weights file", "add `weights:` to the query", key)
     own = module.state_dict()
     if _holds_weights(query):
-        tensors = file_of(query).weights()
-        _check_values(query.weights, key, tensors, own)
-        return tensors
+        return file_of(query).weights()
 
     def count_fit(state: FileState) -> int:
         return sum(

@@ -37,7 +37,8 @@ class Yolo(Decoder):
         extra = count_extra(head)
         found = []
         for index, output in enumerate(head.outputs):
-            if len(output.shape) == 2:
+            is_text = "Softmax" in output.tail and "Sigmoid" not in output.tail  # odds of letters, one after the other
+            if len(output.shape) == 2 and not is_text:
                 rows = output.shape[0] > output.shape[1]
                 channels, count = sorted(output.shape)
                 width = channels - 4 - extra

@@ -175,7 +175,8 @@ class _Naming:
             else:
                 name = value.meta.get("source", value.name) or f"{_snake(node.op_type)}"
                 made_up = node.op_type not in ACTIVATIONS and ANONYMOUS.match(name)
-                buffer = not tensor.is_floating_point() or bool(made_up or NOT_TRAINED.search(name))
+                fixed = bool(made_up or NOT_TRAINED.search(name))
+                buffer = fixed or not tensor.is_floating_point() or bool(tensor.isinf().any())  # as a mask is
                 path = self.paths.get(("tensor", value))
                 if path is None:
                     readable = _to_path(name if not ANONYMOUS.match(name) else f"constants.{_snake(node.op_type)}")

@@ -21,6 +21,7 @@ from torch import Tensor
 from models.errors import InputError, join_names, message_of, size_text
 from models.graph.cut import cut_end, remove_unused
 from models.graph.document import (
+    BUFFER,
     HINT,
     MAX_FILE_BYTES,
     MAX_TENSOR_BYTES,
@@ -85,6 +86,7 @@ def _read_model(model: ir.Model, path: Path, size: Size | None) -> Graph:
     if not list(graph):
         raise InputError(where, "no output depends on the picture", HINT)
     state = write_weights(graph, folded)
+    check_finite(graph, state, where)
     made = finish(model, graph, folded, state, cut, where)
     if not is_last and not is_whole:
         return made
@@ -108,6 +110,17 @@ def check_values(graph: ir.Graph, where: str) -> None:
         for value in node.inputs:
             if value is not None and not (value.producer() or value.is_graph_input() or value.is_initializer()):
                 raise InputError(where, f"{describe_node(node)} reads '{value.name}', which nothing makes", HINT)
+
+
+def check_finite(graph: ir.Graph, state: dict[str, Tensor], where: str) -> None:
+    """Refuse weights that are NaN or infinite; a constant may be infinite, as the mask of an attention is."""
+    for name, tensor in state.items():
+        placeholder = graph.initializers[name].const_value if name in graph.initializers else None
+        is_fixed = placeholder is not None and placeholder.doc_string == BUFFER
+        if bool((tensor.isnan() if is_fixed else ~tensor.isfinite()).any()):
+            kind = "NaN" if bool(tensor.isnan().any()) else "infinite values"
+            hint = "train or export it again; in float32 where half precision overflowed"
+            raise InputError(where, f"the weight '{name}' holds {kind}", hint)
 
 
 def inline_functions(model: ir.Model, where: str) -> ir.Model:

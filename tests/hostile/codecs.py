@@ -131,7 +131,7 @@ def _dump_onnx(tree: Any) -> bytes:
     """What protobuf can hold of a tree; else its JSON, which is no ONNX file."""
     try:
         return json_format.ParseDict(tree, onnx.ModelProto(), ignore_unknown_fields=True).SerializeToString()
-    except (json_format.ParseError, TypeError, ValueError, AttributeError, RecursionError):
+    except (json_format.ParseError, TypeError, ValueError, AttributeError, RecursionError, SystemError):
         return _dump_json(tree)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import typing
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,10 @@ def huge(*dims: int) -> onnx.TensorProto:
     return TensorProto(name="w", dims=dims, data_type=TensorProto.FLOAT, raw_data=b"\0" * 24)
 
 
+def full_weight(value: float, name: str = "w", shape: tuple[int, ...] = (2, 3, 1, 1)) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.full(shape, value, np.float32), name)
+
+
 def constant(name: str, *values: int) -> onnx.TensorProto:
     return numpy_helper.from_array(np.array(values, np.int64), name)
 
@@ -95,6 +100,11 @@ CASES: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "missing data": (lambda: make_model(conv(), weights=[external("none.bin")]), "cannot be read: No such file"),
     "short data": (lambda: make_model(conv(), weights=[external("short.bin")]), "a file of 8 bytes does not hold"),
     "data of a wrong size": (lambda: make_model(conv(), weights=[external("w.bin", 20)]), "does not hold"),
+    "NaN": (lambda: make_model(conv(), weights=[full_weight(np.nan)]), "the weight 'w.weight' holds NaN"),
+    "infinite": (lambda: make_model(conv(), weights=[full_weight(np.inf)]), "holds infinite values"),
+    "NaN constant": (lambda: make_model(
+        conv(), make_node("Mul", ["y", "m"], ["z"]), weights=[WEIGHT, full_weight(np.nan, "m", (8, 8))],
+    ), "the weight 'm' holds NaN"),
     "dims that overflow": (lambda: make_model(conv(), weights=[huge(2**40, 2**40)]), "impossible shape"),
     "negative dims": (lambda: make_model(conv(), weights=[huge(-2, 3)]), "impossible shape"),
     "dims beside the data": (lambda: make_model(conv(), weights=[huge(2, 3, 5, 5)]), "the weight 'w' is damaged"),
@@ -168,6 +178,13 @@ def test_fixed_size_is_not_another(tmp_path: Path):
         load_graph(path, (16, 16))
 
 
+def test_infinite_mask_is_no_weight(tmp_path: Path):
+    path = tmp_path / "model.onnx"
+    nodes = [conv(), make_node("Add", ["y", "causal"], ["z"])]
+    path.write_bytes(make_model(*nodes, weights=[WEIGHT, full_weight(-np.inf, "causal", (8, 8))]).SerializeToString())
+    assert load_graph(path).state["causal"].isinf().all()
+
+
 # .pt2
 
 
@@ -176,6 +193,16 @@ def program(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("program") / "model.pt2"
     torch.export.save(torch.export.export(torch.nn.Conv2d(3, 2, 1).eval(), (torch.rand(1, 3, 8, 8),)), path)
     return path
+
+
+def test_program_resolves_each_class_of_its_schema_once(program: Path, monkeypatch):
+    seen, resolve = [], typing.get_type_hints
+    monkeypatch.setattr(
+        typing, "get_type_hints", lambda one, *rest, **more: seen.append(one) or resolve(one, *rest, **more)
+    )
+    load_graph(program)
+    of_schema = [one for one in seen if getattr(one, "__module__", "") == "torch._export.serde.schema"]
+    assert of_schema and len(of_schema) == len(set(of_schema))
 
 
 class Bomb:
