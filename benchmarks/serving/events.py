@@ -3,7 +3,9 @@
 Labels go through the same filter, zones and hysteresis; only boxes and numbers of objects come from a person.
 Two events are one where kind and zone are the same, their starts are at most MAX_SHIFT_S apart, and the boxes of their
 objects at the start overlap (a count has no object). `machine, tracked by a person` is the bound of any tracker: of the
-machine's boxes those that show a labelled object, with the person's number. `detected` is the share of labelled objects
+machine's boxes those that show a labelled object, with the person's number. `person, of what the machine found` has
+the person's boxes of the same objects, and `person, dropped at random` has `detected` of all: both are tracked by the
+box, and show what missing boxes cost. `detected` is the share of labelled objects
 (of the rules' least area) that the machine has a box for, at IoU 0.5. Also the box's own work for a frame, in CPU time
 of the thread, with tracking, zones and events.
 
@@ -36,6 +38,7 @@ from models.bundle import BundleQuery
 from models.preprocess import Preprocess
 
 PERSON, MACHINE, BOUND = "person", "machine", "machine, tracked by a person"
+FOUND, THINNED = "person, of what the machine found", "person, dropped at random"
 """Whose boxes a tracker gets."""
 MAX_SHIFT_S, MIN_OVERLAP, MIN_AREA = 1.0, 0.3, 0.003
 MEASURED = Path(__file__).resolve().parents[1] / "measured" / "serving" / "events.json"
@@ -169,12 +172,29 @@ def gate_times(clip: Clip) -> list[float]:
     return times
 
 
-def compare_events(clips: Sequence[Clip], source: str, zone: str, step: int) -> dict[str, Any]:
+def select_boxes(clip: Clip, source: str, detected: float) -> dict[int, list[dict[str, Any]]]:
+    """By frame the boxes of a source."""
+    if source == BOUND:
+        return number_detections(clip)
+    if source == FOUND:
+        return {
+            frame: [
+                labels[column] for column in match_labels(clip.detections.get(frame, []), labels, MIN_OVERLAP).values()
+            ]
+            for frame, labels in clip.labels.items()
+        }
+    if source == THINNED:
+        draw = np.random.default_rng(0).random
+        return {frame: [one for one in labels if draw() < detected] for frame, labels in clip.labels.items()}
+    return {PERSON: clip.labels, MACHINE: clip.detections}[source]
+
+
+def compare_events(clips: Sequence[Clip], source: str, zone: str, step: int, detected: float) -> dict[str, Any]:
     """Precision and recall over all kinds, and by kind (events of the labels, found, matched)."""
     kinds: dict[str, Counter[str]] = {}
     by_clip = []
     for clip in clips:
-        boxes = {PERSON: clip.labels, MACHINE: clip.detections}.get(source) or number_detections(clip)
+        boxes = select_boxes(clip, source, detected)
         own, _ = play(clip, boxes, zone, step, is_numbered=source == BOUND)
         true, _ = play(clip, clip.labels, zone, step, is_numbered=True)
         sums = Counter[str]()
@@ -195,9 +215,10 @@ def compare_events(clips: Sequence[Clip], source: str, zone: str, step: int) -> 
 
 def measure(clips: Sequence[Clip]) -> dict[str, Any]:
     """Rows of precision and recall, and the times of a frame with tracking, one zone and four rules."""
+    detected = detected_share(clips)
     rows = [
-        compare_events(clips, source, zone, step)
-        for source in (PERSON, MACHINE, BOUND)
+        compare_events(clips, source, zone, step, detected)
+        for source in (PERSON, FOUND, THINNED, MACHINE, BOUND)
         for zone in ("near", "far")
         for step in (5, 1)
     ]
@@ -209,7 +230,6 @@ def measure(clips: Sequence[Clip]) -> dict[str, Any]:
     own = [one for clip in clips for one in play(clip, clip.detections, "near")[1]]
     gating = [one for clip in clips for one in gate_times(clip)]
     objects = sum(len(seen) for clip in clips for seen in clip.detections.values()) / sum(one.length for one in clips)
-    detected = detected_share(clips)
     return {
         "rows": rows,
         "detected": detected,
