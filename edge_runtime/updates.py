@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 import random
 import re
 import threading
@@ -74,7 +75,6 @@ class UpdateTrial(Exact):
     digest: Digest
     previous: Digest
     offer: Annotated[str, Field(max_length=1000)]
-    since: float
     starts: int = 0
     before: dict[Name, QueryHealth] = Field(default_factory=dict)
 
@@ -173,7 +173,7 @@ def revert_trial(files: UpdateFolder, state: UpdateState, reason: str) -> None:
 
 class Updater:
     """Polls a source in a thread. `reload` reloads the box, `ledger` gives its counts (`Ledger.to_json`), `problems`
-    why a query of the present bundle drifts or cannot run; `clock` is in Unix seconds.
+    why a query of the present bundle drifts or cannot run.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class Updater:
         problems: Callable[[], Mapping[str, str]],
         factories: tuple[str, ...] = (),
         source: UpdateSource | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config, self.files = config, files
         self._reload, self._ledger, self._problems, self._clock = reload, ledger, problems, clock
@@ -193,6 +193,7 @@ class Updater:
         self._stopping = threading.Event()
         self._samples: deque[tuple[float, dict[str, QueryHealth]]] = deque()
         self._begun: dict[str, QueryHealth] | None = None
+        self._accept_at = math.inf
         self._known_problems: frozenset[str] = frozenset()
         self._next_poll = 0.0
         self.trouble: str | None = None
@@ -242,7 +243,7 @@ class Updater:
         """Take what the server offers, if it is news."""
         try:
             offer = self._source.find(self.state.tag)
-            self.checked_at = self._clock()
+            self.checked_at = time.time()
             if offer is not None:
                 self._try_offer(offer)
             self._note_trouble(None)
@@ -284,9 +285,7 @@ class Updater:
     def _install(self, offer: Offer, digest: str, current: str) -> None:
         before = _difference(self._samples[0][1], self._samples[-1][1]) if self._samples else {}
         self.files.copy(self.files.bundle, self.files.previous)
-        self.state.trial = UpdateTrial(
-            digest=digest, previous=current, offer=offer.name, since=self._clock(), before=before
-        )
+        self.state.trial = UpdateTrial(digest=digest, previous=current, offer=offer.name, before=before)
         self.files.write_state(self.state)
         self.files.copy(self.files.offer, self.files.bundle)
         self._known_problems = frozenset(self._problems())
@@ -298,12 +297,16 @@ class Updater:
         if result.reason is not None:
             self._revert(f"the box refuses it: {result.reason}")
         self._remember_tag(offer)
-        self._begun = self._health()
+        self._begin_watch()
+
+    def _begin_watch(self) -> None:
+        """Count from now: neither a slow reload nor the time in which the box was off proves a bundle."""
+        self._begun, self._accept_at = self._health(), self._clock() + self.config.watch_s
 
     def _judge(self, trial: UpdateTrial, now: float) -> None:
         """Take the trial back where a query got worse; accept it after its time."""
         if self._begun is None:  # the first look after a restart
-            self._begun = self._health()
+            self._begin_watch()
             if file_digest(self.files.bundle) != trial.digest:
                 self.state.trial = None  # a power cut came before it was installed, or another bundle was put there
                 self.files.write_state(self.state)
@@ -311,13 +314,13 @@ class Updater:
         reasons = [
             f"query {query}: {why}" for query, why in self._problems().items() if query not in self._known_problems
         ]
-        for query, health in _difference(self._begun, self._health()).items():
+        for query, health in _difference(self._begun or {}, self._health()).items():
             if (why := health.is_worse(trial.before.get(query, QueryHealth()))) is not None:
                 reasons.append(f"query {query}: {why}")
         if reasons:
             self._revert(reasons[0])
             self._reload().result(RELOAD_TIMEOUT_S)
-        elif now >= trial.since + self.config.watch_s:
+        elif now >= self._accept_at:
             log.info("update %s is accepted", trial.digest[:12])
             self.state.past.append(trial.previous)
             self.state.trial = None

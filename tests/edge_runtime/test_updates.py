@@ -62,7 +62,7 @@ class Fixture:
         (folder / "spool").mkdir()
         path = "/box.safetensors" if kind == "file" else "/D/controller/v1/box"
         self.config = UpdateConfig(kind, self.server.address + path, self.public, watch_s=100.0)
-        self.now, self.reloads = 1000.0, list[str | None]()
+        self.now, self.reloads, self.reload_s = 1000.0, list[str | None](), 0.0
         self.answers, self.problems = list[str | None](), dict[str, str]()
         self.row: dict[str, Any] = {"query": "gate", "processed": 0, "late": 0, "failed": 0, "dropped": {}}
         self.files = UpdateFolder(folder / "spool", folder / "box.safetensors")
@@ -80,6 +80,7 @@ class Fixture:
 
     def reload(self) -> Future[ReloadResult]:
         self.reloads.append(self.present)
+        self.now += self.reload_s
         future: Future[ReloadResult] = Future()
         future.set_result(ReloadResult(self.answers.pop(0) if self.answers else None))
         return future
@@ -146,6 +147,19 @@ def test_update_is_taken_back_where_a_query_gets_worse(puller: Fixture, more: di
     restarted.state.tag = None
     restarted.poll()
     assert "was taken back before" in str(restarted.trouble) and puller.present == "old"
+
+
+def test_trial_counts_from_the_end_of_a_slow_reload_and_anew_after_a_restart(puller: Fixture) -> None:
+    puller.server.files["/box.safetensors"] = puller.new
+    puller.reload_s = 200.0
+    puller.updater.poll()
+    puller.run(5)
+    assert puller.updater.state.trial is not None
+    puller.updater, puller.now = puller.build(), puller.now + 3600.0
+    puller.run(95)
+    assert puller.updater.state.trial is not None
+    puller.run(10)
+    assert puller.updater.state.trial is None and puller.present == "new"
 
 
 def test_update_is_taken_back_where_a_query_drifts(puller: Fixture) -> None:
