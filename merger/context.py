@@ -573,6 +573,14 @@ class MergeContext:
             return target
         return _with_margin(target, margin, reference.one_error)
 
+    def least_ratio(self, query: str, required: float) -> float:
+        """The ratio on val below which a query gets its original back without a look at the part that accepts.
+
+        With `accept_unproven` that part has a margin of its own, so above the target alone it decides.
+        """
+        decides = self.accept_unproven and self.references[query].proof is not None
+        return min(required, self.queries[query].accuracy_target) if decides else required
+
     def evidence(self, query: str, model: nn.Module | None) -> Evidence:
         """Merged against original on test; without a model the original against itself."""
         own, found, test, report = self.root.queries[query], self.queries[query], self.test[query], self.stages.add

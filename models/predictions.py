@@ -286,8 +286,10 @@ class Task:
         """
         raise NotImplementedError
 
-    def augment(self, images: Tensor, targets: list[Any], generator: torch.Generator) -> tuple[Tensor, list[Any]]:
-        """A randomly changed copy of a uint8 batch (N, 3, H, W), on its own device, and its targets.
+    def augment(
+        self, images: Tensor, targets: list[Any] | None, generator: torch.Generator
+    ) -> tuple[Tensor, list[Any] | None]:
+        """A randomly changed copy of a uint8 batch (N, 3, H, W), on its own device, and its targets (None without labels).
 
         Random numbers come from a CPU generator, so they are the same on every device.
         """

@@ -35,7 +35,7 @@ class Repaired:
 
 
 def repair_queries(task: MergeTask, merged: Merged, ratios: Mapping[str, float]) -> Merged:
-    """What is merged once every query holds or has its original back.
+    """What is merged once every query holds, or is left to the part of val that accepts, or has its original back.
 
     Each query below its requirement, or unconfirmed (`MergeContext.confirms`), is repaired on its own, with an equal
     share of the FLOPs left, so the result does not depend on their order.
@@ -65,7 +65,7 @@ def repair_queries(task: MergeTask, merged: Merged, ratios: Mapping[str, float])
         if query in found:
             task.report(Event.REPAIR, query=query, repair=Repair.NORMS_AND_HEAD.value, ratio=ratio,
                         required=required, epochs=found[query].epochs)  # fmt: skip
-        if ratio < required:
+        if ratio < ctx.least_ratio(query, required):
             task.report(Event.REPAIR, query=query, repair=Repair.ORIGINAL.value, required=required)
             lost.append(query)
     states = {**merged.states, **{query: one.state for query, one in found.items()}}

@@ -61,8 +61,8 @@ class TrainingSet:
 
     @property
     def unchanged(self) -> bool:
-        """Whether frames are the same at every visit: those without labels are not augmented."""
-        return self.prepared.split.labels is None and self.answers is None
+        """Whether frames are the same at every visit."""
+        return False
 
     @cached_property
     def targets(self) -> list | None:
@@ -93,10 +93,8 @@ class TrainingSet:
 
         Random numbers are drawn on the CPU, so they are the same for every device.
         """
-        images = self.prepared.batch(indices)
-        if self.targets is None:
-            return images, None
-        return self.task.augment(images, [self.targets[index] for index in indices], generator)
+        targets = None if self.targets is None else [self.targets[index] for index in indices]
+        return self.task.augment(self.prepared.batch(indices), targets, generator)
 
     def model_input(self, images: Tensor, device: torch.device) -> Tensor:
         """Such frames as the model's input: normalised float32 on this device."""

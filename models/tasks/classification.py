@@ -57,7 +57,7 @@ class Classification(Task):
         """Class indices."""
         return [classes.index(label) for label in labels]
 
-    def augment(self, images: Tensor, targets: list[int], generator: torch.Generator) -> tuple[Tensor, list[int]]:
+    def augment(self, images: Tensor, targets: list | None, generator: torch.Generator) -> tuple[Tensor, list | None]:
         """Shift, and change the brightness; no mirroring, since left may be a class."""
         return augment_frames(images, generator), targets
 

@@ -50,15 +50,17 @@ def _draw(frames: int, generator: torch.Generator, low: float, high: float) -> T
 
 
 def augment_boxes(
-    images: Tensor, targets: list[BoxTarget], generator: torch.Generator
-) -> tuple[Tensor, list[BoxTarget]]:
+    images: Tensor, targets: list[BoxTarget] | None, generator: torch.Generator
+) -> tuple[Tensor, list[BoxTarget] | None]:
     """Change each frame of a uint8 batch (N, 3, H, W) on its own; boxes follow."""
     changes = draw_changes(len(images), generator)
-    moved = [
+    changed = recolour(warp(images, changes), generator)
+    if targets is None:
+        return changed, None
+    return changed, [
         _move(target, float(scale), float(mirror), shift)
         for target, scale, mirror, shift in zip(targets, changes.scale, changes.mirror, changes.shift, strict=True)
     ]
-    return recolour(warp(images, changes), generator), moved
 
 
 def warp(images: Tensor, changes: Changes, mode: str = "bilinear") -> Tensor:
@@ -129,9 +131,7 @@ class Detection(Task):
         """Boxes in fractions of the input; objects of no named class, or outside the input, are left out."""
         return [place_boxes(boxes, size, classes, preprocess)[0] for boxes, size in zip(labels, sizes, strict=True)]
 
-    def augment(
-        self, images: Tensor, targets: list[BoxTarget], generator: torch.Generator
-    ) -> tuple[Tensor, list[BoxTarget]]:
+    def augment(self, images: Tensor, targets: list | None, generator: torch.Generator) -> tuple[Tensor, list | None]:
         """Mirror, zoom, shift, and change light and colour."""
         return augment_boxes(images, targets, generator)
 

@@ -42,7 +42,7 @@ class Embedding(Task):
         numbers: dict[str, int] = {}
         return [numbers.setdefault(label.identity, len(numbers)) for label in labels]
 
-    def augment(self, images: Tensor, targets: list[int], generator: torch.Generator) -> tuple[Tensor, list[int]]:
+    def augment(self, images: Tensor, targets: list | None, generator: torch.Generator) -> tuple[Tensor, list | None]:
         """As for classification: shift, and change the brightness."""
         return augment_frames(images, generator), targets
 

@@ -56,12 +56,13 @@ class Keypoints(Detection):
             found.append(PoseTarget(*target, _hide_outside(places, points[..., 2])))
         return found
 
-    def augment(  # type: ignore[override]
-        self, images: Tensor, targets: list[PoseTarget], generator: torch.Generator
-    ) -> tuple[Tensor, list[PoseTarget]]:
+    def augment(self, images: Tensor, targets: list | None, generator: torch.Generator) -> tuple[Tensor, list | None]:
         """Zoom, shift, and change light and colour; not mirrored, since left and right points would change places."""
         drawn = draw_changes(len(images), generator)
         changes = Changes(drawn.scale, torch.ones_like(drawn.mirror), drawn.shift)
+        changed = recolour(warp(images, changes), generator)
+        if targets is None:
+            return changed, None
         moved = []
         for index, target in enumerate(targets):
             scale, shift = float(changes.scale[index]), changes.shift[index]
@@ -69,7 +70,7 @@ class Keypoints(Detection):
             places = 0.5 + (target.points[kept][..., :2] - 0.5) * scale + shift
             points = _hide_outside(places, target.points[kept][..., 2])
             moved.append(PoseTarget(boxes, target.labels[kept], points))
-        return recolour(warp(images, changes), generator), moved
+        return changed, moved
 
     def predictions(  # type: ignore[override]
         self,

@@ -41,7 +41,7 @@ class MultiLabel(Task):
         """1 for each class of a frame, 0 for others."""
         return [[float(name in label.classes) for name in classes] for label in labels]
 
-    def augment(self, images: Tensor, targets: list, generator: torch.Generator) -> tuple[Tensor, list]:
+    def augment(self, images: Tensor, targets: list | None, generator: torch.Generator) -> tuple[Tensor, list | None]:
         """As for classification: shift, and change the brightness."""
         return augment_frames(images, generator), targets
 

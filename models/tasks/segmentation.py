@@ -61,12 +61,14 @@ class Segmentation(Task):
             found.append(whole)
         return found
 
-    def augment(self, images: Tensor, targets: list[Tensor], generator: torch.Generator) -> tuple[Tensor, list[Tensor]]:
+    def augment(self, images: Tensor, targets: list | None, generator: torch.Generator) -> tuple[Tensor, list | None]:
         """As for detection: mirror, zoom, shift, and change light and colour; masks follow."""
         changes = draw_changes(len(images), generator)
+        changed = recolour(warp(images, changes), generator)
+        if targets is None:
+            return changed, None
         masks = to_device(torch.stack(targets)[:, None], images.device)
-        moved = warp(masks, changes, "nearest")[:, 0].to(torch.uint8)
-        return recolour(warp(images, changes), generator), list(moved)
+        return changed, list(warp(masks, changes, "nearest")[:, 0].to(torch.uint8))
 
     def loss(self, model: nn.Module, outputs: Tensor, targets: list[Tensor]) -> Tensor:
         """Cross-entropy of every labelled pixel."""
