@@ -19,7 +19,6 @@ from merger.config import MEASUREMENT
 from merger.context import MergeContext, Merged
 from merger.training.distillation import watched_layers
 from merger.training.recipe import Recipe
-from merger.training.teacher_cache import cache_capacities, expected_teacher_passes
 from models.sharing.plan import SharingPlan, tie
 
 MIN_VARIANCE = 1e-12
@@ -113,13 +112,10 @@ def tie_and_evaluate(
 def training_flops(ctx: MergeContext, queries: Sequence[str], recipe: Recipe) -> float:
     """FLOPs of training these queries' models by this recipe and of evaluating them once."""
     total, recipe = 0.0, ctx.memory.config(recipe).apply(recipe)
-    sets = {query: ctx.train[query] for query in queries}
-    capacities = cache_capacities(sets, recipe)
-    lengths = {query: len(data) for query, data in sets.items()}
-    visits = recipe.contribution(lengths.values()) * recipe.epochs if lengths else 0
+    lengths = [len(ctx.train[query]) for query in queries]
+    visits = recipe.contribution(lengths) * recipe.epochs if lengths else 0
     for query in queries:
-        taught = expected_teacher_passes(visits, lengths[query], capacities.get(query, 0))
-        passes = recipe.passes(taught=False) * visits + taught + len(ctx.val[query])
+        passes = recipe.passes(taught=True) * visits + len(ctx.val[query])
         total += ctx.flops.of(ctx.queries[query]) * passes
     return total
 

@@ -289,7 +289,7 @@ class Task:
     def augment(
         self, images: Tensor, targets: list[Any] | None, generator: torch.Generator
     ) -> tuple[Tensor, list[Any] | None]:
-        """A randomly changed copy of a uint8 batch (N, 3, H, W), on its own device, and its targets (None without labels).
+        """A randomly changed copy of a uint8 batch (N, 3, H, W), on its own device, and its targets, None without.
 
         Random numbers come from a CPU generator, so they are the same on every device.
         """

@@ -16,14 +16,12 @@ from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
-from merger.training.distillation import record_inputs, watched_layers
 from models.data import PreparedFrames
 from models.predictions import GroundTruth
 from models.tasks import task_of
 from models.workload import Query
-from models.zoo import build_query, preprocess_of
+from models.zoo import preprocess_of
 
 
 def default_device() -> torch.device:
@@ -54,30 +52,15 @@ class TrainingSet:
         self.original: TrainingSet = original or self
         self.task = task_of(query)
         self.preprocess = preprocess_of(query)
-        self._output_bytes: dict[bool, int | None] = {}
 
     def __len__(self) -> int:
         return len(self.prepared)
-
-    @property
-    def unchanged(self) -> bool:
-        """Whether frames are the same at every visit."""
-        return False
 
     @cached_property
     def targets(self) -> list | None:
         """The target of each frame, None without labels."""
         labels, sizes = self.prepared.split.labels or self.answers, self.prepared.sizes(range(len(self)))
         return None if labels is None else self.task.targets(labels, sizes, self.query.classes, self.preprocess)
-
-    def teacher_output_bytes(self, features: bool) -> int | None:
-        """Upper bound of the bytes of an original's outputs for one frame, with `features` of the heads' inputs too.
-
-        None when an output has no row for each frame: such outputs are not cached.
-        """
-        if features not in self._output_bytes:
-            self._output_bytes[features] = _output_bytes(self.original.query, features)
-        return self._output_bytes[features]
 
     def spread(self, count: int) -> list[int]:
         """The indices of this many frames, or of all, at even distances."""
@@ -101,22 +84,9 @@ class TrainingSet:
         return self.preprocess.normalise(images.to(device, non_blocking=True))
 
 
-@torch.inference_mode(False)
-@torch.no_grad()
-def _output_bytes(query: Query, features: bool) -> int | None:
-    """Found on the meta device."""
-    model = build_query(query, device="meta").eval()
-    frames = torch.empty(2, 3, *preprocess_of(query).size, device="meta")
-    with record_inputs(model, watched_layers(query, model) if features else []) as seen:
-        leaves = tree_leaves((model(frames), seen))
-    if not all(isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == 2 for leaf in leaves):
-        return None
-    return sum(leaf.numel() // 2 * torch.float32.itemsize for leaf in leaves)
-
-
 @dataclass(frozen=True)
 class MicroBatch:
-    """Frames that pass through the model at once: uint8 (N, 3, H, W), targets, the random seed, and frame indices.
+    """Frames that pass through the model at once: uint8 (N, 3, H, W), targets, and the random seed.
 
     `taught` are the same frames as the original takes them.
     """
@@ -124,7 +94,6 @@ class MicroBatch:
     images: Tensor
     targets: list | None
     seed: int
-    frames: Sequence[int]
     taught: Tensor
 
 
@@ -191,7 +160,7 @@ class Batches:
                 taught, _ = data.original.batch(frames, torch.Generator().manual_seed(seed))
             if self._pins and not images.is_cuda:
                 images, taught = images.pin_memory(), taught.pin_memory()
-            found.append(MicroBatch(images, targets, seed, frames, taught))
+            found.append(MicroBatch(images, targets, seed, taught))
         return found
 
     def _shuffle(self, query: str, turn: int) -> list[int]:

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from merger.training.data import Batches, MicroBatch, TrainingSet, default_devic
 from merger.training.distillation import feature_loss, record_inputs, watched_layers
 from merger.training.recipe import OPTIMIZER, Flops, Recipe
 from merger.training.step_config import MemoryPlan, StepRollback, activation_checkpointing, autocast, place_frames
-from merger.training.teacher_cache import TeacherCache, cache_capacities, expected_teacher_passes
 from models.batchnorm import batchnorms_of, is_frozen
 from models.device import disable_tf32, empty_caches, is_out_of_memory
 from models.process import keep_freed_memory
@@ -90,8 +88,6 @@ class Training:
             theirs = watched_layers(original, teacher) if teacher is not None and watched else []
             alike = len(mine) == len(theirs)
             self._watched[query], self._watched_originals[query] = (mine, theirs) if alike else ([], [])
-        capacities = cache_capacities(own_sets, recipe) if self.teachers else {}
-        self._caches = {query: TeacherCache(capacity) for query, capacity in capacities.items()}
         taught = [model for query, model in models.items() if query in self.teachers]
         self._momenta = {norm: norm.momentum for model in taught for norm in batchnorms_of(model) if norm.momentum}
 
@@ -265,12 +261,7 @@ class Training:
             count = sum(map(len, self._batches.micro_batches(query, self.step)))
             self.flops.add(self.sets[query].query, self.recipe.passes(taught=False) * count)
             if query in self.teachers:
-                cache, frames = self._caches.get(query), len(self.sets[query])
-                before, after = (
-                    expected_teacher_passes(visits * count, frames, cache.capacity if cache else 0)
-                    for visits in (self.step, self.step + 1)
-                )
-                self.flops.add(self.sets[query].original.query, after - before)
+                self.flops.add(self.sets[query].original.query, count)
 
     def _make_moments(self) -> None:
         """Allocate AdamW's moments as it would itself, while the step can still be rolled back."""
@@ -298,12 +289,10 @@ class Training:
             with computing, recording as features, saving:
                 outputs = model(images)
             if (teacher := self.teachers.get(query)) is not None:  # draws no random numbers
-                compute = partial(self._teacher_outputs, query, teacher)
-                cache = self._caches.get(query)
                 taught = (
                     images if batch.taught is batch.images else data.original.model_input(batch.taught, self.device)
                 )
-                target = _as_float32(compute(taught) if cache is None else cache.outputs(batch.frames, taught, compute))
+                target = _as_float32(self._teacher_outputs(query, teacher, taught))
             return self._loss(query, batch.targets, _as_float32((outputs, features)), target)
 
     def _autocast(self, query: str) -> torch.autocast:

@@ -24,11 +24,6 @@ from merger.training.step_config import (
     check_precision,
     choose_precision,
 )
-from merger.training.teacher_cache import (
-    TeacherCache,
-    cache_capacities,
-    expected_teacher_passes,
-)
 from models.batchnorm import batchnorms_of
 from models.errors import InputError
 from models.sharing.groups import groups
@@ -289,65 +284,18 @@ def _without_labels(ctx: MergeContext) -> None:
         data.__dict__.pop("targets", None)  # cached
 
 
-def test_teacher_runs_once_for_frames_without_labels(ctx: MergeContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ctx.references["q0"].score > 0  # evaluated with labels
+def test_frames_without_labels_are_augmented_and_the_original_answers_those(ctx: MergeContext) -> None:
+    with_labels = ctx.train["q0"].batch([0, 1], torch.Generator().manual_seed(0))[0]
     _without_labels(ctx)
-    recipe, seen = replace(RECIPE, epochs=3, frames_per_epoch=60), list[int]()
+    plain, seen = ctx.train["q0"].prepared.batch([0, 1]), list[Tensor]()
+    images, targets = ctx.train["q0"].batch([0, 1], torch.Generator().manual_seed(0))
+    assert targets is None and torch.equal(images, with_labels) and not torch.equal(images, plain)
     ctx.originals["q0"].register_forward_pre_hook(
-        lambda model, inputs: None if model.training else seen.append(len(inputs[0]))
+        lambda model, inputs: None if model.training else seen.append(inputs[0])
     )
-    ctx.flops.total = 0.0
-    states = train(ctx, ["q0"], recipe)
-    passes = ctx.flops.total / ctx.flops.of(ctx.queries["q0"])
-    taught = passes - 3 * 3 * 64  # eight steps of eight frames an epoch
-    assert taught == 60 and sum(seen) < 80
-    monkeypatch.setattr("merger.training.teacher_cache.MAX_CACHE_BYTES", 0)
-    assert cache_capacities({"q0": ctx.train["q0"]}, recipe) == {}
-    assert_equal(states, train(ctx, ["q0"], recipe))
-
-
-def test_cache_capacities_give_small_needs_room_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Frames:
-        unchanged = True
-
-        def __init__(self, count: int, nbytes: int | None) -> None:
-            self.count, self.nbytes = count, nbytes
-
-        def teacher_output_bytes(self, features: bool) -> int | None:
-            return self.nbytes
-
-        def __len__(self) -> int:
-            return self.count
-
-    monkeypatch.setattr("merger.training.teacher_cache.MAX_CACHE_BYTES", 100)
-    sets: Any = {"small": Frames(10, 2), "large": Frames(10, 20), "none": Frames(10, None)}
-    assert cache_capacities(sets, RECIPE) == {"small": 10, "large": 4}
-    assert expected_teacher_passes(30, 10, 10) == 10 and expected_teacher_passes(30, 10, 5) == 20
-    assert expected_teacher_passes(3, 0, 0) == 0 + 3 * 0
-
-
-def test_teacher_cache_returns_what_it_stored() -> None:
-    cache, computed = TeacherCache(2), list[int]()
-
-    def compute(images: Tensor) -> Any:
-        computed.append(len(images))
-        return images.to(memory_format=torch.channels_last) * 2, [images[:, 0]]
-
-    images = torch.rand(2, 3, 4, 4)
-    first, second = (cache.outputs([1, 2], images, compute) for _ in range(2))
-    assert computed == [2] and torch.equal(first[0], second[0]) and first[0].stride() == second[0].stride()
-    cache.outputs([1, 3], images, compute)
-    assert computed == [2, 2]
-    twice = TeacherCache(2)
-    twice.outputs([1, 1], images[[0, 0]], compute)
-    twice.outputs([2, 2], images[[1, 1]], compute)
-    assert torch.equal(twice.outputs([1, 2], images, compute)[0], images * 2)
-
-
-def test_teacher_output_bytes_bound_outputs_and_features(ctx: MergeContext) -> None:
-    query = ctx.queries["q0"]
-    plain, features = (ctx.train["q0"].teacher_output_bytes(wanted) for wanted in (False, True))
-    assert plain and features and plain == 4 * len(query.classes) and plain < features
+    train(ctx, ["q0"], replace(RECIPE, epochs=1, frames_per_epoch=60))
+    plain = ctx.train["q0"].frames(range(len(ctx.train["q0"]))).flatten(1)
+    assert torch.cdist(torch.cat(seen)[:64].flatten(1), plain).min() > 0
 
 
 def test_epoch_of_a_short_split_repeats_it() -> None:
