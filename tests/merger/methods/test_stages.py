@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from merger.acceptance import Proof
 from merger.budget import Budget
 from merger.checkpoint import StepCache, snapshots
 from merger.context import MergeContext, Merged
@@ -206,6 +208,22 @@ def test_repair_trains_a_query_that_holds_by_luck(
     (row,) = [row for row in task.checkpoint.log if "repair" in row]
     assert (row["query"], row["epochs"]) == ("q1", 1) and next(looks, None) is None
     assert found.plan == untrained_merge.plan and found.states["q1"] is not untrained_merge.states["q1"]
+
+
+@pytest.mark.parametrize(("above", "keeps"), [(0.01, True), (-0.01, False)])
+def test_repair_leaves_a_query_near_its_target_to_the_part_that_accepts(
+    task: MergeTask, untrained_merge: Merged, monkeypatch: pytest.MonkeyPatch, above: float, keeps: bool
+) -> None:
+    proof = Proof([0], [], 0.0, np.zeros(1))
+    task.ctx.references = {name: replace(one, proof=proof) for name, one in task.ctx.references.items()}
+    target = task.ctx.queries["q1"].accuracy_target
+    required = dict.fromkeys(task.required, (target + 1) / 2)
+    spent = replace(task.with_budget(Budget(task.ctx.flops, max_flops=0.0)), required=required)
+    monkeypatch.setattr(MergeContext, "confirms", lambda self, query, model: True)
+    for unproven in (True, False):
+        monkeypatch.setattr(task.ctx, "accept_unproven", unproven)
+        found = repair_queries(spent, untrained_merge, {"q0": 1.0, "q1": target + above, "q2": 1.0})
+        assert ("q1" in found.plan.queries()) is (keeps and unproven)
 
 
 def test_repair_out_of_budget_restores_originals(task: MergeTask, untrained_merge: Merged) -> None:
