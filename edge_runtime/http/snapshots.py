@@ -125,4 +125,4 @@ def _format_result(result: Mapping[str, Any]) -> str:
     if "outputs" in result:
         return ", ".join(" x ".join(map(str, one["shape"])) for one in result["outputs"])
     counts = Counter(str(found["class"]) for found in result["detections"])
-    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing"
+    return ", ".join(f"{count} × {name}" for name, count in sorted(counts.items())) or "nothing"

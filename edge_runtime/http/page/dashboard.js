@@ -79,7 +79,9 @@ function showCameras(status) {
     card.mark.hidden = camera.up && !stale;
     card.mark.textContent = camera.up ? `${seconds(camera.frame_age_s)} old`
       : camera.state + (camera.away_s === null || camera.state === "ended" ? "" : ` for ${seconds(camera.away_s)}`);
-    const age = card.result === null ? "no result yet" : `result ${seconds(Math.max(0, now() - card.result))} old`;
+    const own = status.queries.filter((query) => query.camera === camera.id);
+    const isOff = own.length > 0 && own.every((query) => query.scheduled === false);
+    const age = isOff ? "off by its hours" : card.result === null ? "no result yet" : `result ${seconds(Math.max(0, now() - card.result))} old`;
     card.note.textContent = (camera.up ? `${camera.fps.toFixed(1)} fps · ` : "") + age +
       (camera.reconnects ? ` · came back ${camera.reconnects}×` : "") +
       (camera.undecodable ? ` · ${plural(camera.undecodable, "undecodable frame")}` : "");

@@ -35,7 +35,7 @@ def test_dashboard_shows_the_box(browser: Any, box: Box, width: int, scheme: str
         )
         assert "weights that queries share 34 MiB" in page.text_content("#budget-legend")
         assert "1 of 2 queries resident" in page.text_content("#budget-words")
-        assert page.text_content(".results") == "bridge-cars: 1 car"
+        assert page.text_content(".results") == "bridge-cars: 1 × car"
         events = page.text_content("#events")
         assert "car #7" in events and "goes on" in events and "left" in events
         pictures = "[...document.querySelectorAll('#events img')]"
@@ -63,7 +63,8 @@ def test_dashboard_shows_problems_as_text(browser: Any, box: Box) -> None:
         name = "<img src=x onerror=alert(1)>"
         away = camera("gate", state="away", up=False, frame_age_s=90.0, error="the connection was refused")
         box.changes["cameras"] = [camera("bridge"), away]
-        box.changes["queries"] = [query(name, "bridge", failure="ValueError: <b>no</b>")]
+        off = query("gate-kind", "gate", scheduled=False)
+        box.changes["queries"] = [query(name, "bridge", failure="ValueError: <b>no</b>"), off]
         box.changes["sinks"] = [sink("mqtt", state="down", trouble="no answer", undelivered={"old": 9})]
         box.changes |= {"refused": "bundle: is cut", "bundle_fault": "b was changed in place"}
         box.changes["held_back"] = {"bridge-cars": "it answers otherwise"}
@@ -73,6 +74,7 @@ def test_dashboard_shows_problems_as_text(browser: Any, box: Box) -> None:
         assert "query bridge-cars keeps its old weights: it answers otherwise" in text
         assert "bundle: b was changed in place" in text and "the last reload was not applied: bundle: is cut" in text
         assert "sink mqtt: down (no answer)" in text and f"query {name}: ValueError: <b>no</b>" in text
+        assert "off by its hours" in page.text_content(".camera.down")
         assert page.is_visible(".camera.down .mark") and page.query_selector("#queries img") is None and wrong == []
 
 
