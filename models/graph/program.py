@@ -10,11 +10,8 @@ from __future__ import annotations
 import io
 import json
 import re
-import typing
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +41,7 @@ def convert_program(path: Path) -> bytes:
 
     safe = copy_program(path)
     try:
-        with quiet(), schema_cache():
+        with quiet():
             import torchvision  # noqa: F401  its operators, which a program may call
 
             program = torch.export.load(safe)
@@ -53,24 +50,6 @@ def convert_program(path: Path) -> bytes:
         return written.model_proto.SerializeToString()
     except Exception as error:  # torch raises many kinds for a malformed program
         raise InputError(path, f"cannot be read as a program: {message_of(error)}", HINT) from error
-
-
-@contextmanager
-def schema_cache() -> Iterator[None]:
-    """Let torch resolve each class of its schema once, not for each part of a program, two thirds of the time."""
-    from torch._export.serde import schema
-
-    resolve = typing.get_type_hints
-    known = cache(partial(resolve, globalns=dict(vars(schema))))
-
-    def look_up(one: Any, globalns: Any = None, *rest: Any, **options: Any) -> dict[str, Any]:
-        return known(one) if globalns is vars(schema) else resolve(one, globalns, *rest, **options)
-
-    typing.get_type_hints = look_up
-    try:
-        yield
-    finally:
-        typing.get_type_hints = resolve
 
 
 def copy_program(path: Path) -> io.BytesIO:
