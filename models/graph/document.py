@@ -17,7 +17,7 @@ from torch import Tensor
 from models.errors import InputError
 
 logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)  # it warns of what the reader refuses
-MIN_OPSET, MAX_OPSET = 11, 23
+MIN_OPSET, MAX_OPSET = 7, 23
 MAX_FILE_BYTES = 2**31 - 1
 """What one protobuf message can hold."""
 MAX_NODES = 100_000

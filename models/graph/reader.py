@@ -34,6 +34,7 @@ from models.graph.document import (
 )  # fmt: skip
 from models.graph.fold import BatchError, Folded, fold_graph
 from models.graph.names import write_weights
+from models.graph.upgrade import OPSET, upgrade_opset
 from models.io import read_bounded
 
 MAX_SIDE = 16384
@@ -70,6 +71,8 @@ def _read_model(model: ir.Model, path: Path, size: Size | None) -> Graph:
     where = str(path)
     model = inline_functions(model, where)
     graph = model.graph
+    if max(graph.opset_imports.get(domain, 0) for domain in ("", "ai.onnx")) < OPSET:
+        upgrade_opset(graph)
     constants = take_constants(graph, path)
     try:
         graph.sort()

@@ -1,4 +1,4 @@
-"""The operators of ONNX (opset 11 to 23) as functions of torch tensors."""
+"""The operators of ONNX (opset 11 to 23; models/graph/upgrade.py rewrites older ones) as functions of torch tensors."""
 
 from models.graph.operators import arithmetic, layers, recurrent, shapes
 from models.graph.operators.registry import OPERATORS, Operator

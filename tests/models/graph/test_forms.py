@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
@@ -14,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 from models.graph import Graph, build_graph, load_graph
+from models.graph.stored import fill_graph, store_graph
 
 
 class Small(nn.Module):
@@ -130,6 +132,36 @@ def test_form_answers_as_onnx_runtime_at_any_batch(name, tmp_path: Path):
     output.square().sum().backward()
     layers = [one for one in module.modules() if isinstance(one, nn.Conv2d | nn.Linear)]
     assert len(layers) >= 4 and all(layer.weight.grad is not None for layer in layers)
+
+
+class Older(nn.Module):
+    """What opset 11 writes otherwise than opsets before it: bounds, margins, slices, and sides doubled twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 5)
+
+    def forward(self, frames: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.pad(nn.functional.relu6(self.stem(frames)), (1, 2, 0, 1), value=0.5)
+        x = nn.functional.interpolate(x[:, :, 1:, 2:9], scale_factor=2.0, mode="nearest")
+        x = nn.functional.interpolate(x, scale_factor=2.0, mode="nearest") * x.mean((2, 3), keepdim=True)
+        return self.head(x.mean((2, 3)).topk(8)[0])
+
+
+@pytest.mark.parametrize("opset", [9, 10])
+def test_older_opset_answers_as_onnx_runtime_and_is_written(opset: int, tmp_path: Path):
+    path, frames = tmp_path / "model.onnx", torch.rand(1, 3, 16, 16)
+    torch.onnx.export(Older().eval(), (frames,), path, dynamo=False, opset_version=opset, input_names=["frames"])
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    wanted = np.asarray(session.run(None, {"frames": frames.numpy()})[0])
+    graph = load_graph(path)
+    (output,) = build(graph)(frames)
+    np.testing.assert_allclose(output.detach().numpy(), wanted, rtol=1e-4, atol=1e-5)
+    written = ir.to_proto(fill_graph(store_graph(graph), graph.state.__getitem__)).SerializeToString()
+    session = onnxruntime.InferenceSession(written, providers=["CPUExecutionProvider"])
+    again = np.asarray(session.run(None, {"frames": frames.numpy()})[0])
+    np.testing.assert_allclose(again, wanted, rtol=1e-4, atol=1e-5)
 
 
 def build(graph: Graph):
