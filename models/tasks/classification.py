@@ -58,8 +58,11 @@ class Classification(Task):
         return [classes.index(label) for label in labels]
 
     def augment(self, images: Tensor, targets: list | None, generator: torch.Generator) -> tuple[Tensor, list | None]:
-        """Shift, and change the brightness; no mirroring, since left may be a class."""
-        return augment_frames(images, generator), targets
+        """Shift, and change the brightness; no mirroring, since left may be a class.
+
+        Without labels frames stay as they are: an original that others trained may know one light alone.
+        """
+        return (images, None) if targets is None else (augment_frames(images, generator), targets)
 
     def loss(self, model: nn.Module, outputs: Tensor, targets: list[int]) -> Tensor:
         """Cross-entropy of logits (N, C)."""

@@ -50,17 +50,15 @@ def _draw(frames: int, generator: torch.Generator, low: float, high: float) -> T
 
 
 def augment_boxes(
-    images: Tensor, targets: list[BoxTarget] | None, generator: torch.Generator
-) -> tuple[Tensor, list[BoxTarget] | None]:
+    images: Tensor, targets: list[BoxTarget], generator: torch.Generator
+) -> tuple[Tensor, list[BoxTarget]]:
     """Change each frame of a uint8 batch (N, 3, H, W) on its own; boxes follow."""
     changes = draw_changes(len(images), generator)
-    changed = recolour(warp(images, changes), generator)
-    if targets is None:
-        return changed, None
-    return changed, [
+    moved = [
         _move(target, float(scale), float(mirror), shift)
         for target, scale, mirror, shift in zip(targets, changes.scale, changes.mirror, changes.shift, strict=True)
     ]
+    return recolour(warp(images, changes), generator), moved
 
 
 def warp(images: Tensor, changes: Changes, mode: str = "bilinear") -> Tensor:
@@ -133,6 +131,8 @@ class Detection(Task):
 
     def augment(self, images: Tensor, targets: list | None, generator: torch.Generator) -> tuple[Tensor, list | None]:
         """Mirror, zoom, shift, and change light and colour."""
+        if targets is None:
+            return recolour(warp(images, draw_changes(len(images), generator)), generator), None
         return augment_boxes(images, targets, generator)
 
     def loss(self, model: Detector, outputs: Any, targets: list[BoxTarget]) -> Tensor:

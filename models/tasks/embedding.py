@@ -44,7 +44,7 @@ class Embedding(Task):
 
     def augment(self, images: Tensor, targets: list | None, generator: torch.Generator) -> tuple[Tensor, list | None]:
         """As for classification: shift, and change the brightness."""
-        return augment_frames(images, generator), targets
+        return (images, None) if targets is None else (augment_frames(images, generator), targets)
 
     def loss(self, model: nn.Module, outputs: Tensor, targets: list[int]) -> Tensor:
         """The supervised contrastive loss (Khosla et al. 2020) of the batch."""

@@ -43,7 +43,7 @@ class MultiLabel(Task):
 
     def augment(self, images: Tensor, targets: list | None, generator: torch.Generator) -> tuple[Tensor, list | None]:
         """As for classification: shift, and change the brightness."""
-        return augment_frames(images, generator), targets
+        return (images, None) if targets is None else (augment_frames(images, generator), targets)
 
     def loss(self, model: nn.Module, outputs: Tensor, targets: list[list[float]]) -> Tensor:
         """Binary cross-entropy of the mean class."""

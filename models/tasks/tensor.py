@@ -15,7 +15,6 @@ from models.evidence import ShownAnswers
 from models.io import Agreement
 from models.predictions import Task, TensorPrediction, join_shapes
 from models.preprocess import Preprocess
-from models.tasks.classification import augment_frames
 
 AGREEMENTS: tuple[Agreement, ...] = ("argmax", "cosine", "relative-error")
 MIN_VARIANCE = 1e-6
@@ -42,8 +41,8 @@ class Tensors(Task):
         self.metric = self.agreement = f"{agreement.replace('-', '_')}_agreement"
 
     def augment(self, images: Tensor, targets: list | None, generator: torch.Generator) -> tuple[Tensor, list | None]:
-        """As for classification: shift, and change the brightness."""
-        return augment_frames(images, generator), targets
+        """There are no labels: as they are, as for classification."""
+        return images, targets
 
     def distill(self, model: nn.Module, outputs: Any, teacher: Any) -> Tensor:
         """Mean squared difference of each output over the variance of the original's; of scores, the divergence."""

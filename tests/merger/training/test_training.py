@@ -284,18 +284,10 @@ def _without_labels(ctx: MergeContext) -> None:
         data.__dict__.pop("targets", None)  # cached
 
 
-def test_frames_without_labels_are_augmented_and_the_original_answers_those(ctx: MergeContext) -> None:
-    with_labels = ctx.train["q0"].batch([0, 1], torch.Generator().manual_seed(0))[0]
+def test_classified_frames_without_labels_stay_as_they_are(ctx: MergeContext) -> None:
     _without_labels(ctx)
-    plain, seen = ctx.train["q0"].prepared.batch([0, 1]), list[Tensor]()
     images, targets = ctx.train["q0"].batch([0, 1], torch.Generator().manual_seed(0))
-    assert targets is None and torch.equal(images, with_labels) and not torch.equal(images, plain)
-    ctx.originals["q0"].register_forward_pre_hook(
-        lambda model, inputs: None if model.training else seen.append(inputs[0])
-    )
-    train(ctx, ["q0"], replace(RECIPE, epochs=1, frames_per_epoch=60))
-    plain = ctx.train["q0"].frames(range(len(ctx.train["q0"]))).flatten(1)
-    assert torch.cdist(torch.cat(seen)[:64].flatten(1), plain).min() > 0
+    assert targets is None and torch.equal(images, ctx.train["q0"].prepared.batch([0, 1]))
 
 
 def test_epoch_of_a_short_split_repeats_it() -> None:

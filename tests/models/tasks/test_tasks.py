@@ -13,7 +13,7 @@ from torchvision.models.detection._utils import SSDMatcher
 from torchvision.ops import box_iou
 
 from models import zoo
-from models.detector import BoxTarget
+from models.detector import BoxTarget, PoseTarget
 from models.predictions import BoxLabels, DetectionPrediction
 from models.tasks import task_of
 from models.tasks.classification import MAX_SHIFT, Classification
@@ -158,6 +158,19 @@ def test_augment_boxes_moves_boxes_with_their_objects():
         seen = torch.tensor([left, top, right + 1, bottom + 1]) / 128
         torch.testing.assert_close(target.boxes[0], seen, atol=0.02, rtol=0)
     assert len({tuple(target.boxes[0].tolist()) for target in moved}) == 24
+
+
+@pytest.mark.parametrize("task", ["detection", "segmentation", "keypoints"])
+def test_frames_of_places_are_augmented_alike_without_labels(task: str) -> None:
+    images = torch.randint(0, 256, (4, 3, 32, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    nothing: dict[str, Any] = {
+        "detection": BoxTarget(torch.zeros(0, 4), torch.zeros(0, dtype=torch.long)),
+        "segmentation": torch.zeros(32, 40, dtype=torch.uint8),
+        "keypoints": PoseTarget(torch.zeros(0, 4), torch.zeros(0, dtype=torch.long), torch.zeros(0, 2, 3)),
+    }
+    changed, none = task_of(task).augment(images, None, torch.Generator().manual_seed(3))
+    labelled, _ = task_of(task).augment(images, [nothing[task]] * 4, torch.Generator().manual_seed(3))
+    assert none is None and torch.equal(changed, labelled) and not torch.equal(changed, images)
 
 
 def augment_each(images: Tensor, generator: torch.Generator) -> Tensor:
