@@ -42,7 +42,7 @@ from models.preprocess import (
 )
 from models.published import PREFIX, Published, find_published
 from models.zoo.hubs import HF, TIMM, is_hub_model, read_hub
-from models.zoo.user_models import check_name, is_external, is_model_file
+from models.zoo.user_models import check_name, check_suffix, is_external, is_model_file
 
 
 @dataclass(frozen=True)
@@ -321,6 +321,7 @@ def _complete(path: Path, root: Path, given: _QueryKeys, where: str) -> _QueryKe
         return _complete_hub(path, root, given, where)
     if not is_model_file(given.model):
         if given.task is None:
+            check_suffix(given.model, str(path), f"{where}.model ({given.id})")
             remedy = "name the task, for instance detection"
             raise InputError(path, "this key is missing", remedy, f"{where}.task ({given.id})")
         return given

@@ -300,14 +300,19 @@ def is_external(model: str) -> bool:
     return is_model_file(model) or is_hub_model(model)
 
 
+def check_suffix(model: str, where: str, key: str = "model") -> None:
+    """Raise InputError for the path of a network in a form that is not read."""
+    pickled = dict.fromkeys((".pt", ".pth", ".pkl", ".torchscript"), "a pickled or TorchScript module")
+    if kind := (EXPORTED | pickled).get(Path(model).suffix.lower()):
+        raise InputError(where, f"'{model}' is {kind}, which is not read", EXPORT_HINT, key)
+
+
 def check_name(model: str, task: str, where: str, key: str = "model") -> None:
     """Raise InputError when `model` is neither in the zoo for this task, nor a file, a hub's or a factory's name."""
     if is_external(model):
         return
     entry = ENTRIES.get(model)
-    pickled = dict.fromkeys((".pt", ".pth", ".pkl", ".torchscript"), "a pickled or TorchScript module")
-    if kind := (EXPORTED | pickled).get(Path(model).suffix.lower()):
-        raise InputError(where, f"'{model}' is {kind}, which is not read", EXPORT_HINT, key)
+    check_suffix(model, where, key)
     if entry is None and ":" in model:
         if not NAME.fullmatch(model):
             raise InputError(where, f"'{model}' is no name of a factory", FORM, key)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from models.errors import InputError
 from models.notes import collect_notes
 from models.weights import fingerprint, load_matching, load_weights, save_weights
+from models.workload import load_workload
 from models.zoo.user_models import check_name
 from tests.models.small import Small, equal_states, query_of
 
@@ -244,6 +245,13 @@ def test_load_weights_says_what_to_give_instead_of_an_exported_model(tmp_path, n
 def test_check_name_says_what_to_give_instead_of_an_exported_model(name):
     with pytest.raises(InputError, match="which is not read; export it as"):
         check_name(name, "detection", "w.yaml")
+
+
+def test_workload_with_an_engine_and_no_task_says_that_engines_are_not_read(tmp_path):
+    query = {"id": "gate", "camera": "c", "model": "gate.engine", "data": "gate.mp4"}
+    (tmp_path / "w.yaml").write_text(json.dumps({"cameras": {"c": {"source": "gate.mp4"}}, "queries": [query]}))
+    with pytest.raises(InputError, match=r"model \(gate\): 'gate.engine' is a TensorRT engine, which is not read"):
+        load_workload(tmp_path / "w.yaml")
 
 
 def write_shards(folder: Path, suffix: str, **changes: str) -> Path:
