@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import typing
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -193,16 +192,6 @@ def program(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("program") / "model.pt2"
     torch.export.save(torch.export.export(torch.nn.Conv2d(3, 2, 1).eval(), (torch.rand(1, 3, 8, 8),)), path)
     return path
-
-
-def test_program_resolves_each_class_of_its_schema_once(program: Path, monkeypatch):
-    seen, resolve = [], typing.get_type_hints
-    monkeypatch.setattr(
-        typing, "get_type_hints", lambda one, *rest, **more: seen.append(one) or resolve(one, *rest, **more)
-    )
-    load_graph(program)
-    of_schema = [one for one in seen if getattr(one, "__module__", "") == "torch._export.serde.schema"]
-    assert of_schema and len(of_schema) == len(set(of_schema))
 
 
 class Bomb:
