@@ -96,6 +96,7 @@ def test_augmentation_moves_masks_with_their_pictures():
     images[:, :, 8:24, 4:20] = 200
     masks = [(image[0] > 100).to(torch.uint8) for image in images]
     changed, moved = TASK.augment(images, masks, torch.Generator().manual_seed(3))
+    assert moved is not None
     for image, mask in zip(changed, moved, strict=True):
         bright = image.float().mean(dim=0) > image.float().mean()
         assert (bright == mask.bool()).float().mean() > 0.95 and mask.sum() > 0
