@@ -54,7 +54,8 @@ class ModelFile:
         chosen = choose_decoder(self.decoder, head, task, len(self.classes) or None, self.path)
         names = known_names(chosen, head.metadata)
         if not self.classes and names is None:
-            problem = f"answers with {chosen.width} classes, as the decoder {chosen.name} reads it, and names none"
+            counted = "1 class" if chosen.width == 1 else f"{chosen.width} classes"
+            problem = f"answers with {counted}, as the decoder {chosen.name} reads it, and names none"
             raise InputError(self.path, problem, "name them in their order", "classes")
         classes = self.classes or tuple(name for name in names or () if not name.startswith(UNUSED))
         choose_columns(chosen, head.metadata, classes, self.path)
