@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -60,7 +61,9 @@ def load_graph(path: str | Path, size: Size | None = None) -> Graph:
 def read_onnx(read: Callable[[], bytes], path: Path, size: Size | None = None) -> Graph:
     """The graph of an ONNX file whose bytes `read` returns; external data is beside `path`."""
     try:
-        return _read_model(parse_model(read(), str(path)), path, size)
+        found = _read_model(parse_model(read(), str(path)), path, size)
+        gc.collect()  # what was parsed refers to itself, and holds the weights
+        return found
     except InputError:
         raise
     except Exception as error:  # a malformed graph fails anywhere, with any kind
