@@ -18,7 +18,7 @@ from edge_runtime.events.rules import QueryRules, RulesByQuery
 from edge_runtime.http.auth import Access, TlsFiles, parse_access
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
 from edge_runtime.scheduler.costs import parse_memory
-from edge_runtime.sinks.base import SinkConfig, host_name, parse_sinks
+from edge_runtime.sinks.base import SinkConfig, check_authorities, host_name, parse_sinks
 from edge_runtime.variables import Variables
 from models.errors import InputError
 from models.io import MAX_CAMERAS, Fps, Name, PathText, is_path, read_mapping, validate
@@ -159,8 +159,7 @@ class _UpdateKeys(_Strict):
             raise ValueError("`url` names a user: give a `token` instead, which is sent as a header")
         if self.kind == "hawkbit" and HAWKBIT_PATH not in url.path:
             raise ValueError(f"`url` of hawkBit is https://HOST/TENANT{HAWKBIT_PATH}NAME")
-        if self.ca is not None and url.scheme != "https":
-            raise ValueError("`ca` names authorities of HTTPS, and `url` is http://: use https://, or leave `ca` out")
+        check_authorities(self.ca, self.url)
         return self
 
 

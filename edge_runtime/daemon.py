@@ -119,7 +119,11 @@ def prepare(config_path: str | Path) -> tuple[ReadyBox, BuildBox]:
     if config.updates is not None and config.spool is not None:
         recover_update(config.spool.path, config.bundle)
     box = prepare_engines(_cost(config_path))
-    for warning in (*_unused_cameras(box.costed.loaded), *_readable_secrets(box.config), *open_tokens(box.config)):
+    for warning in (
+        *_unused_cameras(box.costed.loaded),
+        *_readable_secrets(box.config),
+        *find_unencrypted_tokens(box.config),
+    ):
         log.warning("%s", warning)
     if box.config.spool is not None:
         with describe_problem(box.config.spool.path):
@@ -147,7 +151,7 @@ def check_box(box: CostedBox) -> dict[str, Any]:
     warnings = [
         *_unused_cameras(loaded),
         *_readable_secrets(config),
-        *open_tokens(config),
+        *find_unencrypted_tokens(config),
         *_camera_problems(loaded, probes),
         *(f"sink {sink['name']}: {sink['error']}" for sink in sinks if sink["error"] is not None),
         *_address_problems(config),
@@ -169,13 +173,13 @@ def _readable_secrets(config: BoxConfig) -> Iterator[str]:
             yield f"{path} can be read by every user of this machine: chmod 600 {path.name}"
 
 
-def open_tokens(config: BoxConfig) -> Iterator[str]:
+def find_unencrypted_tokens(config: BoxConfig) -> Iterator[str]:
     """A token that leaves this machine unencrypted."""
     updates = config.updates
     if updates is not None and updates.token is not None:
         url = urlsplit(updates.url)
         if url.scheme == "http" and not is_loopback(url.hostname or ""):
-            yield "updates: `token` is sent unencrypted, for all on the way to read: use an https:// address"
+            yield "updates: `token` is sent unencrypted: use an https:// address"
 
 
 def _address_problems(config: BoxConfig) -> Iterator[str]:

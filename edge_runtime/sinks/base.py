@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict
 
@@ -244,6 +245,12 @@ def _parse_sink(path: Path, given: Mapping[str, Any], key: str) -> SinkConfig:
         raise InputError(path, problem, f"use {', '.join(SINKS)}", f"{key}.kind")
     module, config = SINKS[kind]
     return validate(path, given, getattr(importlib.import_module(module), config), key)
+
+
+def check_authorities(ca: object | None, url: str) -> None:
+    """Raise ValueError where `ca` names authorities of HTTPS and the address is not HTTPS."""
+    if ca is not None and urlsplit(url).scheme != "https":
+        raise ValueError("`ca` names authorities of HTTPS, and `url` is http://: use https://, or leave `ca` out")
 
 
 def client_context(ca: Path | None, cert: Path | None = None, key: Path | None = None) -> ssl.SSLContext:

@@ -20,6 +20,7 @@ from edge_runtime.sinks.base import (
     Sink,
     SinkConfig,
     Undelivered,
+    check_authorities,
     client_context,
 )
 
@@ -71,8 +72,7 @@ class WebhookConfig(SinkConfig):
 
     @model_validator(mode="after")
     def _check_ca(self) -> Self:
-        if self.ca is not None and not self.url.startswith("https:"):
-            raise ValueError("`ca` names authorities of HTTPS, and `url` is http://: use https://, or leave `ca` out")
+        check_authorities(self.ca, self.url)
         return self
 
     def resolve(self, root: Path, box: str | None) -> Self:

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from edge_runtime import results
 from edge_runtime.box import cost_box, load_box, prepare_engines
 from edge_runtime.config import load_config
-from edge_runtime.daemon import find_late_path, open_tokens, run
+from edge_runtime.daemon import find_late_path, find_unencrypted_tokens, run
 from edge_runtime.engines import session
 from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.samples import read_sample
@@ -498,7 +498,7 @@ def test_check_names_secrets_that_others_can_read(tmp_path):
 def test_check_names_an_update_token_sent_unencrypted(tmp_path, url, warned):
     updates = {"url": url, "public_key": "key.pub", "token": "secret-of-the-box"}
     config = load_config(write_config(tmp_path, updates=updates, spool="spool"))
-    (warning,) = list(open_tokens(config)) or [""]
+    (warning,) = list(find_unencrypted_tokens(config)) or [""]
     assert ("`token` is sent unencrypted" in warning) is warned and "secret-of-the-box" not in warning
 
 

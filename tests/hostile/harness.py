@@ -26,8 +26,7 @@ from gemel.cli import main
 from models.errors import one_line
 from models.process import trim_heap
 
-MAX_SECONDS, MAX_BYTES, MAX_CHARACTERS = 10.0, 500 * 2**20, 1000
-"""Of CPU time: torch reads a small program of many parts in 2 seconds, in 6 on a machine with a load of 20."""
+MAX_SECONDS, MAX_BYTES, MAX_CHARACTERS = 5.0, 500 * 2**20, 1000
 RUNAWAY_SECONDS, RUNAWAY_BYTES = 20, 4 * 2**30
 """Limits at which a case is stopped, so that the others still run."""
 HASHED_BYTES = 2**24
