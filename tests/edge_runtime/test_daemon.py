@@ -27,6 +27,7 @@ from edge_runtime.config import load_config
 from edge_runtime.daemon import find_late_path, find_unencrypted_tokens, run
 from edge_runtime.engines import session
 from edge_runtime.engines.torch_engine import TorchEngine
+from edge_runtime.executor import WARM_UP_RUNS
 from edge_runtime.samples import read_sample
 from edge_runtime.scheduler.costs import BatchCost
 from edge_runtime.scheduler.sessions import SessionCost
@@ -307,30 +308,31 @@ def test_box_refuses_impossible_outputs(box, keys, text):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_stop_the_box_and_are_restored(box, number, monkeypatch):
     before = signal.getsignal(number)
-    plain, runs = TorchEngine.run, []
+    plain, runs = TorchEngine.predictions, []
 
-    def interrupt(engine, frames):
+    def interrupt(engine, outputs, frames):
         runs.append(engine)
         if len(runs) == 12:
             os.kill(os.getpid(), number)
-        return plain(engine, frames)
+        return plain(engine, outputs, frames)
 
-    monkeypatch.setattr(TorchEngine, "run", interrupt)
+    monkeypatch.setattr(TorchEngine, "predictions", interrupt)
     summary = run(write_config(box, cameras=LOOPED, sinks=file_sink("signal.jsonl")))
     assert summary["balanced"] and summary["stopped_by"] == number.name
     assert signal.getsignal(number) is before
 
 
 def test_box_counts_failing_query_and_serves_others(box, monkeypatch, caplog):
-    plain, runs = TorchEngine.run, []
+    plain, runs = TorchEngine.predictions, []
 
-    def fail(engine, frames):
+    def fail(engine, outputs, frames):
+        """Called for runs of one query and of several."""
         runs.append(engine.query.id)
-        if engine.query.id == "gate" and runs.count("gate") > 3:
+        if engine.query.id == "gate" and runs.count("gate") > WARM_UP_RUNS:
             raise RuntimeError("broken")
-        return plain(engine, frames)
+        return plain(engine, outputs, frames)
 
-    monkeypatch.setattr(TorchEngine, "run", fail)
+    monkeypatch.setattr(TorchEngine, "predictions", fail)
     summary = run(write_config(box, sinks=file_sink("fail.jsonl")))
     gate, yard, _ = summary["ledger"]
     assert summary["balanced"] and gate["failed"] > 0 and gate["processed"] == 0 and yard["processed"] > 0
