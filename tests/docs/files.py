@@ -14,7 +14,7 @@ PAGE = REPOSITORY / "docs" / "files.md"
 ROWS = REPOSITORY / "tests" / "files_table.csv"
 COLUMNS = ["input", "what happens", "test"]
 KIND = re.compile(r"(?:([\w ]+): )?(.+)")
-SELF_EXPLAINING = re.compile(r"^refused|\bnoted?\b|no evidence|\bnamed\b|with a line of the log")
+SELF_EXPLAINING = re.compile(r"^(?:refused|read|played)\b|\bnoted?\b|no evidence|\bnamed\b|with a line of the log")
 TABLE = re.compile(r"(?<=<!-- table: files -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
 
 
@@ -26,7 +26,7 @@ def read_rows() -> list[dict[str, str]]:
 
 
 def render_files() -> str:
-    """The lists of what happens in silence, a section per kind of input: refusals and notes explain themselves."""
+    """What happens in silence, by kind of input; refusals, notes and files read as they are explain themselves."""
     sections: dict[str, list[str]] = {}
     for row in read_rows():
         if not SELF_EXPLAINING.search(row["what happens"]):
