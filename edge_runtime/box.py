@@ -220,6 +220,9 @@ class CostedBox:
         for query in within.tensors.keys() - overflow.keys():
             problem = f"query '{query}' fits the budget on engine {FALLBACK}, not on {engines[query].name}"
             raise InputError(loaded.config.path, problem, f"use engine {FALLBACK}", "engine")
+        if (within.tensors, within.overlaps) != (overflow, self.within.overlaps):
+            problem = f"other weights overflow than on engine {FALLBACK}"
+            raise InputError(loaded.config.path, problem, f"use engine {FALLBACK}", "engine")
         return replace(self, engines=mixed, whole=whole, within=within)
 
     def to_json(self) -> dict[str, Any]:
@@ -302,7 +305,7 @@ def _budgeted_costs(
     budget_bytes = config.budget_bytes - held_bytes(engines.values())
     shares = policy_named(config.policy).view(whole) is whole
     if config.overflow and shares:
-        within = pick_overflow(whole, loaded.specs(), budget_bytes, layers)
+        within = pick_overflow(whole, loaded.specs(), budget_bytes, layers, config.device != "cpu")
     else:
         within = overflow_of(whole, budget_bytes, layers)
     too_large: Mapping[str, int] = within.lacking
@@ -391,7 +394,8 @@ def prepare_engines(costed: CostedBox, serving: Collection[FrameEngine] = ()) ->
     if config.engine == AUTO and costed.profile is None:
         _log_unprofiled(costed, ready)
     stays = bool(ready) or costed.is_resident
-    request = EngineRequest(config.device, config.precision, stays, costed.within.tensors)
+    within = costed.within
+    request = EngineRequest(config.device, config.precision, stays, within.tensors, within.overlaps)
     profiled = None
     if costed.profile is not None:
         profiled = {query: measured.engine for query, measured in costed.profile.queries.items()}

@@ -202,7 +202,7 @@ def load_plan_input(source: str | Path, conditions: Conditions) -> PlanInput:
         return overflow_layers(models, queries[query], kind)
 
     if conditions.overflow:
-        overflow = pick_overflow(costs, specs, nbytes - held, layers)
+        overflow = pick_overflow(costs, specs, nbytes - held, layers, kind != "cpu")
     else:
         overflow = overflow_of(costs, nbytes - held, layers)
     return PlanInput(

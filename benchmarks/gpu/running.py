@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,11 +73,15 @@ def forms(setting: Setting, found: Found) -> None:
         arena.finish()
         arena.close()
         some = frozenset(name for name in names if bundle.nbytes(name) > 4096)
-        streamed, kept = TorchEngine(bundle, query, setting.device, overflow=some), _arena(setting, bundle)
+        kept = _arena(setting, bundle)
         kept.change((), [name for name in names if name not in some])
-        streamed.bind(kept.tensor)
-        for _ in range(3):
-            found.at_most("overflow_apart", _difference(streamed.forward(frames), expected), CLOSE)
+        both = [TorchEngine(bundle, query, setting.device, overflow=some, overlaps=given) for given in (False, True)]
+        for streamed in both:
+            streamed.bind(kept.tensor)
+            for _ in range(3):
+                found.at_most("overflow_apart", _difference(streamed.forward(frames), expected), CLOSE)
+        serial, overlapping = setting.times(9, *(partial(streamed.forward, frames) for streamed in both))
+        found.note("overlapping_overflow", round(overlapping / serial, 3))
         kept.close()
     _check_sharing(setting, found, bundle, frames)
     _check_replays(setting, found, bundle)

@@ -92,7 +92,7 @@ def rows_of(workload: str, device: str, seconds: str) -> list[Row]:
             stream = best_streamed(lambda *how: stream_costs(merged, specs, budget, merged_layers, *how), play_policy)
             return best([*both_policies(swapped, copied, play_policy), (f"streamed, {stream['way']}", stream)])
 
-        box = pick_overflow(merged, specs, budget, lambda query: overflow_layers(shared, own[query]))
+        box = pick_overflow(merged, specs, budget, lambda query: overflow_layers(shared, own[query]), True)
         arms = {
             STREAMED: best_streamed(
                 lambda *how, budget=budget: stream_costs(whole, specs, budget, layers, *how), play_policy

@@ -38,13 +38,15 @@ class EngineRequest:
     """On which device and in which precision (`PRECISIONS` of the torch engine) engines run.
 
     `stays`: all weights fit the budget and are loaded once. `overflow`: the tensors by query that are copied in every
-    run. Queries with an overflow, and all where the precision is not fp32, run on torch.
+    run, where it `overlaps` beside the layers before. Queries with an overflow, and all where the precision is not
+    fp32, run on torch.
     """
 
     device: str = "cpu"
     precision: str = FULL
     stays: bool = True
     overflow: Mapping[str, Collection[str]] = field(default_factory=dict)
+    overlaps: bool = False
 
     def loads_fast(self, engine: str) -> bool:
         """Whether weights stay, or are not reordered for the engine at every load: taken as stored, or arriving so."""
@@ -98,7 +100,8 @@ def _prepare_engine(bundle: Bundle, query: str, name: str, request: EngineReques
                 log.warning("%s", line)
                 reported.add(line)
     overflow = request.overflow.get(query, ())
-    return make_engine(FALLBACK, bundle, query, request.device, precision=request.precision, overflow=overflow)
+    options = {"precision": request.precision, "overflow": overflow, "overlaps": request.overlaps}
+    return make_engine(FALLBACK, bundle, query, request.device, **options)
 
 
 def held_bytes(engines: Collection[FrameEngine]) -> int:

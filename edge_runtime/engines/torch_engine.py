@@ -90,11 +90,12 @@ class TorchEngine(FrameEngine):
     """Eager PyTorch: one query's module, its parameters and buffers set to the tensors it is bound to.
 
     Until `bind` its tensors are on the meta device and a run fails. Packed weights stay packed in the arena and are
-    unpacked while a run needs them; tensors named in `overflow` are never bound but copied from the bundle in each run
-    (`WeightStreaming`). Outputs are bit-equal to those of the module that `Bundle.build` makes. With `precision` "bf16"
-    or "fp16" convolutions and matrix products are computed so (autocast): weights are cast in every run, outputs differ
-    in the third digit. With `half`, and on a GPU always, float16 weights are computed with as they are. On a GPU runs
-    are replayed from CUDA graphs. Raises BundleError when the bundle's tensors don't fit the architecture.
+    unpacked while a run needs them; tensors named in `overflow` are never bound but copied from the bundle in each run,
+    where it `overlaps` beside the layers before (`WeightStreaming`). Outputs are bit-equal to those of the module that
+    `Bundle.build` makes. With `precision` "bf16" or "fp16" convolutions and matrix products are computed so (autocast):
+    weights are cast in every run, outputs differ in the third digit. With `half`, and on a GPU always, float16 weights
+    are computed with as they are. On a GPU runs are replayed from CUDA graphs. Raises BundleError when the bundle's
+    tensors don't fit the architecture.
     """
 
     name = "torch"
@@ -109,6 +110,7 @@ class TorchEngine(FrameEngine):
         device: str | torch.device = "cpu",
         precision: str = FULL,
         overflow: Collection[str] = (),
+        overlaps: bool = False,
         half: bool = False,
     ) -> None:
         super().__init__(bundle, query_id, device)
@@ -121,7 +123,8 @@ class TorchEngine(FrameEngine):
             self._cast_to = torch.float16
         largest = max(map(bundle.nbytes, overflow), default=0)
         streamed = PinnedStream(largest, self.device) if largest and self.device.type != "cpu" else None
-        self._staging = WeightStreaming(self.model, bundle, self.query, overflow, "cuda" if half else "cpu", streamed)
+        kind = "cuda" if half else "cpu"
+        self._staging = WeightStreaming(self.model, bundle, self.query, overflow, kind, streamed, overlaps)
         staged = self._staging.keys
         self._slots = [
             ParameterSlot(self.model, path, name) for path, name in self.query.tensors.items() if path not in staged

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -45,8 +45,8 @@ class PinnedStream:
     """Copies tensors of at most `max_bytes`, one after the other, through pinned memory to a GPU.
 
     The CPU reads ahead while the GPU computes; it waits only for a buffer that is still being copied from. A copy waits
-    for what was queued before, since it overwrites another layer's weights; what is queued next waits for the copy.
-    `cuda` is torch.cuda, or a stand-in of tests.
+    for `after`, or for all that was queued before, since it overwrites another layer's weights; what is queued next
+    waits for the copy. `cuda` is torch.cuda, or a stand-in of tests.
     """
 
     def __init__(self, max_bytes: int, device: torch.device, cuda: Any = torch.cuda) -> None:
@@ -56,7 +56,13 @@ class PinnedStream:
         self._copied: list[Any] = [None] * BUFFERS
         self._turn = 0
 
-    def copy(self, read: Callable[[Tensor], Tensor], target: Tensor) -> Tensor:
+    def mark(self) -> Any:
+        """An event after what is queued on the GPU by now."""
+        event = self._cuda.Event()
+        event.record(self._cuda.current_stream(self._device))
+        return event
+
+    def copy(self, read: Callable[[Tensor], Tensor], target: Tensor, after: Any = None) -> Tensor:
         """The tensor that `read` writes into memory it is given (uint8), in `target` (uint8) on the device."""
         self._turn = (self._turn + 1) % BUFFERS
         previous = self._copied[self._turn]
@@ -65,7 +71,10 @@ class PinnedStream:
         source = read(self._buffers[self._turn][: target.numel()])
         target = target.view(source.dtype).view(source.shape)
         computing = self._cuda.current_stream(self._device)
-        self._stream.wait_stream(computing)
+        if after is None:
+            self._stream.wait_stream(computing)
+        else:
+            self._stream.wait_event(after)
         with self._cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
             event = self._cuda.Event()
@@ -111,26 +120,29 @@ class _StagedWeight:
     def unbind(self) -> None:
         self.stored = self.factor = None
 
-    def fill(self, scratch: Tensor, streamed: PinnedStream | None) -> None:
-        """Unpack or copy it into its place, and let the module use it; an overflow to a GPU is `streamed` there."""
+    def fill(self, scratch: Tensor, streamed: PinnedStream | None, after: Any = None) -> None:
+        """Unpack or copy it into its place, and let the module use it.
+
+        An overflow to a GPU is `streamed` there, after this event or all that is queued.
+        """
         if self.packed is None:
             assert self.read is not None
-            self.where[self.attribute] = self._copy(scratch, self.start, streamed)
+            self.where[self.attribute] = self._copy(scratch, self.start, streamed, after)
             return
         shape, stored = tuple(self.placeholder.shape), self.stored
         if self.read is not None:  # to a GPU it is copied packed, since that is fewer bytes
             behind = self.start + _align(math.prod(shape) * WIDE.itemsize)
-            stored = self.read(None) if streamed is None else self._copy(scratch, behind, streamed)
+            stored = self.read(None) if streamed is None else self._copy(scratch, behind, streamed, after)
         assert stored is not None, "bind comes before a run"
         # In the format of the arena: an engine that takes channels last gets that.
         strides = stored.stride() if self.packed.shape is None else row_major_strides(shape)
         wide = scratch.view(WIDE).as_strided(shape, strides, self.start // WIDE.itemsize)
         self.where[self.attribute] = unpack(stored, self.factor, self.packed.dtype, wide)
 
-    def _copy(self, scratch: Tensor, start: int, streamed: PinnedStream | None) -> Tensor:
+    def _copy(self, scratch: Tensor, start: int, streamed: PinnedStream | None, after: Any) -> Tensor:
         assert self.read is not None
         target = scratch[start : start + self.nbytes]
-        return self.read(target) if streamed is None else streamed.copy(self.read, target)
+        return self.read(target) if streamed is None else streamed.copy(self.read, target, after)
 
 
 class WeightStreaming:
@@ -139,7 +151,8 @@ class WeightStreaming:
     These are the packed ones, and those named in `overflow`, which are read from the bundle in each run. `bytes` of
     scratch are taken for the time of a run: the most that is in use at once. A layer that is called again before
     another layer took its memory is not staged again. `overflow_bytes` counts the bytes copied from the bundle;
-    `streamed` copies them to a GPU. A run raises OSError when the bundle's file has become shorter.
+    `streamed` copies them to a GPU; where it also `overlaps`, layers take turns with two scratches, and a copy runs
+    beside the layer before it. A run raises OSError when the bundle's file has become shorter.
     """
 
     def __init__(
@@ -150,10 +163,16 @@ class WeightStreaming:
         overflow: Collection[str],
         device: str,
         streamed: PinnedStream | None = None,
+        overlaps: bool = False,
     ) -> None:
         layers = streamable_layers(model, query, device) if query.stored or overflow else ()
         self._streamed = streamed
-        self.bytes, self._spans = scratch_bytes(layers, overflow), scratch_spans(layers, overflow)
+        self.bytes, self._turns = scratch_bytes(layers, overflow, overlaps), turns_of(layers, overflow, overlaps)
+        starts = [turn * self.bytes // 2 for turn in self._turns]
+        spans = zip(starts, scratch_spans(layers, overflow), strict=True)
+        self._spans = [(start + begin, start + end) for start, (begin, end) in spans]
+        self._overlaps = overlaps
+        self._free: list[Any] = [None, None]
         self.overflow_bytes = 0
         self._all: list[_StagedWeight] = []
         packed = unpacked_weights(query.stored, device)
@@ -171,7 +190,10 @@ class WeightStreaming:
                 staged.append(_StagedWeight(where, attribute, part, packed.get(part.key), start, nbytes, read))
                 start += size
             if staged:
-                model.get_submodule(layer.path).register_forward_pre_hook(self._before(index, staged))
+                module = model.get_submodule(layer.path)
+                module.register_forward_pre_hook(self._before(index, staged))
+                if overlaps:
+                    module.register_forward_hook(self._after(index))
             self._all += staged
         self._scratch: Tensor | None = None
         self._there: set[int] = set()
@@ -200,17 +222,20 @@ class WeightStreaming:
     def scratch(self, device: torch.device) -> Iterator[None]:
         """The module can run in this context."""
         self._scratch = torch.empty(self.bytes, dtype=torch.uint8, device=device) if self._all else None
+        if self._overlaps and self._streamed is not None:
+            self._free = [self._streamed.mark()] * 2
         try:
             yield
         finally:
             for one in self._all:
                 one.where[one.attribute] = one.placeholder
-            self._scratch = None
+            self._scratch, self._free = None, [None, None]
             self._there.clear()
 
     def _before(self, index: int, staged: list[_StagedWeight]) -> Callable[..., None]:
         awaited = [name for one in staged for name in one.awaited]
         overflow_bytes = sum(one.nbytes for one in staged if one.read is not None)
+        turn = self._turns[index]
         begin, end = self._spans[index]
         overlapping = {other for other, (start, stop) in enumerate(self._spans) if start < end and begin < stop}
 
@@ -221,11 +246,29 @@ class WeightStreaming:
                 self._wait(awaited)
             self._there -= overlapping
             for one in staged:
-                one.fill(self._scratch, self._streamed)
+                one.fill(self._scratch, self._streamed, self._free[turn])
             self._there.add(index)
             self.overflow_bytes += overflow_bytes
 
         return hook
+
+    def _after(self, index: int) -> Callable[..., None]:
+        """The next copy into this layer's scratch waits for what is queued once the layer has returned."""
+
+        def hook(*_given: Any) -> None:
+            if self._scratch is not None and self._streamed is not None:
+                self._free[self._turns[index]] = self._streamed.mark()
+
+        return hook
+
+
+def turns_of(layers: Sequence[OverflowLayer], overflow: Collection[str], overlaps: bool) -> list[int]:
+    """Which of two scratches each layer has: where copies overlap runs, one after the other."""
+    turns, taken = list[int](), 0
+    for layer in layers:
+        turns.append(taken % 2 if overlaps and overflow else 0)
+        taken += any(tensor_scratch_bytes(part, overflow) for part in layer.parts)
+    return turns
 
 
 def unpacked_weights(stored: Mapping[str, StoredTensor], device: str) -> dict[str, StoredTensor]:

@@ -30,25 +30,31 @@ PASS_FRAMES = (1, 2)
 
 
 def pick_overflow(
-    costs: Costs, specs: Mapping[str, QuerySpec], budget_bytes: int, layers_of: LayersOf
+    costs: Costs, specs: Mapping[str, QuerySpec], budget_bytes: int, layers_of: LayersOf, can_overlap: bool = False
 ) -> Overflow:  # fmt: skip
     """Swapping, where only a query too large for the budget overflows, or streaming: what brings more frames in time.
 
-    Swapping where everything fits, and where run times are unknown.
+    Swapping where everything fits, and where run times are unknown. Where copies can overlap runs, as on a GPU, both
+    are also tried so: that takes a second scratch.
     """
     swapped = overflow_of(costs, budget_bytes, layers_of)
     if all_bytes(costs) <= budget_bytes or not all(cost.run_s > 0 for cost in costs.queries.values()):
         return swapped
     layers = {query: tuple(layers_of(query)) for query in costs.queries}
-    able = {query for query, cost in costs.queries.items() if cost.run_s <= cost.sla_s}
     options = [swapped]
-    for _, frames in product(range(2), PASS_FRAMES):  # the second time for those alone whose runs are short enough
-        streamed = stream_within(costs, specs, budget_bytes, layers, able, frames)
-        if streamed is not None:
-            options.append(streamed)
-            if frames == PASS_FRAMES[-1]:
-                runs = streamed.costs.queries
-                able = {query for query in able if runs[query].run_s <= runs[query].sla_s}
+    for overlaps in (False, True) if can_overlap else (False,):
+        if overlaps:
+            options.append(overflow_of(costs, budget_bytes, layers.__getitem__, overlaps))
+        able = {query for query, cost in costs.queries.items() if cost.run_s <= cost.sla_s}
+        for _, frames in product(range(2), PASS_FRAMES):  # the second time for those alone whose runs are short enough
+            streamed = stream_within(costs, specs, budget_bytes, layers, able, frames, overlaps)
+            if streamed is not None:
+                options.append(streamed)
+                if frames == PASS_FRAMES[-1]:
+                    runs = streamed.costs.queries
+                    able = {query for query in able if runs[query].run_s <= runs[query].sla_s}
+    least = min(len(one.lacking) for one in options)
+    options = [one for one in options if len(one.lacking) == least]
     return max(options, key=lambda one: frames_in_time(one.costs, specs, budget_bytes))
 
 
@@ -64,7 +70,7 @@ def frames_in_time(costs: Costs, specs: Mapping[str, QuerySpec], budget_bytes: i
 
 def stream_within(
     costs: Costs, specs: Mapping[str, QuerySpec], budget_bytes: int, layers: Mapping[str, Sequence[OverflowLayer]],
-    able: Collection[str], pass_frames: int = 1,
+    able: Collection[str], pass_frames: int = 1, overlaps: bool = False,
 ) -> Overflow | None:  # fmt: skip
     """The costs where what every query keeps is in memory at once, beside the largest workspace; None for lack of it.
 
@@ -88,7 +94,7 @@ def stream_within(
     overflow = {query: set(own) for query, own in times.items()}
 
     def workspace_bytes(query: str) -> int:
-        return overflow_workspace(intermediates[query], layers[query], overflow[query])
+        return overflow_workspace(intermediates[query], layers[query], overflow[query], overlaps)
 
     workspaces = {query: workspace_bytes(query) for query in costs.queries}
     kept_bytes = costs.resident_bytes([name for name in costs.tensor_bytes if name not in users])
@@ -103,4 +109,4 @@ def stream_within(
         else:
             for query in users[name]:
                 overflow[query].add(name)
-    return overflow_costs(costs, overflow, layers)
+    return overflow_costs(costs, overflow, layers, overlaps)

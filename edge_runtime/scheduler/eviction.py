@@ -114,13 +114,15 @@ class OverflowLayer:
 class Overflow:
     """Costs within a budget, and of each query that overflows: the tensors that do, and the bytes they are in a run.
 
-    `lacking` are the queries that do not fit even so, with the least budget they need.
+    `lacking` are the queries that do not fit even so, with the least budget they need. Where it `overlaps`, layers take
+    turns with two scratches, and a copy runs beside the layer before it.
     """
 
     costs: Costs
     tensors: Mapping[str, frozenset[str]] = field(default_factory=dict)
     run_bytes: Mapping[str, int] = field(default_factory=dict)
     lacking: Mapping[str, int] = field(default_factory=dict)
+    overlaps: bool = False
 
 
 LayersOf = Callable[[str], Sequence[OverflowLayer]]
@@ -138,15 +140,16 @@ def scratch_spans(layers: Sequence[OverflowLayer], overflow: Collection[str] = (
     return [(begin, begin + size) for begin, size in zip(begins, sizes)]
 
 
-def scratch_bytes(layers: Sequence[OverflowLayer], overflow: Collection[str] = ()) -> int:
-    """The most scratch in use at once."""
-    return max((end for _, end in scratch_spans(layers, overflow)), default=0)
+def scratch_bytes(layers: Sequence[OverflowLayer], overflow: Collection[str] = (), overlaps: bool = False) -> int:
+    """The most scratch in use at once; twice as much where copies overlap runs."""
+    least = max((end for _, end in scratch_spans(layers, overflow)), default=0)
+    return 2 * least if overlaps and overflow else least
 
 
-def overflow_of(costs: Costs, budget_bytes: int, layers_of: LayersOf) -> Overflow:
+def overflow_of(costs: Costs, budget_bytes: int, layers_of: LayersOf, overlaps: bool = False) -> Overflow:
     """The costs with every query that needs more than the budget alone keeping what it can, the rest overflowing.
 
-    Such a query needs fewer tensors and more workspace, and each run takes longer: its overflow at the rate of copying.
+    Such a query needs fewer tensors and more workspace, and each run takes longer: see `overflow_costs`.
     What others need too is kept first, then what would be copied most often in a run, then what is largest.
     `layers_of` gives a query's layers and is called for these queries alone; its workspace in `costs` holds the scratch
     of what is widened.
@@ -158,22 +161,25 @@ def overflow_of(costs: Costs, budget_bytes: int, layers_of: LayersOf) -> Overflo
             continue
         own = layers[query] = layers_of(query)
         times = copies_by_tensor(own, costs)
-        if (least := _alone_bytes(costs, cost, own, times.keys())) > budget_bytes:
+        if (least := _alone_bytes(costs, cost, own, times.keys(), overlaps)) > budget_bytes:
             lacking[query] = least
             continue
         overflow = chosen[query] = set(times)
         for name in sorted(times, key=lambda one: (-(users[one] > 1), -times[one], -costs.tensor_bytes[one])):
-            if _alone_bytes(costs, cost, own, overflow - {name}) <= budget_bytes:
+            if _alone_bytes(costs, cost, own, overflow - {name}, overlaps) <= budget_bytes:
                 overflow.remove(name)
-    found = overflow_costs(costs, chosen, layers)
+    found = overflow_costs(costs, chosen, layers, overlaps)
     joint = [one.without(lacking) for one in found.costs.joint]
     return replace(found, costs=found.costs.with_joint(joint), lacking=lacking)
 
 
 def overflow_costs(
-    costs: Costs, overflow: Mapping[str, Collection[str]], layers: Mapping[str, Sequence[OverflowLayer]]
-) -> Overflow:
-    """The costs where these tensors of each query are copied in every run.
+    costs: Costs, overflow: Mapping[str, Collection[str]], layers: Mapping[str, Sequence[OverflowLayer]],
+    overlaps: bool = False,
+) -> Overflow:  # fmt: skip
+    """The costs where these tensors of each query are copied in every run, at the rate of copying.
+
+    A run and its copies take as long as both, or, where they overlap, as the longer of them and the largest copy.
 
     A pass copies once what all its queries copy; queries that copy something else than the others leave it.
     """
@@ -181,7 +187,7 @@ def overflow_costs(
     for query, names in overflow.items():
         tensors[query], times = frozenset(names), copies_by_tensor(layers[query], costs)
         run_bytes[query] = sum(times[name] * costs.tensor_bytes[name] for name in names)
-        queries[query] = _overflowing(costs, queries[query], layers[query], names, run_bytes[query])
+        queries[query] = _overflowing(costs, queries[query], layers[query], names, run_bytes[query], overlaps)
     joint = []
     for one in costs.joint:
         copied = {tensors.get(query, frozenset()) for query in one.queries}
@@ -189,7 +195,8 @@ def overflow_costs(
             joint.append(one.without([query for query in one.queries if tensors.get(query)]))
         elif names := copied.pop():
             first = one.queries[0]
-            joint.append(replace(one, cost=_overflowing(costs, one.cost, layers[first], names, run_bytes[first])))
+            cost = _overflowing(costs, one.cost, layers[first], names, run_bytes[first], overlaps)
+            joint.append(replace(one, cost=cost))
         else:
             joint.append(one)
     needed = {name for cost in queries.values() for name in cost.tensors}
@@ -197,7 +204,7 @@ def overflow_costs(
         {name: held for name, held in of.items() if name in needed} for of in (costs.tensor_bytes, costs.footprints)
     )
     within = Costs(queries, sizes, costs.copy_bytes_per_s, costs.load_latency_s, footprints).with_joint(joint)
-    return Overflow(within, tensors, run_bytes)
+    return Overflow(within, tensors, run_bytes, overlaps=overlaps)
 
 
 def copies_by_tensor(layers: Sequence[OverflowLayer], costs: Costs) -> Counter[str]:
@@ -210,25 +217,33 @@ def copies_by_tensor(layers: Sequence[OverflowLayer], costs: Costs) -> Counter[s
     return times
 
 
-def overflow_workspace(workspace_bytes: int, layers: Sequence[OverflowLayer], overflow: Collection[str]) -> int:
+def overflow_workspace(
+    workspace_bytes: int, layers: Sequence[OverflowLayer], overflow: Collection[str], overlaps: bool = False
+) -> int:
     """A workspace with the scratch of what overflows."""
-    return workspace_bytes - scratch_bytes(layers) + scratch_bytes(layers, overflow)
+    return workspace_bytes - scratch_bytes(layers) + scratch_bytes(layers, overflow, overlaps)
 
 
-def _alone_bytes(costs: Costs, cost: QueryCost, layers: Sequence[OverflowLayer], overflow: Collection[str]) -> int:
+def _alone_bytes(
+    costs: Costs, cost: QueryCost, layers: Sequence[OverflowLayer], overflow: Collection[str], overlaps: bool
+) -> int:
     kept = [name for name in cost.tensors if name not in overflow]
-    return costs.resident_bytes(kept) + overflow_workspace(cost.workspace_bytes, layers, overflow)
+    return costs.resident_bytes(kept) + overflow_workspace(cost.workspace_bytes, layers, overflow, overlaps)
 
 
 def _overflowing(
-    costs: Costs, cost: QueryCost, layers: Sequence[OverflowLayer], overflow: Collection[str], nbytes: int
-) -> QueryCost:
+    costs: Costs, cost: QueryCost, layers: Sequence[OverflowLayer], overflow: Collection[str], nbytes: int,
+    overlaps: bool,
+) -> QueryCost:  # fmt: skip
+    copy_s = nbytes / costs.copy_bytes_per_s
+    largest_s = max((costs.tensor_bytes[name] for name in overflow), default=0) / costs.copy_bytes_per_s
+
+    def run_of(count: int) -> float:
+        run_s = cost.run_of(count)
+        return max(run_s, copy_s) + largest_s if overlaps else run_s + copy_s
+
     batches = (
-        BatchCost(
-            count,
-            cost.run_of(count) + nbytes / costs.copy_bytes_per_s,
-            overflow_workspace(cost.workspace_of(count), layers, overflow),
-        )
+        BatchCost(count, run_of(count), overflow_workspace(cost.workspace_of(count), layers, overflow, overlaps))
         for count in (1, *(batch.count for batch in cost.larger))
     )
     return QueryCost.of_batches((name for name in cost.tensors if name not in overflow), cost.sla_s, batches)

@@ -19,7 +19,28 @@ from models.quantization import PackedWeight, choices, pack
 from tests.edge_runtime import tiny
 
 ATTENDING = "tests.edge_runtime.engines.sample_bundles:Attending"
+BRANCHING = "tests.edge_runtime.engines.sample_bundles:Branching"
 CLASSES = ("a", "b", "c")
+
+
+class Branch(nn.Module):
+    """A module with a weight of its own, used before its children and after them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale_weight = nn.Parameter(torch.rand(1, 3, 32, 32))
+        self.widen, self.narrow = nn.Conv2d(3, 32, 7, padding=3), nn.Conv2d(32, 3, 7, padding=3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, 3, 32, 32) -> the same."""
+        return self.narrow(self.widen(x * self.scale_weight).relu()) * self.scale_weight
+
+
+class Branching(nn.Sequential):
+    """Three branches, one after the other."""
+
+    def __init__(self, num_classes: int, input_size: int = 32) -> None:
+        super().__init__(Branch(), Branch(), Branch(), nn.Flatten(), nn.Linear(3 * 32 * 32, num_classes))
 
 
 class Attending(nn.Module):
@@ -41,13 +62,16 @@ class Attending(nn.Module):
         return self.head(self.mix(self.mix(x)).mean(1))
 
 
+FACTORIES = {ATTENDING: Attending, BRANCHING: Branching}
+
+
 def build_model(name: str, size: InputSize, seed: int = 0) -> nn.Module:
     """A model, in eval mode, whose biases and statistics all matter."""
     torch.manual_seed(seed)
     detects = name in zoo.names("detection")
     model = (
-        Attending(len(CLASSES))
-        if name == ATTENDING
+        FACTORIES[name](len(CLASSES))
+        if name in FACTORIES
         else zoo.build(name, CLASSES, {}, size, "detection" if detects else "classification")
     )
     with torch.no_grad():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from edge_runtime.memory.allocator import ALIGNMENT_BYTES
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store, channels_last_layouts
 from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
-from edge_runtime.scheduler.eviction import Overflow, overflow_of, scratch_bytes
+from edge_runtime.scheduler.eviction import MIN_OVERFLOW_BYTES, Overflow, overflow_of, scratch_bytes
 from models.bits import BIT_WIDTHS
 from models.bundle import Bundle
 from models.errors import InputError
@@ -30,6 +31,7 @@ from models.preprocess import Preprocess
 from tests.edge_runtime import tiny
 from tests.edge_runtime.engines.sample_bundles import (
     ATTENDING,
+    BRANCHING,
     bind,
     build_model,
     make_query,
@@ -325,3 +327,41 @@ def test_overflow_through_pinned_stream_is_bit_equal(tmp_path):
     for seed in range(2):
         assert torch.equal(engine.outputs([picture(seed)]), plain.outputs([picture(seed)]))
     assert ("wait", "compute", 1) in cuda.record
+
+
+@pytest.mark.parametrize(("model", "size"), [("resnet18", 32), (BRANCHING, 32), (ATTENDING, 16), ("swin_t", 32)])
+def test_overlapping_copies_overwrite_nothing_that_is_queued(tmp_path, model, size):
+    """A GPU may begin a copy as soon as the event is over that it waits for: whatever is queued later still runs."""
+    cuda = FakeCuda()
+    bundle = write_and_open(
+        tmp_path / "b.safetensors", {"one": build_model(model, size)}, [make_query("one", model, size)]
+    )
+    names = frozenset(name for name in bundle.names_in_order("one") if bundle.nbytes(name) >= MIN_OVERFLOW_BYTES)
+    engine, plain = (TorchEngine(bundle, "one", overflow=given, overlaps=bool(given)) for given in (names, ()))
+    serial = TorchEngine(bundle, "one", overflow=names)
+    assert engine.workspace_of(1) - plain.workspace_of(1) == 2 * (serial.workspace_of(1) - plain.workspace_of(1))
+    used: list[tuple[int, int, int]] = []
+    streamed = PinnedStream(max(map(bundle.nbytes, names)), CPU, cuda)
+    copy, waited = streamed.copy, []
+
+    def check(read, target, after=None):
+        assert after is not None
+        begin, end = target.data_ptr(), target.data_ptr() + target.nbytes
+        queued_at = cuda.record.index(("event", "compute", after.index))
+        assert not [at for at, start, stop in used if at > queued_at and start < end and begin < stop]
+        waited.append(any(at > queued_at for at, *_ in used))
+        return copy(read, target, after)
+
+    def note(module, *_given):
+        for tensor in module.parameters(recurse=False):
+            used.append((len(cuda.record), tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes))
+            cuda.record.append(("use", "compute", None))
+
+    streamed.copy = check
+    engine._staging._streamed = streamed
+    for module in engine.model.modules():
+        module._forward_hooks = OrderedDict({-1: note, **module._forward_hooks})
+    bind(plain, bundle, bind(engine, bundle))
+    for seed in range(2):
+        assert torch.equal(engine.outputs([picture(seed)]), plain.outputs([picture(seed)]))
+    assert sum(waited) > len(waited) // 3, "copies begin before all that was queued is over"

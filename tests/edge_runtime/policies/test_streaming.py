@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_runtime.policies.streaming import pick_overflow, stream_within
+from edge_runtime.policies.streaming import frames_in_time, pick_overflow, stream_within
 from edge_runtime.scheduler import QuerySpec
 from edge_runtime.scheduler.costs import BatchCost, Costs, JointCost, QueryCost
 from edge_runtime.scheduler.eviction import OverflowLayer, OverflowTensor
@@ -66,3 +66,14 @@ def test_streaming_is_taken_where_swapping_loses_frames() -> None:
     assert not pick_overflow(costs, specs, everything, layers).tensors, "nothing is copied where all fits"
     unknown = {query: QueryCost(cost.tensors, 0.0, WORKSPACE, 0.09) for query, cost in queries.items()}
     assert not pick_overflow(Costs(unknown, sizes, 4e6), specs, budget, layers).tensors, "no times are known"
+
+
+def test_copies_beside_runs_are_taken_where_they_bring_frames_in_time() -> None:
+    names = tuple(f"o{index}" for index in range(4))
+    costs = Costs({"c": QueryCost(names, 0.05, WORKSPACE, 0.09)}, dict.fromkeys(names, 64 * KIB), 4e6)
+    layers = tuple(OverflowLayer(name, (OverflowTensor(name, name, 0, 64 * KIB),)) for name in names)
+    specs, budget = {"c": QuerySpec(10.0)}, WORKSPACE + 2 * 64 * KIB
+    serial, beside = (pick_overflow(costs, specs, budget, lambda _: layers, can) for can in (False, True))
+    assert not serial.overlaps and serial.costs.queries["c"].run_s == pytest.approx(0.05 + 3 * 64 * KIB / 4e6)
+    assert beside.overlaps and beside.costs.queries["c"].run_s == pytest.approx(5 * 64 * KIB / 4e6)
+    assert [frames_in_time(one.costs, specs, budget) for one in (serial, beside)] == [0, 100]

@@ -78,10 +78,11 @@ def test_overflow_of_fits_the_budget_and_keeps_the_rest(box):
     assert set(found.costs.tensor_bytes) == {name for cost in found.costs.queries.values() for name in cost.needed}
 
 
-@given(boxes())
-def test_overflow_of_adds_copies_and_scratch(box):
+@given(boxes(), st.booleans())
+def test_overflow_of_adds_copies_and_scratch(box, overlaps):
     costs, layers, budget = box
-    found = overflow_of(costs, budget, layers.__getitem__)
+    found = overflow_of(costs, budget, layers.__getitem__, overlaps)
+    assert found.overlaps == overlaps
     for query, overflow in found.tensors.items():
         before, after, own = costs.queries[query], found.costs.queries[query], layers[query]
         nbytes = sum(
@@ -91,9 +92,12 @@ def test_overflow_of_adds_copies_and_scratch(box):
             if part.tensor in overflow
         )
         assert found.run_bytes[query] == nbytes
-        more = scratch_bytes(own, overflow) - scratch_bytes(own)
+        more = (1 + overlaps) * scratch_bytes(own, overflow) - scratch_bytes(own)
+        largest = max(costs.tensor_bytes[name] for name in overflow)
         for count in (1, 2):
-            assert after.run_of(count) == pytest.approx(before.run_of(count) + nbytes / RATE)
+            run_s, copy_s = before.run_of(count), nbytes / RATE
+            expected = max(run_s, copy_s) + largest / RATE if overlaps else run_s + copy_s
+            assert after.run_of(count) == pytest.approx(expected)
             assert after.workspace_of(count) == before.workspace_of(count) + more
 
 
