@@ -1,6 +1,6 @@
 """Prepares a real workload: `python -m benchmarks.data.prepare NAME [--data DIR] [--out DIR]`.
 
-NAME is cifar, domains, elsewhere, gti, junction, london, published, questions or simple.
+NAME is cifar, domains, elsewhere, gti, junction, london, published, questions, simple or streets.
 
 Reads the data folder, which is no part of this project, and writes OUT/workload.yaml with everything that it
 names: labelled frames under OUT/data, the clips that the box plays under OUT/clips, starting weights under
@@ -24,6 +24,7 @@ from benchmarks.data import london as prepare_london
 from benchmarks.data import published as prepare_published
 from benchmarks.data import questions as prepare_questions
 from benchmarks.data import simple as prepare_simple
+from benchmarks.data import streets as prepare_streets
 from benchmarks.data.files import DATA_LICENCES, PrepareError, copy_whole, data_folder, say
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -37,6 +38,7 @@ WORKLOADS = {
     "published": prepare_published.prepare,
     "questions": prepare_questions.prepare,
     "simple": prepare_simple.prepare,
+    "streets": prepare_streets.prepare,
 }
 
 

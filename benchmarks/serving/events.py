@@ -6,10 +6,11 @@ objects at the start overlap (a count has no object). `machine, tracked by a per
 machine's boxes those that show a labelled object, with the person's number. `person, of what the machine found` has
 the person's boxes of the same objects, and `person, dropped at random` has `detected` of all: both are tracked by the
 box, and show what missing boxes cost. `detected` is the share of labelled objects
-(of the rules' least area) that the machine has a box for, at IoU 0.5. Also the box's own work for a frame, in CPU time
-of the thread, with tracking, zones and events.
+(of the rules' least area) that the machine has a box for, at IoU 0.5. With `--bundle`, the machine is also the
+`detector` of a bundle of the workload `streets`: fine-tuned on the other cameras, scores from DETECTOR_SCORE on. Also
+the box's own work for a frame, in CPU time of the thread, with tracking, zones and events.
 
-Usage: python -m benchmarks.serving.events [-o RECORD.json]
+Usage: python -m benchmarks.serving.events [--bundle FILE] [-o RECORD.json]
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -29,17 +31,22 @@ from scipy.optimize import linear_sum_assignment
 
 from benchmarks.machine import machine
 from benchmarks.serving.footage import FPS, LABELLED, Clip, data_folder, overlaps, read_clip, read_frames
+from edge_runtime.engines.setup import resident_arena
+from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.events.machine import EndReason, EventMachine, Moment, Notice
 from edge_runtime.events.motion import MotionGate
 from edge_runtime.events.rules import QueryKeys, QueryRules
 from edge_runtime.events.stage import QueryEvents
 from edge_runtime.events.tracking import DEFAULT_TRACKING
-from models.bundle import BundleQuery
+from models.bundle import Bundle, BundleQuery, open_bundle
+from models.predictions import DetectionPrediction
 from models.preprocess import Preprocess
 
 PERSON, MACHINE, BOUND = "person", "machine", "machine, tracked by a person"
 FOUND, THINNED = "person, of what the machine found", "person, dropped at random"
 """Whose boxes a tracker gets."""
+DETECTOR, DETECTOR_BOUND = "detector", "detector, tracked by a person"
+DETECTOR_SCORE = 0.5
 MAX_SHIFT_S, MIN_OVERLAP, MIN_AREA = 1.0, 0.3, 0.003
 MEASURED = Path(__file__).resolve().parents[1] / "measured" / "serving" / "events.json"
 ZONES = {
@@ -174,7 +181,7 @@ def gate_times(clip: Clip) -> list[float]:
 
 def select_boxes(clip: Clip, source: str, detected: float) -> dict[int, list[dict[str, Any]]]:
     """By frame the boxes of a source."""
-    if source == BOUND:
+    if source in (BOUND, DETECTOR_BOUND):
         return number_detections(clip)
     if source == FOUND:
         return {
@@ -186,7 +193,7 @@ def select_boxes(clip: Clip, source: str, detected: float) -> dict[int, list[dic
     if source == THINNED:
         draw = np.random.default_rng(0).random
         return {frame: [one for one in labels if draw() < detected] for frame, labels in clip.labels.items()}
-    return {PERSON: clip.labels, MACHINE: clip.detections}[source]
+    return clip.labels if source == PERSON else clip.detections
 
 
 def compare_events(clips: Sequence[Clip], source: str, zone: str, step: int, detected: float) -> dict[str, Any]:
@@ -195,7 +202,7 @@ def compare_events(clips: Sequence[Clip], source: str, zone: str, step: int, det
     by_clip = []
     for clip in clips:
         boxes = select_boxes(clip, source, detected)
-        own, _ = play(clip, boxes, zone, step, is_numbered=source == BOUND)
+        own, _ = play(clip, boxes, zone, step, is_numbered=source in (BOUND, DETECTOR_BOUND))
         true, _ = play(clip, clip.labels, zone, step, is_numbered=True)
         sums = Counter[str]()
         for kind in {str(one.rule.kind) for one in (*own, *true)}:
@@ -213,15 +220,40 @@ def compare_events(clips: Sequence[Clip], source: str, zone: str, step: int, det
     }  # fmt: skip
 
 
-def measure(clips: Sequence[Clip]) -> dict[str, Any]:
-    """Rows of precision and recall, and the times of a frame with tracking, one zone and four rules."""
-    detected = detected_share(clips)
-    rows = [
+def detect(clip: Clip, bundle: Bundle) -> Clip:
+    """The clip with what the bundle's query of its camera finds, in place of the machine's boxes."""
+    query = f"c{clip.path.parent.name.removeprefix('tfl_')}-cars"
+    engine = TorchEngine(bundle, query)
+    engine.query = replace(engine.query, min_score=DETECTOR_SCORE)
+    resident_arena(bundle, {query: engine})
+    detections = {}
+    for frame, image in enumerate(read_frames(clip)):
+        found = engine.run([image])[0]
+        assert isinstance(found, DetectionPrediction)
+        pairs = zip(found.scores, found.boxes, strict=True)
+        detections[frame] = [{"class": "vehicle", "score": score, "box": list(box)} for score, box in pairs]
+    return replace(clip, detections=detections)
+
+
+def compare_all(clips: Sequence[Clip], sources: Sequence[str], detected: float) -> list[dict[str, Any]]:
+    """A row for each source of boxes, zone and rate."""
+    return [
         compare_events(clips, source, zone, step, detected)
-        for source in (PERSON, FOUND, THINNED, MACHINE, BOUND)
+        for source in sources
         for zone in ("near", "far")
         for step in (5, 1)
     ]
+
+
+def measure(clips: Sequence[Clip], bundle: Bundle | None) -> dict[str, Any]:
+    """Rows of precision and recall, and the times of a frame with tracking, one zone and four rules."""
+    detected = detected_share(clips)
+    rows = compare_all(clips, (PERSON, FOUND, THINNED, MACHINE, BOUND), detected)
+    shares = {"detected": detected}
+    if bundle is not None:
+        seen = [detect(clip, bundle) for clip in clips]
+        shares["detected_by_detector"] = detected_share(seen)
+        rows += compare_all(seen, (DETECTOR, DETECTOR_BOUND), detected)
 
     def describe(values: list[float]) -> dict[str, float]:
         median, p95 = np.percentile(values, [50, 95]).round(3).tolist()
@@ -232,7 +264,7 @@ def measure(clips: Sequence[Clip]) -> dict[str, Any]:
     objects = sum(len(seen) for clip in clips for seen in clip.detections.values()) / sum(one.length for one in clips)
     return {
         "rows": rows,
-        "detected": detected,
+        **shares,
         "objects_a_frame": round(objects, 1),
         "own_ms": describe(own),
         "gate_ms": describe(gating),
@@ -243,8 +275,10 @@ def main() -> None:
     """Measure, print and record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", "--out", type=Path, default=MEASURED)
-    out = parser.parse_args().out
-    found = measure([read_clip(name, data_folder()) for name in LABELLED])
+    parser.add_argument("--bundle", type=Path, metavar="FILE", help="of the workload `streets`, nothing merged")
+    given = parser.parse_args()
+    bundle = None if given.bundle is None else open_bundle(given.bundle)
+    found = measure([read_clip(name, data_folder()) for name in LABELLED], bundle)
     for row in found["rows"]:
         print(json.dumps(row))
     print(json.dumps({key: value for key, value in found.items() if key != "rows"}))
@@ -255,7 +289,7 @@ def main() -> None:
         "clips": LABELLED,
         **found,
     }
-    out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    given.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

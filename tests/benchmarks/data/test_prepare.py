@@ -156,7 +156,7 @@ def test_all_large_vehicles_are_cropped_and_cars_thinned():
     assert len(found["car"]) == prepare_junction.CARS_PER_CLIP and found["car"][0]["frame"] < 5
 
 
-@pytest.mark.parametrize("name", sorted({*prepare.WORKLOADS} - {"london"}))  # what it asks for is read from a file
+@pytest.mark.parametrize("name", sorted({*prepare.WORKLOADS} - {"london", "streets"}))  # theirs is read from a file
 def test_the_workload_files_are_valid(repository: Path, name: str):
     workload = load_workload(repository / "benchmarks" / "workloads" / f"{name}.yaml")
     assert workload.name == name
@@ -173,10 +173,24 @@ def test_junction_has_the_queries_it_promises(repository: Path):
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_real_london_starts_from_a_file_of_other_classes(real_data: Path, tmp_path: Path):
-    prepare.prepare("london", real_data, tmp_path)
+@pytest.mark.parametrize("name", ["london", "streets"])
+def test_real_detectors_start_from_a_file_of_other_classes(real_data: Path, tmp_path: Path, name: str):
+    prepare.prepare(name, real_data, tmp_path)
     for query in load_workload(tmp_path / "workload.yaml").queries:
         assert query.classes == ("car",) and query.input_size == 416 and query.init is not None
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_real_streets_are_tested_on_a_camera_that_is_not_trained_on(real_data: Path, tmp_path: Path):
+    prepare.prepare("streets", real_data, tmp_path)
+    for query in load_workload(tmp_path / "workload.yaml").queries:
+        cameras = {
+            split: {path.name.split("__")[0] for path in (tmp_path / "data" / query.id / split / "images").iterdir()}
+            for split in ("train", "val", "test")
+        }
+        assert cameras["test"] == {query.camera.removeprefix("c")} and cameras["train"] == cameras["val"]
+        assert len(cameras["train"]) == 2 and not cameras["train"] & cameras["test"]
 
 
 @pytest.mark.real
