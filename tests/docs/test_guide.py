@@ -1,14 +1,12 @@
-"""docs/guide.md: its files are valid, its tasks are those of its table."""
+"""docs/guide.md: its workload is valid, its tasks are those of its table."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from edge_runtime.config import load_config
 from models.workload import load_workload
 from tests.docs.pages import REPOSITORY
-from tests.edge_runtime.tiny import tiny_bundle, write_clip
 
 PAGE = (REPOSITORY / "docs" / "guide.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"```yaml file=(\S+)\n(.*?)```", PAGE, re.DOTALL))
@@ -18,15 +16,6 @@ def test_guide_workload_is_valid(tmp_path: Path) -> None:
     (tmp_path / "workload.yaml").write_text(FILES["workload.yaml"])
     workload = load_workload(tmp_path / "workload.yaml")
     assert [query.id for query in workload.queries] == ["bridge-vehicles"]
-
-
-def test_guide_box_is_valid(tmp_path: Path) -> None:
-    tiny_bundle(tmp_path / "box.safetensors")
-    (tmp_path / "clips").mkdir()
-    write_clip(tmp_path / "clips" / "bridge.mp4", 2)
-    (tmp_path / "box.yaml").write_text(FILES["box.yaml"])
-    config = load_config(tmp_path / "box.yaml")
-    assert config.factories == ("nets:gate",)
 
 
 def test_guide_each_task_has_a_section() -> None:
