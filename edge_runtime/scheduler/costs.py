@@ -288,6 +288,8 @@ def coalesce_tensors(costs: Costs) -> Costs:
 
 # Share of the newest measurement in a running average of costs.
 NEWEST_SHARE = 0.2
+# How many mean deviations a run is expected to take longer than the average, as in TCP's timer (Jacobson 1988).
+DEVIATIONS = 4.0
 # How much a run time is lowered for each frame that it cost.
 LOWER_SHARE = 0.05
 # Loads smaller than this say more about the latency than about the rate of copying.
@@ -297,17 +299,22 @@ RATE_FROM_BYTES = 2**20
 class CostEstimates:
     """Running averages of what runs and copies take: a box that throttles is followed, a single stall is not.
 
-    `costs` is the present belief. A run of any batch corrects the query's times of all batches in proportion.
+    `costs` is the present belief: the average of a run and DEVIATIONS mean deviations, so that runs which take as long
+    as they vary are still in time. A run of any batch corrects the query's times of all batches in proportion. `mean_s`
+    are the averages of runs of one frame.
     """
 
     def __init__(self, costs: Costs, best_s: Mapping[str, float] | None = None) -> None:
         self.costs = costs
         self.best_s = dict(best_s or {})
+        self.mean_s = {query: cost.run_s for query, cost in costs.queries.items()}
+        self._deviations_s = dict.fromkeys(costs.queries, 0.0)
 
     def set_measured(self, run_s: Mapping[str, float], copy_bytes_per_s: float) -> None:
         """Take over what the warm-up measured: seconds of a run of one frame, and the rate of copying."""
         for query, seconds in run_s.items():
-            self.best_s[query] = seconds
+            self.best_s[query] = self.mean_s[query] = seconds
+            self._deviations_s[query] = 0.0
             self.costs = self.costs.with_measured(query, seconds, copy_bytes_per_s)
 
     def record_load(self, query: str, moved_bytes: int, seconds: float) -> None:
@@ -331,11 +338,15 @@ class CostEstimates:
 
     def record_run(self, query: str, count: int, seconds: float) -> None:
         """A run of `count` frames took so long."""
-        cost = self.costs.queries[query]
+        cost, mean_s = self.costs.queries[query], self.mean_s[query]
         expected = cost.run_of(count)
         single = cost.run_s * seconds / expected if expected > 0 else seconds / count
         self.best_s[query] = min(self.best_s.get(query, single), single)
-        run_s = _moving_average(cost.run_s, single)
+        if mean_s > 0:
+            deviation_s = min(mean_s, abs(single - mean_s))  # a stall counts once, in the average
+            self._deviations_s[query] = _moving_average(self._deviations_s[query], deviation_s)
+        self.mean_s[query] = _moving_average(mean_s, single)
+        run_s = self.mean_s[query] + DEVIATIONS * self._deviations_s[query]
         self.costs = self.costs.with_measured(query, run_s, self.costs.copy_bytes_per_s)
 
     def lower_run_s(self, query: str) -> None:
@@ -348,6 +359,8 @@ class CostEstimates:
         best = self.best_s.get(query, cost.run_s)
         target = min(cost.run_s, best if best <= cost.sla_s else cost.sla_s / 2)
         lower = _moving_average(cost.run_s, target, LOWER_SHARE)
+        self._deviations_s[query] = _moving_average(self._deviations_s[query], 0.0, LOWER_SHARE)
+        self.mean_s[query] = lower - DEVIATIONS * self._deviations_s[query]
         self.costs = self.costs.with_measured(query, lower, self.costs.copy_bytes_per_s)
 
 

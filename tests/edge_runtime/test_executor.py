@@ -58,7 +58,7 @@ def test_warm_up_disables_a_failing_query():
 
 def test_executor_estimates_follow_measurements():
     box = StubBox(queries="a", policy="adaptive", seconds=[0.02, 0.02, 0.02, 0.04]).warm_up()
-    assert all(feed_steps(box, 30))
+    assert all(feed_steps(box, 60))
     assert box.executor.costs.queries["a"].run_s == pytest.approx(0.04, rel=0.01)
     assert box.executor.to_json()[0]["age_p95_ms"] == pytest.approx(40)
 

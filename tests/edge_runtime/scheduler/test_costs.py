@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from edge_runtime.memory.allocator import footprint_bytes
 from edge_runtime.scheduler.costs import (
+    DEVIATIONS,
     RATE_FROM_BYTES,
     BatchCost,
     CostEstimates,
@@ -79,7 +80,7 @@ def estimates(run_s: float = 0.02) -> CostEstimates:
 
 def test_record_run_slow_batch_scales_all_batches():
     known = estimates()
-    for _ in range(40):
+    for _ in range(60):
         known.record_run("q", 4, 0.1)
     cost = known.costs.queries["q"]
     assert (cost.run_of(4), cost.run_of(2), cost.run_s) == pytest.approx((0.1, 0.06, 0.04), rel=1e-3)
@@ -88,7 +89,21 @@ def test_record_run_slow_batch_scales_all_batches():
 def test_record_run_one_stall_moves_by_a_fifth():
     known = estimates()
     known.record_run("q", 1, 1.02)
-    assert known.costs.queries["q"].run_s == pytest.approx(0.22)
+    assert known.mean_s["q"] == pytest.approx(0.22)
+    assert known.costs.queries["q"].run_s == pytest.approx(0.22 + DEVIATIONS * 0.02 / 5), (
+        "a stall says little of others"
+    )
+
+
+def test_record_run_varying_times_are_expected_to_vary():
+    known = estimates()
+    for seconds in 40 * (0.018, 0.022):
+        known.record_run("q", 1, seconds)
+    assert known.mean_s["q"] == pytest.approx(0.02, rel=0.02)
+    assert 0.022 < known.costs.queries["q"].run_s < 0.03
+    for _ in range(60):
+        known.record_run("q", 1, 0.02)
+    assert known.costs.queries["q"].run_s == pytest.approx(0.02, rel=1e-3)
 
 
 def test_record_load_small_load_is_ignored():
