@@ -34,6 +34,7 @@ from benchmarks.schedule.promise import HEADS as DRAWN_HEADS
 from benchmarks.schedule.promise import promise_rows
 from benchmarks.schedule.speed import deciding_rows
 from benchmarks.serving import tables as serving
+from models.bits import FP32
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MEASURED, RESULTS = REPOSITORY / "benchmarks" / "measured", REPOSITORY / "benchmarks" / "results"
@@ -102,6 +103,25 @@ def build_tables(measured: Path = MEASURED) -> dict[str, Table]:
     }
 
 
+def ablation_tables(cells: Sequence[Cell]) -> dict[str, Table]:
+    """Merges with a stage of `top-down` switched off; merged and unmerged models at equal widths of weights."""
+    stages, widths = list[tuple[str, ...]](), list[tuple[str, ...]]()
+    for cell in cells:
+        options, result = cell.asked["options"], cell.result
+        off = [name for name, value in options["top_down"].items() if value is False]
+        saved, worst = f"{result['saved_fraction']:.3f}", f"{min(one['ratio'] for one in cell.queries):.3f}"
+        if cell.arm == "top-down" and options["weights"] == FP32:
+            work = f"{result['flops']:.2e}", f"{result['seconds']:.0f}"
+            stages.append((cell.workload, ", ".join(off) or "nothing", saved, worst, *work))
+        if not off:
+            widths.append((cell.workload, options["weights"], cell.arm, saved, worst, str(result["bytes_after"])))
+    source, shown = _cells_source(cells), ("saved of all bytes", "worst query")
+    return {
+        "ablation": Table(source, ("workload", "switched off", *shown, "FLOPs", "seconds"), stages),
+        "widths": Table(source, ("workload", "weights", "arm", *shown, "bytes left"), widths),
+    }
+
+
 def merge_tables(measured: Path, junction: Table) -> dict[str, Table]:
     """Merges by workload, target and arm; the FLOPs to equal savings; each query of each merge."""
     known = read_cells(measured / "merge")
@@ -128,6 +148,7 @@ def merge_tables(measured: Path, junction: Table) -> dict[str, Table]:
     targets = sorted({cell.target for cell in others})
     return {
         "merges": Table(source, heads, rows),
+        **ablation_tables(read_cells(measured / "ablation")),
         "summary": Table(source, heads, [newest[name] for name in order]),
         "flops": Table(
             "From the same cells",
