@@ -299,9 +299,9 @@ RATE_FROM_BYTES = 2**20
 class CostEstimates:
     """Running averages of what runs and copies take: a box that throttles is followed, a single stall is not.
 
-    `costs` is the present belief: the average of a run and DEVIATIONS mean deviations, so that runs which take as long
-    as they vary are still in time. A run of any batch corrects the query's times of all batches in proportion. `mean_s`
-    are the averages of runs of one frame.
+    `costs` is the present belief: the average of a run and DEVIATIONS mean deviations, so that a run is in time
+    although times vary, but at most half of what is left of the SLA. A run of any batch corrects the query's times of
+    all batches in proportion. `mean_s` are the averages of runs of one frame.
     """
 
     def __init__(self, costs: Costs, best_s: Mapping[str, float] | None = None) -> None:
@@ -346,8 +346,7 @@ class CostEstimates:
             deviation_s = min(mean_s, abs(single - mean_s))  # a stall counts once, in the average
             self._deviations_s[query] = _moving_average(self._deviations_s[query], deviation_s)
         self.mean_s[query] = _moving_average(mean_s, single)
-        run_s = self.mean_s[query] + DEVIATIONS * self._deviations_s[query]
-        self.costs = self.costs.with_measured(query, run_s, self.costs.copy_bytes_per_s)
+        self._believe(query)
 
     def lower_run_s(self, query: str) -> None:
         """Lower a run time that cost a frame a little: to the best one seen, or into the SLA if even that is above.
@@ -355,13 +354,17 @@ class CostEstimates:
         A query believed too slow is not run, and what is not run is not measured: a stall, during the warm-up too,
         must not be for ever. A query that is too slow indeed is tried again from time to time, and publishes late.
         """
-        cost = self.costs.queries[query]
-        best = self.best_s.get(query, cost.run_s)
-        target = min(cost.run_s, best if best <= cost.sla_s else cost.sla_s / 2)
-        lower = _moving_average(cost.run_s, target, LOWER_SHARE)
+        mean_s, sla_s = self.mean_s[query], self.costs.queries[query].sla_s
+        best = self.best_s.get(query, mean_s)
+        target = min(mean_s, best if best <= sla_s else sla_s / 2)
+        self.mean_s[query] = _moving_average(mean_s, target, LOWER_SHARE)
         self._deviations_s[query] = _moving_average(self._deviations_s[query], 0.0, LOWER_SHARE)
-        self.mean_s[query] = lower - DEVIATIONS * self._deviations_s[query]
-        self.costs = self.costs.with_measured(query, lower, self.costs.copy_bytes_per_s)
+        self._believe(query)
+
+    def _believe(self, query: str) -> None:
+        mean_s, left_s = self.mean_s[query], self.costs.queries[query].sla_s - self.mean_s[query]
+        run_s = mean_s + min(DEVIATIONS * self._deviations_s[query], max(0.0, left_s / 2))
+        self.costs = self.costs.with_measured(query, run_s, self.costs.copy_bytes_per_s)
 
 
 def _moving_average(known: float, measured: float, share: float = NEWEST_SHARE) -> float:
