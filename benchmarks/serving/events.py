@@ -46,6 +46,7 @@ PERSON, MACHINE, BOUND = "person", "machine", "machine, tracked by a person"
 FOUND, THINNED = "person, of what the machine found", "person, dropped at random"
 """Whose boxes a tracker gets."""
 DETECTOR, DETECTOR_BOUND = "detector", "detector, tracked by a person"
+NUMBERED = (BOUND, DETECTOR_BOUND)
 DETECTOR_SCORE = 0.5
 MAX_SHIFT_S, MIN_OVERLAP, MIN_AREA = 1.0, 0.3, 0.003
 MEASURED = Path(__file__).resolve().parents[1] / "measured" / "serving" / "events.json"
@@ -181,7 +182,7 @@ def gate_times(clip: Clip) -> list[float]:
 
 def select_boxes(clip: Clip, source: str, detected: float) -> dict[int, list[dict[str, Any]]]:
     """By frame the boxes of a source."""
-    if source in (BOUND, DETECTOR_BOUND):
+    if source in NUMBERED:
         return number_detections(clip)
     if source == FOUND:
         return {
@@ -202,7 +203,7 @@ def compare_events(clips: Sequence[Clip], source: str, zone: str, step: int, det
     by_clip = []
     for clip in clips:
         boxes = select_boxes(clip, source, detected)
-        own, _ = play(clip, boxes, zone, step, is_numbered=source in (BOUND, DETECTOR_BOUND))
+        own, _ = play(clip, boxes, zone, step, is_numbered=source in NUMBERED)
         true, _ = play(clip, clip.labels, zone, step, is_numbered=True)
         sums = Counter[str]()
         for kind in {str(one.rule.kind) for one in (*own, *true)}:

@@ -77,8 +77,7 @@ class PinnedStream:
             self._stream.wait_event(after)
         with self._cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
-            event = self._cuda.Event()
-            event.record(self._stream)
+            event = self.mark()
         computing.wait_event(event)
         self._copied[self._turn] = event
         return target

@@ -346,7 +346,7 @@ class CostEstimates:
             deviation_s = min(mean_s, abs(single - mean_s))  # a stall counts once, in the average
             self._deviations_s[query] = _moving_average(self._deviations_s[query], deviation_s)
         self.mean_s[query] = _moving_average(mean_s, single)
-        self._believe(query)
+        self._update_run_s(query)
 
     def lower_run_s(self, query: str) -> None:
         """Lower a run time that cost a frame a little: to the best one seen, or into the SLA if even that is above.
@@ -359,9 +359,9 @@ class CostEstimates:
         target = min(mean_s, best if best <= sla_s else sla_s / 2)
         self.mean_s[query] = _moving_average(mean_s, target, LOWER_SHARE)
         self._deviations_s[query] = _moving_average(self._deviations_s[query], 0.0, LOWER_SHARE)
-        self._believe(query)
+        self._update_run_s(query)
 
-    def _believe(self, query: str) -> None:
+    def _update_run_s(self, query: str) -> None:
         mean_s, left_s = self.mean_s[query], self.costs.queries[query].sla_s - self.mean_s[query]
         run_s = mean_s + min(DEVIATIONS * self._deviations_s[query], max(0.0, left_s / 2))
         self.costs = self.costs.with_measured(query, run_s, self.costs.copy_bytes_per_s)

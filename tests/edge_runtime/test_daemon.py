@@ -11,6 +11,7 @@ import signal
 import socket
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -403,6 +404,15 @@ def test_overflow_keeps_budget_and_answers(large_box):
     for record in big:
         expected = predict(bundle, "big", frames[record["frame"]])
         assert (record["label"], record["score"]) == (expected.label, pytest.approx(expected.score, rel=1e-5))
+
+
+def test_engines_of_another_overflow_are_refused(large_box):
+    config = write_config(large_box, cameras=ONE_CAMERA, budget="15MB", overflow=True)
+    costed = cost_box(load_box(load_config(config)))
+    assert costed.with_engines(costed.engines).within == costed.within
+    other = replace(costed, within=replace(costed.within, overlaps=True))
+    with pytest.raises(InputError, match="other weights overflow than on engine torch; use engine torch"):
+        other.with_engines(costed.engines)
 
 
 def test_overflow_refusals_name_the_option_and_bytes(large_box):
