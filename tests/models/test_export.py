@@ -26,7 +26,12 @@ SIDES = {
     "mobilenet_v3_small": 64, "squeezenet1_1": 64, "yolov3_tiny": 64, "alexnet": 128, "vit_b_16": 64,
     "ssd300_vgg16": 300, "ssdlite320_mobilenet_v3_large": 320,
 }  # fmt: skip
-ONE_STAGE = sorted(name for name in zoo.names() if not name.startswith("fasterrcnn"))
+TWO_STAGE = {
+    "fasterrcnn_mobilenet_v3_large_320_fpn": ["boxes", "scores", "labels"],
+    "keypointrcnn_resnet50_fpn": ["boxes", "scores", "labels", "points"],
+}
+"""Outputs of a detector with regions, and of one with points."""
+ONE_STAGE = sorted(name for name in zoo.names() if "rcnn" not in name)
 
 
 class Small(nn.Module):
@@ -116,14 +121,14 @@ def test_zoo_model_answers_in_onnx_runtime_as_in_torch(name: str, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_two_stage_detector_is_exported_for_a_fixed_batch(tmp_path: Path) -> None:
-    name = "fasterrcnn_mobilenet_v3_large_320_fpn"
-    module = zoo.build(name, CLASSES, {}, 64, "detection").eval()
+@pytest.mark.parametrize("name", every(list(TWO_STAGE), ["fasterrcnn_mobilenet_v3_large_320_fpn"]))
+def test_two_stage_detector_is_exported_for_a_fixed_batch(name: str, tmp_path: Path) -> None:
+    module = zoo.build(name, CLASSES[:1], {}, 64, ENTRIES[name].task).eval()
     with pytest.raises(InputError, match="needs a fixed batch"):
         export_onnx(module, tmp_path / "any.onnx", 64, "dynamic")
     written = export_onnx(module, tmp_path / "one.onnx", 64)
     found = run(written.path, torch.randn(1, 3, 64, 64))
-    assert list(found) == ["boxes", "scores", "labels"] and written.batch == 1
+    assert list(found) == TWO_STAGE[name] and written.batch == 1
     assert not run(written.path, torch.full((1, 3, 64, 64), torch.nan))["scores"].any()
 
 
