@@ -15,6 +15,7 @@ from edge_runtime.executor import Executor, PolicyFailed
 from edge_runtime.memory.transfer import on_compute_stream
 from edge_runtime.runtime import Runtime
 from models.errors import GemelError, one_line
+from models.process import freeze_garbage_collector
 
 log = logging.getLogger("gemel.run")
 
@@ -108,6 +109,7 @@ class InferenceThread:
             "engines %s, %d cameras, policy %s, order of turns: %s",
             box.engine_names, len(self.cameras), self.executor.policy.name, self.executor.order,
         )  # fmt: skip
+        freeze_garbage_collector()  # a collection of all objects would stop the runs for 0.2 s
         for camera in self.cameras:
             camera.start()
 

@@ -218,7 +218,7 @@ class Service:
 
             observer = Observer({query.id: query.camera for query in bundle.queries})
         self._runtime = Runtime(box, self._sinks, observer, self._spool)
-        self._notifier, self._is_ready, self._is_frozen = Notifier(), False, False
+        self._notifier, self._is_ready, self._is_frozen = Notifier(), False, True
         self._reloads = ReloadManager(self._runtime, build, self._notify_reload, self._follow_reload)
         self._inference = InferenceThread(
             self._runtime, signals.stopping, lambda: self._sinks.is_unread, self._between_frames
@@ -304,7 +304,7 @@ class Service:
             if self._ledger_file is not None and now >= written_at + LEDGER_INTERVAL_S:
                 written_at = now
                 self._ledger_file.write(self.summary())
-            if now >= tidied_at + TIDY_INTERVAL_S:
+            if self._is_ready and now >= tidied_at + TIDY_INTERVAL_S:
                 tidied_at = now
                 self._return_free_memory()
 

@@ -7,9 +7,9 @@ of tensors to a hundred names. The memory settings are the budgets under which m
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 from edge_runtime.memory.allocator import footprint_bytes
@@ -95,6 +95,13 @@ class QueryCost:
         """
         known = self.run_s
         runs_s = tuple(run_s * (one / known if known > 0 else count) for count, one in enumerate(self.runs_s, 1))
+        return self._with_runs_s(runs_s)
+
+    def with_runs_s(self, runs_s: Iterable[float]) -> QueryCost:
+        """The same query with other run times of all batches; a batch takes at least what smaller ones do."""
+        return self._with_runs_s(tuple(accumulate(runs_s, max)))
+
+    def _with_runs_s(self, runs_s: tuple[float, ...]) -> QueryCost:
         larger = tuple(BatchCost(one.count, runs_s[one.count - 1], one.workspace_bytes) for one in self.larger)
         return _replace_fields(self, run_s=runs_s[0], larger=larger, runs_s=runs_s)
 
@@ -184,12 +191,9 @@ class Costs:
         """The same costs with other joint passes."""
         return _replace_fields(self, joint=tuple(one for one in joint if one is not None))
 
-    def with_measured(self, query: str, run_s: float, copy_bytes_per_s: float) -> Costs:
-        """The same costs with one query's run time (of one frame; larger batches in proportion) and the copy rate
-        replaced by measured ones.
-        """
-        changed = self.queries[query].with_run_s(run_s)
-        return _replace_fields(self, queries={**self.queries, query: changed}, copy_bytes_per_s=copy_bytes_per_s)
+    def with_query(self, query: str, cost: QueryCost) -> Costs:
+        """The same costs with another cost of a query that needs the same tensors."""
+        return _replace_fields(self, queries={**self.queries, query: cost})
 
 
 def _replace_fields(value: Value, **changes: Any) -> Value:
@@ -288,6 +292,8 @@ def coalesce_tensors(costs: Costs) -> Costs:
 
 # Share of the newest measurement in a running average of costs.
 NEWEST_SHARE = 0.2
+# The same of a batch's time over that of one frame, so that a box that throttles changes all times alike.
+BATCH_SHARE = 0.05
 # How many mean deviations a run is expected to take longer than the average, as in TCP's timer (Jacobson 1988).
 DEVIATIONS = 4.0
 # How much a run time is lowered for each frame that it cost.
@@ -301,27 +307,29 @@ class CostEstimates:
 
     `costs` is the present belief: the average of a run and DEVIATIONS mean deviations, so that a run is in time
     although times vary, but at most half of what is left of the SLA. A run of any batch corrects the query's times of
-    all batches in proportion. `mean_s` are the averages of runs of one frame.
+    all batches in proportion, and slowly the proportion of its own; deviations are those of its size. `mean_s` are the
+    averages of runs of one frame.
     """
 
     def __init__(self, costs: Costs, best_s: Mapping[str, float] | None = None) -> None:
         self.costs = costs
         self.best_s = dict(best_s or {})
         self.mean_s = {query: cost.run_s for query, cost in costs.queries.items()}
-        self._deviations_s = dict.fromkeys(costs.queries, 0.0)
+        self._batches = {query: _BatchEstimates(cost) for query, cost in costs.queries.items()}
 
     def set_measured(self, run_s: Mapping[str, float], copy_bytes_per_s: float) -> None:
         """Take over what the warm-up measured: seconds of a run of one frame, and the rate of copying."""
         for query, seconds in run_s.items():
             self.best_s[query] = self.mean_s[query] = seconds
-            self._deviations_s[query] = 0.0
-            self.costs = self.costs.with_measured(query, seconds, copy_bytes_per_s)
+            self._batches[query] = _BatchEstimates(self.costs.queries[query])
+            self._update_runs_s(query)
+        self.costs = _replace_fields(self.costs, copy_bytes_per_s=copy_bytes_per_s)
 
     def record_load(self, query: str, moved_bytes: int, seconds: float) -> None:
         """A load for `query` moved so many bytes in so long."""
         if moved_bytes >= RATE_FROM_BYTES and seconds > 0:
             rate = _moving_average(self.costs.copy_bytes_per_s, moved_bytes / seconds)
-            self.costs = self.costs.with_measured(query, self.costs.queries[query].run_s, rate)
+            self.costs = _replace_fields(self.costs, copy_bytes_per_s=rate)
 
     def record_joint(self, query: str, count: int, seconds: float) -> None:
         """A joint pass of this query and others ran `count` frames in so long."""
@@ -338,15 +346,11 @@ class CostEstimates:
 
     def record_run(self, query: str, count: int, seconds: float) -> None:
         """A run of `count` frames took so long."""
-        cost, mean_s = self.costs.queries[query], self.mean_s[query]
-        expected = cost.run_of(count)
-        single = cost.run_s * seconds / expected if expected > 0 else seconds / count
+        mean_s = self.mean_s[query]
+        single = self._batches[query].record(count, seconds, mean_s)
         self.best_s[query] = min(self.best_s.get(query, single), single)
-        if mean_s > 0:
-            deviation_s = min(mean_s, abs(single - mean_s))  # a stall counts once, in the average
-            self._deviations_s[query] = _moving_average(self._deviations_s[query], deviation_s)
         self.mean_s[query] = _moving_average(mean_s, single)
-        self._update_run_s(query)
+        self._update_runs_s(query)
 
     def lower_run_s(self, query: str) -> None:
         """Lower a run time that cost a frame a little: to the best one seen, or into the SLA if even that is above.
@@ -358,13 +362,49 @@ class CostEstimates:
         best = self.best_s.get(query, mean_s)
         target = min(mean_s, best if best <= sla_s else sla_s / 2)
         self.mean_s[query] = _moving_average(mean_s, target, LOWER_SHARE)
-        self._deviations_s[query] = _moving_average(self._deviations_s[query], 0.0, LOWER_SHARE)
-        self._update_run_s(query)
+        self._batches[query].lower_deviations()
+        self._update_runs_s(query)
 
-    def _update_run_s(self, query: str) -> None:
-        mean_s, left_s = self.mean_s[query], self.costs.queries[query].sla_s - self.mean_s[query]
-        run_s = mean_s + min(DEVIATIONS * self._deviations_s[query], max(0.0, left_s / 2))
-        self.costs = self.costs.with_measured(query, run_s, self.costs.copy_bytes_per_s)
+    def _update_runs_s(self, query: str) -> None:
+        cost = self.costs.queries[query]
+        changed = cost.with_runs_s(self._batches[query].runs_s(self.mean_s[query], cost.sla_s))
+        self.costs = self.costs.with_query(query, changed)
+
+
+class _BatchEstimates:
+    """What batches of one query take: their times over that of one frame, and the mean deviations from that.
+
+    A deviation is a fraction of the time; a batch size that has not run yet has that of the last run.
+    """
+
+    def __init__(self, cost: QueryCost) -> None:
+        known = cost.run_s > 0
+        self._times = [one / cost.run_s if known else count for count, one in enumerate(cost.runs_s, 1)]
+        self._deviations: list[float | None] = [None] * len(self._times)
+        self._last_deviation = 0.0
+
+    def record(self, count: int, seconds: float, mean_s: float) -> float:
+        """Learn from a run of `count` frames where one takes `mean_s`; returns what one took in it, in proportion."""
+        single, index = seconds / self._times[count - 1], count - 1
+        if mean_s > 0:
+            deviation = min(1.0, abs(single - mean_s) / mean_s)  # a stall counts once, in the average
+            known = self._deviations[index]
+            self._last_deviation = _moving_average(self._last_deviation if known is None else known, deviation)
+            self._deviations[index] = self._last_deviation
+            if count > 1:
+                self._times[index] = _moving_average(self._times[index], seconds / mean_s, BATCH_SHARE)
+        return single
+
+    def lower_deviations(self) -> None:
+        """Expect all times to vary a little less."""
+        self._deviations = [None if one is None else (1 - LOWER_SHARE) * one for one in self._deviations]
+        self._last_deviation *= 1 - LOWER_SHARE
+
+    def runs_s(self, mean_s: float, sla_s: float) -> Iterator[float]:
+        """Seconds of a run of each batch, from one frame on, with what they may take longer than the average."""
+        for time, own in zip(self._times, self._deviations, strict=True):
+            run_s, deviation = mean_s * time, self._last_deviation if own is None else own
+            yield run_s + min(DEVIATIONS * deviation * run_s, max(0.0, (sla_s - run_s) / 2))
 
 
 def _moving_average(known: float, measured: float, share: float = NEWEST_SHARE) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ class WaitingPolicy(StubPolicy):
 
     def decide(self, state: SchedulerState, costs: Costs, plan: Plan) -> Decision:
         self.decisions += 1
+        self.frozen = gc.get_freeze_count()
         return Decision(wake_s=state.now + 3600)
 
 
@@ -50,6 +52,7 @@ def test_inference_sleeps_until_the_named_moment(serve_policy) -> None:
     summary = serve_policy(policy)
     assert summary["fault"] is None and adds_up(summary) and total(summary, "received") > 0
     assert 1 <= policy.decisions < MAX_DECISIONS
+    assert policy.frozen > 100_000, "a collection would walk through torch's objects while frames wait"
 
 
 def test_failing_policy_ends_the_box_with_summary(serve_policy, monkeypatch) -> None:

@@ -106,7 +106,9 @@ def test_has_drifted_run_time_changes_by_a_quarter(factor, drifted):
     memory = SELECTING.decide(state, costs, plan).policy_state
     memory = replace(memory, compared=(costs, frozenset("ab")))
     assert not has_drifted(memory, 1.0, costs, specs)
-    assert has_drifted(memory, 1.0, costs.with_measured("a", 0.005 * factor, 1e6), specs) == drifted
+    assert (
+        has_drifted(memory, 1.0, costs.with_query("a", costs.queries["a"].with_run_s(0.005 * factor)), specs) == drifted
+    )
     assert has_drifted(memory, 2.0, costs, specs), "no query has received a frame for more than its periods"
 
 
