@@ -216,7 +216,7 @@ RECIPE = (
     _limit("epochs", int, 1, 10**6, "Maximum epochs of one attempt (default 4)."),
     _limit("frames_per_epoch", int, 1, 10**9, "Maximum frames per query and epoch (default 512)."),
     _limit("batch", int, 1, 2**16, "Frames of a query in one step (default 16)."),
-    _limit("rate", float, 0, 10, "AdamW's peak learning rate (default: chosen on val)."),
+    _limit("rate", float, 0, 10, "AdamW's peak learning rate (default 0.0005)."),
     _limit("distill", float, 0, 1, "Weight of the originals' outputs against labels (default 0.5)."),
     _limit("features", float, 0, 10**6, "Weight of the feature loss (default: the method's own)."),
 )

@@ -182,7 +182,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--max-flops", type=float, help=f"bound of one merge (default: {MAX_WORK})")
     parser.add_argument("--epochs", type=int, help="of one attempt, as in `gemel merge`")
     parser.add_argument("--frames-per-epoch", type=int)
-    parser.add_argument("--rate", type=float, help="this learning rate; without it each arm chooses its own on val")
+    parser.add_argument("--rate", type=float, help="peak learning rate (default: the recipe's)")
     parser.add_argument("--margin", type=float)
     parser.add_argument("--accept-unproven", action="store_true", default=None, help="as in `gemel merge`")
     parser.add_argument("--min-saving", type=float)
