@@ -1,7 +1,8 @@
 """Stage c of the method top-down: all sets tied, then the receivers trained against a frozen donor, then all together.
 
 After every epoch the queries at their requirement, and what they share without the others, are a candidate for the
-best state. Training stops once all queries are at their requirement.
+best state. Training stops once all queries are at their requirement, but in a hard merge it runs to the end of its
+schedule: there an early epoch is at its requirement by luck.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ def train_kind(task: MergeTask, kind: TrainingKind, found: JointState, start: St
                     merged = Merged(plan, {**found.merged.states, **snapshots(models)})
                     state, row = _after_epoch(task, progress["state"], merged, ratios)
                     row = {"training": kind.value, "epoch": len(progress["rows"]) + 1, **row, "flops": ctx.flops.total}
-                    done = all_met(ratios, task.required) and _is_confirmed(task, merged, kind.value, str(row["epoch"]))
+                    may_end = all_met(ratios, task.required) and not (hard and kind is TrainingKind.JOINT)
+                    done = may_end and _is_confirmed(task, merged, kind.value, str(row["epoch"]))
                     ctx.report(Event.ROUND, **row)
                     progress.update(state=state, rows=[*progress["rows"], row])
                     if done or task.budget.over:

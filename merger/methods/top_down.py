@@ -6,8 +6,8 @@ switched off (merger.config.TopDownConfig):
 a. Share tensors that are identical already; queries that share nothing else are settled.
 b. Let one query's network answer for others (merger.methods.substitute).
 c. Initialise (merger.init) and train together (merger.methods.joint_training). Where one network for all queries of a
-   task could save more than their layers, it is trained first (merger.methods.trunk). Else all sets are tied to the
-   donor's weights.
+   task could save more than their layers, and comes near to answering for all untrained, it is trained first
+   (merger.methods.trunk). Else all sets are tied to the donor's weights.
 d. Repair single queries (merger.methods.repair).
 e. Share suffixes of layers without training, where a query shares nothing after that (merger.methods.suffix).
 
@@ -78,7 +78,7 @@ def top_down(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -
     layers_save = saved_bytes(ctx, Merged(whole, {}, known.donors))
     trunk = Merged(SharingPlan(), {})
     if config.share_trunk and possible_bytes(task) > layers_save:
-        trunk = share_trunks(early, known)
+        trunk = share_trunks(early, known, near_only=layers_save > 0)
         if saved_bytes(ctx, trunk) >= layers_save:
             return trunk.complete(ctx)
     layers = share_layers(replace(task, ctx=substituted, plan=whole), options)

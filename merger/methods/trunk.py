@@ -16,7 +16,7 @@ from merger.config import MergeOptions
 from merger.context import MergeContext, Merged
 from merger.evaluate import required_ratios
 from merger.init.start import Start
-from merger.methods.joint_training import max_training_flops, train_together
+from merger.methods.joint_training import max_training_flops, tie_untrained, train_together
 from merger.methods.registry import MergeTask, prepare_task, register_method
 from merger.methods.substitute import Networks, best_donor, network_plan, receivers_of, smallest_first, task_names
 from merger.outcomes import SetTrial, explain_joint
@@ -39,10 +39,11 @@ def trunk(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> M
     return share_trunks(task, Networks()).complete(ctx)
 
 
-def share_trunks(task: MergeTask, known: Networks) -> Merged:
+def share_trunks(task: MergeTask, known: Networks, near_only: bool = False) -> Merged:
     """One network for the queries of each task, and the states of those that it answers for.
 
-    Queries that the same network answers already, as in `known`, start as they are there.
+    Queries that the same network answers already, as in `known`, start as they are there. With `near_only` a network
+    that, untrained, is far from answering for all is not trained.
     """
     ctx, found = task.ctx, Merged(SharingPlan(), {})
     ctx.begin(TRAINING_TRUNK, flops=max_training_flops(task))
@@ -57,7 +58,8 @@ def share_trunks(task: MergeTask, known: Networks) -> Merged:
             tried.append(donor)
             with task.checkpoint.open_step(Step.TRUNK, donor) as step:
                 if not step.done:
-                    step.value = _train_trunk(task, donor, receivers_of(task, donor, queries, Networks()), known)
+                    receivers = receivers_of(task, donor, queries, Networks())
+                    step.value = _train_trunk(task, donor, receivers, known, near_only)
             best = max(best, step.value, key=lambda one: saved_bytes(ctx, one))
         networks, states = {**found.networks, **best.networks}, {**found.states, **best.states}
         found = Merged(SharingPlan(found.plan.shared + best.plan.shared), states, networks)
@@ -87,14 +89,19 @@ def possible_bytes(task: MergeTask) -> int:
     return total
 
 
-def _train_trunk(task: MergeTask, donor: str, receivers: Sequence[str], known: Networks) -> Merged:
+def _train_trunk(
+    task: MergeTask, donor: str, receivers: Sequence[str], known: Networks, near_only: bool
+) -> Merged:
     """What is shared, and with what states, once the receivers were trained on the donor's network."""
     states = {query: state for query, state in known.states.items() if known.donors[query] == donor}
     ctx = task.ctx.substitute(dict.fromkeys(receivers, donor), states)
     config = replace(task.config, hard_private=0.0)
     own = replace(task, ctx=ctx, plan=network_plan(ctx), config=config)
     start = Start((donor, *receivers), False, snapshots({query: ctx.bases[query] for query in (donor, *receivers)}))
-    trained, repaired = train_together(own, own.with_budget(own.budget.fraction(config.joint_budget)), start)
+    early = own.with_budget(own.budget.fraction(config.joint_budget))
+    if near_only and tie_untrained(early, start)[1]:
+        return Merged(SharingPlan(), {})
+    trained, repaired = train_together(own, early, start)
     best = max(repaired, trained.best, key=lambda one: own.saved_bytes(one.plan)).without(())
     served = {query: donor for query in receivers if query in best.states}
     return Merged(best.plan, best.states, served)
