@@ -307,7 +307,6 @@ EVENT_FORMATS: dict[str, Callable[[Fields], str]] = {
     "processes": lambda f: f"{len(f['queries'])} processes: {'; '.join(', '.join(q) or 'none' for q in f['queries'])}",
     "ancestry": _ancestry,
     "identical": lambda f: f"{f['sets']} sets of layers are identical: {size(f['saved_bytes'])} saved without training",
-    "aligned": lambda f: f"{f['query']}: permuted {f['moved']:,} of {f['channels']:,} channels to match other models",
     "suffix": _suffix,
     "camera-prefix": _camera_prefix,
     "start": _start,

@@ -73,8 +73,6 @@ class Step(str, Enum):
     BEGUN = "begun"
     BEST = "best"
     CAMERA_PREFIXES = "camera prefixes"
-    CHANNELS = "channels"
-    CHANNEL_ORDER = "channel order"
     CONFIRMED = "confirmed"
     EVALUATED = "evaluated"
     MEMORY = "memory"

@@ -23,8 +23,6 @@ class TopDownConfig:
     """Stage b: let one query's network answer for others."""
     network_candidates: int = 3
     """Stage b: networks compared for the next donor, and donors that may serve no query before the stage ends."""
-    permute_channels: bool = True
-    """Stage c: match channels of unrelated models before their weights are tied (Git Re-Basin, ICLR 2023)."""
     average_kin: bool = True
     """Stage c: start fine-tunes of one network from the mean of their weights instead of one donor's."""
     freeze_donor_first: bool = True
@@ -136,13 +134,6 @@ class MeasurementConfig:
     """Steps after which 4 % of a moving average (momentum 0.1) are older than the training."""
     sensitivity_frames: int = 16
     """Train frames on which head outputs are compared for each layer of a sensitivity ranking."""
-    alignment_frames: int = 32
-    """Frames of each of two queries on which channels are correlated."""
-    alignment_batch: int = 8
-    alignment_cells: int = 8
-    """Height and width of the grid at which a feature map is read for the correlation."""
-    output_tolerance: float = 1e-3
-    """How far, relative to the largest value, outputs may move when channels are only permuted."""
     min_val_units: int = 10
     """Clips or tracks of val below which a query's evidence is reported as weak."""
 

@@ -6,11 +6,9 @@ A model's ratio is its metric on val over its original's (`MergeContext.ratio`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -118,44 +116,6 @@ def training_flops(ctx: MergeContext, queries: Sequence[str], recipe: Recipe) ->
         passes = recipe.passes(taught=True) * visits + len(ctx.val[query])
         total += ctx.flops.of(ctx.queries[query]) * passes
     return total
-
-
-def raw_frames(ctx: MergeContext, query: str, count: int) -> list[np.ndarray]:
-    """So many decoded train frames of a query, spread evenly over its split."""
-    frames = ctx.train[query].prepared.split.frames
-    indices = torch.linspace(0, len(frames) - 1, min(count, len(frames))).long().tolist()
-    return [frames[index] for index in indices]
-
-
-def as_input(ctx: MergeContext, query: str, frames: Iterable[np.ndarray]) -> Tensor:
-    """Frames of any query as inputs of this query's model, f32 (N, 3, H, W)."""
-    preprocess = ctx.train[query].preprocess
-    return preprocess.normalise(torch.stack([preprocess.resize_frame(frame) for frame in frames])).to(ctx.device)
-
-
-def module_paths(model: nn.Module, paths: Iterable[str]) -> list[str]:
-    """The paths that are modules (packed projections are none), each once."""
-    known = {path for path, _ in model.named_modules()}
-    return [path for path in dict.fromkeys(paths) if path in known]
-
-
-@contextmanager
-def record_layers(model: nn.Module, paths: Sequence[str]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
-    """Path -> (input, output) of these layers at their latest call, float32, filled while the model runs within."""
-    seen: dict[str, tuple[Tensor, Tensor]] = {}
-
-    def record(path: str):
-        def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            seen[path] = (inputs[0].float(), output.float().clone())  # an activation may follow in place
-
-        return hook
-
-    handles = [model.get_submodule(path).register_forward_hook(record(path)) for path in paths]
-    try:
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @torch.no_grad()

@@ -43,8 +43,6 @@ class Event(str, Enum):
     """queries (settled by it alone), sets, saved_bytes"""
     ANCESTRY = "ancestry"
     """kin, similarity {query: cosine of weights}, donor"""
-    ALIGNED = "aligned"
-    """query, spaces, moved, channels: channel permutation"""
     SUFFIX = "suffix"
     """query, donor, layers, of, private [paths], ratio, required, accepted, saved_bytes: suffix sharing, untrained"""
     NETWORK = "network"

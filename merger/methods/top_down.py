@@ -132,7 +132,7 @@ def merge_different(task: MergeTask) -> Merged:
     if checkpoint.step(Step.TRAINING_TIME, lambda: early.budget.over):
         task.report_time_over(TRAINING, plan, SharingPlan())
         return Merged(SharingPlan(), {})
-    start = ctx.run_on_rank0(lambda: prepare_start(ctx, plan, checkpoint, config))
+    start = ctx.run_on_rank0(lambda: prepare_start(ctx, plan, config))
     trained, best = train_together(task, early, start)
     if task.saved_bytes(trained.best.plan) > task.saved_bytes(best.plan):
         row = {"accepted_bytes": task.saved_bytes(trained.best.plan), "instead_of_bytes": task.saved_bytes(best.plan)}

@@ -89,15 +89,13 @@ def possible_bytes(task: MergeTask) -> int:
     return total
 
 
-def _train_trunk(
-    task: MergeTask, donor: str, receivers: Sequence[str], known: Networks, near_only: bool
-) -> Merged:
+def _train_trunk(task: MergeTask, donor: str, receivers: Sequence[str], known: Networks, near_only: bool) -> Merged:
     """What is shared, and with what states, once the receivers were trained on the donor's network."""
     states = {query: state for query, state in known.states.items() if known.donors[query] == donor}
     ctx = task.ctx.substitute(dict.fromkeys(receivers, donor), states)
     config = replace(task.config, hard_private=0.0)
     own = replace(task, ctx=ctx, plan=network_plan(ctx), config=config)
-    start = Start((donor, *receivers), False, snapshots({query: ctx.bases[query] for query in (donor, *receivers)}))
+    start = Start((donor, *receivers), snapshots({query: ctx.bases[query] for query in (donor, *receivers)}))
     early = own.with_budget(own.budget.fraction(config.joint_budget))
     if near_only and tie_untrained(early, start)[1]:
         return Merged(SharingPlan(), {})

@@ -36,8 +36,6 @@ SENTENCES = [
     ("ancestry", {"kin": True, "similarity": {"a": 0.98}, "donor": "a"},
      "the originals come from the same pretrained weights (weight similarity 0.98)"),
     ("identical", {"sets": 3, "saved_bytes": 9}, "3 sets of layers are identical: 9 bytes saved without training"),
-    ("aligned", {"query": "lane", "moved": 1788, "channels": 1792},
-     "lane: permuted 1,788 of 1,792 channels to match other models"),
     ("suffix", {**SUFFIX, "accepted": True}, "gate: shares 3 of 4 layers without training, ratio 0.970 (accepted)"),
     ("suffix", {**SUFFIX, "accepted": False},
      "gate: shares no layers without training, ratio 0.970 (rejected, 0.950 is required)"),

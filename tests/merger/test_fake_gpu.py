@@ -9,13 +9,8 @@ import pytest
 import torch
 
 from merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
-from merger.checkpoint import Checkpoint
-from merger.config import TopDownConfig
 from merger.context import MergeContext
-from merger.init.start import prepare_start
 from models.bundle import verify_bundle
-from models.sharing.groups import groups
-from models.sharing.plan import SharingPlan
 from models.workload import Workload, load_workload
 from tests.fake_gpu import fake_gpu
 from tests.merger.detector_workload import detector, write
@@ -56,20 +51,6 @@ def test_merge_keeps_tensors_on_their_device(tmp_path: Path, monkeypatch: pytest
         train_originals(workload, options=TrainOptions(rate=3e-3, passes=48, min_epochs=1, max_cycles=2))
         merge(workload, tmp_path / "b.gemel", method, options=options)
     assert not mixed and verify_bundle(tmp_path / "b.gemel") == []
-
-
-def test_start_killed_often_keeps_tensors_on_their_device(
-    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None
-) -> None:
-    """What comes back from the disk lies in the processor's memory."""
-    kill_after(monkeypatch, 1, again=True)
-    with fake_gpu(monkeypatch) as mixed:
-        ctx = MergeContext(workload)
-        plan = SharingPlan.of(groups(ctx.layers))
-        _, kills = to_the_end(
-            lambda again: prepare_start(ctx, plan, Checkpoint(tmp_path / "flops", {}, again), TopDownConfig())
-        )
-    assert not mixed and kills > 1
 
 
 @pytest.mark.exhaustive

@@ -29,7 +29,7 @@ from models.sharing.plan import SharingPlan
 @pytest.fixture
 def start(task: MergeTask) -> Start:
     """The start of the whole plan."""
-    return prepare_start(task.ctx, task.plan, StepCache(), task.config)
+    return prepare_start(task.ctx, task.plan, task.config)
 
 
 def donor_alone(start: Start) -> Merged:

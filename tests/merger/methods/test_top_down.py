@@ -25,7 +25,7 @@ from tests.merger.options import LAYERS, QUICK
 from tests.merger.tiny import weights_of
 
 HARD = replace(QUICK, recipe=replace(QUICK.recipe, epochs=3, frames_per_epoch=32))
-STAGES = ("share_identical", "share_suffixes", "permute_channels", "freeze_donor_first", "train_jointly", "repair")
+STAGES = ("share_identical", "share_suffixes", "freeze_donor_first", "train_jointly", "repair")
 
 
 def rows_of(bundle: Path) -> list[dict[str, Any]]:
@@ -172,7 +172,7 @@ def test_killed_merge_resumes_to_the_same_bundle(
     assert rows_of(out) == rows_of(straight)
 
 
-def test_kin_start_without_permutation(workload: Workload, tmp_path: Path) -> None:
+def test_kin_start_is_told(workload: Workload, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     state = load_file(weights_of(workload, "q0"))
@@ -190,7 +190,7 @@ def test_kin_start_without_permutation(workload: Workload, tmp_path: Path) -> No
         progress=lambda event, **fields: events.append((event, fields)),
     )  # fmt: skip
     (ancestry,) = [fields for event, fields in events if event == "ancestry"]
-    assert ancestry["kin"] and not any(event == "aligned" for event, _ in events)
+    assert ancestry["kin"]
 
 
 def test_speed_of_folded_originals_is_known(workload: Workload) -> None:
