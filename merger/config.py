@@ -29,8 +29,6 @@ class TopDownConfig:
     """Stage c: train the receivers against the donor's frozen weights before all weights are trained."""
     share_trunk: bool = True
     """Stage c: train one network for all queries of a task where that could save more than shared layers."""
-    trunk_candidates: int = 2
-    """Stage c: networks trained for all queries of a task at most, while some query keeps its original."""
     train_jointly: bool = True
     """Stage c: train all sharing models together."""
     repair: bool = True
@@ -53,8 +51,9 @@ class TopDownConfig:
     """The same fraction where models start from the mean of their weights and some query does not hold there."""
     hard_start: float = 0.8
     """Mean of min(1, ratio / required) before the joint training below which the merge counts as hard."""
-    hard_epochs: int = 2
-    """Factor on the recipe's epochs for a hard merge: 4 epochs become 8."""
+    hard_epochs: int = 3
+    """Factor on the recipe's epochs for a hard merge: 4 epochs become 12. With 8 a query of `simple` missed its
+    target."""
     frozen_frames: int = 2
     """Factor on the recipe's frames per epoch while shared weights are frozen: only norms, heads and private layers
     learn, and an epoch costs no gradient of the donor."""

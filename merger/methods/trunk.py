@@ -49,20 +49,16 @@ def share_trunks(task: MergeTask, known: Networks, near_only: bool = False) -> M
     ctx.begin(TRAINING_TRUNK, flops=max_training_flops(task))
     for name in task_names(ctx):
         queries = [query for query in ctx.judged if ctx.queries[query].task == name]
-        best, tried = Merged(SharingPlan(), {}), list[str]()
-        while len(best.plan.queries()) < len(queries) and len(tried) < task.config.trunk_candidates:
-            candidates = [query for query in smallest_first(ctx, queries) if query not in tried]
-            donor = best_donor(task, candidates[: task.config.network_candidates], queries, Networks())
-            if donor is None or task.budget.over:
-                break
-            tried.append(donor)
-            with task.checkpoint.open_step(Step.TRUNK, donor) as step:
-                if not step.done:
-                    receivers = receivers_of(task, donor, queries, Networks())
-                    step.value = _train_trunk(task, donor, receivers, known, near_only)
-            best = max(best, step.value, key=lambda one: saved_bytes(ctx, one))
-        networks, states = {**found.networks, **best.networks}, {**found.states, **best.states}
-        found = Merged(SharingPlan(found.plan.shared + best.plan.shared), states, networks)
+        candidates = smallest_first(ctx, queries)[: task.config.network_candidates]
+        donor = best_donor(task, candidates, queries, Networks())
+        if donor is None or task.budget.over:
+            continue
+        with task.checkpoint.open_step(Step.TRUNK, donor) as step:
+            if not step.done:
+                receivers = receivers_of(task, donor, queries, Networks())
+                step.value = _train_trunk(task, donor, receivers, known, near_only)
+        networks, states = {**found.networks, **step.value.networks}, {**found.states, **step.value.states}
+        found = Merged(SharingPlan(found.plan.shared + step.value.plan.shared), states, networks)
     return found
 
 

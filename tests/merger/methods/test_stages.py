@@ -124,6 +124,26 @@ def test_joint_training_accepts_the_queries_that_hold_after_an_epoch(
     assert rows[0]["saved_bytes"] == task.saved_bytes(found.best.plan) > 0
 
 
+@pytest.mark.parametrize("hard", [False, True])
+def test_joint_training_of_a_hard_merge_runs_to_the_end(
+    task: MergeTask, start: Start, monkeypatch: pytest.MonkeyPatch, hard: bool
+) -> None:
+    def evaluate(ctx: MergeContext, cache: StepCache, plan: SharingPlan, queries: Any, states: Any) -> Any:
+        return ctx.models(queries, states), dict.fromkeys(queries, 0.1 if hard else 0.85)
+
+    def epochs(ctx: MergeContext, models: Any, recipe: Any, *rest: Any) -> Any:
+        for _ in range(recipe.epochs):
+            yield dict.fromkeys(models, 1.0)
+
+    monkeypatch.setattr(joint_training, "tie_and_evaluate", evaluate)
+    monkeypatch.setattr(joint_training, "train_epochs", epochs)
+    found, is_hard = tie_untrained(task, start)
+    assert is_hard == hard
+    train_kind(task, TrainingKind.JOINT, found, start, is_hard)
+    rows = [row for row in task.checkpoint.log if "training" in row]
+    assert len(rows) == (task.config.hard_epochs * task.recipe.epochs if hard else 1)
+
+
 def test_frozen_donor_training_leaves_shared_weights(task: MergeTask, start: Start) -> None:
     task = replace(task, required=dict.fromkeys(["q0", "q1", "q2"], 2.0))
     tied, hard = tie_untrained(task, start)

@@ -17,6 +17,7 @@ from merger.events import Answer
 from merger.init.average import kin_pairs
 from merger.methods.registry import MergeTask
 from merger.methods.substitute import NetworkAttempt, Networks, find_networks, network_plan, receivers_of
+from merger.methods.trunk import share_trunks
 from merger.networks import adapt_state, answered_by, outputs_of
 from merger.training.recipe import Recipe
 from models.bundle import open_bundle, verify_bundle
@@ -145,6 +146,15 @@ def test_queries_that_a_trunk_cannot_serve_keep_their_networks(
     )
     report = merge(workload, tmp_path / "b.safetensors", "trunk", options=QUICK)
     assert not any(query.network for query in report.queries) and report.saved_fraction < 0.01
+
+
+@pytest.mark.parametrize(("ratio", "trains"), [(0.1, False), (0.9, True)])
+def test_trunk_is_trained_before_layers_only_if_it_comes_near(
+    task: MergeTask, monkeypatch: pytest.MonkeyPatch, ratio: float, trains: bool
+) -> None:
+    monkeypatch.setattr(MergeContext, "ratio", lambda self, query, model, **_: ratio)
+    share_trunks(task, Networks(), near_only=True)
+    assert any("training" in row for row in task.checkpoint.log) == trains
 
 
 def test_kin_of_one_network_are_not_answered_by_each_other(ctx: MergeContext, task: MergeTask) -> None:
