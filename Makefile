@@ -11,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist load
 
 .PHONY: demo test test-all lint real fuzz faults gpu venv
 
-demo: $(STAMP)  ## render clips, train, merge, run the box, write the report: about 7 CPU-minutes
+demo: $(STAMP)  ## render clips, train, merge, run the box, write the report: about 3 CPU-minutes
 	$(BIN)/gemel demo --out $(OUT)/demo
 
 # Three processes on two cores, since many tests wait for cameras and servers.
