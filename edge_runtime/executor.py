@@ -344,7 +344,7 @@ class Executor:
         return [
             {
                 "id": query,
-                "run_ms": round(1000 * self._estimates.mean_s[query], 3),
+                "run_ms": round(1000 * self._estimates.mean_s(query), 3),
                 "age_p95_ms": self.publisher.age_p95_ms(query),
                 "last_failure": self.publisher.failures.get(query),
                 "breaker": self._breakers[query].state(self.clock()),

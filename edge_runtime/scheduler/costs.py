@@ -7,7 +7,7 @@ of tensors to a hundred names. The memory settings are the budgets under which m
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
@@ -305,24 +305,25 @@ RATE_FROM_BYTES = 2**20
 class CostEstimates:
     """Running averages of what runs and copies take: a box that throttles is followed, a single stall is not.
 
-    `costs` is the present belief: the average of a run and DEVIATIONS mean deviations, so that a run is in time
-    although times vary, but at most half of what is left of the SLA. A run of any batch corrects the query's times of
-    all batches in proportion, and slowly the proportion of its own; deviations are those of its size. `mean_s` are the
-    averages of runs of one frame.
+    `costs` is the present belief (`_RunTimes`), of queries and of passes for several.
     """
 
     def __init__(self, costs: Costs, best_s: Mapping[str, float] | None = None) -> None:
         self.costs = costs
         self.best_s = dict(best_s or {})
-        self.mean_s = {query: cost.run_s for query, cost in costs.queries.items()}
-        self._batches = {query: _BatchEstimates(cost) for query, cost in costs.queries.items()}
+        self._runs = {query: _RunTimes(cost) for query, cost in costs.queries.items()}
+        self._passes: dict[tuple[str, ...], _RunTimes] = {}
+
+    def mean_s(self, query: str) -> float:
+        """The average of a run of one frame."""
+        return self._runs[query].mean_s
 
     def set_measured(self, run_s: Mapping[str, float], copy_bytes_per_s: float) -> None:
         """Take over what the warm-up measured: seconds of a run of one frame, and the rate of copying."""
         for query, seconds in run_s.items():
-            self.best_s[query] = self.mean_s[query] = seconds
-            self._batches[query] = _BatchEstimates(self.costs.queries[query])
-            self._update_runs_s(query)
+            self.best_s[query] = seconds
+            self._runs[query] = _RunTimes(self.costs.queries[query].with_run_s(seconds))
+            self._update(query)
         self.costs = _replace_fields(self.costs, copy_bytes_per_s=copy_bytes_per_s)
 
     def record_load(self, query: str, moved_bytes: int, seconds: float) -> None:
@@ -333,24 +334,19 @@ class CostEstimates:
 
     def record_joint(self, query: str, count: int, seconds: float) -> None:
         """A joint pass of this query and others ran `count` frames in so long."""
-        changed = []
-        for joint in self.costs.joint:
-            if query in joint.queries:
-                expected = joint.cost.run_of(count)
-                ratio = seconds / expected if expected > 0 else 1.0
-                run_s = _moving_average(joint.cost.run_s, joint.cost.run_s * ratio)
-                changed.append(JointCost(joint.queries, joint.cost.with_run_s(run_s)))
-            else:
-                changed.append(joint)
-        self.costs = self.costs.with_joint(changed)
+        joint = self.costs.joint_of(query)
+        if joint is None:
+            return
+        times = self._passes.setdefault(joint.queries, _RunTimes(joint.cost))
+        times.record(count, seconds)
+        changed = JointCost(joint.queries, times.correct(joint.cost))
+        self.costs = self.costs.with_joint(changed if one is joint else one for one in self.costs.joint)
 
     def record_run(self, query: str, count: int, seconds: float) -> None:
         """A run of `count` frames took so long."""
-        mean_s = self.mean_s[query]
-        single = self._batches[query].record(count, seconds, mean_s)
+        single = self._runs[query].record(count, seconds)
         self.best_s[query] = min(self.best_s.get(query, single), single)
-        self.mean_s[query] = _moving_average(mean_s, single)
-        self._update_runs_s(query)
+        self._update(query)
 
     def lower_run_s(self, query: str) -> None:
         """Lower a run time that cost a frame a little: to the best one seen, or into the SLA if even that is above.
@@ -358,53 +354,58 @@ class CostEstimates:
         A query believed too slow is not run, and what is not run is not measured: a stall, during the warm-up too,
         must not be for ever. A query that is too slow indeed is tried again from time to time, and publishes late.
         """
-        mean_s, sla_s = self.mean_s[query], self.costs.queries[query].sla_s
-        best = self.best_s.get(query, mean_s)
-        target = min(mean_s, best if best <= sla_s else sla_s / 2)
-        self.mean_s[query] = _moving_average(mean_s, target, LOWER_SHARE)
-        self._batches[query].lower_deviations()
-        self._update_runs_s(query)
+        times, sla_s = self._runs[query], self.costs.queries[query].sla_s
+        best = self.best_s.get(query, times.mean_s)
+        times.lower(best if best <= sla_s else sla_s / 2)
+        self._update(query)
 
-    def _update_runs_s(self, query: str) -> None:
-        cost = self.costs.queries[query]
-        changed = cost.with_runs_s(self._batches[query].runs_s(self.mean_s[query], cost.sla_s))
+    def _update(self, query: str) -> None:
+        changed = self._runs[query].correct(self.costs.queries[query])
         self.costs = self.costs.with_query(query, changed)
 
 
-class _BatchEstimates:
-    """What batches of one query take: their times over that of one frame, and the mean deviations from that.
+class _RunTimes:
+    """What runs take: the average of one frame, the times of batches over that, and mean deviations by batch size.
 
-    A deviation is a fraction of the time; a batch size that has not run yet has that of the last run.
+    A run of any batch corrects the times of all in proportion, and slowly the proportion of its own. A deviation is a
+    fraction of the time; a batch size that has not run yet has that of the last run. A run is expected to take
+    DEVIATIONS deviations longer than the average, so that it is in time although times vary, but at most half of what
+    is left of the SLA.
     """
 
     def __init__(self, cost: QueryCost) -> None:
         known = cost.run_s > 0
-        self._times = [one / cost.run_s if known else count for count, one in enumerate(cost.runs_s, 1)]
-        self._deviations: list[float | None] = [None] * len(self._times)
+        self.mean_s = cost.run_s
+        self._batches = [one / cost.run_s if known else count for count, one in enumerate(cost.runs_s, 1)]
+        self._deviations: list[float | None] = [None] * len(self._batches)
         self._last_deviation = 0.0
 
-    def record(self, count: int, seconds: float, mean_s: float) -> float:
-        """Learn from a run of `count` frames where one takes `mean_s`; returns what one took in it, in proportion."""
-        single, index = seconds / self._times[count - 1], count - 1
+    def record(self, count: int, seconds: float) -> float:
+        """Learn from a run of `count` frames; returns what one frame took in it, in proportion."""
+        single, index, mean_s = seconds / self._batches[count - 1], count - 1, self.mean_s
         if mean_s > 0:
             deviation = min(1.0, abs(single - mean_s) / mean_s)  # a stall counts once, in the average
             known = self._deviations[index]
             self._last_deviation = _moving_average(self._last_deviation if known is None else known, deviation)
             self._deviations[index] = self._last_deviation
             if count > 1:
-                self._times[index] = _moving_average(self._times[index], seconds / mean_s, BATCH_SHARE)
+                self._batches[index] = _moving_average(self._batches[index], seconds / mean_s, BATCH_SHARE)
+        self.mean_s = _moving_average(mean_s, single)
         return single
 
-    def lower_deviations(self) -> None:
-        """Expect all times to vary a little less."""
+    def lower(self, best_s: float) -> None:
+        """Move the average of one frame a little towards this time, if that is less, and expect less variation."""
+        self.mean_s = _moving_average(self.mean_s, min(self.mean_s, best_s), LOWER_SHARE)
         self._deviations = [None if one is None else (1 - LOWER_SHARE) * one for one in self._deviations]
         self._last_deviation *= 1 - LOWER_SHARE
 
-    def runs_s(self, mean_s: float, sla_s: float) -> Iterator[float]:
-        """Seconds of a run of each batch, from one frame on, with what they may take longer than the average."""
-        for time, own in zip(self._times, self._deviations, strict=True):
-            run_s, deviation = mean_s * time, self._last_deviation if own is None else own
-            yield run_s + min(DEVIATIONS * deviation * run_s, max(0.0, (sla_s - run_s) / 2))
+    def correct(self, cost: QueryCost) -> QueryCost:
+        """The cost with the times that runs are expected to take."""
+        runs_s = list[float]()
+        for batch, own in zip(self._batches, self._deviations, strict=True):
+            run_s, deviation = self.mean_s * batch, self._last_deviation if own is None else own
+            runs_s.append(run_s + min(DEVIATIONS * deviation * run_s, max(0.0, (cost.sla_s - run_s) / 2)))
+        return cost.with_runs_s(runs_s)
 
 
 def _moving_average(known: float, measured: float, share: float = NEWEST_SHARE) -> float:

@@ -93,7 +93,7 @@ def test_record_run_batch_out_of_proportion_leaves_single_frames():
         known.record_run("q", 1, 0.02)
         known.record_run("q", 2, 0.09)
     cost = known.costs.queries["q"]
-    assert known.mean_s["q"] == pytest.approx(0.02, rel=0.05)
+    assert known.mean_s("q") == pytest.approx(0.02, rel=0.05)
     assert (cost.run_of(2), cost.run_of(4)) == pytest.approx((0.1, 0.1), rel=0.1), "four take no less than two"
     for _ in range(100):
         known.record_run("q", 1, 0.02)
@@ -104,7 +104,7 @@ def test_record_run_batch_out_of_proportion_leaves_single_frames():
 def test_record_run_one_stall_moves_by_a_fifth():
     known = estimates()
     known.record_run("q", 1, 1.02)
-    assert known.mean_s["q"] == pytest.approx(0.22)
+    assert known.mean_s("q") == pytest.approx(0.22)
     assert known.costs.queries["q"].run_s == pytest.approx(0.22), "beyond the SLA of 0.1 nothing is added"
     for _ in range(40):
         known.record_run("q", 1, 0.02)
@@ -115,7 +115,7 @@ def test_record_run_varying_times_are_expected_to_vary():
     known = estimates()
     for seconds in 40 * (0.018, 0.022):
         known.record_run("q", 1, seconds)
-    assert known.mean_s["q"] == pytest.approx(0.02, rel=0.02)
+    assert known.mean_s("q") == pytest.approx(0.02, rel=0.02)
     assert 0.022 < known.costs.queries["q"].run_s < 0.03
     for _ in range(60):
         known.record_run("q", 1, 0.02)
@@ -126,7 +126,7 @@ def test_record_run_varying_much_stays_within_the_sla():
     known = estimates(run_s=0.07)
     for seconds in 40 * (0.05, 0.09):
         known.record_run("q", 1, seconds)
-    assert 0.07 < known.mean_s["q"] < 0.075 and known.costs.queries["q"].run_s < 0.09
+    assert 0.07 < known.mean_s("q") < 0.075 and known.costs.queries["q"].run_s < 0.09
 
 
 def test_record_load_small_load_is_ignored():
