@@ -14,6 +14,7 @@ from edge_runtime.scheduler.costs import (
     BatchCost,
     CostEstimates,
     Costs,
+    JointCost,
     QueryCost,
     memory_bytes,
     memory_settings,
@@ -127,6 +128,17 @@ def test_record_run_varying_much_stays_within_the_sla():
     for seconds in 40 * (0.05, 0.09):
         known.record_run("q", 1, seconds)
     assert 0.07 < known.mean_s("q") < 0.075 and known.costs.queries["q"].run_s < 0.09
+
+
+def test_record_joint_expects_variation_and_leaves_the_queries():
+    costs = two_queries()
+    passed = JointCost(("a", "b"), QueryCost((), 0.01, 5, 0.1, (BatchCost(2, 0.02, 10),)))
+    known = CostEstimates(costs.with_joint((passed,)))
+    for seconds in 40 * (0.027, 0.033):
+        known.record_joint("b", 2, seconds)
+    (found,) = known.costs.joint
+    assert 0.033 < found.cost.run_of(2) < 0.05 and found.queries == ("a", "b")
+    assert known.costs.queries == costs.queries
 
 
 def test_record_load_small_load_is_ignored():
