@@ -6,8 +6,8 @@ switched off (merger.config.TopDownConfig):
 a. Share tensors that are identical already; queries that share nothing else are settled.
 b. Let one query's network answer for others (merger.methods.substitute).
 c. Initialise (merger.init) and train together (merger.methods.joint_training). Where one network for all queries of a
-   task could save more than their layers, and comes near to answering for all untrained, it is trained first
-   (merger.methods.trunk). Else all sets are tied to the donor's weights.
+   task could save more than their layers, and comes near to answering for all untrained (or could save more than
+   twice as much), it is trained first (merger.methods.trunk). Else all sets are tied to the donor's weights.
 d. Repair single queries (merger.methods.repair).
 e. Share suffixes of layers without training, where a query shares nothing after that (merger.methods.suffix).
 
@@ -76,9 +76,9 @@ def top_down(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -
     substituted = ctx.substitute(known.donors, known.states)
     whole = ctx.run_on_rank0(partial(whole_plan, substituted, options)) if known.donors else whole
     layers_save = saved_bytes(ctx, Merged(whole, {}, known.donors))
-    trunk = Merged(SharingPlan(), {})
-    if config.share_trunk and possible_bytes(task) > layers_save:
-        trunk = share_trunks(early, known, near_only=layers_save > 0)
+    trunk, trunk_saves = Merged(SharingPlan(), {}), possible_bytes(task)
+    if config.share_trunk and trunk_saves > layers_save:
+        trunk = share_trunks(early, known, near_only=trunk_saves < 2 * layers_save)
         if saved_bytes(ctx, trunk) >= layers_save:
             return trunk.complete(ctx)
     layers = share_layers(replace(task, ctx=substituted, plan=whole), options)
