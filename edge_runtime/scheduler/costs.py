@@ -95,13 +95,11 @@ class QueryCost:
         """
         known = self.run_s
         runs_s = tuple(run_s * (one / known if known > 0 else count) for count, one in enumerate(self.runs_s, 1))
-        return self._with_runs_s(runs_s)
+        return self.with_runs_s(runs_s)
 
-    def with_runs_s(self, runs_s: Iterable[float]) -> QueryCost:
+    def with_runs_s(self, known_s: Iterable[float]) -> QueryCost:
         """The same query with other run times of all batches; a batch takes at least what smaller ones do."""
-        return self._with_runs_s(tuple(accumulate(runs_s, max)))
-
-    def _with_runs_s(self, runs_s: tuple[float, ...]) -> QueryCost:
+        runs_s = tuple(accumulate(known_s, max))
         larger = tuple(BatchCost(one.count, runs_s[one.count - 1], one.workspace_bytes) for one in self.larger)
         return _replace_fields(self, run_s=runs_s[0], larger=larger, runs_s=runs_s)
 

@@ -76,8 +76,8 @@ def top_down(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -
     substituted = ctx.substitute(known.donors, known.states)
     whole = ctx.run_on_rank0(partial(whole_plan, substituted, options)) if known.donors else whole
     layers_save = saved_bytes(ctx, Merged(whole, {}, known.donors))
-    trunk, trunk_saves = Merged(SharingPlan(), {}), possible_bytes(task)
-    if config.share_trunk and trunk_saves > layers_save:
+    trunk, trunk_saves = Merged(SharingPlan(), {}), possible_bytes(task) if config.share_trunk else 0
+    if trunk_saves > layers_save:
         trunk = share_trunks(early, known, near_only=trunk_saves < 2 * layers_save)
         if saved_bytes(ctx, trunk) >= layers_save:
             return trunk.complete(ctx)

@@ -123,6 +123,17 @@ def test_record_run_varying_times_are_expected_to_vary():
     assert known.costs.queries["q"].run_s == pytest.approx(0.02, rel=1e-3)
 
 
+def test_record_run_varying_batches_leave_steady_single_frames():
+    known = estimates(run_s=0.01)
+    for seconds in 60 * (0.022, 0.028):
+        known.record_run("q", 4, seconds)
+        for _ in range(3):
+            known.record_run("q", 1, 0.01)
+    cost = known.costs.queries["q"]
+    assert cost.run_of(4) > 0.03, "in time although a batch takes up to 0.028"
+    assert cost.run_s < 0.0125
+
+
 def test_record_run_varying_much_stays_within_the_sla():
     known = estimates(run_s=0.07)
     for seconds in 40 * (0.05, 0.09):
