@@ -85,9 +85,12 @@ class Running:
         return (self.folder / "err.txt").read_text()
 
     def results(self, name: str = "results.jsonl") -> list[dict[str, Any]]:
-        """Every record of a file of results."""
-        path = self.folder / name
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        """Every record of a file of results; while the box writes, of its whole lines."""
+        path, writing = self.folder / name, self.process.poll() is None
+        text = path.read_text() if path.exists() else ""
+        if writing:
+            text = text[: text.rfind("\n") + 1]
+        return [json.loads(line) for line in text.splitlines()]
 
     def news(self, name: str = "results.jsonl") -> list[dict[str, Any]]:
         """Records appended to a results file since the last call."""

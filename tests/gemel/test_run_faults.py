@@ -113,7 +113,7 @@ def test_box_restarted_after_kill_writes_no_key_twice(running, box):
         assert count_extra_arenas(one.process.pid) == 0, "a box uses one heap"
     one.process.kill()
     one.process.wait()
-    before = len(one.results())
+    before = (box / "results.jsonl").read_text().count("\n")
     with open(box / "results.jsonl", "a") as file:
         file.write('{"run":"r","query":"ga')
     one = running()
