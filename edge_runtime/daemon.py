@@ -30,6 +30,7 @@ from models.bundle.format import is_open_as
 from models.data_notes import note_clipped_roi
 from models.errors import BundleError, InputError
 from models.io import check_apart, check_output, describe_problem, is_readable_by_others, locked_folder
+from models.process import freeze_garbage_collector
 
 DISK_BACK_OFF = BackOff(1.0, 30.0)
 """Pauses of a box that waits for a disk."""
@@ -53,6 +54,7 @@ def run(
     if check:
         return check_box(_cost(config_path))
     with catch_signals(stop or threading.Event()) as signals:
+        freeze_garbage_collector()  # every file and every session that is opened collects garbage
         try:
             box, build = _prepare_when_there(config_path, signals.stopping)
         except KeyboardInterrupt:

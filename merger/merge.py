@@ -3,7 +3,7 @@
 The path from `gemel merge` to `optimizer.step()` (measured by benchmarks/call_depth.py):
 
     gemel.commands.merge -> merger.merge.merge
-    -> top_down -> share_layers -> merge_different   (merger/methods/top_down.py)
+    -> top_down -> merge_different                   (merger/methods/top_down.py)
     -> train_together -> train_kind                  (merger/methods/joint_training.py)
     -> train_epochs                                  (merger/methods/epochs.py)
     -> Training.epoch                                (merger/training/loop.py)

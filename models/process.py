@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -42,11 +43,13 @@ def freeze_garbage_collector() -> None:
     """Collect garbage once, then leave all objects in use out of later collections.
 
     torch and torchvision alone create 340,000 objects, which a full collection walks through in 0.15 s. Call it again
-    when many of the frozen objects are no longer in use.
+    when many of the frozen objects are no longer in use. They are thawed at exit, where libraries look for leaks.
     """
     gc.unfreeze()
     gc.collect()
     gc.freeze()
+    atexit.unregister(gc.unfreeze)
+    atexit.register(gc.unfreeze)
 
 
 def trim_heap() -> bool:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from models.process import freeze_garbage_collector
 from tests.browser import open_browser
 
 torch.set_num_threads(1)
@@ -46,6 +47,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         rank = next((rank for rank, marker in enumerate(HEAVY) if item.get_closest_marker(marker)), len(HEAVY))
         heaviest[item.path] = min(rank, heaviest.get(item.path, rank))
     items.sort(key=lambda item: heaviest[item.path])
+
+
+def pytest_collection_finish() -> None:
+    """Leave the objects of torch and of all test modules out of every later collection of garbage."""
+    freeze_garbage_collector()
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Prepares a real workload: `python -m benchmarks.data.prepare NAME [--data DIR] [--out DIR]`.
 
-NAME is cifar, domains, elsewhere, gti, junction, london, published, questions, simple or streets.
+NAME is ancestor, boxes, cifar, domains, elsewhere, gti, junction, kinds, london, published, questions, simple or
+streets.
 
 Reads the data folder, which is no part of this project, and writes OUT/workload.yaml with everything that it
 names: labelled frames under OUT/data, the clips that the box plays under OUT/clips, starting weights under
@@ -25,15 +26,19 @@ from benchmarks.data import published as prepare_published
 from benchmarks.data import questions as prepare_questions
 from benchmarks.data import simple as prepare_simple
 from benchmarks.data import streets as prepare_streets
+from benchmarks.data import unseen
 from benchmarks.data.files import DATA_LICENCES, PrepareError, copy_whole, data_folder, say
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORKLOADS = {
+    "ancestor": unseen.prepare_ancestor,
+    "boxes": unseen.prepare_boxes,
     "cifar": prepare_cifar.prepare,
     "domains": prepare_domains.prepare,
     "elsewhere": prepare_elsewhere.prepare,
     "gti": prepare_gti.prepare,
     "junction": prepare_junction.prepare,
+    "kinds": unseen.prepare_kinds,
     "london": prepare_london.prepare,
     "published": prepare_published.prepare,
     "questions": prepare_questions.prepare,

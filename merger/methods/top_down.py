@@ -17,11 +17,11 @@ that is out of time keeps what it has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from merger.checkpoint import Checkpoint, Row, State, Step, snapshots
+from merger.checkpoint import Checkpoint, Row, Step, snapshots
 from merger.config import MergeOptions
 from merger.context import MergeContext, Merged
 from merger.evaluate import required_ratios
@@ -81,21 +81,17 @@ def top_down(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -
         trunk = share_trunks(early, known, near_only=trunk_saves < 2 * layers_save)
         if saved_bytes(ctx, trunk) >= layers_save:
             return trunk.complete(ctx)
-    layers = share_layers(replace(task, ctx=substituted, plan=whole), options)
-    return max(layers, trunk.complete(ctx), key=partial(saved_bytes, ctx))
-
-
-def share_layers(task: MergeTask, options: MergeOptions) -> Merged:
-    """Stages a, c, d and e: identical tensors, all layers with training, repairs, suffixes without training."""
-    ctx, bases = task.ctx, snapshots(task.ctx.bases)
-    identical = share_identical(task, bases, options)
-    plan = task.plan.without(*identical.settled)
-    merged = Merged(SharingPlan(), {})
-    if not task.plan.shared and len(ctx.judged) > 1:
+    if not whole.shared and len(ctx.judged) > 1:
         ctx.warn("no two models have a layer in common that saves enough")
-    if plan.shared:
-        merged = merge_different(replace(task, plan=plan))
-    unshared = ctx.queries.keys() - merged.plan.queries()
+    task = replace(task, ctx=substituted, plan=whole)
+    identical = share_identical(task, options)
+    merged = merge_different(replace(task, plan=whole.without(*identical.settled)))
+    return max(merged_with(identical, merged, substituted), trunk.complete(ctx), key=partial(saved_bytes, ctx))
+
+
+def merged_with(identical: Identical, merged: Merged, ctx: MergeContext) -> Merged:
+    """A merge with the identical tensors of the queries that it leaves alone, or those alone, if they save more."""
+    bases, unshared = snapshots(ctx.bases), ctx.queries.keys() - merged.plan.queries()
     result = add_identical(merged.plan, identical.plan, unshared)
     if result.saved_bytes(ctx.layers) < identical.plan.saved_bytes(ctx.layers):
         return Merged(identical.plan, bases, ctx.networks)
@@ -110,12 +106,12 @@ def whole_plan(ctx: MergeContext, options: MergeOptions) -> SharingPlan:
     return SharingPlan.of(group for group in found if group.saved_bytes >= options.min_saving * total)
 
 
-def share_identical(task: MergeTask, bases: Mapping[str, State], options: MergeOptions) -> Identical:
+def share_identical(task: MergeTask, options: MergeOptions) -> Identical:
     """Stage a: split every set into members with equal weights; sharing these changes no model."""
     ctx, whole = task.ctx, task.plan
     if not options.top_down.share_identical:
         return Identical(SharingPlan(), frozenset())
-    plan = identical_sets(whole, bases)
+    plan = identical_sets(whole, snapshots(ctx.bases))
     settled = frozenset(queries_identical(whole, plan))
     if plan.shared:
         saved = task.saved_bytes(plan)
@@ -127,6 +123,8 @@ def share_identical(task: MergeTask, bases: Mapping[str, State], options: MergeO
 def merge_different(task: MergeTask) -> Merged:
     """Stages c to e for the queries whose weights differ: what saves most with every sharing query at its target."""
     ctx, plan, checkpoint, config = task.ctx, task.plan, task.checkpoint, task.config
+    if not plan.shared:
+        return Merged(SharingPlan(), {})
     ctx.begin(TRAINING, flops=max_training_flops(task))
     early = task.with_budget(task.budget.fraction(config.joint_budget))
     if checkpoint.step(Step.TRAINING_TIME, lambda: early.budget.over):

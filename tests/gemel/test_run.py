@@ -69,6 +69,7 @@ def test_run_stdout_holds_results_only(box):
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert results and all({"query", "camera", "captured_at", "label"} <= set(result) for result in results)
     assert "(cameras ended)" in done.stderr and "ledger: " not in done.stderr
+    assert "leaked" not in done.stderr, "what is left at exit is no leak of a library"
 
 
 def test_run_failed_camera_gives_exit_code_1(box, capsys, tmp_path):
