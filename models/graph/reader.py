@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import os
@@ -61,8 +60,10 @@ def load_graph(path: str | Path, size: Size | None = None) -> Graph:
 def read_onnx(read: Callable[[], bytes], path: Path, size: Size | None = None) -> Graph:
     """The graph of an ONNX file whose bytes `read` returns; external data is beside `path`."""
     try:
-        found = _read_model(parse_model(read(), str(path)), path, size)
-        gc.collect()  # what was parsed refers to itself, and holds the weights
+        model = parse_model(read(), str(path))
+        found = _read_model(model, path, size)
+        for value in model.graph.initializers.values():  # a graph refers to itself, and is freed late
+            value.const_value = None
         return found
     except InputError:
         raise
