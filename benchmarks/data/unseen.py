@@ -23,7 +23,7 @@ def prepare_kinds(data: Path, out: Path) -> dict[str, Any]:
 
 def prepare_ancestor(data: Path, out: Path) -> dict[str, Any]:
     """Write the images of `ancestor` and what its networks start from; returns the counts."""
-    return _prepare(data, out, {"mobilenet_v2.pth": CLASSIFIER}, ("grocery", "solar_ir"))
+    return _prepare(data, out, {"mobilenet_v2.pth": CLASSIFIER}, ("pavements", "solar_ir"))
 
 
 def prepare_boxes(data: Path, out: Path) -> dict[str, Any]:
