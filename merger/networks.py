@@ -55,9 +55,10 @@ def adapt_state(
 ) -> dict[str, Tensor]:
     """The donor's state for `query`, which names the donor's network: heads have the outputs of the query's classes.
 
-    Where the donor lacks an output for some class, heads keep their `fresh` weights.
+    So do norms behind heads. Where the donor lacks an output for some class, both keep their `fresh` weights.
     """
     outputs, heads = outputs_of(query, donor), _head_keys(query, fresh)
+    heads |= {key for key, own in fresh.items() if state[key].shape != own.shape}
     found = dict[str, Tensor]()
     for key, own in fresh.items():
         if key not in heads:

@@ -23,7 +23,7 @@ from merger.training.recipe import Recipe
 from models.bundle import open_bundle, verify_bundle
 from models.weights import save_weights
 from models.workload import Workload, load_workload
-from models.zoo import build_query
+from models.zoo import ENTRIES, build_query, names
 from tests.merger.guarantees import FACTORIES, ratios_on_val
 from tests.merger.options import QUICK
 
@@ -49,6 +49,19 @@ def test_adapted_head_has_the_outputs_of_the_query(ctx: MergeContext) -> None:
     found = adapt_state(answered_by(query, donor), donor, ctx.originals["q0"].state_dict(), state)
     assert torch.equal(found["head.weight"], state["head.weight"].flip(0))
     assert torch.equal(found["stem.0.weight"], state["stem.0.weight"])
+
+
+@pytest.mark.parametrize(
+    "name", ["fastestdet", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in names())]
+)
+def test_network_is_adapted_to_other_classes_norms_behind_heads_too(workload: Workload, name: str) -> None:
+    keys = {"task": ENTRIES[name].task, "model": name, "model_args": {}, "input_size": ENTRIES[name].input_size}
+    donor = replace(workload.queries[0], classes=("a", "b"), **keys)
+    query = replace(donor, id="q1", classes=("c", "d", "e"))
+    fresh, state = (build_query(one, "meta").state_dict() for one in (query, donor))
+    found = adapt_state(query, donor, fresh, state)
+    assert {key: tensor.shape for key, tensor in found.items()} == {key: one.shape for key, one in fresh.items()}
+    assert any(found[key] is state[key] for key in found)
 
 
 def test_substituted_query_keeps_its_question_and_takes_the_network(ctx: MergeContext) -> None:
