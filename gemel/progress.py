@@ -240,12 +240,6 @@ def _start(f: Fields) -> str:
     return f"all layers shared, untrained: {_lowest(f['ratios'])}{'; light layers stay private' if f['hard'] else ''}"
 
 
-def _suffix(f: Fields) -> str:
-    outcome = "accepted" if f["accepted"] else f"rejected, {number(f['required'])} is required"
-    layers = f"{f['suffix']} of {f['of']} layers" if f["accepted"] else "no layers"
-    return f"{f['query']}: shares {layers} without training, ratio {number(f['ratio'])} ({outcome})"
-
-
 def _camera_prefix(f: Fields) -> str:
     saves = f", ratio {number(f['ratio'])}, saves {flops_text(f['saved_flops_per_s'])}" if f["common"] else ""
     donor = f["donor"] or "the network that it was trained from"
@@ -307,7 +301,6 @@ EVENT_FORMATS: dict[str, Callable[[Fields], str]] = {
     "processes": lambda f: f"{len(f['queries'])} processes: {'; '.join(', '.join(q) or 'none' for q in f['queries'])}",
     "ancestry": _ancestry,
     "identical": lambda f: f"{f['sets']} sets of layers are identical: {size(f['saved_bytes'])} saved without training",
-    "suffix": _suffix,
     "camera-prefix": _camera_prefix,
     "start": _start,
     "network": lambda f: (

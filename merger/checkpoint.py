@@ -32,7 +32,7 @@ Row = Mapping[str, Any]
 WORK_SUFFIX = ".work"
 """Appended to the output's name: the folder of the checkpoint."""
 STATE = "state.pt"
-FORMAT = 21
+FORMAT = 22
 _UNREADABLE = (
     OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, EOFError, pickle.UnpicklingError,
 )  # fmt: skip
@@ -80,7 +80,6 @@ class Step(str, Enum):
     NETWORK_TRIAL = "network trial"
     METHOD = "method"
     PREFIX = "prefix"
-    PROBE = "probe"
     PROGRESS = "progress"
     QUANTIZED = "quantized"
     QUANTIZED_ORIGINALS = "quantized originals"
@@ -91,8 +90,6 @@ class Step(str, Enum):
     ROUND = "round"
     SEARCH = "search"
     SENSITIVITY = "sensitivity"
-    SUFFIX = "suffix"
-    SUFFIX_TIME = "time for a suffix"
     TEST = "test"
     TIED = "tied"
     TIED_UNTRAINED = "tied untrained"

@@ -33,8 +33,6 @@ class TopDownConfig:
     """Stage c: train all sharing models together."""
     repair: bool = True
     """Stage d: repair single queries below their requirement."""
-    share_suffixes: bool = True
-    """Stage e: share suffixes of layers without training with queries that share nothing otherwise."""
 
     kin_similarity: float = 0.2
     """Cosine of two weights above which models count as fine-tuned from one network. Independently trained networks
@@ -42,8 +40,6 @@ class TopDownConfig:
     kin_rate: float = 0.4
     """Factor on the learning rate where models start from the mean of their weights: near to a solution that the full
     rate would leave."""
-    private_fractions: tuple[float, ...] = (1 / 64, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
-    """Fractions of a receiver's shareable bytes that may stay private in suffix sharing, ascending; bisected."""
     hard_private: float = 1 / 32
     """Fraction of a query's shareable bytes, the lightest layers first, that stays private in a hard joint training:
     early and depthwise layers, which tell models apart (Guo et al., AAAI 2019)."""
@@ -131,8 +127,6 @@ class MeasurementConfig:
     """Train frames of the recalibration after few training steps."""
     settling_steps: int = 30
     """Steps after which 4 % of a moving average (momentum 0.1) are older than the training."""
-    sensitivity_frames: int = 16
-    """Train frames on which head outputs are compared for each layer of a sensitivity ranking."""
     min_val_units: int = 10
     """Clips or tracks of val below which a query's evidence is reported as weak."""
 

@@ -1,4 +1,4 @@
-"""Evaluation of merged models on val, and comparisons of their head outputs with the originals'.
+"""Evaluation of merged models on val.
 
 A model's ratio is its metric on val over its original's (`MergeContext.ratio`).
 """
@@ -10,18 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from merger.checkpoint import State, Step, StepCache, storable
 from merger.config import MEASUREMENT
 from merger.context import MergeContext, Merged
-from merger.training.distillation import watched_layers
 from merger.training.recipe import Recipe
 from models.sharing.plan import SharingPlan, tie
-
-MIN_VARIANCE = 1e-12
-HeadOutputs = Mapping[str, Sequence[Tensor]]
-"""Path of a head -> its outputs on some frames, one for each call."""
 
 
 @storable
@@ -116,33 +111,3 @@ def training_flops(ctx: MergeContext, queries: Sequence[str], recipe: Recipe) ->
         passes = recipe.passes(taught=True) * visits + len(ctx.val[query])
         total += ctx.flops.of(ctx.queries[query]) * passes
     return total
-
-
-@torch.no_grad()
-def head_outputs(ctx: MergeContext, query: str, model: nn.Module) -> dict[str, list[Tensor]]:
-    """Outputs of a model's heads, in eval mode, on a few of the query's train frames."""
-    data, seen = ctx.train[query], dict[str, list[Tensor]]()
-    indices = torch.linspace(0, len(data) - 1, min(MEASUREMENT.sensitivity_frames, len(data))).long().tolist()
-    handles = []
-    for path in watched_layers(ctx.queries[query], model):
-        own = seen.setdefault(path, [])
-        record = model.get_submodule(path).register_forward_hook(lambda _, __, output, own=own: own.append(output))
-        handles.append(record)
-    model.eval()(data.frames(indices, ctx.device))
-    for handle in handles:
-        handle.remove()
-    ctx.flops.add(ctx.queries[query], len(indices))
-    return seen
-
-
-def head_distance(mine: HeadOutputs, theirs: HeadOutputs) -> float:
-    """Mean over the heads of the squared difference of outputs over the variance of `theirs`; 0 without a head."""
-    found = list[float]()
-    for path, calls in theirs.items():
-        wrong = whole = 0.0
-        for one, other in zip(mine[path], calls):
-            other = other.to(one.device)
-            wrong += float((one - other).square().sum())
-            whole += float((other - other.mean()).square().sum())
-        found.append(wrong / max(whole, MIN_VARIANCE))
-    return sum(found) / max(1, len(found))

@@ -43,8 +43,6 @@ class Event(str, Enum):
     """queries (settled by it alone), sets, saved_bytes"""
     ANCESTRY = "ancestry"
     """kin, similarity {query: cosine of weights}, donor"""
-    SUFFIX = "suffix"
-    """query, donor, layers, of, private [paths], ratio, required, accepted, saved_bytes: suffix sharing, untrained"""
     NETWORK = "network"
     """query, network (the query whose network was tried), how (an Answer), ratio, required, accepted: substitution"""
     START = "start"

@@ -14,7 +14,7 @@ from merger.events import Repair
 from models.sharing.layers import SetOutcome
 from models.sharing.plan import Member, SharingPlan
 
-JOINT_TRAINING, SUFFIX = "the joint training", "suffix sharing"
+JOINT_TRAINING = "the joint training"
 LIGHT_LAYERS, NOTHING = "light layers stay private", "nothing"
 
 
@@ -72,7 +72,6 @@ def explain_joint(
     """Of sets that were tied at once, whose queries were then repaired one by one; `flops` is that of the method."""
     ratios = {query: ratio for row in log if row.get("epoch") for query, ratio in row["ratios"].items()}
     light = {(q, path) for row in log for q, paths in row.get("private_layers", {}).items() for path in paths}
-    probes = {row["query"]: row for row in log if "suffix" in row}
     repairs: dict[str, list[Row]] = {}
     for row in log:
         if "repair" in row:
@@ -86,11 +85,9 @@ def explain_joint(
             return Obstacle(LIGHT_LAYERS, ratios.get(query), required[query])
         if query in ratios:
             return Obstacle(JOINT_TRAINING, ratios[query], required[query])
-        if query in probes:
-            return Obstacle(SUFFIX, probes[query]["ratio"], required[query])
         return Obstacle(NOTHING, None, required[query])
 
-    tried = ratios.keys() | probes.keys() | repairs.keys()
+    tried = ratios.keys() | repairs.keys()
     return [
         SetTrial(
             members,

@@ -68,16 +68,15 @@ def is_hopeless(
 
 
 def bisect_options(
-    count: int, attempt: Callable[[int], tuple[bool, T]], over: Callable[[], bool], dearest_first: bool = True
+    count: int, attempt: Callable[[int], tuple[bool, T]], over: Callable[[], bool]
 ) -> tuple[int, T] | None:
     """The first of `count` options, in ascending cost, for which `attempt` holds, and its result; None without one.
 
-    With `dearest_first` the last option is tried first: if it fails, the others would too. No attempt begins once
-    `over`.
+    No attempt begins once `over`.
     """
     held, failed, found = count, -1, None
     while held - failed > 1 and not over():
-        index = count - 1 if held == count and dearest_first else (failed + held) // 2
+        index = (failed + held) // 2
         holds, result = attempt(index)
         if holds:
             held, found = index, (index, result)

@@ -180,7 +180,7 @@ def _longest_prefix(
         ctx.report(Event.ATTEMPT, query=query, prefix=length, ratio=found.ratio, held=held)
         return held, found
 
-    found = bisect_options(len(family.paths), attempt, lambda: budget.over, dearest_first=False)
+    found = bisect_options(len(family.paths), attempt, lambda: budget.over)
     return found[1] if found else Prefix(0, 1.0), tried
 
 

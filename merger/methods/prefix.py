@@ -112,7 +112,7 @@ def find_longest_prefix(task: MergeTask, family: Family, query: str, merged: Mer
         task.ctx.report(Event.ATTEMPT, query=query, prefix=length, ratio=step.value.ratio, held=holds)
         return holds, step.value
 
-    bisect_options(len(family.paths), attempt, lambda: task.budget.over, dearest_first=False)
+    bisect_options(len(family.paths), attempt, lambda: task.budget.over)
     length = prove_longest(task, query, {length: one.state for length, one in held.items()}, merged)
     found = held.get(length)
     return CameraPrefix(length, found.ratio if found else None, found.state if found else None, tried)

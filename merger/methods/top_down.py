@@ -1,6 +1,6 @@
 """The default method, top-down: share as much as possible first, then take back what accuracy targets need.
 
-GEMEL adds one group of layers after the other; here all groups are tied at once. Five stages, each of which can be
+GEMEL adds one group of layers after the other; here all groups are tied at once. Four stages, each of which can be
 switched off (merger.config.TopDownConfig):
 
 a. Share tensors that are identical already; queries that share nothing else are settled.
@@ -9,7 +9,6 @@ c. Initialise (merger.init) and train together (merger.methods.joint_training). 
    task could save more than their layers, and comes near to answering for all untrained (or could save more than
    twice as much), it is trained first (merger.methods.trunk). Else all sets are tied to the donor's weights.
 d. Repair single queries (merger.methods.repair).
-e. Share suffixes of layers without training, where a query shares nothing after that (merger.methods.suffix).
 
 Every stage returns a state in which all sharing queries hold, and the result is the one that saves most; so a merge
 that is out of time keeps what it has.
@@ -31,7 +30,6 @@ from merger.init.start import prepare_start
 from merger.methods.joint_training import TRAINING, describe_reach, max_training_flops, train_together
 from merger.methods.registry import MergeTask, prepare_task, register_method
 from merger.methods.substitute import SUBSTITUTING, Networks, find_networks
-from merger.methods.suffix import SHARING_SUFFIXES, share_suffixes
 from merger.methods.trunk import TRAINING_TRUNK, possible_bytes, saved_bytes, share_trunks
 from merger.outcomes import SetTrial, explain_joint
 from models.notes import add_note
@@ -60,12 +58,12 @@ def explain_top_down(ctx: MergeContext, options: MergeOptions, log: Sequence[Row
 
 @register_method("top-down", explain_top_down)
 def top_down(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
-    """Run the five stages; queries that share nothing keep their originals."""
+    """Run the four stages; queries that share nothing keep their originals."""
     whole, config = ctx.run_on_rank0(partial(whole_plan, ctx, options)), options.top_down
     states = {query: ctx.bases[query].state_dict() for query in ctx.judged}
     kin = ctx.run_on_rank0(partial(kin_pairs, ctx.layers, states, config.kin_similarity))
     task = replace(prepare_task(ctx, whole, options, checkpoint), kin=kin)
-    ctx.stages.announce([SUBSTITUTING, TRAINING_TRUNK, TRAINING, SHARING_SUFFIXES])
+    ctx.stages.announce([SUBSTITUTING, TRAINING_TRUNK, TRAINING])
     ctx.begin(SUBSTITUTING, pieces=len(ctx.judged))
     if reach := describe_reach(task):
         add_note("the budget", reach)
@@ -121,7 +119,7 @@ def share_identical(task: MergeTask, options: MergeOptions) -> Identical:
 
 
 def merge_different(task: MergeTask) -> Merged:
-    """Stages c to e for the queries whose weights differ: what saves most with every sharing query at its target."""
+    """Stages c and d for the queries whose weights differ: what saves most with every sharing query at its target."""
     ctx, plan, checkpoint, config = task.ctx, task.plan, task.checkpoint, task.config
     if not plan.shared:
         return Merged(SharingPlan(), {})
@@ -136,8 +134,4 @@ def merge_different(task: MergeTask) -> Merged:
         row = {"accepted_bytes": task.saved_bytes(trained.best.plan), "instead_of_bytes": task.saved_bytes(best.plan)}
         task.report(Event.RESTORE, **row)
         best = trained.best
-    if config.share_suffixes and task.saved_bytes(best.plan) < task.saved_bytes(plan):
-        ctx.begin(SHARING_SUFFIXES)
-        given = best if best.plan.shared else Merged(SharingPlan(), {start.donors[0]: start.states[start.donors[0]]})
-        best = share_suffixes(task, start, given, [query for query in start.donors if query not in given.states])
     return best.without(())

@@ -15,7 +15,6 @@ from merger.events import Event
 ROOT = Path(__file__).parents[2]
 STAGE_EVENTS = {"stages", "stage", "part"}
 EPOCH = {"queries": ["gate"], "epoch": 3, "epochs": 8, "loss": 0.3}
-SUFFIX = {"query": "gate", "suffix": 3, "of": 4, "ratio": 0.97, "required": 0.95}
 WIDTHS = {"stored_bytes": {"int8": 9}, "ratios": {"gate": 0.9}, "in_the_way": ["gate"]}
 ROUND = {"round": 1, "rounds": 7, "signature": "conv2d 3x3 512", "saved_bytes": 2**20, "ceiling_bytes": 2**21}
 ATTEMPT = {"round": 1, "group": "conv2d 3x3 512", "members": [1, 2], "kept": [1], "diverged": False}
@@ -36,9 +35,6 @@ SENTENCES = [
     ("ancestry", {"kin": True, "similarity": {"a": 0.98}, "donor": "a"},
      "the originals come from the same pretrained weights (weight similarity 0.98)"),
     ("identical", {"sets": 3, "saved_bytes": 9}, "3 sets of layers are identical: 9 bytes saved without training"),
-    ("suffix", {**SUFFIX, "accepted": True}, "gate: shares 3 of 4 layers without training, ratio 0.970 (accepted)"),
-    ("suffix", {**SUFFIX, "accepted": False},
-     "gate: shares no layers without training, ratio 0.970 (rejected, 0.950 is required)"),
     ("start", {"ratios": {"gate": 0.9}, "hard": False, "private_layers": {"gate": ["stem"]}},
      "all but light layers shared, untrained: lowest ratio 0.90 (gate)"),
     ("start", {"ratios": {"gate": 0.4}, "hard": True},

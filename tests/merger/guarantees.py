@@ -22,7 +22,6 @@ def _halve_ratios(*given: Any) -> tuple[Any, dict[str, float]]:
 
 def must_train(monkeypatch: pytest.MonkeyPatch) -> None:
     """No method finds a state that holds without training."""
-    monkeypatch.setattr("merger.methods.top_down.share_suffixes", lambda task, start, merged, *_: merged)
     for module in ("gemel", "joint_training"):
         monkeypatch.setattr(f"merger.methods.{module}.tie_and_evaluate", _halve_ratios)
 

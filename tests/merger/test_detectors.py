@@ -119,7 +119,7 @@ def test_top_down_detectors_share_all_with_one_repaired(
     workload = request.getfixturevalue(kind)
     repaired = workload.queries[0].id
     monkeypatch.setattr(MergeContext, "ratio", hold_when_repaired(repaired))
-    options = replace(OPTIONS, top_down=replace(LAYERS, share_suffixes=False))
+    options = replace(OPTIONS, top_down=LAYERS)
     report, bundle, sets = merge_and_check(workload, options, tmp_path / "b.gemel", "top-down")
     assert sum(row["saved_bytes"] for row in sets) == ceiling_bytes(layers_of_all(workload.queries))
     assert {row["outcome"] for row in sets} == {"kept"}

@@ -16,7 +16,6 @@ from merger.outcomes import (
     JOINT_TRAINING,
     LIGHT_LAYERS,
     NOTHING,
-    SUFFIX,
     Obstacle,
     SetTrial,
     explain_attempts,
@@ -58,7 +57,6 @@ def test_set_that_no_query_shares_is_refused_if_tried() -> None:
     ("rows", "after", "ratio"),
     [
         ([], NOTHING, None),
-        ([{"query": "c", "suffix": 0, "ratio": 0.7}], SUFFIX, 0.7),
         ([{"epoch": 1, "ratios": {"c": 0.8}}], JOINT_TRAINING, 0.8),
         ([{"private_layers": {"c": ["x"]}}, {"epoch": 1, "ratios": {"c": 0.99}}], LIGHT_LAYERS, 0.99),
         ([{"epoch": 1, "ratios": {"c": 0.8}}, {"query": "c", "repair": "norms and head", "ratio": 0.9},

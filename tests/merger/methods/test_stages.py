@@ -16,12 +16,11 @@ from merger.context import MergeContext, Merged
 from merger.events import TrainingKind
 from merger.init.average import copy_donor_weights, rank_donors
 from merger.init.start import Start, prepare_start
-from merger.methods import joint_training, suffix
+from merger.methods import joint_training
 from merger.methods.epochs import bisect_options, is_hopeless
 from merger.methods.joint_training import intact_queries, light_layers, plan_without, tie_untrained, train_kind
 from merger.methods.registry import MergeTask
 from merger.methods.repair import repair_queries
-from merger.methods.suffix import layer_sensitivity, share_suffixes
 from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan
 
@@ -30,58 +29,6 @@ from models.sharing.plan import SharingPlan
 def start(task: MergeTask) -> Start:
     """The start of the whole plan."""
     return prepare_start(task.ctx, task.plan, task.config)
-
-
-def donor_alone(start: Start) -> Merged:
-    """The first donor, which gives."""
-    return Merged(SharingPlan(), {start.donors[0]: start.states[start.donors[0]]})
-
-
-def test_layer_sensitivity_is_zero_for_its_own_weight_alone(ctx: MergeContext) -> None:
-    own, other = snapshots(ctx.originals)["q0"], snapshots(ctx.originals)["q2"]
-    assert layer_sensitivity(ctx, "q0", own, own, ["stem.0", "last.0"]) == {"stem.0": 0.0, "last.0": 0.0}
-    found = layer_sensitivity(ctx, "q0", own, other, ["stem.0", "last.0"])
-    assert min(found.values()) > 0
-
-
-@pytest.mark.parametrize("needed", range(7))
-def test_suffix_sharing_keeps_the_fewest_bytes_private(
-    task: MergeTask, start: Start, monkeypatch: pytest.MonkeyPatch, needed: int
-) -> None:
-    probes: list[str] = []
-
-    def evaluate(ctx: Any, cache: Any, name: str, models: Any, frames: int, option: str) -> dict[str, float]:
-        probes.append(option)
-        return dict.fromkeys(models, 1.0 if int(option) >= needed else 0.2)
-
-    monkeypatch.setattr(suffix, "evaluate_queries", evaluate)
-    merged = share_suffixes(task, start, donor_alone(start), [start.donors[1]])
-    options = suffix._private_options(task, start.donors[1], *_weights(task, start))
-    receiver = start.donors[1]
-    shared = {path for members in merged.plan.shared for query, path in members if query == receiver}
-    private = {path for members in task.plan.shared for query, path in members if query == receiver} - shared
-    if needed < len(options):
-        assert private == set(options[needed])
-        donor = start.donors[0]
-        for members in merged.plan.shared:
-            own, its = ((query, dict(members)[query]) for query in (receiver, donor))
-            key, of = weight_key(merged.states[receiver], own[1]), weight_key(merged.states[donor], its[1])
-            assert torch.equal(merged.states[receiver][key], merged.states[donor][of])
-    else:
-        assert not shared and merged.states[receiver].keys() == start.states[receiver].keys()
-    assert len(probes) <= 4
-
-
-def _weights(task: MergeTask, start: Start) -> tuple[Any, Any, list[str]]:
-    receiver = start.donors[1]
-    own, given = start.states[receiver], copy_donor_weights(task.plan, start.states, start.donors)[receiver]
-    return own, given, [path for members in task.plan.shared for query, path in members if query == receiver]
-
-
-def test_suffix_sharing_out_of_budget_probes_nothing(task: MergeTask, start: Start) -> None:
-    spent = task.with_budget(Budget(task.ctx.flops, max_flops=0.0))
-    merged = share_suffixes(spent, start, donor_alone(start), start.donors[1:])
-    assert not merged.plan.shared and task.checkpoint.log[-1]["possible_bytes"] > 0
 
 
 def test_light_layers_stay_within_their_fraction(task: MergeTask) -> None:
@@ -256,11 +203,10 @@ def test_repair_of_nothing_below_changes_nothing(task: MergeTask, untrained_merg
     assert repair_queries(task, untrained_merge, dict.fromkeys(task.required, 1.0)) is untrained_merge
 
 
-@pytest.mark.parametrize("dearest_first", [True, False])
 @pytest.mark.parametrize("first", range(6))
-def test_bisection_finds_the_first_option_that_holds(first: int, dearest_first: bool) -> None:
+def test_bisection_finds_the_first_option_that_holds(first: int) -> None:
     tried: list[int] = []
-    found = bisect_options(5, lambda at: (tried.append(at) is None and at >= first, at), lambda: False, dearest_first)
+    found = bisect_options(5, lambda at: (tried.append(at) is None and at >= first, at), lambda: False)
     assert found == ((first, first) if first < 5 else None)
     assert len(tried) <= 4
 

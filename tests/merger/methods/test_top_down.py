@@ -25,7 +25,7 @@ from tests.merger.options import LAYERS, QUICK
 from tests.merger.tiny import weights_of
 
 HARD = replace(QUICK, recipe=replace(QUICK.recipe, epochs=3, frames_per_epoch=32))
-STAGES = ("share_identical", "share_suffixes", "freeze_donor_first", "train_jointly", "repair")
+STAGES = ("share_identical", "freeze_donor_first", "train_jointly", "repair")
 
 
 def rows_of(bundle: Path) -> list[dict[str, Any]]:
@@ -57,8 +57,7 @@ def test_top_down_tiny_workload_reaches_the_bound(
 def test_top_down_any_stage_off_keeps_every_target(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
-    if stage != "share_suffixes":
-        must_train(monkeypatch)
+    must_train(monkeypatch)
     options = replace(HARD, top_down=replace(LAYERS, **{stage: False}))
     out = tmp_path / "b.safetensors"
     merge(workload, out, options=options)
