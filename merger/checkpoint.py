@@ -75,6 +75,7 @@ class Step(str, Enum):
     CAMERA_PREFIXES = "camera prefixes"
     CONFIRMED = "confirmed"
     EVALUATED = "evaluated"
+    HALF = "half"
     MEMORY = "memory"
     NETWORK = "network"
     NETWORK_TRIAL = "network trial"

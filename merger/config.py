@@ -33,6 +33,8 @@ class TopDownConfig:
     """Stage c: train all sharing models together."""
     repair: bool = True
     """Stage d: repair single queries below their requirement."""
+    share_half: bool = True
+    """Stage e: share the heavier half of the bytes where not all queries bear more."""
 
     kin_similarity: float = 0.2
     """Cosine of two weights above which models count as fine-tuned from one network. Independently trained networks
@@ -45,6 +47,8 @@ class TopDownConfig:
     early and depthwise layers, which tell models apart (Guo et al., AAAI 2019)."""
     kin_private: float = 1 / 10
     """The same fraction where models start from the mean of their weights and some query does not hold there."""
+    half_private: float = 1 / 2
+    """The same fraction in stage e."""
     hard_start: float = 0.8
     """Mean of min(1, ratio / required) before the joint training below which the merge counts as hard."""
     hard_epochs: int = 3

@@ -48,17 +48,22 @@ class JointState:
     trained: bool = False
 
 
-def train_together(task: MergeTask, early: MergeTask, start: Start) -> tuple[JointState, Merged]:
-    """All sets of the plan trained (within `early`'s budget) and repaired; the state before repairs and the result."""
+def train_together(task: MergeTask, early: MergeTask, start: Start) -> Merged:
+    """All sets of the plan trained (within `early`'s budget) and repaired; what saves most of all states."""
     config = task.config
     trained, hard = tie_untrained(early, start)
     kinds = [TrainingKind.DONOR_FROZEN] * (config.freeze_donor_first and not start.averages)
     for kind in [*kinds, *[TrainingKind.JOINT] * config.train_jointly]:
         trained = train_kind(early, kind, trained, start, hard)
     below = [query for query, ratio in trained.ratios.items() if ratio < task.required[query]]
+    repaired = trained.merged.without(below)
     if config.repair and (trained.trained or not below):
-        return trained, repair_queries(task, trained.merged, trained.ratios)
-    return trained, trained.merged.without(below)
+        repaired = repair_queries(task, trained.merged, trained.ratios)
+    saved, before = task.saved_bytes(repaired.plan), task.saved_bytes(trained.best.plan)
+    if before > saved:
+        task.report(Event.RESTORE, accepted_bytes=before, instead_of_bytes=saved)
+        return trained.best
+    return repaired
 
 
 def tie_untrained(task: MergeTask, start: Start) -> tuple[JointState, bool]:

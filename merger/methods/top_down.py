@@ -1,6 +1,6 @@
 """The default method, top-down: share as much as possible first, then take back what accuracy targets need.
 
-GEMEL adds one group of layers after the other; here all groups are tied at once. Four stages, each of which can be
+GEMEL adds one group of layers after the other; here all groups are tied at once. Five stages, each of which can be
 switched off (merger.config.TopDownConfig):
 
 a. Share tensors that are identical already; queries that share nothing else are settled.
@@ -9,6 +9,8 @@ c. Initialise (merger.init) and train together (merger.methods.joint_training). 
    task could save more than their layers, and comes near to answering for all untrained (or could save more than
    twice as much), it is trained first (merger.methods.trunk). Else all sets are tied to the donor's weights.
 d. Repair single queries (merger.methods.repair).
+e. Where some query fell out, and the heavier half of the bytes could save more than what is left: c and d once more,
+   with the lighter half private.
 
 Every stage returns a state in which all sharing queries hold, and the result is the one that saves most; so a merge
 that is out of time keeps what it has.
@@ -27,7 +29,14 @@ from merger.evaluate import required_ratios
 from merger.events import Event
 from merger.init.average import kin_pairs
 from merger.init.start import prepare_start
-from merger.methods.joint_training import TRAINING, describe_reach, max_training_flops, train_together
+from merger.methods.joint_training import (
+    TRAINING,
+    describe_reach,
+    light_layers,
+    max_training_flops,
+    plan_without,
+    train_together,
+)
 from merger.methods.registry import MergeTask, prepare_task, register_method
 from merger.methods.substitute import SUBSTITUTING, Networks, find_networks
 from merger.methods.trunk import TRAINING_TRUNK, possible_bytes, saved_bytes, share_trunks
@@ -37,6 +46,8 @@ from models.sharing.groups import groups
 from models.sharing.layers import model_bytes
 from models.sharing.plan import SharingPlan
 from models.sharing.similarity import add_identical, cosine_likeness, identical_sets, queries_identical
+
+TRAINING_HALF = "training with half of the bytes shared"
 
 
 @dataclass(frozen=True)
@@ -58,12 +69,12 @@ def explain_top_down(ctx: MergeContext, options: MergeOptions, log: Sequence[Row
 
 @register_method("top-down", explain_top_down)
 def top_down(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
-    """Run the four stages; queries that share nothing keep their originals."""
+    """Run the five stages; queries that share nothing keep their originals."""
     whole, config = ctx.run_on_rank0(partial(whole_plan, ctx, options)), options.top_down
     states = {query: ctx.bases[query].state_dict() for query in ctx.judged}
     kin = ctx.run_on_rank0(partial(kin_pairs, ctx.layers, states, config.kin_similarity))
     task = replace(prepare_task(ctx, whole, options, checkpoint), kin=kin)
-    ctx.stages.announce([SUBSTITUTING, TRAINING_TRUNK, TRAINING])
+    ctx.stages.announce([SUBSTITUTING, TRAINING_TRUNK, TRAINING, TRAINING_HALF])
     ctx.begin(SUBSTITUTING, pieces=len(ctx.judged))
     if reach := describe_reach(task):
         add_note("the budget", reach)
@@ -119,7 +130,7 @@ def share_identical(task: MergeTask, options: MergeOptions) -> Identical:
 
 
 def merge_different(task: MergeTask) -> Merged:
-    """Stages c and d for the queries whose weights differ: what saves most with every sharing query at its target."""
+    """Stages c to e for the queries whose weights differ: what saves most with every sharing query at its target."""
     ctx, plan, checkpoint, config = task.ctx, task.plan, task.checkpoint, task.config
     if not plan.shared:
         return Merged(SharingPlan(), {})
@@ -129,9 +140,13 @@ def merge_different(task: MergeTask) -> Merged:
         task.report_time_over(TRAINING, plan, SharingPlan())
         return Merged(SharingPlan(), {})
     start = ctx.run_on_rank0(lambda: prepare_start(ctx, plan, config))
-    trained, best = train_together(task, early, start)
-    if task.saved_bytes(trained.best.plan) > task.saved_bytes(best.plan):
-        row = {"accepted_bytes": task.saved_bytes(trained.best.plan), "instead_of_bytes": task.saved_bytes(best.plan)}
-        task.report(Event.RESTORE, **row)
-        best = trained.best
+    best = train_together(task, early, start)
+    heavier = plan_without(plan, light_layers(task, config.half_private))
+    if config.share_half and task.saved_bytes(heavier) > task.saved_bytes(best.plan):
+        ctx.begin(TRAINING_HALF, flops=max_training_flops(task))
+        half = replace(config, hard_start=1.0, hard_private=config.half_private, kin_private=config.half_private)
+        with checkpoint.open_step(Step.HALF) as step:
+            if not step.done:
+                step.value = train_together(replace(task, config=half), replace(early, config=half), start)
+        best = max(best, step.value, key=lambda one: task.saved_bytes(one.plan))
     return best.without(())

@@ -95,7 +95,6 @@ def _train_trunk(task: MergeTask, donor: str, receivers: Sequence[str], known: N
     early = own.with_budget(own.budget.fraction(config.joint_budget))
     if near_only and tie_untrained(early, start)[1]:
         return Merged(SharingPlan(), {})
-    trained, repaired = train_together(own, early, start)
-    best = max(repaired, trained.best, key=lambda one: own.saved_bytes(one.plan)).without(())
+    best = train_together(own, early, start).without(())
     served = {query: donor for query in receivers if query in best.states}
     return Merged(best.plan, best.states, served)

@@ -21,6 +21,7 @@ from merger.methods.epochs import bisect_options, is_hopeless
 from merger.methods.joint_training import intact_queries, light_layers, plan_without, tie_untrained, train_kind
 from merger.methods.registry import MergeTask
 from merger.methods.repair import repair_queries
+from merger.methods.top_down import merge_different
 from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan
 
@@ -40,6 +41,25 @@ def test_light_layers_stay_within_their_fraction(task: MergeTask) -> None:
     later = plan_without(task.plan, found)
     assert later.queries() == task.plan.queries() and later.saved_bytes(task.ctx.layers) > 0
     assert plan_without(task.plan, light_layers(task, 1.0)).shared
+
+
+@pytest.mark.parametrize(("holds", "share_half", "trainings"), [(False, True, 2), (False, False, 1), (True, True, 1)])
+def test_heavier_half_is_trained_where_that_could_save_more(
+    task: MergeTask, monkeypatch: pytest.MonkeyPatch, holds: bool, share_half: bool, trainings: int
+) -> None:
+    trained: list[Merged] = []
+
+    def train(task: MergeTask, early: MergeTask, start: Start) -> Merged:
+        half = plan_without(task.plan, light_layers(task, task.config.hard_private))
+        plan = task.plan if holds else half if trained else SharingPlan()
+        trained.append(Merged(plan, {query: start.states[query] for query in plan.queries()}))
+        return trained[-1]
+
+    monkeypatch.setattr("merger.methods.top_down.train_together", train)
+    found = merge_different(replace(task, config=replace(task.config, share_half=share_half)))
+    assert found.plan == trained[-1].plan and len(trained) == trainings
+    if trainings == 2:
+        assert 0 < task.saved_bytes(found.plan) < task.saved_bytes(task.plan)
 
 
 def test_first_donor_is_intact(task: MergeTask, start: Start) -> None:

@@ -25,7 +25,7 @@ from tests.merger.options import LAYERS, QUICK
 from tests.merger.tiny import weights_of
 
 HARD = replace(QUICK, recipe=replace(QUICK.recipe, epochs=3, frames_per_epoch=32))
-STAGES = ("share_identical", "freeze_donor_first", "train_jointly", "repair")
+STAGES = ("share_identical", "freeze_donor_first", "train_jointly", "repair", "share_half")
 
 
 def rows_of(bundle: Path) -> list[dict[str, Any]]:
