@@ -54,8 +54,8 @@ def run(
     if check:
         return check_box(_cost(config_path))
     with catch_signals(stop or threading.Event()) as signals:
-        freeze_garbage_collector()  # every file and every session that is opened collects garbage
         try:
+            freeze_garbage_collector()  # every file and every session that is opened collects garbage
             box, build = _prepare_when_there(config_path, signals.stopping)
         except KeyboardInterrupt:
             if not signals.reasons:
