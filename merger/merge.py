@@ -287,6 +287,7 @@ def _apply_networks(ctx: MergeContext, merged: Merged) -> MergeContext:
 def _accept(ctx: MergeContext, found: _Found, checkpoint: Checkpoint, evenly: bool) -> _Found:
     """The only look at the part of val that accepts: queries that changed and fail there get their originals back.
 
+    So do queries that share with none but those.
     Where prefixes were tested one after the other there, queries share the error `evenly`. With `accept_unproven` those
     stay that come near there (`MergeContext.prove`); they are unproven.
     """
@@ -311,14 +312,17 @@ def _accept(ctx: MergeContext, found: _Found, checkpoint: Checkpoint, evenly: bo
         back = {"query": query, "repair": Repair.ORIGINAL.value, "required": ctx.required_ratio(query)}
         checkpoint.add_row({**back, "after": "acceptance", "flops": ctx.flops.total})
     checkpoint.add_row({**row, "flops": ctx.flops.total})
-    states = {**found.merged.states, **{query: snapshot(ctx.originals[query]) for query in refused}}
+    plan = found.merged.plan.without(*refused)
+    packed = {query for query in ctx.queries if found.storage.bits.get(query) or found.storage.norms.get(query)}
+    alone = found.merged.plan.queries() - plan.queries() - set(refused) - found.merged.networks.keys() - packed
+    for query in sorted(alone):
+        add_note(query, "shares with no other query any more; its original is back")
+    states = {**found.merged.states, **{query: snapshot(ctx.originals[query]) for query in (*refused, *alone)}}
     networks = {query: donor for query, donor in found.merged.networks.items() if query not in refused}
     bits = {query: own for query, own in found.storage.bits.items() if query not in refused}
     norms = {query: own for query, own in found.storage.norms.items() if query not in refused}
-    merged = Merged(found.merged.plan.without(*refused), states, networks)
-    return replace(
-        found, merged=merged, storage=replace(found.storage, bits=bits, norms=norms), unproven=frozenset(unproven)
-    )
+    storage = replace(found.storage, bits=bits, norms=norms)
+    return replace(found, merged=Merged(plan, states, networks), storage=storage, unproven=frozenset(unproven) - alone)
 
 
 def _is_changed(ctx: MergeContext, found: _Found, query: str) -> bool:

@@ -27,11 +27,12 @@ REPAIRING = "repairing single queries"
 @storable
 @dataclass(frozen=True)
 class Repaired:
-    """One query after its repair: its best ratio on val, its state there, and the epochs that it was trained."""
+    """One query after its repair: its best ratio on val, its state there, trained epochs, and whether it may stay."""
 
     ratio: float
     state: State
     epochs: int = 0
+    holds: bool = False
 
 
 def repair_queries(task: MergeTask, merged: Merged, ratios: Mapping[str, float]) -> Merged:
@@ -65,7 +66,7 @@ def repair_queries(task: MergeTask, merged: Merged, ratios: Mapping[str, float])
         if query in found:
             task.report(Event.REPAIR, query=query, repair=Repair.NORMS_AND_HEAD.value, ratio=ratio,
                         required=required, epochs=found[query].epochs)  # fmt: skip
-        if ratio < ctx.least_ratio(query, required):
+        if not found[query].holds if query in found else ratio < ctx.least_ratio(query, required):
             task.report(Event.REPAIR, query=query, repair=Repair.ORIGINAL.value, required=required)
             lost.append(query)
     states = {**merged.states, **{query: one.state for query, one in found.items()}}
@@ -115,4 +116,8 @@ def train_unfrozen(task: MergeTask, models: Mapping[str, nn.Module]) -> Repaired
             holds = ratios[query] >= task.required[query] and ctx.confirms(query, model)
             if holds or ratios[query] > best["ratio"]:
                 best.update(ratio=ratios[query], state=snapshot(model), holds=holds)
-    return Repaired(best["ratio"], best["state"], best["epochs"])
+    holds = best["holds"]
+    if not holds and best["ratio"] >= ctx.least_ratio(query, task.required[query]):
+        model.load_state_dict(best["state"])
+        holds = ctx.confirms(query, model)
+    return Repaired(best["ratio"], best["state"], best["epochs"], holds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,8 @@ from merger.acceptance import ACCEPTANCE, accepted_by_holm, cut_val, find_doubt
 from merger.context import MergeContext
 from models.bundle import open_bundle
 from models.workload import Workload
-from tests.merger.guarantees import FACTORIES
-from tests.merger.options import QUICK
+from tests.merger.guarantees import FACTORIES, must_train
+from tests.merger.options import LAYERS, QUICK
 
 
 @pytest.mark.parametrize("row", [Row("", 300, 3, 12), Row("", 170, 34), Row("", 60, 2, 1), Row("", 400, 2, 2)])
@@ -62,6 +63,23 @@ def test_refused_query_gets_its_original_back(
         open_bundle(out, FACTORIES).build("q1").state_dict(),
     )
     assert all(torch.equal(state[key], own) for key, own in original.items())
+
+
+@pytest.mark.parametrize("refused", [("q1",), ("q1", "q2")])
+def test_query_that_shares_with_refused_ones_alone_gets_its_original_back(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: tuple[str, ...]
+) -> None:
+    must_train(monkeypatch)
+    monkeypatch.setattr("merger.context.find_doubt", lambda *_: "")
+    monkeypatch.setattr(MergeContext, "prove", lambda self, query, model: (0.5 if query in refused else 1e-6, True))
+    monkeypatch.setattr(MergeContext, "ratio", lambda self, query, model, strict=False: 1.0)
+    out = tmp_path / "b.safetensors"
+    options = replace(QUICK, margin=None, top_down=replace(LAYERS, freeze_donor_first=False))
+    report = merge(workload, out, options=options)
+    original = MergeContext(workload).originals["q0"].state_dict()
+    found = open_bundle(out, FACTORIES).build("q0").state_dict()
+    assert all(torch.equal(found[key], own) for key, own in original.items()) == (len(refused) == 2)
+    assert (report.saved_fraction > 0.1) == (len(refused) == 1)
 
 
 def test_refused_query_with_a_good_plain_ratio_is_kept_as_unproven_if_asked(
