@@ -32,7 +32,7 @@ Row = Mapping[str, Any]
 WORK_SUFFIX = ".work"
 """Appended to the output's name: the folder of the checkpoint."""
 STATE = "state.pt"
-FORMAT = 23
+FORMAT = 22
 _UNREADABLE = (
     OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, EOFError, pickle.UnpicklingError,
 )  # fmt: skip
@@ -76,6 +76,7 @@ class Step(str, Enum):
     CONFIRMED = "confirmed"
     EVALUATED = "evaluated"
     HALF = "half"
+    HALF_TIME = "time for a half"
     MEMORY = "memory"
     NETWORK = "network"
     NETWORK_TRIAL = "network trial"

@@ -143,6 +143,9 @@ def merge_different(task: MergeTask) -> Merged:
     best = train_together(task, early, start)
     heavier = plan_without(plan, light_layers(task, config.half_private))
     if config.share_half and task.saved_bytes(heavier) > task.saved_bytes(best.plan):
+        if checkpoint.step(Step.HALF_TIME, lambda: early.budget.over):
+            task.report_time_over(TRAINING_HALF, heavier, best.plan)
+            return best.without(())
         ctx.begin(TRAINING_HALF, flops=max_training_flops(task))
         half = replace(config, hard_start=1.0, hard_private=config.half_private, kin_private=config.half_private)
         with checkpoint.open_step(Step.HALF) as step:

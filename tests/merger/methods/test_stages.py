@@ -21,7 +21,7 @@ from merger.methods.epochs import bisect_options, is_hopeless
 from merger.methods.joint_training import intact_queries, light_layers, plan_without, tie_untrained, train_kind
 from merger.methods.registry import MergeTask
 from merger.methods.repair import repair_queries
-from merger.methods.top_down import merge_different
+from merger.methods.top_down import TRAINING_HALF, merge_different
 from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan
 
@@ -60,6 +60,20 @@ def test_heavier_half_is_trained_where_that_could_save_more(
     assert found.plan == trained[-1].plan and len(trained) == trainings
     if trainings == 2:
         assert 0 < task.saved_bytes(found.plan) < task.saved_bytes(task.plan)
+
+
+def test_heavier_half_is_not_begun_once_the_budget_is_over(task: MergeTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[Merged] = []
+
+    def train(task: MergeTask, early: MergeTask, start: Start) -> Merged:
+        task.ctx.flops.total += 2e9
+        trained.append(Merged(SharingPlan(), {}))
+        return trained[-1]
+
+    monkeypatch.setattr("merger.methods.top_down.train_together", train)
+    limited = task.with_budget(Budget(task.ctx.flops, max_flops=task.ctx.flops.total + 1e9))
+    assert not merge_different(limited).plan.shared and len(trained) == 1
+    assert task.checkpoint.log[-1]["out_of_budget"] == TRAINING_HALF and task.checkpoint.log[-1]["possible_bytes"] > 0
 
 
 def test_first_donor_is_intact(task: MergeTask, start: Start) -> None:
