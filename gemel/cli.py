@@ -16,6 +16,7 @@ from gemel.commands import Invocation, app, prepare_process
 from gemel.process import ExitCode, LogHandler, SignalHandlers, exit_soon
 from models.errors import GemelError, InputError, is_interrupt, one_line
 from models.notes import collect_notes
+from models.process import import_torch
 
 _UsageError: Any = typer.BadParameter.__base__
 """Typer's UsageError, which has no public name: releases differ in where they keep their copy of Click."""
@@ -72,6 +73,8 @@ def _run(words: Sequence[str], signals: SignalHandlers, owns_process: bool) -> i
             contextlib.redirect_stdout(sys.stderr) if invocation.as_json else contextlib.nullcontext(),
             collect_notes(_print_note) as notes,
         ):
+            if invocation.uses_torch:
+                import_torch()
             result = invocation.run()
         if result.leave_threads and owns_process:
             exit_soon(result.exit_code)

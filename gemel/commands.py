@@ -68,10 +68,11 @@ class CommandResult:
 
 @dataclass(frozen=True)
 class Invocation:
-    """A parsed command line: `run` does the work, `as_json` prints its result as JSON."""
+    """A parsed command line: `run` does the work, with torch or without, `as_json` prints its result as JSON."""
 
     run: Callable[[], CommandResult]
     as_json: bool
+    uses_torch: bool = False
 
 
 def _parameter(name: str, annotation: Any, default: Any = None) -> introspection.Parameter:
@@ -114,7 +115,7 @@ def print_version(
 
 
 def command(
-    group: typer.Typer, name: str, options: Sequence[introspection.Parameter] = ()
+    group: typer.Typer, name: str, options: Sequence[introspection.Parameter] = (), uses_torch: bool = True
 ) -> Callable[[Callable[..., CommandResult]], Callable[..., CommandResult]]:
     """Register a function as a command with its own options, those of a table, and `--json`.
 
@@ -123,7 +124,7 @@ def command(
 
     def register(function: Callable[..., CommandResult]) -> Callable[..., CommandResult]:
         def parse(as_json: bool, **given: Any) -> Invocation:
-            return Invocation(partial(function, **given), as_json)
+            return Invocation(partial(function, **given), as_json, uses_torch)
 
         signature = introspection.signature(function, eval_str=True)
         own = [one for one in signature.parameters.values() if one.kind is not introspection.Parameter.VAR_KEYWORD]
@@ -356,7 +357,7 @@ def merge_workload(
 bundle_group = _group("Look at, check, export, ship and sign bundles.", app, "bundle")
 
 
-@command(bundle_group, "show")
+@command(bundle_group, "show", uses_torch=False)
 def show_bundle(
     bundle: BundlePath, sets: Annotated[bool, Option("--sets", help="One line for every set of layers.")] = False
 ) -> CommandResult:
@@ -430,7 +431,7 @@ def _exported_text(written: ExportedModel) -> str:
     return one_line(f"{written.path}: {size(written.nbytes)}, opset {written.opset}; {inputs} -> {outputs}")
 
 
-@command(bundle_group, "diff")
+@command(bundle_group, "diff", uses_torch=False)
 def write_delta(
     old: Annotated[str, Argument(metavar="OLD", help="The bundle on the box.")],
     new: Annotated[str, Argument(metavar="NEW", help="The bundle to ship.")],
@@ -444,7 +445,7 @@ def write_delta(
     return CommandResult({"update": out, **update.to_json()}, one_line(f"{out or 'an update'}: {counts} tensors"))
 
 
-@command(bundle_group, "apply")
+@command(bundle_group, "apply", uses_torch=False)
 def apply_delta(
     old: Annotated[str, Argument(metavar="OLD", help="The bundle on this machine.")],
     update: Annotated[str, Argument(metavar="UPDATE", help="A file that `gemel bundle diff` wrote.")],
@@ -457,7 +458,7 @@ def apply_delta(
     return CommandResult({"bundle": out, **made}, one_line(f"{out}: {size(made['bytes'])}, SHA-256 {made['digest']}"))
 
 
-@command(bundle_group, "sign")
+@command(bundle_group, "sign", uses_torch=False)
 def sign_bundle(bundle: BundlePath, key: Annotated[str, _file("--key", "A private Ed25519 key.")]) -> CommandResult:
     """Sign a bundle in place."""
     from models.bundle import signing
@@ -526,7 +527,7 @@ def prepare_process(words: Sequence[str]) -> None:
         )))  # fmt: skip
 
 
-@command(app, "reload")
+@command(app, "reload", uses_torch=False)
 def reload_box(config: Config) -> CommandResult:
     """Let a running box apply its config and bundle as they are now; a box that refuses serves on unchanged."""
     from gemel import service
@@ -541,7 +542,7 @@ def reload_box(config: Config) -> CommandResult:
 service_group = _group("Run a box as a systemd service.", app, "service")
 
 
-@command(service_group, "install")
+@command(service_group, "install", uses_torch=False)
 def install_service(
     config: Config,
     out: Annotated[str | None, _file("-o --out", "The unit (default in /etc/systemd).")] = None,
@@ -596,7 +597,7 @@ def evaluate_bundle(
     return CommandResult(report.to_json(), text, _code(all(row.met for row in report.offline)))
 
 
-@command(app, "report")
+@command(app, "report", uses_torch=False)
 def compare_reports(
     reports: Annotated[list[str], Argument(metavar="REPORT...", help="A report.json, or its folder.")],
     out: Annotated[str, _file("-o --out", "The page (HTML); replaced if it exists.")],
@@ -704,7 +705,7 @@ def profile_bundle(
     return CommandResult(found.to_json(), found.to_text())
 
 
-@command(app, "place")
+@command(app, "place", uses_torch=False)
 def place_fleet(
     fleet: Annotated[str, Argument(metavar="FLEET", help="A fleet file (YAML).")],
     out: Annotated[str, _file("-o --out", "Folder of placement.json and one workload a box.", "DIR")],

@@ -39,7 +39,8 @@ from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle, 
 from models.bundle.delta import write_update
 from models.data import Frames, PreparedFrames, Split
 from models.errors import InputError
-from models.evaluation import BELOW, Evidence, compare, p_value_below, predict, tallies_by_unit
+from models.evaluation import BELOW, Evidence, compare, predict, tallies_by_unit
+from models.intervals import p_value_below
 from models.io import check_apart, check_output, finite
 from models.quantization import PackedWeight
 from models.sharing.layers import layers_of, weight_of

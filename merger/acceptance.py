@@ -16,7 +16,8 @@ import numpy as np
 from scipy.special import ndtri
 
 from models.data import Split
-from models.evaluation import count_samples, lower_bound_ratio
+from models.evaluation import count_samples
+from models.intervals import lower_bound_ratio
 from models.predictions import GroundTruth, Task
 from models.workload import Query
 

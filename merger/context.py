@@ -41,12 +41,12 @@ from models.evaluation import (
     find_weakness,
     is_competent,
     load_labels,
-    p_value_below,
     predict,
     score,
     tallies_by_unit,
     threshold_without_labels,
 )
+from models.intervals import p_value_below
 from models.notes import add_note
 from models.predictions import GroundTruth, Prediction
 from models.preprocess_check import describe_preprocess_problem

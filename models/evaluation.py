@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import ndtr, ndtri, stdtrit
 from torch import nn
 
 from models.data import PreparedFrames, Split
@@ -27,10 +25,6 @@ from models.zoo import preprocess_of
 BOOTSTRAP_ROUNDS = 1000
 MIN_UNITS = 2
 """Clips or tracks that an interval needs."""
-SEARCH_CONFIDENCE = 0.98
-"""Confidence with which the part of val that is searched on must show that a merged model reaches its target."""
-MAX_QUANTILE = 6.0
-"""Of the normal distribution: a likelihood of 1e-9."""
 LABELS, ORIGINAL, NO_EVIDENCE = "labels", "original", "none"
 
 
@@ -151,16 +145,16 @@ def compare(
     units, interval = len(by_unit[0]), None
     if units >= MIN_UNITS:
         interval = _bootstrap(
-            units, lambda drawn: _ratio(*(task.metric_of(side[drawn].sum(0)) for side in reversed(by_unit))), seed
+            units, lambda drawn: as_ratio(*(task.metric_of(side[drawn].sum(0)) for side in reversed(by_unit))), seed
         )
     chance = task.chance(query.classes)
-    ratio = _ratio(after, before)
+    ratio = as_ratio(after, before)
     gap = find_gap(query, split, labels, config) if gap is None else gap
     gap = gap or find_weakness(query, split.name, before, config)
     return Evidence(
         metric=task.metric_name(split.labels is not None), split=split.name, samples=len(split), units=units,
         original=before, merged=after,
-        ratio=ratio, chance_corrected=_ratio(after - chance, before - chance), ci95=interval,
+        ratio=ratio, chance_corrected=as_ratio(after - chance, before - chance), ci95=interval,
         met=not gap and ratio >= query.accuracy_target,
         certain=not gap and interval is not None and interval[0] >= query.accuracy_target,
         worth=is_competent(query, before), agreement=score(task, merged, own_labels, query.classes, threshold),
@@ -204,46 +198,6 @@ def tallies_by_unit(
     return _sum_by_unit(counts, split.units) if len(set(split.units)) >= MIN_UNITS else counts
 
 
-def lower_bound_ratio(
-    task: Task, before: np.ndarray, after: np.ndarray, one_error: float, confidence: float = SEARCH_CONFIDENCE
-) -> float:
-    """The lower bound of merged / original at a confidence, from the counts of the same units.
-
-    A one-sided interval by the jackknife over units, with Student's t (Miller 1974); errors that both make do not
-    widen it. `one_error` is what one wrong prediction costs of the ratio: as in Poisson's limits, half of the
-    quantile's square of them are subtracted, since a standard deviation describes few errors badly.
-    """
-    return _lower_bound(*_jackknife(task, before, after), one_error, float(ndtri(confidence)))
-
-
-def p_value_below(task: Task, before: np.ndarray, after: np.ndarray, one_error: float, target: float) -> float:
-    """The least error at which `lower_bound_ratio` reaches the target: the p-value of a true ratio below it."""
-    found = _jackknife(task, before, after)
-    low, high = 0.0, MAX_QUANTILE
-    if _lower_bound(*found, one_error, low) < target:
-        return 1.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _lower_bound(*found, one_error, middle) >= target else (low, middle)
-    return float(ndtr(-low))
-
-
-def _jackknife(task: Task, before: np.ndarray, after: np.ndarray) -> tuple[float, float, int]:
-    """The ratio of these counts, its standard deviation over units, and the degrees of freedom."""
-    units, whole = len(before), [side.sum(axis=0) for side in (before, after)]
-    ratio = _ratio(*(task.metric_of(side) for side in reversed(whole)))
-    if units < MIN_UNITS:
-        return ratio, 0.0, 1
-    without = [
-        _ratio(task.metric_of(whole[1] - after[unit]), task.metric_of(whole[0] - before[unit])) for unit in range(units)
-    ]
-    return ratio, math.sqrt((units - 1) * np.var(without)), units - 1
-
-
-def _lower_bound(ratio: float, deviation: float, freedom: int, one_error: float, quantile: float) -> float:
-    return ratio - float(stdtrit(freedom, ndtr(quantile))) * deviation - quantile**2 / 2 * one_error
-
-
 def _sum_by_unit(counts: np.ndarray, units: Sequence[str]) -> np.ndarray:
     """Counts of frames (N, ...) added up for each of their units (U, ...)."""
     names, index = np.unique(np.array(units), return_inverse=True)
@@ -262,7 +216,8 @@ def is_competent(query: Query, reached: float) -> bool:
     return task_of(query).is_competent(reached, query.classes)
 
 
-def _ratio(part: float, whole: float) -> float:
+def as_ratio(part: float, whole: float) -> float:
+    """Part / whole; of nothing 1, unless the part is less."""
     if whole <= 0:
         return 1.0 if part >= whole else 0.0
     return part / whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -17,6 +18,7 @@ from hypothesis import settings
 from models.process import freeze_garbage_collector
 from tests.browser import open_browser
 
+gc.disable()  # until all test modules are imported
 torch.set_num_threads(1)
 settings.register_profile("gemel", deadline=None, max_examples=50)
 settings.load_profile("gemel")
@@ -52,6 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Leave the objects of torch and of all test modules out of every later collection of garbage."""
     freeze_garbage_collector()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.real.tables import table
 from merger.acceptance import accepted_by_holm, cut_val, find_doubt, search_ratio
 from models.data import Frames, Split, units_without_names
-from models.evaluation import p_value_below
+from models.intervals import p_value_below
 from models.tasks import task_of
 
 TARGET, ORIGINAL, DISAGREEMENT, CLIP_SPREAD = 0.95, 0.9, 0.03, 0.02

@@ -46,7 +46,7 @@ class Recipe:
     outputs, 1 - `distill` that against labels (without labels: 1); `features` weighs the inputs of the heads, added to
     both. `micro_batch` frames pass through a model at once. A search stops early when the gain of the last `patience`
     epochs, extrapolated twofold, is too small. Where models share weights, unshared ones learn at `private` times the
-    rate; norms and biases at `norms` times. A model that trains alone is evaluated from epoch `evaluate_from` on: the
+    rate; norms and biases at `norms` times. Models are evaluated from epoch `evaluate_from` on: the
     best of many evaluations is biased upwards. `checkpointing` recomputes activations in the backward pass.
     """
 

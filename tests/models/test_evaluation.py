@@ -17,7 +17,6 @@ from models.evaluation import (
     EVIDENCE,
     KEPT,
     ONE_ANSWER,
-    SEARCH_CONFIDENCE,
     TOO_FEW,
     UNSURE,
     ComparedFrames,
@@ -26,10 +25,10 @@ from models.evaluation import (
     find_gap,
     is_competent,
     load_labels,
-    lower_bound_ratio,
     score,
     threshold_without_labels,
 )
+from models.intervals import SEARCH_CONFIDENCE, lower_bound_ratio
 from models.predictions import BoxLabels, ClassPrediction, DetectionPrediction
 from models.tasks import task_of
 from tests.models.queries import make_query

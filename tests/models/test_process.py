@@ -39,6 +39,15 @@ before = resident()
 assert trim_heap()
 print(before - resident())
 """
+IMPORT = """
+import gc
+from models.process import import_torch
+collections = []
+gc.callbacks.append(lambda phase, info: collections.append(phase))
+import_torch()
+assert gc.isenabled() and gc.get_freeze_count() > 100000
+print(len(collections))
+"""
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc's malloc")
 
 
@@ -55,6 +64,10 @@ def test_keep_freed_memory_reuses_pages() -> None:
 @glibc
 def test_trim_heap_returns_free_pages() -> None:
     assert run(TRIM) > 30e6
+
+
+def test_import_torch_collects_no_garbage_meanwhile() -> None:
+    assert run(IMPORT) == 2  # the start and the end of one, once all is imported
 
 
 def test_native_output_is_dropped_inside_the_block_only(capfd: pytest.CaptureFixture[str]) -> None:
