@@ -32,7 +32,7 @@ TRAINING = {
     "detection": TrainOptions(rate=2e-3, passes=1040, batch=8, max_cycles=1),
 }
 MERGING = MergeOptions(
-    Recipe(rate=5e-4, epochs=4, batch=8, frames_per_epoch=128),
+    Recipe(rate=5e-4, epochs=4, batch=8, frames_per_epoch=128, evaluate_from=3),
     margin=0.8,
     min_saving=0.02,
     precision="fp32",  # a measured choice would make the result depend on the machine

@@ -42,7 +42,7 @@ _UNREADABLE = (
 class CheckpointConfig:
     """How often the file is written: every `save_interval_s`; writing takes at most `max_write_fraction`."""
 
-    save_interval_s: float = 20.0
+    save_interval_s: float = 60.0
     max_write_fraction: float = 0.25
 
 

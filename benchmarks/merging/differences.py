@@ -1,0 +1,204 @@
+"""Fine-tunes of one network as one model and the differences of the others, without training: bytes and accuracy.
+
+Usage: python -m benchmarks.merging.differences WORKLOAD.yaml... [--out FILE.json]
+
+Every query but one keeps its own norms, biases, heads and layers that no other model has; each layer that it could
+share with the base is the base's weight plus a difference in few bits (a scale for each output channel), of low rank,
+or sparse (float16 factors and values). `alone` stores every query in few bits, without the others. `left` is the
+fraction of all bytes, `val` and `test` are the lowest ratio to an original. Every query is tried as the base; the one
+whose differences are smallest is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.real.tables import table
+from merger.config import MergeOptions
+from merger.context import MergeContext
+from merger.methods.top_down import whole_plan
+from models.evaluation import compare, predict
+from models.quantization import pack
+from models.sharing.layers import model_bytes, weight_of
+from models.workload import load_workload
+
+MIN_ROW = 16
+"""Weights with shorter channels (depthwise) stay private: a difference would save little."""
+HALF_BYTES, SCALE_BYTES, PLACE_BYTES = 2, 4, 2
+Form = Callable[[Tensor], tuple[Tensor, float]]
+"""A difference (out, n) -> how it is restored, and its bytes."""
+
+
+def in_bits(bits: int) -> Form:
+    """2**bits evenly spaced values around zero, the scale of each row by the least squared error."""
+
+    def store(rows: Tensor) -> tuple[Tensor, float]:
+        levels, largest = 2**bits, rows.abs().amax(1, keepdim=True).clamp(min=1e-12)
+        best, least = torch.zeros_like(rows), torch.full((len(rows), 1), torch.inf)
+        for clip in torch.linspace(0.05, 1, 24).tolist():
+            step = 2 * clip * largest / levels
+            found = ((rows / step - 0.5).round().clamp(-levels / 2, levels / 2 - 1) + 0.5) * step
+            error = (found - rows).square().sum(1, keepdim=True)
+            best, least = torch.where(error < least, found, best), torch.minimum(error, least)
+        return best, rows.numel() * bits / 8 + SCALE_BYTES * len(rows)
+
+    return store
+
+
+def of_low_rank(fraction: float) -> Form:
+    """Two factors with this fraction of the weights, of rank one at least."""
+
+    def store(rows: Tensor) -> tuple[Tensor, float]:
+        rank = max(1, int(fraction * rows.numel() / sum(rows.shape)))
+        left, values, right = torch.linalg.svd(rows, full_matrices=False)
+        half = values[:rank].sqrt()
+        found = (left[:, :rank] * half).half().float() @ (half[:, None] * right[:rank]).half().float()
+        return found, HALF_BYTES * rank * sum(rows.shape)
+
+    return store
+
+
+def sparse(fraction: float) -> Form:
+    """The largest values, this fraction of all."""
+
+    def store(rows: Tensor) -> tuple[Tensor, float]:
+        count = max(1, int(fraction * rows.numel()))
+        least = rows.abs().flatten().kthvalue(rows.numel() - count + 1).values
+        kept = rows.abs() >= least
+        return torch.where(kept, rows.half().float(), 0), (HALF_BYTES + PLACE_BYTES) * int(kept.sum())
+
+    return store
+
+
+FORMS: dict[str, Form] = {
+    "none": lambda rows: (torch.zeros_like(rows), 0.0),
+    **{f"{bits} bits": in_bits(bits) for bits in (1, 2, 4)},
+    **{f"rank, 1/{part}": of_low_rank(1 / part) for part in (32, 16, 8, 4)},
+    **{f"sparse, 1/{part}": sparse(1 / part) for part in (32, 16, 8)},
+}
+
+
+def difference_layers(ctx: MergeContext, base: str) -> dict[str, dict[str, str]]:
+    """Query -> its layers -> the base's layer that each could share."""
+    found: dict[str, dict[str, str]] = {query: {} for query in ctx.queries if query != base}
+    for members in whole_plan(ctx, MergeOptions()).shared:
+        if paths := [path for query, path in members if query == base]:
+            for query, path in members:
+                if query != base:
+                    found[query][path] = paths[0]
+    return found
+
+
+def weight(model: nn.Module, path: str) -> Tensor:
+    """The weight of the layer at this path."""
+    owner, attribute = weight_of(model, path)
+    return getattr(owner, attribute)
+
+
+def restored(ctx: MergeContext, base: str, form: Form, bits: str = "") -> tuple[dict[str, nn.Module], float]:
+    """All queries' models as they would be restored from a base (in these bits), and the bytes of all."""
+    models, total = dict(ctx.originals), float(model_bytes(ctx.queries[base]))
+    if bits:
+        models[base], total = in_few_bits(ctx, base, bits)
+    for query, layers in difference_layers(ctx, base).items():
+        models[query] = copy.deepcopy(ctx.originals[query])
+        total += model_bytes(ctx.queries[query])
+        for path, other in layers.items():
+            mine, theirs = weight(models[query], path), weight(models[base], other)
+            if mine[0].numel() < MIN_ROW:
+                continue
+            found, stored = form((mine - theirs).reshape(len(mine), -1))
+            mine.copy_(theirs + found.view(mine.shape))
+            total += stored - mine.nbytes
+    return models, total
+
+
+def in_few_bits(ctx: MergeContext, query: str, bits: str) -> tuple[nn.Module, float]:
+    """The query's model with its weights in these bits, heads and depthwise layers apart, and its bytes."""
+    model, total = copy.deepcopy(ctx.originals[query]), float(model_bytes(ctx.queries[query]))
+    for layer in ctx.layers:
+        if layer.query == query and not layer.head:
+            mine = weight(model, layer.path)
+            if mine[0].numel() >= MIN_ROW:
+                packed = pack(mine, bits)  # type: ignore[arg-type]
+                mine.copy_(packed.wide())
+                total += packed.tensor.nbytes + SCALE_BYTES * len(mine) - mine.nbytes
+    return model, total
+
+
+def alone(ctx: MergeContext, bits: str) -> tuple[dict[str, nn.Module], float]:
+    """Every query's model in these bits, and the bytes of all."""
+    found = {query: in_few_bits(ctx, query, bits) for query in ctx.queries}
+    return {query: model for query, (model, _) in found.items()}, sum(nbytes for _, nbytes in found.values())
+
+
+def lowest_ratios(ctx: MergeContext, models: Mapping[str, nn.Module]) -> tuple[float, float]:
+    """The lowest ratio of any query on val and on test."""
+    found = []
+    for frames in (ctx.val, ctx.test):
+        ratios = []
+        for name, model in models.items():
+            if model is ctx.originals[name]:
+                continue
+            query, original = ctx.queries[name], predict(ctx.originals[name], ctx.queries[name], frames[name])
+            answers = predict(model, query, frames[name])
+            ratios.append(compare(query, frames[name].split, original, answers, ctx.references[name].threshold).ratio)
+        found.append(min(ratios))
+    return found[0], found[1]
+
+
+@torch.no_grad()
+def measure(path: Path) -> list[dict[str, object]]:
+    """The rows of one workload."""
+    ctx, rows = MergeContext(load_workload(path)), list[dict[str, object]]()
+    everything = sum(map(model_bytes, ctx.queries.values()))
+
+    def distance(base: str) -> float:
+        layers = difference_layers(ctx, base)
+        return sum(
+            float((weight(ctx.originals[query], path) - weight(ctx.originals[base], other)).norm())
+            for query, mine in layers.items()
+            for path, other in mine.items()
+        )
+
+    base = min(ctx.queries, key=distance)
+    arms = {name: (base, lambda form=form: restored(ctx, base, form)) for name, form in FORMS.items()}
+    arms |= {
+        f"int8 base, {name}": (base, lambda form=FORMS[name]: restored(ctx, base, form, "int8"))
+        for name in ("1 bits", "2 bits", "4 bits")
+    }
+    arms |= {f"alone, {bits}": ("", lambda bits=bits: alone(ctx, bits)) for bits in ("int8", "int4")}
+    for name, (used, build) in arms.items():
+        began = time.monotonic()
+        models, total = build()
+        seconds = time.monotonic() - began
+        val, test = lowest_ratios(ctx, models)
+        rows.append({"workload": ctx.workload.path.parent.name, "base": used, "form": name, "left": total / everything,
+                     "val": val, "test": test, "seconds": seconds})  # fmt: skip
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description="One model and the differences of its fine-tunes, without training.")
+    parser.add_argument("workloads", nargs="+", type=Path)
+    parser.add_argument("--out", type=Path, help="a JSON file for the rows")
+    given = parser.parse_args(arguments)
+    rows = [row for path in given.workloads for row in measure(path)]
+    columns = ("workload", "base", "form", "left", "val", "test", "seconds")
+    cells = [[f"{row[c]:.3f}" if isinstance(row[c], float) else str(row[c]) for c in columns] for row in rows]
+    print(table("Fine-tunes as differences", columns, cells))
+    if given.out:
+        given.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
