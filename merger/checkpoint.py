@@ -32,7 +32,7 @@ Row = Mapping[str, Any]
 WORK_SUFFIX = ".work"
 """Appended to the output's name: the folder of the checkpoint."""
 STATE = "state.pt"
-FORMAT = 22
+FORMAT = 23
 _UNREADABLE = (
     OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, EOFError, pickle.UnpicklingError,
 )  # fmt: skip
@@ -100,6 +100,7 @@ class Step(str, Enum):
     TRAINING_TIME = "time for training"
     TRAINING = "training"
     TRUNK = "trunk"
+    TRUNK_TIME = "time for a trunk"
     TUNING = "tuning"
     WIDE = "float32"
 

@@ -93,7 +93,8 @@ def train_kind(task: MergeTask, kind: TrainingKind, found: JointState, start: St
     fit = partial(task.fit_recipe, queries, asked, task.recipe.frames_per_epoch)
     recipe = cache.step(Step.RECIPE, fit, kind.value)
     if recipe is None:
-        task.report_time_over(f"{TRAINING} ({kind.value})", plan, found.best.plan)
+        saved = task.saved_bytes(found.best.plan)
+        task.report_time_over(f"{TRAINING} ({kind.value})", task.saved_bytes(plan), saved)
         return found
     with cache.open_step(Step.TRAINED, kind.value) as step:
         if not step.done:

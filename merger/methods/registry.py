@@ -94,9 +94,9 @@ class MergeTask:
                 return replace(recipe, epochs=int(epochs), frames_per_epoch=frames)
         return None
 
-    def report_time_over(self, stage: str, plan: SharingPlan, best: SharingPlan) -> None:
-        """Say that the budget ends a stage, and how many bytes more it could have saved at most."""
-        more = max(0, self.saved_bytes(plan) - self.saved_bytes(best))
+    def report_time_over(self, stage: str, possible: int, saved: int) -> None:
+        """Say that the budget ends a stage, which could have saved so many bytes at most instead of these."""
+        more = max(0, possible - saved)
         add_note("the budget", f"ended '{stage}' early; a larger one could save up to {more / 1e6:.1f} MB more",
                  "raise --max-minutes or --max-flops")  # fmt: skip
         self.checkpoint.add_row({"out_of_budget": stage, "possible_bytes": more, "flops": self.ctx.flops.total})

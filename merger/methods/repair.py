@@ -49,7 +49,7 @@ def repair_queries(task: MergeTask, merged: Merged, ratios: Mapping[str, float])
     over = cache.step(Step.REPAIR_TIME, lambda: task.budget.over)
     found = dict[str, Repaired]()
     if over:
-        task.report_time_over(REPAIRING, merged.plan, merged.plan.without(*below))
+        task.report_time_over(REPAIRING, task.saved_bytes(merged.plan), task.saved_bytes(merged.plan.without(*below)))
     else:
         take_budget, recipe = task.budget.divide(len(below)), repair_recipe(task)
 

@@ -6,8 +6,9 @@ switched off (merger.config.TopDownConfig):
 a. Share tensors that are identical already; queries that share nothing else are settled.
 b. Let one query's network answer for others (merger.methods.substitute).
 c. Initialise (merger.init) and train together (merger.methods.joint_training). Where one network for all queries of a
-   task could save more than their layers, and comes near to answering for all untrained (or could save more than
-   twice as much), it is trained first (merger.methods.trunk). Else all sets are tied to the donor's weights.
+   task could save more than their layers, and comes near to answering for all untrained, it is trained first
+   (merger.methods.trunk). Else all sets are tied to the donor's weights, and a network that starts far off is trained
+   last, if it could still save more.
 d. Repair single queries (merger.methods.repair).
 e. Where some query fell out, and the heavier half of the bytes could save more than what is left: c and d once more,
    with the lighter half private.
@@ -38,8 +39,8 @@ from merger.methods.joint_training import (
     train_together,
 )
 from merger.methods.registry import MergeTask, prepare_task, register_method
-from merger.methods.substitute import SUBSTITUTING, Networks, find_networks
-from merger.methods.trunk import TRAINING_TRUNK, possible_bytes, saved_bytes, share_trunks
+from merger.methods.substitute import SUBSTITUTING, Networks, find_networks, task_names
+from merger.methods.trunk import TRAINING_TRUNK, Trunks, possible_bytes, saved_bytes, share_trunks
 from merger.outcomes import SetTrial, explain_joint
 from models.notes import add_note
 from models.sharing.groups import groups
@@ -48,6 +49,7 @@ from models.sharing.plan import SharingPlan
 from models.sharing.similarity import add_identical, cosine_likeness, identical_sets, queries_identical
 
 TRAINING_HALF = "training with half of the bytes shared"
+TRAINING_FAR_TRUNK = "training one network that starts far from the targets"
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def top_down(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -
     states = {query: ctx.bases[query].state_dict() for query in ctx.judged}
     kin = ctx.run_on_rank0(partial(kin_pairs, ctx.layers, states, config.kin_similarity))
     task = replace(prepare_task(ctx, whole, options, checkpoint), kin=kin)
-    ctx.stages.announce([SUBSTITUTING, TRAINING_TRUNK, TRAINING, TRAINING_HALF])
+    ctx.stages.announce([SUBSTITUTING, TRAINING_TRUNK, TRAINING, TRAINING_HALF, TRAINING_FAR_TRUNK])
     ctx.begin(SUBSTITUTING, pieces=len(ctx.judged))
     if reach := describe_reach(task):
         add_note("the budget", reach)
@@ -85,17 +87,26 @@ def top_down(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -
     substituted = ctx.substitute(known.donors, known.states)
     whole = ctx.run_on_rank0(partial(whole_plan, substituted, options)) if known.donors else whole
     layers_save = saved_bytes(ctx, Merged(whole, {}, known.donors))
-    trunk, trunk_saves = Merged(SharingPlan(), {}), possible_bytes(task) if config.share_trunk else 0
-    if trunk_saves > layers_save:
-        trunk = share_trunks(early, known, near_only=trunk_saves < 2 * layers_save)
-        if saved_bytes(ctx, trunk) >= layers_save:
-            return trunk.complete(ctx)
+    trunks, trunks_save = Trunks(), possible_bytes(task) if config.share_trunk else 0
+    if trunks_save > layers_save:
+        ctx.begin(TRAINING_TRUNK, flops=max_training_flops(early))
+        trunks = share_trunks(early, known, task_names(ctx), near_only=True)
+        if saved_bytes(ctx, trunks.merged) >= layers_save:
+            return trunks.merged.complete(ctx)
     if not whole.shared and len(ctx.judged) > 1:
         ctx.warn("no two models have a layer in common that saves enough")
     task = replace(task, ctx=substituted, plan=whole)
     identical = share_identical(task, options)
     merged = merge_different(replace(task, plan=whole.without(*identical.settled)))
-    return max(merged_with(identical, merged, substituted), trunk.complete(ctx), key=partial(saved_bytes, ctx))
+    best = max(merged_with(identical, merged, substituted), trunks.merged.complete(ctx), key=partial(saved_bytes, ctx))
+    if not trunks.far or saved_bytes(ctx, best) >= trunks_save:
+        return best
+    if checkpoint.step(Step.TRUNK_TIME, lambda: task.budget.over):
+        task.report_time_over(TRAINING_FAR_TRUNK, trunks_save, saved_bytes(ctx, best))
+        return best
+    ctx.begin(TRAINING_FAR_TRUNK, flops=max_training_flops(task))
+    far = share_trunks(replace(task, ctx=ctx, plan=SharingPlan()), known, trunks.far).merged
+    return max(best, far.complete(ctx), key=partial(saved_bytes, ctx))
 
 
 def merged_with(identical: Identical, merged: Merged, ctx: MergeContext) -> Merged:
@@ -137,14 +148,14 @@ def merge_different(task: MergeTask) -> Merged:
     ctx.begin(TRAINING, flops=max_training_flops(task))
     early = task.with_budget(task.budget.fraction(config.joint_budget))
     if checkpoint.step(Step.TRAINING_TIME, lambda: early.budget.over):
-        task.report_time_over(TRAINING, plan, SharingPlan())
+        task.report_time_over(TRAINING, task.saved_bytes(plan), 0)
         return Merged(SharingPlan(), {})
     start = ctx.run_on_rank0(lambda: prepare_start(ctx, plan, config))
     best = train_together(task, early, start)
     heavier = plan_without(plan, light_layers(task, config.half_private))
     if config.share_half and task.saved_bytes(heavier) > task.saved_bytes(best.plan):
         if checkpoint.step(Step.HALF_TIME, lambda: early.budget.over):
-            task.report_time_over(TRAINING_HALF, heavier, best.plan)
+            task.report_time_over(TRAINING_HALF, task.saved_bytes(heavier), task.saved_bytes(best.plan))
             return best.without(())
         ctx.begin(TRAINING_HALF, flops=max_training_flops(task))
         half = replace(config, hard_start=1.0, hard_private=config.half_private, kin_private=config.half_private)

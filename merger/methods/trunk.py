@@ -9,7 +9,7 @@ FLOPs a second of the box do not grow.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from merger.checkpoint import Checkpoint, Row, Step, snapshots
 from merger.config import MergeOptions
@@ -26,6 +26,14 @@ from models.sharing.plan import SharingPlan
 TRAINING_TRUNK = "training one network for all"
 
 
+@dataclass(frozen=True)
+class Trunks:
+    """What networks for all queries of a task save, and the tasks whose network is too far from them to be trained."""
+
+    merged: Merged = field(default_factory=lambda: Merged(SharingPlan(), {}))
+    far: tuple[str, ...] = ()
+
+
 def explain_trunk(ctx: MergeContext, options: MergeOptions, log: Sequence[Row], flops: float) -> list[SetTrial]:
     """How each layer of a network for several queries was tried."""
     return explain_joint(network_plan(ctx).shared, log, required_ratios(ctx, options.margin), flops)
@@ -36,30 +44,33 @@ def trunk(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> M
     """One network for all queries of a task; those that it cannot answer for keep their originals."""
     task = prepare_task(ctx, SharingPlan(), options, checkpoint)
     ctx.stages.announce([TRAINING_TRUNK])
-    return share_trunks(task, Networks()).complete(ctx)
+    ctx.begin(TRAINING_TRUNK, flops=max_training_flops(task))
+    return share_trunks(task, Networks(), task_names(ctx)).merged.complete(ctx)
 
 
-def share_trunks(task: MergeTask, known: Networks, near_only: bool = False) -> Merged:
-    """One network for the queries of each task, and the states of those that it answers for.
+def share_trunks(task: MergeTask, known: Networks, names: Sequence[str], near_only: bool = False) -> Trunks:
+    """One network for the queries of each of these tasks, and the states of those that it answers for.
 
     Queries that the same network answers already, as in `known`, start as they are there. With `near_only` a network
     that, untrained, is far from answering for all is not trained.
     """
-    ctx, found = task.ctx, Merged(SharingPlan(), {})
-    ctx.begin(TRAINING_TRUNK, flops=max_training_flops(task))
-    for name in task_names(ctx):
+    ctx, found, far = task.ctx, Merged(SharingPlan(), {}), list[str]()
+    for name in names:
         queries = [query for query in ctx.judged if ctx.queries[query].task == name]
         candidates = smallest_first(ctx, queries)[: task.config.network_candidates]
         donor = best_donor(task, candidates, queries, Networks())
         if donor is None or task.budget.over:
             continue
-        with task.checkpoint.open_step(Step.TRUNK, donor) as step:
+        with task.checkpoint.open_step(Step.TRUNK, donor, *["near"] * near_only) as step:
             if not step.done:
                 receivers = receivers_of(task, donor, queries, Networks())
                 step.value = _train_trunk(task, donor, receivers, known, near_only)
+        if step.value is None:
+            far.append(name)
+            continue
         networks, states = {**found.networks, **step.value.networks}, {**found.states, **step.value.states}
         found = Merged(SharingPlan(found.plan.shared + step.value.plan.shared), states, networks)
-    return found
+    return Trunks(found, tuple(far))
 
 
 def saved_bytes(ctx: MergeContext, merged: Merged) -> int:
@@ -85,8 +96,10 @@ def possible_bytes(task: MergeTask) -> int:
     return total
 
 
-def _train_trunk(task: MergeTask, donor: str, receivers: Sequence[str], known: Networks, near_only: bool) -> Merged:
-    """What is shared, and with what states, once the receivers were trained on the donor's network."""
+def _train_trunk(
+    task: MergeTask, donor: str, receivers: Sequence[str], known: Networks, near_only: bool
+) -> Merged | None:
+    """What is shared, and with what states, once the receivers were trained on the donor's network; None if far."""
     states = {query: state for query, state in known.states.items() if known.donors[query] == donor}
     ctx = task.ctx.substitute(dict.fromkeys(receivers, donor), states)
     config = replace(task.config, hard_private=0.0)
@@ -94,7 +107,7 @@ def _train_trunk(task: MergeTask, donor: str, receivers: Sequence[str], known: N
     start = Start((donor, *receivers), snapshots({query: ctx.bases[query] for query in (donor, *receivers)}))
     early = own.with_budget(own.budget.fraction(config.joint_budget))
     if near_only and tie_untrained(early, start)[1]:
-        return Merged(SharingPlan(), {})
+        return None
     best = train_together(own, early, start).without(())
     served = {query: donor for query in receivers if query in best.states}
     return Merged(best.plan, best.states, served)

@@ -15,12 +15,22 @@ from merger import TopDownConfig, merge
 from merger.context import MergeContext
 from merger.events import Answer
 from merger.init.average import kin_pairs
+from merger.methods.joint_training import TRAINING
 from merger.methods.registry import MergeTask
-from merger.methods.substitute import NetworkAttempt, Networks, find_networks, network_plan, receivers_of
+from merger.methods.substitute import (
+    NetworkAttempt,
+    Networks,
+    find_networks,
+    network_plan,
+    receivers_of,
+    task_names,
+)
+from merger.methods.top_down import TRAINING_FAR_TRUNK
 from merger.methods.trunk import share_trunks
 from merger.networks import adapt_state, answered_by, outputs_of
 from merger.training.recipe import Recipe
 from models.bundle import open_bundle, verify_bundle
+from models.notes import collect_notes
 from models.weights import save_weights
 from models.workload import Workload, load_workload
 from models.zoo import ENTRIES, build_query, names
@@ -166,8 +176,29 @@ def test_trunk_is_trained_before_layers_only_if_it_comes_near(
     task: MergeTask, monkeypatch: pytest.MonkeyPatch, ratio: float, trains: bool
 ) -> None:
     monkeypatch.setattr(MergeContext, "ratio", lambda self, query, model, **_: ratio)
-    share_trunks(task, Networks(), near_only=True)
+    found = share_trunks(task, Networks(), task_names(task.ctx), near_only=True)
+    assert found.far == (() if trains else ("classification",))
     assert any("training" in row for row in task.checkpoint.log) == trains
+
+
+def test_trunk_that_starts_far_off_is_trained_after_the_layers(workload: Workload, tmp_path: Path) -> None:
+    stages: list[str] = []
+    every_start_is_far = TopDownConfig(substitute=False, hard_start=1.01)
+    report = merge(
+        workload, tmp_path / "b.safetensors", options=replace(QUICK, top_down=every_start_is_far),
+        progress=lambda event, **fields: stages.append(fields["name"]) if event == "stage" else None,
+    )  # fmt: skip
+    assert stages.index(TRAINING) < stages.index(TRAINING_FAR_TRUNK)
+    assert report.saved_fraction > report.ceiling_fraction and all(query.ratio >= 0.9 for query in report.queries)
+
+
+def test_far_trunk_that_the_budget_leaves_out_is_named(workload: Workload, tmp_path: Path) -> None:
+    far = TopDownConfig(substitute=False, hard_start=1.01)
+    layers_alone = replace(QUICK, top_down=replace(far, share_trunk=False))
+    flops = merge(workload, tmp_path / "a.safetensors", options=layers_alone).flops
+    with collect_notes() as notes:
+        merge(workload, tmp_path / "b.safetensors", options=replace(QUICK, top_down=far, max_flops=1.05 * flops))
+    assert any(TRAINING_FAR_TRUNK in note for note in notes)
 
 
 def test_kin_of_one_network_are_not_answered_by_each_other(ctx: MergeContext, task: MergeTask) -> None:
