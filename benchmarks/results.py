@@ -141,9 +141,9 @@ def merge_tables(measured: Path, junction: Table) -> dict[str, Table]:
                  one[at["saved of all bytes"]], one[at["saved of the bound"]], one[at["worst ratio"]], one[at["met"]],
                  one[at["certain"]], one[at["FLOPs"]], one[at["seconds"]]))  # fmt: skip
     source = _cells_source([cell for _, cell in cells])
-    ours = [row for row in rows if row[3] == PREVIOUS and row[2] == 0.95]
+    ours = [row for row in rows if row[3] == "top-down" and row[2] == 0.95]
     newest = {row[0]: row for row in sorted(ours, key=lambda row: row[1] == "later")}
-    order = ("gti", "junction", "cifar", "published", "domains", "elsewhere")
+    order = ("gti", "cifar", "published", "simple", "london", "kinds", "ancestor", "boxes", "elsewhere")
     others = [cell for cell in read_cells(measured / "merge-chosen") if cell.label == cell.arm]
     targets = sorted({cell.target for cell in others})
     return {

@@ -103,7 +103,7 @@ def weight(model: nn.Module, path: str) -> Tensor:
     return getattr(owner, attribute)
 
 
-def restored(ctx: MergeContext, base: str, form: Form, bits: str = "") -> tuple[dict[str, nn.Module], float]:
+def restore_models(ctx: MergeContext, base: str, form: Form, bits: str = "") -> tuple[dict[str, nn.Module], float]:
     """All queries' models as they would be restored from a base (in these bits), and the bytes of all."""
     models, total = dict(ctx.originals), float(model_bytes(ctx.queries[base]))
     if bits:
@@ -170,9 +170,9 @@ def measure(path: Path) -> list[dict[str, object]]:
         )
 
     base = min(ctx.queries, key=distance)
-    arms = {name: (base, lambda form=form: restored(ctx, base, form)) for name, form in FORMS.items()}
+    arms = {name: (base, lambda form=form: restore_models(ctx, base, form)) for name, form in FORMS.items()}
     arms |= {
-        f"int8 base, {name}": (base, lambda form=FORMS[name]: restored(ctx, base, form, "int8"))
+        f"int8 base, {name}": (base, lambda form=FORMS[name]: restore_models(ctx, base, form, "int8"))
         for name in ("1 bits", "2 bits", "4 bits")
     }
     arms |= {f"alone, {bits}": ("", lambda bits=bits: alone(ctx, bits)) for bits in ("int8", "int4")}
