@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import math
@@ -64,7 +65,10 @@ def run(
         spool = box.config.spool
         with contextlib.nullcontext() if spool is None else locked_folder(spool.path):
             signals.is_serving = True
-            summary = serve(box, signals, build, seconds)
+            try:
+                summary = serve(box, signals, build, seconds)
+            finally:
+                gc.unfreeze()  # a caller may go on without the box
     log.info("ledger: %s", json.dumps(summary))
     return summary
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
@@ -15,7 +16,6 @@ from edge_runtime.executor import Executor, PolicyFailed
 from edge_runtime.memory.transfer import on_compute_stream
 from edge_runtime.runtime import Runtime
 from models.errors import GemelError, one_line
-from models.process import freeze_garbage_collector
 
 log = logging.getLogger("gemel.run")
 
@@ -109,7 +109,7 @@ class InferenceThread:
             "engines %s, %d cameras, policy %s, order of turns: %s",
             box.engine_names, len(self.cameras), self.executor.policy.name, self.executor.order,
         )  # fmt: skip
-        freeze_garbage_collector()  # a collection of all objects would stop the runs for 0.2 s
+        gc.freeze()  # a collection of all objects would stop the runs for 0.2 s
         for camera in self.cameras:
             camera.start()
 

@@ -314,6 +314,7 @@ class Service:
             gc.collect()
         else:
             self._is_frozen = True
+            gc.unfreeze()
             freeze_garbage_collector()
         trim_heap()
 

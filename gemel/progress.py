@@ -254,7 +254,8 @@ def _joint_epoch(f: Fields) -> str:
 
 def _repair(f: Fields) -> str:
     if f["repair"] == "original":
-        return f"{f['query']}: below its target, falls back to its original weights"
+        why = "below its target" if f["ratio"] < f["required"] else "not confirmed by the part of val that accepts"
+        return f"{f['query']}: {why}, falls back to its original weights"
     return f"{f['query']}: repair by {f['repair']}, ratio {number(f['ratio'])} ({number(f['required'])} is required)"
 
 

@@ -67,7 +67,7 @@ def repair_queries(task: MergeTask, merged: Merged, ratios: Mapping[str, float])
             task.report(Event.REPAIR, query=query, repair=Repair.NORMS_AND_HEAD.value, ratio=ratio,
                         required=required, epochs=found[query].epochs)  # fmt: skip
         if not found[query].holds if query in found else ratio < ctx.least_ratio(query, required):
-            task.report(Event.REPAIR, query=query, repair=Repair.ORIGINAL.value, required=required)
+            task.report(Event.REPAIR, query=query, repair=Repair.ORIGINAL.value, ratio=ratio, required=required)
             lost.append(query)
     states = {**merged.states, **{query: one.state for query, one in found.items()}}
     return replace(merged, states=states).without(lost)

@@ -49,7 +49,16 @@ SENTENCES = [
     ("recipe", {"rate": 5e-4, "epochs": 4}, "training: learning rate 0.0005, 4 epochs"),
     ("repair", {"query": "gate", "repair": "norms and head", "ratio": 0.98, "required": 0.97},
      "gate: repair by norms and head, ratio 0.980 (0.970 is required)"),
-    ("repair", {"query": "gate", "repair": "original"}, "gate: below its target, falls back to its original weights"),
+    (
+        "repair",
+        {"query": "gate", "repair": "original", "ratio": 0.9, "required": 0.95},
+        "gate: below its target, falls back to its original weights",
+    ),
+    (
+        "repair",
+        {"query": "gate", "repair": "original", "ratio": 0.97, "required": 0.95},
+        "gate: not confirmed by the part of val that accepts, falls back to its original weights",
+    ),
     ("widths", WIDTHS, "quantized weights: 9 bytes int8; lowest ratio 0.90; below target: gate"),
     ("prefix", {"query": "gate", "prefix": 4, "layers": 20, "ratio": 0.98}, "gate: shares 4 of 20 layers, ratio 0.98"),
     ("camera-prefix", {"query": "gate", "donor": "lane", "common": 0, "of": 9, "ratio": 0.9, "saved_flops_per_s": 0.0},
