@@ -105,8 +105,8 @@ def top_down(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -
         task.report_time_over(TRAINING_FAR_TRUNK, trunks_save, saved_bytes(ctx, best))
         return best
     ctx.begin(TRAINING_FAR_TRUNK, flops=max_training_flops(task))
-    far = share_trunks(replace(task, ctx=ctx, plan=SharingPlan()), known, trunks.far).merged
-    return max(best, far.complete(ctx), key=partial(saved_bytes, ctx))
+    far = share_trunks(replace(task, ctx=ctx, plan=SharingPlan()), known, trunks.far, found=trunks.merged)
+    return max(best, far.merged.complete(ctx), key=partial(saved_bytes, ctx))
 
 
 def merged_with(identical: Identical, merged: Merged, ctx: MergeContext) -> Merged:

@@ -48,13 +48,15 @@ def trunk(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> M
     return share_trunks(task, Networks(), task_names(ctx)).merged.complete(ctx)
 
 
-def share_trunks(task: MergeTask, known: Networks, names: Sequence[str], near_only: bool = False) -> Trunks:
+def share_trunks(
+    task: MergeTask, known: Networks, names: Sequence[str], near_only: bool = False, found: Merged | None = None
+) -> Trunks:
     """One network for the queries of each of these tasks, and the states of those that it answers for.
 
     Queries that the same network answers already, as in `known`, start as they are there. With `near_only` a network
-    that, untrained, is far from answering for all is not trained.
+    that, untrained, is far from answering for all is not trained. `found` is what other tasks share.
     """
-    ctx, found, far = task.ctx, Merged(SharingPlan(), {}), list[str]()
+    ctx, found, far = task.ctx, found or Merged(SharingPlan(), {}), list[str]()
     for name in names:
         queries = [query for query in ctx.judged if ctx.queries[query].task == name]
         candidates = smallest_first(ctx, queries)[: task.config.network_candidates]
