@@ -7,7 +7,7 @@ OUT ?= out
 MINUTES ?= 10
 # constraints.txt pins versions for Python 3.11 and newer; on 3.10 pip resolves.
 CONSTRAINTS := -c 'import sys; print("--constraint constraints.txt" if sys.version_info >= (3, 11) else "")'
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
 .PHONY: demo test test-all lint real fuzz faults gpu venv
 

@@ -54,7 +54,8 @@ def run(
     """
     if check:
         return check_box(_cost(config_path))
-    with catch_signals(stop or threading.Event()) as signals:
+    with catch_signals(stop or threading.Event()) as signals, contextlib.ExitStack() as afterwards:
+        afterwards.callback(gc.unfreeze)  # a caller may go on without the box
         try:
             freeze_garbage_collector()  # every file and every session that is opened collects garbage
             box, build = _prepare_when_there(config_path, signals.stopping)
@@ -65,10 +66,7 @@ def run(
         spool = box.config.spool
         with contextlib.nullcontext() if spool is None else locked_folder(spool.path):
             signals.is_serving = True
-            try:
-                summary = serve(box, signals, build, seconds)
-            finally:
-                gc.unfreeze()  # a caller may go on without the box
+            summary = serve(box, signals, build, seconds)
     log.info("ledger: %s", json.dumps(summary))
     return summary
 

@@ -705,7 +705,7 @@ def profile_bundle(
     return CommandResult(found.to_json(), found.to_text())
 
 
-@command(app, "place", uses_torch=False)
+@command(app, "place")
 def place_fleet(
     fleet: Annotated[str, Argument(metavar="FLEET", help="A fleet file (YAML).")],
     out: Annotated[str, _file("-o --out", "Folder of placement.json and one workload a box.", "DIR")],

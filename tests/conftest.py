@@ -18,7 +18,6 @@ from hypothesis import settings
 from models.process import freeze_garbage_collector
 from tests.browser import open_browser
 
-gc.disable()  # until all test modules are imported
 torch.set_num_threads(1)
 settings.register_profile("gemel", deadline=None, max_examples=50)
 settings.load_profile("gemel")
@@ -51,10 +50,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: heaviest[item.path])
 
 
-def pytest_collection_finish() -> None:
-    """Leave the objects of torch and of all test modules out of every later collection of garbage."""
-    freeze_garbage_collector()
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect no garbage while the test modules are imported; leave their objects out of every later collection."""
+    gc.disable()
+    yield
     gc.enable()
+    freeze_garbage_collector()
 
 
 @pytest.fixture(scope="session")

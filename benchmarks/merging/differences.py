@@ -4,9 +4,9 @@ Usage: python -m benchmarks.merging.differences WORKLOAD.yaml... [--out FILE.jso
 
 Every query but one keeps its own norms, biases, heads and layers that no other model has; each layer that it could
 share with the base is the base's weight plus a difference in few bits (a scale for each output channel), of low rank,
-or sparse (float16 factors and values). `alone` stores every query in few bits, without the others. `left` is the
-fraction of all bytes, `val` and `test` are the lowest ratio to an original. Every query is tried as the base; the one
-whose differences are smallest is shown.
+or sparse (float16 factors and values). The base is the query whose differences to the others are smallest. `alone`
+stores every query in few bits, without the others. `left` is the fraction of all bytes, `val` and `test` are the lowest
+ratio to an original.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from benchmarks.real.tables import table
 from merger.config import MergeOptions
 from merger.context import MergeContext
 from merger.methods.top_down import whole_plan
+from models.bits import Bits
+from models.data import PreparedFrames
 from models.evaluation import compare, predict
-from models.quantization import pack
+from models.predictions import Prediction
+from models.quantization import MIN_ROW, pack
 from models.sharing.layers import model_bytes, weight_of
 from models.workload import load_workload
 
-MIN_ROW = 16
-"""Weights with shorter channels (depthwise) stay private: a difference would save little."""
 HALF_BYTES, SCALE_BYTES, PLACE_BYTES = 2, 4, 2
+Predictions = Mapping[str, Sequence[Prediction]]
 Form = Callable[[Tensor], tuple[Tensor, float]]
 """A difference (out, n) -> how it is restored, and its bytes."""
 
@@ -87,12 +89,12 @@ FORMS: dict[str, Form] = {
 
 
 def difference_layers(ctx: MergeContext, base: str) -> dict[str, dict[str, str]]:
-    """Query -> its layers -> the base's layer that each could share."""
+    """Query -> its layers -> the base's layer that each could share; depthwise ones would save little."""
     found: dict[str, dict[str, str]] = {query: {} for query in ctx.queries if query != base}
     for members in whole_plan(ctx, MergeOptions()).shared:
         if paths := [path for query, path in members if query == base]:
             for query, path in members:
-                if query != base:
+                if query != base and weight(ctx.originals[query], path)[0].numel() >= MIN_ROW:
                     found[query][path] = paths[0]
     return found
 
@@ -103,7 +105,9 @@ def weight(model: nn.Module, path: str) -> Tensor:
     return getattr(owner, attribute)
 
 
-def restore_models(ctx: MergeContext, base: str, form: Form, bits: str = "") -> tuple[dict[str, nn.Module], float]:
+def restore_models(
+    ctx: MergeContext, base: str, form: Form, bits: Bits | None = None
+) -> tuple[dict[str, nn.Module], float]:
     """All queries' models as they would be restored from a base (in these bits), and the bytes of all."""
     models, total = dict(ctx.originals), float(model_bytes(ctx.queries[base]))
     if bits:
@@ -113,46 +117,43 @@ def restore_models(ctx: MergeContext, base: str, form: Form, bits: str = "") -> 
         total += model_bytes(ctx.queries[query])
         for path, other in layers.items():
             mine, theirs = weight(models[query], path), weight(models[base], other)
-            if mine[0].numel() < MIN_ROW:
-                continue
             found, stored = form((mine - theirs).reshape(len(mine), -1))
             mine.copy_(theirs + found.view(mine.shape))
             total += stored - mine.nbytes
     return models, total
 
 
-def in_few_bits(ctx: MergeContext, query: str, bits: str) -> tuple[nn.Module, float]:
+def in_few_bits(ctx: MergeContext, query: str, bits: Bits) -> tuple[nn.Module, float]:
     """The query's model with its weights in these bits, heads and depthwise layers apart, and its bytes."""
     model, total = copy.deepcopy(ctx.originals[query]), float(model_bytes(ctx.queries[query]))
     for layer in ctx.layers:
         if layer.query == query and not layer.head:
             mine = weight(model, layer.path)
             if mine[0].numel() >= MIN_ROW:
-                packed = pack(mine, bits)  # type: ignore[arg-type]
+                packed = pack(mine, bits)
                 mine.copy_(packed.wide())
                 total += packed.tensor.nbytes + SCALE_BYTES * len(mine) - mine.nbytes
     return model, total
 
 
-def alone(ctx: MergeContext, bits: str) -> tuple[dict[str, nn.Module], float]:
+def alone(ctx: MergeContext, bits: Bits) -> tuple[dict[str, nn.Module], float]:
     """Every query's model in these bits, and the bytes of all."""
     found = {query: in_few_bits(ctx, query, bits) for query in ctx.queries}
     return {query: model for query, (model, _) in found.items()}, sum(nbytes for _, nbytes in found.values())
 
 
-def lowest_ratios(ctx: MergeContext, models: Mapping[str, nn.Module]) -> tuple[float, float]:
-    """The lowest ratio of any query on val and on test."""
-    found = []
-    for frames in (ctx.val, ctx.test):
-        ratios = []
-        for name, model in models.items():
-            if model is ctx.originals[name]:
-                continue
-            query, original = ctx.queries[name], predict(ctx.originals[name], ctx.queries[name], frames[name])
-            answers = predict(model, query, frames[name])
-            ratios.append(compare(query, frames[name].split, original, answers, ctx.references[name].threshold).ratio)
-        found.append(min(ratios))
-    return found[0], found[1]
+def lowest_ratio(
+    ctx: MergeContext, split: Mapping[str, PreparedFrames], answers: Predictions, models: Mapping[str, nn.Module]
+) -> float:
+    """The lowest ratio on a split of the queries whose model is not their original; `answers` are the originals'."""
+    changed = [query for query, model in models.items() if model is not ctx.originals[query]]
+    return min(
+        compare(
+            ctx.queries[query], split[query].split, answers[query],
+            predict(models[query], ctx.queries[query], split[query]), ctx.references[query].threshold,
+        ).ratio
+        for query in changed
+    )  # fmt: skip
 
 
 @torch.no_grad()
@@ -169,20 +170,25 @@ def measure(path: Path) -> list[dict[str, object]]:
             for path, other in mine.items()
         )
 
-    base = min(ctx.queries, key=distance)
+    base, splits = min(ctx.queries, key=distance), {"val": ctx.val, "test": ctx.test}
+    answers = {
+        name: {query: predict(model, ctx.queries[query], split[query]) for query, model in ctx.originals.items()}
+        for name, split in splits.items()
+    }
     arms = {name: (base, lambda form=form: restore_models(ctx, base, form)) for name, form in FORMS.items()}
     arms |= {
         f"int8 base, {name}": (base, lambda form=FORMS[name]: restore_models(ctx, base, form, "int8"))
         for name in ("1 bits", "2 bits", "4 bits")
     }
-    arms |= {f"alone, {bits}": ("", lambda bits=bits: alone(ctx, bits)) for bits in ("int8", "int4")}
+    widths: tuple[Bits, ...] = ("int8", "int4")
+    arms |= {f"alone, {bits}": ("", lambda bits=bits: alone(ctx, bits)) for bits in widths}
     for name, (used, build) in arms.items():
         began = time.monotonic()
         models, total = build()
         seconds = time.monotonic() - began
-        val, test = lowest_ratios(ctx, models)
+        ratios = {part: lowest_ratio(ctx, split, answers[part], models) for part, split in splits.items()}
         rows.append({"workload": ctx.workload.path.parent.name, "base": used, "form": name, "left": total / everything,
-                     "val": val, "test": test, "seconds": seconds})  # fmt: skip
+                     **ratios, "seconds": seconds})  # fmt: skip
     return rows
 
 

@@ -12,7 +12,7 @@ import yaml
 from gemel.bundle_summary import MergeOutcomes, summarize_bundle
 from gemel.evaluation import open_matching_bundle, query_as_shipped
 from merger import TopDownConfig, merge
-from merger.context import MergeContext
+from merger.context import MergeContext, Merged
 from merger.events import Answer
 from merger.init.average import kin_pairs
 from merger.methods.joint_training import TRAINING
@@ -31,6 +31,7 @@ from merger.networks import adapt_state, answered_by, outputs_of
 from merger.training.recipe import Recipe
 from models.bundle import open_bundle, verify_bundle
 from models.notes import collect_notes
+from models.sharing.plan import SharingPlan
 from models.weights import save_weights
 from models.workload import Workload, load_workload
 from models.zoo import ENTRIES, build_query, names
@@ -179,6 +180,16 @@ def test_trunk_is_trained_before_layers_only_if_it_comes_near(
     found = share_trunks(task, Networks(), task_names(task.ctx), near_only=True)
     assert found.far == (() if trains else ("classification",))
     assert any("training" in row for row in task.checkpoint.log) == trains
+
+
+def test_networks_of_near_tasks_stay_beside_those_of_far_ones(task: MergeTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    near = Merged(
+        SharingPlan(((("other", "a"), ("another", "a")),)), {"other": {}, "another": {}}, {"other": "another"}
+    )
+    monkeypatch.setattr(MergeContext, "ratio", lambda self, query, model, **_: 0.99)
+    found = share_trunks(task, Networks(), task_names(task.ctx), found=near).merged
+    assert near.plan.shared[0] in found.plan.shared and len(found.plan.shared) > 1
+    assert found.states.keys() > near.states.keys() and found.networks.keys() > near.networks.keys()
 
 
 def test_trunk_that_starts_far_off_is_trained_after_the_layers(workload: Workload, tmp_path: Path) -> None:
