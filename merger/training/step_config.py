@@ -40,7 +40,7 @@ def autocast(precision: str, device: torch.device) -> torch.autocast:
 
 
 def choose_precision(option: str, model: nn.Module) -> str:
-    """fp32 or bf16; for `auto` bf16 where a processor's matrix units (AMX) compute it and no convolution is grouped.
+    """fp32 or bf16; for `auto` bf16 where the processor itself computes it and no convolution is grouped.
 
     What a training step takes then, benchmarks/merging/precision.py measures.
     """
@@ -49,12 +49,14 @@ def choose_precision(option: str, model: nn.Module) -> str:
     convolutions = [part for part in model.modules() if isinstance(part, nn.Conv2d)]
     on_cpu = all(p.device.type == "cpu" for p in model.parameters())
     is_dense = bool(convolutions) and all(one.groups == 1 for one in convolutions)
-    return BF16 if is_dense and on_cpu and has_matrix_units() else FP32
+    return BF16 if is_dense and on_cpu and has_bf16_units() else FP32
 
 
-def has_matrix_units() -> bool:
-    """Whether the processor has AMX, and oneDNN may compute bf16 (ONEDNN_MAX_CPU_ISA: in AVX2 it takes 7 x as long)."""
-    return torch.cpu._is_amx_tile_supported() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+def has_bf16_units() -> bool:
+    """Whether the processor multiplies bf16 (AMX or AVX-512 BF16), and oneDNN may (ONEDNN_MAX_CPU_ISA: in AVX2 it takes
+    7 x as long)."""
+    in_processor = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    return in_processor and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 @dataclass(frozen=True)

@@ -254,9 +254,9 @@ def test_precision_bf16_trains_and_others_are_refused(ctx: MergeContext) -> None
         check_precision("tf32")
 
 
-@pytest.mark.parametrize(("groups", "has_amx", "chosen"), [(1, True, "bf16"), (8, True, "fp32"), (1, False, "fp32")])
-def test_auto_precision_is_bf16_where_a_cpu_is_faster_in_it(groups, has_amx, chosen, monkeypatch) -> None:
-    monkeypatch.setattr(step_config, "has_matrix_units", lambda: has_amx)
+@pytest.mark.parametrize(("groups", "has_bf16", "chosen"), [(1, True, "bf16"), (8, True, "fp32"), (1, False, "fp32")])
+def test_auto_precision_is_bf16_where_a_cpu_is_faster_in_it(groups, has_bf16, chosen, monkeypatch) -> None:
+    monkeypatch.setattr(step_config, "has_bf16_units", lambda: has_bf16)
     model = nn.Sequential(nn.Conv2d(8, 8, 3, groups=groups), nn.Linear(8, 2))
     assert choose_precision("auto", model) == chosen
     assert choose_precision("auto", nn.Linear(8, 2)) == choose_precision("fp32", model) == "fp32"
