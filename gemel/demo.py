@@ -35,7 +35,7 @@ MERGING = MergeOptions(
     Recipe(rate=5e-4, epochs=4, batch=8, frames_per_epoch=128, evaluate_from=3),
     margin=0.8,
     min_saving=0.02,
-    max_flops=1.1e13,  # initialization, one joint round, and a few repairs
+    max_flops=9.2e12,  # initialization, one joint round, and a few repairs
     top_down=TopDownConfig(substitute=False, share_trunk=False),  # what layers share is what the demo shows
 )
 THREADS = 1

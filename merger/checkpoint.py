@@ -32,7 +32,7 @@ Row = Mapping[str, Any]
 WORK_SUFFIX = ".work"
 """Appended to the output's name: the folder of the checkpoint."""
 STATE = "state.pt"
-FORMAT = 23
+FORMAT = 24
 _UNREADABLE = (
     OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, EOFError, pickle.UnpicklingError,
 )  # fmt: skip
@@ -77,6 +77,7 @@ class Step(str, Enum):
     EVALUATED = "evaluated"
     HALF = "half"
     HALF_TIME = "time for a half"
+    LAYERS_START = "layers start"
     MEMORY = "memory"
     NETWORK = "network"
     NETWORK_TRIAL = "network trial"
@@ -100,6 +101,7 @@ class Step(str, Enum):
     TRAINING_TIME = "time for training"
     TRAINING = "training"
     TRUNK = "trunk"
+    TRUNK_START = "trunk start"
     TRUNK_TIME = "time for a trunk"
     TUNING = "tuning"
     WIDE = "float32"

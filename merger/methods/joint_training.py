@@ -48,10 +48,14 @@ class JointState:
     trained: bool = False
 
 
-def train_together(task: MergeTask, early: MergeTask, start: Start) -> Merged:
+Untrained = tuple[JointState, bool]
+"""All models tied at their initial weights, and whether the merge is hard."""
+
+
+def train_together(task: MergeTask, early: MergeTask, start: Start, untrained: Untrained) -> Merged:
     """All sets of the plan trained (within `early`'s budget) and repaired; what saves most of all states."""
     config = task.config
-    trained, hard = tie_untrained(early, start)
+    trained, hard = untrained
     kinds = [TrainingKind.DONOR_FROZEN] * (config.freeze_donor_first and not start.averages)
     for kind in [*kinds, *[TrainingKind.JOINT] * config.train_jointly]:
         trained = train_kind(early, kind, trained, start, hard)
@@ -66,7 +70,7 @@ def train_together(task: MergeTask, early: MergeTask, start: Start) -> Merged:
     return repaired
 
 
-def tie_untrained(task: MergeTask, start: Start) -> tuple[JointState, bool]:
+def tie_untrained(task: MergeTask, start: Start) -> Untrained:
     """All sets tied at their initial weights and evaluated, and whether the merge is hard.
 
     Where some query does not hold, light layers stay private in a hard merge and between fine-tunes of one network.
@@ -75,7 +79,8 @@ def tie_untrained(task: MergeTask, start: Start) -> tuple[JointState, bool]:
     hard = objective(found.ratios, task.required) < task.config.hard_start
     if hard or (start.averages and not all_met(found.ratios, task.required)):
         light = light_layers(task, task.config.kin_private if start.averages else task.config.hard_private)
-        found = task.checkpoint.step(Step.TIED_WITHOUT_LIGHT_LAYERS, partial(_tie, task, start, task.plan, light))
+        if any(light.values()):
+            found = task.checkpoint.step(Step.TIED_WITHOUT_LIGHT_LAYERS, partial(_tie, task, start, task.plan, light))
     return found, hard
 
 

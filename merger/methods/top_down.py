@@ -6,9 +6,8 @@ switched off (merger.config.TopDownConfig):
 a. Share tensors that are identical already; queries that share nothing else are settled.
 b. Let one query's network answer for others (merger.methods.substitute).
 c. Initialise (merger.init) and train together (merger.methods.joint_training). Where one network for all queries of a
-   task could save more than their layers, and comes near to answering for all untrained, it is trained first
-   (merger.methods.trunk). Else all sets are tied to the donor's weights, and a network that starts far off is trained
-   last, if it could still save more.
+   task (merger.methods.trunk) could save more than their layers, both are evaluated untrained. The network is trained
+   first if it comes near to answering for all, or nearer than shared layers; else last, if it could still save more.
 d. Repair single queries (merger.methods.repair).
 e. Where some query fell out, and the heavier half of the bytes could save more than what is left: c and d once more,
    with the lighter half private.
@@ -19,28 +18,30 @@ that is out of time keeps what it has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from merger.checkpoint import Checkpoint, Row, Step, snapshots
 from merger.config import MergeOptions
 from merger.context import MergeContext, Merged
-from merger.evaluate import required_ratios
+from merger.evaluate import objective, required_ratios
 from merger.events import Event
 from merger.init.average import kin_pairs
-from merger.init.start import prepare_start
+from merger.init.start import Start, prepare_start
 from merger.methods.joint_training import (
     TRAINING,
+    Untrained,
     describe_reach,
     light_layers,
     max_training_flops,
     plan_without,
+    tie_untrained,
     train_together,
 )
 from merger.methods.registry import MergeTask, prepare_task, register_method
-from merger.methods.substitute import SUBSTITUTING, Networks, find_networks, task_names
-from merger.methods.trunk import TRAINING_TRUNK, Trunks, possible_bytes, saved_bytes, share_trunks
+from merger.methods.substitute import SUBSTITUTING, Networks, find_networks
+from merger.methods.trunk import TRAINING_TRUNK, find_trunks, possible_bytes, saved_bytes, train_trunks
 from merger.outcomes import SetTrial, explain_joint
 from models.notes import add_note
 from models.sharing.groups import groups
@@ -86,27 +87,44 @@ def top_down(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -
         known = find_networks(early.with_budget(early.budget.fraction(config.network_budget)))
     substituted = ctx.substitute(known.donors, known.states)
     whole = ctx.run_on_rank0(partial(whole_plan, substituted, options)) if known.donors else whole
-    layers_save = saved_bytes(ctx, Merged(whole, {}, known.donors))
-    trunks, trunks_save = Trunks(), possible_bytes(task) if config.share_trunk else 0
-    if trunks_save > layers_save:
-        ctx.begin(TRAINING_TRUNK, flops=max_training_flops(early))
-        trunks = share_trunks(early, known, task_names(ctx), near_only=True)
-        if saved_bytes(ctx, trunks.merged) >= layers_save:
-            return trunks.merged.complete(ctx)
+    layers_save, nothing = saved_bytes(ctx, Merged(whole, {}, known.donors)), Merged(SharingPlan(), {})
+    trunks_save = possible_bytes(task) if config.share_trunk else 0
     if not whole.shared and len(ctx.judged) > 1:
         ctx.warn("no two models have a layer in common that saves enough")
-    task = replace(task, ctx=substituted, plan=whole)
-    identical = share_identical(task, options)
-    merged = merge_different(replace(task, plan=whole.without(*identical.settled)))
-    best = max(merged_with(identical, merged, substituted), trunks.merged.complete(ctx), key=partial(saved_bytes, ctx))
-    if not trunks.far or saved_bytes(ctx, best) >= trunks_save:
+    identical = share_identical(replace(task, ctx=substituted, plan=whole), options)
+    layers = replace(task, ctx=substituted, plan=whole.without(*identical.settled))
+    if checkpoint.step(Step.TRAINING_TIME, lambda: early.budget.over):
+        task.report_time_over(TRAINING, max(trunks_save, layers_save), saved_bytes(ctx, Merged(identical.plan, {})))
+        return merged_with(identical, nothing, substituted)
+    start = untrained = None
+    if layers.plan.shared:
+        start = ctx.run_on_rank0(lambda: prepare_start(substituted, layers.plan, config))
+        untrained = checkpoint.step(Step.LAYERS_START, partial(tie_untrained, layers, start))
+    trunks = find_trunks(early, known) if trunks_save > layers_save else []
+    first = [one for one in trunks if is_nearer(one.untrained, untrained, layers.required)]
+    shared = nothing
+    if first:
+        ctx.begin(TRAINING_TRUNK, flops=max_training_flops(early))
+        shared = train_trunks(first, early.budget)
+        if saved_bytes(ctx, shared) >= layers_save:
+            return shared.complete(ctx)
+    merged = nothing if start is None or untrained is None else merge_different(layers, start, untrained)
+    best = max(merged_with(identical, merged, substituted), shared.complete(ctx), key=partial(saved_bytes, ctx))
+    last = [one for one in trunks if one not in first]
+    if not last or saved_bytes(ctx, best) >= trunks_save:
         return best
     if checkpoint.step(Step.TRUNK_TIME, lambda: task.budget.over):
         task.report_time_over(TRAINING_FAR_TRUNK, trunks_save, saved_bytes(ctx, best))
         return best
     ctx.begin(TRAINING_FAR_TRUNK, flops=max_training_flops(task))
-    far = share_trunks(replace(task, ctx=ctx, plan=SharingPlan()), known, trunks.far, found=trunks.merged)
-    return max(best, far.merged.complete(ctx), key=partial(saved_bytes, ctx))
+    return max(best, train_trunks(last, task.budget, shared).complete(ctx), key=partial(saved_bytes, ctx))
+
+
+def is_nearer(trunk: Untrained, layers: Untrained | None, required: Mapping[str, float]) -> bool:
+    """Whether a network for all comes near to its targets untrained, or nearer than its queries with shared layers."""
+    (own, is_far), others = trunk, layers[0].ratios if layers else {}
+    ratios = {query: ratio for query, ratio in own.ratios.items() if query in others}
+    return not is_far or objective(ratios, required) > objective({query: others[query] for query in ratios}, required)
 
 
 def merged_with(identical: Identical, merged: Merged, ctx: MergeContext) -> Merged:
@@ -140,18 +158,12 @@ def share_identical(task: MergeTask, options: MergeOptions) -> Identical:
     return Identical(plan, settled)
 
 
-def merge_different(task: MergeTask) -> Merged:
+def merge_different(task: MergeTask, start: Start, untrained: Untrained) -> Merged:
     """Stages c to e for the queries whose weights differ: what saves most with every sharing query at its target."""
     ctx, plan, checkpoint, config = task.ctx, task.plan, task.checkpoint, task.config
-    if not plan.shared:
-        return Merged(SharingPlan(), {})
     ctx.begin(TRAINING, flops=max_training_flops(task))
     early = task.with_budget(task.budget.fraction(config.joint_budget))
-    if checkpoint.step(Step.TRAINING_TIME, lambda: early.budget.over):
-        task.report_time_over(TRAINING, task.saved_bytes(plan), 0)
-        return Merged(SharingPlan(), {})
-    start = ctx.run_on_rank0(lambda: prepare_start(ctx, plan, config))
-    best = train_together(task, early, start)
+    best = train_together(task, early, start, untrained)
     heavier = plan_without(plan, light_layers(task, config.half_private))
     if config.share_half and task.saved_bytes(heavier) > task.saved_bytes(best.plan):
         if checkpoint.step(Step.HALF_TIME, lambda: early.budget.over):
@@ -159,8 +171,9 @@ def merge_different(task: MergeTask) -> Merged:
             return best.without(())
         ctx.begin(TRAINING_HALF, flops=max_training_flops(task))
         half = replace(config, hard_start=1.0, hard_private=config.half_private, kin_private=config.half_private)
+        own, its_early = replace(task, config=half), replace(early, config=half)
         with checkpoint.open_step(Step.HALF) as step:
             if not step.done:
-                step.value = train_together(replace(task, config=half), replace(early, config=half), start)
+                step.value = train_together(own, its_early, start, tie_untrained(own, start))
         best = max(best, step.value, key=lambda one: task.saved_bytes(one.plan))
     return best.without(())

@@ -8,15 +8,17 @@ FLOPs a second of the box do not grow.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
+from merger.budget import Budget
 from merger.checkpoint import Checkpoint, Row, Step, snapshots
 from merger.config import MergeOptions
 from merger.context import MergeContext, Merged
 from merger.evaluate import required_ratios
 from merger.init.start import Start
-from merger.methods.joint_training import max_training_flops, tie_untrained, train_together
+from merger.methods.joint_training import Untrained, max_training_flops, tie_untrained, train_together
 from merger.methods.registry import MergeTask, prepare_task, register_method
 from merger.methods.substitute import Networks, best_donor, network_plan, receivers_of, smallest_first, task_names
 from merger.outcomes import SetTrial, explain_joint
@@ -27,11 +29,14 @@ TRAINING_TRUNK = "training one network for all"
 
 
 @dataclass(frozen=True)
-class Trunks:
-    """What networks for all queries of a task save, and the tasks whose network is too far from them to be trained."""
+class Trunk:
+    """One network, the donor's, for the queries of a task: what trains it, from which start, and what that comes to."""
 
-    merged: Merged = field(default_factory=lambda: Merged(SharingPlan(), {}))
-    far: tuple[str, ...] = ()
+    donor: str
+    receivers: Sequence[str]
+    task: MergeTask
+    start: Start
+    untrained: Untrained
 
 
 def explain_trunk(ctx: MergeContext, options: MergeOptions, log: Sequence[Row], flops: float) -> list[SetTrial]:
@@ -45,34 +50,46 @@ def trunk(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> M
     task = prepare_task(ctx, SharingPlan(), options, checkpoint)
     ctx.stages.announce([TRAINING_TRUNK])
     ctx.begin(TRAINING_TRUNK, flops=max_training_flops(task))
-    return share_trunks(task, Networks(), task_names(ctx)).merged.complete(ctx)
+    return train_trunks(find_trunks(task, Networks()), task.budget).complete(ctx)
 
 
-def share_trunks(
-    task: MergeTask, known: Networks, names: Sequence[str], near_only: bool = False, found: Merged | None = None
-) -> Trunks:
-    """One network for the queries of each of these tasks, and the states of those that it answers for.
+def find_trunks(task: MergeTask, known: Networks) -> list[Trunk]:
+    """The network that comes nearest to answering for the queries of a task, for each task, evaluated untrained.
 
-    Queries that the same network answers already, as in `known`, start as they are there. With `near_only` a network
-    that, untrained, is far from answering for all is not trained. `found` is what other tasks share.
+    Queries that the same network answers already, as in `known`, start as they are there.
     """
-    ctx, found, far = task.ctx, found or Merged(SharingPlan(), {}), list[str]()
-    for name in names:
+    ctx, found = task.ctx, list[Trunk]()
+    config = replace(task.config, hard_private=0.0)
+    for name in task_names(ctx):
         queries = [query for query in ctx.judged if ctx.queries[query].task == name]
         candidates = smallest_first(ctx, queries)[: task.config.network_candidates]
         donor = best_donor(task, candidates, queries, Networks())
         if donor is None or task.budget.over:
             continue
-        with task.checkpoint.open_step(Step.TRUNK, donor, *["near"] * near_only) as step:
-            if not step.done:
-                receivers = receivers_of(task, donor, queries, Networks())
-                step.value = _train_trunk(task, donor, receivers, known, near_only)
-        if step.value is None:
-            far.append(name)
-            continue
-        networks, states = {**found.networks, **step.value.networks}, {**found.states, **step.value.states}
-        found = Merged(SharingPlan(found.plan.shared + step.value.plan.shared), states, networks)
-    return Trunks(found, tuple(far))
+        receivers = receivers_of(task, donor, queries, Networks())
+        states = {query: state for query, state in known.states.items() if known.donors[query] == donor}
+        served = ctx.substitute(dict.fromkeys(receivers, donor), states)
+        own = replace(task, ctx=served, plan=network_plan(served), config=config)
+        start = Start((donor, *receivers), snapshots({query: served.bases[query] for query in (donor, *receivers)}))
+        untrained = task.checkpoint.step(Step.TRUNK_START, partial(tie_untrained, own, start), donor)
+        found.append(Trunk(donor, receivers, own, start, untrained))
+    return found
+
+
+def train_trunks(trunks: Iterable[Trunk], budget: Budget, known: Merged | None = None) -> Merged:
+    """What these networks answer for once they are trained, beside what is `known` of other tasks."""
+    found = known or Merged(SharingPlan(), {})
+    for one in trunks:
+        task = one.task.with_budget(budget)
+        with task.checkpoint.open_step(Step.TRUNK, one.donor) as step:
+            if not step.done and not budget.over:
+                early = task.with_budget(budget.fraction(task.config.joint_budget))
+                step.value = train_together(task, early, one.start, one.untrained).without(())
+        best: Merged = step.value or Merged(SharingPlan(), {})
+        networks = {query: one.donor for query in one.receivers if query in best.states}
+        plan = SharingPlan(found.plan.shared + best.plan.shared)
+        found = Merged(plan, {**found.states, **best.states}, {**found.networks, **networks})
+    return found
 
 
 def saved_bytes(ctx: MergeContext, merged: Merged) -> int:
@@ -96,20 +113,3 @@ def possible_bytes(task: MergeTask) -> int:
             best = max(best, sum(model_bytes(ctx.queries[query]) - private for query in served))
         total += best
     return total
-
-
-def _train_trunk(
-    task: MergeTask, donor: str, receivers: Sequence[str], known: Networks, near_only: bool
-) -> Merged | None:
-    """What is shared, and with what states, once the receivers were trained on the donor's network; None if far."""
-    states = {query: state for query, state in known.states.items() if known.donors[query] == donor}
-    ctx = task.ctx.substitute(dict.fromkeys(receivers, donor), states)
-    config = replace(task.config, hard_private=0.0)
-    own = replace(task, ctx=ctx, plan=network_plan(ctx), config=config)
-    start = Start((donor, *receivers), snapshots({query: ctx.bases[query] for query in (donor, *receivers)}))
-    early = own.with_budget(own.budget.fraction(config.joint_budget))
-    if near_only and tie_untrained(early, start)[1]:
-        return None
-    best = train_together(own, early, start).without(())
-    served = {query: donor for query in receivers if query in best.states}
-    return Merged(best.plan, best.states, served)

@@ -18,7 +18,14 @@ from merger.init.average import copy_donor_weights, rank_donors
 from merger.init.start import Start, prepare_start
 from merger.methods import joint_training
 from merger.methods.epochs import bisect_options, is_hopeless
-from merger.methods.joint_training import intact_queries, light_layers, plan_without, tie_untrained, train_kind
+from merger.methods.joint_training import (
+    Untrained,
+    intact_queries,
+    light_layers,
+    plan_without,
+    tie_untrained,
+    train_kind,
+)
 from merger.methods.registry import MergeTask
 from merger.methods.repair import repair_queries
 from merger.methods.top_down import TRAINING_HALF, merge_different
@@ -45,34 +52,38 @@ def test_light_layers_stay_within_their_fraction(task: MergeTask) -> None:
 
 @pytest.mark.parametrize(("holds", "share_half", "trainings"), [(False, True, 2), (False, False, 1), (True, True, 1)])
 def test_heavier_half_is_trained_where_that_could_save_more(
-    task: MergeTask, monkeypatch: pytest.MonkeyPatch, holds: bool, share_half: bool, trainings: int
+    task: MergeTask, start: Start, monkeypatch: pytest.MonkeyPatch, holds: bool, share_half: bool, trainings: int
 ) -> None:
     trained: list[Merged] = []
 
-    def train(task: MergeTask, early: MergeTask, start: Start) -> Merged:
+    def train(task: MergeTask, early: MergeTask, start: Start, untrained: Untrained) -> Merged:
         half = plan_without(task.plan, light_layers(task, task.config.hard_private))
         plan = task.plan if holds else half if trained else SharingPlan()
         trained.append(Merged(plan, {query: start.states[query] for query in plan.queries()}))
         return trained[-1]
 
     monkeypatch.setattr("merger.methods.top_down.train_together", train)
-    found = merge_different(replace(task, config=replace(task.config, share_half=share_half)))
+    task = replace(task, config=replace(task.config, share_half=share_half))
+    found = merge_different(task, start, tie_untrained(task, start))
     assert found.plan == trained[-1].plan and len(trained) == trainings
     if trainings == 2:
         assert 0 < task.saved_bytes(found.plan) < task.saved_bytes(task.plan)
 
 
-def test_heavier_half_is_not_begun_once_the_budget_is_over(task: MergeTask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heavier_half_is_not_begun_once_the_budget_is_over(
+    task: MergeTask, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trained: list[Merged] = []
 
-    def train(task: MergeTask, early: MergeTask, start: Start) -> Merged:
+    def train(task: MergeTask, early: MergeTask, start: Start, untrained: Untrained) -> Merged:
         task.ctx.flops.total += 2e9
         trained.append(Merged(SharingPlan(), {}))
         return trained[-1]
 
     monkeypatch.setattr("merger.methods.top_down.train_together", train)
+    untrained = tie_untrained(task, start)
     limited = task.with_budget(Budget(task.ctx.flops, max_flops=task.ctx.flops.total + 1e9))
-    assert not merge_different(limited).plan.shared and len(trained) == 1
+    assert not merge_different(limited, start, untrained).plan.shared and len(trained) == 1
     assert task.checkpoint.log[-1]["out_of_budget"] == TRAINING_HALF and task.checkpoint.log[-1]["possible_bytes"] > 0
 
 

@@ -15,7 +15,8 @@ from merger import TopDownConfig, merge
 from merger.context import MergeContext, Merged
 from merger.events import Answer
 from merger.init.average import kin_pairs
-from merger.methods.joint_training import TRAINING
+from merger.methods import top_down
+from merger.methods.joint_training import TRAINING, JointState
 from merger.methods.registry import MergeTask
 from merger.methods.substitute import (
     NetworkAttempt,
@@ -23,10 +24,9 @@ from merger.methods.substitute import (
     find_networks,
     network_plan,
     receivers_of,
-    task_names,
 )
-from merger.methods.top_down import TRAINING_FAR_TRUNK
-from merger.methods.trunk import share_trunks
+from merger.methods.top_down import TRAINING_FAR_TRUNK, is_nearer
+from merger.methods.trunk import find_trunks, train_trunks
 from merger.networks import adapt_state, answered_by, outputs_of
 from merger.training.recipe import Recipe
 from models.bundle import open_bundle, verify_bundle
@@ -172,14 +172,17 @@ def test_queries_that_a_trunk_cannot_serve_keep_their_networks(
     assert not any(query.network for query in report.queries) and report.saved_fraction < 0.01
 
 
-@pytest.mark.parametrize(("ratio", "trains"), [(0.1, False), (0.9, True)])
-def test_trunk_is_trained_before_layers_only_if_it_comes_near(
-    task: MergeTask, monkeypatch: pytest.MonkeyPatch, ratio: float, trains: bool
+@pytest.mark.parametrize(
+    ("trunk", "is_far", "layers", "is_first"),
+    [(0.9, False, 0.95, True), (0.6, True, 0.5, True), (0.6, True, 0.6, False), (0.5, True, 0.6, False)],
+)
+def test_trunk_comes_first_if_it_starts_near_its_targets_or_nearer_than_layers(
+    trunk: float, is_far: bool, layers: float, is_first: bool
 ) -> None:
-    monkeypatch.setattr(MergeContext, "ratio", lambda self, query, model, **_: ratio)
-    found = share_trunks(task, Networks(), task_names(task.ctx), near_only=True)
-    assert found.far == (() if trains else ("classification",))
-    assert any("training" in row for row in task.checkpoint.log) == trains
+    nothing = Merged(SharingPlan(), {})
+    untrained = JointState(nothing, {"one": trunk, "other": trunk}, nothing), is_far
+    shared_layers = JointState(nothing, {"one": layers, "of another task": 0.0}, nothing), False
+    assert is_nearer(untrained, shared_layers, {"one": 0.95, "other": 0.95, "of another task": 0.95}) == is_first
 
 
 def test_networks_of_near_tasks_stay_beside_those_of_far_ones(task: MergeTask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,28 +190,36 @@ def test_networks_of_near_tasks_stay_beside_those_of_far_ones(task: MergeTask, m
         SharingPlan(((("other", "a"), ("another", "a")),)), {"other": {}, "another": {}}, {"other": "another"}
     )
     monkeypatch.setattr(MergeContext, "ratio", lambda self, query, model, **_: 0.99)
-    found = share_trunks(task, Networks(), task_names(task.ctx), found=near).merged
+    found = train_trunks(find_trunks(task, Networks()), task.budget, near)
     assert near.plan.shared[0] in found.plan.shared and len(found.plan.shared) > 1
     assert found.states.keys() > near.states.keys() and found.networks.keys() > near.networks.keys()
 
 
-def test_trunk_that_starts_far_off_is_trained_after_the_layers(workload: Workload, tmp_path: Path) -> None:
+def test_trunk_that_starts_far_off_is_trained_after_the_layers(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(top_down, "is_nearer", lambda *_: False)
     stages: list[str] = []
-    every_start_is_far = TopDownConfig(substitute=False, hard_start=1.01)
     report = merge(
-        workload, tmp_path / "b.safetensors", options=replace(QUICK, top_down=every_start_is_far),
+        workload, tmp_path / "b.safetensors", options=replace(QUICK, top_down=TopDownConfig(substitute=False)),
         progress=lambda event, **fields: stages.append(fields["name"]) if event == "stage" else None,
     )  # fmt: skip
     assert stages.index(TRAINING) < stages.index(TRAINING_FAR_TRUNK)
     assert report.saved_fraction > report.ceiling_fraction and all(query.ratio >= 0.9 for query in report.queries)
 
 
-def test_far_trunk_that_the_budget_leaves_out_is_named(workload: Workload, tmp_path: Path) -> None:
-    far = TopDownConfig(substitute=False, hard_start=1.01)
-    layers_alone = replace(QUICK, top_down=replace(far, share_trunk=False))
-    flops = merge(workload, tmp_path / "a.safetensors", options=layers_alone).flops
+def test_far_trunk_that_the_budget_leaves_out_is_named(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def share_layers(task: MergeTask, *_: object) -> Merged:
+        task.ctx.flops.add_flops(10**13)
+        return Merged(SharingPlan(), {})
+
+    monkeypatch.setattr(top_down, "is_nearer", lambda *_: False)
+    monkeypatch.setattr(top_down, "merge_different", share_layers)
+    options = replace(QUICK, top_down=TopDownConfig(substitute=False), max_flops=1e13)
     with collect_notes() as notes:
-        merge(workload, tmp_path / "b.safetensors", options=replace(QUICK, top_down=far, max_flops=1.05 * flops))
+        merge(workload, tmp_path / "b.safetensors", options=options)
     assert any(TRAINING_FAR_TRUNK in note for note in notes)
 
 
