@@ -237,6 +237,8 @@ def _ancestry(f: Fields) -> str:
 def _start(f: Fields) -> str:
     if f.get("private_layers"):
         return f"all but light layers shared, untrained: {_lowest(f['ratios'])}"
+    if f.get("network"):
+        return f"the network of {f['network']} for {len(f['ratios'])} queries, untrained: {_lowest(f['ratios'])}"
     return f"all layers shared, untrained: {_lowest(f['ratios'])}{'; light layers stay private' if f['hard'] else ''}"
 
 

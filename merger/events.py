@@ -46,7 +46,8 @@ class Event(str, Enum):
     NETWORK = "network"
     """query, network (the query whose network was tried), how (an Answer), ratio, required, accepted: substitution"""
     START = "start"
-    """ratios (tied, before training), hard, private_layers {query: [paths]}"""
+    """ratios (tied, before training), network (the query whose network answers all, or None), hard, saved_bytes,
+    private_layers {query: [paths]}"""
     ROUND = "training"
     """training (`donor-frozen` or `joint`), epoch, ratios, met [queries], saved_bytes of the queries at target"""
     REPAIR = "repair"

@@ -203,7 +203,9 @@ def _tie(
     states = snapshots(models)
     best = satisfying_subset(plan, states, ratios, task.required)
     hard = objective(ratios, task.required) < task.config.hard_start
-    row = {"ratios": ratios, "hard": hard, "saved_bytes": task.saved_bytes(best.plan)}
+    donors = set(task.ctx.networks.values())
+    network = next(iter(donors)) if len(donors) == 1 and plan.queries() <= task.ctx.networks.keys() | donors else None
+    row = {"ratios": ratios, "network": network, "hard": hard, "saved_bytes": task.saved_bytes(best.plan)}
     task.report(Event.START, **row, **({"private_layers": private} if private else {}))
     return JointState(Merged(plan, states), ratios, best)
 
