@@ -63,10 +63,13 @@ def train_together(task: MergeTask, early: MergeTask, start: Start, untrained: U
     repaired = trained.merged.without(below)
     if config.repair and (trained.trained or not below):
         repaired = repair_queries(task, trained.merged, trained.ratios)
-    saved, before = task.saved_bytes(repaired.plan), task.saved_bytes(trained.best.plan)
-    if before > saved:
-        task.report(Event.RESTORE, accepted_bytes=before, instead_of_bytes=saved)
-        return trained.best
+    best, saved = trained.best, task.saved_bytes(repaired.plan)
+    if task.saved_bytes(best.plan) > saved:
+        queries = best.plan.queries()
+        best = best.without(queries - confirmed_queries(task, best, queries, "best"))
+    if task.saved_bytes(best.plan) > saved:
+        task.report(Event.RESTORE, accepted_bytes=task.saved_bytes(best.plan), instead_of_bytes=saved)
+        return best
     return repaired
 
 

@@ -19,12 +19,14 @@ from merger.init.start import Start, prepare_start
 from merger.methods import joint_training
 from merger.methods.epochs import bisect_options, is_hopeless
 from merger.methods.joint_training import (
+    JointState,
     Untrained,
     intact_queries,
     light_layers,
     plan_without,
     tie_untrained,
     train_kind,
+    train_together,
 )
 from merger.methods.registry import MergeTask
 from merger.methods.repair import repair_queries
@@ -85,6 +87,22 @@ def test_heavier_half_is_not_begun_once_the_budget_is_over(
     limited = task.with_budget(Budget(task.ctx.flops, max_flops=task.ctx.flops.total + 1e9))
     assert not merge_different(limited, start, untrained).plan.shared and len(trained) == 1
     assert task.checkpoint.log[-1]["out_of_budget"] == TRAINING_HALF and task.checkpoint.log[-1]["possible_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("confirmed", "kept"), [({"q0", "q1", "q2"}, {"q0", "q1", "q2"}), ({"q0", "q2"}, {"q0", "q2"})]
+)
+def test_restored_state_leaves_out_what_the_accepting_part_refuses(
+    task: MergeTask, start: Start, monkeypatch: pytest.MonkeyPatch, confirmed: set[str], kept: set[str]
+) -> None:
+    whole = Merged(task.plan, {query: start.states[query] for query in task.plan.queries()})
+    trained = JointState(whole, dict.fromkeys(whole.states, 0.9), whole, trained=True)
+    monkeypatch.setattr(joint_training, "train_kind", lambda *_: trained)
+    monkeypatch.setattr(joint_training, "repair_queries", lambda *_: Merged(SharingPlan(), {}))
+    monkeypatch.setattr(joint_training, "confirmed_queries", lambda *_: confirmed)
+    found = train_together(task, task, start, (trained, False))
+    assert found.plan.queries() == found.states.keys() == kept
+    assert task.checkpoint.log[-1]["accepted_bytes"] == task.saved_bytes(found.plan) > 0
 
 
 def test_first_donor_is_intact(task: MergeTask, start: Start) -> None:
