@@ -89,9 +89,7 @@ def test_heavier_half_is_not_begun_once_the_budget_is_over(
     assert task.checkpoint.log[-1]["out_of_budget"] == TRAINING_HALF and task.checkpoint.log[-1]["possible_bytes"] > 0
 
 
-@pytest.mark.parametrize(
-    ("confirmed", "kept"), [({"q0", "q1", "q2"}, {"q0", "q1", "q2"}), ({"q0", "q2"}, {"q0", "q2"})]
-)
+@pytest.mark.parametrize("confirmed", [{"q0", "q1", "q2"}, {"q0", "q2"}])
 def test_restored_state_leaves_out_what_the_accepting_part_refuses(
     task: MergeTask, start: Start, monkeypatch: pytest.MonkeyPatch, confirmed: set[str]
 ) -> None:
