@@ -47,8 +47,6 @@ class TopDownConfig:
     early and depthwise layers, which tell models apart (Guo et al., AAAI 2019)."""
     kin_private: float = 1 / 10
     """The same fraction where models start from the mean of their weights and some query does not hold there."""
-    half_private: float = 1 / 2
-    """The same fraction in stage e."""
     hard_start: float = 0.8
     """Mean of min(1, ratio / required) before the joint training below which the merge counts as hard."""
     hard_epochs: int = 3

@@ -163,15 +163,15 @@ def merge_different(task: MergeTask, start: Start, untrained: Untrained) -> Merg
     ctx, plan, checkpoint, config = task.ctx, task.plan, task.checkpoint, task.config
     ctx.begin(TRAINING, flops=max_training_flops(task))
     early = task.with_budget(task.budget.fraction(config.joint_budget))
-    best = train_together(task, early, start, untrained)
-    heavier = plan_without(plan, light_layers(task, config.half_private))
+    best, half = train_together(task, early, start, untrained), 1 / 2
+    heavier = plan_without(plan, light_layers(task, half))
     if config.share_half and task.saved_bytes(heavier) > task.saved_bytes(best.plan):
         if checkpoint.step(Step.HALF_TIME, lambda: early.budget.over):
             task.report_time_over(TRAINING_HALF, task.saved_bytes(heavier), task.saved_bytes(best.plan))
             return best.without(())
         ctx.begin(TRAINING_HALF, flops=max_training_flops(task))
-        half = replace(config, hard_start=1.0, hard_private=config.half_private, kin_private=config.half_private)
-        own, its_early = replace(task, config=half), replace(early, config=half)
+        lighter = replace(config, hard_start=1.0, hard_private=half, kin_private=half)
+        own, its_early = replace(task, config=lighter), replace(early, config=lighter)
         with checkpoint.open_step(Step.HALF) as step:
             if not step.done:
                 step.value = train_together(own, its_early, start, tie_untrained(own, start))
