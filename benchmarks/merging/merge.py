@@ -47,10 +47,10 @@ from models.workload import Workload, load_workload
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ARMS = ("top-down", "substitute", "trunk", "gemel", "mainstream", "ceiling", "joint")
-MAX_WORK = {"gti": 1e14, "junction": 3.8e14, "cifar": 1.6e14, "published": 6e13, "domains": 6e13, "elsewhere": 6e13}
+MAX_FLOPS = {"gti": 1e14, "junction": 3.8e14, "cifar": 1.6e14, "published": 6e13, "domains": 6e13, "elsewhere": 6e13}
 """What junction and cifar need, an epoch of which costs five and one and a half of gti's; what one core does in about a
 quarter of an hour of the last three, set before they were merged for the first time."""
-WORKLOADS = tuple(MAX_WORK)
+WORKLOADS = tuple(MAX_FLOPS)
 STAGES = [name for name, value in asdict(TopDownConfig()).items() if value is True]
 BAD_INPUT, INTERRUPTED = 2, 130
 
@@ -146,7 +146,7 @@ def run(
     refused = []
     for seed, variant, arm in itertools.product(seeds, variants, arms):
         try:
-            bound = options.max_flops or MAX_WORK.get(variant.workload.name)
+            bound = options.max_flops or MAX_FLOPS.get(variant.workload.name)
             measure(variant, arm, seed, replace(options, max_flops=bound), out, keep)
         except InputError as error:
             say(f"error: {error}")
@@ -179,7 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), help=f"default: {WORKLOADS}")
     parser.add_argument("--targets", nargs="+", type=float, default=[None], help="default: each workload's own")
-    parser.add_argument("--max-flops", type=float, help=f"bound of one merge (default: {MAX_WORK})")
+    parser.add_argument("--max-flops", type=float, help=f"bound of one merge (default: {MAX_FLOPS})")
     parser.add_argument("--epochs", type=int, help="of one attempt, as in `gemel merge`")
     parser.add_argument("--frames-per-epoch", type=int)
     parser.add_argument("--rate", type=float, help="peak learning rate (default: the recipe's)")

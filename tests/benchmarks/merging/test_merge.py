@@ -284,7 +284,7 @@ def test_bound_of_an_arm_is_its_option(workload: Path, tmp_path: Path, monkeypat
 
     monkeypatch.setattr(merge, "merge", refusing)
     assert call(workload, tmp_path, "--arms", "top-down", "--max-flops", "2.5e9") == merge.BAD_INPUT
-    monkeypatch.setitem(merge.MAX_WORK, "tiny", 7e9)
+    monkeypatch.setitem(merge.MAX_FLOPS, "tiny", 7e9)
     assert call(workload, tmp_path, "--arms", "top-down") == merge.BAD_INPUT
     recipe = Recipe(rate=0.002, epochs=3, frames_per_epoch=64)
     assert [one.to_json() for one in asked] == [
