@@ -41,7 +41,7 @@ from merger.methods.joint_training import (
 )
 from merger.methods.registry import MergeTask, prepare_task, register_method
 from merger.methods.substitute import SUBSTITUTING, Networks, find_networks
-from merger.methods.trunk import TRAINING_TRUNK, find_trunks, possible_bytes, saved_bytes, train_trunks
+from merger.methods.trunk import TRAINING_TRUNK, Trunk, find_trunks, possible_bytes, saved_bytes, train_trunks
 from merger.outcomes import SetTrial, explain_joint
 from models.notes import add_note
 from models.sharing.groups import groups
@@ -87,30 +87,45 @@ def top_down(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -
         known = find_networks(early.with_budget(early.budget.fraction(config.network_budget)))
     substituted = ctx.substitute(known.donors, known.states)
     whole = ctx.run_on_rank0(partial(whole_plan, substituted, options)) if known.donors else whole
-    layers_save, nothing = saved_bytes(ctx, Merged(whole, {}, known.donors)), Merged(SharingPlan(), {})
-    trunks_save = possible_bytes(task) if config.share_trunk else 0
     if not whole.shared and len(ctx.judged) > 1:
         ctx.warn("no two models have a layer in common that saves enough")
-    identical = share_identical(replace(task, ctx=substituted, plan=whole), options)
-    layers = replace(task, ctx=substituted, plan=whole.without(*identical.settled))
+    layers = replace(task, ctx=substituted, plan=whole)
+    identical = share_identical(layers, options)
+    return train_nearer_first(task, early, layers, identical, known)
+
+
+def train_nearer_first(
+    task: MergeTask, early: MergeTask, layers: MergeTask, identical: Identical, known: Networks
+) -> Merged:
+    """Stages c to e: one network for all queries of a task where that could save more than layers, and the layers.
+
+    What starts nearer to its targets is trained first, within the budget of `early`; what follows is left out where it
+    could save no more than what holds.
+    """
+    ctx, checkpoint, nothing = task.ctx, task.checkpoint, Merged(SharingPlan(), {})
+    most = saved_bytes(ctx, Merged(layers.plan, {}, known.donors))
+    layers = replace(layers, plan=layers.plan.without(*identical.settled))
+    trunks_save = possible_bytes(task) if task.config.share_trunk else 0
+    start, untrained, trunks = None, None, list[Trunk]()
     if checkpoint.step(Step.TRAINING_TIME, lambda: early.budget.over):
-        task.report_time_over(TRAINING, max(trunks_save, layers_save), saved_bytes(ctx, Merged(identical.plan, {})))
-        return merged_with(identical, nothing, substituted)
-    start = untrained = None
+        held = saved_bytes(ctx, merged_with(identical, nothing, layers.ctx))
+        if max(most, trunks_save) > held:
+            task.report_time_over(TRAINING, max(most, trunks_save), held)
+        return merged_with(identical, nothing, layers.ctx)
     if layers.plan.shared:
-        start = ctx.run_on_rank0(lambda: prepare_start(substituted, layers.plan, config))
+        start = ctx.run_on_rank0(lambda: prepare_start(layers.ctx, layers.plan, task.config))
         untrained = checkpoint.step(Step.LAYERS_START, partial(tie_untrained, layers, start))
-    trunks = find_trunks(early, known) if trunks_save > layers_save else []
+    if trunks_save > most:
+        trunks = find_trunks(early, known)
     first = [one for one in trunks if is_nearer(one.untrained, untrained, layers.required)]
-    shared = nothing
+    last, shared = [one for one in trunks if one not in first], nothing
     if first:
         ctx.begin(TRAINING_TRUNK, flops=max_training_flops(early))
         shared = train_trunks(first, early.budget)
-        if saved_bytes(ctx, shared) >= layers_save:
+        if saved_bytes(ctx, shared) >= most:
             return shared.complete(ctx)
     merged = nothing if start is None or untrained is None else merge_different(layers, start, untrained)
-    best = max(merged_with(identical, merged, substituted), shared.complete(ctx), key=partial(saved_bytes, ctx))
-    last = [one for one in trunks if one not in first]
+    best = max(merged_with(identical, merged, layers.ctx), shared.complete(ctx), key=partial(saved_bytes, ctx))
     if not last or saved_bytes(ctx, best) >= trunks_save:
         return best
     if checkpoint.step(Step.TRUNK_TIME, lambda: task.budget.over):
