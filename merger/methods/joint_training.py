@@ -81,10 +81,16 @@ def tie_untrained(task: MergeTask, start: Start) -> Untrained:
     found = task.checkpoint.step(Step.TIED_UNTRAINED, partial(_tie, task, start, task.plan))
     hard = objective(found.ratios, task.required) < task.config.hard_start
     if hard or (start.averages and not all_met(found.ratios, task.required)):
-        light = light_layers(task, task.config.kin_private if start.averages else task.config.hard_private)
-        if any(light.values()):
-            found = task.checkpoint.step(Step.TIED_WITHOUT_LIGHT_LAYERS, partial(_tie, task, start, task.plan, light))
+        private = task.config.kin_private if start.averages else task.config.hard_private
+        found = tie_heavier(task, start, private) or found
     return found, hard
+
+
+def tie_heavier(task: MergeTask, start: Start, private: float) -> JointState | None:
+    """The same without the lightest layers, this fraction of the bytes; None where no layer is so light."""
+    light = light_layers(task, private)
+    tie_others = partial(_tie, task, start, task.plan, light)
+    return task.checkpoint.step(Step.TIED_WITHOUT_LIGHT_LAYERS, tie_others) if any(light.values()) else None
 
 
 def train_kind(task: MergeTask, kind: TrainingKind, found: JointState, start: Start, hard: bool) -> JointState:

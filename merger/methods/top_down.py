@@ -10,7 +10,7 @@ c. Initialise (merger.init) and train together (merger.methods.joint_training). 
    first if it comes near to answering for all, or nearer than shared layers; else last, if it could still save more.
 d. Repair single queries (merger.methods.repair).
 e. Where some query fell out, and the heavier half of the bytes could save more than what is left: c and d once more,
-   with the lighter half private.
+   with the lighter half private. If that saves more, the heavier three quarters from there, and so on.
 
 Every stage returns a state in which all sharing queries hold, and the result is the one that saves most; so a merge
 that is out of time keeps what it has.
@@ -36,6 +36,7 @@ from merger.methods.joint_training import (
     light_layers,
     max_training_flops,
     plan_without,
+    tie_heavier,
     tie_untrained,
     train_together,
 )
@@ -175,20 +176,30 @@ def share_identical(task: MergeTask, options: MergeOptions) -> Identical:
 
 def merge_different(task: MergeTask, start: Start, untrained: Untrained) -> Merged:
     """Stages c to e for the queries whose weights differ: what saves most with every sharing query at its target."""
-    ctx, plan, checkpoint, config = task.ctx, task.plan, task.checkpoint, task.config
-    ctx.begin(TRAINING, flops=max_training_flops(task))
-    early = task.with_budget(task.budget.fraction(config.joint_budget))
-    best, half = train_together(task, early, start, untrained), 1 / 2
-    heavier = plan_without(plan, light_layers(task, half))
-    if config.share_half and task.saved_bytes(heavier) > task.saved_bytes(best.plan):
-        if checkpoint.step(Step.HALF_TIME, lambda: early.budget.over):
-            task.report_time_over(TRAINING_HALF, task.saved_bytes(heavier), task.saved_bytes(best.plan))
-            return best.without(())
-        ctx.begin(TRAINING_HALF, flops=max_training_flops(task))
-        lighter = replace(config, hard_start=1.0, hard_private=half, kin_private=half)
-        own, its_early = replace(task, config=lighter), replace(early, config=lighter)
-        with checkpoint.open_step(Step.HALF) as step:
+    task.ctx.begin(TRAINING, flops=max_training_flops(task))
+    early = task.with_budget(task.budget.fraction(task.config.joint_budget))
+    best = train_together(task, early, start, untrained)
+    private = 1 / 2
+    while task.config.share_half:
+        heavier = plan_without(task.plan, light_layers(task, private))
+        possible, saved = task.saved_bytes(heavier), task.saved_bytes(best.plan)
+        if possible <= saved:
+            break
+        if task.checkpoint.step(Step.HALF_TIME, lambda: early.budget.over, str(private)):
+            task.report_time_over(TRAINING_HALF, possible, saved)
+            break
+        if private == 1 / 2:
+            task.ctx.begin(TRAINING_HALF, flops=max_training_flops(task))
+        with task.checkpoint.open_step(Step.HALF, str(private)) as step:
             if not step.done:
-                step.value = train_together(own, its_early, start, tie_untrained(own, start))
-        best = max(best, step.value, key=lambda one: task.saved_bytes(one.plan))
+                step.value = share_heavier(task, early, replace(start, states={**start.states, **best.states}), private)
+        if task.saved_bytes(step.value.plan) <= saved:
+            break
+        best, private = step.value, private / 2
     return best.without(())
+
+
+def share_heavier(task: MergeTask, early: MergeTask, start: Start, private: float) -> Merged:
+    """Stages c and d with the lightest layers, this fraction of the bytes, private; nothing where none is so light."""
+    found = tie_heavier(task, start, private)
+    return train_together(task, early, start, (found, True)) if found else Merged(SharingPlan(), {})

@@ -16,7 +16,7 @@ from merger.context import MergeContext, Merged
 from merger.events import TrainingKind
 from merger.init.average import copy_donor_weights, rank_donors
 from merger.init.start import Start, prepare_start
-from merger.methods import joint_training
+from merger.methods import joint_training, top_down
 from merger.methods.epochs import bisect_options, is_hopeless
 from merger.methods.joint_training import (
     JointState,
@@ -52,24 +52,40 @@ def test_light_layers_stay_within_their_fraction(task: MergeTask) -> None:
     assert plan_without(task.plan, light_layers(task, 1.0)).shared
 
 
-@pytest.mark.parametrize(("holds", "share_half", "trainings"), [(False, True, 2), (False, False, 1), (True, True, 1)])
-def test_heavier_half_is_trained_where_that_could_save_more(
-    task: MergeTask, start: Start, monkeypatch: pytest.MonkeyPatch, holds: bool, share_half: bool, trainings: int
-) -> None:
+@pytest.mark.parametrize(
+    ("holds", "share_half", "fails", "trainings"),
+    [(True, True, None, 1), (False, False, None, 1), (False, True, 1, 2), (False, True, 2, 3), (False, True, None, 3)],
+)
+def test_heavier_layers_are_trained_while_they_save_more(
+    task: MergeTask, start: Start, monkeypatch: pytest.MonkeyPatch,
+    holds: bool, share_half: bool, fails: int | None, trainings: int,
+) -> None:  # fmt: skip
+    private = {1 / 2: ["stem.0", "body.0"], 1 / 4: ["stem.0"], 1 / 8: ["stem.0"]}
     trained: list[Merged] = []
+    starts: list[Start] = []
+
+    def light(task: MergeTask, fraction: float) -> dict[str, list[str]]:
+        return dict.fromkeys(task.plan.queries(), private[fraction])
 
     def train(task: MergeTask, early: MergeTask, start: Start, untrained: Untrained) -> Merged:
-        half = plan_without(task.plan, light_layers(task, task.config.hard_private))
-        plan = task.plan if holds else half if trained else SharingPlan()
-        trained.append(Merged(plan, {query: start.states[query] for query in plan.queries()}))
+        number = len(trained)
+        plan = SharingPlan() if number == fails or not (number or holds) else untrained[0].merged.plan
+        states = {
+            query: {**start.states[query], "head.bias": torch.full((2,), float(number))} for query in plan.queries()
+        }
+        trained.append(Merged(plan, states))
+        starts.append(start)
         return trained[-1]
 
-    monkeypatch.setattr("merger.methods.top_down.train_together", train)
-    task = replace(task, config=replace(task.config, share_half=share_half))
-    found = merge_different(task, start, tie_untrained(task, start))
-    assert found.plan == trained[-1].plan and len(trained) == trainings
-    if trainings == 2:
-        assert 0 < task.saved_bytes(found.plan) < task.saved_bytes(task.plan)
+    monkeypatch.setattr(top_down, "light_layers", light)
+    monkeypatch.setattr(joint_training, "light_layers", light)
+    monkeypatch.setattr(top_down, "train_together", train)
+    untrained = JointState(Merged(task.plan, {}), {}, Merged(SharingPlan(), {})), False
+    found = merge_different(replace(task, config=replace(task.config, share_half=share_half)), start, untrained)
+    assert len(trained) == trainings
+    assert found.plan == max(trained, key=lambda one: task.saved_bytes(one.plan)).plan
+    if trainings == 3:
+        assert all(state["head.bias"].eq(1).all() for state in starts[2].states.values())
 
 
 def test_heavier_half_is_not_begun_once_the_budget_is_over(
