@@ -30,7 +30,7 @@ TRAINING_TRUNK = "training one network for all"
 
 @dataclass(frozen=True)
 class Trunk:
-    """One network, the donor's, for the queries of a task: what trains it, from which start, and what that comes to."""
+    """One network, the donor's, for the queries of a task: what trains it, its start, and the result of that start."""
 
     donor: str
     receivers: Sequence[str]
