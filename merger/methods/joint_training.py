@@ -87,7 +87,7 @@ def tie_untrained(task: MergeTask, start: Start) -> Untrained:
 
 
 def tie_heavier(task: MergeTask, start: Start, private: float) -> JointState | None:
-    """The same without the lightest layers, this fraction of the bytes; None where no layer is so light."""
+    """All sets tied but in the lightest layers, this fraction of the bytes; None where no layer is so light."""
     light = light_layers(task, private)
     tie_others = partial(_tie, task, start, task.plan, light)
     return task.checkpoint.step(Step.TIED_WITHOUT_LIGHT_LAYERS, tie_others) if any(light.values()) else None

@@ -28,7 +28,7 @@ from models.sharing.plan import SharingPlan
 TRAINING_TRUNK = "training one network for all"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors have no truth value
 class Trunk:
     """One network, the donor's, for the queries of a task: what trains it, its start, and the result of that start."""
 
