@@ -109,10 +109,10 @@ def train_nearer_first(
     trunks_save = possible_bytes(task) if task.config.share_trunk else 0
     start, untrained, trunks = None, None, list[Trunk]()
     if checkpoint.step(Step.TRAINING_TIME, lambda: early.budget.over):
-        held = saved_bytes(ctx, merged_with(identical, nothing, layers.ctx))
-        if max(most, trunks_save) > held:
-            task.report_time_over(TRAINING, max(most, trunks_save), held)
-        return merged_with(identical, nothing, layers.ctx)
+        held, possible = merged_with(identical, nothing, layers.ctx), max(most, trunks_save)
+        if possible > saved_bytes(ctx, held):
+            task.report_time_over(TRAINING, possible, saved_bytes(ctx, held))
+        return held
     if layers.plan.shared:
         start = ctx.run_on_rank0(lambda: prepare_start(layers.ctx, layers.plan, task.config))
         untrained = checkpoint.step(Step.LAYERS_START, partial(tie_untrained, layers, start))

@@ -119,6 +119,13 @@ def test_restored_state_leaves_out_what_the_accepting_part_refuses(
     assert task.checkpoint.log[-1]["accepted_bytes"] == task.saved_bytes(found.plan) > 0
 
 
+@pytest.mark.parametrize(("private", "evaluations"), [(0.5, 2), (0.0, 1)])
+def test_no_start_is_evaluated_twice(task: MergeTask, start: Start, private: float, evaluations: int) -> None:
+    tie_untrained(replace(task, config=replace(task.config, hard_start=1.1, hard_private=private)), start)
+    rows = [row for row in task.checkpoint.log if "hard" in row]
+    assert len(rows) == evaluations and all(row["hard"] for row in rows)
+
+
 def test_first_donor_is_intact(task: MergeTask, start: Start) -> None:
     assert intact_queries(task.plan, start) == {start.donors[0]}
 

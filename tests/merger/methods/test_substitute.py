@@ -18,13 +18,7 @@ from merger.init.average import kin_pairs
 from merger.methods import top_down
 from merger.methods.joint_training import TRAINING, JointState
 from merger.methods.registry import MergeTask
-from merger.methods.substitute import (
-    NetworkAttempt,
-    Networks,
-    find_networks,
-    network_plan,
-    receivers_of,
-)
+from merger.methods.substitute import NetworkAttempt, Networks, find_networks, network_plan, receivers_of
 from merger.methods.top_down import TRAINING_FAR_TRUNK, is_nearer
 from merger.methods.trunk import find_trunks, train_trunks
 from merger.networks import adapt_state, answered_by, outputs_of
