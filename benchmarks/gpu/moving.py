@@ -20,7 +20,7 @@ SLEEP_S = 0.002
 def moves(setting: Setting, found: Found) -> None:
     """Random starts, prefetches, evictions and slides, kernels that sleep between them, weights in both formats."""
     for name, arranged in (("as_stored", False), ("channels_last", True)):
-        wrong, arena = _move_at_random(setting, arranged, setting.many(2000, 60))
+        wrong, arena = _move_at_random(setting, arranged, setting.many(2000, 400))
         found.holds(f"{name}_bytes_equal", wrong == 0)
         found.note(f"{name}_loads", arena.swaps)
         found.note(f"{name}_prefetches", arena.prefetches)
