@@ -34,7 +34,8 @@ class TopDownConfig:
     repair: bool = True
     """Stage d: repair single queries below their requirement."""
     share_half: bool = True
-    """Stage e: share the heavier half of the bytes where not all queries tolerate more, then half of the rest, ..."""
+    """Stage e: share the heavier half of the bytes where less is shared, then half of the rest, down to
+    `hard_private`."""
 
     kin_similarity: float = 0.2
     """Cosine of two weights above which models count as fine-tuned from one network. Independently trained networks

@@ -9,8 +9,8 @@ c. Initialise (merger.init) and train together (merger.methods.joint_training). 
    task (merger.methods.trunk) could save more than their layers, both are evaluated untrained. The network is trained
    first if it comes near to answering for all, or nearer than shared layers; else last, if it could still save more.
 d. Repair single queries (merger.methods.repair).
-e. Where some query fell out, and the heavier half of the bytes could save more than what is left: c and d once more,
-   with the lighter half private. If that saves more, the heavier three quarters from there, and so on.
+e. Where the heavier half of the bytes could save more than what is left: c and d once more, with the lighter half
+   private; then a quarter, and so on, while that saves more. Rounds that could save no more are left out.
 
 Every stage returns a state in which all sharing queries hold, and the result is the one that saves most; so a merge
 that is out of time keeps what it has.
@@ -179,24 +179,34 @@ def merge_different(task: MergeTask, start: Start, untrained: Untrained) -> Merg
     task.ctx.begin(TRAINING, flops=max_training_flops(task))
     early = task.with_budget(task.budget.fraction(task.config.joint_budget))
     best = train_together(task, early, start, untrained)
+    if task.config.share_half:
+        best = share_in_rounds(task, early, start, best)
+    return best.without(())
+
+
+def share_in_rounds(task: MergeTask, early: MergeTask, start: Start, best: Merged) -> Merged:
+    """Stage e: the lighter half of the bytes private, then a quarter, and so on, each from the best state so far.
+
+    A round that could save no more than that state is left out; the first that does not is the last.
+    """
     private = 1 / 2
-    while task.config.share_half:
+    while private >= task.config.hard_private:
         heavier = plan_without(task.plan, light_layers(task, private))
         possible, saved = task.saved_bytes(heavier), task.saved_bytes(best.plan)
-        if possible <= saved:
-            break
-        if task.checkpoint.step(Step.HALF_TIME, lambda: early.budget.over, str(private)):
-            task.report_time_over(TRAINING_HALF, possible, saved)
-            break
-        if private == 1 / 2:
+        if possible > saved:
+            if task.checkpoint.step(Step.HALF_TIME, lambda: early.budget.over, str(private)):
+                task.report_time_over(TRAINING_HALF, possible, saved)
+                break
             task.ctx.begin(TRAINING_HALF, flops=max_training_flops(task))
-        with task.checkpoint.open_step(Step.HALF, str(private)) as step:
-            if not step.done:
-                step.value = share_heavier(task, early, replace(start, states={**start.states, **best.states}), private)
-        if task.saved_bytes(step.value.plan) <= saved:
-            break
-        best, private = step.value, private / 2
-    return best.without(())
+            with task.checkpoint.open_step(Step.HALF, str(private)) as step:
+                if not step.done:
+                    states = {**start.states, **best.states}
+                    step.value = share_heavier(task, early, replace(start, states=states), private)
+            if task.saved_bytes(step.value.plan) <= saved:
+                break
+            best = step.value
+        private /= 2
+    return best
 
 
 def share_heavier(task: MergeTask, early: MergeTask, start: Start, private: float) -> Merged:

@@ -54,22 +54,30 @@ def test_light_layers_stay_within_their_fraction(task: MergeTask) -> None:
 
 @pytest.mark.parametrize(
     ("holds", "share_half", "fails", "trainings"),
-    [(True, True, None, 1), (False, False, None, 1), (False, True, 1, 2), (False, True, 2, 3), (False, True, None, 3)],
+    [
+        ("all", True, None, 1),
+        ("half", True, None, 2),
+        ("none", False, None, 1),
+        ("none", True, 1, 2),
+        ("none", True, 2, 3),
+        ("none", True, None, 3),
+    ],
 )
 def test_heavier_layers_are_trained_while_they_save_more(
     task: MergeTask, start: Start, monkeypatch: pytest.MonkeyPatch,
-    holds: bool, share_half: bool, fails: int | None, trainings: int,
+    holds: str, share_half: bool, fails: int | None, trainings: int,
 ) -> None:  # fmt: skip
-    private = {1 / 2: ["stem.0", "body.0"], 1 / 4: ["stem.0"], 1 / 8: ["stem.0"]}
+    private = {1 / 2: ["stem.0", "body.0"]}
     trained: list[Merged] = []
     starts: list[Start] = []
 
     def light(task: MergeTask, fraction: float) -> dict[str, list[str]]:
-        return dict.fromkeys(task.plan.queries(), private[fraction])
+        return dict.fromkeys(task.plan.queries(), private.get(fraction, ["stem.0"]))
 
     def train(task: MergeTask, early: MergeTask, start: Start, untrained: Untrained) -> Merged:
         number = len(trained)
-        plan = SharingPlan() if number == fails or not (number or holds) else untrained[0].merged.plan
+        fell_out = number == fails or (number == 0 and holds == "none")
+        plan = SharingPlan() if fell_out else untrained[0].merged.plan
         states = {
             query: {**start.states[query], "head.bias": torch.full((2,), float(number))} for query in plan.queries()
         }
@@ -80,7 +88,8 @@ def test_heavier_layers_are_trained_while_they_save_more(
     monkeypatch.setattr(top_down, "light_layers", light)
     monkeypatch.setattr(joint_training, "light_layers", light)
     monkeypatch.setattr(top_down, "train_together", train)
-    untrained = JointState(Merged(task.plan, {}), {}, Merged(SharingPlan(), {})), False
+    tied = plan_without(task.plan, light(task, 1 / 2)) if holds == "half" else task.plan
+    untrained = JointState(Merged(tied, {}), {}, Merged(SharingPlan(), {})), False
     found = merge_different(replace(task, config=replace(task.config, share_half=share_half)), start, untrained)
     assert len(trained) == trainings
     assert found.plan == max(trained, key=lambda one: task.saved_bytes(one.plan)).plan
