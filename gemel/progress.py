@@ -235,11 +235,13 @@ def _ancestry(f: Fields) -> str:
 
 
 def _start(f: Fields) -> str:
+    mean = " at the mean of their weights" if f.get("averages") else ""
     if f.get("private_layers"):
-        return f"all but light layers shared, untrained: {_lowest(f['ratios'])}"
+        return f"all but light layers shared{mean}, untrained: {_lowest(f['ratios'])}"
     if f.get("network"):
         return f"the network of {f['network']} for {len(f['ratios'])} queries, untrained: {_lowest(f['ratios'])}"
-    return f"all layers shared, untrained: {_lowest(f['ratios'])}{'; light layers stay private' if f['hard'] else ''}"
+    light = "; light layers stay private" if f["hard"] else ""
+    return f"all layers shared{mean}, untrained: {_lowest(f['ratios'])}{light}"
 
 
 def _camera_prefix(f: Fields) -> str:

@@ -32,7 +32,7 @@ Row = Mapping[str, Any]
 WORK_SUFFIX = ".work"
 """Appended to the output's name: the folder of the checkpoint."""
 STATE = "state.pt"
-FORMAT = 24
+FORMAT = 25
 _UNREADABLE = (
     OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, EOFError, pickle.UnpicklingError,
 )  # fmt: skip

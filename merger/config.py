@@ -24,7 +24,7 @@ class TopDownConfig:
     network_candidates: int = 3
     """Stage b: networks compared for the next donor, and donors that may serve no query before the stage ends."""
     average_kin: bool = True
-    """Stage c: start fine-tunes of one network from the mean of their weights instead of one donor's."""
+    """Stage c: start fine-tunes of one network from the mean of their weights where that is nearer to the targets."""
     freeze_donor_first: bool = True
     """Stage c: train the receivers against the donor's frozen weights before all weights are trained."""
     share_trunk: bool = True

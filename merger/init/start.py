@@ -17,7 +17,7 @@ from models.sharing.plan import SharingPlan
 class Start:
     """The donors, those with most shared bytes first, and the unshared `states`.
 
-    With `averages` sharing starts from the mean of the weights, since all originals come from one pretrained network.
+    With `averages` sharing starts from the mean of the weights, where all originals come from one pretrained network.
     """
 
     donors: tuple[str, ...]

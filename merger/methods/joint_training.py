@@ -214,8 +214,9 @@ def _tie(
     hard = objective(ratios, task.required) < task.config.hard_start
     donors = set(task.ctx.networks.values())
     network = next(iter(donors)) if len(donors) == 1 and plan.queries() <= task.ctx.networks.keys() | donors else None
-    row = {"ratios": ratios, "network": network, "hard": hard, "saved_bytes": task.saved_bytes(best.plan)}
-    task.report(Event.START, **row, **({"private_layers": private} if private else {}))
+    row = {"ratios": ratios, "network": network, "averages": start.averages, "hard": hard}
+    private_row = {"private_layers": private} if private else {}
+    task.report(Event.START, **row, saved_bytes=task.saved_bytes(best.plan), **private_row)
     return JointState(Merged(plan, states), ratios, best)
 
 

@@ -114,8 +114,7 @@ def train_nearer_first(
             task.report_time_over(TRAINING, possible, saved_bytes(ctx, held))
         return held
     if layers.plan.shared:
-        start = ctx.run_on_rank0(lambda: prepare_start(layers.ctx, layers.plan, task.config))
-        untrained = checkpoint.step(Step.LAYERS_START, partial(tie_untrained, layers, start))
+        start, untrained = choose_start(layers)
     if trunks_save > most:
         trunks = find_trunks(early, known)
     first = [one for one in trunks if is_nearer(one.untrained, untrained, layers.required)]
@@ -134,6 +133,17 @@ def train_nearer_first(
         return best
     ctx.begin(TRAINING_FAR_TRUNK, flops=max_training_flops(task))
     return max(best, train_trunks(last, task.budget, shared).complete(ctx), key=partial(saved_bytes, ctx))
+
+
+def choose_start(task: MergeTask) -> tuple[Start, Untrained]:
+    """The layers' initial weights, a donor's or between fine-tunes of one network their mean, whichever is nearer."""
+    mean = task.ctx.run_on_rank0(lambda: prepare_start(task.ctx, task.plan, task.config))
+    starts = [replace(mean, averages=False), mean] if mean.averages else [mean]
+    found = [
+        (start, task.checkpoint.step(Step.LAYERS_START, partial(tie_untrained, task, start), str(start.averages)))
+        for start in starts
+    ]
+    return max(found, key=lambda one: objective(one[1][0].ratios, task.required))
 
 
 def is_nearer(trunk: Untrained, layers: Untrained | None, required: Mapping[str, float]) -> bool:

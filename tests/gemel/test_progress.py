@@ -39,6 +39,8 @@ SENTENCES = [
      "all but light layers shared, untrained: lowest ratio 0.90 (gate)"),
     ("start", {"ratios": {"gate": 0.4, "lane": 0.8}, "hard": True, "network": "yard"},
      "the network of yard for 2 queries, untrained: lowest ratio 0.40 (gate)"),
+    ("start", {"ratios": {"gate": 0.9}, "hard": False, "averages": True},
+     "all layers shared at the mean of their weights, untrained: lowest ratio 0.90 (gate)"),
     ("start", {"ratios": {"gate": 0.4}, "hard": True},
      "all layers shared, untrained: lowest ratio 0.40 (gate); light layers stay private"),
     ("network", {"query": "gate", "network": "lane", "how": "unchanged", "ratio": 0.98, "accepted": True},

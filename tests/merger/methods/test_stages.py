@@ -30,7 +30,7 @@ from merger.methods.joint_training import (
 )
 from merger.methods.registry import MergeTask
 from merger.methods.repair import repair_queries
-from merger.methods.top_down import TRAINING_HALF, merge_different
+from merger.methods.top_down import TRAINING_HALF, choose_start, merge_different
 from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan
 
@@ -112,6 +112,20 @@ def test_heavier_half_is_not_begun_once_the_budget_is_over(
     limited = task.with_budget(Budget(task.ctx.flops, max_flops=task.ctx.flops.total + 1e9))
     assert not merge_different(limited, start, untrained).plan.shared and len(trained) == 1
     assert task.checkpoint.log[-1]["out_of_budget"] == TRAINING_HALF and task.checkpoint.log[-1]["possible_bytes"] > 0
+
+
+@pytest.mark.parametrize(("kin", "mean", "chosen"), [(True, 0.9, True), (True, 0.5, False), (False, 0.9, False)])
+def test_kin_start_from_their_mean_where_it_is_nearer(
+    task: MergeTask, start: Start, monkeypatch: pytest.MonkeyPatch, kin: bool, mean: float, chosen: bool
+) -> None:
+    def tie(task: MergeTask, start: Start) -> Untrained:
+        ratios = dict.fromkeys(task.plan.queries(), mean if start.averages else 0.7)
+        return JointState(Merged(task.plan, {}), ratios, Merged(SharingPlan(), {})), False
+
+    monkeypatch.setattr(top_down, "prepare_start", lambda *_: replace(start, averages=kin))
+    monkeypatch.setattr(top_down, "tie_untrained", tie)
+    found, (untrained, _) = choose_start(task)
+    assert found.averages is chosen and set(untrained.ratios.values()) == {mean if chosen else 0.7}
 
 
 @pytest.mark.parametrize("confirmed", [{"q0", "q1", "q2"}, {"q0", "q2"}])
