@@ -143,7 +143,19 @@ def merge_tables(measured: Path, junction: Table) -> dict[str, Table]:
     source = _cells_source([cell for _, cell in cells])
     ours = [row for row in rows if row[3] == "top-down" and row[2] == 0.95]
     newest = {row[0]: row for row in sorted(ours, key=lambda row: row[1] == "later")}
-    order = ("gti", "cifar", "published", "domains", "simple", "london", "kinds", "ancestor", "boxes", "elsewhere")
+    order = (
+        "gti",
+        "cifar",
+        "published",
+        "domains",
+        "junction",
+        "simple",
+        "london",
+        "kinds",
+        "ancestor",
+        "boxes",
+        "elsewhere",
+    )
     others = [cell for cell in read_cells(measured / "merge-chosen") if cell.label == cell.arm]
     targets = sorted({cell.target for cell in others})
     return {
