@@ -137,11 +137,11 @@ def train_nearer_first(
 
 def choose_start(task: MergeTask) -> tuple[Start, Untrained]:
     """The layers' initial weights, a donor's or between fine-tunes of one network their mean, whichever is nearer."""
-    mean = task.ctx.run_on_rank0(lambda: prepare_start(task.ctx, task.plan, task.config))
-    starts = [replace(mean, averages=False), mean] if mean.averages else [mean]
+    start = task.ctx.run_on_rank0(lambda: prepare_start(task.ctx, task.plan, task.config))
+    starts = {"donor": replace(start, averages=False), **({"mean": start} if start.averages else {})}
     found = [
-        (start, task.checkpoint.step(Step.LAYERS_START, partial(tie_untrained, task, start), str(start.averages)))
-        for start in starts
+        (one, task.checkpoint.step(Step.LAYERS_START, partial(tie_untrained, task, one), name))
+        for name, one in starts.items()
     ]
     return max(found, key=lambda one: objective(one[1][0].ratios, task.required))
 
