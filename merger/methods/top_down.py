@@ -199,27 +199,29 @@ def share_in_rounds(task: MergeTask, early: MergeTask, start: Start, best: Merge
 
     A round that could save no more than that state is left out; the first that does not is the last.
     """
-    private = 1 / 2
-    while private >= task.config.hard_private:
-        heavier = plan_without(task.plan, light_layers(task, private))
-        possible, saved = task.saved_bytes(heavier), task.saved_bytes(best.plan)
-        if possible > saved:
-            if task.checkpoint.step(Step.HALF_TIME, lambda: early.budget.over, str(private)):
-                task.report_time_over(TRAINING_HALF, possible, saved)
-                break
-            task.ctx.begin(TRAINING_HALF, flops=max_training_flops(task))
-            with task.checkpoint.open_step(Step.HALF, str(private)) as step:
-                if not step.done:
-                    states = {**start.states, **best.states}
-                    step.value = share_heavier(task, early, replace(start, states=states), private)
-            if task.saved_bytes(step.value.plan) <= saved:
-                break
-            best = step.value
-        private /= 2
+    private = 1.0
+    while (private := private / 2) >= task.config.hard_private:
+        light = light_layers(task, private)
+        if not any(light.values()):
+            break
+        possible, saved = task.saved_bytes(plan_without(task.plan, light)), task.saved_bytes(best.plan)
+        if possible <= saved:
+            continue
+        if task.checkpoint.step(Step.HALF_TIME, lambda: early.budget.over, str(private)):
+            task.report_time_over(TRAINING_HALF, possible, saved)
+            break
+        task.ctx.begin(TRAINING_HALF, flops=max_training_flops(task))
+        with task.checkpoint.open_step(Step.HALF, str(private)) as step:
+            if not step.done:
+                step.value = share_heavier(task, early, replace(start, states={**start.states, **best.states}), private)
+        if task.saved_bytes(step.value.plan) <= saved:
+            break
+        best = step.value
     return best
 
 
 def share_heavier(task: MergeTask, early: MergeTask, start: Start, private: float) -> Merged:
-    """Stages c and d with the lightest layers, this fraction of the bytes, private; nothing where none is so light."""
+    """Stages c and d with the lightest layers, this fraction of the bytes, private; some layer is so light."""
     found = tie_heavier(task, start, private)
-    return train_together(task, early, start, (found, True)) if found else Merged(SharingPlan(), {})
+    assert found is not None
+    return train_together(task, early, start, (found, True))

@@ -30,7 +30,7 @@ from merger.methods.joint_training import (
 )
 from merger.methods.registry import MergeTask
 from merger.methods.repair import repair_queries
-from merger.methods.top_down import TRAINING_HALF, choose_start, merge_different
+from merger.methods.top_down import TRAINING_HALF, choose_start, merge_different, share_in_rounds
 from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan
 
@@ -95,6 +95,12 @@ def test_heavier_layers_are_trained_while_they_save_more(
     assert found.plan == max(trained, key=lambda one: task.saved_bytes(one.plan)).plan
     if trainings == 3:
         assert all(state["head.bias"].eq(1).all() for state in starts[2].states.values())
+
+
+def test_rounds_end_where_no_layer_is_so_light(task: MergeTask, start: Start) -> None:
+    best = Merged(task.plan, {})
+    unbounded = replace(task, config=replace(task.config, hard_private=0.0))
+    assert share_in_rounds(unbounded, unbounded, start, best) is best
 
 
 def test_heavier_half_is_not_begun_once_the_budget_is_over(
