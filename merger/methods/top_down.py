@@ -5,9 +5,9 @@ switched off (merger.config.TopDownConfig):
 
 a. Share tensors that are identical already; queries that share nothing else are settled.
 b. Let one query's network answer for others (merger.methods.substitute).
-c. Initialise (merger.init) and train together (merger.methods.joint_training). Where one network for all queries of a
-   task (merger.methods.trunk) could save more than their layers, both are evaluated untrained. The network is trained
-   first if it comes near to answering for all, or nearer than shared layers; else last, if it could still save more.
+c. Initialise (merger.init) and train together (merger.methods.joint_training). One network for all queries of a task
+   (merger.methods.trunk) and shared layers are both evaluated untrained. What starts nearer to its targets is trained
+   first, what follows if it could still save more.
 d. Repair single queries (merger.methods.repair).
 e. Where the heavier half of the bytes could save more than what is left: c and d once more, with the lighter half
    private; then a quarter, and so on, while that saves more. Rounds that could save no more are left out.
@@ -98,24 +98,24 @@ def top_down(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -
 def train_nearer_first(
     task: MergeTask, early: MergeTask, layers: MergeTask, identical: Identical, known: Networks
 ) -> Merged:
-    """Stages c to e: one network for all queries of a task where that could save more than layers, and the layers.
+    """Stages c to e: one network for all queries of a task, and the layers.
 
-    What starts nearer to its targets is trained first, within the budget of `early`; what follows is left out where it
-    could save no more than what holds.
+    What starts nearer to its targets is trained first, within the budget of `early`; what could save no more than what
+    holds is left out.
     """
     ctx, checkpoint, nothing = task.ctx, task.checkpoint, Merged(SharingPlan(), {})
     most = saved_bytes(ctx, Merged(layers.plan, {}, known.donors))
     layers = replace(layers, plan=layers.plan.without(*identical.settled))
-    trunks_save = possible_bytes(task) if task.config.share_trunk else 0
+    trunks_save = trunk_bytes(task, layers.plan, known) if task.config.share_trunk else 0
+    held = merged_with(identical, nothing, layers.ctx)
     start, untrained, trunks = None, None, list[Trunk]()
     if checkpoint.step(Step.TRAINING_TIME, lambda: early.budget.over):
-        held, possible = merged_with(identical, nothing, layers.ctx), max(most, trunks_save)
-        if possible > saved_bytes(ctx, held):
-            task.report_time_over(TRAINING, possible, saved_bytes(ctx, held))
+        if max(most, trunks_save) > saved_bytes(ctx, held):
+            task.report_time_over(TRAINING, max(most, trunks_save), saved_bytes(ctx, held))
         return held
     if layers.plan.shared:
         start, untrained = choose_start(layers)
-    if trunks_save > most:
+    if trunks_save > saved_bytes(ctx, held):
         trunks = find_trunks(early, known)
     first = [one for one in trunks if is_nearer(one.untrained, untrained, layers.required)]
     last, shared = [one for one in trunks if one not in first], nothing
@@ -135,6 +135,20 @@ def train_nearer_first(
     return max(best, train_trunks(last, task.budget, shared).complete(ctx), key=partial(saved_bytes, ctx))
 
 
+def trunk_bytes(task: MergeTask, layers: SharingPlan, known: Networks) -> int:
+    """Bytes that one network for the queries of each task could save; 0 where layers could save as many in every task.
+
+    So it is where all models of a task are of one architecture.
+    """
+    ctx, possible = task.ctx, possible_bytes(task)
+    for name, most in possible.items():
+        others = [query for query in ctx.judged if ctx.queries[query].task != name]
+        donors = {query: donor for query, donor in known.donors.items() if query not in others}
+        if most > saved_bytes(ctx, Merged(layers.without(*others), {}, donors)):
+            return sum(possible.values())
+    return 0
+
+
 def choose_start(task: MergeTask) -> tuple[Start, Untrained]:
     """The layers' initial weights, a donor's or between fine-tunes of one network their mean, whichever is nearer."""
     start = task.ctx.run_on_rank0(lambda: prepare_start(task.ctx, task.plan, task.config))
@@ -147,10 +161,11 @@ def choose_start(task: MergeTask) -> tuple[Start, Untrained]:
 
 
 def is_nearer(trunk: Untrained, layers: Untrained | None, required: Mapping[str, float]) -> bool:
-    """Whether a network for all comes near to its targets untrained, or nearer than its queries with shared layers."""
-    (own, is_far), others = trunk, layers[0].ratios if layers else {}
-    ratios = {query: ratio for query, ratio in own.ratios.items() if query in others}
-    return not is_far or objective(ratios, required) > objective({query: others[query] for query in ratios}, required)
+    """Whether a network for all starts nearer to the targets of its queries than their shared layers do."""
+    own, others = trunk[0].ratios, layers[0].ratios if layers else {}
+    both = own.keys() & others.keys()
+    nearness = [objective({query: ratios[query] for query in both}, required) for ratios in (own, others)]
+    return not both or nearness[0] > nearness[1]
 
 
 def merged_with(identical: Identical, merged: Merged, ctx: MergeContext) -> Merged:

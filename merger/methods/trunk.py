@@ -56,9 +56,9 @@ def trunk(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> M
 def find_trunks(task: MergeTask, known: Networks) -> list[Trunk]:
     """The network that comes nearest to answering for the queries of a task, for each task, evaluated untrained.
 
-    Queries that the same network answers already, as in `known`, start as they are there.
+    Queries that the same network answers already, as in `known`, start as they are there. Kin take part, too.
     """
-    ctx, found = task.ctx, list[Trunk]()
+    ctx, found, task = task.ctx, list[Trunk](), replace(task, kin=frozenset())
     config = replace(task.config, hard_private=0.0)
     for name in task_names(ctx):
         queries = [query for query in ctx.judged if ctx.queries[query].task == name]
@@ -99,17 +99,12 @@ def saved_bytes(ctx: MergeContext, merged: Merged) -> int:
     return replaced + merged.plan.saved_bytes(found.layers)
 
 
-def possible_bytes(task: MergeTask) -> int:
-    """Bytes that one network for the queries of each task could save at most."""
-    ctx, total = task.ctx, 0
+def possible_bytes(task: MergeTask) -> dict[str, int]:
+    """Task -> the bytes of layers that one network for its queries could make unnecessary."""
+    ctx, found, task = task.ctx, dict[str, int](), replace(task, kin=frozenset())
+    size = {q: sum(layer.bytes for layer in layers_of(ctx.queries[q]) if not layer.head) for q in ctx.judged}
     for name in task_names(ctx):
         queries = [query for query in ctx.judged if ctx.queries[query].task == name]
-        best = 0
-        for donor in queries:
-            private = model_bytes(ctx.queries[donor]) - sum(
-                layer.bytes for layer in layers_of(ctx.queries[donor]) if not layer.head
-            )
-            served = receivers_of(task, donor, queries, Networks())
-            best = max(best, sum(model_bytes(ctx.queries[query]) - private for query in served))
-        total += best
-    return total
+        served = [receivers_of(task, donor, queries, Networks()) for donor in queries]
+        found[name] = max(sum(size[query] for query in receivers) for receivers in served)
+    return found

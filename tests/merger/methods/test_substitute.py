@@ -19,8 +19,8 @@ from merger.methods import top_down
 from merger.methods.joint_training import TRAINING, JointState
 from merger.methods.registry import MergeTask
 from merger.methods.substitute import NetworkAttempt, Networks, find_networks, network_plan, receivers_of
-from merger.methods.top_down import TRAINING_FAR_TRUNK, is_nearer
-from merger.methods.trunk import find_trunks, train_trunks
+from merger.methods.top_down import TRAINING_FAR_TRUNK, is_nearer, trunk_bytes
+from merger.methods.trunk import find_trunks, possible_bytes, train_trunks
 from merger.networks import adapt_state, answered_by, outputs_of
 from merger.training.recipe import Recipe
 from models.bundle import open_bundle, verify_bundle
@@ -167,16 +167,29 @@ def test_queries_that_a_trunk_cannot_serve_keep_their_networks(
 
 
 @pytest.mark.parametrize(
-    ("trunk", "is_far", "layers", "is_first"),
-    [(0.9, False, 0.95, True), (0.6, True, 0.5, True), (0.6, True, 0.6, False), (0.5, True, 0.6, False)],
+    ("trunk", "layers", "is_first"), [(0.9, 0.8, True), (0.6, 0.5, True), (0.6, 0.6, False), (0.9, 0.95, False)]
 )
-def test_trunk_comes_first_if_it_starts_near_its_targets_or_nearer_than_layers(
-    trunk: float, is_far: bool, layers: float, is_first: bool
-) -> None:
+def test_trunk_comes_first_if_it_starts_nearer_than_layers(trunk: float, layers: float, is_first: bool) -> None:
     nothing = Merged(SharingPlan(), {})
-    untrained = JointState(nothing, {"one": trunk, "other": trunk}, nothing), is_far
+    untrained = JointState(nothing, {"one": trunk, "other": trunk}, nothing), False
     shared_layers = JointState(nothing, {"one": layers, "of another task": 0.0}, nothing), False
-    assert is_nearer(untrained, shared_layers, {"one": 0.95, "other": 0.95, "of another task": 0.95}) == is_first
+    required = {"one": 0.95, "other": 0.95, "of another task": 0.95}
+    assert is_nearer(untrained, shared_layers, required) == is_first
+    assert is_nearer(untrained, None, required)
+
+
+@pytest.mark.parametrize("kin", [frozenset[tuple[str, str]](), frozenset({("q0", "q1"), ("q1", "q0")})])
+def test_trunk_is_tried_where_it_could_save_more_than_the_layers_of_its_queries(
+    task: MergeTask, kin: frozenset[tuple[str, str]]
+) -> None:
+    task = replace(task, kin=kin)
+    possible = sum(possible_bytes(task).values())
+    assert trunk_bytes(task, task.plan, Networks()) == possible > task.saved_bytes(task.plan)
+    (trunk,) = find_trunks(task, Networks())
+    assert {trunk.donor, *trunk.receivers} == {"q0", "q1", "q2"}
+    task.ctx.judged = [query for query, one in task.ctx.queries.items() if one.model_args == {"extra": False}]
+    others = [query for query in task.ctx.queries if query not in task.ctx.judged]
+    assert len(task.ctx.judged) > 1 and not trunk_bytes(task, task.plan.without(*others), Networks())
 
 
 def test_networks_of_near_tasks_stay_beside_those_of_far_ones(task: MergeTask, monkeypatch: pytest.MonkeyPatch) -> None:
