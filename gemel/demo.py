@@ -32,7 +32,7 @@ TRAINING = {
     "detection": TrainOptions(rate=2e-3, passes=1040, batch=8, max_cycles=1),
 }
 MERGING = MergeOptions(
-    Recipe(rate=5e-4, epochs=4, batch=8, frames_per_epoch=128, evaluate_from=3),
+    Recipe(rate=5e-4, epochs=4, batch=32, micro_batch=32, frames_per_epoch=128, evaluate_from=4),
     margin=0.8,
     min_saving=0.02,
     max_flops=9.2e12,  # initialization, one joint round, and a few repairs
