@@ -105,8 +105,8 @@ def train_nearer_first(
     """
     ctx, checkpoint, nothing = task.ctx, task.checkpoint, Merged(SharingPlan(), {})
     most = saved_bytes(ctx, Merged(layers.plan, {}, known.donors))
-    layers = replace(layers, plan=layers.plan.without(*identical.settled))
     trunks_save = trunk_bytes(task, layers.plan, known) if task.config.share_trunk else 0
+    layers = replace(layers, plan=layers.plan.without(*identical.settled))
     held = merged_with(identical, nothing, layers.ctx)
     start, untrained, trunks = None, None, list[Trunk]()
     if checkpoint.step(Step.TRAINING_TIME, lambda: early.budget.over):
