@@ -32,7 +32,7 @@ Row = Mapping[str, Any]
 WORK_SUFFIX = ".work"
 """Appended to the output's name: the folder of the checkpoint."""
 STATE = "state.pt"
-FORMAT = 25
+FORMAT = 26
 _UNREADABLE = (
     OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, EOFError, pickle.UnpicklingError,
 )  # fmt: skip
@@ -90,6 +90,7 @@ class Step(str, Enum):
     RECIPE = "recipe"
     REPAIRS = "repairs"
     REPAIR_TIME = "time for repairs"
+    REST = "the rest of the queries"
     ROUND = "round"
     SEARCH = "search"
     SENSITIVITY = "sensitivity"

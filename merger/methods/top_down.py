@@ -6,8 +6,9 @@ switched off (merger.config.TopDownConfig):
 a. Share tensors that are identical already; queries that share nothing else are settled.
 b. Let one query's network answer for others (merger.methods.substitute).
 c. Initialise (merger.init) and train together (merger.methods.joint_training). One network for all queries of a task
-   (merger.methods.trunk) and shared layers are both evaluated untrained. What starts nearer to its targets is trained
-   first, what follows if it could still save more.
+   (merger.methods.trunk), where it could save more than their layers, and shared layers are both evaluated untrained.
+   What starts nearer to its targets is trained first, what follows if it could still save more. Queries that a network
+   for all does not serve share their layers.
 d. Repair single queries (merger.methods.repair).
 e. Where the heavier half of the bytes could save more than what is left: c and d once more, with the lighter half
    private; then a quarter, and so on, while that saves more. Rounds that could save no more are left out.
@@ -18,7 +19,7 @@ that is out of time keeps what it has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -42,7 +43,7 @@ from merger.methods.joint_training import (
 )
 from merger.methods.registry import MergeTask, prepare_task, register_method
 from merger.methods.substitute import SUBSTITUTING, Networks, find_networks
-from merger.methods.trunk import TRAINING_TRUNK, Trunk, find_trunks, possible_bytes, saved_bytes, train_trunks
+from merger.methods.trunk import TRAINING_TRUNK, find_trunks, possible_bytes, saved_bytes, train_trunks
 from merger.outcomes import SetTrial, explain_joint
 from models.notes import add_note
 from models.sharing.groups import groups
@@ -101,52 +102,73 @@ def train_nearer_first(
     """Stages c to e: one network for all queries of a task, and the layers.
 
     What starts nearer to its targets is trained first, within the budget of `early`; what could save no more than what
-    holds is left out.
+    holds is left out. Queries that a network for all does not serve share their layers.
     """
     ctx, checkpoint, nothing = task.ctx, task.checkpoint, Merged(SharingPlan(), {})
-    most = saved_bytes(ctx, Merged(layers.plan, {}, known.donors))
-    trunks_save = trunk_bytes(task, layers.plan, known) if task.config.share_trunk else 0
+    joined, saved = partial(join_parts, identical, layers.ctx), partial(saved_bytes, ctx)
+    most = layer_bytes(layers, known, ctx.judged)
+    tasks, trunks_save = trunk_tasks(layers, known) if task.config.share_trunk else ([], 0)
     layers = replace(layers, plan=layers.plan.without(*identical.settled))
-    held = merged_with(identical, nothing, layers.ctx)
-    start, untrained, trunks = None, None, list[Trunk]()
+    best = joined(nothing, nothing)
     if checkpoint.step(Step.TRAINING_TIME, lambda: early.budget.over):
-        if max(most, trunks_save) > saved_bytes(ctx, held):
-            task.report_time_over(TRAINING, max(most, trunks_save), saved_bytes(ctx, held))
-        return held
-    if layers.plan.shared:
-        start, untrained = choose_start(layers)
-    if trunks_save > saved_bytes(ctx, held):
-        trunks = find_trunks(early, known)
-    first = [one for one in trunks if is_nearer(one.untrained, untrained, layers.required)]
-    last, shared = [one for one in trunks if one not in first], nothing
+        if max(most, trunks_save) > saved(best):
+            task.report_time_over(TRAINING, max(most, trunks_save), saved(best))
+        return best
+    start = choose_start(layers) if layers.plan.shared else None
+    trunks = find_trunks(early, known, tasks) if trunks_save > saved(best) else []
+    first = [one for one in trunks if is_nearer(one.untrained, start and start[1], layers.required)]
+    last, served, rest, merged = [one for one in trunks if one not in first], nothing, nothing, nothing
     if first:
         ctx.begin(TRAINING_TRUNK, flops=max_training_flops(early))
-        shared = train_trunks(first, early.budget)
-        if saved_bytes(ctx, shared) >= most:
-            return shared.complete(ctx)
-    merged = nothing if start is None or untrained is None else merge_different(layers, start, untrained)
-    best = max(merged_with(identical, merged, layers.ctx), shared.complete(ctx), key=partial(saved_bytes, ctx))
-    if not last or saved_bytes(ctx, best) >= trunks_save:
+        served = train_trunks(first, early.budget)
+        rest = share_rest(layers, served)
+        best = max(best, joined(served, rest), key=saved)
+    if start and saved(best) < most:
+        merged = merge_different(layers, *start)
+        best = max(best, joined(nothing, merged), key=saved)
+    if not last or saved(best) >= trunks_save:
         return best
     if checkpoint.step(Step.TRUNK_TIME, lambda: task.budget.over):
-        task.report_time_over(TRAINING_FAR_TRUNK, trunks_save, saved_bytes(ctx, best))
+        task.report_time_over(TRAINING_FAR_TRUNK, trunks_save, saved(best))
         return best
     ctx.begin(TRAINING_FAR_TRUNK, flops=max_training_flops(task))
-    return max(best, train_trunks(last, task.budget, shared).complete(ctx), key=partial(saved_bytes, ctx))
+    served = train_trunks(last, task.budget, served)
+    return max(best, joined(served, rest), joined(served, merged), key=saved)
 
 
-def trunk_bytes(task: MergeTask, layers: SharingPlan, known: Networks) -> int:
-    """Bytes that one network for the queries of each task could save; 0 where layers could save as many in every task.
+def layer_bytes(layers: MergeTask, known: Networks, queries: Collection[str]) -> int:
+    """Bytes that these queries' layers could save among themselves, with the networks known."""
+    donors = {query: donor for query, donor in known.donors.items() if query in queries}
+    plan = layers.plan.without(*(query for query in layers.ctx.judged if query not in queries))
+    return saved_bytes(layers.ctx.root, Merged(plan, {}, donors))
 
-    So it is where all models of a task are of one architecture.
+
+def trunk_tasks(layers: MergeTask, known: Networks) -> tuple[list[str], int]:
+    """The tasks in which one network for all queries could save more than their layers; the bytes it could save, and
+    those that the layers of the other queries could.
+
+    In a task whose models are of one architecture it could not.
     """
-    ctx, possible = task.ctx, possible_bytes(task)
-    for name, most in possible.items():
-        others = [query for query in ctx.judged if ctx.queries[query].task != name]
-        donors = {query: donor for query, donor in known.donors.items() if query not in others}
-        if most > saved_bytes(ctx, Merged(layers.without(*others), {}, donors)):
-            return sum(possible.values())
-    return 0
+    ctx, found, most = layers.ctx.root, list[str](), 0
+    left = set(ctx.judged)
+    for name, possible in possible_bytes(replace(layers, ctx=ctx)).items():
+        queries = [query for query in ctx.judged if ctx.queries[query].task == name]
+        if possible > layer_bytes(layers, known, queries):
+            found.append(name)
+            most += possible
+            left -= set(queries)
+    return found, most + layer_bytes(layers, known, left) if found else 0
+
+
+def share_rest(layers: MergeTask, trunks: Merged) -> Merged:
+    """The layers of the queries that these networks do not serve, trained; nothing if they serve none or all."""
+    rest = replace(layers, plan=layers.plan.without(*trunks.states))
+    if not trunks.states or not rest.plan.shared:
+        return Merged(SharingPlan(), {})
+    with layers.checkpoint.open_step(Step.REST) as step:
+        if not step.done:
+            step.value = merge_different(rest, *choose_start(rest))
+    return step.value
 
 
 def choose_start(task: MergeTask) -> tuple[Start, Untrained]:
@@ -168,13 +190,14 @@ def is_nearer(trunk: Untrained, layers: Untrained | None, required: Mapping[str,
     return not both or nearness[0] > nearness[1]
 
 
-def merged_with(identical: Identical, merged: Merged, ctx: MergeContext) -> Merged:
-    """A merge with the identical tensors of the queries that it leaves alone, or those alone, if they save more."""
-    bases, unshared = snapshots(ctx.bases), ctx.queries.keys() - merged.plan.queries()
-    result = add_identical(merged.plan, identical.plan, unshared)
-    if result.saved_bytes(ctx.layers) < identical.plan.saved_bytes(ctx.layers):
-        return Merged(identical.plan, bases, ctx.networks)
-    return Merged(result, {query: merged.states.get(query, state) for query, state in bases.items()}, ctx.networks)
+def join_parts(identical: Identical, ctx: MergeContext, trunks: Merged, layers: Merged) -> Merged:
+    """Networks for all, the layers of the queries that they do not serve, identical tensors of those left alone."""
+    layers = layers.without(trunks.states)
+    plan = SharingPlan(trunks.plan.shared + layers.plan.shared)
+    plan = add_identical(plan, identical.plan, ctx.queries.keys() - trunks.states.keys() - layers.states.keys())
+    networks = {query: donor for query, donor in ctx.networks.items() if query not in trunks.states}
+    states = {**snapshots(ctx.bases), **layers.states, **trunks.states}
+    return Merged(plan, states, {**networks, **trunks.networks})
 
 
 def whole_plan(ctx: MergeContext, options: MergeOptions) -> SharingPlan:

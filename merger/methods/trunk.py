@@ -50,17 +50,17 @@ def trunk(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> M
     task = prepare_task(ctx, SharingPlan(), options, checkpoint)
     ctx.stages.announce([TRAINING_TRUNK])
     ctx.begin(TRAINING_TRUNK, flops=max_training_flops(task))
-    return train_trunks(find_trunks(task, Networks()), task.budget).complete(ctx)
+    return train_trunks(find_trunks(task, Networks(), task_names(ctx)), task.budget).complete(ctx)
 
 
-def find_trunks(task: MergeTask, known: Networks) -> list[Trunk]:
-    """The network that comes nearest to answering for the queries of a task, for each task, evaluated untrained.
+def find_trunks(task: MergeTask, known: Networks, tasks: Iterable[str]) -> list[Trunk]:
+    """The network that comes nearest to answering for the queries of a task, for each of these, evaluated untrained.
 
     Queries that the same network answers already, as in `known`, start as they are there. Kin take part, too.
     """
     ctx, found, task = task.ctx, list[Trunk](), replace(task, kin=frozenset())
     config = replace(task.config, hard_private=0.0)
-    for name in task_names(ctx):
+    for name in tasks:
         queries = [query for query in ctx.judged if ctx.queries[query].task == name]
         candidates = smallest_first(ctx, queries)[: task.config.network_candidates]
         donor = best_donor(task, candidates, queries, Networks())
@@ -86,6 +86,9 @@ def train_trunks(trunks: Iterable[Trunk], budget: Budget, known: Merged | None =
                 early = task.with_budget(budget.fraction(task.config.joint_budget))
                 step.value = train_together(task, early, one.start, one.untrained).without(())
         best: Merged = step.value or Merged(SharingPlan(), {})
+        root = replace(task, ctx=task.ctx.root)
+        kept = {one.donor, *receivers_of(root, one.donor, sorted(best.states), Networks())}
+        best = best.without(best.states.keys() - kept)
         networks = {query: one.donor for query in one.receivers if query in best.states}
         plan = SharingPlan(found.plan.shared + best.plan.shared)
         found = Merged(plan, {**found.states, **best.states}, {**found.networks, **networks})

@@ -18,8 +18,8 @@ from merger.init.average import kin_pairs
 from merger.methods import top_down
 from merger.methods.joint_training import TRAINING, JointState
 from merger.methods.registry import MergeTask
-from merger.methods.substitute import NetworkAttempt, Networks, find_networks, network_plan, receivers_of
-from merger.methods.top_down import TRAINING_FAR_TRUNK, is_nearer, trunk_bytes
+from merger.methods.substitute import NetworkAttempt, Networks, find_networks, network_plan, receivers_of, task_names
+from merger.methods.top_down import TRAINING_FAR_TRUNK, is_nearer, trunk_tasks
 from merger.methods.trunk import find_trunks, possible_bytes, train_trunks
 from merger.networks import adapt_state, answered_by, outputs_of
 from merger.training.recipe import Recipe
@@ -184,12 +184,16 @@ def test_trunk_is_tried_where_it_could_save_more_than_the_layers_of_its_queries(
 ) -> None:
     task = replace(task, kin=kin)
     possible = sum(possible_bytes(task).values())
-    assert trunk_bytes(task, task.plan, Networks()) == possible > task.saved_bytes(task.plan)
-    (trunk,) = find_trunks(task, Networks())
+    assert trunk_tasks(task, Networks()) == (["classification"], possible)
+    assert possible > task.saved_bytes(task.plan)
+    (trunk,) = find_trunks(task, Networks(), task_names(task.ctx))
     assert {trunk.donor, *trunk.receivers} == {"q0", "q1", "q2"}
     task.ctx.judged = [query for query, one in task.ctx.queries.items() if one.model_args == {"extra": False}]
     others = [query for query in task.ctx.queries if query not in task.ctx.judged]
-    assert len(task.ctx.judged) > 1 and not trunk_bytes(task, task.plan.without(*others), Networks())
+    assert len(task.ctx.judged) > 1 and trunk_tasks(replace(task, plan=task.plan.without(*others)), Networks()) == (
+        [],
+        0,
+    )
 
 
 def test_networks_of_near_tasks_stay_beside_those_of_far_ones(task: MergeTask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +201,7 @@ def test_networks_of_near_tasks_stay_beside_those_of_far_ones(task: MergeTask, m
         SharingPlan(((("other", "a"), ("another", "a")),)), {"other": {}, "another": {}}, {"other": "another"}
     )
     monkeypatch.setattr(MergeContext, "ratio", lambda self, query, model, **_: 0.99)
-    found = train_trunks(find_trunks(task, Networks()), task.budget, near)
+    found = train_trunks(find_trunks(task, Networks(), task_names(task.ctx)), task.budget, near)
     assert near.plan.shared[0] in found.plan.shared and len(found.plan.shared) > 1
     assert found.states.keys() > near.states.keys() and found.networks.keys() > near.networks.keys()
 
