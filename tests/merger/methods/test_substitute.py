@@ -15,11 +15,12 @@ from merger import TopDownConfig, merge
 from merger.context import MergeContext, Merged
 from merger.events import Answer
 from merger.init.average import kin_pairs
-from merger.methods import top_down
-from merger.methods.joint_training import TRAINING, JointState
+from merger.init.start import Start
+from merger.methods import top_down, trunk
+from merger.methods.joint_training import TRAINING, JointState, Untrained
 from merger.methods.registry import MergeTask
 from merger.methods.substitute import NetworkAttempt, Networks, find_networks, network_plan, receivers_of, task_names
-from merger.methods.top_down import TRAINING_FAR_TRUNK, is_nearer, trunk_tasks
+from merger.methods.top_down import TRAINING_FAR_TRUNK, Identical, is_nearer, join_parts, merge_different, trunk_tasks
 from merger.methods.trunk import find_trunks, possible_bytes, train_trunks
 from merger.networks import adapt_state, answered_by, outputs_of
 from merger.training.recipe import Recipe
@@ -186,8 +187,8 @@ def test_trunk_is_tried_where_it_could_save_more_than_the_layers_of_its_queries(
     possible = sum(possible_bytes(task).values())
     assert trunk_tasks(task, Networks()) == (["classification"], possible)
     assert possible > task.saved_bytes(task.plan)
-    (trunk,) = find_trunks(task, Networks(), task_names(task.ctx))
-    assert {trunk.donor, *trunk.receivers} == {"q0", "q1", "q2"}
+    (one,) = find_trunks(task, Networks(), task_names(task.ctx))
+    assert {one.donor, *one.receivers} == {"q0", "q1", "q2"}
     task.ctx.judged = [query for query, one in task.ctx.queries.items() if one.model_args == {"extra": False}]
     others = [query for query in task.ctx.queries if query not in task.ctx.judged]
     assert len(task.ctx.judged) > 1 and trunk_tasks(replace(task, plan=task.plan.without(*others)), Networks()) == (
@@ -241,3 +242,74 @@ def test_kin_of_one_network_are_not_answered_by_each_other(ctx: MergeContext, ta
     assert kin_pairs(ctx.layers, states, 0.2) == {("q0", "q2"), ("q2", "q0")}
     related = replace(task, kin=frozenset({("q0", "q2"), ("q2", "q0")}))
     assert "q2" not in receivers_of(related, "q0", ["q0", "q1", "q2"], Networks())
+
+
+def test_queries_that_a_trunk_does_not_serve_share_their_layers(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = yaml.safe_load(workload.path.read_text())
+    document["queries"].append({**document["queries"][1], "id": "q3"})
+    workload.path.write_text(yaml.safe_dump(document))
+    trained: list[set[str]] = []
+
+    def share_layers(task: MergeTask, start: Start, untrained: Untrained) -> Merged:
+        trained.append(task.plan.queries())
+        return merge_different(task, start, untrained) if len(trained) == 1 else Merged(SharingPlan(), {})
+
+    ratio = MergeContext.ratio
+    monkeypatch.setattr(
+        MergeContext, "ratio",
+        lambda self, query, model, **_: 0.1 if query in ("q1", "q3") and self.networks else ratio(self, query, model),
+    )  # fmt: skip
+    monkeypatch.setattr(top_down, "is_nearer", lambda *_: True)
+    monkeypatch.setattr(top_down, "merge_different", share_layers)
+    options = replace(QUICK, top_down=TopDownConfig(substitute=False, share_identical=False))
+    report = merge(load_workload(workload.path), tmp_path / "b.safetensors", options=options)
+    assert trained == [{"q1", "q3"}, {"q0", "q1", "q2", "q3"}]
+    assert {query.id: query.network for query in report.queries if query.network} in ({"q2": "q0"}, {"q0": "q2"})
+    records = open_bundle(report.bundle, FACTORIES).manifest.queries
+    weight = {record.id: record.tensors["last.0.weight"] for record in records}
+    assert weight["q0"] == weight["q2"] != weight["q1"] == weight["q3"]
+
+
+def test_layers_trained_with_all_leave_out_what_a_trunk_serves(ctx: MergeContext, untrained_merge: Merged) -> None:
+    states = {query: dict(untrained_merge.states[query]) for query in ("q0", "q2")}
+    trunk = Merged(SharingPlan(((("q0", "last.0"), ("q2", "last.0")),)), states, {"q2": "q0"})
+    found = join_parts(Identical(SharingPlan(), frozenset()), ctx, trunk, untrained_merge)
+    assert found.plan.shared == trunk.plan.shared and found.networks == trunk.networks
+    assert found.states["q0"] is states["q0"]
+    original = ctx.originals["q1"].state_dict()
+    assert all(torch.equal(tensor, original[key]) for key, tensor in found.states["q1"].items())
+
+
+def test_settled_queries_count_where_a_trunk_is_weighed_against_layers(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = yaml.safe_load(workload.path.read_text())
+    document["queries"] = [document["queries"][0], {**document["queries"][0], "id": "q2"}]
+    workload.path.write_text(yaml.safe_dump(document))
+    found = []
+
+    def weigh(layers: MergeTask, known: Networks) -> tuple[list[str], int]:
+        found.append((layers.plan.queries(), trunk_tasks(layers, known)))
+        return found[-1][1]
+
+    monkeypatch.setattr(top_down, "trunk_tasks", weigh)
+    options = replace(QUICK, top_down=TopDownConfig(substitute=False))
+    merge(load_workload(workload.path), tmp_path / "b.safetensors", options=options)
+    assert found == [({"q0", "q2"}, ([], 0))]
+
+
+@pytest.mark.parametrize("payer_holds", [True, False])
+def test_trunk_without_the_query_that_pays_for_another_does_not_serve_that(
+    task: MergeTask, monkeypatch: pytest.MonkeyPatch, payer_holds: bool
+) -> None:
+    extra = {"q0": 1.0, "q1": -5.0, "q2": 3.0}
+    monkeypatch.setattr("merger.methods.substitute._extra_flops", lambda ctx, query, donor: extra[query])
+    (one,) = find_trunks(task, Networks(), ["classification"])
+    queries = sorted({one.donor, *one.receivers} - (set() if payer_holds else {"q1"}))
+    plan = SharingPlan((tuple((query, "last.0") for query in queries),))
+    monkeypatch.setattr(trunk, "train_together", lambda *_: Merged(plan, {query: {} for query in queries}))
+    found = train_trunks([one], task.budget)
+    assert found.networks == (dict.fromkeys(one.receivers, one.donor) if payer_holds else {})
+    assert found.plan.queries() == ({"q0", "q1", "q2"} if payer_holds else set())
