@@ -17,6 +17,7 @@ from merger.config import MEASUREMENT
 from merger.context import MergeContext, Merged
 from merger.training.recipe import Recipe
 from models.sharing.plan import SharingPlan, tie
+from models.sharing.similarity import equal_states
 
 
 @storable
@@ -70,7 +71,7 @@ def evaluate_queries(
     settling_frames: int = 0,
     *parts: str,
 ) -> dict[str, float]:
-    """The ratio on val of every model, each on the rank of its query.
+    """The ratio on val of every model, each on the rank of its query; an unchanged original's is 1.
 
     With `settling_frames` a model is also evaluated with its norms fitted to its weights, on so many train frames where
     that is a recalibration, and keeps the better ones. A detector's scores are matched with its original's first
@@ -78,6 +79,8 @@ def evaluate_queries(
     """
 
     def evaluate(_: StepCache, query: str) -> Evaluated:
+        if query not in ctx.networks and equal_states(models[query].state_dict(), ctx.originals[query].state_dict()):
+            return Evaluated(1.0, {})
         model = copy.deepcopy(models[query]).eval()
         matched = ctx.match_scores(query, model)
         unsettled = Evaluated(ctx.ratio(query, model), matched)

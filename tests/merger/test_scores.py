@@ -62,5 +62,8 @@ def test_evaluation_keeps_the_matched_biases(tmp_path: Path) -> None:
     bias = next(name for name, _ in model.named_parameters() if "classification_head" in name and name.endswith("bias"))
     ctx.match_scores = lambda query, model: {bias: model.get_parameter(bias).detach() + 1}
     before = model.get_parameter(bias).detach().clone()
+    assert evaluate_queries(ctx, StepCache(), "original", {"q": model}) == {"q": 1.0}
+    assert torch.equal(model.get_parameter(bias), before)
+    next(model.parameters()).data *= 1.01
     evaluate_queries(ctx, StepCache(), "evaluated", {"q": model})
     assert torch.equal(model.get_parameter(bias), before + 1)
