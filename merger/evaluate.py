@@ -84,7 +84,7 @@ def evaluate_queries(
         model = copy.deepcopy(models[query]).eval()
         matched = ctx.match_scores(query, model)
         unsettled = Evaluated(ctx.ratio(query, model), matched)
-        model = copy.deepcopy(models[query]).eval()
+        model.load_state_dict(models[query].state_dict())
         if not settling_frames or not ctx.recalibrate(query, model, settling_frames):
             return unsettled
         settled = {**changed_tensors(model, models[query].state_dict()), **ctx.match_scores(query, model)}

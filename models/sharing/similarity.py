@@ -19,21 +19,22 @@ def cosine_likeness(states: Mapping[str, Mapping[str, Tensor]]) -> Likeness:
     Weights that come from one ancestor keep a cosine far above 0; independently trained ones have about 0, and then
     roles and places decide. A query without a state is like nothing.
     """
-    units: dict[tuple[str, str], Tensor] = {}
+    vectors: dict[tuple[str, str], tuple[Tensor, float]] = {}
 
-    def unit(layer: Layer) -> Tensor | None:
+    def vector(layer: Layer) -> tuple[Tensor, float] | None:
         key = layer.query, layer.path
-        if key not in units:
+        if key not in vectors:
             state = states.get(layer.query)
             if state is None:
                 return None
-            vector = state[weight_key(state, layer.path)].detach().flatten().float()
-            units[key] = vector / vector.norm().clamp(min=torch.finfo(torch.float32).tiny)
-        return units[key]
+            weight = state[weight_key(state, layer.path)].detach().flatten().float()
+            vectors[key] = weight, float(weight.norm())
+        return vectors[key]
 
     def likeness(one: Layer, other: Layer) -> float:
-        a, b = unit(one), unit(other)
-        return 0.0 if a is None or b is None else max(0.0, float(a @ b))
+        a, b = vector(one), vector(other)
+        lengths = a[1] * b[1] if a and b else 0.0
+        return max(0.0, float(a[0] @ b[0]) / lengths) if a and b and lengths else 0.0
 
     return likeness
 
