@@ -87,8 +87,7 @@ def network_plan(ctx: MergeContext) -> SharingPlan:
 def find_networks(task: MergeTask) -> Networks:
     """Which queries are answered by whose network, so that all of them hold."""
     ctx, found = task.ctx, Networks()
-    kinds = {name: [query for query in ctx.judged if ctx.queries[query].task == name] for name in task_names(ctx)}
-    for left in kinds.values():
+    for left in queries_by_task(ctx).values():
         tried, failures = set[str](), 0
         while failures < task.config.network_candidates and not task.budget.over:
             candidates = smallest_first(ctx, set(left) - tried)
@@ -110,9 +109,12 @@ def smallest_first(ctx: MergeContext, queries: Iterable[str]) -> list[str]:
     return sorted(queries, key=lambda query: (model_bytes(ctx.queries[query]), query))
 
 
-def task_names(ctx: MergeContext) -> list[str]:
-    """The tasks of the queries with evidence."""
-    return list(dict.fromkeys(ctx.queries[query].task for query in ctx.judged))
+def queries_by_task(ctx: MergeContext) -> dict[str, list[str]]:
+    """Task -> its queries, of those with evidence."""
+    found = dict[str, list[str]]()
+    for query in ctx.judged:
+        found.setdefault(ctx.queries[query].task, []).append(query)
+    return found
 
 
 def _extra_flops(ctx: MergeContext, query: str, donor: str) -> float:

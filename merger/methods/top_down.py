@@ -42,7 +42,7 @@ from merger.methods.joint_training import (
     train_together,
 )
 from merger.methods.registry import MergeTask, prepare_task, register_method
-from merger.methods.substitute import SUBSTITUTING, Networks, find_networks
+from merger.methods.substitute import SUBSTITUTING, Networks, find_networks, queries_by_task
 from merger.methods.trunk import TRAINING_TRUNK, find_trunks, possible_bytes, saved_bytes, train_trunks
 from merger.outcomes import SetTrial, explain_joint
 from models.notes import add_note
@@ -151,11 +151,11 @@ def trunk_tasks(layers: MergeTask, known: Networks) -> tuple[list[str], int]:
     """
     ctx, found, most = layers.ctx.root, list[str](), 0
     left = set(ctx.judged)
-    for name, possible in possible_bytes(replace(layers, ctx=ctx)).items():
-        queries = [query for query in ctx.judged if ctx.queries[query].task == name]
-        if possible > layer_bytes(layers, known, queries):
+    possible = possible_bytes(replace(layers, ctx=ctx))
+    for name, queries in queries_by_task(ctx).items():
+        if possible[name] > layer_bytes(layers, known, queries):
             found.append(name)
-            most += possible
+            most += possible[name]
             left -= set(queries)
     return found, most + layer_bytes(layers, known, left) if found else 0
 
@@ -196,8 +196,7 @@ def join_parts(identical: Identical, ctx: MergeContext, trunks: Merged, layers: 
     plan = SharingPlan(trunks.plan.shared + layers.plan.shared)
     plan = add_identical(plan, identical.plan, ctx.queries.keys() - trunks.states.keys() - layers.states.keys())
     networks = {query: donor for query, donor in ctx.networks.items() if query not in trunks.states}
-    states = {**snapshots(ctx.bases), **layers.states, **trunks.states}
-    return Merged(plan, states, {**networks, **trunks.networks})
+    return Merged(plan, {**layers.states, **trunks.states}, {**networks, **trunks.networks}).complete(ctx)
 
 
 def whole_plan(ctx: MergeContext, options: MergeOptions) -> SharingPlan:

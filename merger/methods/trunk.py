@@ -20,7 +20,7 @@ from merger.evaluate import required_ratios
 from merger.init.start import Start
 from merger.methods.joint_training import Untrained, max_training_flops, tie_untrained, train_together
 from merger.methods.registry import MergeTask, prepare_task, register_method
-from merger.methods.substitute import Networks, best_donor, network_plan, receivers_of, smallest_first, task_names
+from merger.methods.substitute import Networks, best_donor, network_plan, queries_by_task, receivers_of, smallest_first
 from merger.outcomes import SetTrial, explain_joint
 from models.sharing.layers import layers_of, model_bytes
 from models.sharing.plan import SharingPlan
@@ -50,7 +50,7 @@ def trunk(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> M
     task = prepare_task(ctx, SharingPlan(), options, checkpoint)
     ctx.stages.announce([TRAINING_TRUNK])
     ctx.begin(TRAINING_TRUNK, flops=max_training_flops(task))
-    return train_trunks(find_trunks(task, Networks(), task_names(ctx)), task.budget).complete(ctx)
+    return train_trunks(find_trunks(task, Networks(), queries_by_task(ctx)), task.budget).complete(ctx)
 
 
 def find_trunks(task: MergeTask, known: Networks, tasks: Iterable[str]) -> list[Trunk]:
@@ -60,8 +60,8 @@ def find_trunks(task: MergeTask, known: Networks, tasks: Iterable[str]) -> list[
     """
     ctx, found, task = task.ctx, list[Trunk](), replace(task, kin=frozenset())
     config = replace(task.config, hard_private=0.0)
-    for name in tasks:
-        queries = [query for query in ctx.judged if ctx.queries[query].task == name]
+    by_task = queries_by_task(ctx)
+    for queries in (by_task[name] for name in tasks):
         candidates = smallest_first(ctx, queries)[: task.config.network_candidates]
         donor = best_donor(task, candidates, queries, Networks())
         if donor is None or task.budget.over:
@@ -106,8 +106,7 @@ def possible_bytes(task: MergeTask) -> dict[str, int]:
     """Task -> the bytes of layers that one network for its queries could make unnecessary."""
     ctx, found, task = task.ctx, dict[str, int](), replace(task, kin=frozenset())
     size = {q: sum(layer.bytes for layer in layers_of(ctx.queries[q]) if not layer.head) for q in ctx.judged}
-    for name in task_names(ctx):
-        queries = [query for query in ctx.judged if ctx.queries[query].task == name]
+    for name, queries in queries_by_task(ctx).items():
         served = [receivers_of(task, donor, queries, Networks()) for donor in queries]
         found[name] = max(sum(size[query] for query in receivers) for receivers in served)
     return found

@@ -33,8 +33,9 @@ def cosine_likeness(states: Mapping[str, Mapping[str, Tensor]]) -> Likeness:
 
     def likeness(one: Layer, other: Layer) -> float:
         a, b = vector(one), vector(other)
-        lengths = a[1] * b[1] if a and b else 0.0
-        return max(0.0, float(a[0] @ b[0]) / lengths) if a and b and lengths else 0.0
+        if a is None or b is None or not a[1] * b[1]:
+            return 0.0
+        return max(0.0, float(a[0] @ b[0]) / (a[1] * b[1]))
 
     return likeness
 

@@ -19,7 +19,14 @@ from merger.init.start import Start
 from merger.methods import top_down, trunk
 from merger.methods.joint_training import TRAINING, JointState, Untrained
 from merger.methods.registry import MergeTask
-from merger.methods.substitute import NetworkAttempt, Networks, find_networks, network_plan, receivers_of, task_names
+from merger.methods.substitute import (
+    NetworkAttempt,
+    Networks,
+    find_networks,
+    network_plan,
+    queries_by_task,
+    receivers_of,
+)
 from merger.methods.top_down import TRAINING_FAR_TRUNK, Identical, is_nearer, join_parts, merge_different, trunk_tasks
 from merger.methods.trunk import find_trunks, possible_bytes, train_trunks
 from merger.networks import adapt_state, answered_by, outputs_of
@@ -188,14 +195,12 @@ def test_trunk_is_tried_where_it_could_save_more_than_the_layers_of_its_queries(
     possible = sum(possible_bytes(task).values())
     assert trunk_tasks(task, Networks()) == (["classification"], possible)
     assert possible > task.saved_bytes(task.plan)
-    (one,) = find_trunks(task, Networks(), task_names(task.ctx))
+    (one,) = find_trunks(task, Networks(), queries_by_task(task.ctx))
     assert {one.donor, *one.receivers} == {"q0", "q1", "q2"}
     task.ctx.judged = [query for query, one in task.ctx.queries.items() if one.model_args == {"extra": False}]
     others = [query for query in task.ctx.queries if query not in task.ctx.judged]
-    assert len(task.ctx.judged) > 1 and trunk_tasks(replace(task, plan=task.plan.without(*others)), Networks()) == (
-        [],
-        0,
-    )
+    task = replace(task, plan=task.plan.without(*others))
+    assert len(task.ctx.judged) > 1 and trunk_tasks(task, Networks()) == ([], 0)
 
 
 def test_networks_of_near_tasks_stay_beside_those_of_far_ones(task: MergeTask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +208,7 @@ def test_networks_of_near_tasks_stay_beside_those_of_far_ones(task: MergeTask, m
         SharingPlan(((("other", "a"), ("another", "a")),)), {"other": {}, "another": {}}, {"other": "another"}
     )
     monkeypatch.setattr(MergeContext, "ratio", lambda self, query, model, **_: 0.99)
-    found = train_trunks(find_trunks(task, Networks(), task_names(task.ctx)), task.budget, near)
+    found = train_trunks(find_trunks(task, Networks(), queries_by_task(task.ctx)), task.budget, near)
     assert near.plan.shared[0] in found.plan.shared and len(found.plan.shared) > 1
     assert found.states.keys() > near.states.keys() and found.networks.keys() > near.networks.keys()
 
