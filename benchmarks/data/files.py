@@ -22,7 +22,8 @@ DATA_LICENCES = (
     "TfL footage: Powered by TfL Open Data. GTI Vehicle Image Database: research use, with citation. "
     "CIFAR-10: no formal licence, used for research; cite Krizhevsky, Learning Multiple Layers of Features, 2009. "
     "BCCD, DeepPCB, GroceryStoreDataset, InfraredSolarModules: MIT. Manaus traffic: CC BY 4.0. "
-    "Deep Pavements: MIT, its photographs under Creative Commons licences."
+    "Deep Pavements: MIT, its photographs under Creative Commons licences. "
+    "Clothing: CC0. Coins, masks: MIT. Hand signs, cards: Apache-2.0."
 )
 
 

@@ -1,7 +1,7 @@
 """Prepares a real workload: `python -m benchmarks.data.prepare NAME [--data DIR] [--out DIR]`.
 
-NAME is ancestor, boxes, cifar, domains, elsewhere, gti, junction, kinds, london, published, questions, simple or
-streets.
+NAME is ancestor, boxes, cifar, domains, door, elsewhere, gti, junction, kinds, kiosk, london, published, questions,
+shop, simple or streets.
 
 Reads the data folder, which is no part of this project, and writes OUT/workload.yaml with everything that it
 names: labelled frames under OUT/data, the clips that the box plays under OUT/clips, starting weights under
@@ -22,6 +22,7 @@ from benchmarks.data import elsewhere as prepare_elsewhere
 from benchmarks.data import gti as prepare_gti
 from benchmarks.data import junction as prepare_junction
 from benchmarks.data import london as prepare_london
+from benchmarks.data import public
 from benchmarks.data import published as prepare_published
 from benchmarks.data import questions as prepare_questions
 from benchmarks.data import simple as prepare_simple
@@ -35,13 +36,16 @@ WORKLOADS = {
     "boxes": unseen.prepare_boxes,
     "cifar": prepare_cifar.prepare,
     "domains": prepare_domains.prepare,
+    "door": public.prepare_door,
     "elsewhere": prepare_elsewhere.prepare,
     "gti": prepare_gti.prepare,
     "junction": prepare_junction.prepare,
     "kinds": unseen.prepare_kinds,
+    "kiosk": public.prepare_kiosk,
     "london": prepare_london.prepare,
     "published": prepare_published.prepare,
     "questions": prepare_questions.prepare,
+    "shop": public.prepare_shop,
     "simple": prepare_simple.prepare,
     "streets": prepare_streets.prepare,
 }

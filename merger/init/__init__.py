@@ -1,1 +1,1 @@
-"""FOLD: say what is in here."""
+"""Initial weights of shared layers, and norms fitted to them."""
