@@ -20,7 +20,7 @@ from models.errors import InputError, join_names
 from models.io import read_bounded
 from models.mask_labels import read_masks
 from models.notes import add_note
-from models.pictures import SUFFIXES, LabelledPicture, list_all_pictures, list_pictures, natural_key
+from models.pictures import SPLIT_NAMES, SUFFIXES, LabelledPicture, list_all_pictures, list_pictures, natural_key
 from models.predictions import GroundTruth, IdentityLabel, LabelSet
 from models.yolo_labels import YAML_SUFFIXES, find_yolo
 from models.zoo import preprocess_of
@@ -28,10 +28,6 @@ from models.zoo import preprocess_of
 if TYPE_CHECKING:
     from models.workload import Query
 
-SPLIT_NAMES = {
-    "train": ("train", "training"), "val": ("val", "valid", "validation", "dev"), "test": ("test", "testing"),
-}  # fmt: skip
-"""What each split may be called, the first preferred."""
 SPLITS = tuple(SPLIT_NAMES)
 COLUMNS = {
     "path": ("path", "file", "filename", "file_name", "image", "image_path", "filepath"),

@@ -33,8 +33,12 @@ UNDECODABLE = "is not an image that decodes: no JPEG or PNG, or damaged"
 DIGITS = re.compile("([0-9]+)")
 PNG_DEPTH = 24
 """Where a PNG file holds the bits of a value."""
-_EXAMPLES: dict[tuple[Path, str], str] = {}
-"""The first picture that was converted in this way, by folder: the note of a folder names this one."""
+SPLIT_NAMES = {
+    "train": ("train", "training"), "val": ("val", "valid", "validation", "dev"), "test": ("test", "testing"),
+}  # fmt: skip
+"""What each split may be called, the first preferred."""
+_EXAMPLES: dict[tuple[Path, str], Path] = {}
+"""The first picture that was converted in this way, by data folder: the note of a folder names this one."""
 
 
 def list_pictures(folder: Path) -> list[Path]:
@@ -148,12 +152,13 @@ def decode_picture(data: bytes, path: Path, note_turned: bool = True) -> np.ndar
 
 
 def _note_conversions(image: Image, data: bytes, path: Path, note_turned: bool) -> None:
-    """Note what `_pixels` changes or leaves out; one note for a folder and change."""
+    """Note what `_pixels` changes or leaves out; one note for a data folder and change."""
+    folder = _data_folder(path)
 
     def note(text: str, hint: str) -> None:
-        example = _EXAMPLES.setdefault((path.parent, text), path.name)
-        pictures = f"pictures such as {example}" if example else "its pictures"
-        add_note(path.parent if example else "a camera", f"{pictures} {text}", hint)
+        example = _EXAMPLES.setdefault((folder, text), path.relative_to(folder))
+        pictures = f"pictures such as {example}" if path.name else "its pictures"
+        add_note(folder if path.name else "a camera", f"{pictures} {text}", hint)
 
     if image.format == "PNG" and data[PNG_DEPTH] > 8:
         note(
@@ -170,6 +175,12 @@ def _note_conversions(image: Image, data: bytes, path: Path, note_turned: bool) 
     with contextlib.suppress(Exception):  # invalid EXIF data leave the picture as decoded
         if note_turned and image.getexif().get(ORIENTATION, 1) in range(2, 9):
             note("are turned or mirrored as their EXIF tag says", "save them without the tag if it is wrong")
+
+
+def _data_folder(path: Path) -> Path:
+    """The folder that holds the split of a picture; the picture's own where none above it is named after a split."""
+    names = {name for own in SPLIT_NAMES.values() for name in own}
+    return next((parent.parent for parent in path.parents if parent.name in names), path.parent)
 
 
 @lru_cache

@@ -22,12 +22,11 @@ from benchmarks.data import elsewhere as prepare_elsewhere
 from benchmarks.data import gti as prepare_gti
 from benchmarks.data import junction as prepare_junction
 from benchmarks.data import london as prepare_london
-from benchmarks.data import public
+from benchmarks.data import public, unseen
 from benchmarks.data import published as prepare_published
 from benchmarks.data import questions as prepare_questions
 from benchmarks.data import simple as prepare_simple
 from benchmarks.data import streets as prepare_streets
-from benchmarks.data import unseen
 from benchmarks.data.files import DATA_LICENCES, PrepareError, copy_whole, data_folder, say
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -3,7 +3,7 @@
 Clone the repositories of `REPOSITORIES` into DATA/public, each under its own name.
 
 `shop`: coins, clothing and hand signs as a resnet18, a resnet34 and a mobilenet_v2.
-`kiosk`: coins, cards and hand signs as mobilenet_v2 fine-tuned from one ImageNet network, and masks as one that was not.
+`kiosk`: coins, cards and hand signs as mobilenet_v2 of one ImageNet network, and masks as one of no such network.
 `door`: masks, cards and hand signs as a resnet34 and two resnet18.
 
 Images of one photograph, person or run of the camera are one unit, in one split. Clothing has one unit an image. Masks
@@ -128,7 +128,9 @@ def read_cards(source: Path, name: str, folder: Path) -> dict[str, Any]:
 
 def _write(images: Mapping[str, list[tuple[str, str, Path]]], name: str, folder: Path) -> dict[str, Any]:
     """Copy images, each once, as SPLIT/CLASS/NAME-uUNIT__TIME.jpg; returns how many each split has of each class."""
-    units = {unit: number for number, unit in enumerate(sorted({unit for own in images.values() for _, unit, _ in own}))}
+    units = {
+        unit: number for number, unit in enumerate(sorted({unit for own in images.values() for _, unit, _ in own}))
+    }
     numbers: dict[str, int] = defaultdict(int)
     counts: dict[str, dict[str, int]] = {split: defaultdict(int) for split in splits.SPLITS}
     seen = set[bytes]()

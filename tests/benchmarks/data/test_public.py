@@ -29,7 +29,9 @@ def data(tmp_path: Path) -> Path:
     (folder / "MANIFEST.json").write_text("{}")
     (folder / "models" / public.INIT).write_bytes(b"x")
     roots = {name: folder / "public" / repository.split("/")[1] for name, repository in public.REPOSITORIES.items()}
-    workloads = [load_workload(Path(prepare.REPOSITORY) / f"benchmarks/workloads/{one}.yaml") for one in ("shop", "kiosk")]
+    workloads = [
+        load_workload(Path(prepare.REPOSITORY) / f"benchmarks/workloads/{one}.yaml") for one in ("shop", "kiosk")
+    ]
     classes = {query.camera: query.classes for workload in workloads for query in workload.queries}
     for label in classes["coins"]:
         for part, photograph in [("train", 1), ("train", 5), ("test", 1)]:
