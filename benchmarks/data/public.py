@@ -20,10 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cv2
-
 from benchmarks.data import splits
-from benchmarks.data.files import copy_all, copy_whole, need, once, say, write_image
+from benchmarks.data.files import copy_all, copy_whole, frames_of, need, once, say, write_image
 from benchmarks.data.simple import INIT
 
 REPOSITORIES = {
@@ -116,7 +114,7 @@ def read_cards(source: Path, name: str, folder: Path) -> dict[str, Any]:
     numbers: dict[str, int] = defaultdict(int)
     for number, path in enumerate(sorted(need(source / "images").rglob("*.xml"))):
         split = "test" if path.parent.name == "test" else "val" if number % 4 == 0 else "train"
-        image = cv2.imread(str(next(path.parent.glob(f"{path.stem}.[jJ][pP][gG]"))))
+        _, image = next(frames_of(next(path.parent.glob(f"{path.stem}.[jJ][pP][gG]"))))
         for entry in ElementTree.parse(path).getroot().iter("object"):
             sides = [float(entry.findtext(f"bndbox/{side}", "0")) for side in ("xmin", "ymin", "xmax", "ymax")]
             x0, y0, x1, y1 = splits.with_margin((sides[0], sides[1], sides[2], sides[3]), 0.1, *image.shape[1::-1])

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.data import prepare, public
 from models.data import load_split
+from models.pictures import read_picture
 from models.workload import load_workload
 
 CARD = """<annotation><object><name>{name}</name><bndbox><xmin>10</xmin><ymin>20</ymin><xmax>50</xmax><ymax>80</ymax>
@@ -80,7 +81,7 @@ def test_copies_and_augmented_pictures_are_left_out(data: Path, tmp_path: Path) 
 def test_cards_are_cut_out_with_a_margin(data: Path, tmp_path: Path) -> None:
     prepare.prepare("door", data, tmp_path / "out")
     cards = list((tmp_path / "out" / "data" / "cards").rglob("*.jpg"))
-    assert len(cards) == 30 and {cv2.imread(str(path)).shape for path in cards} == {(72, 48, 3)}
+    assert len(cards) == 30 and {read_picture(path).shape for path in cards} == {(72, 48, 3)}
 
 
 def test_a_missing_repository_is_one_line(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
