@@ -35,7 +35,7 @@ MERGING = MergeOptions(
     Recipe(rate=5e-4, epochs=4, batch=32, micro_batch=32, frames_per_epoch=128, evaluate_from=4),
     margin=0.8,
     min_saving=0.02,
-    max_flops=9.2e12,  # initialization, one joint round, and a few repairs
+    max_flops=8.4e12,  # initialisation, one joint training, and a few repairs
     top_down=TopDownConfig(substitute=False, share_trunk=False),  # what layers share is what the demo shows
 )
 THREADS = 1
