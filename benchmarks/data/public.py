@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.data import splits
-from benchmarks.data.files import copy_all, copy_whole, frames_of, need, once, say, write_image
+from benchmarks.data.files import PrepareError, copy_all, copy_whole, frames_of, need, once, say, write_image
 from benchmarks.data.simple import INIT
 
 REPOSITORIES = {
@@ -57,7 +57,9 @@ def _prepare(data: Path, out: Path, tasks: Iterable[str]) -> dict[str, Any]:
     copy_whole(need(data / "models" / INIT), out / "init" / "mobilenet_v2.pth")
     counts = {}
     for name in tasks:
-        source = need(data / "public" / REPOSITORIES[name].split("/")[1])
+        source = data / "public" / REPOSITORIES[name].split("/")[1]
+        if not source.is_dir():
+            raise PrepareError(f"{source}: missing; clone github.com/{REPOSITORIES[name]} there")
         say(f"reading {source.name}")
         counts[name] = once(out / "data" / name, partial(READERS[name], source, name))
         tested = sorted((out / "data" / name / "test").rglob("*.jpg"), key=lambda path: path.name)

@@ -87,4 +87,5 @@ def test_cards_are_cut_out_with_a_margin(data: Path, tmp_path: Path) -> None:
 def test_a_missing_repository_is_one_line(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (data / "public" / "coins-dataset").rename(data / "elsewhere")
     assert prepare.main(["shop", "--data", str(data), "--out", str(tmp_path / "out")]) == 2
-    assert "coins-dataset: missing" in capsys.readouterr().err.splitlines()[-1]
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "coins-dataset: missing; clone github.com/kaa/coins-dataset there" in line
