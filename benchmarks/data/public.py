@@ -6,8 +6,8 @@ Clone the repositories of `REPOSITORIES` into DATA/public, each under its own na
 `kiosk`: coins, cards and hand signs as mobilenet_v2 of one ImageNet network, and masks as one of no such network.
 `door`: masks, cards and hand signs as a resnet34 and two resnet18.
 
-Images of one photograph, person or run of the camera are one unit, in one split. Clothing has one unit an image. Masks
-leave out the copies and the augmented images that the set has beside its photographs.
+Images of one photograph, pupil or person (with a mask or without) are one unit, in one split. Clothing has one unit an
+image. Masks leave out the copies and the augmented images that the set has beside its photographs.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def read_digits(source: Path, name: str, folder: Path) -> dict[str, Any]:
 
 
 def read_masks(source: Path, name: str, folder: Path) -> dict[str, Any]:
-    """Faces with and without a mask; the pictures of one person are in one split."""
+    """Faces with and without a mask; the pictures of one person with a mask, or without, are in one split."""
     found: Images = {split: [] for split in splits.SPLITS}
     for label in ("with_mask", "without_mask"):
         persons: dict[str, list[Path]] = defaultdict(list)
