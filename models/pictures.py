@@ -153,9 +153,9 @@ def decode_picture(data: bytes, path: Path, note_turned: bool = True) -> np.ndar
 
 def _note_conversions(image: Image, data: bytes, path: Path, note_turned: bool) -> None:
     """Note what `_pixels` changes or leaves out; one note for a data folder and change."""
-    folder = _data_folder(path)
 
     def note(text: str, hint: str) -> None:
+        folder = _data_folder(path.parent)
         example = _EXAMPLES.setdefault((folder, text), path.relative_to(folder))
         pictures = f"pictures such as {example}" if path.name else "its pictures"
         add_note(folder if path.name else "a camera", f"{pictures} {text}", hint)
@@ -177,10 +177,15 @@ def _note_conversions(image: Image, data: bytes, path: Path, note_turned: bool) 
             note("are turned or mirrored as their EXIF tag says", "save them without the tag if it is wrong")
 
 
-def _data_folder(path: Path) -> Path:
-    """The folder that holds the split of a picture; the picture's own where none above it is named after a split."""
-    names = {name for own in SPLIT_NAMES.values() for name in own}
-    return next((parent.parent for parent in path.parents if parent.name in names), path.parent)
+@lru_cache
+def _data_folder(folder: Path) -> Path:
+    """The folder of all splits, if this one is SPLIT or SPLIT/CLASS and another split lies beside it; else itself."""
+    split_of = {name: split for split, names in SPLIT_NAMES.items() for name in names}
+    for own in (folder, folder.parent):
+        others = [name for name, split in split_of.items() if split != split_of.get(own.name)]
+        if own.name in split_of and any((own.parent / name).is_dir() for name in others):
+            return own.parent
+    return folder
 
 
 @lru_cache

@@ -71,9 +71,15 @@ def paths(name: str, places: Mapping[str, Place], annotated: bool) -> dict[str, 
         if bool(label) == annotated or label in (".", "..") or "/" in label or not rest.endswith(".jpg"):
             form = "NAME.jpg" if annotated else "CLASS/NAME.jpg"
             raise PrepareError(f"{name}.tar: {image} is not {form}; fetch the data again")
-        stem = f"{name}-u{place.unit:04d}__{place.number * STEP_MS:06d}"
-        planned[f"{place.split}/{label or 'images'}/{stem}.jpg"] = f"images/{image}" if annotated else image
+        planned[f"{place.split}/{label or 'images'}/{image_name(name, place.unit, place.number)}"] = (
+            f"images/{image}" if annotated else image
+        )
     return planned
+
+
+def image_name(name: str, unit: int, number: int) -> str:
+    """The file name of an image of a task: its unit, and its place in it as a time."""
+    return f"{name}-u{unit:04d}__{number * STEP_MS:06d}.jpg"
 
 
 def annotations_by_split(where: str, document: Any, planned: Mapping[str, str]) -> dict[str, dict[str, Any]]:

@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cv2
+
 from benchmarks.data import splits
-from benchmarks.data.files import PrepareError, copy_all, copy_whole, frames_of, need, once, say, write_image
+from benchmarks.data.domains import CLIP, image_name
+from benchmarks.data.files import PrepareError, copy_all, copy_whole, need, once, say, write_image
 from benchmarks.data.simple import INIT
 
 REPOSITORIES = {
@@ -31,8 +34,6 @@ REPOSITORIES = {
     "digits": "ardamavi/Sign-Language-Digits-Dataset",
     "masks": "chandrikadeb7/Face-Mask-Detection",
 }
-STEP_MS = 200
-CLIP = 100  # images
 PERSONS_DIGITS = 10  # pictures that one pupil gave, one after the other
 Images = dict[str, list[tuple[str, str, Path]]]
 """Split -> label, unit and file of each image."""
@@ -40,11 +41,13 @@ Images = dict[str, list[tuple[str, str, Path]]]
 
 def prepare_shop(data: Path, out: Path) -> dict[str, Any]:
     """Write the images of `shop` and what its mobilenet_v2 starts from; returns the counts."""
+    _copy_init(data, out)
     return _prepare(data, out, ("coins", "clothing", "digits"))
 
 
 def prepare_kiosk(data: Path, out: Path) -> dict[str, Any]:
     """Write the images of `kiosk` and what its networks start from; returns the counts."""
+    _copy_init(data, out)
     return _prepare(data, out, ("coins", "cards", "digits", "masks"))
 
 
@@ -53,8 +56,11 @@ def prepare_door(data: Path, out: Path) -> dict[str, Any]:
     return _prepare(data, out, ("masks", "cards", "digits"))
 
 
-def _prepare(data: Path, out: Path, tasks: Iterable[str]) -> dict[str, Any]:
+def _copy_init(data: Path, out: Path) -> None:
     copy_whole(need(data / "models" / INIT), out / "init" / "mobilenet_v2.pth")
+
+
+def _prepare(data: Path, out: Path, tasks: Iterable[str]) -> dict[str, Any]:
     counts = {}
     for name in tasks:
         source = data / "public" / REPOSITORIES[name].split("/")[1]
@@ -113,25 +119,26 @@ def read_masks(source: Path, name: str, folder: Path) -> dict[str, Any]:
 def read_cards(source: Path, name: str, folder: Path) -> dict[str, Any]:
     """Playing cards cut out of photographs by their boxes, with a margin; every fourth photograph of train is val."""
     counts: dict[str, dict[str, int]] = {split: defaultdict(int) for split in splits.SPLITS}
-    numbers: dict[str, int] = defaultdict(int)
-    for number, path in enumerate(sorted(need(source / "images").rglob("*.xml"))):
-        split = "test" if path.parent.name == "test" else "val" if number % 4 == 0 else "train"
-        _, image = next(frames_of(next(path.parent.glob(f"{path.stem}.[jJ][pP][gG]"))))
-        for entry in ElementTree.parse(path).getroot().iter("object"):
+    for unit, path in enumerate(sorted(need(source / "images").rglob("*.xml"))):
+        split = "test" if path.parent.name == "test" else "val" if unit % 4 == 0 else "train"
+        photograph = next(path.parent.glob(f"{path.stem}.[jJ][pP][gG]"))
+        if (image := cv2.imread(str(photograph))) is None:  # upright, as its boxes lie
+            raise PrepareError(f"{photograph}: does not decode; clone the repository again")
+        for number, entry in enumerate(ElementTree.parse(path).getroot().iter("object")):
             sides = [float(entry.findtext(f"bndbox/{side}", "0")) for side in ("xmin", "ymin", "xmax", "ymax")]
             x0, y0, x1, y1 = splits.with_margin((sides[0], sides[1], sides[2], sides[3]), 0.1, *image.shape[1::-1])
             label = entry.findtext("name", "")
-            write_image(folder / split / label / _stem(name, number, numbers), image[y0:y1, x0:x1])
+            write_image(folder / split / label / image_name(name, unit, number), image[y0:y1, x0:x1])
             counts[split][label] += 1
     return {split: dict(own) for split, own in counts.items()}
 
 
-def _write(images: Mapping[str, list[tuple[str, str, Path]]], name: str, folder: Path) -> dict[str, Any]:
+def _write(images: Images, name: str, folder: Path) -> dict[str, Any]:
     """Copy images, each once, as SPLIT/CLASS/NAME-uUNIT__TIME.jpg; returns how many each split has of each class."""
     units = {
         unit: number for number, unit in enumerate(sorted({unit for own in images.values() for _, unit, _ in own}))
     }
-    numbers: dict[str, int] = defaultdict(int)
+    written = Counter[str]()
     counts: dict[str, dict[str, int]] = {split: defaultdict(int) for split in splits.SPLITS}
     seen = set[bytes]()
     for split, own in images.items():
@@ -139,15 +146,10 @@ def _write(images: Mapping[str, list[tuple[str, str, Path]]], name: str, folder:
             if (content := path.read_bytes()) in seen:
                 continue
             seen.add(content)
-            copy_whole(path, folder / split / label / _stem(name, units[unit], numbers))
+            copy_whole(path, folder / split / label / image_name(name, units[unit], written[unit]))
+            written[unit] += 1
             counts[split][label] += 1
     return {split: dict(own) for split, own in counts.items()}
-
-
-def _stem(name: str, unit: int, numbers: dict[str, int]) -> str:
-    stem = f"{name}-u{unit:04d}"
-    numbers[stem] += 1
-    return f"{stem}__{(numbers[stem] - 1) * STEP_MS:06d}.jpg"
 
 
 READERS: dict[str, Callable[[Path, str, Path], dict[str, Any]]] = {

@@ -18,7 +18,7 @@ from PIL import Image, ImageCms
 from models.data import PreparedFrames, load_split
 from models.errors import InputError
 from models.notes import collect_notes
-from models.pictures import decode_picture
+from models.pictures import decode_picture, read_picture
 from tests.models.queries import make_query
 
 RNG = np.random.default_rng(7)
@@ -197,6 +197,19 @@ def test_read_picture_notes_a_conversion_once_for_a_data_folder(tmp_path: Path, 
         and rest.startswith(expected)
         and ";" in rest
     )
+
+
+FLAT = "dev/gate", "dev/yard", "dev"
+"""Folders of pictures below one that is named as a split may be, without another split beside it."""
+
+
+def test_folders_without_splits_have_notes_of_their_own(tmp_path: Path) -> None:
+    with collect_notes() as notes:
+        for folder in FLAT:
+            (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+            (tmp_path / folder / "frame.jpg").write_bytes(encode("JPEG", "CMYK"))
+            read_picture(tmp_path / folder / "frame.jpg")
+    assert [note.partition(": ")[0] for note in notes] == [str(tmp_path / one) for one in FLAT]
 
 
 def test_decode_picture_of_a_camera_notes_no_file() -> None:
