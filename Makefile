@@ -1,17 +1,18 @@
-# make demo | test | test-all | lint | real | fuzz | faults | gpu. The first call creates .venv with PYTHON (3.10 or newer).
+# make demo | test | test-all | lint | real | fuzz | faults | gpu | image | sbom | lock. The first call creates .venv with PYTHON (3.10 or newer).
 PYTHON ?= $(firstword $(foreach name,python3.12 python3.11 python3.13 python3.10 python3,$(if $(shell $(name) --version 2>/dev/null),$(name))))
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OUT ?= out
+ARCH ?= $(shell uname -m)
 MINUTES ?= 10
-# constraints.txt pins versions for Python 3.11 and newer; on 3.10 pip resolves.
-CONSTRAINTS := -c 'import sys; print("--constraint constraints.txt" if sys.version_info >= (3, 11) else "")'
+# constraints.txt has versions and hashes for Python 3.11 and newer; on 3.10 pip resolves.
+IS_LOCKED := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
-.PHONY: demo test test-all lint real fuzz faults gpu venv
+.PHONY: demo test test-all lint real fuzz faults gpu image venv sbom lock
 
-demo: $(STAMP)  ## render clips, train, merge, run the box, write the report: about 3 CPU-minutes
+demo: $(STAMP)  ## render clips, train, merge, run the box, write the report: about four minutes
 	$(BIN)/gemel demo --out $(OUT)/demo
 
 # Three processes on two cores, since many tests wait for cameras and servers.
@@ -29,8 +30,9 @@ lint: $(STAMP)  ## format, style and types
 real: $(STAMP)  ## the real workloads, end to end, resumable; GEMEL_DATA names the folder of the footage
 	$(BIN)/python -m benchmarks.real.real $(REAL_ARGS)
 
-fuzz: $(STAMP)  ## damaged files of every kind for MINUTES on all cores; findings in out/fuzz; FUZZ_SEED=1 repeats
-	FUZZ_MINUTES=$(MINUTES) FUZZ_OUT=$(OUT)/fuzz $(PYTEST) --numprocesses auto --dist load tests/hostile/fuzz.py $(PYTEST_ARGS)
+fuzz: $(STAMP)  ## files written to hurt, then damaged ones of every kind for MINUTES; findings in out/fuzz; FUZZ_SEED=1 repeats
+	FUZZ_MINUTES=$(MINUTES) FUZZ_OUT=$(OUT)/fuzz $(PYTEST) --numprocesses auto --dist load tests/hostile \
+		tests/hostile/fuzz.py $(PYTEST_ARGS)
 
 faults: $(STAMP)  ## every fault a box must withstand (an hour, resumable); records the results
 	$(BIN)/python -m tests.faults.measure --out $(OUT)/faults --record $(FAULTS_ARGS)
@@ -38,11 +40,29 @@ faults: $(STAMP)  ## every fault a box must withstand (an hour, resumable); reco
 gpu:  ## checks on a GPU, ten minutes a run; GPU_ARGS="--device cpu --small" rehearses them
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu.gpu $(GPU_ARGS)
 
+image: $(STAMP)  ## the root file system of a box without a daemon, as root: ARCH=x86_64|aarch64, in out/image-ARCH
+	@mkdir -p $(OUT)
+	PYTHON=$(BIN)/python docker/root.sh $(ARCH) $(OUT)/image-$(ARCH)
+
 venv: $(STAMP)
+
+sbom: $(STAMP)  ## all that is installed, with versions and licences, as CycloneDX: out/sbom.json
+	@mkdir -p $(OUT)
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-file $(OUT)/sbom.json $(BIN)/python
+
+lock: $(STAMP)  ## resolve constraints.txt and docker/requirements.txt anew, with the hash of every file
+	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
+		--no-annotate --quiet --custom-compile-command "make lock" --output-file constraints.txt
+	$(BIN)/uv pip compile pyproject.toml docker/build.in --extra zmq --python-platform linux --python-version 3.11 \
+		--generate-hashes --no-annotate --quiet --constraint constraints.txt --custom-compile-command "make lock" \
+		--output-file docker/requirements.txt
 
 # Installed once, and again when the requirements change. An existing environment is completed.
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { PYTHON=$(PYTHON) .ci/system-packages && $(PYTHON) -m venv $(VENV); }
 	$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed")'
-	$(BIN)/python -m pip install --quiet $$($(BIN)/python $(CONSTRAINTS)) --editable '.[dev]'
+	if $(BIN)/python $(IS_LOCKED); then \
+		$(BIN)/python -m pip install --quiet --require-hashes --requirement constraints.txt && \
+		$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .; \
+	else $(BIN)/python -m pip install --quiet --editable '.[dev]'; fi
 	@touch $@

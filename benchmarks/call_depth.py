@@ -27,7 +27,7 @@ MAX_MERGE_FRAMES, MAX_MERGE_FILES, MAX_CONFIG_FILES = 9, 6, 20
 
 def project_file(frame: FrameType) -> str | None:
     """The frame's file relative to the repository, None outside the product."""
-    path = Path(frame.f_code.co_filename)
+    path = Path(frame.f_code.co_filename).resolve()
     if not path.is_relative_to(ROOT):
         return None
     relative = path.relative_to(ROOT)
@@ -51,7 +51,7 @@ class Stop(BaseException):
 def merge_stack(workload: Path, folder: Path) -> list[tuple[str, str]]:
     """The frames from the command `gemel merge` to the first `optimizer.step()`."""
     from gemel.cli import main
-    from merger.context import MergeContext
+    from gemel.merger.context import MergeContext
 
     found: list[tuple[str, str]] = []
 
@@ -63,7 +63,7 @@ def merge_stack(workload: Path, folder: Path) -> list[tuple[str, str]]:
     ratio = MergeContext.ratio
     setattr(MergeContext, "ratio", lambda *_: 0.5)  # noqa: B010  (nothing holds untrained)
     try:
-        with patch("models.evaluation.is_competent", lambda *_: True):  # an untrained original is no evidence
+        with patch("gemel.models.evaluation.is_competent", lambda *_: True):  # an untrained original is no evidence
             main(["merge", str(workload), "-o", str(folder / "b.gemel"), "--epochs", "1", "--accept-unproven"])
     except Stop:
         pass
@@ -96,11 +96,11 @@ def trace_calls(receives: Callable[[Any], bool]) -> Iterator[tuple[set[str], set
 
 def config_files(workload: Path, folder: Path) -> tuple[set[str], set[str]]:
     """The product's files that run until a box can serve, and those that the config or its path goes through."""
-    from edge_runtime.box import CostedBox, LoadedBox, ReadyBox
-    from edge_runtime.config import BoxConfig, CameraConfig, SpoolConfig
-    from edge_runtime.daemon import prepare
-    from merger import merge
-    from models.workload import load_workload
+    from gemel.edge_runtime.box import CostedBox, LoadedBox, ReadyBox
+    from gemel.edge_runtime.config import BoxConfig, CameraConfig, SpoolConfig
+    from gemel.edge_runtime.daemon import prepare
+    from gemel.merger import merge
+    from gemel.models.workload import load_workload
 
     bundle, config = folder / "none.gemel", folder / "box.yaml"
     merge(load_workload(workload), bundle, "none")
@@ -115,8 +115,8 @@ def config_files(workload: Path, folder: Path) -> tuple[set[str], set[str]]:
 def write_tiny_workload(folder: Path) -> Path:
     """Two untrained classifiers that share an architecture, with frames."""
     from benchmarks.gpu.training import square_workload
-    from models.weights import save_weights
-    from models.zoo import build_query
+    from gemel.models.weights import save_weights
+    from gemel.models.zoo import build_query
 
     workload = square_workload(folder, "cifar_resnet20", 32, 16)
     for seed, query in enumerate(workload.queries):

@@ -13,9 +13,9 @@ from typing import Any
 
 from benchmarks.schedule.cases import catalogue
 from gemel.inspection import inspect_workload
-from models.io import open_atomic
-from models.sharing.layers import layers_of_all
-from models.workload import load_workload
+from gemel.models.io import open_atomic
+from gemel.models.sharing.layers import layers_of_all
+from gemel.models.workload import load_workload
 
 
 def weigh_workload(path: Path) -> dict[str, Any]:

@@ -36,6 +36,12 @@ def count_code(root: Path) -> dict[str, int]:
     return counts | {f"lines of {package}": lines for package, lines in by_package.items()}
 
 
+def count_nodes(package: Path) -> int:
+    """Expressions and statements of a package (nodes of the syntax tree); linked folders count where they lie."""
+    trees = (ast.parse(path.read_bytes()) for path in package.rglob("*.py") if path.resolve().is_relative_to(package))
+    return sum(isinstance(node, ast.expr | ast.stmt) for tree in trees for node in ast.walk(tree))
+
+
 def count_lines(path: Path) -> int:
     """Lines of a file."""
     return len(path.read_bytes().splitlines())

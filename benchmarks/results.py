@@ -23,7 +23,7 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks.merging.cells import Cell, read_cells
-from benchmarks.merging.tables import THEIRS, group_cells, spread
+from benchmarks.merging.tables import THEIRS, agreement_text, group_cells, proven_text, spread
 from benchmarks.real.tables import cell_text
 from benchmarks.reporting import speed as reporting
 from benchmarks.schedule import objective
@@ -34,7 +34,7 @@ from benchmarks.schedule.promise import HEADS as DRAWN_HEADS
 from benchmarks.schedule.promise import promise_rows
 from benchmarks.schedule.speed import deciding_rows
 from benchmarks.serving import tables as serving
-from models.bits import FP32
+from gemel.models.bits import FP32
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MEASURED, RESULTS = REPOSITORY / "benchmarks" / "measured", REPOSITORY / "benchmarks" / "results"
@@ -128,7 +128,7 @@ def merge_tables(measured: Path, junction: Table) -> dict[str, Table]:
     sights = {sight: read_cells(measured / "unseen" / sight) for sight in SIGHTS}
     cells = [("", cell) for cell in known] + [(sight, cell) for sight, own in sights.items() for cell in own]
     heads = ("workload", "sight", "target", "arm", "seeds", "saved of all bytes", "saved of the bound", "worst query",
-             "met", "certain", "FLOPs", "seconds")  # fmt: skip
+             "met", "proven", "answers as before", "FLOPs", "seconds")  # fmt: skip
     rows = [
         (workload, sight, target, arm, *_arm_summary(own))
         for (workload, sight, target, arm), own in _by(
@@ -139,7 +139,7 @@ def merge_tables(measured: Path, junction: Table) -> dict[str, Table]:
     one = junction.rows[0]
     rows.append(("junction", "", float(one[at["target"]]), one[at["arm"]], one[at["seeds"]],
                  one[at["saved of all bytes"]], one[at["saved of the bound"]], one[at["worst ratio"]], one[at["met"]],
-                 one[at["certain"]], one[at["FLOPs"]], one[at["seconds"]]))  # fmt: skip
+                 "-", "-", one[at["FLOPs"]], one[at["seconds"]]))  # fmt: skip
     source = _cells_source([cell for _, cell in cells])
     ours = [row for row in rows if row[3] == "top-down" and row[2] == 0.95]
     newest = {row[0]: row for row in sorted(ours, key=lambda row: row[1] == "later")}
@@ -193,7 +193,7 @@ def merge_tables(measured: Path, junction: Table) -> dict[str, Table]:
                 "original",
                 "merged",
                 "ratio",
-                "95 % interval",
+                "answers as before",
                 "met",
             ),
             [
@@ -207,7 +207,7 @@ def merge_tables(measured: Path, junction: Table) -> dict[str, Table]:
                     query["original"],
                     query["merged"],
                     query["ratio"],
-                    "-" if query["ci95"] is None else "{:.2f} to {:.2f}".format(*query["ci95"]),
+                    query.get("agreement", "-"),
                     query["met"],
                 )
                 for sight, cell in cells
@@ -255,6 +255,7 @@ def box_tables(measured: Path) -> dict[str, Table]:
             f"python -m benchmarks.serving.speed, python -m tests.faults.soak; {_machines([frames, start, soak])}",
             serving.COST_HEADS, serving.cost_rows(frames["frames"], start["start"], soak),
         ),
+        "footprint": footprint_table(measured / "serving"),
         "push": _serving_table(measured, "push", serving.PUSH_HEADS, serving.push_rows),
         "tracking": _serving_table(measured, "tracking", serving.TRACKING_HEADS, serving.tracking_rows),
         "events": _serving_table(measured, "events", serving.EVENT_HEADS, serving.event_rows),
@@ -266,6 +267,19 @@ def box_tables(measured: Path) -> dict[str, Table]:
             f"python -m benchmarks.reporting.speed; {_machines([report])}", reporting.HEADS, reporting.rows(report)
         ),
     }  # fmt: skip
+
+
+def footprint_table(folder: Path) -> Table:
+    """A box with merged queries beside a script with a plain session of ONNX Runtime for each original."""
+    records = [_read(path) for path in sorted(folder.glob("footprint-*.json"))]
+    rows = []
+    for record in records:
+        for process, taken in record["arms"].items():
+            sizes = (f"{taken[key]:.0f}" for key in ("pss_mb", "anonymous_mb"))
+            rows.append((record["what"], process, *sizes, f"{taken['processor_s']:.1f}"))
+    heads = ("what", "process", "PSS, MB", "anonymous, MB", "processor time, s")
+    source = f"{records[0]['command']}; {_machines(records)}; {records[0]['note']}"
+    return Table(source, heads, rows)
 
 
 def paper_tables(measured: Path) -> dict[str, Table]:
@@ -362,7 +376,8 @@ def _arm_summary(own: Sequence[tuple[str, Cell]]) -> tuple[Any, ...]:
         spread([cell.share for cell in cells]),
         min(query["ratio"] for cell in cells for query in cell.queries),
         f"{min(cell.met for cell in cells)} of {count}",
-        f"{min(cell.certain for cell in cells)} of {count}",
+        proven_text(cells),
+        agreement_text(cells),
         f"{fmean(cell.result['flops'] for cell in cells):.3g}",
         round(fmean(cell.result["seconds"] for cell in cells)),
     )

@@ -1,7 +1,6 @@
 """Whether the box in this container is alive: the exit code says it to the container's HEALTHCHECK.
 
-Asks `/healthz` of GEMEL_HTTP (http://127.0.0.1:8080), with the token of GEMEL_TOKEN_FILE (/box/token) where
-there is one.
+Asks `/healthz` of GEMEL_HTTP (http://127.0.0.1:8080), which needs no token.
 """
 
 from __future__ import annotations
@@ -10,14 +9,10 @@ import os
 import ssl
 import sys
 import urllib.request
-from pathlib import Path
 
 TIMEOUT_S = 4
 
 asked = urllib.request.Request(os.environ.get("GEMEL_HTTP", "http://127.0.0.1:8080") + "/healthz")
-token = Path(os.environ.get("GEMEL_TOKEN_FILE", "/box/token"))
-if token.is_file():
-    asked.add_header("Authorization", f"Bearer {token.read_text().strip()}")
 try:
     # The certificate names the box in its network, not the loopback.
     own = ssl._create_unverified_context()

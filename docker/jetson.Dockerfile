@@ -8,11 +8,12 @@ LABEL org.opencontainers.image.title="gemel" \
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 WORKDIR /src
 COPY . .
-# torch and torchvision are those of the base image, made for this GPU; it holds versions that are not ours, too.
+# torch and torchvision are those of the base image, made for this GPU; it holds versions of others that are not ours.
 RUN python3 -m venv --system-site-packages /opt/gemel \
-    && grep -v '^torch' constraints.txt > /tmp/constraints.txt \
-    && PIP_CONSTRAINT='' /opt/gemel/bin/python -m pip install --no-cache-dir --constraint /tmp/constraints.txt . \
-    && rm -rf /tmp/constraints.txt /src \
+    && export PIP_CONSTRAINT='' \
+    && /opt/gemel/bin/python -m pip install --no-cache-dir --require-hashes --requirement docker/requirements.txt \
+    && /opt/gemel/bin/python -m pip install --no-cache-dir --no-deps --no-build-isolation . \
+    && rm -rf /src \
     && useradd --system --uid 10001 --user-group --no-create-home --home-dir /nonexistent --groups video gemel \
     && install -d -o gemel -g gemel /data
 COPY docker/healthy.py /opt/gemel/healthy.py

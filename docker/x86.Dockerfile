@@ -3,9 +3,8 @@
 # What the image ships under, and how it is run: docs/running-a-box.md.
 FROM debian:bookworm-slim AS built
 
-# Read by pip: another index, or one more, such as one that has torch without CUDA.
+# Read by pip: another index.
 ARG PIP_INDEX_URL
-ARG PIP_EXTRA_INDEX_URL
 
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # hadolint ignore=DL3008  # Debian keeps only the newest version of a package
@@ -15,8 +14,9 @@ RUN apt-get update \
     && python3 -m venv /opt/gemel
 WORKDIR /src
 COPY . .
-RUN /opt/gemel/bin/python -m pip install --no-cache-dir --constraint constraints.txt '.[cpu]' \
-    && /opt/gemel/bin/python -m compileall -q /opt/gemel/lib/python3*/site-packages/{gemel,edge_runtime,models,merger,video_samples}
+RUN /opt/gemel/bin/python -m pip install --no-cache-dir --require-hashes --requirement docker/requirements.txt \
+    && /opt/gemel/bin/python -m pip install --no-cache-dir --no-deps --no-build-isolation . \
+    && /opt/gemel/bin/python -m compileall -q /opt/gemel/lib/python3*/site-packages/gemel
 
 FROM debian:bookworm-slim
 LABEL org.opencontainers.image.title="gemel" \

@@ -12,17 +12,22 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from edge_runtime.capture.sources import PUSH, TIMEOUT_S, CameraConfig
-from edge_runtime.engines.registry import AUTO, check_engine
-from edge_runtime.events.rules import QueryRules, RulesByQuery
-from edge_runtime.http.auth import Access, TlsFiles, parse_access
-from edge_runtime.policies import DEFAULT_POLICY, policy_named
-from edge_runtime.scheduler.costs import parse_memory
-from edge_runtime.sinks.base import SinkConfig, check_authorities, host_name, parse_sinks
-from edge_runtime.variables import Variables
-from models.errors import InputError
-from models.io import MAX_CAMERAS, Fps, Name, PathText, is_path, read_mapping, validate
+from gemel.edge_runtime.capture.sources import PUSH, TIMEOUT_S, CameraConfig
+from gemel.edge_runtime.credentials import use_credentials
+from gemel.edge_runtime.engines.providers import has_cuda_provider
+from gemel.edge_runtime.engines.registry import AUTO, ONNX, check_engine
+from gemel.edge_runtime.events.clips import ClipConfig
+from gemel.edge_runtime.events.rules import QueryRules, RulesByQuery
+from gemel.edge_runtime.http.auth import Access, TlsFiles, is_loopback, parse_access
+from gemel.edge_runtime.policies import DEFAULT_POLICY, policy_named
+from gemel.edge_runtime.scheduler.costs import parse_memory
+from gemel.edge_runtime.sinks.base import SinkConfig, check_authorities, host_name, parse_sinks
+from gemel.edge_runtime.variables import Variables
+from gemel.models.errors import InputError
+from gemel.models.extras import has_cuda, is_installed
+from gemel.models.io import MAX_CAMERAS, Fps, Name, PathText, is_path, read_mapping, validate
 
+CLIP_BYTES = "1GiB"
 SPOOL_BYTES, SPOOL_INTERVAL_S = "256MiB", 60.0
 SAMPLES = "samples"
 HAWKBIT_PATH = "/controller/v1/"
@@ -63,15 +68,29 @@ class UpdateConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DetectorPortConfig:
+    """The address at which Frigate's detector `zmq` is answered, and whether models that it sends are taken."""
+
+    bind: str
+    accept_models: bool = False
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches it."""
+        return not self.bind.startswith("tcp://") or is_loopback(urlsplit(self.bind).hostname or "")
+
+
+@dataclass(frozen=True, slots=True)
 class BoxConfig:
     """The config of one box, with absolute paths; `name` is the host's where the file has none.
 
-    `device` is cpu or cuda, `engine` a name of ENGINES or auto, `precision` (fp32, bf16 or fp16) that of convolutions
-    and matrix products in the engine torch. With `late` = drop a late result is only counted, not sent. `objective` of
-    the policy `adaptive` is frames in time, or accuracy over time by the staleness curves of the bundle's profile; None
-    for accuracy where there are curves. With `overflow` a query too large for the budget copies the rest in every run.
-    `trace` is the file that records states and decisions. With a `public_key` the bundle must be signed. With `canary`
-    a reload tries new weights on samples of the spool before they serve. `rules` are those of queries that have any.
+    `device` is cpu or cuda, `engine` a name of ENGINES or auto, `provider` that of the engine onnx, `precision` (fp32,
+    bf16 or fp16) that of convolutions and matrix products in the engine torch. With `late` = drop a late result is only
+    counted, not sent. `objective` of the policy `adaptive` is frames in time, or accuracy over time by the staleness
+    curves of the bundle's profile; None for accuracy where there are curves. With `overflow` a query too large for the
+    budget copies the rest in every run. `trace` is the file that records states and decisions. With a `public_key` the
+    bundle must be signed. With `canary` a reload tries new weights on samples of the spool before they serve. `rules`
+    are those of queries that have any. With `clips` the clips and snapshots of events are kept.
     """
 
     path: Path
@@ -95,14 +114,19 @@ class BoxConfig:
     name: str
     objective: str | None = None
     updates: UpdateConfig | None = None
+    memory_bytes: int | None = None
+    """Of the whole process; `budget_bytes` are those of weights and workspaces, at most as many."""
     configured_bundle: Path | None = None
     """The bundle that the file names, where `bundle` is another: one with queries held back."""
     rules: dict[str, QueryRules] = field(default_factory=dict)
+    clips: ClipConfig | None = None
+    provider: str = AUTO
+    detector_port: DetectorPortConfig | None = None
 
     @property
-    def event_names(self) -> dict[str, tuple[str, ...]]:
-        """The names of each query's events."""
-        return {query: tuple(event.name for event in own.events) for query, own in self.rules.items()}
+    def event_kinds(self) -> dict[str, dict[str, str]]:
+        """The kinds of each query's events by name."""
+        return {query: {event.name: str(event.kind) for event in own.events} for query, own in self.rules.items()}
 
 
 def _check_host_name(text: str) -> str:
@@ -169,23 +193,43 @@ class _SpoolKeys(_Strict):
     every_s: Annotated[float, Field(ge=0.01, le=604_800)] = SPOOL_INTERVAL_S
 
 
+class _ClipKeys(_Strict):
+    path: _Path
+    max_bytes: str | int = CLIP_BYTES
+    before_s: Annotated[float, Field(ge=0, le=30)] = 5.0
+    after_s: Annotated[float, Field(ge=0, le=30)] = 5.0
+
+
+def _port_keys(given: Any) -> Any:
+    """An address alone takes no models."""
+    return {"bind": given} if isinstance(given, str) else given
+
+
 def _spool_keys(given: Any) -> Any:
-    """A path alone is a spool with the defaults."""
+    """A path alone has the defaults."""
     return {"path": given} if isinstance(given, str) else given
+
+
+class _DetectorPortKeys(_Strict):
+    bind: Annotated[str, Field(pattern=r"^(tcp://(\[[0-9a-fA-F:]+\]|[\w.*-]+):[0-9]{1,5}|ipc:///.{1,90})$")]
+    accept_models: bool = False
 
 
 class _BoxKeys(_Strict):
     bundle: _Path
     name: Name | None = None
-    budget: str | int
+    budget: str | int | None = None
+    memory: str | int | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     engine: str = AUTO
+    provider: Literal["auto", "cpu", "openvino", "cuda", "tensorrt"] = AUTO
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     cameras: Annotated[dict[Name, _CameraKeys], Field(min_length=1, max_length=MAX_CAMERAS)]
     sinks: Annotated[list[dict[str, Any]], Field(min_length=1)] = [{"kind": "jsonl"}]
     http: _HttpKeys | None = None
     public_key: _Path | None = None
     spool: Annotated[_SpoolKeys, BeforeValidator(_spool_keys)] | None = None
+    clips: Annotated[_ClipKeys, BeforeValidator(_spool_keys)] | None = None
     canary: bool = True
     factories: list[_Factory] = []
     policy: str = DEFAULT_POLICY
@@ -195,15 +239,17 @@ class _BoxKeys(_Strict):
     objective: Literal["frames", "accuracy"] | None = None
     updates: _UpdateKeys | None = None
     queries: RulesByQuery = {}
+    zmq: Annotated[_DetectorPortKeys, BeforeValidator(_port_keys)] | None = None
 
 
 def torch_device(path: Path, device: str) -> str:
-    """The device that torch would use here for `auto`, `cpu` or `cuda`; InputError where it has none such."""
+    """The device that torch would use here for `auto`, `cpu` or `cuda`; InputError where it has none such.
+
+    Where torch is not installed, ONNX Runtime may have a GPU.
+    """
     if device == "cpu":
         return device
-    import torch
-
-    if torch.cuda.is_available():
+    if has_cuda() or has_cuda_provider():
         return "cuda"
     if device == "cuda":
         raise InputError(path, "this machine has no CUDA device that torch can use", "use auto or cpu", "device")
@@ -222,22 +268,32 @@ def load_config(
 ) -> BoxConfig:
     """Read a box config. Paths are relative to the file; `${NAME}` in any string is taken from the environment.
 
+    Files with secrets are those of `$CREDENTIALS_DIRECTORY` where it has them (`edge_runtime.credentials`).
     Raises InputError, naming the file and the key, for an unknown key, a wrong value, a name that the environment
     lacks, and a device that this machine lacks. No message holds a value of the environment.
     """
     path = Path(path)
-    written = read_mapping(path, "box config", "`bundle:`, `budget:` and `cameras:`")
+    written = read_mapping(path, "box config", "`bundle:`, `memory:` and `cameras:`")
     variables = Variables(path, environment)
     try:
-        return _config(path, validate(path, variables.fill(written), _BoxKeys), device_of)
+        document = variables.fill(written)
+        use_credentials(document, environment)
+        return _config(path, validate(path, document, _BoxKeys), device_of)
     except InputError as error:
         raise variables.mask(error) from None
 
 
 def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -> BoxConfig:
-    if keys.precision != "fp32" and keys.engine not in (AUTO, "torch", "openvino"):
+    if keys.precision != "fp32" and keys.engine not in (AUTO, "torch"):
         problem = f"the engine {keys.engine} computes in fp32"
-        raise InputError(path, problem, "leave it out, or use engine torch or openvino", "precision")
+        raise InputError(path, problem, "leave it out, or use engine torch", "precision")
+    if keys.provider != AUTO and (keys.engine not in (AUTO, ONNX) or keys.precision != "fp32"):
+        raise InputError(path, "a provider is for the engine onnx in fp32", "leave it out", "provider")
+    budget = None if keys.budget is None else parse_memory(keys.budget, str(path), "budget")
+    memory = None if keys.memory is None else parse_memory(keys.memory, str(path), "memory")
+    if budget is None and memory is None:
+        problem = "says nothing of how much memory the box may take"
+        raise InputError(path, problem, "add `memory: 512MiB`, for the whole process", "memory")
     root = path.resolve().parent
     http = None if keys.http is None else _access(path, root, keys.http)
     pushed = [name for name, camera in keys.cameras.items() if camera.source == PUSH]
@@ -247,7 +303,8 @@ def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -
     return BoxConfig(
         path=path,
         bundle=root / keys.bundle,
-        budget_bytes=parse_memory(keys.budget, str(path), "budget"),
+        budget_bytes=min(size for size in (budget, memory) if size is not None),
+        memory_bytes=memory,
         device=device_of(path, keys.device),
         engine=check_engine(keys.engine, path, "engine"),
         cameras={name: _camera(path, root, name, given) for name, given in keys.cameras.items()},
@@ -260,6 +317,7 @@ def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -
         trace=None if keys.trace is None else root / keys.trace,
         factories=tuple(keys.factories),
         precision=keys.precision,
+        provider=keys.provider,
         overflow=keys.overflow,
         late=keys.late,
         canary=keys.canary,
@@ -267,7 +325,9 @@ def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -
         objective=keys.objective,
         configured_bundle=root / keys.bundle,
         updates=None if keys.updates is None else _updates(path, root, keys.updates, keys.spool is not None),
+        clips=None if keys.clips is None else _clips(path, root, keys.clips),
         rules={name: own.to_rules() for name, own in keys.queries.items()},
+        detector_port=None if keys.zmq is None else _detector_port(path, keys),
     )
 
 
@@ -275,6 +335,29 @@ def _access(path: Path, root: Path, given: _HttpKeys) -> Access:
     token_file = None if given.token_file is None else root / given.token_file
     tls = None if given.tls is None else TlsFiles(root / given.tls.cert, root / given.tls.key)
     return parse_access(given.bind, token_file, path, given.names, given.trusted_proxies, tls, given.ready)
+
+
+def _detector_port(path: Path, keys: _BoxKeys) -> DetectorPortConfig:
+    assert keys.zmq is not None
+    if not is_installed("zmq"):
+        raise InputError(path, "needs pyzmq, which is not installed", "pip install 'gemel[zmq]'", "zmq")
+    if all(camera.source != PUSH for camera in keys.cameras.values()):
+        raise InputError(path, "no camera takes frames that are sent", "add one with `source: push`", "zmq")
+    if keys.zmq.accept_models:
+        _check_arrivals(path, keys)
+    return DetectorPortConfig(keys.zmq.bind, keys.zmq.accept_models)
+
+
+def _check_arrivals(path: Path, keys: _BoxKeys) -> None:
+    key = "zmq.accept_models"
+    if keys.spool is None:
+        raise InputError(path, "models that arrive are kept in a spool, and there is none", "add `spool: spool`", key)
+    if keys.public_key is not None:
+        raise InputError(path, "models that arrive are not signed", "leave it or `public_key` out", key)
+    if sum(camera.source == PUSH for camera in keys.cameras.values()) > 1:
+        raise InputError(path, "models that arrive have one camera", "leave one with `source: push`", key)
+    if not is_installed("torchvision"):
+        raise InputError(path, "reading models needs torch", "pip install 'gemel[merge]'", key)
 
 
 def _updates(path: Path, root: Path, given: _UpdateKeys, has_spool: bool) -> UpdateConfig:
@@ -290,6 +373,14 @@ def _spool(path: Path, root: Path, given: _SpoolKeys) -> SpoolConfig:
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise InputError(path, f"{folder} is no directory", "name another folder", "spool.path")
     return SpoolConfig(folder, parse_memory(given.max_bytes, str(path), "spool.max_bytes"), given.every_s)
+
+
+def _clips(path: Path, root: Path, given: _ClipKeys) -> ClipConfig:
+    folder = root / given.path
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise InputError(path, f"{folder} is no directory", "name another folder", "clips.path")
+    max_bytes = parse_memory(given.max_bytes, str(path), "clips.max_bytes")
+    return ClipConfig(folder, max_bytes, given.before_s, given.after_s)
 
 
 def _camera(path: Path, root: Path, name: str, given: _CameraKeys) -> CameraConfig:

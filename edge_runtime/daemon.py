@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import random
+import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -16,22 +17,23 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from edge_runtime.backoff import BackOff
-from edge_runtime.box import CostedBox, LoadedBox, ReadyBox, cost_box, frame_requests, load_box, prepare_engines
-from edge_runtime.capture.sources import ProbeResult, call_all, probe_cameras
-from edge_runtime.config import FOLDER_MODE, BoxConfig, load_config
-from edge_runtime.http.auth import is_loopback
-from edge_runtime.reload import BuildBox, check_change, restore_canary, run_canary
-from edge_runtime.runtime import ActiveConfig
-from edge_runtime.service import LEDGER_FILE, Notifier, catch_signals, extend_start, serve
-from edge_runtime.simulation.profile_io import profile_path
-from edge_runtime.summary import empty_summary
-from edge_runtime.updates import recover_update
-from models.bundle.format import is_open_as
-from models.data_notes import note_clipped_roi
-from models.errors import BundleError, InputError
-from models.io import check_apart, check_output, describe_problem, is_readable_by_others, locked_folder
-from models.process import freeze_garbage_collector
+from gemel.edge_runtime.arrivals import join_arrived
+from gemel.edge_runtime.backoff import BackOff
+from gemel.edge_runtime.box import CostedBox, LoadedBox, ReadyBox, cost_box, frame_requests, load_box, prepare_engines
+from gemel.edge_runtime.capture.sources import ProbeResult, call_all, probe_cameras
+from gemel.edge_runtime.config import FOLDER_MODE, BoxConfig, load_config
+from gemel.edge_runtime.http.auth import is_loopback
+from gemel.edge_runtime.reload import BuildBox, check_change, restore_canary, run_canary
+from gemel.edge_runtime.runtime import ActiveConfig
+from gemel.edge_runtime.service import LEDGER_FILE, Notifier, catch_signals, extend_start, serve
+from gemel.edge_runtime.simulation.profile_io import profile_path
+from gemel.edge_runtime.summary import empty_summary
+from gemel.edge_runtime.updates import recover_update
+from gemel.models.bundle.format import is_open_as
+from gemel.models.data_notes import note_clipped_roi
+from gemel.models.errors import BundleError, InputError, size_text
+from gemel.models.io import check_apart, check_output, describe_problem, is_readable_by_others, locked_folder
+from gemel.models.process import freeze_garbage_collector
 
 DISK_BACK_OFF = BackOff(1.0, 30.0)
 """Pauses of a box that waits for a disk."""
@@ -53,7 +55,7 @@ def run(
     error: it is retried.
     """
     if check:
-        return check_box(_cost(config_path))
+        return check_box(_cost(_load_config(config_path)))
     with catch_signals(stop or threading.Event()) as signals, contextlib.ExitStack() as afterwards:
         afterwards.callback(gc.unfreeze)  # a caller may go on without the box
         try:
@@ -119,14 +121,14 @@ def find_late_path(error: InputError, config_path: str | Path) -> Path | None:
 
 def prepare(config_path: str | Path) -> tuple[ReadyBox, BuildBox]:
     """A box that can serve, its spool's folder made, and the function that rebuilds it; raises as `run` does."""
-    config = load_config(config_path)
+    config = _load_config(config_path)
     if config.updates is not None and config.spool is not None:
         recover_update(config.spool.path, config.bundle)
-    box = prepare_engines(_cost(config_path))
+    box = prepare_engines(_cost(config))
     for warning in (
         *_unused_cameras(box.costed.loaded),
         *_readable_secrets(box.config),
-        *find_unencrypted_tokens(box.config),
+        *find_open_access(box.config),
     ):
         log.warning("%s", warning)
     if box.config.spool is not None:
@@ -142,8 +144,12 @@ def check_box(box: CostedBox) -> dict[str, Any]:
     of these, for regions outside of the picture, and for cameras that no query uses; they are logged too.
     """
     config, loaded, http = box.loaded.config, box.loaded, box.loaded.config.http
+    if config.updates is not None:
+        from gemel.edge_runtime.update_sources import check_update_folder
+
+        check_update_folder(config)
     if http is not None and http.tls is not None:
-        from edge_runtime.http.tls import check_certificate
+        from gemel.edge_runtime.http.tls import check_certificate
 
         check_certificate(http.tls)
     probes = probe_cameras([camera for camera in loaded.cameras if not camera.is_push])
@@ -155,10 +161,11 @@ def check_box(box: CostedBox) -> dict[str, Any]:
     warnings = [
         *_unused_cameras(loaded),
         *_readable_secrets(config),
-        *find_unencrypted_tokens(config),
+        *find_open_access(config),
         *_camera_problems(loaded, probes),
         *(f"sink {sink['name']}: {sink['error']}" for sink in sinks if sink["error"] is not None),
         *_address_problems(config),
+        *_lack_of_room(config),
     ]
     for warning in warnings:
         log.warning("%s", warning)
@@ -177,22 +184,37 @@ def _readable_secrets(config: BoxConfig) -> Iterator[str]:
             yield f"{path} can be read by every user of this machine: chmod 600 {path.name}"
 
 
-def find_unencrypted_tokens(config: BoxConfig) -> Iterator[str]:
-    """A token that leaves this machine unencrypted."""
+def find_open_access(config: BoxConfig) -> Iterator[str]:
+    """A token that leaves this machine unencrypted, and a port that needs none."""
     updates = config.updates
     if updates is not None and updates.token is not None:
         url = urlsplit(updates.url)
         if url.scheme == "http" and not is_loopback(url.hostname or ""):
             yield "updates: `token` is sent unencrypted: use an https:// address"
+    if config.detector_port is not None and not config.detector_port.is_local:
+        yield "zmq: whoever reaches the port gets answers, since its clients have no token: let Frigate alone reach it"
 
 
 def _address_problems(config: BoxConfig) -> Iterator[str]:
     """Why the address of HTTP is not available at present; a box that already serves has it."""
     if config.http is not None:
-        from edge_runtime.http.app import address_problem
+        from gemel.edge_runtime.http.app import address_problem
 
         if (problem := address_problem(config.http)) is not None:
             yield f"http: {problem[0]}"
+
+
+def _lack_of_room(config: BoxConfig) -> Iterator[str]:
+    """Samples that may take more than their disk has."""
+    if config.spool is None:
+        return
+    folder = next(parent for parent in (config.spool.path, *config.spool.path.parents) if parent.exists())
+    free = shutil.disk_usage(folder).free + sum(path.stat().st_size for path in config.spool.samples.glob("*"))
+    if config.spool.max_bytes > free:
+        yield (
+            f"spool.max_bytes is {size_text(config.spool.max_bytes)}, its disk has {size_text(free)} free: "
+            "samples give way to all else"
+        )
 
 
 def _unused_cameras(box: LoadedBox) -> list[str]:
@@ -220,7 +242,7 @@ def _rebuild(config_path: str | Path, active: ActiveConfig) -> ReadyBox | None:
 
     Raises InputError for any problem, damaged queries included: the active box serves on.
     """
-    before, config = active.box.costed.loaded, _load_config(config_path)
+    before, config = active.box.costed.loaded, join_arrived(_load_config(config_path))
     check_change(before.config, config)
     is_unchanged = active.bundle_problem is None and is_open_as(before.bundle.file)
     if config == before.config and is_unchanged:
@@ -230,13 +252,13 @@ def _rebuild(config_path: str | Path, active: ActiveConfig) -> ReadyBox | None:
         raise BundleError(config.bundle, f"query '{query}': {reason}", "copy or build the bundle again")
     if config.canary and config.spool is not None and active.bundle_problem is None:
         loaded = run_canary(before, loaded, config.spool)
-    return prepare_engines(cost_box(loaded), tuple(active.box.engines.values()))
+    return prepare_engines(cost_box(loaded))
 
 
-def _cost(config_path: str | Path) -> CostedBox:
-    config = _load_config(config_path)
+def _cost(config: BoxConfig) -> CostedBox:
+    config = join_arrived(config)
     if config.http is not None:
-        from edge_runtime.http.app import check_address
+        from gemel.edge_runtime.http.app import check_address
 
         check_address(config.http, config.path)
     box = cost_box(restore_canary(load_box(config)))
@@ -249,11 +271,11 @@ def _load_config(config_path: str | Path) -> BoxConfig:
     config = load_config(config_path)
     _check_outputs(config)
     if config.http is not None and config.http.tls is not None:
-        from edge_runtime.http.tls import Certificate
+        from gemel.edge_runtime.http.tls import Certificate
 
         Certificate(config.http.tls)
     if config.updates is not None:
-        from edge_runtime.update_sources import check_updates
+        from gemel.edge_runtime.update_sources import check_updates
 
         check_updates(config.updates)
     for sink in config.sinks:
@@ -276,7 +298,9 @@ def _check_outputs(config: BoxConfig) -> None:
         ("the token", config.token_file),
         *(() if tls is None else (("the certificate", tls.cert), ("the key of the certificate", tls.key))),
     ]
-    outputs = [("trace", config.trace), *sinks, ("spool", ledger)]
+    clips = None if config.clips is None else config.clips.path
+    probe = clips / "probe" if clips is not None and clips.is_dir() else clips
+    outputs = [("trace", config.trace), *sinks, ("spool", ledger), ("clips.path", probe)]
     check_apart(outputs, [*inputs, *cameras], config.path)
     for key, output in outputs:
         if output is not None:

@@ -5,22 +5,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from edge_runtime.engines.base import Engine, no_op
-from edge_runtime.engines.joint_run import CHECKED_FRAMES, JointPredictions, JointRunner
-from edge_runtime.memory.allocator import NoSpaceError
-from edge_runtime.memory.arena import Arena
-from edge_runtime.scheduler.costs import Costs, stored_name, tensor_groups
-from edge_runtime.scheduler.joint import run_workspace
-from models.device import is_out_of_memory
-from models.errors import exact_text
-from models.predictions import Prediction
+from gemel.edge_runtime.engines.base import CHECKED_FRAMES, Engine, JointPredictions, no_op
+from gemel.edge_runtime.memory.allocator import NoSpaceError
+from gemel.edge_runtime.memory.page_memory import PageMemory
+from gemel.edge_runtime.scheduler.costs import Costs, stored_name, tensor_groups
+from gemel.edge_runtime.scheduler.joint import run_workspace
+from gemel.models.errors import exact_text
+from gemel.models.out_of_memory import is_out_of_memory
+from gemel.models.predictions import Prediction
 
 MIN_CUT_SHARE = 1 / 16
 """Share of the budget cut at least after the device ran out of memory."""
+
+if TYPE_CHECKING:
+    from gemel.edge_runtime.memory.arena import Arena
 
 Value = TypeVar("Value")
 Runs = Sequence[tuple[str, int]]
@@ -36,14 +38,16 @@ class Device:
     the device runs out of memory. Call it from one thread.
     """
 
-    def __init__(self, arena: Arena, engines: Mapping[str, Engine], costs: Costs, budget_bytes: int) -> None:
+    def __init__(
+        self, arena: Arena | PageMemory, engines: Mapping[str, Engine], costs: Costs, budget_bytes: int
+    ) -> None:
         self.arena, self.engines, self.budget_bytes = arena, engines, budget_bytes
         self.max_used_bytes = 0
         self.groups = tensor_groups(costs)
         self._tensors = {query: cost.tensors for query, cost in costs.queries.items()}
         self._own = {query: {stored_name(name): name for name in names} for query, names in self._tensors.items()}
         """By query and content name the tensor that it uses: its own copy where the policy shares none."""
-        self._runners: dict[tuple[str, ...], JointRunner] = {}
+        self._runners: dict[tuple[str, ...], Any] = {}
         self._resident: frozenset[str] | None = None
         self._resident_bytes = 0
         self._incomplete: frozenset[str] = frozenset()
@@ -56,7 +60,7 @@ class Device:
     @property
     def overlaps(self) -> bool:
         """Whether loads run in parallel with runs."""
-        return self.arena.transfer.overlaps
+        return self.arena.overlaps
 
     def starts_early(self, query: str) -> bool:
         """Whether a run of this query may begin before its last tensors have arrived."""
@@ -163,7 +167,9 @@ class Device:
         finally:
             residency.release(names, workspace)
 
-    def _runner(self, runs: Runs) -> JointRunner:
+    def _runner(self, runs: Runs) -> Any:
+        from gemel.edge_runtime.engines.joint_run import JointRunner
+
         joint = self.costs.joint_of(runs[0][0])
         assert joint is not None, "the queries have no joint pass"
         if joint.queries not in self._runners:

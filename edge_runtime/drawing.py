@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from models.rle import decode_rle
+from gemel.models.rle import decode_rle
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from edge_runtime.events.zones import Polygon
-    from edge_runtime.sinks.base import ResultMessage
+    from gemel.edge_runtime.events.zones import Polygon
+    from gemel.edge_runtime.sinks.base import ResultMessage
 
 JPEG_QUALITY, MASK_OPACITY = 80, 0.45
 THUMBNAIL_WIDTH = 240

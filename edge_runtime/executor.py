@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from edge_runtime.backoff import BackOff
-from edge_runtime.device import Device
-from edge_runtime.engines.joint_run import CHECKED_FRAMES
-from edge_runtime.queues import DEADLINE, PAUSED, Frame, Mailboxes
-from edge_runtime.results import Publisher
-from edge_runtime.scheduler import Decision, Plan, Policy, QuerySpec, SchedulerState
-from edge_runtime.scheduler.costs import CostEstimates, Costs, JointCost
-from edge_runtime.scheduler.eviction import pick_evictions
-from edge_runtime.scheduler.joint import run_seconds
-from edge_runtime.simulation.trace import TraceWriter
-from models.errors import one_line
-from models.predictions import Prediction
+from gemel.edge_runtime.backoff import BackOff
+from gemel.edge_runtime.device import Device
+from gemel.edge_runtime.engines.base import CHECKED_FRAMES
+from gemel.edge_runtime.queues import DEADLINE, PAUSED, Frame, Mailboxes
+from gemel.edge_runtime.results import Publisher
+from gemel.edge_runtime.scheduler import Decision, Plan, Policy, QuerySpec, SchedulerState
+from gemel.edge_runtime.scheduler.costs import CostEstimates, Costs, JointCost
+from gemel.edge_runtime.scheduler.eviction import pick_evictions
+from gemel.edge_runtime.scheduler.joint import run_seconds
+from gemel.edge_runtime.simulation.trace import TraceWriter
+from gemel.models.errors import one_line
+from gemel.models.predictions import Prediction
 
 MAX_IDLE_S, MIN_SLEEP_S = 0.1, 0.001
 WARM_UP_RUNS = 3

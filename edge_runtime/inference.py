@@ -11,11 +11,11 @@ from enum import Enum
 
 import numpy as np
 
-from edge_runtime.capture.push import AnyCamera
-from edge_runtime.executor import Executor, PolicyFailed
-from edge_runtime.memory.transfer import on_compute_stream
-from edge_runtime.runtime import Runtime
-from models.errors import GemelError, one_line
+from gemel.edge_runtime.capture.push import AnyCamera
+from gemel.edge_runtime.executor import Executor, PolicyFailed
+from gemel.edge_runtime.runtime import Runtime
+from gemel.models.errors import GemelError, one_line
+from gemel.models.process import trim_heap
 
 log = logging.getLogger("gemel.run")
 
@@ -86,7 +86,7 @@ class InferenceThread:
 
     def _work(self, frames: Mapping[str, np.ndarray], seconds: float) -> None:
         try:
-            with on_compute_stream(self.executor.device.arena.device):
+            with self.executor.device.arena.computing():
                 self._warm_up(frames)
                 self.started = time.monotonic()
                 self.stopped_by = self._loop(self.started + seconds)
@@ -105,11 +105,12 @@ class InferenceThread:
         self._overflow_before = self.runtime.overflow_bytes
         if self._stopping.is_set():
             return
-        log.info(
-            "engines %s, %d cameras, policy %s, order of turns: %s",
-            box.engine_names, len(self.cameras), self.executor.policy.name, self.executor.order,
-        )  # fmt: skip
+        engines = ", ".join(f"{query} by {engine}" for query, engine in box.engine_names.items())
         gc.freeze()  # a collection of all objects would stop the runs for 0.2 s
+        trim_heap()  # imports and warm-up leave five megabytes free
+        order = ", ".join(self.executor.order)
+        text = "serving: %s; %d cameras, policy %s, order of turns: %s"
+        log.info(text, engines, len(self.cameras), self.executor.policy.name, order)
         for camera in self.cameras:
             camera.start()
 

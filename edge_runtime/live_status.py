@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 import time
 from concurrent.futures import Future
+from dataclasses import asdict
+from pathlib import Path
 
-from edge_runtime.capture.push import AnyCamera, PushCamera, PushQuery
-from edge_runtime.capture.reconnect import CameraPhase
-from edge_runtime.events.stage import MAX_EVENTS
-from edge_runtime.http.snapshots import Observer, Snapshot
-from edge_runtime.http.status import (
+from gemel.edge_runtime.capture.push import AnyCamera, PushCamera, PushQuery
+from gemel.edge_runtime.capture.reconnect import CameraPhase
+from gemel.edge_runtime.events.stage import MAX_EVENTS
+from gemel.edge_runtime.http.snapshots import Observer, Snapshot
+from gemel.edge_runtime.http.status import (
     CameraStatus,
+    ClipStatus,
     DriftStatus,
     EventStatus,
     LedgerStatus,
@@ -22,20 +23,16 @@ from edge_runtime.http.status import (
     Status,
     UpdateStatus,
 )
-from edge_runtime.inference import InferenceThread
-from edge_runtime.load_monitor import LoadMonitor, LoadShare
-from edge_runtime.queues import STILL
-from edge_runtime.reload import ReloadManager, ReloadResult
-from edge_runtime.results import BUNDLE_DIGITS
-from edge_runtime.runtime import ActiveConfig
-from edge_runtime.samples import Spool
-from edge_runtime.sinks.worker import DOWN, SinkManager
-from edge_runtime.updates import Updater
-from models.process import private_bytes
-
-VERSION = ""
-with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # a checkout that is not installed
-    VERSION = importlib.metadata.version("gemel")
+from gemel.edge_runtime.inference import InferenceThread
+from gemel.edge_runtime.load_monitor import LoadMonitor, LoadShare
+from gemel.edge_runtime.queues import STILL
+from gemel.edge_runtime.reload import ReloadManager, ReloadResult
+from gemel.edge_runtime.results import BUNDLE_DIGITS
+from gemel.edge_runtime.runtime import ActiveConfig
+from gemel.edge_runtime.samples import Spool
+from gemel.edge_runtime.sinks.worker import DOWN, SinkManager
+from gemel.edge_runtime.updates import Updater
+from gemel.models.process import installed_version, private_bytes
 
 SHOWN_EVENTS = 20
 """Events in the status, for the dashboard."""
@@ -66,13 +63,14 @@ class RuntimeStatus:
         workspaces = [device.costs.queries[query.id].workspace_bytes for query in queries if query.resident]
         memory = private_bytes()
         held_bytes = device.arena.residency.resident_bytes + box.costed.held_bytes
-        own_bytes = 0 if device.arena.device.type == "cuda" else held_bytes
+        own_bytes = 0 if box.config.device == "cuda" else held_bytes
         return Status(
             name=box.config.name, run=active.identity.run, bundle=active.identity.bundle[:BUNDLE_DIGITS],
             workload=box.bundle.manifest.workload, device=box.config.device, policy=box.config.policy,
-            version=VERSION, uptime_s=round(now - self._started, 1),
+            version=installed_version(), uptime_s=round(now - self._started, 1),
             process_bytes=memory, beside_budget_bytes=None if memory is None else max(0, memory - own_bytes),
             overloaded=self._load.is_overloaded, dropped_share=round(self._load.box.dropped_share, 4),
+            memory_bytes=box.config.memory_bytes, base_bytes=box.costed.loaded.base_bytes,
             budget_bytes=device.budget_bytes + box.costed.held_bytes,
             resident_bytes=device.arena.residency.resident_bytes + box.costed.held_bytes,
             workspace_bytes=max(workspaces, default=0), bytes_moved=device.arena.bytes_moved, loads=device.arena.swaps,
@@ -81,18 +79,36 @@ class RuntimeStatus:
             cameras=[_camera_status(camera) for camera in active.cameras], queries=queries,
             sinks=self._sink_statuses(), drift=self._drift(active),
             events=self.events(SHOWN_EVENTS), events_begun=self._inference.runtime.events.event_counts(),
-            spool=None if self._spool is None else SpoolStatus(**self._spool.to_json()),
+            clips=self._clips(),
+            spool=self._spool_status(),
             updates=None if self._updater is None else UpdateStatus(**self._updater.to_json()),
         )  # fmt: skip
 
     def events(self, count: int = MAX_EVENTS) -> list[EventStatus]:
         """The newest events, newest first."""
         rows = self._inference.runtime.events.events(count)
-        return [EventStatus(**{key: row[key] for key in EventStatus.model_fields}) for row in rows]
+        return [EventStatus(**{key: row[key] for key in EventStatus.model_fields if key in row}) for row in rows]
 
     def thumbnail(self, event: str) -> bytes | None:
         """The snapshot of one of the newest events, a small JPEG; None without one."""
         return self._inference.runtime.events.thumbnail(event)
+
+    def _spool_status(self) -> SpoolStatus | None:
+        spool = self._spool
+        return None if spool is None else SpoolStatus(free_bytes=spool.free_bytes, **spool.to_json())
+
+    def _clips(self) -> ClipStatus | None:
+        recorder = self._inference.runtime.recorder
+        return None if recorder is None else ClipStatus(**asdict(recorder.totals))
+
+    def switch(self, kind: str, name: str, is_on: bool, by: str) -> None:
+        """Switch a camera or query; raises as `Runtime.switch` does."""
+        self._inference.runtime.switch(kind, name, is_on, by)
+
+    def event_file(self, event: str, ending: str) -> Path | None:
+        """The clip or snapshot of an event on disk; None where there is none."""
+        recorder = self._inference.runtime.recorder
+        return None if recorder is None else recorder.find_file(event, ending)
 
     def is_moving(self) -> bool:
         """Whether the inference goes on; a step of it that hangs ends the box."""
@@ -153,10 +169,10 @@ class RuntimeStatus:
     def _queries(self, active: ActiveConfig, now: float) -> list[QueryStatus]:
         publisher, device, nbytes = active.executor.publisher, active.executor.device, active.query_bytes
         ledgers = {row.pop("query"): LedgerStatus(**row) for row in publisher.ledger.to_json()}
-        states = self._inference.runtime.events.states()
+        states, paused = self._inference.runtime.events.states(), self._inference.runtime.events.paused
         loads = {name: self._load.queries.get(name, LoadShare()) for name in active.queries}
         asked_fps = {
-            name: 0.0 if states[name].scheduled is False
+            name: 0.0 if states[name].scheduled is False or name in paused
             else loads[name].received_fps if isinstance(camera, PushCamera) else active.asked_fps[name]
             for name, camera in active.sources.items()
         }  # fmt: skip
@@ -170,6 +186,8 @@ class RuntimeStatus:
                 failure=publisher.failures.get(name), ledger=ledgers[name],
                 still_fraction=_still_fraction(ledgers[name]) if states[name].is_gated else None,
                 scheduled=states[name].scheduled, tracks=states[name].tracks, open_events=states[name].open_events,
+                paused=name in paused, tracking_trouble=states[name].tracking_trouble,
+                crossed={rule: dict(ways) for rule, ways in states[name].crossed.items()},
             )
             for name, query in active.queries.items()
         ]  # fmt: skip

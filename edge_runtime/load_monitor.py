@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edge_runtime.queues import DEADLINE, MEMORY, OVERLOAD, REPLACED
+from gemel.edge_runtime.queues import DEADLINE, MEMORY, OVERLOAD, REPLACED
 
 OVERLOAD_REASONS = (DEADLINE, REPLACED, MEMORY, OVERLOAD)
 """Reasons of drops that more time or memory would prevent."""

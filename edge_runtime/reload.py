@@ -10,26 +10,30 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-import torch
+import numpy as np
 from pydantic import Field
 
-from edge_runtime.box import LoadedBox, ReadyBox, load_box
-from edge_runtime.config import BoxConfig, SpoolConfig
-from edge_runtime.engines.torch_engine import TorchEngine
-from edge_runtime.results import BUNDLE_DIGITS
-from edge_runtime.runtime import ActiveConfig, PendingConfig, Runtime
-from edge_runtime.samples import SUFFIX, Predict, compare_samples, expected_agreement, read_drift, read_head
-from models.bundle import Bundle, BundleQuery, write_substituted
-from models.errors import InputError, message_of
-from models.evaluation import BELOW, ONE_ANSWER, TOO_FEW, compare_agreement
-from models.io import MAX_QUERIES, Exact, Name, open_atomic, read_json, validate
-from models.tasks import task_of
+from gemel.edge_runtime.box import LoadedBox, ReadyBox, load_box
+from gemel.edge_runtime.config import BoxConfig, SpoolConfig
+from gemel.edge_runtime.engines.base import EngineError, FrameEngine
+from gemel.edge_runtime.engines.mapped import open_sessions
+from gemel.edge_runtime.engines.registry import AUTO, FALLBACK, ONNX, make_engine
+from gemel.edge_runtime.results import BUNDLE_DIGITS
+from gemel.edge_runtime.runtime import ActiveConfig, PendingConfig, Runtime
+from gemel.edge_runtime.samples import SUFFIX, Predict, compare_samples, expected_agreement, read_drift, read_head
+from gemel.models.agreement import BELOW, ONE_ANSWER, TOO_FEW, compare_agreement
+from gemel.models.bundle import Bundle, BundleQuery, write_substituted
+from gemel.models.errors import InputError, message_of
+from gemel.models.extras import is_installed
+from gemel.models.io import MAX_QUERIES, Exact, Name, open_atomic, read_json, validate
+from gemel.models.predictions import Prediction
+from gemel.models.tasks import task_of
 
 STOPPING = "the box stops"
 SWITCH_INTERVAL_S = 0.0005
@@ -219,8 +223,10 @@ def check_change(before: BoxConfig, after: BoxConfig) -> None:
     fixed = {
         "device": before.device == after.device,
         "spool": before.spool == after.spool,
+        "clips": before.clips == after.clips,
         "updates": before.updates == after.updates,
         "http.bind": addresses[0] == addresses[1],
+        "zmq": before.detector_port == after.detector_port,
     }
     for key, is_same in fixed.items():
         if not is_same:
@@ -242,7 +248,8 @@ def run_canary(before: LoadedBox, after: LoadedBox, spool: SpoolConfig) -> Loade
     reasons: dict[str, str] = {}
     for query in canary_queries(old, new, _drifted_queries(spool, old.digest[:BUNDLE_DIGITS])):
         paths = _newest_samples(spool.samples, query.id, old.digest[:BUNDLE_DIGITS])
-        compared = compare_samples(query, paths, _cpu_model(new, query.id))
+        with open_predictor(new, query.id, after.config.engine) as predict:
+            compared = compare_samples(query, paths, predict)
         compared = replace(compared, expected=compared.expected * expected_agreement(query))
         found = compare_agreement(compared, task_of(query), query.accuracy_target)
         if found.verdict in (TOO_FEW, ONE_ANSWER) and recalled is not None and query.id in recalled.reasons:
@@ -340,14 +347,28 @@ def _newest_samples(folder: Path, query: str, bundle: str) -> list[Path]:
     return found[::-1]
 
 
-def _cpu_model(bundle: Bundle, query: str) -> Predict:
-    """A query of a bundle on the CPU."""
-    engine = TorchEngine(bundle, query)
-    tensors = {name: bundle.read(name) for name in bundle.names_in_order(query)}
-    engine.bind(tensors.__getitem__)
+@contextlib.contextmanager
+def open_predictor(bundle: Bundle, query: str, engine_name: str) -> Iterator[Predict]:
+    """A query of a bundle on the CPU, over mapped weights unless a box names another engine or has no graph for it.
 
-    @torch.inference_mode()
-    def predict(batch, sizes):
-        return engine.decode(engine.forward(engine.query.preprocess.normalise(batch)), sizes, 0.0)
+    Raises InputError where its network cannot be prepared, and torch is not installed.
+    """
+    engine: FrameEngine | None = None
+    if engine_name in (AUTO, ONNX):
+        try:
+            engine = next(iter(open_sessions(bundle, [query])))[query]
+        except EngineError as error:
+            if not is_installed("torchvision"):
+                raise InputError(bundle.path, f"query {query}: {error}", "build the bundle again") from error
+            log.info("query %s is tried on torch: %s", query, error)
+    if engine is None:
+        engine = make_engine(FALLBACK, bundle, query)
+        engine.bind({name: bundle.read(name) for name in bundle.names_in_order(query)}.__getitem__)
 
-    return predict
+    def predict(pictures: np.ndarray, sizes: Sequence[tuple[int, int]]) -> list[Prediction]:
+        return engine.decode(engine.infer(pictures), sizes, 0.0)
+
+    try:
+        yield predict
+    finally:
+        engine.unbind()

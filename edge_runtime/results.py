@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge_runtime.capture.reader import RecentRate
-from edge_runtime.queues import FAILED, Frame, Ledger
-from edge_runtime.simulation.simulator import age_p95_ms
-from edge_runtime.sinks.base import ResultMessage
-from models.bundle import BundleQuery
-from models.errors import message_of
-from models.predictions import Prediction
+from gemel.edge_runtime.capture.reader import RecentRate
+from gemel.edge_runtime.queues import FAILED, Frame, Ledger
+from gemel.edge_runtime.simulation.simulator import age_p95_ms
+from gemel.edge_runtime.sinks.base import ResultMessage
+from gemel.models.bundle import BundleQuery
+from gemel.models.errors import message_of
+from gemel.models.predictions import Prediction
 
 BUNDLE_DIGITS = 12
 AGES_KEPT = 1000

@@ -11,28 +11,29 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from edge_runtime.box import ReadyBox, frame_requests
-from edge_runtime.capture.camera import Camera
-from edge_runtime.capture.push import AnyCamera, PushCamera
-from edge_runtime.capture.reconnect import CameraPhase
-from edge_runtime.capture.sources import CameraConfig
-from edge_runtime.device import Device, arena_bytes
-from edge_runtime.events.stage import EventStage
-from edge_runtime.executor import Executor, TurnTiming
-from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.transfer import StagedStore
-from edge_runtime.queues import STILL, Frame, FrameRouter, Ledger, Mailboxes, SceneChange
-from edge_runtime.results import Publisher, RunIdentity
-from edge_runtime.samples import Spool
-from edge_runtime.simulation.trace import TraceWriter
-from edge_runtime.sinks.base import ResultMessage
-from edge_runtime.sinks.worker import SinkManager
-from models.bundle import BundleQuery
-from models.device import is_out_of_memory
-from models.errors import InputError, exact_text
+from gemel.edge_runtime.box import ReadyBox, frame_requests
+from gemel.edge_runtime.capture.camera import Camera
+from gemel.edge_runtime.capture.push import AnyCamera, PushCamera
+from gemel.edge_runtime.capture.reconnect import CameraPhase
+from gemel.edge_runtime.capture.sources import CameraConfig
+from gemel.edge_runtime.device import Device, arena_bytes
+from gemel.edge_runtime.events.clips import ClipRecorder
+from gemel.edge_runtime.events.stage import EventStage
+from gemel.edge_runtime.executor import Executor, TurnTiming
+from gemel.edge_runtime.memory.page_memory import PageMemory, PageStore, open_memory
+from gemel.edge_runtime.queues import STILL, Frame, FrameRouter, Ledger, Mailboxes, SceneChange
+from gemel.edge_runtime.results import Publisher, RunIdentity
+from gemel.edge_runtime.samples import Spool
+from gemel.edge_runtime.simulation.trace import TraceWriter
+from gemel.edge_runtime.sinks.base import QUERY, ResultMessage
+from gemel.edge_runtime.sinks.worker import SinkManager
+from gemel.edge_runtime.switches import Switches
+from gemel.models.bundle import BundleQuery
+from gemel.models.errors import InputError, exact_text
+from gemel.models.out_of_memory import is_out_of_memory
 
 if TYPE_CHECKING:
-    from edge_runtime.http.snapshots import Observer
+    from gemel.edge_runtime.http.snapshots import Observer
 
 log = logging.getLogger("gemel.run")
 
@@ -87,7 +88,7 @@ class PendingConfig:
     """What is ready to become active; no thread of it runs yet. `cold` are queries that need a warm-up."""
 
     config: ActiveConfig
-    memory: StagedStore
+    memory: Any
     cold: frozenset[str]
 
 
@@ -98,17 +99,19 @@ class Runtime:
     """
 
     def __init__(self, box: ReadyBox, sinks: SinkManager, observer: Observer | None, spool: Spool | None) -> None:
+        self.recorder = None if box.config.clips is None else ClipRecorder(box.config.clips)
         self.sinks, self._observer, self._spool = sinks, observer, spool
         size = arena_bytes(box.costs, box.arena_budget_bytes)
         with _describe_lack(box, size):
-            self.arena = Arena(box.store, size, box.config.device, box.arena_budget_bytes, layouts=box.layouts)
+            self.arena = open_memory(box.store, size, box.config.device, box.arena_budget_bytes, box.layouts)
         self.trace = TraceWriter(box.config.trace) if box.config.trace else None
         self.ledger = Ledger(box.costs.queries)
         self.mailboxes = Mailboxes(box.costs.queries, self.ledger, on_frame=self._trace_frame)
         self._scene = SceneChange(_priorities(box))
         self._router = FrameRouter(self.mailboxes, self._receive_frame)
         identity = RunIdentity(box.bundle.digest)
-        self.events = EventStage(identity.run, sinks.offer)
+        self.switches = Switches(None if box.config.spool is None else box.config.spool.path)
+        self.events = EventStage(identity.run, sinks.offer, self.recorder)
         self.active = self._build(box, identity, {})
         self._change_rules(self.active)
         self._router.change(self.active.sources)
@@ -136,6 +139,9 @@ class Runtime:
         budget = box.arena_budget_bytes
         needed = arena_bytes(box.costs, budget)
         smallest = min(cost.workspace_bytes for cost in box.costs.queries.values())
+        if isinstance(box.store, PageStore) != isinstance(self.arena, PageMemory):
+            problem = "runs on another kind of engine than the bundle that serves"
+            raise InputError(box.bundle.path, problem, "start the box again")
         with _describe_lack(box, needed):
             memory = self.arena.prepare(box.store, needed, max(needed, budget - smallest), box.layouts)
         return PendingConfig(after, memory, frozenset(after.queries) - warm)
@@ -178,23 +184,39 @@ class Runtime:
 
     def discard(self, pending: PendingConfig) -> None:
         """Release the memory of a pending config that is not needed."""
-        self.arena.transfer.drop(pending.memory.source)
+        self.arena.discard(pending.memory)
 
     def check_events(self) -> None:
         """End the events of cameras that are away; call it between two frames."""
         away = {camera.id for camera in self.active.cameras if camera.state is not CameraPhase.STREAMING}
         self.events.check(away, time.monotonic())
 
+    def switch(self, kind: str, name: str, is_on: bool, by: str) -> None:
+        """Switch a camera or query on or off, from any thread; KeyError for an unknown one, OSError where it is
+        switched but not kept over a restart."""
+        cameras = {query.id: query.camera for query in self.active.queries.values()}
+        if name not in (cameras if kind == QUERY else cameras.values()):
+            raise KeyError(f"the box has no {kind} '{name:.60}'")
+        try:
+            self.switches.switch(kind, name, is_on, by)
+        finally:
+            self.events.paused = self.switches.list_paused(cameras)
+
     def _change_rules(self, active: ActiveConfig) -> None:
         config = active.box.config
-        wants_pictures = config.http is not None or any(sink.wants_images for sink in config.sinks)
+        wants_pictures = (
+            config.http is not None or self.recorder is not None or any(sink.wants_images for sink in config.sinks)
+        )
+        self.events.paused = self.switches.list_paused({query.id: query.camera for query in active.queries.values()})
         self.events.change(active.queries, config.rules, active.asked_fps, wants_pictures)
         if self._observer is not None:
-            self._observer.zones = {camera: tuple(self.events.zones(camera)) for camera in config.cameras}
+            self._observer.zones = {camera: tuple(self.events.places(camera)) for camera in config.cameras}
 
     def _take_over_memory(self, before: ActiveConfig, pending: PendingConfig) -> None:
         box = pending.config.box
-        if pending.memory.capacity_bytes is not None:  # the old arena goes, so the old engines must not refer to it
+        if (
+            not isinstance(self.arena, PageMemory) and pending.memory.capacity_bytes is not None
+        ):  # the old arena goes, so the old engines must not refer to it
             for engine in before.executor.device.engines.values():
                 self.arena.unbind(engine)
         try:
@@ -238,7 +260,8 @@ class Runtime:
         if config.is_push:
             camera = PushCamera(config, requests, put, skip, ended=self.mailboxes.wake)
         else:
-            camera = Camera(config, requests, put, ended=self.mailboxes.wake)
+            packets = None if self.recorder is None else self.recorder.ring(config.id)
+            camera = Camera(config, requests, put, ended=self.mailboxes.wake, packets=packets)
         return camera
 
     def _receive_frame(self, query: str, frame: Frame) -> None:

@@ -1,5 +1,8 @@
 """Samples of frames with the answers to them, for a drift check; the spool that writes them; the last drift report.
 
+if TYPE_CHECKING:
+    from gemel.models.workload import Query
+
 A sample is one PNG file: the part of the decoded frame that the query looks at, resized to its input size, pixel by
 pixel what the model was fed before normalisation. The answer is JSON in a text chunk `gemel` before the pixels.
 """
@@ -13,44 +16,42 @@ import logging
 import math
 import os
 import queue
+import shutil
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-import torch
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from pydantic import ConfigDict, Field
-from torch import Tensor
 
-from edge_runtime.config import FILE_MODE, FOLDER_MODE, SpoolConfig
-from edge_runtime.sinks.base import ResultMessage, Undelivered, to_delivery_error
-from models.bundle import BundleQuery
-from models.errors import InputError
-from models.evaluation import ComparedFrames
-from models.io import (
+from gemel.edge_runtime.config import FILE_MODE, FOLDER_MODE, SpoolConfig
+from gemel.edge_runtime.sinks.base import ResultMessage, Undelivered, to_delivery_error
+from gemel.models.agreement import ComparedFrames
+from gemel.models.bundle import BundleQuery
+from gemel.models.documents import ParseError, parse_json
+from gemel.models.errors import InputError
+from gemel.models.io import (
     MAX_CLASSES,
     MAX_QUERIES,
     ClassName,
     Exact,
     Name,
-    ParseError,
     describe_problem,
     open_atomic,
-    parse_json,
     read_bounded,
     read_json,
     validate,
 )
-from models.masks import IGNORED
-from models.pictures import MAX_PICTURE_BYTES, MAX_PIXELS, decode_picture
-from models.predictions import (
+from gemel.models.masks import IGNORED
+from gemel.models.pictures import MAX_PICTURE_BYTES, MAX_PIXELS, decode_picture
+from gemel.models.predictions import (
     BACKGROUNDS,
     ClassPrediction,
     DetectionPrediction,
@@ -62,11 +63,12 @@ from models.predictions import (
     TensorPrediction,
     unpack_float16,
 )
-from models.preprocess import FURTHEST_PIXEL
-from models.rle import decode_rle
-from models.tasks import task_of
-from models.workload import Query
-from models.zoo import preprocess_of
+from gemel.models.preprocess import FURTHEST_PIXEL
+from gemel.models.rle import decode_rle
+from gemel.models.tasks import task_of
+
+if TYPE_CHECKING:
+    from gemel.models.workload import Query
 
 FORMAT = 1
 MIN_EXPECTED = 0.01
@@ -81,9 +83,13 @@ MAX_QUEUED = 16
 """Samples that wait to be written, each with its frame."""
 POLL_INTERVAL_S = 5.0
 """Interval at which the spool looks for a new drift check."""
+MIN_CLOCK_S, MAX_CLOCK_S = 1.6e9, 4.1e9
+"""Unix seconds, of 2020 and 2099, between which the clock of a box is believed."""
 MAX_OUTPUTS, MAX_POINTS = 64, 1000
-BUSY, TOO_LARGE = "busy", "too_large"
-"""Reasons of `unsampled` beside those of the disk: the queue is full, one sample exceeds the spool."""
+BUSY, TOO_LARGE, NO_ROOM = "busy", "too_large", "no_room"
+"""Reasons of `unsampled` beside those of the disk: the queue is full, one sample exceeds the spool, it leaves room."""
+MIN_FREE_FRACTION = 0.05
+"""Of its disk: samples are the first to give way to results and updates."""
 ANSWERS = {
     "classification": "label", "detection": "detections", "segmentation": "segments", "keypoints": "detections",
     "embedding": "embedding", "tensor": "outputs",
@@ -99,7 +105,7 @@ Box = Annotated[list[Pixel], Field(min_length=4, max_length=4)]
 Point = Annotated[list[Pixel], Field(min_length=3, max_length=3)]
 Digits = Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
 Ratio = Annotated[float, Field(ge=0, le=1e6)]
-Predict = Callable[[Tensor, Sequence[tuple[int, int]]], list[Prediction]]
+Predict = Callable[[np.ndarray, Sequence[tuple[int, int]]], list[Prediction]]
 """A model on pictures, uint8 (N, 3, H, W); boxes are in pixels of the originals, whose (width, height) are given."""
 
 log = logging.getLogger("gemel.run")
@@ -278,7 +284,7 @@ def sample_bytes(record: Mapping[str, Any], image: np.ndarray, query: BundleQuer
     """The file of a sample: a result (`edge_runtime.results.result_record`) of a frame, RGB uint8 (H, W, 3)."""
     part = query.region.crop(image)
     edges = query.region.pixels((image.shape[1], image.shape[0]))
-    picture = query.preprocess.resize_frame(part).permute(1, 2, 0).contiguous().numpy()
+    picture = np.ascontiguousarray(query.preprocess.resize_frame(part).transpose(1, 2, 0))
     head = {
         "format": FORMAT, **{key: record[key] for key in ("run", "query", "camera", "frame", "captured_at", "bundle")},
         "size": [part.shape[1], part.shape[0]], "roi": None if query.roi is None else list(edges),
@@ -358,7 +364,7 @@ def compare_samples(
         chunk = paths[start : start + COMPARE_BATCH]
         usable = [found for path in chunk if (found := _usable_sample(path, query)) is not None]
         if usable:
-            batch = torch.stack([torch.from_numpy(sample.picture).permute(2, 0, 1) for sample, _ in usable])
+            batch = np.stack([sample.picture.transpose(2, 0, 1) for sample, _ in usable])
             predictions = predict(batch, [(sample.head.size[0], sample.head.size[1]) for sample, _ in usable])
             for (sample, given), prediction in zip(usable, predictions, strict=True):
                 expected, threshold = sample.head.expected, sample.head.threshold
@@ -374,7 +380,12 @@ def _usable_sample(path: Path, query: BundleQuery | Query) -> tuple[Sample, Pred
         given = sample.head.prediction(query.classes)
     except (InputError, ValueError, TypeError, OverflowError):
         return None
-    preprocess = query.preprocess if isinstance(query, BundleQuery) else preprocess_of(query)
+    if isinstance(query, BundleQuery):
+        preprocess = query.preprocess
+    else:
+        from gemel.models.zoo import preprocess_of
+
+        preprocess = preprocess_of(query)
     fits = sample.picture.shape == (*preprocess.size, 3)
     return (
         (sample, given)
@@ -383,11 +394,22 @@ def _usable_sample(path: Path, query: BundleQuery | Query) -> tuple[Sample, Pred
     )
 
 
+def lacks_room(folder: Path, nbytes: int) -> bool:
+    """Whether so many bytes more would take what samples leave to all else on their disk."""
+    disk = shutil.disk_usage(folder)
+    return disk.free - nbytes < MIN_FREE_FRACTION * disk.total
+
+
+def believe_clock(captured_at: float, uptime_s: float) -> float:
+    """The time of a sample: Unix seconds, or those since the start while the clock of the box is absurd."""
+    return captured_at if MIN_CLOCK_S <= captured_at <= MAX_CLOCK_S else max(0.0, uptime_s)
+
+
 class Spool:
     """Writes a sample of each query now and then, in a thread, into a folder that never exceeds its size.
 
     Failures of the disk are counted in `unsampled` and logged once; `offer` never waits. `queries` are those that are
-    served, `drift` is the last drift report.
+    served, `drift` is the last drift report, `free_bytes` what its disk has left.
     """
 
     def __init__(self, config: SpoolConfig, queries: Mapping[str, BundleQuery]) -> None:
@@ -395,9 +417,11 @@ class Spool:
         self.drift: DriftReport | None = None
         self.samples, self.unsampled = 0, Counter[str]()
         self._config = config
+        self._started_at = time.monotonic()
         self._due_at: dict[str, float] = {}
         self._files: deque[tuple[str, int]] = deque()
         self._nbytes = 0
+        self.free_bytes: int | None = None
         self._queue: queue.Queue[tuple[ResultMessage, BundleQuery] | None] = queue.Queue(MAX_QUEUED)
         self._stopping, self._drift_stamp = False, (0, 0)
         self._problem: Undelivered | None = None
@@ -413,6 +437,8 @@ class Spool:
         if now < self._due_at.get(name, now) or message.image is None:
             return
         self._due_at[name] = now + self._config.every_s
+        captured_at = believe_clock(float(message.record["captured_at"]), now - self._started_at)
+        message = replace(message, record={**message.record, "captured_at": captured_at})
         try:
             self._queue.put_nowait((message, self.queries[name]))
         except queue.Full:
@@ -437,6 +463,8 @@ class Spool:
             if time.monotonic() >= polled_at + POLL_INTERVAL_S:
                 polled_at = time.monotonic()
                 self._poll_drift()
+                with contextlib.suppress(OSError):
+                    self.free_bytes = shutil.disk_usage(self._config.path).free
             with contextlib.suppress(queue.Empty):
                 item = self._queue.get(timeout=POLL_INTERVAL_S)
                 if item is not None and (reason := self._attempt(partial(self._write, *item))) is not None:
@@ -473,12 +501,9 @@ class Spool:
             self.unsampled[TOO_LARGE] += 1
             return
         folder = self._prepare_folder()
-        while self._nbytes + len(data) > self._config.max_bytes:
-            name, size = self._files[0]
-            with describe_problem(folder):
-                (folder / name).unlink(missing_ok=True)
-            self._files.popleft()
-            self._nbytes -= size
+        if not self._evict_samples(folder, len(data)):
+            self.unsampled[NO_ROOM] += 1
+            return
         path = folder / sample_name(message.record)
         with open_atomic(path, overwrite=True) as file:
             os.fchmod(file.fileno(), FILE_MODE)
@@ -486,6 +511,18 @@ class Spool:
         self._files.append((path.name, len(data)))
         self._nbytes += len(data)
         self.samples += 1
+
+    def _evict_samples(self, folder: Path, nbytes: int) -> bool:
+        """Remove the oldest samples until so many bytes more fit, in the folder and on its disk; whether they do."""
+        while self._nbytes + nbytes > self._config.max_bytes or lacks_room(folder, nbytes):
+            if not self._files:
+                return False
+            name, size = self._files[0]
+            with describe_problem(folder):
+                (folder / name).unlink(missing_ok=True)
+            self._files.popleft()
+            self._nbytes -= size
+        return True
 
     def _prepare_folder(self) -> Path:
         """The folder of the samples, private to its owner; made where it is missing."""

@@ -18,25 +18,30 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from edge_runtime.box import ReadyBox
-from edge_runtime.capture.reconnect import CameraPhase
-from edge_runtime.executor import WATCH_INTERVAL_S, Watchdog
-from edge_runtime.inference import InferenceThread, StopReason
-from edge_runtime.load_monitor import LoadMonitor
-from edge_runtime.reload import BuildBox, ReloadManager
-from edge_runtime.results import BUNDLE_DIGITS
-from edge_runtime.runtime import Runtime
-from edge_runtime.samples import Spool
-from edge_runtime.sinks.base import BoxState
-from edge_runtime.sinks.worker import SinkManager
-from edge_runtime.updates import UpdateFolder, Updater
-from models.errors import InputError
-from models.evaluation import BELOW
-from models.io import open_atomic
-from models.process import freeze_garbage_collector, private_bytes, trim_heap
+from gemel.edge_runtime.arrivals import ArrivedModels
+from gemel.edge_runtime.box import ReadyBox
+from gemel.edge_runtime.capture.reconnect import CameraPhase
+from gemel.edge_runtime.config import DetectorPortConfig
+from gemel.edge_runtime.executor import WATCH_INTERVAL_S, Watchdog
+from gemel.edge_runtime.inference import InferenceThread, StopReason
+from gemel.edge_runtime.load_monitor import LoadMonitor
+from gemel.edge_runtime.reload import BuildBox, ReloadManager
+from gemel.edge_runtime.results import BUNDLE_DIGITS
+from gemel.edge_runtime.runtime import Runtime
+from gemel.edge_runtime.samples import Spool
+from gemel.edge_runtime.sinks.base import BoxState
+from gemel.edge_runtime.sinks.worker import SinkManager
+from gemel.edge_runtime.updates import UpdateFolder, Updater
+from gemel.models.agreement import BELOW
+from gemel.models.errors import InputError, one_line
+from gemel.models.io import open_atomic
+from gemel.models.process import freeze_garbage_collector, installed_version, name_threads, private_bytes, trim_heap
 
 if TYPE_CHECKING:
-    from edge_runtime.http.app import HttpService
+    from gemel.edge_runtime.detector_port import DetectorPort
+    from gemel.edge_runtime.http.app import HttpService
+    from gemel.edge_runtime.http.snapshots import Observer
+    from gemel.edge_runtime.live_status import RuntimeStatus
 
 INFERENCE_TIMEOUT_S, CAMERAS_TIMEOUT_S, SINKS_TIMEOUT_S, LEDGER_TIMEOUT_S = 1.2, 0.4, 1.0, 0.8
 """How long each is waited for at the end, one after the other: the process ends within 5 seconds."""
@@ -207,14 +212,14 @@ class Service:
         self._overhead_bytes = private_bytes()
         config, bundle = box.config, box.bundle
         self._frames = box.costed.loaded.blank_frames()
-        self._signals, self._sinks = signals, SinkManager(config.sinks, self._state)
+        self._signals, self._sinks = signals, SinkManager(config.sinks, self._state, self._switch)
         self._ledger_file = self._spool = None
         if config.spool is not None:
             self._ledger_file = LedgerFile(config.spool.path)
             self._spool = Spool(config.spool, {query.id: query for query in bundle.queries})
         observer = None
         if config.http is not None:
-            from edge_runtime.http.snapshots import Observer  # HTTP libraries take half a second to import
+            from gemel.edge_runtime.http.snapshots import Observer  # HTTP libraries take half a second to import
 
             observer = Observer({query.id: query.camera for query in bundle.queries})
         self._runtime = Runtime(box, self._sinks, observer, self._spool)
@@ -229,27 +234,47 @@ class Service:
             files = UpdateFolder(config.spool.path, config.configured_bundle or config.bundle)
             self._updater = Updater(
                 config.updates, files, self._reloads.request, self._runtime.ledger.to_json, self._query_problems,
-                config.factories,
+                config.factories, config.path.resolve().parent,
             )  # fmt: skip
         self._http: HttpService | None = None
+        self._detector_port: DetectorPort | None = None
+        self._arrived: ArrivedModels | None = None
         if observer is not None and config.http is not None:
-            from edge_runtime.http.app import HttpService
-            from edge_runtime.live_status import RuntimeStatus
+            from gemel.edge_runtime.http.app import HttpService
+            from gemel.edge_runtime.live_status import RuntimeStatus
 
             status = RuntimeStatus(
                 self._inference, self._reloads, self._sinks, observer, self._spool, self._load, self._updater
             )
             self._http = HttpService(status, observer.metrics, config.http, config.path)
+            if config.detector_port is not None:
+                self._detector_port = self._open_detector_port(config.detector_port, status, observer)
         self._ended: float | None = None
         self._failure: str | None = None
         self._hanging: list[str] = []
         self._unwritten: list[str] = []
 
+    def _open_detector_port(self, port: DetectorPortConfig, status: RuntimeStatus, observer: Observer) -> DetectorPort:
+        from gemel.edge_runtime.detector_port import DetectorPort
+
+        config = self._runtime.active.box.config
+        if port.accept_models:
+            camera = next(camera.id for camera in config.cameras.values() if camera.is_push)
+            self._arrived = ArrivedModels(config, camera, self._reloads.request)
+        add_model = None if self._arrived is None else self._arrived.add
+        return DetectorPort(port, status.push_queries, observer.metrics.tensors, add_model)
+
     def _state(self) -> BoxState:
         active = self._runtime.active
         streams = {camera.id: camera.state is CameraPhase.STREAMING for camera in active.cameras}
         cameras = {query.id: query.camera for query in active.queries.values()}
-        return BoxState(streams, cameras, active.box.config.event_names)
+        return BoxState(streams, cameras, active.box.config.event_kinds, self._runtime.events.paused)
+
+    def _switch(self, kind: str, name: str, is_on: bool, by: str) -> None:
+        try:
+            self._runtime.switch(kind, name, is_on, by)
+        except (KeyError, OSError) as error:
+            log.warning("%s %s is not switched %s by %s: %s", kind, name, "on" if is_on else "off", by, one_line(error))
 
     def _between_frames(self) -> None:
         self._reloads.apply_pending()
@@ -267,10 +292,17 @@ class Service:
 
     def start(self, seconds: float) -> None:
         """Begin to serve for `seconds`."""
+        box, text = self._runtime.active.box, "gemel %s starts: box %s, config %s, bundle %s (%s)"
+        log.info(text, installed_version(), box.config.name, box.config.path, box.bundle.path, box.bundle.digest[:12])
+        name_threads()
         if self._http is not None:
             self._http.start()
+        if self._detector_port is not None:
+            self._detector_port.start(box.config.path)
         if self._spool is not None:
             self._spool.start()
+        if self._runtime.recorder is not None:
+            self._runtime.recorder.start()
         self._sinks.start()
         self._reloads.start()
         if self._updater is not None:
@@ -306,6 +338,7 @@ class Service:
                 self._ledger_file.write(self.summary())
             if self._is_ready and now >= tidied_at + TIDY_INTERVAL_S:
                 tidied_at = now
+                name_threads()
                 self._return_free_memory()
 
     def _return_free_memory(self) -> None:
@@ -340,6 +373,8 @@ class Service:
         if self._updater is not None:
             self._updater.stop()
         self._reloads.stop()
+        if self._arrived is not None:
+            self._arrived.stop()
         try:
             for camera in inference.cameras:
                 camera.stop()
@@ -361,11 +396,14 @@ class Service:
 
     def _close(self, sinks_timeout_s: float) -> None:
         """Close the sinks in this thread and all else beside, each in a thread of its own."""
-        trace, http, spool = self._runtime.trace, self._http, self._spool
+        trace, http, spool, clips = self._runtime.trace, self._http, self._spool, self._runtime.recorder
+        port = self._detector_port
         closing = {
             "the trace": None if trace is None else trace.close,
             "HTTP": None if http is None else http.stop,
+            "zmq": None if port is None else port.stop,
             "the spool": None if spool is None else spool.stop,
+            "the clips": None if clips is None else clips.stop,
         }
         threads = {name: threading.Thread(target=close, daemon=True) for name, close in closing.items() if close}
         for thread in threads.values():

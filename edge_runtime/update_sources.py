@@ -1,53 +1,72 @@
-"""Servers that offer bundles: a plain file server (ETag, deltas beside the file), and Eclipse hawkBit's device API.
+"""Servers that offer bundles: a plain file server (deltas beside the file), and Eclipse hawkBit's device API.
 
-Nothing that a server says is trusted: sizes are bounded, hosts stay the same, and the updater checks the signature.
+Nothing that a server says is trusted: sizes and times are bounded, hosts stay the same, what it calls a version is
+known by a digest alone, and the updater checks the signature.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import http.client
-import json
-import time
-import urllib.error
+import os
 import urllib.parse
-import urllib.request
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.config import UpdateConfig
-from edge_runtime.sinks.base import client_context
-from models.bundle.delta import apply_update
-from models.bundle.signing import read_public_key
-from models.errors import InputError, size_text
-from models.io import ParseError, describe_problem, open_atomic, parse_json
+from pydantic import TypeAdapter, ValidationError
 
-TIMEOUT_S, DOWNLOAD_TIMEOUT_S = 30.0, 3600.0
-MAX_BUNDLE_BYTES, MAX_REPLY_BYTES = 16 * 2**30, 1 << 20
-PIECE_BYTES = 1 << 20
+from gemel.edge_runtime.config import BoxConfig, UpdateConfig
+from gemel.edge_runtime.sinks.base import client_context
+from gemel.edge_runtime.update_exchange import HINT, UpdateClient
+from gemel.edge_runtime.update_files import SizeLimit, check_replaceable, check_size
+from gemel.edge_runtime.update_history import Deployment
+from gemel.edge_runtime.update_reports import UpdateReport
+from gemel.models.bundle.delta import apply_update
+from gemel.models.bundle.signing import read_public_key
+from gemel.models.documents import ParseError, parse_json
+from gemel.models.errors import InputError
+from gemel.models.io import open_atomic
+
 DELTA_DIGITS = 12
-HINT = "look at the update server"
+BUNDLE_SUFFIX, PART_SUFFIX = ".safetensors", ".part"
+_DEPLOYMENT = TypeAdapter(Deployment)
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """An offered bundle: its `name` at the server, a `tag` by which it is known again, and the server's word on it."""
+    """An offered bundle. `tag` is a digest of the server's word for this version, None where it has none.
 
-    name: str
+    `deployment` is its name in reports; `nbytes` and `sha256` are what the server announces.
+    """
+
     tag: str | None = None
+    deployment: str | None = None
     address: str = ""
-    size: int | None = None
+    nbytes: int | None = None
     sha256: str | None = None
 
 
-class _Refuse(urllib.request.HTTPRedirectHandler):
-    """Redirects are errors: a token stays with its server."""
+class CutDownload(InputError):
+    """A download that broke off, and goes on from there at the next try."""
 
-    def redirect_request(self, *_: Any) -> None:
-        return None
+
+class WrongOffer(InputError):
+    """An offer that cannot become right, which the box reports to the server."""
+
+    deployment: str | None = None
+
+    @classmethod
+    def of(cls, offer: Offer, where: str | Path, problem: str, hint: str) -> WrongOffer:
+        """The error of this offer."""
+        error = cls(where, problem, hint)
+        error.deployment = offer.deployment
+        return error
+
+
+def tag_digest(text: str) -> str:
+    """What is kept of a server's word."""
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 
 class UpdateSource(ABC):
@@ -56,103 +75,89 @@ class UpdateSource(ABC):
     scheme = "Bearer"
 
     def __init__(self, config: UpdateConfig) -> None:
-        self._config = config
-        self._host = urllib.parse.urlsplit(config.url).netloc
-        context = client_context(config.ca) if config.url.startswith("https:") else None
-        handlers = [] if context is None else [urllib.request.HTTPSHandler(context=context)]
-        self._opener = urllib.request.build_opener(_Refuse, *handlers)
+        self._url = config.url
+        authorization = None if config.token is None else f"{self.scheme} {config.token}"
+        self._client = UpdateClient(config.url, authorization, config.ca)
 
     @abstractmethod
-    def find(self, tag: str | None) -> Offer | None:
-        """What is offered, unless it is known by this tag."""
+    def find(self) -> Offer | None:
+        """What is offered, known already or not."""
 
     @abstractmethod
-    def download(self, offer: Offer, into: Path, current: Path, digest: str) -> None:
+    def download(self, offer: Offer, into: Path, current: Path, digest: str, limit: SizeLimit) -> None:
         """Write the offered bundle to a file; `current` with this SHA-256 is the one that serves."""
 
-    def report(self, offer: Offer, is_good: bool, text: str) -> None:  # noqa: B027 (a file server takes none)
+    def report(self, report: UpdateReport) -> None:  # noqa: B027 (a file server takes none)
         """Say what has become of an offer."""
 
-    def _open(self, address: str, method: str = "GET", body: Any = None, **headers: str) -> Any:
-        """The response; HTTPError for a status that is no success."""
-        if urllib.parse.urlsplit(address).netloc != self._host or not address.startswith(("http://", "https://")):
-            raise InputError(self._config.url, f"it names another server: {address[:100]}", HINT)
-        if self._config.token is not None:
-            headers["Authorization"] = f"{self.scheme} {self._config.token}"
-        data = None if body is None else json.dumps(body).encode()
-        if data is not None:
-            headers["Content-Type"] = "application/json"
-        request = urllib.request.Request(address, data, headers, method=method)
-        return self._opener.open(request, timeout=TIMEOUT_S)
+    def _fetch(self, address: str, into: Path, limit: SizeLimit) -> tuple[int, str]:
+        """Write what is at an address to a file; its bytes and its SHA-256."""
+        digest = hashlib.sha256()
+        with open_atomic(into, overwrite=True) as file:
 
-    def _fetch(self, address: str, into: Path) -> str:
-        """Write what is at an address to a file; its SHA-256."""
-        digest, nbytes, ends = hashlib.sha256(), 0, time.monotonic() + DOWNLOAD_TIMEOUT_S
-        with self._describe(), self._open(address) as response, open_atomic(into, overwrite=True) as file:
-            length = response.headers.get("Content-Length")
-            while piece := self._read(response):
-                nbytes += len(piece)
-                if nbytes > MAX_BUNDLE_BYTES or time.monotonic() > ends:
-                    problem = f"sends more than {size_text(MAX_BUNDLE_BYTES)}, or takes more than an hour"
-                    raise InputError(self._config.url, problem, HINT)
+            def write(piece: bytes) -> None:
                 digest.update(piece)
                 file.write(piece)
-            if length is not None and length.isdigit() and nbytes != int(length):
-                raise InputError(self._config.url, f"sends {nbytes} of {length} bytes", HINT)
-        return digest.hexdigest()
 
-    def _read(self, response: http.client.HTTPResponse) -> bytes:
-        try:
-            return response.read1(PIECE_BYTES)
-        except (OSError, http.client.HTTPException) as error:
-            raise InputError(self._config.url, "the update server stalls or hangs up", HINT) from error
-
-    @contextlib.contextmanager
-    def _describe(self) -> Any:
-        try:
-            yield
-        except urllib.error.HTTPError as error:
-            raise InputError(self._config.url, f"the update server answers {error.code}", HINT) from error
-        except (urllib.error.URLError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", None) or type(error).__name__
-            raise InputError(self._config.url, f"the update server cannot be reached: {reason}", HINT) from error
-        except (TimeoutError, ConnectionError) as error:
-            raise InputError(self._config.url, "the update server stalls or hangs up", HINT) from error
+            nbytes = self._client.download(address, write, limit)
+        return nbytes, digest.hexdigest()
 
 
 class FileServer(UpdateSource):
     """The bundle is at the URL; `URL.from-DIGITS` beside it is an update of the bundle with these first digits."""
 
-    def find(self, tag: str | None) -> Offer | None:
-        known = {} if tag is None else {"If-None-Match": tag}
-        with self._describe():
-            try:
-                with self._open(self._config.url, "HEAD", **known) as response:
-                    found = response.headers.get("ETag") or response.headers.get("Last-Modified")
-            except urllib.error.HTTPError as error:
-                if error.code == 304:
-                    return None
-                raise
-        if found is not None and found == tag:
-            return None
-        return Offer(self._config.url, found, self._config.url)
+    _etag: str | None = None
 
-    def download(self, offer: Offer, into: Path, current: Path, digest: str) -> None:
+    def find(self) -> Offer | None:
+        reply = self._client.ask_head(self._url, self._etag)
+        self._etag = reply.headers.get("etag")
+        word = self._etag or reply.headers.get("last-modified")
+        return Offer(None if word is None else tag_digest(word), None, self._url, reply.length)
+
+    def download(self, offer: Offer, into: Path, current: Path, digest: str, limit: SizeLimit) -> None:
         into.unlink(missing_ok=True)
-        if not self._apply_delta(offer, into, current, digest):
-            self._fetch(offer.address, into)
+        if self._apply_delta(offer, into, current, digest, limit):
+            return
+        nbytes = self._resume(offer, into, limit)
+        if offer.nbytes is not None and nbytes != offer.nbytes:
+            raise InputError(self._url, f"sends {nbytes} bytes and announces {offer.nbytes}", HINT)
 
-    def _apply_delta(self, offer: Offer, into: Path, current: Path, digest: str) -> bool:
+    def _resume(self, offer: Offer, into: Path, limit: SizeLimit) -> int:
+        """Download what is missing of an offer with a strong ETag, else all of it; its bytes."""
+        tag = self._etag or ""
+        if not tag.startswith('"') or offer.tag is None:
+            return self._fetch(offer.address, into, limit)[0]
+        part = into.with_name(f"{offer.tag[:DELTA_DIGITS]}{PART_SUFFIX}")
+        for path in into.parent.glob(f"*{PART_SUFFIX}"):
+            if path != part:
+                path.unlink()
+        before = part.stat().st_size if part.exists() else 0
+        try:
+            with open(part, "ab") as file:
+                nbytes = self._client.resume(offer.address, file, tag, limit)
+                os.fsync(file.fileno())
+        except InputError as error:
+            nbytes = part.stat().st_size
+            if offer.nbytes is None or nbytes >= offer.nbytes:
+                part.unlink()
+            elif nbytes > before:
+                raise CutDownload(error.where, error.problem, error.hint) from error
+            raise
+        os.replace(part, into)
+        return nbytes
+
+    def _apply_delta(self, offer: Offer, into: Path, current: Path, digest: str, limit: SizeLimit) -> bool:
         """Whether the server has an update of the present bundle, which is applied."""
         delta = into.with_suffix(".delta")
         try:
-            self._fetch(f"{offer.address}.from-{digest[:DELTA_DIGITS]}", delta)
+            self._fetch(f"{offer.address}.from-{digest[:DELTA_DIGITS]}", delta, limit)
             apply_update(current, delta, into)
+            check_size(self._url, into.stat().st_size, limit)
         except InputError:
+            into.unlink(missing_ok=True)
             return False
         finally:
-            with describe_problem(delta):
-                delta.unlink(missing_ok=True)
+            delta.unlink(missing_ok=True)
         return True
 
 
@@ -161,75 +166,92 @@ class HawkBit(UpdateSource):
 
     scheme = "TargetToken"
 
-    def find(self, tag: str | None) -> Offer | None:
+    def find(self) -> Offer | None:
         try:
-            return self._find(tag)
+            return self._find()
         except (AttributeError, TypeError) as error:
-            raise InputError(self._config.url, "the answer of the update server has another form", HINT) from error
+            raise InputError(self._url, "the answer of the update server has another form", HINT) from error
 
-    def _find(self, tag: str | None) -> Offer | None:
-        links = self._get(self._config.url).get("_links", {})
+    def _find(self) -> Offer | None:
+        links = self._get(self._url).get("_links", {})
         if (href := _href(links, "cancelAction")) is not None:
             self._confirm_cancel(href)
         href = _href(links, "deploymentBase")
         if href is None:
             return None
         base = self._get(href)
-        name = str(base.get("id", ""))
-        if not name or name == tag:
-            return None
+        name = _deployment_name(base.get("id"))
+        if name is None:
+            raise InputError(self._url, "the deployment has no id of letters and digits", HINT)
+        offer = Offer(tag_digest(name), name)
         artifacts = [
-            one for chunk in base.get("deployment", {}).get("chunks", []) for one in chunk.get("artifacts", [])
+            artifact
+            for chunk in base.get("deployment", {}).get("chunks", [])
+            for artifact in chunk.get("artifacts", [])
         ]
-        for one in artifacts:
-            if str(one.get("filename", "")).endswith(".safetensors"):
-                address = _href(one.get("_links", {}), "download") or _href(one.get("_links", {}), "download-http")
-                sha256, size = one.get("hashes", {}).get("sha256"), one.get("size")
-                if address is not None and isinstance(sha256, str) and isinstance(size, int):
-                    return Offer(name, name, address, size, sha256)
-        offer = Offer(name, name)
-        self.report(offer, False, "the deployment has no bundle (.safetensors) with its SHA-256")
-        raise InputError(self._config.url, f"deployment {name[:40]} has no bundle with its SHA-256", HINT)
+        for artifact in artifacts:
+            if str(artifact.get("filename", "")).endswith(BUNDLE_SUFFIX):
+                address = self._find_address(artifact.get("_links", {}))
+                sha256, nbytes = artifact.get("hashes", {}).get("sha256"), artifact.get("size")
+                if address is not None and isinstance(sha256, str) and type(nbytes) is int and nbytes >= 0:
+                    return Offer(offer.tag, name, address, nbytes, sha256)
+        raise WrongOffer.of(offer, self._url, f"deployment {name} has no bundle with its SHA-256", HINT)
 
-    def download(self, offer: Offer, into: Path, current: Path, digest: str) -> None:
+    def _find_address(self, links: Any) -> str | None:
+        """The artifact's address; one without encryption only where the config has none either."""
+        plain = _href(links, "download-http") if self._url.startswith("http://") else None
+        return _href(links, "download") or plain
+
+    def download(self, offer: Offer, into: Path, current: Path, digest: str, limit: SizeLimit) -> None:
         if offer.sha256 == digest:  # nothing to load
-            with describe_problem(into):
-                into.write_bytes(current.read_bytes())
+            with open(current, "rb") as data, open_atomic(into, overwrite=True) as file:
+                while piece := data.read(1 << 20):
+                    file.write(piece)
             return
-        found = self._fetch(offer.address, into)
-        if found != offer.sha256 or into.stat().st_size != offer.size:
-            self.report(offer, False, "the file is another than the announced one")
-            raise InputError(self._config.url, "sends another file than it announces", HINT)
+        check_size(self._url, offer.nbytes or 0, limit)
+        announced = SizeLimit(min(limit.nbytes, offer.nbytes or 0), "the server announces")
+        nbytes, sha256 = self._fetch(offer.address, into, announced)
+        if sha256 != offer.sha256 or nbytes != offer.nbytes:
+            raise WrongOffer.of(offer, self._url, "sends another file than it announces", HINT)
 
-    def report(self, offer: Offer, is_good: bool, text: str) -> None:
-        result = {"execution": "closed", "result": {"finished": "success" if is_good else "failure"}, "details": [text]}
-        address = f"{self._config.url}/deploymentBase/{urllib.parse.quote(offer.name, safe='')}/feedback"
-        with self._describe(), self._open(address, "POST", {"id": offer.name, "status": result}):
-            pass
+    def report(self, report: UpdateReport) -> None:
+        finished = "success" if report.is_good else "failure"
+        status = {"execution": "closed", "result": {"finished": finished}, "details": [report.text]}
+        self._give_feedback("deploymentBase", report.deployment, status)
 
     def _confirm_cancel(self, href: str) -> None:
-        number = str(self._get(href).get("id", ""))
-        address = f"{self._config.url}/cancelAction/{urllib.parse.quote(number, safe='')}/feedback"
-        status = {"execution": "closed", "result": {"finished": "success"}, "details": []}
-        with self._describe(), self._open(address, "POST", {"id": number, "status": status}):
-            pass
+        number = _deployment_name(self._get(href).get("id"))
+        if number is not None:
+            self._give_feedback(
+                "cancelAction", number, {"execution": "closed", "result": {"finished": "success"}, "details": []}
+            )
+
+    def _give_feedback(self, kind: str, name: str, status: dict[str, Any]) -> None:
+        address = f"{self._url}/{kind}/{urllib.parse.quote(name, safe='')}/feedback"
+        self._client.ask(address, "POST", {"id": name, "status": status})
 
     def _get(self, address: str) -> dict[str, Any]:
-        with self._describe(), self._open(address, Accept="application/hal+json") as response:
-            data = response.read(MAX_REPLY_BYTES + 1)
+        reply = self._client.ask(address, accept="application/hal+json")
         try:
-            found = parse_json(data[:MAX_REPLY_BYTES], foreign=True)
+            answer = parse_json(reply.body, foreign=True)
         except ParseError as error:
-            raise InputError(self._config.url, f"the update server answers no JSON: {error}", HINT) from error
-        if not isinstance(found, dict) or len(data) > MAX_REPLY_BYTES:
-            raise InputError(self._config.url, "the update server answers no JSON object", HINT)
-        return found
+            raise InputError(self._url, f"the update server answers no JSON: {error}", HINT) from error
+        if not isinstance(answer, dict):
+            raise InputError(self._url, "the update server answers no JSON object", HINT)
+        return answer
 
 
 def _href(links: Any, name: str) -> str | None:
-    found = links.get(name) if isinstance(links, dict) else None
-    href = found.get("href") if isinstance(found, dict) else None
+    link = links.get(name) if isinstance(links, dict) else None
+    href = link.get("href") if isinstance(link, dict) else None
     return href if isinstance(href, str) else None
+
+
+def _deployment_name(given: Any) -> str | None:
+    try:
+        return _DEPLOYMENT.validate_python(str(given)) if isinstance(given, str | int) else None
+    except ValidationError:
+        return None
 
 
 def check_updates(config: UpdateConfig) -> None:
@@ -237,6 +259,12 @@ def check_updates(config: UpdateConfig) -> None:
     read_public_key(config.public_key)
     if config.ca is not None:
         client_context(config.ca)
+
+
+def check_update_folder(config: BoxConfig) -> None:
+    """Raise InputError where the box pulls updates and its bundle's folder cannot be written."""
+    if config.updates is not None:
+        check_replaceable(config.configured_bundle or config.bundle)
 
 
 def make_source(config: UpdateConfig) -> UpdateSource:

@@ -1,179 +1,131 @@
 """Updates that a box pulls: offers of a server, checked, tried for a while, and taken back where the box gets worse.
 
-At any moment, also after a power cut, the bundle of the config is the old or the new one, whole: it is replaced by
-rename alone, and the old one is kept in the spool until the new one has proved itself.
+What the box does comes first, what it reports comes later and in another thread. A bundle is taken where its owner has
+signed it and its number is above that of every bundle that has served here.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
+import itertools
 import logging
 import math
 import random
-import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import ConfigDict, Field
+from gemel.edge_runtime.backoff import BackOff
+from gemel.edge_runtime.config import UpdateConfig
+from gemel.edge_runtime.reload import STOPPING, ReloadResult
+from gemel.edge_runtime.update_files import UpdateFolder, file_digest
+from gemel.edge_runtime.update_health import HealthWatch, QueryHealth, count_health, health_between, measure_limits
+from gemel.edge_runtime.update_history import (
+    MAX_FAILURES,
+    ServerMemory,
+    UpdateHistory,
+    UpdateTrial,
+    read_history,
+    read_memory,
+    write_history,
+    write_memory,
+)
+from gemel.edge_runtime.update_reports import Reporter, UpdateReport
+from gemel.edge_runtime.update_sources import CutDownload, Offer, UpdateSource, WrongOffer, make_source, tag_digest
+from gemel.models.bundle import open_bundle
+from gemel.models.bundle.format import Stamp
+from gemel.models.bundle.signing import Release, check_signature
+from gemel.models.bundle.verify import verify_bundle
+from gemel.models.errors import GemelError, InputError, message_of, one_line
+from gemel.models.io import locked_folder
 
-from edge_runtime.config import FOLDER_MODE, UpdateConfig
-from edge_runtime.load_monitor import OVERLOAD_REASONS
-from edge_runtime.reload import STOPPING, ReloadResult
-from edge_runtime.update_sources import Offer, UpdateSource, make_source
-from models.bundle import open_bundle
-from models.bundle.signing import check_signature
-from models.bundle.verify import verify_bundle
-from models.errors import GemelError, InputError, message_of
-from models.io import Exact, Name, describe_problem, open_atomic, read_json, validate
-
-FOLDER, STATE_FILE = "updates", "state.json"
-OFFER_FILE, PREVIOUS_FILE = "offer.safetensors", "previous.safetensors"
-TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
-MAX_STATE_BYTES, MAX_DIGESTS = 1 << 20, 1000
-COPY_BYTES = 1 << 20
-TICK_S, WINDOW_S = 5.0, 60.0
+TICK_S, WINDOW_S = 5.0, 3600.0
 """Interval at which the ledger is sampled, and how far back the time before an update is compared."""
 MAX_STARTS = 3
 """Starts of the process during a trial: a bundle that makes the box end is taken back at the next."""
-MIN_FRAMES = 20
-"""A query with fewer frames says nothing."""
-MAX_FEWER_IN_TIME, MAX_MORE_FAILED = 0.1, 0.05
-"""Shares of a query's frames by which it may get worse."""
 RELOAD_TIMEOUT_S = 600.0
+RETRY_S = 60.0
+"""Until taking back is tried again, where the box did not reload."""
+DAY_S = 86_400.0
+MIN_SILENT_S, SILENT_POLLS = DAY_S, 3
+"""A server that has not answered for so long, and for so many polls, is a trouble."""
+NO_TAG = tag_digest("")
 
 log = logging.getLogger("gemel.run")
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
-
-class QueryHealth(Exact):
-    """Frames of a query over some time: all, those answered in time, those failed."""
-
-    received: int = 0
-    in_time: int = 0
-    failed: int = 0
-
-    def is_worse(self, before: QueryHealth) -> str | None:
-        """Why this is worse than the time before; None where it is not, or where there are too few frames."""
-        if min(self.received, before.received) < MIN_FRAMES:
-            failed = self.received >= MIN_FRAMES and self.failed / self.received > 0.5
-            return f"{self.failed} of {self.received} frames failed" if failed else None
-        if self.failed / self.received > before.failed / before.received + MAX_MORE_FAILED:
-            return f"{self.failed / self.received:.0%} of its frames fail, {before.failed / before.received:.0%} before"
-        now, then = self.in_time / self.received, before.in_time / before.received
-        return f"{now:.0%} of its frames are in time, {then:.0%} before" if now < then - MAX_FEWER_IN_TIME else None
-
-
-class UpdateTrial(Exact):
-    """A bundle that serves and has to prove itself: `before` is the health of the queries before it."""
-
-    digest: Digest
-    previous: Digest
-    offer: Annotated[str, Field(max_length=1000)]
-    starts: int = 0
-    before: dict[Name, QueryHealth] = Field(default_factory=dict)
-
-
-class UpdateState(Exact):
-    """What the updater knows over restarts. `refused` and `past` are digests that are never taken (again)."""
-
-    model_config = ConfigDict(frozen=False)
-
-    tag: Annotated[str, Field(max_length=1000)] | None = None
-    refused: dict[Digest, str] = Field(default_factory=dict)
-    past: list[Digest] = Field(default_factory=list)
-    trial: UpdateTrial | None = None
-
-
-class UpdateFolder:
-    """The updater's files in the spool, and the bundle of the config."""
-
-    def __init__(self, spool: Path, bundle: Path) -> None:
-        self.folder, self.bundle = spool / FOLDER, bundle
-
-    @property
-    def offer(self) -> Path:
-        """Where an offer is downloaded."""
-        return self.folder / OFFER_FILE
-
-    @property
-    def previous(self) -> Path:
-        """The bundle before the one on trial."""
-        return self.folder / PREVIOUS_FILE
-
-    def prepare(self) -> None:
-        """Make the folder, and remove what a power cut has left half written."""
-        with describe_problem(self.folder):
-            self.folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
-            for path in (*self.folder.iterdir(), *self.bundle.parent.iterdir()):
-                if TEMPORARY.fullmatch(path.name):
-                    path.unlink(missing_ok=True)
-
-    def read_state(self) -> UpdateState:
-        """The state; a new one where there is none, or it is damaged."""
-        path = self.folder / STATE_FILE
-        if not path.exists():
-            return UpdateState()
-        try:
-            return validate(path, read_json(path, "remove it", MAX_STATE_BYTES), UpdateState, hint="remove it")
-        except InputError as error:
-            log.error("updates: %s; begun anew", error)
-            return UpdateState()
-
-    def write_state(self, state: UpdateState) -> None:
-        """Write the state; it is on the disk afterwards."""
-        state.past = state.past[-MAX_DIGESTS:]
-        state.refused = dict(list(state.refused.items())[-MAX_DIGESTS:])
-        with open_atomic(self.folder / STATE_FILE, overwrite=True) as file:
-            file.write(state.model_dump_json().encode())
-
-    def copy(self, source: Path, target: Path) -> None:
-        """Replace a file by a copy of another, whole or not at all."""
-        with open(source, "rb") as data, open_atomic(target, overwrite=True) as file:
-            while piece := data.read(COPY_BYTES):
-                file.write(piece)
 
 
 def recover_update(spool: Path, bundle: Path, problem: str | None = None) -> bool:
     """Called at a start, before the bundle is opened: a trial that makes the box end again and again is taken back.
 
-    With a `problem` (the bundle cannot be served) it is taken back at once. Returns whether that was done.
+    With a `problem` (the bundle cannot be served) it is taken back at once. Returns whether that was done. Where the
+    history is damaged nothing is done. InputError where another box uses the spool.
     """
     files = UpdateFolder(spool, bundle)
-    if not (files.folder / STATE_FILE).exists():
+    if not files.folder.exists():
         return False
-    files.prepare()
-    state = files.read_state()
-    if state.trial is None:
+    with locked_folder(spool):
+        return _recover(files, problem)
+
+
+def _recover(files: UpdateFolder, problem: str | None) -> bool:
+    try:
+        files.prepare()
+        history = read_history(files.history)
+    except InputError as error:
+        log.error("updates: %s", one_line(error))
         return False
-    state.trial = state.trial.model_copy(update={"starts": state.trial.starts + 1})
-    if problem is None and state.trial.starts <= MAX_STARTS:
-        files.write_state(state)
+    trial = history.trial
+    if trial is None:
         return False
-    revert_trial(files, state, problem or f"the box ended {MAX_STARTS} times")
+    if problem is None:
+        if not files.bundle.exists() or file_digest(files.bundle) != trial.digest:
+            # It never came, it was taken back, or somebody put another bundle there.
+            write_history(files.history, history.end_trial(has_served=trial.verdict is not None))
+            return False
+        if trial.verdict is None and trial.starts < MAX_STARTS:
+            again = trial.model_copy(update={"starts": trial.starts + 1})
+            write_history(files.history, history.begin_trial(again))
+            return False
+    reason = trial.verdict or problem or f"the box ended {MAX_STARTS} times"
+    write_history(files.history, history.condemn(trial, reason))
+    restore_previous(files, trial)
+    write_history(files.history, history.condemn(trial, reason).end_trial())
+    log.error("update %s is taken back: %s", trial.digest[:12], one_line(reason))
     return True
 
 
-def revert_trial(files: UpdateFolder, state: UpdateState, reason: str) -> None:
-    """The bundle before the trial, again; the other is never taken any more."""
-    trial = state.trial
-    assert trial is not None
-    if files.previous.exists():
-        files.copy(files.previous, files.bundle)
-    state.refused[trial.digest] = reason[:400]
-    state.trial = None
-    files.write_state(state)
-    log.error("update %s is taken back: %s", trial.digest[:12], reason)
+def restore_previous(files: UpdateFolder, trial: UpdateTrial) -> None:
+    """Install the bundle before a trial again, unless it is there already.
+
+    InputError where it is gone or damaged: then a person has to put one there.
+    """
+    if files.bundle.exists() and file_digest(files.bundle) == trial.previous:
+        return
+    if not files.previous.exists() or file_digest(files.previous) != trial.previous:
+        raise InputError(files.previous, "is not the bundle before the update", f"put a good one at {files.bundle}")
+    files.install(files.previous)
+
+
+class UpdateState(str, Enum):
+    """Where an update is; `trouble` and `refused` say why it is refused, until the server offers another."""
+
+    __str__ = str.__str__
+
+    CURRENT = "current"
+    DOWNLOADING = "downloading"
+    ON_TRIAL = "on trial"
+    REFUSED = "refused"
 
 
 class Updater:
     """Polls a source in a thread. `reload` reloads the box, `ledger` gives its counts (`Ledger.to_json`), `problems`
-    why a query of the present bundle drifts or cannot run.
+    why a query of the present bundle drifts or cannot run. Models of `factories` may lie in `root`.
+
+    `history` is None while it cannot be read: then the box neither polls nor installs.
     """
 
     def __init__(
@@ -184,41 +136,90 @@ class Updater:
         ledger: Callable[[], list[dict[str, Any]]],
         problems: Callable[[], Mapping[str, str]],
         factories: tuple[str, ...] = (),
+        root: Path | None = None,
         source: UpdateSource | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config, self.files = config, files
         self._reload, self._ledger, self._problems, self._clock = reload, ledger, problems, clock
-        self._source, self._factories = source or make_source(config), factories
+        self._source, self._factories, self._root = source or make_source(config), factories, root
+        self._reporter = Reporter(self._source.report)
         self._stopping = threading.Event()
         self._samples: deque[tuple[float, dict[str, QueryHealth]]] = deque()
-        self._begun: dict[str, QueryHealth] | None = None
+        self._is_downloading = self._is_taken_back = False
+        self._watch: HealthWatch | None = None
+        self._watched: dict[str, QueryHealth] = {}
         self._accept_at = math.inf
         self._known_problems: frozenset[str] = frozenset()
-        self._next_poll = 0.0
-        self.trouble: str | None = None
-        """Why the last poll failed."""
+        self._next_poll = self._next_try = self._next_take_back = 0.0
+        self._answered_at = clock()
+        self._bundle_stamp: Stamp | None = None
+        self._poll_trouble: str | None = None
+        self._offer_trouble = "the offer of the server failed before; it is tried again later"
         self.checked_at: float | None = None
-        self.state = UpdateState()
+        self.release = Release()
+        self.history: UpdateHistory | None = None
+        self.memory = ServerMemory()
         self._thread = threading.Thread(target=self._work, name="updates", daemon=True)
 
     def start(self) -> None:
-        """Begin to poll."""
-        self.files.prepare()
-        self.state = self.files.read_state()
+        """Begin to poll. Never raises: the box serves whatever is wrong with its updates."""
+        self.open()
         self._thread.start()
 
     def stop(self) -> None:
         """End; a download that hangs is not waited for."""
         self._stopping.set()
+        self._reporter.stop()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why updates do not go as they should at present; None where they do."""
+        return next(self._find_troubles(), None)
+
+    def _find_troubles(self) -> Iterator[str]:
+        if self._poll_trouble is not None:
+            yield self._poll_trouble
+        if self.release.is_over(time.time()):
+            yield f"the bundle that serves was signed to serve until {self.release.end_text}, and nothing newer came"
+        silent_s = self._clock() - self._answered_at
+        if silent_s > self.config.watch_s + max(MIN_SILENT_S, SILENT_POLLS * self.config.every_s):
+            yield f"the server has not answered for {silent_s / DAY_S:.1f} days"
+        if self._reporter.trouble is not None:
+            yield self._reporter.trouble
 
     def to_json(self) -> dict[str, Any]:
-        """When the server answered last, the bundle on trial, bundles refused, and the present trouble."""
-        state = self.state
+        """When the server answered last, the signed number and end of the bundle, the one on trial, those refused."""
+        history = self.history or UpdateHistory()
         return {
-            "checked_at": self.checked_at, "trial": None if state.trial is None else state.trial.digest[:12],
-            "refused": {digest[:12]: why for digest, why in state.refused.items()}, "trouble": self.trouble,
+            "state": str(self._state(history)),
+            "checked_at": self.checked_at, "trial": None if history.trial is None else history.trial.digest[:12],
+            "refused": {digest[:12]: why for digest, why in history.refused.items()}, "trouble": self.trouble,
+            "sequence": self.release.sequence, "valid_until": self.release.valid_until,
         }  # fmt: skip
+
+    def _state(self, history: UpdateHistory) -> UpdateState:
+        if history.trial is not None:
+            return UpdateState.ON_TRIAL
+        if self._is_downloading:
+            return UpdateState.DOWNLOADING
+        if self.memory.failed is not None or self._is_taken_back:
+            return UpdateState.REFUSED
+        return UpdateState.CURRENT
+
+    def open(self) -> bool:
+        """Read what was remembered; whether it can be used. Tried again at each step until it can."""
+        try:
+            self.files.prepare()
+            self.history = read_history(self.files.history)
+        except (GemelError, OSError) as error:
+            self._note_trouble(message_of(error))
+            return False
+        self.memory = read_memory(self.files.memory)
+        self._next_try = self._clock() + (self._pause_s() if self.memory.failed is not None else 0.0)
+        self._note_trouble(None)
+        self._read_release()
+        return True
 
     def _work(self) -> None:
         while not self._stopping.wait(TICK_S):
@@ -230,146 +231,235 @@ class Updater:
     def step(self) -> None:
         """Sample the box, judge a trial, and poll where that is due."""
         now = self._clock()
-        self._samples.append((now, self._health()))
+        self._samples.append((now, count_health(self._ledger())))
         while self._samples[0][0] < now - WINDOW_S:
             self._samples.popleft()
-        if self.state.trial is not None:
-            self._judge(self.state.trial, now)
+        if self.history is None and not self.open():
+            return
+        assert self.history is not None
+        trial = self.history.trial
+        if trial is not None and trial.verdict is not None:
+            if now >= self._next_take_back:
+                self._take_back(trial, trial.verdict)
+        elif trial is not None:
+            self._judge(trial, now)
         elif now >= self._next_poll:
             self._next_poll = now + self.config.every_s * random.uniform(0.9, 1.1)
             self.poll()
 
     def poll(self) -> None:
         """Take what the server offers, if it is news."""
+        if self.history is None and not self.open():
+            return
         try:
-            offer = self._source.find(self.state.tag)
-            self.checked_at = time.time()
-            if offer is not None:
+            self._count_present()
+            self._forgive()
+            offer = self._source.find()
+            self.checked_at, self._answered_at = time.time(), self._clock()
+            if offer is None or (offer.tag is not None and offer.tag == self.memory.done):
+                self._note_trouble(None)
+            elif self._tag_of(offer) == self.memory.failed and self._clock() < self._next_try:
+                self._note_trouble(self._offer_trouble)
+            else:
                 self._try_offer(offer)
-            self._note_trouble(None)
+                self._note_trouble(None)
         except (GemelError, OSError) as error:
             self._note_trouble(message_of(error))
+            if isinstance(error, WrongOffer):
+                self._report(error.deployment, False, error.problem)
+
+    def _forgive(self) -> None:
+        """Look again at what was taken back as late, after its time."""
+        assert self.history is not None
+        history = self.history.forgive(time.time())
+        if history is not self.history:
+            self._write_history(history)
+            self._remember(done=None, failed=None, failures=0)
 
     def _try_offer(self, offer: Offer) -> None:
-        current = file_digest(self.files.bundle)
-        self._source.download(
-            offer, self.files.offer, self.files.bundle, current
-        )  # where it fails, the next poll tries
+        """Take an offer; where that fails, it is tried again later and later."""
         try:
-            digest = self._check_offer(current)
-        except InputError as error:
-            self._source.report(offer, False, message_of(error))
-            self._remember_tag(offer)
+            self.files.check_writable()
+            limit, current = self.files.find_limit(), file_digest(self.files.bundle)
+            self._is_downloading, self._is_taken_back = True, False
+            self._source.download(offer, self.files.offer, self.files.bundle, current, limit)
+            release = self._check_offer(offer, current)
+            if release is not None:
+                self._install(offer, release, current)
+            else:
+                self._report(offer.deployment, True, "serves already")
+            self._remember(done=offer.tag, failed=None, failures=0)
+        except (GemelError, OSError) as error:
+            self._offer_trouble = message_of(error)
+            is_first = self._tag_of(offer) != self.memory.failed or isinstance(error, CutDownload)
+            failures = 1 if is_first else self.memory.failures + 1
+            self.memory = self.memory.model_copy(update={"failures": min(failures, MAX_FAILURES)})
+            self._next_try = self._clock() + self._pause_s()
+            self._remember(failed=self._tag_of(offer))
             raise
-        if digest is None:
-            self._remember_tag(offer)
-            self._source.report(offer, True, "serves already")
-            return
-        self._install(offer, digest, current)
+        finally:
+            self._is_downloading = False
+            self.files.remove_offer()
 
-    def _check_offer(self, current: str) -> str | None:
-        """The digest of the downloaded bundle, None where it serves already; InputError where it is not taken."""
-        digest = file_digest(self.files.offer)
+    def _check_offer(self, offer: Offer, current: str) -> Release | None:
+        """The release of the downloaded bundle, None where it serves already; WrongOffer where it is not taken."""
+        assert self.history is not None
+        path, digest = self.files.offer, file_digest(self.files.offer)
         if digest == current:
             return None
-        check_signature(open_bundle(self.files.offer, self._factories, self.files.folder), self.config.public_key)
-        for problem in verify_bundle(self.files.offer, self._factories, self.files.folder):
-            raise InputError(self.files.offer, problem, "offer a whole bundle")
-        if digest in self.state.refused:
-            reason = self.state.refused[digest]
-            raise InputError(self.files.offer, f"bundle {digest[:12]} was taken back before: {reason}", "offer another")
-        if digest in self.state.past:
-            raise InputError(self.files.offer, f"bundle {digest[:12]} is older: it served before", "offer a newer one")
-        return digest
+        try:
+            release = check_signature(open_bundle(path, self._factories, self._root), self.config.public_key)
+        except InputError as error:
+            raise WrongOffer.of(offer, self.config.url, error.problem, error.hint) from error
+        for problem, hint in self._find_refusals(digest, release):
+            raise WrongOffer.of(offer, self.config.url, problem, hint)
+        for problem in verify_bundle(path, self._factories, self._root):
+            raise WrongOffer.of(offer, self.config.url, problem, "offer a whole bundle")
+        return release
 
-    def _install(self, offer: Offer, digest: str, current: str) -> None:
-        before = _difference(self._samples[0][1], self._samples[-1][1]) if self._samples else {}
-        self.files.copy(self.files.bundle, self.files.previous)
-        self.state.trial = UpdateTrial(digest=digest, previous=current, offer=offer.name, before=before)
-        self.files.write_state(self.state)
-        self.files.copy(self.files.offer, self.files.bundle)
+    def _find_refusals(self, digest: str, release: Release) -> Iterator[tuple[str, str]]:
+        """Why a signed bundle is not taken: problem and hint."""
+        assert self.history is not None
+        if digest in self.history.refused:
+            yield f"bundle {digest[:12]} was taken back before: {self.history.refused[digest]}", "offer another"
+        highest = self.history.highest
+        if release.sequence <= highest:
+            problem = f"bundle {digest[:12]} has the number {release.sequence}, and {highest} has served here"
+            yield problem, "sign it again with `gemel bundle sign`, or install it by hand"
+        if release.is_over(time.time()):
+            problem = f"bundle {digest[:12]} was signed to serve until {release.end_text}"
+            yield problem, "sign it again with `gemel bundle sign --valid-until`"
+
+    def _install(self, offer: Offer, release: Release, current: str) -> None:
+        assert self.history is not None
+        counts = [count for _, count in self._samples]
+        limits = measure_limits([health_between(*pair) for pair in itertools.pairwise(counts)])
+        earlier, digest = self.history, file_digest(self.files.offer)
+        trial = UpdateTrial(digest=digest, previous=current, sequence=release.sequence, limits=limits)
+        self.files.keep_previous()
+        self._remember(deployment=offer.deployment)
+        self._write_history(earlier.begin_trial(trial))
+        try:
+            self.files.install(self.files.offer)
+        except BaseException:
+            if file_digest(self.files.bundle) != digest:
+                self._write_history(earlier)
+            raise
         self._known_problems = frozenset(self._problems())
         log.info("update: bundle %s comes from the server", digest[:12])
+        self._watch = None
         result = self._reload().result(RELOAD_TIMEOUT_S)
         if result.reason == STOPPING:  # the next start goes on with the trial
             return
-        self.files.offer.unlink(missing_ok=True)
         if result.reason is not None:
-            self._revert(f"the box refuses it: {result.reason}")
-        self._remember_tag(offer)
-        self._begin_watch()
+            self._take_back(trial, f"the box refuses it: {result.reason}", has_served=False)
+        self._read_release()
+        self._begin_watch(trial)
 
-    def _begin_watch(self) -> None:
+    def _begin_watch(self, trial: UpdateTrial) -> None:
         """Count from now: neither a slow reload nor the time in which the box was off proves a bundle."""
-        self._begun, self._accept_at = self._health(), self._clock() + self.config.watch_s
+        self._watch, self._watched = HealthWatch(trial.limits), count_health(self._ledger())
+        self._accept_at = self._clock() + self.config.watch_s
 
     def _judge(self, trial: UpdateTrial, now: float) -> None:
         """Take the trial back where a query got worse; accept it after its time."""
-        if self._begun is None:  # the first look after a restart
-            self._begin_watch()
-            if file_digest(self.files.bundle) != trial.digest:
-                self.state.trial = None  # a power cut came before it was installed, or another bundle was put there
-                self.files.write_state(self.state)
+        assert self.history is not None
+        if self._watch is None:  # the first look after a restart
+            self._begin_watch(trial)
+            if file_digest(self.files.bundle) != trial.digest:  # somebody put another bundle there
+                self._write_history(self.history.end_trial(has_served=False))
                 return
-        reasons = [
-            f"query {query}: {why}" for query, why in self._problems().items() if query not in self._known_problems
-        ]
-        for query, health in _difference(self._begun or {}, self._health()).items():
-            if (why := health.is_worse(trial.before.get(query, QueryHealth()))) is not None:
-                reasons.append(f"query {query}: {why}")
-        if reasons:
-            self._revert(reasons[0])
-            self._reload().result(RELOAD_TIMEOUT_S)
-        elif now >= self._accept_at:
+        problems = {query: why for query, why in self._problems().items() if query not in self._known_problems}
+        for query, why in problems.items():
+            self._take_back(trial, f"query {query}: {why}")
+            return
+        assert self._watch is not None
+        counts = count_health(self._ledger())
+        lapse = self._watch.add(health_between(self._watched, counts))
+        self._watched = counts
+        if lapse is not None:
+            again_at = time.time() + DAY_S if lapse.is_late else None
+            self._take_back(trial, f"query {lapse.query}: {lapse.reason}", again_at=again_at)
+            return
+        if now >= self._accept_at:
             log.info("update %s is accepted", trial.digest[:12])
-            self.state.past.append(trial.previous)
-            self.state.trial = None
-            self.files.write_state(self.state)
-            self._source.report(Offer(trial.offer), True, "accepted")
+            self._write_history(self.history.end_trial())
+            self._report(self.memory.deployment, True, "accepted")
 
-    def _revert(self, reason: str) -> None:
-        trial = self.state.trial
-        assert trial is not None
-        revert_trial(self.files, self.state, reason)
-        with contextlib.suppress(GemelError, OSError):
-            self._source.report(Offer(trial.offer), False, reason)
+    def _take_back(
+        self, trial: UpdateTrial, reason: str, has_served: bool = True, again_at: float | None = None
+    ) -> None:
+        """Let the bundle before the trial serve again, then remember that, then report it.
 
-    def _remember_tag(self, offer: Offer) -> None:
-        self.state.tag = offer.tag
-        self.files.write_state(self.state)
+        `again_at` is when it may come again, in seconds since 1970; None: never. Where a step fails the
+        verdict stays, and the next one goes on from there.
+        """
+        assert self.history is not None
+        self._is_taken_back = True
+        self._next_take_back = self._clock() + RETRY_S
+        condemned = self.history.condemn(trial, reason, again_at)
+        self.history = condemned
+        try:
+            self._write_history(condemned)
+        except (GemelError, OSError) as error:  # a full disk, say: what matters is the bundle
+            self._note_trouble(message_of(error))
+        if file_digest(self.files.bundle) == trial.digest:  # else somebody put another bundle there
+            restore_previous(self.files, trial)
+        if has_served:
+            result = self._reload().result(RELOAD_TIMEOUT_S)
+            if result.reason == STOPPING:  # the next start finishes
+                return
+            if result.reason is not None:
+                raise InputError(self.files.bundle, f"the box does not reload: {result.reason}", "it is tried again")
+        self._write_history(condemned.end_trial())
+        log.error("update %s is taken back: %s", trial.digest[:12], one_line(reason))
+        self._read_release()
+        self._note_trouble(None)
+        self._report(self.memory.deployment, False, reason)
 
-    def _health(self) -> dict[str, QueryHealth]:
-        """The counts of all queries so far."""
-        return {
-            row["query"]: QueryHealth(
-                received=row["processed"] + row["failed"] + _lost_frames(row), in_time=row["processed"] - row["late"],
-                failed=row["failed"],
-            )
-            for row in self._ledger()
-        }  # fmt: skip
+    def _report(self, deployment: str | None, is_good: bool, text: str) -> None:
+        if deployment is not None:
+            self._reporter.add(UpdateReport(deployment, is_good, text))
+
+    def _write_history(self, history: UpdateHistory) -> None:
+        write_history(self.files.history, history)
+        self.history = history
+
+    def _remember(self, **changes: str | int | None) -> None:
+        """Keep what concerns the server; it is worth no trouble where it cannot be written."""
+        self.memory = self.memory.model_copy(update=changes)
+        try:
+            write_memory(self.files.memory, self.memory)
+        except (GemelError, OSError) as error:
+            log.warning("update: %s", one_line(error))
+
+    def _read_release(self) -> None:
+        """Read number and end date of the bundle that serves, where its file has changed."""
+        try:
+            bundle = open_bundle(self.files.bundle, self._factories, self._root)
+            if bundle.file.opened_as == self._bundle_stamp:
+                return
+            self._bundle_stamp = bundle.file.opened_as
+            self.release = check_signature(bundle, self.config.public_key)
+        except (GemelError, OSError):  # without a signature, or with another key's: it has no number
+            self.release = Release()
+
+    def _count_present(self) -> None:
+        """Remember the number of the bundle that serves, also of one that came by hand."""
+        assert self.history is not None
+        self._read_release()
+        if self.history.trial is None and self.release.sequence > self.history.highest:
+            self._write_history(self.history.model_copy(update={"highest": self.release.sequence}))
+
+    def _tag_of(self, offer: Offer) -> str:
+        return offer.tag or NO_TAG
+
+    def _pause_s(self) -> float:
+        """Until an offer that failed is tried again."""
+        pauses = BackOff(2 * self.config.every_s, max(DAY_S, 2 * self.config.every_s), spread=0.2)
+        return pauses.wait_s(self.memory.failures, random.random())
 
     def _note_trouble(self, text: str | None) -> None:
-        if text is not None and text != self.trouble:
-            log.warning("update: %s", text)
-        self.trouble = text
-
-
-def file_digest(path: Path) -> str:
-    """The SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with describe_problem(path), open(path, "rb") as file:
-        while piece := file.read(COPY_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
-def _lost_frames(row: Mapping[str, Any]) -> int:
-    return sum(row["dropped"].get(reason, 0) for reason in OVERLOAD_REASONS)
-
-
-def _difference(first: Mapping[str, QueryHealth], last: Mapping[str, QueryHealth]) -> dict[str, QueryHealth]:
-    zero = QueryHealth()
-    return {
-        query: QueryHealth(**{key: max(0, value - getattr(first.get(query, zero), key)) for key, value in health})
-        for query, health in last.items()
-    }
+        if text is not None and text != self._poll_trouble:
+            log.warning("update: %s", one_line(text))
+        self._poll_trouble = text

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from models.errors import InputError
+from gemel.models.errors import InputError
 
 MIN_CLIPPED = 32
 """Messages show at least so many characters of a long value."""

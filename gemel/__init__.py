@@ -11,6 +11,8 @@
 | `inspect(workload)` | models, bytes, groups and the layer-sharing bound |
 | `train(workload)` | trains the originals that have no weights yet |
 | `merge(workload, out, method)` | writes a bundle |
+| `pack(files, out, frames)` | ONNX files as they are in one bundle, measured beside plain sessions |
+| `prove(bundle, workload, answers)` | what footage, answers and labels prove of a bundle, without a new merge |
 | `plan(bundle, conditions)` | what fits, what swaps and what rate each query will have |
 | `place(fleet, out, objective)` | which queries of a fleet go on which box |
 | `simulate(bundle, conditions)` | the box's own schedule on a virtual clock |
@@ -30,10 +32,6 @@ A workload is given by its path or as a `Workload`. A name's imports are loaded 
 from __future__ import annotations
 
 import importlib
-import sys
-from importlib.machinery import ModuleSpec
-from importlib.util import spec_from_file_location
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -48,19 +46,21 @@ if TYPE_CHECKING:
         mend_drift,
         merge,
         open_bundle,
+        pack,
         place,
         plan,
+        prove,
         run,
         simulate,
         train,
         verify,
     )
     from gemel.conditions import Conditions
-    from merger import MergeOptions, Recipe, TrainOptions
-    from models.bundle import Bundle
-    from models.errors import BundleError, GemelError, InputError
-    from models.preprocess import Preprocess
-    from models.workload import Query, Workload, load_workload
+    from gemel.merger import MergeOptions, Recipe, TrainOptions
+    from gemel.models.bundle import Bundle
+    from gemel.models.errors import BundleError, GemelError, InputError
+    from gemel.models.preprocess import Preprocess
+    from gemel.models.workload import Query, Workload, load_workload
 
 __all__ = [
     "Bundle",
@@ -85,8 +85,10 @@ __all__ = [
     "mend_drift",
     "merge",
     "open_bundle",
+    "pack",
     "place",
     "plan",
+    "prove",
     "run",
     "simulate",
     "train",
@@ -95,11 +97,11 @@ __all__ = [
 
 _HOMES = {
     "gemel.conditions": ("Conditions",),
-    "merger": ("MergeOptions", "Recipe", "TrainOptions"),
-    "models.bundle": ("Bundle",),
-    "models.errors": ("BundleError", "GemelError", "InputError"),
-    "models.preprocess": ("Preprocess",),
-    "models.workload": ("Query", "Workload", "load_workload"),
+    "gemel.merger": ("MergeOptions", "Recipe", "TrainOptions"),
+    "gemel.models.bundle": ("Bundle",),
+    "gemel.models.errors": ("BundleError", "GemelError", "InputError"),
+    "gemel.models.preprocess": ("Preprocess",),
+    "gemel.models.workload": ("Query", "Workload", "load_workload"),
 }
 """The modules of the public names that are not in `gemel.api`."""
 
@@ -114,30 +116,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*globals(), *__all__]
-
-
-class _OwnPackages:
-    """Finds Gemel's other packages beside this one, whatever a user's folder calls models.py."""
-
-    root = Path(__file__).resolve().parents[1]
-    names = ("models", "merger", "edge_runtime", "video_samples")
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """The spec of such a package; None for any other module."""
-        folder = self.root / name
-        if name not in self.names:
-            return None
-        return spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
-
-
-def _find_own_packages() -> None:
-    """Make Gemel's packages importable; a module of such a name that was imported already gets their parts too."""
-    own: Any = _OwnPackages()
-    sys.meta_path.insert(0, own)
-    for name in own.names:
-        folder, module = str(own.root / name), sys.modules.get(name)
-        if module is not None and folder not in (paths := list(getattr(module, "__path__", []))):
-            module.__path__ = [folder, *paths]
-
-
-_find_own_packages()

@@ -9,18 +9,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from edge_runtime.scheduler.costs import Costs
-from edge_runtime.simulation.device_profiles import PROFILES, DeviceProfile, costs_for
-from models.bundle import Bundle, BundleQuery
-from models.bundle.format import ITEM_BYTES
-from models.bundle.model_spec import load_model_spec
-from models.errors import InputError
+from gemel.edge_runtime.scheduler.costs import Costs
+from gemel.edge_runtime.simulation.device_profiles import PROFILES, DeviceProfile, costs_for
+from gemel.models.bundle import Bundle, BundleQuery
+from gemel.models.bundle.format import ITEM_BYTES
+from gemel.models.bundle.manifest import wide_code, wide_shape
+from gemel.models.bundle.model_spec import ModelSpec, load_model_spec
+from gemel.models.errors import InputError
+from gemel.models.extras import is_installed
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from models.sharing.layers import Layer
-    from models.workload import Query
+    from gemel.models.sharing.layers import Layer
+    from gemel.models.workload import Query
 
 
 Build = Callable[[], "nn.Module"]
@@ -30,6 +32,7 @@ class _Unweighted:
     """Queries as `costs_for` reads a bundle: sizes and architectures, no weights.
 
     `builds` make the architectures on the meta device; `names` has the shared tensor of a (query, state dict key).
+    Without torch `bundle` gives the documents of networks and the sizes of their tensors instead.
     """
 
     def __init__(
@@ -37,8 +40,9 @@ class _Unweighted:
         queries: Iterable[BundleQuery],
         builds: Mapping[str, Build],
         names: Mapping[tuple[str, str], str] | None = None,
+        bundle: Bundle | None = None,
     ) -> None:
-        self._builds, self._all = builds, dict[str, int]()
+        self._builds, self._bundle, self._all = builds, bundle, dict[str, int]()
         self.queries = tuple(
             replace(query, tensors=self._tensor_names(query, names or {}), stored={}) for query in queries
         )
@@ -47,15 +51,33 @@ class _Unweighted:
     def build(self, query_id: str, device: str) -> nn.Module:
         return self._builds[query_id]().to(device)
 
+    def document_of(self, query_id: str) -> bytes:
+        assert self._bundle is not None, "torch counts what these networks cost"
+        return self._bundle.document_of(query_id)
+
     def names_in_order(self, query_id: str) -> tuple[str, ...]:
         return self._names[query_id]
 
     def nbytes(self, name: str) -> int:
         return self._all[name]
 
+    def _spec_of(self, query: BundleQuery) -> ModelSpec:
+        if self._bundle is None:
+            return load_model_spec(query, self._builds[query.id])
+        entries = {key: self._bundle.header.entries[name] for key, name in query.tensors.items()}
+        tensors = {key: (wide_code(query, key, one), wide_shape(query, key, one)) for key, one in entries.items()}
+        return ModelSpec(tensors, {})
+
     def _tensor_names(self, query: BundleQuery, names: Mapping[tuple[str, str], str]) -> dict[str, str]:
-        """The tensor name of each state dict key; keys of one tensor have one name."""
-        wanted, named = load_model_spec(query, self._builds[query.id]), dict[str, str]()
+        """The tensor name of each state dict key; keys of one tensor have one name.
+
+        Of an original in whose place another network answers, a bundle knows the bytes alone: one tensor.
+        """
+        if query.substitution is not None:
+            name = f"{query.id}/original"
+            self._all[name] = query.substitution.bytes
+            return {"original": name}
+        wanted, named = self._spec_of(query), dict[str, str]()
         for key, (dtype, shape) in wanted.tensors.items():
             # BatchNorm counters are equal in all layers unless a bundle says otherwise.
             own = key if shape else query.tensors.get(key, "counter")
@@ -68,7 +90,8 @@ class _Unweighted:
 def bundle_originals(bundle: Bundle) -> Bundle:
     """A bundle's queries before merging, nothing shared."""
     builds: dict[str, Build] = {query.id: partial(bundle.build, query.id, "meta") for query in bundle.queries}
-    return cast("Bundle", _Unweighted(bundle.queries, builds))
+    stored = None if is_installed("torchvision") else bundle
+    return cast("Bundle", _Unweighted(bundle.queries, builds, bundle=stored))
 
 
 def workload_originals(queries: Iterable[Query]) -> Bundle:
@@ -79,8 +102,8 @@ def workload_originals(queries: Iterable[Query]) -> Bundle:
 
 def merge_at_ceiling(queries: Sequence[Query], layers: Iterable[Layer] | None = None) -> Bundle:
     """These queries' models with one weight for each group of layers, of all layers or of the given ones."""
-    from models.sharing.groups import groups
-    from models.sharing.layers import layers_of_all, weight_key
+    from gemel.models.sharing.groups import groups
+    from gemel.models.sharing.layers import layers_of_all, weight_key
 
     builds = _builds(queries)
     keys = {query.id: load_model_spec(query, builds[query.id]).tensors for query in queries}
@@ -93,7 +116,7 @@ def merge_at_ceiling(queries: Sequence[Query], layers: Iterable[Layer] | None = 
 
 
 def _builds(queries: Iterable[Query]) -> dict[str, Build]:
-    from models.zoo import build_query
+    from gemel.models.zoo import build_query
 
     return {query.id: partial(build_query, query, device="meta") for query in queries}
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gemel.conditions import DEFAULT_CONDITIONS, DEFAULT_DEVICE, Conditions
+from gemel.models.errors import InputError
 
 MIN_SHOWN_SCORE = 0.25
 """Detections of a file's model with lower scores are left out by `predict`."""
@@ -18,16 +19,18 @@ if TYPE_CHECKING:
     from gemel.drift import DriftCheck
     from gemel.drift_mend import DriftMend
     from gemel.inspection import Inspection
+    from gemel.merger import MergeOptions, MergeReport, TrainOptions, TrainResult
+    from gemel.models.bundle import Bundle
+    from gemel.models.export import Batch, ExportedModel
+    from gemel.models.export_folder import ExportedFolder
+    from gemel.models.preprocess import Preprocess
+    from gemel.models.workload import Workload
+    from gemel.packing import PackReport
     from gemel.placement import Placement
     from gemel.planner import BoxPlan, SimulationResult
+    from gemel.proving import ProveResult
     from gemel.report.comparison import ReportComparison
     from gemel.report.document import Report
-    from merger import MergeOptions, MergeReport, TrainOptions, TrainResult
-    from models.bundle import Bundle
-    from models.export import Batch, ExportedModel
-    from models.export_folder import ExportedFolder
-    from models.preprocess import Preprocess
-    from models.workload import Workload
 
 
 Progress = Callable[..., None]
@@ -40,7 +43,7 @@ def open_bundle(path: str | Path, factories: Collection[str] = ()) -> Bundle:
     (1, 3, H, W) that it takes. `factories` lists the `package.module:factory` models that may be imported for it, from
     the current folder or Python's path. Raises InputError when the file cannot be read, BundleError when it is unsound.
     """
-    from models import bundle
+    from gemel.models import bundle
 
     return bundle.open_bundle(path, factories, Path.cwd())
 
@@ -60,8 +63,10 @@ def load_model(
     boxes (N, A, 4) in fractions of the input and scores, or into probabilities; `.predict` does all for one frame, from
     `min_score` on. What the file does not say is given by name. Raises InputError for a file that cannot be taken.
     """
-    from models.decoders.files import load_file
+    from gemel.models.decoders.files import load_file
 
+    if isinstance(classes, str):
+        raise InputError(path, f"'{classes}' is one text", f"give a list: classes=['{classes}']", "classes")
     return load_file(Path(path), tuple(classes), task, decoder, preprocess, min_score)
 
 
@@ -73,19 +78,24 @@ def export(
     factories: Collection[str] = (),
 ) -> ExportedModel:
     """Write one query's merged model as an ONNX file; InputError where it cannot be (models.export)."""
-    from models.export import export_query
+    from gemel.models.export import export_query
 
     opened = open_bundle(bundle, factories) if isinstance(bundle, str | Path) else bundle
     return export_query(opened, query, out, batch)
 
 
 def export_folder(
-    bundle: str | Path | Bundle, out: str | Path, batch: Batch | None = None, factories: Collection[str] = ()
+    bundle: str | Path | Bundle,
+    out: str | Path,
+    batch: Batch | None = None,
+    factories: Collection[str] = (),
+    layout: Literal["flat", "triton"] = "flat",
 ) -> ExportedFolder:
     """Write every query's merged model as ONNX beside one file of weights that they share (models.export_folder)."""
-    from models.export_folder import export_folder
+    from gemel.models.export_folder import export_folder
 
-    return export_folder(open_bundle(bundle, factories) if isinstance(bundle, str | Path) else bundle, out, batch)
+    opened = open_bundle(bundle, factories) if isinstance(bundle, str | Path) else bundle
+    return export_folder(opened, out, batch, layout)
 
 
 def verify(bundle: str | Path, factories: Collection[str] = ()) -> list[str]:
@@ -93,7 +103,7 @@ def verify(bundle: str | Path, factories: Collection[str] = ()) -> list[str]:
 
     Only models in `factories` are imported; the architecture of other models outside the zoo is not checked.
     """
-    from models.bundle import verify_bundle
+    from gemel.models.bundle import verify_bundle
 
     return verify_bundle(bundle, factories, Path.cwd())
 
@@ -116,7 +126,7 @@ def train(
     resume: bool = False,
 ) -> list[TrainResult]:
     """Train the originals that have no weights yet, or those named, again (merger.training.originals)."""
-    from merger import train_originals
+    from gemel.merger import train_originals
 
     return train_originals(_load(workload), queries, seed, progress or _silent, options, resume)
 
@@ -131,9 +141,34 @@ def merge(
     options: MergeOptions | None = None,
 ) -> MergeReport:
     """Merge a workload's models into one bundle at `out`, with the merge's log beside it (merger.merge)."""
-    from merger import merge as merged
+    from gemel.merger import merge as merged
 
     return merged(_load(workload), out, method, resume, seed, progress or _silent, options)
+
+
+def pack(
+    files: Sequence[str | Path],
+    out: str | Path,
+    frames: str | Path | None = None,
+    progress: Progress | None = None,
+    accept_unproven: bool = False,
+) -> PackReport:
+    """Put ONNX files into one bundle as they are, and measure it beside plain sessions of them (gemel.packing)."""
+    from gemel.packing import pack as packed
+
+    return packed(files, out, frames, progress or _silent, accept_unproven)
+
+
+def prove(
+    bundle: str | Path,
+    workload: str | Path | Workload,
+    answers: str | Path | None = None,
+    progress: Progress | None = None,
+) -> ProveResult:
+    """What footage, a person's answers and labels prove of a bundle's queries; written beside it (gemel.prove)."""
+    from gemel.proving import prove_bundle
+
+    return prove_bundle(bundle, _load(workload), answers, progress or _silent)
 
 
 def plan(source: str | Path, conditions: Conditions = DEFAULT_CONDITIONS) -> BoxPlan:
@@ -237,15 +272,20 @@ def run(config: str | Path, check: bool = False, seconds: float | None = None) -
     """Run the box of a config until its cameras end, or for `seconds`; returns its summary with the ledger."""
     import math
 
-    from edge_runtime.daemon import run as served
+    from gemel.edge_runtime.daemon import run as served
 
     return served(config, check=check, seconds=math.inf if seconds is None else seconds)
 
 
 def _load(workload: str | Path | Workload) -> Workload:
-    from models.workload import load_workload
+    from gemel.models.workload import Workload, load_workload
 
-    return load_workload(workload) if isinstance(workload, str | Path) else workload
+    if isinstance(workload, Workload):
+        return workload
+    if not isinstance(workload, str | Path):
+        problem = f"is {type(workload).__name__}"
+        raise InputError("the workload", problem, "give the path of a workload file, or what load_workload returned")
+    return load_workload(workload)
 
 
 def _silent(event: str, **fields: Any) -> None:

@@ -14,13 +14,14 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from gemel.text import networks_text, number, percent, size, table
-from models.bits import FP32, WEIGHTS
-from models.bundle import Bundle, BundleQuery
-from models.bundle.manifest import original_bytes
-from models.errors import InputError, join_names, one_line
-from models.io import Exact, read_json_lines, validate
-from models.sharing.layers import SetOutcome, weight_key
+from gemel.models.bits import FP32, WEIGHTS
+from gemel.models.bundle import Bundle, BundleQuery
+from gemel.models.bundle.manifest import original_bytes
+from gemel.models.errors import InputError, join_names, one_line
+from gemel.models.io import Exact, read_json_lines, validate
+from gemel.models.sharing.layers import SetOutcome, weight_key
+from gemel.proof_file import find_proofs
+from gemel.text import networks_text, number, percent, size, state_text, table
 
 MAX_LOG_BYTES, MAX_LOG_LINE_BYTES = 2**26, 2**23
 LOG_SUFFIX = ".log.jsonl"
@@ -33,7 +34,7 @@ WEIGHT = len(".weight")
 MAX_NAMES, MAX_REASONS = 4, 2
 OUTCOME_WORDS = {
     SetOutcome.KEPT: "kept", SetOutcome.PARTLY: "partly kept", SetOutcome.REFUSED: "refused",
-    SetOutcome.UNTRIED: "not tried",
+    SetOutcome.UNTRIED: "untried (time)",
 }  # fmt: skip
 """Outcomes in the order of the tables."""
 
@@ -310,6 +311,7 @@ class BundleSummary:
             "accuracy_target",
             "evidence",
         )
+        proofs = find_proofs(self.bundle)
         return {
             "workload": manifest.workload,
             "method": manifest.method,
@@ -320,6 +322,7 @@ class BundleSummary:
                     **{key: getattr(query, key) for key in keys},
                     "precision": _precision(query),
                     "network": _network(query),
+                    "proof": proofs.get(query.id),
                 }
                 for query in self.bundle.queries
             ],
@@ -329,10 +332,10 @@ class BundleSummary:
 
     def to_text(self, every_set: bool = False) -> str:
         """Tables of the queries and of the sets; the sets one by one on demand."""
-        counts, manifest = self.bytes, self.bundle.manifest
+        counts, manifest, proofs = self.bytes, self.bundle.manifest, find_proofs(self.bundle)
         rows = [
             (row["query"], row["model"], size(row["before"]), size(row["private"]), size(row["shared_part"]),
-             _precision(query) or "-", _evidence(query))
+             _precision(query) or "-", _evidence(query, proofs.get(query.id, {})))
             for row, query in zip(counts["queries"], self.bundle.queries, strict=True)
         ]  # fmt: skip
         headers = ("query", "model", "original", "private", "shared (its part)", "trained in", "against the original")
@@ -357,13 +360,28 @@ def summarize_bundle(bundle: Bundle) -> BundleSummary:
     return BundleSummary(bundle, byte_counts(bundle), MergeOutcomes.of(bundle))
 
 
-def _evidence(query: BundleQuery) -> str:
-    found = query.evidence
-    if found is None:
+def _evidence(query: BundleQuery, proof: Mapping[str, Any]) -> str:
+    """The query against its original, with what is proven; a later `proof` replaces what the merge knew."""
+    evidence: Mapping[str, Any] = query.evidence or {}
+    known = {**evidence, **proof}
+    if not known:
         return "no evidence in the bundle"
-    if reason := found.get("reason"):
-        return one_line(f"no evidence: {reason}")
-    return f"{number(found['original'])} -> {number(found['merged'])} {found['metric']}"
+    if known.get("reason") and not proof:
+        return one_line(f"no evidence: {known['reason']}")
+    texts = []
+    if "metric" in evidence:
+        texts.append(f"{number(evidence['original'])} -> {number(evidence['merged'])} {evidence['metric']}")
+    agreement = proof.get("answers_kept") or evidence.get("agreement")
+    if isinstance(agreement, float):
+        texts.append(f"answers as before on {percent(agreement)}")
+    return one_line("; ".join([", ".join(texts), _proof(known)] if texts else [_proof(known)]))
+
+
+def _proof(found: Mapping[str, Any]) -> str:
+    """What is proven, as the manifest or a proof beside the bundle says it."""
+    end = found.get("lower_end")
+    low = float(end) if isinstance(end, int | float) else None
+    return state_text(str(found.get("state", "not proven")), low, str(found.get("from")), str(found.get("needs", "")))
 
 
 def _precision(query: BundleQuery) -> str | None:

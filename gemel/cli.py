@@ -12,11 +12,14 @@ from typing import Any, TextIO
 
 import typer
 
+from gemel import bundle_commands as _bundle_commands  # noqa: F401  (registers its commands)
+from gemel import proof_commands as _proof_commands  # noqa: F401  (registers its commands)
 from gemel.commands import Invocation, app, prepare_process
+from gemel.models.errors import GemelError, InputError, is_interrupt, one_line
+from gemel.models.extras import require_merge
+from gemel.models.notes import collect_notes
+from gemel.models.process import import_torch
 from gemel.process import ExitCode, LogHandler, SignalHandlers, exit_soon
-from models.errors import GemelError, InputError, is_interrupt, one_line
-from models.notes import collect_notes
-from models.process import import_torch
 
 _UsageError: Any = typer.BadParameter.__base__
 """Typer's UsageError, which has no public name: releases differ in where they keep their copy of Click."""
@@ -49,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not (signals.interrupted or is_interrupt(error)):
             raise
         signals.ignore()
-        if io := sys.modules.get("models.io"):  # a command that did not import it has written nothing
+        if io := sys.modules.get("gemel.models.io"):  # a command that did not import it has written nothing
             io.remove_temporaries()  # a second interrupt may have left some
         code = _report("interrupted", ExitCode.INTERRUPTED)
         if owns_process:
@@ -74,12 +77,13 @@ def _run(words: Sequence[str], signals: SignalHandlers, owns_process: bool) -> i
             collect_notes(_print_note) as notes,
         ):
             if invocation.uses_torch:
+                require_merge(" ".join(invocation.name.split()))
                 import_torch()
             result = invocation.run()
         if result.leave_threads and owns_process:
             exit_soon(result.exit_code)
         if invocation.as_json and not result.silent:
-            from models.io import finite
+            from gemel.models.io import finite
 
             all_notes = list(dict.fromkeys([*result.data.get("notes", ()), *notes]))
             data = {**result.data, "notes": all_notes} if all_notes else result.data

@@ -15,13 +15,13 @@ from typing import Any
 import cv2
 import numpy as np
 
+from gemel.models.data import Split
+from gemel.models.errors import InputError, join_names
+from gemel.models.io import describe_problem
+from gemel.models.notes import add_note
+from gemel.models.predictions import BoxLabels
 from gemel.report.document import MERGED, ORIGINALS
 from gemel.stream_eval import QueryTest
-from models.data import Split
-from models.errors import InputError, join_names
-from models.io import describe_problem
-from models.notes import add_note
-from models.predictions import BoxLabels
 
 COCO_KEY = "--coco"
 JPEG_QUALITY = 95

@@ -16,12 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
 
-from edge_runtime.summary import empty_summary
 from gemel.conditions import (
     DEFAULT_DEVICE,
     DEFAULT_PLACEMENT,
@@ -33,17 +32,12 @@ from gemel.conditions import (
     PlacementOptions,
     Shared,
 )
+from gemel.edge_runtime.summary import empty_summary
+from gemel.models.errors import GemelError, InputError, join_names, one_line
 from gemel.process import ExitCode, LogHandler, SignalHandlers, configure_log, exit_at_once
-from gemel.text import duration, flops_change_text, key_text, networks_text, number, percent, size, table
-from models.errors import BundleError, InputError, join_names, one_line
+from gemel.text import duration, key_text, number, percent, size, table
 
-if TYPE_CHECKING:
-    from models.export import ExportedModel
-
-METHODS = (
-    "top-down", "gemel", "mainstream", "substitute", "trunk", "ceiling", "joint", "none",
-)  # fmt: skip
-METHODS_WITHOUT_SHARING = ("joint", "none")
+METHODS = ("top-down", "gemel", "none")
 MAX_SEED = 2**32 - 1
 MAX_SIMULATED_S = 7 * 24 * 3600.0
 LOG_TIMEOUT_S = 0.3
@@ -73,6 +67,7 @@ class Invocation:
     run: Callable[[], CommandResult]
     as_json: bool
     uses_torch: bool = False
+    name: str = ""
 
 
 def _parameter(name: str, annotation: Any, default: Any = None) -> introspection.Parameter:
@@ -86,7 +81,7 @@ JSON_FLAG = _parameter(
 
 def _group(summary: str, parent: typer.Typer | None = None, name: str = "") -> typer.Typer:
     group = typer.Typer(
-        help=summary, rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False,
+        name=name or None, help=summary, rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False,
         context_settings={"max_content_width": 100}, callback=lambda: None,
     )  # fmt: skip
     if parent is not None:
@@ -117,14 +112,14 @@ def print_version(
 def command(
     group: typer.Typer, name: str, options: Sequence[introspection.Parameter] = (), uses_torch: bool = True
 ) -> Callable[[Callable[..., CommandResult]], Callable[..., CommandResult]]:
-    """Register a function as a command with its own options, those of a table, and `--json`.
+    """Register a function as a command with its own options, those of a table, and `--json`; it parses to Invocations.
 
-    Parsing returns an Invocation of it.
+    `uses_torch`: it needs all that gemel[merge] installs.
     """
 
     def register(function: Callable[..., CommandResult]) -> Callable[..., CommandResult]:
         def parse(as_json: bool, **given: Any) -> Invocation:
-            return Invocation(partial(function, **given), as_json, uses_torch)
+            return Invocation(partial(function, **given), as_json, uses_torch, f"gemel {group.info.name or ''} {name}")
 
         signature = introspection.signature(function, eval_str=True)
         own = [one for one in signature.parameters.values() if one.kind is not introspection.Parameter.VAR_KEYWORD]
@@ -151,24 +146,19 @@ def _check_factories(names: list[str]) -> list[str]:
     return names
 
 
-def _parse_batch(text: Any) -> int | str:
-    if text != "dynamic" and not (str(text).isdecimal() and 1 <= int(text) <= 4096):
-        raise typer.BadParameter(f"'{text}' is not a whole number from 1 to 4096, or dynamic")
-    return text if text == "dynamic" else int(text)
-
-
-def _number(flag: str, low: float, high: float, help: str, metavar: str = "N") -> Any:
+def number_option(flag: str, low: float, high: float, help: str, metavar: str = "N") -> Any:
     """A number from `low` to `high`."""
     return Option(flag, min=low, max=high, metavar=metavar, help=help, callback=_check_finite)
 
 
 def _limit(name: str, kind: type, low: float, high: float, help: str, flag: str = "") -> introspection.Parameter:
     """An optional number from `low` to `high`, of a table of options."""
-    option = _number(flag or f"--{name.replace('_', '-')}", low, high, help)
+    option = number_option(flag or f"--{name.replace('_', '-')}", low, high, help)
     return _parameter(name, Annotated[kind | None, option])  # type: ignore[valid-type]
 
 
-def _file(flags: str, help: str, metavar: str = "FILE") -> Any:
+def file_option(flags: str, help: str, metavar: str = "FILE") -> Any:
+    """A path."""
     return Option(*flags.split(), metavar=metavar, help=help)
 
 
@@ -176,8 +166,8 @@ Workload = Annotated[str, Argument(metavar="WORKLOAD", help="A workload file (YA
 BundlePath = Annotated[str, Argument(metavar="BUNDLE", help="A bundle.")]
 Source = Annotated[str, Argument(metavar="BUNDLE|WORKLOAD", help="A bundle, or a workload file for its originals.")]
 Config = Annotated[str, Argument(metavar="CONFIG", help="A box config (YAML).")]
-OutFile = Annotated[str, _file("-o --out", "The file to write.")]
-Seed = Annotated[int, _number("--seed", 0, MAX_SEED, "Seed of everything random.")]
+OutFile = Annotated[str, file_option("-o --out", "The file to write.")]
+Seed = Annotated[int, number_option("--seed", 0, MAX_SEED, "Seed of everything random.")]
 Factories = Annotated[
     list[str],
     Option("--factory", metavar="MODULE:NAME", callback=_check_factories,
@@ -198,7 +188,7 @@ Overflow = Annotated[
     bool, Option("--overflow", help="Run a query too large for the memory: what does not fit is copied in every run.")
 ]
 AcceptUnproven = Annotated[
-    bool | None, Option("--accept-unproven", help="Merge queries that val cannot prove by their plain ratio.")
+    bool | None, Option("--accept-unproven", help="Keep also what is not proven, by its plain ratio on val.")
 ]
 SharePrefix = Annotated[
     bool | None, Option("--share-prefix", help="Run the first layers of one camera's queries once a frame.")
@@ -223,7 +213,7 @@ RECIPE = (
 )
 """Fields of `merger.Recipe`."""
 BOUNDS = (
-    _limit("margin", float, 0, 1, "Margin above the target on val, which proves nothing (default: a test of chance)."),
+    _limit("margin", float, 0, 1, "Margin above the target with which a search is content (default 0.5)."),
     _parameter("accept_unproven", AcceptUnproven),
     _parameter("share_prefix", SharePrefix),
     _limit("min_saving", float, 0, 1, "Skip groups that save a smaller fraction of all bytes."),
@@ -241,17 +231,17 @@ TRAINING = (
 
 @command(app, "demo")
 def run_demo(
-    out: Annotated[str, _file("--out", "Folder of the demo.", "DIR")] = "gemel-demo",
+    out: Annotated[str, file_option("--out", "Folder of the demo.", "DIR")] = "gemel-demo",
     device: Annotated[str, Option("--device", metavar="PROFILE", help="Device profile.")] = DEMO_DEVICE,
     seed: Seed = 0,
 ) -> CommandResult:
-    """Train, merge, run and evaluate rendered camera clips, in about three minutes."""
+    """Train, merge, run and evaluate rendered camera clips, in about four minutes."""
     from gemel import demo
     from gemel.progress import show_progress
 
     with show_progress() as progress:
         result = demo.run_demo(out, device, seed, progress)
-    return CommandResult(result.to_json(), result.to_text(), _code(result.met))
+    return CommandResult(result.to_json(), result.to_text(), exit_code_of(result.met))
 
 
 @command(app, "inspect")
@@ -284,9 +274,9 @@ def train_originals(
     **options: Any,
 ) -> CommandResult:
     """Train the originals that have no weights yet."""
+    from gemel.merger import TrainOptions, train_originals
+    from gemel.models.workload import load_workload
     from gemel.progress import show_progress
-    from merger import TrainOptions, train_originals
-    from models.workload import load_workload
 
     with show_progress() as progress:
         given = TrainOptions(**_select(TRAINING, options))
@@ -310,7 +300,7 @@ def merge_workload(
         Literal["fp32", "fp16", "int8", "int4"],
         Option("--weights", metavar="fp32|fp16|int8|int4", help="Fewest bits tried for stored and resident weights."),
     ] = "fp32",
-    threads: Annotated[int | None, _number("--threads", 1, 4096, "Torch threads of each process.")] = None,
+    threads: Annotated[int | None, number_option("--threads", 1, 4096, "Torch threads of each process.")] = None,
     ray: Annotated[
         str | None, Option("--ray", metavar="ADDRESS", help="Run on a Ray cluster: local, auto, HOST:PORT or ray://...")
     ] = None,
@@ -319,157 +309,78 @@ def merge_workload(
 ) -> CommandResult:
     """Share weights between the queries' models and write a bundle."""
     from gemel.bundle_summary import MergeOutcomes
+    from gemel.merger import MergeOptions, Recipe, Resources, merge
+    from gemel.merger.distributed import process_group
+    from gemel.models.bundle import open_bundle
+    from gemel.models.workload import load_workload
     from gemel.progress import show_progress
-    from gemel.summaries import scores_text
-    from merger import MergeOptions, Recipe, Resources, merge
-    from merger.distributed import process_group
-    from models.bundle import open_bundle
-    from models.workload import load_workload
+    from gemel.summaries import merge_text
 
     recipe, bounds = Recipe(**_select(RECIPE, options)), _select(BOUNDS, options)
     load = load_workload(workload)
     limit_s = 60 * bounds["max_minutes"] if "max_minutes" in bounds else None
     with process_group() as ranks, show_progress(limit_s=limit_s) as progress:
         resources = Resources(threads, ray, ranks)
-        merge_options = MergeOptions(recipe, precision=precision, weights=weights, resources=resources, **bounds)
+        merge_options = MergeOptions(
+            recipe, precision=precision, weights=weights, documents=True, resources=resources, **bounds
+        )
         report = merge(load, out, method, resume, seed, progress, merge_options)
         if ranks.rank:
-            return CommandResult({}, "", _code(report.met), silent=True)
+            return CommandResult({}, "", exit_code_of(report.met), silent=True)
     result = report.to_json()
-    networks = networks_text({query.id: query.network for query in report.queries})
-    text = (
-        f"{networks}\n\n" * bool(networks) + f"{scores_text(result['queries'])}\n\n{report.bundle}: "
-        f"{size(report.bytes_before)} became {size(report.bytes_after)}, {percent(report.saved_fraction)} saved "
-        f"(layer-sharing bound {percent(report.ceiling_fraction)}), "
-        f"{flops_change_text(report.flops_before, report.flops_after, report.flops_with_prefix)}, "
-        f"in {duration(report.seconds)}"
-    )
+    text = merge_text(result)
     judged = sum(not query.reason for query in report.queries)
-    if (
-        method not in METHODS_WITHOUT_SHARING
-        and judged > 1
-        and (why := MergeOutcomes.of(open_bundle(report.bundle)).why_nothing())
-    ):
+    shares = method != "none" and judged > 1
+    if shares and (why := MergeOutcomes.of(open_bundle(report.bundle)).why_nothing()):
         text += f"\n{why}"
-    return CommandResult(result, text, _code(report.met))
+    return CommandResult(result, text, exit_code_of(report.met))
+
+
+@command(app, "pack")
+def pack_files(
+    files: Annotated[list[str], Argument(metavar="FILE.onnx...", help="ONNX files, each a query of its own name.")],
+    out: OutFile,
+    frames: Annotated[
+        str | None, file_option("--frames", "A video or folder of pictures: int8 where its frames prove it.")
+    ] = None,
+    accept_unproven: AcceptUnproven = None,
+) -> CommandResult:
+    """Put ONNX files into one bundle as they are, and measure it beside plain sessions of ONNX Runtime."""
+    from gemel.packing import pack
+    from gemel.progress import show_progress
+
+    with show_progress() as progress:
+        report = pack(files, out, frames, progress, bool(accept_unproven))
+    return CommandResult(report.to_json(), report.to_text())
+
+
+@command(app, "prepare", uses_torch=False)
+def prepare_bundle(
+    bundle: BundlePath,
+    threads: Annotated[int, number_option("--threads", 1, 4096, "Threads of the process that prepares.")] = 1,
+) -> CommandResult:
+    """Prepare the graphs of a bundle for this processor, which a box else does at its first start."""
+    from gemel.edge_runtime.engines.prepare import prepare_bundle
+    from gemel.models.bundle import open_bundle
+
+    prepared = prepare_bundle(open_bundle(bundle), threads)
+    data = prepared.to_json()
+    failed = [f"query {query}: not prepared: {reason}" for query, reason in prepared.index.failed.items()]
+    line = f"{prepared.folder}: {size(data['bytes'])}, prepared in {duration(prepared.index.seconds)}"
+    if prepared.index.peak_bytes:
+        line += f" with at most {size(prepared.index.peak_bytes)} of memory"
+    return CommandResult(data, "\n".join([line, *failed]), exit_code_of(not failed))
 
 
 bundle_group = _group("Look at, check, export, ship and sign bundles.", app, "bundle")
 
 
-@command(bundle_group, "show", uses_torch=False)
-def show_bundle(
-    bundle: BundlePath, sets: Annotated[bool, Option("--sets", help="One line for every set of layers.")] = False
-) -> CommandResult:
-    """What a bundle holds, and the outcome of each set of layers in the merge."""
-    from gemel.bundle_summary import summarize_bundle
-    from models.bundle import open_bundle
-
-    found = summarize_bundle(open_bundle(bundle))
-    return CommandResult(found.to_json(), found.to_text(sets))
-
-
-@command(bundle_group, "verify")
-def verify_bundle(
-    bundle: BundlePath,
-    factory: Factories = [],  # noqa: B006
-    config: Annotated[str | None, _file("--config", "A box config: use its `factories` and `public_key`.")] = None,
-    public_key: Annotated[str | None, _file("--public-key", "Require a signature by this Ed25519 key.")] = None,
-) -> CommandResult:
-    """Rehash every tensor and check the manifest; exit code 1 when the bundle is refused."""
-    from models.bundle import list_unchecked, open_bundle
-    from models.bundle import verify_bundle as find_problems
-    from models.bundle.signing import check_signature
-
-    folder, keys, factories = Path.cwd(), [public_key] if public_key else [], list(factory)
-    if config is not None:
-        from edge_runtime.config import load_config
-
-        box = load_config(config)
-        factories, folder = [*factories, *box.factories], box.path.resolve().parent
-        keys += [str(box.public_key)] if box.public_key else []
-    problems = find_problems(bundle, factories, folder)
-    if not problems:
-        for key in keys:
-            try:
-                check_signature(open_bundle(bundle), key)
-            except BundleError as error:
-                problems.append(error.problem)
-    skipped = list_unchecked(bundle, factories)
-    lines = [one_line(f"{bundle}: {line}") for line in (*(problems or ["sound"]), *skipped)]
-    data = {"ok": not problems, "problems": problems, "unchecked": skipped}
-    return CommandResult(data, "\n".join(lines), _code(not problems))
-
-
-@command(bundle_group, "export")
-def export_queries(
-    bundle: BundlePath,
-    out: Annotated[str, _file("-o --out", "The folder to write; with --query, the file.")],
-    query: Annotated[str | None, Option("--query", metavar="ID", help="Export this query alone, as one file.")] = None,
-    batch: Annotated[
-        Any, Option("--batch", parser=_parse_batch, metavar="N|dynamic", show_default=False,
-                    help="Frames at once (default dynamic; 1 for two-stage detectors).")
-    ] = None,
-    factory: Factories = [],  # noqa: B006
-) -> CommandResult:  # fmt: skip
-    """Write the queries' models as ONNX files, ID.onnx each, beside one weights.bin that they share."""
-    from gemel import api
-
-    if query is not None:
-        written = api.export(bundle, query, out, batch, factory)
-        return CommandResult({"query": query, **written.to_json()}, _exported_text(written))
-    folder = api.export_folder(bundle, out, batch, factory)
-    weights = f"{folder.path / 'weights.bin'}: {size(folder.weights_bytes)}"
-    return CommandResult(folder.to_json(), "\n".join([*map(_exported_text, folder.files.values()), weights]))
-
-
-def _exported_text(written: ExportedModel) -> str:
-    inputs, outputs = (
-        ", ".join(f"{name} ({', '.join(map(str, shape))})" for name, shape in values.items())
-        for values in (written.inputs, written.outputs)
-    )
-    return one_line(f"{written.path}: {size(written.nbytes)}, opset {written.opset}; {inputs} -> {outputs}")
-
-
-@command(bundle_group, "diff", uses_torch=False)
-def write_delta(
-    old: Annotated[str, Argument(metavar="OLD", help="The bundle on the box.")],
-    new: Annotated[str, Argument(metavar="NEW", help="The bundle to ship.")],
-    out: Annotated[str | None, _file("-o --out", "The update; without it, only sizes.")] = None,
-) -> CommandResult:
-    """Write the tensors of NEW that OLD lacks, as an update."""
-    from models.bundle.delta import write_update
-
-    update = write_update(old, new, out)
-    counts = f"{size(update.bytes)} in place of {size(update.bundle_bytes)}, {update.tensors} of {update.of_tensors}"
-    return CommandResult({"update": out, **update.to_json()}, one_line(f"{out or 'an update'}: {counts} tensors"))
-
-
-@command(bundle_group, "apply", uses_torch=False)
-def apply_delta(
-    old: Annotated[str, Argument(metavar="OLD", help="The bundle on this machine.")],
-    update: Annotated[str, Argument(metavar="UPDATE", help="A file that `gemel bundle diff` wrote.")],
-    out: OutFile,
-) -> CommandResult:
-    """Make the new bundle, byte for byte, from the old one and an update."""
-    from models.bundle.delta import apply_update
-
-    made = apply_update(old, update, out)
-    return CommandResult({"bundle": out, **made}, one_line(f"{out}: {size(made['bytes'])}, SHA-256 {made['digest']}"))
-
-
-@command(bundle_group, "sign", uses_torch=False)
-def sign_bundle(bundle: BundlePath, key: Annotated[str, _file("--key", "A private Ed25519 key.")]) -> CommandResult:
-    """Sign a bundle in place."""
-    from models.bundle import signing
-
-    signing.sign_bundle(bundle, key)
-    return CommandResult({"bundle": bundle, "signed": True}, one_line(f"{bundle}: signed"))
-
-
-@command(app, "run")
+@command(app, "run", uses_torch=False)
 def run_box(
-    config: Config,
+    config: Annotated[str, Argument(metavar="CONFIG|BUNDLE", help="A box config (YAML), or a bundle with --camera.")],
+    camera: Annotated[
+        list[str], Option("--camera", metavar="NAME=SOURCE", help="A camera of the bundle; the config is written.")
+    ] = [],  # noqa: B006
     check: Annotated[bool, Option("--check", help="Check config, bundle, cameras and sinks, then stop.")] = False,
     log_format: Annotated[Literal["text", "json"], Option("--log-format", help="Lines of the log.")] = "text",
     log_level: Annotated[
@@ -477,35 +388,37 @@ def run_box(
     ] = "info",
 ) -> CommandResult:
     """Run the box: cameras in, results out, under a memory budget."""
-    from edge_runtime.daemon import run
-    from gemel.summaries import box_text, checked_text
+    from gemel.box_file import write_box_file
+    from gemel.edge_runtime.daemon import run
+    from gemel.summaries import box_exit_code, box_text, checked_text, log_summary
 
     _startup.restore()
     handler = LogHandler(as_json=log_format == "json")
-    handler.addFilter(lambda record: not record.getMessage().startswith("ledger: "))  # printed as a table below
+    handler.addFilter(lambda record: not record.getMessage().startswith("ledger: "))  # printed below
     configure_log(handler, getattr(logging, log_level.upper()))
     try:
+        if camera:
+            config = str(write_box_file(config, camera))
+            logging.getLogger("gemel.run").info("this command stands for %s", config)
         summary = run(config, check=check)
+        problems = [] if check else [*summary["unwritten"], *([summary["fault"]] if summary["fault"] else [])]
+        if log_format == "json":
+            log_summary(summary, problems)
+            code = ExitCode.DONE if check else box_exit_code(summary)
+            return CommandResult(summary, "", code, on_stderr=True, leave_threads=True)
+    except GemelError as error:
+        if log_format != "json":
+            raise
+        logging.getLogger("gemel.run").error(str(error))
+        return CommandResult({}, "", ExitCode.BAD_INPUT, silent=True)
     finally:
         handler.drain(LOG_TIMEOUT_S)
     # The results may go to stdout, so the summary goes to stderr.
     shown = partial(CommandResult, summary, on_stderr=True, leave_threads=True)
     if check:
         return shown(checked_text(config, summary))
-    problems = [*summary["unwritten"], *([summary["fault"]] if summary["fault"] else [])]
     text = "\n".join([box_text(summary), *(f"gemel: {line}" for line in problems)])
-    return shown(text, exit_code=_box_exit_code(summary))
-
-
-def _box_exit_code(summary: dict[str, Any]) -> ExitCode:
-    """A box that was stopped by a signal is done; one whose cameras all ended falls short if a camera failed."""
-    if summary["fault"]:
-        return ExitCode.SHORT
-    if summary["stopped_by"].startswith("SIG"):
-        return ExitCode.DONE
-    if summary["unwritten"]:
-        return ExitCode.BAD_INPUT
-    return _code(all(camera["error"] is None for camera in summary["cameras"]))
+    return shown(text, exit_code=box_exit_code(summary))
 
 
 _startup = SignalHandlers()
@@ -517,7 +430,7 @@ def prepare_process(words: Sequence[str]) -> None:
         return
     script = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
     if any(script.match(name) for name in INSTALLED_SCRIPTS):
-        from models.process import use_one_arena
+        from gemel.models.process import use_one_arena
 
         use_one_arena()
     if "--check" not in words:
@@ -536,7 +449,7 @@ def reload_box(config: Config) -> CommandResult:
     outcome = "applied" if found["applied"] else f"not applied, the box serves on: {found['reason']}"
     if found["applied"] == "partly":
         outcome = f"applied, except that {join_names(found['held_back'])} keep their old weights (see the box's status)"
-    return CommandResult(found, f"{config}: {outcome}", _code(found["applied"] is True))
+    return CommandResult(found, f"{config}: {outcome}", exit_code_of(found["applied"] is True))
 
 
 service_group = _group("Run a box as a systemd service.", app, "service")
@@ -545,17 +458,17 @@ service_group = _group("Run a box as a systemd service.", app, "service")
 @command(service_group, "install", uses_torch=False)
 def install_service(
     config: Config,
-    out: Annotated[str | None, _file("-o --out", "The unit (default in /etc/systemd).")] = None,
+    out: Annotated[str | None, file_option("-o --out", "The unit (default in /etc/systemd).")] = None,
     user: Annotated[
         str | None, Option("--user", metavar="NAME", help="User of the service (default the config's owner, not root).")
     ] = None,
     environment: Annotated[
-        str | None, _file("--environment", "Lines NAME=VALUE for each ${NAME} of the config.")
+        str | None, file_option("--environment", "Lines NAME=VALUE for each ${NAME} of the config.")
     ] = None,
 ) -> CommandResult:
     """Write the systemd unit that runs a box; the printed command starts it."""
-    from edge_runtime.config import any_device, load_config
     from gemel import service
+    from gemel.edge_runtime.config import any_device, load_config
 
     path = Path(out) if out else service.UNIT_PATH
     variables_file = Path(environment) if environment else None
@@ -571,14 +484,15 @@ def install_service(
 def evaluate_bundle(
     bundle: BundlePath,
     workload: Workload,
-    out: Annotated[str, _file("-o --out", "Folder of report.html and report.json.", "DIR")],
+    out: Annotated[str, file_option("-o --out", "Folder of report.html and report.json.", "DIR")],
     device: Device = None,
     memory: Memory = "50%",
     wall: Annotated[
-        float, _number("--wall", 0, 600, "Also run on this machine for these seconds, to check the virtual clock.")
+        float,
+        number_option("--wall", 0, 600, "Also run on this machine for these seconds, to check the virtual clock."),
     ] = 0.0,
-    coco: Annotated[str | None, _file("--coco", "New folder: frames, labels, predictions (COCO).", "DIR")] = None,
-    seeds: Annotated[int, _number("--seeds", 1, 1000, "Streams that are drawn and averaged.")] = 3,
+    coco: Annotated[str | None, file_option("--coco", "New folder: frames, labels, predictions (COCO).", "DIR")] = None,
+    seeds: Annotated[int, number_option("--seeds", 1, 1000, "Streams that are drawn and averaged.")] = 3,
     motion_gating: Annotated[
         bool, Option("--motion-gating", help="Also what skipping still frames saves and costs.")
     ] = False,
@@ -594,13 +508,13 @@ def evaluate_bundle(
         )
         report = evaluate(bundle, workload, out, options, progress)
     text = f"{evaluation_text(report)}\n\n{conclusion_text(report)}\nreport: {Path(out) / REPORT_HTML}"
-    return CommandResult(report.to_json(), text, _code(all(row.met for row in report.offline)))
+    return CommandResult(report.to_json(), text, exit_code_of(all(row.met for row in report.offline)))
 
 
 @command(app, "report", uses_torch=False)
 def compare_reports(
     reports: Annotated[list[str], Argument(metavar="REPORT...", help="A report.json, or its folder.")],
-    out: Annotated[str, _file("-o --out", "The page (HTML); replaced if it exists.")],
+    out: Annotated[str, file_option("-o --out", "The page (HTML); replaced if it exists.")],
 ) -> CommandResult:
     """Compare several evaluations of one workload on a page."""
     from gemel import api
@@ -623,8 +537,10 @@ drift_group = _group("Check whether a box still answers as its originals would, 
 def check_drift(
     spool: Annotated[str, Argument(metavar="SPOOL", help="The `spool` folder of the box's config, or a copy.")],
     workload: Workload,
-    out: Annotated[str | None, _file("-o --out", "Write a bundle with the failing queries reverted.")] = None,
-    bundle: Annotated[str | None, _file("--bundle", "The box's bundle (default: named in SPOOL's ledger).")] = None,
+    out: Annotated[str | None, file_option("-o --out", "Write a bundle with the failing queries reverted.")] = None,
+    bundle: Annotated[
+        str | None, file_option("--bundle", "The box's bundle (default: named in SPOOL's ledger).")
+    ] = None,
 ) -> CommandResult:
     """Compare a box's predictions with its originals' on sampled frames; exit code 1 when a query is below target."""
     from gemel import drift
@@ -632,15 +548,17 @@ def check_drift(
 
     with show_progress() as progress:
         found = drift.check_drift(spool, workload, out, bundle, progress)
-    return CommandResult(found.to_json(), found.to_text(), _code(found.met))
+    return CommandResult(found.to_json(), found.to_text(), exit_code_of(found.met))
 
 
 @command(drift_group, "mend")
 def mend_drift(
     spool: Annotated[str, Argument(metavar="SPOOL", help="The `spool` folder of the box's config, or a copy.")],
     workload: Workload,
-    out: Annotated[str, _file("-o --out", "The bundle in which the failing queries have learned again.")],
-    bundle: Annotated[str | None, _file("--bundle", "The box's bundle (default: named in SPOOL's ledger).")] = None,
+    out: Annotated[str, file_option("-o --out", "The bundle in which the failing queries have learned again.")],
+    bundle: Annotated[
+        str | None, file_option("--bundle", "The box's bundle (default: named in SPOOL's ledger).")
+    ] = None,
 ) -> CommandResult:
     """Train norms and head of drifted queries on the sampled frames; exit code 1 when one cannot be mended."""
     from gemel.drift_mend import mend_drift
@@ -648,21 +566,21 @@ def mend_drift(
 
     with show_progress() as progress:
         found = mend_drift(spool, workload, out, bundle, progress)
-    return CommandResult(found.to_json(), found.to_text(), _code(found.met))
+    return CommandResult(found.to_json(), found.to_text(), exit_code_of(found.met))
 
 
-@command(app, "simulate", CONDITIONS)
+@command(app, "simulate", CONDITIONS, uses_torch=False)
 def simulate_box(
     source: Annotated[str | None, Argument(metavar="BUNDLE|WORKLOAD", help="Left out with --replay.")] = None,
-    duration_s: Annotated[float, _number("--duration", 1e-3, MAX_SIMULATED_S, "Seconds.", "S")] = 60.0,
+    duration_s: Annotated[float, number_option("--duration", 1e-3, MAX_SIMULATED_S, "Seconds.", "S")] = 60.0,
     replay: Annotated[
-        str | None, _file("--replay", "Replay what a box recorded (`trace:` in its config).", "TRACE")
+        str | None, file_option("--replay", "Replay what a box recorded (`trace:` in its config).", "TRACE")
     ] = None,
     **conditions: Any,
 ) -> CommandResult:
     """Run the box's schedule on a virtual clock."""
-    from edge_runtime.simulation.replay import replay as replay_trace
     from gemel import planner
+    from gemel.edge_runtime.simulation.replay import replay as replay_trace
 
     if replay is not None:
         replayed = replay_trace(replay)
@@ -673,7 +591,7 @@ def simulate_box(
     return CommandResult(found.to_json(), found.to_text())
 
 
-@command(app, "plan", CONDITIONS)
+@command(app, "plan", CONDITIONS, uses_torch=False)
 def plan_box(source: Source, **conditions: Any) -> CommandResult:
     """What fits, what swaps and which rate each query will have, before anything is shipped."""
     from gemel import planner
@@ -683,7 +601,7 @@ def plan_box(source: Source, **conditions: Any) -> CommandResult:
     return CommandResult(found.to_json(), found.to_text())
 
 
-@command(app, "profile")
+@command(app, "profile", uses_torch=False)
 def profile_bundle(
     bundle: BundlePath,
     device: Annotated[
@@ -692,7 +610,7 @@ def profile_bundle(
     ] = None,
     engine: Annotated[str, Option("--engine", metavar="NAME", help="An engine of docs/engines.md.")] = "auto",
     workload: Annotated[
-        str | None, _file("--workload", "Measure how accuracy falls with age on its val footage.")
+        str | None, file_option("--workload", "Measure how accuracy falls with age on its val footage.")
     ] = None,
     factory: Factories = [],  # noqa: B006
 ) -> CommandResult:
@@ -708,7 +626,7 @@ def profile_bundle(
 @command(app, "place")
 def place_fleet(
     fleet: Annotated[str, Argument(metavar="FLEET", help="A fleet file (YAML).")],
-    out: Annotated[str, _file("-o --out", "Folder of placement.json and one workload a box.", "DIR")],
+    out: Annotated[str, file_option("-o --out", "Folder of placement.json and one workload a box.", "DIR")],
     objective: Annotated[
         Objective,
         Option("--objective", metavar="boxes|frames|fair",
@@ -720,11 +638,11 @@ def place_fleet(
                help="What models on one box share: what merges keep, all they can, or nothing."),
     ] = "predicted",
     min_frames: Annotated[
-        float, _number("--min-frames", 0, 1, "Fraction of its frames that every box must have time for.")
+        float, number_option("--min-frames", 0, 1, "Fraction of its frames that every box must have time for.")
     ] = 0.0,
-    before: Annotated[str | None, _file("--from", "The placement now; few bytes are moved from it.", "DIR")] = None,
+    before: Annotated[str | None, file_option("--from", "The placement now; few bytes move.", "DIR")] = None,
     max_seconds: Annotated[
-        float, _number("--max-seconds", 1e-3, 86_400, "Time limit of the search.")
+        float, number_option("--max-seconds", 1e-3, 86_400, "Time limit of the search.")
     ] = DEFAULT_PLACEMENT.seconds,
     seed: Seed = 0,
 ) -> CommandResult:  # fmt: skip
@@ -739,13 +657,13 @@ def place_fleet(
     with show_progress() as progress:
         found = find_placement(load, options, read_placement(before) if before else {}, progress)
     found.write(out)
-    return CommandResult(found.to_json(), found.to_text(), _code(not found.unplaced))
+    return CommandResult(found.to_json(), found.to_text(), exit_code_of(not found.unplaced))
 
 
-@command(app, "doctor")
+@command(app, "doctor", uses_torch=False)
 def diagnose_machine(
     folder: Annotated[
-        str | None, _file("--folder", "Where storage is measured (default: temporary folder).", "DIR")
+        str | None, file_option("--folder", "Where storage is measured (default: temporary folder).", "DIR")
     ] = None,
 ) -> CommandResult:
     """Measure this machine: copy and storage bandwidth, engines available."""
@@ -755,7 +673,8 @@ def diagnose_machine(
     return CommandResult(found.to_json(), found.to_text())
 
 
-def _code(met: bool) -> ExitCode:
+def exit_code_of(met: bool) -> ExitCode:
+    """The exit code of a command whose result is as wanted, or falls short."""
     return ExitCode.DONE if met else ExitCode.SHORT
 
 

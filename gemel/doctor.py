@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from edge_runtime.simulation.profile_io import describe_machine
+import numpy as np
+
+from gemel.edge_runtime.simulation.profile_io import describe_machine
+from gemel.models.confined import describe_confinement
+from gemel.models.errors import InputError
+from gemel.models.extras import MERGE, has_cuda
 from gemel.text import table
-from models.errors import InputError
 
 GIGA = 1e9
 COPY_BYTES = 64 * 2**20
@@ -22,7 +27,6 @@ CHUNK_BYTES = 4 * 2**20
 ROUNDS, MIN_S = 7, 1e-9
 UNPROVED = (
     "anything on a GPU (CUDA): swapping, engines, training",
-    "the engine tensorrt",
     "merges over several GPUs (NCCL)",
     "a Jetson, and GStreamer's decoder on one",
 )
@@ -33,7 +37,8 @@ UNPROVED = (
 class Diagnosis:
     """What was measured; the fields are keys of `gemel doctor --json`. Bandwidths in 10^9 bytes a second.
 
-    `storage_cache_dropped`: reads follow a request to the system to forget the file's pages.
+    `storage_cache_dropped`: reads follow a request to the system to forget the file's pages. `confinement`: what holds
+    a process that reads a model of others.
     """
 
     device: str
@@ -43,6 +48,7 @@ class Diagnosis:
     storage_cache_dropped: bool
     storage_path: str
     engines: tuple[dict[str, Any], ...]
+    confinement: str
 
     def to_json(self) -> dict[str, Any]:
         """The keys of `gemel doctor --json`."""
@@ -55,13 +61,14 @@ class Diagnosis:
         if not self.storage_cache_dropped:
             dropped = "this system has no posix_fadvise: read from the cache, most likely"
         return "\n".join([
-            f"{self.machine['name']}, {self.machine['cores']} cores, torch {self.machine['torch']}, "
+            f"{self.machine['name']}, {self.machine['cores']} cores, torch {self.machine['torch'] or 'not installed'}, "
             f"device {self.device}",
             f"copies into device memory: {self.copy_gb_s:.2f} GB/s (median of {ROUNDS})",
             f"storage at {self.storage_path}: {self.storage_gb_s:.2f} GB/s (median of {ROUNDS}); {dropped}",
             "",
             table(("engine", "runs", "how"), rows),
             "",
+            self.confinement,
             f"tested with stand-ins only, never run: {'; '.join(UNPROVED)}",
         ])  # fmt: skip
 
@@ -74,11 +81,8 @@ def diagnose(
     `folder` is where storage is measured (the system's folder for temporary files unless given); a file of
     `storage_bytes` is written there and removed. Raises InputError when it cannot be written.
     """
-    import torch
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    source = torch.ones(copy_bytes, dtype=torch.uint8, pin_memory=device == "cuda")
-    target = torch.zeros(copy_bytes, dtype=torch.uint8, device=device)
+    device = "cuda" if has_cuda() else "cpu"
+    copy = _make_copy(copy_bytes, device)
     copies, reads, can_drop = list[float](), list[float](), hasattr(os, "posix_fadvise")
     try:
         where = Path(folder or tempfile.gettempdir())
@@ -86,9 +90,7 @@ def diagnose(
             _fill(file.fileno(), storage_bytes)
             for _ in range(ROUNDS):
                 start = time.perf_counter()
-                target.copy_(source, non_blocking=True)  # as a load does: from host memory, pinned for a GPU
-                if device == "cuda":
-                    torch.cuda.synchronize()
+                copy()
                 copies.append(copy_bytes / max(time.perf_counter() - start, MIN_S) / GIGA)
                 if can_drop:
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -97,7 +99,27 @@ def diagnose(
         problem = f"storage cannot be measured here: {error.strerror}"
         raise InputError(folder or "TMPDIR", problem, "give a folder that can be written", "--folder") from error
     engines = tuple(_describe_engines(device))
-    return Diagnosis(device, describe_machine(device), median(copies), median(reads), can_drop, str(where), engines)
+    return Diagnosis(
+        device, describe_machine(device), median(copies), median(reads), can_drop, str(where), engines,
+        describe_confinement(),
+    )  # fmt: skip
+
+
+def _make_copy(nbytes: int, device: str) -> Callable[[], object]:
+    """Copies so many bytes as a load does: from host memory, pinned for a GPU."""
+    if device == "cpu":
+        target = np.zeros(nbytes, np.uint8)
+        return partial(np.copyto, target, np.ones(nbytes, np.uint8))
+    import torch
+
+    pinned = torch.ones(nbytes, dtype=torch.uint8, pin_memory=True)
+    on_device = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+
+    def copy() -> None:
+        on_device.copy_(pinned, non_blocking=True)
+        torch.cuda.synchronize()
+
+    return copy
 
 
 def _fill(descriptor: int, nbytes: int) -> None:
@@ -118,10 +140,15 @@ def _read_seconds(path: str) -> float:
 
 def _describe_engines(device: str) -> Iterator[dict[str, Any]]:
     """Each engine, whether it can run here, by what or why not, and whether it ever ran on such a device."""
-    from edge_runtime.engines.registry import ENGINES, engine_class
+    from gemel.edge_runtime.engines.registry import ENGINES, engine_class
 
     for name in ENGINES:
-        engine = engine_class(name)
+        try:
+            engine = engine_class(name)
+        except ImportError as error:
+            detail = f"{error.name} is not installed: pip install {MERGE}"
+            yield {"engine": name, "available": False, "detail": detail, "proved": True}
+            continue
         missing, proved = engine.missing(device), device in engine.tested_on
         detail = (engine.detail(device) if missing is None else missing) + ("" if proved else " (never run)")
         yield {"engine": name, "available": missing is None, "detail": detail, "proved": proved}

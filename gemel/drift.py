@@ -11,17 +11,18 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
-from torchvision.transforms.v2.functional import resize
+from torch import nn
 
-from edge_runtime.config import SAMPLES
-from edge_runtime.results import BUNDLE_DIGITS
-from edge_runtime.samples import (
+from gemel.drift_state import DriftState
+from gemel.edge_runtime.config import SAMPLES
+from gemel.edge_runtime.results import BUNDLE_DIGITS
+from gemel.edge_runtime.samples import (
     DRIFT_FILE,
     SUFFIX,
     DriftReport,
@@ -31,22 +32,48 @@ from edge_runtime.samples import (
     read_head,
     write_drift,
 )
-from edge_runtime.service import LEDGER_FILE
+from gemel.edge_runtime.service import LEDGER_FILE
 from gemel.evaluation import open_matching_bundle, query_as_shipped
+from gemel.models.agreement import (
+    BELOW,
+    KEPT,
+    ONE_ANSWER,
+    TOO_FEW,
+    UNSURE,
+    Agreement,
+    ComparedFrames,
+    compare_agreement,
+)
+from gemel.models.antialias import resize_antialiased
+from gemel.models.bundle import (
+    Bundle,
+    BundleQuery,
+    Made,
+    check_output,
+    has_documents,
+    open_bundle,
+    write_bundle,
+    write_substituted,
+)
+from gemel.models.detector import read_outputs
+from gemel.models.errors import InputError
+from gemel.models.export_document import export_documents
+from gemel.models.footage import SAMPLE_NAME
+from gemel.models.io import check_apart, read_json
+from gemel.models.notes import add_note
+from gemel.models.predictions import Prediction
+from gemel.models.preprocess import Size
+from gemel.models.stages import Progress, Stages, silent
+from gemel.models.tasks import task_of
+from gemel.models.tensors import normalise_frames
+from gemel.models.weights import load_weights
+from gemel.models.workload import Query, Workload, inputs_of, load_workload
+from gemel.models.zoo import build_query, preprocess_of
 from gemel.text import key_text, number, table
-from merger.events import Progress, Stages, silent
-from models.bundle import Bundle, BundleQuery, Made, check_output, open_bundle, write_bundle, write_substituted
-from models.errors import InputError
-from models.evaluation import BELOW, KEPT, NO_EVIDENCE, ONE_ANSWER, TOO_FEW, UNSURE, Agreement, compare_agreement
-from models.io import check_apart, read_json
-from models.notes import add_note
-from models.predictions import Prediction
-from models.tasks import task_of
-from models.weights import load_weights
-from models.workload import Query, Workload, inputs_of, load_workload
-from models.zoo import build_query, preprocess_of
 
 MAX_SAMPLES = 100_000
+DEFAULT_RATE = 1 / 60
+"""Samples of a query a second, where a spool holds too few to tell."""
 READING, COMPARING, WRITING = "reading samples", "running the originals", "writing the bundle"
 UNREADABLE, OTHER_BUNDLE, UNKNOWN, UNUSABLE = (
     "unreadable", "of another bundle", "of no query of the workload", "unusable"
@@ -57,7 +84,7 @@ OWN_WEIGHTS = "already has its own weights: merging is not the cause"
 SPOOL_HINT = "name the `spool` of a box, with its folder `samples`"
 BUNDLE_HINT = "name it with --bundle"
 VERDICT_TEXTS = {
-    KEPT: "on target", BELOW: "BELOW its target", UNSURE: "below its target, not certain",
+    KEPT: "on target", BELOW: "BELOW its target", UNSURE: "below its target, perhaps by chance",
     TOO_FEW: "too few frames with something to compare",
     ONE_ANSWER: "no evidence: every frame has the same answer",
 }  # fmt: skip
@@ -143,10 +170,11 @@ def check_drift(
 ) -> DriftCheck:
     """Compare a box's predictions with its originals' on the samples in its spool.
 
-    With `out` a bundle is written in which each query that is certainly below its target has its own weights again. It
-    is made from the bundle that the box ran: `bundle`, or the one that the ledger in the spool names. The report is
-    also left in the spool for the box. Raises InputError, with nothing written, where the spool has no samples, weights
-    are missing, or the samples are of another bundle.
+    With `out` a bundle is written in which each query that has fallen below its target has its own weights again; of
+    all checks of a box in a year at most one is wrong about that (models.sequential). The bundle is made from the one
+    that the box ran: `bundle`, or the one that the ledger in the spool names. The report is also left in the spool for
+    the box. Raises InputError, with nothing written, where the spool has no samples, weights are missing, or the
+    samples are of another bundle.
     """
     spool = Path(spool)
     load = load_workload(workload) if isinstance(workload, str | Path) else workload
@@ -164,7 +192,8 @@ def check_drift(
         problem = f"has the SHA-256 {digest}..., the newest samples are of {samples.bundle}..."
         raise InputError(opened.path, problem, f"{BUNDLE_HINT}: the one that the box ran then")
     answering = load.queries if opened is None else [query_as_shipped(query, opened) for query in load.queries]
-    agreements, left_out = _compare(load, answering, samples, stages)
+    state = DriftState.read(spool, samples.bundle, len(load.queries))
+    agreements, left_out = _compare(load, answering, samples, state, stages)
     for reason, count in sorted(left_out.items()):
         add_note(spool, f"{count} samples {reason} are left out", LEFT_OUT_HINT)
     below = [query for query in load.queries if agreements[query.id].verdict == BELOW]
@@ -183,6 +212,7 @@ def check_drift(
     report = DriftReport(checked_at=round(time.time(), 3), bundle=samples.bundle, queries=rows)
     try:
         write_drift(spool, report)
+        state.write()
         reported = True
     except InputError:
         reported = False
@@ -245,18 +275,52 @@ def _list_samples(spool: Path) -> list[Path]:
 
 
 def _compare(
-    load: Workload, answering: Sequence[Query], samples: DriftSamples, stages: Stages
+    load: Workload, answering: Sequence[Query], samples: DriftSamples, state: DriftState, stages: Stages
 ) -> tuple[dict[str, Agreement], Counter[str]]:
-    """The agreement of each query with its original, and how many samples were left out, by reason."""
+    """The agreement of each query with its original, and how many samples were left out, by reason.
+
+    A query is below its target once its detector says so, which saw each sample once (gemel.drift_state).
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     agreements, left_out = dict[str, Agreement](), samples.left_out.copy()
     stages.begin(COMPARING, sum(map(len, samples.by_query.values())))
+    rate = sample_rate(samples)
     for query, shipped in zip(load.queries, answering, strict=True):
-        predict = _predict_by_original(query, load_original(query).to(device))
-        compared = compare_samples(shipped, samples.by_query[query.id], predict, stages.add)
-        left_out[UNUSABLE] += compared.unusable
-        agreements[query.id] = compare_agreement(compared, task_of(query), query.accuracy_target)
+        predict, task = _predict_by_original(query, load_original(query).to(device)), task_of(query)
+        paths, until = samples.by_query[query.id], state.seen_until(query.id)
+        seen = [path for path in paths if path.name <= until]
+        fresh = [path for path in paths if path.name > until]
+        parts = [compare_samples(shipped, part, predict, stages.add) for part in (seen, fresh)]
+        left_out[UNUSABLE] += sum(part.unusable for part in parts)
+        known = [part for part in parts if len(part.counts)]
+        counts = np.concatenate([part.counts for part in known]) if known else parts[0].counts
+        expected = known[-1].expected if known else 1.0
+        compared = ComparedFrames(counts, expected)
+        agreement = compare_agreement(compared, task, query.accuracy_target)
+        values = [task.metric_of(frame) for frame in parts[1].counts if frame.any()]
+        last = max((path.name for path in paths), default=until)
+        is_below = state.add(query.id, query.accuracy_target * expected, values, last, rate)
+        agreements[query.id] = judge_agreement(agreement, is_below, query.accuracy_target)
     return agreements, +left_out
+
+
+def judge_agreement(agreement: Agreement, is_below: bool, target: float) -> Agreement:
+    """The verdict with the detector's word for a fall below the target; an interval alone is looked at too often."""
+    if agreement.ratio is None or agreement.verdict == ONE_ANSWER:
+        return agreement
+    verdict = BELOW if is_below else UNSURE if agreement.ratio < target else KEPT
+    return replace(agreement, verdict=verdict)
+
+
+def sample_rate(samples: DriftSamples) -> float:
+    """Samples of a query a second: the most of all queries."""
+    rates = [DEFAULT_RATE]
+    for paths in samples.by_query.values():
+        names = [SAMPLE_NAME.fullmatch(path.name) for path in paths]
+        times_s = sorted(int(name[1]) / 1000 for name in names if name)
+        if len(times_s) > 1 and times_s[-1] > times_s[0]:
+            rates.append((len(times_s) - 1) / (times_s[-1] - times_s[0]))
+    return max(rates)
 
 
 def load_original(query: Query) -> nn.Module:
@@ -270,16 +334,21 @@ def _predict_by_original(query: Query, original: nn.Module) -> Predict:
     task, device, preprocess = task_of(query), next(original.parameters()).device, preprocess_of(query)
 
     @torch.inference_mode()
-    def predict(batch: Tensor, sizes: Sequence[tuple[int, int]]) -> list[Prediction]:
-        inputs = preprocess.normalise(_resize(batch, preprocess.size).to(device))
-        return task.predictions(original, original(inputs), sizes, query.classes, preprocess=preprocess)
+    def predict(batch: np.ndarray, sizes: Sequence[tuple[int, int]]) -> list[Prediction]:
+        pictures = torch.from_numpy(_resize(batch, preprocess.size)).to(device)
+        inputs = normalise_frames(preprocess, pictures)
+        return read_outputs(task, original, original(inputs), sizes, query.classes, preprocess=preprocess)
 
     return predict
 
 
-def _resize(pictures: Tensor, size: tuple[int, int]) -> Tensor:
+def _resize(pictures: np.ndarray, size: Size) -> np.ndarray:
     """Samples (N, 3, H, W), of the size of the network that answered, as the original takes them."""
-    return pictures if pictures.shape[2:] == size else resize(pictures, list(size), antialias=True)
+    if pictures.shape[2:] == size:
+        return pictures
+    height, width = size
+    images = (np.ascontiguousarray(picture.transpose(1, 2, 0)) for picture in pictures)
+    return np.stack([resize_antialiased(image, (width, height)).transpose(2, 0, 1) for image in images])
 
 
 def _write_reverted(out: Path, below: list[Query], bundle: Bundle) -> frozenset[str]:
@@ -300,9 +369,10 @@ def write_originals(path: Path, queries: Sequence[Query], bundle: Bundle) -> Bun
         record = bundle.query(query.id)
         evidence = record.evidence
         if evidence is not None:
-            evidence = {**evidence, "merged": evidence["original"], "ratio": 1.0, "ci95": (1.0, 1.0)}
-            evidence["certain"] = evidence.get("evidence") != NO_EVIDENCE
+            evidence = {**evidence, "merged": evidence["original"], "ratio": 1.0, "state": "unchanged", "proven": False}
         records.append(BundleQuery.of(query, evidence, record.threshold))
     models = {query.id: load_original(query) for query in queries}
-    write_bundle(path, models, records, Made(bundle.manifest.workload, bundle.manifest.method, 0))
+    made = Made(bundle.manifest.workload, bundle.manifest.method, 0)
+    documents = export_documents(models, records) if has_documents(bundle.queries) else {}
+    write_bundle(path, models, records, made, documents=documents)
     return open_bundle(path, bundle.factories, bundle.folder)

@@ -2,8 +2,8 @@
 
 Norms and head of the query alone are trained, with its original as the teacher; weights that queries share, and all
 other weights, stay as they are, bit by bit. The samples are cut in time into blocks: one half trains, the other half is
-held out, and there the rule of a merge decides (merger.acceptance): one part chooses the epoch, the other accepts, by
-p-values that the queries share.
+held out: a third of that chooses the epoch, and the rest proves, as of a merge, that the query agrees with its original
+(merger.proof).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,32 +24,45 @@ import numpy as np
 import torch
 from torch import nn
 
-from edge_runtime.samples import expected_agreement, read_sample
 from gemel.drift import check_drift, find_bundle, gather_samples, load_original
+from gemel.edge_runtime.samples import expected_agreement, read_sample
 from gemel.evaluation import query_as_shipped
+from gemel.merger.needs import can_tell, find_needs
+from gemel.merger.observe import compare_answers
+from gemel.merger.proof import PROOF, Observed, Proof, certain_original, prove_queries
+from gemel.merger.training.data import TrainingSet
+from gemel.merger.training.loop import Diverged, Training
+from gemel.merger.training.recipe import Flops, Recipe
+from gemel.models.agreement import BELOW, UNSURE
+from gemel.models.batchnorm import has_folded_norms, recalibrate_batchnorm
+from gemel.models.bundle import (
+    Bundle,
+    BundleQuery,
+    Made,
+    has_documents,
+    open_bundle,
+    write_bundle,
+    write_substituted,
+)
+from gemel.models.bundle.delta import write_update
+from gemel.models.data import Frames, PreparedFrames, Split
+from gemel.models.errors import InputError
+from gemel.models.evaluation import Evidence, compare, predict, score
+from gemel.models.export_document import export_documents
+from gemel.models.footage import FOOTAGE
+from gemel.models.io import check_apart, check_output, finite
+from gemel.models.quantization import PackedWeight
+from gemel.models.sharing.layers import layers_of, weight_of
+from gemel.models.sharing.similarity import equal_states
+from gemel.models.stages import Progress, Stages, silent
+from gemel.models.tasks import task_of
+from gemel.models.workload import Query, Workload, inputs_of, load_workload
+from gemel.models.zoo import preprocess_of
 from gemel.text import number, size, table
-from merger.acceptance import accepted_by_holm, cut_val, find_doubt, search_ratio
-from merger.context import one_error_of
-from merger.events import Progress, Stages, silent
-from merger.training.data import TrainingSet
-from merger.training.loop import Diverged, Training
-from merger.training.recipe import Flops, Recipe
-from models.batchnorm import has_folded_norms, recalibrate_batchnorm
-from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle, write_substituted
-from models.bundle.delta import write_update
-from models.data import Frames, PreparedFrames, Split
-from models.errors import InputError
-from models.evaluation import BELOW, Evidence, compare, predict, tallies_by_unit
-from models.intervals import p_value_below
-from models.io import check_apart, check_output, finite
-from models.quantization import PackedWeight
-from models.sharing.layers import layers_of, weight_of
-from models.sharing.similarity import equal_states
-from models.tasks import task_of
-from models.workload import Query, Workload, inputs_of, load_workload
-from models.zoo import preprocess_of
 
 WRITING = "writing the bundle"
+SEARCH_EVERY = 3
+"""One of so many held-out blocks chooses the epoch."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +81,7 @@ class MendConfig:
     """Weight of the inputs of the heads in the loss."""
     batch: int = 16
     blocks: int = 40
-    """Blocks of consecutive samples: neighbours in time are alike, so each block is one unit of the evidence."""
+    """Blocks of consecutive samples, since neighbours in time are alike: every second one trains."""
     recalibration_frames: int = 512
     max_trained_bytes: int = 950_000
     """Of norms and head; a larger head stays as it is, so that the update stays below 1 MB."""
@@ -90,7 +103,7 @@ class MendOutcome(str, Enum):
 
 
 OUTCOME_TEXTS = {
-    MendOutcome.ON_TARGET: "not certainly below its target: unchanged",
+    MendOutcome.ON_TARGET: "not below its target: unchanged",
     MendOutcome.MENDED: "mended",
     MendOutcome.REFUSED: "held-out samples do not prove its target: unchanged",
     MendOutcome.UNPROVABLE: "too few samples to prove anything: unchanged",
@@ -108,15 +121,13 @@ class MendedQuery:
     target: float
     before: float | None = None
     after: float | None = None
-    ci95: tuple[float, float] | None = None
-    p_value: float | None = None
+    lower_end: float | None = None
     trained_bytes: int = 0
     note: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        interval = None if self.ci95 is None else list(self.ci95)
-        return {**dataclasses.asdict(self), "outcome": str(self.outcome), "ci95": interval}
+        return {**dataclasses.asdict(self), "outcome": str(self.outcome)}
 
 
 @dataclass(frozen=True)
@@ -146,11 +157,11 @@ class DriftMend:
         """A row for each query, and the next step."""
         rows = [
             (row.id, row.frames, number(row.before), number(row.after),
-             "-" if row.ci95 is None else f"{row.ci95[0]:.3f} to {row.ci95[1]:.3f}", number(row.target),
+             number(row.lower_end), number(row.target),
              OUTCOME_TEXTS[row.outcome] + (f" ({row.note})" if row.note else ""))
             for row in self.queries
         ]  # fmt: skip
-        lines = [table(("query", "frames", "before", "after", "95 % interval", "target", ""), rows), ""]
+        lines = [table(("query", "frames", "before", "after", "proven from", "target", ""), rows), ""]
         if self.out is None:
             lines.append("nothing was written")
         else:
@@ -167,7 +178,7 @@ def mend_drift(
     progress: Progress = silent,
     config: MendConfig = MEND,
 ) -> DriftMend:
-    """Train norms and head of each query that is certainly below its target, and write a bundle with those that pass.
+    """Train norms and head of each query that is below its target, and write a bundle with those that pass.
 
     The bundle that the box ran is `bundle`, or the one that the ledger in the spool names; it is not changed. Nothing
     is written where no query passes. Raises InputError as `check_drift`, whose report is left in the spool.
@@ -178,7 +189,7 @@ def mend_drift(
     check_apart([("--out", out)], [("the bundle", opened.path), *inputs_of(load)])
     check_output(out)
     report = check_drift(spool, load, bundle=opened.path).report
-    drifted = {row.id for row in report.queries if row.verdict == BELOW}
+    drifted = {row.id for row in report.queries if row.verdict in (BELOW, UNSURE)}
     samples, stages = gather_samples(spool, load.queries, report.bundle), Stages(progress)
     stages.announce([*(f"training {query}" for query in drifted), WRITING])
     runs = [
@@ -186,11 +197,13 @@ def mend_drift(
         for query in load.queries
         if query.id in drifted
     ]
-    proven = accepted_by_holm({one.query.id: one.p_value for one in runs if one.p_value is not None})
+    observed = {one.query.id: one.observed for one in runs if one.observed is not None}
+    proofs = prove_queries(observed, dict.fromkeys(observed, PROOF.error))
+    proven = {query for query, proof in proofs.items() if proof.proven}
     passed = {one.query.id: one for one in runs if one.query.id in proven and one.after > one.before}
     stages.begin(WRITING)
     update_bytes = _write_mended(Path(out), opened, passed) if passed else None
-    rows = {one.query.id: one.row(one.query.id in passed) for one in runs}
+    rows = {one.query.id: one.row(one.query.id in passed, proofs.get(one.query.id)) for one in runs}
     for row in report.queries:
         rows.setdefault(row.id, MendedQuery(row.id, row.frames, MendOutcome.ON_TARGET, row.target, row.ratio))
     queries = tuple(rows[query.id] for query in load.queries)
@@ -199,22 +212,13 @@ def mend_drift(
 
 @dataclass(frozen=True)
 class _HeldOut:
-    """Samples that are not trained on, with the original's answers as labels; `perfect` are the original's tallies."""
+    """Samples that are not trained on, with the original's answers as labels."""
 
     query: Query
     split: Split
     answers: Sequence[Any]
     truths: Sequence[Any]
     threshold: float
-
-    @cached_property
-    def perfect(self) -> np.ndarray:
-        return self.tallies_of(self.answers)
-
-    @cached_property
-    def one_error(self) -> float:
-        """What one error costs of the ratio."""
-        return one_error_of(self.query, self.truths, self.perfect)
 
     def at(self, places: Sequence[int]) -> _HeldOut:
         """These samples alone."""
@@ -225,18 +229,15 @@ class _HeldOut:
         """A model's answers."""
         return predict(model, self.query, PreparedFrames(self.query, self.split))
 
-    def tallies(self, model: nn.Module) -> np.ndarray:
-        """A model's counts by block."""
-        return self.tallies_of(self.predict(model))
+    def ratio(self, answers: Sequence[Any]) -> float:
+        """The agreement of these answers with the original's."""
+        return score(task_of(self.query), answers, self.truths, self.query.classes, self.threshold)
 
-    def tallies_of(self, answers: Sequence[Any]) -> np.ndarray:
-        """The counts of these answers by block."""
-        return tallies_by_unit(self.query, self.split, answers, self.truths, self.threshold)
-
-    def ratio(self, tallies: np.ndarray) -> float:
-        """The metric of these counts over the original's."""
-        task = task_of(self.query)
-        return task.metric_of(tallies.sum(axis=0)) / task.metric_of(self.perfect.sum(axis=0))
+    def observe(self, answers: Sequence[Any], target: float) -> Observed:
+        """What these answers show of their model; samples lie so far apart that each is a block of its own."""
+        differences = compare_answers(self.query, self.answers, answers, self.threshold)
+        blocks = differences.by_block(range(len(self.split)), len(self.split) * FOOTAGE.block_s)
+        return Observed(target, blocks, certain_original(blocks.shown.shape[-1]))
 
 
 class _MendRun:
@@ -251,20 +252,20 @@ class _MendRun:
         self._paths = _usable(paths, preprocess_of(self._student).size)
         self.outcome, self.note = MendOutcome.UNPROVABLE, ""
         self.before = self.after = 0.0
-        self.p_value: float | None = None
+        self.observed: Observed | None = None
         self.evidence: Evidence | None = None
         self.trained: dict[str, int] = {}
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.teacher = load_original(query).to(device).requires_grad_(False)
         self.model = bundle.build(query.id, copy=True).to(device)
 
-    def row(self, is_accepted: bool) -> MendedQuery:
+    def row(self, is_accepted: bool, proof: Proof | None) -> MendedQuery:
         """The result."""
-        outcome, interval = MendOutcome.MENDED if is_accepted else self.outcome, self.evidence and self.evidence.ci95
-        before, after = (None if self.p_value is None else ratio for ratio in (self.before, self.after))
+        outcome = MendOutcome.MENDED if is_accepted else self.outcome
+        before, after = (None if proof is None else ratio for ratio in (self.before, self.after))
         return MendedQuery(
-            self.query.id, len(self._paths), outcome, self.query.accuracy_target, before, after, interval, self.p_value,
-            sum(self.trained.values()), self.note,
+            self.query.id, len(self._paths), outcome, self.query.accuracy_target, before, after,
+            None if proof is None else proof.lower_end, sum(self.trained.values()), self.note,
         )  # fmt: skip
 
     def run(self) -> _MendRun:
@@ -279,20 +280,24 @@ class _MendRun:
         split = Split("spool", frames, None, units, tuple(map(float, range(len(units)))))
         train = split.at([place for place, block in enumerate(blocks) if block % 2 == 0])
         held = self._held_out(split.at([place for place, block in enumerate(blocks) if block % 2]))
-        searched, kept = cut_val(self._student, held.split, held.truths)
+        numbers = [blocks[place] // 2 for place in range(len(blocks)) if blocks[place] % 2]
+        searched = [place for place, number in enumerate(numbers) if number % SEARCH_EVERY == 0]
+        kept = [place for place, number in enumerate(numbers) if number % SEARCH_EVERY]
         if not searched or not kept:
             return self
         search, accept = held.at(searched), held.at(kept)
         target = self.query.accuracy_target * expected_agreement(self.record)
-        self.note = find_doubt(len(held.split), accept.one_error, target, self._tried)
-        if self.note:
+        same, error = accept.observe(accept.answers, target), PROOF.error / self._tried
+        if not can_tell(same, error):
+            minutes = find_needs(same, error, FOOTAGE.block_s).minutes or 0
+            more = math.ceil(minutes * 60 / FOOTAGE.block_s)
+            self.note = f"needs about {math.ceil(len(self._paths) * (1 + more / len(kept)))} samples"
             return self
-        self.before = accept.ratio(accept.tallies(self.model))
+        self.before = accept.ratio(accept.predict(self.model))
         self._train(train, search)
-        answers, task = accept.predict(self.model), task_of(self.query)
-        tallies = accept.tallies_of(answers)
-        self.after = accept.ratio(tallies)
-        self.p_value = p_value_below(task, accept.perfect, tallies, accept.one_error, target)
+        answers = accept.predict(self.model)
+        self.after = accept.ratio(answers)
+        self.observed = accept.observe(answers, target)
         self.evidence = compare(self._student, accept.split, accept.answers, answers, accept.threshold, gap="")
         self.outcome = MendOutcome.REFUSED
         return self
@@ -315,9 +320,7 @@ class _MendRun:
 
         def keep_better() -> None:
             nonlocal best, state
-            tallies = search.tallies(model)
-            task, plain = task_of(self.query), search.ratio(tallies)
-            ratio = search_ratio(task, plain, search.perfect, tallies, search.one_error, False)
+            ratio = search.ratio(search.predict(model))
             if ratio > best:
                 best, state = ratio, copy.deepcopy(model.state_dict())
 
@@ -373,7 +376,9 @@ def _write_mended(out: Path, bundle: Bundle, passed: Mapping[str, _MendRun]) -> 
             records.append(dataclasses.replace(record, tensors={}, stored={}, evidence=evidence))
             packed[name] = {key: one for key, one in _packed_weights(bundle, record) if key not in run.trained}
         manifest = bundle.manifest
-        write_bundle(path, models, records, Made(manifest.workload, manifest.method, 0), packed=packed)
+        made = Made(manifest.workload, manifest.method, 0)
+        documents = export_documents(models, records) if has_documents(bundle.queries) else {}
+        write_bundle(path, models, records, made, packed=packed, documents=documents)
         own = open_bundle(path, bundle.factories, bundle.folder)
         for name, run in passed.items():
             _check_unchanged(run.record, own.query(name), run)

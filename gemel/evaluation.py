@@ -18,12 +18,40 @@ from typing import Any
 import numpy as np
 import torch
 
-from edge_runtime.policies import DEFAULT_POLICY
-from edge_runtime.scheduler.costs import Costs, memory_bytes, memory_settings
 from gemel.bundle_summary import byte_counts, measure_resident_bytes, shared_tensors
 from gemel.coco_export import check_export_folder, export_coco
 from gemel.conditions import DEFAULT_DEVICE
+from gemel.edge_runtime.policies import DEFAULT_POLICY
+from gemel.edge_runtime.scheduler.costs import Costs, memory_bytes, memory_settings
 from gemel.gating import evaluate_gating
+from gemel.merger.networks import answered_by
+from gemel.merger.training.recipe import Flops, flops_a_second
+from gemel.models.bundle import Bundle, BundleQuery, open_bundle
+from gemel.models.bundle.manifest import original_bytes as recorded_bytes
+from gemel.models.data import PreparedFrames, Split, load_split
+from gemel.models.errors import InputError
+from gemel.models.evaluation import (
+    compare,
+    count_samples,
+    evidence_hint,
+    load_labels,
+    predict,
+    threshold_without_labels,
+)
+from gemel.models.io import check_apart, finite, hold_locks, open_atomic
+from gemel.models.metrics import average_precision, error_types
+from gemel.models.notes import add_note
+from gemel.models.predictions import BoxLabels
+from gemel.models.sharing.flop_rates import flop_rates
+from gemel.models.sharing.layers import state_bytes
+from gemel.models.sharing.similarity import equal_states
+from gemel.models.stages import Progress, Stages, silent
+from gemel.models.tasks import task_of
+from gemel.models.tasks.detection import Detection
+from gemel.models.weights import load_weights
+from gemel.models.workload import Query, Workload, inputs_of, load_workload
+from gemel.models.zoo import build_query
+from gemel.proof_file import find_proofs
 from gemel.realtime import evaluate_realtime
 from gemel.report.conclusion import report_limits
 from gemel.report.document import (
@@ -33,6 +61,7 @@ from gemel.report.document import (
     Example,
     GatingRow,
     MemorySetting,
+    OfflineProof,
     OfflineRow,
     Report,
     ReportedBundle,
@@ -52,34 +81,9 @@ from gemel.stream_eval import (
     load_cost_model,
 )
 from gemel.text import size
-from merger.events import Progress, Stages, silent
-from merger.networks import answered_by
-from merger.training.recipe import Flops, flops_a_second
-from models.bundle import Bundle, BundleQuery, open_bundle
-from models.data import PreparedFrames, Split, load_split
-from models.errors import InputError
-from models.evaluation import (
-    BOOTSTRAP_ROUNDS,
-    compare,
-    count_samples,
-    evidence_hint,
-    load_labels,
-    predict,
-    threshold_without_labels,
-)
-from models.io import check_apart, finite, hold_locks, open_atomic
-from models.metrics import average_precision, error_types
-from models.notes import add_note
-from models.predictions import BoxLabels
-from models.sharing.flop_rates import flop_rates
-from models.sharing.layers import state_bytes
-from models.sharing.similarity import equal_states
-from models.tasks import task_of
-from models.tasks.detection import Detection
-from models.weights import load_weights
-from models.workload import Query, Workload, inputs_of, load_workload
-from models.zoo import build_query
 
+MAX_UNCOUNTED = 0.02
+"""Of an original's bytes: counters of norms and tensors of two names are simulated once."""
 MEMORY_SETTINGS = ("min", "50%", "all")
 """What is always simulated, as fractions of the originals' needs."""
 REPORT_HTML = "report.html"
@@ -153,7 +157,8 @@ def evaluate(
     check_apart(written, [("the bundle", opened.path), *inputs_of(load)])
     _check_writable(out_dir)
     check_export_folder(options.coco)
-    model = load_cost_model(options.device, opened)
+    model = load_cost_model(options.device, opened, load.queries)
+    check_original_bytes(opened, model.costs[ORIGINALS])
     budgets = _memory_budgets(options.memory, model.costs[ORIGINALS])
     with hold_locks(out_dir / REPORT_JSON):
         stages = Stages(progress)
@@ -179,6 +184,16 @@ def evaluate(
             first.write(document.encode("utf-8", "backslashreplace"))
             second.write(page.encode("utf-8", "backslashreplace"))
         return report
+
+
+def check_original_bytes(bundle: Bundle, originals: Costs) -> None:
+    """Raise InputError where the originals that are simulated are not those whose bytes the bundle says."""
+    for query in bundle.queries:
+        recorded = recorded_bytes(query, bundle.header.entries)
+        simulated = originals.moved_bytes(originals.queries[query.id].tensors)
+        if abs(simulated - recorded) > MAX_UNCOUNTED * recorded:
+            problem = f"the original of {query.id} has {size(simulated)}, the bundle says {size(recorded)}"
+            raise InputError(bundle.path, problem, "merge it again")
 
 
 def build_report(
@@ -223,7 +238,7 @@ def build_report(
         created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         device=model.device,
         seeds=seeds,
-        settings=Settings(policy=DEFAULT_POLICY, bootstrap_rounds=BOOTSTRAP_ROUNDS, bootstrap_seed=0),
+        settings=Settings(policy=DEFAULT_POLICY),
         versions=package_versions(),
         costs=model.rows(),
         bytes=WeightBytes.model_validate({**byte_counts(bundle), **resident}),
@@ -307,8 +322,18 @@ def evaluate_query(query: Query, bundle: Bundle) -> QueryEvaluation:
         if val.labels is not None:
             threshold = task.choose_threshold(predict(original, query, val), val.labels)  # type: ignore[arg-type]
     found = score_query(query, split, {ORIGINALS: before, MERGED: after}, threshold, original_bytes)
-    row = found.row.model_copy(update={"network": network_of(bundle.query(query.id))})
-    return dataclasses.replace(found, row=row)
+    shown = {"network": network_of(bundle.query(query.id))}
+    if after is not before:
+        shown |= recorded_proof(bundle, query.id)
+    return dataclasses.replace(found, row=found.row.model_copy(update=shown))
+
+
+def recorded_proof(bundle: Bundle, query: str) -> dict[str, Any]:
+    """What the merge, or `gemel prove` after it, has proven of a query, as values of its row in the report."""
+    evidence = dict[str, Any](find_proofs(bundle).get(query) or bundle.query(query).evidence or {})
+    names = ("proven", "state", "lower_end", "from", "needs", "answers_kept", "answers_kept_end")
+    shown = {name: evidence[name] for name in names if name in evidence}
+    return OfflineProof.model_validate(finite(shown)).model_dump(exclude_unset=True)
 
 
 def score_query(
@@ -321,7 +346,8 @@ def score_query(
     describe = DESCRIPTIONS.get(query.task, lambda *_: {})
     evidence = compare(query, split, sides["original"], sides["merged"], threshold)
     if evidence.reason:
-        add_note(query.id, f"no evidence: {evidence.reason}; it counts as not met", evidence_hint(query))
+        outcome = "it is unchanged" if evidence.met else "it counts as not met"
+        add_note(query.id, f"no evidence: {evidence.reason}; {outcome}", evidence_hint(query))
     row = OfflineRow.model_validate(finite({
         "query": query.id, "camera": query.camera, "task": query.task, "model": query.model, **evidence.to_json(),
         **describe(query, sides, labels, threshold), "target": query.accuracy_target, "sla_ms": query.sla_ms,

@@ -14,15 +14,15 @@ from typing import Annotated
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from edge_runtime.scheduler.costs import parse_memory
-from edge_runtime.simulation.device_profiles import DeviceProfile, costs_for
 from gemel.analytic_costs import find_profile, workload_originals
 from gemel.conditions import Shared
+from gemel.edge_runtime.scheduler.costs import parse_memory
+from gemel.edge_runtime.simulation.device_profiles import DeviceProfile, costs_for
+from gemel.models.errors import InputError, join_names
+from gemel.models.io import MAX_CAMERAS, Name, PathText, read_yaml
+from gemel.models.sharing.layers import Layer, layers_of, model_bytes
+from gemel.models.workload import Query, Workload, WorkloadCamera, load_workload
 from gemel.planner import DEFAULT_FPS
-from models.errors import InputError, join_names
-from models.io import MAX_CAMERAS, Name, PathText, read_yaml
-from models.sharing.layers import Layer, layers_of, model_bytes
-from models.workload import Query, Workload, WorkloadCamera, load_workload
 
 MAX_BOXES = 10_000
 LARGE_LAYER_BYTES, LARGE_LAYER_FRACTION = 1 << 20, 0.01

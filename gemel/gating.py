@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from edge_runtime.events.motion import DEFAULT_MOTION, MotionConfig, MotionGate
+from gemel.edge_runtime.events.motion import DEFAULT_MOTION, MotionConfig, MotionGate
+from gemel.models.data import Split
+from gemel.models.predictions import Task
+from gemel.models.preprocess import WHOLE_FRAME, Region
+from gemel.models.tasks import task_of
 from gemel.stream_eval import Footage, QueryTest, sampled_positions, units_of
-from models.data import Split
-from models.predictions import Task
-from models.preprocess import WHOLE_FRAME, Region
-from models.tasks import task_of
 
 
 @dataclass(frozen=True)

@@ -12,21 +12,21 @@ from typing import Any
 
 from torch import nn
 
+from gemel.models.data import load_split
+from gemel.models.errors import InputError, join_names
+from gemel.models.evaluation import evidence_hint, find_gap
+from gemel.models.io import is_path
+from gemel.models.layouts import SPLITS, Layout, find_layout
+from gemel.models.preprocess_check import describe_preprocess_problem
+from gemel.models.published import Published
+from gemel.models.sharing.flop_rates import FlopRates, layers_by_query, whole_prefix_rates
+from gemel.models.sharing.groups import Group, groups
+from gemel.models.sharing.layers import Signature, layers_of_all, model_bytes
+from gemel.models.sharing.similarity import ceiling_with_copies, copies, cosine_likeness
+from gemel.models.weights import check_weights, load_weights
+from gemel.models.workload import Query, Workload
+from gemel.models.zoo import build_query
 from gemel.text import percent, size, table
-from models.data import load_split
-from models.errors import InputError, join_names
-from models.evaluation import evidence_hint, find_gap
-from models.io import is_path
-from models.layouts import SPLITS, Layout, find_layout
-from models.preprocess_check import describe_preprocess_problem
-from models.published import Published
-from models.sharing.flop_rates import FlopRates, layers_by_query, whole_prefix_rates
-from models.sharing.groups import Group, groups
-from models.sharing.layers import Signature, layers_of_all, model_bytes
-from models.sharing.similarity import ceiling_with_copies, copies, cosine_likeness
-from models.weights import check_weights, load_weights
-from models.workload import Query, Workload
-from models.zoo import build_query
 
 MAX_GROUPS, MAX_NAMES = 12, 4
 """Groups in the text, and queries named for each."""
@@ -222,7 +222,9 @@ def _weak_original(query: Query, model: nn.Module) -> Iterator[str]:
             return
         val = load_split(query, "val")
         if val.labels is not None and not find_gap(query, val, val.labels):
-            yield from filter(None, [describe_preprocess_problem(query, model, val)])
+            text, remedy = describe_preprocess_problem(query, model, val)
+            if text:
+                yield f"{query.id}: {text}; {remedy}"
 
 
 def _missing_weights(query: Query, file: Path) -> Iterator[InputError]:

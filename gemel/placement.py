@@ -22,21 +22,21 @@ from pydantic import BaseModel, Field
 from scipy.optimize import Bounds, linear_sum_assignment, milp
 from scipy.sparse import coo_array
 
-from edge_runtime.policies import policy_named
-from edge_runtime.scheduler import QuerySpec
-from edge_runtime.simulation.simulator import simulate
 from gemel.analytic_costs import ceiling_costs
 from gemel.conditions import DEFAULT_PLACEMENT, Objective, PlacementOptions
+from gemel.edge_runtime.policies import policy_named
+from gemel.edge_runtime.scheduler import QuerySpec
+from gemel.edge_runtime.simulation.simulator import simulate
 from gemel.fleet import MAX_BOXES, Boxes, Counts, Demands, Fleet, FleetNeeds, measure_needs, shareable_layers
+from gemel.models.errors import InputError
+from gemel.models.io import Name, cannot_be_written, check_apart, is_path, open_atomic, read_json, validate
+from gemel.models.process import without_native_output
+from gemel.models.sharing.flop_rates import FlopRates, layers_by_query, whole_prefix_rates
+from gemel.models.stages import Progress, Stages, silent
+from gemel.models.workload import Query, inputs_of
+from gemel.models.zoo.user_models import is_model_file
 from gemel.planner import DEFAULT_FPS, draw_arrivals, note_default_fps
 from gemel.text import percent, size, table
-from merger.events import Progress, Stages, silent
-from models.errors import InputError
-from models.io import Name, cannot_be_written, check_apart, is_path, open_atomic, read_json, validate
-from models.process import without_native_output
-from models.sharing.flop_rates import FlopRates, layers_by_query, whole_prefix_rates
-from models.workload import Query, inputs_of
-from models.zoo.user_models import is_model_file
 
 FILE = "placement.json"
 COUNTING, SOLVING, SIMULATING = "counting bytes and times", "solving the placement", "simulating each box"

@@ -10,33 +10,37 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_runtime.policies import policy_named
-from edge_runtime.policies.streaming import pick_overflow
-from edge_runtime.scheduler import QuerySpec
-from edge_runtime.scheduler.costs import Costs, all_bytes, coalesce_tensors, memory_bytes
-from edge_runtime.scheduler.eviction import Overflow, OverflowLayer, overflow_of
-from edge_runtime.scheduler.sessions import SessionCost, pick_sessions, with_sessions
-from edge_runtime.simulation.device_profiles import PROFILES, costs_for, overflow_layers
-from edge_runtime.simulation.profile_io import measured_costs, note_machine, profile_path, read_profile
-from edge_runtime.simulation.replay import ReplayResult
-from edge_runtime.simulation.simulator import Simulation, simulate
 from gemel.analytic_costs import bundle_originals, find_profile, merge_at_ceiling, workload_originals
 from gemel.conditions import DEFAULT_CONDITIONS, DEFAULT_DEVICE, MEASURED, Conditions
+from gemel.edge_runtime.memory.usage import DECODER_BYTES, PROCESS_BYTES
+from gemel.edge_runtime.policies import policy_named
+from gemel.edge_runtime.policies.streaming import pick_overflow
+from gemel.edge_runtime.scheduler import QuerySpec
+from gemel.edge_runtime.scheduler.costs import Costs, all_bytes, coalesce_tensors, memory_settings, parse_memory
+from gemel.edge_runtime.scheduler.eviction import Overflow, OverflowLayer, overflow_of
+from gemel.edge_runtime.simulation.device_profiles import PROFILES, costs_for, overflow_layers
+from gemel.edge_runtime.simulation.profile_io import measured_costs, note_machine, profile_path, read_profile
+from gemel.edge_runtime.simulation.replay import ReplayResult
+from gemel.edge_runtime.simulation.simulator import Simulation, simulate
+from gemel.models.bundle import Bundle, BundleQuery, open_bundle
+from gemel.models.errors import InputError, join_names, one_line
+from gemel.models.extras import is_installed, require_merge
+from gemel.models.notes import add_note
+from gemel.models.process import import_torch
+from gemel.models.sharing.flop_rates import FlopRates, flop_rates
 from gemel.text import percent, size, table
-from models.bundle import Bundle, BundleQuery, open_bundle
-from models.errors import InputError, join_names, one_line
-from models.notes import add_note
-from models.sharing.flop_rates import FlopRates, flop_rates
 
 if TYPE_CHECKING:
-    from models.workload import Query
+    from gemel.models.workload import Query
 
 WORKLOAD_SUFFIXES = (".yaml", ".yml")
 DEFAULT_FPS = 10.0
 MAX_FRAMES = 100_000
 """Maximum frames of a simulation: a minute of a hundred queries at 30 frames a second."""
-PLAN_S = 60.0
-"""Simulated time of a plan."""
+PLAN_S, MIN_PLAN_S, PLAN_FRAMES = 60.0, 20.0, 15_000
+"""Simulated time of a plan: less of many queries, whose decisions take longer, while it has so many frames."""
+AT_ONCE = 1e18
+"""Bytes a second of a load that takes no time."""
 SERVED_FRACTION = 0.98
 """A query with this fraction of its frames in time is not limited by anything."""
 ORIGINALS, CEILING, BUNDLE = "originals, nothing shared", "all layers shared that can be", "as bundled"
@@ -56,9 +60,9 @@ class PlanInput:
     """What is simulated: costs, memory, the rate of each query, and the device.
 
     `resident_costs` are the costs with all weights resident; `costs` are those that are simulated, in which queries
-    too large for the memory overflow where that is allowed (`overflow_allowed`). `device_bytes` is the memory of the
-    device, None if unknown. Queries of `sessions` run on weights of their own; of those that do not fit or save no time
-    (`refused_sessions`) the seconds are known that a frame of each of their queries takes less.
+    too large for the memory overflow where that is allowed (`overflow_allowed`). `budget_bytes` is what weights and
+    workspaces may take, `base_bytes` what the process takes besides. `device_bytes` is the memory of the device, None
+    if unknown.
     """
 
     source: str
@@ -67,25 +71,30 @@ class PlanInput:
     modelled: bool
     costs: Costs
     resident_costs: Costs
-    memory_bytes: int
+    budget_bytes: int
+    base_bytes: int
     device_bytes: int | None
     specs: Mapping[str, QuerySpec]
     sharing: str
     overflow: Overflow
     overflow_allowed: bool
     flops: FlopRates
-    sessions: tuple[SessionCost, ...] = ()
-    refused_sessions: tuple[tuple[SessionCost, float], ...] = ()
 
     @property
-    def session_bytes(self) -> int:
-        """Bytes of the sessions that are used: weights that stay, beside those that are shared."""
-        return sum(one.nbytes for one in self.sessions)
+    def memory_bytes(self) -> int:
+        """What the whole process may take."""
+        return self.base_bytes + self.budget_bytes
 
     @property
     def all_bytes(self) -> int:
-        """All weights and the largest workspace: memory in which nothing swaps."""
-        return all_bytes(self.resident_costs) + self.session_bytes
+        """The process, all weights and the largest workspace: memory in which nothing is read twice."""
+        return self.base_bytes + all_bytes(self.resident_costs)
+
+    @property
+    def plan_s(self) -> float:
+        """The simulated seconds of a plan."""
+        frames_per_s = sum(spec.fps for spec in self.specs.values())
+        return min(PLAN_S, max(MIN_PLAN_S, PLAN_FRAMES / frames_per_s))
 
     @property
     def overflow_bytes(self) -> Mapping[str, int]:
@@ -105,14 +114,16 @@ class PlanInput:
         return {query: self.resident_costs.alone_bytes(query) for query in unfit}
 
     def simulate(self, policy: str, duration_s: float, seed: int, resident: bool = False) -> Simulation:
-        """Run the scheduler on the virtual clock; `resident`: with memory for all weights."""
+        """Run the scheduler on the virtual clock; `resident`: with all weights in memory."""
         fps = sum(spec.fps for spec in self.specs.values())
         if duration_s * fps > MAX_FRAMES:
             problem = f"{duration_s:g} s at {fps:g} frames a second are more than {MAX_FRAMES} frames"
             raise InputError(self.source, problem, "give fewer frames a second, or simulate fewer seconds")
         arrivals = draw_arrivals(self.specs, duration_s, seed)
-        costs, nbytes = (self.resident_costs, self.all_bytes) if resident else (self.costs, self.memory_bytes)
-        return simulate(costs, arrivals, nbytes - self.session_bytes, policy_named(policy), self.specs)
+        costs, nbytes = (self.costs, self.budget_bytes)
+        if resident:
+            costs, nbytes = replace(self.resident_costs, load_latency_s=0.0, copy_bytes_per_s=AT_ONCE), self.all_bytes
+        return simulate(costs, arrivals, nbytes, policy_named(policy), self.specs)
 
     def describe(self) -> str:
         """Source, memory and device in one line."""
@@ -123,22 +134,18 @@ class PlanInput:
         """The memory and time that the queries need, and which of them the given memory or SLA excludes."""
         resident = self.resident_costs
         largest = max(resident.queries, key=resident.alone_bytes)
+        workspace = resident.queries[largest].workspace_bytes
         lines = [
-            f"needs at least {size(resident.alone_bytes(largest))} ({largest} alone); nothing swaps from "
-            f"{size(self.all_bytes)} on"
+            f"needs {size(self.base_bytes + resident.alone_bytes(largest))} in all: {size(self.base_bytes)} the "
+            f"process itself, {size(workspace)} a run, {size(resident.weights_bytes(largest))} weights ({largest} "
+            f"alone); from {size(self.all_bytes)} on nothing is read twice"
         ]
-        lines += self._describe_sessions()
-        if self.sharing == BUNDLE and self.modelled:
-            lines.append(
-                "no profile: with `engine: auto` a box on a CPU runs ONNX Runtime's sessions if all weights fit its "
-                "budget, else torch"
-            )
         for query, nbytes in self.overflow_bytes.items():
             runs = 1 / self.costs.queries[query].run_s
             lines.append(f"{query} overflows: copies {size(nbytes)} in every run, at most {runs:.3g} runs a second")
         for query, nbytes in self.unfit_bytes().items():
             lines.append(
-                f"{query} needs {size(nbytes)} alone: none of its frames run in {size(self.memory_bytes)}"
+                f"{query} needs {size(nbytes)} alone: none of its frames run in {size(self.budget_bytes)}"
                 f"{self._describe_overflow(query)}"
             )
         for query, cost in self.costs.queries.items():
@@ -150,16 +157,6 @@ class PlanInput:
         if self.device_bytes is not None and self.memory_bytes > self.device_bytes:
             lines.append(f"{self.title} has only {size(self.device_bytes)} for everything on it")
         return "\n".join(lines)
-
-    def _describe_sessions(self) -> list[str]:
-        lines = [
-            f"{join_names(one.batches, 4)}: one session on {one.engine}, {size(one.nbytes)} that no other shares"
-            for one in self.sessions
-        ]
-        for one, saved_s in self.refused_sessions:
-            frames = f"{1000 * saved_s / len(one.batches):.1f} ms a frame less"
-            lines.append(f"{join_names(one.batches, 4)}: no session on {one.engine}, {size(one.nbytes)} for {frames}")
-        return lines
 
     def _describe_overflow(self, query: str) -> str:
         if self.overflow_allowed:
@@ -187,24 +184,23 @@ def load_plan_input(source: str | Path, conditions: Conditions) -> PlanInput:
     if measured:
         found = read_profile(models)
         note_machine(models, found)
-        costs, title, kind = measured_costs(models, found), f"{found.machine['name']} ({found.device})", found.device
-    nbytes = memory_bytes(conditions.memory, costs_for(profile, originals), "--memory")
-    known = found.sessions if found is not None else ()
-    sessions = pick_sessions(costs, known, nbytes)
-    refused = tuple((one, one.saved_s(costs)) for one in known if one not in sessions)
-    costs = with_sessions(costs, sessions)
+        costs, kind = measured_costs(models, found, in_pages=True), found.device
+        title = f"{found.machine['name']} ({found.device})"
+    base = PROCESS_BYTES + DECODER_BYTES * len({query.camera for query in models.queries})
+    nbytes = _budget_bytes(conditions.memory, memory_settings(costs_for(profile, originals)), base)
     note_default_fps(source, models.queries)
     queries = {query.id: query for query in models.queries}
-    held = sum(one.nbytes for one in sessions)
     specs = {query.id: QuerySpec(query.fps or DEFAULT_FPS, float(query.priority)) for query in models.queries}
+    if not (is_workload or measured):
+        costs = _costs_in_pages(costs, models) or costs
 
     def layers(query: str) -> Sequence[OverflowLayer]:
         return overflow_layers(models, queries[query], kind)
 
     if conditions.overflow:
-        overflow = pick_overflow(costs, specs, nbytes - held, layers, kind != "cpu")
+        overflow = pick_overflow(costs, specs, nbytes, layers, kind != "cpu")
     else:
-        overflow = overflow_of(costs, nbytes - held, layers)
+        overflow = overflow_of(costs, nbytes, layers)
     return PlanInput(
         source=str(source),
         device=device,
@@ -212,16 +208,40 @@ def load_plan_input(source: str | Path, conditions: Conditions) -> PlanInput:
         modelled=profile.modelled and not measured,
         costs=coalesce_tensors(overflow.costs if conditions.overflow else costs),
         resident_costs=coalesce_tensors(costs),
-        memory_bytes=nbytes,
+        budget_bytes=nbytes,
+        base_bytes=base,
         device_bytes=None if measured else profile.memory_bytes,
         specs=specs,
         sharing=(CEILING if conditions.shared else ORIGINALS) if is_workload else BUNDLE,
         overflow=overflow,
         overflow_allowed=conditions.overflow,
         flops=flop_rates(models, {query: spec.fps for query, spec in specs.items()}),
-        sessions=sessions,
-        refused_sessions=refused,
     )
+
+
+def _budget_bytes(memory: str, settings: Mapping[str, int], base: int) -> int:
+    """What weights and workspaces may take: a named setting, or what a size for the whole process leaves."""
+    if memory in settings:
+        return settings[memory]
+    nbytes = parse_memory(memory, "--memory", named=f"{', '.join(settings)} or ")
+    if nbytes <= base:
+        problem = f"the process alone takes {size(base)}, without any weights"
+        raise InputError("--memory", problem, f"give more than {size(base)}")
+    return nbytes - base
+
+
+def _costs_in_pages(costs: Costs, bundle: Bundle) -> Costs | None:
+    """The costs over the ranges of pages that a box loads, where the bundle is prepared here for all its queries."""
+    from gemel.edge_runtime.engines.prepare import find_prepared
+    from gemel.edge_runtime.engines.prepared import page_segments
+
+    prepared = find_prepared(bundle) if any(query.network_document for query in bundle.queries) else None
+    if prepared is None or prepared.index.queries.keys() < costs.queries.keys():
+        return None
+    extents, names = page_segments(prepared.index)
+    queries = {query: replace(cost, tensors=names[query]) for query, cost in costs.queries.items()}
+    sizes = {name: extent.nbytes for name, extent in extents.items()}
+    return Costs(queries, sizes, costs.copy_bytes_per_s, costs.load_latency_s, joint=costs.joint)
 
 
 def note_default_fps(path: str | Path, queries: Iterable[Query | BundleQuery]) -> None:
@@ -233,7 +253,9 @@ def note_default_fps(path: str | Path, queries: Iterable[Query | BundleQuery]) -
 
 def _load_workload(path: Path, shared: bool) -> tuple[Bundle, Bundle]:
     """A workload's originals, and its models as they are simulated."""
-    from models.workload import load_workload
+    require_merge(f"a plan of the workload {path.name}")
+    import_torch()
+    from gemel.models.workload import load_workload
 
     queries = load_workload(path).queries
     originals = workload_originals(queries)
@@ -244,7 +266,8 @@ def _load_bundle(path: Path, conditions: Conditions) -> tuple[Bundle, Bundle]:
     """A bundle's originals, and the bundle."""
     bundle = open_bundle(path, conditions.factories, Path.cwd())
     for query in bundle.queries:
-        if ":" in query.model and query.model not in conditions.factories:
+        is_code = ":" in query.model and is_installed("torchvision")  # which else is not run
+        if is_code and query.model not in conditions.factories:
             problem = f"query {query.id}: the model '{query.model}' is not in the zoo"
             raise InputError(path, problem, f"give --factory {query.model} if you trust it")
         bundle.check(query.id)
@@ -290,15 +313,13 @@ class BoxPlan:
         given = self.plan_input
         return {
             "source": given.source, "device": given.device, "modelled": given.modelled, "sharing": given.sharing,
-            "policy": self.policy, "memory_bytes": given.memory_bytes, "device_bytes": given.device_bytes,
-            "all_bytes": given.all_bytes, "fits": self.fits, "resident_bytes": self.resident_bytes,
-            "sessions": [
-                {"engine": one.engine, "queries": list(one.batches), "bytes": one.nbytes, "used": one in given.sessions}
-                for one in (*given.sessions, *(one for one, _ in given.refused_sessions))
-            ],
-            "bytes_moved_per_s": self.bytes_moved_per_s, "asked_load": given.load, "in_time_fraction": self.in_time,
+            "policy": self.policy, "memory_bytes": given.memory_bytes, "base_bytes": given.base_bytes,
+            "budget_bytes": given.budget_bytes, "device_bytes": given.device_bytes, "all_bytes": given.all_bytes,
+            "fits": self.fits, "resident_bytes": self.resident_bytes, "bytes_moved_per_s": self.bytes_moved_per_s,
+            "asked_load": given.load, "in_time_fraction": self.in_time,
             "in_time_fraction_if_all_fits": self.in_time_if_all_fits, **given.flops.to_json(),
-            "joint": [list(one.queries) for one in given.costs.joint], "joint_runs_per_s": self.joint_runs / PLAN_S,
+            "joint": [list(one.queries) for one in given.costs.joint],
+            "joint_runs_per_s": self.joint_runs / given.plan_s,
             "queries": list(self.queries),
         }  # fmt: skip
 
@@ -330,7 +351,8 @@ class BoxPlan:
     def _describe_passes(self) -> list[str]:
         """A line for each pass that serves several queries."""
         lines = [f"one pass for {', '.join(one.queries)}" for one in self.plan_input.costs.joint]
-        return [*lines, f"{self.joint_runs / PLAN_S:.1f} runs of several queries a second"] if lines else []
+        runs_per_s = self.joint_runs / self.plan_input.plan_s
+        return [*lines, f"{runs_per_s:.1f} runs of several queries a second"] if lines else []
 
 
 @dataclass(frozen=True)
@@ -369,10 +391,11 @@ def plan_box(source: str | Path, conditions: Conditions = DEFAULT_CONDITIONS) ->
     Raises InputError for a bad file, device, size or policy.
     """
     given, seed = load_plan_input(source, conditions), conditions.seed
+    seconds = given.plan_s
     fits = given.all_bytes <= given.memory_bytes
-    played = given.simulate(conditions.policy, PLAN_S, seed)
-    roomy = played if fits else given.simulate(conditions.policy, PLAN_S, seed, resident=True)
-    staying = _resident_queries(played) - given.overflow_bytes.keys()
+    played = given.simulate(conditions.policy, seconds, seed)
+    roomy = played if fits else given.simulate(conditions.policy, seconds, seed, resident=True)
+    staying = _resident_queries(played, seconds) - given.overflow_bytes.keys()
     lost_early = _frames_lost_before_loading(played, staying)
     queries = []
     for row, best in zip(played.per_query(), roomy.per_query(), strict=True):
@@ -388,9 +411,9 @@ def plan_box(source: str | Path, conditions: Conditions = DEFAULT_CONDITIONS) ->
         queries.append({
             "id": query,
             "resident": query in staying,
-            "fps": in_time / PLAN_S,
+            "fps": in_time / seconds,
             "asked_fps": given.specs[query].fps,
-            "fps_if_all_fits": at_best / PLAN_S,
+            "fps_if_all_fits": at_best / seconds,
             "drop_fraction": 1 - in_time / row["received"] if row["received"] else 0.0,
             "age_p95_ms": row["age_p95_ms"],
             "alone_bytes": given.resident_costs.alone_bytes(query),
@@ -400,9 +423,9 @@ def plan_box(source: str | Path, conditions: Conditions = DEFAULT_CONDITIONS) ->
             "sla_ms": 1000 * cost.sla_s,
             "limited_by": [limit.value for limit in limits],
         })  # fmt: skip
-    resident_bytes = max((change.resident_bytes for change in played.changes), default=0) + given.session_bytes
+    resident_bytes = max((change.resident_bytes for change in played.changes), default=0)
     return BoxPlan(
-        given, conditions.policy, fits, resident_bytes, played.bytes_moved / PLAN_S, tuple(queries), played.joint_runs
+        given, conditions.policy, fits, resident_bytes, played.bytes_moved / seconds, tuple(queries), played.joint_runs
     )
 
 
@@ -435,12 +458,12 @@ def _frames_lost_before_loading(played: Simulation, staying: Collection[str]) ->
     return Counter(frame.query for frame in lost if frame.captured_at < loaded_at.get(frame.query, 0.0))
 
 
-def _resident_queries(played: Simulation) -> set[str]:
+def _resident_queries(played: Simulation, seconds: float) -> set[str]:
     """Queries whose weights are all resident at half time and until the end."""
     resident: set[str] = set()
     for change in played.changes:
         resident.difference_update(change.evicted)
-        if change.at_s <= PLAN_S / 2:
+        if change.at_s <= seconds / 2:
             resident.update(change.loaded)
     return {query for query, cost in played.costs.queries.items() if cost.needed <= resident}
 
@@ -460,8 +483,8 @@ class SimulationResult:
         return {
             "source": given.source, "device": given.device, "clock": "virtual", "modelled": given.modelled,
             "sharing": given.sharing, "policy": self.policy, "duration_s": self.duration_s,
-            "memory_bytes": given.memory_bytes, "bytes_moved": self.simulation.bytes_moved,
-            "swaps": self.simulation.swaps,
+            "memory_bytes": given.memory_bytes, "budget_bytes": given.budget_bytes,
+            "bytes_moved": self.simulation.bytes_moved, "swaps": self.simulation.swaps,
             "queries": [{**row, "overflow_bytes": given.overflow_bytes.get(row["id"], 0)}
                         for row in self.simulation.per_query()],
         }  # fmt: skip

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import queue
+import re
 import signal
 import sys
 import threading
@@ -17,7 +18,7 @@ from enum import IntEnum
 from types import FrameType
 from typing import Any, NoReturn
 
-from models.errors import one_line
+from gemel.models.errors import one_line
 
 EXIT_TIMEOUT_S = 0.5
 """A process whose result is printed ends after this time, whatever threads still hang."""
@@ -103,6 +104,11 @@ def exit_at_once(last_output: Callable[[str], tuple[str, str]]) -> Callable[[sig
     return lambda number: leave if number != signal.SIGHUP else lambda *_: None
 
 
+SUMMARY = "summary"
+_PLACEHOLDER = re.compile(r"%%|%[-+ #0]*\d*(?:\.\d+)?[a-zA-Z]")
+_SUBJECT = re.compile(r"\b(camera|query|sink) %s")
+
+
 class OneLineFormatter(logging.Formatter):
     """Escapes line breaks in a record's message; a traceback keeps its lines."""
 
@@ -111,13 +117,32 @@ class OneLineFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: `time` (ISO 8601 with its zone), `level`, `message`; `traceback` where there is one."""
+    """One JSON object a line: `time` (ISO 8601 with its zone), `level`, `message`; `traceback` where there is one.
+
+    `camera`, `query` and `sink` are those of the message, `summary` is that of a box that has stopped.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        row = {"time": format_time(record.created), "level": record.levelname.lower(), "message": record.getMessage()}
+        row: dict[str, Any] = {"time": format_time(record.created), "level": record.levelname.lower()}
+        row |= {"message": record.getMessage(), **find_subjects(record)}
+        if SUMMARY in record.__dict__:
+            row[SUMMARY] = record.__dict__[SUMMARY]
         if record.exc_info:
             row["traceback"] = self.formatException(record.exc_info)
         return json.dumps(row)
+
+
+def find_subjects(record: logging.LogRecord) -> dict[str, str]:
+    """The names that the template of a message says are of a camera, query or sink."""
+    template, values = str(record.msg), record.args
+    if not isinstance(values, tuple):
+        return {}
+    places = [place.end() for place in _PLACEHOLDER.finditer(template) if place[0] != "%%"]
+    return {
+        subject[1]: str(values[places.index(subject.end())])
+        for subject in _SUBJECT.finditer(template)
+        if subject.end() in places and places.index(subject.end()) < len(values)
+    }
 
 
 class TextFormatter(OneLineFormatter):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle
@@ -12,10 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from edge_runtime.memory.allocator import footprint_bytes
-from edge_runtime.scheduler.costs import BATCHES, BatchCost
-from edge_runtime.scheduler.sessions import SessionCost
-from edge_runtime.simulation.profile_io import (
+from gemel.edge_runtime.memory.allocator import footprint_bytes
+from gemel.edge_runtime.scheduler.costs import BATCHES, BatchCost
+from gemel.edge_runtime.simulation.profile_io import (
     JointProfile,
     MeasuredProfile,
     QueryProfile,
@@ -24,19 +23,20 @@ from edge_runtime.simulation.profile_io import (
     profile_path,
     write_profile,
 )
+from gemel.models.bundle import Bundle, open_bundle
+from gemel.models.extras import has_cuda
+from gemel.models.io import check_apart, check_output, hold_locks
+from gemel.models.sharing.passes import joint_queries
+from gemel.models.stages import Progress, Stages, silent
 from gemel.text import size, table
-from merger.events import Progress, Stages, silent
-from models.bundle import Bundle, open_bundle
-from models.io import check_apart, check_output, hold_locks
-from models.sharing.passes import joint_queries
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from edge_runtime.engines.base import FrameEngine
-    from edge_runtime.engines.joint_run import JointRunner
-    from edge_runtime.memory.arena import Arena
-    from models.bundle import Bundle
+    from gemel.edge_runtime.engines.base import FrameEngine
+    from gemel.edge_runtime.engines.joint_run import JointRunner
+    from gemel.models.bundle import Bundle
+    from gemel.models.workload import Workload
 
 
 ROUNDS = 5
@@ -74,11 +74,6 @@ class ProfileResult:
                               "workspace_bytes": batch.workspace_bytes} for batch in one.batches]}
                 for one in self.profile.joint
             ],
-            "sessions": [
-                {"engine": one.engine, "bytes": one.nbytes, "queries": list(one.batches),
-                 "run_ms": 1000 * next(iter(one.batches.values()))[0].run_s}
-                for one in self.profile.sessions
-            ],
         }  # fmt: skip
 
     def to_text(self) -> str:
@@ -92,13 +87,8 @@ class ProfileResult:
             rows.append((name, "", "", *(f"{1000 * batch.run_s:.1f} ms" for batch in one.batches),
                          size(one.batches[1].workspace_bytes)))  # fmt: skip
         headers = ("query", "engine", "load", *(f"run of {count}" for count in BATCHES), "workspace")
-        sessions = [
-            f"{', '.join(one.batches)} as one session on {one.engine}: "
-            f"{1000 * next(iter(one.batches.values()))[0].run_s:.1f} ms a run, {size(one.nbytes)}, taken where it fits"
-            for one in self.profile.sessions
-        ]
         return "\n".join([
-            table(headers, rows), "", *sessions,
+            table(headers, rows), "",
             f"{self.path}: measured on {self.profile.machine['name']} ({self.profile.device}), "
             f"loads at {self.profile.copy_bytes_per_s / 1e9:.2f} GB/s",
         ])  # fmt: skip
@@ -115,21 +105,11 @@ def profile_bundle(
     (default: cuda if available); `engine` is as in a box config, which uses these costs if it names the same
     engine. Raises InputError for a bad bundle or an unknown engine.
     """
-    import torch
-
-    from edge_runtime.engines.registry import AUTO, SESSIONS, check_engine
-    from edge_runtime.engines.setup import EngineRequest, choose_engines, common_format, engines_for, layouts_for
-    from edge_runtime.memory.arena import Arena
-    from edge_runtime.memory.store import Store
-    from edge_runtime.memory.transfer import on_compute_stream
-    from gemel.evaluation import open_matching_bundle
-    from gemel.stream_eval import query_staleness
-    from models.workload import load_workload
+    from gemel.edge_runtime.engines.registry import check_engine
+    from gemel.edge_runtime.engines.setup import EngineRequest, engines_for
 
     check_engine(engine, "gemel profile", "--engine")
-    load = None if workload is None else load_workload(workload)
-    if load is not None:
-        open_matching_bundle(bundle, load)
+    load = None if workload is None else _load_workload(bundle, workload)
     check_apart([("", profile_path(bundle))], [("the bundle", bundle)])
     opened, stages = open_bundle(bundle, factories, Path.cwd()), Stages(progress)
     for query in opened.queries:
@@ -138,70 +118,74 @@ def profile_bundle(
     with hold_locks(profile_path(bundle)):
         stages.announce([MAKING, MEASURING, *([AGEING] if load else [])])
         stages.begin(MAKING)
-        chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        names = {name for query in opened.queries for name in opened.names_in_order(query.id)}
-        fastest = choose_engines(opened, chosen) if engine == AUTO else None
-        engines = engines_for(opened, engine, EngineRequest(chosen), fastest)
-        store = Store.of_bundle(opened)
-        capacity = sum(footprint_bytes(opened.nbytes(name)) for name in names)
-        running = engines.values()
-        layouts = layouts_for(store.kinds, common_format(running, stays=False))
-        arena = Arena(store, capacity, chosen, layouts=layouts)
+        chosen = device or ("cuda" if has_cuda() else "cpu")
+        engines = engines_for(opened, engine, EngineRequest(chosen))
+        memory = _open_memory(opened, engines, chosen)
         queries: dict[str, QueryProfile] = {}
         loads: list[tuple[int, float]] = []
         stages.begin(MEASURING, len(opened.queries))
         try:
-            with on_compute_stream(arena.device):  # as a box does
-                for query in opened.queries:
-                    needed = opened.names_in_order(query.id)
-                    found = _loads(arena, needed, rounds)
+            with memory.computing():  # as a box does
+                for query, one in engines.items():
+                    found = _loads(memory, tuple(one.weights), rounds)
                     loads += found
                     load_s = median(seconds for _, seconds in found)
-                    one = engines[query.id]
                     workspace = {count: one.workspace_of(count) for count in BATCHES}
-                    one.bind(arena.tensor)
-                    queries[query.id] = QueryProfile(load_s, _batches(one, rounds, workspace), engine=one.name)
-                    one.unbind()
+                    memory.bind(one, tuple(one.weights))
+                    pages = tuple(one.weights) if one.in_pages else ()
+                    batches = _batches(one, rounds, workspace)
+                    queries[query] = QueryProfile(load_s, batches, engine=one.name, pages=pages)
+                    memory.unbind(one)
                     stages.add()
-                joint = _profile_passes(arena, opened, engines, queries, rounds)
+                joint = _profile_passes(memory, opened, engines, queries, rounds)
         finally:
-            arena.close()
-        session_engines = tuple(SESSIONS) if engine == AUTO else tuple({engine} & SESSIONS.keys())
-        sessions = _measure_sessions(opened, chosen, session_engines, rounds)
+            memory.close()
         if load is not None:
             stages.begin(AGEING, len(opened.queries))
             for query in load.queries:
+                from gemel.stream_eval import query_staleness
+
                 curve = query_staleness(query, opened, chosen)
                 queries[query.id] = replace(queries[query.id], staleness=curve)
                 stages.add()
         moved, seconds = sum(nbytes for nbytes, _ in loads), sum(took for _, took in loads)
         rate = moved / seconds if seconds > 0 else 1e12
         machine = describe_machine(chosen)
-        profile = MeasuredProfile(opened.digest, machine, chosen, engine, rate, 0.0, queries, joint, sessions)
+        ranges = {name: nbytes for one in engines.values() if one.in_pages for name, nbytes in one.weights.items()}
+        profile = MeasuredProfile(opened.digest, machine, chosen, engine, rate, 0.0, queries, joint, ranges)
         return ProfileResult(write_profile(bundle, profile), profile)
 
 
-def _measure_sessions(
-    bundle: Bundle, device: str, engines: Sequence[str], rounds: int
-) -> tuple[SessionCost, ...]:  # fmt: skip
-    """What the sessions of these engines cost, one query measured for all of a session."""
-    from edge_runtime.engines.base import EngineError
-    from edge_runtime.engines.registry import open_sessions_by
+def _load_workload(bundle: str | Path, workload: str | Path) -> Workload:
+    """The workload that the bundle was merged from; InputError for another one."""
+    from gemel.evaluation import open_matching_bundle
+    from gemel.models.workload import load_workload
 
-    found = []
-    for name in engines:
-        try:
-            for group in open_sessions_by(name, bundle, [query.id for query in bundle.queries], device):
-                first = next(iter(group.values()))
-                batches = _batches(first, rounds, {count: first.workspace_of(count) for count in BATCHES})
-                nbytes = first.shared.nbytes if first.shared else 0
-                found.append(SessionCost(name, nbytes, dict.fromkeys(group, batches)))
-        except EngineError as error:
-            log.info("engine %s: no session: %s", name, error)
-    return tuple(found)
+    load = load_workload(workload)
+    open_matching_bundle(bundle, load)
+    return load
 
 
-def _loads(arena: Arena, needed: Sequence[str], rounds: int) -> list[tuple[int, float]]:
+def _open_memory(bundle: Bundle, engines: Mapping[str, FrameEngine], device: str) -> Any:
+    """Memory for the weights of all these engines, as a box has it whose weights come and go."""
+    from gemel.edge_runtime.engines.setup import are_paged
+    from gemel.edge_runtime.memory.page_memory import open_memory
+
+    sizes = {name: nbytes for engine in engines.values() for name, nbytes in engine.weights.items()}
+    capacity = sum(map(footprint_bytes, sizes.values()))
+    if are_paged(engines.values()):
+        from gemel.edge_runtime.engines.mapped import page_store
+
+        return open_memory(page_store(engines, sizes), capacity, device)
+    from gemel.edge_runtime.engines.layouts import common_format, layouts_for
+    from gemel.edge_runtime.memory.store import Store
+
+    store = Store.of_bundle(bundle)
+    layouts = layouts_for(store.kinds, common_format(engines.values(), stays=False))
+    return open_memory(store, capacity, device, layouts=layouts)
+
+
+def _loads(arena: Any, needed: Sequence[str], rounds: int) -> list[tuple[int, float]]:
     """(bytes, seconds) of loads of all these tensors into an arena that holds nothing of them."""
     found = []
     for _ in range(rounds):
@@ -213,20 +197,22 @@ def _loads(arena: Arena, needed: Sequence[str], rounds: int) -> list[tuple[int, 
 
 
 def _profile_passes(
-    arena: Arena, bundle: Bundle, engines: Mapping[str, FrameEngine], queries: Mapping[str, QueryProfile], rounds: int
+    arena: Any, bundle: Bundle, engines: Mapping[str, FrameEngine], queries: Mapping[str, QueryProfile], rounds: int
 ) -> tuple[JointProfile, ...]:
     """The passes that serve several queries with the outputs of separate runs, and what they cost."""
-    from edge_runtime.engines.joint_run import JointRunner, runs_jointly
+    from gemel.edge_runtime.engines.base import runs_jointly
 
     found = []
     for alike in joint_queries(bundle.queries, bundle.nbytes):
         own = {query: engines[query] for query in alike}
         if not runs_jointly(list(own.values())):
             continue
+        from gemel.edge_runtime.engines.joint_run import JointRunner
+
         arena.change((), tuple(dict.fromkeys(name for query in alike for name in bundle.names_in_order(query))))
         for engine in own.values():
             engine.bind(arena.tensor)
-        runner = JointRunner(own)
+        runner = JointRunner(own)  # type: ignore[arg-type]  # all are in torch
         pictures = {query: _frames(engine, 1)[0] for query, engine in own.items()}
         if runner.differs(pictures) is None:
             batches = _joint_batches(runner, own, rounds)
@@ -242,7 +228,7 @@ def _joint_batches(
     """Batches of two frames or more, which the queries take in turns; those with one view take the same frames."""
     import torch
 
-    from edge_runtime.engines.base import peak_bytes
+    from gemel.edge_runtime.engines.tensor_engine import peak_bytes
 
     device = next(iter(engines.values())).device
     views: dict[object, list[np.ndarray]] = {}
@@ -270,24 +256,31 @@ def _batches(engine: FrameEngine, rounds: int, workspace: dict[int, int]) -> tup
 
     `workspace` is what the engine knows of it; what torch's allocator sees takes its place where it is more.
     """
-    import torch
-
-    from edge_runtime.engines.base import peak_bytes
-
     frames = _frames(engine, BATCHES[-1])
     seconds: dict[int, list[float]] = {count: [] for count in BATCHES}
+    wait = _device_wait(engine)
     for round_index in range(rounds + 1):
         for count in BATCHES:
             start = time.perf_counter()
             engine.run(frames[:count])
-            if engine.device.type == "cuda":
-                torch.cuda.synchronize()
+            wait()
             if round_index:
                 seconds[count].append(time.perf_counter() - start)
-    for count in BATCHES:
-        seen = peak_bytes(partial(engine.run, frames[:count]), engine.device)
-        workspace[count] = max(workspace[count], seen)
+    if not engine.in_pages:
+        from gemel.edge_runtime.engines.tensor_engine import peak_bytes
+
+        for count in BATCHES:
+            workspace[count] = max(workspace[count], peak_bytes(partial(engine.run, frames[:count]), engine.device))
     return monotone_batches(BatchCost(count, median(seconds[count]), workspace[count]) for count in BATCHES)
+
+
+def _device_wait(engine: FrameEngine) -> Callable[[], object]:
+    """Waits for what was queued on the engine's device."""
+    if engine.in_pages or engine.device.type != "cuda":
+        return lambda: None
+    import torch
+
+    return torch.cuda.synchronize
 
 
 def _frames(engine: FrameEngine, count: int) -> list[np.ndarray]:

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
+from gemel.models.errors import join_names, one_line
 from gemel.text import duration, flops_text, key_text, number, percent, size
-from models.errors import join_names, one_line
 
 if TYPE_CHECKING:
-    from merger.events import Progress
+    from gemel.models.stages import Progress
 
 Fields = Mapping[str, Any]
 INTERVAL_S = 60.0
@@ -155,8 +155,7 @@ class ProgressDisplay:
         elif event == "epoch":
             self.bars.update(task, part=format_event(event, fields))
         elif event != "stages":
-            style = "yellow" if event == "warning" else None
-            self.bars.console.print(format_event(event, fields), style=style, highlight=False, markup=False)
+            self.bars.console.print(format_event(event, fields), highlight=False, markup=False)
 
     def _print_running(self, text: str, now: float) -> None:
         if now - self._printed_at >= INTERVAL_S:
@@ -206,7 +205,7 @@ def format_event(event: str, fields: Fields) -> str:
 
 def _acceptance(f: Fields) -> str:
     parts = [f"{what}: {', '.join(f[what])}" for what in ("accepted", "unproven", "refused") if f.get(what)]
-    return f"the part of val that accepts: {'; '.join(parts)}"
+    return f"proofs: {'; '.join(parts)}"
 
 
 def _lowest(ratios: Mapping[str, float]) -> str:
@@ -227,40 +226,16 @@ def _epoch(f: Fields) -> str:
     return f"{text}: loss {f['loss']:.3g}" if "loss" in f else text
 
 
-def _ancestry(f: Fields) -> str:
-    if f["kin"]:
-        similarity = number(min(f["similarity"].values(), default=0.0), 2)
-        return f"the originals come from the same pretrained weights (weight similarity {similarity})"
-    return f"the originals are not from the same pretrained weights, expect smaller savings; donor: {f['donor']}"
-
-
-def _start(f: Fields) -> str:
-    mean = " at the mean of their weights" if f.get("averages") else ""
-    if f.get("private_layers"):
-        return f"all but light layers shared{mean}, untrained: {_lowest(f['ratios'])}"
-    if f.get("network"):
-        return f"the network of {f['network']} for {len(f['ratios'])} queries, untrained: {_lowest(f['ratios'])}"
-    light = "; light layers stay private" if f["hard"] else ""
-    return f"all layers shared{mean}, untrained: {_lowest(f['ratios'])}{light}"
+def _step(f: Fields) -> str:
+    outcome = "taken" if f["taken"] else f"not taken: {number(f['required'])} is required"
+    saved, ratio = size(f["saved_bytes"]), number(f["ratio"])
+    return f"{f['query']:<20} {f['step']:<42} {saved:>10}  {ratio}  {outcome}"
 
 
 def _camera_prefix(f: Fields) -> str:
     saves = f", ratio {number(f['ratio'])}, saves {flops_text(f['saved_flops_per_s'])}" if f["common"] else ""
     donor = f["donor"] or "the network that it was trained from"
     return f"{f['query']}: first {f['common']} of {f['of']} layers in common with {donor}{saves}"
-
-
-def _joint_epoch(f: Fields) -> str:
-    kind = "donor frozen" if f["training"] == "donor-frozen" else "joint"
-    met = f"{len(f['met'])} of {len(f['ratios'])} queries meet their target"
-    return f"{kind} training, epoch {f['epoch']}: {met}, {size(f['saved_bytes'])} saved"
-
-
-def _repair(f: Fields) -> str:
-    if f["repair"] == "original":
-        why = "below its target" if f["ratio"] < f["required"] else "not confirmed by the part of val that accepts"
-        return f"{f['query']}: {why}, falls back to its original weights"
-    return f"{f['query']}: repair by {f['repair']}, ratio {number(f['ratio'])} ({number(f['required'])} is required)"
 
 
 def _narrower_weights(f: Fields) -> str:
@@ -295,7 +270,6 @@ def _test(f: Fields) -> str:
 
 
 EVENT_FORMATS: dict[str, Callable[[Fields], str]] = {
-    "warning": lambda f: f"note: {f['text']}",
     "query": lambda f: f"{f['query']}: training the original ({f['index']} of {f['count']})",
     "cycle": lambda f: f"{f['query']}: cycle {f['cycle']} of at most {f['cycles']}, {number(f['val'])} on val",
     "original": _original,
@@ -304,21 +278,13 @@ EVENT_FORMATS: dict[str, Callable[[Fields], str]] = {
         f"{f['query']}: original {key_text(f['metric'])} {number(f['val'])} on val, {number(f['needed'])} is required"
     ),
     "processes": lambda f: f"{len(f['queries'])} processes: {'; '.join(', '.join(q) or 'none' for q in f['queries'])}",
-    "ancestry": _ancestry,
     "identical": lambda f: f"{f['sets']} sets of layers are identical: {size(f['saved_bytes'])} saved without training",
     "camera-prefix": _camera_prefix,
-    "start": _start,
-    "network": lambda f: (
-        f"{f['query']}: the network of {f['network']}, {f['how']}, ratio {number(f['ratio'], 3)} "
-        f"({'accepted' if f['accepted'] else 'not enough'})"
-    ),
+    "step": _step,
+    "left-out": lambda f: f"{f['step']}: left out, could save {size(f['possible_bytes'])} more",
     "accepted": _acceptance,
-    "training": _joint_epoch,
-    "restore": lambda f: f"restoring the best state so far: {size(f['accepted_bytes'])} saved",
     "recipe": lambda f: f"training: learning rate {f['rate']:g}, {f['epochs']} epochs",
-    "repair": _repair,
     "widths": _narrower_weights,
-    "prefix": lambda f: f"{f['query']}: shares {f['prefix']} of {f['layers']} layers, ratio {number(f['ratio'], 2)}",
     "attempt": _attempt,
     "round": _round,
     "test": _test,

@@ -9,25 +9,25 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edge_runtime.box import known_costs
-from edge_runtime.device import Device, arena_bytes
-from edge_runtime.engines.registry import FALLBACK, make_engine
-from edge_runtime.engines.setup import layouts_within
-from edge_runtime.executor import Executor
-from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.store import Store
-from edge_runtime.policies import DEFAULT_POLICY, policy_named
-from edge_runtime.queues import Frame, Ledger, Mailboxes
-from edge_runtime.results import Publisher, RunIdentity
-from edge_runtime.scheduler import QuerySpec
-from edge_runtime.simulation.profile_io import describe_machine
-from edge_runtime.simulation.simulator import FrameOutcome, Simulation, age_p95_ms, simulate
-from edge_runtime.sinks.base import ResultMessage
+from gemel.edge_runtime.box import known_costs
+from gemel.edge_runtime.device import Device, arena_bytes
+from gemel.edge_runtime.engines.layouts import layouts_within
+from gemel.edge_runtime.engines.registry import FALLBACK, make_engine
+from gemel.edge_runtime.executor import Executor
+from gemel.edge_runtime.memory.arena import Arena
+from gemel.edge_runtime.memory.store import Store
+from gemel.edge_runtime.policies import DEFAULT_POLICY, policy_named
+from gemel.edge_runtime.queues import Frame, Ledger, Mailboxes
+from gemel.edge_runtime.results import Publisher, RunIdentity
+from gemel.edge_runtime.scheduler import QuerySpec
+from gemel.edge_runtime.simulation.profile_io import describe_machine
+from gemel.edge_runtime.simulation.simulator import FrameOutcome, Simulation, age_p95_ms, simulate
+from gemel.edge_runtime.sinks.base import ResultMessage
+from gemel.models.bundle import Bundle
+from gemel.models.errors import InputError
+from gemel.models.preprocess import Region
 from gemel.report.document import MERGED, Realtime, RealtimeRow
 from gemel.stream_eval import QueryTest, Scorer, Stream, latest_results
-from models.bundle import Bundle
-from models.errors import InputError
-from models.preprocess import Region
 
 DEFAULT_FPS = 10.0
 MAX_PICTURE_BYTES = 2**30

@@ -19,14 +19,21 @@ from typing import Any
 
 import numpy as np
 
-from edge_runtime.policies import DEFAULT_POLICY, policy_named
-from edge_runtime.scheduler.costs import Costs, coalesce_tensors
-from edge_runtime.scheduler.types import Curve, monotone_curve
-from edge_runtime.simulation.device_profiles import costs_for
-from edge_runtime.simulation.profile_io import measured_costs, note_machine, read_profile
-from edge_runtime.simulation.simulator import FrameOutcome, Simulation, age_ms, simulate
-from gemel.analytic_costs import bundle_originals, find_profile
+from gemel.analytic_costs import bundle_originals, find_profile, workload_originals
 from gemel.conditions import MEASURED
+from gemel.edge_runtime.policies import DEFAULT_POLICY, policy_named
+from gemel.edge_runtime.scheduler.costs import Costs, coalesce_tensors
+from gemel.edge_runtime.scheduler.types import Curve, monotone_curve
+from gemel.edge_runtime.simulation.device_profiles import costs_for
+from gemel.edge_runtime.simulation.profile_io import measured_costs, note_machine, read_profile
+from gemel.edge_runtime.simulation.simulator import FrameOutcome, Simulation, age_ms, simulate
+from gemel.models.bundle import Bundle
+from gemel.models.data import load_split
+from gemel.models.evaluation import load_labels, predict, threshold_without_labels
+from gemel.models.predictions import Task
+from gemel.models.tasks import task_of
+from gemel.models.video import RateGate
+from gemel.models.workload import Query
 from gemel.report.document import (
     MERGED,
     ORIGINALS,
@@ -39,13 +46,6 @@ from gemel.report.document import (
     Timeline,
     TransferRow,
 )
-from models.bundle import Bundle
-from models.data import load_split
-from models.evaluation import load_labels, predict, threshold_without_labels
-from models.predictions import Task
-from models.tasks import task_of
-from models.video import RateGate
-from models.workload import Query
 
 DEFAULT_INTERVAL_S = 1.0
 CLOCK_SLACK_S = 1e-6
@@ -121,9 +121,12 @@ class CostModel:
         ]  # fmt: skip
 
 
-def load_cost_model(device: str, bundle: Bundle) -> CostModel:
-    """The cost model of a device profile by name, or of BUNDLE.profile.json for `measured`; InputError for others."""
-    originals = bundle_originals(bundle)
+def load_cost_model(device: str, bundle: Bundle, workload: Sequence[Query] = ()) -> CostModel:
+    """The cost model of a device profile by name, or of BUNDLE.profile.json for `measured`; InputError for others.
+
+    Originals are those of the workload where it is given, else what the bundle says of them.
+    """
+    originals = workload_originals(workload) if workload else bundle_originals(bundle)
     costs: dict[Arm, Costs]
     if device == MEASURED:
         found = read_profile(bundle)

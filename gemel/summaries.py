@@ -2,36 +2,72 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from textwrap import shorten
 from typing import Any
 
+from gemel.process import SUMMARY, ExitCode
 from gemel.report.conclusion import draw_conclusion
 from gemel.report.document import Report
-from gemel.text import duration, key_text, number, percent, size, table
+from gemel.text import (
+    duration,
+    flops_change_text,
+    key_text,
+    networks_text,
+    number,
+    percent,
+    size,
+    state_text,
+    table,
+)
 
 Row = Mapping[str, Any]
+MAX_REASON = 90
+"""Characters of a reason in a table; a note has all of it."""
+NOTHING_SHOWN, ORIGINAL = " holds no ", "original"
+"""In the reason of a query whose footage shows nothing; the evidence of one without labels."""
+
+
+def merge_text(merged: Row) -> str:
+    """A merge (the keys of `gemel merge --json`): whose network answers whom, the queries, bytes, FLOPs and time."""
+    networks = networks_text({query["id"]: query["network"] for query in merged["queries"]})
+    parts = [networks] if networks else []
+    change = flops_change_text(merged["flops_before"], merged["flops_after"], merged["flops_with_prefix"])
+    total = (
+        f"{merged['bundle']}: {size(merged['bytes_before'])} became {size(merged['bytes_after'])}, "
+        f"{percent(merged['saved_fraction'])} saved (layer-sharing bound {percent(merged['ceiling_fraction'])}), "
+        f"{change}, in {duration(merged['seconds'])}"
+    )
+    return "\n\n".join([*parts, scores_text(merged["queries"]), total])
 
 
 def scores_text(queries: Sequence[Row]) -> str:
     """Each query of a merge against its original, as a table."""
     rows = [
-        (row["id"], key_text(row["metric"]), number(row["original"]), number(row["merged"]), percent(row["ratio"]),
-         target_status(row["met"], row["certain"], row["worth"], row["reason"], row["proven"]))
+        (row["id"], key_text(row["metric"]), *_scores(row),
+         target_status(row["met"], row["worth"], row["reason"])
+         + ", against its own answers" * (row["evidence"] == ORIGINAL),
+         state_text(row["state"], row["lower_end"], row["from"], row["needs"]))
         for row in queries
     ]  # fmt: skip
-    return table(("query", "metric", "original", "merged", "ratio", "target"), rows)
+    return table(("query", "metric", "original", "merged", "ratio", "answers as before", "target", "proof"), rows)
 
 
-def target_status(met: bool, certain: bool, worth: bool = True, reason: str = "", proven: bool = True) -> str:
-    """Whether a query meets its target, and with what certainty; `reason`: why there is no evidence.
+def _scores(row: Row) -> tuple[str, str, str, str]:
+    """Original, merged, ratio and agreement; nothing where there was nothing to compare."""
+    if NOTHING_SHOWN in row["reason"]:
+        return "-", "-", "-", "-"
+    return number(row["original"]), number(row["merged"]), percent(row["ratio"]), percent(row["agreement"])
 
-    Not `proven`: val was too small to accept it.
-    """
+
+def target_status(met: bool, worth: bool = True, reason: str = "") -> str:
+    """Whether a query meets its target on test; `reason`: why there is no evidence."""
     if reason:
-        return f"not met, no evidence: {reason}"
+        return f"no evidence: {shorten(reason, MAX_REASON)}"
     if not worth:
         return "no evidence: the original is too weak"
-    return "missed" if not met else ("met" if certain else "met, not certain") + ", not proven on val" * (not proven)
+    return "met" if met else "missed"
 
 
 def evaluation_text(report: Report) -> str:
@@ -39,11 +75,11 @@ def evaluation_text(report: Report) -> str:
     settings = [(one.memory, report.stream_accuracies(one.memory)) for one in report.memory_settings]
     rows = [
         (row.query, key_text(row.metric), number(row.original), number(row.merged),
-         target_status(row.met, row.certain, row.worth, row.reason),
+         target_status(row.met, row.worth, row.reason), row.status,
          *(" -> ".join(number(accuracy, 2) for accuracy in own[row.query]) for _, own in settings))
         for row in report.offline
     ]  # fmt: skip
-    headers = ("query", "metric", "original", "merged", "target", *(f"stream, {name}" for name, _ in settings))
+    headers = ("query", "metric", "original", "merged", "target", "proof", *(f"stream, {name}" for name, _ in settings))
     device = f"{report.device.title}, {report.device.clock}{' (modelled)' if report.device.modelled else ''}"
     gating = [
         f"motion gating, {row.query}: {row.run} of {row.frames} frames run, "
@@ -109,3 +145,22 @@ def checked_text(config: str, summary: Row) -> str:
 
 def _counts(by_reason: Mapping[str, int]) -> str:
     return "".join(f", {count} {reason}" for reason, count in by_reason.items())
+
+
+def log_summary(summary: Row, problems: Sequence[str]) -> None:
+    """The end of a box whose log has nothing but JSON."""
+    log = logging.getLogger("gemel.run")
+    for problem in problems:
+        log.error(problem)
+    log.info("the summary of the box", extra={SUMMARY: summary})
+
+
+def box_exit_code(summary: Row) -> ExitCode:
+    """A box that was stopped by a signal is done; one whose cameras all ended falls short if a camera failed."""
+    if summary["fault"]:
+        return ExitCode.SHORT
+    if summary["stopped_by"].startswith("SIG"):
+        return ExitCode.DONE
+    if summary["unwritten"]:
+        return ExitCode.BAD_INPUT
+    return ExitCode.DONE if all(camera["error"] is None for camera in summary["cameras"]) else ExitCode.SHORT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from models.errors import join_names, one_line, size_text
+from gemel.models.errors import join_names, one_line, size_text
 
 MAX_NAMES = 4
 size = size_text
@@ -83,3 +83,16 @@ def networks_text(networks: Mapping[str, str | None]) -> str:
     if len(served) == 1 and all(donor or query in served for query, donor in networks.items()):
         return f"one model answers for all {len(networks)} queries: that of {next(iter(served))}"
     return "; ".join(f"the model of {donor} answers for {join_names(own, MAX_NAMES)}" for donor, own in served.items())
+
+
+def flips_text(right: int, wrong: int, upper_end: float, frames: Sequence[str]) -> str:
+    """How many right answers are wrong now, at most how many could be, and which."""
+    text = f"of {right:,} right answers {wrong:,} are wrong now (at most {percent(upper_end)})"
+    return f"{text}: {join_names(frames, MAX_NAMES)}" if frames else text
+
+
+def state_text(state: str, lower_end: float | None, source: str | None, needs: str) -> str:
+    """What is proven of a query, by what, or what is lacking."""
+    if state == "proven" and lower_end is not None:
+        return f"proven: at least {percent(lower_end)}, by {source}"
+    return f"not proven: needs {needs}" if state != "unchanged" and needs else state

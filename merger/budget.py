@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from merger.checkpoint import Checkpoint
-from merger.config import MergeOptions
-from merger.context import MergeContext
-from merger.training.recipe import Flops
+from gemel.merger.checkpoint import Checkpoint
+from gemel.merger.config import MergeOptions
+from gemel.merger.context import MergeContext
+from gemel.merger.training.recipe import Flops
 
 
 @dataclass(frozen=True)

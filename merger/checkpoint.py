@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from merger.distributed import ProcessGroup
-from models.errors import InputError
-from models.io import open_atomic
+from gemel.merger.distributed import ProcessGroup
+from gemel.models.errors import InputError
+from gemel.models.io import open_atomic
 
 T = TypeVar("T")
 State = dict[str, Tensor]
@@ -32,7 +32,7 @@ Row = Mapping[str, Any]
 WORK_SUFFIX = ".work"
 """Appended to the output's name: the folder of the checkpoint."""
 STATE = "state.pt"
-FORMAT = 26
+FORMAT = 28
 _UNREADABLE = (
     OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, EOFError, pickle.UnpicklingError,
 )  # fmt: skip
@@ -73,37 +73,30 @@ class Step(str, Enum):
     BEGUN = "begun"
     BEST = "best"
     CAMERA_PREFIXES = "camera prefixes"
-    CONFIRMED = "confirmed"
+    COMPUTED = "computed"
     EVALUATED = "evaluated"
-    HALF = "half"
-    HALF_TIME = "time for a half"
-    LAYERS_START = "layers start"
+    LAYERS = "layers"
     MEMORY = "memory"
     NETWORK = "network"
     NETWORK_TRIAL = "network trial"
     METHOD = "method"
     PREFIX = "prefix"
+    PRIVATE = "private layers"
     PROGRESS = "progress"
     QUANTIZED = "quantized"
     QUANTIZED_ORIGINALS = "quantized originals"
     QUERY = "query"
     RECIPE = "recipe"
-    REPAIRS = "repairs"
-    REPAIR_TIME = "time for repairs"
-    REST = "the rest of the queries"
     ROUND = "round"
+    RUNG_TIME = "time for a rung"
     SEARCH = "search"
+    SCHEDULE = "schedule"
     SENSITIVITY = "sensitivity"
     TEST = "test"
     TIED = "tied"
-    TIED_UNTRAINED = "tied untrained"
-    TIED_WITHOUT_LIGHT_LAYERS = "tied without light layers"
     TRAINED = "trained"
-    TRAINING_TIME = "time for training"
     TRAINING = "training"
     TRUNK = "trunk"
-    TRUNK_START = "trunk start"
-    TRUNK_TIME = "time for a trunk"
     TUNING = "tuning"
     WIDE = "float32"
 
@@ -327,6 +320,6 @@ class Checkpoint(StepCache):
 
     def _remove_partial(self) -> None:
         """Remove what a kill in the middle of a write has left (models.io.open_atomic)."""
-        for partial in self.folder.glob(f".{16 * '[0-9a-f]'}.tmp"):
+        for partial in self.folder.glob(".*.tmp"):
             with suppress(OSError):
                 partial.unlink()

@@ -5,38 +5,25 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from merger.distributed import Resources
-from merger.training.recipe import Recipe, check
-from merger.training.step_config import AUTO, check_precision
-from models.bits import FP32, WEIGHTS, WeightBits
-from models.errors import InputError
-from models.evaluation import EVIDENCE, EvidenceConfig
+from gemel.merger.distributed import Resources
+from gemel.merger.events import Change
+from gemel.merger.training.recipe import Recipe, check
+from gemel.merger.training.step_config import AUTO, check_precision
+from gemel.models.bits import FP32, WEIGHTS, WeightBits
+from gemel.models.errors import InputError
+from gemel.models.evaluation import EVIDENCE, EvidenceConfig
 
 
 @dataclass(frozen=True)
 class TopDownConfig:
-    """Tunables of the method `top-down` (merger.methods.top_down); each stage can be switched off for an ablation."""
+    """Tunables of the method `top-down` (merger.methods.top_down)."""
 
-    share_identical: bool = True
-    """Stage a: share tensors that are equal before any merge."""
-    substitute: bool = True
-    """Stage b: let one query's network answer for others."""
+    without: tuple[Change, ...] = ()
+    """Steps that are left out, for an ablation."""
+    min_gain: float = 0.005
+    """Part of all bytes that a step must be able to save beyond what holds."""
     network_candidates: int = 3
-    """Stage b: networks compared for the next donor, and donors that may serve no query before the stage ends."""
-    average_kin: bool = True
-    """Stage c: start fine-tunes of one network from the mean of their weights where that is nearer to the targets."""
-    freeze_donor_first: bool = True
-    """Stage c: train the receivers against the donor's frozen weights before all weights are trained."""
-    share_trunk: bool = True
-    """Stage c: train one network for all queries of a task where that could save more than shared layers."""
-    train_jointly: bool = True
-    """Stage c: train all sharing models together."""
-    repair: bool = True
-    """Stage d: repair single queries below their requirement."""
-    share_half: bool = True
-    """Stage e: share the heavier half of the bytes where less is shared, then half of the rest, down to
-    `hard_private`."""
-
+    """Networks compared for the next donor, and donors that may serve no query before the step ends."""
     kin_similarity: float = 0.2
     """Cosine of two weights above which models count as fine-tuned from one network. Independently trained networks
     show a few hundredths, fine-tunes of one network above 0.5."""
@@ -46,8 +33,6 @@ class TopDownConfig:
     hard_private: float = 1 / 32
     """Fraction of a query's shareable bytes, the lightest layers first, that stays private in a hard joint training:
     early and depthwise layers, which tell models apart (Guo et al., AAAI 2019)."""
-    kin_private: float = 1 / 10
-    """The same fraction where models start from the mean of their weights and some query does not hold there."""
     hard_start: float = 0.8
     """Mean of min(1, ratio / required) before the joint training below which the merge counts as hard."""
     hard_epochs: int = 3
@@ -61,28 +46,28 @@ class TopDownConfig:
     feature_weight: float = 1.0
     """Weight of the feature loss (head inputs against the original's) beside the output loss."""
     joint_budget: float = 0.8
-    """Fraction of the time and FLOPs that stages b and c may use; the rest is kept for repairs."""
-    network_budget: float = 0.3
-    """Fraction of that for stage b."""
+    """Fraction of the time and FLOPs that a joint training may use; the rest is kept for what it leaves below."""
+    schedules: int = 3
+    """Trainings of norms, head and private layers, one after the other, while a query falls short and still gains."""
 
 
 @dataclass(frozen=True)
 class MergeOptions:
     """Options of a merge, the same for every method.
 
-    `margin` is how far above its target (as a fraction of the way to 1) a query must come on val, and proves nothing;
-    None cuts val into a part to search on and one that accepts (merger.acceptance). A query for which val is too small
-    keeps its weights; with `accept_unproven` a plain ratio with a margin of a half accepts it, and what val refuses.
+    `margin` is how far above its target (as a fraction of the way to 1) a query must come where a search goes by it, on
+    frames that nothing trains on. What changed is then proven (merger.proof), or has its original back; with
+    `accept_unproven` a plain ratio on val accepts it, too, and it is not called proven.
     Groups that save less than `min_saving` of all bytes are not tried. No step begins after `max_minutes`, nor after
     `max_flops` (image passes x FLOPs, the same bound on any machine).
     `share_prefix` also ties the first layers, norms included, of queries of one camera (merger.methods.prefix).
     `precision` is fp32, bf16 or auto (merger.training.step_config.choose_precision). `weights` below fp32 is the
-    smallest width in which weights are stored. `evidence` is what val and test must hold. `resources` change how long a
-    merge takes, not its result.
+    smallest width in which weights are stored. `documents`: the bundle holds every network as an ONNX document.
+    `evidence` is what val and test must hold. `resources` change how long a merge takes, not its result.
     """
 
     recipe: Recipe = field(default_factory=Recipe)
-    margin: float | None = None
+    margin: float = 0.5
     accept_unproven: bool = False
     min_saving: float = 0.0
     max_minutes: float | None = None
@@ -90,13 +75,13 @@ class MergeOptions:
     share_prefix: bool = False
     precision: str = AUTO
     weights: WeightBits = FP32
+    documents: bool = False
     top_down: TopDownConfig = field(default_factory=TopDownConfig)
     evidence: EvidenceConfig = EVIDENCE
     resources: Resources = field(default_factory=Resources)
 
     def __post_init__(self) -> None:
-        if self.margin is not None:
-            check("margin", 0 <= self.margin <= 1, self.margin, "give a number from 0 to 1")
+        check("margin", 0 <= self.margin <= 1, self.margin, "give a number from 0 to 1")
         check_precision(self.precision)
         if self.weights not in WEIGHTS:
             remedy = f"choose one of: {', '.join(WEIGHTS)}"
@@ -111,6 +96,19 @@ class MergeOptions:
         plain = {name: value for name, value in self.__dict__.items() if name != "resources"}
         parts = {name: asdict(part) for name, part in (("recipe", self.recipe), ("top_down", self.top_down))}
         return {**plain, **parts, "evidence": asdict(self.evidence)}
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """What a search goes by: frames of train, so that all of val proves."""
+
+    every: int = 5
+    """One of so many clips of train is for the search and does not train."""
+    min_frames: int = 100
+    """Frames of train below which all of them are for both."""
+
+
+SEARCH = SearchConfig()
 
 
 @dataclass(frozen=True)

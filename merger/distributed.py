@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from merger.events import Progress, silent
-from models.errors import GemelError, InputError
+from gemel.models.errors import GemelError, InputError
+from gemel.models.stages import Progress, silent
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
-"""Evaluation of merged models on val.
+"""Evaluation of merged models on the frames that a search goes by.
 
-A model's ratio is its metric on val over its original's (`MergeContext.ratio`).
+A model's ratio is its metric there over its original's (`MergeContext.ratio`).
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from merger.checkpoint import State, Step, StepCache, storable
-from merger.config import MEASUREMENT
-from merger.context import MergeContext, Merged
-from merger.training.recipe import Recipe
-from models.sharing.plan import SharingPlan, tie
-from models.sharing.similarity import equal_states
+from gemel.merger.checkpoint import State, Step, StepCache, storable
+from gemel.merger.config import MEASUREMENT
+from gemel.merger.context import MergeContext
+from gemel.merger.training.recipe import Recipe
+from gemel.models.sharing.plan import SharingPlan, tie
+from gemel.models.sharing.similarity import equal_states
 
 
 @storable
 @dataclass(frozen=True)
 class Evaluated:
-    """A model's ratio on val, and the buffers and biases that belong to it."""
+    """A model's ratio, and the buffers and biases that belong to it."""
 
     ratio: float
     settled: State
 
 
-def required_ratios(ctx: MergeContext, margin: float | None) -> dict[str, float]:
-    """Query -> the ratio on val from which it is accepted."""
+def required_ratios(ctx: MergeContext, margin: float) -> dict[str, float]:
+    """Query -> the ratio with which a search is content."""
     return {query: ctx.required_ratio(query, margin) for query in ctx.queries}
 
 
@@ -49,14 +49,6 @@ def objective(ratios: Mapping[str, float], required: Mapping[str, float]) -> flo
     return sum(min(1.0, ratio / required[query]) for query, ratio in ratios.items()) / max(1, len(ratios))
 
 
-def satisfying_subset(
-    plan: SharingPlan, states: Mapping[str, State], ratios: Mapping[str, float], required: Mapping[str, float]
-) -> Merged:
-    """The queries that reach what is required, and what they share without the others."""
-    plan = plan.without(*(set(ratios) - set(queries_at_target(ratios, required))))
-    return Merged(plan, {query: states[query] for query in plan.queries()})
-
-
 def changed_tensors(model: nn.Module, before: Mapping[str, torch.Tensor]) -> State:
     """Copies of the tensors in which a model differs from a state of all its tensors."""
     now = model.state_dict()
@@ -71,7 +63,7 @@ def evaluate_queries(
     settling_frames: int = 0,
     *parts: str,
 ) -> dict[str, float]:
-    """The ratio on val of every model, each on the rank of its query; an unchanged original's is 1.
+    """The ratio of every model, each on the rank of its query; an unchanged original's is 1.
 
     With `settling_frames` a model is also evaluated with its norms fitted to its weights, on so many train frames where
     that is a recalibration, and keeps the better ones. A detector's scores are matched with its original's first
@@ -111,6 +103,6 @@ def training_flops(ctx: MergeContext, queries: Sequence[str], recipe: Recipe) ->
     lengths = [len(ctx.train[query]) for query in queries]
     visits = recipe.contribution(lengths) * recipe.epochs if lengths else 0
     for query in queries:
-        passes = recipe.passes(taught=True) * visits + len(ctx.val[query])
+        passes = recipe.passes(taught=True) * visits + len(ctx.search[query])
         total += ctx.flops.of(ctx.queries[query]) * passes
     return total

@@ -26,41 +26,48 @@ from typing import Any
 import torch
 from torch import nn
 
-from merger.acceptance import accepted_by_holm, accepted_evenly
-from merger.budget import Budget
-from merger.checkpoint import WORK_SUFFIX, Checkpoint, Row, Step, StepCache, snapshot, snapshots, storable
-from merger.config import MergeOptions
-from merger.context import EVALUATING, READING, MergeContext, Merged
-from merger.distributed import ProcessGroup, Resources, check_consistent, partition, run_on_ray, torch_threads
-from merger.evaluate import required_ratios
-from merger.events import Event, Progress, Repair, silent
-from merger.methods.prefix import SHARING_PREFIXES, share_prefixes
-from merger.methods.registry import METHODS
-from merger.methods.top_down import whole_plan
-from merger.outcomes import outcome_rows
-from merger.quantize import Quantized, max_flops, pack_models, quantizable_weights, quantize, tied_models
-from merger.training.recipe import flops_a_second
-from merger.training.step_config import HINT, MemoryPlan
-from models.bits import FP32
-from models.bundle import BundleQuery, Made, Manifest, Substitution, check_output, check_writable, write_bundle
-from models.device import disable_tf32, is_out_of_memory
-from models.errors import InputError
-from models.evaluation import Evidence
-from models.io import check_apart, finite, hold_locks, open_atomic
-from models.notes import add_note, collect_notes
-from models.quantization import PackedWeight
-from models.sharing.flop_rates import layers_by_query, prefix_rates
-from models.sharing.layers import layers_of_all, model_bytes
-from models.sharing.similarity import ceiling_with_copies, copies, equal_states, identical_sets
-from models.tasks import task_of
-from models.weights import fingerprint
-from models.workload import Query, Workload, inputs_of
+from gemel.merger.budget import Budget
+from gemel.merger.checkpoint import WORK_SUFFIX, Checkpoint, Row, Step, StepCache, snapshot, snapshots, storable
+from gemel.merger.computed import Computed, compute_query, open_network
+from gemel.merger.config import MergeOptions
+from gemel.merger.context import EVALUATING, READING, MergeContext, Merged
+from gemel.merger.distributed import ProcessGroup, Resources, check_consistent, partition, run_on_ray, torch_threads
+from gemel.merger.evaluate import required_ratios
+from gemel.merger.events import Event, Repair
+from gemel.merger.looks import LookFile, digest_data, digest_state
+from gemel.merger.methods.prefix import SHARING_PREFIXES, share_prefixes
+from gemel.merger.methods.registry import METHODS
+from gemel.merger.methods.top_down import whole_plan
+from gemel.merger.outcomes import outcome_rows
+from gemel.merger.quantize import Quantized, max_flops, pack_models, quantizable_weights, quantize, tied_models
+from gemel.merger.training.recipe import flops_a_second
+from gemel.merger.training.step_config import HINT, MemoryPlan
+from gemel.merger.verdict import TriedModel, Verdict, describe, judge_trials, list_accepted, pack_observed
+from gemel.models.bits import FP32
+from gemel.models.bundle import BundleQuery, Made, Manifest, Substitution, check_output, check_writable, write_bundle
+from gemel.models.bundle.manifest import ActivationRange
+from gemel.models.device import disable_tf32
+from gemel.models.errors import InputError
+from gemel.models.evaluation import Evidence, EvidenceState, count_flips
+from gemel.models.export_document import export_documents
+from gemel.models.io import check_apart, finite, hold_locks, open_atomic
+from gemel.models.notes import add_note, collect_notes
+from gemel.models.out_of_memory import is_out_of_memory
+from gemel.models.quantization import PackedWeight
+from gemel.models.sharing.flop_rates import layers_by_query, prefix_rates
+from gemel.models.sharing.layers import layers_of_all, model_bytes
+from gemel.models.sharing.similarity import ceiling_with_copies, copies, equal_states, identical_sets
+from gemel.models.stages import Progress, silent
+from gemel.models.tasks import task_of
+from gemel.models.weights import fingerprint
+from gemel.models.workload import Query, Workload, inputs_of
 
 LOG_SUFFIX = ".log.jsonl"
 BUDGET_OPTIONS = ("max_minutes", "max_flops")
 """The options that may differ when a merge resumes."""
 ORIGINALS_ARE_SMALLER = "quantisation: the quantised originals are smaller than the quantised merge"
 storable(Evidence)
+storable(EvidenceState)
 SEARCHING, QUANTIZING = "searching what models can share", "finding how few bits weights need"
 MEASURING, WRITING = "measuring on test", "writing the bundle"
 
@@ -100,22 +107,24 @@ class MergeReport:
 
     @property
     def met(self) -> bool:
-        """Whether every query has evidence and reaches its target on test."""
+        """Whether every query reaches its target on test, with evidence, or is unchanged."""
         return all(query.met for query in self.queries)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values under the keys of `gemel merge --json`."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))
+        plain = {**dataclasses.asdict(self), "queries": [query.to_json() for query in self.queries]}
+        return json.loads(json.dumps(plain))
 
 
 @dataclass(frozen=True)
 class _Found:
-    """The result of a search: what is merged, how it is stored, its log, and the queries that val does not prove."""
+    """The result of a search: what is merged, how it is stored, its log, and what is shown of the queries."""
 
     merged: Merged
     storage: Quantized = field(default_factory=Quantized)
     log: Sequence[Row] = ()
-    unproven: frozenset[str] = frozenset()
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+    activations: Mapping[str, Mapping[str, ActivationRange]] = field(default_factory=dict)
 
     def models(
         self, ctx: MergeContext, queries: Iterable[str]
@@ -123,6 +132,13 @@ class _Found:
         """Fresh models of these queries with the weights that a box will run, and those that are stored packed."""
         models = tied_models(ctx, self.merged, queries)
         return models, pack_models(models, self.storage)
+
+    def answerer(self, ctx: MergeContext, query: str) -> nn.Module:
+        """What answers a query as a box will, fresh."""
+        models, packed = self.models(ctx, [query])
+        ranges, model = self.activations.get(query), models[query]
+        network = open_network(ctx, query, model, packed.get(query, {})) if ranges else None
+        return model if network is None or ranges is None else network.answerer(model, ranges)
 
 
 def merge(
@@ -163,15 +179,18 @@ def merge(
             if options.share_prefix:
                 merged = share_prefixes(ctx, merged, options, checkpoint)
             found = _Found(*_quantize(ctx, merged, method, options, checkpoint))
+            if options.documents and any(found.storage.bits.values()):
+                found = _compute(ctx, found, options, checkpoint)
             if METHODS[method].accepts:
-                found = _accept(ctx, found, checkpoint, evenly=options.share_prefix)
+                found = _accept(ctx, found, checkpoint)
                 ctx = _apply_networks(own, found.merged)
         outcomes = _outcomes(own, found.merged, checkpoint.log, method, options)
         found = replace(found, log=[*checkpoint.log, *outcomes])
         checkpoint.save()
         seconds, flops = time.monotonic() - started, ctx.flops.total
         evidence = _measure(ctx, found, checkpoint)
-        write = partial(_write, ctx, found, evidence, out, method, begun, checkpoint, seconds, flops)
+        documents = options.documents
+        write = partial(_write, ctx, found, evidence, out, method, begun, checkpoint, seconds, flops, documents)
         report = ctx.run_on_rank0(write)
         every = group.all_gather_object(lambda: notes)
         return replace(report, notes=tuple(dict.fromkeys(note for own in every for note in own)))
@@ -231,8 +250,7 @@ def _open_context(
     ctx = MergeContext(workload, seed, progress, group=group)
     keeps_originals = method == "none" and options.weights == FP32 and not options.share_prefix
     changes = METHODS[method].accepts and not keeps_originals
-    ctx.interval, ctx.evidence_config = changes and options.margin is None, options.evidence
-    ctx.accept_unproven = options.accept_unproven
+    ctx.proves, ctx.evidence_config, ctx.accept_unproven = changes, options.evidence, options.accept_unproven
     parts = partition({query.id: float(ctx.flops.of(query)) for query in workload.queries}, group.size)
     group.assign(parts)
     if group.size > 1:
@@ -243,7 +261,7 @@ def _open_context(
     records = [BundleQuery.of(query) for query in workload.queries]
     group.run_on_rank0(partial(check_writable, workload.path, ctx.originals, records))
     checkpoint.meter = ctx.flops
-    ctx.memory = MemoryPlan(checkpoint.state(Step.MEMORY), progress, options.precision)
+    ctx.memory = MemoryPlan(checkpoint.state(Step.MEMORY), options.precision)
     ctx.trained = checkpoint.state(Step.TRAINED)
     return ctx
 
@@ -279,37 +297,65 @@ def _quantize(
     return merged, chosen
 
 
+def _compute(ctx: MergeContext, found: _Found, options: MergeOptions, checkpoint: Checkpoint) -> _Found:
+    """Compute int8 weights in integers where a query holds so."""
+    required = required_ratios(ctx, options.margin)
+
+    def compute(_: StepCache, query: str) -> Computed | None:
+        models, packed = found.models(ctx, [query])
+        return compute_query(ctx, query, models[query], packed.get(query, {}), required[query])
+
+    queries = [query for query in ctx.queries if found.storage.bits.get(query)]
+    results = ctx.for_each_query(checkpoint, Step.COMPUTED, queries, compute)
+    computed = {query: result for query, result in results.items() if result is not None}
+    ratios = {query: result.ratio for query, result in computed.items()}
+    activations = {query: result.ranges for query, result in computed.items() if result.ranges}
+    checkpoint.add_row({"computed": ratios, "in_integers": sorted(activations), "flops": ctx.flops.total})
+    for query in sorted(set(computed) - set(activations)):
+        text = (
+            f"its int8 weights are stored and not computed: in integers it reaches {ratios[query]:.3f} of its original"
+        )
+        add_note(query, text, "its activations need more than eight bits")
+    return replace(found, activations=activations)
+
+
 def _apply_networks(ctx: MergeContext, merged: Merged) -> MergeContext:
     """The context in which queries have the networks that answer them."""
     return ctx.substitute(merged.networks, {query: merged.states[query] for query in merged.networks})
 
 
-def _accept(ctx: MergeContext, found: _Found, checkpoint: Checkpoint, evenly: bool) -> _Found:
-    """The only look at the part of val that accepts: queries that changed and fail there get their originals back.
+def _accept(ctx: MergeContext, found: _Found, checkpoint: Checkpoint) -> _Found:
+    """The only look at what proves: queries that changed and are not proven get their originals back.
 
-    So do queries that share with none but those.
-    Where prefixes were tested one after the other there, queries share the error `evenly`. With `accept_unproven` those
-    stay that come near there (`MergeContext.prove`); they are unproven.
+    So do queries that share with none but those. With `accept_unproven` those stay whose plain ratio on val reaches the
+    target; they are not proven.
     """
     changed = [query for query in ctx.queries if _is_changed(ctx, found, query)]
-    provable = [query for query in changed if ctx.references[query].proof is not None]
-    if not provable:
-        return found
 
-    def prove(_: StepCache, query: str) -> tuple[float, bool]:
-        return ctx.prove(query, found.models(ctx, [query])[0][query])
+    def try_model(_: StepCache, query: str) -> TriedModel:
+        model, own, data = found.answerer(ctx, query), ctx.root.queries[query], ctx.data
+        val, answers = data.val_answers[query], ctx.answer_val(query, model)
+        return TriedModel(
+            pack_observed(ctx.observe(query, model, answers)), ctx.plain_ratio(query, answers),
+            count_flips(own, val.split, val.answers, answers, val.threshold), digest_state(model.state_dict()),
+            digest_data(data.footage[query], data.val[query]),
+        )  # fmt: skip
 
-    proofs = ctx.for_each_query(checkpoint, Step.ACCEPTED, provable, prove)
-    p_values = {query: p_value for query, (p_value, _) in proofs.items()}
-    accepted = accepted_evenly(p_values, len(ctx.judged)) if evenly else accepted_by_holm(p_values)
-    kept = {query for query, (_, near) in proofs.items() if ctx.accept_unproven and near}
-    refused, unproven = sorted(set(provable) - accepted - kept), sorted(kept - accepted)
-    row = {"p_values": p_values, "accepted": sorted(accepted), "unproven": unproven, "refused": refused}
+    trials = ctx.for_each_query(checkpoint, Step.ACCEPTED, changed, try_model)
+    queries = ctx.root.queries
+    verdicts = ctx.run_on_rank0(lambda: judge_trials(queries, trials, LookFile(ctx.workload.path)))
+    proven = list_accepted(verdicts)
+    plain = {query: trial.plain for query, trial in trials.items()}
+    kept = [query for query in changed if plain[query] >= queries[query].accuracy_target and ctx.accept_unproven]
+    unproven = sorted(set(kept) - set(proven))
+    refused = sorted(set(changed) - set(proven) - set(kept))
+    ends = {query: verdict.proof.lower_end for query, verdict in verdicts.items()}
+    row = {"lower_ends": ends, "accepted": proven, "unproven": unproven, "refused": refused}
     ctx.report(Event.ACCEPTED, **row)
     for query in refused:
-        text = f"val does not prove its target (p-value {p_values[query]:.2g}); its original is back"
-        add_note(query, text, "add val frames, or give --accept-unproven")
-        back = {"query": query, "repair": Repair.ORIGINAL.value, "required": ctx.required_ratio(query)}
+        text = f"not proven (at least {ends[query]:.3f} of its original is): needs {verdicts[query].needs}"
+        add_note(query, f"{text}; its original is back", _name_option(ctx, query, plain[query]))
+        back = {"query": query, "repair": Repair.ORIGINAL.value, "required": queries[query].accuracy_target}
         checkpoint.add_row({**back, "after": "acceptance", "flops": ctx.flops.total})
     checkpoint.add_row({**row, "flops": ctx.flops.total})
     plan = found.merged.plan.without(*refused)
@@ -322,7 +368,17 @@ def _accept(ctx: MergeContext, found: _Found, checkpoint: Checkpoint, evenly: bo
     bits = {query: own for query, own in found.storage.bits.items() if query not in refused}
     norms = {query: own for query, own in found.storage.norms.items() if query not in refused}
     storage = replace(found.storage, bits=bits, norms=norms)
-    return replace(found, merged=Merged(plan, states, networks), storage=storage, unproven=frozenset(unproven) - alone)
+    activations = {query: ranges for query, ranges in found.activations.items() if query not in refused}
+    merged = Merged(plan, states, networks)
+    return replace(found, merged=merged, storage=storage, verdicts=verdicts, activations=activations)
+
+
+def _name_option(ctx: MergeContext, query: str, ratio: float) -> str:
+    """What --accept-unproven would do with a refused query."""
+    if ctx.accept_unproven:
+        return f"its plain ratio on val is {ratio:.3f}"
+    outcome = "would keep it" if ratio >= ctx.root.queries[query].accuracy_target else "would refuse it, too"
+    return f"--accept-unproven goes by its plain ratio on val, {ratio:.3f}, and {outcome}"
 
 
 def _is_changed(ctx: MergeContext, found: _Found, query: str) -> bool:
@@ -347,11 +403,10 @@ def _measure(ctx: MergeContext, found: _Found, checkpoint: Checkpoint) -> dict[s
 
     def measure(_: StepCache, query: str) -> Evidence:
         changed = _is_changed(ctx, found, query)
-        evidence = ctx.evidence(query, found.models(ctx, [query])[0][query] if changed else None)
-        proven = ctx.references[query].proof is not None and query not in found.unproven
-        evidence = replace(evidence, proven=proven or not changed)
-        keys = ("metric", "original", "merged", "ratio", "met", "certain", "worth", "reason")
-        ctx.report(Event.TEST, query=query, **{key: getattr(evidence, key) for key in keys})
+        evidence = ctx.evidence(query, found.answerer(ctx, query) if changed else None)
+        evidence = describe(evidence, found.verdicts.get(query), changed)
+        keys = ("metric", "original", "merged", "ratio", "met", "worth", "reason")
+        ctx.report(Event.TEST, query=query, **{key: getattr(evidence, key) for key in keys}, state=evidence.state.value)
         return evidence
 
     return ctx.for_each_query(checkpoint, Step.TEST, ctx.queries, measure)
@@ -367,13 +422,16 @@ def _write(
     checkpoint: Checkpoint,
     seconds: float,
     flops: float,
+    documents: bool,
 ) -> MergeReport:
     """Write the bundle and the log; the report."""
     ctx.begin(WRITING)
     models, packed = found.models(ctx, ctx.queries)
     records = [_record(ctx, found.merged, query, evidence[query.id]) for query in ctx.queries.values()]
+    records = [replace(record, activations=dict(found.activations.get(record.id, {}))) for record in records]
     made = Made(ctx.workload.name, method, _ceiling_bytes(ctx))
-    manifest = write_bundle(out, models, records, made, overwrite=begun, packed=packed)
+    graphs = export_documents(models, records, ctx.documents) if documents else {}
+    manifest = write_bundle(out, models, records, made, overwrite=begun, packed=packed, documents=graphs)
     with open_atomic(_beside(out, LOG_SUFFIX), overwrite=True) as file:
         file.write("".join(json.dumps(finite(row)) + "\n" for row in found.log).encode())
     checkpoint.remove()

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from models.sharing.layers import layers_of
-from models.workload import Query
+from gemel.models.sharing.layers import layers_of
+from gemel.models.workload import Query
 
 Value = TypeVar("Value")
 NETWORK_KEYS = ("model", "model_args", "input_size", "preprocess", "decoder")

@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from merger.checkpoint import Row
-from merger.events import Repair
-from models.sharing.layers import SetOutcome
-from models.sharing.plan import Member, SharingPlan
+from gemel.merger.checkpoint import Row
+from gemel.merger.events import Change
+from gemel.models.sharing.layers import SetOutcome
+from gemel.models.sharing.plan import Member, SharingPlan
 
-JOINT_TRAINING = "the joint training"
-LIGHT_LAYERS, NOTHING = "light layers stay private", "nothing"
+NOTHING = "nothing"
+NETWORKS = (Change.NETWORK, Change.NETWORK_TRAINED)
+"""Steps that try no sets of layers."""
 
 
 @dataclass(frozen=True)
 class Obstacle:
-    """A query that left a set: `after` which step, with which ratio on val against the required one (None: unknown)."""
+    """A query that left a set: `after` which step, with which ratio against the required one (None: unknown)."""
 
     after: str
     ratio: float | None
@@ -66,38 +67,25 @@ def outcome_rows(trials: Iterable[SetTrial], plan: SharingPlan, size: Mapping[Me
     return rows
 
 
-def explain_joint(
+def explain_steps(
     sets: Sequence[tuple[Member, ...]], log: Sequence[Row], required: Mapping[str, float], flops: float
 ) -> list[SetTrial]:
-    """Of sets that were tied at once, whose queries were then repaired one by one; `flops` is that of the method."""
-    ratios = {query: ratio for row in log if row.get("epoch") for query, ratio in row["ratios"].items()}
-    light = {(q, path) for row in log for q, paths in row.get("private_layers", {}).items() for path in paths}
-    repairs: dict[str, list[Row]] = {}
-    for row in log:
-        if "repair" in row:
-            repairs.setdefault(row["query"], []).append(row)
+    """Of sets that were tied at once: the last step of each query; `flops` is that of the method."""
+    rows = [row for row in log if "query" in row and row.get("step") not in (None, *NETWORKS)]
+    last = {row["query"]: row for row in rows}
 
-    def obstacle(query: str, path: str) -> Obstacle:
-        own = [row for row in repairs.get(query, []) if row["repair"] != Repair.ORIGINAL.value]
-        if own:
-            return Obstacle(own[-1]["repair"], own[-1]["ratio"], required[query])
-        if (query, path) in light:
-            return Obstacle(LIGHT_LAYERS, ratios.get(query), required[query])
-        if query in ratios:
-            return Obstacle(JOINT_TRAINING, ratios[query], required[query])
-        return Obstacle(NOTHING, None, required[query])
+    def obstacle(query: str) -> Obstacle:
+        if query not in last:
+            return Obstacle(NOTHING, None, required[query])
+        return Obstacle(last[query]["step"], last[query]["ratio"], last[query]["required"])
 
-    tried = ratios.keys() | repairs.keys()
     return [
         SetTrial(
-            members,
-            {query: obstacle(query, path) for query, path in members},
-            flops,
-            len(sets),
-            any(query in tried for query, _ in members),
+            members, {query: obstacle(query) for query, _ in members}, flops, len(sets),
+            any(query in last for query, _ in members),
         )
         for members in sets
-    ]
+    ]  # fmt: skip
 
 
 def explain_attempts(
@@ -120,28 +108,6 @@ def explain_attempts(
             for query, ratio in below.items():
                 obstacles[query] = Obstacle(f"attempt {number} of {len(rows)}{diverged}", ratio, required[query])
         trials.append(SetTrial(members, obstacles, sum(row["flops_spent"] for row in rows), tried=bool(rows)))
-    return trials
-
-
-def explain_prefixes(
-    families: Sequence[Sequence[tuple[Member, ...]]], log: Sequence[Row], required: Mapping[str, float]
-) -> list[SetTrial]:
-    """Of prefixes, one set for each layer: a query stays out of the layers beyond its own prefix because of the
-    shortest prefix that failed."""
-    found = {row["query"]: row for row in log if "prefix" in row and "tried" in row}
-    trials = []
-    for sets in families:
-        own = [found[query] for query, _ in sets[0]]
-        flops = sum(row["flops_spent"] for row in own)
-        for index, members in enumerate(sets):
-            obstacles = {}
-            for query, _ in members:
-                prefix, tried = found[query]["prefix"], dict(found[query]["tried"])
-                failed = [length for length in tried if length > prefix]
-                if prefix <= index:
-                    after = f"a prefix of {min(failed)} of {len(sets)} layers" if failed else NOTHING
-                    obstacles[query] = Obstacle(after, tried[min(failed)] if failed else None, required[query])
-            trials.append(SetTrial(members, obstacles, flops, len(sets), any(row["tried"] for row in own)))
     return trials
 
 

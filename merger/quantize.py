@@ -17,19 +17,19 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from merger.budget import Budget
-from merger.checkpoint import Row, State, Step, StepCache, snapshot, storable
-from merger.context import MergeContext, Merged
-from merger.evaluate import changed_tensors, training_flops
-from merger.events import Event
-from merger.methods.epochs import train_epochs
-from merger.training.distillation import feature_loss, record_inputs, watched_layers
-from merger.training.loop import Diverged
-from merger.training.recipe import Recipe
-from models.bits import BIT_WIDTHS, FP32, Bits, stored_bytes
-from models.quantization import WIDE, PackedWeight, choices, pack
-from models.sharing.layers import layers_of, weight_key
-from models.sharing.plan import tie
+from gemel.merger.budget import Budget
+from gemel.merger.checkpoint import Row, State, Step, StepCache, snapshot, storable
+from gemel.merger.context import MergeContext, Merged
+from gemel.merger.evaluate import changed_tensors, training_flops
+from gemel.merger.events import Event
+from gemel.merger.methods.epochs import train_epochs
+from gemel.merger.training.distillation import feature_loss, record_inputs, watched_layers
+from gemel.merger.training.loop import Diverged
+from gemel.merger.training.recipe import Recipe
+from gemel.models.bits import BIT_WIDTHS, FP32, Bits, stored_bytes
+from gemel.models.quantization import WIDE, PackedWeight, choices, pack
+from gemel.models.sharing.layers import layers_of, weight_key
+from gemel.models.sharing.plan import tie
 
 MAX_FP16 = torch.finfo(torch.float16).max
 
@@ -70,7 +70,7 @@ class Quantized:
 @storable
 @dataclass(frozen=True)
 class _Fit:
-    """A query's ratio on val, its norms if they changed, and whether they were tuned."""
+    """A query's ratio, its norms if they changed, and whether they were tuned."""
 
     ratio: float
     norms: State | None = None
@@ -135,7 +135,7 @@ def pack_models(models: Mapping[str, nn.Module], stored: Quantized) -> dict[str,
 
 def max_flops(ctx: MergeContext) -> float:
     """About the most FLOPs that `quantize` takes."""
-    evaluations = sum(ctx.flops.of(query) * len(ctx.val[query.id]) for query in ctx.queries.values())
+    evaluations = sum(ctx.flops.of(query) * len(ctx.search[query.id]) for query in ctx.queries.values())
     tunings = sum(training_flops(ctx, [query], CONFIG.tune) for query in ctx.queries)
     return CONFIG.max_evaluations * evaluations + CONFIG.max_tunings * tunings
 
@@ -162,7 +162,7 @@ def quantizable_weights(ctx: MergeContext, merged: Merged, bits: Bits) -> list[Q
 def quantize(
     ctx: MergeContext, merged: Merged, bits: Bits, required: Mapping[str, float], cache: StepCache, budget: Budget
 ) -> Quantized:
-    """How a merge's weights are stored; `required` are ratios on val. Without budget, short queries get float32."""
+    """How a merge's weights are stored; `required` are ratios. Without budget, short queries get float32."""
     search = _Search(ctx, merged, bits, required, cache, budget)
     weights, done, fits = quantizable_weights(ctx, merged, bits), set[str](), dict[str, _Fit]()
     fitted: list[QuantizedWeight] = []

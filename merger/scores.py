@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from merger.training.data import TrainingSet
-from merger.training.recipe import OPTIMIZER
-from models.detector import Detector, OneStage
-from models.device import retry_with_smaller_batch
-from models.graph.unfold import SUFFIX as AFFINE
-from models.sharing.layers import layers_of
-from models.tasks import MIN_SCORE, task_of
-from models.workload import Query
+from gemel.merger.training.data import TrainingSet
+from gemel.merger.training.recipe import OPTIMIZER
+from gemel.models.detector import Detector, OneStage, read_outputs
+from gemel.models.device import retry_with_smaller_batch
+from gemel.models.graph.unfold import SUFFIX as AFFINE
+from gemel.models.sharing.layers import layers_of
+from gemel.models.tasks import MIN_SCORE, task_of
+from gemel.models.workload import Query
 
 BATCH = 32
 
@@ -56,7 +56,7 @@ def scores_of(model: nn.Module, query: Query, data: TrainingSet) -> Tensor:
             chunk = indices[start : start + batch]
             outputs = model(data.frames(chunk, _device(model)))
             sizes = data.prepared.sizes(chunk)
-            for prediction in task.predictions(model, outputs, sizes, query.classes, preprocess=data.preprocess):
+            for prediction in read_outputs(task, model, outputs, sizes, query.classes, preprocess=data.preprocess):
                 found += prediction.scores  # type: ignore[union-attr]
         return found
 
@@ -111,7 +111,8 @@ def _all_scores(model: Detector, frames: Tensor) -> Tensor:
     outputs = model(frames)
     if isinstance(model, OneStage):
         return model.decode(outputs)[1]
-    return torch.cat([one.scores for one in model.candidates(outputs, 0.0)])
+    scores = outputs[1]
+    return scores[scores > 0]
 
 
 def _biases(model: Detector, query: Query) -> dict[str, nn.Parameter]:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from models.errors import InputError, join_names
-from models.notes import add_note
-from models.pictures import LabelledPicture, PictureSize, natural_key
-from models.predictions import BOX_SHARE, Box, BoxLabels, Points, PoseLabels
+from gemel.models.errors import InputError, join_names
+from gemel.models.notes import add_note
+from gemel.models.pictures import LabelledPicture, PictureSize, natural_key
+from gemel.models.predictions import BOX_SHARE, Box, BoxLabels, Points, PoseLabels
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def collect_labels(
             row.picture.poses.append(row.pose)
     if kept and all(row.is_crowd for row in kept):
         problem = f"all {len(kept)} annotations of query {query} are crowd regions, so there is no object to find"
-        raise InputError(path, problem, "set iscrowd to 0 where it is one object", source.key)
+        raise InputError(path, problem, "set iscrowd and ignore to 0 where it is one object", source.key)
     if len(kept) < len(wanted):
         text = f"annotations are left out of training and scoring (query {query}): {_count_reasons(wanted)}"
         add_note(path, text, "correct them, or take them out")
@@ -148,8 +148,8 @@ def collect_labels(
         text = f"{clipped} boxes end outside their picture and are clipped to it (query {query})"
         add_note(path, text, f"it should hold {source.form.value} in {source.unit} of the upright picture")
     if crowds := sum(row.is_crowd for row in kept):
-        text = f"{crowds} crowd regions (iscrowd) are no objects to train on or to find (query {query})"
-        add_note(path, f"{text}; detections in them are not counted", "set iscrowd to 0 if they are single objects")
+        text = f"{crowds} regions (iscrowd, ignore or difficult) are no objects to train on or to find (query {query})"
+        add_note(path, f"{text}; detections in them are not counted", "set the key to 0 if they are single objects")
     found = (
         LabelledPicture(
             one.path, _add_poses(one, _labels(one.objects, _labels(one.crowds) if one.crowds else None)), one.size

@@ -22,11 +22,22 @@ from typing import IO, Any, BinaryIO
 import torch
 from torch import Tensor
 
-from models.errors import InputError, size_text
+from gemel.models.errors import InputError, size_text
 
 MAX_INSTRUCTIONS = 2**20
 """Of a checkpoint's pickle: about as many as there are values beside the tensors."""
 MAX_PICKLE_BYTES = 2**26
+"""Of a checkpoint's pickle, and of all texts and bytes that one pickle of the older format holds."""
+MAX_INTEGER_BITS = 64
+"""A wider integer, such as the state of a generator of random numbers, is nothing that a tensor is described by."""
+MAX_NAME = 400
+"""Characters of a class's or a storage's name, and of a key; mappings keep only keys up to it."""
+MAX_AXES = 64
+MAX_CALL_ARGUMENTS = 16
+"""Of a call that describes a tensor; torch's own have at most nine."""
+REFERENCE_PARTS = 6
+"""Of a reference to a storage: its sort, class, name, device, length and, in old files, a view of another."""
+READ_BYTES = 2**20
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 PLAIN = "save model.state_dict() alone, best as .safetensors"
 DAMAGED = "copy or save it again"
@@ -49,7 +60,7 @@ class StandIn(dict[str, Any]):
 
     def __init__(self, path: str) -> None:
         super().__init__()
-        self.path = path
+        self.path = path[:MAX_NAME]
         self.attributes: dict[str, Any] = {}
 
 
@@ -124,7 +135,7 @@ def _read_zip(archive: zipfile.ZipFile, path: Path, key: str) -> Any:
 
     @functools.cache
     def load(name: str) -> bytearray:
-        return bytearray(archive.read(name))
+        return _read_part(archive, name)
 
     @functools.cache
     def find_storage(kind: str, name: str, _: int) -> Storage:
@@ -132,6 +143,19 @@ def _read_zip(archive: zipfile.ZipFile, path: Path, key: str) -> Any:
         return Storage(DTYPES.get(kind), archive.getinfo(part).file_size, functools.partial(load, part))
 
     return _unpickle(io.BytesIO(archive.read(f"{root}data.pkl")), find_storage)
+
+
+def _read_part(archive: zipfile.ZipFile, name: str) -> bytearray:
+    """A part's bytes, without a second copy of them while it is unpacked; its checksum is checked."""
+    data = bytearray(archive.getinfo(name).file_size)
+    view, at = memoryview(data), 0
+    with archive.open(name) as part:
+        file: Any = part  # a reader of bytes, which its type does not say
+        while count := file.readinto(view[at : at + READ_BYTES]):
+            at += count
+    if at < len(data):
+        raise ValueError("truncated")
+    return data
 
 
 def _read_legacy(file: BinaryIO, path: Path, key: str) -> Any:
@@ -156,7 +180,10 @@ def _read_legacy(file: BinaryIO, path: Path, key: str) -> Any:
         return storages.setdefault(name, Storage(dtype, count * dtype.itemsize, functools.partial(load, name)))
 
     content = _unpickle(file, find_storage)
-    for name in map(str, _unpickle(file)):
+    names = _unpickle(file)
+    if not isinstance(names, list) or not all(type(name) in (str, int) for name in names):
+        raise ValueError("names of storages that are none")
+    for name in map(str, names):
         (count,) = struct.unpack("<q", file.read(8))
         dtype = storages[name].dtype
         assert dtype is not None
@@ -181,8 +208,12 @@ def _unpickle(stream: IO[bytes], find_storage: Callable[[str, str, int], Storage
     # Without `tell`, which takes longer than all else.
     reader: Any = SimpleNamespace(read=stream.read, readline=stream.readline)
     argument: Any
-    for count, (instruction, argument, _) in enumerate(pickletools.genops(reader)):
-        if count >= MAX_INSTRUCTIONS:
+    work = characters = 0
+    for instruction, argument, _ in pickletools.genops(reader):
+        work += 1
+        if type(argument) in (str, bytes, bytearray):
+            characters += len(argument)
+        if work > MAX_INSTRUCTIONS or characters > MAX_PICKLE_BYTES:
             raise OverflowError
         match instruction.name:
             case "STOP":
@@ -247,12 +278,15 @@ def _unpickle(stream: IO[bytes], find_storage: Callable[[str, str, int], Storage
                 value = StandIn(argument.replace(" ", ".", 1))
             case "STACK_GLOBAL":
                 name, module = stack.pop(), stack.pop()
-                value = StandIn(f"{module}.{name}" if isinstance(module, str) and isinstance(name, str) else "object")
+                is_text = isinstance(module, str) and isinstance(name, str)
+                value = StandIn(f"{module[:MAX_NAME]}.{name[:MAX_NAME]}" if is_text else "object")
             case "REDUCE" | "NEWOBJ":
                 arguments, function = stack.pop(), stack.pop()
+                work += _count_copies(arguments)
                 value = _make(function, arguments)
             case "NEWOBJ_EX":
                 _, arguments, function = stack.pop(), stack.pop(), stack.pop()
+                work += _count_copies(arguments)
                 value = _make(function, arguments)
             case "OBJ" | "INST":
                 items = pop_to_mark()
@@ -261,6 +295,8 @@ def _unpickle(stream: IO[bytes], find_storage: Callable[[str, str, int], Storage
                 value = _find(stack.pop(), find_storage)
             case _ if argument is not None and len(instruction.stack_after) == 1:
                 value = argument  # a number or a text
+                if type(value) is int and value.bit_length() > MAX_INTEGER_BITS and value != LEGACY_MAGIC:
+                    value = StandIn("int")
             case other:
                 raise ValueError(f"{other} is no instruction of a checkpoint")
         stack.append(value)
@@ -272,7 +308,15 @@ def _add_items(items: Sequence[Any], target: Any) -> None:
     if isinstance(target, list):
         target.extend(items)
     elif isinstance(target, dict):
-        target.update((name, value) for name, value in zip(items[::2], items[1::2]) if isinstance(name, str))
+        for name, value in zip(items[::2], items[1::2]):
+            if type(name) is int and isinstance(value, str) and 0 <= name < MAX_INSTRUCTIONS:
+                name = str(name)  # the names of classes by their index
+            if _is_key(name):
+                target[name] = value
+
+
+def _is_key(name: Any) -> bool:
+    return isinstance(name, str) and len(name) <= MAX_NAME
 
 
 def _set_attributes(state: Any, target: Any) -> None:
@@ -286,27 +330,43 @@ def _find(reference: Any, find_storage: Callable[[str, str, int], Storage] | Non
     """What a reference out of the pickle names: a storage, or the class of a module."""
     if reference[0] == "module":
         return reference[1]
+    if not isinstance(reference, tuple) or len(reference) > REFERENCE_PARTS:
+        raise ValueError("a reference that is none")
     _, kind, name, _, count = reference[:5]
     if find_storage is None or type(name) not in (str, int) or any(view is not None for view in reference[5:]):
         raise ValueError("a storage where none can be")
-    return find_storage(kind.path, str(name), count)
+    name = str(name)
+    if type(count) is not int or len(name) > MAX_NAME:
+        raise ValueError("a storage that is none")
+    return find_storage(kind.path, name, count)
+
+
+def _count_copies(arguments: Any) -> int:
+    """Items that a call may copy: those of a list that it gets."""
+    return len(arguments[0]) if arguments and isinstance(arguments[0], list) else 0
 
 
 def _make(function: Any, arguments: Any) -> Any:
     """What a call in the pickle makes: a tensor's description, a parameter's tensor, a stand-in for all else."""
     path = function.path if isinstance(function, StandIn) else "object"
-    if path in ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"):
-        return _describe_tensor(*arguments)
-    if path in ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"):
-        return arguments[0]
+    if path == "collections.OrderedDict":
+        made = StandIn(path)
+        if arguments and isinstance(arguments[0], list):  # of Python 2
+            made.update(pair for pair in arguments[0] if len(pair) == 2 and _is_key(pair[0]))
+        return made
     if path == "torch._tensor._rebuild_from_type_v2":  # a subclass: function, class, arguments, attributes
-        return _make(arguments[0], arguments[2])
-    if path.startswith("torch._utils._rebuild_"):
-        return TensorRecord(fault=path.removeprefix("torch._utils._rebuild_").replace("_", " "))
-    made = StandIn(path)
-    if path == "collections.OrderedDict" and arguments and isinstance(arguments[0], list):  # of Python 2
-        made.update(pair for pair in arguments[0] if len(pair) == 2 and isinstance(pair[0], str))
-    return made
+        function, arguments = arguments[0], arguments[2]
+        path = function.path if isinstance(function, StandIn) else "object"
+    if not path.startswith("torch._utils._rebuild_"):
+        return StandIn(path)
+    if len(arguments) > MAX_CALL_ARGUMENTS:
+        raise ValueError("a tensor that is none")
+    kind = path.removeprefix("torch._utils._rebuild_")
+    if kind in ("tensor", "tensor_v2", "tensor_v3"):
+        return _describe_tensor(*arguments)
+    if kind in ("parameter", "parameter_with_state"):
+        return arguments[0]
+    return TensorRecord(fault=kind.replace("_", " "))
 
 
 def _describe_tensor(
@@ -319,8 +379,10 @@ def _describe_tensor(
     dtype = DTYPES.get(given[0]) if given else storage.dtype
     if dtype is None or any(isinstance(one, dict) and one for one in more):
         return TensorRecord(fault="tensor of another dtype" if dtype is None else "conjugate or negative view")
+    if not len(shape) == len(strides) <= MAX_AXES:
+        raise ValueError("a shape that is none")
     numbers = (offset, *shape, *strides)
-    if len(shape) != len(strides) or any(type(number) is not int or number < 0 for number in numbers):
+    if any(type(number) is not int or number < 0 for number in numbers):
         raise ValueError("a shape that is none")
     last = offset + sum((length - 1) * stride for length, stride in zip(shape, strides))
     if 0 not in shape and (last + 1) * dtype.itemsize > storage.nbytes:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 from urllib.parse import unquote
@@ -12,7 +14,7 @@ from urllib.parse import unquote
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field
 
-from models.boxes import (
+from gemel.models.boxes import (
     NO_BOX,
     NO_PICTURE,
     BoxedPicture,
@@ -24,17 +26,43 @@ from models.boxes import (
     collect_labels,
     note_turned,
 )
-from models.errors import InputError, join_names
-from models.io import read_json, validate
-from models.notes import add_note
-from models.pictures import LabelledPicture, PictureSize, list_pictures, read_picture_size
-from models.predictions import Box
-from models.rle import find_mask_box
+from gemel.models.errors import InputError, join_names
+from gemel.models.foreign_labels import PICTURE_FOLDERS
+from gemel.models.io import read_json, validate
+from gemel.models.notes import add_note
+from gemel.models.pictures import SPLIT_NAMES, LabelledPicture, PictureSize, list_pictures, read_picture_size
+from gemel.models.predictions import Box
+from gemel.models.rle import find_mask_box
 
 MAX_ANNOTATION_BYTES = 2**26
 COCO_HINT = "correct the annotations: COCO with images, categories and annotations"
 COCO_NAMES = ("annotations.json", "_annotations.coco.json", "result.json", "instances_default.json")
-"""Of a split's file: ours, and what Roboflow, Label Studio and CVAT call it."""
+"""Of a split's file: ours, and what Roboflow, Label Studio and CVAT call it; the keys of others decide."""
+OTHER_KINDS = ("captions", "image_info", "panoptic", "stuff")
+"""What names of COCO's own files begin with that hold no objects."""
+ANNOTATION_FOLDERS = ("annotations", "annotation", "labels")
+NOT_FOLLOWED, SPLITS_WITHIN = "it is not followed", "splits that one file holds are not read"
+SCORED = "these are a model's answers, and count as labels"
+UNREAD_KEYS: dict[str, dict[str, tuple[str, str]]] = {
+    "annotations": {
+        "score": (SCORED, "give what people labelled if there is any"),
+        "confidence": (SCORED, "give what people labelled if there is any"),
+        "bbox_mode": ("boxes have a form of their own", "write x, y, width, height, and take the key out"),
+        "rotation": ("boxes are turned, and are taken upright", "give the box around each object"),
+        "attributes.rotation": ("boxes are turned, and are taken upright", "give the box around each object"),
+        "weight": (NOT_FOLLOWED, "every object counts once"),
+    },
+    "images": {
+        "not_exhaustive_category_ids": (
+            "objects of these classes may lack boxes, and count as if there were none", "label them all"),
+        "neg_category_ids": ("other classes were not looked for, as in LVIS", "label all classes of the query"),
+        "split": (SPLITS_WITHIN, "write a file for each split, as train.json"),
+        "subset": (SPLITS_WITHIN, "write a file for each split, as train.json"),
+        "video_id": ("names alone tell clips apart", "call pictures <clip>__<milliseconds>.jpg"),
+    },
+}  # fmt: skip
+"""Keys that change what an entry means, or say what is needed here, and are not read: what that means, what to do."""
+REFUSED_KEYS, UNSET = ("bbox_mode", "split", "subset"), (None, False, 0, "")
 
 
 def _parse_id(value: Any) -> Id:
@@ -75,8 +103,14 @@ class _CocoAnnotation(BaseModel):
     bbox: tuple[float, float, float, float] | None = None
     segmentation: Any = None
     iscrowd: bool | None = None
+    ignore: bool | None = None
+    difficult: bool | None = None
     keypoints: list[float] | None = None
     area: float | None = None
+
+    def is_uncounted(self) -> bool:
+        """Whether this region is no object to find, though it may show some."""
+        return bool(self.iscrowd or self.ignore or self.difficult)
 
     def pose(self) -> Pose | None:
         """The points, of which at least one is labelled; None where there are none."""
@@ -111,17 +145,84 @@ class _Coco(BaseModel):
     annotations: list[Annotated[_CocoAnnotation, BeforeValidator(_drop_empty_bbox)]]
 
 
-def find_coco(folder: Path) -> tuple[Path, Path] | None:
-    """The file of annotations in a folder, and the folder of its pictures: `images`, or itself; None without a file."""
-    found = [folder / part / name for part in ("", "annotations") for name in COCO_NAMES]
-    path = next((path for path in found if path.exists()), None)
-    return (path, folder / "images" if (folder / "images").is_dir() else folder) if path else None
+@dataclass(frozen=True)
+class CocoFile:
+    """A file of annotations and the folder of its pictures; `is_shared`: other files describe pictures there too."""
+
+    path: Path
+    pictures: Path
+    is_shared: bool = False
+
+
+def list_coco(folder: Path, kind: str) -> dict[str, CocoFile]:
+    """The file of annotations of each split, of one without a split under ""; in a folder or its `annotations`.
+
+    Raises InputError for several files of one split, of which none is called `kind`_SPLIT.json.
+    """
+    files: dict[str, list[Path]] = {}
+    parts = [folder, *(path for path in sorted(folder.iterdir()) if path.name.lower() in ANNOTATION_FOLDERS)]
+    for path in (path for part in parts if part.is_dir() for path in sorted(part.iterdir())):
+        if path.name in COCO_NAMES or (path.suffix.lower() == ".json" and _is_coco(path)):
+            files.setdefault(_split_of(path), []).append(path)
+    found = {split: _choose_file(folder, paths, kind) for split, paths in files.items()}
+    if len(found) > 1 and "" in found:
+        problem = f"holds annotations with a split and without one: {found[''].name}"
+        raise InputError(folder, problem, "name the split in each file's name, as train.json", "data")
+    places = {split: _find_pictures(folder, path, split) for split, path in found.items()}
+    return {
+        split: CocoFile(path, places[split], list(places.values()).count(places[split]) > 1)
+        for split, path in found.items()
+    }
+
+
+def _is_coco(path: Path) -> bool:
+    """Whether a JSON file has the keys of COCO, with boxes, masks or points in it."""
+    if path.stat().st_size > MAX_ANNOTATION_BYTES or path.name.lower().startswith(OTHER_KINDS):
+        return False
+    data = path.read_bytes()
+    return all(f'"{key}"'.encode() in data for key in ("images", "annotations", "categories"))
+
+
+def _split_of(path: Path) -> str:
+    """The split that the name of a file of annotations holds as a word; empty without one."""
+    words = re.findall("[a-z]+", path.stem.lower())
+    return next((split for word in words for split, names in SPLIT_NAMES.items() if word in names), "")
+
+
+def _choose_file(folder: Path, paths: Sequence[Path], kind: str) -> Path:
+    """The one of these files that is named as `kind` is, or as programs name the file of a split."""
+    if len(paths) == 1:
+        return paths[0]
+    for chosen in (
+        [one for one in paths if one.stem.startswith(kind)],
+        [one for one in paths if one.name in COCO_NAMES],
+    ):
+        if len(chosen) == 1:
+            return chosen[0]
+    problem = f"holds several files of annotations: {join_names([one.name for one in paths], 4)}"
+    raise InputError(folder, problem, "keep one, or one for each split, as train.json", "data")
+
+
+def _find_pictures(folder: Path, path: Path, split: str) -> Path:
+    """The folder that holds the first picture of a file, or `images`, or the data folder itself."""
+    match = re.search(rb'"file_name"\s*:\s*"((?:[^"\\]|\\.)+)"', path.read_bytes())
+    name = match[1].decode("utf-8", "replace").replace("\\/", "/").replace("\\", "/") if match else ""
+    named = [*sorted(folder.glob("images/*/")), *sorted(folder.glob("*/"))]
+    places = [place for place in named if place.name.lower().startswith(SPLIT_NAMES.get(split, ()))]
+    places += [place for place in named if place.name.lower() in PICTURE_FOLDERS]
+    places += [folder, path.parent]
+    last = name.rpartition("/")[2]
+    for one in dict.fromkeys((name, last)):
+        holders = [place for place in places if one and (place / one).is_file()]
+        if holders:
+            return holders[0]
+    return places[0]
 
 
 def read_coco(
-    path: Path, folder: Path, sources: Mapping[str, str], query: str, with_points: bool = False
+    file: CocoFile, sources: Mapping[str, str], query: str, with_points: bool = False
 ) -> list[LabelledPicture]:
-    """The pictures of a file of annotations, which are in `folder`, in the order of their names.
+    """The pictures of a file of annotations, in the order of their names.
 
     `with_points` gives PoseLabels; objects without a labelled point are among the crowds then.
 
@@ -130,7 +231,10 @@ def read_coco(
     elsewhere. Raises InputError for a file that is no COCO, is too large or lacks a class, for pictures that are
     missing or of another shape, and for boxes in another form or unit.
     """
-    coco = validate(path, read_json(path, COCO_HINT, MAX_ANNOTATION_BYTES, foreign=True), _Coco)
+    path = file.path
+    document = read_json(path, COCO_HINT, MAX_ANNOTATION_BYTES, foreign=True)
+    coco = validate(path, document, _Coco)
+    _account_for_keys(path, document, query)
     categories = _by_id(path, "categories", coco.categories)
     images = _by_id(path, "images", coco.images)
     names = {category.name: None for category in coco.categories}
@@ -140,7 +244,7 @@ def read_coco(
     if missing := [label for label in sources if label not in names]:
         problem = f"no category '{missing[0]}' (query {query})"
         raise InputError(path, problem, f"it has: {join_names(names, 20)}", "classes")
-    files = _find_files(path, folder, images)
+    files = _find_files(file, images)
     sizes = {image: read_picture_size(file) for image, file in files.items()}
     scales = _find_scales(path, images, files, sizes)
     pictures = {
@@ -178,8 +282,9 @@ def _by_id(path: Path, key: str, entries: Sequence[Any]) -> dict[Id, Any]:
     return found
 
 
-def _find_files(path: Path, folder: Path, images: Mapping[Id, _CocoImage]) -> dict[Id, Path]:
+def _find_files(source: CocoFile, images: Mapping[Id, _CocoImage]) -> dict[Id, Path]:
     """The file of each picture: at its file_name, or under the last part of that in the folder."""
+    path, folder = source.path, source.pictures
     found: dict[Id, Path] = {}
     missing, moved = [], []
     for number, image in images.items():
@@ -204,7 +309,7 @@ def _find_files(path: Path, folder: Path, images: Mapping[Id, _CocoImage]) -> di
     if moved:
         add_note(path, f"{len(moved)} file names have another folder before them: {moved[0]}")
     used = set(found.values())
-    if unused := [file.name for file in list_pictures(folder) if file not in used]:
+    if not source.is_shared and (unused := [file.name for file in list_pictures(folder) if file not in used]):
         text = f"{len(unused)} pictures of {folder.name} are not listed and are left out: {join_names(unused, 3)}"
         add_note(path, text, "list them, also those without objects")
     return found
@@ -248,4 +353,29 @@ def _row(index: int, one: _CocoAnnotation, pictures: Mapping[Id, BoxedPicture], 
     missing = {LeftOut.PICTURE: picture, LeftOut.CATEGORY: name, LeftOut.NO_BOX: box}
     reason = next((reason for reason, found in missing.items() if found is None), None)
     where = f"annotations[{index}]"
-    return BoxRow(where, picture or NO_PICTURE, name or "", box or NO_BOX, bool(one.iscrowd), reason)
+    return BoxRow(where, picture or NO_PICTURE, name or "", box or NO_BOX, one.is_uncounted(), reason)
+
+
+def _account_for_keys(path: Path, document: Any, query: str) -> None:
+    """Note each key of known meaning that is not read, with how many hold it; InputError for those that cannot be."""
+    for part, keys in UNREAD_KEYS.items():
+        entries = [one for one in document.get(part, ()) if isinstance(one, dict)]
+        for key, (reading, hint) in keys.items():
+            holders = [one for one in entries if _value_of(one, key) not in UNSET]
+            if not holders:
+                continue
+            if reading == SPLITS_WITHIN and len({_value_of(one, key) for one in holders}) == 1:
+                continue
+            text = f"{len(holders)} of {len(entries)} {part} have `{key}`: {reading} (query {query})"
+            if key in REFUSED_KEYS:
+                raise InputError(path, text, hint, f"{part}.{key}")
+            add_note(path, text, hint)
+
+
+def _value_of(entry: dict[str, Any], key: str) -> Any:
+    """The value of a key, or of a key of a mapping in it: `attributes.rotation`."""
+    first, _, second = key.partition(".")
+    value = entry.get(first)
+    if second:
+        value = value.get(second) if isinstance(value, dict) else None
+    return value if isinstance(value, str | int | float) else bool(value)

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.preprocess import InputSize, height_width
+from gemel.models.preprocess import InputSize, height_width
 
 
 @torch.inference_mode(False)

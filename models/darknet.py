@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models.errors import InputError
-from models.io import open_regular
+from gemel.models.errors import InputError
+from gemel.models.io import open_regular
 
 VALUE_BYTES, VERSION_BYTES = 4, 12
 MAX_VERSION = 1000

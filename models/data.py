@@ -22,21 +22,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.data_notes import UNIT_AND_TIME, note_clipped_roi, note_copies, note_names, note_shapes
-from models.device import to_device
-from models.errors import InputError, size_text
-from models.layouts import SPLITS, find_layout
-from models.notes import add_note
-from models.pictures import list_all_pictures, read_picture
-from models.predictions import GroundTruth
-from models.video import RateGate, Video, decode_shot
-from models.workload import Query
-from models.zoo import preprocess_of
+from gemel.models.data_notes import UNIT_AND_TIME, note_clipped_roi, note_copies, note_names, note_shapes
+from gemel.models.device import to_device
+from gemel.models.errors import InputError, size_text
+from gemel.models.layouts import SPLITS, find_layout, find_splits
+from gemel.models.notes import add_note
+from gemel.models.pictures import list_all_pictures, read_picture
+from gemel.models.predictions import GroundTruth
+from gemel.models.split_overlap import note_overlap
+from gemel.models.video import RateGate, Video, decode_shot
+from gemel.models.workload import Query
+from gemel.models.zoo import preprocess_of
 
 BLOCKS, MAX_BLOCKS, BLOCK_FRAMES, BLOCK = 10, 30, 10, "block-"
 """Frames without names of clips are cut into ten blocks, or into more of ten frames each, up to thirty."""
 TRAIN_END, VAL_END = 0.6, 0.8
 JPEG_QUALITY = 95
+VIDEO_SUFFIXES = (".mp4", ".mkv", ".avi", ".mov", ".ts", ".webm", ".m4v")
 MAX_VIDEO_BYTES = 2**32
 """Of a video's frames as they are kept."""
 
@@ -59,13 +61,17 @@ class Frames(Sequence[np.ndarray]):
 
 @dataclass(frozen=True)
 class Split:
-    """One split of one query. `labels` is None without labels; `times_s` are seconds into the unit."""
+    """One split of one query. `labels` is None without labels; `times_s` are seconds into the unit.
+
+    `overlap` says why it is not apart from earlier splits, empty where it is.
+    """
 
     name: str
     frames: Sequence[np.ndarray]
     labels: tuple[GroundTruth, ...] | None
     units: tuple[str, ...]
     times_s: tuple[float, ...]
+    overlap: str = ""
 
     def __len__(self) -> int:
         return len(self.frames)
@@ -75,12 +81,21 @@ class Split:
         chosen = Frames([partial(self.frames.__getitem__, place) for place in places])
         labels = None if self.labels is None else tuple(self.labels[place] for place in places)
         units, times_s = tuple(self.units[place] for place in places), tuple(self.times_s[place] for place in places)
-        return Split(self.name, chosen, labels, units, times_s)
+        return Split(self.name, chosen, labels, units, times_s, self.overlap)
+
+    def name_of(self, place: int) -> str:
+        """A frame as people find it: its clip and second, or its number."""
+        return f"{self.units[place]} {self.times_s[place]:g} s" if self.has_named_units else f"frame {place}"
 
     @property
     def has_clips(self) -> bool:
         """Whether the frames are of several clips or tracks that file names tell apart."""
-        return len(set(self.units)) > 1 and not self.units[0].startswith(BLOCK)
+        return len(set(self.units)) > 1 and self.has_named_units
+
+    @property
+    def has_named_units(self) -> bool:
+        """Whether file names tell the clip or track of each frame."""
+        return bool(self.units) and not self.units[0].startswith(BLOCK)
 
 
 def load_split(query: Query, name: str) -> Split:
@@ -102,14 +117,19 @@ def load_split(query: Query, name: str) -> Split:
         if missing := [label for label in query.classes if label not in shown]:
             problem = f"no frames of class '{missing[0]}' in the split '{name}' (query {query.id})"
             raise InputError(layout.where, problem, "add frames of it, or take it out of `classes`", "data")
-    earlier = [path for one in SPLITS[: SPLITS.index(name)] for path in layout.list_files(one)]
-    note_copies(layout.where / name if layout.where.is_dir() else layout.where, pictures, earlier)
-    units, times_s = _units_and_times([picture.path for picture in pictures], [picture.unit for picture in pictures])
+    where = layout.where / name if layout.where.is_dir() else layout.where
+    note_copies(where, pictures)
+    paths = [picture.path for picture in pictures]
+    overlap = ""
+    if layout.has_splits:
+        earlier = [path for one in SPLITS[: SPLITS.index(name)] for path in layout.list_files(one)]
+        overlap = note_overlap(where, name, paths, earlier)
+    units, times_s = read_units_and_times(paths, [picture.unit for picture in pictures])
     labels = tuple(picture.label for picture in pictures)
-    return Split(name, Frames([picture.read for picture in pictures]), labels, units, times_s)
+    return Split(name, Frames([picture.read for picture in pictures]), labels, units, times_s, overlap)
 
 
-def _units_and_times(paths: Sequence[Path], named: Sequence[str] = ()) -> tuple[tuple[str, ...], tuple[float, ...]]:
+def read_units_and_times(paths: Sequence[Path], named: Sequence[str] = ()) -> tuple[tuple[str, ...], tuple[float, ...]]:
     """Clip or track, and seconds into it, of each picture in order; a table may have `named` the clips."""
     found = [match for path in paths if (match := UNIT_AND_TIME.match(path.stem))]
     if paths and len(found) == len(paths):
@@ -134,12 +154,21 @@ def _load_unlabelled(query: Query, name: str) -> Split:
     assert query.data is not None
     loaders: Sequence[Callable[[], np.ndarray]]
     if query.data.is_dir():
-        paths = list_all_pictures(query.data, nested=True)
+        splits = find_splits(query.data)
+        if splits and name not in splits:
+            raise InputError(query.data / name, f"the split '{name}' is missing (query {query.id})", "add it", "data")
+        paths = list_all_pictures(splits.get(name, query.data), nested=True)
         if not paths:
+            clips = [path for path in sorted(query.data.rglob("*")) if path.suffix.lower() in VIDEO_SUFFIXES]
+            if clips:
+                problem = f"holds clips, as {clips[0].name}, and no frames (query {query.id})"
+                raise InputError(query.data, problem, "name one clip in `data`, and all in `footage`", "data")
             hint = f"give the splits {', '.join(SPLITS)}, or a folder of frames"
             raise InputError(query.data, f"has neither splits nor frames (query {query.id})", hint, "data")
         loaders = [partial(read_picture, path) for path in paths]
-        units, times_s = _units_and_times(paths)
+        units, times_s = read_units_and_times(paths)
+        if splits:
+            return Split(name, Frames([partial(crop_frame, query, load) for load in loaders]), None, units, times_s)
         cuts = [round(end * len(loaders)) for end in (TRAIN_END, VAL_END)]
     else:
         loaders, times_s = _video_frames(query.data, query.fps)
@@ -150,11 +179,12 @@ def _load_unlabelled(query: Query, name: str) -> Split:
     chosen = slice(bounds[index], bounds[index + 1])
     if not loaders[chosen]:
         raise InputError(query.data, f"too few frames for the split '{name}' (query {query.id})", "add footage", "data")
-    cropped = [partial(_crop_frame, query, load) for load in loaders[chosen]]
+    cropped = [partial(crop_frame, query, load) for load in loaders[chosen]]
     return Split(name, Frames(cropped), None, units[chosen], times_s[chosen])
 
 
-def _crop_frame(query: Query, load: Callable[[], np.ndarray]) -> np.ndarray:
+def crop_frame(query: Query, load: Callable[[], np.ndarray]) -> np.ndarray:
+    """The part of a frame that a query looks at; InputError where the frame does not hold it."""
     frame = load()
     size = (frame.shape[1], frame.shape[0])
     if problem := query.region.find_problem(size):
@@ -181,7 +211,7 @@ def _video_frames(path: Path, fps: float | None) -> tuple[list[Callable[[], np.n
             elif (frame := decode_shot(video.shot())) is not None:
                 sizes.setdefault(frame.shape, video.time_s)
                 total += encoded[-1].result().nbytes if encoded else 0  # one is encoded while the next is decoded
-                encoded.append(pool.submit(_encode_jpeg, frame))
+                encoded.append(pool.submit(encode_jpeg, frame))
                 times_s.append(video.time_s)
                 if total > MAX_VIDEO_BYTES:
                     problem = f"its frames take more than {size_text(MAX_VIDEO_BYTES)}"
@@ -194,15 +224,17 @@ def _video_frames(path: Path, fps: float | None) -> tuple[list[Callable[[], np.n
     if len(sizes) > 1:
         changes = ", ".join(f"{width} x {height} from {at_s:.1f} s" for (height, width, _), at_s in sizes.items())
         add_note(path, f"its frames change their size: {changes}")
-    return [partial(_decode_jpeg, one.result()) for one in encoded], tuple(times_s)
+    return [partial(decode_jpeg, one.result()) for one in encoded], tuple(times_s)
 
 
-def _encode_jpeg(frame: np.ndarray) -> np.ndarray:
+def encode_jpeg(frame: np.ndarray) -> np.ndarray:
+    """A frame as the bytes of a JPEG file."""
     turned = cv2.cvtColor(frame, cv2.COLOR_RGB2BGR)
     return cv2.imencode(".jpg", turned, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1]
 
 
-def _decode_jpeg(encoded: np.ndarray) -> np.ndarray:
+def decode_jpeg(encoded: np.ndarray) -> np.ndarray:
+    """The frame of such bytes."""
     image = cv2.imdecode(encoded, cv2.IMREAD_COLOR)
     assert image is not None
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
@@ -284,7 +316,7 @@ class PreparedFrames:
         if self._images is not None and self._sizes[index] is not None:
             return self._images[index]
         frame = self.split.frames[index]
-        image = self._preprocess.resize_frame(frame)
+        image = torch.from_numpy(self._preprocess.resize_frame(frame))
         if self._images is not None:
             self._images[index] = image
         self._sizes[index] = (frame.shape[1], frame.shape[0])  # last: it marks the frame as decoded for other threads

@@ -5,19 +5,19 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models.errors import join_names
-from models.notes import add_note
-from models.pictures import SUFFIXES, LabelledPicture
-from models.preprocess import Region
+from gemel.models.errors import join_names
+from gemel.models.notes import add_note
+from gemel.models.pictures import SUFFIXES, LabelledPicture
+from gemel.models.preprocess import Region
 
 if TYPE_CHECKING:
-    from models.workload import Query
+    from gemel.models.workload import Query
 
 Size = tuple[int, int]
 """Width and height in pixels."""
@@ -42,33 +42,40 @@ def note_unread(folder: Path, known: Collection[str], hint: str) -> None:
         add_note(folder, f"is read only in {join_names(known, MAX_NAMES)}; left out: {names}", hint)
 
 
-def note_copies(where: Path, pictures: Sequence[LabelledPicture], earlier: Iterable[Path]) -> None:
-    """Note the pictures of a split that occur in it twice, with two labels, or in `earlier` splits, byte for byte.
-
-    Only files of equal size and equal samples are read whole, once while they stay as they are.
-    """
+def note_copies(where: Path, pictures: Sequence[LabelledPicture]) -> None:
+    """Note the pictures of a split that occur in it twice, or with two labels, byte for byte."""
     labels = {picture.path: picture.label for picture in pictures}
-    by_content: Mapping[bytes, list[Path]] = {b"": [*labels, *earlier]}
+    groups = _group_equal(list(labels))
+    twice = sum(len(paths) for paths in groups if len({labels[path] for path in paths}) > 1)
+    copies = sum(len(paths) - 1 for paths in groups)
+    of_all = f"of {len(labels)} pictures are"
+    if twice:
+        hint = "take those with the wrong label out"
+        add_note(where, f"{twice} {of_all} there with other labels too, byte for byte", hint)
+    elif copies:
+        add_note(where, f"{copies} {of_all} copies of others and count again", "remove the copies")
+
+
+def find_copies(pictures: Sequence[Path], earlier: Collection[Path]) -> float:
+    """The part of pictures that are in `earlier` splits too, byte for byte."""
+    own = set(pictures)
+    again = own & set(earlier)
+    for paths in _group_equal([*own, *(path for path in earlier if path not in own)]):
+        within = own.intersection(paths)
+        if len(within) < len(paths):
+            again |= within
+    return len(again) / len(pictures)
+
+
+def _group_equal(paths: Sequence[Path]) -> list[list[Path]]:
+    """Groups of equal files; those of equal size and samples alone are read, once while they stay as they are."""
+    groups = [list(paths)]
     for digest in (_size_digest, _sample_digest, _whole_digest):
         alike: dict[bytes, list[Path]] = defaultdict(list)
-        for path in (path for paths in by_content.values() if len(paths) > 1 for path in paths):
+        for path in (path for group in groups for path in group):
             alike[digest(path)].append(path)
-        by_content = alike
-    counts = Counter[str]()
-    for paths in by_content.values():
-        own = [path for path in paths if path in labels]
-        counts["earlier"] += len(own) if len(paths) > len(own) else 0
-        counts["labels"] += len(own) if len({labels[path] for path in own}) > 1 else 0
-        counts["copies"] += max(len(own) - 1, 0)
-    of_all = f"of {len(labels)} pictures are"
-    if counts["earlier"]:
-        hint = "take them out of one: scores on them prove nothing"
-        add_note(where, f"{counts['earlier']} {of_all} also in an earlier split, byte for byte", hint)
-    if counts["labels"]:
-        hint = "take those with the wrong label out"
-        add_note(where, f"{counts['labels']} {of_all} there with other labels too, byte for byte", hint)
-    elif counts["copies"]:
-        add_note(where, f"{counts['copies']} {of_all} copies of others and count again", "remove the copies")
+        groups = [group for group in alike.values() if len(group) > 1]
+    return groups
 
 
 def _size_digest(path: Path) -> bytes:

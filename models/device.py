@@ -1,4 +1,4 @@
-"""Devices: out-of-memory errors and retries, TF32, pinned copies to the GPU."""
+"""Devices: retries after running out of memory, TF32, pinned copies to the GPU."""
 
 from __future__ import annotations
 
@@ -10,31 +10,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from gemel.models.out_of_memory import is_out_of_memory
+
 T = TypeVar("T")
-# torch raises OutOfMemoryError from its own allocator; from the driver and the libraries comes a RuntimeError that
-# only its text tells apart. ONNX Runtime has errors of its own, which are no RuntimeErrors; the last three signs are
-# the allocators of torch's CPU and of ONNX Runtime.
-_OUT_OF_MEMORY = (
-    "CUDA error: out of memory",
-    "CUDA driver error: out of memory",
-    "CUDA out of memory",
-    "CUDA failure 2:",
-    "cudaErrorMemoryAllocation",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "can't allocate memory",
-    "Failed to allocate memory",
-    "std::bad_alloc",
-)
-_ONNX_RUNTIME = "onnxruntime."
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device or the host ran out of memory."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    of_device = isinstance(error, RuntimeError) or type(error).__module__.startswith(_ONNX_RUNTIME)
-    return of_device and any(sign in str(error) for sign in _OUT_OF_MEMORY)
 
 
 def empty_caches() -> None:

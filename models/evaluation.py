@@ -4,39 +4,65 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from enum import Enum
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from models.data import PreparedFrames, Split
-from models.device import retry_with_smaller_batch
-from models.evidence import EVIDENCE as EVIDENCE
-from models.evidence import EvidenceConfig as EvidenceConfig
-from models.evidence import ShownAnswers, find_few_frames
-from models.predictions import GroundTruth, Prediction, Task
-from models.process import keep_freed_memory
-from models.tasks import task_of
-from models.workload import Query
-from models.zoo import preprocess_of
+from gemel.models.data import PreparedFrames, Split
+from gemel.models.detector import read_outputs
+from gemel.models.device import retry_with_smaller_batch
+from gemel.models.evidence import EVIDENCE as EVIDENCE
+from gemel.models.evidence import EvidenceConfig as EvidenceConfig
+from gemel.models.evidence import ShownAnswers, find_few_frames
+from gemel.models.predictions import GroundTruth, Prediction, Task
+from gemel.models.process import keep_freed_memory
+from gemel.models.tasks import task_of
+from gemel.models.tensors import normalise_frames
+from gemel.models.workload import Query
+from gemel.models.zoo import preprocess_of
 
-BOOTSTRAP_ROUNDS = 1000
-MIN_UNITS = 2
-"""Clips or tracks that an interval needs."""
+FLIP_ERROR = 0.025
+"""Of the upper end of the part of flips."""
+MAX_FLIPPED = 20
+"""Frames that are named."""
 LABELS, ORIGINAL, NO_EVIDENCE = "labels", "original", "none"
+
+
+class EvidenceState(str, Enum):
+    """What is shown of a query."""
+
+    PROVEN = "proven"
+    UNCHANGED = "unchanged"
+    """Its model is its original, bit by bit: it cannot miss."""
+    NOT_PROVEN = "not proven"
+
+
+@dataclass(frozen=True)
+class Flips:
+    """Right answers of the original on labelled frames, those that are wrong now, and the upper end of their part.
+
+    `frames` names the first of these, by clip and second, or by number.
+    """
+
+    right: int
+    wrong: int
+    upper_end: float
+    frames: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """How a merged model compares with its original on one split.
+    """How a merged model compares with its original on one split, and what is proven of it.
 
-    `ratio` = merged / original; `chance_corrected` the same above chance; `ci95` the bootstrap interval of the ratio
-    over units, None over a single one; `certain` when its lower end reaches the target; `worth` is False where the
-    original is too weak for any conclusion. `agreement` is the metric with the original's predictions as labels.
-    `evidence` is the reference, `labels` or the `original`; `none` where the footage proves nothing, for this `reason`:
-    then the query is not `met`. `proven` is False where the model changed and val was too small to tell.
+    `ratio` = merged / original; `chance_corrected` the same above chance; `worth` is False where the original is too
+    weak for any conclusion. `agreement` is the metric with the original's predictions as labels. `evidence` is the
+    reference, `labels` or the `original`; `none` where the footage proves nothing, for this `reason`: then the query is
+    not `met`, unless it is unchanged. A proven query has a `lower_end` of its ratio and its `source` (agreement,
+    answers or labels); of another one `needs` says what is lacking. `answers_kept` is the part of its original's
+    answers that it gives on the footage, `answers_kept_end` the lower end of that.
     """
 
     metric: str
@@ -47,18 +73,28 @@ class Evidence:
     merged: float
     ratio: float
     chance_corrected: float
-    ci95: tuple[float, float] | None
     met: bool
-    certain: bool
     worth: bool
     agreement: float = 1.0
     evidence: str = LABELS
     reason: str = ""
-    proven: bool = True
+    state: EvidenceState = EvidenceState.NOT_PROVEN
+    lower_end: float | None = None
+    source: str | None = None
+    needs: str = ""
+    answers_kept: float | None = None
+    answers_kept_end: float | None = None
+    flips: Flips | None = None
+
+    @property
+    def proven(self) -> bool:
+        """Whether the promise of merger.proof holds."""
+        return self.state is EvidenceState.PROVEN
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {**self.__dict__, "ci95": None if self.ci95 is None else list(self.ci95)}
+        """Plain values; `source` is called `from`."""
+        plain = {name: value for name, value in asdict(self).items() if name not in ("source", "state")}
+        return {**plain, "proven": self.proven, "state": self.state.value, "from": self.source}
 
 
 @torch.inference_mode()
@@ -86,8 +122,8 @@ def predict(
 
     def predict_batch(count: int) -> list[Prediction]:
         indices = chosen[len(predictions) : len(predictions) + count]
-        outputs = model(preprocess.normalise(prepared.batch(indices).to(device)))
-        return task.predictions(model, outputs, prepared.sizes(indices), query.classes, preprocess=preprocess)
+        outputs = model(normalise_frames(preprocess, prepared.batch(indices).to(device)))
+        return read_outputs(task, model, outputs, prepared.sizes(indices), query.classes, preprocess=preprocess)
 
     while len(predictions) < len(chosen):
         batch, found = retry_with_smaller_batch(min(batch, len(chosen) - len(predictions)), predict_batch)
@@ -125,11 +161,10 @@ def compare(
     original: Sequence[Prediction],
     merged: Sequence[Prediction],
     threshold: float,
-    seed: int = 0,
     gap: str | None = None,
     config: EvidenceConfig = EVIDENCE,
 ) -> Evidence:
-    """Merged against original on one split, with the interval of the ratio by bootstrap over units.
+    """Merged against original on one split.
 
     `gap` says why the footage is no evidence; None: `find_gap` of this split. A weak original is none either.
     """
@@ -139,31 +174,45 @@ def compare(
         task.labels_of(one, threshold, label)
         for one, label in zip(original, split.labels or [None] * len(original), strict=True)
     ]
-    counts = [task.tallies(side, labels, query.classes, threshold) for side in (original, merged)]
-    by_unit = [_sum_by_unit(side, split.units) for side in counts]
-    before, after = (task.metric_of(side.sum(axis=0)) for side in by_unit)
-    units, interval = len(by_unit[0]), None
-    if units >= MIN_UNITS:
-        interval = _bootstrap(
-            units, lambda drawn: as_ratio(*(task.metric_of(side[drawn].sum(0)) for side in reversed(by_unit))), seed
-        )
+    before, after = (
+        task.metric_of(task.tallies(side, labels, query.classes, threshold).sum(axis=0)) for side in (original, merged)
+    )
     chance = task.chance(query.classes)
     ratio = as_ratio(after, before)
     gap = find_gap(query, split, labels, config) if gap is None else gap
     gap = gap or find_weakness(query, split.name, before, config)
+    is_same = original is merged
     return Evidence(
-        metric=task.metric_name(split.labels is not None), split=split.name, samples=len(split), units=units,
-        original=before, merged=after,
-        ratio=ratio, chance_corrected=as_ratio(after - chance, before - chance), ci95=interval,
-        met=not gap and ratio >= query.accuracy_target,
-        certain=not gap and interval is not None and interval[0] >= query.accuracy_target,
+        metric=task.metric_name(split.labels is not None), split=split.name, samples=len(split),
+        units=len(set(split.units)), original=before, merged=after,
+        ratio=ratio, chance_corrected=as_ratio(after - chance, before - chance),
+        met=is_same or (not gap and ratio >= query.accuracy_target),
         worth=is_competent(query, before), agreement=score(task, merged, own_labels, query.classes, threshold),
         evidence=NO_EVIDENCE if gap else ORIGINAL if split.labels is None else LABELS, reason=gap,
+        state=EvidenceState.UNCHANGED if is_same else EvidenceState.NOT_PROVEN,
+        flips=count_flips(query, split, original, merged, threshold),
     )  # fmt: skip
+
+
+def count_flips(
+    query: Query, split: Split, original: Sequence[Any], merged: Sequence[Any], threshold: float
+) -> Flips | None:
+    """Right answers that are wrong now, of labelled frames that have one answer; None of other ones."""
+    if split.labels is None or query.task != "classification" or query.multi_label:
+        return None
+    from scipy.special import betaincinv  # no box needs it
+
+    rows = list(enumerate(zip(original, merged, split.labels, strict=True)))
+    right = [place for place, (before, _, label) in rows if before.label == label]
+    wrong = [place for place in right if merged[place].label != split.labels[place]]
+    end = float(betaincinv(len(wrong) + 1, max(1, len(right) - len(wrong)), 1 - FLIP_ERROR)) if right else 1.0
+    return Flips(len(right), len(wrong), end, tuple(split.name_of(place) for place in wrong[:MAX_FLIPPED]))
 
 
 def find_gap(query: Query, split: Split, labels: Sequence[GroundTruth], config: EvidenceConfig = EVIDENCE) -> str:
     """Why these labels (or the original's answers) on a split are no evidence; empty where they are."""
+    if split.overlap and config.apart:
+        return split.overlap
     task, clips = task_of(query), split.units if split.has_clips and labels else None
     shown = ShownAnswers(split.name, [task.answers(label, query.classes) for label in labels], clips, config)
     gap = task.find_gap(labels, query.classes, shown, query.accuracy_target)
@@ -190,27 +239,6 @@ def count_samples(query: Query, labels: Sequence[GroundTruth]) -> Counter[str]:
     return Counter(name for label in labels for name in task_of(query).answers(label, query.classes))
 
 
-def tallies_by_unit(
-    query: Query, split: Split, predictions: Sequence[Prediction], labels: Sequence[GroundTruth], threshold: float
-) -> np.ndarray:
-    """The task's counts (U, ...) of each clip or track of a split; of each frame where all come from a single one."""
-    counts = task_of(query).tallies(predictions, labels, query.classes, threshold)
-    return _sum_by_unit(counts, split.units) if len(set(split.units)) >= MIN_UNITS else counts
-
-
-def _sum_by_unit(counts: np.ndarray, units: Sequence[str]) -> np.ndarray:
-    """Counts of frames (N, ...) added up for each of their units (U, ...)."""
-    names, index = np.unique(np.array(units), return_inverse=True)
-    return np.stack([counts[index == unit].sum(axis=0) for unit in range(len(names))])
-
-
-def _bootstrap(units: int, ratio_of: Callable[[np.ndarray], float], seed: int) -> tuple[float, float]:
-    """The middle 95 % of a ratio over units drawn anew; `ratio_of` gets the positions of the drawn ones."""
-    random = np.random.default_rng(seed)
-    ratios = [ratio_of(random.integers(units, size=units)) for _ in range(BOOTSTRAP_ROUNDS)]
-    return float(np.quantile(ratios, 0.025)), float(np.quantile(ratios, 0.975))
-
-
 def is_competent(query: Query, reached: float) -> bool:
     """Whether an original of this quality allows any conclusion."""
     return task_of(query).is_competent(reached, query.classes)
@@ -221,53 +249,3 @@ def as_ratio(part: float, whole: float) -> float:
     if whole <= 0:
         return 1.0 if part >= whole else 0.0
     return part / whole
-
-
-KEPT, BELOW, UNSURE, TOO_FEW, ONE_ANSWER = "kept", "below", "unsure", "too few", "one answer"
-"""Verdicts: on target; below it; below it, perhaps by chance; too few frames; nothing that could have failed."""
-
-
-@dataclass(frozen=True, eq=False)
-class ComparedFrames:
-    """Tallies of frames in order of time (`Task.tallies`, with the other model's predictions as labels).
-
-    `counts` int64 (N, ...); `expected` is the agreement on the test split; `unusable` frames were left out.
-    """
-
-    counts: np.ndarray
-    expected: float = 1.0
-    unusable: int = 0
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """The number of compared frames, the ratio of agreement to the expected one with its 95 % interval, a verdict.
-
-    `ratio` and `ci95` are None where the frames are too few.
-    """
-
-    frames: int
-    ratio: float | None
-    ci95: tuple[float, float] | None
-    verdict: str
-
-
-def compare_agreement(found: ComparedFrames, task: Task, target: float, seed: int = 0) -> Agreement:
-    """The verdict of these tallies.
-
-    The interval is a bootstrap over blocks of consecutive frames, about the cube root of their number long (Hall,
-    Horowitz and Jing 1995), since neighbours in time are alike. BELOW: the whole interval is below the target;
-    UNSURE: the ratio is, and not the whole interval. Frames on which neither model saw anything are no evidence;
-    ONE_ANSWER: a classifier is on target on frames of a single class, as any model that always names it would be.
-    """
-    counts, frames = found.counts, len(found.counts)
-    if np.count_nonzero(counts.any(axis=tuple(range(1, counts.ndim)))) < EVIDENCE.min_samples:
-        return Agreement(frames, None, None, TOO_FEW)
-    blocks = np.array_split(np.arange(frames), frames // round(frames ** (1 / 3)))
-    sums = np.stack([counts[block].sum(axis=0) for block in blocks])
-    low, high = _bootstrap(len(sums), lambda drawn: task.metric_of(sums[drawn].sum(axis=0)) / found.expected, seed)
-    ratio = task.metric_of(counts.sum(axis=0)) / found.expected
-    verdict = BELOW if high < target else UNSURE if ratio < target else KEPT
-    if verdict == KEPT and task.name == "classification" and np.count_nonzero(counts[:, 1].any(axis=0)) < 2:
-        verdict = ONE_ANSWER
-    return Agreement(frames, ratio, (low, high), verdict)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.errors import join_names
+from gemel.models.errors import join_names
 
 MAX_NAMES = 4
 BLACK = 16
@@ -20,14 +20,17 @@ BLACK = 16
 class EvidenceConfig:
     """What a split holds at least so that a model that became worse can miss its target there."""
 
-    min_samples: int = 20
-    """Frames of each of two answers, or objects; frames with anything to compare of a drift check."""
-    min_clips: int = 2
-    """Clips that show it, where a split consists of several: the interval leaves out one at a time."""
+    min_samples: int = 2
+    """Frames of each of two answers, or objects: with one answer alone a model that always gives it would do. Whether
+    they are enough is for a proof to say (merger.proof), which counts them."""
+    min_clips: int = 1
+    """Clips that show it, where a split consists of several."""
     min_frames: int = 2
     """Frames that are not black and differ from each other."""
     competent: bool = True
     """Whether the original must be better than chance by the task's margin."""
+    apart: bool = True
+    """Whether a split must be apart from earlier ones."""
 
 
 EVIDENCE = EvidenceConfig()

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from models.detector import Detector, OneStage
-from models.errors import InputError, join_names
-from models.io import check_apart, check_output, open_atomic
-from models.notes import add_note
-from models.preprocess import InputSize, height_width
-from models.process import quiet
-from models.tasks import MIN_SCORE
+from gemel.models.detector import Detector, OneStage
+from gemel.models.errors import InputError, join_names
+from gemel.models.io import check_apart, check_output, open_atomic
+from gemel.models.notes import add_note
+from gemel.models.preprocess import InputSize, height_width
+from gemel.models.process import quiet
+from gemel.models.tasks import MIN_SCORE
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir
 
-    from models.bundle import Bundle, BundleQuery
+    from gemel.models.bundle import Bundle, BundleQuery
 
 OPSET = 18
 """The version that torch's translations are written in, so that none is converted; ONNX Runtime reads it since 1.14."""
@@ -36,8 +36,6 @@ MAX_FILE_BYTES = 2**31 - 1
 INPUT = "frames"
 BATCH_AXIS = "batch"
 DYNAMIC = "dynamic"
-SCALE = ".scale"
-"""Ends the name of the input that holds a packed weight's scale."""
 Batch = int | Literal["dynamic"]
 Shape = tuple[int | str, ...]
 _PREFIX = "network."
@@ -123,7 +121,7 @@ def query_graph(bundle: Bundle, query_id: str, batch: Batch | None = None, kept:
 
 
 def _imported_graph(bundle: Bundle, query: BundleQuery, batch: Batch | None, kept: Collection[str]) -> onnx_ir.Model:
-    from models.graph.stored import fill_graph
+    from gemel.models.graph.fill import fill_graph
 
     document = bundle.tensor(str(query.graph)).numpy().tobytes()
     model = fill_graph(document, lambda key: bundle.wide_tensor(query.id, f"{_PREFIX}{key}"), kept)
@@ -139,7 +137,9 @@ def _imported_graph(bundle: Bundle, query: BundleQuery, batch: Batch | None, kep
     return model
 
 
-def trace_graph(module: nn.Module, path: Path, input_size: InputSize, batch: Batch | None = None) -> onnx_ir.Model:
+def trace_graph(
+    module: nn.Module, path: str | Path, input_size: InputSize, batch: Batch | None = None
+) -> onnx_ir.Model:
     """A module as a graph whose initialisers have their state_dict keys."""
     model = _trace(module, path, input_size, _batch_of(module, batch, path))
     _tidy(model)
@@ -176,6 +176,7 @@ def metadata_of(query: BundleQuery, module: nn.Module, digest: str) -> dict[str,
         "model": query.model,
         "task": query.task,
         "classes": query.classes,
+        **_columns_of(module, query.classes),
         "preprocess": query.preprocess.to_json(),
         "roi": query.roi,
         "frame_size": query.frame_size,
@@ -190,85 +191,18 @@ def metadata_of(query: BundleQuery, module: nn.Module, digest: str) -> dict[str,
     return {f"{OWN}{key}": json.dumps(value) for key, value in values.items()}
 
 
-def graph_without_weights(
-    module: nn.Module, input_size: InputSize, batch: Batch | None = None, stored: Mapping[str, str] | None = None
-) -> bytes:
-    """A model as `export_onnx` would write it, but with every tensor of its state dict an input of the graph.
+def _columns_of(module: nn.Module, classes: Sequence[str]) -> dict[str, Any]:
+    """Which of the file's scores are those of the query's classes; and the names of all where there are others."""
+    from gemel.models.decoders import known_names
+    from gemel.models.decoders.graph_model import GraphClassifier, GraphDetector
 
-    Each such input has its state_dict key, and no byte of a weight is read. Keys in `stored` are packed as "int8",
-    with an input `KEY.scale` f32 (out,), or as "fp16", and unpacked inside the graph. Raises InputError as
-    `export_onnx` does.
-    """
-    where = Path(type(module).__name__)
-    model = trace_graph(module, where, input_size, batch)
-    state = module.state_dict().keys()
-    for value in [value for key, value in model.graph.initializers.items() if key in state]:
-        _make_input(model.graph, value, (stored or {}).get(str(value.name)))
-    return _sound_proto(model, where).SerializeToString()
-
-
-def _make_input(graph: onnx_ir.Graph, value: onnx_ir.Value, width: str | None) -> None:
-    """Turn an initialiser into an input; a packed one is unpacked right before its first use."""
-    import onnx_ir as ir
-
-    name, tensor = str(value.name), value.const_value
-    assert tensor is not None
-    sizes = tuple(int(size) for size in tensor.shape.numpy())
-    shape = ir.Shape(sizes)
-    del graph.initializers[name]
-    value.const_value, value.shape, value.dtype = None, shape, tensor.dtype
-    if width is None:
-        graph.inputs.append(value)
-        return
-    dtype = ir.DataType.INT8 if width == "int8" else ir.DataType.FLOAT16
-    stored = ir.Value(name=name, shape=shape, type=ir.TensorType(dtype))
-    graph.inputs.append(stored)
-    first, after = _first_use(graph, value)
-    late, nodes = _late(stored, sizes, after) if after is not None else (stored, [])
-    if width == "int8":
-        scale = ir.Value(name=name + SCALE, shape=ir.Shape(sizes[:1]), type=ir.TensorType(tensor.dtype))
-        graph.inputs.append(scale)
-        nodes.append(ir.node("DequantizeLinear", [late, scale], {"axis": 0}))
-    else:
-        nodes.append(ir.node("Cast", [late], {"to": tensor.dtype}))
-    output = nodes[-1].outputs[0]
-    output.name, output.shape, output.dtype = f"{name}.wide", shape, tensor.dtype
-    graph.insert_before(first, nodes)
-    ir.convenience.replace_all_uses_with(value, output)
-
-
-def _first_use(graph: onnx_ir.Graph, value: onnx_ir.Value) -> tuple[onnx_ir.Node, onnx_ir.Value | None]:
-    """The first node that reads a weight, and an activation that it (or a reader of its output) needs."""
-    made, first = {value}, None
-    constants = {node.outputs[0] for node in graph if node.op_type == "Constant"}
-    for node in graph:
-        if not made.intersection(node.inputs):
-            continue
-        first = first or node
-        others = [one for one in node.inputs if one is not None and one not in made and one not in constants]
-        for one in others:
-            if one.producer() is not None or one.name == INPUT:
-                return first, one
-        made.update(node.outputs)
-    assert first is not None
-    return first, None
-
-
-def _late(
-    stored: onnx_ir.Value, sizes: Sequence[int], after: onnx_ir.Value
-) -> tuple[onnx_ir.Value, list[onnx_ir.Node]]:
-    """The same tensor, with a dependency on `after`.
-
-    Nodes that depend on weights alone would run first, and every weight would be unpacked at the same time. The
-    tensor is reshaped to its own shape after zero axes of the activation.
-    """
-    import onnx_ir as ir
-
-    none = ir.node("Shape", [after], {"start": 1, "end": 1})
-    own = ir.node("Constant", [], {"value_ints": list(sizes)})
-    whole = ir.node("Concat", [none.outputs[0], own.outputs[0]], {"axis": 0})
-    reshaped = ir.node("Reshape", [stored, whole.outputs[0]])
-    return reshaped.outputs[0], [none, own, whole, reshaped]
+    if not isinstance(module, GraphClassifier | GraphDetector):
+        return {"columns": list(range(len(classes)))}
+    reader = module.boxes if isinstance(module, GraphDetector) else module.logits
+    columns = {"columns": list(reader.columns)}
+    if reader.columns == tuple(range(module.decoder.width)):
+        return columns
+    return {**columns, "names": known_names(module.decoder, module.head.metadata)}
 
 
 class _Exported(nn.Module):
@@ -284,7 +218,7 @@ class _Exported(nn.Module):
         return self.network(frames)
 
 
-def _batch_of(module: nn.Module, batch: Batch | None, path: Path) -> Batch:
+def _batch_of(module: nn.Module, batch: Batch | None, path: str | Path) -> Batch:
     two_stage = isinstance(module, Detector) and not isinstance(module, OneStage)
     if batch is None:
         return 1 if two_stage else DYNAMIC
@@ -303,7 +237,7 @@ def _output_names(module: nn.Module) -> list[str]:
     return ["boxes", "scores", "labels"] if isinstance(module, Detector) else ["logits"]
 
 
-def _trace(module: nn.Module, path: Path, input_size: InputSize, batch: Batch) -> onnx_ir.Model:
+def _trace(module: nn.Module, path: str | Path, input_size: InputSize, batch: Batch) -> onnx_ir.Model:
     """The network as torch's exporter translates it, without its optimiser, which folds norms into convolutions."""
     # An example of one frame would make 1 a constant of the network.
     frames = torch.zeros(2 if batch == DYNAMIC else batch, 3, *height_width(input_size))

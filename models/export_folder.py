@@ -1,6 +1,7 @@
 """Writes all queries of a bundle as ONNX files beside ONE file of weights, in which equal tensors have one offset.
 
-Whatever loads ONNX files with external data loads these; processes and sessions that map the file share its pages.
+Whatever loads ONNX files with external data loads these; processes and sessions that map the file share its pages. For
+a Triton server each model has a folder, with one more name of that file.
 """
 
 from __future__ import annotations
@@ -9,24 +10,30 @@ import hashlib
 import os
 import secrets
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
-from models.errors import InputError
-from models.export import Batch, ExportedModel, check_graph, describe_file, query_graph
-from models.io import check_apart, check_output, describe_problem
+from gemel.models.errors import InputError
+from gemel.models.export import DYNAMIC, Batch, ExportedModel, Shape, check_graph, describe_file, query_graph
+from gemel.models.io import check_apart, check_output, describe_problem
 
 if TYPE_CHECKING:
     import onnx_ir
 
-    from models.bundle import Bundle, BundleQuery
+    from gemel.models.bundle import Bundle, BundleQuery
 
 WEIGHTS = "weights.bin"
 MIN_BYTES = 1024
 """Smaller tensors lie in the ONNX files themselves, where readers look for shapes and other constants."""
 PAGE_BYTES, LINE_BYTES, LARGE_BYTES = 4096, 64, 65_536
 """Large tensors begin at a page, as readers that map them ask for; others at a cache line."""
+
+Layout = Literal["flat", "triton"]
+MAX_BATCH = 8
+"""Frames that a Triton server joins at most, of a model that takes any number."""
+_TRITON_TYPES = {1: "FP32", 2: "UINT8", 3: "INT8", 6: "INT32", 7: "INT64", 9: "BOOL", 10: "FP16", 11: "FP64"}
 
 
 @dataclass(frozen=True)
@@ -46,8 +53,13 @@ class ExportedFolder:
         }
 
 
-def export_folder(bundle: Bundle, folder: str | Path, batch: Batch | None = None) -> ExportedFolder:
+def export_folder(
+    bundle: Bundle, folder: str | Path, batch: Batch | None = None, layout: Layout = "flat"
+) -> ExportedFolder:
     """Write `ID.onnx` for each query of a bundle, and `weights.bin`, into a new or empty folder; whole or not at all.
+
+    With the layout `triton` it is a model repository: `ID/1/model.onnx`, `ID/config.pbtxt`, and `ID/1/weights.bin`,
+    hard links to one file.
 
     Raises InputError where the folder holds something or cannot be written, and for a model that cannot be exported.
     """
@@ -71,6 +83,9 @@ def export_folder(bundle: Bundle, folder: str | Path, batch: Batch | None = None
                 file.flush()
                 os.fsync(file.fileno())
             files = {query: _write_graph(graph, made / f"{query}.onnx", folder) for query, graph in graphs.items()}
+            if layout == "triton":
+                files = {query: _move_to_repository(made, query, file) for query, file in files.items()}
+                (made / WEIGHTS).unlink()
             os.replace(made, folder)
         finally:
             shutil.rmtree(made, ignore_errors=True)
@@ -79,7 +94,7 @@ def export_folder(bundle: Bundle, folder: str | Path, batch: Batch | None = None
 
 def _scaled_apart(bundle: Bundle, query: BundleQuery) -> set[str]:
     """The paths of convolutions whose weight is also used with other scales: folded, it would be stored twice."""
-    from models.graph.unfold import SUFFIX
+    from gemel.models.graph.unfold import SUFFIX
 
     def scale_of(owner: BundleQuery, key: str) -> str | None:
         return owner.tensors.get(f"{key.removesuffix('.weight')}{SUFFIX}.weight")
@@ -134,3 +149,40 @@ def _write_graph(model: onnx_ir.Model, path: Path, folder: Path) -> ExportedMode
     path.write_bytes(data)
     check_graph(path, folder / path.name)
     return describe_file(folder / path.name, proto, len(data))
+
+
+# A Triton server's model repository
+
+
+def _move_to_repository(made: Path, query: str, file: ExportedModel) -> ExportedModel:
+    """Give a written model its folder, with a name of the weights; returns it where it is then."""
+    import onnx
+
+    version = made / query / "1"
+    version.mkdir(parents=True)
+    path = version / "model.onnx"
+    (made / file.path.name).rename(path)
+    os.link(made / WEIGHTS, version / WEIGHTS)
+    model = onnx.load(path, load_external_data=False)
+    types = {value.name: value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    (made / query / "config.pbtxt").write_text(triton_config(query, file, types))
+    return replace(file, path=file.path.parent / query / "1" / path.name)
+
+
+def triton_config(name: str, file: ExportedModel, types: Mapping[str, int]) -> str:
+    """The config.pbtxt of a model; `types` are TensorProto's numbers by input and output.
+
+    Where the first axis of all of them is open the server joins frames, and leaves that axis out.
+    """
+    shapes = (*file.inputs.values(), *file.outputs.values())
+    joins = file.batch == DYNAMIC and all(shape and isinstance(shape[0], str) for shape in shapes)
+    lines = [f'name: "{name}"', 'platform: "onnxruntime_onnx"', f"max_batch_size: {MAX_BATCH if joins else 0}"]
+    for kind, values in (("input", file.inputs), ("output", file.outputs)):
+        for value, shape in values.items():
+            sizes = _triton_sizes(shape[1:] if joins else shape)
+            lines.append(f'{kind} {{ name: "{value}" data_type: TYPE_{_TRITON_TYPES[types[value]]} dims: [{sizes}] }}')
+    return "\n".join([*lines, ""])
+
+
+def _triton_sizes(shape: Shape) -> str:
+    return ", ".join(str(size) if isinstance(size, int) and size > 0 else "-1" for size in shape)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
-import json
+import fcntl
 import math
 import os
 import re
@@ -19,36 +19,29 @@ import stat
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, NoReturn, TypeVar, get_args
+from typing import Annotated, Any, BinaryIO, Literal, TypeVar, get_args
 
-import yaml
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from yaml.constructor import ConstructorError
-from yaml.nodes import MappingNode
 
-from models.errors import InputError, is_interrupt, size_text
-from models.notes import add_note
+from gemel.models.documents import ParseError, parse_json, parse_yaml
+from gemel.models.errors import InputError, is_interrupt, size_text
+from gemel.models.notes import add_note
 
-MAX_JSON_BYTES, MAX_JSON_SEPARATORS = 32 * 2**20, 8_000_000
-"""Separators are commas and opening brackets, of which a document has about as many as values."""
+MAX_JSON_BYTES = 32 * 2**20
 MAX_JSON_LINES_BYTES = 2**30
 """Of a file with a JSON document in each line, of which one is in memory at a time."""
-MAX_YAML_BYTES, MAX_YAML_VALUES = 2**20, 50_000
-"""Values at one depth of a document, those that aliases repeat counted each time."""
-MAX_DEPTH = 50
-
-
-class ParseError(Exception):
-    """Why bytes are no valid document; the reader adds which file."""
+MAX_YAML_BYTES = 2**20
 
 
 def read_bounded(path: Path, max_bytes: int, hint: str) -> bytes:
     """All of a regular file of at most `max_bytes`; InputError for any other."""
     with open_regular(path, hint) as file:
-        data = file.read(max_bytes + 1)
+        size = os.fstat(file.fileno()).st_size  # a read reserves as much memory as it may give
+        data = file.read(min(size, max_bytes) + 1)
+        if len(data) > size:  # it has grown, or is one of the system's that say nothing of their size
+            data += file.read(max_bytes + 1 - len(data))
     if len(data) > max_bytes:
         raise InputError(path, f"is larger than {size_text(max_bytes)}", hint)
     return data
@@ -74,24 +67,6 @@ def open_regular(path: Path, hint: str, key: str = "") -> Iterator[BinaryIO]:
 
 
 # JSON
-
-
-def parse_json(data: bytes, foreign: bool = False) -> Any:
-    """A JSON document as plain values: finite numbers, unique keys, text without NUL; raises ParseError.
-
-    A `foreign` one, of another program, may be in any Unicode encoding and hold NaN and infinities.
-    """
-    if data.count(b",") + data.count(b"[") + data.count(b"{") > MAX_JSON_SEPARATORS:
-        raise ParseError(f"more than {MAX_JSON_SEPARATORS} commas and brackets")
-    try:
-        encoding = json.detect_encoding(data) if foreign else "utf-8"
-        document = (_FOREIGN_DECODER if foreign else _DECODER).decode(data.decode(encoding))
-    except json.JSONDecodeError as error:
-        raise ParseError(f"line {error.lineno}, column {error.colno}: {error.msg}") from error
-    except (ValueError, RecursionError) as error:  # no UTF-8, a number of thousands of digits, endless nesting
-        raise ParseError(str(error)) from error
-    _check_document(document, MAX_JSON_SEPARATORS)
-    return document
 
 
 def read_json(path: Path, hint: str, max_bytes: int = MAX_JSON_BYTES, foreign: bool = False) -> dict[str, Any]:
@@ -152,51 +127,6 @@ def _json_object(path: Path, where: str, data: bytes, hint: str, foreign: bool =
     return document
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ParseError(f"the key '{twice}' occurs twice")
-    return found
-
-
-def _parse_number(digits: str) -> float:
-    value = float(digits)
-    return value if math.isfinite(value) else _refuse_number(digits)
-
-
-def _refuse_number(text: str) -> NoReturn:
-    raise ParseError(f"{text} is no finite number")
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_float=_parse_number, parse_constant=_refuse_number)
-_FOREIGN_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys)
-
-
-def _check_document(document: Any, max_values: int) -> None:
-    """Raise ParseError for a document that is too deep or too large, or holds a NUL or half a character."""
-    level = [document]
-    for _ in range(MAX_DEPTH + 1):
-        if any("\0" in text or not _is_unicode(text) for text in level if isinstance(text, str)):
-            raise ParseError("a text with a NUL or half a character in it")
-        parts = (
-            [*value, *value.values()] if isinstance(value, dict) else value
-            for value in level
-            if isinstance(value, dict | list)
-        )
-        level = list(islice(chain.from_iterable(parts), max_values + 1))
-        if not level:
-            return
-        if len(level) > max_values:
-            raise ParseError(f"more than {max_values} values")
-    raise ParseError(f"nested more than {MAX_DEPTH} deep")
-
-
-def _is_unicode(text: str) -> bool:
-    return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
-
-
 # YAML and schemas
 
 Keys = TypeVar("Keys", bound=BaseModel)
@@ -206,33 +136,6 @@ class Exact(BaseModel):
     """A schema of files that a program writes: no unknown keys, no coercion of types, finite numbers."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
-
-
-def parse_yaml(data: bytes) -> Any:
-    """A YAML document as plain values with unique keys; raises ParseError."""
-    try:
-        document = yaml.load(data.decode("utf-8"), _UniqueKeyLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
-        raise ParseError(f"{where}{error.problem}") from error
-    except Exception as error:  # PyYAML constructs dates and numbers without checking them
-        raise ParseError(str(error)) from error
-    _check_document(document, MAX_YAML_VALUES)
-    return document
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """PyYAML's safe loader with unique keys."""
-
-    def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            name = str(key.value)
-            if name in seen:
-                raise ConstructorError(None, None, f"the key '{name}' occurs twice", key.start_mark)
-            seen.add(name)
-        return super().construct_mapping(node, deep)
 
 
 def read_yaml(path: Path, schema: type[Keys], kind: str, start: str) -> Keys:
@@ -358,26 +261,31 @@ def describe_problem(path: str | Path, key: str = "") -> Iterator[None]:
 
 
 _temporaries: set[Path] = set()
+MAX_WRITERS = 16
+"""Of one output at a time whose temporaries the next writer removes if they are killed."""
+TEMPORARY_NAME_BYTES = 200
+"""Of an output's name, in that of its temporary."""
 
 
 @contextmanager
 def open_atomic(path: str | Path, overwrite: bool = False) -> Iterator[BinaryIO]:
     """Yield a file that becomes `path` when the block succeeds, and vanishes when it does not.
 
-    The bytes are on the disk before the name appears; any failure leaves `path` as it was. Raises InputError when the
-    file cannot be written, and KeyboardInterrupt for an interrupt that a library turned into another error.
+    The bytes are on the disk before the name appears; any failure leaves `path` as it was. What a killed process left
+    is removed by the next that writes `path`. Raises InputError when the file cannot be written, and KeyboardInterrupt
+    for an interrupt that a library turned into another error.
     """
     path = check_output(path, overwrite)
-    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
-    _temporaries.add(temporary)
+    temporary: Path | None = None
     try:
-        with open(temporary, "xb") as file:
+        temporary, file = _open_temporary(path)
+        with file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        if not overwrite and os.path.lexists(path):
-            raise InputError(path, "was created by another process meanwhile", "choose another path")
-        os.replace(temporary, path)
+            if not overwrite and os.path.lexists(path):
+                raise InputError(path, "was created by another process meanwhile", "choose another path")
+            os.replace(temporary, path)  # while it is locked: unlocked, it would pass for a killed writer's
     except BaseException as error:
         if is_interrupt(error):
             raise KeyboardInterrupt from error
@@ -385,14 +293,72 @@ def open_atomic(path: str | Path, overwrite: bool = False) -> Iterator[BinaryIO]
             raise cannot_be_written(path, error) from error
         raise
     finally:
-        temporary.unlink(missing_ok=True)
-        _temporaries.discard(temporary)
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+            _temporaries.discard(temporary)
     with contextlib.suppress(OSError):  # some file systems refuse to sync a directory
         descriptor = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _open_temporary(path: Path) -> tuple[Path, BinaryIO]:
+    """A new file beside `path`, named after it and locked until it is closed; those of killed writers are removed.
+
+    The kernel drops the lock however a process ends: so a temporary that can be locked belongs to a killed one.
+    """
+    name = os.fsdecode(os.fsencode(path.name)[:TEMPORARY_NAME_BYTES])
+    names = [f".{name}.{number}.tmp" for number in range(MAX_WRITERS)]
+    for number, temporary in enumerate(map(path.with_name, [*names, f".{name}.{secrets.token_hex(8)}.tmp"])):
+        _remove_if_dead(temporary)
+        _temporaries.add(temporary)
+        try:
+            file = open(temporary, "xb")  # noqa: SIM115  the caller closes it
+        except FileExistsError:
+            _temporaries.discard(temporary)
+            continue
+        except OSError as error:
+            _temporaries.discard(temporary)
+            raise cannot_be_written(path, error) from error
+        if _try_lock(file.fileno()) is not False and os.fstat(file.fileno()).st_nlink:
+            for other in names[number + 1 :]:
+                if not _remove_if_dead(path.with_name(other)):
+                    break
+            return temporary, file
+        file.close()  # another writer took it for a dead one's in the moment before it was locked
+    raise cannot_be_written(path, FileExistsError(errno.EEXIST, "too many others write it"))
+
+
+def _remove_if_dead(temporary: Path) -> bool:
+    """Remove a temporary that no process has locked; whether there was one to remove."""
+    try:
+        descriptor = os.open(temporary, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or not _try_lock(descriptor):
+            return False
+        if os.fstat(descriptor).st_nlink:  # a process that removed it meanwhile held the lock
+            temporary.unlink(missing_ok=True)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool | None:
+    """Lock a file for this process unless another has; None where the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
 
 
 def remove_temporaries() -> None:

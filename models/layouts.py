@@ -11,22 +11,25 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
-from models.coco import find_coco, read_coco
-from models.data_notes import UNIT_AND_TIME, note_unread
-from models.errors import InputError, join_names
-from models.io import read_bounded
-from models.mask_labels import read_masks
-from models.notes import add_note
-from models.pictures import SPLIT_NAMES, SUFFIXES, LabelledPicture, list_all_pictures, list_pictures, natural_key
-from models.predictions import GroundTruth, IdentityLabel, LabelSet
-from models.yolo_labels import YAML_SUFFIXES, find_yolo
-from models.zoo import preprocess_of
+from gemel.models.coco import CocoFile, list_coco, read_coco
+from gemel.models.data_notes import UNIT_AND_TIME, note_unread
+from gemel.models.errors import InputError, join_names
+from gemel.models.foreign_labels import ASKED, refuse_labels
+from gemel.models.io import read_bounded
+from gemel.models.mask_labels import read_masks
+from gemel.models.notes import add_note
+from gemel.models.object_files import has_object_files, read_object_files
+from gemel.models.pictures import SPLIT_NAMES, SUFFIXES, LabelledPicture, list_all_pictures, list_pictures, natural_key
+from gemel.models.predictions import GroundTruth, IdentityLabel, LabelSet
+from gemel.models.yolo_labels import YAML_SUFFIXES, find_yolo
+from gemel.models.zoo import preprocess_of
 
 if TYPE_CHECKING:
-    from models.workload import Query
+    from gemel.models.workload import Query
 
 SPLITS = tuple(SPLIT_NAMES)
 COLUMNS = {
@@ -36,9 +39,12 @@ COLUMNS = {
     "unit": ("unit", "clip", "track", "sequence"),
 }  # fmt: skip
 """The columns of a table, and what other programs call them."""
-IMAGES, MASKS = "images", "masks"
+IMAGES, MASKS, NO_LABELS = "images", "masks", "none"
 TABLE_SUFFIXES, MAX_TABLE_BYTES = (".csv", ".tsv"), 2**26
+MAX_ROW_CHARACTERS, MAX_TABLE_CELLS, ROW_CELLS = 2**21, 2**24, 8
+"""Of a table; a row counts as so many cells more than it has, for the memory that it takes itself."""
 SETS_HINT = "give a CSV file with a path, and either the labels (a;b) or a column of 0 and 1 for each class"
+DIGIT = re.compile("[0-9]")
 SEPARATOR, SEPARATORS, YES = ";", re.compile(r"[;|,]"), ("1", "1.0", "true", "True", "yes", "x")
 """Between the labels of one picture; what a column of a class holds where it is shown."""
 TABLE_HINT = "give a CSV file with the columns path and label, and split and unit where they are known"
@@ -48,22 +54,31 @@ LAST_PARTS, MIN_GROUPS = 0.2, 3
 
 @dataclass(frozen=True)
 class Layout:
-    """How labelled pictures lie: `read` gives those of a split, `list_files` their files, without reading labels."""
+    """How labelled pictures lie: `read` gives those of a split, `list_files` their files, without reading labels.
+
+    Where people made no splits, `has_splits` is False: the pictures are cut in order.
+    """
 
     where: Path
     read: Callable[[str], list[LabelledPicture]]
     list_files: Callable[[str], Sequence[Path]]
+    has_splits: bool = True
 
 
 def find_layout(query: Query) -> Layout | None:
     """The labelled pictures of a query's data; None where they have no labels.
 
-    Raises InputError for a table or YOLO's data.yaml that cannot be read.
+    Raises InputError for a table or YOLO's data.yaml that cannot be read, and for labels in formats that are not.
     """
     assert query.data is not None
-    if not query.data.is_dir() and query.data.suffix.lower() not in (*TABLE_SUFFIXES, *YAML_SUFFIXES):
+    if query.labels == NO_LABELS or query.task == "tensor":
         return None
-    return (_find_label_sets if query.multi_label else FINDERS[query.task])(query, query.data)
+    layout = None
+    if query.data.is_dir() or query.data.suffix.lower() in (*TABLE_SUFFIXES, *YAML_SUFFIXES):
+        layout = (_find_label_sets if query.multi_label else FINDERS[query.task])(query, query.data)
+    if layout is None:
+        refuse_labels(query, query.data)
+    return layout
 
 
 def find_splits(folder: Path) -> dict[str, Path]:
@@ -111,7 +126,11 @@ def _find_classes(query: Query, data: Path) -> Layout | None:
         return _class_splits(query, data, splits)
     if any((data / name).is_dir() for name in query.sources):
         return _without_splits(query, data, lambda: _read_classes(query, data))
-    if others := sorted(path.name for path in data.iterdir() if path.is_dir() and not path.name.startswith(".")):
+    others = sorted(path.name for path in data.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if len(others) > 1 and not any(DIGIT.search(name) for name in others):  # those of cameras and days are numbered
+        problem = f"its folders ({join_names(others, 3)}) are no classes of query {query.id}"
+        raise InputError(data, problem, f"name them in `classes`, as {{class: label}} or as they are, {ASKED}", "data")
+    if others:
         text = f"is read without labels: its folders ({join_names(others, 3)}) are no classes of query {query.id}"
         add_note(data, text, "if they are, name them in `classes`")
     return None
@@ -200,14 +219,50 @@ def _cell(row: Sequence[str], at: int | None) -> str:
 
 def _read_table(path: Path) -> tuple[list[str], list[list[str]]]:
     """The names of the columns and the rows of a CSV file; its separator is a comma, semicolon or tab."""
+    data = read_bounded(path, MAX_TABLE_BYTES, TABLE_HINT)
+    is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    rows: list[list[str]] = []
+    cells = 0
     try:
-        data = read_bounded(path, MAX_TABLE_BYTES, TABLE_HINT)
-        text = data.decode("utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig")
-        first = text.partition("\n")[0]
-        header, *rows = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count), strict=True)
-    except (UnicodeDecodeError, csv.Error, ValueError) as error:
-        raise InputError(path, f"is no CSV file in UTF-8 or UTF-16 ({error or 'empty'})", TABLE_HINT, "data") from error
+        lines = _RowLines(io.TextIOWrapper(io.BytesIO(data), "utf-16" if is_wide else "utf-8-sig", newline=""))
+        first = next(lines, "")
+        if not first:
+            raise ValueError("empty")
+        reader = csv.reader(chain([first], lines), delimiter=max(",;\t", key=first.count), strict=True)
+        for row in reader:
+            lines.start_row()
+            rows.append(row)
+            cells += len(row) + ROW_CELLS
+            if cells > MAX_TABLE_CELLS:
+                raise ValueError(f"more than {MAX_TABLE_CELLS} cells")
+    except (ValueError, csv.Error) as error:
+        raise InputError(path, f"is no CSV file in UTF-8 or UTF-16 ({error})", TABLE_HINT, "data") from error
+    header = rows.pop(0)
     return [name.strip().lower() for name in header], [row for row in rows if any(row)]
+
+
+class _RowLines:
+    """The lines of a table; ValueError for one row, of one line or of many, that is too long."""
+
+    def __init__(self, stream: io.TextIOWrapper) -> None:
+        self._stream = stream
+        self._characters = 0
+
+    def start_row(self) -> None:
+        """Count anew: a row has ended."""
+        self._characters = 0
+
+    def __iter__(self) -> _RowLines:
+        return self
+
+    def __next__(self) -> str:
+        line = self._stream.readline(MAX_ROW_CHARACTERS + 1)
+        self._characters += len(line)
+        if self._characters > MAX_ROW_CHARACTERS:
+            raise ValueError(f"a row of more than {MAX_ROW_CHARACTERS} characters")
+        if not line:
+            raise StopIteration
+        return line
 
 
 def _table_layout(query: Query, path: Path, rows: Sequence[_Row]) -> Layout:
@@ -266,17 +321,22 @@ def _label(query: Query, text: str) -> GroundTruth | None:
 def _find_boxes(query: Query, data: Path) -> Layout | None:
     if data.suffix.lower() in TABLE_SUFFIXES:
         raise InputError(data, f"holds no boxes (query {query.id} detects)", "give COCO or YOLO's text files", "data")
+    kind = "person_keypoints" if query.task == "keypoints" else "instances"
     splits = find_splits(data)
-    if any(find_coco(path) for path in splits.values()):
-        return _in_splits(query, data, splits, partial(_read_coco, query), _list_coco)
-    if published := _find_published(query, data):
+    coco = list_coco(data, kind) if data.is_dir() else {}
 
-        def read_published(name: str) -> list[LabelledPicture]:
-            _of_split({one: path for one, (path, _) in published.items()}, name, query)
-            return _read_annotations(query, *published[name])
+    def read_folder(folder: Path) -> list[LabelledPicture]:
+        return _read_coco(query, folder, kind)
 
-        return Layout(data, read_published, lambda name: list_pictures(published[name][1]) if name in published else [])
-    if query.task != "keypoints" and (yolo := find_yolo(data)):
+    def list_files(folder: Path) -> list[Path]:
+        return [path for file in list_coco(folder, kind).values() for path in list_pictures(file.pictures)]
+
+    if any(list_coco(path, kind) for path in splits.values()):
+        return _in_splits(query, data, splits, read_folder, list_files)
+    if coco and "" not in coco:
+        return _named_splits(query, data, coco)
+    yolo = find_yolo(data) if query.task != "keypoints" else None
+    if yolo:
         named = {split: yolo.list_files(names) for split, names in SPLIT_NAMES.items()}
 
         def read_split(name: str) -> list[LabelledPicture]:
@@ -287,40 +347,59 @@ def _find_boxes(query: Query, data: Path) -> Layout | None:
         if any(named.values()):
             return Layout(yolo.path, read_split, lambda name: named[name])
         return _without_splits(query, yolo.path, lambda: yolo.read(yolo.list_files(()), query.sources, query.id))
+    if coco:
+        return _without_splits(query, data, lambda: _read_annotations(query, coco[""]))
+    if query.task == "detection" and (layout := _find_object_files(query, data, splits)):
+        return layout
     if splits:
-        return _in_splits(query, data, splits, partial(_read_coco, query), _list_coco)
-    if coco := find_coco(data):
-        return _without_splits(query, data, lambda: _read_annotations(query, *coco))
+        refuse_labels(query, data)
+        return _in_splits(query, data, splits, read_folder, list_files)
     return None
 
 
-def _read_annotations(query: Query, path: Path, pictures: Path) -> list[LabelledPicture]:
-    return read_coco(path, pictures, query.sources, query.id, with_points=query.task == "keypoints")
+def _find_object_files(query: Query, data: Path, splits: Mapping[str, Path]) -> Layout | None:
+    """Labels of other programs, a file for each picture: in the folder of each split, or in one without splits."""
+
+    @cache
+    def read(folder: Path) -> list[LabelledPicture]:
+        pictures = read_object_files(folder, query.sources, query.id)
+        if pictures is None:
+            refuse_labels(query, folder)
+            raise InputError(folder, f"holds no labels (query {query.id})", f"add them, {ASKED}", "data")
+        return pictures
+
+    if any(has_object_files(folder) for folder in splits.values()):
+        return _in_splits(query, data, splits, read, lambda folder: [picture.path for picture in read(folder)])
+    return _without_splits(query, data, lambda: read(data)) if data.is_dir() and has_object_files(data) else None
 
 
-def _find_published(query: Query, data: Path) -> dict[str, tuple[Path, Path]]:
-    """File and folder of pictures of each split as COCO itself is laid out: annotations/instances_train2017.json."""
-    found: dict[str, tuple[Path, Path]] = {}
-    kind = "person_keypoints" if query.task == "keypoints" else "instances"
-    for split, names in SPLIT_NAMES.items():
-        files = [file for name in names for file in sorted((data / "annotations").glob(f"{kind}_{name}*.json"))]
-        folders = [path for name in names for part in ("", "images/") for path in sorted(data.glob(f"{part}{name}*"))]
-        folder = next((path for path in (*folders, data / "images") if path.is_dir()), None)
-        if files and folder:
-            found[split] = (files[0], folder)
-    return found
+def _named_splits(query: Query, data: Path, files: Mapping[str, CocoFile]) -> Layout:
+    """Files of annotations whose names say the split, as train.json or annotations/instances_Train.json."""
+
+    @cache
+    def read(name: str) -> list[LabelledPicture]:
+        if name not in files:
+            raise InputError(data, f"the split '{name}' is missing (query {query.id})", "add its file", "data")
+        return _read_annotations(query, files[name])
+
+    return Layout(data, read, lambda name: [picture.path for picture in read(name)] if name in files else [])
 
 
-def _read_coco(query: Query, folder: Path) -> list[LabelledPicture]:
-    path, pictures = find_coco(folder) or (folder / "annotations.json", folder / "images")
-    if pictures != folder and path.parent == folder:
-        note_unread(folder, ("images", path.name), f"put pictures in images, boxes in {path.name}")
-    return _read_annotations(query, path, pictures)
+def _read_annotations(query: Query, file: CocoFile) -> list[LabelledPicture]:
+    return read_coco(file, query.sources, query.id, with_points=query.task == "keypoints")
 
 
-def _list_coco(folder: Path) -> list[Path]:
-    found = find_coco(folder)
-    return list_pictures(found[1]) if found else []
+def _read_coco(query: Query, folder: Path, kind: str) -> list[LabelledPicture]:
+    """The pictures of a split's folder, which has one file of annotations."""
+    files = list_coco(folder, kind) or {"": CocoFile(folder / "annotations.json", folder / IMAGES)}
+    if len(files) > 1:
+        problem = f"holds several files of annotations: {join_names([one.path.name for one in files.values()], 3)}"
+        raise InputError(folder, problem, "keep that of this split", "data")
+    (file,) = files.values()
+    if file.pictures != folder and file.path.parent == folder:
+        known = (file.pictures.name, file.path.name)
+        note_unread(folder, known, f"put pictures in {known[0]}, boxes in {known[1]}")
+    return _read_annotations(query, file)
 
 
 # Masks
@@ -367,7 +446,7 @@ def _find_identities(query: Query, data: Path) -> Layout | None:
 
 FINDERS = {
     "classification": _find_classes, "detection": _find_boxes, "segmentation": _find_masks,
-    "keypoints": _find_boxes, "embedding": _find_identities, "tensor": lambda *_: None,
+    "keypoints": _find_boxes, "embedding": _find_identities,
 }  # fmt: skip
 """Task -> what finds the labels of its data."""
 
@@ -388,7 +467,7 @@ def _without_splits(query: Query, where: Path, read: Callable[[], list[LabelledP
                  "give train, val and test, disjoint in time")  # fmt: skip
         return parts
 
-    return Layout(where, lambda name: cut()[name], lambda name: [picture.path for picture in cut()[name]])
+    return Layout(where, lambda name: cut()[name], lambda name: [one.path for one in cut()[name]], has_splits=False)
 
 
 def _cut(pictures: Sequence[LabelledPicture]) -> list[str]:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from models.errors import InputError, join_names
-from models.io import read_bounded
-from models.masks import IGNORED
-from models.notes import add_note
-from models.pictures import MAX_PICTURE_BYTES, MAX_PIXELS, LabelledPicture, read_picture_size
-from models.predictions import MaskLabels
-from models.preprocess import Preprocess
-from models.tasks.segmentation import prepare_mask
+from gemel.models.errors import InputError, join_names
+from gemel.models.io import read_bounded
+from gemel.models.masks import IGNORED
+from gemel.models.notes import add_note
+from gemel.models.pictures import MAX_PICTURE_BYTES, MAX_PIXELS, LabelledPicture, read_picture_size
+from gemel.models.predictions import MaskLabels
+from gemel.models.preprocess import Preprocess
+from gemel.models.tasks.segmentation import prepare_mask
 
 MASK_HINT = "save it as PNG with one value a pixel: the position of its class in `classes`, 255 for none"
 

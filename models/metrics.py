@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from models.errors import InputError
-from models.predictions import BOX_SHARE, BoxLabels, DetectionPrediction, PoseLabels, PosePrediction
+from gemel.models.errors import InputError
+from gemel.models.predictions import BOX_SHARE, BoxLabels, DetectionPrediction, PoseLabels, PosePrediction
 
 MIN_IOU = 0.1
 """A detection that overlaps no object by more is on the background (TIDE)."""
@@ -247,11 +247,14 @@ class Matches:
 
 
 def match_frames(
-    predictions: Sequence[Any], labels: Sequence[Any], measure: Callable[..., Overlaps] = overlaps_of
+    predictions: Sequence[Any],
+    labels: Sequence[Any],
+    measure: Callable[..., Overlaps] = overlaps_of,
+    iou: float = MATCH_IOU,
 ) -> Matches:
-    """Match detections with objects as `Overlaps.match` does, at MATCH_IOU; None is a frame without a prediction."""
+    """Match detections with objects as `Overlaps.match` does, at an IoU; None is a frame without a prediction."""
     overlaps = measure(predictions, labels)
-    found = overlaps.match([MATCH_IOU])[0]
+    found = overlaps.match([iou])[0]
     counted = found != IN_CROWD
     hits = found[counted] != UNMATCHED
     return Matches(overlaps.scores[counted], hits, overlaps.frames[counted], overlaps.objects_per_frame())

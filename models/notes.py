@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from models.errors import one_line
+from gemel.models.errors import one_line
 
 LOGGER = logging.getLogger("gemel.notes")
 MAX_NOTES = 1000

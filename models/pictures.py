@@ -11,21 +11,23 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from models.errors import InputError, join_names
-from models.io import open_regular, read_bounded
-from models.notes import add_note
+from gemel.models.errors import InputError, join_names
+from gemel.models.io import open_regular, read_bounded
+from gemel.models.notes import add_note
 
 if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
-    from models.predictions import GroundTruth
+    from gemel.models.predictions import GroundTruth
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png"))
 MAX_PICTURE_BYTES = 2**26
 MAX_PIXELS = 2**25
 """Of a picture or a video's frame: a little more than 7680 x 4320."""
 PICTURE_FORMATS = ("JPEG", "PNG")
+PUSHED_FORMATS = (*PICTURE_FORMATS, "WEBP", "BMP")
+"""Of pictures that clients send by HTTP."""
 PICTURE_HINT = "replace or remove it"
 ORIENTATION = 0x0112
 """The EXIF tag: 1 upright, 2 to 4 mirrored or upside down, 5 to 8 on its side."""
@@ -132,21 +134,25 @@ class LabelledPicture:
         return frame
 
 
-def decode_picture(data: bytes, path: Path, note_turned: bool = True) -> np.ndarray:
+def decode_picture(
+    data: bytes, path: Path, note_turned: bool = True, formats: tuple[str, ...] = PICTURE_FORMATS
+) -> np.ndarray:
     """As `read_picture`, of what was read already; `path` is empty for a camera's picture."""
     from PIL import Image
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data), formats=PICTURE_FORMATS) as image:
+            with Image.open(io.BytesIO(data), formats=formats) as image:
                 width, height = image.size
                 if width * height <= MAX_PIXELS:
                     image.load()
                     _note_conversions(image, data, path, note_turned)
                     return _pixels(image)
     except Exception as error:  # a damaged picture can fail in any way
-        raise InputError(path, UNDECODABLE, PICTURE_HINT) from error
+        names = " or ".join((", ".join(formats[:-1]), formats[-1]))
+        problem = UNDECODABLE if formats == PICTURE_FORMATS else f"is not an image that decodes: no {names}, or damaged"
+        raise InputError(path, problem, PICTURE_HINT) from error
     fault = f"has {width} x {height} pixels, more than {MAX_PIXELS:,}"
     raise InputError(path, fault, "make it smaller, or remove it")
 

@@ -1,4 +1,4 @@
-"""Predictions, labels, and the interface of a task: loss, distillation, decoding, metric and evidence."""
+"""Predictions, labels, and the interface of a task: decoding, metric and evidence."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
-from models.evidence import ShownAnswers, find_constant_answer, find_one_answer
-from models.io import MAX_VALUES
-from models.masks import IGNORED, resample
-from models.preprocess import Preprocess
-from models.rle import encode_rle
+from gemel.models.evidence import ShownAnswers, find_constant_answer, find_one_answer
+from gemel.models.io import MAX_VALUES
+from gemel.models.masks import IGNORED, resample
+from gemel.models.preprocess import Preprocess
+from gemel.models.rle import encode_rle
 
 CHANCE_MARGIN = 0.10
 
@@ -257,7 +255,7 @@ def join_shapes(shapes: Sequence[tuple[int, ...]]) -> str:
 
 
 class Task:
-    """One kind of question. `outputs` is whatever the model's forward returns for a batch of N frames.
+    """One kind of question.
 
     `metric` is measured against labels, `agreement` against the original's own answers. `has_threshold`: answers have
     scores, of which one is chosen from which they count: on labels, or without them the query's `min_score`, or
@@ -273,46 +271,21 @@ class Task:
     has_background: bool = False
     footage: str = "frames of each of two answers"
 
-    def targets(
-        self,
-        labels: Sequence[Any],
-        sizes: Sequence[tuple[int, int]],
-        classes: Sequence[str],
-        preprocess: Preprocess | None = None,
-    ) -> list[Any]:
-        """Labels in the form of the loss, places as in the network's input.
-
-        `sizes` = (width, height) of each frame before resizing; `preprocess` None squeezes the whole frame.
-        """
-        raise NotImplementedError
-
-    def augment(
-        self, images: Tensor, targets: list[Any] | None, generator: torch.Generator
-    ) -> tuple[Tensor, list[Any] | None]:
-        """A randomly changed copy of a uint8 batch (N, 3, H, W), on its own device, and its targets, None without.
-
-        Random numbers come from a CPU generator, so they are the same on every device.
-        """
-        raise NotImplementedError
-
-    def loss(self, model: nn.Module, outputs: Any, targets: list[Any]) -> Tensor:
-        """Scalar loss against the labels."""
-        raise NotImplementedError
-
-    def distill(self, model: nn.Module, outputs: Any, teacher: Any) -> Tensor:
-        """Scalar loss against the original's outputs on the same batch."""
-        raise NotImplementedError
-
     def predictions(
         self,
-        model: nn.Module,
+        reader: Any,
         outputs: Any,
         sizes: Sequence[tuple[int, int]],
         classes: Sequence[str],
         min_score: float = 0.0,
         preprocess: Preprocess | None = None,
     ) -> list[Any]:
-        """Outputs as predictions, one per frame, places as in the frame; `sizes` and `preprocess` as in `targets`."""
+        """Outputs as predictions, one per frame, places as in the frame.
+
+        `outputs` are arrays f32, whose rows are frames: one, or several in a tuple. `reader` is a detector's
+        `models.candidates.BoxReader`; other tasks have none. `sizes` are the (width, height) of each frame before
+        resizing; `preprocess` None squeezes the whole frame.
+        """
         raise NotImplementedError
 
     def tallies(

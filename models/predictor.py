@@ -5,19 +5,43 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.preprocess import Cropped
+from gemel.models.preprocess import Cropped
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
-    from models.predictions import Prediction
+    from gemel.models.predictions import Prediction
+
+
+def read_frame(frame: Any) -> Any:
+    """Pixels uint8 RGB (H, W, 3) of an array, of a PIL image, or of the picture at a path; other values as they are."""
+    import numpy as np
+
+    from gemel.models.pictures import read_picture
+
+    if isinstance(frame, str | PathLike):
+        return read_picture(Path(frame))
+    return np.array(frame.convert("RGB")) if hasattr(frame, "convert") else frame
+
+
+@dataclass(frozen=True)
+class TensorPreprocess(Cropped):
+    """A query's whole preparation, whose result is a tensor: `model.preprocess`."""
+
+    def __call__(self, frame: Any) -> Tensor:  # type: ignore[override]
+        """What `read_frame` takes -> float32 (1, 3, H, W), channels last in memory; InputError as `Cropped`."""
+        import torch
+
+        return torch.from_numpy(super().__call__(read_frame(frame))).contiguous(memory_format=torch.channels_last)
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """What a model answers to one frame, uint8 RGB (H, W, 3) or a PIL image; boxes in pixels of the whole frame.
+    """What a model answers to a frame as `read_frame` takes it, or to a list of them; boxes in pixels of whole frames.
 
     Detections begin at `min_score`.
     """
@@ -25,24 +49,29 @@ class Predictor:
     model: nn.Module
     task: str
     classes: Sequence[str]
-    prepare: Cropped
+    prepare: TensorPreprocess
     min_score: float
 
-    def __call__(self, frame: Any) -> Prediction:
+    def __call__(self, frame: Any) -> Any:
+        """The prediction of a frame, or a list of those of a list or tuple of frames."""
+        if isinstance(frame, list | tuple):
+            return [self.predict_frame(one) for one in frame]
+        return self.predict_frame(frame)
+
+    def predict_frame(self, frame: Any) -> Prediction:
         """The prediction of one frame."""
-        import numpy as np
         import torch
 
-        from models.tasks import task_of
+        from gemel.models.detector import read_outputs
+        from gemel.models.tasks import task_of
 
-        pixels = np.array(frame.convert("RGB")) if hasattr(frame, "convert") else frame
+        pixels = read_frame(frame)
         batch, region = self.prepare(pixels), self.prepare.region
         size, whole = region.crop(pixels).shape[1::-1], (pixels.shape[1], pixels.shape[0])
         with torch.inference_mode():
             outputs = self.model(batch.to(next(self.model.parameters()).device))
-            (found,) = task_of(self.task).predictions(
-                self.model, outputs, [size], self.classes, self.min_score, self.prepare.preprocess
-            )
+            task, preprocess = task_of(self.task), self.prepare.preprocess
+            (found,) = read_outputs(task, self.model, outputs, [size], self.classes, self.min_score, preprocess)
         return found if region.roi is None else found.in_frame(*region.pixels(whole)[:2], whole)
 
 

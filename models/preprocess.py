@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from models.errors import InputError
+from gemel.models.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import Tensor
 
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -114,7 +112,7 @@ class Preprocess:
     `stretch` resizes to `size`, bilinear, as Pillow does or, without `antialias`, as OpenCV does; `letterbox` keeps the
     frame's aspect, within `crop_fraction` of the input, and fills the borders with `pad`; `center-crop` keeps it and
     cuts out the middle `crop_fraction`.
-    Then (x * scale / 255 - mean) / std, of channels in this order. torch is imported only where a frame is prepared.
+    Then (x * scale / 255 - mean) / std, of channels in this order. NumPy is imported only where a frame is prepared.
     """
 
     size: Size
@@ -136,48 +134,49 @@ class Preprocess:
         if not 1 <= min(self.size) <= max(self.size) <= MAX_SIDE:
             raise ValueError(f"size must be [height, width] of 1 to {MAX_SIDE} pixels")
 
-    def __call__(self, frame: np.ndarray) -> Tensor:
+    def __call__(self, frame: np.ndarray) -> np.ndarray:
         """uint8 RGB (h, w, 3) -> float32 (1, 3, H, W): one frame as a batch."""
         return self.normalise(self.resize_frame(frame)[None])
 
-    def resize_frame(self, frame: np.ndarray) -> Tensor:
+    def resize_frame(self, frame: np.ndarray) -> np.ndarray:
         """uint8 RGB (h, w, 3) -> uint8 RGB (3, H, W)."""
+        import cv2
         import numpy as np
-        import torch
-        from torchvision.transforms.v2 import functional as F
+
+        from gemel.models.antialias import resize_antialiased
 
         left, top, width, height = self.place((frame.shape[1], frame.shape[0]))
-        same = frame.shape[:2] == (height, width)
-        if not self.antialias:
-            import cv2
+        image = frame
+        if frame.shape[:2] != (height, width):
+            resize = resize_antialiased if self.antialias else cv2.resize
+            image = resize(np.ascontiguousarray(frame), (width, height))
+        image = image[max(0, -top) :, max(0, -left) :][: self.size[0], : self.size[1]]
+        planes = np.full((3, *self.size), self.pad, np.uint8)
+        rows = slice(max(0, top), max(0, top) + image.shape[0])
+        columns = slice(max(0, left), max(0, left) + image.shape[1])
+        cv2.split(np.ascontiguousarray(image), [plane[rows, columns] for plane in planes])
+        return planes
 
-            image = frame if same else cv2.resize(frame, (width, height))
-            image = image[max(0, -top) :, max(0, -left) :][: self.size[0], : self.size[1]]
-            planes = np.full((3, *self.size), self.pad, np.uint8)
-            rows, columns = slice(max(0, top), max(0, top) + len(image)), slice(max(0, left), None)
-            places = [plane[rows, columns][:, : image.shape[1]] for plane in planes]
-            cv2.mixChannels([np.ascontiguousarray(image)], places, [0, 0, 1, 1, 2, 2])  # torch takes twice as long
-            return torch.from_numpy(planes)
-        image = torch.from_numpy(np.ascontiguousarray(frame)).permute(2, 0, 1)
-        image = image.contiguous() if same else F.resize(image, [height, width], antialias=True)
-        if (height, width) == self.size:
-            return image
-        if self.resize == "center-crop":
-            return image[:, -top : self.size[0] - top, -left : self.size[1] - left].contiguous()
-        canvas = torch.full((3, *self.size), self.pad, dtype=torch.uint8)
-        canvas[:, top : top + height, left : left + width] = image
-        return canvas
+    def normalise(self, batch: np.ndarray) -> np.ndarray:
+        """uint8 RGB (N, 3, H, W) -> float32 of the same shape, contiguous."""
+        import numpy as np
 
-    def normalise(self, batch: Tensor, channels_last: bool = True) -> Tensor:
-        """uint8 RGB (N, 3, H, W) -> float32 of the same shape, in channels-last order or in that of the shape."""
-        import torch
+        mean, deviation = self.pixel_constants()
+        values = (batch[:, ::-1] if self.channels == "bgr" else batch).astype(np.float32, order="C")
+        if mean.any() or (deviation != 1).any():
+            values -= mean
+            values /= deviation
+        return values
 
-        means, deviations = (tuple(255 / self.scale * value for value in each) for each in (self.mean, self.std))
-        batch = (batch.flip(1) if self.channels == "bgr" else batch).to(torch.float32)
-        if any(means) or set(deviations) != {1.0}:
-            mean, std = (_cached_constants if batch.is_cuda else _constants)(means, deviations, batch.device)
-            batch = batch.sub_(mean).div_(std)
-        return batch.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    def pixel_constants(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and deviation of pixels 0..255 in the order of the channels, each f32 (1, 3, 1, 1)."""
+        import numpy as np
+
+        mean, deviation = (
+            np.array([255 / self.scale * value for value in values], np.float32).reshape(1, 3, 1, 1)
+            for values in (self.mean, self.std)
+        )
+        return mean, deviation
 
     def place(self, frame_size: tuple[int, int]) -> tuple[int, int, int, int]:
         """Left, top, width and height of a whole frame (width, height) in pixels of the input.
@@ -201,51 +200,38 @@ class Preprocess:
             wide, high = width * least_high // height, least_high
         return -round((wide - columns) / 2), -round((high - rows) / 2), wide, high
 
-    def to_frame(self, boxes: Tensor, frame_size: tuple[int, int]) -> Tensor:
+    def to_frame(self, boxes: np.ndarray, frame_size: tuple[int, int]) -> np.ndarray:
         """Boxes (N, 4) in fractions of the input -> in fractions of a frame (width, height), cut at its edges."""
         if self.resize == "stretch":
             return boxes
-        offset, extent = (boxes.new_tensor(values) for values in self._offset_and_extent(frame_size))
-        return ((boxes - offset) / extent).clamp(0, 1)
+        offset, extent = self._offset_and_extent(frame_size)
+        return ((boxes - offset.astype(boxes.dtype)) / extent.astype(boxes.dtype)).clip(0, 1)
 
-    def from_frame(self, boxes: Tensor, frame_size: tuple[int, int]) -> Tensor:
+    def from_frame(self, boxes: np.ndarray, frame_size: tuple[int, int]) -> np.ndarray:
         """Boxes (N, 4) in fractions of a frame (width, height) -> in fractions of the input, beyond it in a crop."""
         if self.resize == "stretch":
             return boxes
-        offset, extent = (boxes.new_tensor(values) for values in self._offset_and_extent(frame_size))
-        return boxes * extent + offset
+        offset, extent = self._offset_and_extent(frame_size)
+        return boxes * extent.astype(boxes.dtype) + offset.astype(boxes.dtype)
 
     def _ratio(self, frame_size: tuple[int, int]) -> float:
         """Of a letterbox: pixels of the input for one of a frame (width, height)."""
         (width, height), (rows, columns) = frame_size, self.size
         return min(rows * self.crop_fraction / height, columns * self.crop_fraction / width)
 
-    def _offset_and_extent(self, frame_size: tuple[int, int]) -> tuple[list[float], list[float]]:
+    def _offset_and_extent(self, frame_size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+        """Where the frame begins in fractions of the input, and how far it reaches, each (4,)."""
+        import numpy as np
+
         left, top, width, height = self.place(frame_size)
         rows, columns = self.size
         if self.resize == "letterbox":  # families divide by the ratio, not by the whole pixels that the frame fills
             width, height = (side * self._ratio(frame_size) for side in frame_size)
-        return [left / columns, top / rows] * 2, [width / columns, height / rows] * 2
+        return np.array([left / columns, top / rows] * 2), np.array([width / columns, height / rows] * 2)
 
     def to_json(self) -> dict[str, Any]:
         """The value as a bundle's manifest holds it."""
         return json.loads(json.dumps(asdict(self)))
-
-
-def _constants(mean: tuple[float, ...], std: tuple[float, ...], device: Any) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of pixels, each f32 (1, 3, 1, 1)."""
-    import torch
-
-    return tuple(torch.tensor(each, device=device).view(1, 3, 1, 1) for each in (mean, std))  # type: ignore[return-value]
-
-
-@functools.lru_cache(maxsize=64)
-def _cached_constants(mean: tuple[float, ...], std: tuple[float, ...], device: Any) -> tuple[Tensor, Tensor]:
-    """`_constants`, cached on the GPU: another copy would wait for the copies under way."""
-    import torch
-
-    with torch.inference_mode(False):
-        return _constants(mean, std, device)
 
 
 WHOLE_FRAME = Region()
@@ -258,7 +244,7 @@ class Cropped:
     preprocess: Preprocess
     region: Region = WHOLE_FRAME
 
-    def __call__(self, frame: np.ndarray) -> Tensor:
+    def __call__(self, frame: np.ndarray) -> np.ndarray:
         """uint8 RGB (H, W, 3) -> float32 (1, 3, H, W); boxes found in it are fractions of the part looked at.
 
         Raises InputError for another dtype or shape: a frame of 0..1 would be answered, too, and wrongly.

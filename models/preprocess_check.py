@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import nn
 
-from models.data import PreparedFrames, Split
-from models.evaluation import is_competent, predict, score
-from models.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from models.tasks import task_of
-from models.workload import Query
-from models.zoo import is_zoo_name, preprocess_of
+from gemel.models.data import PreparedFrames, Split
+from gemel.models.evaluation import is_competent, predict, score
+from gemel.models.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from gemel.models.tasks import task_of
+from gemel.models.workload import Query
+from gemel.models.zoo import is_zoo_name, preprocess_of
 
 FRAMES = 24
 """On so many a change is chosen, and on as many others it must hold."""
@@ -40,14 +40,16 @@ class BetterPreprocess:
     frames: int
 
 
-def describe_preprocess_problem(query: Query, model: nn.Module, val: Split, reached: float | None = None) -> str:
-    """One line where an original is near chance on its labelled val, or another preprocessing is plainly better.
+def describe_preprocess_problem(
+    query: Query, model: nn.Module, val: Split, reached: float | None = None
+) -> tuple[str, str]:
+    """Text and remedy where an original is near chance on its labelled val, or another preprocessing is plainly better.
 
     `reached` is its metric on val; None: found on a few frames. Other ways are tried where it is near chance, and where
-    the preprocessing is not the zoo's own. Empty where there is nothing to say.
+    the preprocessing is not the zoo's own. Both are empty where there is nothing to say.
     """
     if val.labels is None:
-        return ""
+        return "", ""
     metric = task_of(query).metric
     if reached is None:
         reached = _measure(query, model, val.at(_draw(val)), preprocess_of(query))
@@ -57,16 +59,13 @@ def describe_preprocess_problem(query: Query, model: nn.Module, val: Split, reac
         better = find_better_preprocess(query, model, val, every=weak)
     if better is not None:
         keys = ", ".join(f"{key}: {_as_yaml(value)}" for key, value in better.keys.items())
-        return (
-            f"{query.id}: its original reaches {better.own:.2f} {metric} on {better.frames} frames of val, and "
-            f"{better.reached:.2f} with `preprocess: {{{keys}}}`; write that into the query if it was trained so"
-        )
+        text = f"its original reaches {better.own:.2f} {metric} on {better.frames} frames of val"
+        text = f"{text}, and {better.reached:.2f} with `preprocess: {{{keys}}}`"
+        return text, "write that into the query if it was trained so"
     if weak:
-        return (
-            f"{query.id}: its original reaches only {reached:.2f} {metric} on val, which is no evidence; "
-            "train it longer, or on more frames, or check `weights`, `classes` and `preprocess`"
-        )
-    return ""
+        text = f"its original reaches only {reached:.2f} {metric} on val, which is no evidence"
+        return text, "train it longer, or on more frames, or check `weights`, `classes` and `preprocess`"
+    return "", ""
 
 
 def find_better_preprocess(query: Query, model: nn.Module, val: Split, every: bool = True) -> BetterPreprocess | None:

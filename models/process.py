@@ -6,11 +6,12 @@ import atexit
 import contextlib
 import ctypes
 import gc
-import importlib
+import importlib.metadata
 import io
 import logging
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from functools import cache
@@ -19,6 +20,8 @@ from typing import Any
 
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # glibc's malloc.h
 NEVER = 2**31 - 1
+MAX_KERNEL_NAME = 15
+"""Characters of a thread's name that Linux keeps."""
 
 
 @cache
@@ -38,6 +41,22 @@ def use_one_arena() -> bool:
     threads grows for hours.
     """
     return _mallopt((M_ARENA_MAX, 1))
+
+
+def name_threads() -> None:
+    """Give the threads of Python their names at the kernel too, where `top -H` and `ps -L` show them (Linux)."""
+    for thread in threading.enumerate():
+        with contextlib.suppress(OSError):  # it has ended meanwhile, or the system has no such file
+            Path(f"/proc/self/task/{thread.native_id}/comm").write_text(thread.name[:MAX_KERNEL_NAME])
+
+
+@cache
+def installed_version() -> str:
+    """The version of Gemel; "" of a checkout that is not installed."""
+    try:
+        return importlib.metadata.version("gemel")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def freeze_garbage_collector() -> None:
@@ -63,6 +82,14 @@ def import_torch() -> None:
     finally:
         gc.enable()
     freeze_garbage_collector()
+
+
+def count_threads() -> int:
+    """The threads that a network may take: OMP_NUM_THREADS, else one a core that this process may use."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    if given.isdecimal() and int(given):
+        return int(given)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def trim_heap() -> bool:

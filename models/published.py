@@ -8,9 +8,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.errors import InputError
-from models.notes import add_note
-from models.zoo.registry import ENTRIES
+from gemel.models.errors import InputError
+from gemel.models.notes import add_note
+from gemel.models.zoo.registry import ENTRIES
 
 PREFIX = "torchvision:"
 _HASH = re.compile(r"-([0-9a-f]{8,})\.")

@@ -18,13 +18,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.bits import BIT_WIDTHS, BYTE, Bits, max_code
+from gemel.models.bits import BIT_WIDTHS, BYTE, Bits, max_code
 
 WIDE = torch.float32
 MIN_BYTES = 4096
 """Smaller tensors stay float32: together they are below 1 % of a model."""
 MIN_ROW = 16
-"""Channels of fewer weights are stored as float16: beside a scale of 4 bytes, codes save little more."""
+"""Channels of fewer weights (depthwise) are stored in eight bits at least."""
+MIN_CODED_ROW = 5
+"""Channels of fewer weights are stored as float16: beside a scale of 4 bytes, codes save nothing."""
 CLIPS = torch.logspace(math.log10(0.08), 0, 24).tolist()
 """Candidate scales as fractions of the one that clips nothing; the smallest suits channels with far outliers."""
 MAX_SAMPLES = 1024
@@ -95,15 +97,20 @@ def unpack(stored: Tensor, scale: Tensor | None, bits: Bits, out: Tensor) -> Ten
 def choices(key: str, shape: Sequence[int], bits: Bits, head: bool = False) -> tuple[Bits, ...]:
     """How a state dict's float32 tensor may be stored when `bits` are requested, fewest first.
 
-    Empty for what stays float32: norms, biases, statistics and small tensors. Heads and layers with short channels
-    (depthwise) are stored as float16 at least, where codes would hurt most or save little.
+    Empty for what stays float32: norms, biases, statistics and small tensors. Heads are stored as float16 at least,
+    layers with short channels (depthwise) in eight bits, where fewer would hurt most or save little.
     """
     name = key.rpartition(".")[2]
     is_weight = name == "weight" or name.endswith("_weight")
     if len(shape) < 2 or math.prod(shape) * WIDE.itemsize < MIN_BYTES or not is_weight:
         return ()
-    widths = tuple(BIT_WIDTHS)
-    return widths[widths.index("fp16" if head or math.prod(shape[1:]) < MIN_ROW else bits) :]
+    widths, row = tuple(BIT_WIDTHS), math.prod(shape[1:])
+    least: Bits = "int4"
+    if head or row < MIN_CODED_ROW:
+        least = "fp16"
+    elif row < MIN_ROW:
+        least = "int8"
+    return widths[max(widths.index(least), widths.index(bits)) :]
 
 
 def _pack_nibbles(codes: Tensor) -> Tensor:

@@ -12,18 +12,23 @@ from typing import Any
 
 from torch import Tensor
 
-from models.checkpoint import PLAIN, StandIn, TensorRecord
-from models.errors import InputError, join_names
+from gemel.models.checkpoint import MAX_NAME, PLAIN, StandIn, TensorRecord
+from gemel.models.class_names import StatedNames, find_names
+from gemel.models.errors import InputError, join_names
 
 FileTensor = Tensor | TensorRecord
 FileState = Mapping[str, FileTensor]
-MAX_DEPTH, MAX_PREFIX_PARTS, MAX_PREFIXES, MAX_NAME = 5, 8, 8, 1000
+MAX_DEPTH, MAX_PREFIX_PARTS, MAX_PREFIXES = 5, 8, 8
 MAX_STATES = 2**12
 """Mappings with tensors that are looked at, the outermost first."""
+MAX_NAMED, MAX_NAMES_DEPTH = 8, 3
+"""Lists of classes that are compared, and how deep in the file they are looked for."""
 WRAPPERS = ("", "state_dict", "model_state_dict", "model", "model_state", "net", "module", "weights", "checkpoint")
 """Keys under which training scripts keep the state dict in a checkpoint, the first preferred."""
 UNUSUAL = len(WRAPPERS)
 PREFIX_PARTS = frozenset((*WRAPPERS, "network", "_orig_mod"))
+WRAPPED = re.compile(r"(?:^|(?<=\.))(?:_fsdp_wrapped_module|_checkpoint_wrapped_module|_fpw_module)\.")
+"""Parts of a tensor's name that FSDP and activation checkpointing put anywhere in it."""
 AVERAGED = re.compile(r"(?<![A-Za-z])(ema|swa|avg|averaged?)(?![a-z])|Ema|EMA|SWA")
 """In a key or prefix of a moving average: state_dict_ema, model_ema, params_ema, ema_model., EMACallback."""
 
@@ -66,15 +71,55 @@ class StateChoice:
     hint: str
 
 
+@dataclass(frozen=True)
+class FileStates:
+    """The mappings of a file that hold tensors, the outermost first, each with the keys that lead to it.
+
+    `kind` is the type of the whole content, "dict" for any mapping; `named` is what it says of its classes.
+    `is_swapped`: what is called `state_dict` is the average, as mmengine's EMAHook and Lightning's WeightAveraging swap
+    when they save.
+    """
+
+    states: tuple[tuple[str, dict[str, FileTensor]], ...]
+    kind: str = "dict"
+    is_swapped: bool = False
+    named: tuple[StatedNames, ...] = ()
+
+    @property
+    def outermost(self) -> dict[str, FileTensor]:
+        """The tensors under no key."""
+        return next((tensors for path, tensors in self.states if not path), {})
+
+
+def find_states(content: Any) -> FileStates:
+    """The states in what a file holds, at most MAX_STATES."""
+    kind = "dict" if isinstance(content, dict) else type(content).__name__
+    states = tuple(islice(_walk_states(content), MAX_STATES))
+    return FileStates(states, kind, _is_swapped(content), tuple(islice(_walk_names(content), MAX_NAMED)))
+
+
+def _walk_names(content: Any) -> Iterator[StatedNames]:
+    """What the mappings in the content say of the classes, the outermost first."""
+    queue: list[tuple[int, Any]] = [(0, content)]
+    for depth, value in islice(queue, MAX_STATES):
+        items = {**value, **value.attributes} if isinstance(value, StandIn) else value
+        if not isinstance(items, dict):
+            continue
+        if stated := find_names(items):
+            yield stated
+        if depth < MAX_NAMES_DEPTH:
+            queue += [(depth + 1, one) for one in items.values() if isinstance(one, dict)]
+
+
 def choose_state(
-    content: Any,
+    states: FileStates,
     names: Sequence[Collection[str]],
     rename: Callable[[FileState], FileState],
     count_fit: Callable[[FileState], int],
     where: Path,
     key: str,
 ) -> StateChoice:
-    """The state dict in a file's content that most tensors of a network fit.
+    """The one of a file's states that most tensors of a network fit.
 
     `names` are those of the network, and others to look for where a file has none of them; `rename` gives a state
     today's names, `count_fit` counts the tensors that fit.
@@ -83,11 +128,11 @@ def choose_state(
     """
     found = [
         candidate
-        for path, tensors in islice(_find_states(content), MAX_STATES)
-        for candidate in _split_by_prefix(path, tensors, names, rename, count_fit, _is_swapped(content))
+        for path, tensors in states.states
+        for candidate in _split_by_prefix(path, tensors, names, rename, count_fit, states.is_swapped)
     ]
     if not found:
-        problem = "holds no tensors" if isinstance(content, dict) else f"holds a {type(content).__name__}"
+        problem = "holds no tensors" if states.kind == "dict" else f"holds a {states.kind}"
         raise InputError(where, problem, PLAIN, key)
     best = max(candidate.fit for candidate in found)
     if best == 0:
@@ -126,12 +171,12 @@ def _describe(chosen: Candidate, rivals: list[str], partial: list[str]) -> tuple
     return "; ".join(parts), "to use others, save them alone in a file" if rivals or chosen.is_averaged else ""
 
 
-def _find_states(content: Any) -> Iterator[tuple[str, dict[str, FileTensor]]]:
+def _walk_states(content: Any) -> Iterator[tuple[str, dict[str, FileTensor]]]:
     """Every mapping in the content that holds tensors, with the keys that lead to it; each mapping once."""
     seen: set[int] = set()
-    queue = [("", content, 0)]
-    for path, value, depth in queue:
-        if not isinstance(value, dict) or id(value) in seen or depth > MAX_DEPTH:
+    queue: list[tuple[tuple[str, ...], Any]] = [((), content)]
+    for keys, value in queue:
+        if not isinstance(value, dict) or id(value) in seen or len(keys) > MAX_DEPTH:
             continue
         seen.add(id(value))
         items: dict[str, Any] = value
@@ -139,14 +184,10 @@ def _find_states(content: Any) -> Iterator[tuple[str, dict[str, FileTensor]]]:
             seen.add(id(value.attributes))
             is_module = {"_parameters", "_modules"} <= value.attributes.keys()
             items = dict(_module_tensors(value, seen)) if is_module else {**value, **value.attributes}
-        tensors = {name: one for name, one in items.items() if isinstance(one, Tensor | TensorRecord)}
+        tensors = {WRAPPED.sub("", name): one for name, one in items.items() if isinstance(one, Tensor | TensorRecord)}
         if tensors:
-            yield path, tensors
-        queue += [
-            (f"{path}.{name[:MAX_NAME]}" if path else name[:MAX_NAME], one, depth + 1)
-            for name, one in items.items()
-            if isinstance(one, dict) and name != "_metadata"
-        ]
+            yield ".".join(keys), tensors
+        queue += [((*keys, name), one) for name, one in items.items() if isinstance(one, dict) and name != "_metadata"]
 
 
 def _module_tensors(module: StandIn, seen: set[int]) -> Iterator[tuple[str, FileTensor]]:
@@ -163,7 +204,7 @@ def _module_tensors(module: StandIn, seen: set[int]) -> Iterator[tuple[str, File
 
 
 def _is_swapped(content: Any) -> bool:
-    """Whether `state_dict` is the average: mmengine's EMAHook and Lightning's WeightAveraging swap when they save."""
+    """Whether `state_dict` is the average (FileStates)."""
     if not isinstance(content, dict):
         return False
     meta = content.get("meta")

@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.errors import InputError
-from models.io import is_path, open_regular
-from models.pictures import MAX_PIXELS
+from gemel.models.errors import InputError
+from gemel.models.io import is_path, open_regular
+from gemel.models.pictures import MAX_PIXELS
 
 if TYPE_CHECKING:
     import av
@@ -34,10 +34,14 @@ VIDEO_FORMATS = (
 PROTOCOLS = (*SCHEMES, "tls", "crypto", "httpproxy", "rtmpt", "rtmpe", "rtmpte", "rtmpts", "ffrtmphttp")
 """Protocols that FFmpeg may use for an address; for a path it may open that file only."""
 ADDRESS_OPTIONS = {"protocol_whitelist": ",".join(PROTOCOLS), "analyzeduration": "200000", "fpsprobesize": "0"}
-RTSP_OPTIONS = {"rtsp_transport": "tcp", "probesize": "32"}
+HTTP_OPTIONS = {"max_redirects": "0"}
+"""A redirect may lead anywhere: the one who opens an address follows it."""
+OPENING_SHARE = 2.0
+"""Of a stream's timeout, how long its opening may take: FFmpeg reads a frame or two to learn what it is."""
+ZIP, ARCHIVES = b"PK\x03\x04", (".tar", ".tar.gz", ".tgz", ".7z", ".rar")
+TCP, UDP = "tcp", "udp"
+RTSP_OPTIONS = {"probesize": "32"}
 """RTSP describes its frames before the first: probing them would take nine, two seconds at five a second."""
-READ_TIMEOUT_SHARE = 0.5
-"""Share of a stream's timeout after which a read is aborted: FFmpeg may wait that long twice for one frame."""
 MIN_FPS, MAX_FPS, DEFAULT_FPS = 0.01, 1000.0, 25.0
 """Plausible frames a second of a video, and the rate of one that has neither a rate nor times."""
 MIN_STEP_S, MAX_FALL_S, MAX_JUMP_S = 0.001, 1.0, 60.0
@@ -71,10 +75,12 @@ class RateGate:
 class MediaClock:
     """Seconds since the first frame: by the frames' own times where they rise, else by the mean rate.
 
-    `restarts` counts how often the timestamps began anew.
+    `restarts` counts how often the timestamps began anew: they fell, or rose by more than MAX_JUMP_S to beyond
+    `longest_s`, the length that a file says.
     """
 
-    def __init__(self, fps: float | None) -> None:
+    def __init__(self, fps: float | None, longest_s: float = 0.0) -> None:
+        self._longest_s = longest_s
         self.time_s, self.restarts = -1 / (fps or DEFAULT_FPS), -1
         self._interval_s, self._offset_s = -self.time_s, math.nan
 
@@ -82,7 +88,7 @@ class MediaClock:
         """The time of the next frame, whose timestamp is this; None if it has none."""
         due_s = self.time_s + self._interval_s
         time_s = due_s if own_s is None else own_s + self._offset_s
-        if not self.time_s - MAX_FALL_S <= time_s <= due_s + MAX_JUMP_S:
+        if not self.time_s - MAX_FALL_S <= time_s <= max(due_s + MAX_JUMP_S, self._longest_s):
             self._offset_s, time_s, self.restarts = due_s - (own_s or 0.0), due_s, self.restarts + 1
         self.time_s = max(time_s, self.time_s + MIN_STEP_S)
         return self.time_s
@@ -91,13 +97,19 @@ class MediaClock:
 class Video:
     """An open video file or stream. Every frame is decoded, in the calling thread, since later ones build on it.
 
+    With `keys_only` those alone that build on no other: about one in some seconds, at a fraction of the time.
+    `transport` is that of RTSP's frames.
+
     `fps` is a file's mean rate, None if it is not plausible; `time_s` is the time of the frame advanced to, in seconds
     since the first; `damaged` counts the frames that did not decode. `note` gets what the reader chose, converted or
     left out, and a remedy, each once.
     Raises InputError, without passwords, for what cannot be opened or has frames of more than MAX_PIXELS.
     """
 
-    def __init__(self, source: str, note: Callable[..., object], timeout_s: float | None = None) -> None:
+    def __init__(
+        self, source: str, note: Callable[..., object], timeout_s: float | None = None, keys_only: bool = False,
+        transport: str = TCP,
+    ) -> None:  # fmt: skip
         import av
         import av.logging
         import av.video.reformatter
@@ -105,11 +117,12 @@ class Video:
         av.logging.set_level(None)  # its messages name addresses with their passwords
         self._is_file, self._where, self._note = is_path(source), without_secret(source), note
         self._noted: set[str] = set()
+        self._keys_only = keys_only
         self._reformatter = av.video.reformatter.VideoReformatter()
-        read_timeout_s = None if timeout_s is None else READ_TIMEOUT_SHARE * timeout_s
-        options = self._options(source)
+        options = self._options(source, transport)
+        opening_s = None if timeout_s is None else OPENING_SHARE * timeout_s
         try:
-            self._container: Any = av.open(source, options=options, timeout=(timeout_s, read_timeout_s))
+            self._container: Any = av.open(source, options=options, timeout=(opening_s, timeout_s))
         except Exception as error:
             raise self._error(f"cannot be opened: {reason_of(error)}", "give a video that decodes") from None
         try:
@@ -123,14 +136,20 @@ class Video:
         self.fps = plausible_rate(rate) if self._is_file else None
         self.time_s, self.damaged, self._decoded = 0.0, 0, 0
         self._holes: list[float] = []  # seconds at which packets are missing, or files are joined
-        self._clock, self._longest_gap = MediaClock(self.fps), (0.0, 0.0)
+        longest_s = (self._container.duration or 0) / 1e6 if self._is_file else 0.0
+        self._clock, self._longest_gap = MediaClock(self.fps, longest_s), (0.0, 0.0)
+        self._tap: Callable[[Any], object] | None = None
         self._packets: Any = self._container.demux(self._stream)
         self._frames = self._decode()
         self._frame: av.VideoFrame | None = None
+        self._has_first: bool | None = None
         self._own_s: float | None = None  # its timestamp
 
     def advance(self) -> bool:
         """Go to the next frame that decodes; False at the end. Raises FFmpeg's errors of a stream, as they are."""
+        if self._has_first is not None:
+            has_first, self._has_first = self._has_first, None
+            return has_first
         self._frame = next(self._frames, None)
         if self._frame is None:
             return False
@@ -142,24 +161,46 @@ class Video:
         self._note_frame(self._frame)
         return True
 
+    def read_first(self) -> None:
+        """Read the first frame now, in which FFmpeg finds what it does not take; errors as those of `advance`."""
+        self._has_first = self.advance()
+
+    @property
+    def is_in_parts(self) -> bool:
+        """Whether it is MJPEG in parts of one answer of HTTP."""
+        return self._format == "mpjpeg"
+
     def shot(self) -> Shot:
         """The frame advanced to; the expensive conversion to RGB is left to the caller."""
         assert self._frame is not None
         return partial(_to_rgb, self._frame, self._reformatter)
+
+    def watch_packets(self, begin: Callable[[Any], object], add: Callable[[Any], object]) -> None:
+        """Call `begin` with PyAV's stream now, and `add` with each packet before it is decoded."""
+        begin(self._stream)
+        self._tap = add
 
     def close(self) -> None:
         """Close the file or connection."""
         self._packets.close()  # PyAV 18.1 leaks the packet of a generator that is dropped
         self._container.close()
 
-    def _options(self, source: str) -> dict[str, str]:
+    def _options(self, source: str, transport: str) -> dict[str, str]:
         options = {"format_whitelist": ",".join(VIDEO_FORMATS), "max_pixels": str(MAX_PIXELS)}
         if self._is_file:
-            with open_regular(Path(source), "give an existing video, or a folder of frames"):
+            with open_regular(Path(source), "give an existing video, or a folder of frames") as file:
+                if file.read(len(ZIP)) == ZIP or source.lower().endswith(ARCHIVES):
+                    raise self._error("is an archive, no video", "unpack it, and give the folder")
                 return options | {"protocol_whitelist": "file"}
         if (scheme := source.partition("://")[0].lower()) not in SCHEMES:
             raise self._error("is no address of a stream", f"begin with {', '.join(SCHEMES)}, or give a path")
-        return options | ADDRESS_OPTIONS | (RTSP_OPTIONS if scheme.startswith("rtsp") else {})
+        if scheme.startswith("http"):
+            return options | ADDRESS_OPTIONS | HTTP_OPTIONS
+        return (
+            options
+            | ADDRESS_OPTIONS
+            | (RTSP_OPTIONS | {"rtsp_transport": transport} if scheme.startswith("rtsp") else {})
+        )
 
     def _choose_stream(self) -> Any:
         """The largest video stream; the picture of a cover is none."""
@@ -176,6 +217,8 @@ class Video:
         if len(streams) > 1:
             text = f"has {len(streams)} videos; the largest is read: stream {best.index}, {size}"
             self._note_once(text, "extract another with `ffmpeg -map 0:N -c copy`")
+        if self._keys_only:
+            best.codec_context.skip_frame = "NONKEY"
         best.codec_context.thread_count = 1  # damaged frames differ by the number of threads
         best.codec_context.options = {"max_pixels": str(MAX_PIXELS)}
         if best.codec_context.name == "mjpeg":  # it passes the pictures off as whole otherwise
@@ -189,6 +232,8 @@ class Video:
         is_joining = not self._is_file
         try:
             for packet in self._packets:
+                if self._tap is not None and packet.size:
+                    self._tap(packet)
                 if packet.is_corrupt:
                     self._holes.append(self.time_s)
                 try:
@@ -204,7 +249,7 @@ class Video:
             if not self._is_file:
                 raise
             self._note_once(f"cannot be read behind {self.time_s:.1f} s: {reason_of(error)}", LOSS_HINT)
-        if self._is_file:
+        if self._is_file and not self._keys_only:
             self._note_losses()
 
     def _note_frame(self, frame: av.VideoFrame) -> None:

@@ -11,7 +11,8 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -20,21 +21,23 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from models.bundle.format import has_code
-from models.checkpoint import DAMAGED, PLAIN, TensorRecord, damage, read_checkpoint
-from models.darknet import read_darknet
-from models.errors import InputError, join_names, size_text
-from models.io import open_atomic, open_regular, read_json
-from models.notes import add_note
-from models.published import Published, fetch
-from models.state_dict import AVERAGED, FileState, StateChoice, choose_state
-from models.zoo import check_input, file_of
-from models.zoo.hubs import read_saved
-from models.zoo.registry import ENTRIES
-from models.zoo.user_models import EXPORTED, EXPORTED_HINT, MODEL_FILES, is_model_file
+from gemel.models.bundle.format import has_code
+from gemel.models.checkpoint import DAMAGED, PLAIN, TensorRecord, damage
+from gemel.models.class_names import ASKED, StatedNames, find_displaced, find_names
+from gemel.models.darknet import read_darknet
+from gemel.models.errors import InputError, join_names, size_text
+from gemel.models.foreign_checkpoint import PATH_HINT, ForeignTensor, describe_checkpoint, read_foreign
+from gemel.models.io import open_atomic, open_regular, read_json
+from gemel.models.notes import add_note
+from gemel.models.published import Published, fetch
+from gemel.models.state_dict import AVERAGED, FileState, FileStates, StateChoice, choose_state, find_states
+from gemel.models.zoo import check_input, file_of
+from gemel.models.zoo.hubs import CONFIG_FILE, read_saved
+from gemel.models.zoo.registry import ENTRIES
+from gemel.models.zoo.user_models import EXPORTED, EXPORTED_HINT, MODEL_FILES, is_model_file
 
 if TYPE_CHECKING:
-    from models.workload import Query
+    from gemel.models.workload import Query
 
 Source = Path | Published
 SAFETENSORS_SUFFIX, DARKNET_SUFFIX, PICKLE_SUFFIXES = (
@@ -53,8 +56,6 @@ MAX_FILE_BYTES = 2**32
 MAX_EXTRA_BYTES, MAX_EXTRA_FACTOR = 2**28, 16
 """A checkpoint may hold this many bytes besides so many times the model's own: optimiser states, averages and more."""
 MAX_SHARDS = 1000
-CLASSES = "gemel.classes"
-"""Metadata key of the classes that weights were trained for, as a JSON list; a head alone does not tell their names."""
 PREFIXES = ("module.", "backbone.", "body.", "features.")
 """Prefixes that a tensor's name has in one file and not in another."""
 COUNTER = "num_batches_tracked"
@@ -62,7 +63,6 @@ TRAINING = re.compile(r"(criterion|loss|metrics?|teacher|n_averaged|.*_loss)(\.|
 """Names of tensors that only training or a counter of FLOPs (thop) uses."""
 DENSE_LAYER = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
 """DenseNet's published tensors are called norm.1 and conv.2 where its modules are called norm1 and conv2 today."""
-PATH_HINT = "give the path of a weights file"
 PLAIN_DTYPE = "save it in plain float32"
 
 
@@ -97,14 +97,14 @@ def check_weights(query: Query, module: nn.Module) -> dict[str, Tensor]:
             name in state and state[name].shape == tensor.shape for name, tensor in own.items() if not _is_counter(name)
         )
 
-    with _open_weights(query.weights, key, module, (own,), count_fit) as (path, choice, metadata):
+    with _open_weights(query.weights, key, module, (own,), count_fit) as (path, choice, named):
         state = choice.candidate.state
         extra = dict.fromkeys(_extra_names(query.model, state, own))
         state = {name: tensor for name, tensor in state.items() if name not in extra}
         _check_plain(path, key, state)
         _check_fit(query, key, own, state)
-        _check_classes(query, key, metadata)
-        tensors = _read_tensors(path, key, state)
+        _check_classes(query, key, named)
+        tensors = _read_tensors(state)
     _check_values(query.weights, key, tensors, own)
     check_input(query, module)
     left_out = [*choice.candidate.others, *(name for name in extra if not _is_counter(name))]
@@ -141,7 +141,7 @@ def load_matching(module: nn.Module, source: Source, key: str = "init") -> tuple
             raise InputError(str(source), problem, "give weights of the same backbone", key)
         state_to_load = {name: state[given] for name, given in matches.items()}
         _check_plain(path, key, state_to_load)
-        tensors = _read_tensors(path, key, state_to_load)
+        tensors = _read_tensors(state_to_load)
     _check_values(source, key, tensors, own)
     module.load_state_dict(tensors, strict=False)
     new = [name for name in own if name not in tensors and not _is_counter(name)]
@@ -188,7 +188,7 @@ def save_weights(
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in state.items()
     }
     with open_atomic(path, overwrite) as file:
-        file.write(safetensors.torch.save(tensors, None if classes is None else {CLASSES: json.dumps(list(classes))}))
+        file.write(safetensors.torch.save(tensors, None if classes is None else {ASKED: json.dumps(list(classes))}))
 
 
 # Reading
@@ -197,8 +197,8 @@ def save_weights(
 @contextmanager
 def _open_weights(
     source: Source, key: str, module: nn.Module, names: Sequence[Collection[str]], count_fit: Callable[[FileState], int]
-) -> Iterator[tuple[Path, StateChoice, dict[str, str]]]:
-    """The path, the state dict that fits best, and the metadata of a file, which is open meanwhile."""
+) -> Iterator[tuple[Path, StateChoice, Sequence[StatedNames]]]:
+    """The path, the state dict that fits best, and the classes that it names, of a file that is open meanwhile."""
     given = fetch(source, key) if isinstance(source, Published) else Path(source)
     if not os.path.exists(given):
         raise InputError(given, "does not exist", "give the path of a weights file, or train one first", key)
@@ -207,15 +207,15 @@ def _open_weights(
     saved = read_saved(given, module)
     with ExitStack() as files:
         if saved is not None:
-            content, metadata = saved, {}
+            states = find_states(saved)
         elif path.name.endswith(INDEX_SUFFIX):
-            content, metadata = _open_shards(files, path, key, module, max_bytes), {}
+            states = find_states(_open_shards(files, path, key, module, max_bytes))
         else:
-            content, metadata = _open_file(files, path, key, module, max_bytes)
+            states = _open_file(files, path, key, module, max_bytes)
         yield (
             path,
-            choose_state(content, names, lambda state: current_names(module, state), count_fit, path, key),
-            metadata,
+            choose_state(states, names, lambda state: current_names(module, state), count_fit, path, key),
+            [*states.named, *_named_beside(given)],
         )
 
 
@@ -237,9 +237,10 @@ def _open_shards(files: ExitStack, index: Path, key: str, module: nn.Module, max
     content: dict[str, Any] = {}
     left = max_bytes
     for shard, names in _list_shards(index, key).items():
-        part, _ = _open_file(files, index.parent / shard, key, module, left)
+        states = _open_file(files, index.parent / shard, key, module, left)
+        part = states.outermost
         left -= (index.parent / shard).stat().st_size
-        if lacking := [name for name in names if not isinstance(part, dict) or name not in part]:
+        if lacking := [name for name in names if name not in part]:
             problem = f"lacks {join_names(lacking, 2)}, which {index.name} lists"
             raise InputError(index.parent / shard, problem, "copy or download all shards again", key)
         content.update((name, part[name]) for name in names)
@@ -259,8 +260,8 @@ def _list_shards(index: Path, key: str) -> dict[str, list[str]]:
     return shards
 
 
-def _open_file(files: ExitStack, path: Path, key: str, module: nn.Module, max_bytes: int) -> tuple[Any, dict[str, str]]:
-    """Content and metadata of one file; its first bytes tell the format, and its suffix where they do not."""
+def _open_file(files: ExitStack, path: Path, key: str, module: nn.Module, max_bytes: int) -> FileStates:
+    """States of one file; its first bytes tell the format, and its suffix where they do not."""
     suffix = path.suffix.lower()
     if suffix in MODEL_FILES:
         raise InputError(path, f"is {EXPORTED[suffix]}, which holds its network too", "give it as `model` instead", key)
@@ -270,14 +271,16 @@ def _open_file(files: ExitStack, path: Path, key: str, module: nn.Module, max_by
     head = file.read(64)
     if head.startswith(b"version https://git-lfs"):
         raise InputError(path, "is a Git LFS pointer, not the file itself", "run git lfs pull", key)
-    if suffix != DARKNET_SUFFIX and (size := os.fstat(file.fileno()).st_size) > max_bytes:
+    if (size := os.fstat(file.fileno()).st_size) > max_bytes:
         raise InputError(path, f"holds {size_text(size)}, far more than the model takes", PLAIN, key)
     if head[8:9] != b"{" and (head[:4] == b"PK\3\4" or head[:1] == b"\x80"):
-        return read_checkpoint(file, path, key, max_bytes), {}
+        return describe_checkpoint(path, key, max_bytes)
     if head[8:9] == b"{" or suffix == SAFETENSORS_SUFFIX:
-        return _read_safetensors(file, path, key)
+        tensors, metadata = _read_safetensors(file, path, key)
+        stated = find_names(metadata)
+        return replace(find_states(tensors), named=() if stated is None else (stated,))
     if suffix == DARKNET_SUFFIX:
-        return read_darknet(path, module, key), {}
+        return find_states(read_darknet(path, module, key))
     if suffix == ".bin" and path.with_suffix(".xml").exists():
         raise InputError(path, f"is of {EXPORTED['.xml']}, which is not read", EXPORTED_HINT, key)
     if suffix in PICKLE_SUFFIXES:
@@ -306,13 +309,11 @@ def _check_plain(path: Path, key: str, state: FileState) -> None:
             raise InputError(path, f"{name:.200} is no plain tensor but {kind}", PLAIN_DTYPE, key)
 
 
-def _read_tensors(path: Path, key: str, state: FileState) -> dict[str, Tensor]:
-    try:
-        return {name: one.read() if isinstance(one, TensorRecord) else one for name, one in state.items()}
-    except (InputError, OSError):
-        raise
-    except Exception as error:  # a damaged file can fail in any way
-        raise damage(path, key) from error
+def _read_tensors(state: FileState) -> dict[str, Tensor]:
+    """The tensors of a state, those of a checkpoint from their file."""
+    read = {name: one for name, one in state.items() if isinstance(one, Tensor)}
+    read.update(read_foreign({name: one for name, one in state.items() if isinstance(one, ForeignTensor)}))
+    return {name: read[name] for name in state}
 
 
 # Names
@@ -388,15 +389,32 @@ def _check_fit(query: Query, key: str, own: Mapping[str, Tensor], state: FileSta
         raise InputError(str(query.weights), "; ".join(problems), hint, key)
 
 
-def _check_classes(query: Query, key: str, metadata: Mapping[str, str]) -> None:
-    """Raise InputError for weights that name other classes than the query, or in another order."""
-    named = metadata.get(CLASSES)
-    if named is None or named == json.dumps(list(query.classes)):
-        return
+def _named_beside(weights: Path) -> list[StatedNames]:
+    """The classes that Hugging Face's config beside weights names, or one in their folder."""
+    config = (weights if weights.is_dir() else weights.parent) / CONFIG_FILE
+    stated = None
+    with suppress(InputError):
+        stated = find_names(read_json(config, DAMAGED, foreign=True)) if config.is_file() else None
+    return [] if stated is None else [replace(stated, key=f"{CONFIG_FILE}: {stated.key}")]
+
+
+def _check_classes(query: Query, key: str, named: Sequence[StatedNames]) -> None:
+    """Refuse weights that name the query's classes in another order; note those that name others.
+
+    Of weights that this project wrote, others are refused too.
+    """
     wanted = str(list(query.classes))
-    problem = f"was trained for the classes {named:.150}, in this order, and the query asks for {wanted:.150}"
-    hint = "list in `classes` those of the weights, or give them as `init:` and train"
-    raise InputError(str(query.weights), problem, hint, key)
+    for stated in named:
+        names = list(stated.names)
+        is_own = stated.key == ASKED and names != list(query.classes)
+        if is_own or find_displaced(names, query.classes):
+            where = "" if stated.key == ASKED else f" (`{stated.key}`)"
+            problem = f"was trained for the classes {json.dumps(names):.150}, in this order{where}"
+            hint = "list in `classes` those of the weights, or give them as `init:` and train"
+            raise InputError(str(query.weights), f"{problem}, and the query asks for {wanted:.150}", hint, key)
+        if not set(query.classes) <= set(names):
+            text = f"its classes (`{stated.key}`) are {join_names(names, 4) or 'in a form that is not read'}"
+            add_note(f"{query.weights}: {key}", f"{text}; the query's are others", "check that their order is the same")
 
 
 def _check_values(source: Source, key: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from models.errors import InputError, join_names
-from models.io import (
+from gemel.models.errors import InputError, join_names
+from gemel.models.io import (
     MAX_CAMERAS,
     MAX_CLASSES,
     MAX_QUERIES,
@@ -27,8 +27,8 @@ from models.io import (
     is_path,
     read_yaml,
 )
-from models.notes import add_note
-from models.preprocess import (
+from gemel.models.notes import add_note
+from gemel.models.preprocess import (
     FURTHEST_PIXEL,
     MAX_SIDE,
     Anchor,
@@ -40,18 +40,22 @@ from models.preprocess import (
     height_width,
     side_or_sides,
 )
-from models.published import PREFIX, Published, find_published
-from models.zoo.hubs import HF, TIMM, is_hub_model, read_hub
-from models.zoo.user_models import check_name, check_suffix, is_external, is_model_file
+from gemel.models.published import PREFIX, Published, find_published
+from gemel.models.zoo.hubs import HF, TIMM, is_hub_model, read_hub
+from gemel.models.zoo.user_models import check_name, check_suffix, is_external, is_model_file
 
 
 @dataclass(frozen=True)
 class WorkloadCamera:
-    """One camera: `source` is an absolute path, a URL or a device index; `fps` None means the source's own."""
+    """One camera: `source` is an absolute path, a URL or a device index; `fps` None means the source's own.
+
+    `footage` are videos and folders of it without labels, in order of time.
+    """
 
     id: str
     source: str
     fps: float | None
+    footage: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,9 @@ class Query:
     may be.
     `preprocess` (whole, or only the keys given) precedes the model's own: `models.zoo.preprocess_of` is what counts.
     `label_map` gives the class of each label where those of the data have other names. `agreement` says how outputs
-    of the task `tensor` are compared, `multi_label` that a frame has any number of the classes.
+    of the task `tensor` are compared, `multi_label` that a frame has any number of the classes. `footage` is its own,
+    or its camera's. `labels` is `none` where its data count as footage without labels. `agreement_target` is the part
+    of the original's answers that a merged model keeps, `max_flips` that of its right answers that may become wrong.
     """
 
     id: str
@@ -90,6 +96,10 @@ class Query:
     label_map: dict[str, str] = field(default_factory=dict, hash=False)
     agreement: Agreement | None = None
     multi_label: bool = False
+    footage: tuple[Path, ...] = ()
+    agreement_target: float | None = None
+    max_flips: float | None = None
+    labels: Literal["none"] | None = None
 
     @property
     def region(self) -> Region:
@@ -121,16 +131,22 @@ class Workload:
         raise InputError(self.path, f"there is no query '{query_id}'", f"the queries are: {known}", "queries")
 
 
+MAX_FOOTAGE = 1000
+"""Videos and folders of one camera."""
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
 _Target = Annotated[float, Field(gt=0, le=1)]
+_Footage = PathText | Annotated[list[PathText], Field(max_length=MAX_FOOTAGE)]
 
 
 class _CameraKeys(_Strict):
     source: PathText | int
     fps: Fps | None = None
+    footage: _Footage = []
 
 
 _FrameSide = Annotated[int, Field(ge=1, le=100_000)]
@@ -179,11 +195,17 @@ class _QueryKeys(_Strict):
     priority: Priority = 1
     data: PathText | None = None
     accuracy_target: _Target | None = None
+    footage: _Footage | None = None
+    agreement_target: _Target | None = None
+    max_flips: Annotated[float, Field(gt=0, lt=1)] | None = None
+    labels: Literal["none"] | None = None
 
 
 class _WorkloadKeys(_Strict):
     name: Name = "workload"
     accuracy_target: _Target = 0.95
+    agreement_target: _Target | None = None
+    max_flips: Annotated[float, Field(gt=0, lt=1)] | None = None
     cameras: Annotated[dict[Name, _CameraKeys], Field(min_length=1, max_length=MAX_CAMERAS)]
     queries: Annotated[list[_QueryKeys], Field(min_length=1, max_length=MAX_QUERIES)]
 
@@ -197,7 +219,9 @@ def load_workload(path: str | Path) -> Workload:
     keys = read_yaml(path, _WorkloadKeys, "workload file", "`name:`, `cameras:` and `queries:`")
     root = path.resolve().parent
     cameras = {
-        camera_id: WorkloadCamera(camera_id, _resolve_source(root, str(camera.source)), camera.fps)
+        camera_id: WorkloadCamera(
+            camera_id, _resolve_source(root, str(camera.source)), camera.fps, _footage(root, camera.footage)
+        )
         for camera_id, camera in keys.cameras.items()
     }
     queries = tuple(_query(path, root, keys, index) for index in range(len(keys.queries)))
@@ -211,7 +235,19 @@ def load_workload(path: str | Path) -> Workload:
             raise InputError(
                 path, f"no camera '{query.camera}'", f"use one of: {known}", f"queries[{index}].camera ({query.id})"
             )
+    note_shared_footage(queries)
     return Workload(keys.name, keys.accuracy_target, cameras, queries, path.resolve())
+
+
+def note_shared_footage(queries: Sequence[Query]) -> None:
+    """Note footage that queries of another camera name, too: what it proves may not hold on theirs."""
+    cameras: dict[Path, str] = {}
+    for query in queries:
+        for footage in query.footage:
+            camera = cameras.setdefault(footage, query.camera)
+            if camera != query.camera:
+                text = f"its footage {footage} is that of camera {camera}: agreement is measured there"
+                add_note(query.id, text, f"give footage of camera {query.camera}")
 
 
 def inputs_of(workload: Workload, trained: Collection[str] = ()) -> Iterator[tuple[str, str | Path]]:
@@ -231,6 +267,7 @@ def inputs_of(workload: Workload, trained: Collection[str] = ()) -> Iterator[tup
                 query.data / split for split in ("train", "val", "valid", "test") if (query.data / split).is_dir()
             ]
             yield from ((f"the data of {query.id}", part) for part in splits or [query.data])
+        yield from ((f"the footage of {query.id}", part) for part in query.footage)
 
 
 def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
@@ -285,6 +322,8 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
             return resolve(value)
         return find_published(value, given.model, path, f"{where}.{name} ({given.id})")
 
+    camera = keys.cameras.get(given.camera)
+    footage = given.footage if given.footage is not None or camera is None else camera.footage
     weights = resolve_weights("weights", given.weights)
     if is_model_file(given.model) and weights is None:
         weights = _absolute(root, given.model)
@@ -299,6 +338,8 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
         accuracy_target=given.accuracy_target or keys.accuracy_target, file=path.resolve(),
         preprocess=preprocess, decoder=given.decoder, keep_architecture=given.keep_architecture,
         label_map=label_map, agreement=given.agreement, multi_label=given.multi_label,
+        footage=_footage(root, footage or []), agreement_target=given.agreement_target or keys.agreement_target,
+        max_flips=given.max_flips or keys.max_flips, labels=given.labels,
     )  # fmt: skip
 
 
@@ -328,7 +369,7 @@ def _complete(path: Path, root: Path, given: _QueryKeys, where: str) -> _QueryKe
     if given.weights is not None:
         fault = f"{Path(given.model).name} holds its weights"
         raise InputError(path, fault, "take this key out", f"{where}.weights ({given.id})")
-    from models.decoders.files import ModelFile
+    from gemel.models.decoders.files import ModelFile
 
     size = (given.preprocess.size if given.preprocess else None) or given.input_size
     source = _absolute(root, given.model)
@@ -366,6 +407,11 @@ def _complete_hub(path: Path, root: Path, given: _QueryKeys, where: str) -> _Que
             "model_args": {**hub.model_args, **given.model_args},
         }
     )
+
+
+def _footage(root: Path, given: str | Sequence[str]) -> tuple[Path, ...]:
+    paths = [given] if isinstance(given, str) else given
+    return tuple(_absolute(root, path) for path in paths)
 
 
 def _absolute(root: Path, path: str) -> Path:

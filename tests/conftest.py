@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from models.process import freeze_garbage_collector
+from gemel.models.process import freeze_garbage_collector
 from tests.browser import open_browser
 
 torch.set_num_threads(1)

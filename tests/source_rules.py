@@ -14,6 +14,8 @@ from pathlib import Path
 MAX_LINES = 800
 MAX_PARAMETERS = 9
 """Of one public function, self and cls not counted."""
+LINKED = ("models", "merger", "edge_runtime", "video_samples")
+"""Folders at the top of the repository that are linked into gemel/, where they are imported from."""
 MEANINGLESS_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 
 
@@ -26,8 +28,8 @@ class Source:
 
     @property
     def package(self) -> str:
-        """The top-level package that it belongs to."""
-        return self.name.partition(".")[0]
+        """The folder at the top of the repository that it belongs to."""
+        return package_of(self.name)
 
     @property
     def is_init(self) -> bool:
@@ -40,11 +42,19 @@ class Source:
         return ast.parse(self.path.read_bytes(), str(self.path))
 
 
+def package_of(name: str) -> str:
+    """The folder at the top of the repository that holds a module: `models` of gemel.models.io."""
+    first, _, rest = name.partition(".")
+    inner = rest.partition(".")[0]
+    return inner if first == "gemel" and inner in LINKED else first
+
+
 def sources(root: Path, packages: Iterable[str]) -> dict[str, Source]:
-    """Every python file of these packages, by its dotted name."""
+    """Every python file of these packages, by the dotted name that it is imported by."""
     found = {}
     for path in sorted(file for package in packages for file in (root / package).rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
+        parts = ("gemel", *parts) if parts[0] in LINKED else parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         found[name] = Source(name, path)
     return found
@@ -90,7 +100,7 @@ def forbidden_imports(edges: Mapping[str, Iterable[str]], layers: Mapping[str, s
         f"{name} imports {other}"
         for name, others in edges.items()
         for other in others
-        if (mine := name.partition(".")[0]) != (theirs := other.partition(".")[0]) and theirs not in layers[mine]
+        if (mine := package_of(name)) != (theirs := package_of(other)) and theirs not in layers[mine]
     )
 
 
@@ -150,7 +160,10 @@ def _base(source: Source, node: ast.ImportFrom) -> str:
 
 
 def _is_module(source: Source, name: str) -> bool:
-    root = source.path.parents[len(source.name.split(".")) - (not source.is_init)]
+    depth = len(source.name.split(".")) - (not source.is_init)
+    linked = source.name.startswith("gemel.") and source.package in LINKED
+    root = source.path.parents[depth - linked]
+    name = name.removeprefix("gemel.") if name.startswith("gemel.") and package_of(name) in LINKED else name
     path = root.joinpath(*name.split("."))
     return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
 

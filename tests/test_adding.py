@@ -17,23 +17,23 @@ import yaml
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from edge_runtime import policies
-from edge_runtime.daemon import run
-from edge_runtime.engines.base import FrameEngine
-from edge_runtime.engines.registry import ENGINES
-from edge_runtime.memory.arena import TensorOf, WaitFor
-from edge_runtime.policies.gemel import GemelPolicy
-from edge_runtime.scheduler.costs import Costs
-from edge_runtime.scheduler.types import Decision, Plan, QuerySpec, SchedulerState
 from gemel.cli import main
-from merger import METHODS
-from merger.checkpoint import Checkpoint, snapshots
-from merger.config import MergeOptions
-from merger.context import MergeContext, Merged
-from merger.methods.registry import register_method
-from models.sharing.groups import groups
-from models.sharing.plan import SharingPlan
-from models.zoo.registry import ENTRIES, register
+from gemel.edge_runtime import policies
+from gemel.edge_runtime.daemon import run
+from gemel.edge_runtime.engines.registry import ENGINES
+from gemel.edge_runtime.engines.tensor_engine import TensorEngine
+from gemel.edge_runtime.memory.binding import TensorOf, WaitFor
+from gemel.edge_runtime.policies.gemel import GemelPolicy
+from gemel.edge_runtime.scheduler.costs import Costs
+from gemel.edge_runtime.scheduler.types import Decision, Plan, QuerySpec, SchedulerState
+from gemel.merger import METHODS
+from gemel.merger.checkpoint import Checkpoint, snapshots
+from gemel.merger.config import MergeOptions
+from gemel.merger.context import MergeContext, Merged
+from gemel.merger.methods.registry import register_method
+from gemel.models.sharing.groups import groups
+from gemel.models.sharing.plan import SharingPlan
+from gemel.models.zoo.registry import ENTRIES, register
 from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
 from tests.merger.tiny import write_random_weights, write_workload
 
@@ -62,7 +62,7 @@ class Stripe(nn.Module):
         return self.head(self.body(x).mean((2, 3)))
 
 
-class Plain(FrameEngine):
+class Plain(TensorEngine):
     """Calls the module with the arena's tensors."""
 
     name = "plain"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import stat
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.source_rules import LINKED
 
 BASH = shutil.which("bash") or "/bin/bash"
 
@@ -115,10 +118,19 @@ def test_within_late_test_is_skipped_with_reason(repository: Path, tmp_path: Pat
 
 
 def test_setuptools_builds_every_package(repository: Path, project: dict[str, Any]):
-    patterns = project["tool"]["setuptools"]["packages"]["find"]["include"]
-    for package in ("gemel", "merger", "edge_runtime", "models", "video_samples"):
-        assert f"{package}*" in patterns and (repository / package / "__init__.py").is_file()
+    assert project["tool"]["setuptools"]["packages"]["find"]["include"] == ["gemel*"]
+    for package in LINKED:
+        link = repository / "gemel" / package
+        assert link.is_symlink() and link.readlink() == Path("..", package) and (link / "__init__.py").is_file()
     assert project["project"]["scripts"]["gemel"] == "gemel.cli:main"
+
+
+def test_packages_are_imported_below_one_name(repository: Path):
+    folders = ("gemel", *LINKED, "benchmarks", "tests")
+    own = re.compile(rf"^\s*(?:from|import)\s+(?:{'|'.join(LINKED)})\b", re.MULTILINE)
+    paths = [path for folder in folders for path in (repository / folder).rglob("*.py")]
+    found = {str(path.relative_to(repository)) for path in paths if own.search(path.read_text())}
+    assert found == set()
 
 
 def dependencies_of(project: dict[str, Any]) -> list[str]:
@@ -126,12 +138,13 @@ def dependencies_of(project: dict[str, Any]) -> list[str]:
     return [*project["project"]["dependencies"], *chain(*project["project"]["optional-dependencies"].values())]
 
 
-def test_extras_hold_one_onnxruntime_package_each(project: dict[str, Any]):
+def test_a_box_is_installed_without_what_merges_alone_need(project: dict[str, Any]):
+    needed = [re.split(r"[><=;]", name)[0] for name in project["project"]["dependencies"]]
     extras = project["project"]["optional-dependencies"]
-    of_runtime = {name: re.findall(r"onnxruntime[a-z-]*", " ".join(wanted)) for name, wanted in extras.items()}
-    assert (of_runtime.pop("cpu"), of_runtime.pop("gpu")) == (["onnxruntime"], ["onnxruntime-gpu"])
-    assert not any(of_runtime.values()) and "gpu" not in " ".join(extras["dev"])
-    assert not any("onnxruntime" in name for name in project["project"]["dependencies"])
+    of_merges = [re.split(r"[><=;]", name)[0] for name in extras["merge"]]
+    assert {"torch", "torchvision", "scipy", "onnxscript"} <= set(of_merges)
+    assert "onnxruntime" in needed and not set(needed) & set(of_merges)
+    assert not any("onnxruntime" in name for name in chain(*extras.values())), "its packages overwrite each other"
 
 
 def test_dependencies_state_their_purpose(repository: Path, project: dict[str, Any]):
@@ -141,14 +154,27 @@ def test_dependencies_state_their_purpose(repository: Path, project: dict[str, A
         assert name.startswith("gemel[") or re.search(r"# \w+", line), name
 
 
-def test_dependencies_are_pinned_by_constraints(repository: Path, project: dict[str, Any]):
-    wanted = {re.split(r"[\[><=]", name)[0].lower() for name in dependencies_of(project)} - {"gemel"}
-    held = {
-        line.split("==")[0].lower()
-        for line in (repository / "constraints.txt").read_text().splitlines()
-        if "==" in line
-    }
-    assert wanted <= held
+@pytest.mark.parametrize(
+    ("file", "extras"), [("constraints.txt", ("merge", "test", "ray", "dev")), ("docker/requirements.txt", ("zmq",))]
+)
+def test_locked_requirement_has_a_version_and_hashes(
+    repository: Path, project: dict[str, Any], file: str, extras: tuple[str, ...]
+):
+    optional = project["project"]["optional-dependencies"]
+    wanted = [*project["project"]["dependencies"], *chain(*(optional[extra] for extra in extras))]
+    names = {re.split(r"[\[><=;]", name)[0].lower().replace("_", "-") for name in wanted} - {"gemel"}
+    text = re.sub(r"^#.*\n", "", (repository / file).read_text(), flags=re.MULTILINE)
+    entries = [entry for entry in text.replace("\\\n", " ").splitlines() if entry.strip()]
+    assert names <= {entry.partition("==")[0].lower().replace("_", "-") for entry in entries}
+    assert all("==" in entry and "--hash=sha256:" in entry for entry in entries)
+
+
+def test_sbom_lists_what_is_installed(tmp_path: Path):
+    out = tmp_path / "sbom.json"
+    command = [sys.executable, "-m", "cyclonedx_py", "environment", "--output-file", out, sys.executable]
+    subprocess.run(command, check=True, capture_output=True)
+    listed = {component["name"].lower() for component in json.loads(out.read_text())["components"]}
+    assert {"gemel", "numpy", "onnx", "safetensors"} <= listed
 
 
 def test_every_file_that_code_and_docs_name_is_there(repository: Path):

@@ -56,6 +56,7 @@ def write_video(
         stream: Any = file.add_stream(codec, rate=FPS)
         stream.height, stream.width = images[0].shape[:2]
         stream.pix_fmt, stream.options = pixels, {"g": "5"} | (options or {})
+        stream.codec_context.thread_count = 1  # the bytes, and so what damage hits, differ by the number of threads
         if times_ms:
             stream.time_base = stream.codec_context.time_base = Fraction(1, 1000)
         for name, value in (colours or {}).items():

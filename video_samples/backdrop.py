@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
-from video_samples.draw import NEAR_M, Light, Pen, View
-from video_samples.objects import Colour
+from gemel.video_samples.draw import NEAR_M, Light, Pen, View
+from gemel.video_samples.objects import Colour
 
 PIXELS_PER_M = 16  # resolution of the ground map
 LIGHT_PIXELS_PER_M = 4  # lamplight is soft

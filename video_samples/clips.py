@@ -15,11 +15,11 @@ import cv2
 import numpy as np
 from av.error import FFmpegError
 
-from video_samples.junction import junction
-from video_samples.renderer import FrameTruth, Renderer
-from video_samples.scene import Scene
-from video_samples.square import square
-from video_samples.traffic import STEP_S
+from gemel.video_samples.junction import junction
+from gemel.video_samples.renderer import FrameTruth, Renderer
+from gemel.video_samples.scene import Scene
+from gemel.video_samples.square import square
+from gemel.video_samples.traffic import STEP_S
 
 SCENES: dict[str, Callable[[], Scene]] = {
     "junction-day": lambda: junction(night=False),

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 import cv2
 import numpy as np
 
-from video_samples.objects import GLASS, GLOW, HEAD, MATTE, TAIL, Colour, Figure, Outfit, Solid
+from gemel.video_samples.objects import GLASS, GLOW, HEAD, MATTE, TAIL, Colour, Figure, Outfit, Solid
 
 OVERSAMPLING = 2  # the canvas has this many pixels per output pixel and side; the reduction smooths every edge
 MARGIN_PX = 8  # canvas pixels around the frame that camera shake may reveal

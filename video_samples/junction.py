@@ -6,8 +6,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from video_samples import props
-from video_samples.backdrop import (
+from gemel.video_samples import props
+from gemel.video_samples.backdrop import (
     ASPHALT,
     GRASS,
     PAINT,
@@ -20,9 +20,9 @@ from video_samples.backdrop import (
     make_sprite,
     paint_backdrop,
 )
-from video_samples.draw import Light, View
-from video_samples.scene import Phase, Scene, Signals, World
-from video_samples.traffic import Flow, WalkingRoute, arc, make_path
+from gemel.video_samples.draw import Light, View
+from gemel.video_samples.scene import Phase, Scene, Signals, World
+from gemel.video_samples.traffic import Flow, WalkingRoute, arc, make_path
 
 ROAD_FAR, BAY_FAR = 14.0, 17.2  # far kerb of the main road, and of the bus bay
 KERB = -1.9  # near kerb; the red cycle lane lies between it and y = 0

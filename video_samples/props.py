@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from video_samples.draw import Pen
-from video_samples.objects import Colour
+from gemel.video_samples.draw import Pen
+from gemel.video_samples.objects import Colour
 
 Draw = Callable[[Pen], None]
 METAL: Colour = (70, 76, 80)

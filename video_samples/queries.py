@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from video_samples.objects import VEHICLES
-from video_samples.renderer import MIN_VISIBLE, FrameTruth
+from gemel.video_samples.objects import VEHICLES
+from gemel.video_samples.renderer import MIN_VISIBLE, FrameTruth
 
 Rect = tuple[float, float, float, float]
 

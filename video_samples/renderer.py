@@ -8,10 +8,10 @@ from functools import lru_cache
 import cv2
 import numpy as np
 
-from video_samples.backdrop import Sprite
-from video_samples.draw import MARGIN_PX, NEAR_M, OVERSAMPLING, LampSeen, Pen, View
-from video_samples.objects import HEAD, SceneObject, Solid
-from video_samples.scene import Scene, World
+from gemel.video_samples.backdrop import Sprite
+from gemel.video_samples.draw import MARGIN_PX, NEAR_M, OVERSAMPLING, LampSeen, Pen, View
+from gemel.video_samples.objects import HEAD, SceneObject, Solid
+from gemel.video_samples.scene import Scene, World
 
 GLOW_SCALE = 2  # the light layer has this many frame pixels per pixel: light is soft
 BEAM_COLOUR = (78.0, 72.0, 54.0)

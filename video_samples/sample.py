@@ -15,10 +15,10 @@ from pathlib import Path
 import cv2
 import yaml
 
-from video_samples.clips import SCENES, Clip, join, read_frames, record, write_truth
-from video_samples.queries import SAMPLE_QUERIES, Rect
-from video_samples.renderer import FrameTruth
-from video_samples.traffic import STEP_S
+from gemel.video_samples.clips import SCENES, Clip, join, read_frames, record, render, write_truth
+from gemel.video_samples.queries import SAMPLE_QUERIES, Rect
+from gemel.video_samples.renderer import FrameTruth
+from gemel.video_samples.traffic import STEP_S
 
 CANDIDATES = 10
 SHARE = (0.3, 0.7)  # wanted share of "yes" among the answers of one clip
@@ -77,9 +77,13 @@ class SplitSize:
 
 SPLITS = {
     "train": SplitSize(10, 26.0, 1.0, 1),
-    "val": SplitSize(5, 21.0, 1.0, 1),
+    "val": SplitSize(15, 7.0, 1.0, 1),
     "test": SplitSize(4, 13.0, CAMERA_FPS, 2),
 }
+UNLABELLED = "unlabelled"
+UNLABELLED_SEEDS = 5000
+FOOTAGE = SplitSize(6, 1040.0, 0.05, 1)
+"""Footage of each camera without labels: pictures, 20 seconds apart, of 104 minutes."""
 
 
 @dataclass(frozen=True)
@@ -103,18 +107,20 @@ def write_sample(
     seed: int = 0,
     splits: dict[str, SplitSize] | None = None,
     workers: int = WORKERS,
+    footage: SplitSize | None = None,
     on_progress: Progress | None = None,
 ) -> Path:
     """Renders the sample into `out_dir` and returns its workload file.
 
     `footage/<unit>.mp4` and `.gt.jsonl` are the clips; a unit belongs to one split only. `clips/<camera>.mp4` plays the
     test clips one after the other, for the box. `data/<query>` are labelled frames. The weights the workload file
-    names do not exist yet: training makes them. Files of an earlier sample in `out_dir` are replaced; the workload
-    file comes last, so a sample without one is not complete. OSError when something cannot be written.
+    names do not exist yet: training makes them. With `footage`, `unlabelled/<camera>` holds pictures without labels.
+    Files of an earlier sample in `out_dir` are replaced; the workload file comes last, so a sample without one is not
+    complete. OSError when something cannot be written.
     """
     out, splits = Path(out_dir), splits or SPLITS
     (out / WORKLOAD).unlink(missing_ok=True)
-    for folder in ("footage", "clips", *(f"data/{question.id}" for question in SAMPLE_QUERIES)):
+    for folder in ("footage", "clips", UNLABELLED, *(f"data/{question.id}" for question in SAMPLE_QUERIES)):
         shutil.rmtree(out / folder, ignore_errors=True)
         (out / folder).mkdir(parents=True)
     jobs = [
@@ -124,7 +130,7 @@ def write_sample(
             size.label_every,
             out,
         )
-        for split, size in splits.items()
+        for split, size in {**splits, **({UNLABELLED: footage} if footage else {})}.items()
         for camera in SCENES
         for i in range(size.clips)
     ]
@@ -140,12 +146,15 @@ def write_sample(
         played = [job for job in jobs if job.clip.camera == camera and job.split == "test"]
         join([out / "footage" / f"{job.clip.unit}.mp4" for job in played], out / "clips" / f"{camera}.mp4")
         write_truth(out / "clips" / f"{camera}.gt.jsonl", [frame for job in played for frame in done[job].truths])
-    return _write_workload(out)
+    return _write_workload(out, footage is not None)
 
 
 def _seed(seed: int, camera: str, split: str, index: int) -> int:
     """A seed of its own for every clip."""
-    return ((seed * 3 + list(SCENES).index(camera)) * 3 + ("train", "val", "test").index(split)) * 10_000 + index * 100
+    first = (seed * 3 + list(SCENES).index(camera)) * 3
+    if split == UNLABELLED:
+        return first * 10_000 + UNLABELLED_SEEDS + index * 100
+    return (first + ("train", "val", "test").index(split)) * 10_000 + index * 100
 
 
 def _in_processes(jobs: list[_Job], workers: int) -> Iterator[_Cut]:
@@ -163,7 +172,9 @@ def _quiet_worker() -> None:
 
 
 def _run(job: _Job) -> _Cut:
-    """Records one clip, then cuts labelled frames from what a decoder makes of it."""
+    """Records one clip, then cuts labelled frames from what a decoder makes of it; footage is pictures alone."""
+    if job.split == UNLABELLED:
+        return _write_pictures(job)
     truths = record(select_seed(job.clip), job.out / "footage")
     annotated = []
     questions = [question for question in SAMPLE_QUERIES if question.camera == job.clip.camera]
@@ -186,10 +197,21 @@ def _run(job: _Job) -> _Cut:
     return _Cut(truths, annotated)
 
 
+def _write_pictures(job: _Job) -> _Cut:
+    """The frames of a clip as pictures of its camera, without labels."""
+    folder = job.out / UNLABELLED / job.clip.camera
+    folder.mkdir(parents=True, exist_ok=True)
+    for index, (frame, _) in enumerate(render(job.clip)):
+        name = f"{job.clip.unit}__{round(index * 1000 / job.clip.fps):06d}.jpg"
+        picture = cv2.cvtColor(frame, cv2.COLOR_RGB2BGR)
+        cv2.imwrite(str(folder / name), picture, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
+    return _Cut([], [])
+
+
 def _write_annotations(out: Path, done: dict[_Job, _Cut]) -> None:
     """COCO files of the detection queries, one for each split."""
     for question in (q for q in SAMPLE_QUERIES if q.zone is None):
-        for split in {job.split for job in done}:
+        for split in {job.split for job in done} - {UNLABELLED}:
             images, annotations = [], []
             for job, cut in done.items():
                 for query, name, width, height, boxes in cut.annotated if job.split == split else ():
@@ -216,7 +238,7 @@ def _write_annotations(out: Path, done: dict[_Job, _Cut]) -> None:
             (out / "data" / question.id / split / "annotations.json").write_text(json.dumps(document), encoding="utf-8")
 
 
-def _write_workload(out: Path) -> Path:
+def _write_workload(out: Path, has_footage: bool) -> Path:
     queries = [
         {
             "id": q.id,
@@ -238,7 +260,14 @@ def _write_workload(out: Path) -> Path:
     document = {
         "name": "sample",
         "accuracy_target": 0.95,
-        "cameras": {camera: {"source": f"clips/{camera}.mp4", "fps": CAMERA_FPS} for camera in SCENES},
+        "cameras": {
+            camera: {
+                "source": f"clips/{camera}.mp4",
+                "fps": CAMERA_FPS,
+                **({"footage": f"{UNLABELLED}/{camera}"} if has_footage else {}),
+            }
+            for camera in SCENES
+        },
         "queries": queries,
     }
     path = out / WORKLOAD

@@ -8,10 +8,10 @@ from itertools import count
 
 import numpy as np
 
-from video_samples.backdrop import Backdrop, Sprite
-from video_samples.draw import Light, View
-from video_samples.objects import SceneObject
-from video_samples.traffic import STEP_S, Crowd, Flow, Traffic, WalkingRoute
+from gemel.video_samples.backdrop import Backdrop, Sprite
+from gemel.video_samples.draw import Light, View
+from gemel.video_samples.objects import SceneObject
+from gemel.video_samples.traffic import STEP_S, Crowd, Flow, Traffic, WalkingRoute
 
 AMBER_S = 1.6
 WARM_UP_S = 26.0  # the world runs this long before the first frame, so that the picture is already busy

@@ -6,11 +6,20 @@ from functools import lru_cache
 
 import numpy as np
 
-from video_samples import props
-from video_samples.backdrop import GRASS, PAVING, SETTS, FacadeStyle, GroundMap, House, make_sprite, paint_backdrop
-from video_samples.draw import Light, View
-from video_samples.scene import Scene, World
-from video_samples.traffic import WalkingRoute
+from gemel.video_samples import props
+from gemel.video_samples.backdrop import (
+    GRASS,
+    PAVING,
+    SETTS,
+    FacadeStyle,
+    GroundMap,
+    House,
+    make_sprite,
+    paint_backdrop,
+)
+from gemel.video_samples.draw import Light, View
+from gemel.video_samples.scene import Scene, World
+from gemel.video_samples.traffic import WalkingRoute
 
 VIEW = View(640, 360, (-2.0, -13.0, 6.4), 6.0, -12.0, 520.0)
 SUN = Light((0.62, -0.38, 0.68), (0.58, 0.52, 0.42), (0.50, 0.53, 0.60))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from video_samples.objects import Outfit, SceneObject, Solid, random_outfit, random_vehicle
+from gemel.video_samples.objects import Outfit, SceneObject, Solid, random_outfit, random_vehicle
 
 STEP_S = 0.1
 POINT_M = 0.25  # spacing of the points of a path

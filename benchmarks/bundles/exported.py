@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bundles.samples import bundle_query, write_measured_bundle
-from models.export_folder import WEIGHTS, export_folder
-from models.io import open_atomic
+from gemel.models.export_folder import WEIGHTS, export_folder
+from gemel.models.io import open_atomic
 
 MODEL, SESSIONS = "resnet50", 8
 SHARED, DEFAULT, WITHOUT_WEIGHTS = "shared", "default", "without weights"
@@ -76,7 +76,7 @@ def write_tied(name: str, count: int, path: Path) -> Any:
     """A bundle of queries of one network that share the weights of all convolutions and linear layers but the head."""
     import torch
 
-    from models import zoo
+    from gemel.models import zoo
 
     torch.manual_seed(0)
     if name.endswith(".onnx"):
@@ -101,9 +101,9 @@ def write_tied_graphs(file: Path, count: int, path: Path) -> Any:
 
     import torch
 
-    from models.decoders.files import ModelFile
-    from models.decoders.graph_model import last_layers
-    from models.preprocess import Preprocess
+    from gemel.models.decoders.files import ModelFile
+    from gemel.models.decoders.graph_model import last_layers
+    from gemel.models.preprocess import Preprocess
 
     found = ModelFile(file).complete()
     first = found.build()

@@ -62,7 +62,7 @@ def measure(folder: Path, count: int) -> dict[str, Any]:
 
 def workload(count: int) -> dict[str, Any]:
     """A workload file of so many queries over the whole zoo."""
-    from models.zoo.registry import ENTRIES
+    from gemel.models.zoo.registry import ENTRIES
 
     entries = sorted(ENTRIES.values(), key=lambda entry: entry.name)
     queries = []

@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 from benchmarks.bundles.samples import bundle_query
-from models import zoo
-from models.bundle import Bundle, BundleQuery, Made, open_bundle, verify_bundle, write_bundle
+from gemel.models import zoo
+from gemel.models.bundle import Bundle, BundleQuery, Made, open_bundle, verify_bundle, write_bundle
 
 MODEL, CLASSES, INPUT_SIZE = "vgg16", tuple(f"class {index}" for index in range(300)), 224
 CHUNK_BYTES = 8 << 20

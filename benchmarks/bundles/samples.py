@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from models import zoo
-from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
+from gemel.models import zoo
+from gemel.models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 
 CLASSES, INPUT_SIZE = tuple(f"class {index}" for index in range(10)), 224
 

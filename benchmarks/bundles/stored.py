@@ -34,10 +34,11 @@ from torch import Tensor, nn
 
 from benchmarks.bundles.samples import CLASSES, INPUT_SIZE, bundle_query, write_measured_bundle
 from benchmarks.machine import held_bytes, machine
-from models.bits import WeightBits, max_code
-from models.quantization import PackedWeight, choices, pack
-from models.sharing.layers import layers_of, weight_key
-from models.workload import Query, load_workload
+from gemel.models.bits import WeightBits, max_code
+from gemel.models.quantization import PackedWeight, choices, pack
+from gemel.models.sharing.layers import layers_of, weight_key
+from gemel.models.tensors import normalise_frames
+from gemel.models.workload import Query, load_workload
 
 MODELS = ("resnet18", "resnet50", "mobilenet_v2")
 WEIGHTS: tuple[WeightBits, ...] = ("fp32", "fp16", "int8")
@@ -90,12 +91,12 @@ def packed_of(query: Query | None, model: nn.Module, weights: WeightBits) -> dic
 
 
 def _accuracy(query: Query) -> dict[str, Any]:
-    from models.batchnorm import recalibrate_batchnorm
-    from models.data import PreparedFrames, load_split
-    from models.evaluation import load_labels, predict, score, threshold_without_labels
-    from models.tasks import task_of
-    from models.weights import load_weights
-    from models.zoo import build_query, preprocess_of
+    from gemel.models.batchnorm import recalibrate_batchnorm
+    from gemel.models.data import PreparedFrames, load_split
+    from gemel.models.evaluation import load_labels, predict, score, threshold_without_labels
+    from gemel.models.tasks import task_of
+    from gemel.models.weights import load_weights
+    from gemel.models.zoo import build_query, preprocess_of
 
     model, task = build_query(query), task_of(query)
     load_weights(query, model)
@@ -120,7 +121,7 @@ def _accuracy(query: Query) -> dict[str, Any]:
         if stored:
             saved = sum(one.tensor.numel() * 4 - one.tensor.nbytes - _nbytes(one.scale) for one in stored.values())
             row |= {f"{weights} MB": row["MB"] - saved / 1e6, weights: score_trial(trial) / reached}
-        recalibrate_batchnorm(trial, (prepare.normalise(train.batch(chosen[at : at + BATCH])) for at in
+        recalibrate_batchnorm(trial, (normalise_frames(prepare, train.batch(chosen[at : at + BATCH])) for at in
                                 range(0, len(chosen), BATCH)))  # fmt: skip
         row[f"{weights}, norms again"] = score_trial(trial) / reached
     row |= dict(zip(("error", "clipped error"), _errors(model, packed_of(query, model, "int8")), strict=True))
@@ -148,7 +149,7 @@ def _errors(model: nn.Module, stored: dict[str, PackedWeight]) -> tuple[float, f
 
 
 def _bundle(folder: Path, name: str, weights: WeightBits) -> Any:
-    from models import zoo
+    from gemel.models import zoo
 
     torch.manual_seed(0)
     model = zoo.build(name, CLASSES, {}, INPUT_SIZE).eval()
@@ -157,8 +158,8 @@ def _bundle(folder: Path, name: str, weights: WeightBits) -> Any:
 
 
 def bind_engine(bundle: Any) -> Any:
-    from edge_runtime.engines.registry import make_engine
-    from edge_runtime.engines.setup import resident_arena
+    from gemel.edge_runtime.engines.layouts import resident_arena
+    from gemel.edge_runtime.engines.registry import make_engine
 
     engine = make_engine("torch", bundle, "one")
     engine.workspace_bytes  # counted on the meta device, so before anything is bound  # noqa: B018

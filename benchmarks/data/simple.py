@@ -16,14 +16,14 @@ from torch import nn
 
 from benchmarks.data.domains import write_task
 from benchmarks.data.files import copy_whole, need, say
-from merger.training.data import Batches, TrainingSet
-from models.batchnorm import batchnorms_of
-from models.data import PreparedFrames, load_split
-from models.evaluation import predict, score
-from models.tasks import task_of
-from models.weights import load_matching, save_weights
-from models.workload import Query, load_workload
-from models.zoo import build_query
+from gemel.merger.training.data import Batches, TrainingSet
+from gemel.models.batchnorm import batchnorms_of
+from gemel.models.data import PreparedFrames, load_split
+from gemel.models.evaluation import predict, score
+from gemel.models.tasks import task_of
+from gemel.models.weights import load_matching, save_weights
+from gemel.models.workload import Query, load_workload
+from gemel.models.zoo import build_query
 
 TASKS = ("pavements", "solar_ir")
 INIT = "mobilenet_v2_from_coral_ptq.pth"

@@ -20,15 +20,15 @@ import cv2
 import numpy as np
 
 from benchmarks.machine import machine
-from edge_runtime.engines.torch_engine import TorchEngine
-from edge_runtime.queues import Frame
-from edge_runtime.results import RunIdentity, result_record
-from edge_runtime.samples import sample_bytes, sample_name
 from gemel.drift import check_drift
 from gemel.drift_mend import mend_drift
-from models.bundle import Bundle, open_bundle
-from models.notes import add_note
-from models.video import Video
+from gemel.edge_runtime.engines.torch_engine import TorchEngine
+from gemel.edge_runtime.queues import Frame
+from gemel.edge_runtime.results import RunIdentity, result_record
+from gemel.edge_runtime.samples import sample_bytes, sample_name
+from gemel.models.bundle import Bundle, open_bundle
+from gemel.models.notes import add_note
+from gemel.models.video import Video
 
 BUNDLE, WORKLOAD = "sample.safetensors", "workload.yaml"
 SIZE = (640, 360)

@@ -19,9 +19,9 @@ from typing import Any
 import yaml
 
 from benchmarks.machine import machine
-from edge_runtime import daemon
 from gemel.drift import check_drift
-from models.bundle.delta import write_update
+from gemel.edge_runtime import daemon
+from gemel.models.bundle.delta import write_update
 
 BUNDLE, WORKLOAD = "sample.safetensors", "workload.yaml"
 DAY, NIGHT, SQUARE = "junction-day", "junction-night", "square"

@@ -25,12 +25,12 @@ from torch import Tensor, nn
 
 from benchmarks.machine import machine
 from benchmarks.schedule.cases import markdown
-from edge_runtime.engines.joint_run import JointRunner
-from edge_runtime.engines.setup import resident_arena
-from edge_runtime.engines.torch_engine import TorchEngine
-from models import zoo
-from models.bundle import BundleQuery, Made, open_bundle, write_bundle
-from models.preprocess import Preprocess
+from gemel.edge_runtime.engines.joint_run import JointRunner
+from gemel.edge_runtime.engines.layouts import resident_arena
+from gemel.edge_runtime.engines.torch_engine import TorchEngine
+from gemel.models import zoo
+from gemel.models.bundle import BundleQuery, Made, open_bundle, write_bundle
+from gemel.models.preprocess import Preprocess
 
 QUERIES = ("one", "two", "three", "four")
 CLASSES = ("a", "b", "c", "d")

@@ -26,12 +26,12 @@ import torch
 import yaml
 
 from benchmarks.machine import machine
-from edge_runtime.daemon import prepare
-from edge_runtime.queues import Frame
-from edge_runtime.runtime import Runtime
-from edge_runtime.sinks.worker import SinkManager
-from models.bundle import open_bundle
-from models.sharing.flop_rates import flop_rates
+from gemel.edge_runtime.daemon import prepare
+from gemel.edge_runtime.queues import Frame
+from gemel.edge_runtime.runtime import Runtime
+from gemel.edge_runtime.sinks.worker import SinkManager
+from gemel.models.bundle import open_bundle
+from gemel.models.sharing.flop_rates import flop_rates
 
 
 def start_box(folder: Path, bundle: Path) -> Runtime:

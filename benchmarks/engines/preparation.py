@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torchvision.transforms.v2 import functional as F
 
-from models.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from gemel.models.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 
 FRAME = (1080, 1920)
 SIDES = (224, 640)
@@ -41,7 +41,7 @@ def ways(frame: np.ndarray, side: int) -> dict[str, Callable[[], object]]:
     }
     found: dict[str, Callable[[], object]] = {"bare": lambda: prepare_bare(frame, side)}
     for name, one in asked.items():
-        found[name] = lambda one=one: one.normalise(torch.stack([one.resize_frame(frame)]))
+        found[name] = lambda one=one: one(frame)
     return found
 
 

@@ -21,8 +21,8 @@ from collections.abc import Callable
 
 import torch
 
-from models.process import keep_freed_memory
-from models.zoo import build
+from gemel.models.process import keep_freed_memory
+from gemel.models.zoo import build
 
 VARIANTS = ("plain", "kept", "fused")
 CASES = {

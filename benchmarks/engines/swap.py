@@ -29,13 +29,13 @@ import torch
 
 from benchmarks.bundles.samples import CLASSES, INPUT_SIZE, bundle_query, write_measured_bundle
 from benchmarks.machine import machine
-from edge_runtime.engines.torch_engine import TorchEngine
-from edge_runtime.memory.allocator import Extent, FreeList
-from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.store import Store, channels_last_layouts
-from edge_runtime.memory.transfer_cpu import allocate_memory
-from models import zoo
-from models.bundle import Bundle, open_bundle
+from gemel.edge_runtime.engines.torch_engine import TorchEngine
+from gemel.edge_runtime.memory.allocator import Extent, FreeList
+from gemel.edge_runtime.memory.arena import Arena
+from gemel.edge_runtime.memory.store import Store, channels_last_layouts
+from gemel.edge_runtime.memory.transfer_cpu import allocate_memory
+from gemel.models import zoo
+from gemel.models.bundle import Bundle, open_bundle
 
 MODELS = {"first": "resnet50", "second": "resnet50", "third": "resnet18", "fourth": "resnet18"}
 COLUMNS = (

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from benchmarks.bundles.samples import bundle_query, write_measured_bundle
-from models import zoo
-from models.bits import Bits
-from models.bundle import Bundle
-from models.quantization import choices, pack
+from gemel.models import zoo
+from gemel.models.bits import Bits
+from gemel.models.bundle import Bundle
+from gemel.models.quantization import choices, pack
 
 CLASSES = ("car", "bus", "truck")
 FAMILIES = (

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from edge_runtime.memory.transfer import on_compute_stream
+from gemel.edge_runtime.memory.transfer import on_compute_stream
 
 
 @dataclass(frozen=True)

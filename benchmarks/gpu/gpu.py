@@ -49,13 +49,10 @@ STAGES: Mapping[str, Stage] = {
     "swap": Stage("swapping", "swap", 90),
     "speed": Stage("running", "speed", 180),
     "joint": Stage("passes", "joint", 90),
-    "sessions": Stage("passes", "sessions", 120),
     "serving": Stage("serving", "serve", 150),
     "merging": Stage("training", "merge", 180),
     "layout": Stage("training", "lay_out", 180),
     "whole": Stage("training", "whole", 180),
-    "compiled": Stage("running", "check_compiled", 400),
-    "onnx": Stage("running", "onnx", 240),
 }
 
 

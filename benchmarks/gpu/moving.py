@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.found import Found, Setting
-from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.store import Store, channels_last_layouts
-from edge_runtime.memory.transfer_cuda import PinnedStore
+from gemel.edge_runtime.memory.arena import Arena
+from gemel.edge_runtime.memory.store import Store, channels_last_layouts
+from gemel.edge_runtime.memory.transfer_cuda import PinnedStore
 
 CAPACITY_SHARE = 0.5
 SLEEP_S = 0.002

@@ -1,4 +1,4 @@
-"""One pass for 1, 2, 4 and 8 queries, and one session for an architecture: frames a second, bytes, outputs."""
+"""One pass for 1, 2, 4 and 8 queries: frames a second, bytes, outputs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ import torch
 
 from benchmarks.gpu.bundles import FAMILIES, FEW, bundle_of
 from benchmarks.gpu.found import Found, Setting
-from edge_runtime.engines.base import EngineError
-from edge_runtime.engines.joint_pass import Job
-from edge_runtime.engines.registry import make_engine
-from edge_runtime.engines.session import open_sessions
-from edge_runtime.engines.setup import resident_arena
-from edge_runtime.engines.torch_engine import TorchEngine
-from models.device import disable_tf32
+from gemel.edge_runtime.engines.joint_pass import Job
+from gemel.edge_runtime.engines.layouts import resident_arena
+from gemel.edge_runtime.engines.torch_engine import TorchEngine
+from gemel.models.device import disable_tf32
 
 COUNTS = (1, 2, 4, 8)
 CLOSE = 1e-4
@@ -51,31 +48,6 @@ def joint(setting: Setting, found: Found) -> None:
                 found.takes_at_most(f"pass_of_{count}_over_runs", pass_s / runs_s, MAX_PASS_OVER_RUNS)
             needed = {tensor for name in names[:count] for tensor in bundle.names_in_order(name)}
             found.note(f"bytes_{count}", sum(map(bundle.nbytes, needed)))
-    arena.close()
-
-
-def sessions(setting: Setting, found: Found) -> None:
-    """ONNX Runtime's session for four queries of an architecture against the engine torch."""
-    model, names = FEW[0] if setting.small else FAMILIES[0], ("north", "east", "south", "west")[: setting.many(4, 2)]
-    bundle = bundle_of(setting.folder / "sessions", names, model, setting.small)
-    try:
-        engines = {name: one for group in open_sessions(bundle, names, setting.device) for name, one in group.items()}
-    except EngineError as error:
-        found.left_out["sessions"] = str(error)
-        return
-    eager = {name: make_engine("torch", bundle, name, setting.device) for name in names}
-    arena = resident_arena(bundle, eager)
-    found.note("bytes_of_sessions", sum({id(one.shared): one.shared.nbytes for one in engines.values()}.values()))
-    with setting.on_compute_stream(), torch.inference_mode(), disable_tf32():
-        frames = torch.rand(1, 3, *engines[names[0]].query.preprocess.size, device=setting.device)
-        last = frames.contiguous(memory_format=torch.channels_last)
-        for name in names:
-            expected, got = eager[name].forward(last).cpu(), engines[name].forward(frames).cpu()
-            found.at_most(f"session_{name}_apart", float((got - expected).abs().max() / expected.abs().max()), CLOSE)
-        eager_s, session_s = setting.times(
-            setting.many(30, 2), partial(eager[names[0]].forward, last), partial(engines[names[0]].forward, frames)
-        )
-        found.note("session_over_torch", session_s / eager_s)
     arena.close()
 
 

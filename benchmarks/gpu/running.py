@@ -12,27 +12,25 @@ from torch.utils import _pytree as pytree
 
 from benchmarks.gpu.bundles import FAMILIES, FEW, bundle_of
 from benchmarks.gpu.found import Found, Setting
-from edge_runtime.engines.base import EngineError, FrameEngine
-from edge_runtime.engines.registry import engine_class, make_engine
-from edge_runtime.engines.setup import resident_arena
-from edge_runtime.engines.torch_engine import TorchEngine
-from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.store import Store
-from edge_runtime.memory.transfer import compute_stream
-from edge_runtime.scheduler.costs import BATCHES
-from models.bits import Bits
-from models.bundle import Bundle
-from models.device import disable_tf32
-from models.preprocess import height_width
+from gemel.edge_runtime.engines.base import EngineError, FrameEngine
+from gemel.edge_runtime.engines.layouts import resident_arena
+from gemel.edge_runtime.engines.registry import engine_class, make_engine
+from gemel.edge_runtime.engines.torch_engine import TorchEngine
+from gemel.edge_runtime.memory.arena import Arena
+from gemel.edge_runtime.memory.store import Store
+from gemel.edge_runtime.memory.transfer import compute_stream
+from gemel.edge_runtime.scheduler.costs import BATCHES
+from gemel.models.bits import Bits
+from gemel.models.bundle import Bundle
+from gemel.models.device import disable_tf32
+from gemel.models.preprocess import height_width
 
 CLOSE, CLOSE_IN_HALF = 1e-4, 2e-2
 COUNTS = (1, 3)
 WAITS = "fasterrcnn_mobilenet_v3_large_320_fpn"
 QUERIES = ("north", "east", "south", "west")
 MAX_BYTES_OF_FOUR = 1.2
-ENGINE_OVER_BARE, COMPILED_OVER_BARE = 1.02, 0.8
-COMPILED_FAMILIES = FAMILIES[:2]
-"""Each is compiled twice, for one frame and for several: a minute or so."""
+ENGINE_OVER_BARE = 1.02
 
 
 def outputs(setting: Setting, found: Found) -> None:
@@ -40,16 +38,6 @@ def outputs(setting: Setting, found: Found) -> None:
     for model in FEW if setting.small else FAMILIES:
         bundle = bundle_of(setting.folder / model, QUERIES[:1], model, setting.small)
         compare(setting, found, bundle, "torch", CLOSE)
-
-
-def check_compiled(setting: Setting, found: Found) -> None:
-    """The same in the engine compiled; packages that were made are found again when it is run anew."""
-    if setting.small:
-        found.left_out["compiled"] = "takes minutes"
-        return
-    for model in COMPILED_FAMILIES:
-        bundle = bundle_of(setting.folder / model, QUERIES[:1], model, setting.small)
-        compare(setting, found, bundle, "compiled", CLOSE)
 
 
 def forms(setting: Setting, found: Found) -> None:
@@ -90,7 +78,7 @@ def forms(setting: Setting, found: Found) -> None:
 
 
 def speed(setting: Setting, found: Found) -> None:
-    """A run of one frame over the plain module's: eager without and with graphs, compiled."""
+    """A run of one frame over the plain module's: eager without and with graphs."""
     model = FEW[0] if setting.small else FAMILIES[0]
     bundle = bundle_of(setting.folder / "speed", QUERIES[:1], model, setting.small)
     query, frames = QUERIES[0], _frames(setting, bundle, 1)
@@ -101,8 +89,6 @@ def speed(setting: Setting, found: Found) -> None:
         for count in BATCHES:
             found.note(f"workspace_{count}", plain.workspace_of(count))
         cases: dict[str, Any] = {"torch": plain, "graphs": graphed}
-        if not setting.small and (made := _prepare(found, bundle, "compiled", setting)) is not None:
-            cases["compiled"] = made
         arenas = [resident_arena(bundle, {query: engine}) for engine in cases.values()]
         for engine in cases.values():
             for _ in range(3):
@@ -115,19 +101,6 @@ def speed(setting: Setting, found: Found) -> None:
     ratios = {name: seconds / base for name, seconds in zip(cases, taken)}
     found.takes_at_most("torch_over_bare", ratios["torch"], ENGINE_OVER_BARE)
     found.takes_at_most("graphs_over_torch", ratios["graphs"] / ratios["torch"], 1.0)
-    if "compiled" in ratios:
-        found.takes_at_most("compiled_over_bare", ratios["compiled"], COMPILED_OVER_BARE)
-
-
-def onnx(setting: Setting, found: Found) -> None:
-    """ONNX Runtime on the same device, where its wheel is there."""
-    why = engine_class("onnx").missing(setting.device.type)
-    if why is not None:
-        found.left_out["onnx"] = why
-        return
-    for model in FEW[:1] if setting.small else FAMILIES[:4]:
-        bundle = bundle_of(setting.folder / model, QUERIES[:1], model, setting.small)
-        compare(setting, found, bundle, "onnx", CLOSE)
 
 
 def compare(setting: Setting, found: Found, bundle: Bundle, name: str, close: float, form: str = "fp32") -> None:

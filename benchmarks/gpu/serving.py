@@ -14,11 +14,11 @@ import yaml
 from benchmarks.gpu.bundles import FAMILIES, FEW, bundle_of
 from benchmarks.gpu.found import Found, Setting
 from benchmarks.gpu.running import QUERIES
-from edge_runtime.box import known_costs
-from edge_runtime.daemon import run
-from edge_runtime.engines.torch_engine import TorchEngine
-from edge_runtime.memory.transfer_cuda import ALLOCATOR_SLACK_BYTES, CudaTransferBackend
-from edge_runtime.scheduler.costs import all_bytes
+from gemel.edge_runtime.box import known_costs
+from gemel.edge_runtime.daemon import run
+from gemel.edge_runtime.engines.torch_engine import TorchEngine
+from gemel.edge_runtime.memory.transfer_cuda import ALLOCATOR_SLACK_BYTES, CudaTransferBackend
+from gemel.edge_runtime.scheduler.costs import all_bytes
 
 SECONDS, MIN_SECONDS = 60.0, 1.0
 FPS, PICTURES = 10, 40

@@ -11,13 +11,13 @@ import torch
 from benchmarks.gpu.bundles import FAMILIES, FEW, bundle_of
 from benchmarks.gpu.found import Found, Setting
 from benchmarks.gpu.running import QUERIES
-from edge_runtime.box import known_costs
-from edge_runtime.device import Device, arena_bytes
-from edge_runtime.engines.base import FrameEngine
-from edge_runtime.engines.setup import layouts_within
-from edge_runtime.engines.torch_engine import TorchEngine
-from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.store import Store
+from gemel.edge_runtime.box import known_costs
+from gemel.edge_runtime.device import Device, arena_bytes
+from gemel.edge_runtime.engines.base import FrameEngine
+from gemel.edge_runtime.engines.layouts import layouts_within
+from gemel.edge_runtime.engines.torch_engine import TorchEngine
+from gemel.edge_runtime.memory.arena import Arena
+from gemel.edge_runtime.memory.store import Store
 
 SWAP_OVER_COPY, PREFETCH_OVER_NONE = 1.15, 1.05
 GRAPH_RUNS = 3

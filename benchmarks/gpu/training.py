@@ -20,18 +20,18 @@ import yaml
 
 from benchmarks.gpu.bundles import FAMILIES, FEW, SIZE, SMALL_SIZE
 from benchmarks.gpu.found import Found, Setting
-from merger import MergeOptions, TrainOptions, train_originals
-from merger import merge as merged
-from merger.training.data import TrainingSet
-from merger.training.loop import Training
-from merger.training.recipe import Flops, Recipe
-from merger.training.step_config import MemoryPlan
-from models.bundle import verify_bundle
-from models.data import PreparedFrames, load_split
-from models.device import disable_tf32
-from models.evaluation import EvidenceConfig
-from models.workload import Workload, load_workload
-from models.zoo import build_query
+from gemel.merger import MergeOptions, TrainOptions, train_originals
+from gemel.merger import merge as merged
+from gemel.merger.training.data import TrainingSet
+from gemel.merger.training.loop import Training
+from gemel.merger.training.recipe import Flops, Recipe
+from gemel.merger.training.step_config import MemoryPlan
+from gemel.models.bundle import verify_bundle
+from gemel.models.data import PreparedFrames, load_split
+from gemel.models.device import disable_tf32
+from gemel.models.evaluation import EvidenceConfig
+from gemel.models.workload import Workload, load_workload
+from gemel.models.zoo import build_query
 
 LOSS_APART, GRADIENT_APART, MIN_BUSY = 1e-3, 1e-2, 0.7
 """Bounds of relative differences in the first step; later ones amplify rounding, since AdamW divides by its size."""

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from models.bits import FP32
-from models.sharing.plan import SharingPlan
+from gemel.models.bits import FP32
+from gemel.models.sharing.plan import SharingPlan
 
 Step = tuple[float, float]
 EQUAL = 1e-3
@@ -80,20 +80,30 @@ class Cell:
         return sum(query["met"] and query["worth"] for query in self.queries)
 
     @property
-    def certain(self) -> int:
-        """Of those, the ones whose whole interval reaches it."""
-        return sum(query["met"] and query["worth"] and query["certain"] for query in self.queries)
+    def proven(self) -> int | None:
+        """Queries that are proven or unchanged; None where the record is older than such proofs."""
+        states = [query.get("state") for query in self.queries]
+        return None if None in states else sum(state != "not proven" for state in states)
+
+    @property
+    def agreement(self) -> float | None:
+        """The mean part of answers that are the originals', of queries that changed; None in older records."""
+        if any("agreement" not in query for query in self.queries):
+            return None
+        changed = [query["agreement"] for query in self.queries if (query["agreement"], query["ratio"]) != (1.0, 1.0)]
+        return sum(changed) / len(changed) if changed else 1.0
 
     def accepted_steps(self) -> list[Step]:
         """(FLOPs, bytes saved by what was accepted by then), from (0, 0) on, ascending in both.
 
-        A search accepts set by set, one log row each. `top-down` accepts after each stage and after each validation
-        in which its targets are reached: its log names the recipe. Every other arm accepts all at its end.
+        A search accepts set by set, one log row each. `top-down` accepts after each step of its ladder. Every
+        other arm accepts all at its end.
         """
         if any("members" in row for row in self.log):
             return [(0.0, 0.0), *_search_steps(self.log, self.weights)]
-        keeps = any("recipe" in row for row in self.log)
-        accepted = [(row["flops"], float(row["accepted_bytes"])) for row in self.log if "accepted_bytes" in row]
+        keeps = any("recipe" in row for row in self.log)  # of the records that a validation accepted
+        kinds = ("accepted_bytes", "best_bytes")
+        accepted = [(row["flops"], float(row[kind])) for row in self.log for kind in kinds if kind in row]
         held = [(row["flops"], float(row["saved_bytes"])) for row in self.log if keeps and "epoch" in row]
         steps = [(0.0, 0.0)]
         for step in sorted([*accepted, *held]):

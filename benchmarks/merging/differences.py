@@ -22,16 +22,16 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.real.tables import table
-from merger.config import MergeOptions
-from merger.context import MergeContext
-from merger.methods.top_down import whole_plan
-from models.bits import Bits
-from models.data import PreparedFrames
-from models.evaluation import compare, predict
-from models.predictions import Prediction
-from models.quantization import MIN_ROW, pack
-from models.sharing.layers import model_bytes, weight_of
-from models.workload import load_workload
+from gemel.merger.config import MergeOptions
+from gemel.merger.context import MergeContext
+from gemel.merger.methods.top_down import whole_plan
+from gemel.models.bits import Bits
+from gemel.models.data import PreparedFrames
+from gemel.models.evaluation import compare, predict
+from gemel.models.predictions import Prediction
+from gemel.models.quantization import MIN_ROW, pack
+from gemel.models.sharing.layers import model_bytes, weight_of
+from gemel.models.workload import load_workload
 
 HALF_BYTES, SCALE_BYTES, PLACE_BYTES = 2, 4, 2
 Predictions = Mapping[str, Sequence[Prediction]]

@@ -1,7 +1,7 @@
 """Merges workloads by several arms and seeds, and compares what came of it.
 
 Usage: python -m benchmarks.merging.merge [--arms top-down gemel ...] [--seeds 0 1 2] [--workloads gti junction cifar]
-       [--targets 0.95 0.99] [--weights int8] [--max-flops 6e13] [--without substitute share_trunk]; --summary
+       [--targets 0.95 0.99] [--weights int8] [--max-flops 6e13] [--without "one network for all, trained"]; --summary
        only prints the tables of what is there
 
 Every arm gets the same work (image passes x FLOPs), not the same time: on a machine that does other things too, time
@@ -24,34 +24,36 @@ import itertools
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 import yaml
 
+import benchmarks.merging.rivals  # noqa: F401  (registers `ceiling` and `joint`)
 from benchmarks.data.files import say
 from benchmarks.machine import machine
 from benchmarks.merging.cells import Cell, Weight, path_of, read_cells
 from benchmarks.merging.tables import summary
+from gemel.merger import METHODS, MergeOptions, Recipe, TopDownConfig, merge
+from gemel.merger.checkpoint import WORK_SUFFIX
+from gemel.merger.events import Change
+from gemel.merger.merge import LOG_SUFFIX
+from gemel.models.bits import FP32, WEIGHTS
+from gemel.models.errors import InputError
+from gemel.models.io import open_atomic
+from gemel.models.sharing.layers import layers_of_all
+from gemel.models.weights import fingerprint
+from gemel.models.workload import Workload, load_workload
 from gemel.progress import show_progress
-from merger import METHODS, MergeOptions, Recipe, TopDownConfig, merge
-from merger.checkpoint import WORK_SUFFIX
-from merger.merge import LOG_SUFFIX
-from models.bits import FP32, WEIGHTS
-from models.errors import InputError
-from models.io import open_atomic
-from models.sharing.layers import layers_of_all
-from models.weights import fingerprint
-from models.workload import Workload, load_workload
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-ARMS = ("top-down", "substitute", "trunk", "gemel", "mainstream", "ceiling", "joint")
+ARMS = ("top-down", "gemel", "ceiling", "joint")
 MAX_FLOPS = {"gti": 1e14, "junction": 3.8e14, "cifar": 1.6e14, "published": 6e13, "domains": 6e13, "elsewhere": 6e13}
 """What junction and cifar need, an epoch of which costs five and one and a half of gti's; what one core does in about a
 quarter of an hour of the last three, set before they were merged for the first time."""
 WORKLOADS = tuple(MAX_FLOPS)
-STAGES = [name for name, value in asdict(TopDownConfig()).items() if value is True]
+STEPS = [change.value for change in Change]
 BAD_INPUT, INTERRUPTED = 2, 130
 
 
@@ -138,7 +140,7 @@ def run(
 
     Where the options set no bound, each workload has its own.
     """
-    off = [name for name, value in asdict(options.top_down).items() if value is False]
+    off = [change.name.lower() for change in options.top_down.without]
     asked = "".join(f"-{name}" for name in ([options.weights] if options.weights != FP32 else []))
     asked += f"-without-{'-'.join(off)}" if off else ""
     variants = [variant_of(workload, target) for workload in workloads for target in targets]
@@ -169,7 +171,7 @@ def options_of(given: argparse.Namespace) -> MergeOptions:
             recipe = replace(recipe, **{name: getattr(given, name)})
     names = ("margin", "accept_unproven", "min_saving", "max_flops", "weights")
     budget = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
-    return MergeOptions(recipe, **budget, top_down=replace(TopDownConfig(), **dict.fromkeys(given.without, False)))
+    return MergeOptions(recipe, **budget, top_down=TopDownConfig(without=tuple(map(Change, given.without))))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -187,7 +189,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--accept-unproven", action="store_true", default=None, help="as in `gemel merge`")
     parser.add_argument("--min-saving", type=float)
     parser.add_argument("--weights", choices=WEIGHTS, help="as in `gemel merge`")
-    parser.add_argument("--without", nargs="+", default=[], choices=STAGES, help="stages of `top-down` switched off")
+    parser.add_argument("--without", nargs="+", default=[], choices=STEPS, help="steps of `top-down` left out")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "out" / "merge", help="folder of the cells")
     parser.add_argument("--keep", action="store_true", help="keep the bundles, as ARM-seedN.bundle beside the cells")
     parser.add_argument("--summary", action="store_true", help="only print the tables of all cells that are there")

@@ -16,7 +16,7 @@ from torch import nn
 
 from benchmarks.machine import machine
 from benchmarks.real.tables import table
-from merger.training.step_config import AUTO, BF16, FP32, autocast, choose_precision
+from gemel.merger.training.step_config import AUTO, BF16, FP32, autocast, choose_precision
 
 FRAMES = 16
 MODELS = (

@@ -18,12 +18,13 @@ ARM_HEADS = (
     "saved / all bytes",
     "worst ratio",
     "met",
-    "certain",
+    "proven",
+    "answers as before",
     "FLOPs",
     "seconds",
 )
-ARMS_TITLE = "Arms, judged on test; met and certain: on the worst seed"
-QUERY_HEADS = ("workload", "arm", "seed", "query", "metric", "original", "merged", "ratio", "95 % interval", "met")
+ARMS_TITLE = "Arms, judged on test; met and proven: on the worst seed"
+QUERY_HEADS = ("workload", "arm", "seed", "query", "metric", "original", "merged", "ratio", "answers as before", "met")
 FLOPS_HEADS = ("seed", "bytes saved that", "/ ceiling", f"FLOPs of {OURS}", f"FLOPs of {THEIRS}", "ratio")
 
 
@@ -70,11 +71,26 @@ def arm_rows(cells: Sequence[Cell]) -> list[tuple[Any, ...]]:
             spread([cell.result["saved_fraction"] for cell in own]),
             min((query["ratio"] for cell in own for query in cell.queries), default=None),
             f"{min(cell.met for cell in own)} of {count}",
-            f"{min(cell.certain for cell in own)} of {count}",
+            proven_text(own),
+            agreement_text(own),
             f"{mean(cell.result['flops'] for cell in own):.3g}",
             f"{mean(cell.result['seconds'] for cell in own):.0f}",
         ))  # fmt: skip
     return rows
+
+
+def proven_text(cells: Sequence[Cell]) -> str:
+    """Queries proven or unchanged on the worst seed; "-" for records that are older than such proofs."""
+    counts = [cell.proven for cell in cells]
+    known = [count for count in counts if count is not None]
+    return f"{min(known)} of {len(cells[0].queries)}" if len(known) == len(counts) else "-"
+
+
+def agreement_text(cells: Sequence[Cell]) -> str:
+    """The part of answers that are the originals'; "-" for records without it."""
+    parts = [cell.agreement for cell in cells]
+    known = [part for part in parts if part is not None]
+    return spread(known) if len(known) == len(parts) else "-"
 
 
 def query_rows(cells: Sequence[Cell]) -> list[tuple[Any, ...]]:
@@ -84,7 +100,7 @@ def query_rows(cells: Sequence[Cell]) -> list[tuple[Any, ...]]:
             cell.name, cell.label, cell.seed, query["id"], query["metric"].replace("_", " "),
             query["original"] if query["worth"] else f"{query['original']:.3f} (no evidence)",
             query["merged"], query["ratio"],
-            "none" if query["ci95"] is None else "{:.2f} to {:.2f}".format(*query["ci95"]),
+            query.get("agreement"),
             "yes" if query["met"] else "no",
         )
         for cell in cells

@@ -24,11 +24,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models.decoders.graph_model import GraphAnswers, head_of
-from models.errors import message_of
-from models.graph import Graph, build_graph, load_graph
-from models.graph.stored import fill_graph, store_graph
-from models.graph.unfold import unfold_norms
+from gemel.models.decoders.graph_model import GraphAnswers
+from gemel.models.decoders.heads import head_of
+from gemel.models.errors import message_of
+from gemel.models.graph import Graph, build_graph, load_graph
+from gemel.models.graph.fill import fill_graph
+from gemel.models.graph.reader import LUMA
+from gemel.models.graph.stored import store_graph
+from gemel.models.graph.unfold import unfold_norms
 
 HALF = "half-"
 OPEN_SIZES = {"_det_infer": (320, 320), "_rec_infer": (48, 320), "_cls_infer": (48, 192), "_dynamic": (320, 320),
@@ -325,7 +328,7 @@ def check_file(path: Path, size: tuple[int, int] | None = None) -> Row:
         network = build_graph(graph.document)
         network.load_state_dict(graph.state, strict=True)
         module = GraphAnswers(network, head_of(graph), graph.input.shape[0] != "batch")
-        row.nodes, row.batch = len(network.graph.nodes), str(graph.input.shape[0])
+        row.nodes, row.batch = len(network.list_steps()), str(graph.input.shape[0])
         row.cut = graph.cut.operator if graph.cut else ""
         torch.manual_seed(0)
         scale = 255 if any(word in path.name.lower() for word in WHOLE) else 1  # as it was trained
@@ -337,7 +340,7 @@ def check_file(path: Path, size: tuple[int, int] | None = None) -> Row:
         with torch.no_grad():
             both, single = module.answer(frames), module.answer(frames[1:])
         expected = _reference(path, graph, frames)
-        queries = any("top_k" in str(node.target) for node in network.graph.nodes)
+        queries = any(step.name == "TopK" for step in network.list_steps())
         row.difference = max(_difference(one[:1], two, queries) for one, two in zip(both, expected))
         row.batch_difference = max(_difference(one[1:], two.numpy(), queries) for one, two in zip(both, single))
         row.written_difference = _written_difference(graph, frames, expected, queries)
@@ -376,6 +379,8 @@ def _feeds(session: Any, picture: Tensor) -> dict[str, np.ndarray]:
     for one in session.get_inputs():
         is_last = len(one.shape) == 4 and one.shape[3] == 3 and one.shape[1] != 3
         values = picture.permute(0, 2, 3, 1) if is_last else picture
+        if len(one.shape) == 4 and one.shape[1] == 1:
+            values = torch.einsum("nchw,c->nhw", picture, torch.tensor(LUMA))[:, None]
         values = values.repeat(one.shape[0] if isinstance(one.shape[0], int) else 1, 1, 1, 1).numpy()
         kind = {"tensor(uint8)": np.uint8, "tensor(float16)": np.float16}.get(one.type, np.float32)
         feeds[one.name] = np.ascontiguousarray(values, kind) if len(one.shape) == 4 else sizes

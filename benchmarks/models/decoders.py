@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torchvision.ops import batched_nms, box_iou
 
-from models.decoders.files import load_file
+from gemel.models.decoders.files import load_file
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIPS = ("tfl_jc1/jc1.mp4", "intel_pbc/*.mp4", "intel_car/*.mp4", "ozlu_street/*", "pinto_street3/*")

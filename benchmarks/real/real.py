@@ -1,7 +1,7 @@
 """The driver behind `make real`: the real workloads from footage to report, through the command line.
 
-For each workload: prepare, `gemel train` each original, `gemel merge` (the paper's method, with none, ceiling and
-joint beside it), `gemel bundle verify`, `gemel run` over the clips in a budget smaller than the originals need, and
+For each workload: prepare, `gemel train` each original, `gemel merge` (the default, with none and the paper's method
+beside it), `gemel bundle verify`, `gemel run` over the clips in a budget smaller than the originals need, and
 `gemel eval`. Every step leaves OUT/NAME/steps/STEP.json ({command, exit_code, seconds, result}); a step that has it
 is skipped, so an interrupted run goes on where it stopped. Ends with tables of all steps.
 """
@@ -27,7 +27,7 @@ from benchmarks.real.tables import SHIPPED, tables
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORKLOADS = ("gti", "junction", "cifar", "domains")
-METHODS = ("none", "top-down", "gemel", "ceiling", "joint")
+METHODS = ("none", "top-down", "gemel")
 REPORTS = {"jetson-nano": "report", "orin-nano-8gb": "report-orin"}  # where loads are slow, and where they are quick
 BOX_MEMORY = "50%"  # of the way from the largest original alone to all originals together
 RESULTS = "results.jsonl"
@@ -178,8 +178,8 @@ def merge(steps: Steps, workload: Path, bundle: Path, method: str, bounds: Seque
 def run_box(steps: Steps, name: str, out: Path, workload: Path) -> None:
     """The daemon over the workload's clips, in a budget that the originals would not fit."""
     originals = gemel("simulate", bundle_of(out, "none"), "--memory", BOX_MEMORY)
-    budget = steps.run("simulate-none", originals)["memory_bytes"]
-    steps.run("simulate-gemel", gemel("simulate", bundle_of(out, SHIPPED), "--memory", str(budget)))
+    budget = steps.run("simulate-none", originals)["budget_bytes"]
+    steps.run("simulate-gemel", gemel("simulate", bundle_of(out, SHIPPED), "--memory", BOX_MEMORY))
     config = out / "box.yaml"
     document = box_config(yaml.safe_load(workload.read_text(encoding="utf-8")), bundle_of(out, SHIPPED), budget, out)
     config.write_text(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -81,8 +82,8 @@ def _methods(found: dict[str, Any]) -> str:
 
 def _queries(found: dict[str, Any]) -> str:
     step = found.get(f"merge-{SHIPPED}")
-    keys = ("id", "metric", "original", "merged", "ratio", "chance_corrected", "met", "certain", "worth")
-    heads = ("query", *keys[1:5], "chance-corrected", "met", "certain", "original is evidence")
+    keys = ("id", "metric", "original", "merged", "ratio", "chance_corrected", "met", "state", "worth")
+    heads = ("query", *keys[1:5], "chance-corrected", "met", "proof", "original is evidence")
     rows = [[q.get(key) for key in keys] for q in step["result"]["queries"]] if step else []
     return table(f"Queries under `{SHIPPED}`, on test", heads, rows)
 
@@ -119,3 +120,20 @@ def _box(found: dict[str, Any]) -> str:
 def _commands(found: dict[str, Any]) -> str:
     rows = [(f"`{step['command']}`", step["exit_code"], round(step["seconds"])) for step in found.values()]
     return table("Commands", ("command", "exit code", "seconds"), rows)
+
+
+def print_simulation(
+    usage: str,
+    count: str,
+    default: int,
+    title: str,
+    heads: Sequence[str],
+    rows: Callable[[int], list[tuple[str, ...]]],
+    arguments: Sequence[str] | None,
+) -> int:
+    """The command of a simulation with one option, how many (`count`) are drawn: its table."""
+    parser = argparse.ArgumentParser(description=usage, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(f"--{count}", type=int, default=default)
+    number = getattr(parser.parse_args(arguments), count)
+    print(table(f"{number} {count} each{title}", heads, rows(number)))
+    return 0

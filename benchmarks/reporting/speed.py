@@ -26,7 +26,7 @@ import torch
 import yaml
 
 from benchmarks.machine import machine
-from edge_runtime.scheduler.costs import memory_settings
+from gemel.edge_runtime.scheduler.costs import memory_settings
 from gemel.evaluation import (
     MEMORY_SETTINGS,
     EvalOptions,
@@ -35,16 +35,16 @@ from gemel.evaluation import (
     build_report,
     score_query,
 )
+from gemel.models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
+from gemel.models.data import Frames, Split
+from gemel.models.predictions import BoxLabels, DetectionPrediction
+from gemel.models.sharing.groups import ceiling_bytes, groups
+from gemel.models.sharing.layers import layers_of_all
+from gemel.models.sharing.plan import SharingPlan, tie
+from gemel.models.workload import Workload, load_workload
+from gemel.models.zoo import build, input_size_of
 from gemel.report.document import MERGED, ORIGINALS
 from gemel.stream_eval import CostModel, load_cost_model
-from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
-from models.data import Frames, Split
-from models.predictions import BoxLabels, DetectionPrediction
-from models.sharing.groups import ceiling_bytes, groups
-from models.sharing.layers import layers_of_all
-from models.sharing.plan import SharingPlan, tie
-from models.workload import Workload, load_workload
-from models.zoo import build, input_size_of
 
 FRAMES, QUERIES, ROUNDS = 10_000, 9, 3
 MODEL, INPUT_SIZE, CLASSES, FPS = "ssdlite320_mobilenet_v3_large", 320, ("car", "bus", "truck"), 5.0

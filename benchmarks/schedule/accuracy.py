@@ -20,11 +20,11 @@ from typing import Any
 from benchmarks.schedule.cases import SETTINGS, arrivals_of, case_of, catalogue, markdown
 from benchmarks.schedule.objective import CURVES, accuracy_over_time, at_rate, curves
 from benchmarks.schedule.playing import Row, code_of
-from edge_runtime.policies import POLICIES
-from edge_runtime.scheduler.costs import coalesce_tensors, memory_settings
-from edge_runtime.simulation.device_profiles import PROFILES
-from edge_runtime.simulation.simulator import simulate
-from models.workload import load_workload
+from gemel.edge_runtime.policies import POLICIES
+from gemel.edge_runtime.scheduler.costs import coalesce_tensors, memory_settings
+from gemel.edge_runtime.simulation.device_profiles import PROFILES
+from gemel.edge_runtime.simulation.simulator import simulate
+from gemel.models.workload import load_workload
 
 EARLIER = {"min": 0.779, "50%": 0.789, "75%": 0.791}
 """The means of the scheduler of commit e385a78."""

@@ -26,7 +26,7 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import lil_matrix
 
-from edge_runtime.scheduler.costs import Costs, QueryCost
+from gemel.edge_runtime.scheduler.costs import Costs, QueryCost
 
 
 def upper_bound(

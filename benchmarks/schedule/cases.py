@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_runtime.scheduler import QuerySpec
-from edge_runtime.scheduler.costs import Costs
-from edge_runtime.simulation.device_profiles import PROFILES
 from gemel.analytic_costs import ceiling_costs, original_costs
+from gemel.edge_runtime.scheduler import QuerySpec
+from gemel.edge_runtime.scheduler.costs import Costs
+from gemel.edge_runtime.simulation.device_profiles import PROFILES
+from gemel.models.workload import load_workload
 from gemel.planner import DEFAULT_FPS
-from models.workload import load_workload
 
 WORKLOADS = Path(__file__).parents[1] / "workloads"
 CATALOGUE = ("low", "medium", "high")

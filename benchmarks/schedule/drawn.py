@@ -47,7 +47,7 @@ def draw_workload(seed: int, number: int, kinds: dict[str, str]) -> dict[str, An
 
 def write_drawn(folder: Path, seed: int, number: int) -> Path:
     """The workload as a file of that folder; JSON is YAML."""
-    from models import zoo
+    from gemel.models import zoo
 
     kinds = {name: task for task in ("classification", "detection") for name in zoo.names(task)}
     workload = draw_workload(seed, number, kinds)

@@ -9,12 +9,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import edge_runtime
 from benchmarks.schedule.bound import upper_bound
 from benchmarks.schedule.cases import ORDER, SETTINGS, SimulatedCase, arrivals_of, case_of, catalogue
-from edge_runtime.policies import POLICIES
-from edge_runtime.scheduler.costs import coalesce_tensors, memory_settings
-from edge_runtime.simulation.simulator import simulate
+from gemel import edge_runtime
+from gemel.edge_runtime.policies import POLICIES
+from gemel.edge_runtime.scheduler.costs import coalesce_tensors, memory_settings
+from gemel.edge_runtime.simulation.simulator import simulate
 
 MIN_SHARE, SUM_SHARE = 0.8, 0.98
 SHARED_CODE = (

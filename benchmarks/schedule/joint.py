@@ -30,15 +30,15 @@ from benchmarks.schedule.drawn import write_drawn
 from benchmarks.schedule.playing import Row, code_of, play
 from benchmarks.schedule.rivals import OURS, THEIRS, best, best_streamed, costs_to_swap, frames_and_bytes
 from benchmarks.schedule.streamed import stream_costs, streamed_layers
-from edge_runtime.policies import POLICIES
-from edge_runtime.policies.streaming import pick_overflow
-from edge_runtime.scheduler import QuerySpec
-from edge_runtime.scheduler.costs import Costs, coalesce_tensors
-from edge_runtime.simulation.device_profiles import PROFILES, costs_for, overflow_layers
-from edge_runtime.simulation.simulator import Simulation, simulate
 from gemel.analytic_costs import merge_at_ceiling, workload_originals
+from gemel.edge_runtime.policies import POLICIES
+from gemel.edge_runtime.policies.streaming import pick_overflow
+from gemel.edge_runtime.scheduler import QuerySpec
+from gemel.edge_runtime.scheduler.costs import Costs, coalesce_tensors
+from gemel.edge_runtime.simulation.device_profiles import PROFILES, costs_for, overflow_layers
+from gemel.edge_runtime.simulation.simulator import Simulation, simulate
+from gemel.models.workload import Query, load_workload
 from gemel.planner import DEFAULT_FPS
-from models.workload import Query, load_workload
 
 SHARES = (0.1, 0.25, 0.5, 1.0)
 STREAMED, MERGED, ONE_PASS, BOX, ALL = ARMS = ("streamed", "merged", "one pass", "box", "all")

@@ -26,12 +26,12 @@ from typing import Any
 from benchmarks.schedule.cases import SETTINGS, WORKLOADS, arrivals_of, case_of, catalogue, markdown
 from benchmarks.schedule.drawn import write_drawn
 from benchmarks.schedule.playing import Row, code_of, play
-from edge_runtime.policies import POLICIES
-from edge_runtime.scheduler.costs import coalesce_tensors, memory_settings
-from edge_runtime.scheduler.types import MAX_AGES, Curve, QuerySpec, accuracy_at, mean_accuracy
-from edge_runtime.simulation.device_profiles import PROFILES
-from edge_runtime.simulation.simulator import Simulation, simulate
-from models.workload import load_workload
+from gemel.edge_runtime.policies import POLICIES
+from gemel.edge_runtime.scheduler.costs import coalesce_tensors, memory_settings
+from gemel.edge_runtime.scheduler.types import MAX_AGES, Curve, QuerySpec, accuracy_at, mean_accuracy
+from gemel.edge_runtime.simulation.device_profiles import PROFILES
+from gemel.edge_runtime.simulation.simulator import Simulation, simulate
+from gemel.models.workload import load_workload
 
 CURVES = Path(__file__).resolve().parents[1] / "measured" / "schedule" / "staleness.json"
 APART, PAPER, FRAMES, ACCURACY = ARMS = ("time-sharing, originals", "gemel", "adaptive, frames", "adaptive, accuracy")

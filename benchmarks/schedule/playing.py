@@ -13,8 +13,8 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-import edge_runtime
-from models.io import open_atomic
+from gemel import edge_runtime
+from gemel.models.io import open_atomic
 
 Row = dict[str, Any]
 Unit = tuple[str, ...]

@@ -17,10 +17,10 @@ from typing import Any
 from benchmarks.schedule.cases import SETTINGS, arrivals_of, case_of
 from benchmarks.schedule.drawn import write_drawn
 from benchmarks.schedule.frames import code_of
-from edge_runtime.policies import POLICIES
-from edge_runtime.scheduler.costs import coalesce_tensors, memory_settings
-from edge_runtime.simulation.device_profiles import PROFILES
-from edge_runtime.simulation.simulator import simulate
+from gemel.edge_runtime.policies import POLICIES
+from gemel.edge_runtime.scheduler.costs import coalesce_tensors, memory_settings
+from gemel.edge_runtime.simulation.device_profiles import PROFILES
+from gemel.edge_runtime.simulation.simulator import simulate
 
 BOTH = ("gemel", "adaptive")
 SUM_SHARE, QUERY_SHARE, FROM_FRAMES = 0.98, 0.8, 20

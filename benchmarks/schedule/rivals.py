@@ -29,16 +29,16 @@ from typing import Any
 from benchmarks.schedule.cases import WORKLOADS, arrivals_of, catalogue, markdown
 from benchmarks.schedule.playing import Row, code_of, play
 from benchmarks.schedule.streamed import URGENT, WINDOWS, StreamedCosts, stream_costs, streamed_layers
-from edge_runtime.policies import POLICIES
-from edge_runtime.scheduler import QuerySpec
-from edge_runtime.scheduler.costs import Costs, coalesce_tensors
-from edge_runtime.scheduler.eviction import overflow_of
-from edge_runtime.simulation.device_profiles import PROFILES, costs_for, overflow_layers
-from edge_runtime.simulation.simulator import Simulation, age_p95_ms, simulate
 from gemel.analytic_costs import merge_at_ceiling, workload_originals
+from gemel.edge_runtime.policies import POLICIES
+from gemel.edge_runtime.scheduler import QuerySpec
+from gemel.edge_runtime.scheduler.costs import Costs, coalesce_tensors
+from gemel.edge_runtime.scheduler.eviction import overflow_of
+from gemel.edge_runtime.simulation.device_profiles import PROFILES, costs_for, overflow_layers
+from gemel.edge_runtime.simulation.simulator import Simulation, age_p95_ms, simulate
+from gemel.models.bundle import Bundle
+from gemel.models.workload import load_workload
 from gemel.planner import DEFAULT_FPS
-from models.bundle import Bundle
-from models.workload import load_workload
 
 SHARES = (0.1, 0.25, 0.5)
 SWAPPED, STREAMED, MERGED = ARMS = ("swapped", "streamed", "merged")

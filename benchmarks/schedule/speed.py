@@ -10,11 +10,11 @@ from statistics import median
 from typing import Any
 
 from benchmarks.schedule.cases import ORDER, arrivals_of, case_of, catalogue
-from edge_runtime.policies import POLICIES
-from edge_runtime.scheduler import Decision, Plan, QuerySpec, SchedulerState
-from edge_runtime.scheduler.costs import Costs, QueryCost, coalesce_tensors, memory_settings
-from edge_runtime.simulation.device_profiles import PROFILES
-from edge_runtime.simulation.simulator import simulate
+from gemel.edge_runtime.policies import POLICIES
+from gemel.edge_runtime.scheduler import Decision, Plan, QuerySpec, SchedulerState
+from gemel.edge_runtime.scheduler.costs import Costs, QueryCost, coalesce_tensors, memory_settings
+from gemel.edge_runtime.simulation.device_profiles import PROFILES
+from gemel.edge_runtime.simulation.simulator import simulate
 
 PLANNED = (15, 1000)
 DEVICE = "orin-nano-8gb"

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edge_runtime.scheduler.costs import BatchCost, Costs, JointCost, QueryCost
-from edge_runtime.scheduler.eviction import MIN_OVERFLOW_BYTES
-from edge_runtime.scheduler.types import QuerySpec
-from edge_runtime.simulation.device_profiles import DeviceProfile, overflow_layers
+from gemel.edge_runtime.scheduler.costs import BatchCost, Costs, JointCost, QueryCost
+from gemel.edge_runtime.scheduler.eviction import MIN_OVERFLOW_BYTES
+from gemel.edge_runtime.scheduler.types import QuerySpec
+from gemel.edge_runtime.simulation.device_profiles import DeviceProfile, overflow_layers
 
 if TYPE_CHECKING:
-    from models.bundle import Bundle, BundleQuery
+    from gemel.models.bundle import Bundle, BundleQuery
 
 
 SLICES = 160
@@ -284,7 +284,7 @@ def _flops_by_module(bundle: Bundle, query: BundleQuery) -> dict[str, int]:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from models.preprocess import height_width
+    from gemel.models.preprocess import height_width
 
     model, size = bundle.build(query.id, "meta").eval(), height_width(query.input_size)
     with torch.inference_mode(False), torch.no_grad(), FlopCounterMode(display=False) as counter:

@@ -13,8 +13,8 @@ import torch
 import yaml
 from torch import nn
 
-from models.bundle import BundleQuery, Made, write_bundle
-from models.preprocess import Preprocess
+from gemel.models.bundle import BundleQuery, Made, write_bundle
+from gemel.models.preprocess import Preprocess
 
 TRIVIAL = "benchmarks.serving.boxes:trivial"
 SLA_MS = 20_000.0

@@ -55,13 +55,16 @@ def data_folder() -> Path:
     return Path(os.environ.get("GEMEL_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
 
 
-def read_clip(name: str, folder: Path, classes: Collection[str] = VEHICLES) -> Clip:
-    """A clip with its boxes of these classes, all as the one class `vehicle`."""
+def read_clip(name: str, folder: Path, classes: Collection[str] = VEHICLES, by_class: bool = False) -> Clip:
+    """A clip with its boxes of these classes, all as the one class `vehicle` and one box for each; or, `by_class`, as
+    a network gives them: each with its class, one object perhaps with boxes of several."""
     path = folder / "videos" / name
     known = json.loads((folder / "MANIFEST.json").read_text(encoding="utf-8"))["files"]
     row = next(one for one in known if one["file"] == f"videos/{name}")
     looked = next(one for one in known if one["file"] == f"videos/{name}.teacher.jsonl")
-    machine = {frame: suppress(rows) for frame, rows in _read_boxes(path, ".teacher.jsonl", classes).items()}
+    machine = _read_boxes(path, ".teacher.jsonl", classes, by_class)
+    if not by_class:
+        machine = {frame: suppress(rows) for frame, rows in machine.items()}
     return Clip(
         path,
         (row["w"], row["h"]),
@@ -69,7 +72,7 @@ def read_clip(name: str, folder: Path, classes: Collection[str] = VEHICLES) -> C
         row["frames"],
         looked["frame_step"],
         machine,
-        _read_boxes(path, ".gt.jsonl", classes),
+        _read_boxes(path, ".gt.jsonl", classes, by_class),
     )
 
 
@@ -104,11 +107,12 @@ def overlaps(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return shared / np.maximum(areas[0][:, None] + areas[1][None] - shared, 1e-9)
 
 
-def _read_boxes(path: Path, ending: str, classes: Collection[str]) -> dict[int, list[dict[str, Any]]]:
+def _read_boxes(path: Path, ending: str, classes: Collection[str], by_class: bool) -> dict[int, list[dict[str, Any]]]:
     found: dict[int, list[dict[str, Any]]] = defaultdict(list)
     file = path.with_name(path.name + ending)
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
         row = json.loads(line)
         if row["class"] in classes and row.get("score", 1.0) >= MIN_SCORE:
-            found[row["frame"]].append({**row, "class": "vehicle", "score": row.get("score", 1.0)})
+            label = row["class"] if by_class else "vehicle"
+            found[row["frame"]].append({**row, "class": label, "score": row.get("score", 1.0)})
     return found

@@ -19,13 +19,13 @@ from typing import Any
 
 from benchmarks.machine import machine
 from benchmarks.serving.footage import DAY, NIGHT, OBJECTS, QUIET, VEHICLES, Clip, data_folder, read_clip, read_frames
-from edge_runtime.events.motion import DEFAULT_MOTION, MotionConfig
-from edge_runtime.events.zones import foot_point
+from gemel.edge_runtime.events.motion import DEFAULT_MOTION, MotionConfig
+from gemel.edge_runtime.events.zones import foot_point
 from gemel.gating import gate_frames, score_gating
+from gemel.models.predictions import BoxLabels, DetectionPrediction
+from gemel.models.preprocess import Region, Roi
+from gemel.models.tasks.detection import Detection
 from gemel.stream_eval import Footage
-from models.predictions import BoxLabels, DetectionPrediction
-from models.preprocess import Region, Roi
-from models.tasks.detection import Detection
 
 CLASSES = ("vehicle",)
 RATE = 5.0

@@ -36,10 +36,10 @@ import yaml
 from aiohttp import web
 
 from benchmarks.machine import machine
-from models import zoo
-from models.bundle import BundleQuery, Made, open_bundle, write_bundle
-from models.export import export_query
-from models.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from gemel.models import zoo
+from gemel.models.bundle import BundleQuery, Made, open_bundle, write_bundle
+from gemel.models.export import export_query
+from gemel.models.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 
 TOKEN = "benchmark-token-of-32-characters"
 CLASSES, SIDE = tuple(f"class-{index}" for index in range(10)), 224

@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks.machine import machine
 from benchmarks.serving.boxes import RESULTS, TRIVIAL, trivial, write_box, write_clip
-from models.zoo import build
+from gemel.models.zoo import build
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MEASURED = REPOSITORY / "benchmarks" / "measured" / "serving"

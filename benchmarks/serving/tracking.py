@@ -1,6 +1,6 @@
 """Trackers on real footage that a person labelled: IDF1, identity switches, time of a frame.
 
-The ByteTrack of the box (the package `edgefirst-tracker`) against ByteTrack and OC-SORT of the package `trackers`. All
+The tracker of the box against ByteTrack and OC-SORT of the package `trackers`. All
 get the same detections of a machine, and keep a lost object equally long. Metrics are those of `trackeval` at IoU 0.5.
 Times are CPU time of the thread.
 
@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.machine import machine
 from benchmarks.serving.footage import FPS, LABELLED, Clip, data_folder, overlaps, read_clip
-from edge_runtime.events.tracking import DEFAULT_TRACKING, ObjectTracker
+from gemel.edge_runtime.events.tracking import DEFAULT_TRACKING, ObjectTracker
 
 STEPS = (1, 5)
 """Every frame, and every fifth: 25 and 5 frames a second."""

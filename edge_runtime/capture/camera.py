@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from edge_runtime.capture.reader import FramePool, RecentRate, SourceReader, TimedShot
-from edge_runtime.capture.reconnect import PAUSES, CameraPhase, LinkState
-from edge_runtime.capture.sources import NO_PICTURE, CameraConfig, FrameRequest, Source, open_source
-from edge_runtime.queues import Frame
-from models.data_notes import note_clipped_roi
-from models.video import RateGate
+from gemel.edge_runtime.capture.reader import FramePool, PacketReceiver, RecentRate, SourceReader, TimedShot
+from gemel.edge_runtime.capture.reconnect import PAUSES, CameraPhase, LinkState
+from gemel.edge_runtime.capture.sources import NO_PICTURE, CameraConfig, FrameRequest, Source, open_source
+from gemel.edge_runtime.queues import Frame
+from gemel.models.data_notes import note_clipped_roi
+from gemel.models.video import OPENING_SHARE, RateGate
 
 POLL_INTERVAL_S = 0.1
 """Interval at which a camera checks its decoder, and whether a retry is due."""
@@ -30,7 +30,7 @@ class Camera:
     Files and folders play at their own rate in real time. `put` receives (query, frame) for the queries that are due by
     their own and the camera's rate. Frames are numbered from 0, skipped ones included, on through loops and
     reconnections. A source that is neither live nor looped ends the camera; any other is retried until `stop`. A query
-    whose region lies outside the picture gets no frame. `ended` is called at the end.
+    whose region lies outside the picture gets no frame. `ended` is called at the end. `packets` gets what is decoded.
     """
 
     def __init__(
@@ -41,7 +41,9 @@ class Camera:
         ended: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         open_source: Callable[[CameraConfig], Source] = open_source,
+        packets: PacketReceiver | None = None,
     ) -> None:
+        self._packets = packets
         self.id = config.id
         self.delivered = self._damaged_before = self._frames_before = 0
         self._config, self._queries, self._put, self._ended, self._clock = config, dict(queries), put, ended, clock
@@ -142,8 +144,12 @@ class Camera:
                 self._change(link.end())
             else:
                 self._lose(reader.problem or NO_PICTURE, reader.permanent)
-        elif (busy_since := reader.busy_since) is not None and now - busy_since >= self._config.timeout_s:
-            self._lose(f"no frame came for {self._config.timeout_s:g} s")
+        elif (busy_since := reader.busy_since) is not None and now - busy_since >= self._patience_s(link):
+            self._lose(f"no frame came for {self._patience_s(link):g} s")
+
+    def _patience_s(self, link: LinkState) -> float:
+        """How long a frame may take, the first one with the opening."""
+        return self._config.timeout_s * (1.0 if link.phase is CameraPhase.STREAMING else OPENING_SHARE)
 
     def _has_event(self) -> bool:
         return self._stopping or self._shot is not None or (self._reader is not None and self._reader.over)
@@ -165,6 +171,8 @@ class Camera:
             return
         if after.phase is CameraPhase.STREAMING and before.problem is not None:
             log.info("camera %s is back after %.1f s", self.id, now - (before.away_since or now))
+        elif after.phase is CameraPhase.STREAMING:
+            log.info("camera %s streams", self.id)
         elif after.phase is CameraPhase.AWAY:
             often = f"retrying every {PAUSES.permanent_s:g} s" if after.permanent else "retrying"
             log.warning("camera %s is away: %s; %s", self.id, after.problem, often)
@@ -179,8 +187,9 @@ class Camera:
         self._gates = {query: RateGate(request.fps) for query, request in self._queries.items()}
         self._rate = RecentRate()
         self._reader = SourceReader(
-            self._config, self._frames_before, self._offer_shot, self._wake, self._clock, open_source=self._open_source
-        )
+            self._config, self._frames_before, self._offer_shot, self._wake, self._clock,
+            open_source=self._open_source, packets=self._packets,
+        )  # fmt: skip
         self._reader.thread.start()
 
     def _disconnect(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from models.errors import InputError
-from models.video import reason_of
+import errno
+
+from gemel.models.errors import InputError
+from gemel.models.video import reason_of
 
 REFUSALS = {
     400: "the server does not understand the address (400)",
@@ -44,6 +46,8 @@ def to_source_lost(error: BaseException) -> SourceLost:
     kind = type(error).__name__
     if kind in REFUSAL_ERRORS:
         return refusal(REFUSAL_ERRORS[kind])
+    if refuses_transport(error):
+        return SourceLost("it gives RTSP neither over TCP nor over UDP (461 Unsupported Transport)", permanent=True)
     if kind == "ProtocolNotFoundError":
         return SourceLost("this FFmpeg does not know the scheme of the address", permanent=True)
     return SourceLost(reason_of(error))
@@ -61,3 +65,13 @@ def open_failure(error: InputError, is_address: bool) -> SourceLost:
 def is_no_video(error: BaseException | None) -> bool:
     """Whether FFmpeg found something that is none of the formats of video that it may open."""
     return type(error).__name__ in NO_VIDEO_ERRORS
+
+
+def refuses_transport(error: BaseException | None) -> bool:
+    """Whether a camera refuses the way in which RTSP's frames are to come (461)."""
+    return isinstance(error, OSError) and error.errno == errno.EPROTONOSUPPORT
+
+
+def may_be_redirect(error: BaseException | None) -> bool:
+    """Whether FFmpeg may have met a redirect, of which it follows none: to it that is an I/O error."""
+    return isinstance(error, OSError) and error.errno == errno.EIO

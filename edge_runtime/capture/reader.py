@@ -10,19 +10,19 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from edge_runtime.capture.failures import SourceLost, to_source_lost
-from edge_runtime.capture.sources import (
+from gemel.edge_runtime.capture.failures import SourceLost, to_source_lost
+from gemel.edge_runtime.capture.sources import (
     DEFAULT_FPS,
     CameraConfig,
     Source,
     open_source,
 )
-from edge_runtime.capture.still import StillSource
-from models.video import RateGate, Shot, decode_shot
+from gemel.edge_runtime.capture.still import StillSource
+from gemel.models.video import RateGate, Shot, Video, decode_shot
 
 MAX_LATE_S = 1.0
 """A file that is later than this skips the frames that it missed."""
@@ -126,13 +126,25 @@ class TimedShot:
     shot: Shot
 
 
+class PacketReceiver(Protocol):
+    """What keeps the packets of a camera: `begin` takes PyAV's stream of each connection, `add` each packet."""
+
+    def begin(self, stream: Any) -> object:
+        """A connection begins."""
+        ...
+
+    def add(self, packet: Any) -> object:
+        """The next packet of it."""
+        ...
+
+
 class SourceReader:
     """A connection from its opening to its end; with `loop` a file begins again, lap after lap.
 
     `index` is the number of the next frame, `damaged` counts frames that did not decode. `busy_since` is when the
     decoder began with a frame that it has not given yet, None while it is idle. Once `over`, `problem` says what went
     wrong, if anything, and `permanent` whether it cannot pass by itself. `deliver` takes each wanted frame, `ended` is
-    called at the end.
+    called at the end. `packets` gets those of files and streams before they are decoded.
     """
 
     def __init__(
@@ -144,7 +156,9 @@ class SourceReader:
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], bool] | None = None,
         open_source: Callable[[CameraConfig], Source] = open_source,
+        packets: PacketReceiver | None = None,
     ) -> None:
+        self._packets = packets
         self.index, self.damaged = first, 0
         self.busy_since: float | None = clock()
         self.over, self.problem, self.permanent = False, None, False
@@ -176,6 +190,8 @@ class SourceReader:
         """Open the source and play it through; False if it has no frame."""
         self.busy_since = self._clock()
         source = self._open(self._config)
+        if self._packets is not None and isinstance(source, Video):
+            source.watch_packets(self._packets.begin, self._packets.add)
         first, damaged = self.index, self.damaged
         try:
             playback = self._playback or Playback(self._clock(), source.fps or self._config.fps or DEFAULT_FPS)

@@ -13,14 +13,23 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from edge_runtime.capture.failures import SourceLost, is_no_video, open_failure, to_source_lost
-from edge_runtime.capture.still import StillSource
-from models.errors import InputError
-from models.io import is_path
-from models.notes import MAX_NOTES, add_note
-from models.pictures import list_all_pictures, read_picture
-from models.preprocess import WHOLE_FRAME, Region
-from models.video import SCHEMES, MediaClock, Shot, Video, decode_shot, plausible_rate
+from gemel.edge_runtime.capture.addresses import CameraAddress
+from gemel.edge_runtime.capture.failures import (
+    SourceLost,
+    is_no_video,
+    may_be_redirect,
+    open_failure,
+    refuses_transport,
+    to_source_lost,
+)
+from gemel.edge_runtime.capture.parts import NoPartsError, PartsSource
+from gemel.edge_runtime.capture.still import StillSource
+from gemel.models.errors import InputError
+from gemel.models.io import is_path
+from gemel.models.notes import MAX_NOTES, add_note
+from gemel.models.pictures import list_all_pictures, read_picture
+from gemel.models.preprocess import WHOLE_FRAME, Region
+from gemel.models.video import SCHEMES, UDP, MediaClock, Shot, Video, decode_shot, plausible_rate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -244,7 +253,8 @@ def gstreamer_pipeline(config: CameraConfig) -> str:
         timeout_us = round(config.timeout_s * 1e6)
         source = f"rtspsrc location={location} protocols=tcp latency=0 tcp-timeout={timeout_us}"
     else:
-        source = f"souphttpsrc location={location} is-live=true timeout={max(1, round(config.timeout_s))}"
+        timeout_s = max(1, round(config.timeout_s))
+        source = f"souphttpsrc location={location} automatic-redirect=false is-live=true timeout={timeout_s}"
     return f"{source} ! decodebin ! {decoded} drop=true"
 
 
@@ -262,13 +272,52 @@ def open_source(config: CameraConfig) -> Source:
     if config.decoder == FORMER:
         note("is decoded by PyAV, as every file and address", "remove `decoder: opencv`")
     try:
-        return Video(config.source, note, config.timeout_s if config.is_address else None)
+        video = _open_video(config, note)
+        return _check_parts(video, config) if video.is_in_parts and config.is_http else video
     except InputError as error:
         if config.is_http and is_no_video(error.__context__):
-            source = StillSource(config.source, config.poll_s, config.timeout_s)
-            note(f"sends single pictures, asked for every {config.poll_s:g} s", "set `every_s`")
-            return source
+            return _open_pictures(config, note)
         raise open_failure(error, config.is_address) from None
+
+
+def _open_pictures(config: CameraConfig, note: Callable[..., object]) -> Source:
+    """An address of HTTP that FFmpeg does not read: pictures in parts of one answer, or one in each."""
+    try:
+        return PartsSource(config.source, config.timeout_s)
+    except NoPartsError:
+        source = StillSource(config.source, config.poll_s, config.timeout_s)
+        note(f"sends single pictures, asked for every {config.poll_s:g} s", "set `every_s`")
+        return source
+
+
+def _check_parts(video: Video, config: CameraConfig) -> Source:
+    """MJPEG as FFmpeg reads it, if it takes the first part."""
+    try:
+        video.read_first()
+        return video
+    except Exception as error:  # FFmpeg can fail in any way
+        video.close()
+        if not is_no_video(error):
+            raise to_source_lost(error) from None
+        return PartsSource(config.source, config.timeout_s)
+
+
+def _open_video(config: CameraConfig, note: Callable[..., object]) -> Video:
+    """A file or stream; FFmpeg follows no redirect, the box itself those to the same host."""
+    timeout_s = config.timeout_s if config.is_address else None
+    try:
+        return Video(config.source, note, timeout_s)
+    except InputError as error:
+        if refuses_transport(error.__context__):
+            video = Video(config.source, note, timeout_s, transport=UDP)
+            note("refuses RTSP over TCP (461) and is read over UDP, which may lose frames", "allow TCP in the camera")
+            return video
+        if not config.is_http or not may_be_redirect(error.__context__):
+            raise
+        address = CameraAddress(config.source).follow_redirects(config.timeout_s)
+        if address == config.source:
+            raise
+    return Video(address, note, timeout_s)
 
 
 @lru_cache(MAX_NOTES)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from edge_runtime.memory.transfer import compute_stream
-from models.device import is_out_of_memory
+from gemel.edge_runtime.memory.transfer import compute_stream
+from gemel.models.out_of_memory import is_out_of_memory
 
 MAX_GRAPHS = 8
 """Of one engine; the least recently used one is dropped."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from models.device import is_out_of_memory
+from gemel.models.out_of_memory import is_out_of_memory
 
 Job = tuple[int, Sequence[int]]
 """The index of a member of a pass, and the rows of the batch that are its frames."""

@@ -10,28 +10,27 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from edge_runtime.engines.base import Engine, FrameEngine, no_op
-from edge_runtime.engines.joint_pass import Job, JointForward
-from models.device import is_out_of_memory
-from models.errors import message_of
-from models.predictions import Prediction
+from gemel.edge_runtime.engines.base import CHECKED_FRAMES, JointPredictions, no_op
+from gemel.edge_runtime.engines.joint_pass import Job, JointForward
+from gemel.edge_runtime.engines.tensor_engine import TensorEngine
+from gemel.models.errors import message_of
+from gemel.models.out_of_memory import is_out_of_memory
+from gemel.models.predictions import Prediction
+from gemel.models.tensors import normalise_frames
 
 TOLERANCE = 1e-3
 """The largest difference from separate runs, as a fraction of the largest value: another order of sums, not other
 frames."""
 MAX_OTHER_SHARE = 0.05
 """Share of outputs that may differ more: regions of nearly equal scores change places by rounding."""
-CHECKED_FRAMES = 2
-"""Frames of each query in the comparison with separate runs: mixed rows show from two on."""
 
 log = logging.getLogger("gemel.run")
-JointPredictions = dict[str, "list[Prediction] | Exception"]
 
 
 class JointRunner:
     """Runs queries that one pass can serve (`models.sharing.passes`), by the engines they are bound to."""
 
-    def __init__(self, engines: Mapping[str, FrameEngine]) -> None:
+    def __init__(self, engines: Mapping[str, TensorEngine]) -> None:
         self._engines = dict(engines)
         self._members = {query: place for place, query in enumerate(engines)}
         self._forward: JointForward | None = None
@@ -44,7 +43,7 @@ class JointRunner:
         what running out of memory raises.
         """
         answers: JointPredictions = {}
-        pictures: list[Tensor] = []
+        pictures: list[np.ndarray] = []
         rows: dict[tuple[object, ...], int] = {}
         jobs: dict[str, list[int]] = {}
         for query, own in frames.items():
@@ -63,7 +62,7 @@ class JointRunner:
                 rows = {key: row for key, row in rows.items() if row < before}
         if jobs:
             first = self._engines[next(iter(jobs))]
-            batch = first.query.preprocess.normalise(first.upload(torch.stack(pictures)))
+            batch = normalise_frames(first.query.preprocess, first.upload(np.stack(pictures)))
             beside()
             answers |= self._answer(batch, jobs, frames)
         return answers
@@ -73,7 +72,7 @@ class JointRunner:
 
         Queries with one view are compared on frames of their own and on common ones.
         """
-        noise, batch = np.random.default_rng(0), list[Tensor]()
+        noise, batch = np.random.default_rng(0), list[np.ndarray]()
         try:
             for query, frame in frames.items():
                 own = (noise.integers(0, 256, frame.shape, np.uint8) for _ in range(CHECKED_FRAMES))
@@ -90,10 +89,10 @@ class JointRunner:
         return None if differing is None else f"query {differing} gets other outputs than alone"
 
     @torch.inference_mode()
-    def _differing(self, batch: Sequence[Tensor], rows: Mapping[str, range]) -> str | None:
+    def _differing(self, batch: Sequence[np.ndarray], rows: Mapping[str, range]) -> str | None:
         """The first query whose joint outputs for these rows differ from those of a separate run."""
         first = self._engines[next(iter(rows))]
-        pictures = first.query.preprocess.normalise(first.upload(torch.stack(list(batch))))
+        pictures = normalise_frames(first.query.preprocess, first.upload(np.stack(batch)))
         joint = self._run_joint(pictures, [(self._members[query], own) for query, own in rows.items()])
         for (query, own), found in zip(rows.items(), joint, strict=True):
             if not _agree(found, self._engines[query].forward(pictures[own.start : own.stop])):
@@ -133,13 +132,6 @@ class JointRunner:
             if is_out_of_memory(error):
                 raise
             return error
-
-
-def runs_jointly(engines: Sequence[Engine]) -> bool:
-    """Whether these engines have one joint pass, as far as they know unbound."""
-    kinds = {type(engine) for engine in engines}
-    first = engines[0]
-    return len(kinds) == 1 and isinstance(first, FrameEngine) and type(first).join(engines) is not None
 
 
 def _agree(found: object, expected: object) -> bool:

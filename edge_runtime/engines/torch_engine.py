@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edge_runtime.engines.base import FrameEngine
-from edge_runtime.engines.cuda_graphs import cuda_graphs_for
-from edge_runtime.engines.joint_pass import JointForward, JointPass, JointPassError, Member
-from edge_runtime.engines.weight_streaming import HALF, PinnedStream, WeightStreaming
-from edge_runtime.memory.arena import TensorOf, WaitFor
-from edge_runtime.memory.store import WeightFormat
-from models.bits import BIT_WIDTHS
-from models.bundle import Bundle
-from models.zoo.user_models import has_loose_tensors
+from gemel.edge_runtime.engines.base import FULL
+from gemel.edge_runtime.engines.cuda_graphs import cuda_graphs_for
+from gemel.edge_runtime.engines.joint_pass import JointForward, JointPass, JointPassError, Member
+from gemel.edge_runtime.engines.tensor_engine import TensorEngine
+from gemel.edge_runtime.engines.weight_streaming import HALF, PinnedStream, WeightStreaming
+from gemel.edge_runtime.memory.binding import TensorOf, WaitFor, WeightFormat
+from gemel.models.bits import BIT_WIDTHS
+from gemel.models.bundle import Bundle
+from gemel.models.zoo.user_models import has_loose_tensors
 
 
 class ParameterSlot:
@@ -81,12 +81,11 @@ def start_as_arriving(layers: Mapping[nn.Module, Iterable[str]], wait: WaitFor) 
             hook.remove()
 
 
-FULL = "fp32"
 PRECISIONS: dict[str, torch.dtype | None] = {FULL: None, "bf16": torch.bfloat16, "fp16": torch.float16}
 """What convolutions and matrix products may be computed in."""
 
 
-class TorchEngine(FrameEngine):
+class TorchEngine(TensorEngine):
     """Eager PyTorch: one query's module, its parameters and buffers set to the tensors it is bound to.
 
     Until `bind` its tensors are on the meta device and a run fails. Packed weights stay packed in the arena and are

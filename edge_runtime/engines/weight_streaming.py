@@ -17,20 +17,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edge_runtime.memory.arena import TensorOf, WaitFor
-from edge_runtime.memory.store import row_major_strides
-from edge_runtime.scheduler.eviction import (
+from gemel.edge_runtime.memory.binding import TensorOf, WaitFor
+from gemel.edge_runtime.memory.store import row_major_strides
+from gemel.edge_runtime.scheduler.eviction import (
     OverflowLayer,
     OverflowTensor,
     scratch_bytes,
     scratch_spans,
     tensor_scratch_bytes,
 )
-from models.bits import BIT_WIDTHS, BYTE, stored_bytes
-from models.bundle import Bundle, BundleQuery
-from models.bundle.manifest import StoredTensor
-from models.preprocess import Size
-from models.quantization import WIDE, unpack
+from gemel.models.bits import BIT_WIDTHS, BYTE, stored_bytes
+from gemel.models.bundle import Bundle, BundleQuery
+from gemel.models.bundle.manifest import StoredTensor
+from gemel.models.preprocess import Size
+from gemel.models.quantization import WIDE, unpack
 
 BUFFERS = 2
 """While one is being copied from, the next tensor is read into the other."""

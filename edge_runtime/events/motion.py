@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_runtime.events.zones import Polygon, is_inside
-from models.preprocess import WHOLE_FRAME, Region
+from gemel.edge_runtime.events.zones import Polygon, is_inside
+from gemel.models.preprocess import WHOLE_FRAME, Region
 
 
 @dataclass(frozen=True, slots=True)

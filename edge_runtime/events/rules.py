@@ -8,15 +8,24 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from edge_runtime.events.timetable import Timetable, check_time_zone, parse_week_span
-from edge_runtime.events.zones import DetectionFilter, Polygon, find_polygon_problem, open_polygon
-from models.bundle import BundleQuery
-from models.errors import InputError
-from models.io import MAX_QUERIES, Name
+from gemel.edge_runtime.events.timetable import Timetable, check_time_zone, parse_week_span
+from gemel.edge_runtime.events.tracking import MIN_TRACKING_FPS
+from gemel.edge_runtime.events.zones import (
+    DetectionFilter,
+    Point,
+    Polygon,
+    Segment,
+    find_line_problem,
+    find_polygon_problem,
+    open_polygon,
+)
+from gemel.models.bundle import BundleQuery
+from gemel.models.errors import InputError
+from gemel.models.io import MAX_QUERIES, Name
 
 MAX_RULES, MAX_ZONES, MAX_WINDOW = 32, 32, 100
 WINDOW_S = 0.6
@@ -31,12 +40,23 @@ class EventKind(str, Enum):
 
     ENTER = "enter"
     LEAVE = "leave"
+    LOST = "lost"
     DWELL = "dwell"
+    STILL = "still"
+    HEADING = "heading"
+    CROSS = "cross"
     COUNT = "count"
     LABEL_CHANGES = "label-changes"
 
 
-NEED_TRACKS = (EventKind.ENTER, EventKind.LEAVE, EventKind.DWELL)
+WITHOUT_TRACKS = (EventKind.COUNT, EventKind.LABEL_CHANGES)
+KINDS_OF_KEY = {
+    "seconds": (EventKind.DWELL, EventKind.STILL),
+    "at_least": (EventKind.COUNT,),
+    "line": (EventKind.CROSS,),
+    "towards": (EventKind.HEADING,),
+}
+"""By key the kinds that need it, and that alone have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +78,10 @@ class Hysteresis:
 
 @dataclass(frozen=True, slots=True)
 class EventRule:
-    """One rule: a `zone` None is the whole frame, empty `classes` are all; `seconds` of a dwell, `at_least` of a
-    count; with `follows_rate` the hysteresis is that of the query's rate."""
+    """One rule: a `zone` None is the whole frame, `polygon` its points; empty `classes` are all. `seconds` are of a
+    dwell or a rest, `at_least` of a count, `line` and `segment` of a crossing, in one `direction` where not None, and
+    `towards` of a heading, pixels to the right and down. With `follows_rate` the hysteresis is that of the query's
+    rate."""
 
     name: str
     kind: EventKind
@@ -69,6 +91,16 @@ class EventRule:
     at_least: int = 1
     frames: Hysteresis = Hysteresis()
     follows_rate: bool = False
+    polygon: Polygon | None = None
+    line: str | None = None
+    segment: Segment = ((0.0, 0.0), (0.0, 0.0))
+    direction: str | None = None
+    towards: Point = (0.0, 0.0)
+
+    @property
+    def needs_tracks(self) -> bool:
+        """Whether it follows objects."""
+        return self.kind not in WITHOUT_TRACKS
 
     def at_rate(self, fps: float) -> EventRule:
         """The rule for so many frames a second."""
@@ -77,10 +109,12 @@ class EventRule:
 
 @dataclass(frozen=True, slots=True)
 class QueryRules:
-    """What a box does with the answers and frames of one query."""
+    """What a box does with the answers and frames of one query; with `one_box` an object has one box of one class."""
 
     tracking: bool = False
+    one_box: bool = False
     zones: Mapping[str, Polygon] = field(default_factory=dict)
+    lines: Mapping[str, Segment] = field(default_factory=dict)
     filter: DetectionFilter = field(default_factory=DetectionFilter)
     events: tuple[EventRule, ...] = ()
     motion_gating: bool = False
@@ -104,8 +138,22 @@ def _check_polygon(polygon: Polygon) -> Polygon:
     return polygon
 
 
+def _check_line(line: tuple[Point, ...]) -> tuple[Point, ...]:
+    if problem := find_line_problem(line):
+        raise ValueError(problem)
+    return line
+
+
+def _check_towards(towards: Point) -> Point:
+    if towards == (0, 0):
+        raise ValueError("[0, 0] points nowhere: [1, 0] is to the right, [0, 1] down")
+    return towards
+
+
 _Fraction = Annotated[float, Field(ge=0, le=1)]
 _Polygon = Annotated[tuple[tuple[float, float], ...], AfterValidator(_check_polygon)]
+_Line = Annotated[tuple[Point, ...], AfterValidator(_check_line)]
+_Towards = Annotated[Point, AfterValidator(_check_towards)]
 _Frames = Annotated[Any, BeforeValidator(_parse_hysteresis)]
 
 
@@ -120,26 +168,47 @@ class _EventKeys(_Keys):
     classes: list[str] = []
     seconds: Annotated[float, Field(gt=0, le=86_400)] | None = None
     at_least: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    line: str | None = None
+    direction: Literal["left", "right"] | None = None
+    towards: _Towards | None = None
     frames: _Frames | None = None
 
     @model_validator(mode="after")
     def _check_keys_of_kind(self) -> _EventKeys:
-        for key, kind in (("seconds", EventKind.DWELL), ("at_least", EventKind.COUNT)):
-            if self.kind is kind and getattr(self, key) is None:
-                raise ValueError(f"the kind {kind} needs `{key}`")
-            if self.kind is not kind and getattr(self, key) is not None:
-                raise ValueError(f"`{key}` belongs to the kind {kind} and no other: leave it out")
+        for key, kinds in KINDS_OF_KEY.items():
+            if self.kind in kinds and getattr(self, key) is None:
+                raise ValueError(f"the kind {self.kind} needs `{key}`")
+            if self.kind not in kinds and getattr(self, key) is not None:
+                raise ValueError(f"`{key}` belongs to the kind {' or '.join(kinds)} and no other: leave it out")
+        if self.direction is not None and self.kind is not EventKind.CROSS:
+            raise ValueError("`direction` is a way across a line: leave it out; a heading has `towards`")
         if self.kind is EventKind.LABEL_CHANGES and self.zone is not None:
             raise ValueError("a label is that of the whole frame: leave `zone` out")
         return self
 
-    def to_rule(self) -> EventRule:
-        """The rule; without a name it is called by kind and zone."""
-        name = self.name or (f"{self.kind}-{self.zone}" if self.zone else str(self.kind))
+    @property
+    def rule_name(self) -> str:
+        """Its name, or that of its kind and place."""
+        place = self.zone or self.line
+        return self.name or (f"{self.kind}-{place}" if place else str(self.kind))
+
+    def to_rule(self, zones: Mapping[str, Polygon], lines: Mapping[str, Segment]) -> EventRule:
+        """The rule with its zone and line out of these."""
         return EventRule(
-            name, self.kind, self.zone, frozenset(self.classes), self.seconds or 0.0, self.at_least or 1,
-            self.frames or Hysteresis(), self.frames is None,
-        )  # fmt: skip
+            name=self.rule_name,
+            kind=self.kind,
+            zone=self.zone,
+            classes=frozenset(self.classes),
+            seconds=self.seconds or 0.0,
+            at_least=self.at_least or 1,
+            frames=self.frames or Hysteresis(),
+            follows_rate=self.frames is None,
+            polygon=None if self.zone is None else zones[self.zone],
+            line=self.line,
+            segment=((0.0, 0.0), (0.0, 0.0)) if self.line is None else lines[self.line],
+            direction=self.direction,
+            towards=self.towards or (0.0, 0.0),
+        )
 
 
 class _ScheduleKeys(_Keys):
@@ -172,7 +241,9 @@ class QueryKeys(_Keys):
     """The keys of a query in a box config."""
 
     tracking: bool = False
+    one_box: bool | None = None
     zones: Annotated[dict[Name, _Polygon], Field(max_length=MAX_ZONES)] = {}
+    lines: Annotated[dict[Name, _Line], Field(max_length=MAX_ZONES)] = {}
     include: list[str] = []
     exclude: list[str] = []
     min_area: _Fraction = 0.0
@@ -190,17 +261,20 @@ class QueryKeys(_Keys):
         for zone in used:
             if zone not in self.zones:
                 raise ValueError(f"no zone '{zone:.60}' here: `zones` has {', '.join(self.zones) or 'none'}")
+        for event in self.events:
+            if event.line is not None and event.line not in self.lines:
+                raise ValueError(f"no line '{event.line:.60}' here: `lines` has {', '.join(self.lines) or 'none'}")
         if both := sorted({*self.include} & {*self.exclude}):
             raise ValueError(f"the zone '{both[0]}' is in `include` and in `exclude`, so that nothing in it passes")
         if self.min_area > self.max_area:
             raise ValueError("`min_area` is above `max_area`, so that nothing passes")
-        names = [event.to_rule().name for event in self.events]
+        names = [event.rule_name for event in self.events]
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"two events are called '{name}': give one of them a `name`")
         for event in self.events:
-            if event.kind in NEED_TRACKS and not self.tracking:
-                raise ValueError(f"the event '{event.to_rule().name}' follows objects: add `tracking: true`")
+            if event.kind not in WITHOUT_TRACKS and not self.tracking:
+                raise ValueError(f"the event '{event.rule_name}' follows objects: add `tracking: true`")
         return self
 
     def to_rules(self) -> QueryRules:
@@ -209,23 +283,40 @@ class QueryKeys(_Keys):
             tuple(self.include), tuple(self.exclude), self.min_area, self.max_area, dict(self.min_score)
         )
         hours = None if self.schedule is None else self.schedule.to_timetable()
-        events = tuple(event.to_rule() for event in self.events)
-        return QueryRules(self.tracking, dict(self.zones), own, events, self.motion_gating, hours)
+        lines = {name: (line[0], line[1]) for name, line in self.lines.items()}
+        return QueryRules(
+            tracking=self.tracking,
+            one_box=self.tracking if self.one_box is None else self.one_box,
+            zones=dict(self.zones),
+            lines=lines,
+            filter=own,
+            events=tuple(event.to_rule(self.zones, lines) for event in self.events),
+            motion_gating=self.motion_gating,
+            schedule=hours,
+        )
 
 
 RulesByQuery = Annotated[dict[Name, QueryKeys], Field(max_length=MAX_QUERIES)]
 
 
 def check_rules(
-    path: Path, rules: Mapping[str, QueryRules], queries: Collection[BundleQuery], push_cameras: Collection[str]
+    path: Path,
+    rules: Mapping[str, QueryRules],
+    queries: Collection[BundleQuery],
+    push_cameras: Collection[str],
+    rates: Mapping[str, float],
 ) -> None:
-    """Raise InputError, naming the key, where rules do not fit the queries of a bundle or their cameras."""
+    """Raise InputError, naming the key, where rules do not fit the queries of a bundle, each with its frames a second,
+    or their cameras."""
     known = {query.id: query for query in queries}
     for name, own in rules.items():
         key = f"queries.{name}"
         if name not in known:
             raise InputError(path, "the bundle has no such query", f"it has {', '.join(known)}", key)
         _check_task(path, key, own, known[name])
+        if own.tracking and rates[name] < MIN_TRACKING_FPS:
+            problem = f"it needs {MIN_TRACKING_FPS:g} frames a second, and the query gets {rates[name]:g}"
+            raise InputError(path, problem, "raise `fps`, or leave tracking and its events out", f"{key}.tracking")
         if own.motion_gating and known[name].camera in push_cameras:
             problem = f"each frame of the push camera {known[name].camera} is answered, so none can be skipped"
             raise InputError(path, problem, "leave it out", f"{key}.motion_gating")
@@ -235,7 +326,9 @@ def _check_task(path: Path, key: str, own: QueryRules, query: BundleQuery) -> No
     has_boxes = query.task in HAVE_BOXES
     needs_boxes = {
         "tracking": own.tracking,
+        "one_box": own.one_box,
         "zones": own.zones,
+        "lines": own.lines,
         "include, exclude, areas and scores": not own.filter.is_empty,
     }
     for what, used in needs_boxes.items():

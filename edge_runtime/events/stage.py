@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from edge_runtime.drawing import draw_thumbnail
-from edge_runtime.events.machine import EndReason, EventMachine, Moment, Notice, Sighting, see_object
-from edge_runtime.events.motion import MotionGate
-from edge_runtime.events.rules import QueryRules
-from edge_runtime.events.tracking import DEFAULT_TRACKING, ObjectTracker
-from edge_runtime.events.zones import Polygon, foot_point, is_inside
-from edge_runtime.queues import STILL, Frame
-from edge_runtime.sinks.base import ResultMessage
-from models.bundle import BundleQuery
+from gemel.edge_runtime.drawing import draw_thumbnail
+from gemel.edge_runtime.events.clips import ClipRecorder
+from gemel.edge_runtime.events.machine import EndReason, EventMachine, Moment, Notice, Sighting, see_object
+from gemel.edge_runtime.events.motion import MotionGate
+from gemel.edge_runtime.events.rules import QueryRules
+from gemel.edge_runtime.events.tracking import DEFAULT_TRACKING, MIN_TRACKING_FPS, ObjectTracker, unite_boxes
+from gemel.edge_runtime.events.zones import Polygon, foot_point, is_inside
+from gemel.edge_runtime.queues import STILL, Frame
+from gemel.edge_runtime.sinks.base import ResultMessage
+from gemel.models.bundle import BundleQuery
 
 OFF = "off"
-"""Why a frame does not reach a query whose hours do not include it; it is not counted."""
+"""Why a frame does not reach a query whose hours do not include it, or that is switched off; it is not counted."""
 MAX_EVENTS = 200
 """Events kept for `/api/events`, those that go on included."""
 MAX_PICTURES = 8
 """Frames that the open events of one query keep as snapshots: 50 MB at 1920x1080."""
+RATE_FRAMES, RATE_MARGIN = 10, 1.25
+"""The rate is that of so many frames; it is enough again once it is above the least by this factor."""
 NO_RESULTS_S, NO_RESULTS_FRAMES = 10.0, 3
 """Events of a query without results for so long, and for so many frames at its rate, end."""
 
@@ -33,12 +37,43 @@ NO_RESULTS_S, NO_RESULTS_FRAMES = 10.0, 3
 @dataclass(frozen=True, slots=True)
 class QueryState:
     """What status shows of a query: whether its hours include now (None without hours), whether its frames are gated,
-    tracks, open events."""
+    tracks, open events, crossings of lines by rule and way, and why tracking pauses, if it does."""
 
     scheduled: bool | None = None
     is_gated: bool = False
     tracks: int = 0
     open_events: int = 0
+    crossed: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    tracking_trouble: str | None = None
+
+
+log = logging.getLogger("gemel.run")
+
+
+class FrameRate:
+    """The frames a second that come, and whether they are too few to follow objects."""
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=RATE_FRAMES)
+        self.is_low = False
+
+    def add(self, at: float) -> bool:
+        """One more frame; whether `is_low` changed."""
+        self._times.append(at)
+        before = self.is_low
+        if len(self._times) == RATE_FRAMES:
+            self.is_low = self.per_second < MIN_TRACKING_FPS * (RATE_MARGIN if before else 1.0)
+        return self.is_low is not before
+
+    @property
+    def per_second(self) -> float:
+        """The mean rate of the newest frames."""
+        elapsed_s = self._times[-1] - self._times[0] if self._times else 0.0
+        return (len(self._times) - 1) / elapsed_s if elapsed_s > 0 else 0.0
+
+    def clear(self) -> None:
+        """Forget the frames, not the verdict."""
+        self._times.clear()
 
 
 class QueryEvents:
@@ -50,7 +85,7 @@ class QueryEvents:
         self.newest: Moment | None = None
         certain = max(query.min_score, query.threshold or 0.0)
         self.tracker = ObjectTracker(fps, certain) if rules.tracking else None
-        self.fps, self._still_s = fps, 0.0
+        self.fps, self._still_s, self._rate = fps, 0.0, FrameRate()
         self._has_zones = bool(rules.zones)
 
     def apply(self, moment: Moment, record: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Notice]]:
@@ -60,18 +95,31 @@ class QueryEvents:
             label = record.get("label")
             seen = [] if label is None else [Sighting(None, label, record["score"], quality=record["score"])]
             return record, self.machine.observe(moment, seen)
-        zoned = [(one, self._zones_of(one, moment.size)) for one in record["detections"]]
-        if not self.rules.filter.is_empty:
-            zoned = [(one, zones) for one, zones in zoned if self.rules.filter.passes(one, zones, moment.size)]
+        size, rules = moment.size, self.rules
+        zoned = [(one, self._zones_of(one, size)) for one in record["detections"]]
+        if not rules.filter.is_empty:
+            zoned = [(one, zones) for one, zones in zoned if rules.filter.passes(one, zones, size)]
+        if rules.one_box:
+            best = {id(one) for one in unite_boxes([one for one, _ in zoned], DEFAULT_TRACKING.same_object_iou)}
+            zoned = [(one, zones) for one, zones in zoned if id(one) in best]
+        notices = self._watch_rate(moment)
         numbers: Sequence[int | None] = [None] * len(zoned)
-        if self.tracker is not None:
+        if self.tracker is not None and not self._rate.is_low:
             numbers = self.tracker.update([one for one, _ in zoned], moment.at - self._still_s)
         sightings, detections = [], []
         for (one, zones), number in zip(zoned, numbers, strict=True):
-            sightings.append(see_object(number, one, zones, moment.size))
+            sightings.append(see_object(number, one, zones, size))
             more = {} if number is None else {"track": number}
             detections.append({**one, **more, **({"zones": zones} if self._has_zones else {})})
-        return {**record, "detections": detections}, self.machine.observe(moment, sightings)
+        notices += self.machine.observe(moment, sightings)
+        return {**record, "detections": detections}, notices
+
+    @property
+    def tracking_trouble(self) -> str | None:
+        """Why objects are not followed at present, if they are to be."""
+        if self.tracker is None or not self._rate.is_low:
+            return None
+        return f"tracking needs {MIN_TRACKING_FPS:g} frames a second, {self._rate.per_second:.1f} come"
 
     def hold(self, moment: Moment) -> list[Notice]:
         """A frame that shows what the last one showed; the tracker's time stands still."""
@@ -80,14 +128,26 @@ class QueryEvents:
             return []
         self._still_s += moment.at - before.at
         self.newest = Moment(before.frame, moment.at, moment.unix, before.size)
-        return self.machine.hold(self.newest)
+        return self._watch_rate(self.newest) + self.machine.hold(self.newest)
 
     def end(self, reason: EndReason) -> list[Notice]:
         """End all that goes on."""
         self.newest = None
+        self._rate.clear()
         if self.tracker is not None:
             self.tracker.reset()
         return self.machine.end_all(reason)
+
+    def _watch_rate(self, moment: Moment) -> list[Notice]:
+        """End what follows objects where frames have become too few for it."""
+        if self.tracker is None or not self._rate.add(moment.at):
+            return []
+        if not self._rate.is_low:
+            log.info("query %s: enough frames come to follow objects again", self.query.id)
+            return []
+        log.warning("query %s: %s; its tracks and their events end", self.query.id, self.tracking_trouble)
+        self.tracker.reset()
+        return self.machine.end_tracks(EndReason.SPARSE)
 
     def _zones_of(self, detection: Mapping[str, Any], size: tuple[int, int]) -> list[str]:
         if not self._has_zones:
@@ -97,15 +157,18 @@ class QueryEvents:
 
 
 class EventStage:
-    """All queries that have rules; thread-safe. `send` takes the messages of events.
+    """All queries that have rules; thread-safe. `send` takes the messages of events, `recorder` keeps clips of them.
 
     Cameras call `admit` with every frame, the thread that runs queries calls `apply` with every result, and `check`
     between two frames.
     """
 
-    def __init__(self, run: str, send: Callable[[ResultMessage], None]) -> None:
+    def __init__(self, run: str, send: Callable[[ResultMessage], None], recorder: ClipRecorder | None = None) -> None:
+        self._recorder, self._with_clip = recorder, set[str]()
         self.counts: Counter[tuple[str, str]] = Counter()
         """Events begun, by query and rule."""
+        self.paused = frozenset[str]()
+        """Queries that a person has switched off."""
         self._run, self._send = run, send
         self._queries: dict[str, QueryEvents] = {}
         self._ids = itertools.count(1)
@@ -133,21 +196,23 @@ class EventStage:
                 else:
                     head = {"run": self._run, "camera": query.camera, "query": name}
                     events = [rule.at_rate(fps) for rule in own.events]
-                    machine = EventMachine(events, DEFAULT_TRACKING.lost_after_s(fps), head, self._new_id)
+                    machine = EventMachine(events, DEFAULT_TRACKING.lost_after_s(fps), fps, head, self._new_id)
                     self._queries[name] = QueryEvents(query, own, machine, fps)
             for one in before.values():
                 self._end(one, EndReason.RELOAD)
 
     def admit(self, query: str, frame: Frame) -> str | None:
         """Why a frame is not to be run: OFF, or STILL where nothing moves; None where it is."""
-        own = self._queries.get(query)
-        if own is None:
-            return None
-        if own.rules.schedule is not None and not own.rules.schedule.is_on(frame.captured_unix):
+        own, is_off = self._queries.get(query), query in self.paused
+        if own is not None and own.rules.schedule is not None:
+            is_off = is_off or not own.rules.schedule.is_on(frame.captured_unix)
+        if is_off:
             with self._lock:
-                if own.newest is not None:
+                if own is not None and own.newest is not None:
                     self._end(own, EndReason.OFF)
             return OFF
+        if own is None:
+            return None
         if not own.rules.motion_gating or frame.image is None:
             return None
         if not own.gate.is_still(frame.index, frame.captured_at, frame.image):
@@ -217,16 +282,19 @@ class EventStage:
             for name, own in self._queries.items():
                 scheduled = None if own.rules.schedule is None else own.rules.schedule.is_on(now)
                 tracks, events = len(own.machine.tracks), len(own.machine.open_events)
-                found[name] = QueryState(scheduled, own.rules.motion_gating, tracks, events)
+                crossed = {rule: dict(ways) for rule, ways in own.machine.crossed.items()}
+                found[name] = QueryState(
+                    scheduled, own.rules.motion_gating, tracks, events, crossed, own.tracking_trouble
+                )
         return found
 
-    def zones(self, camera: str) -> list[tuple[str, Polygon]]:
-        """The zones of a camera's queries, by name, each once."""
+    def places(self, camera: str) -> list[tuple[str, Polygon]]:
+        """The zones and lines of a camera's queries, by name, each once."""
         found = {
             (name, polygon): None
             for own in self._queries.values()
             if own.query.camera == camera
-            for name, polygon in own.rules.zones.items()
+            for name, polygon in (*own.rules.zones.items(), *own.rules.lines.items())
         }
         return list(found)
 
@@ -238,20 +306,30 @@ class EventStage:
 
     def _publish(self, own: QueryEvents, notices: Sequence[Notice]) -> None:
         for notice in notices:
-            name, after = notice.rule.name, notice.after
-            self._recent[after["id"]] = after
-            while len(self._recent) > MAX_EVENTS:
-                self._thumbnails.pop(self._recent.popitem(last=False)[0], None)
+            name, event, camera = notice.rule.name, notice.after["id"], own.query.camera
             if not notice.is_end:
                 self.counts[own.query.id, name] += 1
+                if self._recorder is not None and self._recorder.begin(camera, event, notice.since_at):
+                    self._with_clip.add(event)
+            has_clip = event in self._with_clip
+            clip = {"has_clip": has_clip, "clip": f"/api/events/{event}/clip.mp4" if has_clip else None}
+            before, after = {**notice.before, **clip}, {**notice.after, **clip}
+            self._recent[event] = after
+            while len(self._recent) > MAX_EVENTS:
+                oldest, _ = self._recent.popitem(last=False)
+                self._thumbnails.pop(oldest, None)
+                self._with_clip.discard(oldest)
             record = {
-                "type": "end" if notice.is_end else "new", "run": self._run, "query": own.query.id,
-                "camera": own.query.camera, "event": name, "open": notice.open,
-                "before": notice.before, "after": after,
+                "type": "end" if notice.is_end else "new", "run": self._run, "query": own.query.id, "camera": camera,
+                "event": name, "open": notice.open, "before": before, "after": after,
             }  # fmt: skip
+            message = ResultMessage(record, notice.image)
             if notice.image is not None:
-                self._thumbnails[after["id"]] = draw_thumbnail(notice.image, record)
-            self._send(ResultMessage(record, notice.image))
+                self._thumbnails[event] = draw_thumbnail(notice.image, record)
+            if notice.is_end and self._recorder is not None:
+                self._recorder.end(event)
+                self._recorder.keep_snapshot(message)
+            self._send(message)
 
 
 def _asks_same(before: BundleQuery, after: BundleQuery) -> bool:

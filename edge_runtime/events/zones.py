@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -9,9 +10,12 @@ from typing import Any
 
 Point = tuple[float, float]
 Polygon = tuple[Point, ...]
+Segment = tuple[Point, Point]
 MIN_POINTS, MAX_POINTS = 3, 100
 MIN_POLYGON_AREA = 1e-4
 """Of the frame; a smaller zone is a line or a point."""
+MIN_LINE_LENGTH = 0.01
+"""Of the frame; no object is seen on both sides of a shorter line's ends."""
 
 
 def find_polygon_problem(polygon: Sequence[Point]) -> str | None:
@@ -30,10 +34,22 @@ def find_polygon_problem(polygon: Sequence[Point]) -> str | None:
     edges = list(zip(polygon, (*polygon[1:], polygon[0]), strict=True))
     for (place, first), (other, second) in combinations(enumerate(edges), 2):
         are_neighbours = other - place in (1, len(edges) - 1)
-        if not are_neighbours and _cross(*first, *second):
+        if not are_neighbours and segments_meet(*first, *second):
             return f"its sides {place + 1} and {other + 1} cross: give the points in order around the zone"
     if polygon_area(polygon) < MIN_POLYGON_AREA:
         return f"it has no area: its points lie on a line, or within {MIN_POLYGON_AREA:g} of the frame"
+    return None
+
+
+def find_line_problem(line: Sequence[Point]) -> str | None:
+    """Why these points, in fractions of the frame, are no line to cross; None where they are."""
+    if len(line) != 2:
+        return "a line has two points: write it like [[0, 0.5], [1, 0.5]]"
+    for x, y in line:
+        if not (0 <= x <= 1 and 0 <= y <= 1):
+            return f"the point [{x:g}, {y:g}] lies outside the frame: points are fractions of it, 0 to 1"
+    if math.dist(*line) < MIN_LINE_LENGTH:
+        return f"it has no length: its points are within {MIN_LINE_LENGTH:g} of the frame"
     return None
 
 
@@ -46,6 +62,21 @@ def polygon_area(polygon: Sequence[Point]) -> float:
     """The area, by the shoelace formula."""
     pairs = zip(polygon, (*polygon[1:], polygon[0]), strict=True)
     return abs(sum(x0 * y1 - x1 * y0 for (x0, y0), (x1, y1) in pairs)) / 2
+
+
+def segments_meet(a: Point, b: Point, c: Point, d: Point) -> bool:
+    """Whether the segments a-b and c-d have a point in common."""
+    sides = side_of(a, b, c), side_of(a, b, d), side_of(c, d, a), side_of(c, d, b)
+    if sides[0] * sides[1] < 0 and sides[2] * sides[3] < 0:
+        return True
+    ends = ((a, b, c), (a, b, d), (c, d, a), (c, d, b))
+    return any(side == 0 and _is_between(*three) for side, three in zip(sides, ends, strict=True))
+
+
+def side_of(a: Point, b: Point, c: Point) -> float:
+    """Above 0 where c is to the right of one who goes from a to b (y points down), below to the left, 0 on the line."""
+    turn = (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
+    return 0.0 if abs(turn) < 1e-12 else turn
 
 
 def is_inside(polygon: Polygon, x: float, y: float) -> bool:
@@ -92,20 +123,6 @@ class DetectionFilter:
             and (not self.include or any(name in zones for name in self.include))
             and not any(name in zones for name in self.exclude)
         )
-
-
-def _cross(a: Point, b: Point, c: Point, d: Point) -> bool:
-    """Whether the segments a-b and c-d have a point in common."""
-    sides = _side(a, b, c), _side(a, b, d), _side(c, d, a), _side(c, d, b)
-    if sides[0] * sides[1] < 0 and sides[2] * sides[3] < 0:
-        return True
-    ends = ((a, b, c), (a, b, d), (c, d, a), (c, d, b))
-    return any(side == 0 and _is_between(*three) for side, three in zip(sides, ends, strict=True))
-
-
-def _side(a: Point, b: Point, c: Point) -> float:
-    turn = (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
-    return 0.0 if abs(turn) < 1e-12 else turn
 
 
 def _is_between(a: Point, b: Point, c: Point) -> bool:

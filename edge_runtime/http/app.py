@@ -19,22 +19,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from aiohttp import WSMsgType, web
-from pydantic import BaseModel
+from aiohttp import HttpVersion11, WSMsgType, hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
+from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
 
-from edge_runtime.backoff import BackOff
-from edge_runtime.http.auth import COOKIE, Access
-from edge_runtime.http.connections import Connections, open_sockets
-from edge_runtime.http.metrics import CONTENT_TYPE, Metrics
-from edge_runtime.http.push import PushApi, refuse_access
-from edge_runtime.http.snapshots import Snapshot
-from edge_runtime.http.status import EventList, Readiness, ReloadOutcome, Status, TlsStatus
-from edge_runtime.http.tls import Certificate
-from models.errors import InputError
+from gemel.edge_runtime.backoff import BackOff
+from gemel.edge_runtime.events.clips import CLIP, SNAPSHOT
+from gemel.edge_runtime.http.auth import Access
+from gemel.edge_runtime.http.connections import CROWDED, HEALTH_PATHS, Connections, NoPlace, open_sockets, silent
+from gemel.edge_runtime.http.failures import Broken, HttpFailures
+from gemel.edge_runtime.http.metrics import CONTENT_TYPE, Metrics
+from gemel.edge_runtime.http.push import PushApi, refuse_access
+from gemel.edge_runtime.http.sessions import SESSION_S, Sessions, cookie_name
+from gemel.edge_runtime.http.snapshots import Snapshot
+from gemel.edge_runtime.http.status import EventList, Readiness, ReloadOutcome, Status, SwitchOrder, TlsStatus
+from gemel.edge_runtime.http.tls import Certificate
+from gemel.edge_runtime.sinks.base import CAMERA, QUERY
+from gemel.models.errors import InputError
 
 if TYPE_CHECKING:
-    from edge_runtime.live_status import RuntimeStatus
+    from gemel.edge_runtime.live_status import RuntimeStatus
 
 SNAPSHOT_INTERVAL_S, STATUS_INTERVAL_S = 0.2, 1.0
 MAX_CLIENTS = 16
@@ -58,19 +63,17 @@ the last minute; `asked_fps` and `fps` are sums over the queries."""
 PAGE = Path(__file__).parent / "page"
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
+    "media-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-TEXT, JSON, HTML, JPEG = "text/plain", "application/json", "text/html", "image/jpeg"
+TEXT, JSON, HTML, JPEG, MP4 = "text/plain", "application/json", "text/html", "image/jpeg", "video/mp4"
+CONTINUE = "100-continue"
 REFUSALS = {401: ("a token is needed", TEXT), 403: ("refused", TEXT)}
 
 log = logging.getLogger("gemel.run")
-silent = logging.getLogger("gemel.run.http")
-"""aiohttp would log a traceback for malformed requests, which anybody can send."""
-silent.setLevel(logging.CRITICAL)
-
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -223,11 +226,13 @@ class HttpService:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        runner = web.AppRunner(self._app.application(), access_log=None, shutdown_timeout=0.5, logger=silent)
+        runner = web.AppRunner(
+            self._app.application(), access_log=None, shutdown_timeout=0.5, logger=silent, handler_cancellation=True
+        )
         await runner.setup()
         try:
             assert runner.server is not None
-            connections = Connections(runner.server, self._app.is_proxy, self._app.tls_context)
+            connections = Connections(runner.server, self._app.is_proxy, self._app.tls_context, self._app.failures)
             self._app.connections = connections
             sockets = await self._open_sockets()
             connections.listen(sockets)
@@ -271,6 +276,9 @@ class BoxApp:
     ) -> None:
         self._source, self._metrics, self.access, self.certificate = source, metrics, access, certificate
         self.connections: Connections | None = None
+        self.failures = HttpFailures(metrics)
+        self._sessions = Sessions()
+        self._push = PushApi(source, lambda: self.access, self._is_proven)
         self._history = History()
         self._dashboards: set[web.WebSocketResponse] = set()
         self._routes = [
@@ -286,14 +294,23 @@ class BoxApp:
                   {200: ("the events", EventList)}),
             Route("GET", "/api/events/{id}/snapshot.jpg", self._thumbnail, "The snapshot of an event, 240 pixels wide.",
                   {200: ("the picture", JPEG), 404: ("no such event, or no snapshot of it", TEXT)}),
+            Route("GET", "/api/events/{id}/full.jpg", self._full_snapshot, "The whole picture of an ended event.",
+                  {200: ("the picture", JPEG), 404: ("no such event, or it was not kept", TEXT)}),
+            Route("GET", "/api/events/{id}/clip.mp4", self._clip, "Some seconds before, in and after an event.",
+                  {200: ("the clip", MP4), 206: ("a part of it", MP4), 404: ("none, or not yet", TEXT),
+                   416: ("no such part", TEXT)}),
             Route("GET", "/api/history", self._last_hour, "The last hour, in columns.", {200: ("the columns", JSON)}),
             Route("GET", "/api/cameras/{id}/frame.jpg", self._frame, "A camera's newest frame with its results.",
                   {200: ("the frame", JPEG), 404: ("no such camera, or no frame yet", TEXT)}),
-            Route("POST", "/api/session", self._session, "Store the token of the request in a cookie.",
+            Route("POST", "/api/session", self._session, "Begin a session: a cookie in place of the token.",
                   {204: ("done", None)}),
             Route("POST", "/api/reload", self._reload, "Reload config and bundle.",
                   {200: ("applied", ReloadOutcome), 409: ("not applied, and why", ReloadOutcome)}),
-            *_push_routes(PushApi(source, lambda: self.access)),
+            Route("POST", "/api/queries/{id}", self._switch_query, "Switch a query on or off.",
+                  {200: ("what it is now", SwitchOrder), 400: ("no such order", TEXT), 404: ("no such query", TEXT)}),
+            Route("POST", "/api/cameras/{id}", self._switch_camera, "Switch all queries of a camera on or off.",
+                  {200: ("what it is now", SwitchOrder), 400: ("no such order", TEXT), 404: ("no such camera", TEXT)}),
+            *_push_routes(self._push),
             Route("GET", "/openapi.json", self._openapi, "This document.", {200: ("the document", JSON)}),
         ]  # fmt: skip
         self._schema = openapi_document(self._routes)
@@ -319,9 +336,11 @@ class BoxApp:
         """The aiohttp application."""
         app = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
         app.cleanup_ctx.append(self._record_history)
+        app.on_response_prepare.append(_leave_out_server)
         app.on_shutdown.append(self._close_dashboards)
+        app.on_cleanup.append(self._close_push)
         for route in self._routes:
-            app.router.add_route(route.method, route.path, route.handler)
+            app.router.add_route(route.method, route.path, route.handler, expect_handler=self._ask_for_body)
             if route.method == "GET":
                 app.router.add_head(route.path, route.handler)
         app.router.add_get("/api/watch", self._watch)
@@ -330,49 +349,89 @@ class BoxApp:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Mark the connection as in use while the request is answered."""
-        with contextlib.nullcontext() if self.connections is None else self.connections.request(request):
-            return await self._answer(request, handler)
-
-    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Check access, add the headers of every response, and hide tracebacks."""
-        is_read = request.method in ("GET", "HEAD")
-        is_page = is_read and request.path.startswith("/page/")
-        refusal = self.access.check(request.method, request.headers, is_page, request.remote)
-        if refusal is not None and refusal[0] == 401 and request.method == "POST" and request.path.startswith("/v1/"):
-            refusal = None  # the form holds the token
+        """Mark the connection as in use while the request is answered, and count what fails."""
         try:
-            if refusal is None:
-                response = await handler(request)
-            elif (answer := refuse_access(request.path, *refusal)) is not None:
-                response = answer
-            elif refusal[0] == 401 and request.path == "/" and is_read:
-                response = web.Response(status=401, text=(PAGE / "login.html").read_text("utf-8"), content_type=HTML)
-            else:
-                challenge = {"WWW-Authenticate": "Bearer"} if refusal[0] == 401 else {}
-                response = web.Response(status=refusal[0], text=refusal[1], headers=challenge)
-        except web.HTTPException as error:
-            allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
-            response = web.Response(status=error.status, text=error.reason, headers=allow)
-        except Exception:
-            log.exception("HTTP %s %s failed", request.method, request.path[:200])
-            response = web.Response(status=500, text="internal error: see the log of the box")
+            with contextlib.nullcontext() if self.connections is None else self.connections.request(request):
+                response = await self._answer(request, handler)
+        except NoPlace:
+            response = web.Response(status=503, text=CROWDED, headers={hdrs.RETRY_AFTER: "5"})
+            response.force_close()
+        except asyncio.CancelledError:
+            self.failures.note_broken(Broken.DISCONNECTED)
+            raise
+        self.failures.note_status(response.status)
         if not response.prepared:
             response.headers.update({key: text for key, text in HEADERS.items() if key not in response.headers})
         return response
 
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Check access, and hide tracebacks."""
+        refusal = self._check_access(request)
+        try:
+            if refusal is None:
+                return await handler(request)
+            return _refuse(request, *refusal)
+        except web.HTTPException as error:
+            allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+            response = refuse_access(request.path, error.status, error.reason)
+            response = response or web.Response(status=error.status, text=error.reason)
+            response.headers.update(allow)
+            return response
+        except ConnectionError:
+            self.failures.note_broken(Broken.DISCONNECTED)
+            return web.Response(status=400, text="the connection broke off")
+        except (web.RequestPayloadError, HttpProcessingError):
+            self.failures.note_broken(Broken.MALFORMED)
+            return web.Response(status=400, text="the body is damaged")
+        except Exception:
+            log.exception("HTTP %s %s failed", request.method, request.path[:200])
+            return web.Response(status=500, text="internal error: see the log of the box")
+
+    def _check_access(self, request: web.Request) -> tuple[int, str] | None:
+        """The status and the reason of a refusal, from the head alone; None where the handler may read the body."""
+        is_public = request.path.startswith("/page/") or request.path in HEALTH_PATHS
+        refusal = self._refusal(request, is_public=_is_read(request) and is_public)
+        if refusal is not None and refusal[0] == 401 and request.method == "POST" and request.path.startswith("/v1/"):
+            return None  # the form may hold the token: its handler reads it within bounds of their own
+        return refusal
+
+    def _refusal(self, request: web.Request, is_public: bool = False) -> tuple[int, str] | None:
+        has_session = self._has_session(request)
+        return self.access.check(request.method, request.headers, is_public, request.remote, has_session)
+
+    def _has_session(self, request: web.Request) -> bool:
+        access, headers = self.access, request.headers
+        is_https = access.is_https(headers, request.remote)
+        return access.token is not None and self._sessions.has_session(headers, access.token, is_https)
+
+    def _is_proven(self, request: web.Request) -> bool:
+        """Whether the head of a request shows the token, or a session."""
+        return self.access.has_token(request.headers) or self._has_session(request)
+
+    async def _ask_for_body(self, request: web.Request) -> None:
+        """Let a client send the body that it holds back, unless the head is refused anyway."""
+        is_held_back = request.version >= HttpVersion11 and request.headers.get(hdrs.EXPECT, "").lower() == CONTINUE
+        if is_held_back and self._check_access(request) is None:
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0
+
     async def _index(self, _: web.Request) -> web.FileResponse:
         return web.FileResponse(PAGE / "index.html")
 
-    async def _health(self, _: web.Request) -> web.Response:
-        is_moving, problem = self._source.is_moving(), self._source.bundle_problem()
+    async def _health(self, request: web.Request) -> web.Response:
+        """One word for a request that may not read the status."""
+        is_moving = self._source.is_moving()
+        problem = None if self._refusal(request) else self._source.bundle_problem()
         lines = ["moving" if is_moving else "stuck", *([] if problem is None else [f"bundle: {problem}"]), ""]
         return web.Response(status=200 if is_moving else 503, text="\n".join(lines))
 
-    async def _ready(self, _: web.Request) -> web.Response:
+    async def _ready(self, request: web.Request) -> web.Response:
+        missing = self._source.missing()
+        status = 503 if missing else 200
+        if self._refusal(request):
+            return web.Response(status=status, text="not ready\n" if missing else "ready\n")
         cameras = {camera.id: camera.state for camera in self._read_status().cameras}
-        readiness = Readiness(missing=self._source.missing(), cameras=cameras)
-        return _json_response(readiness, 503 if readiness.missing else 200)
+        return _json_response(Readiness(missing=missing, cameras=cameras), status)
 
     async def _metrics_text(self, _: web.Request) -> web.Response:
         return web.Response(body=self._metrics.to_text(self._read_status), headers={"Content-Type": CONTENT_TYPE})
@@ -392,6 +451,18 @@ class BoxApp:
             raise web.HTTPNotFound(reason="no snapshot of such an event")
         return web.Response(body=picture, content_type=JPEG)
 
+    async def _full_snapshot(self, request: web.Request) -> web.StreamResponse:
+        return self._event_file(request, SNAPSHOT)
+
+    async def _clip(self, request: web.Request) -> web.StreamResponse:
+        return self._event_file(request, CLIP)
+
+    def _event_file(self, request: web.Request, ending: str) -> web.StreamResponse:
+        path = self._source.event_file(request.match_info["id"], ending)
+        if path is None:
+            raise web.HTTPNotFound(reason="nothing was kept of such an event, or not yet")
+        return web.FileResponse(path)
+
     async def _last_hour(self, _: web.Request) -> web.Response:
         return web.json_response(self._history.to_json())
 
@@ -402,22 +473,46 @@ class BoxApp:
             raise web.HTTPNotFound(reason="no such camera") from None
         if snapshot is None:
             raise web.HTTPNotFound(reason="no frame of this camera yet")
-        return web.Response(body=await asyncio.to_thread(snapshot.jpeg), content_type=JPEG)
+        is_plain = request.query.get("plain", "0") != "0"
+        return web.Response(body=await asyncio.to_thread(snapshot.jpeg, is_plain), content_type=JPEG)
 
     async def _session(self, request: web.Request) -> web.Response:
-        """The request had the token: the dashboard keeps it in a cookie that scripts cannot read."""
+        """The request had the token: the dashboard keeps a session in a cookie that scripts cannot read."""
         response = web.Response(status=204)
-        response.set_cookie(COOKIE, self.access.token or "", httponly=True, samesite="Strict", path="/",
-                            secure=self.access.is_https(request.headers, request.remote))  # fmt: skip
+        is_https = self.access.is_https(request.headers, request.remote)
+        response.set_cookie(
+            cookie_name(is_https), self._sessions.issue_value(self.access.token or ""), max_age=SESSION_S,
+            httponly=True, samesite="Strict", path="/", secure=is_https,
+        )  # fmt: skip
         return response
 
     async def _reload(self, _: web.Request) -> web.Response:
-        """Responds when the reload is over, which takes seconds."""
-        result = await asyncio.wrap_future(self._source.reload())
+        """Responds when the reload is over, which takes seconds; it goes on where the client leaves."""
+        result = await asyncio.shield(asyncio.wrap_future(self._source.reload()))
         held_back = list(result.held_back)
         applied: bool | Literal["partly"] = "partly" if held_back else result.reason is None
         outcome = ReloadOutcome(applied=applied, held_back=held_back or None, reason=result.reason)
         return web.json_response(outcome.model_dump(exclude_none=True), status=200 if applied else 409)
+
+    async def _switch_query(self, request: web.Request) -> web.Response:
+        return await self._switch(request, QUERY)
+
+    async def _switch_camera(self, request: web.Request) -> web.Response:
+        return await self._switch(request, CAMERA)
+
+    async def _switch(self, request: web.Request, kind: str) -> web.Response:
+        try:
+            order = SwitchOrder.model_validate_json(await request.read(), strict=True)
+        except ValidationError:
+            raise web.HTTPBadRequest(reason='send {"on": true} or {"on": false}') from None
+        name, by = request.match_info["id"], f"http {request.remote}"
+        try:
+            await asyncio.to_thread(self._source.switch, kind, name, order.on, by)
+        except KeyError:
+            raise web.HTTPNotFound(reason=f"no such {kind}") from None
+        except OSError as error:
+            log.warning("a switch is not kept over a restart: %s", error.strerror)
+        return _json_response(order)
 
     async def _watch(self, request: web.Request) -> web.WebSocketResponse:
         """A dashboard: the status every second as text, new snapshots as bytes.
@@ -483,6 +578,28 @@ class BoxApp:
         for dashboard in list(self._dashboards):
             await dashboard.close(code=1001, message=b"the box stops")
 
+    async def _close_push(self, _: web.Application) -> None:
+        self._push.close()
+
+
+def _is_read(request: web.Request) -> bool:
+    return request.method in ("GET", "HEAD")
+
+
+def _refuse(request: web.Request, status: int, text: str) -> web.Response:
+    """A refusal as the client of this path expects it."""
+    if (response := refuse_access(request.path, status, text)) is not None:
+        return response
+    if status == 401 and request.path == "/" and _is_read(request):
+        return web.Response(status=401, text=(PAGE / "login.html").read_text("utf-8"), content_type=HTML)
+    challenge = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    return web.Response(status=status, text=text, headers=challenge)
+
+
+async def _leave_out_server(_: web.Request, response: web.StreamResponse) -> None:
+    """Say no versions."""
+    response.headers.pop(hdrs.SERVER, None)
+
 
 def _push_routes(push: PushApi) -> list[Route]:
     refused = {400: ("the frame is no picture or does not fit", JSON), 404: ("no such query", JSON),
@@ -502,6 +619,13 @@ def _push_routes(push: PushApi) -> list[Route]:
         Route("GET", "/v2/health/ready", push.ready, "Whether the box is ready.", known),
         Route("GET", "/v2/models/{id}", push.model_metadata, "A query as a model.",
               {200: ("its inputs and outputs", JSON), 404: ("no such query", JSON)}),
+        Route("GET", "/v2/models/stats", push.statistics, "Frames answered by query.", {200: ("the counts", JSON)}),
+        Route("GET", "/v2/models/{id}/stats", push.model_statistics, "Frames that a query answered.",
+              {200: ("the counts", JSON), 404: ("no such query", JSON)}),
+        Route("GET", "/v2/models/{id}/config", push.model_config, "A query as a model, with Triton's names.",
+              {200: ("its configuration", JSON), 404: ("no such query", JSON)}),
+        Route("POST", "/v2/repository/index", push.repository_index, "The queries that take frames by HTTP.",
+              {200: ("the models", JSON)}),
         Route("GET", "/v2/models/{id}/ready", push.model_ready, "Whether the query is ready.",
               {**known, 404: ("no such query", JSON)}),
         Route("POST", "/v2/models/{id}/infer", push.infer, "Ask one query about a frame.",

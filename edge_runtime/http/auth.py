@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from models.errors import InputError
-from models.io import read_bounded
+from gemel.models.errors import InputError
+from gemel.models.io import read_bounded
 
-COOKIE = "gemel_token"
 MIN_TOKEN, MAX_TOKEN = 16, 512
 TOKEN = re.compile(rb"[A-Za-z0-9._~+/=-]{%d,%d}" % (MIN_TOKEN, MAX_TOKEN))
 """The syntax of a bearer token (RFC 6750)."""
@@ -62,17 +61,28 @@ class Access:
         mapped = getattr(given, "ipv4_mapped", None) or given
         return any(mapped in network for network in self.trusted_proxies)
 
+    def group_of(self, headers: Mapping[str, str], address: str | None) -> str:
+        """The group of addresses that a request counts in; what a trusted proxy passes on counts by its client."""
+        forwarded = headers.get("X-Forwarded-For", "") if self.is_proxy(address) else ""
+        return address_group(forwarded.rpartition(",")[2].strip() or address or "")
+
     def is_https(self, headers: Mapping[str, str], address: str | None) -> bool:
         """Whether the client uses HTTPS, to the box or to its proxy."""
         forwarded = headers.get("X-Forwarded-Proto", "") if self.is_proxy(address) else ""
         return self.tls is not None or forwarded.strip().casefold() == "https"
 
     def check(
-        self, method: str, headers: Mapping[str, str], is_public: bool = False, address: str | None = None
+        self,
+        method: str,
+        headers: Mapping[str, str],
+        is_public: bool = False,
+        address: str | None = None,
+        has_session: bool = False,
     ) -> tuple[int, str] | None:
         """The HTTP status and the reason of a refusal; None where the request from `address` is allowed.
 
         `is_public` marks files that say nothing of the box: those of the page, and the form for the token.
+        `has_session`: the request has the cookie of a session, which stands for the token.
         """
         host, origin = headers.get("Host", ""), headers.get("Origin")
         if self.token is None and _without_port(host) not in LOCAL_NAMES:
@@ -87,13 +97,13 @@ class Access:
             return None
         if self.token is None:
             return 403, "this box has no token: name a token_file in its config"
-        if not self.has_token(headers):
+        if not has_session and not self.has_token(headers):
             return 401, "a token is needed"
         return None
 
     def has_token(self, headers: Mapping[str, str]) -> bool:
         """Whether a request brings the token in its head."""
-        return self.is_token(_bearer(headers) or _cookie(headers) or "")
+        return self.is_token(_bearer(headers) or "")
 
     def is_token(self, text: str) -> bool:
         """Whether this is the token."""
@@ -149,6 +159,19 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def address_group(address: str) -> str:
+    """What counts as one client: an IPv4 address, or the /64 of an IPv6 address, as a host has many of these."""
+    try:
+        given = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(given, ipaddress.IPv4Address):
+        return str(given)
+    if given.ipv4_mapped is not None:
+        return str(given.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(given) >> 64 << 64, 64)))
+
+
 def _is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
@@ -182,8 +205,3 @@ def _without_port(host: str) -> str:
 def _bearer(headers: Mapping[str, str]) -> str | None:
     kind, _, token = headers.get("Authorization", "").partition(" ")
     return token.strip() if kind.casefold() == "bearer" else None
-
-
-def _cookie(headers: Mapping[str, str]) -> str | None:
-    found = re.search(rf"(?:^|;)\s*{COOKIE}=([^;]*)", headers.get("Cookie", ""))
-    return None if found is None else found[1].strip()

@@ -17,17 +17,22 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from models.bundle import BundleQuery
-from models.io import ParseError, parse_json
-from models.pictures import MAX_PIXELS, decode_picture
-from models.predictions import unpack_float16
+from gemel.edge_runtime.http.status import LedgerStatus
+from gemel.models.bundle import BundleQuery
+from gemel.models.documents import ParseError, parse_json
+from gemel.models.pictures import MAX_PIXELS, PUSHED_FORMATS, decode_picture
+from gemel.models.predictions import unpack_float16
 
 MAX_JSON_BYTES = 4 * 2**20
 """Of a request beside its binary tensors: the interpreter is busy while it is parsed."""
 INPUT = "image"
 BYTES, UINT8, FP32, INT64 = "BYTES", "UINT8", "FP32", "INT64"
 DTYPES = {FP32: np.dtype("<f4"), INT64: np.dtype("<i8")}
+CONFIG_TYPES = {BYTES: "TYPE_STRING", FP32: "TYPE_FP32", INT64: "TYPE_INT64"}
 COLORS = 3
+PIXELS = {"datatype": UINT8, "shape": [-1, -1, COLORS]}
+"""The other form of the input: RGB pixels in place of an encoded picture."""
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "statistics", "model_repository")
 RESULT = "result"
 """The output that holds the whole result record as JSON."""
 OUTPUTS: Mapping[str, Mapping[str, tuple[str, list[int]]]] = {
@@ -87,7 +92,11 @@ class InferRequest:
 
     def decode(self) -> np.ndarray:
         """RGB uint8 (H, W, 3); InputError where the picture does not decode."""
-        return self.pixels if self.pixels is not None else decode_picture(self.picture or b"", Path())
+        return (
+            self.pixels
+            if self.pixels is not None
+            else decode_picture(self.picture or b"", Path(), formats=PUSHED_FORMATS)
+        )
 
 
 def parse_infer(body: bytes, header_length: str | None) -> InferRequest:
@@ -110,7 +119,7 @@ def parse_infer(body: bytes, header_length: str | None) -> InferRequest:
     elif given.datatype == UINT8:
         picture, pixels = None, _pixels(given, body[length:])
     else:
-        raise ValueError(f"the data type '{given.datatype[:40]}' is no frame: send BYTES (JPEG, PNG) or UINT8")
+        raise ValueError(f"the data type '{given.datatype[:40]}' is no frame: send BYTES (a picture) or UINT8")
     binary = request.parameters.binary_data_output
     outputs = {
         one.name: binary if one.parameters.binary_data is None else one.parameters.binary_data
@@ -184,8 +193,29 @@ def describe_model(query: BundleQuery, bundle: str) -> dict[str, Any]:
     outputs = {**OUTPUTS.get(query.task, {}), RESULT: (BYTES, [1])}
     return {
         "name": query.id, "versions": [bundle], "platform": "gemel",
-        "inputs": [{"name": INPUT, "datatype": BYTES, "shape": [1]}],
+        "inputs": [{"name": INPUT, "datatype": BYTES, "shape": [1], "parameters": {"also": PIXELS}}],
         "outputs": [{"name": name, "datatype": kind, "shape": shape} for name, (kind, shape) in outputs.items()],
+    }  # fmt: skip
+
+
+def describe_config(query: BundleQuery) -> dict[str, Any]:
+    """The configuration of a query as a model, with Triton's names."""
+    outputs = {**OUTPUTS.get(query.task, {}), RESULT: (BYTES, [1])}
+    return {
+        "name": query.id, "platform": "gemel", "backend": "gemel", "max_batch_size": 0,
+        "input": [{"name": INPUT, "data_type": "TYPE_STRING", "dims": [1]}],
+        "output": [
+            {"name": name, "data_type": CONFIG_TYPES[kind], "dims": shape} for name, (kind, shape) in outputs.items()
+        ],
+        "parameters": {f"also_{key}": {"string_value": str(value)} for key, value in PIXELS.items()},
+    }  # fmt: skip
+
+
+def describe_statistics(query: BundleQuery, bundle: str, ledger: LedgerStatus) -> dict[str, Any]:
+    """How many frames of a query were answered and how many failed, with Triton's names."""
+    return {
+        "name": query.id, "version": bundle, "inference_count": ledger.processed, "execution_count": ledger.processed,
+        "inference_stats": {"success": {"count": ledger.processed}, "fail": {"count": ledger.failed}},
     }  # fmt: skip
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from edge_runtime.http.status import Status
-from edge_runtime.queues import DEADLINE, MEMORY, OVERLOAD, PAUSED, RELOADED, REPLACED, STILL
-from edge_runtime.sinks.base import Undelivered
+from gemel.edge_runtime.http.status import Status
+from gemel.edge_runtime.queues import DEADLINE, MEMORY, OVERLOAD, PAUSED, RELOADED, REPLACED, STILL
+from gemel.edge_runtime.sinks.base import Undelivered
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -28,13 +29,27 @@ disable_created_metrics()
 
 
 class Metrics:
-    """Histograms by query, in seconds: the `age` of results, each `run`, each `load`. Thread-safe."""
+    """Histograms by query, in seconds: the `age` of results, each `run`, each `load`. Thread-safe.
+
+    `http_broken` (by reason) and `http_refused` (by status) count failures of the HTTP service, `tensors` what came by
+    ZeroMQ (by query and outcome).
+    """
 
     def __init__(self, queries: Iterable[str]) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self.age = self._histogram("gemel_result_age_seconds", "From the capture of a frame to its result.")
         self.run = self._histogram("gemel_run_seconds", "A run of a query over the frames of one turn.")
         self.load = self._histogram("gemel_load_seconds", "Loading the missing weights of a query.")
+        self.http_broken = Counter(
+            "gemel_http_broken", "HTTP connections and requests that broke off.", ["reason"], registry=self._registry
+        )
+        self.http_refused = Counter(
+            "gemel_http_refused", "HTTP requests that were refused.", ["status"], registry=self._registry
+        )
+        self.tensors = Counter(
+            "gemel_zmq_tensors", "Tensors by ZeroMQ, and what became of them.", ["query", "outcome"],
+            registry=self._registry,
+        )  # fmt: skip
         self._queries: frozenset[str] = frozenset()
         self.change(queries)
 
@@ -109,6 +124,14 @@ class _StatusMetrics(Collector):
                       {(query.id,): query.dropped_share for query in queries})  # fmt: skip
         yield GaugeMetricFamily("gemel_overloaded", "Whether the box loses frames that it was asked to answer.",
                                 status.overloaded)  # fmt: skip
+        yield CounterMetricFamily("process_cpu_seconds", "Processor time of the process.", time.process_time())
+        yield _family(GaugeMetricFamily, "gemel_camera_fps", "Frames a second that come from a camera.", ["camera"],
+                      {(camera.id,): camera.fps for camera in cameras})  # fmt: skip
+        if status.clips is not None:
+            yield GaugeMetricFamily("gemel_clips_bytes", "Clips and pictures of events on disk.", status.clips.nbytes)
+        if status.spool is not None:
+            yield _family(GaugeMetricFamily, "gemel_spool_free_bytes", "What the disk of the spool has left.", [],
+                          {(): status.spool.free_bytes})  # fmt: skip
         if status.process_bytes is not None:
             yield GaugeMetricFamily("gemel_process_bytes", "Memory of the process that is no mapped file.",
                                     status.process_bytes)  # fmt: skip
@@ -119,11 +142,28 @@ class _StatusMetrics(Collector):
         if status.tls is not None:
             yield GaugeMetricFamily("gemel_tls_expiry_timestamp_seconds", "When the certificate of HTTPS runs out.",
                                     status.tls.expires_at)  # fmt: skip
+        if (updates := status.updates) is not None:
+            yield GaugeMetricFamily("gemel_update_trouble", "Whether updates do not go as they should.",
+                                    updates.trouble is not None)  # fmt: skip
+            yield _family(GaugeMetricFamily, "gemel_update_state", "Where an update is.", ["state"],
+                          {(updates.state,): 1})  # fmt: skip
+            yield _family(GaugeMetricFamily, "gemel_update_checked_timestamp_seconds",
+                          "When the server of updates answered last.", [], {(): updates.checked_at})  # fmt: skip
+            yield _family(GaugeMetricFamily, "gemel_bundle_valid_until_timestamp_seconds",
+                          "Until when the bundle was signed to serve.", [], {(): updates.valid_until})  # fmt: skip
         begun = {(query, name): n for query, own in status.events_begun.items() for name, n in own.items()}
         yield _family(CounterMetricFamily, "gemel_events", "Events that began.", ["query", "event"], begun)
         yield _family(GaugeMetricFamily, "gemel_events_open", "Events that go on.", ["query"],
                       {(query,): known[query].open_events for query in status.events_begun if query in known}
                       )  # fmt: skip
+        crossed = {
+            (query.id, event, way): count
+            for query in status.queries
+            for event, ways in query.crossed.items()
+            for way, count in ways.items()
+        }
+        yield _family(CounterMetricFamily, "gemel_crossings", "Objects that crossed a line.",
+                      ["query", "event", "direction"], crossed)  # fmt: skip
         yield InfoMetricFamily("gemel_bundle", "What is served.",
                                {"digest": status.bundle, "workload": status.workload})  # fmt: skip
 

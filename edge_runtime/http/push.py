@@ -3,80 +3,64 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qs
 
-from aiohttp import BodyPartReader, hdrs, web
+from aiohttp import hdrs, web
 
-from edge_runtime.capture.push import STOPPED, PushDeclined, PushQuery, Records, UnfitFrame
-from edge_runtime.events.stage import OFF
-from edge_runtime.http.auth import Access
-from edge_runtime.http.kserve import InferRequest, describe_model, infer_response, parse_infer
-from edge_runtime.queues import DEADLINE, FAILED, MEMORY, OVERLOAD, PAUSED, RELOADED, REPLACED
-from models.errors import InputError
-from models.pictures import decode_picture
+from gemel.edge_runtime.capture.push import STOPPED, PushDeclined, PushQuery, Records, UnfitFrame
+from gemel.edge_runtime.events.stage import OFF
+from gemel.edge_runtime.http.auth import Access
+from gemel.edge_runtime.http.bodies import (
+    BODY_TIMEOUT_S,
+    MAX_BODY_BYTES,
+    BodyRoom,
+    PushError,
+    UnprovenTurns,
+    too_large,
+    too_slow,
+)
+from gemel.edge_runtime.http.forms import KEY_FIELD, MAX_FIELDS, Form, FormReader
+from gemel.edge_runtime.http.kserve import (
+    EXTENSIONS,
+    InferRequest,
+    describe_config,
+    describe_model,
+    describe_statistics,
+    infer_response,
+    parse_infer,
+)
+from gemel.edge_runtime.queues import DEADLINE, FAILED, MEMORY, OVERLOAD, PAUSED, RELOADED, REPLACED
+from gemel.models.errors import InputError
+from gemel.models.pictures import PUSHED_FORMATS, decode_picture
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from edge_runtime.live_status import RuntimeStatus
+    from gemel.edge_runtime.live_status import RuntimeStatus
 
-MAX_BODY_BYTES = 32 * 2**20
-"""Of one frame: a picture, or the pixels of 3840 x 2160."""
-MAX_OPEN_BYTES = 128 * 2**20
-"""Of all bodies that are received or wait to be decoded."""
-MAX_FIELDS, MAX_FIELD_BYTES = 16, 4096
-CHUNK_BYTES = 2**16
-BODY_TIMEOUT_S = 8.0
-"""Before the connection is closed (`edge_runtime.http.connections`)."""
+PARSERS = 2
+"""Threads that parse requests, apart from those that draw frames."""
 RETRY_AFTER_S = "1"
 STATUSES = {
     OVERLOAD: (429, "too many of its frames wait"), REPLACED: (429, "newer frames came while it waited"),
     DEADLINE: (429, "it could not be answered in time"), MEMORY: (429, "there is no memory for its frames"),
     PAUSED: (503, "it fails at present"), RELOADED: (503, "the box has reloaded its config"),
-    STOPPED: (503, "the box stops"), OFF: (503, "it is off by its schedule"), FAILED: (500, "it failed on the frame"),
+    STOPPED: (503, "the box stops"), OFF: (503, "it is off, by its hours or a switch"),
+    FAILED: (500, "it failed on the frame"),
 }  # fmt: skip
 """Status and text for the reason of a frame without an answer."""
 DETECTIONS = ("detection", "keypoints")
-KEY_FIELD = "api_key"
 
-log = logging.getLogger("gemel.run")
 Value = TypeVar("Value")
 Handler = Callable[["PushApi", web.Request], Awaitable[web.Response]]
-
-
-class PushError(Exception):
-    """A request that gets no answer: a status and one line."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status, self.text = status, text
-
-
-@dataclass(frozen=True)
-class Form:
-    """A multipart form: the picture and the other fields."""
-
-    picture: bytes
-    fields: Mapping[str, str]
-
-    @property
-    def min_confidence(self) -> float:
-        """The lowest confidence of a prediction; PushError where it is no number from 0 to 1."""
-        text = self.fields.get("min_confidence", "0")
-        try:
-            value = float(text)
-        except ValueError:
-            value = -1.0
-        if not 0 <= value <= 1:
-            raise PushError(400, f"min_confidence '{text[:40]}' is no number from 0 to 1")
-        return value
 
 
 def _form_error(error: PushError) -> web.Response:
@@ -113,11 +97,18 @@ _reply_infer = partial(_reply_errors, _infer_error)
 
 
 class PushApi:
-    """The handlers of both forms; `access` gives the present token."""
+    """The handlers of both forms; `access` gives the present token, `is_proven` tells whether a head shows it."""
 
-    def __init__(self, source: RuntimeStatus, access: Callable[[], Access]) -> None:
-        self._source, self._access = source, access
-        self._open_bytes = 0
+    def __init__(
+        self, source: RuntimeStatus, access: Callable[[], Access], is_proven: Callable[[web.Request], bool]
+    ) -> None:
+        self._source, self._access, self._is_proven = source, access, is_proven
+        self._room, self._turns = BodyRoom(), UnprovenTurns()
+        self._parsers = ThreadPoolExecutor(PARSERS, thread_name_prefix="http-parse")
+
+    def close(self) -> None:
+        """End the threads that parse; what waits for them is dropped."""
+        self._parsers.shutdown(wait=False, cancel_futures=True)
 
     # DeepStack
 
@@ -134,18 +125,26 @@ class PushApi:
     @_reply_form
     async def list_custom(self, request: web.Request) -> web.Response:
         """`POST /v1/vision/custom/list`: the names for `custom`."""
-        await self._read(request, partial(self._read_form, request, False))
+        if _has_form(request):
+            async with self._open_form(request):
+                pass
+        elif not self._is_proven(request) and not self._access().is_token(await _read_key(request)):
+            raise _token_missing()
         return web.json_response({"success": True, "models": list(self._source.push_queries()), "code": 200})
 
     async def _answer_form(self, request: web.Request, query: str | None) -> web.Response:
-        form = await self._read(request, partial(self._read_form, request))
-        least, pushed = form.min_confidence, self._form_queries(query)
-        start = time.monotonic()
-        records = await self._push(pushed, partial(decode_picture, form.picture, Path()))
-        milliseconds = round(1000 * (time.monotonic() - start))
-        predictions = [one for record in records.values() for one in _predictions(record)]
-        predictions = [one for one in predictions if one["confidence"] >= least]
-        predictions.sort(key=lambda one: -one["confidence"])
+        if not _has_form(request):
+            raise PushError(415, "send a form (multipart/form-data) with the picture in the field `image`")
+        async with self._open_form(request) as form:
+            if not form.picture:
+                raise PushError(400, "the form has no picture in the field `image`")
+            least, pushed = form.min_confidence, self._form_queries(query)
+            start = time.monotonic()
+            records = await self._push(pushed, partial(decode_picture, form.picture, Path(), formats=PUSHED_FORMATS))
+            milliseconds = round(1000 * (time.monotonic() - start))
+        predictions = [prediction for record in records.values() for prediction in _predictions(record)]
+        predictions = [prediction for prediction in predictions if prediction["confidence"] >= least]
+        predictions.sort(key=lambda prediction: -prediction["confidence"])
         return web.json_response(
             {
                 "success": True, "predictions": predictions, "count": len(predictions), "code": 200,
@@ -165,28 +164,31 @@ class PushApi:
             raise PushError(400, f"several cameras take frames: use /v1/vision/custom/QUERY with one of {names}")
         return found
 
-    async def _read_form(self, request: web.Request, has_picture: bool = True) -> Form:
-        if request.content_type == "multipart/form-data":
-            try:
-                form = await _parse_form(request)
-            except (ValueError, AssertionError, LookupError) as error:
-                raise PushError(400, f"the form is damaged: {error}") from error
-        elif has_picture:
-            raise PushError(415, "send a form (multipart/form-data) with the picture in the field `image`")
-        else:
-            form = Form(b"", {})
+    @contextlib.asynccontextmanager
+    async def _open_form(self, request: web.Request) -> AsyncIterator[Form]:
+        """The form of a sender that has shown the token, in the head or as a field; its room is kept meanwhile."""
+        reader = FormReader(request)
+        if not self._is_proven(request):
+            await self._check_key(request, reader)
+        with self._room.take(_announced_bytes(request)) as share:
+            reader.raise_bound(MAX_BODY_BYTES)
+            form = await _wait_for_body(reader.read_form())
+            share.shrink(reader.nbytes)
+            yield form
+
+    async def _check_key(self, request: web.Request, reader: FormReader) -> None:
+        """Read a form in turn until the token has come; PushError where it does not."""
         access = self._access()
-        if not access.has_token(request.headers) and not access.is_token(form.fields.get(KEY_FIELD, "")):
-            raise PushError(401, f"a token is needed: send it as {KEY_FIELD}, or as Authorization: Bearer")
-        if has_picture and not form.picture:
-            raise PushError(400, "the form has no picture in the field `image`")
-        return form
+        group = access.group_of(request.headers, request.remote)
+        key = await self._turns.read(group, partial(reader.read_until, KEY_FIELD))
+        if not access.is_token(key):
+            raise _token_missing()
 
     # KServe v2
 
     async def server_metadata(self, _: web.Request) -> web.Response:
         """`GET /v2`."""
-        return web.json_response({"name": "gemel", "version": "1", "extensions": ["binary_tensor_data"]})
+        return web.json_response({"name": "gemel", "version": "1", "extensions": list(EXTENSIONS)})
 
     async def live(self, _: web.Request) -> web.Response:
         """`GET /v2/health/live`."""
@@ -203,6 +205,34 @@ class PushApi:
         return web.json_response(describe_model(found.query, found.bundle))
 
     @_reply_infer
+    async def model_config(self, request: web.Request) -> web.Response:
+        """`GET /v2/models/QUERY/config`."""
+        found = self._query(request.match_info["id"])
+        return web.json_response(describe_config(found.query))
+
+    @_reply_infer
+    async def model_statistics(self, request: web.Request) -> web.Response:
+        """`GET /v2/models/QUERY/stats`."""
+        found = self._query(request.match_info["id"])
+        return web.json_response({"model_stats": self._statistics([found])})
+
+    async def statistics(self, _: web.Request) -> web.Response:
+        """`GET /v2/models/stats`."""
+        return web.json_response({"model_stats": self._statistics(list(self._source.push_queries().values()))})
+
+    async def repository_index(self, _: web.Request) -> web.Response:
+        """`POST /v2/repository/index`: the queries that take frames by HTTP."""
+        rows = [
+            {"name": one.query.id, "version": one.bundle, "state": "READY", "reason": ""}
+            for one in self._source.push_queries().values()
+        ]
+        return web.json_response(rows)
+
+    def _statistics(self, pushed: list[PushQuery]) -> list[dict[str, Any]]:
+        ledgers = {one.id: one.ledger for one in self._source.status().queries}
+        return [describe_statistics(one.query, one.bundle, ledgers[one.query.id]) for one in pushed]
+
+    @_reply_infer
     async def model_ready(self, request: web.Request) -> web.Response:
         """`GET /v2/models/QUERY/ready`."""
         self._query(request.match_info["id"])
@@ -212,13 +242,15 @@ class PushApi:
     async def infer(self, request: web.Request) -> web.Response:
         """`POST /v2/models/QUERY/infer`."""
         found = self._query(request.match_info["id"])
-        body = await self._read(request, partial(_read_body, request))
-        try:
-            asked = await asyncio.to_thread(parse_infer, body, request.headers.get(InferRequest.LENGTH_HEADER))
-            records = await self._push([found], asked.decode)
-            data, headers = infer_response(asked, found.query, found.bundle, records[found.query.id])
-        except ValueError as error:
-            raise PushError(400, str(error)) from error
+        with self._room.take(_announced_bytes(request)) as share:
+            body = await _wait_for_body(_read_body(request))
+            share.shrink(len(body))
+            try:
+                asked = await self._parse(body, request.headers.get(InferRequest.LENGTH_HEADER))
+                records = await self._push([found], asked.decode)
+                data, headers = infer_response(asked, found.query, found.bundle, records[found.query.id])
+            except ValueError as error:
+                raise PushError(400, str(error)) from error
         return web.Response(body=data, headers=headers)
 
     # Both
@@ -229,20 +261,9 @@ class PushApi:
             raise PushError(404, f"no query '{name[:80]}' takes frames by HTTP")
         return found
 
-    async def _read(self, request: web.Request, read: Callable[[], Awaitable[Value]]) -> Value:
-        """What `read` makes of the body, within the bounds of bytes and time."""
-        nbytes = MAX_BODY_BYTES if request.content_length is None else request.content_length
-        if nbytes > MAX_BODY_BYTES:
-            raise _too_large()
-        if self._open_bytes + nbytes > MAX_OPEN_BYTES:
-            raise PushError(429, "too many frames come at once")
-        self._open_bytes += nbytes
-        try:
-            return await asyncio.wait_for(read(), BODY_TIMEOUT_S)
-        except asyncio.TimeoutError:
-            raise PushError(408, f"the frame took longer than {BODY_TIMEOUT_S:g} s to arrive") from None
-        finally:
-            self._open_bytes -= nbytes
+    async def _parse(self, body: bytes, header_length: str | None) -> InferRequest:
+        """Parse in a thread; where the client leaves before its turn, never."""
+        return await asyncio.get_running_loop().run_in_executor(self._parsers, parse_infer, body, header_length)
 
     async def _push(self, pushed: list[PushQuery], decode: Callable[[], np.ndarray]) -> Records:
         """The records of a frame; PushError where it gets no answer."""
@@ -261,26 +282,37 @@ class PushApi:
             raise PushError(400, str(error)) from error
 
 
-async def _parse_form(request: web.Request) -> Form:
-    """The fields of a multipart body; PushError where they are too many or too large."""
-    picture, fields, nbytes = b"", dict[str, str](), 0
-    reader = await request.multipart()
-    while (part := await reader.next()) is not None:
-        if not isinstance(part, BodyPartReader) or len(fields) >= MAX_FIELDS:
-            raise PushError(400, "the form has nested or too many fields")
-        data = bytearray()
-        while chunk := await part.read_chunk(CHUNK_BYTES):
-            data += chunk
-            if nbytes + len(data) > MAX_BODY_BYTES:
-                raise _too_large()
-        nbytes += len(data)
-        if part.name in ("image", "image1"):
-            picture = bytes(data)
-        elif len(data) > MAX_FIELD_BYTES:
-            raise PushError(400, f"the field {str(part.name)[:40]} is too long")
-        else:
-            fields[str(part.name)] = data.decode(errors="replace").strip()
-    return Form(picture, fields)
+def _has_form(request: web.Request) -> bool:
+    return request.content_type == "multipart/form-data"
+
+
+def _announced_bytes(request: web.Request) -> int | None:
+    """The length of a body; None where it is not known before the end."""
+    return None if hdrs.CONTENT_ENCODING in request.headers else request.content_length
+
+
+async def _read_key(request: web.Request) -> str:
+    """The token in a form without a file (application/x-www-form-urlencoded); PushError where it is damaged."""
+    if request.content_type != "application/x-www-form-urlencoded":
+        return ""
+    text = await _wait_for_body(request.read())
+    try:
+        fields = parse_qs(text.decode(), max_num_fields=MAX_FIELDS)
+    except ValueError as error:
+        raise PushError(400, "the form is damaged, or has too many fields") from error
+    return fields.get(KEY_FIELD, [""])[0]
+
+
+def _token_missing() -> PushError:
+    return PushError(401, f"a token is needed: send it as {KEY_FIELD}, or as Authorization: Bearer")
+
+
+async def _wait_for_body(reading: Awaitable[Value]) -> Value:
+    """What is read of a body, within BODY_TIMEOUT_S."""
+    try:
+        return await asyncio.wait_for(reading, BODY_TIMEOUT_S)
+    except asyncio.TimeoutError:
+        raise too_slow() from None
 
 
 async def _read_body(request: web.Request) -> bytes:
@@ -288,12 +320,8 @@ async def _read_body(request: web.Request) -> bytes:
     async for chunk in request.content.iter_any():
         data += chunk
         if len(data) > MAX_BODY_BYTES:
-            raise _too_large()
+            raise too_large(MAX_BODY_BYTES)
     return bytes(data)
-
-
-def _too_large() -> PushError:
-    return PushError(413, f"the body has more than {MAX_BODY_BYTES // 2**20} MiB")
 
 
 def _predictions(record: Mapping[str, Any]) -> list[dict[str, Any]]:

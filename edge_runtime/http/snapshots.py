@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edge_runtime.drawing import draw_results
-from edge_runtime.events.zones import Polygon
-from edge_runtime.http.metrics import Metrics
+from gemel.edge_runtime.drawing import draw_results
+from gemel.edge_runtime.events.zones import Polygon
+from gemel.edge_runtime.http.metrics import Metrics
 
 if TYPE_CHECKING:
-    from edge_runtime.executor import TurnTiming
-    from edge_runtime.queues import Frame
+    from gemel.edge_runtime.executor import TurnTiming
+    from gemel.edge_runtime.queues import Frame
 
 STALE_S = 2.0
 """A result older than this by the frame's time is not drawn."""
@@ -23,7 +23,7 @@ STALE_S = 2.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """A camera's newest frame, the newest result records of the camera's queries, and its zones, in fractions."""
+    """A camera's newest frame, the newest result records of its queries, and its zones and lines, in fractions."""
 
     frame: Frame
     results: tuple[Mapping[str, Any], ...]
@@ -42,9 +42,11 @@ class Snapshot:
             "frame": index, "captured_at": self.frame.captured_unix, "answered_at": answered_at, "results": results,
         }  # fmt: skip
 
-    def jpeg(self) -> bytes:
-        """The image with the recent results drawn in."""
+    def jpeg(self, is_plain: bool = False) -> bytes:
+        """The image with the recent results drawn in, or as the camera gave it."""
         assert self.frame.image is not None
+        if is_plain:
+            return draw_results(self.frame.image, ())
         oldest = self.frame.captured_unix - STALE_S
         recent = [one for one in self.results if float(one.get("valid_at", one["captured_at"])) >= oldest]
         return draw_results(self.frame.image, recent, self.zones)

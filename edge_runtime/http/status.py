@@ -57,8 +57,11 @@ class QueryStatus(_Value):
     ledger: LedgerStatus
     still_fraction: float | None = Field(None, description="of its frames, not run by motion gating; null without")
     scheduled: bool | None = Field(None, description="whether its hours include now; null without hours")
+    paused: bool = Field(False, description="whether it, or its camera, was switched off")
     tracks: int = Field(0, ge=0, description="objects that it follows")
+    tracking_trouble: str | None = Field(None, description="why objects are not followed at present; null else")
     open_events: int = Field(0, ge=0, description="events that go on")
+    crossed: dict[str, dict[str, int]] = Field({}, description="by event the crossings of its line, by way")
 
 
 class EventStatus(_Value):
@@ -76,7 +79,9 @@ class EventStatus(_Value):
     start_time: float
     end_time: float | None
     end_reason: str | None
+    direction: str | None = Field(None, description="the way across a line, left or right")
     has_snapshot: bool = Field(False, description="whether /api/events/ID/snapshot.jpg has a picture")
+    has_clip: bool = Field(False, description="whether /api/events/ID/clip.mp4 has a clip, some seconds after its end")
 
 
 class EventList(_Value):
@@ -109,12 +114,27 @@ class DriftStatus(_Value):
     reverted: bool = Field(description="whether a bundle was made in which it has its own weights again")
 
 
+class SwitchOrder(_Value):
+    """What a camera or query is to be."""
+
+    on: bool
+
+
+class ClipStatus(_Value):
+    """The folder of clips and snapshots; `trouble` says why nothing more is written."""
+
+    files: int
+    nbytes: int
+    trouble: str | None
+
+
 class SpoolStatus(_Value):
     """What is kept for a drift check."""
 
     samples: int = Field(ge=0, description="written since the start")
     unsampled: dict[str, int] = Field(description="answers that could not be kept, by reason")
     bytes: int = Field(ge=0, description="of all that are kept")
+    free_bytes: int | None = Field(default=None, description="on the disk of the spool")
 
 
 class TlsStatus(_Value):
@@ -127,10 +147,15 @@ class TlsStatus(_Value):
 class UpdateStatus(_Value):
     """Updates that the box pulls."""
 
+    state: str = Field(
+        default="current", description="current, downloading, on trial or refused, until another is offered"
+    )
     checked_at: float | None = Field(description="of the last answer of the server, Unix seconds")
     trial: str | None = Field(description="first digits of a bundle that has to prove itself")
-    refused: dict[str, str] = Field(description="bundles that are never taken (again), and why")
-    trouble: str | None = Field(description="why the last attempt failed")
+    refused: dict[str, str] = Field(description="bundles that were taken back, and why")
+    trouble: str | None = Field(description="why nothing new comes, or nothing can be installed")
+    sequence: int = Field(default=0, ge=0, description="the signed number of the bundle that serves, 0 without one")
+    valid_until: float | None = Field(default=None, description="its signed end, Unix seconds")
 
 
 class Status(_Value):
@@ -144,7 +169,9 @@ class Status(_Value):
     device: str
     policy: str
     uptime_s: float
-    budget_bytes: int
+    memory_bytes: int | None = Field(None, description="what the whole process may take, where the config says it")
+    base_bytes: int = Field(0, description="what the process takes without weights and workspaces")
+    budget_bytes: int = Field(description="what weights and workspaces may take")
     resident_bytes: int
     workspace_bytes: int = Field(description="the largest that a resident query needs beside its weights")
     process_bytes: int | None = Field(None, description="memory of the process that is no mapped file")
@@ -165,6 +192,7 @@ class Status(_Value):
     drift: list[DriftStatus]
     events: list[EventStatus] = Field([], description="the newest ones, newest first")
     events_begun: dict[str, dict[str, int]] = Field({}, description="since the start, by query and name")
+    clips: ClipStatus | None = None
     spool: SpoolStatus | None = Field(None, description="null where the box keeps no samples")
     updates: UpdateStatus | None = Field(None, description="null where the box pulls none")
     tls: TlsStatus | None = Field(default=None, description="null without TLS")

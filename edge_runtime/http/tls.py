@@ -10,11 +10,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cryptography import x509
-
-from edge_runtime.http.auth import TlsFiles
-from models.errors import InputError
-from models.io import read_bounded
+from gemel.edge_runtime.http.auth import TlsFiles
+from gemel.models.errors import InputError
+from gemel.models.io import read_bounded
 
 MAX_PEM_BYTES = 1 << 20
 WARNING_DAYS = 14.0
@@ -103,6 +101,8 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 def _load(files: TlsFiles) -> tuple[ssl.SSLContext, float]:
     """The context, and the Unix time at which the certificate runs out."""
+    from cryptography import x509
+
     for key, path in (("http.tls.cert", files.cert), ("http.tls.key", files.key)):
         try:
             data = read_bounded(path, MAX_PEM_BYTES, HINT)

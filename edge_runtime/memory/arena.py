@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
-from edge_runtime.memory.allocator import ALIGNMENT_BYTES, Admission, Extent, Move, NoSpaceError, Residency
-from edge_runtime.memory.store import Kinds, Layouts, Store, changes_order, reorder, tensor_view
-from edge_runtime.memory.transfer import StagedStore, Transfer, TransferBackend, is_integrated
-
-TensorOf = Callable[[str], Tensor]
-"""Gives a resident tensor by its content name: a view of the arena."""
-WaitFor = Callable[[Iterable[str]], None]
-"""Returns when what is started next may read the tensors of these names."""
+from gemel.edge_runtime.memory.allocator import ALIGNMENT_BYTES, Admission, Extent, Move, NoSpaceError, Residency
+from gemel.edge_runtime.memory.binding import Bindable
+from gemel.edge_runtime.memory.store import Kinds, Layouts, Store, changes_order, reorder, tensor_view
+from gemel.edge_runtime.memory.transfer import StagedStore, Transfer, TransferBackend, is_integrated, on_compute_stream
 
 VIEWS_PER_TENSOR = 4
 """Views that are kept per tensor: in a cycle of swaps a tensor returns to a few places, and making the views takes
 longer than all other bookkeeping of a swap."""
-
-
-class Bindable(Protocol):
-    """An engine that uses tensors of the arena; `starts_early`: it can start before its last tensors have arrived."""
-
-    starts_early: bool
-
-    def bind(self, tensor_of: TensorOf, wait: WaitFor | None = None) -> None:
-        """Use the tensors that `tensor_of` gives by content name from now on.
-
-        With `wait`, which only an engine that starts early is given, they are still arriving: a run calls it with the
-        names of a layer's tensors before it starts the layer.
-        """
-        ...
-
-    def unbind(self) -> None:
-        """Drop all tensors, so that their memory can be freed; `bind` comes before the next run."""
-        ...
 
 
 class TensorViews:
@@ -98,10 +76,10 @@ def transfer_backend(device: str | torch.device, store: Store, capacity_bytes: i
     """
     device = torch.device(device)
     if device.type == "cpu":
-        from edge_runtime.memory.transfer_cpu import CpuTransferBackend
+        from gemel.edge_runtime.memory.transfer_cpu import CpuTransferBackend
 
         return CpuTransferBackend(store, capacity_bytes)
-    from edge_runtime.memory.transfer_cuda import CudaTransferBackend, UnifiedTransferBackend
+    from gemel.edge_runtime.memory.transfer_cuda import CudaTransferBackend, UnifiedTransferBackend
 
     if is_integrated(device) and store.file is not None:
         return UnifiedTransferBackend(store, capacity_bytes, device)
@@ -252,6 +230,19 @@ class Arena:
     def tensor(self, name: str) -> Tensor:
         """A resident tensor as a view of the arena; the same object while it stays at, or returns to, its place."""
         return self._views.tensor(name, self.residency.placed[name].offset)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether loads run in parallel with runs."""
+        return self.transfer.overlaps
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Queue what is inside on the stream that the device computes on."""
+        return on_compute_stream(self.device)
+
+    def discard(self, staged: StagedStore) -> None:
+        """Free what was prepared and is not needed."""
+        self.transfer.drop(staged.source)
 
     def synchronise(self) -> None:
         """Wait until the device has done all it was given; loads may still be under way."""

@@ -9,16 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from edge_runtime.memory.allocator import Extent
-from models.bundle import Bundle
-from models.bundle.format import BundleFile
-from models.quantization import WIDE
+from gemel.edge_runtime.memory.allocator import Extent
+from gemel.models.bundle import Bundle
+from gemel.models.bundle.format import BundleFile
+from gemel.models.quantization import WIDE
 
 Kind = tuple[torch.dtype, tuple[int, ...]]
 """The dtype and shape of a tensor."""
@@ -78,13 +77,6 @@ class Store:
         """Drop these bytes from the page cache, so that no second copy stays in RAM."""
         if self.file is not None:
             os.posix_fadvise(self.file.descriptor, self.data_start + source, nbytes, os.POSIX_FADV_DONTNEED)
-
-
-class WeightFormat(IntEnum):
-    """The format in which an engine takes convolution weights; the later one is faster to run, slower to load."""
-
-    STORED = 0
-    CHANNELS_LAST = 1
 
 
 def channels_last_layouts(kinds: Kinds) -> Layouts:

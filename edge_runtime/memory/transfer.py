@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from edge_runtime.memory.allocator import Copy, Move
-from edge_runtime.memory.store import Layouts, Store
+from gemel.edge_runtime.memory.allocator import Copy, Move
+from gemel.edge_runtime.memory.store import Layouts, Store
 
 HIGH_PRIORITY = -1
 """Of the compute stream: computing goes before whatever else a GPU does."""

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge_runtime.memory.allocator import Copy, Move
-from edge_runtime.memory.store import Layouts, Store
-from edge_runtime.memory.transfer import TransferBackend
+from gemel.edge_runtime.memory.allocator import Copy, Move
+from gemel.edge_runtime.memory.store import Layouts, Store
+from gemel.edge_runtime.memory.transfer import TransferBackend
 
 PIECE_BYTES = 4 * 2**20
 """Small enough that the first layers arrive early, large enough that handing pieces out costs nothing."""

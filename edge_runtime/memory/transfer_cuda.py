@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge_runtime.memory.allocator import Copy, Move, footprint_bytes
-from edge_runtime.memory.store import Layouts, Store, changes_order, reorder
-from edge_runtime.memory.transfer import TransferBackend
-from edge_runtime.memory.transfer_cpu import CpuTransferBackend
+from gemel.edge_runtime.memory.allocator import Copy, Move, footprint_bytes
+from gemel.edge_runtime.memory.store import Layouts, Store, changes_order, reorder
+from gemel.edge_runtime.memory.transfer import TransferBackend
+from gemel.edge_runtime.memory.transfer_cpu import CpuTransferBackend
 
 ALLOCATOR_SLACK_BYTES = 128 * 2**20
 """What torch's allocator may hold beyond what it gives out: it takes 2 or 20 MiB at a time, per stream."""

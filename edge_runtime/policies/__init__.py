@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from edge_runtime.policies.gemel import GemelPolicy
-from edge_runtime.policies.selection import SELECTING
-from edge_runtime.policies.time_sharing import TimeSharingPolicy
-from edge_runtime.scheduler.types import Policy
-from models.errors import InputError
+from gemel.edge_runtime.policies.gemel import GemelPolicy
+from gemel.edge_runtime.policies.selection import SELECTING
+from gemel.edge_runtime.policies.time_sharing import TimeSharingPolicy
+from gemel.edge_runtime.scheduler.types import Policy
+from gemel.models.errors import InputError
 
 POLICIES: dict[str, Policy] = {}
 DEFAULT_POLICY = "adaptive"

@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 
-from edge_runtime.queues import DEADLINE, DEPTH, MEMORY, REPLACED
-from edge_runtime.scheduler.batches import batch_in_time, largest_batches, too_late
-from edge_runtime.scheduler.costs import Costs, coalesce_tensors
-from edge_runtime.scheduler.eviction import pick_evictions
-from edge_runtime.scheduler.joint import join_queries, waiting_after_drops
-from edge_runtime.scheduler.order import share_order
-from edge_runtime.scheduler.types import CLOCK_SLACK_S, Decision, Plan, QuerySpec, SchedulerState, staleness_gain
+from gemel.edge_runtime.queues import DEADLINE, DEPTH, MEMORY, REPLACED
+from gemel.edge_runtime.scheduler.batches import batch_in_time, largest_batches, too_late
+from gemel.edge_runtime.scheduler.costs import Costs, coalesce_tensors
+from gemel.edge_runtime.scheduler.eviction import pick_evictions
+from gemel.edge_runtime.scheduler.joint import join_queries, waiting_after_drops
+from gemel.edge_runtime.scheduler.order import share_order
+from gemel.edge_runtime.scheduler.types import CLOCK_SLACK_S, Decision, Plan, QuerySpec, SchedulerState, staleness_gain
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,8 @@ class Choices:
         self._data: UtilityPlan = plan.data
         self._missing = {query: self._find_missing(query) for query in waiting}
         self._load_s = {query: costs.load_s(costs.moved_bytes(names)) for query, names in self._missing.items()}
+        self._reload_s = {query: self._find_reload_s(query) for query in waiting}
+        self._deficit = {query: self._find_deficit(query) for query in waiting}
 
     def for_frames(self) -> Decision:
         """The most frames in time, each by its weight."""
@@ -167,7 +170,7 @@ class Choices:
             in_time = not too_late(captured[-1:], self._state.now + self._load_s[query], cost, 1)
             if not in_time and not missing:
                 continue
-            seconds = self._load_s[query] + cost.run_s + self._reload_s(query)
+            seconds = self._load_s[query] + cost.run_s + self._reload_s[query]
             density = self._gain(query, newest) / max(seconds, CLOCK_SLACK_S)
             if density > most:
                 evict = pick_evictions(self._state, self._costs, self._plan, query, missing, 1)
@@ -190,7 +193,7 @@ class Choices:
             return []
         seconds = load_s + cost.run_of(batch.count)
         utility = batch.count * self._deficit_weight(query) * self._urgency(query)
-        density = utility / max(seconds + self._reload_s(query), CLOCK_SLACK_S)
+        density = utility / max(seconds + self._reload_s[query], CLOCK_SLACK_S)
         # Where the mailbox is full when the next frame comes, the oldest is lost before its deadline.
         full_s = captured[-1] + (DEPTH + 1 - len(captured)) / self._data.specs[query].fps
         deadline = min(captured[batch.late] + cost.sla_s, full_s + cost.run_of(batch.count))
@@ -204,7 +207,7 @@ class Choices:
         most, best = max((run.density for run in kept), default=0.0), ""
         for query, missing in self._missing.items():
             cost, load_s, captured = self._costs.queries[query], self._load_s[query], self._waiting[query]
-            deficit, reload_s = self._deficit(query), self._reload_s(query)
+            deficit, reload_s = self._deficit[query], self._reload_s[query]
             if not missing or too_late(captured, self._state.now + load_s, cost, 1) < len(captured):
                 continue
             if cost.run_s <= cost.sla_s and (deficit >= CONFIG.preload_deficit or not (kept or reload_s)):
@@ -230,7 +233,7 @@ class Choices:
                 return Decision(query, count, evict, missing, drop, policy_state=history)
         return None
 
-    def _deficit(self, query: str) -> float:
+    def _find_deficit(self, query: str) -> float:
         """Frames that the query lacks of its floor; negative when it had more."""
         owed = (self._state.now - self._history.since) * self._data.floor_rates.get(query, 0.0)
         return CONFIG.floor_share * owed - self._history.ran.get(query, 0)
@@ -239,7 +242,7 @@ class Choices:
         """How many times as much a frame counts for the query's deficit, as in max-weight scheduling (Tassiulas and
         Ephremides 1992).
         """
-        return CONFIG.deficit_base ** min(CONFIG.max_deficit, max(0.0, self._deficit(query)))
+        return CONFIG.deficit_base ** min(CONFIG.max_deficit, max(0.0, self._deficit[query]))
 
     def _urgency(self, query: str) -> float:
         return self._state.urgency.get(query, self._data.specs[query].urgency)
@@ -255,7 +258,7 @@ class Choices:
         cost, resident = self._costs.queries[query], self._state.resident
         return () if cost.needed <= resident else tuple(name for name in cost.tensors if name not in resident)
 
-    def _reload_s(self, query: str) -> float:
+    def _find_reload_s(self, query: str) -> float:
         """About how long it takes to bring back what must go for one frame of this query."""
         needed = self._costs.queries[query].workspace_bytes + self._costs.resident_bytes(self._missing[query])
         return max(0, self._state.resident_bytes + needed - self._plan.budget_bytes) / self._costs.copy_bytes_per_s
@@ -268,12 +271,17 @@ def feasible_together(now: float, runs: Sequence[CandidateRun]) -> list[Candidat
     equal jobs, giving up the longest loses the fewest; here the one with the least utility per second goes.
     """
     kept: list[CandidateRun] = []
+    by_density: list[tuple[float, str, float]] = []
+    given_up: set[str] = set()
     total_s = 0.0
     for run in sorted(runs, key=lambda run: (run.deadline, run.query)):
         kept.append(run)
+        heappush(by_density, (run.density, run.query, run.seconds))
         total_s += run.seconds
         while kept and now + total_s > kept[-1].deadline + CLOCK_SLACK_S:
-            least = min(kept, key=lambda run: (run.density, run.query))
-            kept.remove(least)
-            total_s -= least.seconds
-    return kept
+            _, query, seconds = heappop(by_density)
+            given_up.add(query)
+            total_s -= seconds
+            while kept and kept[-1].query in given_up:
+                kept.pop()
+    return [run for run in kept if run.query not in given_up]

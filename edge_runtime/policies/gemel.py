@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from edge_runtime.queues import DEADLINE, MEMORY
-from edge_runtime.scheduler.batches import batch_in_time, worst_first_batches
-from edge_runtime.scheduler.costs import Costs, coalesce_tensors
-from edge_runtime.scheduler.joint import join_queries
-from edge_runtime.scheduler.order import share_order
-from edge_runtime.scheduler.types import Decision, Plan, QuerySpec, SchedulerState
+from gemel.edge_runtime.queues import DEADLINE, MEMORY
+from gemel.edge_runtime.scheduler.batches import batch_in_time, worst_first_batches
+from gemel.edge_runtime.scheduler.costs import Costs, coalesce_tensors
+from gemel.edge_runtime.scheduler.joint import join_queries
+from gemel.edge_runtime.scheduler.order import share_order
+from gemel.edge_runtime.scheduler.types import Decision, Plan, QuerySpec, SchedulerState
 
 # Turns of one query passed over as too late before it is loaded ahead. 0, a load at every turn, spends on loads the
 # time in which other queries' frames would have made it; never, and a query slow to load is never run.

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edge_runtime.policies.adaptive import AdaptivePolicy, RunHistory
-from edge_runtime.policies.gemel import GemelPolicy
-from edge_runtime.scheduler.costs import Costs
-from edge_runtime.scheduler.joint import wait_for_pass, waiting_after_drops
-from edge_runtime.scheduler.types import Decision, Plan, Policy, QuerySpec, SchedulerState, mean_accuracy
-from edge_runtime.simulation.simulator import BoxObserver, VirtualBox
+from gemel.edge_runtime.policies.adaptive import AdaptivePolicy, RunHistory
+from gemel.edge_runtime.policies.gemel import GemelPolicy
+from gemel.edge_runtime.scheduler.costs import Costs
+from gemel.edge_runtime.scheduler.joint import wait_for_pass, waiting_after_drops
+from gemel.edge_runtime.scheduler.types import Decision, Plan, Policy, QuerySpec, SchedulerState, mean_accuracy
+from gemel.edge_runtime.simulation.simulator import BoxObserver, VirtualBox
 
 GEMEL, GREEDY = GemelPolicy(), AdaptivePolicy()
 

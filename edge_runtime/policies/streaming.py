@@ -9,10 +9,10 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 
-from edge_runtime.policies.gemel import GemelPolicy
-from edge_runtime.scheduler import QuerySpec
-from edge_runtime.scheduler.costs import Costs, all_bytes, coalesce_tensors
-from edge_runtime.scheduler.eviction import (
+from gemel.edge_runtime.policies.gemel import GemelPolicy
+from gemel.edge_runtime.scheduler import QuerySpec
+from gemel.edge_runtime.scheduler.costs import Costs, all_bytes, coalesce_tensors
+from gemel.edge_runtime.scheduler.eviction import (
     LayersOf,
     Overflow,
     OverflowLayer,
@@ -21,7 +21,7 @@ from edge_runtime.scheduler.eviction import (
     overflow_of,
     overflow_workspace,
 )
-from edge_runtime.simulation.simulator import simulate
+from gemel.edge_runtime.simulation.simulator import simulate
 
 SIMULATED_S = 10.0
 """Seconds of frames on which swapping and streaming are compared, under turns as `gemel` takes them."""

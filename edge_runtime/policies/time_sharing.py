@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edge_runtime.policies.gemel import GemelPolicy
-from edge_runtime.scheduler.batches import worst_first_batches
-from edge_runtime.scheduler.costs import Costs, coalesce_tensors, unshared_costs
-from edge_runtime.scheduler.types import Decision, Plan, QuerySpec, SchedulerState
+from gemel.edge_runtime.policies.gemel import GemelPolicy
+from gemel.edge_runtime.scheduler.batches import worst_first_batches
+from gemel.edge_runtime.scheduler.costs import Costs, coalesce_tensors, unshared_costs
+from gemel.edge_runtime.scheduler.types import Decision, Plan, QuerySpec, SchedulerState
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,6 @@ Pure: no clock, no threads, no device. What all policies (`edge_runtime.policies
 
 from __future__ import annotations
 
-from edge_runtime.scheduler.types import CLOCK_SLACK_S, Decision, Plan, Policy, QuerySpec, SchedulerState
+from gemel.edge_runtime.scheduler.types import CLOCK_SLACK_S, Decision, Plan, Policy, QuerySpec, SchedulerState
 
 __all__ = ["CLOCK_SLACK_S", "Decision", "Plan", "Policy", "QuerySpec", "SchedulerState"]

@@ -6,9 +6,9 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from edge_runtime.scheduler.costs import BATCHES, Costs, QueryCost
-from edge_runtime.scheduler.order import cycle_loads
-from edge_runtime.scheduler.types import CLOCK_SLACK_S, QuerySpec
+from gemel.edge_runtime.scheduler.costs import BATCHES, Costs, QueryCost
+from gemel.edge_runtime.scheduler.order import cycle_loads
+from gemel.edge_runtime.scheduler.types import CLOCK_SLACK_S, QuerySpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,9 @@ def batch_in_time(waiting: Sequence[float], start: float, cost: QueryCost, most:
 
     Of equally many frames the oldest are taken. Frames too old for the batch that newer ones allow are given up.
     """
-    best, late = 0, too_late(waiting, start, cost, 1)
-    for count in range(1, min(most, len(waiting)) + 1):
+    late = too_late(waiting, start, cost, 1)
+    best = 1 if late < len(waiting) else 0
+    for count in range(2, min(most, len(waiting)) + 1 if best else 0):
         then_late = too_late(waiting, start, cost, count)
         if len(waiting) - then_late < count:
             break

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
-from edge_runtime.memory.allocator import footprint_bytes
-from models.errors import InputError
+from gemel.edge_runtime.memory.allocator import footprint_bytes
+from gemel.models.errors import InputError
 
 BATCHES = (1, 2, 4, 8)
 """The batch sizes that are profiled; what lies between them is interpolated."""

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
-from edge_runtime.scheduler.types import Plan, SchedulerState
+from gemel.edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
+from gemel.edge_runtime.scheduler.types import Plan, SchedulerState
 
 
 def pick_evictions(

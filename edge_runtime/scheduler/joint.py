@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from edge_runtime.queues import DEADLINE, DEPTH
-from edge_runtime.scheduler.batches import too_late
-from edge_runtime.scheduler.costs import Costs
-from edge_runtime.scheduler.eviction import pick_evictions_for
-from edge_runtime.scheduler.types import CLOCK_SLACK_S, Decision, Plan, QuerySpec, SchedulerState
+from gemel.edge_runtime.queues import DEADLINE, DEPTH
+from gemel.edge_runtime.scheduler.batches import too_late
+from gemel.edge_runtime.scheduler.costs import Costs
+from gemel.edge_runtime.scheduler.eviction import pick_evictions_for
+from gemel.edge_runtime.scheduler.types import CLOCK_SLACK_S, Decision, Plan, QuerySpec, SchedulerState
 
 
 def join_queries(decision: Decision, state: SchedulerState, costs: Costs, plan: Plan) -> Decision:

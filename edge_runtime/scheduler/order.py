@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from edge_runtime.scheduler.costs import Costs
+from gemel.edge_runtime.scheduler.costs import Costs
 
 EXCHANGE_PASSES = 20
 ROUNDS = 2

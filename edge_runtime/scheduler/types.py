@@ -12,8 +12,8 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Protocol
 
-from edge_runtime.scheduler.costs import Costs
-from edge_runtime.scheduler.order import NextUse
+from gemel.edge_runtime.scheduler.costs import Costs
+from gemel.edge_runtime.scheduler.order import NextUse
 
 Curve = tuple[float, ...]
 MAX_AGES = 64

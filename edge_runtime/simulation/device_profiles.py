@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edge_runtime.scheduler.costs import BATCHES, BatchCost, Costs, JointCost, QueryCost
-from edge_runtime.scheduler.eviction import OverflowLayer, scratch_bytes
-from models.bundle.model_spec import is_zoo_model
-from models.sharing.flop_rates import LayerFlops, saved_operations
-from models.sharing.passes import joint_queries
+from gemel.edge_runtime.scheduler.costs import BATCHES, BatchCost, Costs, JointCost, QueryCost
+from gemel.edge_runtime.scheduler.eviction import OverflowLayer, scratch_bytes
+from gemel.models.bundle.model_spec import is_zoo_model
+from gemel.models.document_costs import count_document
+from gemel.models.extras import is_installed, require_merge
+from gemel.models.sharing.flop_rates import LayerFlops, saved_operations
+from gemel.models.sharing.passes import joint_queries
 
 if TYPE_CHECKING:
-    from models.bundle import Bundle, BundleQuery
+    from gemel.models.bundle import Bundle, BundleQuery
 
 GIB = 2**30
 
@@ -183,9 +185,12 @@ def _model_cost(bundle: Bundle, query: BundleQuery) -> ModelCost:
     key = (query.task, query.network, repr(query.model_args), query.input_size, len(query.classes), packed)
     if key in _MODEL_COSTS:
         return _MODEL_COSTS[key]
+    if not is_installed("torchvision"):
+        counted = count_document(query, bundle.document_of(query.id))
+        return ModelCost(counted.flops, counted.workspace_bytes, 0, counted.calls, counted.norms, counted.layers)
     from torch.nn.modules.batchnorm import _BatchNorm
 
-    from models.cost import layer_flops, workspace_bytes
+    from gemel.models.cost import layer_flops, workspace_bytes
 
     model, size = bundle.build(query.id, "meta"), query.input_size
     leaves = sum(not any(module.children()) for module in model.modules())
@@ -200,6 +205,7 @@ def _model_cost(bundle: Bundle, query: BundleQuery) -> ModelCost:
 
 def overflow_layers(bundle: Bundle, query: BundleQuery, device: str = "cuda") -> tuple[OverflowLayer, ...]:
     """What a query's layers need at once on a device of this kind."""
-    from edge_runtime.engines.weight_streaming import streamable_layers
+    require_merge(f"query {query.id}, which is too large for the memory alone,")
+    from gemel.edge_runtime.engines.weight_streaming import streamable_layers
 
     return streamable_layers(bundle.build(query.id, "meta").eval(), query, device)

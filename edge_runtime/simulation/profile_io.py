@@ -6,23 +6,26 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from edge_runtime.scheduler.costs import BatchCost, Costs, JointCost, QueryCost
-from edge_runtime.scheduler.sessions import SessionCost
-from edge_runtime.scheduler.types import MAX_AGES, Curve, monotone_curve
-from models.bundle import Bundle
-from models.errors import InputError
-from models.io import Exact, open_atomic, read_json, validate
-from models.notes import add_note
+from gemel.edge_runtime.scheduler.costs import BatchCost, Costs, JointCost, QueryCost
+from gemel.edge_runtime.scheduler.types import MAX_AGES, Curve, monotone_curve
+from gemel.models.bundle import Bundle
+from gemel.models.errors import InputError
+from gemel.models.extras import has_cuda, is_installed, version_of
+from gemel.models.io import Exact, open_atomic, read_json, validate
+from gemel.models.notes import add_note
+from gemel.models.process import count_threads
 
-PROFILE_FORMAT = 2
+PROFILE_FORMAT = 3
 PROFILE_SUFFIX = ".profile.json"
+MAX_PAGES = 100_000
+"""Ranges of pages, far above those that are made."""
 MAX_PROFILE_BATCH = 1024
 """Frames of a batch, far above any that is measured."""
 PROFILE_HINT = "run `gemel profile BUNDLE` here"
@@ -31,13 +34,15 @@ STALENESS_HINT = "run `gemel profile BUNDLE --workload WORKLOAD`"
 
 @dataclass(frozen=True, slots=True)
 class QueryProfile:
-    """One query measured: seconds of a load of all its tensors, its runs by batch on `engine`, and the accuracy of its
-    answers by their age in frames, where footage was at hand."""
+    """One query measured: seconds of a load of all its weights, its runs by batch on `engine`, and the accuracy of its
+    answers by their age in frames, where footage was at hand. `pages` names the ranges of pages that it reads, where
+    its weights are mapped."""
 
     load_s: float
     batches: tuple[BatchCost, ...]
     staleness: Curve = ()
     engine: str = "torch"
+    pages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class JointProfile:
 class MeasuredProfile:
     """A bundle's queries measured on `machine`; `digest` is the bundle's.
 
-    `sessions` are what engines with weights of their own would cost where the budget allows them.
+    `pages` are the bytes of ranges of mapped weights by name.
     """
 
     digest: str
@@ -63,11 +68,14 @@ class MeasuredProfile:
     load_latency_s: float
     queries: Mapping[str, QueryProfile]
     joint: tuple[JointProfile, ...] = ()
-    sessions: tuple[SessionCost, ...] = ()
+    pages: Mapping[str, int] = field(default_factory=dict)
 
 
 _Text = Annotated[str, Field(max_length=500)]
 _Seconds = Annotated[float, Field(ge=0, le=86_400)]
+
+
+_PageBytes = Annotated[int, Field(ge=1, le=2**50)]
 
 
 class _BatchKeys(Exact):
@@ -81,17 +89,12 @@ class _QueryKeys(Exact):
     batches: Annotated[list[_BatchKeys], Field(min_length=1, max_length=MAX_PROFILE_BATCH)]
     staleness: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(max_length=MAX_AGES, default_factory=list)]
     engine: _Text
+    pages: Annotated[list[_Text], Field(max_length=MAX_PAGES, default_factory=list)]
 
 
 class _JointKeys(Exact):
     queries: Annotated[list[_Text], Field(min_length=2)]
     batches: Annotated[list[_BatchKeys], Field(min_length=1, max_length=MAX_PROFILE_BATCH)]
-
-
-class _SessionKeys(Exact):
-    engine: _Text
-    nbytes: Annotated[int, Field(ge=0, le=2**50)]
-    batches: Annotated[dict[_Text, Annotated[list[_BatchKeys], Field(min_length=1)]], Field(min_length=1)]
 
 
 class _MachineKeys(Exact, extra="allow"):
@@ -109,15 +112,17 @@ class _ProfileKeys(Exact):
     load_latency_s: _Seconds
     queries: Annotated[dict[_Text, _QueryKeys], Field(min_length=1)]
     joint: Annotated[list[_JointKeys], Field(default_factory=list)]
-    sessions: Annotated[list[_SessionKeys], Field(max_length=1000, default_factory=list)]
+    pages: Annotated[dict[_Text, _PageBytes], Field(max_length=MAX_PAGES, default_factory=dict)]
 
 
 def describe_machine(device: str) -> dict[str, Any]:
     """What must be equal for measurements to hold elsewhere: the processor or card, its cores, torch's version."""
-    import torch
+    name = _processor()
+    if device == "cuda" and is_installed("torch"):
+        import torch
 
-    name = torch.cuda.get_device_name() if device == "cuda" else _processor()
-    return {"name": name, "cores": os.cpu_count(), "threads": torch.get_num_threads(), "torch": torch.__version__}
+        name = torch.cuda.get_device_name()
+    return {"name": name, "cores": os.cpu_count(), "threads": count_threads(), "torch": version_of("torch")}
 
 
 def _processor() -> str:
@@ -153,22 +158,18 @@ def read_profile(bundle: Bundle) -> MeasuredProfile:
     queries = dict[str, QueryProfile]()
     for query, one in found.queries.items():
         batches = _read_batches(path, one.batches, f"queries.{query}.batches")
-        queries[query] = QueryProfile(one.load_s, batches, monotone_curve(one.staleness), one.engine)
+        queries[query] = QueryProfile(one.load_s, batches, monotone_curve(one.staleness), one.engine, tuple(one.pages))
     if found.digest != bundle.digest or set(queries) != {query.id for query in bundle.queries}:
         raise InputError(path, "was measured with another bundle of this name", PROFILE_HINT)
     named = [query for one in found.joint for query in one.queries]
     if len(set(named)) < len(named) or not set(named) <= queries.keys():
         raise InputError(path, "names queries that are unknown or in two passes", PROFILE_HINT, "joint")
     joint = tuple(JointProfile(tuple(one.queries), _read_batches(path, one.batches, "joint")) for one in found.joint)
-    sessions = []
-    for index, one in enumerate(found.sessions):
-        if not one.batches.keys() <= queries.keys():
-            raise InputError(path, "has queries that the bundle has not", PROFILE_HINT, f"sessions[{index}]")
-        runs = {query: _read_batches(path, own, f"sessions[{index}].{query}") for query, own in one.batches.items()}
-        sessions.append(SessionCost(one.engine, one.nbytes, runs))
+    if not {name for one in queries.values() for name in one.pages} <= found.pages.keys():
+        raise InputError(path, "names ranges of pages that it does not have", PROFILE_HINT, "pages")
     return MeasuredProfile(
         found.digest, found.machine.model_dump(), found.device, found.engine, found.copy_bytes_per_s,
-        found.load_latency_s, queries, joint, tuple(sessions),
+        found.load_latency_s, queries, joint, found.pages,
     )  # fmt: skip
 
 
@@ -203,23 +204,23 @@ def machine_mismatch(profile: MeasuredProfile, device: str) -> str | None:
 
 def note_machine(bundle: Bundle, profile: MeasuredProfile) -> None:
     """Note that costs are used which were measured on another machine than this one."""
-    import torch
-
-    mismatch = machine_mismatch(profile, profile.device if torch.cuda.is_available() else "cpu")
+    mismatch = machine_mismatch(profile, profile.device if has_cuda() else "cpu")
     if mismatch is not None:
         text = f"its costs, measured on another machine ({mismatch}), are used as they are"
         add_note(profile_path(bundle.path), text, f"if the box is this machine, {PROFILE_HINT}")
 
 
-def measured_costs(bundle: Bundle, profile: MeasuredProfile) -> Costs:
-    """The costs of a bundle's queries as they were measured."""
-    queries = {
-        query.id: QueryCost.of_batches(
-            bundle.names_in_order(query.id), query.sla_ms / 1000, monotone_batches(profile.queries[query.id].batches)
-        )
-        for query in bundle.queries
-    }
-    names = {name for cost in queries.values() for name in cost.tensors}
+def measured_costs(bundle: Bundle, profile: MeasuredProfile, in_pages: bool = False) -> Costs:
+    """The costs of a bundle's queries as they were measured; `in_pages`: their weights are the mapped ones, if any."""
+    queries, sizes = {}, dict[str, int]()
+    for query in bundle.queries:
+        measured = profile.queries[query.id]
+        if in_pages and profile.pages:
+            weights = {name: profile.pages[name] for name in measured.pages}
+        else:
+            weights = {name: bundle.nbytes(name) for name in bundle.names_in_order(query.id)}
+        sizes |= weights
+        queries[query.id] = QueryCost.of_batches(weights, query.sla_ms / 1000, monotone_batches(measured.batches))
     joint = tuple(
         JointCost(
             one.queries,
@@ -227,10 +228,7 @@ def measured_costs(bundle: Bundle, profile: MeasuredProfile) -> Costs:
         )
         for one in profile.joint
     )
-    return Costs(
-        queries, {name: bundle.nbytes(name) for name in sorted(names)}, profile.copy_bytes_per_s,
-        profile.load_latency_s, joint=joint,
-    )  # fmt: skip
+    return Costs(queries, sizes, profile.copy_bytes_per_s, profile.load_latency_s, joint=joint)
 
 
 def monotone_batches(batches: Iterable[BatchCost]) -> tuple[BatchCost, ...]:

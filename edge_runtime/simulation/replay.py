@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.policies import policy_named
-from edge_runtime.queues import DEADLINE
-from edge_runtime.scheduler import Decision, Policy, QuerySpec, SchedulerState
-from edge_runtime.scheduler.costs import CostEstimates
-from edge_runtime.simulation.simulator import BoxObserver, VirtualBox, simulate
-from edge_runtime.simulation.trace import (
+from gemel.edge_runtime.policies import policy_named
+from gemel.edge_runtime.queues import DEADLINE
+from gemel.edge_runtime.scheduler import Decision, Policy, QuerySpec, SchedulerState
+from gemel.edge_runtime.scheduler.costs import CostEstimates
+from gemel.edge_runtime.simulation.simulator import BoxObserver, VirtualBox, simulate
+from gemel.edge_runtime.simulation.trace import (
     TraceArrival,
     TraceHeader,
     TraceStep,
@@ -143,10 +143,11 @@ class _RecordedBox:
 
     def _compare(self, line: TraceStep, decision: Decision) -> None:
         load, evict = (frozenset(numbered_names(numbers)) for numbers in (line.load, line.evict))
-        recorded = (line.query, line.count, load, evict, tuple(line.drop), tuple(line.also))
+        # Drops of several queries come in the order of the mailboxes, which a record does not hold.
+        recorded = (line.query, line.count, load, evict, frozenset(line.drop), tuple(line.also))
         replayed = (
-            decision.query, decision.count, frozenset(decision.load), frozenset(decision.evict), decision.drop,
-            decision.also,
+            decision.query, decision.count, frozenset(decision.load), frozenset(decision.evict),
+            frozenset(decision.drop), decision.also,
         )  # fmt: skip
         if not any((line.query, line.drop, decision.query, decision.drop)):
             return

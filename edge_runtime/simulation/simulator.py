@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edge_runtime.queues import DEPTH, REPLACED, Ledger
-from edge_runtime.scheduler import CLOCK_SLACK_S, Decision, Policy, QuerySpec, SchedulerState
-from edge_runtime.scheduler.costs import Costs
-from edge_runtime.scheduler.joint import run_seconds, run_workspace
+from gemel.edge_runtime.queues import DEPTH, REPLACED, Ledger
+from gemel.edge_runtime.scheduler import CLOCK_SLACK_S, Decision, Policy, QuerySpec, SchedulerState
+from gemel.edge_runtime.scheduler.costs import Costs
+from gemel.edge_runtime.scheduler.joint import run_seconds, run_workspace
 
 PROCESSED, DROPPED, PENDING = "processed", "dropped", "pending"
 Decide = Callable[[SchedulerState], Decision]

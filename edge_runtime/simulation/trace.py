@@ -23,11 +23,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from edge_runtime.scheduler import Decision, QuerySpec, SchedulerState
-from edge_runtime.scheduler.costs import BatchCost, Costs, JointCost, QueryCost
-from edge_runtime.scheduler.types import MAX_AGES
-from models.errors import InputError, one_line
-from models.io import AppendFile, Exact, read_json_lines, validate
+from gemel.edge_runtime.scheduler import Decision, QuerySpec, SchedulerState
+from gemel.edge_runtime.scheduler.costs import BatchCost, Costs, JointCost, QueryCost
+from gemel.edge_runtime.scheduler.types import MAX_AGES
+from gemel.models.errors import InputError, one_line
+from gemel.models.io import AppendFile, Exact, read_json_lines, validate
 
 TRACE_FORMAT = 3
 MAX_WAITING_LINES = 100_000

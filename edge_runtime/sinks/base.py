@@ -12,7 +12,7 @@ import re
 import socket
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict
 
-from models.errors import InputError
-from models.io import MAX_VALUES, read_bounded, validate
+from gemel.models.errors import InputError
+from gemel.models.io import MAX_VALUES, read_bounded, validate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,9 +34,9 @@ RECORD_BYTES, DETECTION_BYTES, VALUE_BYTES = 2000, 600, 8
 MAX_PEM_BYTES = 1 << 20
 
 SINKS: dict[str, tuple[str, str]] = {
-    "jsonl": ("edge_runtime.sinks.jsonl", "JsonLinesConfig"),
-    "mqtt": ("edge_runtime.sinks.mqtt", "MqttConfig"),
-    "webhook": ("edge_runtime.sinks.webhook", "WebhookConfig"),
+    "jsonl": ("gemel.edge_runtime.sinks.jsonl", "JsonLinesConfig"),
+    "mqtt": ("gemel.edge_runtime.sinks.mqtt", "MqttConfig"),
+    "webhook": ("gemel.edge_runtime.sinks.webhook", "WebhookConfig"),
 }
 """Kind -> module (imported when a config names the kind), and the class of its config."""
 
@@ -99,11 +99,18 @@ class ResultMessage:
 
 @dataclass(frozen=True, slots=True)
 class BoxState:
-    """Whether each camera of the box streams, the camera of each query, and the names of its events."""
+    """Whether each camera of the box streams, the camera of each query, the kinds of its events by name, and the
+    queries that a person has switched off."""
 
     streams: Mapping[str, bool] = field(default_factory=dict)
     cameras: Mapping[str, str] = field(default_factory=dict)
-    events: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    events: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    paused: frozenset[str] = frozenset()
+
+
+CAMERA, QUERY = "camera", "query"
+Switch = Callable[[str, str, bool, str], object]
+"""Takes CAMERA or QUERY, its name, whether it is to be on, and who asks."""
 
 
 class DeliveryError(Exception):
@@ -142,6 +149,8 @@ class Sink(ABC):
 
     batch = 1
     """Messages taken at once."""
+    switch: Switch = staticmethod(lambda kind, name, is_on, by: None)
+    """Called, from any thread, where someone switches a camera or query on or off."""
 
     def connect(self) -> None:  # noqa: B027 (not every kind has something to do)
         """Connect without sending anything."""

@@ -10,12 +10,12 @@ import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 from pydantic import BeforeValidator, Field
 
-from edge_runtime.scheduler.costs import parse_memory
-from edge_runtime.sinks.base import (
+from gemel.edge_runtime.scheduler.costs import parse_memory
+from gemel.edge_runtime.sinks.base import (
     DeliveryError,
     ResultMessage,
     Sink,
@@ -24,9 +24,10 @@ from edge_runtime.sinks.base import (
     Undelivered,
     to_delivery_error,
 )
-from models.errors import InputError
-from models.io import AppendFile, ParseError, cannot_be_written, parse_json
-from models.notes import add_note
+from gemel.models.documents import ParseError, parse_json
+from gemel.models.errors import InputError
+from gemel.models.io import AppendFile, cannot_be_written
+from gemel.models.notes import add_note
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -36,6 +37,8 @@ TIMEOUT_S = 1.0
 """How long a line waits for a pipe without a reader."""
 MAX_TAIL_BYTES = 2**20
 """A longer last line is not a record of ours and is left as it is."""
+MAX_LOOSE_BYTES = 16 * 2**20
+"""Of the end of a file, which a power loss may have left with holes of zeros: more is not written in half a minute."""
 
 
 def _parse_size(text: Any) -> int | None:
@@ -171,23 +174,45 @@ def rotated_path(path: Path, number: int) -> Path:
 
 
 def repair_tail(path: Path) -> None:
-    """Make a file of JSON lines end with a newline after a crash or a power loss. OSError where it cannot.
+    """Make a file of JSON lines end with a whole record after a crash or a power loss. OSError where it cannot.
 
-    A truncated record is cut off: it was never delivered. A whole record without its newline, or text that is no
-    record, gets a newline.
+    Nothing is synced after each line, so a power loss may take the lines of the last half minute: what the system had
+    not written yet is absent, or zeros. From the line of the first zero byte on all is cut off; so is a record that was
+    cut: it was never delivered. A whole record without its newline, or text that is no record, gets a newline.
     """
     with open(path, "rb+") as file:
-        size = file.seek(0, os.SEEK_END)
+        size = _cut_holes(file, path)
         file.seek(max(0, size - MAX_TAIL_BYTES))
         tail = file.read()
         last = tail[tail.rfind(b"\n") + 1 :]
         if not last:
             return
-        if not last.strip(b"\0") or (last.startswith(b"{") and not _is_json(last)):
+        if last.startswith(b"{") and not _is_json(last):
             file.truncate(size - len(last))
             add_note(path, f"its last record of {len(last)} bytes is incomplete and cut off: it was never delivered")
         else:
             file.write(b"\n")
+
+
+def _cut_holes(file: BinaryIO, path: Path) -> int:
+    """Cut off what begins with a line that has a zero byte, which no record has; returns the size of the rest.
+
+    A file that does not look like one of records is left as it is.
+    """
+    file.seek(0)
+    first = file.read(1)
+    size = file.seek(0, os.SEEK_END)
+    begin = max(0, size - MAX_LOOSE_BYTES)
+    file.seek(begin)
+    data = file.read()
+    zero = data.find(b"\0")
+    last = data.rstrip(b"\n").rpartition(b"\n")[2]
+    if zero < 0 or not (first == b"{" or not data.strip(b"\0") or (last.startswith(b"{") and _is_json(last))):
+        return size
+    whole = begin + data.rfind(b"\n", 0, zero) + 1
+    file.truncate(whole)
+    add_note(path, f"its last {size - whole} bytes have holes, as after a power loss, and are cut off")
+    return whole
 
 
 def _is_json(record: bytes) -> bool:

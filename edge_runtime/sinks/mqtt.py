@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import logging
+import math
 import re
 import secrets
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from paho.mqtt.client import MQTT_ERR_SUCCESS, Client, MQTTMessageInfo
-from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from edge_runtime.drawing import draw_message
-from edge_runtime.sinks.base import (
+from gemel.edge_runtime.drawing import draw_message
+from gemel.edge_runtime.sinks.base import (
+    CAMERA,
+    QUERY,
     BoxState,
     DeliveryError,
     ResultMessage,
@@ -27,6 +30,15 @@ from edge_runtime.sinks.base import (
     Undelivered,
     client_context,
     host_name,
+)
+from gemel.edge_runtime.sinks.discovery import (
+    AWAY,
+    STREAMING,
+    CameraEntities,
+    Messages,
+    event_messages,
+    query_messages,
+    switch_message,
 )
 
 if TYPE_CHECKING:
@@ -37,19 +49,15 @@ TLS_PORT = 8883
 CONNECT_TIMEOUT_S, ACKNOWLEDGE_TIMEOUT_S, FAREWELL_TIMEOUT_S = 5.0, 10.0, 1.0
 POLL_INTERVAL_S = 0.1
 """Interval at which a wait for an acknowledgement checks the connection."""
+MIN_LOSSES = 2
+"""Connections that end after pictures, without an acknowledgement between: then that size is left out."""
+MAX_HEAD_BYTES = 16
+"""Of a message beside its topic and payload."""
+UNSUPPORTED_VERSION = 132
 ONLINE, OFFLINE = b"online", b"offline"
-STREAMING, AWAY = b"streaming", b"away"
-DISCOVERY_PREFIX = "homeassistant"
-DIGEST_DIGITS = 8
-TOPIC, NAMED_TOPIC = "gemel/{camera}/{query}", "gemel/{box}/{camera}/{query}"
-"""Default topics, of a box without and with a name in its config."""
-VALUE_TEMPLATES = {
-    "label": "{{ value_json.label }}",
-    "labels": "{{ value_json.labels | map(attribute='class') | join(', ') }}",
-    "detections": "{{ value_json.detections | count }}",
-    "segments": "{{ value_json.segments | map(attribute='class') | join(', ') }}",
-}
-"""By the key of an answer, the state of Home Assistant's sensor; vectors and tensors are none."""
+ON, OFF = b"ON", b"OFF"
+TOPIC = "gemel/{box}/{camera}/{query}"
+log = logging.getLogger("gemel.run")
 PLACES = re.compile(r"\{(box|camera|query)\}")
 
 
@@ -86,7 +94,8 @@ class MqttTls(BaseModel):
 
 class MqttConfig(SinkConfig):
     """`topic` takes a message for each result, with `{box}`, `{camera}` and `{query}` filled in; with `snapshot` the
-    JPEG goes to TOPIC/snapshot, and with `discovery` Home Assistant gets a sensor for each query.
+    JPEG goes to TOPIC/snapshot, and with `discovery` Home Assistant gets entities for each query and event. TOPIC/set
+    takes ON and OFF.
 
     With `retain` the broker keeps the newest result of each query. `client_id` is made new at each start where left
     out. With `tls` the port is 8883 where left out.
@@ -136,7 +145,11 @@ class MqttConfig(SinkConfig):
 
     def camera_topic(self, camera: str) -> str:
         """The topic of a camera's retained `streaming` and `away`."""
-        return f"{self._root}/{camera}/{self.box}/status"
+        return f"{self._root}/{self.box}/{camera}/status"
+
+    def camera_switch_topic(self, camera: str) -> str:
+        """The topic that takes ON and OFF for all queries of a camera."""
+        return f"{self._root}/{self.box}/{camera}/set"
 
     def result_topic(self, camera: str, query: str) -> str:
         """The topic of a query's results."""
@@ -157,8 +170,6 @@ class MqttConfig(SinkConfig):
 
     def resolve(self, root: Path, box: str | None) -> Self:
         changes: dict[str, Any] = {}
-        if box is not None and "topic" not in self.model_fields_set:
-            changes["topic"] = NAMED_TOPIC
         if self.tls is not None:
             changes["tls"] = self.tls.resolve(root)
             if "port" not in self.model_fields_set:
@@ -168,12 +179,13 @@ class MqttConfig(SinkConfig):
         return resolved
 
     def topic_problem(self, cameras: Mapping[str, str]) -> tuple[str, str] | None:
-        status_topics = {self.status_topic, *map(self.camera_topic, cameras.values())}
+        reserved = {self.status_topic, *map(self.camera_topic, cameras.values())}
+        reserved |= {self.camera_switch_topic(camera) for camera in cameras.values()}
         owners: dict[str, str] = {}
         for query, camera in cameras.items():
             topic = self.result_topic(camera, query)
-            if topic in status_topics:
-                return f"query '{query}' has the topic of a status, {topic}", "begin with another level"
+            if topic in reserved:
+                return f"query '{query}' has the topic of a status or switch, {topic}", "begin with another level"
             if self.discovery and topic in owners:
                 problem = f"queries '{owners[topic]}' and '{query}' have one topic, {topic}"
                 return problem, "separate {camera} and {query} by slashes in it, or leave discovery out"
@@ -184,21 +196,38 @@ class MqttConfig(SinkConfig):
         return Mqtt(self)
 
 
+class _OldBrokerError(Exception):
+    """A broker that does not speak MQTT 5."""
+
+
+def _knows_no_version_5(reason: Any) -> bool:
+    """Whether a broker refuses the version, or hangs up at it."""
+    return reason.packetType != PacketTypes.CONNACK or reason.value == UNSUPPORTED_VERSION
+
+
 class Mqtt(Sink):
     """Publishes, and waits until the broker has acknowledged all (with QoS 0: until all has been sent).
 
     A failed connection is discarded whole, so that nothing waits in paho's own queue; unacknowledged messages are sent
-    again over the next one, and may arrive twice.
+    again over the next one, and may arrive twice. Pictures follow the results of a batch. What is larger than the
+    broker takes is left out: MQTT 5 says the limit; else pictures at which the connection ended `MIN_LOSSES` times.
     """
 
     batch = 16
+    _protocol = MQTTProtocolVersion.MQTTv5
 
     def __init__(self, config: MqttConfig) -> None:
         self.config = config
         self._client: Client | None = None
         self._is_announced = False
         self._discovered: dict[str, dict[str, bytes]] = {}
-        self._reported: dict[str, bool] = {}
+        self._reported: dict[str, bytes] = {}
+        self._open: dict[str, bytes] = {}
+        self._switches: dict[str, tuple[str, str]] = {}
+        self._max_bytes = math.inf
+        self._max_picture = math.inf
+        self._doubtful, self._losses = 0, 0  # the largest picture since the last acknowledgement; connections it ended
+        self._left_out = set[str]()
         self._id = config.client_id or f"gemel-{secrets.token_hex(6)}"
 
     def open(self) -> None:
@@ -210,16 +239,30 @@ class Mqtt(Sink):
         self._await_acknowledgement([status])
 
     def connect(self) -> None:
-        """Connect without publishing; OSError or DeliveryError where the broker does not accept this box."""
+        """Connect without publishing; OSError or DeliveryError where the broker does not accept this box.
+
+        A broker that knows no MQTT 5 gets MQTT 3.1.1.
+        """
+        self._judge_picture()
+        try:
+            self._connect()
+        except _OldBrokerError:
+            self._protocol = MQTTProtocolVersion.MQTTv311
+            self._connect()
+
+    def _connect(self) -> None:
         self.close()
         config, answered, refusals = self.config, threading.Event(), []
 
-        def take_answer(_client: Client, _data: Any, _flags: Any, reason: Any, _properties: Any) -> None:
+        def take_answer(_client: Client, _data: Any, _flags: Any, reason: Any, properties: Any) -> None:
             if reason.is_failure:
                 refusals.append(reason)
+            self._max_bytes = getattr(properties, "MaximumPacketSize", math.inf)
             answered.set()
 
-        client = Client(CallbackAPIVersion.VERSION2, client_id=self._id, reconnect_on_failure=False)
+        client = Client(
+            CallbackAPIVersion.VERSION2, client_id=self._id, reconnect_on_failure=False, protocol=self._protocol
+        )
         client.connect_timeout = CONNECT_TIMEOUT_S
         if config.tls is not None:
             client.tls_set_context(config.tls.context())
@@ -227,17 +270,22 @@ class Mqtt(Sink):
             client.username_pw_set(config.username, config.password)
         client.will_set(config.status_topic, OFFLINE, qos=1, retain=True)
         client.on_connect = client.on_disconnect = take_answer
+        client.on_message = self._take_command
         self._client, self._is_announced = client, False
         self._reported.clear()
+        self._switches = {}
         client.connect(config.host, config.port, KEEP_ALIVE_S)
         client.loop_start()
         if not answered.wait(CONNECT_TIMEOUT_S):
             raise DeliveryError(Undelivered.TIMEOUT, "the broker does not answer")
+        if refusals and self._protocol is MQTTProtocolVersion.MQTTv5 and _knows_no_version_5(refusals[0]):
+            raise _OldBrokerError
         if refusals:
             raise DeliveryError(Undelivered.REFUSED, f"the broker refuses: {refusals[0]}")
 
     def write(self, messages: Sequence[ResultMessage]) -> None:
-        sent: list[MQTTMessageInfo] = []
+        sent: list[MQTTMessageInfo | None] = []
+        pictures: list[tuple[str, bytes]] = []
         for message in messages:
             try:
                 text = message.to_text().encode()
@@ -249,34 +297,116 @@ class Mqtt(Sink):
             topic = self.config.result_topic(record["camera"], record["query"])
             if "event" in record:
                 topic = self.config.event_topic(record["camera"], record["query"], record["event"])
+                self._open[f"{topic}/open"] = str(record["open"]).encode()
+                self._report(f"{topic}/open", self._open[f"{topic}/open"])
             elif self.config.discovery and topic not in self._discovered:
-                self._discovered[topic] = dict(discovery_messages(self.config, topic, message.record))
+                self._discovered[topic] = dict(query_messages(self._entities(record["camera"]), topic, message.record))
                 self._announce(self._discovered[topic])
             picture = draw_message(message) if self.config.snapshot else None
             if picture is not None:
-                self._publish(f"{topic}/snapshot", picture, 0)
+                pictures.append((f"{topic}/snapshot", picture))
             sent.append(self._publish(topic, text, self.config.qos, self.config.retain))
         self._await_acknowledgement(sent)
+        for topic, picture in pictures:
+            self._publish_picture(topic, picture)
+
+    def _publish_picture(self, topic: str, picture: bytes) -> None:
+        """Publish a picture, unless the broker would end the connection for it."""
+        if len(picture) > self._max_picture:
+            self._note_left_out(topic, len(picture), self._max_picture)
+            return
+        if self._publish(topic, picture, 0) is not None:
+            self._doubtful = max(self._doubtful, len(picture))
+
+    def _judge_picture(self) -> None:
+        """Where connections end after pictures and before any acknowledgement, leave pictures of that size out."""
+        if not self._doubtful:
+            return
+        self._losses += 1
+        if self._losses >= MIN_LOSSES:
+            self._max_picture, self._losses = self._doubtful - 1, 0
+        self._doubtful = 0
+
+    def _note_left_out(self, topic: str, nbytes: int, most: float) -> None:
+        if topic not in self._left_out:
+            self._left_out.add(topic)
+            text = f"{nbytes} bytes, of which the broker takes {most:.0f}"
+            log.warning("sink %s: what is too large for %s is left out: %s", self.config.name, topic, text)
 
     def report_state(self, state: BoxState) -> None:
-        """Publish the status of the cameras where it has changed, announce the sensors of events, and remove those of
-        removed queries and events."""
-        gone = dict.fromkeys(self._reported.keys() - state.streams.keys(), False)
-        for camera, streams in {**state.streams, **gone}.items():
-            if self._reported.get(camera) is not streams:
-                self._publish(self.config.camera_topic(camera), STREAMING if streams else AWAY, 1, retain=True)
-                self._reported[camera] = streams
-        topics = {self.config.result_topic(camera, query) for query, camera in state.cameras.items()}
-        for query, names in state.events.items():
-            for name in names:
-                topic = self.config.event_topic(state.cameras[query], query, name)
-                topics.add(topic)
-                if self.config.discovery and topic not in self._discovered:
-                    messages = event_discovery_messages(self.config, topic, state.cameras[query], query, name)
-                    self._discovered[topic] = dict(messages)
-                    self._announce(self._discovered[topic])
+        """Publish what has changed of cameras and switches, announce switches and events, and remove those of removed
+        queries and events."""
+        config = self.config
+        streams = {config.camera_topic(camera): STREAMING if on else AWAY for camera, on in state.streams.items()}
+        gone = [topic for topic, payload in self._reported.items() if payload == STREAMING and topic not in streams]
+        streams |= dict.fromkeys(gone, AWAY)
+        for topic, payload in streams.items():
+            self._report(topic, payload)
+        self._subscribe(state)
+        topics = set[str]()
+        for query, camera in state.cameras.items():
+            topic = config.result_topic(camera, query)
+            self._report(f"{topic}/state", OFF if query in state.paused else ON)
+            topics |= {topic, f"{topic}/set"}
+            self._discover(f"{topic}/set", switch_message, camera, topic, query)
+            for name, kind in state.events.get(query, {}).items():
+                event_topic = config.event_topic(camera, query, name)
+                topics.add(event_topic)
+                self._report(f"{event_topic}/open", self._open.setdefault(f"{event_topic}/open", b"0"))
+                self._discover(event_topic, event_messages, camera, event_topic, query, name, kind)
+        described = {f"{topic}{ending}" for topic in topics for ending in ("/state", "/open")}
+        for topic in self._reported.keys() - described:
+            if topic.endswith(("/state", "/open")):
+                self._publish(topic, b"", 1, retain=True)
+                del self._reported[topic]
         for topic in self._discovered.keys() - topics:
             self._announce(dict.fromkeys(self._discovered.pop(topic), b""))
+
+    def _report(self, topic: str, payload: bytes) -> None:
+        """Publish a retained state where it has changed."""
+        if self._reported.get(topic) != payload:
+            self._publish(topic, payload, 1, retain=True)
+            self._reported[topic] = payload
+
+    def _discover(self, key: str, describe: Callable[..., Messages], camera: str, *given: Any) -> None:
+        """Announce the entities of a topic, once."""
+        if self.config.discovery and key not in self._discovered:
+            self._discovered[key] = dict(describe(self._entities(camera), *given))
+            self._announce(self._discovered[key])
+
+    def _entities(self, camera: str) -> CameraEntities:
+        config = self.config
+        return CameraEntities(
+            config.box, camera, config.status_topic, config.camera_topic(camera), config.snapshot
+        )  # fmt: skip
+
+    def _subscribe(self, state: BoxState) -> None:
+        """Take commands for these cameras and queries."""
+        switches = {
+            **{self.config.camera_switch_topic(camera): (CAMERA, camera) for camera in state.cameras.values()},
+            **{
+                f"{self.config.result_topic(camera, query)}/set": (QUERY, query)
+                for query, camera in state.cameras.items()
+            },
+        }
+        assert self._client is not None
+        new = [(topic, 1) for topic in switches.keys() - self._switches.keys()]
+        gone = list(self._switches.keys() - switches.keys())
+        self._switches = switches
+        if new:
+            self._client.subscribe(new)
+        if gone:
+            self._client.unsubscribe(gone)
+
+    def _take_command(self, _client: Client, _data: Any, message: Any) -> None:
+        """A message to a `set` topic; a retained one is old."""
+        target = self._switches.get(message.topic)
+        if target is None or message.retain:
+            return
+        if message.payload not in (ON, OFF):
+            log.warning("%s: %s is neither ON nor OFF", message.topic, ascii(message.payload[:20]))
+            return
+        self.switch(*target, message.payload == ON, f"mqtt {self.config.host}")
 
     def heartbeat(self) -> None:
         if self._client is None or not self._client.is_connected():
@@ -296,17 +426,21 @@ class Mqtt(Sink):
         for topic, payload in messages.items():
             self._publish(topic, payload, 1, retain=True)
 
-    def _publish(self, topic: str, payload: bytes, qos: int, retain: bool = False) -> MQTTMessageInfo:
+    def _publish(self, topic: str, payload: bytes, qos: int, retain: bool = False) -> MQTTMessageInfo | None:
+        """Publish, unless it is larger than the broker takes: None."""
         assert self._client is not None
+        if len(payload) + len(topic.encode()) + MAX_HEAD_BYTES > self._max_bytes:
+            self._note_left_out(topic, len(payload), self._max_bytes)
+            return None
         sent = self._client.publish(topic, payload, qos, retain)
         if sent.rc != MQTT_ERR_SUCCESS:
             raise DeliveryError(Undelivered.UNREACHABLE, "the connection is lost")
         return sent
 
-    def _await_acknowledgement(self, sent: Sequence[MQTTMessageInfo]) -> None:
+    def _await_acknowledgement(self, sent: Sequence[MQTTMessageInfo | None]) -> None:
         deadline = time.monotonic() + ACKNOWLEDGE_TIMEOUT_S
         for number, info in enumerate(sent):
-            while not info.is_published():
+            while info is not None and not info.is_published():
                 try:
                     self.heartbeat()
                     if time.monotonic() >= deadline:
@@ -315,77 +449,5 @@ class Mqtt(Sink):
                     error.delivered = number
                     raise
                 info.wait_for_publish(POLL_INTERVAL_S)
-
-
-def discovery_messages(config: MqttConfig, topic: str, record: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
-    """(topic, payload) of the retained Home Assistant messages for the query of a record, whose results have `topic`.
-
-    A sensor's state is the label, the number of detections or the classes of segments; its attributes are the record.
-    It is available while both the box and the camera are. Its id is that of its box and topic, so that it survives
-    restarts; the digest keeps ids apart whose names differ in punctuation only.
-    """
-    camera, query = record["camera"], record["query"]
-    name = _entity_id(config.box, camera, query, unique=f"{config.box} {topic}")
-    value = next((template for key, template in VALUE_TEMPLATES.items() if key in record), None)
-    if value is None:
-        return
-    common = _common_keys(config, camera)
-    sensor = {
-        "name": query, "unique_id": name, "state_topic": topic, "value_template": value,
-        "json_attributes_topic": topic, **common,
-    }  # fmt: skip
-    yield f"{DISCOVERY_PREFIX}/sensor/{name}/config", json.dumps(sensor).encode()
-    if config.snapshot:
-        yield _picture_message(config, topic, query, name, common)
-
-
-def event_discovery_messages(
-    config: MqttConfig, topic: str, camera: str, query: str, event: str
-) -> Iterator[tuple[str, bytes]]:
-    """(topic, payload) of the retained Home Assistant messages for a query's events of one name.
-
-    The sensor's state is the number of events that go on; its attributes are the newest one.
-    """
-    name = _entity_id(config.box, camera, query, event, unique=f"{config.box} {topic}")
-    common = _common_keys(config, camera)
-    sensor = {
-        "name": f"{query} {event}", "unique_id": name, "state_topic": topic, "value_template": "{{ value_json.open }}",
-        "state_class": "measurement", "json_attributes_topic": topic,
-        "json_attributes_template": "{{ value_json.after | tojson }}", **common,
-    }  # fmt: skip
-    yield f"{DISCOVERY_PREFIX}/sensor/{name}/config", json.dumps(sensor).encode()
-    if config.snapshot:
-        yield _picture_message(config, topic, f"{query} {event}", name, common)
-
-
-def _picture_message(
-    config: MqttConfig, topic: str, title: str, name: str, common: Mapping[str, Any]
-) -> tuple[str, bytes]:
-    picture = {
-        "name": f"{title} snapshot", "unique_id": f"{name}_snapshot",
-        "image_topic": f"{topic}/snapshot", "content_type": "image/jpeg", **common,
-    }  # fmt: skip
-    return f"{DISCOVERY_PREFIX}/image/{name}/config", json.dumps(picture).encode()
-
-
-def _common_keys(config: MqttConfig, camera: str) -> dict[str, Any]:
-    """What all sensors of a camera have in common: when they are available, and their device."""
-    return {
-        "availability": [
-            {"topic": config.status_topic},
-            {
-                "topic": config.camera_topic(camera),
-                "payload_available": STREAMING.decode(), "payload_not_available": AWAY.decode(),
-            },
-        ],
-        "availability_mode": "all",
-        "device": {
-            "identifiers": [_entity_id(config.box, camera, unique=f"{config.box} {camera}")],
-            "name": f"{config.box} {camera}", "manufacturer": "Gemel", "model": f"camera {camera} of box {config.box}",
-        },
-    }  # fmt: skip
-
-
-def _entity_id(*names: str, unique: str) -> str:
-    readable = re.sub(r"[^A-Za-z0-9_-]+", "_", "_".join(("gemel", *names)))
-    return f"{readable}_{hashlib.sha256(unique.encode()).hexdigest()[:DIGEST_DIGITS]}"
+        if sent and self.config.qos and self._doubtful:  # the connection has survived these pictures
+            self._doubtful = self._losses = 0

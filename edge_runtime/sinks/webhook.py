@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from edge_runtime.drawing import draw_message
-from edge_runtime.sinks.base import (
+from gemel.edge_runtime.drawing import draw_message
+from gemel.edge_runtime.sinks.base import (
     DeliveryError,
     ResultMessage,
     Sink,

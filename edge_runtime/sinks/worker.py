@@ -13,18 +13,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edge_runtime.backoff import BackOff
-from edge_runtime.sinks.base import (
+from gemel.edge_runtime.backoff import BackOff
+from gemel.edge_runtime.sinks.base import (
     BoxState,
     DeliveryError,
     ResultMessage,
     Sink,
     SinkClosed,
     SinkConfig,
+    Switch,
     Undelivered,
     to_delivery_error,
 )
-from models.errors import one_line
+from gemel.models.errors import one_line
 
 UP, DOWN, STARTING = "up", "down", "starting"
 BACK_OFF = BackOff(0.25, 10.0)
@@ -163,11 +164,17 @@ class SinkWorker:
     """The thread that sends one sink's outbox. `offer` never waits; a slow or failing sink affects only itself."""
 
     def __init__(
-        self, config: SinkConfig, outbox: Outbox | None = None, state: Callable[[], BoxState] = BoxState
+        self,
+        config: SinkConfig,
+        outbox: Outbox | None = None,
+        state: Callable[[], BoxState] = BoxState,
+        switch: Switch | None = None,
     ) -> None:
         self.config, self._state = config, state
         self._outbox = outbox or Outbox()
         self._sink: Sink = config.build()
+        if switch is not None:
+            self._sink.switch = switch
         self._changed = threading.Condition()
         self._closing = self._reopening = self._is_up = False
         self._message = self._rejection = ""
@@ -307,11 +314,14 @@ class SinkWorker:
 
 
 class SinkManager:
-    """Hands every result to all sinks, which also get the `state` of the box; never waits for any of them."""
+    """Hands every result to all sinks, which also get the `state` of the box and may `switch` its cameras and queries;
+    never waits for any of them."""
 
-    def __init__(self, sinks: Sequence[SinkConfig], state: Callable[[], BoxState] = BoxState) -> None:
-        self._state = state
-        self._workers = tuple(SinkWorker(config, state=state) for config in sinks)
+    def __init__(
+        self, sinks: Sequence[SinkConfig], state: Callable[[], BoxState] = BoxState, switch: Switch | None = None
+    ) -> None:
+        self._state, self._switch = state, switch
+        self._workers = tuple(SinkWorker(config, state=state, switch=switch) for config in sinks)
         self._gone: list[SinkWorker] = []
         self._delivered_before: Counter[str] = Counter()
         self._undelivered_before: dict[str, Counter[str]] = {}
@@ -336,7 +346,7 @@ class SinkManager:
             kept = next((worker for worker in self._gone if worker.config == config), None)
             if kept is not None:
                 self._gone.remove(kept)
-            workers.append(kept or SinkWorker(config, state=self._state))
+            workers.append(kept or SinkWorker(config, state=self._state, switch=self._switch))
         self._workers = tuple(workers)
 
     def settle(self, timeout_s: float) -> list[str]:

@@ -9,14 +9,14 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
+from gemel.models.errors import InputError, one_line
+from gemel.models.io import check_apart, check_output, open_atomic
 from gemel.report import geometry
 from gemel.report.conclusion import VISIBLE_DIFFERENCE, Conclusion, StreamScores, draw_conclusion, stream_scores
 from gemel.report.document import MERGED, ORIGINALS, MemorySetting, Report, read_report, report_path
 from gemel.report.drawing import Series, draw_curve
 from gemel.report.templates import render_template, two_decimals, whole_percent
 from gemel.text import number, percent, size
-from models.errors import InputError, one_line
-from models.io import check_apart, check_output, open_atomic
 
 MAX_REPORTS = len(ascii_uppercase)
 SAME = 1e-9
@@ -40,9 +40,9 @@ class ComparedReport:
         return sum(row.met for row in self.report.offline if row.has_evidence)
 
     @property
-    def certain(self) -> int:
-        """Queries with evidence that meet their target beyond doubt."""
-        return sum(row.certain for row in self.report.offline if row.has_evidence)
+    def proven(self) -> int:
+        """Queries that are proven, or cannot miss."""
+        return sum(row.is_sure for row in self.report.offline)
 
     @property
     def is_met(self) -> bool:
@@ -75,7 +75,7 @@ class ComparedReport:
         )
         return {
             **plain, "letter": self.letter, "file": self.file, "bundle": report.bundle.file,
-            "digest": report.bundle.digest, "seeds": len(report.seeds), "met": self.met, "certain": self.certain,
+            "digest": report.bundle.digest, "seeds": len(report.seeds), "met": self.met, "proven": self.proven,
             "of": len(report.offline), "worst_ratio": self.worst_ratio, "sentence": found.sentence,
             "tone": found.tone.value, "worse": [{"query": one.query, "text": one.text} for one in found.worse],
         }  # fmt: skip
@@ -111,10 +111,11 @@ class ReportComparison:
             "original",
             "merged",
             "ratio",
-            "ci95",
+            "lower_end",
             "target",
             "met",
-            "certain",
+            "proven",
+            "state",
             "worth",
             "evidence",
             "reason",
@@ -214,7 +215,7 @@ def _answer(reports: Sequence[ComparedReport]) -> str:
     counts = least.report.bytes
     saved = f"{size(counts.after)} instead of {size(counts.before)}, {percent(counts.saved_fraction, 0)} less"
     subject = "It meets every accuracy target" if len(reports) == 1 else "Fewest bytes with every accuracy target met"
-    doubt = "" if least.certain == of else f"; {least.certain} of {of} beyond doubt"
+    doubt = "" if least.proven == of else f"; {least.proven} of {of} proven or unchanged"
     return f"{subject}: {least.name}, {saved}{doubt}."
 
 

@@ -1,4 +1,4 @@
-"""The report's first sentence: which queries to ship, how certain that is, and which queries merging made worse."""
+"""The report's first sentence: which queries to ship, what is proven of them, and which queries merging made worse."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from gemel.text import networks_text, number, percent, size
 
 VISIBLE_DIFFERENCE = 0.005
 """Accuracies that differ by less are equal to two decimals."""
-MIN_CLIPS = 5
-"""Clips or tracks of test footage below which a bootstrap interval says little."""
 COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 MAX_REASONS = 4
 BASELINES = ("none", "joint")
@@ -183,15 +181,9 @@ def report_limits(report: Report, unlabelled: Sequence[str]) -> list[str]:
             f"{row.query}: no evidence. Its original reaches {row.original:.2f} on test, {bar}; keeping that accuracy "
             "proves nothing."
         )
-    if few := [f"{row.query} ({row.units})" for row in report.offline if row.units < MIN_CLIPS]:
+    if unsure := [row.query for row in report.offline if row.met and not row.is_sure and row.has_evidence]:
         lines.append(
-            f"The test footage of {', '.join(few)} has fewer than {MIN_CLIPS} clips or tracks; an interval over so few "
-            "says little."
-        )
-    if unsure := [row.query for row in report.offline if row.met and not row.certain and row.has_evidence]:
-        lines.append(
-            f"{', '.join(unsure)}: the target is met, but the lower end of the 95 % interval is below it; other "
-            "footage could miss it."
+            f"{', '.join(unsure)}: the target is met on test, but nothing proves it; other footage could miss it."
         )
     if unlabelled:
         lines.append(
@@ -223,18 +215,13 @@ MIN_PROCESSED_SHARE = 0.99
 
 
 def _uncertainty(rows: Sequence[OfflineRow]) -> str:
-    """How many of the queries to be shipped are beyond doubt, and which need more test footage; empty where all are."""
-    unsure = [row.query for row in rows if not row.certain]
-    short = [row.query for row in rows if row.units < MIN_CLIPS]
-    parts = []
-    if unsure:
-        parts.append(f"{len(rows) - len(unsure)} of {len(rows)} beyond doubt")
-        parts.append(f"{_join(unsure)} {'need' if len(unsure) > 1 else 'needs'} more test footage")
-    if len(short) == len(rows):
-        parts.append(f"{'all have' if len(rows) > 1 else 'it has'} fewer than {MIN_CLIPS} test clips")
-    elif short:
-        parts.append(f"{_join(short)} {'have' if len(short) > 1 else 'has'} fewer than {MIN_CLIPS} test clips")
-    return "; ".join(parts)
+    """How many of the queries to be shipped are proven or unchanged, and what the others need; empty where all are."""
+    unsure = [row for row in rows if not row.is_sure]
+    if not unsure:
+        return ""
+    needs = [f"{row.query} needs {row.needs}" for row in unsure if row.needs]
+    counted = f"{len(rows) - len(unsure)} of {len(rows)} proven or unchanged"
+    return "; ".join([counted, *(needs or [f"{_join([row.query for row in unsure])} not proven"])])
 
 
 def _worse_queries(report: Report) -> tuple[WorseQuery, ...]:

@@ -8,11 +8,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from models.errors import InputError, one_line
-from models.io import MAX_QUERIES, Exact, TaskName, read_json, validate
+from gemel.models.errors import InputError, one_line
+from gemel.models.io import MAX_QUERIES, Exact, TaskName, read_json, validate
+from gemel.text import flips_text, state_text
 
 REPORT_JSON = "report.json"
-REPORT_FORMAT = 3
+REPORT_FORMAT = 4
 HINT = "evaluate again: gemel eval BUNDLE WORKLOAD -o DIR"
 MAX_SETTINGS, MAX_SEEDS, MAX_COMMANDS = 100, 1000, 100
 ORIGINALS, MERGED = "originals", "merged"
@@ -50,7 +51,33 @@ class ClassRecall(Row):
     merged: Fraction
 
 
-class OfflineRow(Row):
+class ReportedFlips(Row):
+    """Right answers of the original on labelled frames, those that are wrong now, and the upper end of their part."""
+
+    right: Count
+    wrong: Count
+    upper_end: Fraction
+    frames: list[Text]
+
+    @property
+    def text(self) -> str:
+        """As people read it."""
+        return flips_text(self.right, self.wrong, self.upper_end, self.frames)
+
+
+class OfflineProof(Row):
+    """What is proven of a query (`models.evaluation.Evidence`)."""
+
+    proven: bool = False
+    state: Literal["proven", "unchanged", "not proven"] = "not proven"
+    lower_end: Ratio | None = None
+    source: Text | None = Field(alias="from", default=None)
+    needs: Text = ""
+    answers_kept: Fraction | None = None
+    answers_kept_end: Fraction | None = None
+
+
+class OfflineRow(OfflineProof):
     """One query on its test split (`models.evaluation.Evidence`), with what its task adds."""
 
     query: Text
@@ -65,11 +92,10 @@ class OfflineRow(Row):
     merged: Fraction
     ratio: Ratio
     chance_corrected: Number
-    ci95: Annotated[list[Ratio], Field(min_length=2, max_length=2)] | None
     met: bool
-    certain: bool
     worth: bool
     agreement: Fraction
+    flips: ReportedFlips | None = None
     evidence: Literal["labels", "original", "none"] = "labels"
     reason: Text = ""
     target: Ratio
@@ -93,6 +119,16 @@ class OfflineRow(Row):
     def has_evidence(self) -> bool:
         """Whether the footage and the original allow a conclusion."""
         return self.worth and self.evidence != "none"
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the query is proven, or cannot miss."""
+        return self.state != "not proven"
+
+    @property
+    def status(self) -> str:
+        """What is proven, in words."""
+        return state_text(self.state, self.lower_end, self.source, self.needs)
 
     @property
     def doubt(self) -> str:
@@ -331,11 +367,9 @@ class ReportDevice(Row):
 
 
 class Settings(Row):
-    """How streams were scheduled and intervals drawn."""
+    """How streams were scheduled."""
 
     policy: Text
-    bootstrap_rounds: Count
-    bootstrap_seed: Count
 
 
 class MemorySetting(Row):
@@ -352,7 +386,7 @@ class Report(Row):
     `flops_with_prefix` those with what queries of one camera have in common run once a frame.
     """
 
-    format: Literal[3] = REPORT_FORMAT
+    format: Literal[4] = REPORT_FORMAT
     workload: Text
     method: Text
     bundle: ReportedBundle

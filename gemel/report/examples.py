@@ -10,7 +10,12 @@ from typing import Any
 import cv2
 import numpy as np
 
-from edge_runtime.drawing import draw_on
+from gemel.edge_runtime.drawing import draw_on
+from gemel.models.data import Split
+from gemel.models.metrics import MATCH_IOU, UNMATCHED, overlaps_of
+from gemel.models.predictions import BoxLabels, ClassPrediction, DetectionPrediction
+from gemel.models.tasks import task_of
+from gemel.models.workload import Query
 from gemel.report.document import (
     MODELS,
     ClassificationExample,
@@ -21,11 +26,6 @@ from gemel.report.document import (
     PredictedClass,
     TrueBox,
 )
-from models.data import Split
-from models.metrics import MATCH_IOU, UNMATCHED, overlaps_of
-from models.predictions import BoxLabels, ClassPrediction, DetectionPrediction
-from models.tasks import task_of
-from models.workload import Query
 
 DETECTION_FRAMES, CLASSIFICATION_FRAMES = 3, 6
 DETECTION_PX, CLASSIFICATION_PX, PANELS_PX = 640, 320, 960

@@ -17,7 +17,7 @@ MIN_AGE_MS = 1.0
 DROP_COLOURS = 4
 """Colours of drop reasons; further reasons reuse them."""
 MAX_RATIO = 1.3
-"""Ratios above are drawn at the end of the axis: outliers of a bootstrap over few clips would flatten all others."""
+"""Ratios above are drawn at the end of the axis: outliers of weak originals would flatten all others."""
 BYTE_PARTS = ("shared_part", "private")
 
 Part = tuple[str, float, float]
@@ -73,10 +73,10 @@ def unit_axis() -> Axis:
 
 
 def ratio_axis(rows: Sequence[OfflineRow]) -> Axis:
-    """One axis for the ratios of all queries: it holds every interval, every target, and 1."""
+    """One axis for the ratios of all queries: it holds every lower end, every target, and 1."""
     values = [1.0]
     for row in rows:
-        values += [row.target, row.ratio, *(row.ci95 or ())]
+        values += [row.target, row.ratio, *([row.lower_end] if row.proven and row.lower_end is not None else [])]
     return Axis([min(1.0, max(0.0, min(values))), min(MAX_RATIO, max(values))])
 
 

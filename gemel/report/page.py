@@ -8,9 +8,9 @@ from typing import Any
 
 from markupsafe import Markup
 
+from gemel.models.metrics import KINDS
 from gemel.report import drawing, geometry
 from gemel.report.conclusion import (
-    MIN_CLIPS,
     VISIBLE_DIFFERENCE,
     StreamScores,
     device_name,
@@ -33,7 +33,6 @@ from gemel.report.document import (
 from gemel.report.drawing import Series, draw_boxes, draw_curve
 from gemel.report.templates import render_template, two_decimals, whole_percent
 from gemel.text import key_text, size
-from models.metrics import KINDS
 
 MAX_SETS = 16
 MAX_ROWS = 8
@@ -66,7 +65,6 @@ def render_report(report: Report, photos: Sequence[str] = ()) -> str:
         device=device_name(report),
         conclusion=draw_conclusion(report),
         first=first_screen(report),
-        min_clips=MIN_CLIPS,
         total_parts=parts,
         byte_parts=geometry.byte_parts,
         widest=max((row.before for row in report.bytes.queries), default=1) or 1,
@@ -110,7 +108,7 @@ class FirstScreen:
     """The rows of the first screen's pictures, at most MAX_ROWS each; `scores` of both arms by memory setting."""
 
     met: int
-    certain: int
+    sure: int
     kept: list[OfflineRow]
     stream: list[StreamPoint] = field(default_factory=list)
     scores: list[tuple[MemorySetting, StreamScores]] = field(default_factory=list)
@@ -119,13 +117,13 @@ class FirstScreen:
 def first_screen(report: Report) -> FirstScreen:
     """What the first screen shows; without streams the third picture is empty."""
     evidence = [row for row in report.offline if row.has_evidence]
-    met, certain = sum(row.met for row in evidence), sum(row.certain for row in evidence)
+    met, sure = sum(row.met for row in evidence), sum(row.is_sure for row in evidence)
     if report.judged_memory is None:
-        return FirstScreen(met, certain, _losers_first(report.offline))
+        return FirstScreen(met, sure, _losers_first(report.offline))
     accuracies = report.stream_accuracies(report.judged_memory.memory)
     stream = _losers_first([StreamPoint(query, *pair) for query, pair in accuracies.items()])
     scores = [(one, stream_scores(report, one.memory)) for one in report.memory_settings]
-    return FirstScreen(met, certain, _losers_first(report.offline), stream, scores)
+    return FirstScreen(met, sure, _losers_first(report.offline), stream, scores)
 
 
 def _losers_first(rows: Sequence[Any]) -> list[Any]:

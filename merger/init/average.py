@@ -8,27 +8,23 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from merger.checkpoint import State
-from models.sharing.layers import Layer, weight_key
-from models.sharing.plan import Member, SharingPlan
-from models.sharing.similarity import cosine_likeness
+from gemel.merger.checkpoint import State
+from gemel.models.sharing.layers import Layer, weight_key
+from gemel.models.sharing.plan import Member, SharingPlan
+from gemel.models.sharing.similarity import cosine_likeness
 
 
-def weight_similarity(
+def set_similarity(
     plan: SharingPlan, layers: Sequence[Layer], states: Mapping[str, Mapping[str, Tensor]]
-) -> dict[str, float]:
-    """Query -> mean cosine of its weights with those of the other members of its sets, weighted by bytes; 0 to 1."""
+) -> dict[tuple[Member, ...], float]:
+    """Each set -> mean cosine of its members' weights with each other, 0 to 1."""
     likeness = cosine_likeness(states)
     by_member = {(layer.query, layer.path): layer for layer in layers}
-    total: dict[str, float] = {}
-    weight: dict[str, float] = {}
+    similarity = dict[tuple[Member, ...], float]()
     for members in plan.shared:
-        found = [by_member[member] for member in members]
-        for layer in found:
-            others = [likeness(layer, other) for other in found if other is not layer]
-            total[layer.query] = total.get(layer.query, 0.0) + layer.bytes * sum(others)
-            weight[layer.query] = weight.get(layer.query, 0.0) + layer.bytes * len(others)
-    return {query: total[query] / weight[query] for query in total}
+        pairs = list(itertools.combinations((by_member[member] for member in members), 2))
+        similarity[members] = sum(likeness(*pair) for pair in pairs) / len(pairs)
+    return similarity
 
 
 def kin_pairs(
@@ -41,7 +37,10 @@ def kin_pairs(
     for one, other in itertools.combinations(own, 2):
         if own[one] and shapes[one] == shapes[other]:
             plan = SharingPlan(tuple(((one, layer.path), (other, layer.path)) for layer in own[one]))
-            if weight_similarity(plan, [*own[one], *own[other]], states)[one] >= similarity:
+            likeness = set_similarity(plan, [*own[one], *own[other]], states)
+            sizes = {layer.path: layer.bytes for layer in own[one]}
+            total = sum(sizes[members[0][1]] * value for members, value in likeness.items())
+            if total >= similarity * sum(sizes.values()):
                 found |= {(one, other), (other, one)}
     return frozenset(found)
 

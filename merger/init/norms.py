@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.batchnorm import batchnorms_of, eval_mode, is_frozen
-from models.graph.unfold import ChannelAffine
+from gemel.models.batchnorm import batchnorms_of, eval_mode, is_frozen
+from gemel.models.graph.unfold import ChannelAffine
 
 MIN_DEVIATION = 1e-12
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from merger.checkpoint import State, snapshots
-from merger.config import TopDownConfig
-from merger.context import MergeContext
-from merger.events import Event
-from merger.init.average import average_weights, copy_donor_weights, rank_donors, weight_similarity
-from models.sharing.plan import SharingPlan
+from gemel.merger.checkpoint import State, snapshots
+from gemel.merger.context import MergeContext
+from gemel.merger.init.average import average_weights, copy_donor_weights, rank_donors
+from gemel.models.sharing.plan import SharingPlan
 
 
 @dataclass(frozen=True)
 class Start:
     """The donors, those with most shared bytes first, and the unshared `states`.
 
-    With `averages` sharing starts from the mean of the weights, where all originals come from one pretrained network.
+    With `averages` sharing starts from the mean of the weights, of models that come from one pretrained network.
     """
 
     donors: tuple[str, ...]
@@ -30,11 +28,9 @@ class Start:
         return average_weights(plan, states) if self.averages else copy_donor_weights(plan, states, self.donors)
 
 
-def prepare_start(ctx: MergeContext, plan: SharingPlan, config: TopDownConfig) -> Start:
-    """Rank the donors, and tell whether the originals are kin."""
-    originals = snapshots(ctx.bases)
-    donors = rank_donors(plan, ctx.layers)
-    similarity = weight_similarity(plan, ctx.layers, originals)
-    kin = min(similarity.values()) >= config.kin_similarity
-    ctx.report(Event.ANCESTRY, kin=kin, similarity=similarity, donor=donors[0])
-    return Start(tuple(donors), originals, averages=kin and config.average_kin)
+def prepare_start(ctx: MergeContext, plan: SharingPlan, tied: Mapping[str, State]) -> Start:
+    """Rank the donors; queries that are `tied` already start from there, and give their weights first."""
+    # A detector's boxes hardly agree to within an IoU of 0.75 once its weights change: what others share is its own.
+    ranked = sorted(rank_donors(plan, ctx.layers), key=lambda query: ctx.queries[query].task != "detection")
+    donors = sorted(ranked, key=lambda query: query not in tied)
+    return Start(tuple(donors), {**snapshots(ctx.bases), **tied})

@@ -7,22 +7,30 @@ from typing import TypeVar
 
 from torch import nn
 
-from merger.checkpoint import Step, StepCache
-from merger.config import MEASUREMENT
-from merger.context import MergeContext
-from merger.evaluate import evaluate_queries
-from merger.events import Event
-from merger.training.recipe import Recipe
-from models.sharing.layers import weight_of
-from models.sharing.plan import SharingPlan
+from gemel.merger.budget import Budget
+from gemel.merger.checkpoint import Step, StepCache
+from gemel.merger.config import MEASUREMENT
+from gemel.merger.context import MergeContext
+from gemel.merger.evaluate import evaluate_queries
+from gemel.merger.events import Event
+from gemel.merger.training.loop import OutOfTime
+from gemel.merger.training.recipe import Recipe
+from gemel.models.sharing.layers import weight_of
+from gemel.models.sharing.plan import SharingPlan
 
 T = TypeVar("T")
 
 
 def train_epochs(
-    ctx: MergeContext, models: Mapping[str, nn.Module], recipe: Recipe, cache: StepCache
+    ctx: MergeContext,
+    models: Mapping[str, nn.Module],
+    recipe: Recipe,
+    cache: StepCache,
+    budget: Budget | None = None,
 ) -> Iterator[dict[str, float]]:
-    """Train epoch by epoch and yield every query's ratio on val after each; stop by not asking for more.
+    """Train epoch by epoch and yield every query's ratio after each; stop by not asking for more.
+
+    An epoch in which the budget ends is not evaluated.
 
     After few steps a model is also evaluated with recalibrated norms, because a moving average has not caught up with
     its weights yet. A resumed training goes on at the first epoch whose ratios the caller had not dealt with.
@@ -30,11 +38,16 @@ def train_epochs(
     """
     training = ctx.training(models, recipe)
     cache.training(training)
+    if budget is not None:
+        training.is_over = lambda: budget.over
     seen = cache.state(Step.EVALUATED)
     for epoch in range(seen.get("epochs", 0), recipe.epochs):
         while training.epochs <= epoch:
             ctx.trained.update(dict.fromkeys(models, True))
-            training.epoch()
+            try:
+                training.epoch()
+            except OutOfTime:
+                return
         if epoch + 1 >= min(recipe.evaluate_from, recipe.epochs):
             settling = MEASUREMENT.settling_frames if training.step < MEASUREMENT.settling_steps else 0
             ratios = evaluate_queries(ctx, cache, Step.EVALUATED, models, settling, str(epoch + 1))

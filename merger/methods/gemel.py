@@ -13,20 +13,20 @@ from functools import partial
 
 from torch import nn
 
-from merger.budget import Budget
-from merger.checkpoint import Checkpoint, Row, State, Step, StepCache, snapshot, snapshots, storable
-from merger.config import MergeOptions
-from merger.context import MergeContext, Merged
-from merger.evaluate import queries_at_target, required_ratios, tie_and_evaluate
-from merger.events import Event
-from merger.methods.epochs import is_hopeless, train_epochs
-from merger.methods.registry import register_method
-from merger.outcomes import SetTrial, explain_attempts
-from merger.training.loop import Diverged
-from merger.training.recipe import Recipe
-from models.sharing.groups import Group, groups
-from models.sharing.layers import model_bytes, weight_key
-from models.sharing.plan import Member, SharingPlan
+from gemel.merger.budget import Budget
+from gemel.merger.checkpoint import Checkpoint, Row, State, Step, StepCache, snapshot, snapshots, storable
+from gemel.merger.config import MergeOptions
+from gemel.merger.context import MergeContext, Merged
+from gemel.merger.evaluate import queries_at_target, required_ratios, tie_and_evaluate
+from gemel.merger.events import Event
+from gemel.merger.methods.epochs import is_hopeless, train_epochs
+from gemel.merger.methods.registry import register_method
+from gemel.merger.outcomes import SetTrial, explain_attempts
+from gemel.merger.training.loop import Diverged
+from gemel.merger.training.recipe import Recipe
+from gemel.models.sharing.groups import Group, groups
+from gemel.models.sharing.layers import model_bytes, weight_key
+from gemel.models.sharing.plan import Member, SharingPlan
 
 SEARCHING = "sharing one group of layers after the other"
 SEEDS_PER_ROUND = 100
@@ -82,7 +82,7 @@ def gemel(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> M
 @storable
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt at a group: the members that keep sharing, the state if any, and the best ratios on val."""
+    """One attempt at a group: the members that keep sharing, the state if any, and the best ratios."""
 
     kept: tuple[Member, ...]
     merged: Merged | None

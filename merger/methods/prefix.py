@@ -3,43 +3,69 @@
 It follows any method. The donor of the queries of one camera with one network, preparation and region is the network
 that all were trained from, where they name one `init`, as in the paper; else the query with the most train frames. Each
 query takes the donor's first layers with their norms. The longest such prefix with which it reaches its target is found
-by bisection: for each length what follows is trained, while the prefix and what is shared stay frozen. The part of val
-that accepts then tests the lengths that hold, from the shortest to the first that it refuses: a fixed order needs no
-smaller error (Maurer, Hothorn and Lehmacher, 1995). A layer that leaves one set joins the donor's; the layers of an
+by bisection: for each length what follows is trained, while the prefix and what is shared stay frozen. The lengths that
+hold are then proven, from the shortest to the first that is not: a fixed order needs no smaller error (Maurer, Hothorn
+and Lehmacher, 1995). A layer that leaves one set joins the donor's; the layers of an
 `init` are then added once.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from merger.acceptance import ACCEPTANCE
-from merger.checkpoint import Checkpoint, State, Step, StepCache, storable
-from merger.config import MergeOptions
-from merger.context import MergeContext, Merged
-from merger.evaluate import training_flops
-from merger.events import Event
-from merger.methods.epochs import bisect_options, freeze_shared
-from merger.methods.mainstream import Family, find_donor, find_families, freeze_prefix
-from merger.methods.registry import MergeTask, prepare_task
-from merger.methods.repair import Repaired, repair_recipe, train_unfrozen
-from models.bundle import BundleQuery
-from models.notes import add_note
-from models.sharing.flop_rates import flops_before, layers_by_query
-from models.sharing.passes import fed_alike
-from models.sharing.plan import SharingPlan
-from models.workload import Query
+from torch import nn
+
+from gemel.merger.checkpoint import Checkpoint, State, Step, StepCache, snapshot, storable
+from gemel.merger.config import MergeOptions
+from gemel.merger.context import MergeContext, Merged
+from gemel.merger.evaluate import training_flops
+from gemel.merger.events import Event
+from gemel.merger.methods.epochs import bisect_options, freeze_shared
+from gemel.merger.methods.private import Trained, private_recipe, train_schedules
+from gemel.merger.methods.registry import MergeTask, prepare_task
+from gemel.merger.proof import PROOF, prove_query
+from gemel.models.bundle import BundleQuery
+from gemel.models.notes import add_note
+from gemel.models.sharing.flop_rates import flops_before, layers_by_query
+from gemel.models.sharing.layers import weight_key
+from gemel.models.sharing.passes import fed_alike
+from gemel.models.sharing.plan import SharingPlan
+from gemel.models.weights import load_matching
+from gemel.models.workload import Query
+from gemel.models.zoo.user_models import is_model_file
 
 SHARING_PREFIXES = "sharing the first layers of each camera's queries"
+
+
+@dataclass(frozen=True)
+class Family:
+    """Queries of one architecture: the layers a prefix may hold, in order, and the donor's state.
+
+    `end` is the path of the first layer that no prefix may hold; `donor_query` is that whose original is the donor.
+    """
+
+    queries: tuple[str, ...]
+    paths: tuple[str, ...]
+    end: str
+    donor: State
+    donor_query: str | None
+
+    def prefix(self, state: Iterable[str], length: int) -> list[str]:
+        """The names of a state dict that belong to a prefix of so many layers: all before the next layer's weight."""
+        names = list(state)
+        following = self.paths[length] if length < len(self.paths) else self.end
+        return names[: names.index(weight_key(names, following))] if length else []
 
 
 @storable
 @dataclass(frozen=True)
 class CameraPrefix:
-    """The longest prefix that a query shares, its best ratio on val with it and its state there (None without one), and
+    """The longest prefix that a query shares, its best ratio with it and its state there (None without one), and
     all lengths tried with their ratios."""
 
     length: int
@@ -55,7 +81,7 @@ def share_prefixes(ctx: MergeContext, merged: Merged, options: MergeOptions, che
         add_note("--share-prefix", "no two queries of one camera have one architecture and are fed alike")
         return merged
     task = prepare_task(ctx, merged.plan, options, checkpoint)
-    task = replace(task, recipe=repair_recipe(task))
+    task = replace(task, recipe=private_recipe(task))
     receivers = {query: family for family in families for query in family.queries if query != family.donor_query}
     trials = {query: math.ceil(math.log2(len(family.paths) + 1)) for query, family in receivers.items()}
     most = sum(count * training_flops(ctx, [query], task.recipe) for query, count in trials.items())
@@ -96,15 +122,15 @@ def find_camera_families(ctx: MergeContext, merged: Merged) -> list[Family]:
 def find_longest_prefix(task: MergeTask, family: Family, query: str, merged: Merged) -> CameraPrefix:
     """The longest prefix with which a query reaches its target; length 0 without a state where none does."""
     tried: list[list[float]] = []
-    held: dict[int, Repaired] = {}
+    held: dict[int, Trained] = {}
 
-    def attempt(index: int) -> tuple[bool, Repaired]:
+    def attempt(index: int) -> tuple[bool, Trained]:
         length = len(family.paths) - index
         with task.checkpoint.open_step(Step.PREFIX, str(length)) as step:
             if not step.done:
                 model = freeze_prefix(task.ctx, family, query, length, merged.states[query])
                 freeze_shared({query: model}, merged.plan.with_private(query, family.paths[:length]))
-                step.value = train_unfrozen(task, {query: model})
+                step.value = train_schedules(task, {query: model})
         holds = step.value.ratio >= task.required[query]
         if holds:
             held[length] = step.value
@@ -119,18 +145,21 @@ def find_longest_prefix(task: MergeTask, family: Family, query: str, merged: Mer
 
 
 def prove_longest(task: MergeTask, query: str, states: Mapping[int, State], merged: Merged) -> int:
-    """The longest of these prefixes such that it and all shorter ones are accepted; 0 where the shortest is not.
+    """The longest of these prefixes such that it and all shorter ones are proven; 0 where the shortest is not.
 
-    What the query shares without a prefix is tested first. Queries share the error evenly.
+    What the query shares without a prefix is tested first. Queries share the error evenly. With `accept_unproven` a
+    plain ratio does.
     """
     ctx = task.ctx
-    if ctx.references[query].proof is None:
-        return max(states, default=0)
-    error, longest = ACCEPTANCE.error / len(ctx.judged), 0
+    error, longest = PROOF.error / len(ctx.judged), 0
     begun = {0: merged.states[query]} if query in merged.plan.queries() or query in ctx.networks else {}
     for length, state in sorted({**begun, **states}.items()):
-        p_value, near = ctx.prove(query, ctx.models([query], {query: state})[query])
-        if not (p_value <= error or (ctx.accept_unproven and near)):
+        model = ctx.models([query], {query: state})[query]
+        if ctx.accept_unproven:
+            holds = ctx.plain_ratio(query, ctx.answer_val(query, model)) >= ctx.queries[query].accuracy_target
+        else:
+            holds = prove_query(ctx.observe(query, model), error).proven
+        if not holds:
             break
         longest = length
     return longest
@@ -169,3 +198,56 @@ def _saved_flops(ctx: MergeContext, family: Family, query: str, lengths: Mapping
     own, donor = ctx.queries[query], ctx.queries[first]
     end = family.paths[length] if length < len(family.paths) else family.end
     return min(own.fps or 1.0, donor.fps or 1.0) * flops_before(layers_by_query([own])[query], [end])
+
+
+def find_families(
+    ctx: MergeContext,
+    key: Callable[[Query], Hashable],
+    donor_of: Callable[[MergeContext, Sequence[str]], tuple[State, str | None]],
+) -> list[Family]:
+    """The sets of two queries or more of one architecture that have an equal `key`, with their donors."""
+    alike: dict[Hashable, list[str]] = defaultdict(list)
+    for query in map(ctx.queries.__getitem__, ctx.judged):
+        alike[key(query)].append(query.id)
+    found = []
+    for queries in alike.values():
+        layers = [layer for layer in ctx.layers if layer.query == queries[0]]
+        heads = [index for index, layer in enumerate(layers) if layer.head]
+        first_head = heads[0] if heads else len(layers) - 1
+        if len(queries) < 2 or first_head < 1:
+            continue
+        paths = tuple(layer.path for layer in layers[:first_head])
+        donor, donor_query = donor_of(ctx, queries)
+        usable = next((i for i, path in enumerate(paths) if weight_key(donor, path) not in donor), len(paths))
+        end = paths[usable] if usable < len(paths) else layers[first_head].path
+        if usable:
+            found.append(Family(tuple(queries), paths[:usable], end, donor, donor_query))
+    return found
+
+
+def freeze_prefix(ctx: MergeContext, family: Family, query: str, length: int, state: State | None = None) -> nn.Module:
+    """The query's model, with the weights of `state` or its base's, and the donor's frozen prefix of so many layers."""
+    model = ctx.models([query], None if state is None else {query: state})[query]
+    names = set(family.prefix(model.state_dict(), length))
+    model.load_state_dict({name: t for name, t in family.donor.items() if name in names}, strict=False)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in names)
+    return model
+
+
+def find_donor(ctx: MergeContext, queries: Sequence[str]) -> tuple[State, str | None]:
+    """The weights all were trained from, if they name them (a file that is a network itself has no names of layers that
+    fit), else an original; and whose original it is."""
+    ancestors = {ctx.queries[query].init for query in queries}
+    ancestor = ancestors.pop()
+    if ancestor is not None and not ancestors and not is_model_file(str(ancestor)):
+        model = copy.deepcopy(ctx.originals[queries[0]])
+        loaded = set(load_matching(model, ancestor))
+        return {name: tensor for name, tensor in snapshot(model).items() if name in loaded}, None
+    donor_query = most_frames(ctx, queries)
+    return snapshot(ctx.originals[donor_query]), donor_query
+
+
+def most_frames(ctx: MergeContext, queries: Sequence[str]) -> str:
+    """The query with the most train frames."""
+    return max(queries, key=lambda query: len(ctx.train[query]))

@@ -6,17 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from merger.budget import Budget
-from merger.checkpoint import Checkpoint, Row, StepCache
-from merger.config import MergeOptions, TopDownConfig
-from merger.context import MergeContext, Merged
-from merger.evaluate import required_ratios, training_flops
-from merger.events import Event
-from merger.outcomes import SetTrial
-from merger.training.recipe import Recipe
-from models.notes import add_note
-from models.sharing.layers import model_bytes
-from models.sharing.plan import SharingPlan
+from gemel.merger.budget import Budget
+from gemel.merger.checkpoint import Checkpoint, Row, StepCache
+from gemel.merger.config import MergeOptions, TopDownConfig
+from gemel.merger.context import MergeContext, Merged
+from gemel.merger.evaluate import required_ratios, training_flops
+from gemel.merger.events import Event
+from gemel.merger.outcomes import SetTrial
+from gemel.merger.training.recipe import Recipe
+from gemel.models.notes import add_note
+from gemel.models.sharing.plan import SharingPlan
 
 Method = Callable[[MergeContext, MergeOptions, Checkpoint], Merged]
 Explain = Callable[[MergeContext, MergeOptions, Sequence[Row], float], list[SetTrial]]
@@ -47,12 +46,15 @@ def register_method(name: str, explain: Explain = lambda *_: [], accepts: bool =
 
 @dataclass(frozen=True)
 class MergeTask:
-    """What a stage works with: the whole `plan`, the `recipe`, each query's `required` ratio on val, the budget."""
+    """What a stage works with: the whole `plan`, the `recipe`, each query's `required` ratio, the `least` one that a
+    proof might accept, the budget.
+    """
 
     ctx: MergeContext
     plan: SharingPlan
     recipe: Recipe
     required: Mapping[str, float]
+    least: Mapping[str, float]
     budget: Budget
     checkpoint: StepCache
     config: TopDownConfig
@@ -62,13 +64,6 @@ class MergeTask:
     def with_budget(self, budget: Budget) -> MergeTask:
         """The same task with another budget."""
         return replace(self, budget=budget)
-
-    def saved_bytes(self, plan: SharingPlan) -> int:
-        """Bytes that a plan saves, those of networks that others answer for among them."""
-        ctx = self.ctx
-        replaced = plan.queries() & ctx.networks.keys()
-        smaller = sum(model_bytes(ctx.root.queries[one]) - model_bytes(ctx.queries[one]) for one in replaced)
-        return smaller + plan.saved_bytes(ctx.layers)
 
     def report(self, event: Event, **fields: Any) -> None:
         """Add a row to the log and pass the same fields to the progress."""
@@ -105,7 +100,11 @@ class MergeTask:
 def prepare_task(ctx: MergeContext, plan: SharingPlan, options: MergeOptions, checkpoint: Checkpoint) -> MergeTask:
     """What the stages of a method work with; training speed is measured if time is limited."""
     config, budget = options.top_down, Budget.of(ctx, options, checkpoint)
-    recipe = replace(options.recipe, seed=ctx.seed, features=options.recipe.features or config.feature_weight)
+    features = options.recipe.features or config.feature_weight
+    recipe = replace(options.recipe, seed=ctx.seed, features=features)
+    if not ctx.accept_unproven:
+        recipe = replace(recipe, distill=1.0)  # labels pull away from the original's answers where these are wrong
     checkpoint.add_row({"recipe": dict(recipe.__dict__), "flops": ctx.flops.total})
     ctx.report(Event.RECIPE, rate=recipe.rate, epochs=recipe.epochs, features=recipe.features, private=recipe.private)
-    return MergeTask(ctx, plan, recipe, required_ratios(ctx, options.margin), budget, checkpoint, config)
+    least = {query: ctx.least_ratio(query) for query in ctx.queries}
+    return MergeTask(ctx, plan, recipe, required_ratios(ctx, options.margin), least, budget, checkpoint, config)

@@ -1,10 +1,10 @@
-"""The method `substitute`, stage b of `top-down`: one query's network answers for others.
+"""One query's network answers for others.
 
 Of the queries of one task the networks with the fewest bytes are the candidates. The one that, unchanged, comes nearest
 to answering for the most bytes is the donor. Each other query takes its network: unchanged, with the outputs of its own
-classes, if the lower end of its ratio's interval reaches the target; else with norms and head trained on its own frames
+classes, if that is near enough; else with norms and head trained on its own frames
 by distillation, while the donor's weights stay frozen. That training runs to the end of its schedule and is evaluated
-once: an epoch that looks good on few frames of val is often luck. The queries that hold are served. The rest goes on
+once: an epoch that looks good on few frames is often luck. The queries that hold are served. The rest goes on
 with the next donor, until a few have served none. FLOPs a second of the box do not grow.
 """
 
@@ -17,60 +17,37 @@ from functools import partial
 
 from torch import nn
 
-from merger.checkpoint import Checkpoint, Row, State, Step, StepCache, snapshot, snapshots, storable
-from merger.config import MergeOptions
-from merger.context import MergeContext, Merged
-from merger.events import Answer, Event
-from merger.methods.epochs import freeze_shared, train_epochs
-from merger.methods.registry import MergeTask, prepare_task, register_method
-from merger.networks import answered_by, outputs_of
-from merger.outcomes import SetTrial
-from merger.training.loop import Diverged
-from merger.training.recipe import flops_a_second
-from models.sharing.layers import layers_of, model_bytes
-from models.sharing.plan import SharingPlan
+from gemel.merger.checkpoint import State, Step, StepCache, snapshot, storable
+from gemel.merger.context import MergeContext
+from gemel.merger.events import Answer, Change, Event
+from gemel.merger.methods.epochs import freeze_shared, train_epochs
+from gemel.merger.methods.registry import MergeTask
+from gemel.merger.networks import answered_by, outputs_of
+from gemel.merger.training.loop import Diverged
+from gemel.merger.training.recipe import flops_a_second
+from gemel.models.sharing.layers import layers_of, model_bytes
+from gemel.models.sharing.plan import SharingPlan
 
-SUBSTITUTING = "trying which network answers for which queries"
 storable(Answer)
 
 
 @storable
 @dataclass(frozen=True)
 class NetworkAttempt:
-    """How a query came out with another's network: its ratio on val, its state where that is not the donor's, and
-    whether a search may rely on that ratio."""
+    """How a query came out with another's network: its ratio, and its state where that is not the donor's."""
 
     how: Answer
     ratio: float
     state: State | None = None
-    confirmed: bool = True
 
 
+@storable
 @dataclass(frozen=True)
 class Networks:
     """Query -> the query whose network answers it, and the states that are not the donor's."""
 
     donors: Mapping[str, str] = field(default_factory=dict)
     states: Mapping[str, State] = field(default_factory=dict)
-
-    def apply(self, ctx: MergeContext) -> Merged:
-        """Every query's state; what a network's queries have in common is shared."""
-        found = ctx.substitute(self.donors, self.states)
-        return Merged(network_plan(found), snapshots(found.bases), self.donors)
-
-
-def explain_substitute(ctx: MergeContext, options: MergeOptions, log: Sequence[Row], flops: float) -> list[SetTrial]:
-    """Every layer of a network that answers several queries is shared."""
-    return [SetTrial(members) for members in network_plan(ctx).shared]
-
-
-@register_method("substitute", explain_substitute)
-def substitute(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
-    """Let the fewest networks answer all queries; no shared weight is trained."""
-    task = prepare_task(ctx, SharingPlan(), options, checkpoint)
-    ctx.stages.announce([SUBSTITUTING])
-    ctx.begin(SUBSTITUTING, pieces=len(ctx.judged))
-    return find_networks(task).apply(ctx)
 
 
 def network_plan(ctx: MergeContext) -> SharingPlan:
@@ -84,10 +61,11 @@ def network_plan(ctx: MergeContext) -> SharingPlan:
     return plan
 
 
-def find_networks(task: MergeTask) -> Networks:
-    """Which queries are answered by whose network, so that all of them hold."""
-    ctx, found = task.ctx, Networks()
-    for left in queries_by_task(ctx).values():
+def find_networks(task: MergeTask, known: Networks, trains: bool) -> Networks:
+    """Which queries are answered by whose network, so that all of them hold; `trains`: norms and head, too."""
+    ctx, found = task.ctx, known
+    for queries in queries_by_task(ctx).values():
+        left = [query for query in queries if query not in known.donors]
         tried, failures = set[str](), 0
         while failures < task.config.network_candidates and not task.budget.over:
             candidates = smallest_first(ctx, set(left) - tried)
@@ -95,7 +73,7 @@ def find_networks(task: MergeTask) -> Networks:
             if donor is None:
                 break
             tried.add(donor)
-            served = _serve(task, donor, receivers_of(task, donor, left, found), found)
+            served = _serve(task, donor, receivers_of(task, donor, left, found), found, trains)
             failures += not served.donors.keys() - found.donors.keys()
             if len(served.donors) > len(found.donors):
                 left = [query for query in left if query != donor and query not in served.donors]
@@ -150,25 +128,25 @@ def best_donor(task: MergeTask, candidates: Sequence[str], left: Sequence[str], 
 
 
 def _unchanged_ratios(task: MergeTask, donor: str, queries: Sequence[str]) -> dict[str, float]:
-    """Query -> the lower end of its ratio with the donor's network unchanged; 0 where that lacks its classes."""
+    """Query -> its ratio with the donor's network unchanged; 0 where that lacks its classes."""
     ctx = task.ctx
 
     def evaluate(_: StepCache, query: str) -> float:
         if outputs_of(ctx.queries[query], ctx.queries[donor]) is None:
             return 0.0
         found = ctx.substitute({query: donor})
-        return found.ratio(query, found.bases[query], strict=True)
+        return found.ratio(query, found.bases[query])
 
     return ctx.for_each_query(task.checkpoint, Step.NETWORK, queries, evaluate, donor, *queries)
 
 
-def _serve(task: MergeTask, donor: str, receivers: Sequence[str], found: Networks) -> Networks:
+def _serve(task: MergeTask, donor: str, receivers: Sequence[str], found: Networks, trains: bool) -> Networks:
     """What is found, with the receivers that hold with the donor's network."""
     ctx, donors, states = task.ctx, dict(found.donors), dict(found.states)
     unchanged = _unchanged_ratios(task, donor, receivers)
 
     def try_query(cache: StepCache, query: str) -> NetworkAttempt:
-        if unchanged[query] >= task.required[query]:
+        if unchanged[query] >= task.required[query] or not trains:
             return NetworkAttempt(Answer.UNCHANGED, unchanged[query])
         return _try_network(replace(task, checkpoint=cache), donor, query)
 
@@ -176,15 +154,16 @@ def _serve(task: MergeTask, donor: str, receivers: Sequence[str], found: Network
     spare = -sum(_extra_flops(ctx, *pair) for pair in donors.items())
     for query, tried in attempts.items():
         extra = _extra_flops(ctx, query, donor)
-        accepted = tried.confirmed and tried.ratio >= task.required[query] and extra <= spare
+        accepted = tried.ratio >= task.required[query] and extra <= spare
         if accepted:
             spare -= extra
             donors[query] = donor
             if tried.state is not None:
                 states[query] = tried.state
+        change = Change.NETWORK if tried.how is Answer.UNCHANGED else Change.NETWORK_TRAINED
         task.report(
-            Event.NETWORK, query=query, network=donor, how=tried.how.value, ratio=tried.ratio,
-            required=task.required[query], accepted=accepted,
+            Event.STEP, step=change.value, query=query, network=donor, saved_bytes=model_bytes(ctx.queries[query]),
+            ratio=tried.ratio, required=task.required[query], taken=accepted,
         )  # fmt: skip
     return Networks(donors, states)
 
@@ -193,7 +172,7 @@ def _try_network(task: MergeTask, donor: str, query: str) -> NetworkAttempt:
     """The query on the donor's frozen network, with norms and head of its own trained; longer, if that nearly holds."""
     required, epochs = task.required[query], max(1, task.recipe.epochs // 2)
     attempt = task.checkpoint.step(Step.TRAINED, partial(_train_norms, task, donor, query, epochs), str(epochs))
-    nearly = attempt.ratio >= task.config.hard_start * required and not attempt.confirmed
+    nearly = task.config.hard_start * required <= attempt.ratio < required
     if nearly and not task.budget.over:
         epochs = max(epochs, task.recipe.epochs)
         return task.checkpoint.step(Step.TRAINED, partial(_train_norms, task, donor, query, epochs), str(epochs))
@@ -206,7 +185,6 @@ def _train_norms(task: MergeTask, donor: str, query: str, epochs: int) -> Networ
     freeze_shared(models, network_plan(ctx))
     recipe, ratio = replace(task.private_recipe(epochs, seed=3), evaluate_from=epochs), 0.0
     with suppress(Diverged):
-        for ratios in train_epochs(ctx, models, recipe, task.checkpoint):
+        for ratios in train_epochs(ctx, models, recipe, task.checkpoint, task.budget):
             ratio = ratios[query]
-    confirmed = ratio >= task.required[query] and ctx.confirms(query, models[query])
-    return NetworkAttempt(Answer.NORMS_AND_HEAD, ratio, snapshot(models[query]), confirmed)
+    return NetworkAttempt(Answer.NORMS_AND_HEAD, ratio, snapshot(models[query]))

@@ -17,11 +17,12 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from models.data import PreparedFrames
-from models.predictions import GroundTruth
-from models.tasks import task_of
-from models.workload import Query
-from models.zoo import preprocess_of
+from gemel.merger.objectives import objective_of
+from gemel.models.data import PreparedFrames
+from gemel.models.predictions import GroundTruth
+from gemel.models.tensors import normalise_frames
+from gemel.models.workload import Query
+from gemel.models.zoo import preprocess_of
 
 
 def default_device() -> torch.device:
@@ -50,7 +51,7 @@ class TrainingSet:
     ) -> None:
         self.query, self.prepared, self.answers = query, prepared, answers
         self.original: TrainingSet = original or self
-        self.task = task_of(query)
+        self.objective = objective_of(query)
         self.preprocess = preprocess_of(query)
 
     def __len__(self) -> int:
@@ -60,7 +61,7 @@ class TrainingSet:
     def targets(self) -> list | None:
         """The target of each frame, None without labels."""
         labels, sizes = self.prepared.split.labels or self.answers, self.prepared.sizes(range(len(self)))
-        return None if labels is None else self.task.targets(labels, sizes, self.query.classes, self.preprocess)
+        return None if labels is None else self.objective.targets(labels, sizes, self.query.classes, self.preprocess)
 
     def spread(self, count: int) -> list[int]:
         """The indices of this many frames, or of all, at even distances."""
@@ -69,7 +70,7 @@ class TrainingSet:
 
     def frames(self, indices: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
         """Normalised float32 frames (N, 3, H, W), not augmented, on this device."""
-        return self.preprocess.normalise(self.prepared.batch(indices).to(device))
+        return normalise_frames(self.preprocess, self.prepared.batch(indices).to(device))
 
     def batch(self, indices: list[int], generator: torch.Generator) -> tuple[Tensor, list | None]:
         """uint8 frames (N, 3, H, W) on the device that keeps them, augmented, and their targets (None without labels).
@@ -77,11 +78,11 @@ class TrainingSet:
         Random numbers are drawn on the CPU, so they are the same for every device.
         """
         targets = None if self.targets is None else [self.targets[index] for index in indices]
-        return self.task.augment(self.prepared.batch(indices), targets, generator)
+        return self.objective.augment(self.prepared.batch(indices), targets, generator)
 
     def model_input(self, images: Tensor, device: torch.device) -> Tensor:
         """Such frames as the model's input: normalised float32 on this device."""
-        return self.preprocess.normalise(images.to(device, non_blocking=True))
+        return normalise_frames(self.preprocess, images.to(device, non_blocking=True))
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from models.sharing.layers import layers_of
-from models.workload import Query
+from gemel.models.sharing.layers import layers_of
+from gemel.models.workload import Query
 
 REGION_PROPOSALS = "rpn.head.cls_logits"
 """The only layer watched in a two-stage detector: in training its second stage sees other regions than the teacher."""

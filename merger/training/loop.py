@@ -15,14 +15,15 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_map
 from torchvision.ops import StochasticDepth
 
-from merger.distributed import SINGLE_PROCESS, GradReducer, ProcessGroup
-from merger.training.data import Batches, MicroBatch, TrainingSet, default_device, fork_rng
-from merger.training.distillation import feature_loss, record_inputs, watched_layers
-from merger.training.recipe import OPTIMIZER, Flops, Recipe
-from merger.training.step_config import MemoryPlan, StepRollback, activation_checkpointing, autocast, place_frames
-from models.batchnorm import batchnorms_of, is_frozen
-from models.device import disable_tf32, empty_caches, is_out_of_memory
-from models.process import keep_freed_memory
+from gemel.merger.distributed import SINGLE_PROCESS, GradReducer, ProcessGroup
+from gemel.merger.training.data import Batches, MicroBatch, TrainingSet, default_device, fork_rng
+from gemel.merger.training.distillation import feature_loss, record_inputs, watched_layers
+from gemel.merger.training.recipe import OPTIMIZER, Flops, Recipe
+from gemel.merger.training.step_config import MemoryPlan, StepRollback, activation_checkpointing, autocast, place_frames
+from gemel.models.batchnorm import batchnorms_of, is_frozen
+from gemel.models.device import disable_tf32, empty_caches
+from gemel.models.out_of_memory import is_out_of_memory
+from gemel.models.process import keep_freed_memory
 
 DROPOUT_MODULES = (_DropoutNd, StochasticDepth)
 
@@ -31,13 +32,18 @@ class Diverged(Exception):
     """The loss of these queries is not finite."""
 
 
+class OutOfTime(Exception):
+    """The budget was over in the middle of an epoch."""
+
+
 class Training:
     """Trains models together; a parameter that several models share is once in the optimiser.
 
     A step is a function of its number, the models and the optimiser, so `state_dict` is all there is to store;
-    `after_step` is called after each step. `memory` holds the precision, fp32 (TF32 off) or bf16 (autocast), and the
-    StepConfig: a step that runs out of memory is repeated with a smaller one. BatchNorm layers stay in eval mode where
-    their parameters are frozen, and in the queries of `eval_norms`; so does dropout where there is a teacher.
+    `after_step` is called after each step, and before it `is_over`, which ends the epoch. `memory` holds the precision,
+    fp32 (TF32 off) or bf16 (autocast), and the StepConfig: a step that runs out of memory is repeated with a smaller
+    one. BatchNorm layers stay in eval mode where their parameters are frozen, and in the queries of `eval_norms`; so
+    does dropout where there is a teacher.
 
     With a process group of several ranks, each rank runs the micro-batches of its own queries, gradients are summed,
     and all ranks take the same optimiser step; buffers of other ranks' queries are copied at the end of an epoch. The
@@ -71,6 +77,7 @@ class Training:
         self._parameters = [p for parameters in self.optimiser.param_groups for p in parameters["params"]]
         self._reducer = GradReducer(group, self._parameters) if group.size > 1 else None
         self.after_step: Callable[[], None] = lambda: None
+        self.is_over: Callable[[], bool] = lambda: False
         self._rollback = StepRollback(models.values())
         self.step = 0
         self._start_losses()
@@ -102,13 +109,18 @@ class Training:
         return sum(self._loss_values().values()) / max(1, self._loss_count)
 
     def epoch(self) -> float:
-        """Train to the end of an epoch; returns its mean loss. Raises Diverged when a loss is not finite."""
+        """Train to the end of an epoch; returns its mean loss.
+
+        Raises Diverged when a loss is not finite, and OutOfTime.
+        """
         for query, model in self.models.items():
             model.train()
             _freeze_modes(model, query in self._eval_norms, dropout=query in self.teachers)
         end = (self.epochs + 1) * self.steps
         with disable_tf32():
             while self.step < end:
+                if self.is_over():
+                    raise OutOfTime
                 self._compute_gradients()
                 self.optimiser.step()
                 self.step += 1
@@ -307,13 +319,13 @@ class Training:
 
     def _loss(self, query: str, labels: list | None, found: Any, target: Any) -> Tensor:
         """The loss of one micro-batch; `found` and `target` are (outputs, features) of model and original."""
-        model, task, recipe = self.models[query], self.sets[query].task, self.recipe
+        model, objective, recipe = self.models[query], self.sets[query].objective, self.recipe
         if target is None:
             assert labels is not None, "without labels there must be a teacher"
-            return task.loss(model, found[0], labels)
-        loss = task.distill(model, found[0], target[0])
+            return objective.loss(model, found[0], labels)
+        loss = objective.distill(model, found[0], target[0])
         if labels is not None:
-            loss = recipe.distill * loss + (1 - recipe.distill) * task.loss(model, found[0], labels)
+            loss = recipe.distill * loss + (1 - recipe.distill) * objective.loss(model, found[0], labels)
         if self._watched[query]:
             loss = loss + recipe.features * feature_loss(found[1], target[1])
         return loss

@@ -12,26 +12,28 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from merger.checkpoint import WORK_SUFFIX, Checkpoint, Step, snapshot
-from merger.events import Event, Progress, Stages, silent
-from merger.training.data import TrainingSet, default_device
-from merger.training.loop import Diverged, Training
-from merger.training.recipe import Flops, Recipe, check
-from merger.training.step_config import MemoryPlan
-from models.batchnorm import recalibrate_batchnorm, unfold_batchnorm
-from models.data import PreparedFrames, load_split
-from models.decoders.new_head import start_graph, trained_graph
-from models.errors import InputError
-from models.evaluation import is_competent, predict, score
-from models.graph import Graph
-from models.graph.writer import write_graph
-from models.io import check_apart, hold_locks
-from models.published import Published
-from models.tasks import task_of
-from models.weights import fingerprint, load_matching, save_weights
-from models.workload import Query, Workload, inputs_of
-from models.zoo import build_query, check_input
-from models.zoo.user_models import is_model_file
+from gemel.merger.checkpoint import WORK_SUFFIX, Checkpoint, Step, snapshot
+from gemel.merger.events import Event
+from gemel.merger.training.data import TrainingSet, default_device
+from gemel.merger.training.loop import Diverged, Training
+from gemel.merger.training.recipe import Flops, Recipe, check
+from gemel.merger.training.step_config import MemoryPlan
+from gemel.models.batchnorm import recalibrate_batchnorm, unfold_batchnorm
+from gemel.models.data import PreparedFrames, load_split
+from gemel.models.decoders.new_head import start_graph, trained_graph
+from gemel.models.errors import InputError
+from gemel.models.evaluation import is_competent, predict, score
+from gemel.models.graph import Graph
+from gemel.models.graph.writer import write_graph
+from gemel.models.io import check_apart, hold_locks
+from gemel.models.notes import add_note
+from gemel.models.published import Published
+from gemel.models.stages import Progress, Stages, silent
+from gemel.models.tasks import task_of
+from gemel.models.weights import fingerprint, load_matching, save_weights
+from gemel.models.workload import Query, Workload, inputs_of
+from gemel.models.zoo import build_query, check_input
+from gemel.models.zoo.user_models import is_model_file
 
 START = "start.onnx"
 """In a training's work folder: the graph that it starts from."""
@@ -188,7 +190,7 @@ class _OriginalTraining:
         splits = {name: PreparedFrames(query, load_split(query, name)).load() for name in ("train", "val", "test")}
         data, model = TrainingSet(query, splits["train"]), self._build(splits["train"])
         recipes = [options.recipe(len(data), cycle, self.seed) for cycle in range(options.max_cycles)]
-        memory = MemoryPlan(checkpoint.state(Step.MEMORY), self.progress)
+        memory = MemoryPlan(checkpoint.state(Step.MEMORY))
         stages.begin(self.stage, sum(recipe.epochs for recipe in recipes))
         now = checkpoint.state(Step.PROGRESS)  # of the last finished cycle
         while now.get("done", 0) < len(recipes) and not now.get("ended"):
@@ -228,9 +230,9 @@ class _OriginalTraining:
         result = TrainResult(query.id, metric, now["val"], test, seconds)
         self.progress(Event.ORIGINAL.value, query=query.id, metric=metric, val=now["val"], test=test, seconds=seconds)
         if not is_competent(query, test):
-            text = f"{query.id}: {test:.2f} {metric} on test is too little to be evidence for anything"
+            text = f"{test:.2f} {metric} on test is too little to be evidence for anything"
             hint = f"lower --rate (now {options.rate:g}), or raise --passes or --cycles"
-            self.progress(Event.WARNING.value, text=f"{text}; {hint}")
+            add_note(query.id, text, hint)
         return result
 
     def _build(self, frames: PreparedFrames) -> nn.Module:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from merger.checkpoint import storable
-from models.cost import flops
-from models.errors import InputError
-from models.workload import Query
-from models.zoo import build_query, input_size_of
+from gemel.merger.checkpoint import storable
+from gemel.models.cost import flops
+from gemel.models.errors import InputError
+from gemel.models.workload import Query
+from gemel.models.zoo import build_query, input_size_of
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from merger.distributed import ProcessGroup
-from merger.events import Progress, silent
-from merger.training.recipe import Recipe
-from models.data import PreparedFrames
-from models.errors import InputError
+from gemel.merger.distributed import ProcessGroup
+from gemel.merger.training.recipe import Recipe
+from gemel.models.data import PreparedFrames
+from gemel.models.errors import InputError
+from gemel.models.notes import add_note
 
 AUTO, FP32, BF16 = "auto", "fp32", "bf16"
 PRECISIONS = (AUTO, FP32, BF16)
@@ -93,12 +93,10 @@ class MemoryPlan:
     def __init__(
         self,
         known: MutableMapping[str, Any] | None = None,
-        progress: Progress = silent,
         precision: str = FP32,
     ) -> None:
         self._precision = precision
         self._known = {} if known is None else known
-        self._progress = progress
 
     def precision_of(self, model: nn.Module) -> str:
         """fp32 or bf16, in which the model's passes run."""
@@ -117,7 +115,7 @@ class MemoryPlan:
             group.run_on_rank0(partial(_throw, error))
             raise error
         self._known.update(asdict(found))
-        self._progress("warning", text=f"out of memory with {now}; repeating the step with {found}")
+        add_note("memory", f"it is full with {now}; the step is repeated with {found}")
         return found
 
     def agree(self, recipe: Recipe, group: ProcessGroup) -> None:

@@ -3,7 +3,7 @@
 `write_bundle` writes one, `open_bundle` maps one, `verify_bundle` checks every byte of one.
 """
 
-from models.bundle.manifest import (
+from gemel.models.bundle.manifest import (
     BundleEvidence,
     BundleQuery,
     ByteCounts,
@@ -12,11 +12,12 @@ from models.bundle.manifest import (
     StoredTensor,
     Substitution,
     TrainingRecord,
+    has_documents,
 )
-from models.bundle.reader import Bundle, open_bundle
-from models.bundle.verify import list_unchecked, verify_bundle
-from models.bundle.writer import Made, check_writable, write_bundle, write_substituted
-from models.io import check_output
+from gemel.models.bundle.reader import Bundle, open_bundle
+from gemel.models.bundle.verify import list_unchecked, verify_bundle
+from gemel.models.bundle.writer import Made, check_writable, write_bundle, write_substituted
+from gemel.models.io import check_output
 
 __all__ = [
     "Bundle",
@@ -31,6 +32,7 @@ __all__ = [
     "TrainingRecord",
     "check_output",
     "check_writable",
+    "has_documents",
     "list_unchecked",
     "open_bundle",
     "verify_bundle",

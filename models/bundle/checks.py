@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from models.bits import STORED_CODES, WIDE_CODE, max_code, stored_shape
-from models.bundle.format import ITEM_BYTES, Entry, Header
-from models.bundle.manifest import (
+from gemel.models.bits import STORED_CODES, WIDE_CODE, max_code, stored_shape
+from gemel.models.bundle.format import ITEM_BYTES, Entry, Header
+from gemel.models.bundle.manifest import (
     MAX_GRAPH_BYTES,
     BundleQuery,
     Manifest,
@@ -20,7 +20,7 @@ from models.bundle.manifest import (
     wide_code,
     wide_shape,
 )
-from models.bundle.model_spec import ModelSpec
+from gemel.models.bundle.model_spec import ModelSpec
 
 MAX_FP32 = float(np.finfo(np.float32).max)
 

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
-from models.bits import WIDE_CODE, Bits
-from models.bundle.format import ITEM_BYTES, MAX_BYTES, Entry
-from models.errors import InputError
-from models.io import MAX_QUERIES, Agreement, Fps, ParseError, Priority, SlaMs, TaskName, finite, parse_json
-from models.preprocess import FURTHEST_PIXEL, InputSize, Preprocess, Region, height_width, side_or_sides
+from gemel.models.bits import WIDE_CODE, Bits
+from gemel.models.bundle.format import ITEM_BYTES, MAX_BYTES, Entry
+from gemel.models.documents import ParseError, parse_json
+from gemel.models.errors import InputError
+from gemel.models.io import MAX_QUERIES, Agreement, Fps, Priority, SlaMs, TaskName, finite
+from gemel.models.preprocess import FURTHEST_PIXEL, InputSize, Preprocess, Region, height_width, side_or_sides
 
 if TYPE_CHECKING:
-    from models.workload import Query
+    from gemel.models.workload import Query
 
 FORMAT = 3
 MANIFEST_KEY = "gemel.manifest"
@@ -41,6 +42,11 @@ Text = Annotated[str, Field(min_length=1, max_length=1000)]
 FrameSize = tuple[Annotated[int, Field(ge=1, le=100_000)], Annotated[int, Field(ge=1, le=100_000)]]
 PackedShape = Annotated[tuple[Annotated[int, Field(ge=1, le=1 << 40)], ...], Field(min_length=2, max_length=8)]
 Precision = Literal["fp32", "tf32", "bf16"]
+ActivationPlace = Annotated[str, Field(max_length=40, pattern=r"^(input|[0-9]+\.[0-9]+)$")]
+ActivationRange = tuple[
+    Annotated[float, Field(le=0, allow_inf_nan=False)], Annotated[float, Field(ge=0, allow_inf_nan=False)]
+]
+"""The least and largest value of an activation; 0 is within."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ class Substitution:
 
 
 class BundleEvidence(TypedDict):
-    """Accuracy on the test split; further plain keys (chance_corrected, map ...) may follow."""
+    """Accuracy on the test split, and what is proven; further plain keys (`from`, `needs`, map ...) may follow."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
 
@@ -91,8 +97,8 @@ class BundleEvidence(TypedDict):
     original: float | None
     merged: float | None
     ratio: float | None
-    ci95: tuple[float | None, float | None] | None
-    certain: bool | None
+    proven: NotRequired[bool]
+    lower_end: NotRequired[float | None]
     evidence: NotRequired[Literal["labels", "original", "none"]]
     reason: NotRequired[Annotated[str, Field(max_length=1000)]]
 
@@ -105,7 +111,9 @@ class BundleQuery:
     tensors are packed. `fps` None means the camera's own. `threshold` is the score threshold chosen on val
     (detection); `trained` None means that no merge trained the model; `substitution` None that its own network answers.
     With the model "graph", `graph` names the U8 tensor that holds the network as an ONNX document without weights, and
-    `decoder` says what its outputs mean. `agreement` says how those of the task `tensor` are compared.
+    `decoder` says what its outputs mean; of any other model `document` names such a tensor, where the bundle has one.
+    `agreement` says how outputs of the task `tensor` are compared. `activations` are the ranges of those that are
+    computed in eight bits, by place in the document (models.graph.activations); empty where none are.
     """
 
     id: Id
@@ -133,6 +141,13 @@ class BundleQuery:
     agreement: Agreement | None = None
     frame_size: FrameSize | None = None
     multi_label: bool = False
+    document: TensorName | None = None
+    activations: dict[ActivationPlace, ActivationRange] = field(default_factory=dict, hash=False)
+
+    @property
+    def network_document(self) -> str | None:
+        """The U8 tensor that holds the network as an ONNX document without weights, if the bundle has it."""
+        return self.graph or self.document
 
     @property
     def region(self) -> Region:
@@ -162,8 +177,8 @@ class BundleQuery:
         `evidence` holds the keys of BundleEvidence; numbers that are not finite become null. Raises InputError for a
         query that a manifest cannot hold, so call it once before the work starts, too.
         """
-        from models.zoo import preprocess_of
-        from models.zoo.user_models import is_model_file
+        from gemel.models.zoo import preprocess_of
+        from gemel.models.zoo.user_models import is_model_file
 
         preprocess = preprocess_of(query)
         record = cls(
@@ -218,7 +233,17 @@ class Manifest:
         """The text under `gemel.manifest`; empty optional keys are left out."""
         document = dataclasses.asdict(self)
         for query in document["queries"]:
-            for key in ("stored", "trained", "substitution", "graph", "decoder", "agreement", "multi_label"):
+            for key in (
+                "stored",
+                "trained",
+                "substitution",
+                "graph",
+                "decoder",
+                "agreement",
+                "multi_label",
+                "document",
+                "activations",
+            ):
                 if not query[key]:
                     del query[key]
             for packed in query.get("stored", {}).values():
@@ -254,6 +279,8 @@ def parse_manifest(text: str) -> Manifest:
         _check_query(query, f"queries[{index}] ({query.id})")
         if (query.graph is None) == (query.model == GRAPH):
             raise ParseError(f"queries[{index}].graph: model '{GRAPH}' has one, and no other model has")
+        if query.graph is not None and query.document is not None:
+            raise ParseError(f"queries[{index}].document: model '{GRAPH}' has its own, the graph")
         if not query.tensors:
             raise ParseError(f"queries[{index}].tensors: none")
         if query.id in ids:
@@ -287,7 +314,13 @@ _QUERY = TypeAdapter(BundleQuery)
 
 def graph_names(queries: Iterable[BundleQuery]) -> tuple[str, ...]:
     """The tensors that hold networks, in order of first use; they are code, and no weights are counted in them."""
-    return tuple(dict.fromkeys(query.graph for query in queries if query.graph is not None))
+    documents = (query.network_document for query in queries)
+    return tuple(dict.fromkeys(name for name in documents if name is not None))
+
+
+def has_documents(queries: Iterable[BundleQuery]) -> bool:
+    """Whether any of these queries has a document that was made when the bundle was written."""
+    return any(query.document is not None for query in queries)
 
 
 def count_bytes(queries: Iterable[BundleQuery], entries: Mapping[str, Entry], ceiling_bytes: int) -> ByteCounts:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models.bundle.format import code_of
-from models.bundle.manifest import BundleQuery
-from models.errors import BundleError, InputError
+from gemel.models.bundle.format import code_of
+from gemel.models.bundle.manifest import BundleQuery
+from gemel.models.errors import BundleError, InputError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from models.workload import Query
+    from gemel.models.workload import Query
 
 REMEDY = "copy or build the bundle again"
 
@@ -44,7 +44,7 @@ def load_model_spec(query: Query | BundleQuery, build: Callable[[], nn.Module]) 
 
 def is_zoo_model(model: str) -> bool:
     """Whether this project's own code builds the model."""
-    from models import zoo
+    from gemel.models import zoo
 
     return model in zoo.OWN
 
@@ -69,7 +69,7 @@ def architecture(
 
     Raises BundleError when it may not or cannot be built.
     """
-    from models import zoo
+    from gemel.models import zoo
 
     if document is not None:
         return _graph_architecture(query, path, document)
@@ -87,9 +87,9 @@ def architecture(
 
 
 def _graph_architecture(query: BundleQuery, path: Path, document: bytes) -> nn.Module:
-    from models.decoders import AUTO
-    from models.decoders.graph_model import build_model
-    from models.graph.stored import restore_graph
+    from gemel.models.decoders import AUTO
+    from gemel.models.decoders.graph_model import build_model
+    from gemel.models.graph.stored import restore_graph
 
     try:
         return build_model(restore_graph(document), query.decoder or AUTO, query.task, query.classes, path, "meta")

@@ -11,14 +11,15 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models.bundle.checks import architecture_problems, manifest_problems, scale_problems
-from models.bundle.format import CHUNK_BYTES, BundleFile, Header, dtype_of, open_file, parse_header
-from models.bundle.manifest import MANIFEST_KEY, BundleQuery, Manifest, StoredTensor, parse_manifest
-from models.bundle.model_spec import REMEDY, ModelSpec, architecture, load_model_spec, model_spec
-from models.errors import BundleError, InputError
-from models.io import ParseError
-from models.predictor import Predictor, add_predictor
-from models.preprocess import Cropped
+from gemel.models.bundle.checks import architecture_problems, manifest_problems, scale_problems
+from gemel.models.bundle.documents import document_problems
+from gemel.models.bundle.format import CHUNK_BYTES, BundleFile, Header, dtype_of, open_file, parse_header
+from gemel.models.bundle.manifest import MANIFEST_KEY, BundleQuery, Manifest, StoredTensor, parse_manifest
+from gemel.models.bundle.model_spec import REMEDY, ModelSpec, architecture, load_model_spec, model_spec
+from gemel.models.documents import ParseError
+from gemel.models.errors import BundleError, InputError
+from gemel.models.extras import MERGE, is_installed
+from gemel.models.predictor import Predictor, TensorPreprocess, add_predictor
 
 if TYPE_CHECKING:
     import torch
@@ -95,8 +96,15 @@ class Bundle:
 
         entry = self.header.entries[name]
         room = torch.empty(entry.nbytes, dtype=torch.uint8) if room is None else room
-        self.file.read(self.header.data_start + entry.begin, memoryview(room.numpy()))  # type: ignore[arg-type]
+        self.read_bytes(name, memoryview(room.numpy()))  # type: ignore[arg-type]
         return room.view(dtype_of(entry.dtype)).view(entry.shape)
+
+    def read_bytes(self, name: str, room: memoryview | None = None) -> memoryview:
+        """The bytes of the tensor of this name in `room` or in memory of their own; OSError as `read`."""
+        entry = self.header.entries[name]
+        room = memoryview(bytearray(entry.nbytes)) if room is None else room
+        self.file.read(self.header.data_start + entry.begin, room)
+        return room
 
     def wide_tensor(self, query_id: str, key: str) -> Tensor:
         """The tensor at a state_dict key of a query as its architecture uses it.
@@ -111,7 +119,7 @@ class Bundle:
         if found is None:
             from torch import nn
 
-            from models.quantization import PackedWeight
+            from gemel.models.quantization import PackedWeight
 
             scale = None if packed.scale is None else self.tensor(packed.scale)
             stored = self.tensor(name)
@@ -119,6 +127,15 @@ class Bundle:
             # A parameter is assigned to a module as it is; of a plain tensor the module would keep the memory alone.
             found = self._unpacked[name, packed] = nn.Parameter(wide, requires_grad=False)
         return found
+
+    def document_of(self, query_id: str) -> bytes:
+        """The ONNX document of a query's network; InputError where the bundle does not hold it."""
+        name = self.query(query_id).network_document
+        if name is None:
+            problem = f"query {query_id}: the bundle does not hold its network"
+            raise InputError(self.path, problem, f"merge it again, or pip install {MERGE}")
+        entry = self.header.entries[name]
+        return self.mapping[self.header.data_start + entry.begin : self.header.data_start + entry.end]
 
     def nbytes(self, name: str) -> int:
         """Bytes of the tensor of this name."""
@@ -130,8 +147,15 @@ class Bundle:
         return tuple(name for name in self.header.entries if name in needed)
 
     def check(self, query_id: str) -> None:
-        """Raise BundleError unless the query's tensors fit its architecture; no tensor is read."""
+        """Raise BundleError unless the query's tensors fit its architecture, or without torch its document.
+
+        No tensor is read.
+        """
         query = self.query(query_id)
+        if not is_installed("torchvision"):
+            for problem in document_problems(query, self.document_of(query_id), self.header.entries):
+                raise BundleError(self.path, problem, REMEDY)
+            return
         self._check(query, load_model_spec(query, lambda: self._architecture(query)))
 
     def _architecture(self, query: BundleQuery, device: str = "meta") -> nn.Module:
@@ -143,7 +167,7 @@ class Bundle:
         return self._fill(self.query(query_id), self.build(query_id, "meta"), device)
 
     def _fill(self, query: BundleQuery, model: nn.Module, device: str | torch.device) -> nn.Module:
-        from models.zoo.user_models import fill_loose_tensors, has_loose_tensors
+        from gemel.models.zoo.user_models import fill_loose_tensors, has_loose_tensors
 
         return (
             fill_loose_tensors(model, self._architecture(query, "cpu"), device) if has_loose_tensors(model) else model
@@ -180,7 +204,7 @@ class Bundle:
             problem = f"{query.model} has buffers outside its state_dict: {left[0]}"
             raise BundleError(self.path, problem, "register them as persistent")
         model = model.requires_grad_(copy).to(device).eval()
-        prepare, least = Cropped(query.preprocess, query.region), query.min_score or query.threshold or 0.0
+        prepare, least = TensorPreprocess(query.preprocess, query.region), query.min_score or query.threshold or 0.0
         return add_predictor(model, Predictor(model, query.task, query.classes, prepare, least), query_id)
 
     def __repr__(self) -> str:

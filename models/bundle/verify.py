@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from models.bundle.checks import architecture_problems, manifest_problems, scale_problems
-from models.bundle.format import CHUNK_BYTES, ITEM_BYTES, Entry, Header, tensor_name
-from models.bundle.manifest import Manifest, graph_names
-from models.bundle.model_spec import architecture, load_model_spec
-from models.bundle.reader import map_file, parse
-from models.bundle.writer import load_order
-from models.errors import BundleError
-from models.io import ParseError
+from gemel.models.bundle.checks import architecture_problems, manifest_problems, scale_problems
+from gemel.models.bundle.documents import document_problems
+from gemel.models.bundle.format import CHUNK_BYTES, ITEM_BYTES, Entry, Header, tensor_name
+from gemel.models.bundle.manifest import Manifest, graph_names
+from gemel.models.bundle.model_spec import architecture, load_model_spec
+from gemel.models.bundle.reader import map_file, parse
+from gemel.models.bundle.writer import load_order
+from gemel.models.documents import ParseError
+from gemel.models.errors import BundleError
+from gemel.models.extras import MERGE, is_installed
 
 MAX_PROBLEMS = 100
 _EXPONENTS = {"F64": 0x7FF0 << 48, "F32": 0x7F80 << 16, "F16": 0x7C00, "BF16": 0x7F80}
@@ -27,9 +29,10 @@ _EXPONENTS = {"F64": 0x7FF0 << 48, "F32": 0x7F80 << 16, "F16": 0x7C00, "BF16": 0
 def verify_bundle(path: str | Path, factories: Collection[str] = (), folder: Path | None = None) -> list[str]:
     """Every problem of a bundle, one line each (at most 100); an empty list means that it is sound.
 
-    Rehashes all tensors and gap fillers, and compares the manifest with the header and with the architectures, built on
-    the meta device. The architecture of a model outside the zoo is checked only if `factories` lists it
-    (`list_unchecked` names the others); then it is imported, from `folder` or Python's path. Raises InputError when the
+    Rehashes all tensors and gap fillers, and compares the manifest with the header, with the documents of networks and,
+    where torch is installed, with the architectures, built on the meta device. The architecture of a model outside the
+    zoo is checked only if `factories` lists it (`list_unchecked` names the others); then it is imported, from `folder`
+    or Python's path. Raises InputError when the
     file cannot be read.
     """
     path = Path(path)
@@ -45,6 +48,7 @@ def verify_bundle(path: str | Path, factories: Collection[str] = (), folder: Pat
         if not problems:
             problems += islice(scale_problems(manifest, header, mapping), MAX_PROBLEMS)
         documents = {name: _bytes_of(name, header, mapping) for name in graph_names(manifest.queries)}
+        problems += islice(_document_problems(manifest, header, documents), MAX_PROBLEMS)
         found = _architecture_problems(path, factories, folder, header, manifest, documents)
         problems += islice(found, MAX_PROBLEMS)
         if not problems and [entry.name for entry in header.tensors] != list(load_order(manifest.queries)):
@@ -53,20 +57,30 @@ def verify_bundle(path: str | Path, factories: Collection[str] = (), folder: Pat
 
 
 def list_unchecked(path: str | Path, factories: Collection[str] = ()) -> list[str]:
-    """The models whose architectures `verify_bundle` does not check, one line each; none where it cannot be read."""
+    """The models whose tensors `verify_bundle` compares with no network, one line each; none where it cannot be read.
+
+    Those are networks that the bundle does not hold, and that are a user's code or, without torch, of any kind.
+    """
     try:
         _, manifest = parse(map_file(Path(path)))
     except (BundleError, ParseError):
         return []
     by_model: dict[str, list[str]] = {}
+    can_build = is_installed("torchvision")
     for query in manifest.queries:
-        if ":" in query.model and query.model not in factories:
+        is_built = can_build and (":" not in query.model or query.model in factories)
+        if query.network_document is None and not is_built:
             by_model.setdefault(query.model, []).append(query.id)
-    return [
-        f"{'query' if len(queries) == 1 else 'queries'} {', '.join(queries)}: the code of '{model}' was not run, so "
-        f"whether the tensors fit it is not checked; allow it with --factory {model}"
-        for model, queries in by_model.items()
-    ]
+    return [_describe_unchecked(model, queries, can_build) for model, queries in by_model.items()]
+
+
+def _describe_unchecked(model: str, queries: Sequence[str], can_build: bool) -> str:
+    names = f"{'query' if len(queries) == 1 else 'queries'} {', '.join(queries)}"
+    if not can_build:
+        fault = "the bundle does not hold the network, so whether the tensors fit it is not checked"
+        return f"{names}: {fault}; pip install {MERGE}"
+    fault = f"the code of '{model}' was not run, so whether the tensors fit it is not checked"
+    return f"{names}: {fault}; allow it with --factory {model}"
 
 
 def _architecture_problems(
@@ -77,6 +91,8 @@ def _architecture_problems(
     manifest: Manifest,
     documents: Mapping[str, bytes],
 ) -> Iterator[str]:
+    if not is_installed("torchvision"):
+        return
     for query in manifest.queries:
         if ":" in query.model and query.model not in factories:
             continue
@@ -87,6 +103,14 @@ def _architecture_problems(
             yield f"{error.problem}; {error.hint}"
             continue
         yield from architecture_problems(query, spec, header.entries)
+
+
+def _document_problems(manifest: Manifest, header: Header, documents: Mapping[str, bytes]) -> Iterator[str]:
+    for query in manifest.queries:
+        # A network that came as a graph is checked when it is built, where torch is installed.
+        name = query.document if is_installed("torchvision") else query.network_document
+        if name is not None:
+            yield from document_problems(query, documents[name], header.entries)
 
 
 def _bytes_of(name: str, header: Header, mapping: mmap.mmap) -> bytes:

@@ -7,9 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models.bundle.checks import manifest_problems
-from models.bundle.format import Entry, code_of, encode_header, has_code, parse_head, place, raw_bytes, tensor_name
-from models.bundle.manifest import (
+from gemel.models.bundle.checks import manifest_problems
+from gemel.models.bundle.format import (
+    Entry,
+    code_of,
+    encode_header,
+    has_code,
+    parse_head,
+    place,
+    raw_bytes,
+    tensor_name,
+)
+from gemel.models.bundle.manifest import (
     FORMAT,
     GRAPH,
     MANIFEST_KEY,
@@ -22,14 +31,15 @@ from models.bundle.manifest import (
     parse_manifest,
     shared_of,
 )
-from models.errors import InputError
-from models.io import ParseError, check_output, open_atomic
+from gemel.models.documents import ParseError
+from gemel.models.errors import InputError
+from gemel.models.io import check_output, open_atomic
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from models.bundle.reader import Bundle
-    from models.quantization import PackedWeight
+    from gemel.models.bundle.reader import Bundle
+    from gemel.models.quantization import PackedWeight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,17 +59,19 @@ def write_bundle(
     *,
     overwrite: bool = False,
     packed: Mapping[str, Mapping[str, PackedWeight]] | None = None,
+    documents: Mapping[str, bytes] | None = None,
 ) -> Manifest:
     """Write the models of a workload as one bundle and return its manifest.
 
     `models` holds each query's module, tied; what is shared is found by content. `queries` are records without
     tensors (`BundleQuery.of`), in the order they shall have. The bytes before and after are counted here. `packed`
     maps queries and state dict keys to what is stored in place of the model's tensor; queries that share a weight
-    should have the same one. Raises InputError, with nothing written, when the path exists or cannot be written or
-    the disk is full, and ValueError when models and queries don't fit together.
+    should have the same one. `documents` are networks of queries as ONNX documents (`export_documents`). Raises
+    InputError, with nothing written, when the path exists or cannot be written or the disk is full, and ValueError when
+    models and queries don't fit together.
     """
     path = check_output(path, overwrite)
-    laid = _lay_out(path, models, queries, made, packed or {})
+    laid = _lay_out(path, models, queries, made, packed or {}, documents or {})
     with open_atomic(path, overwrite) as file:
         file.write(laid.head)
         for entry in laid.entries:
@@ -69,7 +81,7 @@ def write_bundle(
 
 def check_writable(path: str | Path, models: Mapping[str, nn.Module], queries: Sequence[BundleQuery]) -> None:
     """Raise InputError where `write_bundle` would not write these models; call it before they are trained."""
-    _lay_out(Path(path), models, queries, Made("workload", "none", 0), {})
+    _lay_out(Path(path), models, queries, Made("workload", "none", 0), {}, {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +100,7 @@ def _lay_out(
     queries: Sequence[BundleQuery],
     made: Made,
     packed: Mapping[str, Mapping[str, PackedWeight]],
+    documents: Mapping[str, bytes],
 ) -> _Layout:
     if len({query.id for query in queries}) < len(queries) or {query.id for query in queries} != set(models):
         raise ValueError(f"models {sorted(models)} and queries {[query.id for query in queries]} differ")
@@ -107,14 +120,18 @@ def _lay_out(
         for key, weight in weights.items():
             shape = weight.shape if weight.shape != weight.tensor.shape else None
             stored[key] = StoredTensor(weight.width, places.pop(f"{key}.{SCALE}", None), shape)
-        record = dataclasses.replace(query, tensors=places, stored=stored)
+        record = dataclasses.replace(query, tensors=places, stored=stored, document=None)
         if query.model == GRAPH:
             document = _document_of(models[query.id])
             name = _name_of(document, f"query {query.id}: its graph")
             tensors[name] = document
             decoder = getattr(models[query.id], "decoder", None)
-            decoder = getattr(models[query.id], "decoder", None)
             record = dataclasses.replace(record, graph=name, decoder=getattr(decoder, "name", None))
+        elif query.id in documents:
+            document = _byte_tensor(documents[query.id])
+            name = _name_of(document, f"query {query.id}: its document")
+            tensors[name] = document
+            record = dataclasses.replace(record, document=name)
         records.append(record)
     entries = place((name, code_of(tensors[name].dtype), tuple(tensors[name].shape)) for name in load_order(records))
     by_name = {entry.name: entry for entry in entries if not entry.is_pad}
@@ -133,11 +150,15 @@ def _lay_out(
 
 
 def _document_of(model: nn.Module) -> Tensor:
+    from gemel.models.graph.stored import store_graph
+
+    return _byte_tensor(store_graph(model.source))  # type: ignore[arg-type]
+
+
+def _byte_tensor(content: bytes) -> Tensor:
     import torch
 
-    from models.graph.stored import store_graph
-
-    return torch.frombuffer(bytearray(store_graph(model.source)), dtype=torch.uint8)  # type: ignore[arg-type]
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
 def _name_of(tensor: Tensor, where: str) -> str:
@@ -148,13 +169,13 @@ def _name_of(tensor: Tensor, where: str) -> str:
 
 
 def write_substituted(path: str | Path, bundle: Bundle, others: Mapping[str, Bundle], overwrite: bool = False) -> None:
-    """Write the bundle with each of these queries as it is in another bundle.
+    """Write the bundle with each of these queries as it is in another bundle; new ones come last.
 
     One tensor is in memory at a time. Raises InputError, with nothing written, where the path exists or cannot be
     written, or bytes of one of the bundles are gone or no longer what they were.
     """
     path = check_output(path, overwrite)
-    homes = {query.id: others.get(query.id, bundle) for query in bundle.queries}
+    homes = {**{query.id: bundle for query in bundle.queries}, **others}
     queries = tuple(home.query(query) for query, home in homes.items())
     holders = {name: homes[one.id] for one in queries for name in (*graph_names([one]), *one.places().values())}
     found = {name: holder.header.entries[name] for name, holder in holders.items()}
@@ -170,7 +191,7 @@ def write_substituted(path: str | Path, bundle: Bundle, others: Mapping[str, Bun
 
 def _read(bundle: Bundle, name: str) -> memoryview:
     try:
-        return raw_bytes(bundle.read(name))
+        return bundle.read_bytes(name)
     except OSError as error:
         raise InputError(bundle.path, str(error.strerror), "copy it again, under another name") from error
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from models.decoders import classifier, detr, end2end, fastestdet, nanodet, ssd, yolo, yolo_pose, yolov5, yolox  # noqa: F401
-from models.decoders.registry import DECODERS, UNUSED, Decoder, GraphHead, class_names
-from models.errors import InputError, join_names
+from gemel.models.class_names import UNUSED, find_names
+from gemel.models.decoders import classifier, detr, end2end, fastestdet, nanodet, ssd, yolo, yolo_pose, yolov5, yolox  # noqa: F401
+from gemel.models.decoders.registry import DECODERS, Decoder, GraphHead, are_rivals, class_names
+from gemel.models.errors import InputError, join_names
 
 AUTO = "auto"
 ULTRALYTICS_TASKS = {"detect": "detection", "classify": "classification", "segment": "detection", "pose": "keypoints"}
@@ -21,6 +24,8 @@ FAMILY_WORDS = {
 """What a file's metadata call a family, where that is not the decoder's name."""
 COCO_WIDTH, COCO_WIDTH_BY_NUMBER, IMAGENET_WIDTH = 80, 91, 1000
 MAX_SHOWN = 4
+MIN_MAP_SIDE = 16
+"""Of an output that is a map."""
 
 
 def choose_decoder(name: str, head: GraphHead, task: str | None, count: int | None, where: str | Path) -> Decoder:
@@ -43,14 +48,49 @@ def choose_decoder(name: str, head: GraphHead, task: str | None, count: int | No
         what = "no decoder" if name == AUTO else f"the decoder {name} does not fit"
         fits = f" for {task}" if task and name == AUTO else ""
         problem = f"{what}{fits} {'fits ' if name == AUTO else ''}the outputs {shapes}"
-        hint = "export it without its postprocessing, or name another `task`" if name == AUTO else "use `decoder: auto`"
+        hint = suggest_task(head, task) if name == AUTO else "use `decoder: auto`"
         raise InputError(where, problem, hint, "decoder")
     ranks = [_rank(decoder, head, count) for decoder in found]
     best = [decoder for decoder, rank in zip(found, ranks, strict=True) if rank == max(ranks)]
     if len({decoder.name for decoder in best}) > 1:
         names = join_names([decoder.name for decoder in best])
         raise InputError(where, f"its outputs fit several decoders: {names}", "name one as `decoder`", "decoder")
+    _check_rivals(best, head, where)
     return best[0]
+
+
+def suggest_task(head: GraphHead, task: str | None) -> str:
+    """What to do with a file whose outputs no decoder explains, by what they look like."""
+    shapes = [output.shape for output in head.outputs]
+    sides = [shape for shape in shapes if len(shape) > 1 and min(shape[-2:]) >= MIN_MAP_SIDE]
+    if any(len(shape) == 3 and shape[0] > 1 for shape in sides):
+        return (
+            "these are maps: `task: segmentation` if they are classes of pixels, "
+            "`task: tensor` if heatmaps of points or other values"
+        )
+    if any(len(shape) == 2 or shape[0] == 1 for shape in sides) and len(shapes) == 1:
+        return "one value for each place, as a depth or a text has: name `task: tensor`"
+    if len(shapes) == 1 and len(shapes[0]) == 2:
+        return "a row for each step, as a reader of text has: name `task: tensor`"
+    if any(len(shape) == 1 for shape in shapes) and task in (None, "detection", "keypoints"):
+        return (
+            "one row for a frame: name `task: classification`, `embedding` for features, or `tensor` for other values"
+        )
+    return "export it without its postprocessing, or name `task: tensor` to compare its outputs as they are"
+
+
+def _check_rivals(best: Sequence[Decoder], head: GraphHead, where: str | Path) -> None:
+    """Refuse to choose one of several classifiers' outputs where nothing says which counts."""
+    if best[0].task != "classification":
+        return
+    outputs = [head.outputs[place] for decoder in best for place in decoder.places]
+    rivals = [output for output in outputs[1:] if are_rivals(outputs[0], output)]
+    if rivals:
+        shown = join_names([f"{one.name} {list(one.shape)}" for one in (outputs[0], *rivals)])
+        hint = "export it with the one that counts alone"
+        if len({output.shape for output in outputs}) > 1:
+            hint = f"name all `classes` of the one that counts, or {hint}"
+        raise InputError(where, f"has several outputs that may be its classes: {shown}", hint, "classes")
 
 
 def choose_columns(
@@ -60,24 +100,52 @@ def choose_columns(
 
     Raises InputError where they do not fit.
     """
-    names = known_names(decoder, metadata)
+    names, misfit = known_names(decoder, metadata), find_misnaming(decoder, metadata)
     if names and set(classes) <= set(names):
         return tuple(names.index(name) for name in classes)
-    if len(classes) == decoder.width and not class_names(metadata):
+    if len(classes) == decoder.width and (misfit or not class_names(metadata)):
         return tuple(range(decoder.width))
+    hint = f"name all {decoder.width} in their order"
+    if misfit:
+        raise InputError(where, misfit, hint, "classes")
     if not names:
-        problem = f"answers with {decoder.width} classes, which it does not name, where {len(classes)} were asked for"
-        raise InputError(where, problem, f"name all {decoder.width} in their order", "classes")
+        problem = f"answers with {decoder.counted} which it does not name, where {len(classes)} were asked for"
+        raise InputError(where, problem, hint, "classes")
     unknown = next(name for name in classes if name not in names)
+    if alike := [name for name in names if name.rpartition(" (")[0] == unknown]:
+        problem = f"has {len(alike)} outputs of the same name '{unknown}'"
+        raise InputError(where, problem, f"ask for {join_names(alike)}: the number is the output's", "classes")
     near = difflib.get_close_matches(unknown, names, n=3) or names
     raise InputError(where, f"has no class '{unknown}'", f"its classes are {join_names(near)}", "classes")
 
 
+def find_misnaming(decoder: Decoder, metadata: Mapping[str, str]) -> str:
+    """Why the names that a file states are not those of a decoder's classes; empty where nothing is wrong."""
+    stated = find_names(metadata)
+    if stated is None or decoder.takes(len(stated.names)):
+        return ""
+    if not stated.names:
+        return f"names its classes in a form that is not read (`{stated.key}`)"
+    return f"names {len(stated.names)} classes (`{stated.key}`) and answers with {decoder.counted}"
+
+
+def number_namesakes(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of which none occurs twice: columns of one name get their number, `crane (134)` and `crane (517)`."""
+    counts = Counter(names)
+    return tuple(f"{name} ({place})" if counts[name] > 1 else name for place, name in enumerate(names))
+
+
 def known_names(decoder: Decoder, metadata: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The classes in the order of the scores: the file's own, else COCO's or ImageNet's where the width is theirs."""
-    names = class_names(metadata)
-    if names and len(names) <= decoder.width:
-        return names
+    """The name of each column of the scores: the file's own, else COCO's or ImageNet's where the width is theirs.
+
+    None where the file names none or others.
+    """
+    stated = find_names(metadata)
+    if stated is not None:
+        if not decoder.takes(len(stated.names)):
+            return None
+        spare = range(len(stated.names), decoder.width)
+        return number_namesakes([*stated.names, *(f"{UNUSED}{place}" for place in spare)])
     if decoder.task == "keypoints":
         return ("person",) if decoder.width == 1 else None
     if decoder.task == "detection":
@@ -90,9 +158,7 @@ def known_names(decoder: Decoder, metadata: Mapping[str, str]) -> tuple[str, ...
 @cache
 def coco_numbers() -> tuple[str, ...]:
     """COCO's categories by their number; 0 and the numbers never given have names that no class has."""
-    from torchvision.models.detection import RetinaNet_ResNet50_FPN_Weights
-
-    names = RetinaNet_ResNet50_FPN_Weights.DEFAULT.meta["categories"]
+    names = _known_classes()["coco"]
     return tuple(f"{UNUSED}{index}" if name in ("N/A", "__background__") else name for index, name in enumerate(names))
 
 
@@ -105,9 +171,12 @@ def coco_names() -> tuple[str, ...]:
 @cache
 def imagenet_names() -> tuple[str, ...]:
     """ImageNet's 1000 classes, as torchvision names them."""
-    from torchvision.models import ResNet18_Weights
+    return number_namesakes(_known_classes()["imagenet"])
 
-    return tuple(ResNet18_Weights.DEFAULT.meta["categories"])
+
+@cache
+def _known_classes() -> dict[str, list[str]]:
+    return json.loads(Path(__file__).with_name("known_classes.json").read_text("utf-8"))
 
 
 def task_of_metadata(metadata: Mapping[str, str]) -> str | None:
@@ -121,7 +190,7 @@ def _rank(decoder: Decoder, head: GraphHead, count: int | None) -> tuple[bool, .
     """
     names, family = class_names(head.metadata), head.family.replace("-", "")
     return (
-        names is not None and decoder.width == len(names),
+        names is not None and decoder.takes(len(names)),
         any(word in family for word in FAMILY_WORDS.get(decoder.name, (decoder.name,))),
         decoder.width == count,
         decoder.width == COCO_WIDTH,

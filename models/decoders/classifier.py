@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from models.decoders.families import PLAIN
-from models.decoders.registry import Decoder, GraphHead, parse, register
-from models.preprocess import Preprocess, Size
+from gemel.models.arrays import Array, as_float, library_of, logarithm, logit
+from gemel.models.class_names import parse
+from gemel.models.decoders.families import PLAIN
+from gemel.models.decoders.registry import Decoder, GraphHead, order_by_weight, register
+from gemel.models.preprocess import Preprocess, Size
 
 LEAST = 1e-9
 """Probabilities below count as this one: their logarithm must be finite."""
@@ -19,22 +18,34 @@ LEAST = 1e-9
 @register
 @dataclass(frozen=True)
 class Classifier(Decoder):
-    """`activation` is the last one in the graph: "Softmax", "Sigmoid", "LogSoftmax", or none where it gives logits."""
+    """`activation` is the last one in the graph: "Softmax", "Sigmoid", "LogSoftmax", or none where it gives logits.
+
+    `is_single`: its only value is the odds of the second of two classes.
+    """
 
     name = "classifier"
     task = "classification"
     width: int
     index: int = 0
     activation: str = ""
+    is_single: bool = False
+
+    @property
+    def counted(self) -> str:
+        """How many classes, and whether one value answers for both."""
+        return "2 classes, by one value for the second of them," if self.is_single else super().counted
 
     @classmethod
     def fit(cls, head: GraphHead) -> Sequence[Decoder]:
-        """The first output of one row; maps of one pixel count as a row."""
-        for index, output in enumerate(head.outputs):
-            if output.shape and output.shape[0] > 1 and all(side == 1 for side in output.shape[1:]):
-                last = [name for name in ("LogSoftmax", "Softmax", "Sigmoid") if name in output.tail]
-                return [cls(output.shape[0], index, (last or [""])[0])]
-        return []
+        """Each output of one row, the likeliest first; maps of one pixel count as a row. One value must stand alone."""
+        rows = [pair for pair in enumerate(head.outputs) if pair[1].shape and set(pair[1].shape[1:]) <= {1}]
+        fits = []
+        for index, output in order_by_weight(rows):
+            last = [name for name in ("LogSoftmax", "Softmax", "Sigmoid") if name in output.tail]
+            is_single = output.shape[0] == 1
+            if not is_single or len(head.outputs) == 1:
+                fits.append(cls(max(2, output.shape[0]), index, (last or [""])[0], is_single))
+        return fits
 
     def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:
         """As Ultralytics' or LibreYOLO's metadata say it; else nothing says it."""
@@ -49,9 +60,18 @@ class Classifier(Decoder):
             return Preprocess(size, "center-crop", **PLAIN)
         return None
 
-    def logits(self, outputs: Sequence[Tensor]) -> Tensor:
+    def logits(self, outputs: Sequence[Array]) -> Array:
         """Values (N, C) whose softmax are the probabilities of the file; of independent ones the odds' logarithm."""
-        values = outputs[self.index].float().flatten(1)
-        if self.activation == "Softmax":
-            return values.clamp_min(LEAST).log()
-        return torch.logit(values, LEAST) if self.activation == "Sigmoid" else values
+        values = as_float(outputs[self.index])
+        logits = as_logits(values.reshape(len(values), -1), self.activation)
+        if not self.is_single:
+            return logits
+        library = library_of(logits)
+        return library.concatenate([library.zeros_like(logits), logits], -1)
+
+
+def as_logits(values: Array, activation: str) -> Array:
+    """Values before the last activation of a graph, which may be none."""
+    if activation == "Softmax":
+        return logarithm(values, LEAST)
+    return logit(values, LEAST) if activation == "Sigmoid" else values

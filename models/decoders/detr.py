@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from models.decoders.families import IMAGENET, PLAIN, family_preprocess
-from models.decoders.grids import corners, fractions
-from models.decoders.registry import Boxes, Decoder, GraphHead, Output, class_names, register
-from models.preprocess import Preprocess, Size
+from gemel.models.arrays import Array, as_float, sigmoid, softmax
+from gemel.models.decoders.families import IMAGENET, PLAIN, family_preprocess
+from gemel.models.decoders.grids import ALL_ROWS, Rows, corners, fractions
+from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, Output, class_names, register
+from gemel.models.preprocess import Preprocess, Size
 
 COCO_SOFTMAX = 92
 """Scores of a DETR for COCO: 91 numbers of categories, and no object."""
@@ -57,19 +56,24 @@ class Detr(Decoder):
                     return _of_two(cls, head, boxes, scores)
         return []
 
+    def takes(self, count: int) -> bool:
+        """As many as its classes; RF-DETR has a column more."""
+        return count in (self.width, self.width - (self.has_mean and self.activation == "sigmoid"))
+
     def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:
         """Stretched; scaled by ImageNet's mean in DETR and RF-DETR, not in RT-DETR and D-FINE."""
         return family_preprocess(metadata, size, IMAGENET if self.has_mean else PLAIN)
 
-    def decode(self, outputs: Sequence[Tensor], size: Size) -> Boxes:
+    def decode(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Boxes:
         """Boxes as corners in fractions of the input."""
-        boxes, scores = outputs[self.boxes].float()[..., :4], outputs[self.scores].float()
+        boxes, scores = (as_float(outputs[place])[:, rows] for place in (self.boxes, self.scores))
+        boxes = boxes[..., :4]
         if self.boxes == self.scores:
             scores = scores[..., 4:]
         if self.activation == "sigmoid":
-            scores = scores.sigmoid()
+            scores = sigmoid(scores)
         elif self.activation == "softmax":
-            scores = scores.softmax(dim=-1)
+            scores = softmax(scores)
         boxes = boxes if self.has_corners else corners(boxes)
         return fractions(boxes, size) if self.in_pixels else boxes, scores[..., : self.width]
 

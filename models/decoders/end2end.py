@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch.nn.functional as F
-from torch import Tensor
-
-from models.decoders.families import YOLO, family_preprocess
-from models.decoders.grids import fractions
-from models.decoders.registry import OVERLAP, Boxes, Decoder, GraphHead, class_names, count_extra, register
-from models.preprocess import Preprocess, Size
+from gemel.models.arrays import Array, as_float, constant
+from gemel.models.decoders.families import YOLO, family_preprocess
+from gemel.models.decoders.grids import ALL_ROWS, Rows, fractions
+from gemel.models.decoders.registry import OVERLAP, Boxes, Decoder, GraphHead, class_names, count_extra, register
+from gemel.models.preprocess import Preprocess, Size
 
 COLUMNS = 6
 USUAL_WIDTH = 80
@@ -56,10 +54,10 @@ class EndToEnd(Decoder):
         """Letterbox in the middle, values 0..1."""
         return family_preprocess(metadata, size, YOLO)
 
-    def decode(self, outputs: Sequence[Tensor], size: Size) -> Boxes:
+    def decode(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Boxes:
         """Of a row, its score under its class and 0 under the others."""
-        rows, scores = outputs[self.boxes].float(), outputs[self.scores].float()
+        values, scores = (as_float(outputs[place])[:, rows] for place in (self.boxes, self.scores))
         if self.boxes == self.scores:
-            label = rows[..., 5].round().long().clamp(0, self.width - 1)
-            scores = F.one_hot(label, self.width) * rows[..., 4:5]
-        return fractions(rows[..., :4], size), scores
+            labels = values[..., 5:6].round().clip(0, self.width - 1)
+            scores = values[..., 4:5] * (labels == constant(range(self.width), values))
+        return fractions(values[..., :4], size), scores

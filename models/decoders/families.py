@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from models.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess, Size
+from gemel.models.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess, Size
 
 OPENCV: dict[str, Any] = {"antialias": False}
 """Resized by OpenCV, bilinear."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from models.decoders.families import OPENCV, PLAIN, family_preprocess
-from models.decoders.grids import corners, grid
-from models.decoders.registry import Boxes, Decoder, GraphHead, register
-from models.preprocess import Preprocess, Size
+from gemel.models.arrays import Array, as_float, constant, library_of, sigmoid
+from gemel.models.decoders.families import OPENCV, PLAIN, family_preprocess
+from gemel.models.decoders.grids import ALL_ROWS, Rows, corners, grid
+from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, register
+from gemel.models.preprocess import Preprocess, Size
 
 STRIDE = 16
 OBJECTNESS_POWER, CLASS_POWER = 0.6, 0.4
@@ -38,11 +36,12 @@ class FastestDetMap(Decoder):
         """Stretched, blue first, values 0..1."""
         return family_preprocess(metadata, size, {**PLAIN, **OPENCV, "channels": "bgr"})
 
-    def decode(self, outputs: Sequence[Tensor], size: Size) -> Boxes:
+    def decode(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Boxes:
         """handle_preds of the authors' utils/tool.py."""
-        rows = outputs[0].float().flatten(2).transpose(1, 2)
-        places, steps = grid(size, (STRIDE,), rows.device)
-        sides = rows.new_tensor([size[1], size[0]])
-        centre = (rows[..., 1:3].tanh() + places) * steps / sides
-        scores = rows[..., :1] ** OBJECTNESS_POWER * rows[..., 5:] ** CLASS_POWER
-        return corners(torch.cat([centre, rows[..., 3:5].sigmoid()], dim=-1)), scores
+        cells = as_float(outputs[0])
+        cells = cells.reshape(*cells.shape[:2], -1)[..., rows].swapaxes(1, 2)
+        library = library_of(cells)
+        places, steps = (each[rows] for each in grid(size, (STRIDE,), cells))
+        centre = (library.tanh(cells[..., 1:3]) + places) * steps / constant([size[1], size[0]], cells)
+        scores = cells[..., :1] ** OBJECTNESS_POWER * cells[..., 5:] ** CLASS_POWER
+        return corners(library.concatenate([centre, sigmoid(cells[..., 3:5])], -1)), scores

@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from models.decoders import AUTO, choose_columns, choose_decoder, known_names, task_of_metadata
-from models.decoders.families import PLAIN
-from models.decoders.graph_model import GraphModel, build_model, head_of
-from models.decoders.outputs import DECODED_TASKS, find_outputs
-from models.decoders.registry import UNUSED, GraphHead, class_names, parse
-from models.errors import InputError
-from models.notes import add_note
-from models.predictor import Predictor, add_predictor
-from models.preprocess import Cropped, Preprocess, Size
+from gemel.models.class_names import ASKED, UNUSED, parse
+from gemel.models.decoders import AUTO, choose_columns, choose_decoder, find_misnaming, known_names, task_of_metadata
+from gemel.models.decoders.classifier import Classifier
+from gemel.models.decoders.detr import Detr
+from gemel.models.decoders.families import PLAIN
+from gemel.models.decoders.graph_model import GraphModel, build_model
+from gemel.models.decoders.heads import head_of
+from gemel.models.decoders.outputs import DECODED_TASKS, find_outputs
+from gemel.models.decoders.registry import GraphHead, class_names
+from gemel.models.errors import InputError, join_names
+from gemel.models.io import TaskName
+from gemel.models.notes import add_note
+from gemel.models.predictor import Predictor, TensorPreprocess, add_predictor
+from gemel.models.preprocess import Preprocess, Size
+from gemel.models.zoo.user_models import check_suffix, is_model_file
 
 if TYPE_CHECKING:
-    from models.graph import Graph
+    from gemel.models.graph import Graph
 
 Stamp = tuple[int, int, int]
+YAML_KEY = re.compile(r"`(\w+): ([\w-]+)`")
 GEMEL_PREPROCESS = "gemel.preprocess"
 NETWORK = "network."
 """What precedes a weight's name in a model, beside its name in the graph."""
@@ -49,16 +57,23 @@ class ModelFile:
         self._check_task(head.metadata, task)
         if task is not None and task not in DECODED_TASKS:
             classes = self.classes or class_names(head.metadata) or ()
-            find_outputs(head, task, len(classes), self.path)
+            raw = find_outputs(head, task, len(classes), self.path)
+            self._note_unread(head, range(len(head.outputs)) if raw.index is None else (raw.index,))
             return replace(self, size=head.size, task=task, classes=classes)
         chosen = choose_decoder(self.decoder, head, task, len(self.classes) or None, self.path)
         names = known_names(chosen, head.metadata)
         if not self.classes and names is None:
-            counted = "1 class" if chosen.width == 1 else f"{chosen.width} classes"
-            problem = f"answers with {counted}, as the decoder {chosen.name} reads it, and names none"
-            raise InputError(self.path, problem, "name them in their order", "classes")
-        classes = self.classes or tuple(name for name in names or () if not name.startswith(UNUSED))
+            problem = f"answers with {chosen.counted}, as the decoder {chosen.name} reads it, and names none"
+            problem = find_misnaming(chosen, head.metadata) or problem
+            hint = "name them in their order"
+            if isinstance(chosen, Classifier) and not chosen.activation and not chosen.is_single:
+                hint += "; a vector of features is no class: `task: embedding`"
+            if isinstance(chosen, Detr) and chosen.activation == "sigmoid" and not chosen.has_corners:
+                hint += "; the last column of a DETR with softmax is no object, and has no name"
+            raise InputError(self.path, problem, hint, "classes")
+        classes = self.classes or _default_classes(head.metadata, names or ())
         choose_columns(chosen, head.metadata, classes, self.path)
+        self._note_unread(head, chosen.places)
         if class_names(head.metadata) is None and names is not None and set(classes) <= set(names):
             whose = "ImageNet's" if chosen.task == "classification" else "COCO's"
             text = f"names no classes; its {chosen.width} are taken for {whose}"
@@ -73,6 +88,14 @@ class ModelFile:
             raise InputError(self.path, problem, "name `task: tensor`, or train it for upright boxes", "task")
         if said == "segment" and task == "detection":
             add_note(self.path, "finds a mask of each object; its boxes alone are read", "")
+
+    def _note_unread(self, head: GraphHead, places: Collection[int]) -> None:
+        """Say which outputs are not read."""
+        unread = [output.name for place, output in enumerate(head.outputs) if place not in places]
+        if unread:
+            read = join_names([head.outputs[place].name for place in sorted(places)])
+            text = f"its answer is read from {read}; not read: {join_names(unread, 4)}"
+            add_note(self.path, text, "export it with the outputs that count alone if that is not meant")
 
     def build(self, device: str | torch.device = "cpu") -> GraphModel:
         """The model with the file's weights, without values on the device "meta"."""
@@ -113,6 +136,14 @@ class ModelFile:
         return status.st_ino, status.st_size, status.st_mtime_ns
 
 
+def _default_classes(metadata: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, ...]:
+    """The classes that an exported query asked for, else all of the file's."""
+    asked = parse(metadata.get(ASKED))
+    if isinstance(asked, list) and asked and set(asked) <= set(names):
+        return tuple(asked)
+    return tuple(name for name in names if not name.startswith(UNUSED))
+
+
 @lru_cache(maxsize=256)
 def _heads(path: Path, size: Size | None, stamp: Stamp) -> GraphHead:
     return head_of(_describe(path, size, stamp))
@@ -126,8 +157,8 @@ def _describe(path: Path, size: Size | None, stamp: Stamp) -> Graph:
 
 @lru_cache(maxsize=1)
 def _load(path: Path, size: Size | None, stamp: Stamp) -> Graph:
-    from models.graph import load_graph
-    from models.graph.unfold import unfold_norms
+    from gemel.models.graph import load_graph
+    from gemel.models.graph.unfold import unfold_norms
 
     return unfold_norms(load_graph(path, size))
 
@@ -140,7 +171,38 @@ def load_file(
     preprocess: Preprocess | None,
     min_score: float,
 ) -> GraphModel:
-    """A file's model with `preprocess`, `classes` and `predict`; InputError where nothing says what they are."""
+    """A file's model with `preprocess`, `classes` and `predict`; InputError where nothing says what they are.
+
+    Its hints name the arguments of `gemel.load_model`, where those of a workload name its keys.
+    """
+    try:
+        return _load_with_predictor(path, classes, task, decoder, preprocess, min_score)
+    except InputError as error:
+        key = "" if error.key in ("model", "") else error.key
+        raise type(error)(error.where, error.problem, hint_in_python(error.hint), key) from error
+
+
+def hint_in_python(hint: str) -> str:
+    """A hint on the keys of a workload, as arguments of a call."""
+    if "input_size:" in hint:
+        return "give it: preprocess=gemel.Preprocess((H, W), mean=..., std=...)"
+    return YAML_KEY.sub(r"`\1='\2'`", hint)
+
+
+def _load_with_predictor(
+    path: Path,
+    classes: tuple[str, ...],
+    task: str | None,
+    decoder: str,
+    preprocess: Preprocess | None,
+    min_score: float,
+) -> GraphModel:
+    if not is_model_file(str(path)):
+        check_suffix(str(path), str(path), "")
+        hint = "give an .onnx or .pt2 file; open_bundle reads bundles, and a workload names weights and their network"
+        raise InputError(path, f"'{path.suffix}' files hold no network that is read", hint)
+    if task is not None and task not in get_args(TaskName):
+        raise InputError(path, f"there is no task '{task}'", f"choose one of: {', '.join(get_args(TaskName))}", "task")
     size = None if preprocess is None else preprocess.size
     file = ModelFile(path, size, decoder, task, classes).complete()
     preprocess = preprocess or file.preprocess()
@@ -148,6 +210,6 @@ def load_file(
         problem = "nothing says the mean and the deviation with which it was trained"
         raise InputError(path, problem, "give them: preprocess=gemel.Preprocess((H, W), mean=..., std=...)")
     model = file.build().eval()
-    predictor = Predictor(model, str(file.task), file.classes, Cropped(preprocess), min_score)
+    predictor = Predictor(model, str(file.task), file.classes, TensorPreprocess(preprocess), min_score)
     add_predictor(model, predictor, path.name)
     return model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -12,23 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from models.decoders import choose_columns, choose_decoder
-from models.decoders.activations import MOVING, find_activations, source_operator
-from models.decoders.classifier import Classifier
-from models.decoders.losses import dense_loss, distill_outputs, matched_loss, rows_by_level
-from models.decoders.outputs import DECODED_TASKS, RawOutputs, find_outputs
-from models.decoders.registry import Boxes, Decoder, GraphHead, Output, Poses
-from models.detector import BoxTarget, Candidates, OneStage, PoseTarget, places_from
+from gemel.models.decoders.activations import find_activations, source_operator
+from gemel.models.decoders.heads import BATCH, head_of
+from gemel.models.decoders.losses import dense_loss, distill_outputs, matched_loss, rows_by_level
+from gemel.models.decoders.outputs import RawOutputs
+from gemel.models.decoders.readers import GraphBoxes, GraphLogits, choose_reader
+from gemel.models.decoders.registry import Boxes, GraphHead, Poses
+from gemel.models.detector import BoxTarget, OneStage, PoseTarget
+from gemel.models.graph.steps import StepKind, StepNetwork
 
 if TYPE_CHECKING:
-    import onnx
-    from torch.fx import GraphModule, Node
+    from gemel.models.graph import Graph
 
-    from models.graph import Graph
-
-BATCH, PER_FRAME = "batch", "*batch"
-"""A free size of a graph, and the end of one that grows with it."""
-LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 LAYER_TYPES = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
 
 
@@ -40,7 +35,7 @@ class GraphAnswers(nn.Module):
 
     source: Graph
 
-    def __init__(self, network: GraphModule, head: GraphHead, one_by_one: bool) -> None:
+    def __init__(self, network: StepNetwork, head: GraphHead, one_by_one: bool) -> None:
         super().__init__()
         self.network, self.head, self.one_by_one = network, head, one_by_one
 
@@ -55,7 +50,7 @@ class GraphAnswers(nn.Module):
         parts = frames.split(1) if self.one_by_one else (frames,)
         answers = [_as_tuple(self._run(part)) for part in parts]
         return tuple(
-            torch.cat([_by_frame(one, output) for one in same]) if self.one_by_one else _by_frame(same[0], output)
+            torch.cat([output.by_frame(one) for one in same]) if self.one_by_one else output.by_frame(same[0])
             for same, output in zip(zip(*answers, strict=True), self.head.outputs, strict=True)
         )
 
@@ -69,37 +64,32 @@ class GraphAnswers(nn.Module):
 
 
 class GraphDetector(GraphAnswers, OneStage):
-    """x f32 (N, 3, H, W) as the decoder's family prepares it -> the outputs of the graph, each (N, ...).
+    """x f32 (N, 3, H, W) as the decoder's family prepares it -> the outputs of the graph, each (N, ...)."""
 
-    `columns` are the scores of the query's classes.
-    """
-
-    def __init__(
-        self, network: GraphModule, head: GraphHead, decoder: Decoder, columns: Sequence[int], one_by_one: bool = False
-    ) -> None:
+    def __init__(self, network: StepNetwork, head: GraphHead, boxes: GraphBoxes, one_by_one: bool = False) -> None:
         super().__init__(network, head, one_by_one)
-        self.decoder, self.columns, self.nms_iou = decoder, list(columns), decoder.nms_iou
-        self.has_points = decoder.task == "keypoints"
+        self.boxes, self.decoder, self.nms_iou = boxes, boxes.decoder, boxes.nms_iou
+        self.has_points = boxes.decoder.task == "keypoints"
+
+    @property
+    def reader(self) -> GraphBoxes:
+        """Reads the graph's outputs."""
+        return self.boxes
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         return self.answer(x)
 
-    def decode(self, outputs: Sequence[Tensor], **rows: Tensor) -> Boxes | Poses:
+    def decode(self, outputs: Sequence[Tensor]) -> Boxes | Poses:
         """The decoder's candidates, with the scores of the query's classes alone."""
-        boxes, scores, *points = self.decoder.decode(outputs, self.head.size, **rows)
-        scores = scores if len(self.columns) == scores.shape[-1] else scores[..., self.columns]
-        return (boxes, scores, points[0]) if points else (boxes, scores)
+        return self.boxes.decode(outputs)
 
-    def candidates(self, outputs: Sequence[Tensor], min_score: float) -> list[Candidates]:
-        """As OneStage; of a bounded family only the rows are decoded that can reach `min_score`."""
-        if not self.decoder.bounded:
-            return super().candidates(outputs, min_score)
-        found = []
-        for values in outputs[0]:
-            rows = places_from(values[:, 4], min_score)
-            boxes, scores, *_ = self.decode((values[rows][None],), rows=rows)
-            found.append(self.best_candidates(boxes[0], scores[0], min_score=min_score))
-        return found
+    def finish_outputs(self, outputs: Any) -> tuple[Tensor, ...]:
+        """The graph's outputs as they are."""
+        return outputs
+
+    def export_outputs(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Boxes and scores."""
+        return self.decode(self(x))
 
     def loss(self, outputs: Sequence[Tensor], targets: Sequence[BoxTarget] | Sequence[PoseTarget]) -> Tensor:
         """Of the decoded boxes, scores and points; one row answers for an object where no suppression follows."""
@@ -117,20 +107,12 @@ class GraphDetector(GraphAnswers, OneStage):
 class GraphClassifier(GraphAnswers):
     """x f32 (N, 3, H, W) -> logits (N, C) of the query's classes."""
 
-    def __init__(
-        self,
-        network: GraphModule,
-        head: GraphHead,
-        decoder: Classifier,
-        columns: Sequence[int],
-        one_by_one: bool = False,
-    ) -> None:
+    def __init__(self, network: StepNetwork, head: GraphHead, logits: GraphLogits, one_by_one: bool = False) -> None:
         super().__init__(network, head, one_by_one)
-        self.decoder, self.columns = decoder, list(columns)
+        self.logits, self.decoder = logits, logits.decoder
 
     def forward(self, x: Tensor) -> Tensor:
-        logits = self.decoder.logits(self.answer(x))
-        return logits if self.columns == list(range(logits.shape[1])) else logits[:, self.columns]
+        return self.logits.answer(self.answer(x))
 
     def decode(self, outputs: Tensor) -> Tensor:
         """The probabilities (N, C) of logits."""
@@ -140,12 +122,12 @@ class GraphClassifier(GraphAnswers):
 class GraphTensors(GraphAnswers):
     """x f32 (N, 3, H, W) -> the outputs of the graph that its task is about: one tensor, or a tuple of them all."""
 
-    def __init__(self, network: GraphModule, head: GraphHead, decoder: RawOutputs, one_by_one: bool = False) -> None:
+    def __init__(self, network: StepNetwork, head: GraphHead, decoder: RawOutputs, one_by_one: bool = False) -> None:
         super().__init__(network, head, one_by_one)
         self.decoder = decoder
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
-        return self.decoder.choose(self.answer(x))
+        return self.decoder.answer(self.answer(x))
 
     def decode(self, outputs: Any) -> Any:
         """The outputs as they are."""
@@ -162,115 +144,44 @@ def build_model(
 
     Raises InputError when no decoder fits, or the classes do not.
     """
-    from models.graph import build_graph
+    from gemel.models.graph import build_graph
 
     head = head_of(graph)
-    chosen: Decoder | RawOutputs
-    if task in DECODED_TASKS:
-        chosen = choose_decoder(decoder, head, task, len(classes), where)
-    else:
-        chosen = find_outputs(head, task, len(classes), where)
-    columns = () if isinstance(chosen, RawOutputs) else choose_columns(chosen, head.metadata, classes, where)
+    reader = choose_reader(head, decoder, task, classes, where)
     network = build_graph(graph.document, device)
     if graph.state and torch.device(device).type != "meta":
         network.load_state_dict(graph.state)
     one_by_one = graph.input.shape[0] != BATCH or any(one.axis is None for one in head.outputs)
     model: GraphModel
-    if isinstance(chosen, RawOutputs):
-        model = GraphTensors(network, head, chosen, one_by_one)
-    elif isinstance(chosen, Classifier):
-        model = GraphClassifier(network, head, chosen, columns, one_by_one)
+    if isinstance(reader, RawOutputs):
+        model = GraphTensors(network, head, reader, one_by_one)
+    elif isinstance(reader, GraphLogits):
+        model = GraphClassifier(network, head, reader, one_by_one)
     else:
-        model = GraphDetector(network, head, chosen, columns, one_by_one)
+        model = GraphDetector(network, head, reader, one_by_one)
     model.source = replace(graph, state={})
     return model
 
 
-def head_of(graph: Graph) -> GraphHead:
-    """What a graph's outputs look like for one frame."""
-    import onnx
-
-    batch, _, height, width = graph.input.shape
-    document = onnx.load_from_string(graph.document)
-    tails, makers = tails_of(document), {name: node for node in document.graph.node for name in node.output}
-    outputs = []
-    for one in graph.outputs:
-        shape = one.shape[1:] if one.shape[:1] == (batch,) else one.shape
-        sides = tuple(int(str(side).removesuffix(PER_FRAME).replace(BATCH, "1")) for side in shape)
-        axis = next((place for place, side in enumerate(one.shape) if BATCH in str(side)), None)
-        form = box_form(makers, one.name) if sides[-1:] == (4,) else (False, False)
-        outputs.append(Output(one.name, sides, tails.get(one.name, frozenset()), axis, *form))
-    is_whole = graph.given is not None and graph.given.dtype == "uint8"
-    return GraphHead(tuple(outputs), (int(height), int(width)), graph.metadata, graph.cut, is_whole)
-
-
-def tails_of(model: onnx.ModelProto) -> dict[str, frozenset[str]]:
-    """The operators between each output and the layers that it comes from."""
-    makers = {name: node for node in model.graph.node for name in node.output}
-    tails = {}
-    for output in model.graph.output:
-        found, left, seen = set(), [output.name], set()
-        while left:
-            node = makers.get(left.pop())
-            if node is None or node.op_type in LAYERS or id(node) in seen:
-                continue
-            seen.add(id(node))
-            found.add(node.op_type)
-            left += node.input
-        tails[output.name] = frozenset(found)
-    return tails
-
-
-def box_form(makers: Mapping[str, onnx.NodeProto], name: str) -> tuple[bool, bool]:
-    """Whether an output joins differences, then as many sums; and whether it was multiplied by constants last."""
-    is_scaled, node = False, _without_moves(makers, name)
-    while node is not None and node.op_type in ("Mul", "Div", "Clip"):
-        picture = [one for one in node.input if one in makers]
-        if node.op_type != "Clip":
-            if len(picture) != 1:
-                return False, is_scaled
-            is_scaled = node.op_type == "Mul"
-        node = _without_moves(makers, picture[0])
-    if node is None or node.op_type != "Concat":
-        return False, is_scaled
-    parts = [_without_moves(makers, one) for one in node.input]
-    kinds, half = [part.op_type if part is not None else "" for part in parts], len(parts) // 2
-    return kinds == ["Sub"] * half + ["Add"] * half and half > 0, is_scaled
-
-
-def _without_moves(makers: Mapping[str, onnx.NodeProto], name: str) -> onnx.NodeProto | None:
-    """What made a value, beyond operators that move the elements of one tensor."""
-    node = makers.get(name)
-    while node is not None and node.op_type in MOVING - {"Concat"}:
-        node = makers.get(node.input[0])
-    return node
-
-
-def last_layers(network: GraphModule) -> tuple[str, ...]:
+def last_layers(network: StepNetwork) -> tuple[str, ...]:
     """Paths of the convolutions and linear layers that no other one follows.
 
     One that reads probabilities, such as the mean of YOLOv8's distances to a box's sides, counts as none.
     """
-    found: dict[str, None] = {}
-    followed: set[Node] = set()
-    for node in reversed(network.graph.nodes):
+    steps = network.list_steps()
+    paths: dict[str, None] = {}
+    followed: set[int] = set()
+    for number, step in reversed(list(enumerate(steps, 1))):
         is_layer = (
-            node.op == "call_module"
-            and isinstance(network.get_submodule(str(node.target)), LAYER_TYPES)
-            and source_operator(node) != "Softmax"
+            step.kind is StepKind.MODULE
+            and isinstance(network.get_submodule(step.name), LAYER_TYPES)
+            and source_operator(steps, step) != "Softmax"
         )
-        if is_layer and node not in followed:
-            found[str(node.target)] = None
-        if is_layer or node in followed:
-            followed.update(node.all_input_nodes)
-    return tuple(reversed(found))
-
-
-def _by_frame(values: Tensor, output: Output) -> Tensor:
-    """An output as (N, ...) where its frames follow each other in another axis."""
-    if output.axis:
-        values = values.unflatten(output.axis, (-1, output.shape[output.axis])).movedim(output.axis, 0)
-    return values.reshape(-1 if values.numel() else len(values), *output.shape)
+        if is_layer and number not in followed:
+            paths[step.name] = None
+        if is_layer or number in followed:
+            followed.update(step.sources)
+    return tuple(reversed(paths))
 
 
 def _as_tuple(outputs: Any) -> tuple[Tensor, ...]:

@@ -4,36 +4,55 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from models.preprocess import Size
+from gemel.models.arrays import Array, constant, library_of
+from gemel.models.preprocess import Size
+
+Rows = np.ndarray | slice
+ALL_ROWS = slice(None)
 
 
-def corners(boxes: Tensor) -> Tensor:
+def corners(boxes: Array) -> Array:
     """Centre and sides (..., 4) -> x0 y0 x1 y1."""
     centre, half = boxes[..., :2], boxes[..., 2:4] / 2
-    return torch.cat([centre - half, centre + half], dim=-1)
+    return library_of(boxes).concatenate([centre - half, centre + half], -1)
 
 
-def fractions(boxes: Tensor, size: Size) -> Tensor:
+def fractions(boxes: Array, size: Size) -> Array:
     """Corners in pixels of an input (H, W) -> fractions of it."""
-    return boxes / boxes.new_tensor([size[1], size[0]] * 2)
+    return boxes / constant([size[1], size[0]] * 2, boxes)
 
 
-def grid(size: Size, strides: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The place (A, 2) as column and row, and the stride (A, 1), of each cell of each level, row by row."""
-    return _grid(tuple(size), tuple(strides), device)
+def grid(size: Size, strides: Sequence[int], like: Array) -> tuple[Array, Array]:
+    """The place (A, 2) as column and row, and the stride (A, 1), of each cell of each level, row by row.
+
+    They are of the kind and on the device of other values.
+    """
+    places, steps = _grid(tuple(size), tuple(strides))
+    if isinstance(like, np.ndarray):
+        return places, steps
+    return _device_grid(tuple(size), tuple(strides), like.device)
 
 
 @functools.lru_cache(maxsize=32)
-@torch.inference_mode(False)
-def _grid(size: Size, strides: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+def _grid(size: Size, strides: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     places, steps = [], []
     for stride in strides:
-        rows, columns = (torch.arange(-(-side // stride), device=device, dtype=torch.float32) for side in size)
-        y, x = torch.meshgrid(rows, columns, indexing="ij")
-        places.append(torch.stack([x, y], dim=-1).flatten(0, 1))
-        steps.append(torch.full((len(places[-1]), 1), float(stride), device=device))
-    return torch.cat(places), torch.cat(steps)
+        rows, columns = (np.arange(-(-side // stride), dtype=np.float32) for side in size)
+        x, y = np.meshgrid(columns, rows)
+        places.append(np.stack([x, y], axis=-1).reshape(-1, 2))
+        steps.append(np.full((len(places[-1]), 1), stride, np.float32))
+    return np.concatenate(places), np.concatenate(steps)
+
+
+@functools.lru_cache(maxsize=32)
+def _device_grid(size: Size, strides: Sequence[int], device: Any) -> tuple[Any, Any]:
+    """The grid on a device, where a copy at each step of training would wait for the device."""
+    import torch
+
+    with torch.inference_mode(False):
+        places, steps = (torch.from_numpy(values).to(device) for values in _grid(size, strides))
+        return places, steps

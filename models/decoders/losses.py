@@ -18,9 +18,9 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torchvision.ops import box_iou, generalized_box_iou, generalized_box_iou_loss
 
-from models.decoders.activations import Activation
-from models.detector import BoxTarget, PoseTarget
-from models.errors import InputError
+from gemel.models.decoders.activations import Activation
+from gemel.models.detector import BoxTarget, PoseTarget
+from gemel.models.errors import InputError
 
 Targets = Sequence[BoxTarget] | Sequence[PoseTarget]
 

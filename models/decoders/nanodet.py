@@ -6,13 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
-import torch
-from torch import Tensor
-
-from models.decoders.families import MMDET, family_preprocess
-from models.decoders.grids import fractions, grid
-from models.decoders.registry import Boxes, Decoder, GraphHead, register
-from models.preprocess import Preprocess, Size
+from gemel.models.arrays import Array, as_float, constant, library_of, sigmoid, softmax
+from gemel.models.decoders.families import MMDET, family_preprocess
+from gemel.models.decoders.grids import ALL_ROWS, Rows, fractions, grid
+from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, register
+from gemel.models.preprocess import Preprocess, Size
 
 STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 BINS = (8, 17)
@@ -37,6 +35,11 @@ class NanoDet(Decoder):
     centre: float = 0.5
     has_sigmoid: bool = True
 
+    @property
+    def places(self) -> frozenset[int]:
+        """Those of all levels."""
+        return frozenset(place for level in self.levels for place in level)
+
     @classmethod
     def fit(cls, head: GraphHead) -> Sequence[Decoder]:
         """One output (A, C + 4 x bins), or two for each level: (H W, C) and (H W, 4 x bins)."""
@@ -48,19 +51,32 @@ class NanoDet(Decoder):
         """Stretched, blue first, ImageNet's mean and deviation."""
         return family_preprocess(metadata, size, MMDET)
 
-    def decode(self, outputs: Sequence[Tensor], size: Size) -> Boxes:
+    def bounds(self, outputs: Sequence[Array]) -> Array:
+        """The best score of each row."""
+        best = self._scores(outputs).max(-1)
+        return best if self.has_sigmoid else sigmoid(best)
+
+    def decode(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Boxes:
         """A side's distance is the mean of its distribution, in strides."""
-        if len(self.levels) == 1:
-            rows = outputs[0].float()
-            scores, values = rows[..., : self.width], rows[..., self.width :]
-        else:
-            scores, values = (torch.cat([outputs[i].float() for i in each], dim=1) for each in zip(*self.levels))
-        scores = scores if self.has_sigmoid else scores.sigmoid()
-        places, steps = grid(size, self.strides, values.device)
-        bins = torch.arange(self.bins, device=values.device, dtype=torch.float32)
-        distances = (values.unflatten(-1, (4, self.bins)).softmax(dim=-1) * bins).sum(dim=-1) * steps
+        scores = as_float(self._scores(outputs)[:, rows])
+        values = as_float(self._distances(outputs)[:, rows])
+        places, steps = (each[rows] for each in grid(size, self.strides, values))
+        odds = values.reshape(*values.shape[:2], 4, self.bins)
+        distances = (softmax(odds) * constant(range(self.bins), values)).sum(-1) * steps
         centres = (places + self.centre) * steps
-        return fractions(torch.cat([centres - distances[..., :2], centres + distances[..., 2:]], dim=-1), size), scores
+        sides = centres - distances[..., :2], centres + distances[..., 2:]
+        boxes = fractions(library_of(values).concatenate(sides, -1), size)
+        return boxes, scores if self.has_sigmoid else sigmoid(scores)
+
+    def _scores(self, outputs: Sequence[Array]) -> Array:
+        if len(self.levels) == 1:
+            return outputs[0][..., : self.width]
+        return library_of(outputs[0]).concatenate([outputs[scores] for scores, _ in self.levels], 1)
+
+    def _distances(self, outputs: Sequence[Array]) -> Array:
+        if len(self.levels) == 1:
+            return outputs[0][..., self.width :]
+        return library_of(outputs[0]).concatenate([outputs[distances] for _, distances in self.levels], 1)
 
 
 def _single(head: GraphHead) -> Iterator[NanoDet]:

@@ -13,25 +13,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnx
-import onnx_ir as ir
 import torch
 from onnx import numpy_helper
 from torch import Tensor, nn
-from torch.fx import GraphModule
 
-from models.decoders import choose_decoder, known_names
-from models.decoders.classifier import Classifier
-from models.decoders.graph_model import GraphAnswers, head_of, last_layers
-from models.decoders.registry import Decoder
-from models.errors import InputError, join_names
-from models.graph import Graph, TensorInfo, build_graph, load_graph
-from models.graph.stored import transposed_weights
-from models.notes import add_note
-from models.preprocess import height_width
-from models.zoo import naming
+from gemel.models.class_names import KEYS
+from gemel.models.decoders import choose_decoder, known_names
+from gemel.models.decoders.classifier import Classifier
+from gemel.models.decoders.graph_model import GraphAnswers, last_layers
+from gemel.models.decoders.heads import head_of
+from gemel.models.decoders.registry import Decoder
+from gemel.models.errors import InputError, join_names
+from gemel.models.graph import Graph, TensorInfo, build_graph, load_graph
+from gemel.models.graph.proto_graph import ProtoGraph
+from gemel.models.graph.steps import StepNetwork
+from gemel.models.graph.stored import transposed_weights
+from gemel.models.notes import add_note
+from gemel.models.preprocess import height_width
+from gemel.models.zoo import naming
 
 if TYPE_CHECKING:
-    from models.workload import Query
+    from gemel.models.workload import Query
 
 FIRST_SPREAD = 0.01
 """Deviation of new weights."""
@@ -55,7 +57,7 @@ def make_head(graph: Graph, classes: Sequence[str], decoder: str, task: str, whe
     chosen = choose_decoder(decoder, head, task, None, where)
     known = known_names(chosen, graph.metadata) or ()
     names = json.dumps(dict(enumerate(classes)))
-    metadata = {**graph.metadata, "names": names}
+    metadata = {key: text for key, text in graph.metadata.items() if key not in KEYS} | {"names": names}
     if tuple(known) == tuple(classes):
         return replace(graph, metadata=metadata)
     try:
@@ -151,7 +153,7 @@ def _shifted_scores(graph: Graph, decoder: Decoder) -> tuple[dict[str, Tensor], 
     return shifts, _scores(network, graph, decoder)[1]
 
 
-def _scores(network: GraphModule, graph: Graph, decoder: Decoder) -> tuple[Tensor | None, Tensor]:
+def _scores(network: StepNetwork, graph: Graph, decoder: Decoder) -> tuple[Tensor | None, Tensor]:
     """Boxes (None of a classifier) and scores (..., C) of one frame of noise."""
     head = head_of(graph)
     frame = torch.rand(1, int(graph.input.shape[1]), *head.size, generator=torch.Generator().manual_seed(0))
@@ -199,7 +201,7 @@ def _replace_rows(
 
 def _resize(model: onnx.ModelProto, before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
     """Give the document's placeholders the shapes of the new weights."""
-    transposed = transposed_weights(ir.from_proto(model))
+    transposed = transposed_weights(ProtoGraph(model))
     for value in model.graph.initializer:
         if value.name in after and before[value.name].shape != after[value.name].shape:
             shape = after[value.name].shape

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from models.decoders.classifier import LEAST
-from models.decoders.registry import GraphHead
-from models.errors import InputError
-from models.tasks import task_of
+from gemel.models.arrays import Array, library_of
+from gemel.models.decoders.classifier import as_logits
+from gemel.models.decoders.registry import GraphHead, order_by_weight
+from gemel.models.errors import InputError
+from gemel.models.tasks import task_of
 
 DECODED_TASKS = ("detection", "classification", "keypoints")
 """The tasks whose outputs a decoder explains."""
@@ -35,26 +33,27 @@ class RawOutputs:
     is_single: bool = False
     name: str = "outputs"
 
-    def choose(self, outputs: Sequence[Tensor]) -> Tensor | tuple[Tensor, ...]:
+    def answer(self, outputs: Sequence[Array]) -> Array | tuple[Array, ...]:
         """Of all outputs what the task is about; scores as logits."""
         if self.index is None:
             return outputs[0] if len(outputs) == 1 else tuple(outputs)
         found = outputs[self.index]
         if self.is_flat:
-            return found.flatten(1)
-        if self.activation == "Softmax":
-            found = found.clamp_min(LEAST).log()
-        elif self.activation == "Sigmoid":
-            found = torch.logit(found, LEAST)
-        return torch.cat([torch.zeros_like(found), found], dim=1) if self.is_single else found
+            return found.reshape(len(found), -1)
+        found = as_logits(found, self.activation)
+        if not self.is_single:
+            return found
+        library = library_of(found)
+        return library.concatenate([library.zeros_like(found), found], 1)
 
 
 def find_outputs(head: GraphHead, task: str, width: int, where: str | Path) -> RawOutputs:
-    """The first output that fits a task without a decoder, for so many classes; InputError where none does."""
+    """The likeliest output that fits a task without a decoder, for so many classes; InputError where none does."""
     shapes = [(1, *output.shape) for output in head.outputs]
     if task == "tensor" and shapes:
         return RawOutputs()
-    for index, (output, shape) in enumerate(zip(head.outputs, shapes, strict=True)):
+    for index, output in order_by_weight(enumerate(head.outputs)):
+        shape = shapes[index]
         is_flat = task == "embedding" and len(shape) == 4 and shape[2:] == (1, 1)
         is_single = task == "segmentation" and width == 2 and len(shape) == 4 and shape[1] == 1
         if is_flat or is_single or not task_of(task).find_misfit([shape], width):

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import ast
-import json
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
-from torch import Tensor
+from gemel.models.arrays import Array, library_of
+from gemel.models.class_names import find_names, parse
+from gemel.models.decoders.grids import ALL_ROWS, Rows
+from gemel.models.graph.records import Cut
+from gemel.models.preprocess import Preprocess, Size
 
-from models.preprocess import Preprocess, Size
-
-if TYPE_CHECKING:
-    from models.graph import Cut
-
-Boxes = tuple[Tensor, Tensor]
+Boxes = tuple[Array, Array]
 """Boxes f32 (N, A, 4) x0 y0 x1 y1 in fractions of the network's input, and scores 0..1 (N, A, C)."""
-Poses = tuple[Tensor, Tensor, Tensor]
+Poses = tuple[Array, Array, Array]
 """Boxes and scores, and the points of each candidate (N, A, K, 3): x and y in such fractions, and their scores."""
-UNUSED = "unused "
-"""Begins the name of a number of COCO's that no class has."""
 OVERLAP = 0.45
 """From which the weaker of two boxes is suppressed, where a family has no other."""
-MAX_METADATA = 2**20
-"""Characters of one value that are parsed."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +28,7 @@ class Output:
 
     `shape` is without the batch; `tail` holds the operators between the output and the convolutions or linear layers
     that it comes from. `axis` is the one in which the frames of a batch follow each other; None for no batch.
+    `sources` are the layers that it comes from, `depth` counts the operators before it.
     `has_corners`: it joins two differences and two sums, as the corners of boxes are made; `is_scaled`: it was
     multiplied by constants last.
     """
@@ -43,6 +39,37 @@ class Output:
     axis: int | None = 0
     has_corners: bool = False
     is_scaled: bool = False
+    sources: frozenset[str] = frozenset()
+    depth: int = 0
+
+    def by_frame(self, values: Array) -> Array:
+        """The output for N frames as (N, ...), whatever axis these follow each other in."""
+        if self.axis:
+            sides = values.shape[: self.axis], values.shape[self.axis + 1 :]
+            values = values.reshape(*sides[0], -1, self.shape[self.axis], *sides[1])
+            values = library_of(values).moveaxis(values, self.axis, 0)
+        frames = -1 if math.prod(values.shape) else len(values)
+        return values.reshape(frames, *self.shape)
+
+
+AUXILIARY = re.compile(r"(?<![a-z])aux", re.IGNORECASE)
+"""In the name of an output that only training used."""
+SIMILAR_DEPTH = 0.9
+
+
+def order_by_weight(outputs: Iterable[tuple[int, Output]]) -> list[tuple[int, Output]]:
+    """Outputs of one kind with their places, the likeliest to be the network's answer first.
+
+    Auxiliary heads branch off earlier; of a head and its softmax the first counts.
+    """
+    return sorted(outputs, key=lambda pair: (bool(AUXILIARY.search(pair[1].name)), -pair[1].depth // 2, pair[0]))
+
+
+def are_rivals(one: Output, other: Output) -> bool:
+    """Whether neither of two outputs of one kind is auxiliary, or made from the same layers as the other."""
+    is_auxiliary = bool(AUXILIARY.search(one.name)) != bool(AUXILIARY.search(other.name))
+    is_same = bool(one.sources) and one.sources == other.sources
+    return not is_auxiliary and not is_same and other.depth >= SIMILAR_DEPTH * one.depth
 
 
 @dataclass(frozen=True)
@@ -75,29 +102,46 @@ class GraphHead:
 class Decoder:
     """The meaning of a network's outputs; a family is a frozen dataclass with the methods below.
 
-    `width` is the number of classes that they answer with, `nms_iou` as models.detector has it. A family with a `key`
-    counts only where the metadata have it, or where the query names the decoder or its task. A `bounded` family has one
-    output whose column 4 is at least each score of its row, and its `decode` takes `rows`, those that it is given.
+    `width` is the number of classes that they answer with, `nms_iou` as models.candidates has it. A family with a `key`
+    counts only where the metadata have it, or where the query names the decoder or its task.
     """
 
     name: ClassVar[str]
     task: ClassVar[str] = "detection"
     key: ClassVar[str] = ""
-    bounded: ClassVar[bool] = False
     nms_iou: float | None = OVERLAP
     width: int
+
+    @property
+    def places(self) -> frozenset[int]:
+        """The outputs that it reads; the first where it has no fields for them."""
+        given = [getattr(self, name) for name in ("index", "boxes", "scores", "points") if hasattr(self, name)]
+        return frozenset(given or [0])
+
+    @property
+    def counted(self) -> str:
+        """How many classes it answers with, in words."""
+        return "1 class" if self.width == 1 else f"{self.width} classes"
 
     @classmethod
     def fit(cls, head: GraphHead) -> Sequence[Decoder]:
         """Each way in which this family explains the outputs; none where it does not."""
         raise NotImplementedError
 
+    def takes(self, count: int) -> bool:
+        """Whether so many names may be those of its classes."""
+        return count == self.width
+
     def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:
         """How the family prepares frames; None where nothing says it."""
         raise NotImplementedError
 
-    def decode(self, outputs: Sequence[Tensor], size: Size) -> Boxes | Poses:
-        """The candidates of each frame; a classifier's decoder has `logits` instead."""
+    def bounds(self, outputs: Sequence[Array]) -> Array | None:
+        """At least each score of every row (N, A), where that is found faster than the scores; None decodes all."""
+        return None
+
+    def decode(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Boxes | Poses:
+        """The candidates of each frame, or those in some rows; a classifier's decoder has `logits` instead."""
         raise NotImplementedError
 
 
@@ -109,18 +153,6 @@ def register(cls: type[Family]) -> type[Family]:
     """Enter a family under its name."""
     DECODERS[cls.name] = cls
     return cls
-
-
-def parse(text: str | None) -> Any:
-    """A value of a file's metadata, JSON or a Python literal as Ultralytics writes them; None for anything else."""
-    if not text or len(text) > MAX_METADATA:
-        return None
-    for read in (json.loads, ast.literal_eval):
-        try:
-            return read(text)
-        except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
-            continue
-    return None
 
 
 def point_shape(metadata: Mapping[str, str]) -> tuple[int, int] | None:
@@ -138,12 +170,6 @@ def count_extra(head: GraphHead) -> int:
 
 
 def class_names(metadata: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The classes that the metadata name, in order; None where there are none, or gaps between their indices."""
-    for key in ("names", "gemel.classes", "classes", "class_names", "labels"):
-        value = parse(metadata.get(key))
-        if isinstance(value, dict):
-            indexed = {str(index): name for index, name in value.items()}
-            value = [indexed.get(str(index)) for index in range(len(value))]
-        if isinstance(value, list | tuple) and value and all(isinstance(name, str) for name in value):
-            return tuple(str(name) for name in value)
-    return None
+    """The classes that the metadata name, in order; None where there are none, or none that can be read."""
+    stated = find_names(metadata)
+    return stated.names or None if stated else None

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from models.decoders.families import ULTRALYTICS, YOLO, YOLO_NAS, family_preprocess
-from models.decoders.grids import corners, fractions
-from models.decoders.registry import OVERLAP, Boxes, Decoder, GraphHead, Output, register
-from models.preprocess import Preprocess, Size
+from gemel.models.arrays import Array, as_float
+from gemel.models.decoders.families import ULTRALYTICS, YOLO, YOLO_NAS, family_preprocess
+from gemel.models.decoders.grids import ALL_ROWS, Rows, corners, fractions
+from gemel.models.decoders.registry import OVERLAP, Boxes, Decoder, GraphHead, Output, register
+from gemel.models.preprocess import Preprocess, Size
 
 MIN_ROWS = 1000
 """Fewer are the queries of a DETR, unless suppression follows."""
@@ -77,14 +76,20 @@ class Ssd(Decoder):
         own = YOLO_NAS if size == COCO_SIZE else YOLO
         return family_preprocess(metadata, size, own if self.is_yolo_nas else None)
 
-    def decode(self, outputs: Sequence[Tensor], size: Size) -> Boxes:
+    def bounds(self, outputs: Sequence[Array]) -> Array:
+        """The best score of each row."""
+        scores = outputs[self.scores]
+        return scores[:, self.background :].max(1) if self.columns else scores[..., self.background :].max(-1)
+
+    def decode(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Boxes:
         """Boxes as x0 y0 x1 y1 in fractions."""
-        boxes, scores = outputs[self.boxes].float(), outputs[self.scores].float()
-        scores = (scores.transpose(1, 2) if self.columns else scores)[..., self.background :]
+        boxes, scores = as_float(outputs[self.boxes])[:, rows], as_float(outputs[self.scores])
+        scores = scores[..., rows].swapaxes(1, 2) if self.columns else scores[:, rows]
+        scores = scores[..., self.background :]
         if self.centred:
             boxes = corners(boxes)
         if self.y_first:
-            boxes = boxes[..., TENSORFLOW_ROWS]
+            boxes = boxes[..., list(TENSORFLOW_ROWS)]
         return fractions(boxes, size) if self.in_pixels else boxes, scores
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from models.decoders.families import YOLO, family_preprocess
-from models.decoders.grids import corners, fractions
-from models.decoders.registry import Boxes, Decoder, GraphHead, count_extra, register
-from models.preprocess import Preprocess, Size
+from gemel.models.arrays import Array, as_float
+from gemel.models.decoders.families import YOLO, family_preprocess
+from gemel.models.decoders.grids import ALL_ROWS, Rows, corners, fractions
+from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, count_extra, register
+from gemel.models.preprocess import Preprocess, Size
 
 MIN_COLUMNS = 1000
 """So many are anchors, of whatever grids."""
@@ -51,9 +50,14 @@ class Yolo(Decoder):
         """Letterbox in the middle, values 0..1."""
         return family_preprocess(metadata, size, YOLO)
 
-    def decode(self, outputs: Sequence[Tensor], size: Size) -> Boxes:
+    def bounds(self, outputs: Sequence[Array]) -> Array:
+        """The best score of each row."""
+        values, classes = outputs[self.index], slice(4, 4 + self.width)
+        return values[..., classes].max(-1) if self.rows else values[:, classes].max(1)
+
+    def decode(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Boxes:
         """Centre and sides as corners; the scores are those of the file."""
-        values = outputs[self.index].float()
-        values = values if self.rows else values.transpose(1, 2)
+        values = as_float(outputs[self.index])
+        values = values[:, rows] if self.rows else values[..., rows].swapaxes(1, 2)
         boxes = values[..., :4] if self.has_corners else corners(values[..., :4])
         return fractions(boxes, size), values[..., 4 : 4 + self.width]

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from models.decoders.families import YOLO, family_preprocess
-from models.decoders.grids import corners, fractions
-from models.decoders.registry import Decoder, GraphHead, Poses, class_names, point_shape, register
-from models.preprocess import Preprocess, Size
+from gemel.models.arrays import Array, as_float, constant, library_of
+from gemel.models.decoders.families import YOLO, family_preprocess
+from gemel.models.decoders.grids import ALL_ROWS, Rows, corners, fractions
+from gemel.models.decoders.registry import Decoder, GraphHead, Poses, class_names, point_shape, register
+from gemel.models.preprocess import Preprocess, Size
 
 STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 DIMS = 3
@@ -63,18 +61,26 @@ class YoloPose(Decoder):
         """Letterbox in the middle, values 0..1."""
         return family_preprocess(metadata, size, YOLO)
 
-    def decode(self, outputs: Sequence[Tensor], size: Size) -> Poses:
+    def bounds(self, outputs: Sequence[Array]) -> Array:
+        """The best score of each row."""
+        if self.boxes == self.scores:
+            return outputs[self.boxes][:, 4 : 4 + self.width].max(1)
+        return outputs[self.scores].max(-1)
+
+    def decode(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Poses:
         """Boxes and points as fractions; a point without a third value is certain."""
         if self.boxes == self.scores:
-            rows = outputs[self.boxes].float().transpose(1, 2)
-            boxes, scores, points = rows.split([4, self.width, self.count * self.dims], dim=2)
-            boxes = corners(boxes)
+            values = as_float(outputs[self.boxes])[..., rows].swapaxes(1, 2)
+            boxes, scores = corners(values[..., :4]), values[..., 4 : 4 + self.width]
+            points = values[..., 4 + self.width :]
         else:
-            boxes, scores, points = (outputs[place].float() for place in (self.boxes, self.scores, self.points))
-        points = points.unflatten(2, (self.count, self.dims))
-        places = points[..., :2] / points.new_tensor([size[1], size[0]])
-        certainty = points[..., 2:3] if self.dims > 2 else torch.ones_like(points[..., :1])
-        return fractions(boxes, size), scores, torch.cat([places, certainty], dim=-1)
+            places = (self.boxes, self.scores, self.points)
+            boxes, scores, points = (as_float(outputs[place])[:, rows] for place in places)
+        library = library_of(points)
+        points = points.reshape(*points.shape[:2], self.count, self.dims)
+        places = points[..., :2] / constant([size[1], size[0]], points)
+        certainty = points[..., 2:3] if self.dims > 2 else library.ones_like(points[..., :1])
+        return fractions(boxes, size), scores, library.concatenate([places, certainty], -1)
 
 
 def _guesses(values: int, widths: Sequence[int]) -> Iterator[YoloPose]:

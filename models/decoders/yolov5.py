@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from models.decoders.families import YOLO, family_preprocess
-from models.decoders.grids import corners, fractions
-from models.decoders.registry import Boxes, Decoder, GraphHead, register
-from models.preprocess import Preprocess, Size
+from gemel.models.arrays import Array, as_float
+from gemel.models.decoders.families import YOLO, family_preprocess
+from gemel.models.decoders.grids import ALL_ROWS, Rows, corners, fractions
+from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, register
+from gemel.models.preprocess import Preprocess, Size
 
 ANCHORS = 3
 STRIDES = ((8, 16, 32), (8, 16, 32, 64), (16, 32))
@@ -38,7 +37,11 @@ class YoloV5(Decoder):
         """Letterbox in the middle, values 0..1."""
         return family_preprocess(metadata, size, YOLO)
 
-    def decode(self, outputs: Sequence[Tensor], size: Size) -> Boxes:
+    def bounds(self, outputs: Sequence[Array]) -> Array:
+        """The objectness."""
+        return outputs[self.index][..., 4]
+
+    def decode(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Boxes:
         """Boxes are in pixels of the input."""
-        rows = outputs[self.index].float()
-        return fractions(corners(rows[..., :4]), size), rows[..., 4:5] * rows[..., 5:]
+        values = as_float(outputs[self.index][:, rows])
+        return fractions(corners(values[..., :4]), size), values[..., 4:5] * values[..., 5:]

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from models.decoders.families import YOLO, YOLOX, family_preprocess
-from models.decoders.grids import corners, fractions, grid
-from models.decoders.registry import Boxes, Decoder, GraphHead, register
-from models.preprocess import Preprocess, Size
+from gemel.models.arrays import Array, as_float, library_of
+from gemel.models.decoders.families import YOLO, YOLOX, family_preprocess
+from gemel.models.decoders.grids import ALL_ROWS, Rows, corners, fractions, grid
+from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, register
+from gemel.models.preprocess import Preprocess, Size
 
 STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 ARITHMETIC = frozenset({"Add", "Mul", "Exp", "Pow", "Sub", "Div"})
@@ -23,7 +21,6 @@ class Yolox(Decoder):
     """`strides` is empty where the graph decodes; `is_yolox` is False for YOLOv6, which decodes without `Exp`."""
 
     name = "yolox"
-    bounded = True
     width: int
     strides: tuple[int, ...] = ()
     is_yolox: bool = True
@@ -45,11 +42,17 @@ class Yolox(Decoder):
         """YOLOX: letterbox at the top left, blue first, values 0..255."""
         return family_preprocess(metadata, size, YOLOX if self.is_yolox else YOLO)
 
-    def decode(self, outputs: Sequence[Tensor], size: Size, rows: Tensor | slice = slice(None)) -> Boxes:
+    def bounds(self, outputs: Sequence[Array]) -> Array:
+        """The objectness."""
+        return outputs[0][..., 4]
+
+    def decode(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Boxes:
         """Raw: centre = (x + cell) x stride, sides = exp(w) x stride (section 2.1, and yolo_head.py)."""
-        values = outputs[0].float()
+        values = as_float(outputs[0][:, rows])
         boxes = values[..., :4]
         if self.strides:
-            places, steps = (each[rows] for each in grid(size, self.strides, values.device))
-            boxes = torch.cat([(values[..., :2] + places) * steps, values[..., 2:4].exp() * steps], dim=-1)
+            places, steps = (each[rows] for each in grid(size, self.strides, values))
+            library = library_of(values)
+            sides = library.exp(values[..., 2:4]) * steps
+            boxes = library.concatenate([(values[..., :2] + places) * steps, sides], -1)
         return fractions(corners(boxes), size), values[..., 4:5] * values[..., 5:]

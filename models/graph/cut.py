@@ -6,9 +6,11 @@ from typing import Any
 
 import onnx_ir as ir
 
-from models.errors import InputError
-from models.graph.document import Cut, attributes_of, describe_node
-from models.graph.tail import take_tail
+from gemel.models.errors import InputError
+from gemel.models.graph.document import describe_node, text_of
+from gemel.models.graph.records import Cut
+from gemel.models.graph.tail import take_tail
+from gemel.models.graph.torch_values import attributes_of
 
 SELECTING = ("TopK", "ArgMax", "ArgMin", "NonZero")
 BEARING = ("Conv", "ConvTranspose", "Gemm")
@@ -63,11 +65,11 @@ def cut_end(graph: ir.Graph, where: str) -> Cut | None:
                 feeds.append(source)
     kept = [value for value in graph.outputs if value.producer() not in region]
     lost = [value for value in graph.outputs if value.producer() in region]
-    inputs, outputs, order = (tuple(value.name or "" for value in values) for values in (feeds, lost, graph.outputs))
+    inputs, outputs, order = (tuple(map(text_of, values)) for values in (feeds, lost, graph.outputs))
     tail = take_tail(graph, [*feeds, *(value for value in graph.inputs if value in others)], lost)
-    given = tuple(value.name or "" for value in graph.inputs if not value.is_initializer()) if others else ()
+    given = tuple(text_of(value) for value in graph.inputs if not value.is_initializer()) if others else ()
     order, given = (order, given) if tail else ((), ())
-    cut = Cut(start.op_type, start.name or "", inputs, outputs, _settings(start), order, tail, given)
+    cut = Cut(start.op_type, text_of(start), inputs, outputs, _settings(start), order, tail, given)
     graph.outputs[:] = [*kept, *(value for value in feeds if value not in kept)]
     graph.remove([node for node in nodes if node in region], safe=False)
     for value in others:

@@ -6,6 +6,7 @@ Each node is computed on the meta device at two batch sizes; one without a tenso
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,15 +14,27 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from models.errors import InputError
-from models.graph.document import HINT, MAX_NODES, MAX_TENSOR_BYTES, attributes_of, describe_node
-from models.graph.operators import OPERATORS
-from models.graph.operators.recurrent import ACTIVATIONS, FIRST_STATES, LENGTHS
-from models.graph.operators.shapes import dtype_of
+from gemel.models.errors import InputError
+from gemel.models.graph.bounds import HINT, MAX_NODES
+from gemel.models.graph.document import MAX_TENSOR_BYTES, describe_node, keep_text, pass_name, source_of, text_of
+from gemel.models.graph.operators import OPERATORS
+from gemel.models.graph.operators.recurrent import ACTIVATIONS, FIRST_STATES, LENGTHS
+from gemel.models.graph.operators.registry import integers, number
+from gemel.models.graph.operators.shapes import dtype_of
+from gemel.models.graph.torch_values import attributes_of, to_torch
+from gemel.models.graph.work import CALL, MAX_FRAME_OPERATIONS, TOUCH, TooMuchWork, WorkBudget, count_operations
 
-MAX_FOLDED_BYTES = 2**31
-"""Of all constants that are computed while a file is read."""
+MAX_KEY_VALUES = 64
+"""Of a static input by which the sizes of a result are remembered."""
+NEVER_FOLDED = ("RoiAlign",)
+"""Operators whose work the values of their inputs decide."""
 CONTROL_FLOW = ("Loop", "Scan", "SequenceMap", "If")
+COUNTED = ("NonZero", "Unique", "Compress")
+"""Operators whose results have as many values as the picture decides."""
+COUNTED_HINT = (
+    "give its PyTorch weights to the zoo's model of that name (fasterrcnn_..., keypointrcnn_...) or its code as "
+    "package.module:factory"
+)
 QUANTISED = ("QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
 ALONG_AXIS = {
     "Softmax", "LogSoftmax", "ArgMax", "ArgMin", "TopK", "CumSum", "Gather", "GatherElements", "Concat",
@@ -48,20 +61,37 @@ class Folded:
     """Outputs that have an axis more than the file's: the batch, which came first."""
 
 
+@dataclass(frozen=True)
+class _NodeResult:
+    """What a node gives on the meta device, and the operations that it is."""
+
+    results: tuple[Tensor, ...]
+    operations: int
+
+
+@dataclass
+class FoldLimits:
+    """What all ways to fold one file may do together, and the sizes of results that are known already."""
+
+    budget: WorkBudget
+    sizes: dict[Any, _NodeResult]
+
+
 def fold_graph(
-    graph: ir.Graph, constants: dict[ir.Value, Tensor], input_shape: list[int], free: str, where: str
+    graph: ir.Graph, constants: dict[ir.Value, Tensor], input_shape: list[int], free: str, limits: FoldLimits
 ) -> Folded:
     """Fold a graph in place for an input's shape.
 
     `free` says how its batch varies: "dynamic" as its own shape arithmetic says, "fixed" against the sizes it was
     exported with, "no" not at all. Raises BatchError where it cannot, InputError for a graph that cannot be taken.
     """
-    return _Folding(graph, dict(constants), input_shape, free, where).run()
+    return _Folding(graph, dict(constants), input_shape, free, limits).run()
 
 
 class _Folding:
-    def __init__(self, graph: ir.Graph, constants: dict, input_shape: list[int], free: str, where: str) -> None:
-        self.graph, self.constants, self.free, self.where = graph, constants, free, where
+    def __init__(self, graph: ir.Graph, constants: dict, input_shape: list[int], free: str, limits: FoldLimits) -> None:
+        self.graph, self.constants, self.free, self.limits = graph, constants, free, limits
+        self.where = limits.budget.where
         self.batch = input_shape[0]
         self.opset = graph.opset_imports.get("", graph.opset_imports.get("ai.onnx", 0))
         factor = 1 if free == "no" else 2
@@ -73,7 +103,7 @@ class _Folding:
         self.tensors: dict[ir.Value, Pair] = {self.input: (first, second)}
         self.outer: dict[ir.Value, int] = {}
         """How often the batch is repeated within its axis by what lies outside it: L of an axis of L * batch."""
-        self.folded_bytes = 0
+        self.folded_bytes = self.frame_operations = 0
         self.steps = 0
         self.led: list[str] = []
 
@@ -92,7 +122,7 @@ class _Folding:
         """Remove the nodes whose results are constants; an output that is one is copied from it."""
         for output in self.graph.outputs:
             if self.pair(output) is None:
-                raise InputError(self.where, f"the output '{output.name}' is made by no node", HINT)
+                raise InputError(self.where, f"the output '{text_of(output)}' is made by no node", HINT)
         outputs = set(self.graph.outputs)
         for node in list(self.graph):
             if not all(output in self.constants for output in node.outputs):
@@ -131,22 +161,32 @@ class _Folding:
         inputs = [self.pair(value) for value in node.inputs]
         for value, pair in zip(node.inputs, inputs):
             if value is not None and pair is None:
-                raise InputError(self.where, f"{describe_node(node)} reads '{value.name}', which nothing makes", HINT)
+                raise InputError(
+                    self.where, f"{describe_node(node)} reads '{text_of(value, self.graph)}', which nothing makes", HINT
+                )
         known = [pair is None or all(one.device.type == "cpu" for one in pair) for pair in inputs]
         same = all(pair is None or pair[0] is pair[1] for pair in inputs)
         if node.op_type in ("Shape", "Size"):
-            first, second = (self.compute(node, [one]) for one in inputs[0])  # type: ignore[union-attr]
+            first, second = (self.compute(node, [one]) for one in inputs[0] or ())
             return self.set_known(node, first, second)
         if all(known):
             self.check_folded(node, inputs)
             first = self.compute(node, [pair and pair[0] for pair in inputs])
             second = first if same else self.compute(node, [pair and pair[1] for pair in inputs])
             return self.set_known(node, first, second)
+        if node.op_type in COUNTED:
+            problem = f"{describe_node(node)} counts what the picture shows, as the regions of a two-stage detector"
+            raise InputError(self.where, problem, COUNTED_HINT)
         if node.op_type == "Gather" and self.unstride(node):
             return None
         if self.free == "fixed":
             inputs = self.free_batch(node, inputs)
-        results = tuple(self.compute(node, self.meta(node, inputs, run)) for run in (0, 1))
+        first, second = (self.find_sizes(node, inputs, run) for run in (0, 1))
+        self.count_frame(node, first.operations)
+        results = first.results, second.results
+        if len(node.outputs) > len(results[0]):
+            problem = f"{describe_node(node)} has {len(node.outputs)} outputs, of which {len(results[0])} are computed"
+            raise InputError(self.where, problem, "export the model without the others")
         if self.free == "dynamic":
             self.settle(node, inputs, results)
         self.check_batch(node, inputs, results)
@@ -205,14 +245,44 @@ class _Folding:
             raise InputError(self.where, f"{describe_node(node)} makes a tensor of {total} bytes", HINT)
         return result
 
+    def find_sizes(self, node: ir.Node, inputs: list[Pair | None], run: int) -> _NodeResult:
+        """What a node gives on the meta device; equal nodes are computed once."""
+        arguments = self.meta(node, inputs, run)
+        key = _size_key(node, arguments)
+        result = None if key is None else self.limits.sizes.get(key)
+        if result is None:
+            self.limits.budget.spend(CALL, describe_node(node))
+            results = self.compute(node, arguments)
+            sizes = [None if one is None else one.shape for one in arguments]
+            is_float = all(one.is_floating_point() for one in arguments if one is not None)
+            shapes = [one.shape for one in results]
+            operations = count_operations(node.op_type, sizes, shapes, attributes_of(node), is_float)
+            result = _NodeResult(results, operations)
+            if key is not None:
+                self.limits.sizes[key] = result
+        return result
+
     def check_folded(self, node: ir.Node, inputs: list[Pair | None]) -> None:
-        """Refuse constants that would fill the memory, before they are computed."""
-        if node.op_type == "NonZero":
-            return
-        results = self.compute(node, self.meta(node, inputs, 1))
-        self.folded_bytes += sum(one.numel() * one.element_size() for one in results)
-        if self.folded_bytes > MAX_FOLDED_BYTES:
-            raise InputError(self.where, f"{describe_node(node)}: the file's constants fill more than 2 GiB", HINT)
+        """Refuse constants that would take long or fill the memory, before they are computed."""
+        what, budget = describe_node(node), self.limits.budget
+        if node.op_type in NEVER_FOLDED:
+            raise InputError(self.where, f"{what} reads constants alone", HINT)
+        count = _count_new(node, [pair[1] for pair in inputs if pair is not None])
+        if count is None:
+            result = self.find_sizes(node, inputs, 1)
+            nbytes, operations = sum(one.numel() * one.element_size() for one in result.results), result.operations
+        else:
+            nbytes, operations = 8 * count, TOUCH * count
+        self.folded_bytes += nbytes
+        budget.check_bytes(self.folded_bytes, what)
+        budget.spend(operations, what)
+
+    def count_frame(self, node: ir.Node, operations: int) -> None:
+        """Refuse a network that no machine computes for one frame."""
+        self.frame_operations += operations // self.batch
+        if self.frame_operations > MAX_FRAME_OPERATIONS:
+            problem = f"{describe_node(node)}: one frame would take {self.frame_operations:.0e} operations"
+            raise TooMuchWork(self.where, problem, HINT)
 
     def set_known(self, node: ir.Node, first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> None:
         if first is second or all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(first, second)):
@@ -225,8 +295,9 @@ class _Folding:
         for output, tensor in zip(node.outputs, results):
             source = next((one for one in node.inputs if one is not None and one in self.constants), None)
             if source is not None and source.name and tensor.is_floating_point():
-                output.meta.setdefault("source", source.meta.get("source", source.name))
+                output.meta.setdefault("source", source_of(source))
             self.constants[output] = tensor
+            keep_text(output)
         return None
 
     def forward(self, node: ir.Node, value: ir.Value) -> None:
@@ -258,8 +329,7 @@ class _Folding:
             if old.is_graph_output():
                 bridge = ir.node("Identity", [new], outputs=None)
                 self.graph.insert_before(node, bridge)
-                name, bridge.outputs[0].name = old.name, old.name
-                old.name = f"{name}_before"
+                pass_name(old, bridge.outputs[0], "_before")
                 places = [place for place, one in enumerate(self.graph.outputs) if one is old]
                 for place in places:
                     self.graph.outputs[place] = bridge.outputs[0]
@@ -282,7 +352,7 @@ class _Folding:
         if node.op_type in ("Reshape", "Squeeze", "Flatten") and axis is not None:
             assert inputs[0] is not None and node.inputs[0] is not None
             source = list(inputs[0][0].shape)
-            (result,) = self.compute(node, self.meta(node, inputs, 0))
+            (result,) = self.find_sizes(node, inputs, 0).results
             before = math.prod(source[:axis]) * self.outer.get(node.inputs[0], 1)
             product = any(one.op_type in ("Gemm", "MatMul") and index == 0 for one, index in node.outputs[0].uses())
             place, outer = _batch_place(before, axis, list(result.shape), self.batch, product) or (None, 1)
@@ -341,9 +411,9 @@ class _Folding:
         )
         joined = ir.node("Reshape", [lead.outputs[0], self.new_constant(torch.tensor([-1, *pair[0].shape]))])
         self.outer.pop(output, None)
-        joined.outputs[0].name, output.name = output.name, f"{output.name}_inside"
+        pass_name(output, joined.outputs[0], "_inside")
         self.graph.outputs[place] = joined.outputs[0]
-        self.led.append(str(joined.outputs[0].name))
+        self.led.append(text_of(joined.outputs[0]))
         self.graph.extend([split, lead, joined])
         mode, self.free = self.free, "expanding"
         for node in (split, lead, joined):
@@ -429,6 +499,38 @@ class _Folding:
             raise BatchError(f"{describe_node(node)} mixes the batch")
 
 
+def _size_key(node: ir.Node, arguments: list[Tensor | None]) -> Any:
+    """Equal for nodes whose results have the same sizes; None for one that is not compared."""
+    key: list[Any] = [node.op_type, node.domain, len(node.outputs)]
+    for name, attribute in node.attributes.items():
+        if attribute.type in (ir.AttributeType.TENSOR, ir.AttributeType.GRAPH):
+            return None
+        value = attribute.value
+        key += [name, tuple(value) if isinstance(value, Sequence) else value]
+    for tensor in arguments:
+        if tensor is None:
+            key.append(None)
+        elif tensor.is_meta:
+            key += [tensor.shape, tensor.dtype]
+        elif tensor.numel() <= MAX_KEY_VALUES:
+            key += [tensor.shape, tensor.dtype, tuple(tensor.flatten().tolist())]
+        else:
+            return None
+    return tuple(key)
+
+
+def _count_new(node: ir.Node, inputs: list[Tensor]) -> int | None:
+    """The values that a node makes from numbers alone, or at most; None for one whose sizes are found otherwise."""
+    if node.op_type == "ConstantOfShape" and inputs:
+        return max(0, math.prod(integers(inputs[0])))
+    if node.op_type == "Range" and len(inputs) == 3:
+        start, limit, delta = (number(one) for one in inputs)
+        return max(0, math.ceil(min((limit - start) / delta, 2.0**62))) if delta else 0
+    if node.op_type == "NonZero" and inputs:
+        return inputs[0].numel() * max(1, inputs[0].ndim)
+    return None
+
+
 def _mixes(node: ir.Node, inputs: list[Pair | None], axes: list[int | None]) -> bool:
     first = next(place for place, axis in enumerate(axes) if axis is not None)
     axis, pair = axes[first], inputs[first]
@@ -493,6 +595,8 @@ def prepare_call(node: ir.Node, inputs: list[Any], opset: int) -> tuple[list[Any
 
 def check_operator(node: ir.Node, where: str) -> None:
     """Refuse operators that cannot be computed."""
+    if node.op_type in OPERATORS and node.domain in ("", "ai.onnx"):
+        return
     what = describe_node(node)
     if node.op_type in CONTROL_FLOW or node.op_type.startswith("Sequence"):
         raise InputError(
@@ -507,8 +611,7 @@ def check_operator(node: ir.Node, where: str) -> None:
         if node.domain.startswith("com.microsoft"):
             hint = "give the file as it was exported, before ONNX Runtime optimised it"
         raise InputError(where, f"{what} is of the custom domain '{node.domain}'", hint)
-    if node.op_type not in OPERATORS:
-        raise InputError(where, f"{what} is no operator that can be computed", "export the model without it")
+    raise InputError(where, f"{what} is no operator that can be computed", "export the model without it")
 
 
 def to_torch_type(dtype: ir.DataType | None) -> torch.dtype:
@@ -518,15 +621,14 @@ def to_torch_type(dtype: ir.DataType | None) -> torch.dtype:
 
 def read_initializer(value: ir.Value, where: str) -> Tensor:
     """A constant of a branch, which is in the file itself."""
-    from models.graph.document import to_torch
-
     if value.const_value is None or isinstance(value.const_value, ir.ExternalTensor):
-        raise InputError(where, f"the constant '{value.name}' of a branch is not in the file", HINT)
+        raise InputError(where, f"the constant '{text_of(value)}' of a branch is not in the file", HINT)
     return to_torch(value.const_value.numpy())
 
 
 def _constant_value(node: ir.Node) -> Tensor:
-    name, value = next(iter(attributes_of(node).items()))
-    if isinstance(value, Tensor):
-        return value
+    name, attribute = next(iter(node.attributes.items()))
+    value = attribute.value
+    if attribute.type == ir.AttributeType.TENSOR:
+        return torch.from_numpy(value.numpy())  # the reader has put it into memory that may be written to
     return torch.tensor(value, dtype=torch.float32 if "float" in name else torch.int64)

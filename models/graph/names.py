@@ -9,12 +9,14 @@ from keyword import iskeyword
 import onnx_ir as ir
 import torch
 from onnx_ir.tensor_adapters import from_torch_dtype
-from torch import Tensor, fx
+from torch import Tensor
 
-from models.graph.document import BUFFER, WEIGHTS
-from models.graph.fold import Folded
-from models.graph.operators import OPERATORS
-from models.graph.operators.recurrent import ACTIVATIONS
+from gemel.models.graph.document import keep_text, source_of, text_of
+from gemel.models.graph.fold import Folded
+from gemel.models.graph.gate import BUFFER, WEIGHTS
+from gemel.models.graph.operators import OPERATORS
+from gemel.models.graph.operators.recurrent import ACTIVATIONS
+from gemel.models.graph.steps import RESERVED
 
 MAX_INLINE = 64
 """Values of an integer constant that the document itself holds."""
@@ -35,7 +37,7 @@ class _Naming:
         self.state: dict[str, Tensor] = {}
         self.values: dict[str, ir.Value] = {}
         self.paths: dict[tuple, str] = {}
-        self.taken = {value.name for value in [*graph.inputs, *graph.outputs]}
+        self.taken = {text_of(value) for value in [*graph.inputs, *graph.outputs]}
         self.containers: set[str] = set()
         self.inline: dict[tuple, ir.Value] = {}
 
@@ -56,11 +58,14 @@ class _Naming:
     def rename_values(self) -> None:
         """Number the values between nodes, so that no weight's key is one of them."""
         fixed = {*self.graph.inputs, *self.graph.outputs}
+        for number, value in enumerate(fixed):
+            keep_text(value)
+            value.name = f"end/{number}"
         for number, output in enumerate(output for node in self.graph for output in node.outputs):
             output.shape = output.type = None
             output.metadata_props.clear()
             if output not in fixed:
-                output.name = f"value_{number}"
+                output.name = f"value/{number}"  # no key is like it
 
     def constant(self, node: ir.Node, place: int) -> Tensor | None:
         value = node.inputs[place] if place < len(node.inputs) else None
@@ -143,7 +148,7 @@ class _Naming:
 
     def make_path(self, node: ir.Node, number: int, values: dict[str, ir.Value | None]) -> str:
         """A module's path from the name of a weight, else of its node, else its operator and number."""
-        names = [value.meta.get("source", value.name) or "" for value in values.values() if value is not None]
+        names = [source_of(value) for value in values.values() if value is not None]
         names.insert(1, _scope(node))
         named = next((_without_suffix(name) for name in names if name and not ANONYMOUS.match(name)), None)
         return self.unique(_to_path(named) if named else f"{_snake(node.op_type)}_{number}")
@@ -173,7 +178,7 @@ class _Naming:
             elif not tensor.is_floating_point() and tensor.numel() <= MAX_INLINE:
                 self.hold(node, place, value, tensor)  # part of a shape, which a run without weights needs
             else:
-                name = value.meta.get("source", value.name) or f"{_snake(node.op_type)}"
+                name = source_of(value) or _snake(node.op_type)
                 made_up = node.op_type not in ACTIVATIONS and ANONYMOUS.match(name)
                 fixed = bool(made_up or NOT_TRAINED.search(name))
                 buffer = fixed or not tensor.is_floating_point() or bool(tensor.isinf().any())  # as a mask is
@@ -203,7 +208,7 @@ class _Naming:
         old = node.inputs[place]
         assert old is not None
         value = ir.Value(name=old.name)
-        value.meta["source"] = old.meta.get("source", old.name)
+        value.meta["source"] = source_of(old)
         self.constants[value] = tensor
         node.replace_input_with(place, value)
 
@@ -219,7 +224,7 @@ def _placeholder(name: str, tensor: Tensor, buffer: bool) -> ir.Value:
 
 def _scope(node: ir.Node) -> str:
     """The module that a node's name says: layer1.0.conv1 of /layer1/layer1.0/conv1/Conv."""
-    scopes = (node.name or "").strip("/").split("/")
+    scopes = text_of(node).strip("/").split("/")
     pairs = pairwise(scopes)
     return ".".join(scope for scope, inner in pairs if scope and not inner.startswith(f"{scope}."))
 
@@ -234,7 +239,7 @@ def _without_suffix(name: str) -> str:
 def _to_path(name: str) -> str:
     """A name as a module's path: letters, digits and underscores between dots."""
     parts = [re.sub(r"\W", "_", part, flags=re.ASCII) for part in re.split(r"[./]+", name) if part]
-    parts = [f"{part}_" if hasattr(fx.GraphModule, part) or iskeyword(part) else part for part in parts]
+    parts = [f"{part}_" if part in RESERVED or iskeyword(part) else part for part in parts]
     return ".".join(parts)[:200] or "weights"
 
 

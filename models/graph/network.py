@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import operator as python
 from typing import Any
 
 import onnx_ir as ir
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
-from models.errors import InputError, message_of
-from models.graph.document import BUFFER, HINT, attributes_of, parse_model, to_torch
-from models.graph.fold import check_operator, prepare_call
-from models.graph.operators import OPERATORS
-from models.graph.operators.layers import flat_pads, window_pads
-from models.graph.operators.shapes import dtype_of
-from models.graph.unfold import ChannelAffine, is_affine
+from gemel.models.errors import InputError, message_of
+from gemel.models.graph.bounds import HINT
+from gemel.models.graph.document import parse_model, text_of
+from gemel.models.graph.fold import check_operator, prepare_call
+from gemel.models.graph.gate import BUFFER, WHERE
+from gemel.models.graph.operators import OPERATORS
+from gemel.models.graph.operators.layers import flat_pads, window_pads
+from gemel.models.graph.operators.shapes import dtype_of
+from gemel.models.graph.steps import NetworkStep, Result, StepKind, StepNetwork
+from gemel.models.graph.torch_values import attributes_of, to_torch
+from gemel.models.graph.unfold import ChannelAffine, is_affine
 
-WHERE = "the graph of a model"
 CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 CONV_TRANSPOSE = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 
 
-def build_graph(document: bytes, device: str | torch.device = "cpu") -> fx.GraphModule:
+def build_graph(document: bytes, device: str | torch.device = "cpu") -> StepNetwork:
     """The module of a graph's document, in eval mode, its weights without values.
 
     It takes the picture (N, 3, H, W) and returns a tuple of the outputs; `load_state_dict(graph.state)` fits it.
@@ -37,23 +39,14 @@ def build_graph(document: bytes, device: str | torch.device = "cpu") -> fx.Graph
         raise InputError(WHERE, f"is malformed: {message_of(error)}", HINT) from error
 
 
-class SampleNetwork(fx.GraphModule):
-    """A network whose file takes one picture at a time: it computes the pictures of a batch one after the other."""
-
-    def __call__(self, frames: Tensor) -> tuple[Tensor, ...]:
-        """The outputs of all pictures, the batch their first axis."""
-        each = [super(SampleNetwork, self).__call__(frame[None]) for frame in frames]
-        return tuple(
-            torch.cat([one if one.shape[:1] == (1,) else one[None] for one in outputs]) for outputs in zip(*each)
-        )
-
-
 class _Builder:
     def __init__(self, graph: ir.Graph, device: torch.device) -> None:
         self.graph, self.device = graph, device
-        self.root, self.fx = nn.Module(), fx.Graph()
+        (picture,) = graph.inputs
+        self.root = StepNetwork(one_by_one=picture.shape is not None and picture.shape[0] == 1)
+        self.steps: list[NetworkStep] = []
         self.opset = graph.opset_imports.get("", graph.opset_imports.get("ai.onnx", 0))
-        self.env: dict[ir.Value, fx.Node] = {}
+        self.results: dict[ir.Value, Result] = {picture: Result(0)}
         self.weights: dict[ir.Value, ir.ExternalTensor] = {}
         self.constants: dict[ir.Value, Tensor] = {}
         self.fused: set[ir.Node] = set()
@@ -64,27 +57,27 @@ class _Builder:
             elif tensor is not None:
                 self.constants[value] = to_torch(tensor.numpy())
 
-    def build(self) -> fx.GraphModule:
-        for value in self.graph.inputs:
-            self.env[value] = self.fx.placeholder("frames")
+    def build(self) -> StepNetwork:
         for node in self.graph:
             if node not in self.fused:
                 check_operator(node, WHERE)
                 self.add(node)
-        self.fx.output(tuple(self.read(value) for value in self.graph.outputs))
-        self.fx.lint()
-        (picture,) = self.graph.inputs
-        fixed = picture.shape is not None and picture.shape[0] == 1
-        kind = SampleNetwork if fixed else fx.GraphModule
-        return kind(self.root, self.fx, class_name="GraphNetwork").eval()
+        ends = [self.read(value).number for value in self.graph.outputs]
+        self.root.set_steps(self.steps, ends)
+        return self.root.eval()
 
-    def read(self, value: ir.Value) -> fx.Node:
-        """The node of a value, or of the weight that it is."""
-        if value not in self.env:
+    def add_step(self, kind: StepKind, name: str, *arguments: Any, **options: Any) -> Result:
+        """Run one step more; what it gives."""
+        self.steps.append(NetworkStep(kind, name, arguments, options))
+        return Result(len(self.steps))
+
+    def read(self, value: ir.Value) -> Result:
+        """The result that a value is, or that of the weight."""
+        if value not in self.results:
             if value not in self.weights and value not in self.constants:
-                raise InputError(WHERE, f"'{value.name}' is made by no node", HINT)
-            self.env[value] = self.fx.get_attr(self.put_tensor(value))
-        return self.env[value]
+                raise InputError(WHERE, f"'{text_of(value)}' is made by no node", HINT)
+            self.results[value] = self.add_step(StepKind.TENSOR, self.put_tensor(value))
+        return self.results[value]
 
     def put_tensor(self, value: ir.Value) -> str:
         """Put a weight that is no module's into the module at its path."""
@@ -118,16 +111,18 @@ class _Builder:
         if call is None:
             operator = OPERATORS[node.op_type]
             inputs = [self.argument(value, place in operator.static) for place, value in enumerate(node.inputs)]
+            if node.op_type == "Identity" and node.inputs[0] is not None:
+                inputs = [self.read(node.inputs[0])]  # an output that is one number is a tensor still
             arguments, attributes = prepare_call(node, inputs, self.opset)
-            call = self.fx.call_function(operator.run, tuple(arguments), attributes)
+            call = self.add_step(StepKind.OPERATOR, node.op_type, *arguments, **attributes)
         if isinstance(call, tuple):
             call, output = call
-            self.env[output] = call
+            self.results[output] = call
         elif len(node.outputs) > 1 or node.op_type in ("Split", "TopK"):
             for place, output in enumerate(node.outputs):
-                self.env[output] = self.fx.call_function(python.getitem, (call, place))
+                self.results[output] = self.add_step(StepKind.FUNCTION, "part", call, place)
         else:
-            self.env[node.outputs[0]] = call
+            self.results[node.outputs[0]] = call
 
     def argument(self, value: ir.Value | None, static: bool) -> Any:
         if value is None:
@@ -139,7 +134,7 @@ class _Builder:
 
     # Modules
 
-    def add_module(self, node: ir.Node) -> fx.Node | tuple[fx.Node, ir.Value] | None:
+    def add_module(self, node: ir.Node) -> Result | tuple[Result, ir.Value] | None:
         """The call of a node's module; None where it stays a function."""
         weight = self.weights.get(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
         path, _, last = (weight.name or "").rpartition(".") if weight is not None else ("", "", "")
@@ -156,16 +151,16 @@ class _Builder:
         shape = [int(size) for size in weight.shape.numpy()]
         return makers[node.op_type](node, path, shape)
 
-    def call(self, path: str, module: nn.Module | None, node: ir.Node, x: fx.Node | None = None) -> fx.Node:
+    def call(self, path: str, module: nn.Module | None, node: ir.Node, x: Result | None = None) -> Result:
         """Call the module at a path, put there unless it is already."""
         owner, _, name = path.rpartition(".")
         holder = self.holder(owner)
         if name not in holder._modules:
             holder.add_module(name, module)
         assert node.inputs[0] is not None
-        return self.fx.call_module(path, (self.read(node.inputs[0]) if x is None else x,))
+        return self.add_step(StepKind.MODULE, path, self.read(node.inputs[0]) if x is None else x)
 
-    def make_conv(self, node: ir.Node, path: str, shape: list[int]) -> fx.Node | None:
+    def make_conv(self, node: ir.Node, path: str, shape: list[int]) -> Result | None:
         options = attributes_of(node)
         rank = len(shape) - 2
         stride, dilation = options.get("strides") or [1] * rank, options.get("dilations") or [1] * rank
@@ -189,16 +184,16 @@ class _Builder:
             return self.call(path, kind(shape[0], shape[1] * group, output_padding=tuple(extra), **settings), node)
         x = self.read(node.inputs[0])
         if not even:
-            x = self.fx.call_function(nn.functional.pad, (x, tuple(flat_pads(sides))))
+            x = self.add_step(StepKind.FUNCTION, "pad", x, tuple(flat_pads(sides)))
         return self.call(path, CONV[rank](shape[1] * group, shape[0], **settings), node, x)
 
-    def make_linear(self, node: ir.Node, path: str, shape: list[int]) -> fx.Node | tuple[fx.Node, ir.Value] | None:
+    def make_linear(self, node: ir.Node, path: str, shape: list[int]) -> Result | tuple[Result, ir.Value] | None:
         options = attributes_of(node)
         assert node.inputs[0] is not None
         x = self.read(node.inputs[0])
         inner, outer = shape if not options.get("transB") else shape[::-1]
         if options.get("transA"):
-            x = self.fx.call_function(torch.t, (x,))
+            x = self.add_step(StepKind.FUNCTION, "transpose", x)
         add = self.bias_after(node, path) if node.op_type == "MatMul" else None
         has_bias = add is not None or (len(node.inputs) > 2 and node.inputs[2] is not None)
         module = nn.Linear(inner, outer, bias=has_bias, device=self.device, dtype=torch.float32)
@@ -215,14 +210,14 @@ class _Builder:
         names = [value.name for value in users[0].inputs if value is not None]
         return users[0] if f"{path}.bias" in names else None
 
-    def make_batch_norm(self, node: ir.Node, path: str, shape: list[int]) -> fx.Node:
+    def make_batch_norm(self, node: ir.Node, path: str, shape: list[int]) -> Result:
         if is_affine(node):
             return self.call(path, ChannelAffine(shape[0], self.device), node)
         options = attributes_of(node)
         momentum, eps = 1 - options.get("momentum", 0.9), options.get("epsilon", 1e-5)
         return self.call(path, GraphBatchNorm(shape[0], eps, momentum, device=self.device, dtype=torch.float32), node)
 
-    def make_layer_norm(self, node: ir.Node, path: str, shape: list[int]) -> fx.Node | None:
+    def make_layer_norm(self, node: ir.Node, path: str, shape: list[int]) -> Result | None:
         options = attributes_of(node)
         axis = options.get("axis", -1)
         if axis >= 0 or -axis != len(shape):
@@ -232,7 +227,7 @@ class _Builder:
         module = nn.LayerNorm(shape, eps, bias=has_bias, device=self.device, dtype=torch.float32)
         return self.call(path, module, node)
 
-    def make_group_norm(self, node: ir.Node, path: str, shape: list[int]) -> fx.Node | None:
+    def make_group_norm(self, node: ir.Node, path: str, shape: list[int]) -> Result | None:
         if self.opset < 21:
             return None
         options = attributes_of(node)

@@ -2,56 +2,66 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
 import re
 import stat
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common.inliner import InlinePass
 from onnx_ir.tensor_adapters import from_torch_dtype
 from torch import Tensor
 
-from models.errors import InputError, join_names, message_of, size_text
-from models.graph.cut import cut_end, remove_unused
-from models.graph.document import (
-    BUFFER,
-    HINT,
-    MAX_FILE_BYTES,
-    MAX_TENSOR_BYTES,
-    Cut,
-    Graph,
-    TensorInfo,
-    describe_node,
-    parse_model,
-    to_torch,
-)  # fmt: skip
-from models.graph.fold import BatchError, Folded, fold_graph
-from models.graph.names import write_weights
-from models.graph.upgrade import OPSET, upgrade_opset
-from models.io import read_bounded
+from gemel.models.errors import InputError, join_names, message_of, size_text
+from gemel.models.graph.bounds import HINT, MAX_FILE_BYTES
+from gemel.models.graph.cut import cut_end, remove_unused
+from gemel.models.graph.document import MAX_TENSOR_BYTES, describe_node, name_ends, read_gated, text_of, write_document
+from gemel.models.graph.fold import BatchError, Folded, FoldLimits, fold_graph
+from gemel.models.graph.gate import BUFFER, GatedGraph, admit_graph
+from gemel.models.graph.names import write_weights
+from gemel.models.graph.records import Cut, Graph, TensorInfo
+from gemel.models.graph.torch_values import to_torch
+from gemel.models.graph.upgrade import upgrade_opset
+from gemel.models.graph.work import TooMuchWork, WorkBudget
+from gemel.models.io import read_bounded
+from gemel.models.notes import add_note
 
 MAX_SIDE = 16384
 """Pixels of an input's side."""
 BATCH = "batch"
 INTEGER = "uint8"
+LUMA = (0.299, 0.587, 0.114)
+"""Of R, G and B in a grey picture, as PIL and OpenCV weigh them."""
+SQUEEZE_OPSET = 13
+"""From which the axes of a Squeeze are an input."""
+SEVERAL = frozenset({"Split", "TopK", "LSTM", "GRU", "RNN", "If", "Loop", "Scan", "Unique"})
+"""Operators whose further outputs are computed, or refused with them."""
 Size = tuple[int, int]
 
 
 def load_graph(path: str | Path, size: Size | None = None) -> Graph:
-    """Read an .onnx or .pt2 file as data; `size` is the picture's (H, W) where the file leaves it open.
+    """Read an .onnx or .pt2 file as data, in a confined child; `size` is the (H, W) where the file leaves it open.
 
-    Raises InputError, one line with the operator and what to do, for a file that is damaged or cannot be taken.
+    Raises InputError, one line with the operator and what to do, for a file that is damaged, cannot be taken or takes
+    too much.
     """
+    from gemel.models.graph.confined import load_confined
+
+    return load_confined(Path(path), size)
+
+
+def read_graph(path: str | Path, size: Size | None = None) -> Graph:
+    """Read an .onnx or .pt2 file in this process, as the child of `load_graph` does."""
     path = Path(path)
     if path.suffix == ".pt2":
-        from models.graph.program import convert_program
+        from gemel.models.graph.program import convert_program
 
         return read_onnx(partial(convert_program, path), path, size)
     return read_onnx(partial(read_bounded, path, MAX_FILE_BYTES, HINT), path, size)
@@ -60,46 +70,139 @@ def load_graph(path: str | Path, size: Size | None = None) -> Graph:
 def read_onnx(read: Callable[[], bytes], path: Path, size: Size | None = None) -> Graph:
     """The graph of an ONNX file whose bytes `read` returns; external data is beside `path`."""
     try:
-        model = parse_model(read(), str(path))
-        found = _read_model(model, path, size)
-        for value in model.graph.initializers.values():  # a graph refers to itself, and is freed late
-            value.const_value = None
-        return found
+        with _pause_garbage_collection():
+            return _Reading(admit_graph(read(), path), path, size).run()
     except InputError:
         raise
     except Exception as error:  # a malformed graph fails anywhere, with any kind
         raise InputError(path, f"its graph is malformed: {message_of(error)}", HINT) from error
 
 
-def _read_model(model: ir.Model, path: Path, size: Size | None) -> Graph:
-    where = str(path)
-    model = inline_functions(model, where)
-    graph = model.graph
-    if max(graph.opset_imports.get(domain, 0) for domain in ("", "ai.onnx")) < OPSET:
-        upgrade_opset(graph)
-    constants = take_constants(graph, path)
+@contextmanager
+def _pause_garbage_collection() -> Iterator[None]:
+    """Don't look for garbage: a graph is many objects that all live, and looking takes half of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
     try:
-        graph.sort()
-    except ValueError as error:
-        raise InputError(where, "its graph has a cycle", HINT) from error
-    remove_unused(graph)
-    check_values(graph, where)
-    cut = cut_end(graph, where)
-    remove_unused(graph)
-    shape, is_last = input_shape(graph, dict(model.metadata_props), size, where)
-    is_whole = take_floats(graph)
-    graph, folded = fold_freely(graph, constants, shape, where)
-    remove_unused(graph)
-    if not list(graph):
-        raise InputError(where, "no output depends on the picture", HINT)
-    state = write_weights(graph, folded)
-    check_finite(graph, state, where)
-    made = finish(model, graph, folded, state, cut, where)
-    if not is_last and not is_whole:
-        return made
-    batch, channels, *sides = made.input.shape
-    sizes = (batch, *sides, channels) if is_last else made.input.shape
-    return replace(made, given=TensorInfo(made.input.name, INTEGER if is_whole else made.input.dtype, sizes))
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@dataclass(frozen=True)
+class InputForm:
+    """What a file takes where the graph takes (N, 3, H, W): channels last, one channel of grey, or no batch."""
+
+    is_last: bool = False
+    channels: int = 3
+    has_batch: bool = True
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A file's graph up to its end, before anything is computed; `shape` is the picture's, None for a free batch."""
+
+    model: ir.Model
+    cut: Cut | None
+    shape: list[int | None]
+    form: InputForm
+    is_whole: bool
+
+
+class _Reading:
+    """Reads one gated file; the weights once, the graph once for each way in which its batch may be free."""
+
+    def __init__(self, gated: GatedGraph, path: Path, size: Size | None) -> None:
+        self.gated, self.path, self.size = gated, path, size
+        self.where = str(path)
+        upgrade_opset(gated.model)
+        self.constants: dict[str | None, Tensor] = {}
+
+    def run(self) -> Graph:
+        prepared, folded = self.fold_freely()
+        graph, where = prepared.model.graph, self.where
+        remove_unused(graph)
+        if not list(graph):
+            raise InputError(where, "no output depends on the picture", HINT)
+        state = write_weights(graph, folded)
+        check_finite(graph, state, where)
+        made = finish(prepared.model, graph, folded, state, prepared.cut)
+        for value in graph.initializers.values():  # a graph refers to itself, and is freed late
+            value.const_value = None
+        batch, _, *sides = made.input.shape
+        channels = prepared.form.channels
+        sizes = (*sides, channels) if prepared.form.is_last else (channels, *sides)
+        sizes = (batch, *sizes) if prepared.form.has_batch else sizes
+        if sizes == made.input.shape and not prepared.is_whole:
+            return made
+        given = TensorInfo(made.input.name, INTEGER if prepared.is_whole else made.input.dtype, sizes)
+        return replace(made, given=given)
+
+    def prepare(self) -> _Prepared:
+        """The graph with its end cut off."""
+        where = self.where
+        model = read_gated(self.gated, where)
+        graph = model.graph
+        self.constants = take_constants(graph, self.path, self.constants)
+        try:
+            graph.sort()
+        except ValueError as error:
+            raise InputError(where, "its graph has a cycle", HINT) from error
+        remove_unused(graph)
+        set_inference(graph, where)
+        check_values(graph, where)
+        cut = cut_end(graph, where)
+        remove_unused(graph)
+        shape, form = input_shape(graph, self.gated.metadata, self.size, where)
+        return _Prepared(model, cut, shape, form, take_floats(graph))
+
+    def fold_freely(self) -> tuple[_Prepared, Folded]:
+        """The graph folded with a free batch where it permits one, else with its own."""
+        prepared: _Prepared | None = self.prepare()
+        shape = prepared.shape
+        sizes = [shape[0] or 1, *(int(one or 0) for one in shape[1:])]
+        nbytes = sum(tensor.nbytes for tensor in self.constants.values())
+        limits = FoldLimits(WorkBudget(nbytes, self.where), {})
+        for free in ("fixed",) if shape[0] else ("dynamic", "fixed"):
+            prepared = prepared or self.prepare()
+            try:
+                return prepared, self.fold(prepared, sizes, free, limits)
+            except TooMuchWork:
+                raise
+            except (BatchError, InputError):
+                prepared = None  # half of it is folded
+        prepared = self.prepare()
+        folded = self.fold(prepared, sizes, "no", limits)
+        if sizes[0] != 1:
+            hint = "export it with a dynamic batch, or with batch 1"
+            raise InputError(self.where, f"its batch is fixed to {sizes[0]}", hint)
+        return prepared, folded
+
+    def fold(self, prepared: _Prepared, sizes: list[int], free: str, limits: FoldLimits) -> Folded:
+        graph = prepared.model.graph
+        constants = {value: self.constants[value.name] for value in graph.initializers.values()}
+        return fold_graph(graph, constants, sizes, free, limits)
+
+
+def set_inference(graph: ir.Graph, where: str) -> None:
+    """Let norms and dropouts of a file that was exported in training mode do what they do in use.
+
+    Outputs that nothing reads are dropped; InputError where statistics of the batch are read.
+    """
+    outputs, count = set(graph.outputs), 0
+    for node in graph:
+        read = [place for place, value in enumerate(node.outputs) if value in outputs or list(value.uses())]
+        if len(node.outputs) > 1 and read and node.op_type not in SEVERAL:
+            if read[-1] > 0 and node.op_type in ("BatchNormalization", "Dropout"):
+                problem = f"{describe_node(node)} was exported in training mode, and its statistics or mask are read"
+                raise InputError(where, problem, "export it in eval mode: model.eval()")
+            node.resize_outputs(read[-1] + 1)
+        mode = node.attributes.pop("training_mode", None)
+        count += mode is not None and mode.as_int() == 1
+    if count:
+        text = f"was exported in training mode; the recorded statistics of its {count} norms are used"
+        add_note(where, text, "export it in eval mode: model.eval()")
 
 
 def take_floats(graph: ir.Graph) -> bool:
@@ -116,7 +219,9 @@ def check_values(graph: ir.Graph, where: str) -> None:
     for node in graph:
         for value in node.inputs:
             if value is not None and not (value.producer() or value.is_graph_input() or value.is_initializer()):
-                raise InputError(where, f"{describe_node(node)} reads '{value.name}', which nothing makes", HINT)
+                raise InputError(
+                    where, f"{describe_node(node)} reads '{text_of(value, graph)}', which nothing makes", HINT
+                )
 
 
 def check_finite(graph: ir.Graph, state: dict[str, Tensor], where: str) -> None:
@@ -130,49 +235,17 @@ def check_finite(graph: ir.Graph, state: dict[str, Tensor], where: str) -> None:
             raise InputError(where, f"the weight '{name}' holds {kind}", hint)
 
 
-def inline_functions(model: ir.Model, where: str) -> ir.Model:
-    """The model with the body of each function in its places."""
-    if not model.functions:
-        return model
-    try:
-        return InlinePass()(model).model
-    except Exception as error:  # onnx-ir's passes raise many kinds for a malformed function
-        raise InputError(where, f"its functions cannot be inlined: {error}", HINT) from error
-
-
-def fold_freely(
-    graph: ir.Graph, constants: dict[str | None, Tensor], shape: list[int | None], where: str
-) -> tuple[ir.Graph, Folded]:
-    """Fold with a free batch where the graph permits one, else with its own."""
-    batch = shape[0] or 1
-    sizes = [batch, *(int(one or 0) for one in shape[1:])]
-    for free in ("fixed",) if shape[0] else ("dynamic", "fixed"):
-        copy = graph.clone()
-        try:
-            return copy, fold_graph(copy, _by_value(copy, constants), sizes, free, where)
-        except (BatchError, InputError):
-            continue
-    folded = fold_graph(graph, _by_value(graph, constants), sizes, "no", where)
-    if batch != 1:
-        raise InputError(where, f"its batch is fixed to {batch}", "export it with a dynamic batch, or with batch 1")
-    return graph, folded
-
-
-def _by_value(graph: ir.Graph, constants: dict[str | None, Tensor]) -> dict[ir.Value, Tensor]:
-    return {value: constants[value.name] for value in graph.initializers.values()}
-
-
 # The input
 
 
 def input_shape(
     graph: ir.Graph, metadata: dict[str, str], size: Size | None, where: str
-) -> tuple[list[int | None], bool]:
-    """The sizes of the input, None for a batch that is free; and whether the file has its channels last."""
+) -> tuple[list[int | None], InputForm]:
+    """The sizes of the input, None for a batch that is free; and what the file takes in its place."""
     inputs = [value for value in graph.inputs if not value.is_initializer()]
     used = [value for value in inputs if list(value.uses())]
     if len(used) > 1:
-        names = join_names([f"'{value.name}'" for value in used])
+        names = join_names([f"'{text_of(value)}'" for value in used])
         raise InputError(where, f"takes {len(used)} inputs ({names})", "export a model that takes the picture alone")
     if not used:
         raise InputError(where, "takes no input that it uses", HINT)
@@ -182,10 +255,15 @@ def input_shape(
             graph.inputs.remove(value)
     for value in [value for value in graph.inputs if value.is_initializer()]:
         graph.inputs.remove(value)
-    if picture.shape is None or len(picture.shape) != 4:
+    if picture.shape is None or len(picture.shape) not in (3, 4):
         rank = "no shape" if picture.shape is None else f"{len(picture.shape)} axes"
-        raise InputError(where, f"its input '{picture.name}' has {rank}, not a picture's four", HINT)
+        hint = "export a model that takes pictures, (N, C, H, W) or (H, W, C)"
+        raise InputError(where, f"its input '{text_of(picture)}' has {rank}, not a picture's four", hint)
     dims = [one if isinstance(one, int) and one > 0 else None for one in picture.shape]
+    has_batch = len(dims) == 4
+    if not has_batch:
+        drop_batch(graph, picture)
+        dims = [1, *dims]
     is_last = dims[1] not in (1, 3, 4) and dims[3] in (1, 3, 4)
     if is_last:
         dims = transpose_input(graph, picture, dims)
@@ -199,11 +277,48 @@ def input_shape(
             "leave input_size out, or export it with that size",
         )  # fmt: skip
     channels = dims[1] or 3
-    if channels != 3:
-        raise InputError(where, f"takes pictures of {channels} channels", "export a model that takes three, RGB or BGR")
+    if channels not in (1, 3):
+        raise InputError(where, f"takes pictures of {channels} channels", "export a model that takes three, or one")
+    if channels == 1:
+        take_grey(graph, picture)
     if max(height, width, dims[0] or 1) > MAX_SIDE:
         raise InputError(where, f"its input is {height} x {width}", f"sides of up to {MAX_SIDE} are read")
-    return [dims[0], channels, height, width], is_last
+    return [dims[0], 3, height, width], InputForm(is_last, channels, has_batch)
+
+
+def put_first(graph: ir.Graph, picture: ir.Value, nodes: list[ir.Node], result: ir.Value) -> None:
+    """Let what reads the picture read a result of nodes, which read it."""
+    for user, place in list(picture.uses()):
+        if user not in nodes:
+            user.replace_input_with(place, result)
+    graph.insert_before(graph[0], nodes)
+
+
+def drop_batch(graph: ir.Graph, picture: ir.Value) -> None:
+    """Let a graph that takes one picture without a batch take a batch of one."""
+    axis = ir.node("Constant", [], {"value": ir.tensor(np.array([0]))}, name="batch_axis")
+    options = {"axes": [0]} if graph.opset_imports.get("", 0) < SQUEEZE_OPSET else {}
+    inputs = [picture] if options else [picture, axis.outputs[0]]
+    node = ir.node("Squeeze", inputs, options, name="without_batch")
+    put_first(graph, picture, [node] if options else [axis, node], node.outputs[0])
+
+
+def take_grey(graph: ir.Graph, picture: ir.Value) -> None:
+    """Let a graph that takes one channel take three, R, G and B, of which it sees the luma."""
+    nodes: list[ir.Node] = []
+    total: ir.Value | None = None
+    for place, share in enumerate(LUMA):
+        numbers = {"start": np.array([place]), "end": np.array([place + 1]), "axis": np.array([1])}
+        given = [ir.node("Constant", [], {"value": ir.tensor(one)}) for one in numbers.values()]
+        part = ir.node("Slice", [picture, *(one.outputs[0] for one in given)])
+        factor = ir.node("Constant", [], {"value": ir.tensor(np.array(share, np.float32))})
+        weighted = ir.node("Mul", [part.outputs[0], factor.outputs[0]])
+        nodes += [*given, part, factor, weighted]
+        if total is not None:
+            nodes.append(ir.node("Add", [total, weighted.outputs[0]]))
+        total = nodes[-1].outputs[0]
+    assert total is not None
+    put_first(graph, picture, nodes, total)
 
 
 def transpose_input(graph: ir.Graph, picture: ir.Value, dims: list[int | None]) -> list[int | None]:
@@ -230,16 +345,22 @@ def _said_size(metadata: dict[str, str]) -> Size | None:
 # Weights
 
 
-def take_constants(graph: ir.Graph, path: Path) -> dict[str | None, Tensor]:
-    """The weights of a graph by name, those of Constant nodes too; none refers to the parsed file from then on."""
+def take_constants(graph: ir.Graph, path: Path, known: dict[str | None, Tensor]) -> dict[str | None, Tensor]:
+    """The weights of a graph by name, those that are not `known` read; none refers to the parsed file from then on."""
+    copies: dict[int, ir.Tensor] = {}
+    originals = []  # referred to, so that no other tensor gets its identity
     for node in graph.all_nodes():
         for name, attribute in node.attributes.items():
-            if attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype != ir.DataType.STRING:
-                array = to_torch(attribute.value.numpy()).numpy()
-                node.attributes[name] = ir.AttrTensor(name, ir.Tensor(array, name=name))
+            tensor = attribute.value
+            if attribute.type == ir.AttributeType.TENSOR and tensor.dtype != ir.DataType.STRING:
+                if id(tensor) not in copies:  # a function's tensor is that of all its calls
+                    originals.append(tensor)
+                    copies[id(tensor)] = ir.Tensor(to_torch(tensor.numpy()).numpy(), name=name)
+                node.attributes[name] = ir.AttrTensor(name, copies[id(tensor)])
     constants: dict[str | None, Tensor] = {}
     for value in graph.initializers.values():
-        tensor = constants[value.name] = read_tensor(value, path)
+        tensor = known[value.name] if value.name in known else read_tensor(value, path)
+        constants[value.name] = tensor
         value.const_value = ir.Tensor(tensor.numpy(), name=value.name)
     return constants
 
@@ -247,7 +368,7 @@ def take_constants(graph: ir.Graph, path: Path) -> dict[str | None, Tensor]:
 def read_tensor(value: ir.Value, path: Path) -> Tensor:
     """A weight from the file or from the data beside it."""
     tensor = value.const_value
-    name = value.name or ""
+    name = text_of(value)
     if tensor is None:
         raise InputError(path, f"the weight '{name}' has no values", HINT)
     shape = tensor.shape.numpy()
@@ -303,9 +424,7 @@ def beside(path: Path, location: str, name: str) -> Path:
 # The graph
 
 
-def finish(
-    model: ir.Model, graph: ir.Graph, folded: Folded, state: dict[str, Tensor], cut: Cut | None, where: str
-) -> Graph:
+def finish(model: ir.Model, graph: ir.Graph, folded: Folded, state: dict[str, Tensor], cut: Cut | None) -> Graph:
     """Write the document and describe its input and outputs."""
     described = []
     for value in [*graph.inputs, *graph.outputs]:
@@ -318,13 +437,14 @@ def finish(
             ir.Shape([size if isinstance(size, int) else str(size) for size in sizes]),
             ir.TensorType(dtype),
         )
-        described.append(TensorInfo(value.name or "", str(folded.dtypes[value]).removeprefix("torch."), tuple(sizes)))
+        described.append(TensorInfo(text_of(value), str(folded.dtypes[value]).removeprefix("torch."), tuple(sizes)))
     document = ir.Model(graph, ir_version=min(model.ir_version, 10), producer_name="gemel")
+    name_ends(document)
     for domain in list(graph.opset_imports):
         if domain not in ("", "ai.onnx"):
             del graph.opset_imports[domain]
     return Graph(
-        ir.to_proto(document).SerializeToString(deterministic=True), state, described[0], tuple(described[1:]),
+        write_document(document), state, described[0], tuple(described[1:]),
         dict(model.metadata_props), cut, led=folded.led,
     )  # fmt: skip
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from models.graph.document import parse_model
+from gemel.models.graph.document import NAMES, name_ends, parse_model
+from gemel.models.graph.gate import GraphKind
 
 MAX_TAIL_BYTES = 2**20
 """A larger end is not kept; the file that is written then ends where it was cut."""
@@ -22,7 +23,9 @@ def take_tail(graph: ir.Graph, feeds: Sequence[ir.Value], outputs: Sequence[ir.V
         return b""
     if any(isinstance(value.const_value, ir.ExternalTensor) for value in tail.initializers.values()):
         return b""
+    tail.meta[NAMES] = graph.meta.get(NAMES)
     model = ir.Model(tail, ir_version=10)
+    name_ends(model)
     data = ir.to_proto(model).SerializeToString(deterministic=True)
     return data if len(data) <= MAX_TAIL_BYTES else b""
 
@@ -32,7 +35,8 @@ def append_tail(model: ir.Model, data: bytes, order: Sequence[str], given: Seque
 
     With `given` it has these inputs.
     """
-    graph, tail = model.graph, parse_model(data, where).graph
+    part = parse_model(data, where, GraphKind.TAIL, keep_ends=True)
+    graph, tail = model.graph, part.graph
     ends = {str(value.name): value for value in graph.outputs}
     own = {str(value.name): value for value in tail.inputs if value.name in given}
     fed = {value: ends[str(value.name)] for value in tail.inputs if value.name not in own}
@@ -47,6 +51,8 @@ def append_tail(model: ir.Model, data: bytes, order: Sequence[str], given: Seque
     for value in (*constants, *(output for node in nodes for output in node.outputs)):
         if value.name and value.name not in made:
             value.name = f"{OWN}{value.name}"
+    for node in nodes:
+        node.name = f"{OWN}{node.name}"
     for value, end in fed.items():
         value.replace_all_uses_with(end)
     for value in constants:

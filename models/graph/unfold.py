@@ -14,9 +14,10 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from models.graph.document import WEIGHTS, Graph, parse_model
+from gemel.models.graph.document import is_weight, parse_model, write_document
+from gemel.models.graph.gate import WEIGHTS, WHERE
+from gemel.models.graph.records import Graph
 
-WHERE = "the graph of a model"
 SUFFIX = "_affine"
 ZEROS, ONES = "zeros_", "ones_"
 """Begin the names of the statistics, by their length, that mark a BatchNormalization as an affine."""
@@ -40,7 +41,7 @@ class ChannelAffine(nn.Module):
 
 def unfold_norms(graph: Graph) -> Graph:
     """The graph with an affine of its own after each convolution that has a bias and no norm; it answers the same."""
-    model = parse_model(graph.document, WHERE)
+    model = parse_model(graph.document, WHERE, keep_ends=True)
     state = dict(graph.state)
     found: dict[str, list[ir.Node]] = {}
     for node in model.graph:
@@ -51,7 +52,7 @@ def unfold_norms(graph: Graph) -> Graph:
             _unfold(model.graph, path, nodes, state)
     keys = [value.name for value in model.graph.initializers.values() if is_weight(value)]
     ordered = {str(key): state.pop(str(key)) for key in keys}
-    return replace(graph, document=ir.to_proto(model).SerializeToString(deterministic=True), state=ordered | state)
+    return replace(graph, document=write_document(model), state=ordered | state)
 
 
 def fold_norms(model: ir.Model, kept: Collection[str]) -> None:
@@ -87,11 +88,6 @@ def fold_norms(model: ir.Model, kept: Collection[str]) -> None:
             and f"{str(value.name).removesuffix('.bias')}.weight" not in graph.initializers
         ):
             value.name = f"{str(value.name).removesuffix(f'{SUFFIX}.bias')}.bias"
-
-
-def is_weight(value: ir.Value) -> bool:
-    """Whether a document has its values elsewhere."""
-    return isinstance(value.const_value, ir.ExternalTensor) and str(value.const_value.location) == WEIGHTS
 
 
 def is_affine(node: ir.Node) -> bool:

@@ -1,9 +1,17 @@
-"""Brings graphs of opsets 7 to 10, as torch wrote them until 1.5, to opset 11: attributes there that are inputs now."""
+"""Brings graphs of opsets 7 to 10, as torch wrote them until 1.5, to opset 11, and those of 11 and 12 to 13.
+
+Both times attributes became inputs.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
-import onnx_ir as ir
+import onnx
+from onnx import helper, numpy_helper
+
+from gemel.models.graph.gate import STANDARD_NAMES
 
 OPSET = 11
 BECAME_INPUTS: dict[str, dict[str, type]] = {
@@ -14,45 +22,122 @@ BECAME_INPUTS: dict[str, dict[str, type]] = {
     "Upsample": {"scales": np.float32},
 }
 """Attributes of older operators, in the order of the inputs that follow the first."""
+AXIS_OPSET = 13
+"""From which DequantizeLinear takes a scale for each channel."""
+BECAME_INPUTS_IN_13: dict[str, dict[str, type]] = {
+    "Squeeze": {"axes": np.int64},
+    "Unsqueeze": {"axes": np.int64},
+    "ReduceSum": {"axes": np.int64},
+    "Split": {"split": np.int64},
+}
+FLATTENING = ("Softmax", "LogSoftmax", "Hardmax")
+"""Operators that put all axes from theirs on together until opset 13."""
 RENAMED = {"Upsample": "Resize", "Scatter": "ScatterElements"}
 
 
-def upgrade_opset(graph: ir.Graph) -> None:
-    """Rewrite the nodes of an older opset in place, those of branches too."""
-    for node in list(graph.all_nodes()):
-        if node.domain not in ("", "ai.onnx"):
+def upgrade_opset(model: onnx.ModelProto) -> None:
+    """Rewrite the nodes of a model of an older opset in place, those of branches too."""
+    if _has_opset(model, OPSET):
+        return
+    for graph in _graphs(model.graph):
+        nodes: list[onnx.NodeProto] = []
+        for node in graph.node:
+            if node.domain in STANDARD_NAMES:
+                nodes += _move_to_inputs(node, BECAME_INPUTS.get(node.op_type, {}))
+                if node.op_type in ("Upsample", "Resize") and len(node.input) == 2:
+                    nodes.append(_add_region(node))
+                node.op_type = RENAMED.get(node.op_type, node.op_type)
+            nodes.append(node)
+        _replace_nodes(graph, nodes)
+    _set_opset(model, OPSET)
+
+
+def upgrade_to_axes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, bool]:
+    """A model of opset 11 or 12 as one of 13; itself, and False, where that changes its meaning."""
+    if _has_opset(model, AXIS_OPSET):
+        return model, True
+    for graph in _graphs(model.graph):
+        for node in graph.node:
+            if node.op_type in FLATTENING and _axis_of(node) != -1:
+                return model, False
+    upgraded = onnx.ModelProto()
+    upgraded.CopyFrom(model)
+    for graph in _graphs(upgraded.graph):
+        nodes = []
+        for node in graph.node:
+            if node.domain in STANDARD_NAMES:
+                nodes += _move_to_inputs(node, BECAME_INPUTS_IN_13.get(node.op_type, {}))
+            nodes.append(node)
+        _replace_nodes(graph, nodes)
+    _set_opset(upgraded, AXIS_OPSET)
+    return upgraded, True
+
+
+def _has_opset(model: onnx.ModelProto, opset: int) -> bool:
+    return all(entry.version >= opset for entry in model.opset_import if entry.domain in STANDARD_NAMES)
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph and those of its branches."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _graphs(attribute.g)
+    yield graph
+
+
+def _replace_nodes(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
+    """Let a graph have these nodes, some of which are its own."""
+    if len(nodes) == len(graph.node):
+        return
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)
+
+
+def _axis_of(node: onnx.NodeProto) -> int:
+    return next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
+
+
+def _move_to_inputs(node: onnx.NodeProto, names: dict[str, type]) -> list[onnx.NodeProto]:
+    """Make attributes of a node inputs; returns the constants that these are."""
+    values = {attribute.name: attribute for attribute in node.attribute if attribute.name in names}
+    if not values:
+        return []
+    inputs, constants = [node.input[0]], []
+    for name, dtype in names.items():
+        if name not in values:
+            inputs.append("")
             continue
-        names = BECAME_INPUTS.get(node.op_type, {})
-        if any(name in node.attributes for name in names):
-            node.resize_inputs(1)
-            for name, dtype in names.items():
-                attribute = node.attributes.pop(name, None)
-                made = None if attribute is None else _constant(node, name, np.array(attribute.value, dtype))
-                node.resize_inputs(len(node.inputs) + 1)
-                node.replace_input_with(len(node.inputs) - 1, made)
-        if node.op_type in ("Upsample", "Resize") and len(node.inputs) == 2:
-            _add_region(node)
-        node.op_type = RENAMED.get(node.op_type, node.op_type)
-    for domain in ("", "ai.onnx"):
-        if domain in graph.opset_imports:
-            graph.opset_imports[domain] = OPSET
+        constants.append(_constant(node, name, np.array(helper.get_attribute_value(values[name]), dtype)))
+        inputs.append(constants[-1].output[0])
+    others = [attribute for attribute in node.attribute if attribute.name not in names]
+    del node.attribute[:], node.input[:]
+    node.attribute.extend(others)
+    node.input.extend(inputs)
+    return constants
 
 
-def _constant(node: ir.Node, name: str, values: np.ndarray) -> ir.Value:
+def _set_opset(model: onnx.ModelProto, opset: int) -> None:
+    for entry in model.opset_import:
+        if entry.domain in STANDARD_NAMES:
+            entry.version = opset
+
+
+def _constant(node: onnx.NodeProto, name: str, values: np.ndarray) -> onnx.NodeProto:
     """A constant before a node; `k` of a top-k is a list of one."""
     values = values.reshape(1) if name == "k" else values
-    made = ir.node("Constant", [], {"value": ir.tensor(values)}, name=f"{node.name}.{name}")
-    made.outputs[0].name = f"{node.outputs[0].name}.{name}"
-    assert node.graph is not None
-    node.graph.insert_before(node, made)
-    return made.outputs[0]
+    tensor = numpy_helper.from_array(values)
+    return helper.make_node("Constant", [], [f"{node.output[0]}.{name}"], f"{node.name}.{name}", value=tensor)
 
 
-def _add_region(node: ir.Node) -> None:
+def _add_region(node: onnx.NodeProto) -> onnx.NodeProto:
     """Put the scales of a resize where they are since opset 11; it took the pixel before each place."""
-    scales = node.inputs[1]
-    node.resize_inputs(3)
-    node.replace_input_with(1, _constant(node, "roi", np.zeros(0, np.float32)))
-    node.replace_input_with(2, scales)
-    for name, value in (("coordinate_transformation_mode", "asymmetric"), ("nearest_mode", "floor")):
-        node.attributes[name] = ir.AttrString(name, value)
+    region, scales = _constant(node, "roi", np.zeros(0, np.float32)), node.input[1]
+    node.input[1] = region.output[0]
+    node.input.append(scales)
+    modes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    others = [attribute for attribute in node.attribute if attribute.name not in modes]
+    del node.attribute[:]
+    node.attribute.extend([*others, *(helper.make_attribute(name, value) for name, value in modes.items())])
+    return region

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from models.errors import InputError
-from models.graph.document import MAX_FILE_BYTES, Graph
-from models.graph.stored import fill_graph, store_graph
-from models.io import open_atomic
+from gemel.models.errors import InputError
+from gemel.models.graph.bounds import MAX_FILE_BYTES
+from gemel.models.graph.fill import fill_graph
+from gemel.models.graph.records import Graph
+from gemel.models.graph.stored import store_graph
+from gemel.models.io import open_atomic
 
 
 def write_graph(path: str | Path, graph: Graph, overwrite: bool = True) -> None:

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from models.sharing.passes import fed_alike, joint_queries
+from gemel.models.document_costs import count_document
+from gemel.models.extras import is_installed
+from gemel.models.sharing.passes import fed_alike, joint_queries
 
 if TYPE_CHECKING:
-    from models.bundle import Bundle, BundleQuery
-    from models.workload import Query
+    from gemel.models.bundle import Bundle, BundleQuery
+    from gemel.models.workload import Query
 
 LayerFlops = Sequence[tuple[str, int]]
 """The leaf modules in order, each with the operations of a frame up to its end (`models.cost.layer_flops`)."""
@@ -50,7 +52,9 @@ def flop_rates(bundle: Bundle, fps: Mapping[str, float]) -> FlopRates:
 
 def layers_by_record(bundle: Bundle, queries: Iterable[BundleQuery]) -> dict[str, LayerFlops]:
     """The layers of the networks of a bundle's queries, counted once for each architecture."""
-    from models.cost import layer_flops
+    if not is_installed("torchvision"):
+        return {query.id: count_document(query, bundle.document_of(query.id)).layers for query in queries}
+    from gemel.models.cost import layer_flops
 
     found: dict[Hashable, LayerFlops] = {}
 
@@ -65,8 +69,8 @@ def layers_by_record(bundle: Bundle, queries: Iterable[BundleQuery]) -> dict[str
 
 def layers_by_query(queries: Iterable[Query]) -> dict[str, LayerFlops]:
     """The layers of each query's network, counted once for each architecture; none where it fails on meta."""
-    from models.cost import layer_flops
-    from models.zoo import build_query, input_size_of
+    from gemel.models.cost import layer_flops
+    from gemel.models.zoo import build_query, input_size_of
 
     found: dict[Hashable, LayerFlops] = {}
     layers: dict[str, LayerFlops] = {}
@@ -147,8 +151,8 @@ def whole_prefix_rates(
 ) -> FlopRates:  # fmt: skip
     """The rates of a workload's originals, and what they would be if queries of one camera that are fed alike had all
     layers before their heads in common."""
-    from models.bundle import BundleQuery
-    from models.sharing.layers import layers_of
+    from gemel.models.bundle import BundleQuery
+    from gemel.models.sharing.layers import layers_of
 
     alone = saved = 0.0
     alike: dict[Hashable, list[Query]] = defaultdict(list)

@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from models.sharing.layers import Layer, Signature
+from gemel.models.sharing.layers import Layer, Signature
 
 Pairing = Literal["aligned", "order"]
 Likeness = Callable[[Layer, Layer], float]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from torch import nn
 
-    from models.preprocess import InputSize
-    from models.workload import Query
+    from gemel.models.preprocess import InputSize
+    from gemel.models.workload import Query
 
 Signature = Literal["wide", "strict"]
 PACKED_SUFFIX = "_proj_weight"
@@ -78,11 +78,11 @@ def model_bytes(query: Query) -> int:
 
 def architecture(query: Query) -> Architecture:
     """Describe a query's model on the meta device; it is built once for each number of classes."""
-    from models.zoo import build_query, folder_of, input_size_of, naming, width_of
-    from models.zoo.user_models import is_model_file
+    from gemel.models.zoo import build_query, folder_of, input_size_of, naming, width_of
+    from gemel.models.zoo.user_models import is_model_file
 
     if is_model_file(query.model):
-        from models.decoders.graph_model import GraphAnswers, last_layers
+        from gemel.models.decoders.graph_model import GraphAnswers, last_layers
 
         built = build_query(query, "meta")
         assert isinstance(built, GraphAnswers)
@@ -158,7 +158,7 @@ class _Network:
 def _build_network(
     model: str, args: str, input_size: InputSize, task: str, folder: Path | None, width: int
 ) -> _Network:
-    from models.zoo import build
+    from gemel.models.zoo import build
 
     return _describe_network(build(model, width, json.loads(args), input_size, task, device="meta", folder=folder))
 

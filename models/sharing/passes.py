@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from models.bundle import BundleQuery
+    from gemel.models.bundle import BundleQuery
 
 MIN_TIED_SHARE = 0.5
 """Share of a query's bytes that it must tie with another one: the rest runs query by query."""

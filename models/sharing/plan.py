@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
-from models.errors import InputError
-from models.sharing.groups import Group
-from models.sharing.layers import Layer, weight_of
+from gemel.models.errors import InputError
+from gemel.models.sharing.groups import Group
+from gemel.models.sharing.layers import Layer, weight_of
 
 Member = tuple[str, str]
 
@@ -87,18 +86,6 @@ class SharingPlan:
         """Bytes of the weights that sharing makes unnecessary; `layers` are those of the models."""
         size = {(layer.query, layer.path): layer.bytes for layer in layers}
         return sum(size[members[0]] * (len(members) - 1) for members in self.shared)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {"shared": [[list(member) for member in members] for members in self.shared]}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> SharingPlan:
-        """Inverse of `to_json`; InputError when the value is not a plan."""
-        try:
-            return cls(tuple(tuple((str(q), str(path)) for q, path in members) for members in value["shared"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError("sharing plan", f"is malformed: {error!r}", "write it with `to_json`") from error
 
 
 def tie(models: Mapping[str, nn.Module], plan: SharingPlan) -> None:

@@ -8,9 +8,9 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from models.sharing.groups import Likeness, ceiling_bytes
-from models.sharing.layers import Layer, Signature, weight_key
-from models.sharing.plan import Member, SharingPlan
+from gemel.models.sharing.groups import Likeness, ceiling_bytes
+from gemel.models.sharing.layers import Layer, Signature, weight_key
+from gemel.models.sharing.plan import Member, SharingPlan
 
 
 def cosine_likeness(states: Mapping[str, Mapping[str, Tensor]]) -> Likeness:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from models.predictions import Task
-from models.tasks.classification import Classification
-from models.tasks.detection import MIN_SCORE as MIN_SCORE
-from models.tasks.detection import Detection
-from models.tasks.embedding import Embedding
-from models.tasks.keypoints import Keypoints
-from models.tasks.multi_label import MultiLabel
-from models.tasks.segmentation import Segmentation
-from models.tasks.tensor import AGREEMENTS, Tensors
+from gemel.models.predictions import Task
+from gemel.models.tasks.classification import Classification
+from gemel.models.tasks.detection import MIN_SCORE as MIN_SCORE
+from gemel.models.tasks.detection import Detection
+from gemel.models.tasks.embedding import Embedding
+from gemel.models.tasks.keypoints import Keypoints
+from gemel.models.tasks.multi_label import MultiLabel
+from gemel.models.tasks.segmentation import Segmentation
+from gemel.models.tasks.tensor import AGREEMENTS, Tensors
 
 
 class TaskQuery(Protocol):

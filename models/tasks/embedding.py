@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
-from models.device import to_device
-from models.evidence import ShownAnswers
-from models.predictions import EmbeddingPrediction, IdentityLabel, Task, join_shapes
-from models.preprocess import Preprocess
-from models.tasks.classification import augment_frames
+from gemel.models.evidence import ShownAnswers
+from gemel.models.predictions import EmbeddingPrediction, IdentityLabel, Task, join_shapes
+from gemel.models.preprocess import Preprocess
 
-CONTRAST_TEMPERATURE = 0.1
 ROWS_AT_ONCE = 1024
+MIN_LENGTH = 1e-12
+"""Shorter vectors have no direction."""
 
 
 class Embedding(Task):
@@ -31,46 +27,18 @@ class Embedding(Task):
     metric, agreement = "recall_at_1", "cosine_agreement"
     footage = "frames of two identities or more, each in several clips or tracks"
 
-    def targets(
-        self,
-        labels: Sequence[IdentityLabel],
-        sizes: Sequence[tuple[int, int]],
-        classes: Sequence[str],
-        preprocess: Preprocess | None = None,
-    ) -> list[int]:
-        """Numbers of the identities."""
-        numbers: dict[str, int] = {}
-        return [numbers.setdefault(label.identity, len(numbers)) for label in labels]
-
-    def augment(self, images: Tensor, targets: list | None, generator: torch.Generator) -> tuple[Tensor, list | None]:
-        """As for classification: shift, and change the brightness."""
-        return (images, None) if targets is None else (augment_frames(images, generator), targets)
-
-    def loss(self, model: nn.Module, outputs: Tensor, targets: list[int]) -> Tensor:
-        """The supervised contrastive loss (Khosla et al. 2020) of the batch."""
-        numbers = to_device(torch.tensor(targets), outputs.device)
-        units = F.normalize(outputs, dim=1)
-        itself = torch.eye(len(units), dtype=torch.bool, device=units.device)
-        alike = (numbers[:, None] == numbers) & ~itself
-        odds = (units @ units.T / CONTRAST_TEMPERATURE).masked_fill(itself, float("-inf"))
-        believed = odds.log_softmax(dim=1).masked_fill(~alike, 0).sum(dim=1) / alike.sum(dim=1).clamp(min=1)
-        return -believed.sum() / alike.any(dim=1).sum().clamp(min=1)
-
-    def distill(self, model: nn.Module, outputs: Tensor, teacher: Tensor) -> Tensor:
-        """1 - the cosine with the original's vector."""
-        return 1 - F.cosine_similarity(outputs, teacher, dim=1).mean()
-
     def predictions(
         self,
-        model: nn.Module,
-        outputs: Tensor,
+        reader: None,
+        outputs: np.ndarray,
         sizes: Sequence[tuple[int, int]],
         classes: Sequence[str],
         min_score: float = 0.0,
         preprocess: Preprocess | None = None,
     ) -> list[EmbeddingPrediction]:
         """The vectors, of length 1."""
-        return [EmbeddingPrediction(one) for one in F.normalize(outputs.float(), dim=1).cpu().numpy()]
+        lengths = np.linalg.norm(outputs, axis=1, keepdims=True)
+        return [EmbeddingPrediction(vector) for vector in outputs / lengths.clip(MIN_LENGTH)]
 
     def tallies(
         self,

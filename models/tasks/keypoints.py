@@ -6,27 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from models.detector import Detector, PoseTarget
-from models.device import to_device
-from models.metrics import best_threshold, match_frames, pose_overlaps_of
-from models.predictions import PoseLabels, PosePrediction
-from models.preprocess import Preprocess
-from models.tasks.detection import (
-    MIN_SCORE,
-    Changes,
-    Detection,
-    draw_changes,
-    keep_detections,
-    move_boxes,
-    name_boxes,
-    place_boxes,
-    recolour,
-    suppress,
-    warp,
-)
+from gemel.models.candidates import BoxReader, suppress
+from gemel.models.metrics import best_threshold, match_frames, pose_overlaps_of
+from gemel.models.predictions import PoseLabels, PosePrediction
+from gemel.models.preprocess import Preprocess
+from gemel.models.tasks.detection import MIN_SCORE, Detection, keep_detections, name_boxes
 
 
 class Keypoints(Detection):
@@ -36,64 +21,25 @@ class Keypoints(Detection):
     metric = agreement = "oks_f1"
     overlaps = staticmethod(pose_overlaps_of)  # type: ignore[assignment]
 
-    def targets(  # type: ignore[override]
-        self,
-        labels: Sequence[PoseLabels],
-        sizes: Sequence[tuple[int, int]],
-        classes: Sequence[str],
-        preprocess: Preprocess | None = None,
-    ) -> list[PoseTarget]:
-        """Boxes and points in fractions of the input; points outside it are not visible."""
-        found = []
-        for label, size in zip(labels, sizes, strict=True):
-            target, rows = place_boxes(label, size, classes, preprocess)
-            width = len(label.points[0]) if label.points else 0
-            points = torch.tensor([label.points[row] for row in rows], dtype=torch.float32).reshape(-1, width, 3)
-            places = points[..., :2] / torch.tensor(size)
-            if preprocess is not None:
-                flat = places.reshape(-1, 2).repeat(1, 2)
-                places = preprocess.from_frame(flat, size)[:, :2].reshape(places.shape)
-            found.append(PoseTarget(*target, _hide_outside(places, points[..., 2])))
-        return found
-
-    def augment(self, images: Tensor, targets: list | None, generator: torch.Generator) -> tuple[Tensor, list | None]:
-        """Zoom, shift, and change light and colour; not mirrored, since left and right points would change places."""
-        drawn = draw_changes(len(images), generator)
-        changes = Changes(drawn.scale, torch.ones_like(drawn.mirror), drawn.shift)
-        changed = recolour(warp(images, changes), generator)
-        if targets is None:
-            return changed, None
-        moved = []
-        for index, target in enumerate(targets):
-            scale, shift = float(changes.scale[index]), changes.shift[index]
-            boxes, kept = move_boxes(target.boxes, scale, 1.0, shift)
-            places = 0.5 + (target.points[kept][..., :2] - 0.5) * scale + shift
-            points = _hide_outside(places, target.points[kept][..., 2])
-            moved.append(PoseTarget(boxes, target.labels[kept], points))
-        return changed, moved
-
     def predictions(  # type: ignore[override]
         self,
-        model: Detector,
-        outputs: Any,
+        reader: BoxReader,
+        outputs: Sequence[np.ndarray],
         sizes: Sequence[tuple[int, int]],
         classes: Sequence[str],
         min_score: float = 0.0,
         preprocess: Preprocess | None = None,
     ) -> list[PosePrediction]:
         """As for detection, with the points of each object in pixels of the frame, and their scores."""
-        frames = model.candidates(outputs, max(min_score, MIN_SCORE))
+        frames = reader.candidates(outputs, max(min_score, MIN_SCORE))
         found = []
         for candidates, size in zip(frames, sizes, strict=True):
-            best = suppress(candidates, model.nms_iou)
-            plain, points = name_boxes(best, size, classes, preprocess), best.points.float()  # type: ignore[attr-defined]
-            places = points[..., :2]
-            if preprocess is not None:
-                places = preprocess.to_frame(places.reshape(-1, 2).repeat(1, 2), size)[:, :2].reshape(places.shape)
-            places = places * to_device(torch.tensor(size), points.device)
-            rows = torch.cat([places, points[..., 2:]], dim=-1).tolist()
-            own = tuple(tuple(tuple(point) for point in row) for row in rows)
-            found.append(PosePrediction(plain.classes, plain.scores, plain.boxes, own))  # type: ignore[arg-type]
+            best = suppress(candidates, reader.nms_iou)
+            assert best.points is not None
+            named = name_boxes(best, size, classes, preprocess)
+            points = _place_points(best.points, size, preprocess).tolist()
+            of_objects = tuple(tuple(tuple(point) for point in row) for row in points)
+            found.append(PosePrediction(named.classes, named.scores, named.boxes, of_objects))  # type: ignore[arg-type]
         return found
 
     def tallies(
@@ -126,7 +72,10 @@ class Keypoints(Detection):
         return PosePrediction(label.classes, (1.0,) * len(label.classes), label.boxes, label.points)
 
 
-def _hide_outside(places: Tensor, visible: Tensor) -> Tensor:
-    """Points (M, K, 3) of places in fractions of the input; those outside it are 0 and not visible."""
-    inside = ((places >= 0) & (places <= 1)).all(dim=-1)
-    return torch.cat([places * inside[..., None], (visible * inside)[..., None]], dim=-1)
+def _place_points(points: np.ndarray, size: tuple[int, int], preprocess: Preprocess | None) -> np.ndarray:
+    """Points (M, K, 3) in fractions of the input -> in pixels of a frame (width, height), with their scores."""
+    places = points[..., :2]
+    if preprocess is not None:
+        pairs = np.tile(places.reshape(-1, 2), 2)  # a box without sides
+        places = preprocess.to_frame(pairs, size)[:, :2].reshape(places.shape)
+    return np.concatenate([places * np.array(size, np.float32), points[..., 2:]], axis=-1)

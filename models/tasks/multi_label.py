@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
-from models.device import to_device
-from models.evidence import ShownAnswers
-from models.predictions import LabelSet, LabelsPrediction, Task
-from models.preprocess import Preprocess
-from models.tasks.classification import augment_frames
-from models.tasks.detection import MIN_F1
+from gemel.models.arrays import sigmoid
+from gemel.models.evidence import ShownAnswers
+from gemel.models.predictions import LabelSet, LabelsPrediction, Task
+from gemel.models.preprocess import Preprocess
+from gemel.models.tasks.detection import MIN_F1
 
 THRESHOLDS = np.linspace(0.05, 0.95, 19)
 
@@ -31,34 +27,10 @@ class MultiLabel(Task):
     unlabelled_threshold = 0.5
     footage = "frames with and as many without a class"
 
-    def targets(
-        self,
-        labels: Sequence[LabelSet],
-        sizes: Sequence[tuple[int, int]],
-        classes: Sequence[str],
-        preprocess: Preprocess | None = None,
-    ) -> list[list[float]]:
-        """1 for each class of a frame, 0 for others."""
-        return [[float(name in label.classes) for name in classes] for label in labels]
-
-    def augment(self, images: Tensor, targets: list | None, generator: torch.Generator) -> tuple[Tensor, list | None]:
-        """As for classification: shift, and change the brightness."""
-        return (images, None) if targets is None else (augment_frames(images, generator), targets)
-
-    def loss(self, model: nn.Module, outputs: Tensor, targets: list[list[float]]) -> Tensor:
-        """Binary cross-entropy of the mean class."""
-        return F.binary_cross_entropy_with_logits(outputs, to_device(torch.tensor(targets), outputs.device))
-
-    def distill(self, model: nn.Module, outputs: Tensor, teacher: Tensor) -> Tensor:
-        """The divergence from the original's probabilities, of the mean class."""
-        wanted = teacher.sigmoid()
-        least = F.binary_cross_entropy_with_logits(teacher, wanted)
-        return F.binary_cross_entropy_with_logits(outputs, wanted) - least
-
     def predictions(
         self,
-        model: nn.Module,
-        outputs: Tensor,
+        reader: None,
+        outputs: np.ndarray,
         sizes: Sequence[tuple[int, int]],
         classes: Sequence[str],
         min_score: float = 0.0,
@@ -66,7 +38,7 @@ class MultiLabel(Task):
     ) -> list[LabelsPrediction]:
         """The classes with a score of `min_score` or more, best first."""
         found = []
-        for row in outputs.float().sigmoid().tolist():
+        for row in sigmoid(outputs).tolist():
             ranked = sorted(zip(row, classes, strict=True), key=lambda one: -one[0])
             kept = [(name, score) for score, name in ranked if score >= min_score]
             found.append(LabelsPrediction(tuple(name for name, _ in kept), tuple(score for _, score in kept)))

@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
-from models.device import to_device
-from models.masks import IGNORED, resample
-from models.predictions import MaskLabels, MaskPrediction, Task, join_shapes
-from models.preprocess import Preprocess
-from models.tasks.classification import TEMPERATURE, mean_ratio
-from models.tasks.detection import draw_changes, recolour, warp
+from gemel.models.masks import IGNORED, resample
+from gemel.models.predictions import MaskLabels, MaskPrediction, Task, join_shapes
+from gemel.models.preprocess import Preprocess, Size
+from gemel.models.tasks.classification import mean_ratio
 
 MIN_SHARE = 1e-3
 """A class counts as shown in a frame where it covers this part of it."""
@@ -38,66 +33,40 @@ def prepare_mask(mask: np.ndarray, preprocess: Preprocess) -> MaskLabels:
     return MaskLabels(resample(mask, (0, 0, width, height), shape, extent), extent)  # type: ignore[arg-type]
 
 
+def choose_classes(logits: np.ndarray, size: Size) -> np.ndarray:
+    """uint8 (H, W): the most probable class of each pixel; logits (C, h, w) are resized. Of equal ones the first."""
+    import cv2
+
+    best, mask = np.full(size, -np.inf, np.float32), np.zeros(size, np.uint8)
+    for place, plane in enumerate(logits):
+        if plane.shape != size:
+            plane = cv2.resize(plane, (size[1], size[0]))
+        better = plane > best
+        np.copyto(best, plane, where=better)
+        mask[better] = place
+    return mask
+
+
 class Segmentation(Task):
     """The model's outputs are logits (N, C, h, w), of any resolution."""
 
     name = "segmentation"
     metric = agreement = "miou"
 
-    def targets(
-        self,
-        labels: Sequence[MaskLabels],
-        sizes: Sequence[tuple[int, int]],
-        classes: Sequence[str],
-        preprocess: Preprocess | None = None,
-    ) -> list[Tensor]:
-        """uint8 (H, W) of each input: positions of classes, IGNORED in borders."""
-        assert preprocess is not None
-        found = []
-        for label, size in zip(labels, sizes, strict=True):
-            rows, columns, _ = visible_part(preprocess, size)
-            whole = torch.full(preprocess.size, IGNORED, dtype=torch.uint8)
-            whole[rows, columns] = torch.from_numpy(label.mask)
-            found.append(whole)
-        return found
-
-    def augment(self, images: Tensor, targets: list | None, generator: torch.Generator) -> tuple[Tensor, list | None]:
-        """As for detection: mirror, zoom, shift, and change light and colour; masks follow."""
-        changes = draw_changes(len(images), generator)
-        changed = recolour(warp(images, changes), generator)
-        if targets is None:
-            return changed, None
-        masks = to_device(torch.stack(targets)[:, None], images.device)
-        return changed, list(warp(masks, changes, "nearest")[:, 0].to(torch.uint8))
-
-    def loss(self, model: nn.Module, outputs: Tensor, targets: list[Tensor]) -> Tensor:
-        """Cross-entropy of every labelled pixel."""
-        labels = to_device(torch.stack(targets), outputs.device).long()
-        logits = F.interpolate(outputs, size=labels.shape[1:], mode="bilinear", align_corners=False)
-        labelled = (labels != IGNORED).sum().clamp(min=1)
-        return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum") / labelled
-
-    def distill(self, model: nn.Module, outputs: Tensor, teacher: Tensor) -> Tensor:
-        """The divergence of softened distributions, as for classification, of the mean pixel."""
-        student, target = (F.log_softmax(logits / TEMPERATURE, dim=1) for logits in (outputs, teacher))
-        return F.kl_div(student, target, log_target=True, reduction="none").sum(dim=1).mean() * TEMPERATURE**2
-
     def predictions(
         self,
-        model: nn.Module,
-        outputs: Tensor,
+        reader: None,
+        outputs: np.ndarray,
         sizes: Sequence[tuple[int, int]],
         classes: Sequence[str],
         min_score: float = 0.0,
         preprocess: Preprocess | None = None,
     ) -> list[MaskPrediction]:
         """The most probable class of each pixel that shows the frame, at the resolution of the input."""
-        logits, preprocess = outputs, preprocess or Preprocess(tuple(outputs.shape[-2:]))  # type: ignore[arg-type]
-        if tuple(logits.shape[-2:]) != tuple(preprocess.size):
-            logits = F.interpolate(logits.float(), size=preprocess.size, mode="bilinear", align_corners=False)
-        masks = logits.argmax(dim=1).to(torch.uint8).cpu().numpy()
+        preprocess = preprocess or Preprocess(outputs.shape[-2:])  # type: ignore[arg-type]
         found = []
-        for mask, size in zip(masks, sizes, strict=True):
+        for logits, size in zip(outputs, sizes, strict=True):
+            mask = choose_classes(logits, preprocess.size)
             rows, columns, extent = visible_part(preprocess, size)
             found.append(MaskPrediction(mask[rows, columns], extent, size, tuple(classes)))  # type: ignore[arg-type]
         return found

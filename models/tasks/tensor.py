@@ -6,18 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
-from models.evidence import ShownAnswers
-from models.io import Agreement
-from models.predictions import Task, TensorPrediction, join_shapes
-from models.preprocess import Preprocess
+from gemel.models.evidence import ShownAnswers
+from gemel.models.io import Agreement
+from gemel.models.predictions import Task, TensorPrediction, join_shapes
+from gemel.models.preprocess import Preprocess
 
 AGREEMENTS: tuple[Agreement, ...] = ("argmax", "cosine", "relative-error")
-MIN_VARIANCE = 1e-6
 
 
 def choice_axis(shape: Sequence[int]) -> int:
@@ -40,41 +35,22 @@ class Tensors(Task):
         self.by = agreement
         self.metric = self.agreement = f"{agreement.replace('-', '_')}_agreement"
 
-    def augment(self, images: Tensor, targets: list | None, generator: torch.Generator) -> tuple[Tensor, list | None]:
-        """There are no labels: as they are, as for classification."""
-        return images, targets
-
-    def distill(self, model: nn.Module, outputs: Any, teacher: Any) -> Tensor:
-        """Mean squared difference of each output over the variance of the original's; of scores, the divergence."""
-        own: Any = getattr(model, "distill", None)
-        if own is not None:
-            return own(outputs, teacher)
-        pairs = zip(_floats(outputs), _floats(teacher), strict=True)
-        return torch.stack([self._distance(mine, theirs) for mine, theirs in pairs]).mean()
-
-    def _distance(self, mine: Tensor, theirs: Tensor) -> Tensor:
-        if self.by == "argmax":
-            axis = 1 + choice_axis(mine.shape[1:])
-            student, target = mine.log_softmax(dim=axis), theirs.log_softmax(dim=axis)
-            return F.kl_div(student, target, log_target=True, reduction="none").sum(dim=axis).mean()
-        return (mine - theirs).square().mean() / theirs.var(correction=0).clamp(min=MIN_VARIANCE)
-
     def predictions(
         self,
-        model: nn.Module,
-        outputs: Any,
+        reader: None,
+        outputs: np.ndarray | Sequence[np.ndarray],
         sizes: Sequence[tuple[int, int]],
         classes: Sequence[str],
         min_score: float = 0.0,
         preprocess: Preprocess | None = None,
     ) -> list[TensorPrediction]:
         """The outputs of each frame; for `argmax` the places of the largest values alone."""
-        leaves = [leaf.float() for leaf in _floats(outputs)]
-        shapes = tuple(tuple(leaf.shape[1:]) for leaf in leaves)
+        given = [outputs] if isinstance(outputs, np.ndarray) else outputs
+        arrays = [array for array in given if array.dtype.kind == "f"]
+        shapes = tuple(array.shape[1:] for array in arrays)
         if self.by == "argmax":
-            leaves = [leaf.argmax(dim=1 + choice_axis(leaf.shape[1:])) for leaf in leaves]
-        arrays = [leaf.cpu().numpy() for leaf in leaves]
-        return [TensorPrediction(tuple(one), shapes) for one in zip(*arrays, strict=True)]
+            arrays = [array.argmax(axis=1 + choice_axis(array.shape[1:])) for array in arrays]
+        return [TensorPrediction(tuple(values), shapes) for values in zip(*arrays, strict=True)]
 
     def tallies(
         self,
@@ -128,8 +104,3 @@ class Tensors(Task):
         if not shapes or any(shape[:1] != (1,) for shape in shapes):
             return f"answers one frame with {join_shapes(shapes)}, not with a row for the frame in each"
         return ""
-
-
-def _floats(outputs: Any) -> list[Tensor]:
-    """The outputs that are of floating point."""
-    return [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()]

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from models.errors import InputError
-from models.preprocess import InputSize, Preprocess, height_width, side_or_sides
-from models.tasks import task_of
-from models.zoo.hubs import build_hub, is_hub_model
-from models.zoo.registry import ENTRIES, Factory, ZooEntry, built_on, check_arguments, check_size
-from models.zoo.registry import names as names
-from models.zoo.user_models import (
+from gemel.models.errors import InputError
+from gemel.models.preprocess import InputSize, Preprocess, height_width, side_or_sides
+from gemel.models.tasks import task_of
+from gemel.models.zoo.hubs import build_hub, is_hub_model
+from gemel.models.zoo.registry import ENTRIES, Factory, ZooEntry, built_on, check_arguments, check_size
+from gemel.models.zoo.registry import names as names
+from gemel.models.zoo.user_models import (
     answer_on_meta,
     build_foreign,
     check_answer,
@@ -32,8 +32,8 @@ from models.zoo.user_models import (
 )
 
 if TYPE_CHECKING:
-    from models.decoders.files import ModelFile
-    from models.workload import Query
+    from gemel.models.decoders.files import ModelFile
+    from gemel.models.workload import Query
 
 USUAL_WIDTH = 2000
 """Class counts up to this make no architecture of the zoo much larger than it was published."""
@@ -98,7 +98,7 @@ def build_query(query: Query, device: str | torch.device = "cpu") -> nn.Module:
 
 def file_of(query: Query) -> ModelFile:
     """The file that is a query's model."""
-    from models.decoders.files import ModelFile
+    from gemel.models.decoders.files import ModelFile
 
     size = None if query.input_size is None else height_width(query.input_size)
     return ModelFile(Path(query.model), size, query.decoder, query.task, query.classes)

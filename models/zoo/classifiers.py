@@ -10,8 +10,8 @@ import torchvision
 from torch import Tensor, nn
 from torchvision.models.regnet import BlockParams, RegNet
 
-from models.preprocess import InputSize
-from models.zoo.registry import Factory, register
+from gemel.models.preprocess import InputSize
+from gemel.models.zoo.registry import Factory, register
 
 DEPTHS = (20, 32, 44, 56)
 WIDTHS = (16, 32, 64)

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.errors import InputError
-from models.io import read_json
-from models.notes import add_note
-from models.zoo.registry import MAX_NUMBER, built_on, check_size
+from gemel.models.errors import InputError
+from gemel.models.io import read_json
+from gemel.models.notes import add_note
+from gemel.models.zoo.registry import MAX_NUMBER, built_on, check_size
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from models.preprocess import Size
+    from gemel.models.preprocess import Size
 
 TIMM, HF = "timm/", "hf/"
 NAME = re.compile(r"[a-z0-9_]+(\.[A-Za-z0-9_]+)?")

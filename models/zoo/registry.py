@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from models.errors import InputError, size_text
-from models.preprocess import IMAGENET_MEAN, IMAGENET_STD, InputSize, height_width
+from gemel.models.errors import InputError, size_text
+from gemel.models.preprocess import IMAGENET_MEAN, IMAGENET_STD, InputSize, height_width
 
 Factory = Callable[..., nn.Module]
 Triple = tuple[float, float, float]

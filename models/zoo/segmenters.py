@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import torchvision.models.segmentation as segmentation
 from torch import Tensor, nn
 
-from models.zoo.registry import register
+from gemel.models.zoo.registry import register
 
 NAMES = (
     "lraspp_mobilenet_v3_large", "deeplabv3_mobilenet_v3_large", "deeplabv3_resnet50", "deeplabv3_resnet101",

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from models.detector import Detector, OneStage
-from models.errors import InputError
-from models.preprocess import InputSize, height_width, size_of_input
-from models.tasks import task_of
-from models.zoo.hubs import is_hub_model
-from models.zoo.registry import ENTRIES, Factory, names
+from gemel.models.detector import Detector, OneStage
+from gemel.models.errors import InputError
+from gemel.models.preprocess import InputSize, height_width, size_of_input
+from gemel.models.tasks import task_of
+from gemel.models.zoo.hubs import is_hub_model
+from gemel.models.zoo.registry import ENTRIES, Factory, names
 
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(?<!\.py):[A-Za-z_]\w*")
 FORM = "write it as package.module:factory, the module without .py"
@@ -45,7 +45,7 @@ EXPORT_HINT = (
     "export it as .onnx (torch.onnx.export, or its package's exporter) or .pt2 (torch.export.save), or give its code "
     "as package.module:factory"
 )
-DETECTOR_METHODS = ("candidates", "loss", "distill", "export_outputs")
+DETECTOR_METHODS = ("loss", "distill")
 ONE_STAGE_METHODS = ("decode", "loss", "distill")
 
 

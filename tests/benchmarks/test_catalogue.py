@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from models.sharing.groups import ceiling_bytes, groups
-from models.sharing.layers import layers_of_all, model_bytes
-from models.workload import load_workload
+from gemel.models.sharing.groups import ceiling_bytes, groups
+from gemel.models.sharing.layers import layers_of_all, model_bytes
+from gemel.models.workload import load_workload
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "workloads"
 CATALOGUE = sorted(path for path in FOLDER.glob("*.yaml") if re.match(r"(low|medium|high)-\d", path.name))

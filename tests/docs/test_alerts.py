@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from edge_runtime.http.metrics import Metrics
-from edge_runtime.http.status import TlsStatus
+from gemel.edge_runtime.http.metrics import Metrics
+from gemel.edge_runtime.http.status import TlsStatus, UpdateStatus
 from tests.edge_runtime.http.box import Box
 
 ALERTS = Path(__file__).resolve().parents[2] / "docs" / "alerts.yaml"
@@ -24,11 +24,17 @@ CASES = {
     'gemel_reloads_total{outcome="refused"}': ("0x5 1x15", "10m", "GemelReloadRefused", {"outcome": "refused"}),
     "gemel_tls_expiry_timestamp_seconds": ("1000000x20", "10m", "GemelCertificateRunsOut", {}),
     'gemel_sink_up{sink="mqtt"}': ("0x20", "6m", "GemelSinkDown", {"sink": "mqtt"}),
+    "gemel_update_trouble": ("1x80", "70m", "GemelUpdateTrouble", {}),
+    "gemel_update_checked_timestamp_seconds": ("0x3000", "2890m", "GemelUpdatesUnchecked", {}),
+    "gemel_bundle_valid_until_timestamp_seconds": ("2000000x3000 1000x9", "3005m", "GemelBundleRunsOut", {}),
 }  # fmt: skip
 
 
 def test_alerts_ask_for_exported_metrics() -> None:
-    box = Box(tls=TlsStatus(expires_at=1.79e9, warning=None))
+    updates = UpdateStatus(
+        checked_at=1.79e9, trial=None, refused={}, trouble="it stalls", sequence=7, valid_until=1.8e9
+    )
+    box = Box(tls=TlsStatus(expires_at=1.79e9, warning=None), updates=updates)
     there = set(re.findall(r"^(gemel_\w+)", Metrics(["gate"]).to_text(box.status).decode(), re.MULTILINE))
     rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
     asked = {name for rule in rules for name in re.findall(r"gemel_\w+", rule["expr"])}

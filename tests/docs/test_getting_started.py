@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from gemel.cli import main
-from models import zoo
+from gemel.models import zoo
 from tests.docs.pages import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "getting-started.md").read_text(encoding="utf-8")
@@ -70,7 +70,7 @@ def test_getting_started_bundle_is_smaller(results: tuple[Path, dict[str, int], 
 
 def test_getting_started_equal_detector_is_stored_once(results: tuple[Path, dict[str, int], dict[str, Any]]) -> None:
     folder, _, _ = results
-    assert (folder / "two.safetensors").stat().st_size < 1.1 * (folder / "person.pth").stat().st_size
+    assert (folder / "two.safetensors").stat().st_size < 1.25 * (folder / "person.pth").stat().st_size
 
 
 def test_getting_started_model_is_a_module(results: tuple[Path, dict[str, int], dict[str, Any]]) -> None:

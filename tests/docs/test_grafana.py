@@ -10,10 +10,11 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from edge_runtime.http.metrics import Metrics
+from gemel.edge_runtime.http.metrics import Metrics
 from tests.edge_runtime.http.box import Box
 
 GRAFANA = json.loads((Path(__file__).resolve().parents[2] / "docs" / "grafana.json").read_text())
+METRIC = re.compile(r"\b(?:gemel|process_cpu)_\w+")
 HISTOGRAM = re.compile(r"_(bucket|sum|count)$")
 RESERVED = {"instance", "le"}
 """Labels that Prometheus and its histograms give."""
@@ -41,7 +42,7 @@ def read_exported_metrics() -> dict[str, set[str]]:
 
 def test_it_asks_for_what_a_box_exports_and_for_all_of_that() -> None:
     there = read_exported_metrics()
-    asked = {name for text in expressions(GRAFANA) for name in re.findall(r"gemel_\w+", text)}
+    asked = {name for text in expressions(GRAFANA) for name in re.findall(METRIC, text)}
     assert asked <= there.keys()
     assert {HISTOGRAM.sub("", name) for name in asked} == {HISTOGRAM.sub("", name) for name in there}
 
@@ -50,7 +51,7 @@ def test_it_groups_by_labels_that_are_there() -> None:
     there = read_exported_metrics()
     for panel in GRAFANA["panels"]:
         for target in panel.get("targets", []):
-            names = re.findall(r"gemel_\w+", target["expr"])
+            names = re.findall(METRIC, target["expr"])
             groups = re.findall(r"by \(([^)]*)\)", target["expr"]) + re.findall(
                 r"\{\{(\w+)\}\}", target["legendFormat"]
             )

@@ -16,7 +16,7 @@ ROWS = re.findall(r"^\| ([^|]+) \| ([\d,]+)(?: (KiB|MiB|GiB))? \| `([^`]+)\.py` 
 @pytest.mark.parametrize(("what", "value", "unit", "file", "name"), ROWS)
 def test_limit_in_the_table_is_that_of_the_code(what: str, value: str, unit: str, file: str, name: str) -> None:
     scale = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[unit]
-    module = importlib.import_module(file.replace("/", "."))
+    module = importlib.import_module("gemel." + file.removeprefix("gemel/").replace("/", "."))
     assert int(value.replace(",", "")) * scale == getattr(module, name), what
 
 

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from edge_runtime.daemon import prepare
-from edge_runtime.service import Service, StopSignals
-from models.bundle import BundleQuery, Made, write_bundle
+from gemel.edge_runtime.daemon import prepare
+from gemel.edge_runtime.service import Service, StopSignals
+from gemel.models.bundle import BundleQuery, Made, write_bundle
+from gemel.models.export_document import export_documents
 from tests.edge_runtime.tiny import net
 
 TIMEOUT_S = 60.0
@@ -76,10 +77,11 @@ class LocalBox:
         return [record for query_id, known in before.items() for record in self.records(query_id)[known:]]
 
 
-def replace_bundle(path: Path, models: Mapping[str, nn.Module], *queries: BundleQuery) -> Path:
-    """Write a bundle over whatever is there, by rename."""
+def replace_bundle(path: Path, models: Mapping[str, nn.Module], *queries: BundleQuery, documents: bool = False) -> Path:
+    """Write a bundle over whatever is there, by rename; with its networks for `documents`."""
     fresh = path.with_suffix(".new")
-    write_bundle(fresh, models, list(queries), Made("tiny", "none", 0))
+    graphs = export_documents(models, queries) if documents else {}
+    write_bundle(fresh, models, list(queries), Made("tiny", "none", 0), documents=graphs)
     os.replace(fresh, path)
     return path
 

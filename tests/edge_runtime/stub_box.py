@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from edge_runtime.device import Device
-from edge_runtime.engines.base import no_op
-from edge_runtime.executor import Executor
-from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.store import Store
-from edge_runtime.policies import policy_named
-from edge_runtime.queues import Frame, Ledger, Mailboxes
-from edge_runtime.results import Publisher, RunIdentity
-from edge_runtime.scheduler import Policy, QuerySpec
-from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
-from models.predictions import ClassPrediction
+from gemel.edge_runtime.device import Device
+from gemel.edge_runtime.engines.base import no_op
+from gemel.edge_runtime.executor import Executor
+from gemel.edge_runtime.memory.arena import Arena
+from gemel.edge_runtime.memory.store import Store
+from gemel.edge_runtime.policies import policy_named
+from gemel.edge_runtime.queues import Frame, Ledger, Mailboxes
+from gemel.edge_runtime.results import Publisher, RunIdentity
+from gemel.edge_runtime.scheduler import Policy, QuerySpec
+from gemel.edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
+from gemel.models.predictions import ClassPrediction
 from tests.edge_runtime.memory.slow_transfer import SlowTransfer
 from tests.edge_runtime.tiny import RecordKeeper, query
 

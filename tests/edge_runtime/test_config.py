@@ -6,9 +6,9 @@ import urllib.parse
 
 import pytest
 
-from edge_runtime.config import SpoolConfig, load_config
-from edge_runtime.sinks.jsonl import JsonLinesConfig
-from models.errors import InputError
+from gemel.edge_runtime.config import SpoolConfig, load_config
+from gemel.edge_runtime.sinks.jsonl import JsonLinesConfig
+from gemel.models.errors import InputError
 from tests.edge_runtime.tiny import write_config
 
 
@@ -98,14 +98,17 @@ def test_config_without_sinks_uses_stdout(tmp_path):
     ({"budgets": 1}, "budgets", "unknown key"),
     ({"cameras": {"left": {"source": "x", "rate": 3}}}, "cameras.left.rate", "unknown key"),
     ({"bundle": None}, "bundle", "this key is missing"),
-    ({"budget": None}, "budget", "this key is missing"),
+    ({"budget": None}, "memory", "says nothing of how much memory the box may take"),
     ({"budget": "lots"}, "budget", "'lots' is not a size"),
     ({"cameras": {}}, "cameras", "at least 1"),
     ({"cameras": {"left": {"source": "x", "fps": 0}}}, "cameras.left.fps", "greater than or equal to"),
     ({"device": "tpu"}, "device", "'cpu'"),
     ({"late": "never"}, "late", "'drop'"),
     ({"objective": "speed"}, "objective", "'accuracy'"),
-    ({"engine": "compiled", "precision": "bf16"}, "precision", "compiled computes in fp32"),
+    ({"engine": "onnx", "precision": "bf16"}, "precision", "onnx computes in fp32"),
+    ({"engine": "torch", "provider": "cuda"}, "provider", "for the engine onnx in fp32"),
+    ({"provider": "cuda", "precision": "bf16"}, "provider", "for the engine onnx in fp32"),
+    ({"provider": "coreml"}, "provider", "'tensorrt'"),
     ({"engine": "steam"}, "engine", "unknown engine 'steam'"),
     ({"sinks": [{"kind": "mqtt"}]}, "sinks[0].host", "missing"),
     ({"sinks": [{"kind": "mqtt", "host": "h", "topic": "a/#"}]}, "sinks[0].topic", "no topic to publish to"),

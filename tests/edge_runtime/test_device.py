@@ -8,17 +8,17 @@ import weakref
 import pytest
 import torch
 
-from edge_runtime.device import Device
-from edge_runtime.engines.torch_engine import TorchEngine
-from edge_runtime.executor import Executor
-from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.store import Store
-from edge_runtime.policies import policy_named
-from edge_runtime.queues import Frame, Ledger, Mailboxes
-from edge_runtime.results import Publisher, RunIdentity
-from edge_runtime.scheduler import QuerySpec
-from edge_runtime.scheduler.costs import Costs, QueryCost
-from models.device import is_out_of_memory
+from gemel.edge_runtime.device import Device
+from gemel.edge_runtime.engines.torch_engine import TorchEngine
+from gemel.edge_runtime.executor import Executor
+from gemel.edge_runtime.memory.arena import Arena
+from gemel.edge_runtime.memory.store import Store
+from gemel.edge_runtime.policies import policy_named
+from gemel.edge_runtime.queues import Frame, Ledger, Mailboxes
+from gemel.edge_runtime.results import Publisher, RunIdentity
+from gemel.edge_runtime.scheduler import QuerySpec
+from gemel.edge_runtime.scheduler.costs import Costs, QueryCost
+from gemel.models.out_of_memory import is_out_of_memory
 from tests.edge_runtime.memory.slow_transfer import SlowTransfer
 from tests.edge_runtime.stub_box import ALL_BYTES, NEEDS, TENSORS, WORKSPACE, StubBox, expected_label
 from tests.edge_runtime.tiny import RecordKeeper, picture, tiny_bundle

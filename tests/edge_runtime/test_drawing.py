@@ -5,7 +5,7 @@ from __future__ import annotations
 import cv2
 import numpy as np
 
-from edge_runtime import drawing
+from gemel.edge_runtime import drawing
 
 
 def test_labels_do_not_cover_each_other() -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.backoff import BackOff
-from edge_runtime.executor import (
+from gemel.edge_runtime.backoff import BackOff
+from gemel.edge_runtime.executor import (
     CLOSED,
     HALF_OPEN,
     HANG_FACTOR,
@@ -25,9 +25,9 @@ from edge_runtime.executor import (
     PolicyFailed,
     Watchdog,
 )
-from edge_runtime.queues import Frame
-from edge_runtime.scheduler import Decision, Plan, QuerySpec, SchedulerState
-from edge_runtime.scheduler.costs import BatchCost, Costs
+from gemel.edge_runtime.queues import Frame
+from gemel.edge_runtime.scheduler import Decision, Plan, QuerySpec, SchedulerState
+from gemel.edge_runtime.scheduler.costs import BatchCost, Costs
 from tests.edge_runtime.stub_box import IMAGE, NEEDS, StubBox, expected_label
 
 

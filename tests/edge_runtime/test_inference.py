@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from edge_runtime import box, executor, inference
-from edge_runtime.daemon import run
-from edge_runtime.inference import InferenceThread
-from edge_runtime.scheduler import Decision, Plan, SchedulerState
-from edge_runtime.scheduler.costs import Costs
+from gemel.edge_runtime import box, executor
+from gemel.edge_runtime.daemon import run
+from gemel.edge_runtime.inference import InferenceThread
+from gemel.edge_runtime.scheduler import Decision, Plan, SchedulerState
+from gemel.edge_runtime.scheduler.costs import Costs
 from tests.edge_runtime.running import adds_up, total
 from tests.edge_runtime.test_executor import StubPolicy
 from tests.edge_runtime.tiny import LOOPED, write_box, write_config
@@ -64,12 +64,12 @@ def test_failing_policy_ends_the_box_with_summary(serve_policy, monkeypatch) -> 
     assert adds_up(summary) and summary["stopped_by"] == "a fault" and total(summary, "received") > 0
 
 
-def test_inference_uses_the_compute_stream(monkeypatch) -> None:
-    steps, device = [], object()
+def test_inference_uses_the_compute_stream() -> None:
+    steps = []
 
     @contextmanager
-    def on_stream(where: object) -> Iterator[None]:
-        steps.append(("on", where, threading.current_thread().name))
+    def computing() -> Iterator[None]:
+        steps.append(("on", threading.current_thread().name))
         yield
         steps.append("off")
 
@@ -81,10 +81,9 @@ def test_inference_uses_the_compute_stream(monkeypatch) -> None:
             steps.append("frames")
             return "done"
 
-    monkeypatch.setattr(inference, "on_compute_stream", on_stream)
-    arena = SimpleNamespace(device=device)
+    arena = SimpleNamespace(computing=computing)
     runtime = SimpleNamespace(active=SimpleNamespace(executor=SimpleNamespace(device=SimpleNamespace(arena=arena))))
     short = ShortInference(runtime, threading.Event(), lambda: False)  # type: ignore[arg-type]
     short.start({}, 1.0)
     assert short.join(60) and short.stopped_by == "done"
-    assert steps == [("on", device, "inference"), "warm-up", "frames", "off"]
+    assert steps == [("on", "inference"), "warm-up", "frames", "off"]

@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 import torch
 
-from edge_runtime.daemon import prepare
-from edge_runtime.queues import Frame
-from edge_runtime.runtime import Runtime
-from edge_runtime.scheduler.costs import BATCHES, BatchCost, CostEstimates
-from edge_runtime.simulation.profile_io import (
+from gemel.edge_runtime.daemon import prepare
+from gemel.edge_runtime.queues import Frame
+from gemel.edge_runtime.runtime import Runtime
+from gemel.edge_runtime.scheduler.costs import BATCHES, BatchCost, CostEstimates
+from gemel.edge_runtime.simulation.profile_io import (
     JointProfile,
     MeasuredProfile,
     QueryProfile,
     describe_machine,
     write_profile,
 )
-from edge_runtime.simulation.replay import replay
-from edge_runtime.sinks.worker import SinkManager
-from models.bundle import Made, open_bundle, write_bundle
-from models.preprocess import Preprocess
-from models.sharing.passes import joint_queries
+from gemel.edge_runtime.simulation.replay import replay
+from gemel.edge_runtime.sinks.worker import SinkManager
+from gemel.models.bundle import Made, open_bundle, write_bundle
+from gemel.models.preprocess import Preprocess
+from gemel.models.sharing.passes import joint_queries
 from tests.edge_runtime.tiny import FACTORY, picture, query, trained_looking, write_box, write_config
 
 PAIR = ("gate", "yard")

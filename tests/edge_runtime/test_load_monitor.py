@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from edge_runtime.load_monitor import LoadMonitor
+from gemel.edge_runtime.load_monitor import LoadMonitor
 
 
 def rows(received: int, dropped: int, reason: str = "deadline") -> Sequence[dict]:

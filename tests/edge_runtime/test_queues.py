@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.queues import MAX_URGENCY_RATIO, Frame, FrameRouter, Ledger, Mailboxes, SceneChange
+from gemel.edge_runtime.queues import MAX_URGENCY_RATIO, Frame, FrameRouter, Ledger, Mailboxes, SceneChange
 
 EVENTS = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["received", "processed", "late", "failed", "old"])))
 MOVES = st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 2), max_size=6)), max_size=12)

@@ -12,12 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from edge_runtime.daemon import run
-from edge_runtime.engines import session
-from edge_runtime.reload import canary_queries
-from edge_runtime.samples import DRIFT_FILE
-from models.bundle import open_bundle, verify_bundle
-from models.evaluation import BELOW, EVIDENCE
+from gemel.edge_runtime.daemon import run
+from gemel.edge_runtime.reload import canary_queries
+from gemel.edge_runtime.samples import DRIFT_FILE
+from gemel.models.agreement import BELOW, MIN_COMPARED
+from gemel.models.bundle import open_bundle, verify_bundle
 from tests.edge_runtime.bad_configs import BAD_CONFIGS
 from tests.edge_runtime.local_box import LocalBox, frames_of, replace_bundle, wider
 from tests.edge_runtime.tiny import FACTORY, LOOPED, query, trained_looking, write_clip, write_config, write_folder
@@ -35,11 +34,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def write_bundle(folder: Path, *names: str, name: str = BUNDLE, yard: str = "right", **keys) -> Path:
+def write_bundle(
+    folder: Path, *names: str, name: str = BUNDLE, yard: str = "right", documents: bool = False, **keys
+) -> Path:
     """A bundle of these queries: the camera of `yard` is given, that of the others is left."""
     models = {one: trained_looking(seed) for seed, one in enumerate(("gate", "yard", "new"), 1) if one in names}
     queries = [query(one, yard if one == "yard" else "left", **(keys if one == "yard" else {})) for one in models]
-    return replace_bundle(folder / name, models, *queries)
+    return replace_bundle(folder / name, models, *queries, documents=documents)
 
 
 def is_unique(records: Collection[dict]) -> bool:
@@ -143,7 +144,7 @@ def test_reload_results_match_their_bundle(folder):
         bundle = next(one for one in bundles if one.digest[:12] == record["bundle"])
         used.add(bundle)
         asked = bundle.query("gate")
-        batch = asked.preprocess.normalise(torch.stack([asked.preprocess.resize_frame(frames[record["frame"] % 12])]))
+        batch = torch.from_numpy(asked.preprocess(frames[record["frame"] % 12]))
         with torch.inference_mode():
             scores = bundle.build("gate")(batch).softmax(1)[0]
         assert record["score"] == pytest.approx(float(scores.max()), rel=1e-4)
@@ -185,23 +186,24 @@ def test_reload_resizes_the_arena(folder):
     assert all(row["failed"] == 0 for row in box.summary["ledger"])
 
 
-def test_reload_opens_sessions_beside_those_that_serve(folder, monkeypatch):
+def test_reload_serves_mapped_weights_of_another_bundle(folder, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-    monkeypatch.setattr(session, "_measure_growth", lambda make: (make(), 40_000_000))
-    write_bundle(folder, "gate")
+    write_bundle(folder, "gate", "yard", documents=True)
     cameras = {"left": LOOPED["left"], "right": LOOPED["right"]}
-    with LocalBox(write_config(folder, cameras=cameras, engine="onnx", budget="100MB")) as box:
-        box.more("gate")
-        write_bundle(folder, "gate", "yard")
+    with LocalBox(write_config(folder, cameras=cameras, engine="auto")) as box:
+        box.more("gate", "yard")
+        before = box.service._runtime.active.box.store
+        write_bundle(folder, "gate", "new", documents=True)
         assert box.reload() is None
-        assert box.service.summary()["engines"] == {"gate": "onnx-session", "yard": "onnx-session"}
-        box.more("yard")
-        write_bundle(folder, "gate", "new")
-        assert box.reload() is None
-        assert box.service.summary()["engines"] == {"gate": "onnx-session", "new": "onnx"}, (
-            "gate's stays, no third fits"
-        )
+        assert box.service.summary()["engines"] == {"gate": "onnx", "new": "onnx"}
         box.more("gate", "new")
+        after = box.service._runtime.active.box.store
+        assert after.weights is not before.weights
+        assert before.weights.resident_bytes(before.extents.values()) == 0
+        assert after.weights.resident_bytes(after.extents.values()) > 0
+        write_bundle(folder, "gate")
+        assert "another kind of engine" in str(box.reload()), "it has no networks"
+        box.more("new")
     assert is_unique(box.records()) and box.summary["balanced"] and not box.summary["fault"]
 
 
@@ -240,7 +242,7 @@ def test_bundle_changed_in_place_is_reported(folder):
 
 
 ON_LEFT = (query("gate", "left"), query("yard", "left"))
-ENOUGH = EVIDENCE.min_samples + 5
+ENOUGH = MIN_COMPARED + 5
 
 
 def negate_head(model: nn.Sequential) -> nn.Sequential:

@@ -11,28 +11,31 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
 import numpy as np
 import pytest
 
-from edge_runtime import samples
-from edge_runtime.config import SpoolConfig
-from edge_runtime.queues import Frame
-from edge_runtime.results import RunIdentity, result_record
-from edge_runtime.samples import (
+from gemel.edge_runtime import samples
+from gemel.edge_runtime.config import SpoolConfig
+from gemel.edge_runtime.queues import Frame
+from gemel.edge_runtime.results import RunIdentity, result_record
+from gemel.edge_runtime.samples import (
     DRIFT_FILE,
     MAX_QUEUED,
+    MIN_FREE_FRACTION,
+    NO_ROOM,
     Spool,
     expected_agreement,
     read_head,
     read_sample,
     sample_bytes,
 )
-from edge_runtime.sinks.base import ResultMessage
-from models.errors import InputError
-from models.predictions import ClassPrediction, DetectionPrediction
+from gemel.edge_runtime.sinks.base import ResultMessage
+from gemel.models.errors import InputError
+from gemel.models.predictions import ClassPrediction, DetectionPrediction
 from tests.edge_runtime.tiny import change_head, picture, query
 
 TIMEOUT_S = 30.0
@@ -63,8 +66,8 @@ def sample_file(tmp_path) -> Path:
 def test_sample_picture_is_the_model_input(sample_file):
     sample = read_sample(sample_file)
     resized = DETECTOR.preprocess.resize_frame(IMAGE[5:85, 10:110])
-    assert np.array_equal(sample.picture, resized.permute(1, 2, 0).numpy())
-    assert np.array_equal(DETECTOR.preprocess.resize_frame(sample.picture).numpy(), resized.numpy())
+    assert np.array_equal(sample.picture, resized.transpose(1, 2, 0))
+    assert np.array_equal(DETECTOR.preprocess.resize_frame(sample.picture), resized)
     opened = cv2.imread(str(sample_file))  # as any viewer does
     assert opened is not None and np.array_equal(opened[..., ::-1], sample.picture)
 
@@ -191,6 +194,29 @@ def test_spool_unwritable_is_logged_once_and_recovers(tmp_path, caplog):
     assert len(lines) == 2 and "samples" in lines[0] and lines[1] == "spool: samples are written again"
 
 
+def test_spool_gives_way_on_a_small_disk(tmp_path, monkeypatch):
+    folder, room = tmp_path / "samples", 2**20
+
+    def disk_usage(path: Path) -> SimpleNamespace:
+        used = sum(sample.stat().st_size for sample in folder.glob("*.png"))
+        return SimpleNamespace(total=2**20, free=room - used)
+
+    monkeypatch.setattr(samples.shutil, "disk_usage", disk_usage)
+    with running_spool(tmp_path) as spool:
+        offer(spool, 0, 1, 2)
+    sizes = [path.stat().st_size for path in sorted(folder.iterdir())]
+    assert len(sizes) == 3 and spool.unsampled == {}
+    room = int(MIN_FREE_FRACTION * 2**20) + 2 * max(sizes) + min(sizes) // 2
+    with running_spool(tmp_path) as spool:
+        offer(spool, 3)
+    frames = [read_sample(path).head.frame for path in sorted(folder.iterdir())]
+    assert frames == [2, 3] and spool.samples == 1, "the oldest went first"
+    room = 0
+    with running_spool(tmp_path) as spool:
+        offer(spool, 4)
+    assert spool.unsampled == {NO_ROOM: 1} and not list(folder.iterdir())
+
+
 def test_spool_on_hanging_disk_blocks_no_caller(tmp_path, monkeypatch):
     hanging, freed = threading.Event(), threading.Event()
 
@@ -225,3 +251,17 @@ def test_spool_reads_drift_report(tmp_path, monkeypatch, caplog):
         replace_report({**REPORT, "queries": [{"id": "gate"}]})
         wait_until(lambda: spool.drift is None and caplog.records)
         assert DRIFT_FILE in caplog.text and len(caplog.records) == 1
+
+
+def test_spool_of_an_absurd_clock_names_samples_by_the_time_since_the_start(tmp_path):
+    """A clock before 1970, as without a battery, and one that was set later: every sample reads, the oldest first."""
+    record = {"run": "r", "query": "gate", "camera": "left", "bundle": "ab" * 6, "label": "a", "score": 0.5}
+    times = (-6e7, -5.9e7, 12.0, 1.7e9, 1.7e9 + 1)
+    with running_spool(tmp_path) as spool:
+        for frame, captured_at in enumerate(times):
+            spool.offer(ResultMessage({**record, "frame": frame, "captured_at": captured_at}, picture(frame)))
+            wait_until(lambda frame=frame: spool.samples > frame)
+    paths = sorted((tmp_path / "samples").iterdir())
+    heads = [read_head(path) for path in paths]
+    assert [head.frame for head in heads] == [0, 1, 2, 3, 4]
+    assert 0 <= heads[0].captured_at <= heads[2].captured_at < TIMEOUT_S and heads[3].captured_at == 1.7e9

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from edge_runtime import executor, service
-from edge_runtime.daemon import run
-from edge_runtime.engines.torch_engine import TorchEngine
-from edge_runtime.service import SAME_SIGNAL_S, LedgerFile, catch_signals
+from gemel.edge_runtime import executor, service
+from gemel.edge_runtime.daemon import run
+from gemel.edge_runtime.engines.torch_engine import TorchEngine
+from gemel.edge_runtime.service import SAME_SIGNAL_S, LedgerFile, catch_signals
 from tests.edge_runtime.tiny import LOOPED, write_box, write_config
 
 TIMEOUT_S = 60.0

@@ -2,103 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import random
-import signal
-import sys
-from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import replace
+import time
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from edge_runtime import update_sources, updates
-from edge_runtime.config import UpdateConfig, load_config
-from edge_runtime.daemon import run
-from edge_runtime.reload import ReloadResult
-from edge_runtime.updates import UpdateFolder, Updater, file_digest, recover_update
-from models import io
-from models.bundle import Made, write_bundle
-from models.bundle.delta import write_update
-from models.bundle.signing import sign_bundle
-from models.errors import InputError
+from gemel.edge_runtime import update_exchange, updates
+from gemel.edge_runtime.config import load_config
+from gemel.edge_runtime.daemon import run
+from gemel.edge_runtime.update_history import UpdateHistory, read_history
+from gemel.edge_runtime.updates import UpdateState, file_digest, recover_update
+from gemel.models.bundle.delta import write_update
+from gemel.models.errors import InputError
 from tests.edge_runtime.local_box import LocalBox
-from tests.edge_runtime.tiny import FACTORY, LOOPED, query, trained_looking, write_box, write_config
+from tests.edge_runtime.tiny import LOOPED, write_box, write_config
+from tests.edge_runtime.update_fixture import Fixture, kill_updates, make_bundle, make_keys
 from tests.edge_runtime.update_server import UpdateServer
 
 KILLS = 20
-
-
-def make_keys(folder: Path) -> tuple[Path, Path]:
-    key = Ed25519PrivateKey.generate()
-    private, public = folder / "key", folder / "key.pub"
-    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-    public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
-    return private, public
-
-
-def make_bundle(folder: Path, name: str, seed: int, key: Path | None) -> bytes:
-    path = folder / name
-    write_bundle(path, {"gate": trained_looking(seed)}, [query("gate", "left")], Made("tiny", "none", 0))
-    if key is not None:
-        sign_bundle(path, key)
-    return path.read_bytes()
-
-
-class Fixture:
-    """A server, a folder with the present bundle, and an updater whose box is made of values."""
-
-    def __init__(self, folder: Path, kind: str = "file") -> None:
-        self.folder, self.server = folder, UpdateServer()
-        self.private, self.public = make_keys(folder)
-        self.old = make_bundle(folder, "old.safetensors", 1, self.private)
-        self.new = make_bundle(folder, "new.safetensors", 2, self.private)
-        (folder / "box.safetensors").write_bytes(self.old)
-        (folder / "spool").mkdir()
-        path = "/box.safetensors" if kind == "file" else "/D/controller/v1/box"
-        self.config = UpdateConfig(kind, self.server.address + path, self.public, watch_s=100.0)
-        self.now, self.reloads, self.reload_s = 1000.0, list[str | None](), 0.0
-        self.answers, self.problems = list[str | None](), dict[str, str]()
-        self.row: dict[str, Any] = {"query": "gate", "processed": 0, "late": 0, "failed": 0, "dropped": {}}
-        self.files = UpdateFolder(folder / "spool", folder / "box.safetensors")
-        self.updater = self.build()
-
-    def build(self, **changes: Any) -> Updater:
-        """An updater as after a start of the box."""
-        self.files.prepare()
-        updater = Updater(
-            replace(self.config, **changes), self.files, self.reload, lambda: [self.row], lambda: self.problems,
-            (FACTORY,), clock=lambda: self.now,
-        )  # fmt: skip
-        updater.state = self.files.read_state()
-        return updater
-
-    def reload(self) -> Future[ReloadResult]:
-        self.reloads.append(self.present)
-        self.now += self.reload_s
-        future: Future[ReloadResult] = Future()
-        future.set_result(ReloadResult(self.answers.pop(0) if self.answers else None))
-        return future
-
-    def run(self, seconds: int, processed: int = 50, **more: int) -> None:
-        """So many seconds of the box, with these frames every five."""
-        for _ in range(0, seconds, 5):
-            self.row["processed"] += processed
-            for key, value in more.items():
-                self.row[key] += value
-            self.now += 5.0
-            self.updater.step()
-
-    @property
-    def present(self) -> str:
-        """Which bundle the config names at present."""
-        data = (self.folder / "box.safetensors").read_bytes()
-        return "old" if data == self.old else "new" if data == self.new else "neither"
 
 
 @pytest.fixture
@@ -110,18 +32,41 @@ def test_update_is_taken_tried_and_accepted(puller: Fixture) -> None:
     puller.server.files["/box.safetensors"] = puller.old
     puller.run(60)
     assert puller.present == "old" and not puller.reloads and puller.updater.trouble is None
+    assert puller.updater.to_json()["state"] == UpdateState.CURRENT
     puller.server.files["/box.safetensors"] = puller.new
     puller.updater._next_poll = 0.0
     puller.run(5)
     assert puller.present == "new" and puller.reloads == ["new"] and puller.updater.to_json()["trial"] is not None
+    assert puller.updater.to_json()["state"] == UpdateState.ON_TRIAL
     puller.run(120)
-    assert puller.updater.state.trial is None and puller.present == "new" and len(puller.reloads) == 1
+    assert puller.history.trial is None and puller.present == "new" and len(puller.reloads) == 1
     asked = len(puller.server.asked)
     puller.updater.poll()
     assert puller.server.asked[asked:] == [("HEAD", "/box.safetensors")], "a known tag is not loaded again"
     puller.server.files["/box.safetensors"] = puller.old
     puller.updater.poll()
-    assert "is older: it served before" in str(puller.updater.trouble) and puller.present == "new"
+    assert "has the number 1, and 2 has served here" in str(puller.updater.trouble) and puller.present == "new"
+    assert puller.updater.to_json()["state"] == UpdateState.REFUSED
+
+
+@pytest.mark.parametrize("status", [400, 403, 405, 501])
+def test_update_is_taken_from_a_server_that_knows_get_alone(puller: Fixture, status: int) -> None:
+    puller.server.head_status = status
+    puller.server.files["/box.safetensors"] = puller.new
+    puller.run(5)
+    assert puller.present == "new" and puller.updater.trouble is None
+    puller.run(120)
+    sent = len(puller.server.statuses)
+    puller.updater.poll()
+    assert puller.server.statuses[sent:] == [status, 304], "nothing is sent again"
+
+
+@pytest.mark.parametrize("status", [401, 404, 500])
+def test_update_server_that_refuses_head_for_another_reason_is_trouble(puller: Fixture, status: int) -> None:
+    puller.server.head_status = status
+    puller.server.files["/box.safetensors"] = puller.new
+    puller.run(5)
+    assert puller.present == "old" and f"the update server answers {status}" in str(puller.updater.trouble)
 
 
 def test_update_comes_as_a_delta_where_one_is_offered(puller: Fixture, tmp_path: Path) -> None:
@@ -133,20 +78,58 @@ def test_update_comes_as_a_delta_where_one_is_offered(puller: Fixture, tmp_path:
     assert puller.present == "new" and ("GET", "/box.safetensors") not in puller.server.asked
 
 
-@pytest.mark.parametrize(("more", "reason"), [({"failed": 40}, "of its frames fail"), ({"late": 40}, "in time")])
+@pytest.mark.parametrize(
+    ("more", "reason"), [({"failed": 40}, "without failure than before"), ({"late": 20}, "in time than before")]
+)
 def test_update_is_taken_back_where_a_query_gets_worse(puller: Fixture, more: dict[str, int], reason: str) -> None:
     puller.server.files["/box.safetensors"] = puller.new
-    puller.updater._next_poll = 1060.0
-    puller.run(60)
+    puller.updater._next_poll = 2800.0
+    puller.run(1800)
     assert puller.present == "new"
-    puller.run(10, **more)
-    assert puller.present == "old" and puller.reloads == ["new", "old"] and puller.updater.state.trial is None
+    puller.run(95, **more)
+    assert puller.present == "old" and puller.reloads == ["new", "old"] and puller.history.trial is None
     (why,) = puller.updater.to_json()["refused"].values()
     assert reason in why
+    puller.files.memory.unlink()
     restarted = puller.build()
-    restarted.state.tag = None
     restarted.poll()
     assert "was taken back before" in str(restarted.trouble) and puller.present == "old"
+
+
+@pytest.mark.parametrize("more", [{"failed": 40}, {"late": 20}], ids=str)
+def test_update_taken_back_as_late_alone_comes_again_after_a_day(
+    puller: Fixture, more: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    puller.server.files["/box.safetensors"] = puller.new
+    puller.updater._next_poll = 2800.0
+    puller.run(1800)
+    puller.run(95, **more)
+    now = time.time()
+    monkeypatch.setattr(updates.time, "time", lambda: now + updates.DAY_S + 1)
+    assert puller.present == "old"
+    puller.now += updates.DAY_S
+    puller.run(5)
+    assert puller.present == ("new" if "late" in more else "old")
+
+
+def test_lateness_is_not_the_fault_of_an_update_on_an_overloaded_box(puller: Fixture) -> None:
+    puller.server.files["/box.safetensors"] = puller.new
+    puller.updater._next_poll = 2800.0
+    puller.row["dropped"] = {"deadline": 0}
+    for _ in range(360):
+        puller.row["dropped"]["deadline"] += 10
+        puller.run(5)
+    assert puller.present == "new"
+    puller.run(120, late=40)
+    assert puller.present == "new" and puller.history.trial is None
+
+
+def test_lateness_is_not_the_fault_of_an_update_where_more_is_asked(puller: Fixture) -> None:
+    puller.server.files["/box.safetensors"] = puller.new
+    puller.updater._next_poll = 2800.0
+    puller.run(1800)
+    puller.run(120, processed=100, late=50)
+    assert puller.present == "new" and puller.history.trial is None
 
 
 def test_trial_counts_from_the_end_of_a_slow_reload_and_anew_after_a_restart(puller: Fixture) -> None:
@@ -154,12 +137,12 @@ def test_trial_counts_from_the_end_of_a_slow_reload_and_anew_after_a_restart(pul
     puller.reload_s = 200.0
     puller.updater.poll()
     puller.run(5)
-    assert puller.updater.state.trial is not None
+    assert puller.history.trial is not None
     puller.updater, puller.now = puller.build(), puller.now + 3600.0
     puller.run(95)
-    assert puller.updater.state.trial is not None
+    assert puller.history.trial is not None
     puller.run(10)
-    assert puller.updater.state.trial is None and puller.present == "new"
+    assert puller.history.trial is None and puller.present == "new"
 
 
 def test_update_is_taken_back_where_a_query_drifts(puller: Fixture) -> None:
@@ -178,11 +161,12 @@ def test_update_that_the_box_refuses_is_taken_back(puller: Fixture) -> None:
     puller.answers.append("query 'gate' has no camera")
     puller.updater.poll()
     assert puller.present == "old" and "no camera" in str(puller.updater.to_json()["refused"])
+    assert puller.updater.to_json()["state"] == UpdateState.REFUSED
 
 
 @pytest.mark.parametrize("fault", ["unsigned", "another key", "damaged", "cut", "stall", "nothing", "no file"])
 def test_wrong_offer_changes_nothing(puller: Fixture, fault: str, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(update_sources, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(update_exchange, "STALL_TIMEOUT_S", 0.3)
     (other := tmp_path / "other").mkdir()
     offers = {
         "unsigned": lambda: make_bundle(other, "b", 3, None),
@@ -196,8 +180,36 @@ def test_wrong_offer_changes_nothing(puller: Fixture, fault: str, tmp_path: Path
     puller.updater.poll()
     assert puller.present == "old" and not puller.reloads and puller.updater.trouble is not None
     puller.server.fault, puller.server.files["/box.safetensors"] = "", puller.new
+    puller.now += updates.DAY_S
     puller.updater.poll()
     assert puller.present == "new", "the next good offer is taken"
+
+
+def test_download_that_broke_off_goes_on_where_it_was(puller: Fixture) -> None:
+    puller.server.files["/box.safetensors"], puller.server.fault = puller.new, "cut"
+    sizes = [0]
+    for _ in range(2):
+        puller.updater.poll()
+        assert puller.present == "old" and puller.updater.memory.failures == 1, "a part came: no longer pause"
+        (part,) = puller.updater.files.folder.glob("*.part")
+        sizes.append(part.stat().st_size)
+        puller.now += 3 * puller.updater.config.every_s
+    assert 0 < sizes[1] < sizes[2] < len(puller.new)
+    puller.server.fault = ""
+    puller.updater.poll()
+    assert puller.present == "new" and puller.server.statuses.count(206) == 2
+    assert not list(puller.updater.files.folder.glob("*.part"))
+
+
+def test_download_begins_anew_where_the_offer_has_changed(puller: Fixture, tmp_path: Path) -> None:
+    (other := tmp_path / "other").mkdir()
+    puller.server.files["/box.safetensors"], puller.server.fault = make_bundle(other, "b", 5, puller.private), "cut"
+    puller.updater.poll()
+    puller.server.files["/box.safetensors"], puller.server.fault = puller.new, ""
+    puller.now += updates.DAY_S
+    puller.updater.poll()
+    assert puller.present == "new" and 206 not in puller.server.statuses
+    assert not list(puller.updater.files.folder.glob("*.part"))
 
 
 def test_hawkbit_deployment_is_taken_and_reported(tmp_path: Path) -> None:
@@ -207,14 +219,14 @@ def test_hawkbit_deployment_is_taken_and_reported(tmp_path: Path) -> None:
     puller.updater.poll()
     assert puller.present == "new" and puller.server.tokens == {"TargetToken s3cret"}
     puller.run(20)
-    path, body = puller.server.posted[-1]
+    path, body = puller.server.wait_for_post()
     assert path == "/D/controller/v1/box/deploymentBase/7/feedback"
     assert body["status"]["execution"] == "closed" and body["status"]["result"]["finished"] == "success"
     puller.updater.poll()
     assert puller.updater.trouble is None and len(puller.reloads) == 1
     puller.server.offer_by_hawkbit("8", make_bundle(tmp_path, "b", 3, None))
     puller.updater.poll()
-    assert puller.server.posted[-1][1]["status"]["result"]["finished"] == "failure" and puller.present == "new"
+    assert puller.server.wait_for_post(2)[1]["status"]["result"]["finished"] == "failure" and puller.present == "new"
 
 
 @pytest.mark.parametrize(
@@ -245,56 +257,9 @@ def test_bundle_that_ends_the_box_is_taken_back_at_a_start(puller: Fixture) -> N
     assert recover_update(spool, bundle) and puller.present == "old" and not recover_update(spool, bundle)
 
 
-def test_bundle_is_old_or_new_whenever_the_power_goes(puller: Fixture) -> None:
+def test_bundle_is_old_or_new_whenever_the_process_is_killed(puller: Fixture) -> None:
     """Killed at random lines of an update (`make faults` does so 200 times)."""
     kill_updates(puller, KILLS)
-
-
-def kill_updates(puller: Fixture, times: int) -> int:
-    """How often the new bundle was there; AssertionError where it was ever neither."""
-    puller.server.files["/box.safetensors"] = puller.new
-    lines = count_lines(puller.updater.poll)
-    chance, new = random.Random(0), 0
-    for _ in range(times):
-        (puller.folder / "box.safetensors").write_bytes(puller.old)
-        (puller.folder / "spool" / "updates" / "state.json").unlink(missing_ok=True)
-        moment = chance.randrange(lines)
-        child = os.fork()
-        if not child:
-            count_lines(puller.build().poll, moment)
-            os._exit(0)
-        os.waitpid(child, 0)
-        assert puller.present in ("old", "new")
-        recover_update(puller.folder / "spool", puller.folder / "box.safetensors")
-        assert puller.present in ("old", "new")
-        state = puller.build().state
-        assert state.trial is None or puller.files.previous.read_bytes() == puller.old
-        new += puller.present == "new"
-        assert not [path for path in puller.folder.iterdir() if updates.TEMPORARY.fullmatch(path.name)]
-    return new
-
-
-def count_lines(function: Callable[[], object], last: int | None = None) -> int:
-    """The lines of the updater, its sources and file operations that a call runs; it is killed before the `last`."""
-    files, count = {updates.__file__, update_sources.__file__, io.__file__}, 0
-
-    def trace(frame: FrameType, kind: str, _: object) -> Any:
-        nonlocal count
-        if frame.f_code.co_filename not in files:
-            return None
-        if kind == "line":
-            if count == last:
-                os.kill(os.getpid(), signal.SIGKILL)
-            count += 1
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        function()
-    finally:
-        sys.settrace(before)
-    return count
 
 
 def test_running_box_pulls_an_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +273,8 @@ def test_running_box_pulls_an_update(tmp_path: Path, monkeypatch: pytest.MonkeyP
     digest = file_digest(tmp_path / "new.safetensors")
     with LocalBox(config) as box:
         box.until(lambda: any(one["bundle"] == digest[:12] for one in box.records("gate")))
-        box.until(lambda: box.service._updater is not None and box.service._updater.state.past)
+        history = tmp_path / "spool" / "updates" / "history.json"
+        box.until(lambda: read_history(history) == UpdateHistory(highest=9))
     assert box.summary["fault"] is None and box.summary["balanced"]
 
 

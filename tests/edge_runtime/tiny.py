@@ -15,10 +15,11 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from torch import nn
 
-from edge_runtime.samples import KEYWORD
-from edge_runtime.sinks.base import ResultMessage
-from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
-from models.preprocess import Preprocess
+from gemel.edge_runtime.samples import KEYWORD
+from gemel.edge_runtime.sinks.base import ResultMessage
+from gemel.models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
+from gemel.models.export_document import export_documents
+from gemel.models.preprocess import Preprocess
 
 FACTORY = "tests.edge_runtime.tiny:net"
 SIZE = 16
@@ -60,13 +61,14 @@ def query(query_id: str, camera: str, **keys) -> BundleQuery:
     return BundleQuery(id=query_id, camera=camera, **{**defaults, **keys})
 
 
-def tiny_bundle(path: Path) -> Bundle:
+def tiny_bundle(path: Path, documents: bool = False) -> Bundle:
     """`gate` and `yard` share their second convolution; `road` shares nothing."""
     models = {name: trained_looking(seed) for seed, name in enumerate(("gate", "yard", "road"), 1)}
     with torch.no_grad():
         models["yard"][3].weight.copy_(models["gate"][3].weight)  # type: ignore[union-attr,operator]
     queries = [query("gate", "left"), query("yard", "right", roi=(4, 2, 40, 30)), query("road", "left", fps=6.0)]
-    write_bundle(path, models, queries, Made("tiny", "wide", 0))
+    graphs = export_documents(models, queries) if documents else {}
+    write_bundle(path, models, queries, Made("tiny", "wide", 0), documents=graphs)
     return open_bundle(path, [FACTORY])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -11,18 +12,41 @@ from typing import Any
 
 
 class UpdateServer(ThreadingHTTPServer):
-    """Serves `files` by path; `asked` are the requests, `fault` (cut, stall) makes it misbehave."""
+    """Serves `files` by path, with `tags` in place of its own ETags; `asked` are the requests, `statuses` the answers.
+
+    `head_status` answers HEAD where it knows GET alone. `fault` makes it misbehave. Of a bundle: `cut` and `stall`
+    after half of it, `endless` without a length, `long` with more than it announces. Of `slow` kinds of requests it
+    drips the head, a byte each `drip_s`.
+    """
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.files: dict[str, bytes] = {}
+        self.tags: dict[str, str] = {}
+        self.redirects: dict[str, str] = {}
         self.asked: list[tuple[str, str]] = []
+        self.statuses: list[int] = []
         self.posted: list[tuple[str, Any]] = []
         self.tokens: set[str | None] = set()
-        self.fault = ""
+        self.fault, self.slow, self.drip_s = "", set[str](), 0.02
+        self.sent_bytes = self.head_status = 0
+        self.changed = threading.Condition()
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up is what some tests are about."""
+
+    def wait_for_post(self, count: int = 1) -> Any:
+        """The last report, once there are so many."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.posted) >= count, 10.0), self.posted
+        return self.posted[-1]
+
+    def downloads(self, path: str = "/box.safetensors") -> int:
+        """The number of requests for a whole file."""
+        return self.asked.count(("GET", path))
 
     @property
     def address(self) -> str:
@@ -58,35 +82,69 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.posted.append((self.path, body))
+        self._drip_head()
+        with self.server.changed:
+            self.server.posted.append((self.path, body))
+            self.server.changed.notify_all()
         self._send(200, b"")
+
+    def _drip_head(self) -> None:
+        """Never come to the end of the head, where this kind of request is slow."""
+        with contextlib.suppress(OSError):
+            if self.command in self.server.slow:
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
+            while self.command in self.server.slow:
+                self.wfile.write(b"a")
+                time.sleep(self.server.drip_s)
 
     def _answer(self, with_body: bool) -> None:
         self.server.asked.append((self.command, self.path))
         self.server.tokens.add(self.headers["Authorization"])
+        self._drip_head()
+        if self.command == "HEAD" and self.server.head_status:
+            self._send(self.server.head_status, b"", False)
+            return
+        if self.path in self.server.redirects:
+            self._send(302, b"", Location=self.server.redirects[self.path])
+            return
         data = self.server.files.get(self.path)
         if data is None:
             self._send(404, b"")
             return
-        tag = f'"{hashlib.sha256(data).hexdigest()[:16]}"'
+        tag = self.server.tags.get(self.path, f'"{hashlib.sha256(data).hexdigest()[:16]}"')
         if self.headers["If-None-Match"] == tag:
-            self._send(304, b"", ETag=tag)
+            self._send(304, b"", False, ETag=tag)
+            return
+        begin = int((self.headers["Range"] or "bytes=0-").removeprefix("bytes=").removesuffix("-"))
+        if begin and self.headers["If-Range"] == tag:
+            self._send(206, data[begin:], with_body, ETag=tag, **{"Content-Range": f"bytes {begin}-/{len(data)}"})
             return
         self._send(200, data, with_body, ETag=tag)
 
     def _send(self, status: int, data: bytes, with_body: bool = True, **headers: str) -> None:
+        fault = self.server.fault if len(data) > 1000 else ""
+        self.server.statuses.append(status)
         self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
+        if fault != "endless" and not (fault == "long" and with_body):
+            self.send_header("Content-Length", str(len(data)))
         for name, text in headers.items():
             self.send_header(name, text)
         self.end_headers()
-        if with_body and self.server.fault and len(data) > 1000:
+        self.close_connection = bool(fault)
+        if not with_body:
+            return
+        if fault in ("cut", "stall"):
             self.wfile.write(data[: len(data) // 2])
-            self.wfile.flush()
-            if self.server.fault == "stall":
+            if fault == "stall":
                 time.sleep(5.0)
-            self.close_connection = True
-        elif with_body:
-            self.wfile.write(data)
+        elif fault == "endless":
+            self._send_endlessly()
+        else:
+            self.wfile.write(data + bytes(1) if fault == "long" else data)
+
+    def _send_endlessly(self) -> None:
+        with contextlib.suppress(OSError):
+            while self.server.sent_bytes < 1 << 30:
+                self.server.sent_bytes += self.wfile.write(bytes(1 << 16))
 
     def log_message(self, *_: Any) -> None: ...

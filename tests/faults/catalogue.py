@@ -64,8 +64,8 @@ SCENARIOS = (
         network.sink_refuses,
     ),
     Scenario(
-        "power-cut", "kill -9 at random moments of an update", "the old or the new bundle, whole", "kills", 200, 5,
-        network.power_cuts,
+        "update-kills", "kill -9 at random moments of an update", "the old or the new bundle, whole", "kills", 200, 5,
+        network.update_kills,
     ),
     Scenario(
         "event-kills", "kill -9 at random moments while events go on", "no message twice, no end without its start",

@@ -17,8 +17,8 @@ import numpy as np
 
 from tests.edge_runtime.events.bright import BRIGHT, PARTS, write_spot_box
 from tests.edge_runtime.running import Running, adds_up
-from tests.edge_runtime.test_updates import make_bundle, make_keys
 from tests.edge_runtime.tiny import write_clip, write_config
+from tests.edge_runtime.update_fixture import make_bundle, make_keys
 from tests.edge_runtime.update_server import UpdateServer
 from tests.faults.cameras import HTTP
 from tests.faults.queries import BUSY, FACTORIES, bundle

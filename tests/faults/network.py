@@ -1,4 +1,4 @@
-"""Idle clients, overload in words, updates cut by a power failure: each on the real thing."""
+"""Idle clients, overload in words, updates that are killed: each on the real thing."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from tests.edge_runtime.running import Running, adds_up
-from tests.edge_runtime.test_updates import Fixture, kill_updates
 from tests.edge_runtime.tiny import write_clip
+from tests.edge_runtime.update_fixture import Fixture, kill_updates
 from tests.faults.cameras import HTTP
 from tests.faults.queries import FACTORIES, one_each
 from tests.faults.scenario import Found, Missing, Tell
@@ -62,7 +62,7 @@ def idle_clients(folder: Path, times: int, tell: Tell) -> Found:
     return found
 
 
-def power_cuts(folder: Path, times: int, tell: Tell) -> Found:
+def update_kills(folder: Path, times: int, tell: Tell) -> Found:
     """Killed at random moments while an update is downloaded, checked and installed."""
     new = kill_updates(Fixture(folder), times)
     tell(f"{new} of {times} times the new bundle")

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.bundle import Made, write_bundle
-from models.preprocess import Preprocess
+from gemel.models.bundle import Made, write_bundle
+from gemel.models.preprocess import Preprocess
 from tests.edge_runtime.tiny import FACTORY, SIZE, net, query
 
 MOODY, BUSY = "tests.faults.queries:moody", "tests.faults.queries:busy"

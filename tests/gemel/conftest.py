@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from models.bundle import BundleQuery, Made, write_bundle
-from models.metrics import KINDS
-from models.sharing.groups import ceiling_bytes, groups
-from models.sharing.layers import layers_of_all
-from models.sharing.plan import SharingPlan, tie
-from models.weights import save_weights
-from models.workload import load_workload
-from models.zoo import build, input_size_of
+from gemel.models.bundle import BundleQuery, Made, write_bundle
+from gemel.models.metrics import KINDS
+from gemel.models.sharing.groups import ceiling_bytes, groups
+from gemel.models.sharing.layers import layers_of_all
+from gemel.models.sharing.plan import SharingPlan, tie
+from gemel.models.weights import save_weights
+from gemel.models.workload import load_workload
+from gemel.models.zoo import build, input_size_of
 
 QUERIES = {"bridge-cars": 0.80, "gate-people": 0.70, "square-busy": 0.93}
 MEMORY = {"min": 40_000_000, "50%": 60_000_000, "all": 70_000_000}
@@ -57,7 +57,7 @@ def _document():
             "query": query, "camera": query.split("-")[0], "task": TASKS[query], "model": "resnet18",
             "metric": "balanced_accuracy" if query == "square-busy" else "f1", "split": "test", "samples": 120,
             "units": 6, "original": score, "merged": score * 0.98, "ratio": 0.98, "chance_corrected": 0.97,
-            "ci95": [0.94, 1.01], "target": 0.95, "met": True, "certain": False, "worth": True, "agreement": 0.9,
+            "target": 0.95, "met": True, "worth": True, "agreement": 0.9, "state": "not proven",
             "sla_ms": 100.0, "threshold": 0.3, "label_interval_s": 0.4, **EXTRAS[query],
         }
         for query, score in QUERIES.items()
@@ -100,7 +100,7 @@ def _document():
         for arm in ("originals", "merged")
     ]  # fmt: skip
     return {
-        "format": 3, "workload": "junction", "method": "gemel", "created_at": "2026-01-02T03:04:05Z",
+        "format": 4, "workload": "junction", "method": "gemel", "created_at": "2026-01-02T03:04:05Z",
         "seeds": [0, 1, 2],
         "bundle": {"file": "junction.safetensors", "digest": "ab" * 32},
         "device": {"name": "orin-nano-8gb", "title": "Jetson Orin Nano 8 GB", "modelled": True,
@@ -116,7 +116,7 @@ def _document():
         ],
         "offline": offline, "streaming": streaming, "ledger": ledger,
         "timeline": timeline, "transfers": transfers, "examples": EXAMPLES, "costs": costs,
-        "settings": {"policy": "adaptive", "bootstrap_rounds": 1000, "bootstrap_seed": 0},
+        "settings": {"policy": "adaptive"},
         "versions": {"python": "3.11.7", "torch": "2.15.0"},
         "headline": {"memory": "min", "memory_bytes": MEMORY["min"]}, "realtime": WALL,
         "commands": ["gemel eval junction.safetensors junction.yaml -o report"],
@@ -161,7 +161,7 @@ def _clip(path, rng, frames=15):
 def write_tiny():
     """A function that writes footage and workload of two small classifiers into a folder; no weights yet."""
 
-    def write(root, seed=0, on_progress=None):
+    def write(root, seed=0, footage=None, on_progress=None):
         for split in ("train", "val", "test"):
             _frames(root / "data" / split, np.random.default_rng(seed + len(split)))
         _clip(root / "gate.mp4", np.random.default_rng(seed))

@@ -10,14 +10,14 @@ import torch
 import yaml
 from torch import nn
 
-from edge_runtime.engines.torch_engine import TorchEngine
-from edge_runtime.queues import Frame
-from edge_runtime.results import RunIdentity, result_record
-from edge_runtime.samples import sample_bytes, sample_name
-from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
-from models.weights import load_weights, save_weights
-from models.workload import Workload, load_workload
-from models.zoo import build_query
+from gemel.edge_runtime.engines.torch_engine import TorchEngine
+from gemel.edge_runtime.queues import Frame
+from gemel.edge_runtime.results import RunIdentity, result_record
+from gemel.edge_runtime.samples import sample_bytes, sample_name
+from gemel.models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
+from gemel.models.weights import load_weights, save_weights
+from gemel.models.workload import Workload, load_workload
+from gemel.models.zoo import build_query
 from tests.edge_runtime.tiny import picture
 
 CLASSIFIER = {"task": "classification", "classes": ["empty", "busy"], "model": "cifar_resnet20", "input_size": 32}

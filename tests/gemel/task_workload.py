@@ -12,12 +12,12 @@ import torch.nn.functional as F
 import yaml
 from torch import Tensor, nn
 
-from merger import MergeOptions, Recipe, TrainOptions
-from models.detector import OneStage
+from gemel.merger import MergeOptions, Recipe, TrainOptions
+from gemel.models.detector import OneStage
 
 SIZE, FRAME = 32, (64, 48)
 COUNTS = {"train": 48, "val": 24, "test": 24}
-TRAIN = TrainOptions(rate=3e-3, batch=8, passes=600, max_cycles=1)
+TRAIN = TrainOptions(rate=3e-3, batch=8, passes=1200, max_cycles=1)
 MERGE = MergeOptions(Recipe(rate=1e-3, epochs=2, batch=8, frames_per_epoch=64), precision="fp32", margin=0.5)
 
 

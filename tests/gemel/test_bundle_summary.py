@@ -20,11 +20,11 @@ from gemel.bundle_summary import (
     summarize_bundle,
 )
 from gemel.cli import main
-from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
-from models.sharing.layers import SetOutcome
-from models.sharing.plan import SharingPlan, tie
-from models.workload import load_workload
-from models.zoo import build_query
+from gemel.models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
+from gemel.models.sharing.layers import SetOutcome
+from gemel.models.sharing.plan import SharingPlan, tie
+from gemel.models.workload import load_workload
+from gemel.models.zoo import build_query
 
 WORKLOAD = """
 name: tiny
@@ -171,7 +171,7 @@ def test_outcomes_of_equal_originals_say_so(bundle: Bundle, write_log):
 def test_untried_set_is_not_called_refused():
     never = _row("layer1", "", "untried", {"b": {"after": "nothing", "ratio": None, "required": 0.9}})
     text = outcomes(never).to_text()
-    assert "not tried" in text and "refused" not in text
+    assert "untried (time)" in text and "refused" not in text
 
 
 def test_why_nothing_names_the_last_blocker():

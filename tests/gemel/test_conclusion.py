@@ -20,10 +20,10 @@ def render(document):
 
 
 @pytest.fixture
-def certain(document):
-    """A document whose queries all meet their targets beyond doubt, all with one metric."""
+def proven(document):
+    """A document whose queries are all proven, all with one metric."""
     for row in document["offline"]:
-        row |= {"certain": True, "metric": "f1"}
+        row |= {"state": "proven", "proven": True, "lower_end": 0.96, "from": "agreement", "metric": "f1"}
     return document
 
 
@@ -33,8 +33,8 @@ def set_streaming(document, query, memory, originals, merged):
             row["accuracy"] = {"originals": originals, "merged": merged}[row["arm"]]
 
 
-def test_conclusion_with_certain_targets_ships_in_green(certain):
-    found = draw_conclusion(certain)
+def test_conclusion_with_proven_queries_ships_in_green(proven):
+    found = draw_conclusion(proven)
     assert found.sentence == (
         "Ship it: all three queries meet their accuracy target, with 65 % less memory for weights; accuracy on the "
         "stream 0.71 (originals 0.46) with 38.1 MiB on a modelled Jetson Orin Nano 8 GB."
@@ -42,29 +42,19 @@ def test_conclusion_with_certain_targets_ships_in_green(certain):
     assert (found.tone, found.worse) == (Tone.GOOD, ())
 
 
-def test_conclusion_with_an_uncertain_query_names_it_and_is_not_green(certain):
-    certain["offline"][1]["certain"] = False
-    found = draw_conclusion(certain)
+def test_conclusion_with_an_unproven_query_says_what_it_needs_and_is_not_green(proven):
+    proven["offline"][1] |= {"state": "not proven", "proven": False, "needs": "9 minutes more of footage"}
+    found = draw_conclusion(proven)
     assert found.sentence.startswith(
-        "All three queries meet their accuracy target, 2 of 3 beyond doubt; gate-people needs more test footage. "
+        "All three queries meet their accuracy target, 2 of 3 proven or unchanged; gate-people needs 9 minutes "
     )
     assert found.tone is Tone.MIXED and len(found.ship) == 3
 
 
-def test_conclusion_with_few_clips_says_so(certain):
-    certain["offline"][0]["units"] = 2
-    found = draw_conclusion(certain)
-    assert "target, bridge-cars has fewer than 5 test clips. 65 % less" in found.sentence
-    assert found.tone is Tone.MIXED
-    for row in certain["offline"]:
-        row["units"] = 4
-    assert "all have fewer than 5 test clips" in draw_conclusion(certain).sentence
-
-
-def test_conclusion_of_a_stream_without_gain_says_so(certain):
+def test_conclusion_of_a_stream_without_gain_says_so(proven):
     for query in ("bridge-cars", "gate-people", "square-busy"):
-        set_streaming(certain, query, "min", 0.69, 0.69)
-    sentence = draw_conclusion(certain).sentence
+        set_streaming(proven, query, "min", 0.69, 0.69)
+    sentence = draw_conclusion(proven).sentence
     assert "merging changes nothing on the stream with 38.1 MiB" in sentence
     assert sentence.endswith(": accuracy on the stream 0.69 either way.")
 
@@ -78,68 +68,68 @@ def test_scores_over_different_metrics_are_shares_of_offline_accuracy(document):
     assert "88 % of offline accuracy on the stream (originals 57 %)" in draw_conclusion(document).sentence
 
 
-def test_conclusion_with_a_missed_target_ships_the_others(certain):
-    certain["offline"][0] |= {"met": False, "ratio": 0.9}
-    found = draw_conclusion(certain)
+def test_conclusion_with_a_missed_target_ships_the_others(proven):
+    proven["offline"][0] |= {"met": False, "ratio": 0.9}
+    found = draw_conclusion(proven)
     assert found.sentence.startswith("Ship it for two of three: bridge-cars falls short; 65 % less")
     assert found.tone is Tone.MIXED and "bridge-cars" not in found.ship
     assert found.worse[0].text == "misses its target: 90.0 % of its original, 95 % wanted"
 
 
-def test_conclusion_with_a_query_starved_at_the_headline_memory_holds_it_back(certain):
-    set_streaming(certain, "gate-people", "min", 0.27, 0.08)
-    assert draw_conclusion(certain).sentence.startswith("Ship it for two of three: gate-people falls short")
-    assert conclusion_text(Report.model_validate(certain)).splitlines()[1] == (
+def test_conclusion_with_a_query_starved_at_the_headline_memory_holds_it_back(proven):
+    set_streaming(proven, "gate-people", "min", 0.27, 0.08)
+    assert draw_conclusion(proven).sentence.startswith("Ship it for two of three: gate-people falls short")
+    assert conclusion_text(Report.model_validate(proven)).splitlines()[1] == (
         "  WORSE: gate-people, starved on the stream: 0.27 -> 0.08 with 38.1 MiB (min)"
     )
 
 
-def test_conclusion_with_a_query_starved_at_another_memory_only_names_it(certain):
-    certain["headline"] = {"memory": "50%", "memory_bytes": 60_000_000}
-    set_streaming(certain, "gate-people", "min", 0.27, 0.08)
-    found = draw_conclusion(certain)
+def test_conclusion_with_a_query_starved_at_another_memory_only_names_it(proven):
+    proven["headline"] = {"memory": "50%", "memory_bytes": 60_000_000}
+    set_streaming(proven, "gate-people", "min", 0.27, 0.08)
+    found = draw_conclusion(proven)
     assert found.tone is Tone.GOOD
     assert [(one.query, one.decides) for one in found.worse] == [("gate-people", False)]
-    assert "starved on the stream: 0.27 -&gt; 0.08 with 38.1 MiB (min)" in render(certain)
+    assert "starved on the stream: 0.27 -&gt; 0.08 with 38.1 MiB (min)" in render(proven)
 
 
-def test_conclusion_ignores_differences_that_two_decimals_hide(certain):
-    set_streaming(certain, "gate-people", "min", 0.60, 0.58)
-    set_streaming(certain, "bridge-cars", "min", 0.600, 0.597)
-    found = draw_conclusion(certain)
+def test_conclusion_ignores_differences_that_two_decimals_hide(proven):
+    set_streaming(proven, "gate-people", "min", 0.60, 0.58)
+    set_streaming(proven, "bridge-cars", "min", 0.600, 0.597)
+    found = draw_conclusion(proven)
     assert found.tone is Tone.GOOD
     assert [(one.query, one.text) for one in found.worse] == [
         ("gate-people", "worse on the stream: 0.60 -> 0.58 with 38.1 MiB (min)")
     ]
 
 
-def test_conclusion_with_a_weak_original_does_not_ship_its_query(certain):
-    certain["offline"][1] |= {"worth": False, "met": False}
-    found = draw_conclusion(certain)
+def test_conclusion_with_a_weak_original_does_not_ship_its_query(proven):
+    proven["offline"][1] |= {"worth": False, "met": False}
+    found = draw_conclusion(proven)
     assert found.sentence.startswith("Ship it for two of three: the original of gate-people is too weak to judge by;")
     assert not found.worse
 
 
-def test_conclusion_begins_with_the_queries_without_evidence(certain):
+def test_conclusion_begins_with_the_queries_without_evidence(proven):
     blank = {
         "met": False,
-        "certain": False,
+        "state": "not proven",
         "evidence": "none",
         "reason": "all 24 frames of test have one answer (shut)",
     }
-    certain["offline"][1] |= blank
-    found = draw_conclusion(certain)
+    proven["offline"][1] |= blank
+    found = draw_conclusion(proven)
     assert found.sentence.startswith(
         "1 of 3 queries have no evidence: gate-people, all 24 frames of test have one answer (shut). "
         "Ship it: the other two queries meet their accuracy target"
     )
     assert found.tone is Tone.MIXED and "gate-people" not in found.ship and not found.worse
-    for row in certain["offline"]:
+    for row in proven["offline"]:
         row |= blank
-    found = draw_conclusion(certain)
+    found = draw_conclusion(proven)
     assert found.sentence.startswith("3 of 3 queries have no evidence: ") and found.tone is Tone.BAD
-    certain["shared"] = []
-    assert draw_conclusion(certain).sentence.endswith("shared: models without evidence keep their own weights.")
+    proven["shared"] = []
+    assert draw_conclusion(proven).sentence.endswith("shared: models without evidence keep their own weights.")
 
 
 def test_conclusion_where_all_fall_short_is_bad(document):
@@ -164,12 +154,12 @@ def test_conclusion_without_shared_weights_gives_the_reason(document, method, ce
     assert draw_conclusion(document).sentence == f"Nothing could be shared: {reason}."
 
 
-def test_headline_is_of_the_requested_memory(certain):
-    headline = Report.model_validate(certain).judged_memory
+def test_headline_is_of_the_requested_memory(proven):
+    headline = Report.model_validate(proven).judged_memory
     assert headline is not None and headline.memory == "min"
-    assert "0.46 → 0.71" in render(certain)
-    certain["headline"] = {"memory": "50%", "memory_bytes": 60_000_000}
-    page = render(certain)
+    assert "0.46 → 0.71" in render(proven)
+    proven["headline"] = {"memory": "50%", "memory_bytes": 60_000_000}
+    page = render(proven)
     assert "50% of the way from 38.1 MiB, the largest original alone, to 66.8 MiB, all originals at once" in page
     assert "0.56 → 0.71" in page
 

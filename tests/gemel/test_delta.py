@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gemel.cli import main
-from models.bundle import Made, write_bundle
+from gemel.models.bundle import Made, write_bundle
 from tests.edge_runtime.tiny import query, tiny_bundle, trained_looking
 
 
@@ -50,6 +50,12 @@ def test_sign_with_key_of_ssh_keygen(folder: Path, capsys: pytest.CaptureFixture
     assert run_bundle(capsys, *asked, code=1)["problems"] == ["is not signed"]
     assert run_bundle(capsys, "sign", bundle, "--key", key)["signed"]
     assert run_bundle(capsys, *asked)["ok"]
+    more = ("--sequence", 12, "--valid-until", "2099-12-31")
+    signed = run_bundle(capsys, "sign", bundle, "--key", key, *more)
+    assert (signed["sequence"], signed["valid_until"]) == (12, 4_102_444_799)
+    before = bundle.read_bytes()
+    assert main(["bundle", "sign", str(bundle), "--key", str(key), "--valid-until", "2001-01-01"]) == 2
+    assert bundle.read_bytes() == before and "is over" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("out", ["old.safetensors", "new.safetensors"])

@@ -9,8 +9,8 @@ import torch
 from gemel import demo
 from gemel.cli import main
 from gemel.demo import run_demo
+from gemel.models.errors import InputError
 from gemel.report.document import Report
-from models.errors import InputError
 
 
 @pytest.fixture

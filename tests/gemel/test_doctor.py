@@ -9,7 +9,7 @@ import pytest
 import gemel.doctor as doctor
 from gemel.cli import main
 from gemel.doctor import diagnose
-from models.errors import InputError
+from gemel.models.errors import InputError
 
 
 def test_diagnose_leaves_no_file(tmp_path):
@@ -24,6 +24,7 @@ def test_diagnose_leaves_no_file(tmp_path):
 def test_diagnose_text_names_how_storage_was_read(tmp_path):
     text = diagnose(tmp_path, copy_bytes=2**20, storage_bytes=2**20).to_text()
     assert "GB/s" in text and "posix_fadvise" in text and str(tmp_path) in text
+    assert text.count("models of others are read in a child with limits of memory and time") == 1
 
 
 def test_doctor_missing_folder_is_one_line(tmp_path, capsys):
@@ -43,7 +44,7 @@ def test_doctor_marks_what_never_ran(tmp_path, monkeypatch):
     found = diagnose(tmp_path, copy_bytes=2**20, storage_bytes=2**20)
     engines = {engine["engine"]: engine for engine in found.engines}
     assert engines["torch"]["proved"] and "never run" not in engines["torch"]["detail"]
-    assert not engines["tensorrt"]["proved"] and engines["tensorrt"]["detail"].endswith("(never run)")
-    for what in ("CUDA", "tensorrt", "NCCL", "GStreamer"):
+    assert engines["onnx"]["proved"] and engines["onnx"]["available"]
+    for what in ("CUDA", "NCCL", "GStreamer"):
         assert what in found.to_text() and any(what in one for one in found.to_json()["unproved"])
     assert not any(engine["proved"] for engine in doctor._describe_engines("cuda")), "no engine ever ran on a GPU"

@@ -10,20 +10,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge_runtime.samples import DRIFT_FILE, read_drift, read_head
 from gemel import check_drift
 from gemel.cli import main
-from models.bundle import open_bundle, verify_bundle, write_substituted
-from models.bundle.delta import apply_update, write_update
-from models.errors import InputError
-from models.evaluation import BELOW, EVIDENCE, KEPT, ONE_ANSWER, TOO_FEW
-from models.notes import collect_notes
-from models.workload import load_workload
+from gemel.drift_state import FILE, DriftState
+from gemel.edge_runtime.samples import DRIFT_FILE, read_drift, read_head
+from gemel.models.agreement import BELOW, KEPT, MIN_COMPARED, ONE_ANSWER, TOO_FEW, UNSURE
+from gemel.models.bundle import open_bundle, verify_bundle, write_substituted
+from gemel.models.bundle.delta import apply_update, write_update
+from gemel.models.errors import InputError
+from gemel.models.notes import collect_notes
+from gemel.models.workload import load_workload
 from tests.edge_runtime.tiny import change_head
 from tests.fake_gpu import fake_gpu
 from tests.gemel.spools import answer, originals, write_merged, write_workload
 
-ENOUGH = EVIDENCE.min_samples + 5
+ENOUGH = 80
+"""Samples: enough to tell a query that always answers otherwise, at one false alarm in a year of the box."""
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,8 @@ def rows(found):
 def test_check_unchanged_box_agrees_in_every_frame(folder):
     found = check_box(folder / "good", folder / "workload.yaml", folder / "new.safetensors")
     for row in found["queries"]:
-        assert (row["frames"], row["ratio"], row["ci95"], row["verdict"]) == (ENOUGH, 1.0, [1.0, 1.0], KEPT), row
+        assert (row["frames"], row["ratio"], row["verdict"]) == (ENOUGH, 1.0, KEPT), row
+        assert 0.5 < row["ci95"][0] < row["ci95"][1] == 1.0, "no interval has the width zero"
     assert found["left_out"] == {} and found["out"] is None and not (folder / "new.safetensors").exists()
 
 
@@ -69,7 +72,7 @@ def test_samples_hold_different_predictions(folder):
     """Else the tests here would prove little."""
     heads = [read_head(path) for path in (folder / "good" / "samples").iterdir()]
     assert {head.label for head in heads if head.query == "a"} == {"empty", "busy"}
-    assert sum(bool(head.detections) for head in heads if head.query == "d") > EVIDENCE.min_samples
+    assert sum(bool(head.detections) for head in heads if head.query == "d") > MIN_COMPARED
 
 
 def test_check_out_reverts_only_the_query_below_target(folder, capsys):
@@ -223,3 +226,25 @@ def test_check_frames_of_one_answer_are_no_evidence(folder):
     found = check_drift(folder / "one", folder / "workload.yaml")
     assert rows(found.to_json())["a"]["verdict"] == ONE_ANSWER and "no evidence" in found.to_text()
     assert read_drift(folder / "one").queries[0].verdict == ONE_ANSWER
+
+
+def test_check_counts_each_sample_once(folder):
+    for path in sorted((folder / "fallen" / "samples").glob("*-b-*"))[30:]:
+        path.unlink()
+    verdicts = [rows(check_box(folder / "fallen", folder / "workload.yaml"))["b"]["verdict"] for _ in range(4)]
+    assert verdicts == [UNSURE] * 4, "thirty samples do not prove more by looking again"
+    answer(folder / "fallen", open_bundle(folder / "fallen.safetensors"), range(200, 250), ("b",))
+    assert rows(check_box(folder / "fallen", folder / "workload.yaml"))["b"]["verdict"] == BELOW
+
+
+def test_check_of_another_bundle_begins_anew(folder):
+    check_box(folder / "fallen", folder / "workload.yaml")
+    state = DriftState.read(folder / "fallen", open_bundle(folder / "fallen.safetensors").digest[:12], 3)
+    assert state.rows["b"].is_alarmed and not state.rows["a"].is_alarmed
+    assert DriftState.read(folder / "fallen", "0" * 12, 3).rows == {}
+
+
+def test_check_with_a_damaged_state_says_what_to_remove(folder, capsys):
+    (folder / "good" / FILE).write_text("{")
+    assert main(["drift", "check", str(folder / "good"), str(folder / "workload.yaml")]) == 2
+    assert "drift-state.json" in capsys.readouterr().err

@@ -13,19 +13,19 @@ from gemel.cli import main
 from gemel.coco_export import check_export_folder, export_coco
 from gemel.evaluation import EvalOptions, check_objects, evaluate, score_query
 from gemel.gating import gate_frames
+from gemel.models.bundle import open_bundle
+from gemel.models.data import Split
+from gemel.models.errors import InputError
+from gemel.models.metrics import average_precision, overlaps_of
+from gemel.models.notes import collect_notes
+from gemel.models.predictions import BoxLabels, DetectionPrediction
+from gemel.models.preprocess import Region
+from gemel.models.workload import Query
 from gemel.profiler import profile_bundle
 from gemel.realtime import paste_into_frame
 from gemel.report.document import MERGED, ORIGINALS, read_report
 from gemel.report.page import render_report
 from gemel.stream_eval import Footage, QueryTest
-from models.bundle import open_bundle
-from models.data import Split
-from models.errors import InputError
-from models.metrics import average_precision, overlaps_of
-from models.notes import collect_notes
-from models.predictions import BoxLabels, DetectionPrediction
-from models.preprocess import Region
-from models.workload import Query
 from tests.fake_gpu import fake_gpu
 
 DETECTION = Query(

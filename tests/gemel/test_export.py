@@ -17,14 +17,14 @@ import torch
 from torch import nn
 
 from gemel.cli import main
-from models import zoo
-from models.bundle import BundleQuery, Made, open_bundle, write_bundle
-from models.detector import Detector
-from models.errors import InputError
-from models.export import metadata_of
-from models.export_folder import export_folder
-from models.predictions import DetectionPrediction
-from models.tasks import task_of
+from gemel.models import zoo
+from gemel.models.bundle import BundleQuery, Made, open_bundle, write_bundle
+from gemel.models.detector import Detector, read_outputs
+from gemel.models.errors import InputError
+from gemel.models.export import metadata_of
+from gemel.models.export_folder import export_folder
+from gemel.models.predictions import DetectionPrediction
+from gemel.models.tasks import task_of
 
 SIDE = 64
 MIN_SCORE = 0.73
@@ -78,7 +78,7 @@ def test_an_exported_query_answers_as_the_bundle_does(bundle, tmp_path, capsys):
     about = {key: json.loads(text) for key, text in session.get_modelmeta().custom_metadata_map.items()}
     assert about == {
         "gemel.query": "gate", "gemel.bundle": opened.digest[:12], "gemel.model": "mobilenet_v3_small",
-        "gemel.task": "classification", "gemel.classes": ["busy", "empty"],
+        "gemel.task": "classification", "gemel.classes": ["busy", "empty"], "gemel.columns": [0, 1],
         "gemel.preprocess": opened.query("gate").preprocess.to_json(), "gemel.roi": None, "gemel.frame_size": None,
     }  # fmt: skip
     assert said["metadata"] == about
@@ -122,6 +122,24 @@ def external_places(path: Path) -> dict[str, dict[str, str]]:
     return {one.name: {entry.key: entry.value for entry in one.external_data} for one in external}
 
 
+def test_a_model_repository_has_one_file_of_weights(bundle, tmp_path, capsys):
+    out = tmp_path / "models"
+    assert main(["bundle", "export", str(bundle), "-o", str(out), "--layout", "triton", "--json"]) == 0
+    said = {row["query"]: row["file"] for row in json.loads(capsys.readouterr().out)["queries"]}
+    assert sorted(path.name for path in out.iterdir()) == ["bridge", "gate"]
+    assert len({(out / query / "1" / "weights.bin").stat().st_ino for query in MODELS}) == 1
+    for query in MODELS:
+        assert said[query] == str(out / query / "1" / "model.onnx")
+        options = onnxruntime.SessionOptions()
+        session = onnxruntime.InferenceSession(said[query], options, providers=["CPUExecutionProvider"])
+        text = (out / query / "config.pbtxt").read_text()
+        assert f'name: "{query}"' in text and "max_batch_size: 8" in text
+        assert f'input {{ name: "frames" data_type: TYPE_FP32 dims: [3, {SIDE}, {SIDE}] }}' in text
+        assert all(f'output {{ name: "{value.name}"' in text for value in session.get_outputs())
+    assert main(["bundle", "export", str(bundle), "--query", "gate", "-o", str(out), "--layout", "triton"]) == 2
+    assert "leave --query out" in capsys.readouterr().err
+
+
 def test_a_folder_that_holds_something_is_left_alone(bundle, folder, capsys):
     before = sorted(path.name for path in folder.iterdir())
     assert main(["bundle", "export", str(bundle), "-o", str(folder)]) == 2
@@ -133,7 +151,7 @@ def test_an_export_that_fails_leaves_nothing(bundle, tmp_path, monkeypatch):
     def fail(*_: Any) -> None:
         raise InputError("bridge", "cannot be exported", "try another")
 
-    monkeypatch.setattr("models.export_folder.query_graph", fail)
+    monkeypatch.setattr("gemel.models.export_folder.query_graph", fail)
     with pytest.raises(InputError):
         export_folder(open_bundle(bundle), tmp_path / "onnx")
     assert not list(tmp_path.iterdir())
@@ -162,8 +180,8 @@ def test_export_code_of_the_docs_equals_the_box(bundle, tmp_path, repository):
 
     opened = open_bundle(bundle)
     query, model = opened.query("bridge"), opened.build("bridge")
-    batch = query.preprocess(frame)
-    answer = task_of("detection").predictions(model, model(batch), [(96, 72)], query.classes, MIN_SCORE)[0]
+    batch = torch.from_numpy(query.preprocess(frame))
+    answer = read_outputs(task_of("detection"), model, model(batch), [(96, 72)], query.classes, MIN_SCORE)[0]
     assert isinstance(answer, DetectionPrediction)
     wanted = sorted(zip(answer.classes, answer.scores, answer.boxes, strict=True))
     assert 5 < len(wanted) < 50 and len({label for label, _, _ in wanted}) > 1

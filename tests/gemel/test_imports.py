@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from models.bundle.delta import write_update
+from gemel.models.bundle.delta import write_update
 from tests.edge_runtime.tiny import tiny_bundle, write_config
 
 HEAVY = {"torch", "torchvision", "onnx", "onnxruntime", "scipy", "cv2", "av", "aiohttp", "matplotlib", "jinja2"}

@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 
 import gemel
-from models.bundle import BundleQuery, Made, write_bundle
-from models.errors import InputError
-from models.workload import load_workload
-from models.zoo import build_query
+from gemel.models.bundle import BundleQuery, Made, write_bundle
+from gemel.models.errors import InputError
+from gemel.models.workload import load_workload
+from gemel.models.zoo import build_query
 from tests.models.graph.onnx_files import SIDE, write_classifier
 
 CLASSES = ("car", "bus", "truck")
@@ -61,3 +61,13 @@ def test_a_bundles_model_answers_in_pixels_of_the_frame(tmp_path, frame):
     model = bundle.build("gate")
     assert repr(bundle) == f"<bundle {tmp_path / 'box'}: gate (graph)>" and model.classes == CLASSES
     assert model.predict(frame) == gemel.load_model(tmp_path / "best.onnx").predict(frame)  # type: ignore[operator]
+
+
+def test_wrong_arguments_are_one_line(tmp_path):
+    path = write_classifier(tmp_path / "best.onnx")
+    with pytest.raises(InputError, match=r"classes: 'car' is one text; give a list: classes=\['car'\]"):
+        gemel.load_model(path, classes="car")
+    with pytest.raises(InputError, match="task: there is no task 'depth'; choose one of: classification, "):
+        gemel.load_model(path, task="depth")
+    with pytest.raises(InputError, match="the workload: is int; give the path of a workload file"):
+        gemel.merge(3, tmp_path / "box")  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from gemel.process import JsonFormatter, TextFormatter, configure_log
+from gemel.process import JsonFormatter, TextFormatter, configure_log, find_subjects
 
 
 def record(text: str, error: bool = False) -> logging.LogRecord:
@@ -33,6 +33,22 @@ def test_json_line_is_one_object() -> None:
     found = json.loads(line)
     assert "\n" not in line and found["level"] == "warning" and found["message"] == 'a "quoted"\nline'
     assert datetime.datetime.fromisoformat(found["time"]).tzinfo is not None and "ValueError" in found["traceback"]
+
+
+@pytest.mark.parametrize(
+    ("template", "values", "subjects"),
+    [
+        ("camera %s is away: %s; %s", ("gate", "no", "retrying"), {"camera": "gate"}),
+        ("%d of 100%% lost; query %s on camera %s", (3, "cars", "gate"), {"query": "cars", "camera": "gate"}),
+        ("sink %s failed: %s", ("mqtt a:1", "no"), {"sink": "mqtt a:1"}),
+        ("cameras %s and a query %d", ("gate", 3), {}),
+        ("camera gate streams", (), {}),
+        ("camera %s", (), {}),
+    ],
+)
+def test_json_line_names_camera_query_and_sink(template, values, subjects) -> None:
+    line = logging.LogRecord("gemel.run", logging.INFO, __file__, 1, template, values, None)
+    assert find_subjects(line) == subjects
 
 
 def test_log_has_no_information_of_libraries(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,10 @@ from gemel.analytic_costs import merge_at_ceiling, original_costs
 from gemel.cli import main
 from gemel.conditions import Objective, PlacementOptions
 from gemel.fleet import Demands, load_fleet, measure_needs, shareable_layers
+from gemel.models.errors import InputError
+from gemel.models.sharing.groups import ceiling_bytes
+from gemel.models.sharing.layers import layers_of_all, model_bytes
+from gemel.models.workload import load_workload
 from gemel.placement import (
     BoxGroup,
     FilledBox,
@@ -27,10 +31,6 @@ from gemel.placement import (
     find_placement,
     solve_placement,
 )
-from models.errors import InputError
-from models.sharing.groups import ceiling_bytes
-from models.sharing.layers import layers_of_all, model_bytes
-from models.workload import load_workload
 from tests.gemel.fleets import DEVICE, draw_demands, query, write_fleet, write_workload
 
 MIB = 1 << 20

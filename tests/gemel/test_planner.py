@@ -9,20 +9,30 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.simulation.device_profiles import PROFILES
 from gemel.analytic_costs import ceiling_costs, find_profile, original_costs
+from gemel.bundle_summary import byte_counts
 from gemel.cli import main
 from gemel.conditions import DEFAULT_DEVICE, Conditions
+from gemel.edge_runtime.engines.prepare import prepare_bundle
+from gemel.edge_runtime.engines.prepared import page_segments
+from gemel.edge_runtime.memory.usage import DECODER_BYTES, PROCESS_BYTES
+from gemel.edge_runtime.simulation.device_profiles import PROFILES
+from gemel.evaluation import check_original_bytes
+from gemel.models.bundle import Made, open_bundle, write_bundle
+from gemel.models.bundle.manifest import Substitution
+from gemel.models.errors import InputError
+from gemel.models.sharing.groups import ceiling_bytes
+from gemel.models.sharing.layers import layers_of_all
+from gemel.models.workload import load_workload
 from gemel.planner import DeviceComparison, plan_box
 from gemel.stream_eval import load_cost_model
 from gemel.text import size
-from models.bundle import Made, open_bundle, write_bundle
-from models.sharing.groups import ceiling_bytes
-from models.sharing.layers import layers_of_all
-from models.workload import load_workload
 from tests.edge_runtime import tiny
 from tests.edge_runtime.tiny import FACTORY, tiny_bundle
 
+BASE = PROCESS_BYTES + DECODER_BYTES
+"""Of a box with one camera."""
+SMALL = BASE + 60_000_000
 WORKLOAD = """
 name: three
 cameras: {gate: {source: gate.mp4, fps: 5}}
@@ -94,23 +104,23 @@ def test_plan_limits_are_memory_device_or_sla(workload, capsys):
 
 
 def test_plan_unfit_query_is_named_with_its_bytes(workload, capsys):
-    small = answer(capsys, "plan", workload, "--memory", "60MB")
+    small = answer(capsys, "plan", workload, "--memory", SMALL)
     assert [query["limited_by"] for query in small["queries"]][2] == ["does not fit"]
     needed = small["queries"][2]["alone_bytes"]
     assert needed > 60e6 > small["queries"][0]["alone_bytes"]
     for command in ("plan", "simulate"):
-        assert main([command, str(workload), "--memory", "60MB"]) == 0
+        assert main([command, str(workload), "--memory", str(SMALL)]) == 0
         said = capsys.readouterr().out
         assert f"c needs {size(needed)} alone: none of its frames run in {size(60e6)}" in said
-        assert f"needs at least {size(needed)} (c alone)" in said
-    exact = answer(capsys, "plan", workload, "--memory", str(needed))
+        assert f"needs {size(BASE + needed)} in all" in said and "weights (c alone)" in said
+    exact = answer(capsys, "plan", workload, "--memory", BASE + needed)
     assert exact["queries"][2]["fps"] > 0
-    dropped = answer(capsys, "simulate", workload, "--memory", "60MB")["queries"]
+    dropped = answer(capsys, "simulate", workload, "--memory", SMALL)["queries"]
     assert dropped[2]["dropped_by"] == {"memory": dropped[2]["received"]} and not dropped[0]["dropped_by"]
 
 
 def test_plan_overflow_copies_bytes_in_every_run(workload, capsys):
-    words = ("plan", workload, "--memory", "60MB")
+    words = ("plan", workload, "--memory", SMALL)
     before = answer(capsys, *words)["queries"]
     assert all(query["overflow_bytes"] == 0 and query["overflow_fps"] is None for query in before)
     found = answer(capsys, *words, "--overflow")
@@ -130,7 +140,7 @@ def test_plan_overflow_copies_bytes_in_every_run(workload, capsys):
     assert f"overflow of {size(c['overflow_bytes'])}" in said.splitlines()[4]
     played = answer(capsys, "simulate", *words[1:], "--overflow")["queries"][2]
     assert played["processed"] > 0 and played["overflow_bytes"] == c["overflow_bytes"]
-    none = answer(capsys, *words[:3], "5MB", "--overflow")["queries"]
+    none = answer(capsys, *words[:3], BASE + 5_000_000, "--overflow")["queries"]
     assert all(query["limited_by"] == ["does not fit"] for query in none)
 
 
@@ -150,6 +160,51 @@ def test_plan_all_bytes_is_the_smallest_memory_that_fits(workload, capsys):
     needed = answer(capsys, "plan", workload, "--memory", "min")["all_bytes"]
     assert answer(capsys, "plan", workload, "--memory", str(needed))["fits"]
     assert not answer(capsys, "plan", workload, "--memory", str(needed - 1))["fits"]
+
+
+def test_plan_process_alone_is_more_than_the_memory(workload, capsys):
+    for command in ("plan", "simulate"):
+        assert main([command, str(workload), "--memory", "60MB"]) == 2
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == 1 and f"the process alone takes {size(BASE)}" in said[0]
+    found = answer(capsys, "plan", workload, "--memory", "1GiB")
+    assert found["base_bytes"] == BASE and found["budget_bytes"] == 2**30 - BASE and found["memory_bytes"] == 2**30
+
+
+def test_plan_takes_the_ranges_of_pages_of_a_prepared_bundle(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    bundle = tiny_bundle(tmp_path / "tiny.gemel", documents=True)
+    words = ("plan", bundle.path, "--factory", FACTORY, "--memory", "all")
+    by_tensors = answer(capsys, *words)
+    prepared = prepare_bundle(bundle)
+    by_pages = answer(capsys, *words)
+    extents, _ = page_segments(prepared.index)
+    workspace = by_tensors["all_bytes"] - by_tensors["base_bytes"] - all_weights(bundle)
+    assert by_pages["all_bytes"] == by_pages["base_bytes"] + workspace + sum(one.nbytes for one in extents.values())
+
+
+def test_originals_have_the_bytes_that_the_bundle_says(tmp_path):
+    models = {name: tiny.trained_looking(1) for name in ("gate", "yard")}
+    replaced = replace(tiny.query("yard", "right"), substitution=Substitution("gate", FACTORY, 5_000_000))
+    write_bundle(tmp_path / "box.gemel", models, [tiny.query("gate", "left"), replaced], Made("tiny", "none", 0))
+    bundle = open_bundle(tmp_path / "box.gemel", [FACTORY])
+    counts = byte_counts(bundle)
+    before = {row["query"]: row["before"] for row in counts["queries"]}
+    costs = load_cost_model(DEFAULT_DEVICE, bundle).costs["originals"]
+    for query, cost in costs.queries.items():
+        counters = 8 * (len(bundle.query(query).tensors) - len(cost.tensors))
+        assert before[query] - counters <= costs.moved_bytes(cost.tensors) <= before[query]
+    assert counts["before"] == sum(before.values()) and before["yard"] == 5_000_000
+    simulated = plan_box(bundle.path, Conditions("all", factories=(FACTORY,))).plan_input
+    assert simulated.budget_bytes > 5_000_000 > simulated.all_bytes - simulated.base_bytes
+    wrong = replace(costs, tensor_bytes={**costs.tensor_bytes, "yard/original": 6_000_000})
+    with pytest.raises(InputError, match="the original of yard has"):
+        check_original_bytes(bundle, wrong)
+
+
+def all_weights(bundle) -> int:
+    costs = load_cost_model(DEFAULT_DEVICE, bundle).costs["merged"]
+    return costs.resident_bytes(costs.tensor_bytes.keys())
 
 
 def test_plan_all_devices_are_compared(workload, capsys):

@@ -10,18 +10,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from edge_runtime.engines.torch_engine import TorchEngine
-from edge_runtime.memory import transfer as streams
-from edge_runtime.scheduler.costs import BatchCost
-from edge_runtime.simulation.device_profiles import PROFILES, costs_for
-from edge_runtime.simulation.profile_io import machine_mismatch, read_profile, write_profile
 from gemel.cli import main
 from gemel.conditions import DEFAULT_DEVICE, Conditions
+from gemel.edge_runtime.engines.torch_engine import TorchEngine
+from gemel.edge_runtime.memory import arena as streams
+from gemel.edge_runtime.simulation.device_profiles import PROFILES, costs_for
+from gemel.edge_runtime.simulation.profile_io import machine_mismatch, read_profile, write_profile
+from gemel.models import zoo
+from gemel.models.bundle import Made, open_bundle, write_bundle
+from gemel.models.quantization import choices, pack
 from gemel.planner import load_plan_input
 from gemel.profiler import profile_bundle
-from models import zoo
-from models.bundle import Made, open_bundle, write_bundle
-from models.quantization import choices, pack
 from tests.edge_runtime import tiny
 from tests.edge_runtime.tiny import FACTORY, tiny_bundle
 
@@ -83,10 +82,10 @@ def test_profile_runs_on_the_compute_stream(bundle, monkeypatch):
 
 
 def test_profile_costs_can_be_simulated(profiled_bundle):
-    from edge_runtime.policies import policy_named
-    from edge_runtime.scheduler.costs import coalesce_tensors
-    from edge_runtime.simulation.profile_io import measured_costs
-    from edge_runtime.simulation.simulator import simulate
+    from gemel.edge_runtime.policies import policy_named
+    from gemel.edge_runtime.scheduler.costs import coalesce_tensors
+    from gemel.edge_runtime.simulation.profile_io import measured_costs
+    from gemel.edge_runtime.simulation.simulator import simulate
 
     costs = coalesce_tensors(measured_costs(profiled_bundle, read_profile(profiled_bundle)))
     frames = {query: [i / 5 for i in range(20)] for query in costs.queries}
@@ -97,7 +96,7 @@ def test_profile_costs_can_be_simulated(profiled_bundle):
 @pytest.mark.parametrize("command", ["plan", "simulate"])
 def test_plan_notes_costs_of_another_machine_and_default_rates(profiled_bundle, capsys, command):
     profile, path = read_profile(profiled_bundle), profiled_bundle.path
-    words = (command, str(path), "--factory", FACTORY, "--memory", "1MiB", "--json")
+    words = (command, str(path), "--factory", FACTORY, "--memory", "159MiB", "--json")
     assert main(words) == 0
     (rates,) = json.loads(capsys.readouterr().out)["notes"]
     assert rates.startswith(f"{path}: queries without `fps` are planned at 10 frames a second: gate, yard; set")
@@ -142,7 +141,7 @@ def test_profile_workspace_has_the_scratch_of_packed_weights(tmp_path):
     assert sizes["fp32"][1] == sizes["int8"][1], "scratch does not grow with the batch"
     assert sizes["int8"][2] >= sizes["int8"][0]
     settings = [
-        load_plan_input(tmp_path / f"{weights}.safetensors", Conditions("min", "jetson-nano")).memory_bytes
+        load_plan_input(tmp_path / f"{weights}.safetensors", Conditions("min", "jetson-nano")).budget_bytes
         for weights in sizes
     ]
     assert settings[0] == settings[1], "memory settings are those of the originals"
@@ -156,23 +155,15 @@ def test_plan_input_device_is_measured_where_profiled(bundle, profiled_bundle):
     assert load_plan_input(profiled_bundle.path, Conditions("all", "t4", factories=own)).device == "t4"
 
 
-def test_plan_uses_the_sessions_that_fit_and_shows_their_price(bundle, capsys, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(bundle.path.parent / "cache"))
-    options = ("--factory", FACTORY, "--device", "cpu", "--engine", "onnx")
-    assert main(["profile", str(bundle.path), *options, "--json"]) == 0
-    measured = json.loads(capsys.readouterr().out)["sessions"]
-    assert [one["queries"] for one in measured] == [["gate", "yard"], ["road"]]
-    assert all(one["engine"] == "onnx" and one["bytes"] > 0 and one["run_ms"] > 0 for one in measured)
-    profile = read_profile(bundle)
-    runs = {query: replace(one, batches=(BatchCost(1, 0.5, 1000),)) for query, one in profile.queries.items()}
-    sessions = [replace(one, nbytes=2**20) for one in profile.sessions]
-    write_profile(bundle.path, replace(profile, queries=runs, sessions=tuple(sessions)))
-    words = ("plan", str(bundle.path), "--factory", FACTORY, "--memory")
-    assert main([*words, "64MiB", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [one["used"] for one in found["sessions"]] == [True, True]
-    assert found["all_bytes"] > found["resident_bytes"] == 2 * 2**20
-    assert all(row["run_ms"] < 500 for row in found["queries"])
-    assert main([*words, "1536KiB"]) == 0
-    text = capsys.readouterr().out
-    assert "gate, yard: one session on onnx, 1.0 MiB" in text and "road: no session on onnx, 1.0 MiB for" in text
+def test_plan_takes_the_ranges_of_pages_that_were_profiled(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    bundle = tiny_bundle(tmp_path / "mapped.gemel", documents=True)
+    found = profile_bundle(bundle.path, "cpu", [FACTORY], rounds=1).profile
+    assert {one.engine for one in found.queries.values()} == {"onnx"} and read_profile(bundle) == found
+    assert found.copy_bytes_per_s > 0 and all(one.load_s > 0 for one in found.queries.values())
+    assert set(found.queries["gate"].pages) & set(found.queries["yard"].pages), "a shared range counts once"
+    assert all(nbytes % 4096 == 0 for nbytes in found.pages.values())
+    assert main(["plan", str(bundle.path), "--factory", FACTORY, "--memory", "512MiB", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    workspace = max(one.batches[0].workspace_bytes for one in found.queries.values())
+    assert planned["all_bytes"] - planned["base_bytes"] == sum(found.pages.values()) + workspace

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from gemel.merger.events import Event
 from gemel.progress import EVENT_FORMATS, ProgressDisplay, format_event, show_progress
-from merger.events import Event
 
 ROOT = Path(__file__).parents[2]
 STAGE_EVENTS = {"stages", "stage", "part"}
@@ -19,7 +19,6 @@ WIDTHS = {"stored_bytes": {"int8": 9}, "ratios": {"gate": 0.9}, "in_the_way": ["
 ROUND = {"round": 1, "rounds": 7, "signature": "conv2d 3x3 512", "saved_bytes": 2**20, "ceiling_bytes": 2**21}
 ATTEMPT = {"round": 1, "group": "conv2d 3x3 512", "members": [1, 2], "kept": [1], "diverged": False}
 SENTENCES = [
-    ("warning", {"text": "few clips"}, "note: few clips"),
     ("query", {"query": "gate", "index": 1, "count": 3}, "gate: training the original (1 of 3)"),
     ("cycle", {"query": "gate", "cycle": 1, "cycles": 3, "val": 0.9}, "gate: cycle 1 of at most 3, 0.900 on val"),
     ("original", {"query": "gate", "metric": "f1", "val": 0.9, "test": 0.88, "seconds": 64.0},
@@ -30,41 +29,16 @@ SENTENCES = [
     ("reference", {"query": "gate", "metric": "f1", "val": 0.81, "needed": 0.77},
      "gate: original F1 0.810 on val, 0.770 is required"),
     ("processes", {"queries": [["gate", "lane"], []]}, "2 processes: gate, lane; none"),
-    ("ancestry", {"kin": False, "similarity": {}, "donor": "a"},
-     "the originals are not from the same pretrained weights, expect smaller savings; donor: a"),
-    ("ancestry", {"kin": True, "similarity": {"a": 0.98}, "donor": "a"},
-     "the originals come from the same pretrained weights (weight similarity 0.98)"),
     ("identical", {"sets": 3, "saved_bytes": 9}, "3 sets of layers are identical: 9 bytes saved without training"),
-    ("start", {"ratios": {"gate": 0.9}, "hard": False, "private_layers": {"gate": ["stem"]}},
-     "all but light layers shared, untrained: lowest ratio 0.90 (gate)"),
-    ("start", {"ratios": {"gate": 0.4, "lane": 0.8}, "hard": True, "network": "yard"},
-     "the network of yard for 2 queries, untrained: lowest ratio 0.40 (gate)"),
-    ("start", {"ratios": {"gate": 0.9}, "hard": False, "averages": True},
-     "all layers shared at the mean of their weights, untrained: lowest ratio 0.90 (gate)"),
-    ("start", {"ratios": {"gate": 0.4}, "hard": True},
-     "all layers shared, untrained: lowest ratio 0.40 (gate); light layers stay private"),
-    ("network", {"query": "gate", "network": "lane", "how": "unchanged", "ratio": 0.98, "accepted": True},
-     "gate: the network of lane, unchanged, ratio 0.980 (accepted)"),
-    ("accepted", {"p_values": {}, "accepted": ["gate"], "unproven": [], "refused": ["lane"]},
-     "the part of val that accepts: accepted: gate; refused: lane"),
-    ("training", {"training": "donor-frozen", "epoch": 1, "ratios": {"gate": 0.9}, "met": [], "saved_bytes": 0},
-     "donor frozen training, epoch 1: 0 of 1 queries meet their target, 0 bytes saved"),
-    ("restore", {"accepted_bytes": 9}, "restoring the best state so far: 9 bytes saved"),
+    ("accepted", {"lower_ends": {}, "accepted": ["gate"], "unproven": [], "refused": ["lane"]},
+     "proofs: accepted: gate; refused: lane"),
     ("recipe", {"rate": 5e-4, "epochs": 4}, "training: learning rate 0.0005, 4 epochs"),
-    ("repair", {"query": "gate", "repair": "norms and head", "ratio": 0.98, "required": 0.97},
-     "gate: repair by norms and head, ratio 0.980 (0.970 is required)"),
-    (
-        "repair",
-        {"query": "gate", "repair": "original", "ratio": 0.9, "required": 0.95},
-        "gate: below its target, falls back to its original weights",
-    ),
-    (
-        "repair",
-        {"query": "gate", "repair": "original", "ratio": 0.97, "required": 0.95},
-        "gate: not confirmed by the part of val that accepts, falls back to its original weights",
-    ),
+    ("step", {"step": "shared layers, trained", "query": "gate", "saved_bytes": 9, "ratio": 0.9, "required": 0.95,
+              "taken": False},
+     "gate                 shared layers, trained                        9 bytes  0.900  not taken: 0.950 is required"),
+    ("left-out", {"step": "shared layers, trained", "possible_bytes": 9},
+     "shared layers, trained: left out, could save 9 bytes more"),
     ("widths", WIDTHS, "quantized weights: 9 bytes int8; lowest ratio 0.90; below target: gate"),
-    ("prefix", {"query": "gate", "prefix": 4, "layers": 20, "ratio": 0.98}, "gate: shares 4 of 20 layers, ratio 0.98"),
     ("camera-prefix", {"query": "gate", "donor": "lane", "common": 0, "of": 9, "ratio": 0.9, "saved_flops_per_s": 0.0},
      "gate: first 0 of 9 layers in common with lane"),
     ("camera-prefix", {"query": "gate", "donor": None, "common": 4, "of": 9, "ratio": 0.98, "saved_flops_per_s": 2e9},
@@ -162,7 +136,7 @@ def test_show_progress_terminal_shows_a_bar(monkeypatch):
         assert isinstance(progress, ProgressDisplay) and progress.bars is not None
         progress("stages", names=["read", "train"])
         progress("stage", name="train")
-        progress("warning", text="few clips")
+        progress("evaluate", query="gate")
         progress("epoch", queries=["a"], epoch=1, epochs=4)
         progress("part", done=0.4, seconds_left=50.0)
         progress.bars.refresh()
@@ -171,5 +145,5 @@ def test_show_progress_terminal_shows_a_bar(monkeypatch):
         while more := os.read(master, 1 << 16):
             shown += more
     os.close(master)
-    for text in ("train (2 of 2)", "few clips", "40 % done, about 50 s left"):
+    for text in ("train (2 of 2)", "evaluating merged model", "40 % done, about 50 s left"):
         assert text in shown.decode()

@@ -10,9 +10,9 @@ import torch
 
 from gemel.bundle_summary import bytes_by_dtype, measure_resident_bytes
 from gemel.cli import main
-from merger import MergeOptions, merge
-from models.bundle import open_bundle
-from models.workload import load_workload
+from gemel.merger import MergeOptions, merge
+from gemel.models.bundle import open_bundle
+from gemel.models.workload import load_workload
 from tests.merger.options import ANY_EVIDENCE
 from tests.merger.tiny import SIZE, write_random_weights, write_workload
 

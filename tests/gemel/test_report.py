@@ -6,6 +6,9 @@ import re
 import numpy as np
 import pytest
 
+from gemel.models.data import Split
+from gemel.models.predictions import BoxLabels, ClassPrediction, DetectionPrediction
+from gemel.models.workload import Query
 from gemel.report.conclusion import report_limits
 from gemel.report.document import ClassificationExample, DetectionExample, Report, SharedWeight, WeightBytes
 from gemel.report.drawing import Series, draw_boxes, draw_curve, label_rows
@@ -24,11 +27,20 @@ from gemel.report.geometry import (
 from gemel.report.page import error_bars, first_screen, render_report, sorted_recalls
 from gemel.stream_eval import residency_timeline
 from gemel.text import duration, percent, size
-from models.data import Split
-from models.predictions import BoxLabels, ClassPrediction, DetectionPrediction
-from models.workload import Query
 
-KEYS = {"f1", "balanced_accuracy", "detection", "classification", "originals", "merged", "original", "min"}
+KEYS = {
+    "proven",
+    "unchanged",
+    "not proven",
+    "f1",
+    "balanced_accuracy",
+    "detection",
+    "classification",
+    "originals",
+    "merged",
+    "original",
+    "min",
+}
 """Texts that are not a user's words: the report looks for them."""
 STREAM_PARTS = ("streaming", "ledger", "transfers", "timeline")
 
@@ -83,9 +95,10 @@ def test_page_without_a_part_leaves_its_section_out(document, changes, shown, hi
     assert shown in page and hidden not in page
 
 
-def test_page_over_a_single_clip_shows_no_interval(document):
-    document["offline"][0]["ci95"] = None
-    assert "one clip: no interval" in render(document)
+def test_page_says_what_is_proven_and_how_many_answers_are_as_before(document):
+    document["offline"][0] |= {"state": "proven", "proven": True, "lower_end": 0.961, "from": "agreement"}
+    page = render(document)
+    assert "proven: at least 96.1 %, by agreement" in page and "answers as before on 90.0 %" in page
 
 
 def test_byte_parts_are_fractions_of_the_largest_original(document):
@@ -125,7 +138,7 @@ def test_page_without_results_of_an_arm_says_so(document):
 
 
 def test_axis_labels_on_a_phone_are_regular(document):
-    document["offline"][0] |= {"ratio": 0.943, "ci95": [0.943, 1.031]}
+    document["offline"][0] |= {"ratio": 1.031, "lower_end": 0.943, "state": "proven", "proven": True, "from": "labels"}
     axis = re.search(r'<div class="axis"[^>]*>(.*?)</div>', render(document))
     assert axis is not None
     named = re.findall(r'class="(\w+)" style="left: ([\d.]+)%"', axis[1])
@@ -140,9 +153,9 @@ def test_wide_tables_scroll_and_take_keyboard_focus(document):
 
 
 def test_timeline_spans_begin_when_all_tensors_are_resident():
-    from edge_runtime.policies import policy_named
-    from edge_runtime.scheduler.costs import Costs, QueryCost
-    from edge_runtime.simulation.simulator import simulate
+    from gemel.edge_runtime.policies import policy_named
+    from gemel.edge_runtime.scheduler.costs import Costs, QueryCost
+    from gemel.edge_runtime.simulation.simulator import simulate
 
     cost = {query: QueryCost((f"{query}-own", "both"), 0.1, 0, 10.0) for query in "ab"}
     costs = Costs(cost, {"a-own": 512, "b-own": 512, "both": 512}, 512.0)  # a tensor takes a second to load
@@ -159,15 +172,14 @@ def test_timeline_spans_begin_when_all_tensors_are_resident():
     ("words", "changes", "processed", "unlabelled"),
     [
         ("bridge-cars: no evidence. Its original reaches 0.40", {"original": 0.4, "worth": False}, 120, []),
-        ("bridge-cars (3) has fewer than 5 clips", {"units": 3}, 120, []),
-        ("bridge-cars: the target is met, but", {"certain": False}, 120, []),
+        ("bridge-cars: the target is met on test, but", {"state": "not proven"}, 120, []),
         ("bridge-cars: no human labels", {}, 120, ["bridge-cars"]),
         ("No pressure: Jetson Orin Nano 8 GB keeps up", {}, 300, []),
     ],
 )
 def test_limits_name_each_reason_only_when_it_holds(document, words, changes, processed, unlabelled):
     for row in document["offline"]:
-        row["certain"] = True
+        row["state"] = "unchanged"
     usual = report_limits(Report.model_validate(document), [])
     document["offline"][0] |= changes
     for row in document["transfers"]:

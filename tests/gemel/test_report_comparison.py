@@ -7,9 +7,9 @@ import random
 import pytest
 
 from gemel.cli import main
+from gemel.models.errors import InputError
 from gemel.report.comparison import compare_documents, render_comparison
 from gemel.report.document import read_report
-from models.errors import InputError
 from tests.browser import page_of
 from tests.hostile.mutations import VALUES, damage_bytes, damage_tree
 

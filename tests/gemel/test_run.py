@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from gemel.cli import main
+from gemel.models.bundle import BundleQuery, Made, write_bundle
+from gemel.models.workload import load_workload
+from gemel.models.zoo import build, input_size_of
 from gemel.summaries import box_text, checked_text
-from models.bundle import BundleQuery, Made, write_bundle
-from models.workload import load_workload
-from models.zoo import build, input_size_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -70,6 +70,22 @@ def test_run_stdout_holds_results_only(box):
     assert results and all({"query", "camera", "captured_at", "label"} <= set(result) for result in results)
     assert "(cameras ended)" in done.stderr and "ledger: " not in done.stderr
     assert "leaked" not in done.stderr, "what is left at exit is no leak of a library"
+
+
+def test_run_with_a_log_of_json_writes_nothing_else_to_stderr(box):
+    command = [sys.executable, "-m", "gemel", "run", "--log-format", "json", str(write_config(box))]
+    done = subprocess.run(command, cwd=ROOT, env=ONE_THREAD, capture_output=True, text=True, timeout=240, check=False)
+    rows = [json.loads(line) for line in done.stderr.splitlines()]
+    assert done.returncode == 0 and rows[-1]["summary"]["balanced"] is True
+    starts = next(row["message"] for row in rows if "starts: box" in row["message"])
+    assert "tiny.safetensors" in starts and "box-false.yaml" in starts
+    assert any(row["message"] == "camera gate streams" and row["camera"] == "gate" for row in rows)
+    wrong = write_config(box, budget="1MiB")
+    done = subprocess.run(
+        [*command[:-1], str(wrong)], cwd=ROOT, env=ONE_THREAD, capture_output=True, text=True, check=False
+    )
+    rows = [json.loads(line) for line in done.stderr.splitlines()]
+    assert done.returncode == 2 and rows[-1]["level"] == "error" and "budget" in rows[-1]["message"]
 
 
 def test_run_failed_camera_gives_exit_code_1(box, capsys, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import shutil
 import socket
 import subprocess
@@ -12,13 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.service import ALIVE, READY, Notifier
 from gemel import service
 from gemel.cli import main
+from gemel.edge_runtime.config import any_device, load_config
+from gemel.edge_runtime.service import ALIVE, READY, Notifier
+from tests.certificates import write_certificate
 from tests.edge_runtime.tiny import write_config
 
 MAX_EXPOSED = 20
 """Of 100, as `systemd-analyze security` counts."""
+TOKEN = "a-token-of-32-characters-or-more"
 
 
 def test_notifier_writes_to_the_socket_of_systemd(tmp_path: Path):
@@ -69,7 +73,10 @@ def test_install_runs_as_the_owner_of_the_config(config, capsys):
     nobody = pwd.getpwnam("nobody")
     os.chown(config, nobody.pw_uid, nobody.pw_gid)
     text, warnings = install(config, capsys)
-    assert "User=nobody" in text and warnings == ""
+    assert "User=nobody" in text and f"{config.parent}: the service's user cannot write there" in warnings
+    for path in (config.parent, *config.parent.iterdir()):
+        os.chown(path, nobody.pw_uid, nobody.pw_gid)
+    assert install(config, capsys)[1] == ""
 
 
 def test_install_warns_of_what_the_user_cannot_reach(config, capsys, monkeypatch):
@@ -87,6 +94,78 @@ def test_install_warns_of_what_the_user_cannot_reach(config, capsys, monkeypatch
     (config.parent.parent / "made").mkdir(exist_ok=True)
     results = [{"kind": "jsonl", "path": "../made/results.jsonl"}]
     assert install(write_config(config.parent, sinks=results), capsys)[1] == ""
+
+
+def write_secrets(config: Path) -> Path:
+    """The config with a token, TLS of both kinds and a public key, all private to root."""
+    cert, key = write_certificate(config.parent)
+    (config.parent / "token").write_text(TOKEN)
+    (config.parent / "key.pub").write_text("ab" * 32)
+    tls = {"cert": cert.name, "key": key.name}
+    sinks = [
+        {"kind": "jsonl", "path": "results.jsonl"},
+        {"kind": "mqtt", "host": "127.0.0.1", "topic": "t", "tls": tls},
+    ]
+    http = {"bind": "127.0.0.1:0", "token_file": "token", "tls": tls}
+    path = write_config(config.parent, sinks=sinks, http=http, public_key="key.pub")
+    for name in ("token", "key.pub", key.name):
+        (config.parent / name).chmod(0o600)
+    return path
+
+
+def test_install_hands_over_secrets_that_the_user_cannot_read(config, capsys, monkeypatch):
+    """No warning advises to let others read a secret; the box reads what systemd shows to it alone."""
+    monkeypatch.setattr(service, "find_owner", lambda _: None)
+    path = write_secrets(config)
+    text, warnings = install(path, capsys)
+    assert "read" not in warnings and "let others" not in warnings
+    given = dict(re.findall(r"^LoadCredential=([^:]+):(.+)$", text, re.MULTILINE))
+    assert given.keys() == {
+        "http.token_file", "http.tls.cert", "http.tls.key", "sinks.1.tls.cert", "sinks.1.tls.key", "public_key",
+    }  # fmt: skip
+    credentials = config.parent / "credentials"
+    credentials.mkdir()
+    for key, written in given.items():
+        Path(written).rename(credentials / key) if Path(written).exists() else (credentials / key).touch()
+    box = load_config(path, {"CREDENTIALS_DIRECTORY": str(credentials)}, any_device)
+    assert box.http is not None and box.http.token == TOKEN and box.token_file == credentials / "http.token_file"
+    assert box.http.tls is not None and box.http.tls.key == credentials / "http.tls.key"
+    tls = getattr(box.sinks[1], "tls", None)
+    assert tls is not None and (tls.cert, tls.key) == (
+        credentials / "sinks.1.tls.cert",
+        credentials / "sinks.1.tls.key",
+    )
+    assert box.public_key == credentials / "public_key"
+
+
+def test_install_leaves_secrets_that_the_user_can_read_in_place(config, capsys):
+    path = write_secrets(config)
+    for name in ("token", "key.pub", "box.key"):
+        (config.parent / name).chmod(0o644)
+    assert "LoadCredential" not in install(path, capsys, "--user", "nobody")[0]
+
+
+def test_install_shows_of_homes_only_what_the_box_needs(config, capsys, monkeypatch):
+    home = config.parent.parent
+    monkeypatch.setattr(service, "USER_HOMES", (home,))
+    text, warnings = install(config, capsys)
+    assert "ProtectHome=tmpfs" in text and "sees all of this home" in warnings
+    folder = config.parent / "box"
+    folder.mkdir()
+    for name in ("tiny.safetensors", "left.mp4", "right"):
+        if (config.parent / name).exists():
+            (config.parent / name).rename(folder / name)
+    text, warnings = install(write_config(folder, sinks=[{"kind": "jsonl", "path": "out/results.jsonl"}]), capsys)
+    assert f'BindPaths="{folder}/out"' in text and f'BindReadOnlyPaths="{folder}"' in text
+    assert f'"{config.parent}"' not in text and "sees all of this home" not in warnings
+
+
+def test_install_bounds_memory_and_tasks(config, capsys):
+    text, _ = install(config, capsys)
+    memory = int(re.findall(r"^MemoryMax=(\d+)$", text, re.MULTILINE)[0])
+    assert memory > 2 * 64 * 2**20 + 2**31 and re.search(r"^TasksMax=\d+$", text, re.MULTILINE)
+    larger = install(write_config(config.parent, budget="8GiB"), capsys)[0]
+    assert int(re.findall(r"^MemoryMax=(\d+)$", larger, re.MULTILINE)[0]) > memory + 2**33
 
 
 def test_install_environment_file_sets_variables(tmp_path, capsys, monkeypatch):

@@ -10,8 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.simulation.simulator import FrameOutcome
 from gemel.cli import main
+from gemel.edge_runtime.simulation.simulator import FrameOutcome
+from gemel.models.predictions import ClassPrediction
+from gemel.models.tasks import task_of
 from gemel.stream_eval import (
     Footage,
     Stream,
@@ -23,8 +25,6 @@ from gemel.stream_eval import (
     sampled_positions,
     staleness_curve,
 )
-from models.predictions import ClassPrediction
-from models.tasks import task_of
 from tests.edge_runtime.tiny import FACTORY, tiny_bundle
 
 CLASSES = ("free", "taken")

@@ -20,7 +20,7 @@ import onnx
 import torch
 from google.protobuf import json_format
 
-from models.bundle.format import ALIGNMENT_BYTES, DIGEST_KEY
+from gemel.models.bundle.format import ALIGNMENT_BYTES, DIGEST_KEY
 from tests.hostile.mutations import VALUES, damage_bytes, damage_tree
 
 

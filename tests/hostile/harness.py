@@ -23,10 +23,10 @@ import pytest
 import torchvision  # noqa: F401
 
 from gemel.cli import main
-from models.errors import one_line
-from models.process import trim_heap
+from gemel.models.errors import one_line
+from gemel.models.process import trim_heap
 
-MAX_SECONDS, MAX_BYTES, MAX_CHARACTERS = 5.0, 500 * 2**20, 1000
+MAX_SECONDS, MAX_BYTES, MAX_CHARACTERS = 10.0, 500 * 2**20, 1000
 RUNAWAY_SECONDS, RUNAWAY_BYTES = 20, 4 * 2**30
 """Limits at which a case is stopped, so that the others still run."""
 HASHED_BYTES = 2**24
@@ -81,13 +81,13 @@ def run_command(command: Sequence[object], folder: Path) -> CommandResult:
         before = _snapshot(folder, Path(temporary))
         patch.chdir(folder)
         patch.setattr(tempfile, "tempdir", temporary)
-        with _plain_logging(), _limits():
-            start_bytes, start_s = _reset_peak(), sum(os.times()[:4])
+        with _plain_logging(), limits():
+            start_bytes, start_s = reset_peak(), sum(os.times()[:4])
             try:
                 code = main(words)
             except SystemExit as end:
                 code = int(end.code or 0)
-            seconds, nbytes = sum(os.times()[:4]) - start_s, _status_bytes("VmHWM") - start_bytes
+            seconds, nbytes = sum(os.times()[:4]) - start_s, status_bytes("VmHWM") - start_bytes
         after = _snapshot(folder, Path(temporary))
         changed = tuple(sorted(path for path in {*before, *after} if before.get(path) != after.get(path)))
         return CommandResult(words, code, _text(out), _text(err), seconds, nbytes, changed)
@@ -153,7 +153,7 @@ def _plain_logging() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _limits() -> Iterator[None]:
+def limits() -> Iterator[None]:
     """Stop a case after RUNAWAY_SECONDS of CPU time, and refuse memory beyond RUNAWAY_BYTES more than now."""
 
     def stop(*_: Any) -> None:
@@ -162,7 +162,7 @@ def _limits() -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_DATA)
     handler = signal.signal(signal.SIGPROF, stop)
     signal.setitimer(signal.ITIMER_PROF, RUNAWAY_SECONDS)
-    resource.setrlimit(resource.RLIMIT_DATA, (_status_bytes("VmData") + RUNAWAY_BYTES, before[1]))
+    resource.setrlimit(resource.RLIMIT_DATA, (status_bytes("VmData") + RUNAWAY_BYTES, before[1]))
     try:
         yield
     finally:
@@ -171,16 +171,16 @@ def _limits() -> Iterator[None]:
         signal.signal(signal.SIGPROF, handler)
 
 
-def _reset_peak() -> int:
+def reset_peak() -> int:
     """Resident bytes now, without garbage and free pages; the peak counts from here."""
     gc.collect()
     gc.freeze()
     trim_heap()
     Path("/proc/self/clear_refs").write_text("5")
-    return _status_bytes("VmRSS")
+    return status_bytes("VmRSS")
 
 
-def _status_bytes(field: str) -> int:
+def status_bytes(field: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024

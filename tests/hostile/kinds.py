@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from models.errors import one_line
+from gemel.models.errors import one_line
 from tests.hostile import codecs, samples
 from tests.hostile.harness import CommandResult, run_command
 from tests.hostile.mutations import damage_bytes

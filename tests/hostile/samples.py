@@ -24,21 +24,21 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from edge_runtime.daemon import run
-from edge_runtime.queues import Frame
-from edge_runtime.results import RunIdentity, result_record
-from edge_runtime.samples import sample_bytes
+from gemel.edge_runtime.daemon import run
+from gemel.edge_runtime.queues import Frame
+from gemel.edge_runtime.results import RunIdentity, result_record
+from gemel.edge_runtime.samples import sample_bytes
 from gemel.evaluation import EvalOptions, evaluate
+from gemel.merger import MergeOptions, Recipe, merge
+from gemel.models.bundle import open_bundle
+from gemel.models.bundle.delta import write_update
+from gemel.models.bundle.signing import sign_bundle
+from gemel.models.evaluation import EvidenceConfig
+from gemel.models.predictions import ClassPrediction
+from gemel.models.weights import save_weights
+from gemel.models.workload import load_workload
+from gemel.models.zoo import build
 from gemel.profiler import profile_bundle
-from merger import MergeOptions, Recipe, merge
-from models.bundle import open_bundle
-from models.bundle.delta import write_update
-from models.bundle.signing import sign_bundle
-from models.evaluation import EvidenceConfig
-from models.predictions import ClassPrediction
-from models.weights import save_weights
-from models.workload import load_workload
-from models.zoo import build
 
 CLASSES = ["empty", "busy"]
 CLASSIFIER = {"task": "classification", "classes": CLASSES, "model": "cifar_resnet20", "input_size": 32}
@@ -55,7 +55,7 @@ SAMPLE, REPORT = "spool/samples/1.png", "report"
 OPTIONS = MergeOptions(
     Recipe(epochs=1, frames_per_epoch=4, batch=2, rate=1e-3),
     precision="fp32",
-    evidence=EvidenceConfig(1, 1, 1, False),
+    evidence=EvidenceConfig(1, 1, 1, False, False),
     accept_unproven=True,
 )
 FRAMES = 4

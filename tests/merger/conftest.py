@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from merger import TopDownConfig, TrainOptions, train_originals
-from merger.budget import Budget
-from merger.checkpoint import StepCache, snapshots
-from merger.context import MergeContext, Merged
-from merger.init.average import copy_donor_weights
-from merger.methods.registry import MergeTask
-from merger.methods.top_down import whole_plan
-from merger.training.recipe import Recipe
-from models.workload import Workload, load_workload
+import benchmarks.merging.rivals  # noqa: F401  (registers the methods `ceiling` and `joint`)
+from gemel.merger import TopDownConfig, TrainOptions, train_originals
+from gemel.merger.budget import Budget
+from gemel.merger.checkpoint import StepCache, snapshots
+from gemel.merger.context import MergeContext, Merged
+from gemel.merger.init.average import copy_donor_weights
+from gemel.merger.methods.registry import MergeTask
+from gemel.merger.methods.top_down import whole_plan
+from gemel.merger.training.recipe import Recipe
+from gemel.models.workload import Workload, load_workload
 from tests.merger.kills import store_at_every_chance
 from tests.merger.options import QUICK
 from tests.merger.tiny import SEED, write_workload
@@ -67,4 +68,4 @@ def task(ctx: MergeContext) -> MergeTask:
     """Stages of the default method on all layers, to 0.95, without a budget; log rows are in `task.checkpoint.log`."""
     plan, required = whole_plan(ctx, QUICK), dict.fromkeys(ctx.queries, 0.95)
     recipe = Recipe(rate=2e-3, epochs=2, frames_per_epoch=32)
-    return MergeTask(ctx, plan, recipe, required, Budget(ctx.flops), StepCache(), TopDownConfig())
+    return MergeTask(ctx, plan, recipe, required, required, Budget(ctx.flops), StepCache(), TopDownConfig())

@@ -12,10 +12,10 @@ import torch
 import yaml
 from torch import nn
 
-from models.batchnorm import batchnorms_of, recalibrate_batchnorm
-from models.weights import save_weights
-from models.workload import Query, Workload, load_workload
-from models.zoo import build_query, preprocess_of
+from gemel.models.batchnorm import batchnorms_of, recalibrate_batchnorm
+from gemel.models.weights import save_weights
+from gemel.models.workload import Query, Workload, load_workload
+from gemel.models.zoo import build_query, preprocess_of
 
 CLASSES = ["car", "bus"]
 SIDE = 96

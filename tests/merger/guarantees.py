@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from merger.context import MergeContext
-from merger.evaluate import tie_and_evaluate
-from models.bundle import open_bundle
-from models.workload import Workload
+from gemel.merger.context import MergeContext
+from gemel.merger.evaluate import tie_and_evaluate
+from gemel.models.bundle import open_bundle
+from gemel.models.workload import Workload
 
 FACTORIES = ["tests.merger.tiny:tiny_net"]
 
@@ -23,7 +23,7 @@ def _halve_ratios(*given: Any) -> tuple[Any, dict[str, float]]:
 def must_train(monkeypatch: pytest.MonkeyPatch) -> None:
     """No method finds a state that holds without training."""
     for module in ("gemel", "joint_training"):
-        monkeypatch.setattr(f"merger.methods.{module}.tie_and_evaluate", _halve_ratios)
+        monkeypatch.setattr(f"gemel.merger.methods.{module}.tie_and_evaluate", _halve_ratios)
 
 
 def ratios_on_val(workload: Workload, bundle: str | Path) -> dict[str, float]:

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import pytest
 
-import merger.checkpoint as checkpoint_module
-from merger.checkpoint import Checkpoint, CheckpointConfig
+import gemel.merger.checkpoint as checkpoint_module
+from gemel.merger.checkpoint import Checkpoint, CheckpointConfig
 
 T = TypeVar("T")
 MAX_KILLS = 150

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-import merger.checkpoint as checkpoint_module
-from merger import merge
-from models.workload import load_workload
+import gemel.merger.checkpoint as checkpoint_module
+from gemel.merger import merge
+from gemel.models.workload import load_workload
 from tests.merger.options import QUICK
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from merger import MergeOptions, Recipe, TopDownConfig
-from models.evaluation import EvidenceConfig
+from gemel.merger import MergeOptions, Recipe, TopDownConfig
+from gemel.merger.events import Change
+from gemel.models.evaluation import EvidenceConfig
 
-LAYERS = TopDownConfig(substitute=False, share_trunk=False)
+NETWORKS = (Change.NETWORK, Change.NETWORK_TRAINED, Change.TRUNK)
+LAYERS = TopDownConfig(without=NETWORKS)
 """Every query keeps its architecture, so that layers are what is shared."""
 QUICK = MergeOptions(
-    Recipe(rate=2e-3, epochs=6, batch=16, frames_per_epoch=64), precision="fp32", margin=0.5, top_down=LAYERS
+    Recipe(rate=2e-3, epochs=6, batch=16, frames_per_epoch=64), precision="fp32", accept_unproven=True, top_down=LAYERS
 )
-ANY_EVIDENCE = EvidenceConfig(min_samples=1, min_clips=1, min_frames=1, competent=False)
+ANY_EVIDENCE = EvidenceConfig(min_samples=1, min_clips=1, min_frames=1, competent=False, apart=False)
 """For merges of a few frames that are not about accuracy."""

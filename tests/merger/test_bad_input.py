@@ -15,11 +15,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 from gemel.cli import main
-from merger import merge
-from merger.context import MergeContext, find_class_order
-from models.predictions import ClassPrediction
-from models.weights import save_weights
-from models.workload import Workload, load_workload
+from gemel.merger import merge
+from gemel.merger.context import MergeContext
+from gemel.merger.reference import find_class_order
+from gemel.models.predictions import ClassPrediction
+from gemel.models.weights import save_weights
+from gemel.models.workload import Workload, load_workload
 from tests.merger.options import QUICK
 from tests.merger.tiny import data_of, weights_of, write_random_weights, write_workload
 
@@ -87,9 +88,9 @@ def test_merge_of_an_original_at_chance_gives_no_evidence(
 ) -> None:
     main(["merge", str(untrained_workload), "-o", str(tmp_path / "b.gemel"), "--method", "none"])
     shown = capsys.readouterr()
-    assert "not met, no evidence: its original reaches only 0." in shown.out
+    assert "no evidence: its original reaches only 0." in shown.out
     (line,) = (line for line in shown.err.splitlines() if "q0: no evidence: its original reaches only" in line)
-    assert "balanced_accuracy on val; it keeps its own weights and counts as not met; train it longer" in line
+    assert "balanced_accuracy on val; " in line and "it keeps its own weights; train it longer" in line
 
 
 def test_merge_with_swapped_classes_names_the_right_order(
@@ -98,12 +99,15 @@ def test_merge_with_swapped_classes_names_the_right_order(
     weights = weights_of(workload, "q1")
     save_weights(weights, load_file(weights))  # as from elsewhere: they no longer say which classes they are of
     _edit(workload.path, lambda queries: queries[1]["classes"].reverse())
-    main(["merge", str(workload.path), "-o", str(tmp_path / "b.gemel"), "--method", "none"])
-    (line,) = (line for line in capsys.readouterr().err.splitlines() if "fit the labels" in line)
+    main(["merge", str(workload.path), "-o", str(tmp_path / "b.gemel"), "--method", "none", "--json"])
+    shown = capsys.readouterr()
     right = ", ".join(workload.query("q1").classes)
-    assert (
-        f"q1: the original's predictions fit the labels if its outputs are named {right}, in this order; list" in line
-    )
+    text = f"q1: the original's predictions fit the labels if its outputs are named {right}, in this order"
+    notes = json.loads(shown.out)["notes"]
+    assert f"{text}; list `classes` in this order, or check the weights" in notes
+    (evidence,) = (note for note in notes if note.startswith("q1: no evidence"))
+    assert evidence.endswith("; list `classes` in this order, or check the weights") and "train it" not in evidence
+    assert all(f"note: {note}" in shown.err.splitlines() for note in notes)
 
 
 @pytest.mark.parametrize("answered", ["bbbbbbbbb", "aaabbbccc", "bacacbcba"], ids=["one class", "right", "guessed"])
@@ -115,14 +119,15 @@ def test_class_order_of_unclear_answers_is_none(workload: Workload, answered: st
 def test_query_below_target_keeps_its_original_and_is_logged(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    measure = MergeContext.ratio
+
     def ratio(ctx: MergeContext, query: str, model: nn.Module) -> float:
-        return 0.99 if query == "q1" else 1.0
+        return 0.99 if query == "q1" else measure(ctx, query, model)
 
     monkeypatch.setattr(MergeContext, "ratio", ratio)
     _edit(workload.path, lambda queries: queries[1].update(accuracy_target=1.0))
     out = tmp_path / "b.gemel"
-    options = replace(QUICK, recipe=replace(QUICK.recipe, epochs=1, frames_per_epoch=16))
-    report = merge(load_workload(workload.path), out, options=options)
+    report = merge(load_workload(workload.path), out, options=QUICK)
     by_id = {query.id: query for query in report.queries}
     assert by_id["q1"].ratio == 1.0 and by_id["q1"].met and report.saved_fraction > 0.1
     rows = [json.loads(line) for line in out.with_name("b.gemel.log.jsonl").read_text().splitlines()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,19 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from merger import MergeOptions, MergeReport, Recipe, merge
-from merger.context import MergeContext
-from merger.training.distillation import REGION_PROPOSALS, record_inputs, watched_layers
-from models.batchnorm import batchnorms_of
-from models.bundle import Bundle, open_bundle, verify_bundle
-from models.sharing.groups import ceiling_bytes
-from models.sharing.layers import layers_of, layers_of_all
-from models.workload import Workload
-from models.zoo import build_query, preprocess_of
+from gemel.merger import MergeOptions, MergeReport, Recipe, merge
+from gemel.merger.context import MergeContext
+from gemel.merger.events import Change
+from gemel.merger.training.distillation import REGION_PROPOSALS, record_inputs, watched_layers
+from gemel.models.batchnorm import batchnorms_of
+from gemel.models.bundle import Bundle, open_bundle, verify_bundle
+from gemel.models.predictions import Prediction
+from gemel.models.sharing.groups import ceiling_bytes
+from gemel.models.sharing.layers import layers_of, layers_of_all
+from gemel.models.workload import Workload
+from gemel.models.zoo import build_query, preprocess_of
 from tests.merger.detector_workload import classifier, detector, write
-from tests.merger.options import ANY_EVIDENCE, LAYERS
+from tests.merger.options import ANY_EVIDENCE, LAYERS, NETWORKS
 from tests.parameters import every
 
 torch.set_num_threads(1)
@@ -72,18 +74,17 @@ def merge_and_check(
     heads = {(layer.query, f"{layer.path}.weight") for layer in layers_of_all(workload.queries) if layer.head}
     places = [member for one in bundle.manifest.shared for member in one.members]
     assert heads and heads.isdisjoint(places)
-    if method != "mainstream":
-        small = [one for one in bundle.manifest.shared if bundle.tensor(one.tensor).ndim < 2]
-        by_chance = sum(bundle.nbytes(one.tensor) * (len(one.members) - 1) for one in small)
-        assert report.bytes_before - report.bytes_after == sum(row["saved_bytes"] for row in sets) + by_chance
-        for query in workload.queries:
-            model = build_query(query)
-            norms = {path for path, part in model.named_modules() if part in set(batchnorms_of(model))}
-            keys = [key for name, key in places if name == query.id and key.rpartition(".")[0] in norms]
-            assert norms and all(key.endswith("num_batches_tracked") for key in keys)
+    small = [one for one in bundle.manifest.shared if bundle.tensor(one.tensor).ndim < 2]
+    by_chance = sum(bundle.nbytes(one.tensor) * (len(one.members) - 1) for one in small)
+    assert report.bytes_before - report.bytes_after == sum(row["saved_bytes"] for row in sets) + by_chance
+    for query in workload.queries:
+        model = build_query(query)
+        norms = {path for path, part in model.named_modules() if part in set(batchnorms_of(model))}
+        keys = [key for name, key in places if name == query.id and key.rpartition(".")[0] in norms]
+        assert norms and all(key.endswith("num_batches_tracked") for key in keys)
     frame = np.random.default_rng(0).integers(0, 255, (96, 96, 3), dtype=np.uint8)
     for query in bundle.queries:
-        images = query.preprocess.normalise(torch.stack([query.preprocess.resize_frame(frame)]))
+        images = torch.from_numpy(query.preprocess(frame))
         with torch.no_grad():
             assert tree_leaves(bundle.build(query.id)(images))
     return report, bundle, sets
@@ -107,6 +108,11 @@ def hold_after_training(ctx: MergeContext, query: str, model: nn.Module) -> floa
     return 0.5 if all(torch.equal(model.get_parameter(one), original.get_parameter(one)) for one in heads) else 1.0
 
 
+def hold_always(ctx: MergeContext, query: str, answers: Sequence[Prediction]) -> float:
+    """A plain ratio on val by which every query is kept."""
+    return 1.0
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["one_stage", "two_stage"])
 def test_top_down_detectors_share_all_with_one_repaired(
@@ -115,7 +121,8 @@ def test_top_down_detectors_share_all_with_one_repaired(
     workload = request.getfixturevalue(kind)
     repaired = workload.queries[-1].id
     monkeypatch.setattr(MergeContext, "ratio", hold_when_repaired(repaired))
-    options = replace(OPTIONS, top_down=replace(LAYERS, freeze_donor_first=False))
+    monkeypatch.setattr(MergeContext, "plain_ratio", hold_always)
+    options = replace(OPTIONS, top_down=replace(LAYERS, without=(*NETWORKS, Change.PRIVATE)))
     report, bundle, sets = merge_and_check(workload, options, tmp_path / "b.gemel", "top-down")
     assert sum(row["saved_bytes"] for row in sets) == ceiling_bytes(layers_of_all(workload.queries))
     assert {row["outcome"] for row in sets} == {"kept"}
@@ -129,12 +136,14 @@ def test_gemel_detectors_share_layers_after_training(
 ) -> None:
     workload = request.getfixturevalue(kind)
     monkeypatch.setattr(MergeContext, "ratio", hold_after_training)
+    monkeypatch.setattr(MergeContext, "plain_ratio", hold_always)
     ctx = MergeContext(workload)
     ctx.open()
     options = replace(OPTIONS, max_flops=ctx.flops.total + 1)  # one group, and no other is begun
     report, bundle, sets = merge_and_check(workload, options, tmp_path / "b.gemel", "gemel")
     assert [row["outcome"] for row in sets] == ["kept"] + ["untried"] * (len(sets) - 1) and len(sets) > 10
-    assert sets[0]["flops"] == pytest.approx(report.flops - ctx.flops.total)
+    spent = report.flops - ctx.flops.total
+    assert 0.9 * spent < sets[0]["flops"] < spent  # the proof comes after it
     assert report.bytes_before > report.bytes_after
     assert all(query.trained for query in bundle.queries)
 
@@ -146,24 +155,6 @@ def test_ceiling_of_detectors_shares_every_group(request: pytest.FixtureRequest,
     _, bundle, sets = merge_and_check(workload, OPTIONS, tmp_path / "b.gemel", "ceiling")
     assert sum(row["saved_bytes"] for row in sets) == ceiling_bytes(layers_of_all(workload.queries))
     assert not any(query.trained for query in bundle.queries)
-
-
-@pytest.mark.slow
-def test_detectors_of_one_architecture_share_a_frozen_prefix(
-    one_stage: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(MergeContext, "ratio", hold_after_training)
-    _, bundle, sets = merge_and_check(one_stage, OPTIONS, tmp_path / "b.gemel", "mainstream")
-    first, second = (bundle.query(query).tensors for query in ("left", "right"))
-    same = {name.rpartition(".")[0] for name in first if first[name] == second[name] and "num_b" not in name}
-    assert "backbone.first_conv.0" in same and "backbone.first_conv.1" in same
-    assert {row["outcome"] for row in sets} == {"kept"}
-
-
-@pytest.mark.exhaustive
-def test_detector_and_classifier_share_no_prefix(two_stage: Workload, tmp_path: Path) -> None:
-    report, _, sets = merge_and_check(two_stage, OPTIONS, tmp_path / "b.gemel", "mainstream")
-    assert sets == [] and report.saved_fraction < 0.001
 
 
 def test_watched_layers_of_detectors_are_their_heads(one_stage: Workload, two_stage: Workload) -> None:

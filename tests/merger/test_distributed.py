@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from merger import merge
-from merger.checkpoint import snapshots
-from merger.context import MergeContext
-from merger.distributed import (
+from gemel.merger import merge
+from gemel.merger.checkpoint import snapshots
+from gemel.merger.context import MergeContext
+from gemel.merger.distributed import (
     PeerExit,
     ProcessGroup,
     Resources,
@@ -23,12 +23,12 @@ from merger.distributed import (
     process_group,
     run_on_ray,
 )
-from merger.methods.top_down import whole_plan
-from merger.training.recipe import Recipe
-from models.bundle import open_bundle, verify_bundle
-from models.errors import GemelError, InputError
-from models.sharing.plan import tie
-from models.workload import Workload, load_workload
+from gemel.merger.methods.top_down import whole_plan
+from gemel.merger.training.recipe import Recipe
+from gemel.models.bundle import open_bundle, verify_bundle
+from gemel.models.errors import GemelError, InputError
+from gemel.models.sharing.plan import tie
+from gemel.models.workload import Workload, load_workload
 from tests.merger.options import QUICK
 from tests.merger.two_ranks import run
 
@@ -178,7 +178,7 @@ def test_run_on_ray_without_a_cluster_is_one_line() -> None:
 
 def return_rank(group: ProcessGroup, progress: Any) -> tuple[int, int]:
     """An entry for Ray."""
-    progress("warning", text="from rank 0")
+    progress("round", text="from rank 0")
     return group.rank, group.size
 
 
@@ -187,4 +187,4 @@ def test_run_on_ray_returns_the_result_of_rank0() -> None:
     pytest.importorskip("ray.train.torch")
     events: list[str] = []
     assert run_on_ray("local", return_rank, lambda event, **fields: events.append(event)) == (0, 1)
-    assert events == ["warning"]
+    assert events == ["round"]

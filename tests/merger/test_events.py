@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from merger.events import Stages
+from gemel.models.stages import Stages
 
 
 class Recorder:

@@ -1,4 +1,4 @@
-"""Footage on which nothing could go wrong is no evidence: such queries keep their weights and count as not met."""
+"""Frames on which nothing could go wrong are no evidence: such queries keep their weights, which cannot miss."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ import yaml
 from torch import Tensor, nn
 
 from gemel.cli import main
-from merger import MergeOptions, merge
-from merger.config import EvidenceConfig
-from models.bundle import open_bundle
-from models.detector import Candidates, Detector
-from models.weights import load_weights, save_weights
-from models.workload import Workload, load_workload
-from models.zoo import build_query
+from gemel.merger import MergeOptions, merge
+from gemel.models.bundle import open_bundle
+from gemel.models.detector import Detector
+from gemel.models.weights import load_weights, save_weights
+from gemel.models.workload import Workload, load_workload
+from gemel.models.zoo import build_query
 from tests.merger.options import QUICK
 from tests.merger.tiny import data_of
 
@@ -43,52 +42,52 @@ def use_flat_frames(workload: Workload, query: str, folders: str, count: int = 2
 
 
 def test_merge_of_a_quiet_classifier_keeps_its_weights(workload: Workload, tmp_path: Path) -> None:
-    use_flat_frames(workload, "q0", "01")
     use_flat_frames(workload, "q1", "1")
     load = load_workload(workload.path)
-    report = merge(load, tmp_path / "b.safetensors", options=QUICK)
-    found, bundle = {one.id: one for one in report.queries}, open_bundle(report.bundle, FACTORIES)
-    assert {query: one.evidence for query, one in found.items()} == {"q0": "original", "q1": "none", "q2": "labels"}
-    assert found["q1"].reason == "all 40 frames of val have one answer (right)"
-    assert (found["q1"].ratio, found["q1"].met, found["q1"].certain, report.met) == (1.0, False, False, False)
-    (note,) = (note for note in report.notes if note.startswith("q1: no evidence: all 40 frames"))
-    assert "each need 20 frames of each of two answers" in note and report.to_json()["notes"] == list(report.notes)
-    sharing = {query for one in bundle.manifest.shared for query, key in one.members if key.endswith("weight")}
-    assert sharing == {"q0", "q2"} and report.saved_fraction > 0.1
+    report = merge(load, tmp_path / "b.safetensors", options=MergeOptions(QUICK.recipe))
+    query, bundle = report.queries[1], open_bundle(report.bundle, FACTORIES)
+    assert (query.evidence, query.reason) == ("none", "all 40 frames of test have one answer (right)")
+    assert (query.ratio, query.met, query.proven, query.state.value) == (1.0, True, False, "unchanged")
+    (note,) = (note for note in report.notes if note.startswith("q1: no evidence: all 40 frames of val"))
+    assert "it keeps its own weights" in note and "--accept-unproven" in note and "minutes more of footage" in note
     original = load_weights(load.query("q1"), build_query(load.query("q1"))).state_dict()
     merged = bundle.build("q1").state_dict()
     assert all(torch.equal(tensor, merged[key]) for key, tensor in original.items())
 
 
-def test_merge_command_without_evidence_exits_with_one(workload: Workload, tmp_path: Path, capsys) -> None:
+def test_accept_unproven_crosses_every_gate(workload: Workload, tmp_path: Path) -> None:
+    use_flat_frames(workload, "q1", "1")
+    report = merge(load_workload(workload.path), tmp_path / "b.safetensors", options=QUICK)
+    (note,) = (note for note in report.notes if note.startswith("q1: no evidence: all 40 frames of val"))
+    assert "a plain ratio on val accepts it" in note and report.saved_fraction > 0.3
+    assert not any(query.proven for query in report.queries)
+
+
+def test_merge_command_that_changes_nothing_exits_with_zero(workload: Workload, tmp_path: Path, capsys) -> None:
     use_flat_frames(workload, "q2", "0")
     out = tmp_path / "b.safetensors"
-    options = ["--method", "none", "--weights", "int8", "--accept-unproven", "--json"]
-    assert main(["merge", str(workload.path), "-o", str(out), *options]) == 1
+    assert main(["merge", str(workload.path), "-o", str(out), "--method", "none", "--weights", "int8", "--json"]) == 0
     shown = capsys.readouterr()
     document = json.loads(shown.out)
-    rows = {row["id"]: row for row in document["queries"]}
-    assert [rows[query]["met"] for query in ("q0", "q1", "q2")] == [True, True, False]
-    assert [rows[query]["proven"] for query in ("q0", "q1", "q2")] == [False, False, True]
-    assert rows["q2"]["evidence"] == "none" and any("q2: no evidence: all 40" in note for note in document["notes"])
+    assert {row["state"] for row in document["queries"]} == {"unchanged"}
+    assert all(row["met"] and not row["proven"] and row["lower_end"] is None for row in document["queries"])
     assert "note: q2: no evidence: all 40 frames of val have one answer (high)" in shown.err
-    stored = {query.id: bool(query.stored) for query in open_bundle(out).queries}
-    assert stored == {"q0": True, "q1": True, "q2": False}
+    assert not any(query.stored for query in open_bundle(out).queries)
     assert main(["bundle", "show", str(out)]) == 0
-    assert "no evidence: all 40 frames of val have one answer (high)" in capsys.readouterr().out
+    assert "no evidence: all 40 frames of test have one answer (high)" in capsys.readouterr().out
 
 
 def test_merge_with_too_little_val_says_so_and_changes_nothing(workload: Workload, tmp_path: Path, capsys) -> None:
     assert main(["merge", str(workload.path), "-o", str(tmp_path / "b.safetensors"), "--json"]) == 0
     shown = capsys.readouterr()
-    assert "q0: its accuracy cannot be told with 40 frames of val; needs about 260" in shown.err
-    assert all(row["ratio"] == 1.0 and row["proven"] for row in json.loads(shown.out)["queries"])
+    assert "q0: cannot be proven with 6 labelled frames or clips of val: needs " in shown.err
+    assert all(row["ratio"] == 1.0 and row["state"] == "unchanged" for row in json.loads(shown.out)["queries"])
 
 
-@pytest.mark.parametrize("method", ["joint", "ceiling", "mainstream", "gemel"])
+@pytest.mark.parametrize("method", ["joint", "ceiling", "gemel"])
 def test_merge_by_any_method_leaves_a_quiet_query_alone(workload: Workload, tmp_path: Path, method: str) -> None:
     use_flat_frames(workload, "q0", "0")
-    options = MergeOptions(recipe=QUICK.recipe, max_flops=1.0, accept_unproven=True)
+    options = MergeOptions(recipe=QUICK.recipe, max_flops=1.0)
     bundle = open_bundle(merge(load_workload(workload.path), tmp_path / "b", method, options=options).bundle)
     assert not any(
         query == "q0" and key.endswith("weight") for one in bundle.manifest.shared for query, key in one.members
@@ -100,31 +99,19 @@ def test_merge_by_any_method_leaves_a_quiet_query_alone(workload: Workload, tmp_
 def test_merge_without_any_evidence_says_nothing_of_layers(workload: Workload, tmp_path: Path, capsys) -> None:
     for query in workload.queries:
         use_flat_frames(workload, query.id, "1", count=30)
-    assert main(["merge", str(workload.path), "-o", str(tmp_path / "b.safetensors")]) == 1
+    assert main(["merge", str(workload.path), "-o", str(tmp_path / "b.safetensors")]) == 0
     shown = capsys.readouterr()
-    assert shown.out.count("no evidence: all 6 frames of val have one answer") == 3
+    assert shown.out.count("no evidence: all 6 frames of test have one answer") == 3
     assert "nothing is shared" not in shown.out and "layer in common" not in shown.err
 
 
-@pytest.mark.parametrize(("few", "met"), [(19, False), (20, True)])
-def test_merge_with_labels_needs_twenty_frames_of_two_classes(
-    workload: Workload, tmp_path: Path, few: int, met: bool
-) -> None:
-    for frame in sorted((data_of(workload, "q1") / "test" / "left").iterdir())[few:]:
-        frame.unlink()
-    report = merge(workload, tmp_path / "b.safetensors", "none")
-    found = {one.id: one for one in report.queries}["q1"]
-    assert found.met == met
-    assert found.reason == (
-        "" if met else "test holds 20 of 'right', 19 of 'left'; 20 frames of each of two answers are needed"
-    )
-
-
-def test_merge_with_a_smaller_minimum_takes_less_footage(workload: Workload, tmp_path: Path) -> None:
-    for frame in sorted((data_of(workload, "q1") / "val" / "left").iterdir())[5:]:
-        frame.unlink()
-    options = MergeOptions(evidence=EvidenceConfig(min_samples=5), accept_unproven=True)
-    assert merge(workload, tmp_path / "b.safetensors", "none", options=options).met
+def test_original_that_few_frames_cannot_tell_from_chance_is_no_evidence(workload: Workload, tmp_path: Path) -> None:
+    for name in ("left", "right"):
+        for frame in sorted((data_of(workload, "q1") / "val" / name).iterdir())[2:]:
+            frame.unlink()
+    report = merge(workload, tmp_path / "b.safetensors", "none", options=MergeOptions(weights="int8"))
+    (note,) = (note for note in report.notes if note.startswith("q1: no evidence"))
+    assert "on 4 frames of val its original's" in note and "cannot be told from chance (0.50)" in note
 
 
 class Spotter(Detector):
@@ -138,11 +125,11 @@ class Spotter(Detector):
         """The brightness of each pixel."""
         return (self.conv(x),)
 
-    def candidates(self, outputs: Any, min_score: float) -> list[Candidates]:
+    def finish_outputs(self, outputs: Any) -> tuple[Tensor, ...]:
         """The same box in every bright frame."""
-        box, label = torch.tensor([[0.2, 0.2, 0.6, 0.6]]), torch.zeros(1, dtype=torch.int64)
-        bright = [int(one.max() > 1.5) for one in outputs[0]]
-        return [Candidates(box[:n], torch.full((n,), 0.9), label[:n]) for n in bright]
+        is_bright = outputs[0].flatten(1).amax(dim=1) > 1.5
+        boxes = torch.tensor([[0.2, 0.2, 0.6, 0.6]]).expand(len(is_bright), 1, 4)
+        return boxes, 0.9 * is_bright[:, None], torch.zeros(len(is_bright), 1, dtype=torch.int64)
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:
         """Nothing to learn."""
@@ -187,36 +174,30 @@ def write_spotters(folder: Path, bright: range, classes: tuple[str, ...] = ("lam
 
 
 @pytest.mark.parametrize(
-    ("bright", "reason"),
-    [
-        (range(0), "val holds no objects (lamp); 20 are needed"),
-        (range(77, 100), "val holds 3 objects (lamp); 20 are needed"),
-        (range(61, 100), "val holds 19 objects (lamp); 20 are needed"),
-        (range(60, 99), "test holds 19 objects (lamp); 20 are needed"),
-        (range(60, 100), ""),
-    ],
+    ("bright", "reason"), [(range(0), "test holds no objects (lamp); 2 are needed"), (range(60, 100), "")]
 )
-def test_merge_of_a_detector_needs_twenty_objects(tmp_path: Path, bright: range, reason: str) -> None:
+def test_merge_of_a_detector_needs_objects(tmp_path: Path, bright: range, reason: str) -> None:
     path = write_spotters(tmp_path / "w", bright)
     report = merge(load_workload(path), tmp_path / "b.safetensors", "none")
-    assert [one.reason for one in report.queries] == [reason, reason] and report.met == (not reason)
+    assert [one.reason for one in report.queries] == [reason, reason] and report.met
 
 
 def test_merge_names_the_classes_that_val_never_shows(tmp_path: Path) -> None:
     path = write_spotters(tmp_path / "w", range(60, 100), classes=("lamp", "torch", "fire"))
     report = merge(load_workload(path), tmp_path / "b.safetensors", "none")
-    assert report.met and len(report.notes) == 2
-    assert report.notes[0].startswith("a: val shows some classes fewer than 20 times: torch (never), fire (never); ")
+    assert report.met and len([note for note in report.notes if "fewer than" in note]) == 2
+    text = "a: val shows 2 of 3 classes fewer than 20 times: torch (0), fire (0); "
+    assert any(note.startswith(text) for note in report.notes)
 
 
-def test_eval_of_quiet_footage_counts_as_not_met(tmp_path: Path, capsys) -> None:
+def test_eval_of_quiet_footage_says_that_it_is_no_evidence(tmp_path: Path, capsys) -> None:
     path, out = write_spotters(tmp_path / "w", range(60, 100)), tmp_path / "b.safetensors"
     assert merge(load_workload(path), out, "none").met
     for frame in sorted((tmp_path / "w" / "frames").iterdir()):
         cv2.imwrite(str(frame), np.full((SIDE, SIDE, 3), 30, np.uint8))
-    assert main(["eval", str(out), str(path), "-o", str(tmp_path / "report"), "--json"]) == 1
+    assert main(["eval", str(out), str(path), "-o", str(tmp_path / "report"), "--json"]) == 0
     shown = capsys.readouterr()
     document = json.loads(shown.out)
-    assert [(row["evidence"], row["met"]) for row in document["offline"]] == [("none", False)] * 2
-    assert "note: a: no evidence: test holds no objects (lamp); 20 are needed" in shown.err
+    assert [(row["evidence"], row["state"]) for row in document["offline"]] == [("none", "unchanged")] * 2
+    assert "note: a: no evidence: test holds no objects (lamp); 2 are needed; it is unchanged" in shown.err
     assert "2 of 2 queries have no evidence: a, test holds no objects" in (tmp_path / "report/report.html").read_text()

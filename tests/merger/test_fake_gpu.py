@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
-from merger.context import MergeContext
-from models.bundle import verify_bundle
-from models.workload import Workload, load_workload
+from gemel.merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
+from gemel.merger.context import MergeContext
+from gemel.models.bundle import verify_bundle
+from gemel.models.workload import Workload, load_workload
 from tests.fake_gpu import fake_gpu
 from tests.merger.detector_workload import detector, write
 from tests.merger.kills import kill_after, to_the_end
@@ -19,7 +19,7 @@ from tests.merger.tiny import write_workload
 from tests.parameters import every
 
 RECIPE = Recipe(rate=2e-3, epochs=2, batch=8, frames_per_epoch=16)
-METHODS = ("top-down", "gemel", "mainstream", "joint", "ceiling", "none")
+METHODS = ("top-down", "gemel", "joint", "ceiling", "none")
 DETECTORS = (
     ("fastestdet", 96), ("yolov3_tiny", 96), ("ssd_resnet18", 96), ("ssdlite320_mobilenet_v2", 320),
     ("fasterrcnn_mobilenet_v3_large_320_fpn", 320), ("retinanet_resnet50_fpn", 96), ("fcos_resnet50_fpn", 96),

@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-import merger.events as progress_module
+import gemel.models.stages as progress_module
+from gemel.merger import merge
+from gemel.merger.config import MEASUREMENT
+from gemel.merger.context import MergeContext
+from gemel.models.bundle import open_bundle, verify_bundle
+from gemel.models.data import load_split
+from gemel.models.errors import InputError
+from gemel.models.evaluation import predict, score
+from gemel.models.tasks import task_of
+from gemel.models.workload import Workload, load_workload
 from gemel.process import ExitCode
-from merger import merge
-from merger.config import MEASUREMENT
-from merger.context import MergeContext
-from models.bundle import open_bundle, verify_bundle
-from models.data import load_split
-from models.errors import InputError
-from models.evaluation import predict, score
-from models.tasks import task_of
-from models.workload import Workload, load_workload
 from tests.merger.guarantees import ratios_on_val
 from tests.merger.options import QUICK
 from tests.merger.tiny import data_of, weights_of
@@ -163,18 +163,13 @@ def test_merge_reports_a_val_split_of_few_clips(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def warnings_of(name: str) -> list[str]:
-        texts: list[str] = []
-        merge(
-            workload, tmp_path / name, "none",
-            progress=lambda event, **fields: texts.append(fields["text"]) if event == "warning" else None,
-        )  # fmt: skip
-        return [text for text in texts if "may not generalize" in text]
+        return [note for note in merge(workload, tmp_path / name, "none").notes if "may not generalize" in note]
 
     (few,) = {len(set(load_split(query, "val").units)) for query in workload.queries}
     warnings = warnings_of("few")
     assert [text.split(":")[0] for text in warnings] == [query.id for query in workload.queries]
     assert f"has only {few} clips or tracks" in warnings[0]
-    monkeypatch.setattr("merger.context.MEASUREMENT", replace(MEASUREMENT, min_val_units=few))
+    monkeypatch.setattr("gemel.merger.reference.MEASUREMENT", replace(MEASUREMENT, min_val_units=few))
     assert not warnings_of("enough")
 
 

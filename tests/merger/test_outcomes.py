@@ -11,20 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from merger import METHODS, merge
-from merger.outcomes import (
-    JOINT_TRAINING,
-    LIGHT_LAYERS,
+from gemel.merger import METHODS, merge
+from gemel.merger.events import Change
+from gemel.merger.outcomes import (
     NOTHING,
     Obstacle,
     SetTrial,
     explain_attempts,
-    explain_joint,
-    explain_prefixes,
+    explain_steps,
     outcome_rows,
 )
-from models.sharing.plan import SharingPlan
-from models.workload import Workload
+from gemel.models.sharing.plan import SharingPlan
+from gemel.models.workload import Workload
 from tests.merger.options import QUICK
 
 A, B, C = ("a", "x"), ("b", "x"), ("c", "x")
@@ -57,15 +55,13 @@ def test_set_that_no_query_shares_is_refused_if_tried() -> None:
     ("rows", "after", "ratio"),
     [
         ([], NOTHING, None),
-        ([{"epoch": 1, "ratios": {"c": 0.8}}], JOINT_TRAINING, 0.8),
-        ([{"private_layers": {"c": ["x"]}}, {"epoch": 1, "ratios": {"c": 0.99}}], LIGHT_LAYERS, 0.99),
-        ([{"epoch": 1, "ratios": {"c": 0.8}}, {"query": "c", "repair": "norms and head", "ratio": 0.9},
-          {"query": "c", "repair": "original"}], "norms and head", 0.9),
+        ([{"step": Change.NETWORK.value, "query": "c", "ratio": 0.8, "required": 0.95}], NOTHING, None),
+        ([{"step": Change.LAYERS.value, "query": "c", "ratio": 0.8, "required": 0.95}], Change.LAYERS.value, 0.8),
     ],
-)  # fmt: skip
-def test_joint_obstacle_is_the_last_step_of_the_query(rows: list, after: str, ratio: float | None) -> None:
-    (trial,) = explain_joint([(B, C)], rows, REQUIRED, 7.0)
-    assert trial.in_the_way["c"] == Obstacle(after, ratio, 0.95) and trial.tried == bool(rows)
+)
+def test_obstacle_is_the_last_step_on_layers(rows: list, after: str, ratio: float | None) -> None:
+    (trial,) = explain_steps([(B, C)], rows, REQUIRED, 7.0)
+    assert trial.in_the_way["c"] == Obstacle(after, ratio, 0.95) and trial.tried == (ratio is not None)
 
 
 def test_attempts_name_the_queries_that_were_lost() -> None:
@@ -79,15 +75,6 @@ def test_attempts_name_the_queries_that_were_lost() -> None:
     assert not second.tried
 
 
-def test_prefixes_name_the_shortest_that_failed() -> None:
-    rows = [
-        {"query": "a", "prefix": 2, "tried": [], "flops_spent": 0.0},
-        {"query": "b", "prefix": 1, "tried": [[2, 0.8], [1, 0.97]], "flops_spent": 4.0},
-    ]
-    first, second = explain_prefixes([[(A, B), (("a", "y"), ("b", "y"))]], rows, REQUIRED)
-    assert first.in_the_way == {} and second.in_the_way == {"b": Obstacle("a prefix of 2 of 2 layers", 0.8, 0.95)}
-
-
 @given(st.lists(st.lists(st.sampled_from([A, B, C]), unique=True, max_size=3), max_size=1))
 @settings(max_examples=25, deadline=None)
 def test_rows_save_what_the_plan_saves(sets: list) -> None:
@@ -98,7 +85,7 @@ def test_rows_save_what_the_plan_saves(sets: list) -> None:
     assert row["saved_bytes"] == sum(100 * (len(members) - 1) for members in plan.shared)
 
 
-@pytest.mark.parametrize("method", ["top-down", "gemel", "mainstream", "none"])
+@pytest.mark.parametrize("method", ["top-down", "gemel", "none"])
 def test_every_method_accounts_for_its_sets(workload: Workload, tmp_path: Path, method: str) -> None:
     out = tmp_path / "b.safetensors"
     options = replace(QUICK, recipe=replace(QUICK.recipe, epochs=1, frames_per_epoch=32), margin=1.0)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-import merger.quantize as quantize_module
-from merger import merge
-from merger.budget import Budget
-from merger.checkpoint import Checkpoint, StepCache, snapshots
-from merger.context import MergeContext, Merged
-from merger.quantize import (
+import gemel.merger.quantize as quantize_module
+from gemel.merger import merge
+from gemel.merger.budget import Budget
+from gemel.merger.checkpoint import Checkpoint, StepCache, snapshots
+from gemel.merger.context import MergeContext, Merged
+from gemel.merger.quantize import (
     QuantizeConfig,
     Quantized,
     _Fit,
@@ -25,10 +25,10 @@ from merger.quantize import (
     quantize,
     tied_models,
 )
-from models.bits import Bits
-from models.bundle import open_bundle, verify_bundle
-from models.sharing.plan import SharingPlan
-from models.workload import Workload
+from gemel.models.bits import Bits
+from gemel.models.bundle import open_bundle, verify_bundle
+from gemel.models.sharing.plan import SharingPlan
+from gemel.models.workload import Workload
 from tests.merger.kills import kill_after, to_the_end
 from tests.merger.options import QUICK
 

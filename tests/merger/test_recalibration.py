@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from merger.config import MEASUREMENT
-from merger.context import MergeContext, recalibrate
+from gemel.merger.config import MEASUREMENT
+from gemel.merger.context import MergeContext, recalibrate
 
 
 class _Frames:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from merger.checkpoint import StepCache, snapshot
-from merger.context import MergeContext
-from merger.evaluate import evaluate_queries
-from merger.scores import CONFIG, match_scores, scores_of
-from models.detector import Detector
+from gemel.merger.checkpoint import StepCache, snapshot
+from gemel.merger.context import MergeContext
+from gemel.merger.evaluate import evaluate_queries
+from gemel.merger.scores import CONFIG, match_scores, scores_of
+from gemel.models.detector import Detector
 from tests.merger.detector_workload import classifier, detector, write
 from tests.parameters import every
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from gemel.evaluation import EvalOptions, evaluate
-from merger import MergeOptions, Recipe, merge
-from models.bundle import open_bundle, verify_bundle
-from models.errors import BundleError
-from models.weights import save_weights
-from models.workload import load_workload
-from models.zoo import build_query
+from gemel.merger import MergeOptions, Recipe, merge
+from gemel.models.bundle import open_bundle, verify_bundle
+from gemel.models.errors import BundleError
+from gemel.models.weights import save_weights
+from gemel.models.workload import load_workload
+from gemel.models.zoo import build_query
 from tests.merger.options import ANY_EVIDENCE
 from tests.merger.tiny import SIZE, write_workload
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from merger.distributed import process_group
+from gemel.merger.distributed import process_group
 
 TIMEOUT_S = 240.0
 PROCESSES = multiprocessing.get_context("forkserver")
 """Each rank is forked from one fresh process that has imported the merger, so that imports are paid once."""
-PROCESSES.set_forkserver_preload(["merger", "merger.distributed", __name__])
+PROCESSES.set_forkserver_preload(["gemel.merger", "gemel.merger.distributed", __name__])
 
 
 def run(function: Callable[..., Any], *arguments: Any, size: int = 2) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.workload import Query
+from gemel.models.workload import Query
 
 DEFAULTS: dict[str, Any] = {
     "id": "gate", "camera": "c", "task": "classification", "classes": ("empty", "busy"), "model": "resnet18",

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from models.workload import Query
+from gemel.models.workload import Query
 from tests.models.queries import make_query
 
 

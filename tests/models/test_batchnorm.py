@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.batchnorm import has_folded_norms, recalibrate_batchnorm, unfold_batchnorm
+from gemel.models.batchnorm import has_folded_norms, recalibrate_batchnorm, unfold_batchnorm
 
 torch.set_num_threads(1)
 

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from models.checkpoint import TensorRecord, read_checkpoint
-from models.errors import InputError
-from models.notes import collect_notes
-from models.weights import load_matching, load_weights
+from gemel.models.checkpoint import TensorRecord, read_checkpoint
+from gemel.models.errors import InputError
+from gemel.models.notes import collect_notes
+from gemel.models.weights import load_matching, load_weights
 from tests.models.small import Small, equal_states, query_of
 
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from models.coco import read_coco
-from models.errors import InputError
-from models.notes import collect_notes
-from models.pictures import LabelledPicture, read_picture
-from models.predictions import Box, BoxLabels
+from gemel.models.coco import REFUSED_KEYS, UNREAD_KEYS, CocoFile, read_coco
+from gemel.models.errors import InputError
+from gemel.models.notes import collect_notes
+from gemel.models.pictures import LabelledPicture, read_picture
+from gemel.models.predictions import Box, BoxLabels
 
 WIDTH, HEIGHT = 120, 80
 PICTURES = 4
@@ -52,7 +52,7 @@ def write_document(folder: Path, document: Document, encoding: str = "utf-8") ->
 
 
 def read_pictures(folder: Path) -> list[LabelledPicture]:
-    return read_coco(folder / "annotations.json", folder / "images", {"car": "car"}, "gate")
+    return read_coco(CocoFile(folder / "annotations.json", folder / "images"), {"car": "car"}, "gate")
 
 
 def read_cars(folder: Path) -> tuple[list[BoxLabels], list[str]]:
@@ -208,7 +208,9 @@ def test_read_coco_keeps_crowds_apart_from_objects(tmp_path: Path, iscrowd: obje
     labels, notes = read_changed(tmp_path, add_box(0, 0, 60, 90, iscrowd=iscrowd, segmentation={"counts": "a"}))
     crowd = BoxLabels(("car",), ((0.0, 0.0, 60.0, 80.0),))
     assert labels == [BoxLabels(*(CARS[0].classes, CARS[0].boxes), crowd), *CARS[1:]]
-    assert notes[-1].startswith("1 crowd regions (iscrowd) are no objects to train on or to find (query gate)")
+    assert notes[-1].startswith(
+        "1 regions (iscrowd, ignore or difficult) are no objects to train on or to find (query gate)"
+    )
 
 
 @pytest.mark.parametrize("size", [(60, 40), (240, 160), (90, 60), (61, 40)])
@@ -369,11 +371,11 @@ REFUSED: dict[str, tuple[Callable[[Document], object], str]] = {
     ),
     "nothing but crowds": (
         change_each("annotations", lambda one: one.update(iscrowd=1)),
-        "all 4 annotations of query gate are crowd regions, so there is no object to find; set iscrowd to 0",
+        "all 4 annotations of query gate are crowd regions, so there is no object to find; set iscrowd and ignore to 0",
     ),
     "a number of 400 digits": (
         lambda document: document["annotations"][0].update(bbox=[10**400, 2, 3, 4]),
-        r"annotations\[0\].bbox",
+        "is not JSON: an integer of 401 digits",
     ),
     "ids of other pictures": (
         change_each("annotations", lambda one: one.update(image_id=f"p{one['image_id']}")),
@@ -446,3 +448,44 @@ def test_labelled_picture_refuses_pixels_of_another_size(tmp_path: Path) -> None
     Image.new("RGB", (64, 64)).save(picture.path)
     with pytest.raises(InputError, match=r"yard__1\.png: has 64 x 64 pixels, and its header 120 x 80"):
         picture.read()
+
+
+@pytest.mark.parametrize("key", ["ignore", "difficult"])
+def test_read_coco_keeps_regions_to_be_ignored_apart_from_objects(tmp_path: Path, key: str) -> None:
+    labels, notes = read_changed(tmp_path, add_box(0, 0, 60, 80, **{key: 1}))
+    assert labels[0].crowds == BoxLabels(("car",), ((0.0, 0.0, 60.0, 80.0),)) and labels[1:] == CARS[1:]
+    assert notes[-1].startswith("1 regions (iscrowd, ignore or difficult) are no objects")
+
+
+GIVEN_KEYS: dict[str, Any] = {
+    "bbox_mode": 1, "split": "train", "subset": "val", "attributes.rotation": 30.0, "neg_category_ids": [3],
+    "not_exhaustive_category_ids": [9],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("part", "key"), [(part, key) for part, keys in UNREAD_KEYS.items() for key in keys])
+def test_read_coco_accounts_for_each_key_of_known_meaning(tmp_path: Path, part: str, key: str) -> None:
+    first, _, second = key.partition(".")
+    value = GIVEN_KEYS.get(key, 0.5)
+
+    def give(document: Document) -> None:
+        for place, entry in enumerate(document[part]):
+            other = "test" if key in ("split", "subset") and place else value
+            entry[first] = {second: other} if second else other
+
+    if key in REFUSED_KEYS:
+        with pytest.raises(InputError, match=rf"{part}.{key}: .* have `{key}`"):
+            read_changed(tmp_path, give)
+    else:
+        labels, notes = read_changed(tmp_path, give)
+        assert labels == CARS and [f"have `{key}`: " in note for note in notes] == [True]
+
+
+def test_read_coco_says_nothing_of_keys_that_hold_nothing(tmp_path: Path) -> None:
+    def give(document: Document) -> None:
+        for entry in document["annotations"]:
+            entry |= {"ignore": 0, "score": None, "attributes": {"rotation": 0.0, "occluded": True}, "area": 9}
+        for entry in document["images"]:
+            entry |= {"neg_category_ids": [], "split": "train", "license": 1, "date_captured": ""}
+
+    assert read_changed(tmp_path, give) == (CARS, [])

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from models.darknet import DarknetLayer, read_darknet
-from models.errors import InputError
+from gemel.models.darknet import DarknetLayer, read_darknet
+from gemel.models.errors import InputError
 
 
 class Net(nn.Module):

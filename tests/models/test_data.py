@@ -12,12 +12,11 @@ import cv2
 import numpy as np
 import pytest
 
-import models.data
-from models.data import Frames, PreparedFrames, Split, load_split
-from models.errors import InputError
-from models.notes import collect_notes
-from models.predictions import BoxLabels
-from models.preprocess import Region
+from gemel.models.data import Frames, PreparedFrames, Split, load_split
+from gemel.models.errors import InputError
+from gemel.models.notes import collect_notes
+from gemel.models.predictions import BoxLabels
+from gemel.models.preprocess import Region
 from tests.models.queries import make_query
 
 
@@ -134,7 +133,7 @@ def test_load_split_bounds_the_memory_of_a_video(tmp_path: Path, monkeypatch: py
     for _ in range(2):
         writer.write(np.zeros((24, 32, 3), np.uint8))
     writer.release()
-    monkeypatch.setattr(models.data, "MAX_VIDEO_BYTES", 100)
+    monkeypatch.setattr("gemel.models.data.MAX_VIDEO_BYTES", 100)
     with pytest.raises(InputError, match="its frames take more than 100 bytes"):
         load_split(make_query(data=path), "train")
 
@@ -171,7 +170,7 @@ def make_frame(value: int) -> np.ndarray:
 def test_prepared_frames_decode_several_at_a_time(monkeypatch: pytest.MonkeyPatch, cached: bool) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     if not cached:
-        monkeypatch.setattr(models.data, "MAX_CACHED_BYTES", 0)
+        monkeypatch.setattr("gemel.models.data.MAX_CACHED_BYTES", 0)
     two = threading.Barrier(2, timeout=60)  # no thread passes alone
 
     def load(value: int) -> np.ndarray:

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from models.data import PreparedFrames, load_split
-from models.errors import InputError
-from models.notes import collect_notes
-from models.pictures import decode_picture, read_picture
+from gemel.models.data import PreparedFrames, load_split
+from gemel.models.errors import InputError
+from gemel.models.notes import collect_notes
+from gemel.models.pictures import decode_picture, read_picture
 from tests.models.queries import make_query
 
 RNG = np.random.default_rng(7)
@@ -75,7 +75,7 @@ UNREAD: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a picture of train": (
         lambda d: copy_to(d, "train/busy/train__0001.png", "test/busy/test__0009.png"),
-        "DATA/test: 1 of 5 pictures are also in an earlier split, byte for byte; take them out of one",
+        "DATA/test: 1 of 5 pictures of test are also in an earlier split, byte for byte: scores on them prove",
     ),
     "a picture with two labels": (
         lambda d: copy_to(d, "test/busy/test__0001.png", "test/empty/test__0008.png"),
@@ -107,10 +107,10 @@ def test_load_split_notes_copies_among_annotated_pictures(tmp_path: Path) -> Non
     assert notes_of(tmp_path, task="detection", classes=("car",)) == [
         "DATA/test: is read only in images, annotations.json; left out: masks/; "
         "put pictures in images, boxes in annotations.json",
-        "DATA/test: 1 of 4 pictures are also in an earlier split, byte for byte; "
-        "take them out of one: scores on them prove nothing",
         "DATA/test: 2 of 4 pictures are there with other labels too, byte for byte; "
         "take those with the wrong label out",
+        "DATA/test: 1 of 4 pictures of test are also in an earlier split, byte for byte: "
+        "scores on them prove nothing; give splits of different clips, or of times far apart",
     ]
 
 
@@ -249,3 +249,19 @@ def test_load_split_notes_labelled_frames_of_another_shape_than_the_roi(tmp_path
     assert note.startswith(
         "DATA: labelled frames of 32 x 24 pixels are used whole, the roi of query gate is 100 x 100;"
     )
+
+
+@pytest.mark.parametrize("name", ["export.zip", "export.tar.gz"])
+def test_load_split_calls_an_archive_an_archive(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"PK\x03\x04 and more" if name.endswith("zip") else b"\x1f\x8b")
+    with pytest.raises(InputError, match="is an archive, no video; unpack it, and give the folder"):
+        load_split(make_query(data=path), "test")
+
+
+def test_load_split_of_a_folder_of_clips_says_what_to_name(tmp_path: Path) -> None:
+    (tmp_path / "monday.mp4").write_bytes(b"")
+    with pytest.raises(
+        InputError, match=r"holds clips, as monday.mp4, and no frames .* name one clip in `data`, and all"
+    ):
+        load_split(make_query(data=tmp_path), "test")

@@ -12,11 +12,11 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor, nn
 
-from models import zoo
-from models.detector import Detector
-from models.errors import InputError
-from models.export import OPSET, export_onnx
-from models.zoo.registry import ENTRIES
+from gemel.models import zoo
+from gemel.models.detector import Detector
+from gemel.models.errors import InputError
+from gemel.models.export import OPSET, export_onnx
+from gemel.models.zoo.registry import ENTRIES
 from tests.parameters import every
 
 CLASSES = ("car", "bus", "truck")
@@ -160,7 +160,7 @@ def test_export_of_a_fixed_batch_model_needs_that_batch(tmp_path: Path) -> None:
 
 def test_export_refuses_bad_input_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "there.onnx").touch()
-    monkeypatch.setattr("models.export.MAX_FILE_BYTES", 100)
+    monkeypatch.setattr("gemel.models.export.MAX_FILE_BYTES", 100)
     for name, batch, problem in (("there.onnx", None, "exists already"), ("no/small.onnx", None, "no directory"),
                                  ("small.onnx", 0, "holds nothing"), ("small.onnx", None, "do not fit")):  # fmt: skip
         with pytest.raises(InputError, match=problem):

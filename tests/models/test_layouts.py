@@ -13,11 +13,11 @@ import pytest
 import yaml
 from PIL import Image
 
-from models.data import Split, load_split
-from models.errors import InputError
-from models.notes import collect_notes
-from models.predictions import BoxLabels
-from models.workload import load_workload
+from gemel.models.data import Split, load_split
+from gemel.models.errors import InputError
+from gemel.models.notes import collect_notes
+from gemel.models.predictions import BoxLabels
+from gemel.models.workload import load_workload
 from tests.models.queries import make_query
 
 RNG = np.random.default_rng(11)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.metrics import (
+from gemel.models.metrics import (
     BACKGROUND,
     BOTH,
     CLASS,
@@ -27,7 +27,7 @@ from models.metrics import (
     match_frames,
     overlaps_of,
 )
-from models.predictions import BoxLabels, DetectionPrediction
+from gemel.models.predictions import BoxLabels, DetectionPrediction
 
 Box = tuple[float, float, float, float]
 OBJECT = (0.0, 0.0, 10.0, 10.0)

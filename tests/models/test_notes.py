@@ -9,7 +9,7 @@ import pytest
 
 from gemel import cli
 from gemel.commands import CommandResult, Invocation
-from models.notes import MAX_NOTES, add_note, collect_notes
+from gemel.models.notes import MAX_NOTES, add_note, collect_notes
 
 
 def test_collect_notes_keeps_each_note_once_from_any_thread():

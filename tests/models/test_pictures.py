@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from models.notes import collect_notes
-from models.pictures import list_pictures
+from gemel.models.notes import collect_notes
+from gemel.models.pictures import list_pictures
 
 
 def test_list_pictures_leaves_out_hidden_files_with_a_note(tmp_path):

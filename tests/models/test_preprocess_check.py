@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.data import load_split
-from models.preprocess_check import describe_preprocess_problem, find_better_preprocess
-from models.weights import load_weights
-from models.workload import load_workload
-from models.zoo import build_query
+from gemel.models.data import load_split
+from gemel.models.preprocess_check import describe_preprocess_problem, find_better_preprocess
+from gemel.models.weights import load_weights
+from gemel.models.workload import load_workload
+from gemel.models.zoo import build_query
 from tests.models.colours import write_colours
 
 PLAIN: dict[str, Any] = {"mean": [0, 0, 0], "std": [1, 1, 1]}
@@ -44,8 +44,8 @@ def test_wrong_channels_are_found(tmp_path) -> None:
     assert better is not None and better.keys == {"channels": "rgb"}
     assert (better.own, better.reached) == (0.0, 1.0)
     assert describe_preprocess_problem(query, model, val) == (
-        "a: its original reaches 0.00 balanced_accuracy on 24 frames of val, and 1.00 with `preprocess: "
-        "{channels: rgb}`; write that into the query if it was trained so"
+        "its original reaches 0.00 balanced_accuracy on 24 frames of val, and 1.00 with `preprocess: {channels: rgb}`",
+        "write that into the query if it was trained so",
     )
 
 
@@ -60,13 +60,13 @@ def test_a_right_preprocess_is_left_alone(tmp_path, labelled: bool) -> None:
     query, model, val = read_query(tmp_path, preprocess=PLAIN)
     if not labelled:
         object.__setattr__(val, "labels", None)
-    assert describe_preprocess_problem(query, model, val) == ""
+    assert describe_preprocess_problem(query, model, val) == ("", "")
 
 
 def test_an_untrained_original_is_called_weak(tmp_path) -> None:
     query, model, val = read_query(tmp_path)
     with torch.no_grad():
         model.conv.weight.zero_()  # type: ignore[operator,union-attr]
-    assert "reaches only 0.50 balanced_accuracy on val, which is no evidence; train it longer" in (
-        describe_preprocess_problem(query, model, val)
-    )
+    text, remedy = describe_preprocess_problem(query, model, val)
+    assert text == "its original reaches only 0.50 balanced_accuracy on val, which is no evidence"
+    assert remedy.startswith("train it longer")

@@ -6,14 +6,16 @@ import os
 import platform
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 
-from models.process import without_native_output
+from gemel.models.process import name_threads, without_native_output
 
 FAULTS = """
 import resource, sys, torch
-from models.process import keep_freed_memory
+from gemel.models.process import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory() and keep_freed_memory()
 for _ in range(20):  # until the heap has found its size
@@ -25,7 +27,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 TRIM = """
 import ctypes
-from models.process import freeze_garbage_collector, trim_heap, use_one_arena
+from gemel.models.process import freeze_garbage_collector, trim_heap, use_one_arena
 assert use_one_arena()
 freeze_garbage_collector()
 libc = ctypes.CDLL(None)
@@ -41,7 +43,7 @@ print(before - resident())
 """
 IMPORT = """
 import gc
-from models.process import import_torch
+from gemel.models.process import import_torch
 collections = []
 gc.callbacks.append(lambda phase, info: collections.append(phase))
 import_torch()
@@ -75,3 +77,14 @@ def test_native_output_is_dropped_inside_the_block_only(capfd: pytest.CaptureFix
         os.write(1, b"hidden\n")
     os.write(1, b"shown\n")
     assert capfd.readouterr().out == "shown\n"
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux has names of threads in files")
+def test_threads_have_their_names_at_the_kernel() -> None:
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait, name="reader-of-a-camera", daemon=True)
+    thread.start()
+    name_threads()
+    name = Path(f"/proc/self/task/{thread.native_id}/comm").read_text().strip()
+    done.set()
+    assert name == "reader-of-a-cam"

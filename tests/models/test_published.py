@@ -14,12 +14,12 @@ import torch
 import torchvision
 import yaml
 
-from models import zoo
-from models.errors import InputError
-from models.notes import collect_notes
-from models.published import Published, fetch, find_published
-from models.weights import load_weights
-from models.workload import load_workload
+from gemel.models import zoo
+from gemel.models.errors import InputError
+from gemel.models.notes import collect_notes
+from gemel.models.published import Published, fetch, find_published
+from gemel.models.weights import load_weights
+from gemel.models.workload import load_workload
 from tests.models.queries import make_query
 
 SQUEEZENET = "SqueezeNet1_1_Weights.IMAGENET1K_V1"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.rle import find_mask_box, unpack_counts
+from gemel.models.rle import find_mask_box, unpack_counts
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**32 - 1), st.floats(0, 1))

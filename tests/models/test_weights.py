@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,11 +13,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from models.errors import InputError
-from models.notes import collect_notes
-from models.weights import fingerprint, load_matching, load_weights, save_weights
-from models.workload import load_workload
-from models.zoo.user_models import check_name
+from gemel.models.errors import InputError
+from gemel.models.notes import collect_notes
+from gemel.models.weights import fingerprint, load_matching, load_weights, save_weights
+from gemel.models.workload import load_workload
+from gemel.models.zoo.user_models import check_name
 from tests.models.small import Small, equal_states, query_of
 
 STATE = Small().state_dict()
@@ -40,6 +41,15 @@ def test_load_weights_removes_the_prefix_of_a_wrapper(tmp_path, prefix):
     loaded = fresh.state_dict()
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in trained.state_dict().items())
     assert load_matching(Small(), tmp_path / "w.pt") == tuple(STATE)
+
+
+def test_load_weights_of_fsdp_removes_its_parts_anywhere_in_names(tmp_path):
+    trained, fresh = Small().state_dict(), Small()
+    wrapped = {f"_fsdp_wrapped_module.{name.replace('.', '._checkpoint_wrapped_module.', 1)}": tensor
+               for name, tensor in trained.items()}  # fmt: skip
+    torch.save(wrapped, tmp_path / "w.pt")
+    load_weights(query_of(tmp_path / "w.pt"), fresh)
+    assert all(torch.equal(tensor, fresh.state_dict()[name]) for name, tensor in trained.items())
 
 
 def load_noted(path: Path, module: nn.Module, model: str = "small") -> tuple[dict[str, Tensor], list[str]]:
@@ -180,6 +190,43 @@ def test_load_weights_refuses_weights_of_other_classes(tmp_path, classes):
     assert "['car', 'none']; list in `classes` those of the weights" in line and "\n" not in line
     save_weights(path, STATE, classes=("car", "none"))
     load_weights(query_of(path), Small())
+
+
+NAMED = {
+    "class_to_idx": {"class_to_idx": {"none": 0, "car": 1}},
+    "indices": {"names": {0: "none", 1: "car"}},
+    "list": {"classes": ["none", "car"]},
+    "case": {"class_names": ["None", "CAR"]},
+    "mmengine": {"meta": {"dataset_meta": {"CLASSES": ("none", "car")}}},
+    "arguments": {"args": argparse.Namespace(names=["none", "car"])},
+    "background": {"labels": ["__background__", "none", "car"]},
+    "more": {"classes": ["bike", "car", "none"]},
+}
+"""Forms in which checkpoints name their classes, in another order than the query."""
+
+
+@pytest.mark.parametrize("form", NAMED)
+def test_load_weights_refuses_a_checkpoint_whose_classes_have_another_order(tmp_path, form):
+    torch.save({"state_dict": STATE, "epoch": 9, **NAMED[form]}, tmp_path / "w.pth")
+    query = replace(query_of(tmp_path / "w.pth"), classes=("car", "none"))
+    with pytest.raises(InputError, match=r"was trained for the classes .* in this order .*the query asks for"):
+        load_weights(query, Small())
+
+
+def test_load_weights_refuses_weights_beside_a_config_with_another_order(tmp_path):
+    save_weights(tmp_path / "model.safetensors", STATE)
+    (tmp_path / "config.json").write_text(json.dumps({"id2label": {"0": "none", "1": "car"}}))
+    query = replace(query_of(tmp_path / "model.safetensors"), classes=("car", "none"))
+    with pytest.raises(InputError, match=r"in this order \(`config.json: id2label`\)"):
+        load_weights(query, Small())
+
+
+@pytest.mark.parametrize("names", [["auto", "leer"], ["LABEL_0", "LABEL_1"], ["car", "none"]])
+def test_load_weights_notes_classes_of_other_names_alone(tmp_path, names):
+    torch.save({"state_dict": STATE, "classes": names}, tmp_path / "w.pth")
+    with collect_notes() as notes:
+        load_weights(replace(query_of(tmp_path / "w.pth"), classes=("car", "none")), Small())
+    assert any("its classes (`classes`) are auto, leer" in note for note in notes) == (names[0] == "auto")
 
 
 def test_load_matching_loads_tensors_of_equal_name_and_shape(tmp_path):

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from models.errors import InputError
-from models.notes import collect_notes
-from models.workload import load_workload
+from gemel.models.errors import InputError
+from gemel.models.notes import collect_notes
+from gemel.models.workload import load_workload
 
 
 def _document() -> dict:

@@ -9,13 +9,13 @@ import cv2
 import pytest
 import yaml
 
-import video_samples.__main__ as command
-from models.data import load_split
-from models.workload import load_workload
-from video_samples.clips import Clip
-from video_samples.queries import SAMPLE_QUERIES, Zone
-from video_samples.renderer import FrameTruth
-from video_samples.sample import SPLITS, SplitSize, select_seed, write_sample
+import gemel.video_samples.__main__ as command
+from gemel.models.data import load_split
+from gemel.models.workload import load_workload
+from gemel.video_samples.clips import Clip
+from gemel.video_samples.queries import SAMPLE_QUERIES, Zone
+from gemel.video_samples.renderer import FrameTruth
+from gemel.video_samples.sample import SPLITS, SplitSize, select_seed, write_sample
 
 TINY = {"train": SplitSize(1, 4.0, 1.0, 1), "val": SplitSize(1, 3.0, 1.0, 1), "test": SplitSize(2, 0.8, 10.0, 4)}
 
@@ -109,7 +109,7 @@ def test_cast_clips_answer_their_question_both_ways():
     chosen = select_seed(Clip("unit", "square", 70, 13.0))
     assert chosen == select_seed(Clip("unit", "square", 70, 13.0))
     question = next(q for q in SAMPLE_QUERIES if q.camera == "square")
-    from video_samples.square import square
+    from gemel.video_samples.square import square
 
     world = square().start_world(chosen.seed)
     answers = []

@@ -12,6 +12,7 @@ const make = (name, text = "", className = "") => {
 const mebibytes = (bytes) => (bytes / 2 ** 20).toFixed(bytes < 1e7 ? 1 : 0) + " MiB";
 const plural = (count, one, many = one + "s") => `${count} ${count === 1 ? one : many}`;
 const percent = (share) => (100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0) + " %";
+const SILENT_S = 5; // a box that says nothing for so long is greyed: its status comes every second
 const STALE_S = 10; // a picture older than this is greyed
 const seconds = (value) => {
   if (value === null) return "–";
@@ -36,9 +37,14 @@ function cameraCard(id) {
   view.append(none, image, mark);
   const caption = make("figcaption");
   const name = make("b", id), note = make("span");
+  const plain = make("a", "plain picture");
+  plain.href = `/api/cameras/${encodeURIComponent(id)}/frame.jpg?plain=1`;
+  plain.target = "_blank";
   const results = make("p", "", "results");
   caption.append(name, note);
-  card.append(view, caption, results);
+  const link = make("p", "", "soft");
+  link.append(plain);
+  card.append(view, caption, results, link);
   part("cameras").append(card);
   const made = { card, none, image, mark, note, results, address: null, result: null };
   cameras.set(id, made);
@@ -80,8 +86,8 @@ function showCameras(status) {
     card.mark.textContent = camera.up ? `${seconds(camera.frame_age_s)} old`
       : camera.state + (camera.away_s === null || camera.state === "ended" ? "" : ` for ${seconds(camera.away_s)}`);
     const own = status.queries.filter((query) => query.camera === camera.id);
-    const isOff = own.length > 0 && own.every((query) => query.scheduled === false);
-    const age = isOff ? "off by its hours" : card.result === null ? "no result yet" : `result ${seconds(Math.max(0, now() - card.result))} old`;
+    const isOff = own.length > 0 && own.every((query) => query.paused || query.scheduled === false);
+    const age = isOff ? "off, by its hours or a person" : card.result === null ? "no result yet" : `result ${seconds(Math.max(0, now() - card.result))} old`;
     card.note.textContent = (camera.up ? `${camera.fps.toFixed(1)} fps · ` : "") + age +
       (camera.reconnects ? ` · came back ${camera.reconnects}×` : "") +
       (camera.undecodable ? ` · ${plural(camera.undecodable, "undecodable frame")}` : "");
@@ -107,7 +113,7 @@ function showQueries(status) {
   rows("queries", status.queries.map((query) => {
     const late = query.age_p95_ms !== null && query.age_p95_ms > query.sla_ms;
     return [
-      [query.id + (query.scheduled === false ? " (off now)" : "")], [query.camera], [query.resident ? "yes" : "no", query.resident ? "good" : "soft"],
+      [query.id + (query.paused ? " (switched off)" : query.scheduled === false ? " (off now)" : "")], [query.camera], [query.resident ? "yes" : "no", query.resident ? "good" : "soft"],
       [mebibytes(query.bytes), "n"], [mebibytes(query.own_bytes), "n"],
       [`${query.fps.toFixed(1)} of ${query.asked_fps.toFixed(1)}`, "n"],
       [percent(query.dropped_share), query.dropped_share >= 0.1 ? "n bad" : "n"],
@@ -146,20 +152,20 @@ function showMemory(status) {
 const because = (reason) => (reason ? ` (${reason})` : "");
 
 function showTroubles(status) {
-  const asked = status.queries.reduce((sum, one) => sum + one.asked_fps, 0);
-  const got = status.queries.reduce((sum, one) => sum + one.fps, 0);
   const problems = [
-    ...(status.overloaded ? [`overloaded: ${percent(status.dropped_share)} of the frames of the last minute were ` +
-      `dropped; ${asked.toFixed(1)} a second are asked for, ${got.toFixed(1)} answered`] : []),
+    ...(status.overloaded ? [`overloaded: ${percent(status.dropped_share)} of the frames of the last minute were dropped`] : []),
     ...(status.tls && status.tls.warning ? [status.tls.warning] : []),
     ...status.cameras.filter((one) => !one.up || one.error).map((one) => `camera ${one.id}: ${one.state}` +
       (one.up || one.frame_age_s === null ? "" : `, newest frame ${seconds(one.frame_age_s)} old`) + because(one.error)),
     ...status.sinks.filter((one) => !["up", "starting"].includes(one.state))
       .map((one) => `sink ${one.id}: ${one.state}${because(one.trouble)}`),
+    ...status.queries.filter((one) => one.tracking_trouble).map((one) => `query ${one.id}: ${one.tracking_trouble}`),
+    ...(status.clips && status.clips.trouble ? [`clips: ${status.clips.trouble}`] : []),
     ...status.queries.filter((one) => one.failure).map((one) => `query ${one.id}: ${one.failure}`),
     ...(status.bundle_fault ? [`bundle: ${status.bundle_fault}`] : []),
     ...Object.entries(status.held_back).map(([query, why]) => `query ${query} keeps its old weights: ${why}`),
     ...(status.refused ? [`the last reload was not applied: ${status.refused}`] : []),
+    ...(status.updates && status.updates.trouble ? [`updates: ${status.updates.trouble}`] : []),
   ];
   part("troubles").hidden = !problems.length;
   part("troubles").replaceChildren(...problems.map((text) => make("li", text)));
@@ -202,23 +208,35 @@ function thumbnail(one) {
   return thumbnails.get(key);
 }
 
+function eventLinks(one) {
+  const links = make("span");
+  const add = (text, file) => {
+    const link = make("a", text);
+    link.href = `/api/events/${encodeURIComponent(one.id)}/${file}`;
+    link.target = "_blank";
+    links.append(link, " ");
+  };
+  if (one.end_time !== null && one.has_clip) add("clip", "clip.mp4");
+  return links;
+}
+
 function showEvents(status) {
   part("events-part").hidden = !Object.keys(status.events_begun).length && !status.events.length;
   const shown = new Set(status.events.map((one) => `${one.id} ${one.end_time}`));
   for (const key of thumbnails.keys()) if (!shown.has(key)) thumbnails.delete(key);
   rows("events", status.events.map((one) => [
-    [one.has_snapshot ? thumbnail(one) : "", "picture"], [one.event], [one.query], [one.track === null ? one.label : `${one.label} #${one.track}`],
+    [one.has_snapshot ? thumbnail(one) : "", "picture"], [one.event + (one.direction ? ` to the ${one.direction}` : "")], [one.query], [one.track === null ? one.label : `${one.label} #${one.track}`],
     [new Date(one.start_time * 1000).toLocaleTimeString()],
     [seconds(Math.max(0, (one.end_time === null ? now() : one.end_time) - one.start_time)), "n"],
-    one.end_time === null ? ["goes on", "good"] : [one.end_reason, "soft"],
+    one.end_time === null ? ["goes on", "good"] : [one.end_reason, "soft"], [eventLinks(one)],
   ]));
 }
 
 function showStatus(status) {
-  document.title = `${status.workload} · Gemel`;
-  part("workload").textContent = status.workload;
+  document.title = `${status.name} · Gemel`;
+  part("box").textContent = status.name;
   part("what").textContent =
-    `box ${status.name} · bundle ${status.bundle} · run ${status.run} · policy ${status.policy} on ${status.device} · up ${seconds(status.uptime_s)}` +
+    `workload ${status.workload} · bundle ${status.bundle} · run ${status.run} · policy ${status.policy} on ${status.device} · up ${seconds(status.uptime_s)}` +
     (status.version ? ` · Gemel ${status.version}` : "");
   showTroubles(status);
   showCameras(status);
@@ -257,6 +275,7 @@ function drawCurve(id, at, ...lines) {
 async function showHour() {
   try {
     const answer = await fetch("/api/history");
+    if (answer.status === 401) location.reload(); // the session has ended: the page asks for the token
     if (!answer.ok) return;
     const hour = await answer.json();
     drawCurve("rate-curve", hour.at, hour.asked_fps, hour.fps);
@@ -267,18 +286,29 @@ async function showHour() {
 }
 
 let patience = 500;
+let heardAt = Date.now();
+
+function checkSilence(isClosed) {
+  const isSilent = isClosed || Date.now() - heardAt > 1000 * SILENT_S;
+  if (isSilent) {
+    part("state").textContent = `the box says nothing since ${new Date(heardAt).toLocaleTimeString()}`;
+    part("state").className = "state bad";
+  }
+  document.body.classList.toggle("silent", isSilent);
+}
 
 function watch() {
   const socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/api/watch`);
   socket.binaryType = "arraybuffer";
   socket.onmessage = (event) => {
     patience = 500;
+    heardAt = Date.now();
+    document.body.classList.remove("silent");
     if (typeof event.data === "string") showStatus(JSON.parse(event.data));
     else showPicture(event.data);
   };
   socket.onclose = () => {
-    part("state").textContent = "the box does not answer";
-    part("state").className = "state bad";
+    checkSilence(true);
     setTimeout(watch, patience);
     patience = Math.min(10000, patience * 2);
   };
@@ -287,5 +317,6 @@ function watch() {
 watch();
 showHour();
 setInterval(showHour, 10000);
+setInterval(() => checkSilence(document.body.classList.contains("silent")), 1000);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showHour);
 addEventListener("resize", showHour);

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from models.graph.operators.registry import OPERATORS, Numbers, Operator, integers, number, operator
+from gemel.models.graph.operators.registry import OPERATORS, Numbers, Operator, integers, number, operator
 
 for _name, _function in {
     "Abs": torch.abs, "Acos": torch.acos, "Add": python.add, "And": torch.logical_and, "Asin": torch.asin,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from models.graph.operators.registry import operator
+from gemel.models.graph.operators.registry import operator
 
 Ints = Sequence[int]
 
@@ -68,14 +68,8 @@ def _conv_transpose(
     if output_shape or auto_pad.startswith("SAME"):
         wanted = output_shape[-rank:] if output_shape else [n * s for n, s in zip(x.shape[2:], stride)]
         totals = [max(0, have - want) for have, want in zip(full, wanted)]
-        sides = [
-            (total - total // 2, total // 2)
-            if auto_pad == "SAME_UPPER" and not output_shape
-            else (total // 2, total - total // 2)
-            for total in totals
-        ]
-        if output_shape and auto_pad == "SAME_UPPER":
-            sides = [(after, before) for before, after in sides]
+        halves = [(total // 2, total - total // 2) for total in totals]
+        sides = halves if auto_pad == "SAME_UPPER" else [(more, less) for less, more in halves]
     else:
         sides = window_pads(x.shape[2:], kernel, stride, dilation, auto_pad, pads)
     even = all(before == after for before, after in sides)
@@ -167,7 +161,7 @@ def global_max_pool(x: Tensor) -> Tensor:
 @operator("BatchNormalization")
 def _batch_norm(
     x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, epsilon: float = 1e-5,
-    momentum: float = 0.9, training_mode: int = 0, spatial: int = 1,
+    momentum: float = 0.9, spatial: int = 1,
 ) -> Tensor:  # fmt: skip
     """Normalised by recorded statistics."""
     return F.batch_norm(x, mean, variance, scale, bias, False, 0.0, epsilon)
@@ -249,7 +243,7 @@ def _attention(
         k, v = (one.unflatten(-1, (kv_num_heads, -1)).transpose(1, 2) for one in (k, v))
     if k.shape[1] != q.shape[1]:
         k, v = (one.repeat_interleave(q.shape[1] // one.shape[1], 1) for one in (k, v))
-    out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=bool(is_causal), scale=scale)
+    out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal == 1, scale=scale)
     return out.transpose(1, 2).flatten(2) if flat else out
 
 
@@ -276,6 +270,22 @@ def _roi_align(
     shifted = (coordinate_transformation_mode or ("half_pixel" if opset >= 16 else "output_half_pixel")) == "half_pixel"
     boxes = torch.cat([batch_indices.to(rois.dtype)[:, None], rois], 1)
     return align(x, boxes, (output_height, output_width), spatial_scale, sampling_ratio or -1, shifted)
+
+
+@operator("DeformConv")
+def _deform_conv(
+    x: Tensor, weight: Tensor, offset: Tensor, bias: Tensor | None = None, mask: Tensor | None = None,
+    dilations: Ints | None = None, group: int = 1, kernel_shape: Ints | None = None, offset_group: int = 1,
+    pads: Ints | None = None, strides: Ints | None = None,
+) -> Tensor:  # fmt: skip
+    """A convolution whose places are moved by offsets."""
+    from torchvision.ops import deform_conv2d
+
+    stride, dilation, sides = strides or [1, 1], dilations or [1, 1], pads or [0] * 4
+    if list(sides[:2]) != list(sides[2:]):
+        raise ValueError("DeformConv with other pads after the picture than before it")
+    stride, sides, dilation = ((one[0], one[1]) for one in (stride, sides, dilation))
+    return deform_conv2d(x, offset, weight, bias, stride, sides, dilation, mask)
 
 
 @operator("DequantizeLinear")

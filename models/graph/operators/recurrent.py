@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from models.graph.operators.registry import operator
+from gemel.models.graph.operators.registry import MAX_STEPS, operator
 
 Step = Callable[[Tensor, list[Tensor], Tensor, Tensor], list[Tensor]]
 """From the input's part of the gates (N, G * H), the states (N, H), the recurrence (G * H, H) and its bias."""
@@ -57,6 +57,8 @@ def _recurrent(
     if activations and tuple(activations) != ACTIVATIONS[kind] * ways:
         raise ValueError(f"activations other than {', '.join(ACTIVATIONS[kind])} are not computed")
     x = x.transpose(0, 1) if layout else x
+    if len(x) > MAX_STEPS:
+        raise ValueError(f"a sequence of {len(x)} steps is longer than {MAX_STEPS}")
     found = []
     for way in range(ways):
         given, zeros = (h, c)[: len(FIRST_STATES[kind])], x.new_zeros(x.shape[1], size)

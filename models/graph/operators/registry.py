@@ -58,6 +58,18 @@ MAX_COUNT = 2**28
 """Values of what an operator makes from numbers alone."""
 
 
+MAX_PLACES = 2**20
+"""Of an axis whose places are written down, times what each of them reads."""
+MAX_STEPS = 4096
+"""Of a sequence."""
+
+
+def check_places(count: int) -> None:
+    """Refuse to write down more places of an axis than any picture has."""
+    if not 0 <= count <= MAX_PLACES:
+        raise ValueError(f"{count} places of an axis are more than {MAX_PLACES}")
+
+
 def check_count(count: float) -> None:
     """Refuse to make tensors that would fill the memory."""
     if not abs(count) <= MAX_COUNT:

@@ -13,13 +13,13 @@ from onnx_ir.tensor_adapters import to_torch_dtype
 from torch import Tensor
 from torch.nn import functional as F
 
-from models.graph.operators.registry import Numbers, check_count, integers, number, operator
+from gemel.models.graph.operators.registry import Numbers, check_count, check_places, integers, number, operator
 
 
 def dtype_of(code: int) -> torch.dtype:
-    """The torch type of an ONNX type's number; half precision is computed in float32."""
+    """The torch type of an ONNX type's number; half and double precision are computed in float32."""
     dtype = to_torch_dtype(DataType(code))
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16, torch.float64) else dtype
 
 
 @operator("Cast")
@@ -105,6 +105,8 @@ def split(
     """Pieces along an axis, of given sizes or as equal as possible."""
     if split is not None:
         return torch.split(x, integers(split), axis)
+    if num_outputs not in (None, count):
+        raise ValueError(f"Split into {num_outputs} parts, of which the node gives {count}")
     return torch.split(x, -(-x.shape[axis] // (num_outputs or count)), axis)
 
 
@@ -120,8 +122,9 @@ def slice_axes(x: Tensor, starts: Numbers, ends: Numbers, axes: Numbers = None, 
             index = [slice(None)] * (axis % x.ndim) + [slice(places.start, max(places.start, places.stop), step)]
             x = x[tuple(index)]
         else:
-            check_count(len(places))
-            x = x.index_select(axis, torch.tensor(list(places), dtype=torch.int64, device=x.device))
+            stop = places.start + len(places) * step
+            index = torch.arange(places.start, stop, step, dtype=torch.int64, device=x.device)
+            x = x.index_select(axis, index)
     return x
 
 
@@ -146,6 +149,8 @@ def gather_elements(x: Tensor, indices: Tensor, axis: int = 0) -> Tensor:
 def gather_nd(x: Tensor, indices: Tensor, batch_dims: int = 0) -> Tensor:
     """The slices at places given by several axes."""
     depth = indices.shape[-1]
+    if depth + batch_dims > x.ndim:
+        raise ValueError(f"GatherND by {depth} axes of {x.ndim}")
     places = [torch.where(one < 0, one + size, one) for one, size in zip(indices.unbind(-1), x.shape[batch_dims:])]
     leading = [
         torch.arange(x.shape[axis], device=x.device).reshape(
@@ -168,6 +173,8 @@ def scatter_elements(x: Tensor, indices: Tensor, updates: Tensor, axis: int = 0,
 @operator("ScatterND")
 def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, reduction: str = "none") -> Tensor:
     """Slices put at places given by several axes."""
+    if indices.shape[-1] > x.ndim:
+        raise ValueError(f"ScatterND by {indices.shape[-1]} axes of {x.ndim}")
     places = tuple(torch.where(one < 0, one + size, one) for one, size in zip(indices.unbind(-1), x.shape))
     if reduction in ("none", "add"):
         return x.index_put(places, updates, accumulate=reduction == "add")
@@ -265,12 +272,12 @@ def pad(x: Tensor, pads: Numbers, value: Numbers = None, axes: Numbers = None, m
         return F.pad(x, flat, "constant", 0 if value is None else number(value))
     for axis, (before, after) in enumerate(sides):
         if before or after:
-            check_count(before + after + x.shape[axis])
+            check_places(max(before, 0) + max(after, 0) + x.shape[axis])
             x = x.index_select(axis, _padded_places(x.shape[axis], before, after, mode).to(x.device))
     return x
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=32)
 def _padded_places(size: int, before: int, after: int, mode: str) -> Tensor:
     modes: dict[str, Literal["reflect", "edge", "wrap"]] = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}
     places = np.pad(np.arange(size), (max(before, 0), max(after, 0)), modes[mode])
@@ -313,7 +320,7 @@ def _resize(
     if fast is not None:
         return fast
     for axis, (size, scale) in targets.items():
-        check_count(size)
+        check_places(size * _tap_count(scale, mode, bool(antialias)))
         setting = (coordinate_transformation_mode, nearest_mode, cubic_coeff_a, bool(antialias))
         x = _resize_axis(x, axis, size, scale, mode, setting)
     return x
@@ -340,6 +347,8 @@ def _torch_resize(x: Tensor, targets: dict, modes: tuple, antialias: int, cubic:
 
 
 def _resize_axis(x: Tensor, axis: int, size: int, scale: float, mode: str, setting: tuple) -> Tensor:
+    if x.is_meta:
+        return x.new_empty([size if other == axis else length for other, length in enumerate(x.shape)])
     places, weights = _taps(x.shape[axis], size, scale, mode, setting)
     shape = [-1 if other == axis else 1 for other in range(x.ndim)]
     total = None
@@ -353,7 +362,7 @@ def _resize_axis(x: Tensor, axis: int, size: int, scale: float, mode: str, setti
     return total
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=32)
 def _taps(inner: int, outer: int, scale: float, mode: str, setting: tuple) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """The places that each output reads along an axis, and their weights: one list entry a tap."""
     coordinates, nearest_mode, cubic, antialias = setting
@@ -375,8 +384,7 @@ def _taps(inner: int, outer: int, scale: float, mode: str, setting: tuple) -> tu
         }[nearest_mode]
         return [rounded.clip(0, inner - 1).astype(np.int64)], [np.ones(outer)]
     stretch = max(1.0, 1 / scale) if antialias else 1.0
-    reach = (2 if mode == "cubic" else 1) * stretch
-    taps = math.ceil(reach) * 2
+    taps = _tap_count(scale, mode, antialias)
     first = np.floor(at) - taps // 2 + 1
     places = [first + tap for tap in range(taps)]
     weights = [_kernel((place - at) / stretch, mode, cubic) for place in places]
@@ -385,6 +393,16 @@ def _taps(inner: int, outer: int, scale: float, mode: str, setting: tuple) -> tu
         total = np.sum(weights, axis=0)
         weights = [weight / total for weight in weights]
     return [place.clip(0, inner - 1).astype(np.int64) for place in places], weights
+
+
+def _tap_count(scale: float, mode: str, antialias: bool) -> int:
+    """How many places each output of a resized axis reads."""
+    if mode == "nearest":
+        return 1
+    if not 0 < scale < math.inf:
+        raise ValueError(f"a scale of {scale}")
+    stretch = max(1.0, 1 / scale) if antialias else 1.0
+    return math.ceil((2 if mode == "cubic" else 1) * stretch) * 2
 
 
 def _kernel(distance: np.ndarray, mode: str, a: float) -> np.ndarray:

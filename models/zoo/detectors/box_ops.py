@@ -11,8 +11,8 @@ from torch import Tensor
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.ops import nms
 
-from models.detector import BoxTarget
-from models.preprocess import InputSize, height_width
+from gemel.models.detector import BoxTarget
+from gemel.models.preprocess import InputSize, height_width
 
 DISTILL_BACKGROUND = 0.02
 """Weight, in distillation, of a box or cell in which neither model sees an object."""

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import box_iou, generalized_box_iou_loss
 
-from models.detector import BoxTarget, OneStage
-from models.preprocess import InputSize
-from models.zoo.detectors.box_ops import DISTILL_BACKGROUND, divergence
-from models.zoo.registry import check_multiple, register
+from gemel.models.detector import BoxTarget, OneStage
+from gemel.models.preprocess import InputSize
+from gemel.models.zoo.detectors.box_ops import DISTILL_BACKGROUND, divergence
+from gemel.models.zoo.registry import check_multiple, register
 
 STRIDE = 16
 STAGES = ((24, 48, 4), (48, 96, 8), (96, 192, 4))

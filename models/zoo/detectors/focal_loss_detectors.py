@@ -10,9 +10,9 @@ import torch.nn.functional as F
 import torchvision.models.detection as detection
 from torch import Tensor
 
-from models.detector import BoxTarget, OneStage
-from models.preprocess import InputSize
-from models.zoo.detectors.box_ops import (
+from gemel.models.detector import BoxTarget, OneStage
+from gemel.models.preprocess import InputSize
+from gemel.models.zoo.detectors.box_ops import (
     FixedBoxes,
     anchors_of,
     box_extent,
@@ -21,8 +21,8 @@ from models.zoo.detectors.box_ops import (
     pixel_targets,
     scale_anchors,
 )
-from models.zoo.detectors.single_stage import map_shapes
-from models.zoo.registry import register
+from gemel.models.zoo.detectors.single_stage import map_shapes
+from gemel.models.zoo.registry import register
 
 
 def distill_focal(logits: Tensor, teacher_logits: Tensor, box_distance: Tensor) -> Tensor:

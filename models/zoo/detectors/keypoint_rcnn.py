@@ -11,12 +11,12 @@ from torch import Tensor
 from torchvision.models.detection.roi_heads import keypointrcnn_loss
 from torchvision.ops import box_iou
 
-from models.detector import BoxTarget, PoseCandidates, PoseTarget
-from models.errors import InputError
-from models.preprocess import InputSize
-from models.zoo.detectors.box_ops import rows_where
-from models.zoo.detectors.two_stage import INPUT_SIZE, Regions, TwoStage
-from models.zoo.registry import register
+from gemel.models.detector import BoxTarget, PoseTarget
+from gemel.models.errors import InputError
+from gemel.models.preprocess import InputSize
+from gemel.models.zoo.detectors.box_ops import rows_where
+from gemel.models.zoo.detectors.two_stage import INPUT_SIZE, Regions, TwoStage
+from gemel.models.zoo.registry import register
 
 MIN_TAUGHT_SCORE = 0.5
 """Detections of an original from this score on teach points."""
@@ -34,12 +34,6 @@ class KeypointRcnn(TwoStage):
     def __init__(self, whole: detection.KeypointRCNN, input_size: InputSize, num_keypoints: int) -> None:
         super().__init__(whole, input_size)
         self.num_keypoints = num_keypoints
-
-    def candidates(self, outputs: PoseDetections, min_score: float) -> list[PoseCandidates]:  # type: ignore[override]
-        boxes, scores, labels, points = outputs
-        kept = (scores >= min_score) & (scores > 0)
-        rows = zip(boxes, scores, labels, points, kept)
-        return [PoseCandidates(b[k], s[k], c[k], p[k]) for b, s, c, p, k in rows]
 
     def loss(self, outputs: Regions, targets: Sequence[PoseTarget]) -> Tensor:  # type: ignore[override]
         """The losses of Faster R-CNN and that of the points; InputError for another number of points."""

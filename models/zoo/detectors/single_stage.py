@@ -14,9 +14,9 @@ from torchvision.models.detection.anchor_utils import DefaultBoxGenerator
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import box_iou
 
-from models.detector import BoxTarget, OneStage
-from models.preprocess import InputSize, height_width
-from models.zoo.detectors.box_ops import DISTILL_BACKGROUND, FixedBoxes, box_extent, decode_boxes
+from gemel.models.detector import BoxTarget, OneStage
+from gemel.models.preprocess import InputSize, height_width
+from gemel.models.zoo.detectors.box_ops import DISTILL_BACKGROUND, FixedBoxes, box_extent, decode_boxes
 
 MATCH_IOU = 0.5
 NEGATIVES_PER_POSITIVE = 3

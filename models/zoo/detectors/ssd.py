@@ -15,9 +15,9 @@ from torchvision.models.detection.ssdlite import SSDLiteHead
 from torchvision.models.mobilenetv2 import InvertedResidual
 from torchvision.ops.misc import Conv2dNormActivation
 
-from models.preprocess import InputSize, height_width
-from models.zoo.detectors.single_stage import SingleStage, map_shapes, single_stage, spread
-from models.zoo.registry import register
+from gemel.models.preprocess import InputSize, height_width
+from gemel.models.zoo.detectors.single_stage import SingleStage, map_shapes, single_stage, spread
+from gemel.models.zoo.registry import register
 
 SCALES = (0.06, 0.5)
 """Default boxes as fractions of the frame's side: vehicles of 12 to 120 pixels on a 352x288 traffic camera."""

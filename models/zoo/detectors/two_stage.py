@@ -18,9 +18,9 @@ from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 from torchvision.models.detection.rpn import concat_box_prediction_layers
 from torchvision.ops import MultiScaleRoIAlign, box_iou, roi_align
 
-from models.detector import BoxTarget, Candidates, Detector
-from models.preprocess import InputSize, height_width
-from models.zoo.detectors.box_ops import (
+from gemel.models.detector import BoxTarget, Detector
+from gemel.models.preprocess import InputSize, height_width
+from gemel.models.zoo.detectors.box_ops import (
     NOTHING,
     FixedBoxes,
     anchors_of,
@@ -33,8 +33,8 @@ from models.zoo.detectors.box_ops import (
     scale_anchors,
     suppress,
 )
-from models.zoo.detectors.single_stage import map_shapes
-from models.zoo.registry import register
+from gemel.models.zoo.detectors.single_stage import map_shapes
+from gemel.models.zoo.registry import register
 
 BETA = 1 / 9
 """Where smooth L1 turns from a square into a line."""
@@ -159,11 +159,6 @@ class TwoStage(Detector):
             return Regions(features, objectness, deltas, proposals, scores)
         return self._detect(features, proposals, scores)
 
-    def candidates(self, outputs: Detections, min_score: float) -> list[Candidates]:
-        boxes, scores, labels = outputs
-        kept = (scores >= min_score) & (scores > 0)
-        return [Candidates(b[k], s[k], c[k]) for b, s, c, k in zip(boxes, scores, labels, kept)]
-
     def loss(self, outputs: Regions, targets: Sequence[BoxTarget]) -> Tensor:
         """The four losses of Faster R-CNN, summed; anchors and proposals are sampled by torch's own generator."""
         wanted = pixel_targets(targets, self.extent, outputs.objectness.device)
@@ -181,10 +176,6 @@ class TwoStage(Detector):
             seen = score > 0
             wanted.append({"boxes": box[seen], "labels": label[seen] + 1, "weights": score[seen]})
         return self._loss(outputs, wanted)
-
-    def export_outputs(self, x: Tensor) -> Detections:
-        """Boxes, scores and labels as in eval mode: suppression is inside."""
-        return self(x)
 
     def _loss(self, outputs: Regions, targets: list[dict[str, Tensor]]) -> Tensor:
         anchors = self.anchors.on(outputs.objectness.device)

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import box_iou
 
-from models.darknet import DarknetLayer
-from models.detector import BoxTarget, OneStage
-from models.preprocess import InputSize, Size
-from models.zoo.detectors.box_ops import DISTILL_BACKGROUND, divergence
-from models.zoo.registry import check_multiple, register
+from gemel.models.darknet import DarknetLayer
+from gemel.models.detector import BoxTarget, OneStage
+from gemel.models.preprocess import InputSize, Size
+from gemel.models.zoo.detectors.box_ops import DISTILL_BACKGROUND, divergence
+from gemel.models.zoo.registry import check_multiple, register
 
 IGNORE_IOU = 0.5
 """A box that overlaps an object by more is no false alarm, even if another anchor answers for it (section 2.1)."""

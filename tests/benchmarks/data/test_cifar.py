@@ -15,8 +15,8 @@ import pytest
 from benchmarks.data import cifar as prepare_cifar
 from benchmarks.data import prepare
 from benchmarks.real import real
-from models.data import load_split
-from models.workload import load_workload
+from gemel.models.data import load_split
+from gemel.models.workload import load_workload
 
 LABELS = sorted({label for labels in prepare_cifar.CLASSES.values() for label in labels})
 

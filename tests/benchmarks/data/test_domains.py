@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from benchmarks.data import domains, prepare
-from models.data import load_split
-from models.predictions import BoxLabels
-from models.workload import load_workload
+from gemel.models.data import load_split
+from gemel.models.predictions import BoxLabels
+from gemel.models.workload import load_workload
 
 IMAGE = cv2.imencode(".jpg", np.zeros((8, 8, 3), np.uint8))[1].tobytes()
 SPLITS = {"train": ["a", "b"], "val": ["c"], "test": ["d", "e"]}

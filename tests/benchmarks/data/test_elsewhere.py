@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.data import elsewhere, prepare
 from benchmarks.data.junction import GAP_FRAMES, HUMAN_CLIPS, HUMAN_STEP
-from models.data import load_split
-from models.workload import load_workload
+from gemel.models.data import load_split
+from gemel.models.workload import load_workload
 
 CAMERAS = {camera: [f"{camera}-{number}" for number in range(100)] for camera in HUMAN_CLIPS}
 

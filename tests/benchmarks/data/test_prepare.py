@@ -17,7 +17,7 @@ from benchmarks.data import files as prepare_files
 from benchmarks.data import gti as prepare_gti
 from benchmarks.data import junction as prepare_junction
 from benchmarks.data import prepare
-from models.workload import load_workload
+from gemel.models.workload import load_workload
 
 
 @pytest.fixture

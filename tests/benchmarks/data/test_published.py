@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.data import prepare, published
-from models.workload import load_workload
+from gemel.models.workload import load_workload
 
 
 def make_archive(train: int, test: int) -> dict[str, list[str]]:
@@ -47,11 +47,11 @@ def test_the_workload_names_what_is_prepared(repository: Path) -> None:
 
 @pytest.mark.real
 def test_the_real_weights_reach_what_is_said_of_them(real_data: Path, tmp_path: Path, capsys) -> None:
-    from models.data import PreparedFrames, load_split
-    from models.evaluation import predict, score
-    from models.tasks import task_of
-    from models.weights import load_weights
-    from models.zoo import build_query
+    from gemel.models.data import PreparedFrames, load_split
+    from gemel.models.evaluation import predict, score
+    from gemel.models.tasks import task_of
+    from gemel.models.weights import load_weights
+    from gemel.models.zoo import build_query
 
     assert prepare.main(["published", "--data", str(real_data), "--out", str(tmp_path / "out"), "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)) == {"kinds"}

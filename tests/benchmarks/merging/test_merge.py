@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
-import merger.checkpoint as checkpoint_module
+import gemel.merger.checkpoint as checkpoint_module
 from benchmarks.merging import merge
 from benchmarks.merging.cells import EQUAL, Cell, Weight, path_of, read_cells
 from benchmarks.merging.tables import summary
-from merger import MergeOptions, Recipe, TrainOptions, train_originals
-from models.errors import InputError
-from models.workload import load_workload
+from gemel.merger import MergeOptions, Recipe, TrainOptions, train_originals
+from gemel.models.errors import InputError
+from gemel.models.workload import load_workload
 from tests.merger.tiny import SEED, write_random_weights, write_workload
 
 QUICK = ("--rate", "0.002", "--epochs", "3", "--frames-per-epoch", "64")
@@ -86,7 +86,7 @@ def test_interrupted_merges_resume_and_are_compared(
         assert saved > 0 and rows[cell.arm][2] == f"{saved / (kept['ceiling_fraction'] * kept['bytes_before']):.3f}"
         assert rows[cell.arm][4] == f"{min(ratios):.3f}"
         assert rows[cell.arm][5] == f"{sum(query['met'] for query in kept['queries'])} of 2"
-        assert rows[cell.arm][7] == f"{kept['flops']:.3g}"
+        assert rows[cell.arm][8] == f"{kept['flops']:.3g}"
         assert cell.asked["options"]["max_flops"] is None and cell.machine["cores"] and cell.date.count("-") == 2
         assert cell.accepted_steps()[-1][1] == pytest.approx(saved, abs=EQUAL * cell.ceiling_bytes)
 
@@ -174,7 +174,7 @@ def test_bad_arguments_are_one_line_before_any_merge(
 
 def make_cell(arm: str, flops: float, saved: int, log: tuple[dict, ...] = (), seed: int = 0, **keys: Any) -> Cell:
     """A cell of two queries with three common layers of 100, 200 and 300 bytes: ceiling 600 of 2000 bytes."""
-    query = {"ratio": 0.97, "met": True, "certain": True, "worth": True}
+    query = {"ratio": 0.97, "met": True, "state": "proven", "agreement": 0.99, "worth": True}
     result = {
         "bytes_before": 2000, "bytes_after": 2000 - saved, "saved_fraction": saved / 2000, "ceiling_fraction": 0.3,
         "seconds": 5.0, "flops": flops, "queries": [{**query, "id": "a"}, {**query, "id": "b", **keys}],
@@ -199,7 +199,7 @@ def test_accepted_steps_of_a_search_come_from_its_log() -> None:
 
 
 def test_accepted_steps_before_others_joined_count() -> None:
-    cell = make_cell("top-down", 40.0, 600, ({"sprint": 1, "flops": 9.0}, {"accepted_bytes": 300, "flops": 10.0}))
+    cell = make_cell("top-down", 40.0, 600, ({"sprint": 1, "flops": 9.0}, {"best_bytes": 300, "flops": 10.0}))
     assert cell.accepted_steps() == [(0.0, 0.0), (10.0, 300.0), (40.0, 600.0)]
     assert cell.flops_to(300) == 10.0 and cell.flops_to(301) == 40.0
 
@@ -241,7 +241,8 @@ def test_flops_to_equal_savings_use_the_others_end() -> None:
 
 
 def test_seeds_are_summed_up_by_mean_range_and_worst() -> None:
-    cells = [make_cell("top-down", 20.0, 600), make_cell("top-down", 40.0, 540, seed=1, ratio=0.93, met=False)]
+    missed = {"ratio": 0.93, "met": False, "state": "not proven"}
+    cells = [make_cell("top-down", 20.0, 600), make_cell("top-down", 40.0, 540, seed=1, **missed)]
     row = cells_of(summary(cells), "Arms")["top-down"]
     assert row == [
         "top-down",
@@ -251,6 +252,7 @@ def test_seeds_are_summed_up_by_mean_range_and_worst() -> None:
         "0.930",
         "1 of 2",
         "1 of 2",
+        "0.990",
         "30",
         "5",
     ]

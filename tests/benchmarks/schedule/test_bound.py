@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.schedule.bound import least_s, upper_bound
-from edge_runtime.policies import POLICIES
-from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
-from edge_runtime.simulation.simulator import simulate
+from gemel.edge_runtime.policies import POLICIES
+from gemel.edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
+from gemel.edge_runtime.simulation.simulator import simulate
 from tests.edge_runtime.scheduler import strategies
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import edge_runtime
 from benchmarks.schedule.frames import POLICY_CODE, code_of, files_of
 from benchmarks.schedule.speed import deciding_rows, planning_rows
+from gemel import edge_runtime
 
 ROOT = Path(next(iter(edge_runtime.__path__)))
 
@@ -19,8 +19,8 @@ def used_by(files: set[Path]) -> set[Path]:
     found, left = set(files), list(files)
     while left:
         for node in ast.parse(left.pop().read_text()).body:
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("edge_runtime."):
-                place = ROOT.joinpath(*str(node.module).split(".")[1:])
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gemel.edge_runtime."):
+                place = ROOT.joinpath(*str(node.module).split(".")[2:])
                 file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
                 if file not in found:
                     found.add(file)

@@ -10,10 +10,10 @@ import pytest
 from benchmarks.schedule.cases import arrivals_of, case_of
 from benchmarks.schedule.drawn import MODELS, QUERIES, draw_workload, write_drawn
 from benchmarks.schedule.promise import BOTH, HEADS, broken_cases, play, promise_rows, shares
-from edge_runtime.policies import POLICIES
-from edge_runtime.scheduler.costs import coalesce_tensors, memory_settings
-from edge_runtime.simulation.simulator import simulate
-from models.workload import load_workload
+from gemel.edge_runtime.policies import POLICIES
+from gemel.edge_runtime.scheduler.costs import coalesce_tensors, memory_settings
+from gemel.edge_runtime.simulation.simulator import simulate
+from gemel.models.workload import load_workload
 from tests.parameters import every
 
 FOUND = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.schedule.streamed import StreamedLayer, pipelined_s, stream_costs
-from edge_runtime.policies import POLICIES
-from edge_runtime.scheduler import QuerySpec
-from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
-from edge_runtime.simulation.simulator import simulate
+from gemel.edge_runtime.policies import POLICIES
+from gemel.edge_runtime.scheduler import QuerySpec
+from gemel.edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
+from gemel.edge_runtime.simulation.simulator import simulate
 
 MB = 10**6
 RATE = 100 * MB

@@ -162,10 +162,10 @@ class FaultyCamera:
 class RtspCamera(FaultyCamera):
     """H.264 over RTSP (RFC 2326), interleaved in its connection and packed by RFC 6184.
 
-    A connection joins somewhere between two keyframes. DESCRIBE is answered with `status`.
+    A connection joins somewhere between two keyframes. DESCRIBE is answered with `status`, SETUP with `setup_status`.
     """
 
-    status = "200 OK"
+    status = setup_status = "200 OK"
 
     @property
     def url(self) -> str:
@@ -177,7 +177,7 @@ class RtspCamera(FaultyCamera):
             while lines := [line.decode().strip() for line in takewhile(b"\r\n".__ne__, requests)]:
                 sequence = next(line for line in lines if line.lower().startswith("cseq"))
                 method = lines[0].split()[0]
-                status = self.status if method == "DESCRIBE" else "200 OK"
+                status = {"DESCRIBE": self.status, "SETUP": self.setup_status}.get(method, "200 OK")
                 response = [f"RTSP/1.0 {status}", sequence, *RESPONSES.get(method, ["Session: 1", "", ""])]
                 connection.sendall("\r\n".join(response).encode())
                 if method == "PLAY":

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from edge_runtime.capture.camera import MAX_ABANDONED, Camera
-from edge_runtime.capture.failures import SourceLost
-from edge_runtime.capture.sources import CameraConfig, FrameRequest
-from edge_runtime.queues import Frame
-from models.notes import collect_notes
-from models.preprocess import Region
+from gemel.edge_runtime.capture.camera import MAX_ABANDONED, Camera
+from gemel.edge_runtime.capture.failures import SourceLost
+from gemel.edge_runtime.capture.sources import CameraConfig, FrameRequest
+from gemel.edge_runtime.queues import Frame
+from gemel.models.notes import collect_notes
+from gemel.models.preprocess import Region
 from tests.edge_runtime.capture.faulty_cameras import FaultyCamera, HttpCamera, RtspCamera
 from tests.edge_runtime.tiny import write_clip, write_folder
 

@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from edge_runtime.capture.failures import REFUSALS, SourceLost
-from edge_runtime.capture.sources import CameraConfig, open_source
-from tests.edge_runtime.capture.faulty_cameras import RtspCamera
+from gemel.edge_runtime.capture.failures import REFUSALS, SourceLost
+from gemel.edge_runtime.capture.sources import CameraConfig, open_source
+from tests.edge_runtime.capture.faulty_cameras import HttpCamera, RtspCamera
 from tests.edge_runtime.capture.picture_server import PictureServer
 from tests.edge_runtime.capture.test_camera import play_camera
 
-TIMEOUT_S = 5.0
+TIMEOUT_S, SLOW_TIMEOUT_S = 5.0, 2.0
 
 
 def open_failing(source: str) -> SourceLost:
@@ -37,6 +37,21 @@ def test_answer_that_may_pass_is_not_permanent(status):
     with RtspCamera() as camera:
         camera.status = f"{status} No"
         assert not open_failing(camera.url).permanent
+
+
+def test_camera_that_refuses_tcp_and_udp_is_named_and_permanent():
+    with RtspCamera() as camera:
+        camera.setup_status = "461 Unsupported Transport"
+        lost = open_failing(camera.url)
+    assert str(lost) == "it gives RTSP neither over TCP nor over UDP (461 Unsupported Transport)" and lost.permanent
+
+
+def test_camera_slower_than_half_of_its_timeout_is_not_lost():
+    with HttpCamera() as camera:
+        camera.fps = 1 / (0.7 * SLOW_TIMEOUT_S)
+        with play_camera(camera.url, timeout_s=SLOW_TIMEOUT_S) as watched:
+            watched.more(3)
+            assert watched.camera.to_json()["error"] is None
 
 
 def test_garbage_and_absence_are_not_permanent():

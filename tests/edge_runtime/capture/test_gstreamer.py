@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_runtime.capture.sources import CameraConfig, gstreamer_pipeline
+from gemel.edge_runtime.capture.sources import CameraConfig, gstreamer_pipeline
 from tests.edge_runtime.capture.test_camera import play_camera
 from tests.video_files import draw_frame, set_turn, turn_frame, write_video
 

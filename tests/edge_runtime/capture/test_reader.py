@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.capture.reader import (
+from gemel.edge_runtime.capture.reader import (
     MAX_LATE_S,
     FramePool,
     Playback,
@@ -20,8 +20,8 @@ from edge_runtime.capture.reader import (
     SourceReader,
     TimedShot,
 )
-from edge_runtime.capture.sources import CameraConfig
-from models.video import RateGate
+from gemel.edge_runtime.capture.sources import CameraConfig
+from gemel.models.video import RateGate
 from tests.edge_runtime.tiny import picture, write_clip, write_folder
 from tests.video_files import draw_frame, write_video
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.capture.reconnect import PAUSES, CameraPhase, LinkState, retry_pause_s
+from gemel.edge_runtime.capture.reconnect import PAUSES, CameraPhase, LinkState, retry_pause_s
 
 FRESH = LinkState(CameraPhase.CONNECTING, 0.0)
 

@@ -8,9 +8,9 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_runtime.capture import sources
-from edge_runtime.capture.failures import SourceLost
-from edge_runtime.capture.sources import (
+from gemel.edge_runtime.capture import sources
+from gemel.edge_runtime.capture.failures import SourceLost
+from gemel.edge_runtime.capture.sources import (
     NO_ANSWER,
     CameraConfig,
     gstreamer_pipeline,

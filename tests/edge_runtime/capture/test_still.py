@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import time
 import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from edge_runtime.capture import still
-from edge_runtime.capture.sources import CameraConfig, open_source, probe_cameras
-from edge_runtime.capture.still import StillSource
+from gemel.edge_runtime.capture import still
+from gemel.edge_runtime.capture.addresses import _RedirectHandler
+from gemel.edge_runtime.capture.failures import SourceLost
+from gemel.edge_runtime.capture.sources import CameraConfig, open_source, probe_cameras
+from gemel.edge_runtime.capture.still import StillSource
 from tests.edge_runtime.capture.faulty_cameras import HttpCamera
 from tests.edge_runtime.capture.picture_server import SIZE, PictureServer, encode_picture
 from tests.edge_runtime.capture.test_camera import play_camera
@@ -85,6 +88,41 @@ def test_still_follows_redirects_to_pictures_only(server):
     for target in ("file:///etc/passwd", "ftp://127.0.0.1/x"):
         server.moved = target
         assert not probe(server.url, every_s=1.0)[0]
+
+
+def multipart(count: int) -> bytes:
+    """A stream of pictures that ends."""
+    return b"".join(
+        b"--b\r\nContent-Type: image/jpeg\r\n\r\n" + encode_picture("JPEG", seed) + b"\r\n" for seed in range(count)
+    )
+
+
+@pytest.mark.parametrize("every_s", [None, 1.0])
+@pytest.mark.parametrize("kind", ["image/jpeg", "multipart/x-mixed-replace; boundary=b"])
+def test_http_camera_that_redirects_to_another_host_is_refused(server, kind, every_s):
+    with PictureServer() as other:
+        other.kind = server.kind = kind
+        other.body = server.body = multipart(9) if kind.startswith("multipart") else encode_picture()
+        server.moved = other.url.replace("127.0.0.1", "localhost")
+        problem = "it redirects to another host; give the address there if you trust it"
+        assert probe(server.url, every_s=every_s) == (False, problem) and other.asked == []
+        server.moved = "/elsewhere"
+        if every_s is None or kind == "image/jpeg":
+            assert probe(server.url, every_s=every_s)[0]
+
+
+def test_stream_behind_a_redirect_gets_its_login(server):
+    server.login, server.kind, server.body = ("me", "p#s?"), "multipart/x-mixed-replace; boundary=b", multipart(9)
+    server.moved = "/elsewhere"
+    assert probe(login_url(server, *server.login))[0]
+    assert probe(login_url(server, "me", "wrong"))[1] == "user or password is missing or wrong (401)"
+
+
+def test_redirect_from_https_to_http_is_refused():
+    handler, request = _RedirectHandler(), urllib.request.Request("https://10.0.0.7/snap.jpg")
+    with pytest.raises(SourceLost, match="from https to an address without encryption"):
+        handler.redirect_request(request, None, 302, "", {}, "http://10.0.0.7/snap.jpg")
+    assert handler.redirect_request(request, None, 302, "", {}, "https://10.0.0.7:444/snap.jpg") is not None
 
 
 @pytest.mark.parametrize(

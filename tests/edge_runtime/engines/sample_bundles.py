@@ -8,14 +8,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from edge_runtime.engines.base import FrameEngine
-from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.store import Layouts, Store
-from models import zoo
-from models.bits import Bits
-from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
-from models.preprocess import InputSize, Preprocess, height_width
-from models.quantization import PackedWeight, choices, pack
+from gemel.edge_runtime.engines.base import FrameEngine
+from gemel.edge_runtime.memory.arena import Arena
+from gemel.edge_runtime.memory.store import Layouts, Store
+from gemel.models import zoo
+from gemel.models.bits import Bits
+from gemel.models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
+from gemel.models.export_document import export_documents
+from gemel.models.preprocess import InputSize, Preprocess, height_width
+from gemel.models.quantization import PackedWeight, choices, pack
+from gemel.models.tensors import normalise_frames
 from tests.edge_runtime import tiny
 
 ATTENDING = "tests.edge_runtime.engines.sample_bundles:Attending"
@@ -102,10 +104,11 @@ def write_and_open(
     models: Mapping[str, nn.Module],
     queries: list[BundleQuery],
     packed: dict[str, dict[str, PackedWeight]] | None = None,
+    documents: bool = False,
 ) -> Bundle:
-    write_bundle(
-        path, {name: model.eval() for name, model in models.items()}, queries, Made("w", "none", 0), packed=packed
-    )
+    ready = {name: model.eval() for name, model in models.items()}
+    graphs = export_documents(ready, queries) if documents else {}
+    write_bundle(path, ready, queries, Made("w", "none", 0), packed=packed, documents=graphs)
     return open_bundle(path, [query.model for query in queries if ":" in query.model])
 
 
@@ -127,4 +130,5 @@ def reference(bundle: Bundle, query_id: str, seed: int) -> Tensor:
         x0, y0, x1, y1 = map(int, query.roi)
         frame = frame[y0:y1, x0:x1]
     with torch.inference_mode():
-        return bundle.build(query_id)(query.preprocess.normalise(torch.stack([query.preprocess.resize_frame(frame)])))
+        pictures = torch.from_numpy(query.preprocess.resize_frame(frame)[None])
+        return bundle.build(query_id)(normalise_frames(query.preprocess, pictures))

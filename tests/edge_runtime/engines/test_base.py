@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from edge_runtime.engines import base
-from edge_runtime.engines.base import measure_workspace
-from edge_runtime.engines.torch_engine import TorchEngine
-from models.bundle import Bundle
+from gemel.edge_runtime.engines import tensor_engine
+from gemel.edge_runtime.engines.tensor_engine import measure_workspace
+from gemel.edge_runtime.engines.torch_engine import TorchEngine
+from gemel.models.bundle import Bundle
 from tests.edge_runtime.engines.sample_bundles import bind
 from tests.edge_runtime.tiny import picture, tiny_bundle
 
@@ -48,11 +48,11 @@ def test_workspace_on_gpu_is_at_least_what_was_measured(bundle, monkeypatch):
     estimated, size, measured = engine.workspace_of(2), engine.query.preprocess.size, []
     seen = measure_workspace(engine.model, size, 2, CPU)
     assert estimated / 2 < seen < 3 * estimated, "the architecture alone was run, with no weight of the bundle"
-    monkeypatch.setattr(base, "measure_workspace", lambda *what: measured.append(what[1:]) or estimated + 4096)
+    monkeypatch.setattr(tensor_engine, "measure_workspace", lambda *what: measured.append(what[1:]) or estimated + 4096)
     engine.device = torch.device("cuda")
     assert engine.workspace_of(2) == engine.workspace_of(2) == estimated + 4096
     assert measured == [(size, 2, torch.device("cuda"))]
-    base._WORKSPACES.clear()
+    tensor_engine._WORKSPACES.clear()
 
 
 def test_measure_workspace_is_channels_last_and_skipped_within_a_limit(monkeypatch):

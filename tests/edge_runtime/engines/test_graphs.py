@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edge_runtime.engines import cuda_graphs as graphs
-from edge_runtime.engines import setup as arranging
-from edge_runtime.engines.cuda_graphs import CudaGraphs, cuda_graphs_for
-from edge_runtime.engines.torch_engine import TorchEngine
-from edge_runtime.memory.transfer import compute_stream
+from gemel.edge_runtime.engines import cuda_graphs as graphs
+from gemel.edge_runtime.engines import layouts as arranging
+from gemel.edge_runtime.engines.cuda_graphs import CudaGraphs, cuda_graphs_for
+from gemel.edge_runtime.engines.torch_engine import TorchEngine
+from gemel.edge_runtime.memory.transfer import compute_stream
 from tests.edge_runtime.memory.fake_cuda import FakeCuda, FakeGraph
 from tests.edge_runtime.tiny import picture, tiny_bundle
 

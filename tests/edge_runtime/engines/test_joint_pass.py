@@ -12,15 +12,16 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-import models.zoo  # noqa: F401 (registers the architectures)
-from edge_runtime.engines.joint_pass import JointPass, JointPassError, Member
-from edge_runtime.engines.joint_run import JointRunner, runs_jointly
-from edge_runtime.engines.torch_engine import TorchEngine
-from models.bundle import Made, StoredTensor, open_bundle, write_bundle
-from models.graph.unfold import ChannelAffine
-from models.predictions import ClassPrediction
-from models.sharing.passes import MIN_TIED_SHARE, joint_queries
-from models.zoo.registry import ENTRIES, names
+import gemel.models.zoo  # noqa: F401 (registers the architectures)
+from gemel.edge_runtime.engines.base import runs_jointly
+from gemel.edge_runtime.engines.joint_pass import JointPass, JointPassError, Member
+from gemel.edge_runtime.engines.joint_run import JointRunner
+from gemel.edge_runtime.engines.torch_engine import TorchEngine
+from gemel.models.bundle import Made, StoredTensor, open_bundle, write_bundle
+from gemel.models.graph.unfold import ChannelAffine
+from gemel.models.predictions import ClassPrediction
+from gemel.models.sharing.passes import MIN_TIED_SHARE, joint_queries
+from gemel.models.zoo.registry import ENTRIES, names
 from tests.edge_runtime.engines.sample_bundles import bind
 from tests.edge_runtime.tiny import FACTORY, net, picture, query, trained_looking
 

@@ -9,13 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edge_runtime.engines.onnx import OnnxEngine
-from edge_runtime.engines.package_cache import EngineCache
-from edge_runtime.engines.torch_engine import TorchEngine
-from models.cost import workspace_bytes
-from models.detector import BoxTarget, OneStage
-from models.predictions import DetectionPrediction
-from models.preprocess import Preprocess
+from gemel.edge_runtime.engines.torch_engine import TorchEngine
+from gemel.models.cost import workspace_bytes
+from gemel.models.detector import BoxTarget, OneStage
+from gemel.models.predictions import DetectionPrediction
+from gemel.models.preprocess import Preprocess
 from tests.edge_runtime.engines.sample_bundles import bind, build_model, make_query, write_and_open
 from tests.edge_runtime.tiny import picture
 
@@ -34,17 +32,11 @@ def test_engines_prepare_frames_as_the_bundle_says(tmp_path, mode: str) -> None:
     assert bundle.query("gate").preprocess == ASKED[mode]
     frame = picture(3, width=120, height=90)
     with torch.inference_mode():
-        wanted = model(ASKED[mode](frame))
+        wanted = model(torch.from_numpy(ASKED[mode](frame)))
     engine = TorchEngine(bundle, "gate")
     assert engine.workspace_of(2) == workspace_bytes(bundle.build("gate", "meta"), SIZE, 2)
     bind(engine, bundle)
     torch.testing.assert_close(engine.outputs([frame]), wanted)
-
-    onnx = OnnxEngine(bundle, "gate", cache=EngineCache(tmp_path / "cache"))
-    bind(onnx, bundle)
-    boxes, scores = onnx.outputs([frame])
-    expected = model.decode(wanted)  # type: ignore[operator]
-    torch.testing.assert_close((boxes, scores), expected, atol=1e-3, rtol=1e-3)
 
 
 class Fixed(OneStage):

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from edge_runtime.engines import setup
-from edge_runtime.engines.base import EngineError
-from edge_runtime.engines.onnx import TensorrtEngine
-from edge_runtime.engines.registry import ENGINES, engine_class
-from edge_runtime.engines.setup import (
-    EngineRequest,
-    choose_engines,
-    common_format,
-    engines_for,
-    fastest_of_one_format,
-    measure_engines,
-)
-from edge_runtime.engines.torch_engine import TorchEngine
-from edge_runtime.memory.store import WeightFormat
-from models.bundle import Bundle
-from models.errors import InputError
+from gemel.edge_runtime.engines import layouts
+from gemel.edge_runtime.engines.base import EngineError
+from gemel.edge_runtime.engines.layouts import common_format
+from gemel.edge_runtime.engines.registry import ENGINES
+from gemel.edge_runtime.engines.setup import EngineRequest, are_paged, engines_for
+from gemel.edge_runtime.engines.torch_engine import TorchEngine
+from gemel.edge_runtime.memory.binding import WeightFormat
+from gemel.models.bundle import Bundle
 from tests.edge_runtime.tiny import tiny_bundle
 
 STORED, LAST = WeightFormat.STORED, WeightFormat.CHANNELS_LAST
@@ -43,13 +36,6 @@ class Hungry(TorchEngine):
     name = "hungry"
 
     def prepare(self) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-
-class HungryInRuns(TorchEngine):
-    name = "hungry"
-
-    def forward(self, batch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
 
@@ -77,74 +63,39 @@ def names(bundle: Bundle, *args, **options) -> dict[str, str]:
     return {query: engine.name for query, engine in engines_for(bundle, *args, **options).items()}
 
 
-def test_engines_for_auto_follows_the_profile_and_is_torch_without_one(bundle):
-    alone = dict.fromkeys(QUERIES, "torch")
-    assert names(bundle, "auto") == alone
-    profiled = {"gate": "quick", "road": "torch", "yard": "gone"}
-    assert names(bundle, "auto", profiled=profiled) == {**alone, "gate": "quick"}
+def test_engines_for_auto_is_torch_for_a_bundle_without_networks(bundle, caplog):
+    caplog.set_level("INFO", "gemel.run")
+    assert names(bundle, "auto") == dict.fromkeys(QUERIES, "torch")
+    assert "holds no networks" in caplog.text
 
 
-def test_engines_for_auto_where_weights_come_and_go_takes_no_format_that_is_slow_to_load(bundle, monkeypatch):
-    profiled, request, engine = dict.fromkeys(QUERIES, "quick"), EngineRequest(stays=False), TorchEngine(bundle, "gate")
-    assert names(bundle, "auto", request, profiled) == dict.fromkeys(QUERIES, "torch")
-    assert names(bundle, "quick", request) == profiled, "a named engine is used all the same"
+def test_engines_for_a_damaged_query_on_mapped_weights_is_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    sound = tiny_bundle(tmp_path / "sound.safetensors", documents=True)
+    found = engines_for(sound, "auto", EngineRequest(damaged=("road",)))
+    assert {query: engine.name for query, engine in found.items()} == {
+        "gate": "onnx", "yard": "onnx", "road": "none",
+    }  # fmt: skip
+    assert are_paged(found.values()) and not found["road"].weights
+    with pytest.raises(EngineError, match="damaged"):
+        found["road"].run([np.zeros((8, 8, 3), np.uint8)])
+
+
+def test_common_format_of_weights_that_come_and_go_is_quick_to_load(bundle, monkeypatch):
+    engine = TorchEngine(bundle, "gate")
     assert common_format([engine], stays=False) == STORED
-    monkeypatch.setattr(setup, "arrives_reordered", lambda _: True)
-    assert common_format([engine], stays=False) == LAST and names(bundle, "auto", request, profiled) == profiled
+    monkeypatch.setattr(layouts, "arrives_reordered", lambda _: True)
+    assert common_format([engine], stays=False) == LAST
 
 
-def test_engines_for_overflow_or_lower_precision_is_torch(bundle, caplog):
+def test_engines_for_overflow_or_lower_precision_is_torch(bundle):
     request = EngineRequest(overflow={"road": bundle.names_in_order("road")[:1]})
     assert names(bundle, "quick", request) == {"gate": "quick", "road": "torch", "yard": "quick"}
-    assert "engine quick cannot run query road with an overflow" in caplog.text
     assert names(bundle, "quick", EngineRequest(precision="bf16")) == dict.fromkeys(QUERIES, "torch")
 
 
 @pytest.mark.parametrize(("kind", "reason"), [(Refusing, "no tools"), (Hungry, "CUDA out of memory")])
-def test_engines_for_engine_that_cannot_run_falls_back_with_one_warning(bundle, register, caplog, kind, reason):
+def test_engines_for_engine_that_cannot_run_falls_back_with_a_warning(bundle, register, caplog, kind, reason):
     register(TorchEngine, kind)
     assert names(bundle, kind.name) == dict.fromkeys(QUERIES, "torch")
-    assert caplog.text.count(f"{reason}; engine torch does") == 1
-
-
-def test_choose_engines_measures_one_architecture_once_and_leaves_out_refusing_engines(bundle, caplog):
-    caplog.set_level("INFO", "gemel.run")
-    chosen = choose_engines(bundle)
-    assert set(chosen) == set(QUERIES) and set(chosen.values()) <= {"torch", "quick"}
-    measured = [record.message for record in caplog.records if record.message.startswith("one frame of")]
-    assert len(measured) == len({query.model + str(dict(query.model_args)) for query in bundle.queries})
-
-
-def test_choose_engines_of_torch_alone_measures_nothing(bundle, register, monkeypatch):
-    monkeypatch.setattr(TensorrtEngine, "missing", classmethod(lambda cls, device: None))
-    register(TorchEngine, TensorrtEngine)  # never run, so never chosen
-    monkeypatch.setattr(setup, "measure_engines", None)
-    assert set(choose_engines(bundle).values()) == {"torch"} and engine_class("tensorrt") is TensorrtEngine
-
-
-def test_measure_engines_without_memory_for_one_leaves_it_out(bundle, register, caplog):
-    caplog.set_level("INFO", "gemel.run")
-    register(TorchEngine, HungryInRuns)
-    assert set(measure_engines(bundle, "gate", "cpu", ["torch", "hungry"])) == {"torch"}
-    assert "engine hungry cannot run" in caplog.text
-
-
-def test_measure_engines_without_memory_for_torch_is_refused(bundle, register, monkeypatch):
-    monkeypatch.setattr(HungryInRuns, "name", "torch")
-    register(HungryInRuns, Quick)
-    with pytest.raises(InputError, match="could not be measured"):
-        choose_engines(bundle)
-
-
-@pytest.mark.parametrize(
-    ("times", "expected"),
-    [
-        ({"a": {"torch": 3.0, "quick": 1.0, "plain": 2.0}}, ["quick"]),
-        ({"a": {"torch": 3.0, "plain": 2.0}}, ["plain"]),
-        ({"a": {"torch": 9.0, "quick": 1.0, "plain": 2.0}, "b": {"torch": 9.0, "plain": 2.0}}, ["plain", "plain"]),
-        ({"a": {"torch": 9.0, "quick": 1.0, "plain": 8.0}, "b": {"torch": 3.0, "plain": 2.0}}, ["quick", "torch"]),
-    ],
-)
-def test_fastest_of_one_format_takes_the_format_with_the_smaller_sum(times, expected):
-    formats = {"torch": {STORED, LAST}, "quick": {LAST}, "plain": {STORED}}
-    assert list(fastest_of_one_format(times, formats).values()) == expected
+    assert f"{reason}; engine torch does" in caplog.text

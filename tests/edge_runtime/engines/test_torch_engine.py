@@ -8,17 +8,19 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.device import Device
-from edge_runtime.engines.registry import make_engine
-from edge_runtime.engines.setup import unshared_store
-from edge_runtime.engines.torch_engine import TorchEngine, awaited_tensors, start_as_arriving
-from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.store import Store, channels_last_layouts
-from edge_runtime.policies import policy_named
-from edge_runtime.scheduler import QuerySpec, SchedulerState
-from edge_runtime.scheduler.costs import Costs, QueryCost, unshared_costs
-from models.predictions import ClassPrediction, DetectionPrediction
-from models.tasks import task_of
+from gemel.edge_runtime.device import Device
+from gemel.edge_runtime.engines.layouts import unshared_store
+from gemel.edge_runtime.engines.registry import make_engine
+from gemel.edge_runtime.engines.torch_engine import TorchEngine, awaited_tensors, start_as_arriving
+from gemel.edge_runtime.memory.arena import Arena
+from gemel.edge_runtime.memory.store import Store, channels_last_layouts
+from gemel.edge_runtime.policies import policy_named
+from gemel.edge_runtime.scheduler import QuerySpec, SchedulerState
+from gemel.edge_runtime.scheduler.costs import Costs, QueryCost, unshared_costs
+from gemel.models.detector import read_outputs
+from gemel.models.predictions import ClassPrediction, DetectionPrediction
+from gemel.models.tasks import task_of
+from gemel.models.tensors import normalise_frames
 from tests.edge_runtime.engines.sample_bundles import (
     ATTENDING,
     CLASSES,
@@ -119,9 +121,9 @@ def test_detector_boxes_are_in_pixels_of_the_whole_frame(tmp_path):
     def predict(frame: np.ndarray, least: float = 0.0) -> DetectionPrediction:
         whole, preprocess = bundle.build("plain"), bundle.query("plain").preprocess
         with torch.inference_mode():
-            outputs = whole(preprocess.normalise(torch.stack([preprocess.resize_frame(frame)])))
+            outputs = whole(normalise_frames(preprocess, torch.from_numpy(preprocess.resize_frame(frame)[None])))
             size = (frame.shape[1], frame.shape[0])
-            (found,) = task_of("detection").predictions(whole, outputs, [size], CLASSES, least)
+            (found,) = read_outputs(task_of("detection"), whole, outputs, [size], CLASSES, least)
         assert isinstance(found, DetectionPrediction)
         return found
 

@@ -15,19 +15,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from edge_runtime.engines import torch_engine, weight_streaming
-from edge_runtime.engines.base import FrameEngine
-from edge_runtime.engines.torch_engine import TorchEngine
-from edge_runtime.engines.weight_streaming import PinnedStream, streamable_layers
-from edge_runtime.memory.allocator import ALIGNMENT_BYTES
-from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.store import Store, channels_last_layouts
-from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
-from edge_runtime.scheduler.eviction import MIN_OVERFLOW_BYTES, Overflow, overflow_of, scratch_bytes
-from models.bits import BIT_WIDTHS
-from models.bundle import Bundle
-from models.errors import InputError
-from models.preprocess import Preprocess
+from gemel.edge_runtime.engines import torch_engine, weight_streaming
+from gemel.edge_runtime.engines.tensor_engine import TensorEngine
+from gemel.edge_runtime.engines.torch_engine import TorchEngine
+from gemel.edge_runtime.engines.weight_streaming import PinnedStream, streamable_layers
+from gemel.edge_runtime.memory.allocator import ALIGNMENT_BYTES
+from gemel.edge_runtime.memory.arena import Arena
+from gemel.edge_runtime.memory.store import Store, channels_last_layouts
+from gemel.edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
+from gemel.edge_runtime.scheduler.eviction import MIN_OVERFLOW_BYTES, Overflow, overflow_of, scratch_bytes
+from gemel.models.bits import BIT_WIDTHS
+from gemel.models.bundle import Bundle
+from gemel.models.errors import InputError
+from gemel.models.preprocess import Preprocess
 from tests.edge_runtime import tiny
 from tests.edge_runtime.engines.sample_bundles import (
     ATTENDING,
@@ -95,7 +95,7 @@ def test_packed_shared_tensor_changed_in_place_changes_both_queries(packed_bundl
 
 
 def test_scratch_holds_the_largest_layer_and_counts_as_workspace(packed_bundle: Bundle) -> None:
-    plain = FrameEngine.workspace_of
+    plain = TensorEngine.workspace_of
     # A float32 for each weight, and the byte that unpacking takes beside it.
     each = 4 if packed_bundle.query("yard").stored["3.weight"].shape is None else 5
     large = each * 48 * 108

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models.bundle import Made, write_bundle
-from models.detector import BoxTarget, OneStage
-from models.preprocess import Preprocess
+from gemel.models.bundle import Made, write_bundle
+from gemel.models.detector import BoxTarget, OneStage
+from gemel.models.preprocess import Preprocess
 from tests.edge_runtime.tiny import query, trained_looking, write_config
 
 BRIGHT = f"{__name__}:Bright"

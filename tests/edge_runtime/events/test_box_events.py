@@ -6,13 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from edge_runtime.box import load_box
-from edge_runtime.config import load_config
-from edge_runtime.daemon import run
-from edge_runtime.events.rules import check_rules
-from models.errors import InputError
+from gemel.edge_runtime.box import load_box
+from gemel.edge_runtime.config import load_config
+from gemel.edge_runtime.daemon import run
+from gemel.edge_runtime.events.rules import check_rules
+from gemel.edge_runtime.events.stage import EventStage
+from gemel.edge_runtime.sinks.base import ResultMessage
+from gemel.models.errors import InputError
 from tests.edge_runtime.events.bright import PARTS, SIDE, write_spot_box
 from tests.edge_runtime.local_box import LocalBox
 
@@ -41,7 +44,15 @@ def test_box_sends_one_message_at_the_start_and_one_at_the_end(tmp_path: Path) -
     assert (event["kind"], event["zone"], event["label"], event["track"]) == ("enter", "right", "car", tracks.pop())
     assert start["after"]["end_time"] is None and event["start_time"] == start["after"]["start_time"]
     in_zone = [one["captured_at"] for one in results if any(two["zones"] for two in one["detections"])]
-    assert event["start_time"] == in_zone[0] and event["end_time"] <= in_zone[-1]
+    assert event["start_time"] == pytest.approx(in_zone[0], abs=0.002) and event["end_time"] <= in_zone[-1] + 0.002
+
+
+def test_picture_shows_zones_and_lines_of_its_queries(tmp_path: Path) -> None:
+    rules = {**PARTS, "lines": {"kerb": [[0, 0.5], [1, 0.5]]}}
+    config = load_config(write_spot_box(tmp_path, [4], {"spot": rules}))
+    stage = EventStage("run", lambda message: None)
+    stage.change({query.id: query for query in load_box(config).bundle.queries}, config.rules, {"spot": 5.0})
+    assert [name for name, _ in stage.places("left")] == ["right", "kerb"] and stage.places("back") == []
 
 
 def test_filter_leaves_detections_out_of_results(tmp_path: Path) -> None:
@@ -126,6 +137,19 @@ BAD_RULES: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "two of one name": (lambda: {"tracking": True, "events": [{"kind": "enter"}, {"kind": "enter"}]}, "name"),
     "hysteresis": (lambda: {"tracking": True, "events": [{"kind": "enter", "frames": "1 of 5"}]}, "frames"),
     "areas": (lambda: {"min_area": 0.5, "max_area": 0.1}, "min_area"),
+    "a line of no length": (lambda: {"lines": {"x": [[0.5, 0.5], [0.5, 0.505]]}}, "no length"),
+    "a line of three points": (lambda: {"lines": {"x": [[0, 0], [1, 1], [1, 0]]}}, "two points"),
+    "a line outside": (lambda: {"lines": {"x": [[0, 0], [1, 1.5]]}}, "outside the frame"),
+    "an unknown line": (lambda: {"tracking": True, "events": [{"kind": "cross", "line": "x"}]}, "no line 'x'"),
+    "a crossing without a line": (lambda: {"tracking": True, "events": [{"kind": "cross"}]}, "cross needs `line`"),
+    "a direction of no line": (
+        lambda: {"tracking": True, "events": [{"kind": "enter", "direction": "left"}]},
+        "way across a line",
+    ),
+    "towards nowhere": (
+        lambda: {"tracking": True, "events": [{"kind": "heading", "towards": [0, 0]}]},
+        "points nowhere",
+    ),
     "a key": (lambda: {"track": True}, "did you mean tracking"),
     "labels of boxes": (lambda: {"events": [{"kind": "label-changes"}]}, "one label a frame"),
 }
@@ -143,15 +167,47 @@ def test_bad_rules_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("rules", "part"),
-    [({"gone": {"motion_gating": True}}, "no such query"), ({"kind": {"tracking": True}}, "has no boxes")],
+    [
+        ({"kind": {"one_box": True}}, "has no boxes"),
+        ({"gone": {"motion_gating": True}}, "no such query"),
+        ({"kind": {"tracking": True}}, "has no boxes"),
+    ],
 )
 def test_rules_that_do_not_fit_the_bundle_are_refused(tmp_path: Path, rules, part) -> None:
     with pytest.raises(InputError, match=part):
         run(write_spot_box(tmp_path, [4], rules), check=True)
 
 
+def test_tracking_of_a_query_with_too_few_frames_is_refused(tmp_path: Path) -> None:
+    cameras = {"left": {"source": "clip", "fps": 1}}
+    with pytest.raises(InputError, match="tracking: it needs 2 frames a second, and the query gets 1"):
+        run(write_spot_box(tmp_path, [4], {"spot": {"tracking": True}}, cameras=cameras), check=True)
+
+
+def test_tracking_pauses_while_too_few_frames_come_and_goes_on_after(tmp_path: Path) -> None:
+    config = load_config(write_spot_box(tmp_path, [4], {"spot": ENTER}))
+    sent: list[dict[str, Any]] = []
+    stage = EventStage("run", lambda message: sent.append(dict(message.record)))
+    queries = {query.id: query for query in load_box(config).bundle.queries}
+    stage.change(queries, config.rules, {"spot": 5.0})
+    at = 0.0
+    for step_s, count in ((0.2, 20), (2.0, 12), (0.2, 20)):
+        for _ in range(count):
+            at += step_s
+            seen = [{"class": "car", "score": 0.9, "box": [20.0, 14.0, 24.0, 18.0]}]
+            record = {"query": "spot", "frame": round(10 * at), "captured_at": 1000 + at, "detections": seen}
+            stage.apply(ResultMessage(record, np.zeros((SIDE, SIDE, 3), np.uint8), at))
+        trouble = stage.states()["spot"].tracking_trouble
+        assert (trouble is not None) is (step_s == 2.0)
+    assert [(one["type"], one["after"]["end_reason"]) for one in sent] == [
+        ("new", None),
+        ("end", "few-frames"),
+        ("new", None),
+    ]
+
+
 def test_motion_gating_of_a_push_camera_is_refused(tmp_path: Path) -> None:
     config = load_config(write_spot_box(tmp_path, [4], {"spot": {"motion_gating": True}}))
     queries = load_box(config).bundle.queries
     with pytest.raises(InputError, match="motion_gating: each frame of the push camera left is answered"):
-        check_rules(config.path, config.rules, queries, {"left"})
+        check_rules(config.path, config.rules, queries, {"left"}, {"spot": 5.0})

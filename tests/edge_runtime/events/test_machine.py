@@ -10,24 +10,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.events.machine import EndReason, EventMachine, Latch, Moment, Notice, Sighting, see_object
-from edge_runtime.events.rules import EventKind, EventRule, Hysteresis, QueryKeys
+from gemel.edge_runtime.events.machine import EndReason, EventMachine, Latch, Moment, Notice, Sighting, see_object
+from gemel.edge_runtime.events.rules import EventKind, EventRule, Hysteresis, QueryKeys
 
+FPS = 5.0
 FAST = Hysteresis(1, 1)
 IN, OUT = ("lane",), ()
+LANE = ((0.0, 0.0), (0.9, 0.0), (0.9, 1.0), (0.0, 1.0))
 
 
 def make_machine(*rules: EventRule, lost_s: float = 1.5) -> EventMachine:
     ids = itertools.count(1)
-    return EventMachine(rules, lost_s, {"query": "q"}, lambda: str(next(ids)))
+    return EventMachine(rules, lost_s, FPS, {"query": "q"}, lambda: str(next(ids)))
 
 
 def make_rule(kind: EventKind, **keys: Any) -> EventRule:
     return EventRule(str(kind), kind, **{"zone": None, "frames": FAST, **keys})
 
 
-def car(zones: tuple[str, ...] = IN, track: int = 1, score: float = 0.5, label: str = "car") -> Sighting:
-    box = [10.0, 10.0, 20.0, 30.0]
+def car(
+    zones: tuple[str, ...] = IN,
+    track: int = 1,
+    score: float = 0.5,
+    label: str = "car",
+    x: float = 10.0,
+    y: float = 10.0,
+) -> Sighting:
+    box = [x, y, x + 10.0, y + 20.0]
     return see_object(track, {"class": label, "score": score, "box": box}, zones, (100, 100))
 
 
@@ -90,6 +99,69 @@ def test_event_ends_once_its_object_is_lost() -> None:
     assert found[1].after["end_reason"] == EndReason.LOST
 
 
+def test_object_that_is_lost_within_its_zone_is_lost_and_does_not_leave() -> None:
+    rules = [make_rule(kind, zone="lane", polygon=LANE) for kind in (EventKind.LEAVE, EventKind.LOST)]
+    hidden = play(make_machine(*rules), [[car(x=40.0)], [car(x=40.0)], *[[]] * 9])
+    assert describe(hidden) == [("lost", "new", 1000.2, None), ("lost", "end", 1000.2, 1000.2)]
+    walks_out = [[car(x=40.0 + 8 * step)] for step in range(5)]
+    assert {one.rule.kind for one in play(make_machine(*rules), [*walks_out, *[[]] * 9])} == {EventKind.LEAVE}
+    cut_off = [[car(x=90.0)], [car(x=90.0)]]
+    assert {one.rule.kind for one in play(make_machine(*rules), [*cut_off, *[[]] * 9])} == {EventKind.LEAVE}
+
+
+def test_line_counts_each_way_once_and_not_what_passes_its_end() -> None:
+    rule = make_rule(EventKind.CROSS, line="kerb", segment=((0.0, 0.5), (0.6, 0.5)))
+    down, up = [[car(y=y)] for y in (10, 20, 40, 50)], [[car(track=2, y=y)] for y in (50, 40, 20, 10)]
+    machine = make_machine(rule)
+    notices = [
+        *play(machine, down),
+        *play(machine, up),
+        *play(machine, [[car(track=3, x=80, y=y)] for y in (10, 40, 50)]),
+    ]
+    begun = [one.after for one in notices if not one.is_end]
+    assert [(one["direction"], one["crossed"]) for one in begun] == [
+        ("right", {"left": 0, "right": 1}),
+        ("left", {"left": 1, "right": 1}),
+    ]
+    assert [one.is_end for one in notices] == [False, True] * 2
+
+
+def test_line_ignores_an_object_that_jitters_over_it() -> None:
+    rule = make_rule(EventKind.CROSS, line="kerb", segment=((0.0, 0.5), (1.0, 0.5)))
+    assert play(make_machine(rule), [[car(y=28 + 4 * (step % 2))] for step in range(9)]) == []
+    one_way = make_rule(EventKind.CROSS, line="kerb", segment=((0.0, 0.5), (1.0, 0.5)), direction="left")
+    assert play(make_machine(one_way), [[car(y=y)] for y in (10, 40, 50)]) == []
+
+
+def test_still_lasts_while_an_object_jitters_and_ends_as_it_moves_off() -> None:
+    rule = make_rule(EventKind.STILL, seconds=0.6)
+    frames = [[car(x=10.0 + 15 * step)] for step in range(3)] + [[car(x=40.0 + step % 2)] for step in range(6)]
+    notices = play(make_machine(rule), [*frames, [car(x=60.0)], [car(x=75.0)]])
+    assert [(one.is_end, one.after["end_reason"]) for one in notices] == [(False, None), (True, "moved")]
+    assert notices[0].after["start_time"] == pytest.approx(1000.4, abs=0.21)
+
+
+def test_heading_begins_for_objects_that_move_as_asked() -> None:
+    rule = make_rule(EventKind.HEADING, towards=(-1.0, 0.0))
+    leftwards = [[car(x=60.0 - 8 * step)] for step in range(5)]
+    assert [one.after["kind"] for one in play(make_machine(rule), leftwards)] == ["heading"]
+    assert play(make_machine(rule), [[car(x=10.0 + 8 * step)] for step in range(5)]) == []
+    assert play(make_machine(rule), [[car(x=40.0 + step % 2)] for step in range(5)]) == []
+
+
+def test_event_says_how_many_of_the_expected_frames_it_saw() -> None:
+    thin = play(make_machine(make_rule(EventKind.ENTER, zone="lane")), [[car()]] * 4 + [[car(OUT)]], step_s=0.5)
+    assert thin[-1].after["frames"] == {"seen": 4, "expected": 9}
+
+
+def test_event_lasts_as_long_as_it_did_where_the_wall_clock_jumps() -> None:
+    machine = make_machine(make_rule(EventKind.ENTER, zone="lane"))
+    for frame, jump in enumerate((0, 0, 3600, 3600, -3600)):
+        machine.observe(Moment(frame, 0.2 * frame, 1000 + 0.2 * frame + jump, (100, 100)), [car()])
+    (notice,) = machine.end_all(EndReason.STOPPED)
+    assert notice.after["duration_s"] == 0.8 and notice.after["end_time"] == pytest.approx(1000.8)
+
+
 def test_leave_begins_and_ends_when_an_object_has_left() -> None:
     found = play(make_machine(make_rule(EventKind.LEAVE, zone="lane")), [[car()], [car()], [car(OUT)]])
     assert describe(found) == [("leave", "new", 1000.2, None), ("leave", "end", 1000.2, 1000.2)]
@@ -116,6 +188,15 @@ def test_count_lasts_while_enough_objects_are_in_the_zone() -> None:
     found = play(make_machine(rule), [[car()], two, three, [car(), car(OUT, 2)]])
     assert describe(found) == [("count", "new", 1000.2, None), ("count", "end", 1000.2, 1000.4)]
     assert (found[0].after["count"], found[1].after["top_count"]) == (2, 3)
+
+
+def test_count_says_how_many_of_each_class_by_the_vote_of_tracks() -> None:
+    machine = make_machine(make_rule(EventKind.COUNT, at_least=2))
+    bus = car(track=2, label="bus", score=0.9)
+    mistaken = car(track=2, label="car", score=0.4)
+    play(machine, [[car(), bus], [car(), mistaken, car(track=3)]])
+    (event,) = machine.open_events
+    assert event["counts"] == {"car": 2, "bus": 1}
 
 
 def test_classes_limit_a_rule_to_the_label_that_a_track_mostly_has() -> None:

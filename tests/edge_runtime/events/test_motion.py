@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_runtime.events.motion import MAX_IN_FLIGHT, MotionConfig, MotionGate
-from models.preprocess import Region
+from gemel.edge_runtime.events.motion import MAX_IN_FLIGHT, MotionConfig, MotionGate
+from gemel.models.preprocess import Region
 
 
 def noisy(seed: int, brightness: int = 60, size: tuple[int, int] = (180, 320)) -> np.ndarray:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.events.timetable import Timetable, parse_week_span
-from edge_runtime.events.zones import (
+from gemel.edge_runtime.events.timetable import Timetable, parse_week_span
+from gemel.edge_runtime.events.zones import (
     DetectionFilter,
     find_polygon_problem,
     foot_point,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edge_runtime.capture.push import PushQuery
-from edge_runtime.drawing import draw_thumbnail
-from edge_runtime.http.snapshots import Observer, Snapshot
-from edge_runtime.http.status import (
+from gemel.edge_runtime.capture.push import PushQuery
+from gemel.edge_runtime.drawing import draw_thumbnail
+from gemel.edge_runtime.http.snapshots import Observer, Snapshot
+from gemel.edge_runtime.http.status import (
     CameraStatus,
+    ClipStatus,
     DriftStatus,
     EventStatus,
     LedgerStatus,
@@ -20,9 +23,9 @@ from edge_runtime.http.status import (
     SpoolStatus,
     Status,
 )
-from edge_runtime.live_status import RuntimeStatus
-from edge_runtime.queues import Frame
-from edge_runtime.reload import ReloadResult
+from gemel.edge_runtime.live_status import RuntimeStatus
+from gemel.edge_runtime.queues import Frame
+from gemel.edge_runtime.reload import ReloadResult
 
 
 def query(name: str, camera: str, **values: Any) -> QueryStatus:
@@ -59,7 +62,10 @@ def event(name: str, **values: Any) -> EventStatus:
     return EventStatus(id=name, **(given | values))
 
 
-EVENTS = [event("f3a9c1-2", has_snapshot=True), event("f3a9c1-1", track=5, end_time=1.79e9 + 4, end_reason="left")]
+EVENTS = [
+    event("f3a9c1-2", has_snapshot=True),
+    event("f3a9c1-1", track=5, end_time=1.79e9 + 4, end_reason="left", has_clip=True),
+]
 
 
 class Box(RuntimeStatus):
@@ -71,10 +77,15 @@ class Box(RuntimeStatus):
         self.refuses: str | None = None
         self.holds_back: tuple[str, ...] = ()
         self.reloads = 0
+        self.is_awake = threading.Event()
+        self.is_awake.set()
+        self.orders: list[tuple[str, str, bool]] = []
+        self.files: dict[str, Path] = {}
         self.observer = Observer({"bridge-cars": "bridge", "gate-kind": "gate"})
         self.metrics = self.observer.metrics
 
     def status(self) -> Status:
+        self.is_awake.wait()
         given = {
             "name": "north-gate", "run": "f3a9c1", "bundle": "0123456789ab", "workload": "junction", "device": "cpu",
             "policy": "adaptive",
@@ -83,7 +94,8 @@ class Box(RuntimeStatus):
             "workspace_bytes": 9_000_000, "bytes_moved": 123_456_789, "loads": 17,
             "reloads": {"applied": 1, "partly": 0, "refused": 2}, "refused": None, "bundle_fault": None,
             "cameras": [camera("bridge"), camera("gate")],
-            "queries": [query("bridge-cars", "bridge"), query("gate-kind", "gate", resident=False)],
+            "queries": [query("bridge-cars", "bridge", crossed={"cross-kerb": {"left": 1, "right": 2}}),
+                         query("gate-kind", "gate", resident=False)],
             "sinks": [sink("jsonl", delivered=181, undelivered={"full": 3})],
             "drift": [
                 DriftStatus(query="gate-kind", ratio=0.93, ci95=[0.91, 0.94], frames=120, verdict="below",
@@ -92,6 +104,7 @@ class Box(RuntimeStatus):
                             checked_at=1.79e9, reverted=False),
             ],
             "events": EVENTS, "events_begun": {"bridge-cars": {"enter-lane": 2}},
+            "clips": ClipStatus(files=3, nbytes=5_000_000, trouble=None),
             "spool": SpoolStatus(samples=41, unsampled={"busy": 2}, bytes=5_000_000),
         }  # fmt: skip
         return Status(**(given | self.changes))
@@ -104,6 +117,14 @@ class Box(RuntimeStatus):
             return None
         record = {"after": {"snapshot": {"box": [40.0, 110.0, 100.0, 140.0]}}}
         return draw_thumbnail(np.full((180, 288, 3), (96, 120, 150), np.uint8), record)
+
+    def event_file(self, event: str, ending: str) -> Path | None:
+        return self.files.get(event + ending)
+
+    def switch(self, kind: str, name: str, is_on: bool, by: str) -> None:
+        if name not in ("bridge", "bridge-cars"):
+            raise KeyError(name)
+        self.orders.append((kind, name, is_on))
 
     def is_moving(self) -> bool:
         return self.moves

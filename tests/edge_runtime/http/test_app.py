@@ -11,16 +11,17 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from edge_runtime.http.app import HISTORY_ROWS, History, HttpService
-from edge_runtime.http.auth import Access
-from edge_runtime.queues import Frame
-from models.errors import InputError
+from gemel.edge_runtime.http.app import HISTORY_ROWS, History, HttpService
+from gemel.edge_runtime.http.auth import Access
+from gemel.edge_runtime.queues import Frame
+from gemel.models.errors import InputError
 from tests.edge_runtime.http.box import Box, camera, query
 
 TOKEN = "a-token-of-32-characters-or-more"
@@ -156,6 +157,7 @@ def test_camera_frame_is_annotated_jpeg(address: str, box: Box) -> None:
     assert send_request(address, path)[1] == drawn, "a result that holds is drawn"
     box.observer.zones = {"bridge": (("lane", ((0.1, 0.5), (0.9, 0.5), (0.5, 0.9))),)}
     assert send_request(address, path)[1] not in (plain, drawn)
+    assert send_request(address, f"{path}?plain=1")[1] == plain
 
 
 def test_session_needs_token_and_sets_httponly_cookie(closed_address: str) -> None:
@@ -218,10 +220,57 @@ def test_address_beyond_loopback_needs_token(box: Box) -> None:
     with serve_box(box, "0.0.0.0", TOKEN) as address:
         status, body, _ = send_request(address, "/")
         assert status == 401 and b"asks for its token" in body and b"junction" not in body
-        for path in ("/api/status", "/metrics", "/healthz", "/openapi.json", "/api/watch"):
+        for path in ("/api/status", "/metrics", "/openapi.json", "/api/watch"):
             assert send_request(address, path)[0] == 401
         assert send_request(address, "/page/login.js")[0] == 200
         assert send_request(address, "/api/status", **BEARER)[0] == 200
+
+
+def test_health_is_told_without_a_token_and_without_details(box: Box) -> None:
+    box.changes["bundle_fault"] = "box.safetensors was changed in place"
+    with serve_box(box, "0.0.0.0", TOKEN) as address:
+        assert send_request(address, "/healthz")[:2] == (200, b"moving\n")
+        assert send_request(address, "/readyz")[:2] == (200, b"ready\n")
+        assert send_request(address, "/v2/health/ready")[0] == send_request(address, "/v2/health/live")[0] == 200
+        assert b"changed in place" in send_request(address, "/healthz", **BEARER)[1]
+        box.moves, box.lacks = False, ["camera gate never gave a frame"]
+        assert send_request(address, "/healthz")[:2] == (503, b"stuck\n")
+        assert send_request(address, "/readyz")[:2] == (503, b"not ready\n")
+        assert b"camera gate" in send_request(address, "/readyz", **BEARER)[1]
+        assert send_request(address, "/healthz", "POST")[0] == 401
+
+
+def test_queries_and_cameras_are_switched_with_the_token(box: Box) -> None:
+    def send(address: str, path: str, body: bytes, **headers: str) -> int:
+        request = urllib.request.Request(f"http://{address}{path}", body, headers, method="POST")
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return response.status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    with serve_box(box, token=TOKEN) as address:
+        assert send(address, "/api/queries/bridge-cars", b'{"on": false}') == 401
+        assert send(address, "/api/queries/bridge-cars", b'{"on": false}', **BEARER) == 200
+        assert send(address, "/api/cameras/bridge", b'{"on": true}', **BEARER) == 200
+        assert send(address, "/api/queries/gone", b'{"on": true}', **BEARER) == 404
+        for body in (b"", b"{", b'{"on": 1}', b'{"on": true, "fps": 5}', b"x" * 10_000):
+            assert send(address, "/api/queries/bridge-cars", body, **BEARER) in (400, 413)
+    assert box.orders == [("query", "bridge-cars", False), ("camera", "bridge", True)]
+
+
+def test_files_of_an_event_are_sent_in_whole_and_in_parts(box: Box, tmp_path: Path) -> None:
+    box.files["f3a9c1-1.mp4"] = tmp_path / "a.mp4"
+    box.files["f3a9c1-1.mp4"].write_bytes(bytes(range(100)))
+    with serve_box(box) as address:
+        status, body, headers = send_request(address, "/api/events/f3a9c1-1/clip.mp4")
+        assert (status, body, headers["Content-Type"]) == (200, bytes(range(100)), "video/mp4")
+        assert send_request(address, "/api/events/f3a9c1-1/clip.mp4", Range="bytes=10-19")[:2] == (
+            206,
+            bytes(range(10, 20)),
+        )
+        assert send_request(address, "/api/events/f3a9c1-2/clip.mp4")[0] == 404
+        assert send_request(address, "/api/events/f3a9c1-1/full.jpg")[0] == 404
 
 
 def test_address_in_use_is_tried_again(box: Box, caplog: pytest.LogCaptureFixture) -> None:

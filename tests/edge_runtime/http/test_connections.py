@@ -11,14 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.http import app as http_app
-from edge_runtime.http.connections import ConnectionLimits, Connections
+from gemel.edge_runtime.http import app as http_app
+from gemel.edge_runtime.http.connections import ConnectionLimits, Connections
 from tests.edge_runtime.http.box import Box
 from tests.edge_runtime.http.test_app import send_request, serve_box
 
-SMALL = ConnectionLimits(
-    waiting=8, waiting_of_address=4, active=6, active_of_address=3, head_s=1.0, idle_s=0.5, body_s=0.3
-)
+SMALL = ConnectionLimits(waiting=8, waiting_of_group=4, active=6, active_of_group=3, head_s=1.0, idle_s=0.5, body_s=0.3)
 MANY = 5000
 MAX_MORE_BYTES = 30 * 2**20
 TIMEOUT_S = 60.0
@@ -73,9 +71,12 @@ def test_head_in_pieces_is_answered_and_endless_head_is_not(address: str) -> Non
 def test_idle_connections_give_way_and_end(address: str) -> None:
     request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with contextlib.ExitStack() as stack:
-        kept = [stack.enter_context(connect(address, request)) for _ in range(6)]
+        clients = []
+        for _ in range(6):
+            clients.append(stack.enter_context(connect(address, request)))
+            assert b" 200 " in clients[-1].recv(4096)
         assert send_request(address, "/metrics")[0] == 200
-        assert all(is_closed(client) for client in kept)
+        assert all(is_closed(client) for client in clients)
 
 
 def test_body_that_does_not_come_ends_the_connection(address: str) -> None:
@@ -90,7 +91,7 @@ def test_health_is_answered_while_all_others_are_busy(address: str) -> None:
     head = "GET /api/watch HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     watch = (head + "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n").encode()
     with contextlib.ExitStack() as stack:
-        for _ in range(SMALL.active_of_address):
+        for _ in range(SMALL.active_of_group):
             assert b" 101 " in stack.enter_context(connect(address, watch)).recv(4096)
         assert send_request(address, "/healthz")[0] == 200
         status, body, headers = send_request(address, "/metrics")

@@ -21,11 +21,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_runtime.capture.push import STOPPED
-from edge_runtime.config import any_device, load_config
-from edge_runtime.http import push as http_push
-from edge_runtime.queues import DEPTH, OVERLOAD
-from models.errors import InputError
+from gemel.edge_runtime.capture.push import STOPPED
+from gemel.edge_runtime.config import any_device, load_config
+from gemel.edge_runtime.http import bodies
+from gemel.edge_runtime.http import push as http_push
+from gemel.edge_runtime.queues import DEPTH, OVERLOAD
+from gemel.models.errors import InputError
 from tests.edge_runtime.http.push_box import GO, TOKEN, address_of, write_push_box
 from tests.edge_runtime.local_box import LocalBox
 
@@ -120,6 +121,35 @@ def test_custom_list_names_the_pushed_queries(address: str) -> None:
     assert send_form(address, "/v1/vision/custom/list", None)[1]["models"] == ["spots", "kind"]
 
 
+def test_custom_list_takes_the_token_in_either_form(address: str) -> None:
+    kind = {"Content-Type": "application/x-www-form-urlencoded"}
+    path = "/v1/vision/custom/list"
+    status, body, _ = send(address, path, f"api_key={TOKEN}".encode(), **kind)
+    assert status == 200 and json.loads(body)["models"] == ["spots", "kind"]
+    for wrong in (b"api_key=wrong", b"", b"\xff=", b"&".join([b"a=1"] * 100), b"api_key=" + bytes(5000)):
+        status, body, _ = send(address, path, wrong, **kind)
+        assert status in (400, 401, 413) and json.loads(body)["success"] is False
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "BMP"])
+def test_pictures_of_other_kinds_are_answered_as_jpeg_is(address: str, kind: str) -> None:
+    assert (
+        send_form(address, "/v1/vision/detection", picture(kind=kind))[1]["predictions"]
+        == (send_form(address, "/v1/vision/detection", picture())[1]["predictions"])
+    )
+
+
+def test_kinds_that_nobody_sends_are_refused(address: str) -> None:
+    status, found, _ = send_form(address, "/v1/vision/detection", picture(kind="TIFF"))
+    assert status == 400 and "no JPEG, PNG, WEBP or BMP, or damaged" in found["error"]
+
+
+@pytest.mark.parametrize("path", ["/v2/nothing", "/v2/models/gone/config", "/v2/models/gone/stats", "/v2/models"])
+def test_v2_says_errors_as_json(address: str, path: str) -> None:
+    status, body, headers = get(address, path)
+    assert status == 404 and isinstance(json.loads(body)["error"], str) and "json" in headers["Content-Type"]
+
+
 def test_results_reach_the_sinks_and_the_dashboard(box: LocalBox, address: str) -> None:
     before = len(box.records("kind"))
     send_form(address, "/v1/vision/custom/kind", picture())
@@ -171,7 +201,7 @@ def test_other_bodies_are_refused(address: str, monkeypatch: pytest.MonkeyPatch)
     assert send(address, "/v1/vision/detection", b"x", **kind)[0] == 415
     damaged = {"Content-Type": "multipart/form-data; boundary=b"}
     assert send(address, "/v1/vision/detection", b"--c\r\nnothing", **BEARER, **damaged)[0] == 400
-    monkeypatch.setattr(http_push, "MAX_BODY_BYTES", 2000)
+    monkeypatch.setattr(bodies, "MAX_BODY_BYTES", 2000)
     status, found, _ = send_form(address, "/v1/vision/detection", bytes(3000))
     assert status == 413 and "more than" in found["error"]
     assert infer(address, {"datatype": "UINT8", "shape": [32, 48, 3]}, bytes(4608))[0] == 413
@@ -243,9 +273,10 @@ def test_infer_with_other_requests_gets_one_error(address: str) -> None:
 
 
 def test_metadata_describes_the_queries(address: str) -> None:
-    assert json.loads(get(address, "/v2")[1])["extensions"] == ["binary_tensor_data"]
+    assert json.loads(get(address, "/v2")[1])["extensions"][0] == "binary_tensor_data"
     found = json.loads(get(address, "/v2/models/spots")[1])
-    assert found["inputs"] == [{"name": "image", "datatype": "BYTES", "shape": [1]}]
+    also = {"also": {"datatype": "UINT8", "shape": [-1, -1, 3]}}
+    assert found["inputs"] == [{"name": "image", "datatype": "BYTES", "shape": [1], "parameters": also}]
     assert [one["name"] for one in found["outputs"]] == ["labels", "scores", "boxes", "result"]
     assert get(address, "/v2/models/gate")[0] == get(address, "/v2/models/gate/ready")[0] == 404
 
@@ -321,6 +352,13 @@ def test_triton_client_reads_metadata_and_infers(box: LocalBox, address: str) ->
     assert triton.is_model_ready("spots", headers=dict(BEARER)) and not triton.is_model_ready("spots")
     assert triton.get_server_metadata(dict(BEARER))["name"] == "gemel"
     assert triton.get_model_metadata("spots", headers=dict(BEARER))["platform"] == "gemel"
+    also = triton.get_model_metadata("spots", headers=dict(BEARER))["inputs"][0]["parameters"]["also"]
+    assert also == {"datatype": "UINT8", "shape": [-1, -1, 3]}
+    config = triton.get_model_config("spots", headers=dict(BEARER))
+    assert {one["name"]: one["data_type"] for one in config["output"]}["boxes"] == "TYPE_FP32"
+    assert [one["name"] for one in triton.get_model_repository_index(headers=dict(BEARER))] == ["spots", "kind"]
+    assert len(triton.get_inference_statistics(headers=dict(BEARER))["model_stats"]) == 2
+    before = triton.get_inference_statistics("spots", headers=dict(BEARER))["model_stats"][0]["inference_count"]
     encoded = client.InferInput("image", [1], "BYTES")
     encoded.set_data_from_numpy(np.array([picture()], np.object_))
     pixels = client.InferInput("image", [32, 48, 3], "UINT8")
@@ -329,6 +367,8 @@ def test_triton_client_reads_metadata_and_infers(box: LocalBox, address: str) ->
         found = triton.infer("spots", [tensor], headers=dict(BEARER))
         assert found.as_numpy("labels").tolist() == [b"person", b"car"]
         assert found.as_numpy("boxes").tolist() == [[24, 16, 48, 32], [0, 8, 24, 24]]
+    after = triton.get_inference_statistics("spots", headers=dict(BEARER))["model_stats"][0]["inference_count"]
+    assert after == before + 2
     asked = [client.InferRequestedOutput("scores", binary_data=False)]
     scores = triton.infer("spots", [encoded], outputs=asked, headers=dict(BEARER)).as_numpy("scores")
     assert scores == pytest.approx([0.9, 0.35])

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from edge_runtime.http import tls
-from edge_runtime.http.app import HttpService
-from edge_runtime.http.auth import Access, TlsFiles
-from edge_runtime.http.tls import Certificate, check_certificate
-from models.errors import InputError
+from gemel.edge_runtime.http import tls
+from gemel.edge_runtime.http.app import HttpService
+from gemel.edge_runtime.http.auth import Access, TlsFiles
+from gemel.edge_runtime.http.tls import Certificate, check_certificate
+from gemel.models.errors import InputError
 from tests.certificates import write_certificate
 from tests.edge_runtime.http.box import Box
 from tests.edge_runtime.http.test_connections import connect

@@ -6,7 +6,14 @@ import random
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from edge_runtime.memory.allocator import Admission, BlockedError, Extent, NoSpaceError, Residency, footprint_bytes
+from gemel.edge_runtime.memory.allocator import (
+    Admission,
+    BlockedError,
+    Extent,
+    NoSpaceError,
+    Residency,
+    footprint_bytes,
+)
 
 KIB = 1024
 

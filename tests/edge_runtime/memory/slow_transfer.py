@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from edge_runtime.memory.allocator import Copy
-from edge_runtime.memory.store import Store
-from edge_runtime.memory.transfer_cpu import CpuTransferBackend
+from gemel.edge_runtime.memory.allocator import Copy
+from gemel.edge_runtime.memory.store import Store
+from gemel.edge_runtime.memory.transfer_cpu import CpuTransferBackend
 
 
 class SlowTransfer(CpuTransferBackend):

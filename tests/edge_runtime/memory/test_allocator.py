@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.memory.allocator import BlockedError, Extent, NoSpaceError, Residency
+from gemel.edge_runtime.memory.allocator import BlockedError, Extent, NoSpaceError, Residency
 from tests.edge_runtime.memory.schedules import RandomSchedule
 
 KIB = 1024

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.memory.allocator import footprint_bytes
-from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.store import Store
+from gemel.edge_runtime.memory.allocator import footprint_bytes
+from gemel.edge_runtime.memory.arena import Arena
+from gemel.edge_runtime.memory.store import Store
 from tests.edge_runtime.memory.slow_transfer import SlowTransfer
 
 KIB = 1024

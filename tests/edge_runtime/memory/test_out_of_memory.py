@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from models.device import is_out_of_memory
+from gemel.models.out_of_memory import is_out_of_memory
 
 
 def graph(operator: str) -> bytes:

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.store import (
+from gemel.edge_runtime.memory.arena import Arena
+from gemel.edge_runtime.memory.store import (
     Store,
     changes_order,
     channels_last_layouts,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.store import Store
-from edge_runtime.memory.transfer_cuda import CudaTransferBackend
+from gemel.edge_runtime.memory.arena import Arena
+from gemel.edge_runtime.memory.store import Store
+from gemel.edge_runtime.memory.transfer_cuda import CudaTransferBackend
 from tests.edge_runtime.memory.fake_cuda import FakeCuda
 
 PAGE = 512

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from edge_runtime.memory import transfer_cpu, transfer_cuda
-from edge_runtime.memory.allocator import Copy, Move, Residency
-from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.store import Store
-from edge_runtime.memory.transfer_cpu import CpuTransferBackend, allocate_memory
-from edge_runtime.memory.transfer_cuda import ALLOCATOR_SLACK_BYTES, UnifiedTransferBackend
-from models.bundle.format import open_file
+from gemel.edge_runtime.memory import transfer_cpu, transfer_cuda
+from gemel.edge_runtime.memory.allocator import Copy, Move, Residency
+from gemel.edge_runtime.memory.arena import Arena
+from gemel.edge_runtime.memory.store import Store
+from gemel.edge_runtime.memory.transfer_cpu import CpuTransferBackend, allocate_memory
+from gemel.edge_runtime.memory.transfer_cuda import ALLOCATOR_SLACK_BYTES, UnifiedTransferBackend
+from gemel.models.bundle.format import open_file
 from tests.edge_runtime.memory.fake_cuda import FakeCuda
 from tests.edge_runtime.tiny import tiny_bundle
 

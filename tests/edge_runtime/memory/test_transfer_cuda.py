@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from edge_runtime.memory import transfer_cuda as transfer_cuda
-from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.store import Store, channels_last_layouts
-from edge_runtime.memory.transfer import compute_stream, on_compute_stream
-from edge_runtime.memory.transfer_cuda import ALLOCATOR_SLACK_BYTES, CudaTransferBackend
+from gemel.edge_runtime.memory import transfer_cuda as transfer_cuda
+from gemel.edge_runtime.memory.arena import Arena
+from gemel.edge_runtime.memory.store import Store, channels_last_layouts
+from gemel.edge_runtime.memory.transfer import compute_stream, on_compute_stream
+from gemel.edge_runtime.memory.transfer_cuda import ALLOCATOR_SLACK_BYTES, CudaTransferBackend
 from tests.edge_runtime.memory.fake_cuda import FakeCuda, FakeStream, Kernels
 from tests.edge_runtime.memory.test_transfer_cpu import store_of
 

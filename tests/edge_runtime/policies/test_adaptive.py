@@ -8,11 +8,11 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.policies.adaptive import AdaptivePolicy, CandidateRun, RunHistory, feasible_together
-from edge_runtime.policies.gemel import GemelPolicy
-from edge_runtime.scheduler import Decision, Plan, QuerySpec, SchedulerState
-from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
-from edge_runtime.simulation.simulator import simulate
+from gemel.edge_runtime.policies.adaptive import AdaptivePolicy, CandidateRun, RunHistory, feasible_together
+from gemel.edge_runtime.policies.gemel import GemelPolicy
+from gemel.edge_runtime.scheduler import Decision, Plan, QuerySpec, SchedulerState
+from gemel.edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
+from gemel.edge_runtime.simulation.simulator import simulate
 
 KIB = 1024
 POLICY = AdaptivePolicy()

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from edge_runtime.policies import POLICIES
-from edge_runtime.scheduler import Decision, Plan, Policy, QuerySpec, SchedulerState
-from edge_runtime.scheduler.costs import Costs, memory_settings
-from edge_runtime.simulation.simulator import simulate
-from edge_runtime.simulation.trace import TRACE_FORMAT, TraceHeader, trace_costs
+from gemel.edge_runtime.policies import POLICIES
+from gemel.edge_runtime.scheduler import Decision, Plan, Policy, QuerySpec, SchedulerState
+from gemel.edge_runtime.scheduler.costs import Costs, memory_settings
+from gemel.edge_runtime.simulation.simulator import simulate
+from gemel.edge_runtime.simulation.trace import TRACE_FORMAT, TraceHeader, trace_costs
 
 FILE = Path(__file__).with_name("decisions.json")
 SECONDS = 16

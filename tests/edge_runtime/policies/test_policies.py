@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.policies import DEFAULT_POLICY, POLICIES, policy_named
-from edge_runtime.policies.gemel import PATIENCE, GemelPolicy, TurnHistory
-from edge_runtime.scheduler import Plan, QuerySpec, SchedulerState
-from edge_runtime.scheduler.costs import Costs, QueryCost
-from edge_runtime.simulation.simulator import simulate
-from models.errors import InputError
+from gemel.edge_runtime.policies import DEFAULT_POLICY, POLICIES, policy_named
+from gemel.edge_runtime.policies.gemel import PATIENCE, GemelPolicy, TurnHistory
+from gemel.edge_runtime.scheduler import Plan, QuerySpec, SchedulerState
+from gemel.edge_runtime.scheduler.costs import Costs, QueryCost
+from gemel.edge_runtime.simulation.simulator import simulate
+from gemel.models.errors import InputError
 from tests.edge_runtime.scheduler import strategies
 
 KIB = 1024

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from edge_runtime.policies import POLICIES
-from edge_runtime.policies.selection import CONFIG, SelectionState, expected_frames, has_drifted
-from edge_runtime.scheduler import Decision, Plan, QuerySpec, SchedulerState
-from edge_runtime.scheduler.costs import Costs, QueryCost
-from edge_runtime.simulation.simulator import Simulation, simulate
+from gemel.edge_runtime.policies import POLICIES
+from gemel.edge_runtime.policies.selection import CONFIG, SelectionState, expected_frames, has_drifted
+from gemel.edge_runtime.scheduler import Decision, Plan, QuerySpec, SchedulerState
+from gemel.edge_runtime.scheduler.costs import Costs, QueryCost
+from gemel.edge_runtime.simulation.simulator import Simulation, simulate
 
 SELECTING = POLICIES["adaptive"]
 SECONDS = 40
@@ -78,7 +78,9 @@ def test_selection_accuracy_objective_begins_greedy():
 
 
 def test_selection_floor_broken_in_simulation_keeps_gemel(monkeypatch):
-    monkeypatch.setattr("edge_runtime.policies.selection.CONFIG", replace(CONFIG, query_share=9.0, query_slack=0.0))
+    monkeypatch.setattr(
+        "gemel.edge_runtime.policies.selection.CONFIG", replace(CONFIG, query_share=9.0, query_slack=0.0)
+    )
     _, recorded = play(swapping(), {query: QuerySpec(20.0) for query in "ab"}, 100_000)
     assert all(memory.floor_rates is None for _, memory in recorded.states)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from edge_runtime.policies.streaming import frames_in_time, pick_overflow, stream_within
-from edge_runtime.scheduler import QuerySpec
-from edge_runtime.scheduler.costs import BatchCost, Costs, JointCost, QueryCost
-from edge_runtime.scheduler.eviction import OverflowLayer, OverflowTensor
+from gemel.edge_runtime.policies.streaming import frames_in_time, pick_overflow, stream_within
+from gemel.edge_runtime.scheduler import QuerySpec
+from gemel.edge_runtime.scheduler.costs import BatchCost, Costs, JointCost, QueryCost
+from gemel.edge_runtime.scheduler.eviction import OverflowLayer, OverflowTensor
 
 KIB = 1024
 QUERIES = ("a", "b")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from edge_runtime.scheduler.costs import Costs, QueryCost
+from gemel.edge_runtime.scheduler.costs import Costs, QueryCost
 
 
 @st.composite

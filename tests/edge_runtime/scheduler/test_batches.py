@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.scheduler import QuerySpec
-from edge_runtime.scheduler.batches import batch_in_time, expected_round, largest_batches, worst_first_batches
-from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
-from edge_runtime.scheduler.order import cycle_loads
+from gemel.edge_runtime.scheduler import QuerySpec
+from gemel.edge_runtime.scheduler.batches import batch_in_time, expected_round, largest_batches, worst_first_batches
+from gemel.edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
+from gemel.edge_runtime.scheduler.order import cycle_loads
 
 BATCHES = (BatchCost(2, 0.030, 2000), BatchCost(4, 0.050, 4000))
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.memory.allocator import footprint_bytes
-from edge_runtime.scheduler.costs import (
+from gemel.edge_runtime.memory.allocator import footprint_bytes
+from gemel.edge_runtime.scheduler.costs import (
     RATE_FROM_BYTES,
     BatchCost,
     CostEstimates,
@@ -22,7 +22,7 @@ from edge_runtime.scheduler.costs import (
     tensor_groups,
     unshared_costs,
 )
-from models.errors import InputError
+from gemel.models.errors import InputError
 from tests.edge_runtime.scheduler import strategies
 
 

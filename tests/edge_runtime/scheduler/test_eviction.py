@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.memory.allocator import footprint_bytes
-from edge_runtime.policies import POLICIES
-from edge_runtime.scheduler import Plan, SchedulerState
-from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
-from edge_runtime.scheduler.eviction import (
+from gemel.edge_runtime.memory.allocator import footprint_bytes
+from gemel.edge_runtime.policies import POLICIES
+from gemel.edge_runtime.scheduler import Plan, SchedulerState
+from gemel.edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
+from gemel.edge_runtime.scheduler.eviction import (
     MIN_OVERFLOW_BYTES,
     OverflowLayer,
     OverflowTensor,
@@ -18,7 +18,7 @@ from edge_runtime.scheduler.eviction import (
     pick_evictions,
     scratch_bytes,
 )
-from edge_runtime.simulation.simulator import simulate
+from gemel.edge_runtime.simulation.simulator import simulate
 from tests.edge_runtime.scheduler import strategies
 
 RATE = 1e6

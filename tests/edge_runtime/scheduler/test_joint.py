@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from edge_runtime.policies import policy_named
-from edge_runtime.scheduler import Decision, QuerySpec, SchedulerState
-from edge_runtime.scheduler.costs import BatchCost, Costs, JointCost, QueryCost, unshared_costs
-from edge_runtime.scheduler.joint import join_queries, run_seconds, wait_for_pass
-from edge_runtime.simulation.simulator import simulate
+from gemel.edge_runtime.policies import policy_named
+from gemel.edge_runtime.scheduler import Decision, QuerySpec, SchedulerState
+from gemel.edge_runtime.scheduler.costs import BatchCost, Costs, JointCost, QueryCost, unshared_costs
+from gemel.edge_runtime.scheduler.joint import join_queries, run_seconds, wait_for_pass
+from gemel.edge_runtime.simulation.simulator import simulate
 
 KIB = 1024
 QUERIES = ("a", "b", "c")

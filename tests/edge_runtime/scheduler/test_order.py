@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.scheduler.costs import Costs, QueryCost
-from edge_runtime.scheduler.order import cycle_loads, share_order
+from gemel.edge_runtime.scheduler.costs import Costs, QueryCost
+from gemel.edge_runtime.scheduler.order import cycle_loads, share_order
 from tests.edge_runtime.scheduler import strategies
 
 

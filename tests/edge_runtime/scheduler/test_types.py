@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.scheduler.types import accuracy_at, mean_accuracy, monotone_curve, staleness_gain, summed_accuracy
+from gemel.edge_runtime.scheduler.types import (
+    accuracy_at,
+    mean_accuracy,
+    monotone_curve,
+    staleness_gain,
+    summed_accuracy,
+)
 
 CURVE = (1.0, 0.8, 0.5)
 curves = st.lists(st.floats(0, 1), min_size=1, max_size=20).map(monotone_curve)

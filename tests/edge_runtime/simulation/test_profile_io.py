@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from edge_runtime.box import load_box
-from edge_runtime.config import load_config
-from edge_runtime.daemon import run
-from edge_runtime.policies.adaptive import AdaptivePolicy
-from edge_runtime.scheduler.costs import BatchCost
-from edge_runtime.simulation.profile_io import (
+from gemel.edge_runtime.box import load_box
+from gemel.edge_runtime.config import load_config
+from gemel.edge_runtime.daemon import run
+from gemel.edge_runtime.policies.adaptive import AdaptivePolicy
+from gemel.edge_runtime.scheduler.costs import BatchCost
+from gemel.edge_runtime.simulation.profile_io import (
     MeasuredProfile,
     QueryProfile,
     describe_machine,
@@ -25,9 +25,9 @@ from edge_runtime.simulation.profile_io import (
     read_staleness,
     write_profile,
 )
-from edge_runtime.simulation.replay import replay
-from models.errors import InputError
-from models.notes import collect_notes
+from gemel.edge_runtime.simulation.replay import replay
+from gemel.models.errors import InputError
+from gemel.models.notes import collect_notes
 from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
 
 

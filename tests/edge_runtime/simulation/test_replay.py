@@ -7,11 +7,11 @@ import json
 import pytest
 import torch
 
-from edge_runtime.daemon import run
-from edge_runtime.scheduler.costs import Costs, QueryCost, tensor_groups
-from edge_runtime.simulation.replay import replay
-from edge_runtime.simulation.trace import read_trace, trace_costs
-from models.errors import InputError
+from gemel.edge_runtime.daemon import run
+from gemel.edge_runtime.scheduler.costs import Costs, QueryCost, tensor_groups
+from gemel.edge_runtime.simulation.replay import replay
+from gemel.edge_runtime.simulation.trace import read_trace, trace_costs
+from gemel.models.errors import InputError
 from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.policies import POLICIES
-from edge_runtime.scheduler import QuerySpec
-from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
-from edge_runtime.simulation.simulator import age_p95_ms, arrival_rate, simulate
+from gemel.edge_runtime.policies import POLICIES
+from gemel.edge_runtime.scheduler import QuerySpec
+from gemel.edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
+from gemel.edge_runtime.simulation.simulator import age_p95_ms, arrival_rate, simulate
 from tests.edge_runtime.scheduler import strategies
 
 KIB = 1024

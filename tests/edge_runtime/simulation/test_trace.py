@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from edge_runtime.simulation import trace
-from edge_runtime.simulation.trace import TraceWriter
+from gemel.edge_runtime.simulation import trace
+from gemel.edge_runtime.simulation.trace import TraceWriter
 
 
 def test_trace_writer_full_disk_ends_the_trace():

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from edge_runtime.backoff import BackOff
-from edge_runtime.sinks.base import BoxState, ResultMessage, SinkConfig
-from edge_runtime.sinks.worker import Outbox, OutboxLimits, SinkWorker
+from gemel.edge_runtime.backoff import BackOff
+from gemel.edge_runtime.sinks.base import BoxState, ResultMessage, SinkConfig, Switch
+from gemel.edge_runtime.sinks.worker import Outbox, OutboxLimits, SinkWorker
 
 SOON = BackOff(0.02, 0.1)
 TIMEOUT_S = 30.0
@@ -27,10 +27,13 @@ def make_message(frame: int, image: bool = False, **keys: Any) -> ResultMessage:
 
 @contextlib.contextmanager
 def running_worker(
-    config: SinkConfig, items: int = 1000, state: Callable[[], BoxState] = BoxState
+    config: SinkConfig,
+    items: int = 1000,
+    state: Callable[[], BoxState] = BoxState,
+    switch: Switch | None = None,
 ) -> Iterator[SinkWorker]:
     """A running worker, which retries soon, of a box in this state."""
-    worker = SinkWorker(config, Outbox(OutboxLimits(items), SOON), state)
+    worker = SinkWorker(config, Outbox(OutboxLimits(items), SOON), state, switch)
     worker.start()
     yield worker
     worker.close()

@@ -1,8 +1,9 @@
 """Home Assistant's discovery messages: their keys are those that it documents, and its templates read our messages.
 
-The keys are those of https://www.home-assistant.io/integrations/sensor.mqtt and .../image.mqtt (of July 2025); Home
+The keys are those of https://www.home-assistant.io/integrations/sensor.mqtt, .../image.mqtt, .../event.mqtt,
+.../binary_sensor.mqtt and .../switch.mqtt (of July 2025); Home
 Assistant itself checks the messages where HOME_ASSISTANT_PYTHON names the Python of an environment that has the package
-`homeassistant`, which pins versions of its own (checked with 2025.4.4).
+`homeassistant`, which pins versions of its own (checked with 2024.3.3).
 """
 
 from __future__ import annotations
@@ -11,14 +12,20 @@ import json
 import os
 import re
 import subprocess
-from pathlib import Path
+from collections import Counter
 from typing import Any
 
 import jinja2
 import jsonschema
 import pytest
 
-from edge_runtime.sinks.mqtt import MqttConfig, discovery_messages, event_discovery_messages
+from gemel.edge_runtime.sinks.discovery import (
+    VALUE_TEMPLATES,
+    CameraEntities,
+    event_messages,
+    query_messages,
+    switch_message,
+)
 
 TEXT = {"type": "string", "minLength": 1}
 TOPIC = {"type": "string", "pattern": "^[^+#\\u0000]+$", "maxLength": 65535}
@@ -45,7 +52,10 @@ COMMON: dict[str, Any] = {
             **dict.fromkeys(DEVICE_KEYS, TEXT),
         },
     },
-    "origin": {"type": "object", "required": ["name"]},
+    "origin": {
+        "type": "object", "required": ["name"], "additionalProperties": False,
+        "properties": dict.fromkeys(("name", "sw_version", "support_url"), TEXT),
+    },
 }  # fmt: skip
 SENSOR: dict[str, Any] = {
     "state_topic": TOPIC, "value_template": TEXT, "unit_of_measurement": TEXT, "device_class": TEXT,
@@ -57,25 +67,36 @@ IMAGE: dict[str, Any] = {
     "image_topic": TOPIC, "content_type": TEXT, "image_encoding": {"const": "b64"}, "url_topic": TOPIC,
     "url_template": TEXT,
 }  # fmt: skip
+SWITCH = {"command_topic": TOPIC, "state_topic": TOPIC, "payload_on": TEXT, "payload_off": TEXT, "optimistic": {}}
+EVENTS = {"state_topic": TOPIC, "value_template": TEXT, "event_types": {"type": "array", "minItems": 1}}
+OCCUPANCY = {"state_topic": TOPIC, "value_template": TEXT, "device_class": {"enum": ["occupancy", "motion"]}}
 SCHEMAS = {
+    "switch": {"required": ["command_topic"], "properties": {**COMMON, **SWITCH}},
+    "event": {"required": ["state_topic", "event_types"], "properties": {**COMMON, **EVENTS}},
+    "binary_sensor": {"required": ["state_topic"], "properties": {**COMMON, **OCCUPANCY}},
     "sensor": {"required": ["state_topic"], "properties": {**COMMON, **SENSOR}},
     "image": {"oneOf": [{"required": ["image_topic"]}, {"required": ["url_topic"]}], "properties": {**COMMON, **IMAGE}},
 }
-DISCOVERY_TOPIC = re.compile(r"homeassistant/(sensor|image)/[a-zA-Z0-9_-]+/config")
+DISCOVERY_TOPIC = re.compile(r"homeassistant/(sensor|image|switch|event|binary_sensor)/[a-zA-Z0-9_-]+/config")
 ANSWERS: dict[str, tuple[dict[str, Any], str]] = {
     "label": ({"label": "open", "score": 0.9}, "open"),
     "labels": ({"labels": [{"class": "car", "score": 0.9}, {"class": "dog", "score": 0.8}]}, "car, dog"),
     "detections": ({"detections": [{"class": "car", "score": 0.9, "box": [0, 0, 1, 1]}] * 3}, "3"),
     "segments": ({"segments": [{"class": "road", "score": 0.9}]}, "road"),
 }
-EVENT = {"open": 2, "after": {"id": "f3-1", "label": "Jo's <car> & bike", "track": None, "entered_zones": ["lane"]}}
+EVENT = {
+    "type": "new",
+    "open": 2,
+    "after": {"id": "f3-1", "label": "Jo's <car> & bike", "track": None, "entered_zones": ["lane"]},
+}
 CHECK = """
 import asyncio, importlib, json, sys, tempfile
 from homeassistant.core import HomeAssistant
 from homeassistant.helpers import frame
 
 async def check():
-    frame.async_setup(HomeAssistant(tempfile.gettempdir()))
+    if hasattr(frame, "async_setup"):  # from 2025 on
+        frame.async_setup(HomeAssistant(tempfile.gettempdir()))
     for kind, message in json.load(sys.stdin):
         schema = importlib.import_module(f"homeassistant.components.mqtt.{kind}").DISCOVERY_SCHEMA
         lost = set(message) - set(schema(dict(message)))
@@ -88,11 +109,14 @@ asyncio.run(check())
 
 def make_messages() -> list[tuple[str, dict[str, Any]]]:
     """The kind and the message of every discovery topic of a box with all kinds of answers and an event."""
-    config = MqttConfig(host="127.0.0.1", snapshot=True, discovery=True).resolve(Path(), "north gate")
+    entities = CameraEntities("north gate", "left", "gemel/n/status", "gemel/n/left/status", True)
+    topic = "gemel/north gate/left/cars/events/"
     found = [
-        event_discovery_messages(config, "gemel/north gate/left/cars/events/enter", "left", "cars", "enter"),
+        event_messages(entities, f"{topic}enter", "cars", "enter", "enter"),
+        event_messages(entities, f"{topic}kerb", "cars", "kerb", "cross"),
+        switch_message(entities, "gemel/north gate/left/cars", "cars"),
         *(
-            discovery_messages(config, f"gemel/north gate/left/{name}", {"camera": "left", "query": name, **answer})
+            query_messages(entities, f"gemel/north gate/left/{name}", {"camera": "left", "query": name, **answer})
             for name, (answer, _) in ANSWERS.items()
         ),
     ]
@@ -112,17 +136,34 @@ def test_discovery_messages_have_the_documented_keys() -> None:
     messages = make_messages()
     for kind, message in messages:
         jsonschema.validate(message, {"type": "object", "additionalProperties": False, **SCHEMAS[kind]})
-    assert [kind for kind, _ in messages].count("image") == len(ANSWERS) + 1
-    assert len({message["unique_id"] for _, message in messages}) == len(messages) == 2 * (len(ANSWERS) + 1)
+        assert message["origin"]["name"] == "Gemel"
+    kinds = Counter(kind for kind, _ in messages)
+    assert kinds == {"event": 2, "binary_sensor": 1, "switch": 1, "sensor": len(ANSWERS) + 2, "image": len(ANSWERS) + 2}
+    assert len({message["unique_id"] for _, message in messages}) == len(messages)
+
+
+def test_discovery_states_of_long_answers_are_cut_to_what_home_assistant_takes() -> None:
+    names = [{"class": f"a rather long name of a class {number}"} for number in range(40)]
+    answers = {"label": "x" * 300, "labels": names, "segments": names, "detections": names * 30}
+    assert answers.keys() == VALUE_TEMPLATES.keys()
+    states = {key: render(VALUE_TEMPLATES[key], {key: answer}) for key, answer in answers.items()}
+    assert {key: len(state) for key, state in states.items()} == {
+        "label": 255, "labels": 255, "segments": 255, "detections": 4,
+    }  # fmt: skip
+    assert states["labels"].startswith("a rather long name of a class 0, a rather long name of a class 1, ")
 
 
 def test_discovery_templates_read_results_and_events() -> None:
-    sensors = {message["name"]: message for kind, message in make_messages() if kind == "sensor"}
+    messages = {(kind, message["name"]): message for kind, message in make_messages()}
     for name, (answer, state) in ANSWERS.items():
-        assert render(sensors[name]["value_template"], {"query": name, **answer}) == state
-    enter = sensors["cars enter"]
-    assert render(enter["value_template"], EVENT) == "2"
-    assert json.loads(render(enter["json_attributes_template"], EVENT)) == EVENT["after"]
+        assert render(messages["sensor", name]["value_template"], {"query": name, **answer}) == state
+    enter = json.loads(render(messages["event", "cars enter"]["value_template"], EVENT))
+    assert enter == {**EVENT["after"], "event_type": "new"}
+    assert enter["event_type"] in messages["event", "cars enter"]["event_types"]
+    template = jinja2.Environment().from_string(messages["binary_sensor", "cars enter"]["value_template"])
+    assert [template.render(value=value) for value in ("0", "2")] == ["OFF", "ON"]
+    crossing = {"type": "new", "after": {"crossed": {"left": 3, "right": 5}}}
+    assert render(messages["sensor", "cars kerb to the right"]["value_template"], crossing) == "5"
 
 
 def test_discovery_messages_pass_the_schemas_of_home_assistant() -> None:

@@ -15,12 +15,12 @@ import cv2
 import numpy as np
 import pytest
 from paho.mqtt.client import Client
-from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
-from edge_runtime.sinks import mqtt
-from edge_runtime.sinks.base import BoxState, host_name
-from edge_runtime.sinks.mqtt import MqttConfig
-from models.errors import InputError
+from gemel.edge_runtime.sinks import mqtt
+from gemel.edge_runtime.sinks.base import BoxState, host_name
+from gemel.edge_runtime.sinks.mqtt import Mqtt, MqttConfig
+from gemel.models.errors import InputError
 from tests.certificates import write_certificate
 from tests.edge_runtime.sinks.broker import MOSQUITTO, Broker
 from tests.edge_runtime.sinks.messages import make_message, running_worker, until
@@ -42,10 +42,13 @@ class Reader:
         self._client.subscribe("#", qos=1)
         assert self._subscribed.wait(10)
 
+    def publish(self, topic: str, payload: bytes, retain: bool = False) -> None:
+        self._client.publish(topic, payload, 1, retain).wait_for_publish(10)
+
     def of(self, topic: str) -> list[Any]:
         return [payload for name, payload in list(self.got) if name == topic]
 
-    def frames(self, topic: str = "gemel/left/gate") -> list[int]:
+    def frames(self, topic: str = "gemel/north/left/gate") -> list[int]:
         return [json.loads(payload)["frame"] for payload in self.of(topic)]
 
     def entities(self) -> dict[str, Any]:
@@ -86,18 +89,41 @@ def box_config(port: int, box: str | None = "north", **keys: Any) -> MqttConfig:
 
 
 def test_mqtt_publishes_results_and_snapshots(broker, reader):
-    config = MqttConfig(host="127.0.0.1", port=broker.port, snapshot=True)
+    config = box_config(broker.port, snapshot=True)
     with running_worker(config) as worker:
         for number in range(40):
             worker.offer(make_message(number, image=number == 39))
         until(lambda: worker.to_json()["delivered"] == 40)
-        until(lambda: len(reader.frames()) == 40 and reader.of("gemel/left/gate/snapshot"))
+        until(lambda: len(reader.frames()) == 40 and reader.of("gemel/north/left/gate/snapshot"))
         assert reader.frames() == list(range(40))
-        assert json.loads(reader.of("gemel/left/gate")[0]) == make_message(0).record
-        picture = cv2.imdecode(np.frombuffer(reader.of("gemel/left/gate/snapshot")[0], np.uint8), cv2.IMREAD_COLOR)
+        assert json.loads(reader.of("gemel/north/left/gate")[0]) == make_message(0).record
+        picture = cv2.imdecode(
+            np.frombuffer(reader.of("gemel/north/left/gate/snapshot")[0], np.uint8), cv2.IMREAD_COLOR
+        )
         assert picture is not None and picture.shape == (48, 64, 3)
         assert reader.of(config.status_topic) == [b"online"]
     until(lambda: reader.of(config.status_topic) == [b"online", b"offline"])
+
+
+@pytest.mark.parametrize("is_old", [False, True], ids=["MQTT 5", "MQTT 3.1.1"])
+def test_mqtt_leaves_out_pictures_that_the_broker_refuses(tmp_path, caplog, monkeypatch, is_old: bool):
+    if is_old:
+        monkeypatch.setattr(Mqtt, "_protocol", MQTTProtocolVersion.MQTTv311)
+    broker = Broker(tmp_path, "max_packet_size 900")
+    reader = Reader(broker.port)
+    try:
+        with running_worker(box_config(broker.port, snapshot=True)) as worker:
+            for number in range(30):
+                worker.offer(make_message(number, image=True))
+                until(lambda number=number: number in reader.frames())
+            until(lambda: worker.to_json()["delivered"] == 30)
+        assert sorted(set(reader.frames())) == list(range(30))
+        assert not reader.of("gemel/north/left/gate/snapshot")
+        lines = [one.getMessage() for one in caplog.records if "left out" in one.getMessage()]
+        assert len(lines) == 1 and "gemel/north/left/gate/snapshot is left out: " in lines[0]
+    finally:
+        reader.close()
+        broker.end()
 
 
 QUERIES = [("side", "gate_cars"), ("side_gate", "cars"), ("lot.2", "cars2"), ("lot_2", "cars2b"), ("lot-2", "cars-2")]
@@ -114,10 +140,10 @@ def test_mqtt_discovery_of_similar_names_and_two_boxes_is_distinct(broker, reade
                 worker.offer(make_message(1, camera=camera, query=query))
             until(lambda worker=worker: worker.to_json()["delivered"] == len(QUERIES))
         count = len(configs) * len(QUERIES)
-        until(lambda: len(reader.entities()) == 2 * count)
+        until(lambda: len(reader.entities()) == 3 * count)
     entities = reader.entities()
     sensors = [entity for topic, entity in entities.items() if topic.startswith("homeassistant/sensor/")]
-    assert len({entity["unique_id"] for entity in entities.values()}) == 2 * count
+    assert len({entity["unique_id"] for entity in entities.values()}) == 3 * count
     assert len({sensor["state_topic"] for sensor in sensors}) == count
     assert len({str(sensor["device"]["identifiers"]) for sensor in sensors}) == count, "a device for each camera"
     assert len({str(sensor["availability"]) for sensor in sensors}) == count
@@ -134,7 +160,7 @@ def test_mqtt_camera_away_makes_only_its_sensors_unavailable(broker, reader):
     with running_worker(config, state=lambda: BoxState(dict(streams), {"gate": "left", "bins": "back"})) as worker:
         worker.offer(make_message(1))
         worker.offer(make_message(2, camera="back", query="bins"))
-        until(lambda: len(reader.entities()) == 2)
+        until(lambda: len(reader.entities()) == 4)
         sensors = {sensor["name"]: sensor for sensor in reader.entities().values()}
         until(lambda: reader.is_available(sensors["gate"]) and reader.is_available(sensors["bins"]))
         streams["left"] = False
@@ -149,7 +175,7 @@ def test_mqtt_broker_without_memory_gets_sensors_and_states_again(broker, reader
     config = box_config(broker.port, discovery=True)
     with running_worker(config, state=lambda: BoxState(dict(streams), {"gate": "left"})) as worker:
         worker.offer(make_message(1))
-        until(lambda: len(reader.entities()) == 1)
+        until(lambda: len(reader.entities()) == 2)
         broker.end()
         until(lambda: worker.to_json()["state"] == "down")
         streams["left"] = False
@@ -158,7 +184,7 @@ def test_mqtt_broker_without_memory_gets_sensors_and_states_again(broker, reader
             until(lambda: later.entities() == reader.entities() and later.of(config.camera_topic("left")))
             assert later.of(config.camera_topic("left")) == [b"away"]
             streams["left"] = True
-            until(lambda: later.is_available(*later.entities().values()))
+            until(lambda: all(map(later.is_available, later.entities().values())))
 
 
 def test_mqtt_removed_query_leaves_home_assistant(broker, reader):
@@ -166,19 +192,21 @@ def test_mqtt_removed_query_leaves_home_assistant(broker, reader):
     with running_worker(box_config(broker.port, discovery=True), state=lambda: BoxState({}, dict(cameras))) as worker:
         for query in cameras:
             worker.offer(make_message(1, query=query))
-        until(lambda: len(reader.entities()) == 2)
+        until(lambda: len(reader.entities()) == 4)
         del cameras["bins"]
-        until(lambda: b"" in [payload for _, payload in reader.got])
-    assert [sensor["name"] for sensor in reader.entities().values()] == ["gate"]
+        until(lambda: len(reader.entities()) == 2)
+        until(lambda: reader.of("gemel/north/left/bins/state") == [b"ON", b""])
+    assert {entity["name"] for entity in reader.entities().values()} == {"gate", "gate on"}
 
 
 def test_mqtt_events_have_a_topic_a_sensor_and_their_snapshot(broker, reader):
-    events: dict[str, tuple[str, ...]] = {"gate": ("enter", "queue")}
+    events = {"gate": {"enter": "enter", "queue": "count"}}
     config = box_config(broker.port, discovery=True, snapshot=True)
     snapshot = {"frame": 1, "frame_time": 1.0, "box": [5, 5, 20, 20], "score": 0.9, "label": "car"}
     after = {"id": "r-1", "label": "car", "snapshot": snapshot}
     with running_worker(config, state=lambda: BoxState({}, {"gate": "left"}, dict(events))) as worker:
-        until(lambda: len(reader.entities()) == 4)  # before the first event
+        until(lambda: len(reader.entities()) == 7)  # before the first event
+        until(lambda: reader.of("gemel/north/left/gate/events/enter/open") == [b"0"])
         worker.offer(make_message(1, image=True, event="enter", type="new", open=1, before=after, after=after))
         until(lambda: reader.of("gemel/north/left/gate/events/enter/snapshot"))
         until(lambda: reader.of("gemel/north/left/gate/events/enter"))
@@ -187,25 +215,50 @@ def test_mqtt_events_have_a_topic_a_sensor_and_their_snapshot(broker, reader):
         (picture,) = reader.of("gemel/north/left/gate/events/enter/snapshot")
         drawn = cv2.imdecode(np.frombuffer(picture, np.uint8), cv2.IMREAD_COLOR)
         assert drawn is not None and drawn.shape == (48, 64, 3) and drawn.std() > 5
-        events["gate"] = ("enter",)
-        until(lambda: len(reader.entities()) == 2)
-    sensor = next(one for one in reader.entities().values() if one["name"] == "gate enter")
-    assert (sensor["state_topic"], sensor["value_template"]) == (
-        "gemel/north/left/gate/events/enter", "{{ value_json.open }}",
-    )  # fmt: skip
+        assert reader.of("gemel/north/left/gate/events/enter/open") == [b"0", b"1"]
+        events["gate"] = {"enter": "enter"}
+        until(lambda: len(reader.entities()) == 4)
+    kinds = {topic.split("/")[1]: entity for topic, entity in reader.entities().items()}
+    assert kinds["event"]["state_topic"] == "gemel/north/left/gate/events/enter"
+    assert kinds["binary_sensor"]["state_topic"] == "gemel/north/left/gate/events/enter/open"
+
+
+def test_mqtt_switches_queries_and_cameras_and_says_what_is_off(broker, reader, caplog):
+    orders: list[tuple[str, str, bool]] = []
+    paused: set[str] = set()
+
+    def take(kind: str, name: str, is_on: bool, by: str) -> None:
+        assert by == "mqtt 127.0.0.1"
+        orders.append((kind, name, is_on))
+        paused.symmetric_difference_update({name})
+
+    config = box_config(broker.port, discovery=True)
+    reader.publish("gemel/north/left/gate/set", b"OFF", retain=True)
+    state = lambda: BoxState({"left": True}, {"gate": "left"}, paused=frozenset(paused))  # noqa: E731
+    with running_worker(config, state=state, switch=take):
+        until(lambda: reader.of("gemel/north/left/gate/state") == [b"ON"])
+        reader.publish("gemel/north/left/gate/set", b"perhaps")
+        reader.publish("gemel/north/left/gate/set", b"OFF")
+        until(lambda: reader.of("gemel/north/left/gate/state") == [b"ON", b"OFF"])
+        reader.publish("gemel/north/left/set", b"ON")
+        until(lambda: len(orders) == 2)
+    assert orders == [("query", "gate", False), ("camera", "left", True)], "a retained order is old"
+    assert "'perhaps' is neither ON nor OFF" in caplog.text
+    (switch,) = [entity for topic, entity in reader.entities().items() if topic.startswith("homeassistant/switch/")]
+    assert switch["command_topic"] == "gemel/north/left/gate/set"
+    assert switch["state_topic"] == "gemel/north/left/gate/state"
 
 
 @pytest.mark.parametrize(
     ("topic", "discovery", "problem"),
     [
-        (None, True, ""),
+        (None, True, "query 'status' has the topic of a status or switch, gemel/north/left/status"),
         ("site/{query}", True, ""),
         ("site/{camera}", False, ""),
         ("site/{camera}", True, "queries 'gate' and 'bins' have one topic, site/left"),
         ("site/all", True, "queries 'gate' and 'bins' have one topic, site/all"),
         ("{camera}-{query}", True, "queries 'bins' and 'east-bins' have one topic, back-east-bins"),
-        ("gemel/{box}/{query}", False, "query 'status' has the topic of a status, gemel/north/status"),
-        ("gemel/{camera}/{box}/{query}", True, "query 'status' has the topic of a status, gemel/left/north/status"),
+        ("gemel/{box}/{query}", False, "query 'status' has the topic of a status or switch, gemel/north/status"),
     ],
 )
 def test_mqtt_topic_shared_by_queries_is_refused(topic, discovery, problem):
@@ -220,7 +273,8 @@ def test_mqtt_topic_shared_by_queries_is_refused(topic, discovery, problem):
 def test_mqtt_default_topic_has_the_name_that_a_box_is_given():
     named, unnamed = box_config(1), box_config(1, None)
     assert named.result_topic("left", "gate") == "gemel/north/left/gate"
-    assert unnamed.result_topic("left", "gate") == "gemel/left/gate" and host_name() in unnamed.status_topic
+    assert named.camera_topic("left") == "gemel/north/left/status" and named.status_topic == "gemel/north/status"
+    assert unnamed.result_topic("left", "gate") == f"gemel/{host_name()}/left/gate"
     assert box_config(1, topic="/a/b-{camera}/{box}").status_topic == "/a/north/status"
 
 
@@ -296,7 +350,7 @@ def test_mqtt_over_tls_with_its_own_certificate_id_and_retained_results(tmp_path
         newest: list[bytes] = []
         client = Client(CallbackAPIVersion.VERSION2)
         client.tls_set(str(cert), str(own), str(own_key))
-        client.on_connect = lambda *_: (client.subscribe("gemel/left/gate"), None)[1]
+        client.on_connect = lambda *_: (client.subscribe(config.result_topic("left", "gate")), None)[1]
         client.on_message = lambda client, data, message: newest.append(bytes(message.payload))
         client.connect("127.0.0.1", broker.port)
         client.loop_start()

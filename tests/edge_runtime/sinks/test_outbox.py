@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.backoff import BackOff
-from edge_runtime.sinks.base import ResultMessage, Undelivered
-from edge_runtime.sinks.worker import Outbox, OutboxLimits
+from gemel.edge_runtime.backoff import BackOff
+from gemel.edge_runtime.sinks.base import ResultMessage, Undelivered
+from gemel.edge_runtime.sinks.worker import Outbox, OutboxLimits
 
 RECORD_NBYTES = ResultMessage({}).nbytes
 

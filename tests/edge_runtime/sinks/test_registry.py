@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import pytest
 
-from edge_runtime.config import load_config
-from edge_runtime.daemon import run
-from edge_runtime.sinks.base import SINKS, ResultMessage, Sink, SinkConfig
-from models.errors import InputError
+from gemel.edge_runtime.config import load_config
+from gemel.edge_runtime.daemon import run
+from gemel.edge_runtime.sinks.base import SINKS, ResultMessage, Sink, SinkConfig
+from gemel.models.errors import InputError
 from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
 
 KEPT: dict[str, list[Mapping[str, Any]]] = {}

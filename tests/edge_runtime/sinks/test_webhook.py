@@ -19,11 +19,11 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_runtime.backoff import BackOff
-from edge_runtime.sinks.base import Undelivered
-from edge_runtime.sinks.webhook import WebhookConfig, status_error
-from edge_runtime.sinks.worker import Outbox
-from models.errors import InputError
+from gemel.edge_runtime.backoff import BackOff
+from gemel.edge_runtime.sinks.base import Undelivered
+from gemel.edge_runtime.sinks.webhook import WebhookConfig, status_error
+from gemel.edge_runtime.sinks.worker import Outbox
+from gemel.models.errors import InputError
 from tests.edge_runtime.sinks.messages import make_message, running_worker, until
 
 LARGE = 299

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from pydantic import PrivateAttr
 
-from edge_runtime.sinks.base import ResultMessage, Sink, SinkClosed, SinkConfig
-from edge_runtime.sinks.jsonl import JsonLinesConfig
-from edge_runtime.sinks.worker import Outbox, OutboxLimits, SinkManager, SinkWorker
+from gemel.edge_runtime.sinks.base import ResultMessage, Sink, SinkClosed, SinkConfig
+from gemel.edge_runtime.sinks.jsonl import JsonLinesConfig
+from gemel.edge_runtime.sinks.worker import Outbox, OutboxLimits, SinkManager, SinkWorker
 from tests.edge_runtime.sinks.messages import SOON, make_message, read_frames, until
 
 

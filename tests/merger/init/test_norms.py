@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from merger.init.average import average_weights
-from merger.init.norms import fixed_norms, match_norm_outputs
-from models.graph.unfold import ChannelAffine
-from models.sharing.plan import SharingPlan
+from gemel.merger.init.average import average_weights
+from gemel.merger.init.norms import fixed_norms, match_norm_outputs
+from gemel.models.graph.unfold import ChannelAffine
+from gemel.models.sharing.plan import SharingPlan
 
 IMAGES = torch.rand(16, 3, 12, 12, generator=torch.Generator().manual_seed(1))
 

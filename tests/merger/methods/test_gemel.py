@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-import merger.methods.gemel as module
-from merger import merge
-from merger.checkpoint import StepCache
-from merger.context import Merged
-from merger.methods.gemel import attempt_set, smaller_set
-from merger.training.loop import Diverged
-from merger.training.recipe import Recipe
-from models.sharing.plan import SharingPlan, tie
-from models.workload import Workload
+import gemel.merger.methods.gemel as module
+from gemel.merger import merge
+from gemel.merger.checkpoint import StepCache
+from gemel.merger.context import Merged
+from gemel.merger.methods.gemel import attempt_set, smaller_set
+from gemel.merger.training.loop import Diverged
+from gemel.merger.training.recipe import Recipe
+from gemel.models.sharing.plan import SharingPlan, tie
+from gemel.models.workload import Workload
 from tests.merger.guarantees import ratios_on_val
 from tests.merger.options import QUICK
 

@@ -6,24 +6,23 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import yaml
 
-from merger import merge
-from merger.acceptance import Proof
-from merger.checkpoint import Checkpoint, snapshots
-from merger.context import MergeContext, Merged
-from merger.methods import prefix as module
-from merger.methods.prefix import find_camera_families, prove_longest, share_prefixes
-from merger.methods.registry import prepare_task
-from merger.methods.repair import Repaired
-from models.bundle import open_bundle
-from models.errors import InputError
-from models.sharing.flop_rates import flop_rates
-from models.sharing.plan import SharingPlan
-from models.workload import Workload, load_workload
+from gemel.merger import merge
+from gemel.merger.checkpoint import Checkpoint, snapshots
+from gemel.merger.context import MergeContext, Merged
+from gemel.merger.methods import prefix as module
+from gemel.merger.methods.prefix import find_camera_families, prove_longest, share_prefixes
+from gemel.merger.methods.private import Trained
+from gemel.merger.methods.registry import prepare_task
+from gemel.merger.proof import Observed, Proof
+from gemel.models.bundle import open_bundle
+from gemel.models.errors import InputError
+from gemel.models.sharing.flop_rates import flop_rates
+from gemel.models.sharing.plan import SharingPlan
+from gemel.models.workload import Workload, load_workload
 from tests.merger.options import QUICK
 
 OPTIONS = replace(QUICK, share_prefix=True)
@@ -32,6 +31,11 @@ LAYERS = ("stem.0", "body.0", "last.0")
 
 def originals_of(ctx: MergeContext) -> Merged:
     return Merged(SharingPlan(), snapshots(ctx.originals))
+
+
+def take_longest(task, query: str, states, merged: Merged) -> int:
+    """In place of the proof, which prefixes that are not trained do not pass."""
+    return max(states, default=0)
 
 
 @pytest.mark.parametrize("longest", [0, 1, 2, 3])
@@ -43,9 +47,10 @@ def test_camera_prefix_is_the_longest_that_holds(
     def train(task, models):
         frozen = [name for name, one in models["q2"].named_parameters() if not one.requires_grad]
         lengths.append(sum(f"{path}.weight" in frozen for path in LAYERS))
-        return Repaired(1.0 if lengths[-1] <= longest else 0.5, models["q2"].state_dict())
+        return Trained(1.0 if lengths[-1] <= longest else 0.5, models["q2"].state_dict())
 
-    monkeypatch.setattr(module, "train_unfrozen", train)
+    monkeypatch.setattr(module, "train_schedules", train)
+    monkeypatch.setattr(module, "prove_longest", take_longest)
     checkpoint, before = Checkpoint(tmp_path / "prefix", {}, resume=False), originals_of(ctx)
     merged = share_prefixes(ctx, before, OPTIONS, checkpoint)
     assert merged.plan.shared == tuple((("q0", path), ("q2", path)) for path in LAYERS[:longest])
@@ -76,9 +81,10 @@ def test_queries_of_one_init_take_its_first_layers(
     def train(task, models):
         ((query, model),) = models.items()
         frozen = sum(not dict(model.named_parameters())[f"{path}.weight"].requires_grad for path in LAYERS)
-        return Repaired(1.0 if frozen <= {"q0": 1, "q2": 2}[query] else 0.5, model.state_dict())
+        return Trained(1.0 if frozen <= {"q0": 1, "q2": 2}[query] else 0.5, model.state_dict())
 
-    monkeypatch.setattr(module, "train_unfrozen", train)
+    monkeypatch.setattr(module, "train_schedules", train)
+    monkeypatch.setattr(module, "prove_longest", take_longest)
     checkpoint = Checkpoint(tmp_path / "prefix", {}, resume=False)
     merged = share_prefixes(ctx, originals_of(ctx), OPTIONS, checkpoint)
     assert merged.plan.shared == ((("q0", "stem.0"), ("q2", "stem.0")),)
@@ -102,15 +108,17 @@ def test_prefixes_are_accepted_up_to_the_first_unproven_one(
     ctx: MergeContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, p_values: dict[int, float], shares: bool,
     longest: int,
 ) -> None:  # fmt: skip
-    proof = Proof([0], [], 0.0, np.zeros(1))
-    ctx.references = {name: replace(one, proof=proof) for name, one in ctx.references.items()}
     tested = []
 
-    def prove(query: str, model: torch.nn.Module) -> tuple[float, bool]:
+    def observe(query: str, model: torch.nn.Module) -> Observed:
         tested.append(round(float(model.state_dict()["stem.0.weight"].flatten()[0])))
-        return p_values[tested[-1]], True
+        return Observed(0.95)
 
-    monkeypatch.setattr(ctx, "prove", prove)
+    def prove(observed: Observed, error: float) -> Proof:
+        return Proof(p_values[tested[-1]] <= error, 0.96, None, error)
+
+    monkeypatch.setattr(ctx, "observe", observe)
+    monkeypatch.setattr(module, "prove_query", prove)
     before = originals_of(ctx)
     states = {length: {**before.states["q2"]} for length in p_values}
     for length, state in states.items():

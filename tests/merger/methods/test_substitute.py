@@ -11,34 +11,28 @@ import yaml
 
 from gemel.bundle_summary import MergeOutcomes, summarize_bundle
 from gemel.evaluation import open_matching_bundle, query_as_shipped
-from merger import TopDownConfig, merge
-from merger.context import MergeContext, Merged
-from merger.events import Answer
-from merger.init.average import kin_pairs
-from merger.init.start import Start
-from merger.methods import top_down, trunk
-from merger.methods.joint_training import TRAINING, JointState, Untrained
-from merger.methods.registry import MergeTask
-from merger.methods.substitute import (
-    NetworkAttempt,
-    Networks,
-    find_networks,
-    network_plan,
-    queries_by_task,
-    receivers_of,
-)
-from merger.methods.top_down import TRAINING_FAR_TRUNK, Identical, is_nearer, join_parts, merge_different, trunk_tasks
-from merger.methods.trunk import find_trunks, possible_bytes, train_trunks
-from merger.networks import adapt_state, answered_by, outputs_of
-from merger.training.recipe import Recipe
-from models.bundle import open_bundle, verify_bundle
-from models.notes import collect_notes
-from models.sharing.plan import SharingPlan
-from models.weights import save_weights
-from models.workload import Workload, load_workload
-from models.zoo import ENTRIES, build_query, names
+from gemel.merger import TopDownConfig, merge
+from gemel.merger.context import MergeContext
+from gemel.merger.events import Answer, Change
+from gemel.merger.init.average import kin_pairs
+from gemel.merger.methods import trunk
+from gemel.merger.methods.ladder import MergeCandidate
+from gemel.merger.methods.registry import MergeTask
+from gemel.merger.methods.substitute import NetworkAttempt, Networks, find_networks, network_plan, receivers_of
+from gemel.merger.methods.trunk import network_bytes, train_network
+from gemel.merger.networks import adapt_state, answered_by, outputs_of
+from gemel.merger.training.recipe import Recipe
+from gemel.models.bundle import open_bundle, verify_bundle
+from gemel.models.sharing.plan import SharingPlan
+from gemel.models.weights import save_weights
+from gemel.models.workload import Workload, load_workload
+from gemel.models.zoo import ENTRIES, build_query, names
 from tests.merger.guarantees import FACTORIES, ratios_on_val
 from tests.merger.options import QUICK
+
+LAYER_STEPS = (Change.MEAN, Change.PRIVATE, Change.LAYERS, Change.HALF)
+SUBSTITUTION = replace(QUICK, top_down=TopDownConfig(without=(*LAYER_STEPS, Change.TRUNK)))
+TRUNK = replace(QUICK, top_down=TopDownConfig(without=(*LAYER_STEPS, Change.NETWORK, Change.NETWORK_TRAINED)))
 
 
 def _change(workload: Workload, **keys) -> Workload:
@@ -108,29 +102,45 @@ def test_original_of_another_size_teaches_on_its_own_frames(workload: Workload) 
 @pytest.mark.parametrize("unchanged", [True, False])
 def test_networks_serve_what_holds(task: MergeTask, monkeypatch: pytest.MonkeyPatch, unchanged: bool) -> None:
     monkeypatch.setattr(
-        "merger.methods.substitute._unchanged_ratios",
+        "gemel.merger.methods.substitute._unchanged_ratios",
         lambda task, donor, queries: dict.fromkeys(queries, 0.99 if unchanged else 0.5),
     )
     monkeypatch.setattr(
-        "merger.methods.substitute._try_network",
+        "gemel.merger.methods.substitute._try_network",
         lambda task, donor, query: NetworkAttempt(Answer.NORMS_AND_HEAD, 0.97 if query == "q1" else 0.9),
     )
-    found = find_networks(task)
+    found = find_networks(task, Networks(), True)
     assert found.donors == ({"q1": "q0", "q2": "q0"} if unchanged else {"q1": "q0"})
 
 
 def test_network_that_costs_more_computation_serves_nobody(task: MergeTask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "merger.methods.substitute._unchanged_ratios", lambda task, donor, queries: dict.fromkeys(queries, 0.99)
+        "gemel.merger.methods.substitute._unchanged_ratios", lambda task, donor, queries: dict.fromkeys(queries, 0.99)
     )
     queries = {name: replace(query, keep_architecture=name != "q0") for name, query in task.ctx.queries.items()}
     task.ctx.queries = {**queries, "q0": replace(queries["q0"], fps=50.0)}
     task.ctx.judged = ["q0", "q1"]
-    assert find_networks(task) == Networks()
+    assert find_networks(task, Networks(), True) == Networks()
+
+
+def test_unchanged_network_serves_first_and_is_kept(task: MergeTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "gemel.merger.methods.substitute._unchanged_ratios",
+        lambda task, donor, queries: {query: 0.99 if query == "q1" else 0.5 for query in queries},
+    )
+    first = find_networks(task, Networks(), False)
+    assert first.donors == {"q1": "q0"}
+    monkeypatch.setattr(
+        "gemel.merger.methods.substitute._try_network",
+        lambda task, donor, query: NetworkAttempt(Answer.NORMS_AND_HEAD, 0.99),
+    )
+    assert find_networks(task, first, True).donors == {"q1": "q0", "q2": "q0"}
+    steps = [(row["query"], row["step"], row["taken"]) for row in task.checkpoint.log if "step" in row]
+    assert ("q1", Change.NETWORK.value, True) in steps and ("q2", Change.NETWORK_TRAINED.value, True) in steps
 
 
 def test_substitute_merge_names_the_network_in_the_bundle(workload: Workload, tmp_path: Path) -> None:
-    report = merge(workload, tmp_path / "b.safetensors", "substitute", options=QUICK)
+    report = merge(workload, tmp_path / "b.safetensors", options=SUBSTITUTION)
     served = {query.id: query.network for query in report.queries if query.network}
     assert served and report.flops_after <= report.flops_before and report.bytes_after < report.bytes_before
     assert not verify_bundle(tmp_path / "b.safetensors", FACTORIES)
@@ -144,12 +154,12 @@ def test_substitute_merge_names_the_network_in_the_bundle(workload: Workload, tm
 
 def test_query_that_keeps_its_architecture_is_answered_by_its_own(workload: Workload, tmp_path: Path) -> None:
     load = _change(workload, keep_architecture=True)
-    report = merge(load, tmp_path / "b.safetensors", "substitute", options=QUICK)
+    report = merge(load, tmp_path / "b.safetensors", options=SUBSTITUTION)
     assert report.queries[1].network is None
 
 
 def test_trunk_serves_all_and_saves_more_than_their_layers(workload: Workload, tmp_path: Path) -> None:
-    report = merge(workload, tmp_path / "b.safetensors", "trunk", options=QUICK)
+    report = merge(workload, tmp_path / "b.safetensors", options=TRUNK)
     donors = {query.network for query in report.queries}
     assert len(donors - {None}) == 1 and report.saved_fraction > report.ceiling_fraction
     assert min(ratios_on_val(workload, tmp_path / "b.safetensors").values()) >= 0.95
@@ -171,74 +181,15 @@ def test_queries_that_a_trunk_cannot_serve_keep_their_networks(
         MergeContext, "ratio",
         lambda self, query, model, **_: 0.1 if query in self.networks else ratio(self, query, model),
     )  # fmt: skip
-    report = merge(workload, tmp_path / "b.safetensors", "trunk", options=QUICK)
+    report = merge(workload, tmp_path / "b.safetensors", options=TRUNK)
     assert not any(query.network for query in report.queries) and report.saved_fraction < 0.01
 
 
-@pytest.mark.parametrize(
-    ("trunk", "layers", "is_first"), [(0.9, 0.8, True), (0.6, 0.5, True), (0.6, 0.6, False), (0.9, 0.95, False)]
-)
-def test_trunk_comes_first_if_it_starts_nearer_than_layers(trunk: float, layers: float, is_first: bool) -> None:
-    nothing = Merged(SharingPlan(), {})
-    untrained = JointState(nothing, {"one": trunk, "other": trunk}, nothing), False
-    shared_layers = JointState(nothing, {"one": layers, "of another task": 0.0}, nothing), False
-    required = {"one": 0.95, "other": 0.95, "of another task": 0.95}
-    assert is_nearer(untrained, shared_layers, required) == is_first
-    assert is_nearer(untrained, None, required)
-
-
-@pytest.mark.parametrize("kin", [frozenset[tuple[str, str]](), frozenset({("q0", "q1"), ("q1", "q0")})])
-def test_trunk_is_tried_where_it_could_save_more_than_the_layers_of_its_queries(
-    task: MergeTask, kin: frozenset[tuple[str, str]]
-) -> None:
-    task = replace(task, kin=kin)
-    possible = sum(possible_bytes(task).values())
-    assert trunk_tasks(task, Networks()) == (["classification"], possible)
-    assert possible > task.saved_bytes(task.plan)
-    (one,) = find_trunks(task, Networks(), queries_by_task(task.ctx))
-    assert {one.donor, *one.receivers} == {"q0", "q1", "q2"}
-    task.ctx.judged = [query for query, one in task.ctx.queries.items() if one.model_args == {"extra": False}]
-    others = [query for query in task.ctx.queries if query not in task.ctx.judged]
-    task = replace(task, plan=task.plan.without(*others))
-    assert len(task.ctx.judged) > 1 and trunk_tasks(task, Networks()) == ([], 0)
-
-
-def test_networks_of_near_tasks_stay_beside_those_of_far_ones(task: MergeTask, monkeypatch: pytest.MonkeyPatch) -> None:
-    near = Merged(
-        SharingPlan(((("other", "a"), ("another", "a")),)), {"other": {}, "another": {}}, {"other": "another"}
-    )
-    monkeypatch.setattr(MergeContext, "ratio", lambda self, query, model, **_: 0.99)
-    found = train_trunks(find_trunks(task, Networks(), queries_by_task(task.ctx)), task.budget, near)
-    assert near.plan.shared[0] in found.plan.shared and len(found.plan.shared) > 1
-    assert found.states.keys() > near.states.keys() and found.networks.keys() > near.networks.keys()
-
-
-def test_trunk_that_starts_far_off_is_trained_after_the_layers(
-    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(top_down, "is_nearer", lambda *_: False)
-    stages: list[str] = []
-    report = merge(
-        workload, tmp_path / "b.safetensors", options=replace(QUICK, top_down=TopDownConfig(substitute=False)),
-        progress=lambda event, **fields: stages.append(fields["name"]) if event == "stage" else None,
-    )  # fmt: skip
-    assert stages.index(TRAINING) < stages.index(TRAINING_FAR_TRUNK)
-    assert report.saved_fraction > report.ceiling_fraction and all(query.ratio >= 0.9 for query in report.queries)
-
-
-def test_far_trunk_that_the_budget_leaves_out_is_named(
-    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def share_layers(task: MergeTask, *_: object) -> Merged:
-        task.ctx.flops.add_flops(10**13)
-        return Merged(SharingPlan(), {})
-
-    monkeypatch.setattr(top_down, "is_nearer", lambda *_: False)
-    monkeypatch.setattr(top_down, "merge_different", share_layers)
-    options = replace(QUICK, top_down=TopDownConfig(substitute=False), max_flops=1e13)
-    with collect_notes() as notes:
-        merge(workload, tmp_path / "b.safetensors", options=options)
-    assert any(TRAINING_FAR_TRUNK in note for note in notes)
+def test_trunk_is_weighed_by_what_its_receivers_could_save(task: MergeTask) -> None:
+    possible = network_bytes(task, ["q0", "q1", "q2"])
+    assert possible > task.plan.saved_bytes(task.ctx.layers)
+    related = replace(task, kin=frozenset({("q0", "q1"), ("q1", "q0")}))
+    assert network_bytes(related, ["q0", "q1", "q2"]) == possible
 
 
 def test_kin_of_one_network_are_not_answered_by_each_other(ctx: MergeContext, task: MergeTask) -> None:
@@ -250,72 +201,18 @@ def test_kin_of_one_network_are_not_answered_by_each_other(ctx: MergeContext, ta
     assert "q2" not in receivers_of(related, "q0", ["q0", "q1", "q2"], Networks())
 
 
-def test_queries_that_a_trunk_does_not_serve_share_their_layers(
-    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    document = yaml.safe_load(workload.path.read_text())
-    document["queries"].append({**document["queries"][1], "id": "q3"})
-    workload.path.write_text(yaml.safe_dump(document))
-    trained: list[set[str]] = []
-
-    def share_layers(task: MergeTask, start: Start, untrained: Untrained) -> Merged:
-        trained.append(task.plan.queries())
-        return merge_different(task, start, untrained) if len(trained) == 1 else Merged(SharingPlan(), {})
-
-    ratio = MergeContext.ratio
-    monkeypatch.setattr(
-        MergeContext, "ratio",
-        lambda self, query, model, **_: 0.1 if query in ("q1", "q3") and self.networks else ratio(self, query, model),
-    )  # fmt: skip
-    monkeypatch.setattr(top_down, "is_nearer", lambda *_: True)
-    monkeypatch.setattr(top_down, "merge_different", share_layers)
-    options = replace(QUICK, top_down=TopDownConfig(substitute=False, share_identical=False))
-    report = merge(load_workload(workload.path), tmp_path / "b.safetensors", options=options)
-    assert trained == [{"q1", "q3"}, {"q0", "q1", "q2", "q3"}]
-    assert {query.id: query.network for query in report.queries if query.network} in ({"q2": "q0"}, {"q0": "q2"})
-    records = open_bundle(report.bundle, FACTORIES).manifest.queries
-    weight = {record.id: record.tensors["last.0.weight"] for record in records}
-    assert weight["q0"] == weight["q2"] != weight["q1"] == weight["q3"]
-
-
-def test_layers_trained_with_all_leave_out_what_a_trunk_serves(ctx: MergeContext, untrained_merge: Merged) -> None:
-    states = {query: dict(untrained_merge.states[query]) for query in ("q0", "q2")}
-    trunk = Merged(SharingPlan(((("q0", "last.0"), ("q2", "last.0")),)), states, {"q2": "q0"})
-    found = join_parts(Identical(SharingPlan(), frozenset()), ctx, trunk, untrained_merge)
-    assert found.plan.shared == trunk.plan.shared and found.networks == trunk.networks
-    assert found.states["q0"] is states["q0"]
-    original = ctx.originals["q1"].state_dict()
-    assert all(torch.equal(tensor, original[key]) for key, tensor in found.states["q1"].items())
-
-
-def test_settled_queries_count_where_a_trunk_is_weighed_against_layers(
-    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    document = yaml.safe_load(workload.path.read_text())
-    document["queries"] = [document["queries"][0], {**document["queries"][0], "id": "q2"}]
-    workload.path.write_text(yaml.safe_dump(document))
-    found = []
-
-    def weigh(layers: MergeTask, known: Networks) -> tuple[list[str], int]:
-        found.append((layers.plan.queries(), trunk_tasks(layers, known)))
-        return found[-1][1]
-
-    monkeypatch.setattr(top_down, "trunk_tasks", weigh)
-    options = replace(QUICK, top_down=TopDownConfig(substitute=False))
-    merge(load_workload(workload.path), tmp_path / "b.safetensors", options=options)
-    assert found == [({"q0", "q2"}, ([], 0))]
-
-
 @pytest.mark.parametrize("payer_holds", [True, False])
 def test_trunk_without_the_query_that_pays_for_another_does_not_serve_that(
     task: MergeTask, monkeypatch: pytest.MonkeyPatch, payer_holds: bool
 ) -> None:
     extra = {"q0": 1.0, "q1": -5.0, "q2": 3.0}
-    monkeypatch.setattr("merger.methods.substitute._extra_flops", lambda ctx, query, donor: extra[query])
-    (one,) = find_trunks(task, Networks(), ["classification"])
-    queries = sorted({one.donor, *one.receivers} - (set() if payer_holds else {"q1"}))
-    plan = SharingPlan((tuple((query, "last.0") for query in queries),))
-    monkeypatch.setattr(trunk, "train_together", lambda *_: Merged(plan, {query: {} for query in queries}))
-    found = train_trunks([one], task.budget)
-    assert found.networks == (dict.fromkeys(one.receivers, one.donor) if payer_holds else {})
-    assert found.plan.queries() == ({"q0", "q1", "q2"} if payer_holds else set())
+    monkeypatch.setattr("gemel.merger.methods.substitute._extra_flops", lambda ctx, query, donor: extra[query])
+
+    def train(task: MergeTask, tied: MergeCandidate) -> tuple[MergeCandidate, MergeCandidate]:
+        ratios = {**dict.fromkeys(tied.ratios, 1.0), **({} if payer_holds else {"q1": 0.1})}
+        return replace(tied, ratios=ratios), MergeCandidate(SharingPlan(), {})
+
+    monkeypatch.setattr(trunk, "train_together", train)
+    served = train_network(task, ["q0", "q1", "q2"])
+    assert served.plan.queries() == ({"q0", "q1", "q2"} if payer_holds else set())
+    assert len(served.networks) == (2 if payer_holds else 0)

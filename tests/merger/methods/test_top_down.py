@@ -12,20 +12,25 @@ import pytest
 import torch
 import yaml
 
-from merger import merge
-from merger.context import MergeContext, Merged
-from merger.methods.registry import MergeTask
-from merger.methods.top_down import whole_plan
-from models.bundle import open_bundle
-from models.sharing.groups import ceiling_bytes
-from models.workload import Workload, load_workload
-from tests.merger.guarantees import must_train, ratios_on_val
+from gemel.merger import merge
+from gemel.merger.checkpoint import snapshots
+from gemel.merger.context import MergeContext
+from gemel.merger.events import Change
+from gemel.merger.init.start import prepare_start
+from gemel.merger.methods.ladder import NOTHING, MergeCandidate
+from gemel.merger.methods.registry import MergeTask
+from gemel.merger.methods.substitute import Networks
+from gemel.merger.methods.top_down import open_search, whole_plan
+from gemel.models.bundle import open_bundle
+from gemel.models.sharing.groups import ceiling_bytes
+from gemel.models.workload import Workload, load_workload
+from tests.merger.guarantees import FACTORIES, must_train, ratios_on_val
 from tests.merger.kills import kill_after, store_at_every_chance, to_the_end
-from tests.merger.options import LAYERS, QUICK
+from tests.merger.options import LAYERS, NETWORKS, QUICK
 from tests.merger.tiny import weights_of
 
 HARD = replace(QUICK, recipe=replace(QUICK.recipe, epochs=3, frames_per_epoch=32))
-STAGES = ("share_identical", "freeze_donor_first", "train_jointly", "repair", "share_half")
+STEPS = (Change.IDENTICAL, Change.PRIVATE, Change.LAYERS, Change.HALF)
 
 
 def rows_of(bundle: Path) -> list[dict[str, Any]]:
@@ -49,23 +54,23 @@ def test_top_down_tiny_workload_reaches_the_bound(
     assert report.method == "top-down" and report.saved_fraction > 0.95 * report.ceiling_fraction
     assert min(ratios_on_val(workload, out).values()) >= 0.95
     rows = rows_of(out)
-    assert any(row.get("training") == "joint" for row in rows) == trains
+    assert not trains or any(query.trained for query in open_bundle(out, FACTORIES).queries)
     assert {row["outcome"] for row in rows if "set" in row} <= {"kept", "partly", "refused"}
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_top_down_any_stage_off_keeps_every_target(
-    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+@pytest.mark.parametrize("step", STEPS)
+def test_top_down_any_step_off_keeps_every_target(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: Change
 ) -> None:
     must_train(monkeypatch)
-    options = replace(HARD, top_down=replace(LAYERS, **{stage: False}))
+    options = replace(HARD, top_down=replace(LAYERS, without=(*NETWORKS, step)))
     out = tmp_path / "b.safetensors"
     merge(workload, out, options=options)
     assert min(ratios_on_val(workload, out).values()) >= 0.95
 
 
-def test_top_down_all_stages_off_shares_nothing(workload: Workload, tmp_path: Path) -> None:
-    options = replace(QUICK, margin=1.0, top_down=replace(LAYERS, **dict.fromkeys(STAGES, False)))
+def test_top_down_all_steps_off_shares_nothing(workload: Workload, tmp_path: Path) -> None:
+    options = replace(QUICK, margin=1.0, top_down=replace(LAYERS, without=tuple(Change)))
     report = merge(workload, tmp_path / "b.safetensors", options=options)
     assert report.saved_fraction < report.ceiling_fraction and all(query.ratio >= 0.9 for query in report.queries)
 
@@ -86,12 +91,8 @@ def test_identical_models_are_shared_without_training(workload: Workload, tmp_pa
 
 
 def test_models_without_common_layers_keep_their_originals(workload: Workload, tmp_path: Path) -> None:
-    texts: list[str] = []
-    report = merge(
-        workload, tmp_path / "b.safetensors", options=replace(QUICK, min_saving=0.99),
-        progress=lambda event, **fields: texts.append(fields["text"]) if event == "warning" else None,
-    )  # fmt: skip
-    assert report.saved_fraction < 0.01 and any("no two models have a layer in common" in text for text in texts)
+    report = merge(workload, tmp_path / "b.safetensors", options=replace(QUICK, min_saving=0.99))
+    assert report.saved_fraction < 0.01 and any("no two models have a layer in common" in text for text in report.notes)
 
 
 def test_unshared_query_has_its_original_bit_by_bit(
@@ -108,7 +109,7 @@ def test_unshared_query_has_its_original_bit_by_bit(
     state, original = bundle.build("q1").state_dict(), ctx.originals["q1"].state_dict()
     assert all(torch.equal(state[name], original[name]) for name in original)
     rows = rows_of(out)
-    assert [row["repair"] for row in rows if row.get("query") == "q1" and "repair" in row][-1] == "original"
+    assert not any(row["taken"] for row in rows if row.get("query") == "q1" and "step" in row)
     obstacles = [row["in_the_way"]["q1"] for row in rows if "set" in row]
     assert obstacles and all(one["ratio"] == 0.1 for one in obstacles)
 
@@ -120,41 +121,32 @@ def test_budget_of_nothing_trains_nothing_and_says_so(
     out = tmp_path / "b.safetensors"
     report = merge(workload, out, options=replace(QUICK, max_minutes=minutes, max_flops=flops))
     assert report.saved_fraction < 0.01 and all(query.ratio == 1.0 for query in report.queries)
-    assert any("FLOPs reach no training" in note for note in report.notes)
     assert any("the budget: ended" in note and "could save up to" in note for note in report.notes)
     assert {row["outcome"] for row in rows_of(out) if "set" in row} == {"untried"}
 
 
-def test_budget_below_an_epoch_keeps_what_holds_untrained(
+def test_time_that_ends_in_an_epoch_keeps_what_holds(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("gemel", "joint_training"):
-        monkeypatch.setattr(f"merger.methods.{module}.tie_and_evaluate", _nothing_holds)
-    ctx = MergeContext(workload)
-    flops = ctx.flops.of(ctx.queries["q1"]) * 12000.0
-    report = merge(workload, tmp_path / "b.safetensors", options=replace(QUICK, max_flops=flops))
-    assert report.saved_fraction > 0 and report.flops <= 2 * flops
-
-
-def _nothing_holds(*given: Any) -> Any:
-    from merger.evaluate import tie_and_evaluate
-
-    models, ratios = tie_and_evaluate(*given)
-    return models, dict.fromkeys(ratios, 0.1)
-
-
-def test_end_that_saves_less_restores_the_best_state(
-    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lose(task: MergeTask, merged: Merged, ratios: dict[str, float]) -> Merged:
-        return Merged(merged.plan.without(*ratios), {})
-
-    monkeypatch.setattr("merger.methods.joint_training.repair_queries", lose)
     must_train(monkeypatch)
-    out = tmp_path / "b.safetensors"
-    report = merge(workload, out, options=HARD)
-    (row,) = [row for row in rows_of(out) if "accepted_bytes" in row]
-    assert row["instead_of_bytes"] == 0 < row["accepted_bytes"] and report.saved_fraction > 0
+    ctx = MergeContext(workload)
+    flops = ctx.flops.of(ctx.queries["q1"]) * 14000.0
+    report = merge(workload, tmp_path / "b.safetensors", options=replace(QUICK, max_flops=flops))
+    assert report.flops <= 1.2 * flops and all(query.ratio >= 0.9 for query in report.queries)
+
+
+def test_step_that_changes_more_must_save_more(task: MergeTask) -> None:
+    search = open_search(task, QUICK, Networks(), NOTHING)
+    states = snapshots(task.ctx.originals)
+    less, more = (MergeCandidate(task.plan, dict(states), {}, {"q0": ratio}) for ratio in (0.96, 1.0))
+    assert search.offer(less, more).best.ratios == {"q0": 0.96}
+    assert search.offer(NOTHING, more).best.ratios == {"q0": 1.0}
+
+
+def test_detector_gives_its_weights_and_keeps_them(task: MergeTask) -> None:
+    task.ctx.queries = {**task.ctx.queries, "q2": replace(task.ctx.queries["q2"], task="detection")}
+    assert prepare_start(task.ctx, task.plan, {}).donors[0] == "q2"
+    assert prepare_start(task.ctx, task.plan, {"q1": {}}).donors[0] == "q1"
 
 
 def test_killed_merge_resumes_to_the_same_bundle(
@@ -171,7 +163,7 @@ def test_killed_merge_resumes_to_the_same_bundle(
     assert rows_of(out) == rows_of(straight)
 
 
-def test_kin_start_is_told(workload: Workload, tmp_path: Path) -> None:
+def test_kin_share_the_mean_of_their_weights_untrained(workload: Workload, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     state = load_file(weights_of(workload, "q0"))
@@ -183,13 +175,11 @@ def test_kin_start_is_told(workload: Workload, tmp_path: Path) -> None:
     document = yaml.safe_load(workload.path.read_text())
     document["queries"] = [document["queries"][0], document["queries"][2]]
     workload.path.write_text(yaml.safe_dump(document))
-    events: list[tuple[str, dict]] = []
-    merge(
-        load_workload(workload.path), tmp_path / "b.safetensors", options=QUICK,
-        progress=lambda event, **fields: events.append((event, fields)),
-    )  # fmt: skip
-    (ancestry,) = [fields for event, fields in events if event == "ancestry"]
-    assert ancestry["kin"]
+    out = tmp_path / "b.safetensors"
+    report = merge(load_workload(workload.path), out, options=QUICK)
+    steps = [row for row in rows_of(out) if "ratio" in row and "step" in row]
+    assert {row["step"] for row in steps} == {Change.MEAN.value} and all(row["taken"] for row in steps)
+    assert report.saved_fraction > 0.4
 
 
 def test_speed_of_folded_originals_is_known(workload: Workload) -> None:

@@ -11,12 +11,12 @@ import pytest
 import torch
 import yaml
 
-from merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
-from models.bundle import open_bundle
-from models.errors import InputError
-from models.graph import load_graph
-from models.workload import load_workload
-from models.zoo import build_query
+from gemel.merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
+from gemel.models.bundle import open_bundle
+from gemel.models.errors import InputError
+from gemel.models.graph import load_graph
+from gemel.models.workload import load_workload
+from gemel.models.zoo import build_query
 from tests.merger import detector_workload
 from tests.merger.kills import kill_after, to_the_end
 from tests.merger.options import ANY_EVIDENCE
@@ -95,10 +95,14 @@ def test_a_copy_of_an_imported_model_trains_on_its_own(tmp_path: Path):
     )
 
 
-@pytest.mark.parametrize("data", ["data/detection", "data/detection/train/images"], ids=["labels", "no labels"])
+@pytest.mark.parametrize(
+    "data",
+    [{"data": "data/detection"}, {"data": "data/detection/train/images", "labels": "none"}],
+    ids=["labels", "no labels"],
+)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_imported_detectors_train_together_from_their_files(tmp_path: Path, data: str, precision: str):
-    path = write(tmp_path, data=data)
+def test_imported_detectors_train_together_from_their_files(tmp_path: Path, data: dict, precision: str):
+    path = write(tmp_path, **data)
     torch.manual_seed(1)
     for one in ("one", "two"):
         export(tmp_path / f"{one}.onnx", TinyYolox(2), names=json.dumps(["car", "bus"]))

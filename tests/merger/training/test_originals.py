@@ -10,13 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import merger.training.originals as originals_module
-from merger import train_originals
-from merger.checkpoint import State, snapshot
-from merger.training.loop import Diverged, Training
-from merger.training.originals import TrainResult
-from models.errors import InputError
-from models.workload import Workload, load_workload
+import gemel.merger.training.originals as originals_module
+from gemel.merger import train_originals
+from gemel.merger.checkpoint import State, snapshot
+from gemel.merger.training.loop import Diverged, Training
+from gemel.merger.training.originals import TrainResult
+from gemel.models.errors import InputError
+from gemel.models.notes import collect_notes
+from gemel.models.workload import Workload, load_workload
 from tests.merger.conftest import ORIGINALS
 from tests.merger.kills import Killed, kill_after, to_the_end
 from tests.merger.tiny import data_of, weights_of, write_workload
@@ -125,10 +126,10 @@ def test_val_decides_when_to_stop_not_the_state(
 
 
 def test_original_at_chance_gives_a_warning(workload: Workload) -> None:
-    events: list[str] = []
     options = replace(ORIGINALS, rate=1e-9, passes=16, min_epochs=1)
-    train_originals(workload, ["q0"], options=options, progress=lambda event, **fields: events.append(str(fields)))
-    assert any("too little" in line and "lower --rate (now 1e-09)" in line for line in events)
+    with collect_notes() as notes:
+        train_originals(workload, ["q0"], options=options)
+    assert any("too little" in note and "lower --rate (now 1e-09)" in note for note in notes)
 
 
 def test_missing_split_is_named_before_training(workload: Workload, tmp_path) -> None:

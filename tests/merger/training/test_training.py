@@ -11,24 +11,25 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from merger.checkpoint import snapshots
-from merger.context import MergeContext
-from merger.training import step_config
-from merger.training.distillation import feature_loss, record_inputs, watched_layers
-from merger.training.loop import Diverged, Training
-from merger.training.recipe import OPTIMIZER, Flops, Recipe, forward_flops
-from merger.training.step_config import (
+from gemel.merger.checkpoint import snapshots
+from gemel.merger.context import MergeContext
+from gemel.merger.objectives.classes import ClassificationObjective
+from gemel.merger.training import step_config
+from gemel.merger.training.distillation import feature_loss, record_inputs, watched_layers
+from gemel.merger.training.loop import Diverged, Training
+from gemel.merger.training.recipe import OPTIMIZER, Flops, Recipe, forward_flops
+from gemel.merger.training.step_config import (
     MemoryPlan,
     StepConfig,
     activation_checkpointing,
     check_precision,
     choose_precision,
 )
-from models.batchnorm import batchnorms_of
-from models.errors import InputError
-from models.sharing.groups import groups
-from models.sharing.plan import SharingPlan, tie
-from models.tasks.classification import Classification
+from gemel.models.batchnorm import batchnorms_of
+from gemel.models.errors import InputError
+from gemel.models.notes import collect_notes
+from gemel.models.sharing.groups import groups
+from gemel.models.sharing.plan import SharingPlan, tie
 
 RECIPE = Recipe(rate=2e-3, epochs=2, batch=8, micro_batch=4, frames_per_epoch=32, features=1.0)
 
@@ -155,7 +156,7 @@ def test_step_out_of_memory_is_repeated_with_less(
     ctx: MergeContext, monkeypatch: pytest.MonkeyPatch, full: int
 ) -> None:
     """The second step fails this often; the result is that of the smaller configuration from there on."""
-    loss, warnings, calls = Classification.distill, list[str](), [0, 0]
+    loss, calls = ClassificationObjective.distill, [0, 0]
 
     def fail(*arguments: Any) -> Tensor:
         calls[0] += 1
@@ -164,17 +165,18 @@ def test_step_out_of_memory_is_repeated_with_less(
             raise torch.OutOfMemoryError("full")
         return loss(*arguments)
 
-    monkeypatch.setattr(Classification, "distill", fail)
+    monkeypatch.setattr(ClassificationObjective, "distill", fail)
     known: dict[str, Any] = {}
     assert ctx.references["q0"].score > 0  # evaluated before FLOPs are compared
-    ctx.memory = MemoryPlan(known, lambda event, **fields: warnings.append(fields["text"]))
+    ctx.memory = MemoryPlan(known)
     before = ctx.flops.total
-    states = train(ctx, ["q0"])
+    with collect_notes() as notes:
+        states = train(ctx, ["q0"])
     flops, expected = (
         ctx.flops.total - before,
         [StepConfig(4, False), StepConfig(4, False, True), StepConfig(2, False, True)],
     )
-    assert len(warnings) == full and all("out of memory" in text for text in warnings)
+    assert len(notes) == full and all(note.startswith("memory: it is full with micro-batches of") for note in notes)
     assert StepConfig(**known) == expected[full - 1]
     if full == 1:  # only where frames are kept changed
         ctx.memory, before = MemoryPlan(), ctx.flops.total
@@ -186,11 +188,11 @@ def test_memory_that_is_full_with_the_least_is_one_line(ctx: MergeContext, monke
     def fail(*_: Any) -> Tensor:
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr(Classification, "distill", fail)
+    monkeypatch.setattr(ClassificationObjective, "distill", fail)
     with pytest.raises(InputError, match=r"memory: is full in the middle of training, with micro-batches of 1"):
         train(ctx, ["q0"])
     with pytest.raises(RuntimeError, match="other"):
-        monkeypatch.setattr(Classification, "distill", lambda *_: (_ for _ in ()).throw(RuntimeError("other")))
+        monkeypatch.setattr(ClassificationObjective, "distill", lambda *_: (_ for _ in ()).throw(RuntimeError("other")))
         train(ctx, ["q0"])
 
 

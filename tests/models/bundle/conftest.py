@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.bundle import BundleQuery, Made, Manifest, write_bundle
-from models.bundle.format import encode_header, parse_header, place
-from models.preprocess import Preprocess
-from models.zoo.registry import ENTRIES, register
+from gemel.models.bundle import BundleQuery, Made, Manifest, write_bundle
+from gemel.models.bundle.format import encode_header, parse_header, place
+from gemel.models.preprocess import Preprocess
+from gemel.models.zoo.registry import ENTRIES, register
 
 EVIDENCE: Any = {
     "metric": "balanced_accuracy", "split": "test", "samples": 40, "original": 0.9, "merged": 0.88, "ratio": 0.978,
-    "ci95": (0.95, 1.0), "certain": True,
+    "proven": True, "lower_end": 0.95,
 }  # fmt: skip
 
 

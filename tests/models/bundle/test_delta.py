@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.bundle import Made, open_bundle, verify_bundle, write_bundle
-from models.bundle.delta import HEAD, UPDATE_FORMAT, UPDATE_KEY, apply_update, write_update
-from models.bundle.format import encode_header, parse_header, place
-from models.errors import GemelError
+from gemel.models.bundle import Made, open_bundle, verify_bundle, write_bundle
+from gemel.models.bundle.delta import HEAD, UPDATE_FORMAT, UPDATE_KEY, apply_update, write_update
+from gemel.models.bundle.format import encode_header, parse_header, place
+from gemel.models.errors import GemelError
 
 
 @pytest.fixture

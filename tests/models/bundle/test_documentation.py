@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from models import zoo
-from models.bundle import open_bundle, verify_bundle
-from models.quantization import choices, pack
+from gemel.models import zoo
+from gemel.models.bundle import open_bundle, verify_bundle
+from gemel.models.quantization import choices, pack
 
 
 @pytest.mark.parametrize("weights", ["fp32", "fp16", "int8", "int4"])

@@ -14,14 +14,17 @@ import pytest
 import torch
 from torch import nn
 
-from models.bundle import BundleQuery, Made, open_bundle, verify_bundle, write_bundle
-from models.bundle.delta import apply_update, write_update
-from models.bundle.format import tensor_name
-from models.errors import BundleError, InputError
-from models.export import export_query
-from models.export_folder import export_folder
-from models.workload import Query, load_workload
-from models.zoo import build_query
+from gemel.models.bundle import BundleQuery, Made, open_bundle, verify_bundle, write_bundle
+from gemel.models.bundle.delta import apply_update, write_update
+from gemel.models.bundle.format import tensor_name
+from gemel.models.decoders.files import ModelFile
+from gemel.models.decoders.graph_model import GraphDetector
+from gemel.models.errors import BundleError, InputError
+from gemel.models.export import export_query
+from gemel.models.export_folder import export_folder
+from gemel.models.workload import Query, load_workload
+from gemel.models.zoo import build_query
+from tests.models.decoders.tiny_graphs import TinyYolox, export
 from tests.models.graph.onnx_files import CLASSES, METADATA, SIDE, write_classifier
 
 
@@ -182,3 +185,19 @@ def test_a_weight_is_no_graph(sample, rewrite):
 
     rewrite(sample.path, edit)
     assert any("is no graph" in problem for problem in verify_bundle(sample.path))
+
+
+def test_export_of_some_classes_read_again_names_the_same_columns(tmp_path: Path) -> None:
+    export(tmp_path / "all.onnx", TinyYolox(80))
+    query = {"id": "gate", "camera": "one", "model": "all.onnx", "classes": ["truck", "car"]}
+    workload = {"name": "w", "cameras": {"one": {"source": "one.mp4"}}, "queries": [query]}
+    (tmp_path / "w.yaml").write_text(json.dumps(workload))
+    (loaded,) = load_workload(tmp_path / "w.yaml").queries
+    write_bundle(tmp_path / "box", {"gate": build_query(loaded)}, [BundleQuery.of(loaded)], Made("w", "none", 0))
+    written = export_query(open_bundle(tmp_path / "box"), "gate", tmp_path / "gate.onnx")
+    again = ModelFile(tmp_path / "gate.onnx").complete()
+    assert again.classes == ("truck", "car")
+    model = again.build()
+    assert isinstance(model, GraphDetector) and model.boxes.columns == (7, 2)
+    assert json.loads(written.metadata["gemel.columns"]) == [7, 2]
+    assert len(json.loads(written.metadata["gemel.names"])) == 80

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from models import zoo
-from models.bundle import open_bundle
-from models.bundle.format import is_open_as, open_file
-from models.bundle.model_spec import load_model_spec, model_spec
-from models.errors import BundleError, InputError
-from models.weights import save_weights
+from gemel.models import zoo
+from gemel.models.bundle import open_bundle
+from gemel.models.bundle.format import is_open_as, open_file
+from gemel.models.bundle.model_spec import load_model_spec, model_spec
+from gemel.models.errors import BundleError, InputError
+from gemel.models.weights import save_weights
 
 
 def test_models_share_views_of_one_mapping(sample):
@@ -70,7 +70,7 @@ def build(num_classes, width=4):
 """
 
 
-@pytest.mark.parametrize("frame", [np.zeros((8, 8, 3), np.float32), np.zeros((8, 8), np.uint8), "frame.jpg"], ids=type)
+@pytest.mark.parametrize("frame", [np.zeros((8, 8, 3), np.float32), np.zeros((8, 8), np.uint8), 5], ids=type)
 def test_preprocess_of_an_undecoded_frame_is_refused(sample, frame):
     prepare: Any = open_bundle(sample.path).build("gate").preprocess
     with pytest.raises(InputError, match=r"the frame: is .*; give a decoded frame, uint8 RGB \(H, W, 3\)"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,18 @@ from cryptography.hazmat.primitives import serialization as kinds
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 
-from models.bundle import open_bundle, verify_bundle
-from models.bundle.format import encode_header
-from models.bundle.signing import SIGNATURE_KEY, check_signature, is_signed, sign_bundle
-from models.errors import BundleError, InputError
+from gemel.models.bundle import open_bundle, verify_bundle
+from gemel.models.bundle.format import encode_header
+from gemel.models.bundle.signing import (
+    RELEASE_KEY,
+    SIGNATURE_KEY,
+    Release,
+    check_signature,
+    is_signed,
+    parse_end_date,
+    sign_bundle,
+)
+from gemel.models.errors import BundleError, InputError
 
 PEM = (kinds.Encoding.PEM, kinds.PrivateFormat.PKCS8, kinds.Encoding.PEM, kinds.PublicFormat.SubjectPublicKeyInfo)
 SSH = (kinds.Encoding.PEM, kinds.PrivateFormat.OpenSSH, kinds.Encoding.OpenSSH, kinds.PublicFormat.OpenSSH)
@@ -88,3 +97,49 @@ def test_invalid_key_is_refused_in_one_line(sample, tmp_path: Path) -> None:
     }.items():  # fmt: skip
         with pytest.raises(InputError, match=fault):
             check_signature(open_bundle(sample.path), key)
+
+
+def test_release_rises_with_each_signature_and_is_as_asked(sample, tmp_path: Path) -> None:
+    private, public = keys(tmp_path)
+    begun = int(time.time())
+    first, second = (sign_bundle(sample.path, private).sequence for _ in range(2))
+    assert begun <= first < second
+    far = sign_bundle(sample.path, private, 10**12).sequence
+    assert sign_bundle(sample.path, private).sequence == far + 1, "also where the clock is behind"
+    asked = sign_bundle(sample.path, private, 7, 2_000_000_000)
+    assert asked == check_signature(open_bundle(sample.path), public) == Release(sequence=7, valid_until=2_000_000_000)
+    assert asked.end_text == "2033-05-18" and asked.is_over(2_000_000_001) and not asked.is_over(2_000_000_000)
+    assert sign_bundle(sample.path, private).valid_until is None and verify_bundle(sample.path) == []
+
+
+@pytest.mark.parametrize("text", ['{"sequence":9}', '{"sequence":8,"valid_until":1}', "", None])
+def test_release_that_was_changed_is_refused(sample, tmp_path: Path, text: str | None) -> None:
+    """The changed header has a valid seal."""
+    private, public = keys(tmp_path)
+    sign_bundle(sample.path, private, 8)
+    header = open_bundle(sample.path).header
+    metadata = {key: value for key, value in header.metadata.items() if key != RELEASE_KEY}
+    if text is not None:
+        metadata[RELEASE_KEY] = text
+    data = sample.path.read_bytes()[header.data_start :]
+    sample.path.write_bytes(encode_header(header.entries.values(), metadata) + data)
+    with pytest.raises(BundleError, match="not by the owner"):
+        check_signature(open_bundle(sample.path), public)
+
+
+@pytest.mark.parametrize("sequence", [0, -1, 2**53])
+def test_sign_with_a_number_out_of_range_changes_nothing(sample, tmp_path: Path, sequence: int) -> None:
+    before = sample.path.read_bytes()
+    with pytest.raises(InputError, match="cannot have the number"):
+        sign_bundle(sample.path, keys(tmp_path)[0], sequence)
+    assert sample.path.read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["2020-01-01", "tomorrow", "2027-13-01", "", "20270630"])
+def test_end_date_that_is_none_or_over_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="--valid-until"):
+        parse_end_date(text)
+
+
+def test_end_date_is_the_last_second_of_the_day() -> None:
+    assert parse_end_date("2099-12-31") == 4_102_444_799

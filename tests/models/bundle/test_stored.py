@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from models.bundle import Bundle, open_bundle, verify_bundle
-from models.bundle.format import Entry, code_of, raw_bytes
-from models.bundle.verify import is_finite
-from models.errors import BundleError
-from models.quantization import PackedWeight, pack
+from gemel.models.bundle import Bundle, open_bundle, verify_bundle
+from gemel.models.bundle.format import Entry, code_of, raw_bytes
+from gemel.models.bundle.verify import is_finite
+from gemel.models.errors import BundleError
+from gemel.models.quantization import PackedWeight, pack
 
 SCALE, KEY = "conv.weight.scale", "conv.weight"
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from models.bundle import list_unchecked, open_bundle, verify_bundle
-from models.bundle.format import encode_header, parse_header
-from models.errors import BundleError
+from gemel.models.bundle import list_unchecked, open_bundle, verify_bundle
+from gemel.models.bundle.format import encode_header, parse_header
+from gemel.models.errors import BundleError
 
 DAMAGED = "the header is damaged, or this is no bundle"
 same_file = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.bundle import Made, check_output, open_bundle, verify_bundle, write_bundle
-from models.bundle import writer as bundle_writer
-from models.bundle.writer import check_writable, load_order
-from models.errors import InputError
+from gemel.models.bundle import Made, check_output, open_bundle, verify_bundle, write_bundle
+from gemel.models.bundle import writer as bundle_writer
+from gemel.models.bundle.writer import check_writable, load_order
+from gemel.models.errors import InputError
 
 
 def test_build_gives_the_models_bit_by_bit(sample):

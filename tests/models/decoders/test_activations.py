@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.decoders.activations import Activation, find_activations
-from models.decoders.graph_model import last_layers
-from models.graph import build_graph, load_graph
+from gemel.models.decoders.activations import Activation, find_activations
+from gemel.models.decoders.graph_model import last_layers
+from gemel.models.graph import build_graph, load_graph
 
 
 class BoxesAndKind(nn.Module):

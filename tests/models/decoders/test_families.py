@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from torchvision.models import ResNet18_Weights
+from torchvision.models.detection import RetinaNet_ResNet50_FPN_Weights
 
-from models.decoders import choose_decoder
-from models.decoders.classifier import Classifier
-from models.decoders.registry import GraphHead, Output
-from models.decoders.yolox import Yolox
-from models.graph import Cut
+from gemel.models.decoders import choose_decoder, coco_names, coco_numbers, imagenet_names
+from gemel.models.decoders.classifier import Classifier
+from gemel.models.decoders.registry import Decoder, GraphHead, Output
+from gemel.models.decoders.yolox import Yolox
+from gemel.models.graph import Cut
 
 SIZE = (96, 160)
 CLASSES = 3
@@ -34,7 +36,22 @@ def decode(name: str, outputs: list[torch.Tensor], tails: list[set[str]] | None 
     )
     decoder = choose_decoder(name, head, "detection", CLASSES, "model.onnx")
     boxes, scores = decoder.decode(outputs, SIZE)[:2]
+    check_arrays(decoder, outputs, boxes, scores)
     return boxes * torch.tensor([SIZE[1], SIZE[0]] * 2), scores, decoder
+
+
+def check_arrays(decoder: Decoder, outputs: list[torch.Tensor], boxes: torch.Tensor, scores: torch.Tensor) -> None:
+    """NumPy's arrays are decoded as tensors are, also some rows alone, and no score is above its row's bound."""
+    arrays = [output.numpy() for output in outputs]
+    rows = np.arange(1, boxes.shape[1], 3)
+    for places in (slice(None), rows):
+        found = decoder.decode(arrays, SIZE, places)
+        assert all(isinstance(part, np.ndarray) and part.dtype == np.float32 for part in found)
+        np.testing.assert_allclose(found[0], boxes[:, places], atol=1e-5)
+        np.testing.assert_allclose(found[1], scores[:, places], atol=1e-5)
+    bounds = decoder.bounds(arrays)
+    if bounds is not None:
+        assert (bounds[..., None] >= scores.numpy() - 1e-6).all()
 
 
 def assert_equal(found, boxes, scores) -> None:
@@ -255,3 +272,10 @@ def test_suppression_that_was_cut_off_leaves_scores_by_class() -> None:
     decoder = choose_decoder("ssd", GraphHead(outputs, size, {}, cut), "detection", CLASSES, "model.onnx")
     found = decoder.decode([boxes * 320, scores], size)
     assert_equal((found[0] * 320, found[1]), to_corners(boxes.numpy()) * 320, scores.transpose(1, 2))
+
+
+def test_known_classes_are_those_of_torchvision() -> None:
+    coco = RetinaNet_ResNet50_FPN_Weights.DEFAULT.meta["categories"]
+    assert coco_names() == tuple(name for name in coco if name not in ("N/A", "__background__"))
+    assert len(coco_numbers()) == len(coco)
+    assert imagenet_names() == tuple(ResNet18_Weights.DEFAULT.meta["categories"])

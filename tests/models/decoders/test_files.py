@@ -12,14 +12,16 @@ import pytest
 import torch
 import torchvision
 
-from models.detector import Detector
-from models.errors import InputError
-from models.notes import collect_notes
-from models.sharing.layers import architecture
-from models.workload import Query, load_workload
-from models.zoo import build_query, preprocess_of
+from gemel.models.candidates import suppress
+from gemel.models.detector import Detector
+from gemel.models.errors import InputError
+from gemel.models.notes import collect_notes
+from gemel.models.sharing.layers import architecture
+from gemel.models.tensors import as_arrays
+from gemel.models.workload import Query, load_workload
+from gemel.models.zoo import build_query, preprocess_of
 
-pytest.importorskip("models.graph")
+pytest.importorskip("gemel.models.graph")
 CLIP = Path("videos") / "tfl_jc1" / "jc1.mp4"
 VEHICLES = ("car", "bus", "truck")
 MIN_SCORE, FRAME = 0.3, 0
@@ -45,14 +47,12 @@ def detect(query: Query, frame: np.ndarray) -> tuple[torch.Tensor, torch.Tensor,
     """Boxes in pixels of the frame, scores and labels, suppressed."""
     model, preprocess = build_query(query), preprocess_of(query)
     assert isinstance(model, Detector) and model.nms_iou is not None
-    (found,) = model.candidates(model(preprocess(frame)), MIN_SCORE)
-    kept = torchvision.ops.batched_nms(found.boxes, found.scores, found.labels, model.nms_iou)
+    outputs = as_arrays(model(torch.from_numpy(preprocess(frame))))
+    (found,) = model.reader.candidates(outputs, MIN_SCORE)
+    best = suppress(found, model.nms_iou)
     size = (frame.shape[1], frame.shape[0])
-    return (
-        preprocess.to_frame(found.boxes[kept], size) * torch.tensor([*size, *size]),
-        found.scores[kept],
-        found.labels[kept],
-    )
+    boxes = torch.from_numpy(preprocess.to_frame(best.boxes, size)) * torch.tensor([*size, *size])
+    return boxes, torch.from_numpy(best.scores), torch.from_numpy(best.labels)
 
 
 def known_vehicles(path: Path) -> torch.Tensor:
@@ -80,7 +80,7 @@ def test_outputs_of_several_frames_are_those_of_onnx_runtime(
     runtime = pytest.importorskip("onnxruntime")
     path = real_data / "models" / f"{name}.onnx"
     query = load_query(tmp_path, path, classes=["person"])
-    inputs = torch.cat([preprocess_of(query)(one) for one in (frame, frame[::-1])])
+    inputs = torch.from_numpy(np.concatenate([preprocess_of(query)(one) for one in (frame, frame[::-1])]))
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     feeds = [{session.get_inputs()[0].name: one[None].contiguous().numpy()} for one in inputs]
     with torch.inference_mode():

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torchvision.ops import box_iou
 
-from models.decoders.activations import Activation
-from models.decoders.losses import (
+from gemel.models.decoders.activations import Activation
+from gemel.models.decoders.losses import (
     as_rows,
     dense_loss,
     distill_outputs,
     matched_loss,
     rows_by_level,
 )
-from models.detector import BoxTarget
+from gemel.models.detector import BoxTarget
 
 NONE = torch.full((1,), Activation.NONE)
 SIGMOID = torch.full((1,), Activation.SIGMOID)

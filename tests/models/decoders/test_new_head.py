@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.decoders import coco_names
-from models.decoders.graph_model import GraphDetector, build_model
-from models.decoders.new_head import make_head
-from models.errors import InputError
-from models.graph import Graph, load_graph
-from models.graph.writer import write_graph
-from models.notes import collect_notes
+from gemel.models.decoders import coco_names
+from gemel.models.decoders.graph_model import GraphDetector, build_model
+from gemel.models.decoders.new_head import make_head
+from gemel.models.errors import InputError
+from gemel.models.graph import Graph, load_graph
+from gemel.models.graph.writer import write_graph
+from gemel.models.notes import collect_notes
 from tests.models.decoders.exporters import export_deployed
 from tests.models.decoders.tiny_graphs import SIDE, TinyClassifier, TinyYolox, export
 

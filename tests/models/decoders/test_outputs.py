@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import nn
 
-from edge_runtime.daemon import run
-from merger import merge
-from models.decoders.outputs import RawOutputs, find_outputs
-from models.decoders.registry import GraphHead, Output
-from models.errors import InputError
-from models.workload import load_workload
+from gemel.edge_runtime.daemon import run
+from gemel.merger import merge
+from gemel.models.decoders.outputs import RawOutputs, find_outputs
+from gemel.models.decoders.registry import GraphHead, Output
+from gemel.models.errors import InputError
+from gemel.models.workload import load_workload
 from tests.gemel import task_workload as drawn
 
-pytest.importorskip("models.graph")
+pytest.importorskip("gemel.models.graph")
 PLAIN = {"mean": [0.0, 0.0, 0.0], "std": [1.0, 1.0, 1.0], "resize": "letterbox"}
 
 

@@ -14,8 +14,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
-from models.graph import Graph, build_graph, load_graph
-from models.graph.stored import fill_graph, store_graph
+from gemel.models.graph import Graph, build_graph, load_graph
+from gemel.models.graph.fill import fill_graph
+from gemel.models.graph.stored import store_graph
 
 
 class Small(nn.Module):

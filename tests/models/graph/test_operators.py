@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from models.graph.fold import apply
-from models.graph.operators import OPERATORS
+from gemel.models.graph.fold import apply
+from gemel.models.graph.operators import OPERATORS
 
 UNARY = {
     "Abs", "Ceil", "Cos", "Cosh", "Erf", "Exp", "Floor", "Identity", "Neg", "Reciprocal", "Relu", "Round", "Sigmoid",
@@ -75,9 +75,16 @@ def draw_conv(d: Draw):
 
 def draw_transposed(d: Draw):
     group, options = d.int(1, 2), draw_window(d)
-    options.pop("auto_pad", None)
-    options |= {"group": group, "output_padding": [d.int(0, stride - 1) for stride in options["strides"]]}
-    return [d.picture(group * 2), d.floats(group * 2, 2, *options["kernel_shape"]), d.floats(group * 2)], options
+    options |= {"group": group}
+    x = d.picture(group * 2)
+    if d.int(0, 1):
+        options.pop("pads", None)
+        sizes = [(side - 1) * step + kernel for side, step, kernel
+                 in zip(x.shape[2:], options["strides"], options["kernel_shape"])]  # fmt: skip
+        options["output_shape"] = [size - d.int(0, min(3, size - 1)) for size in sizes]
+    elif "pads" in options:
+        options["output_padding"] = [d.int(0, stride - 1) for stride in options["strides"]]
+    return [x, d.floats(group * 2, 2, *options["kernel_shape"]), d.floats(group * 2)], options
 
 
 def draw_pool(d: Draw, average: bool = False):
@@ -173,7 +180,7 @@ CASES = {
     "ArgMin": lambda d: ([d.picture()], axis_of(d) | {"keepdims": d.int(0, 1)}),
     "TopK": lambda d: ([d.picture(4), whole(d.int(1, 4))], {"axis": d.int(1, 3), "largest": d.int(0, 1)}),
     "CumSum": lambda d: ([d.picture(), np.int64(d.int(-4, 3))], {"exclusive": d.int(0, 1), "reverse": d.int(0, 1)}),
-    "Cast": lambda d: ([d.picture() * 3], {"to": d.one_of(TensorProto.INT32, TensorProto.BOOL, TensorProto.DOUBLE)}),
+    "Cast": lambda d: ([np.abs(d.picture())], {"to": d.one_of(TensorProto.INT32, TensorProto.BOOL, TensorProto.UINT8)}),
     "CastLike": lambda d: ([d.picture() * 3, whole(1)], {}),
     "Reshape": lambda d: ([d.floats(2, 6, 4), whole(*d.one_of([0, -1], [-1, 4, 3], [0, 0, 2, 2]))], {}),
     "Flatten": lambda d: ([d.picture()], {"axis": d.int(-3, 4)}),
@@ -206,6 +213,8 @@ CASES = {
     "Resize": draw_resize,
     "Conv": draw_conv,
     "ConvTranspose": draw_transposed,
+    "DeformConv": lambda d: ([d.floats(1, 2, 5, 5), d.floats(4, 2, 3, 3), d.floats(1, 18, 5, 5), d.floats(4),
+                              *([d.floats(1, 9, 5, 5)] if d.int(0, 1) else [])], {"pads": [1, 1, 1, 1]}),
     "MaxPool": draw_pool,
     "AveragePool": lambda d: draw_pool(d, average=True),
     "LpPool": lambda d: ([d.picture()], {"kernel_shape": [2, 2], "strides": [2, 2], "p": 2}),
@@ -236,7 +245,8 @@ CASES |= {
     for name in REDUCTIONS
 }
 OUTPUTS = {"Split": 3, "TopK": 2, "LSTM": 3, "GRU": 2, "RNN": 2}
-OPSETS = {"Softmax": (11, 13, 18), "LogSoftmax": (11, 13), "Attention": (23,), "RMSNormalization": (23,), "Gelu": (20,),
+OPSETS = {"DeformConv": (19,),
+          "Softmax": (11, 13, 18), "LogSoftmax": (11, 13), "Attention": (23,), "RMSNormalization": (23,), "Gelu": (20,),
           "GroupNormalization": (21,), "IsInf": (20,), "Resize": (13, 18), "RoiAlign": (16,)}  # fmt: skip
 
 

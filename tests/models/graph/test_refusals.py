@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from models.errors import InputError
-from models.graph import load_graph
+from gemel.models.errors import InputError
+from gemel.models.graph import load_graph
 
 WEIGHT = numpy_helper.from_array(np.ones((2, 3, 1, 1), np.float32), "w")
 
@@ -113,7 +109,12 @@ CASES: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "two inputs": (lambda: make_model(
         make_node("Add", ["x", "z"], ["y"]), inputs={"x": [1, 3, 8, 8], "z": [1, 3, 8, 8]},
     ), "takes 2 inputs ('x', 'z')"),
-    "one channel": (lambda: make_model(conv(), inputs={"x": [1, 1, 8, 8]}), "takes pictures of 1 channels"),
+    "regions by number": (lambda: make_model(
+        make_node("NonZero", ["x"], ["n"]), make_node("Cast", ["n"], ["f"], to=1),
+        make_node("MatMul", ["w", "f"], ["y"]),
+        weights=(numpy_helper.from_array(np.ones((5, 4), np.float32), "w"),),
+    ), "counts what the picture shows, as the regions of a two-stage detector; give its PyTorch weights"),
+    "four channels": (lambda: make_model(conv(), inputs={"x": [1, 4, 8, 8]}), "takes pictures of 4 channels"),
     "no picture": (lambda: make_model(make_node("Relu", ["x"], ["y"]), inputs={"x": [1, 16]}), "has 2 axes"),
     "int8": (lambda: make_model(make_node("QuantizeLinear", ["x", "w"], ["y"])), "quantised to integers"),
     "memory of a constant": (lambda: make_model(
@@ -182,102 +183,3 @@ def test_infinite_mask_is_no_weight(tmp_path: Path):
     nodes = [conv(), make_node("Add", ["y", "causal"], ["z"])]
     path.write_bytes(make_model(*nodes, weights=[WEIGHT, full_weight(-np.inf, "causal", (8, 8))]).SerializeToString())
     assert load_graph(path).state["causal"].isinf().all()
-
-
-# .pt2
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("program") / "model.pt2"
-    torch.export.save(torch.export.export(torch.nn.Conv2d(3, 2, 1).eval(), (torch.rand(1, 3, 8, 8),)), path)
-    return path
-
-
-class Bomb:
-    """Unpickling it would make a folder."""
-
-    def __reduce__(self):
-        return os.mkdir, ("was-run",)
-
-
-def rewrite(program: Path, target: Path, edit: Callable[[str, bytes], bytes | None], more: dict | None = None) -> Path:
-    """The archive with each member as `edit` returns it."""
-    with zipfile.ZipFile(program) as source, zipfile.ZipFile(target, "w") as written:
-        root = source.namelist()[0].split("/")[0]
-        for name in source.namelist():
-            data = edit(name, source.read(name))
-            if data is not None:
-                written.writestr(name, data)
-        for name, data in (more or {}).items():
-            written.writestr(f"{root}/{name}", data)
-    return target
-
-
-def edit_json(name: str, change: Callable[[dict], object]) -> Callable[[str, bytes], bytes]:
-    def edit(member: str, data: bytes) -> bytes:
-        if not member.endswith(name):
-            return data
-        tree = json.loads(data)
-        change(tree)
-        return json.dumps(tree).encode()
-
-    return edit
-
-
-def first_node(tree: dict) -> dict:
-    return tree["graph_module"]["graph"]["nodes"][0]
-
-
-def add_expression(tree: dict) -> None:
-    expression = {"as_expr": {"expr_str": "__import__('os').mkdir('was-run')"}}
-    tree["graph_module"]["graph"]["tensor_values"]["other"] = {"sizes": [expression]}
-
-
-def pickle_bomb(member: str, data: bytes) -> bytes:
-    import pickle
-
-    return pickle.dumps(Bomb()) if "sample_inputs" in member else data
-
-
-def keep(member: str, data: bytes) -> bytes:
-    return data
-
-
-def write_text(_: Path, target: Path) -> Path:
-    target.write_bytes(b"text")
-    return target
-
-
-PROGRAMS: dict[str, tuple[Callable[[Path, Path], Path], str]] = {
-    "pickled sample": (lambda p, t: rewrite(p, t, pickle_bomb), "unpickled"),
-    "pickled weight": (lambda p, t: rewrite(p, t, edit_json(
-        "model_weights_config.json", lambda tree: tree["config"]["weight"].update(use_pickle=True))), "unpickled"),
-    "old weights": (lambda p, t: rewrite(p, t, keep, {"data/weights/model.pt": b""}), "unpickled"),
-    "custom object": (lambda p, t: rewrite(p, t, keep, {"data/constants/custom_obj_0": b""}), "unpickled"),
-    "compiled code": (lambda p, t: rewrite(p, t, keep, {"data/aotinductor/model/a.so": b""}), "compiled code"),
-    "call": (lambda p, t: rewrite(p, t, edit_json(
-        "model.json", lambda tree: first_node(tree).update(target="torch.hub.load"))), "calls torch.hub.load"),
-    "call by operator": (lambda p, t: rewrite(p, t, edit_json(
-        "model.json", lambda tree: first_node(tree).update(target="_operator.methodcaller"))), "calls _operator"),
-    "size expression": (lambda p, t: rewrite(p, t, edit_json("model.json", add_expression)), "computes a size"),
-    "no program": (lambda p, t: rewrite(p, t, lambda name, data: None, {"x": b""}), "is no program"),
-    "text": (write_text, "is no .pt2 file"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_program_that_would_run_is_refused(name, program: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    make, problem = PROGRAMS[name]
-    with pytest.raises(InputError, match=problem) as refused:
-        load_graph(make(program, tmp_path / "model.pt2"))
-    assert "\n" not in str(refused.value)
-    assert not (tmp_path / "was-run").exists()
-
-
-def test_guards_of_a_program_are_not_run(program: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    edit = edit_json("model.json", lambda tree: tree.update(guards_code=["__import__('os').mkdir('was-run')"]))
-    assert load_graph(rewrite(program, tmp_path / "model.pt2", edit)).input.shape[1:] == (3, 8, 8)
-    assert not (tmp_path / "was-run").exists()

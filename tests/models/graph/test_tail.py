@@ -12,10 +12,11 @@ import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
-from models.errors import InputError
-from models.graph import load_graph
-from models.graph.stored import fill_graph, store_graph
-from models.graph.unfold import unfold_norms
+from gemel.models.errors import InputError
+from gemel.models.graph import load_graph
+from gemel.models.graph.fill import fill_graph
+from gemel.models.graph.stored import store_graph
+from gemel.models.graph.unfold import unfold_norms
 
 SIDE, BEST = 32, 5
 

@@ -12,9 +12,10 @@ import torch
 from onnx import helper, numpy_helper
 from torch import nn
 
-from models.graph import Cut, build_graph, load_graph
-from models.graph.stored import fill_graph, restore_graph, store_graph
-from models.graph.unfold import ChannelAffine, unfold_norms
+from gemel.models.graph import Cut, build_graph, load_graph
+from gemel.models.graph.fill import fill_graph
+from gemel.models.graph.stored import restore_graph, store_graph
+from gemel.models.graph.unfold import ChannelAffine, unfold_norms
 from tests.models.graph.onnx_files import METADATA, SIDE, write_classifier
 
 
@@ -110,5 +111,5 @@ def test_a_stored_graph_is_restored_without_its_weights(tmp_path):
         document = store_graph(own)
         found = restore_graph(document)
         metadata = {key: text for key, text in own.metadata.items() if key != "gemel.cut"}
-        assert found == replace(own, document=document, state={}, metadata=metadata)
+        assert found == replace(own, state={}, metadata=metadata)
         assert store_graph(found) == document

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.bundle import Made, open_bundle, write_bundle
-from models.cost import flops, layer_flops
-from models.sharing.flop_rates import flop_rates
+from gemel.models.bundle import Made, open_bundle, write_bundle
+from gemel.models.cost import flops, layer_flops
+from gemel.models.sharing.flop_rates import flop_rates
 from tests.edge_runtime.tiny import FACTORY, SIZE, net, query, trained_looking
 
 

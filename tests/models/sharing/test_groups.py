@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.sharing.groups import Pairing, ceiling_bytes, groups
-from models.sharing.layers import Layer, describe
-from models.sharing.plan import SharingPlan
-from models.sharing.similarity import cosine_likeness
-from models.zoo import build
+from gemel.models.sharing.groups import Pairing, ceiling_bytes, groups
+from gemel.models.sharing.layers import Layer, describe
+from gemel.models.sharing.plan import SharingPlan
+from gemel.models.sharing.similarity import cosine_likeness
+from gemel.models.zoo import build
 
 _LAYERS = st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("xyz"), st.booleans()), max_size=40)
 

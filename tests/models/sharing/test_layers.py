@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.utils import weight_norm as old_weight_norm
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
-from models.sharing.groups import ceiling_bytes, groups
-from models.sharing.layers import (
+from gemel.models.sharing.groups import ceiling_bytes, groups
+from gemel.models.sharing.layers import (
     describe,
     layers_of,
     layers_of_all,
@@ -22,9 +22,9 @@ from models.sharing.layers import (
     weight_of,
     weights_in,
 )
-from models.workload import load_workload
-from models.zoo import build, names
-from models.zoo.registry import ENTRIES
+from gemel.models.workload import load_workload
+from gemel.models.zoo import build, names
+from gemel.models.zoo.registry import ENTRIES
 from tests.parameters import one_in
 
 

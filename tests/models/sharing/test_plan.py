@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from models.errors import InputError
-from models.sharing.plan import SharingPlan, tie
-from models.sharing.similarity import add_identical, copies, identical_sets, queries_identical
+from gemel.models.errors import InputError
+from gemel.models.sharing.plan import SharingPlan, tie
+from gemel.models.sharing.similarity import add_identical, copies, identical_sets, queries_identical
 
 A, B, C = ("a", "conv"), ("b", "conv"), ("c", "other")
-
-
-def test_plan_survives_json() -> None:
-    plan = SharingPlan(((A, B),))
-    assert SharingPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
 @pytest.mark.parametrize("shared", [((A,),), ((A, A),), ((A, B), (B, C))])
 def test_plan_with_invalid_sets_is_refused(shared) -> None:
     with pytest.raises(InputError, match="sharing plan"):
         SharingPlan(shared)
-
-
-@pytest.mark.parametrize("value", [{}, {"shared": 1}, {"shared": [[["a"]]]}])
-def test_plan_from_malformed_json_is_refused(value) -> None:
-    with pytest.raises(InputError, match="malformed"):
-        SharingPlan.from_json(value)
 
 
 def test_with_pairs_extends_the_donors_set() -> None:

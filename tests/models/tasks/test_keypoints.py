@@ -15,15 +15,17 @@ from pycocotools.cocoeval import COCOeval
 from torch import nn
 from torchvision.models.detection.roi_heads import heatmaps_to_keypoints
 
-from models import zoo
-from models.data import load_split
-from models.detector import PoseCandidates, PoseTarget
-from models.errors import InputError
-from models.metrics import average_precision, pose_overlaps_of
-from models.notes import collect_notes
-from models.predictions import PoseLabels, PosePrediction
-from models.preprocess import Preprocess
-from models.tasks import task_of
+from gemel.merger.objectives.boxes import KeypointObjective
+from gemel.models import zoo
+from gemel.models.candidates import SuppressedReader
+from gemel.models.data import load_split
+from gemel.models.detector import PoseTarget
+from gemel.models.errors import InputError
+from gemel.models.metrics import average_precision, pose_overlaps_of
+from gemel.models.notes import collect_notes
+from gemel.models.predictions import PoseLabels, PosePrediction
+from gemel.models.preprocess import Preprocess
+from gemel.models.tasks import task_of
 from tests.models.queries import make_query
 
 TASK: Any = task_of("keypoints")
@@ -95,29 +97,13 @@ def test_points_come_back_to_the_pixels_of_the_frame(resize):
     label = PoseLabels(
         ("person",), ((250.0, 100.0, 400.0, 300.0),), None, (((260.0, 120.0, 2.0), (390.0, 280.0, 1.0)),)
     )
-    (target,) = TASK.targets([label], [size], CLASSES, preprocess)
+    (target,) = KeypointObjective().targets([label], [size], CLASSES, preprocess)
     assert target.points[0, :, 2].tolist() == [2, 1]
-
-    class Model:
-        nms_iou = 0.5
-
-        def candidates(self, outputs: Any, min_score: float) -> list[PoseCandidates]:
-            return [PoseCandidates(target.boxes, torch.ones(1), target.labels, target.points)]
-
-    (found,) = TASK.predictions(Model(), None, [size], CLASSES, preprocess=preprocess)
+    outputs = [part.numpy()[None] for part in (target.boxes, torch.ones(1), target.labels, target.points)]
+    (found,) = TASK.predictions(SuppressedReader(0.5), outputs, [size], CLASSES, preprocess=preprocess)
     moved = found.in_frame(5, 7, (1000, 1000)).to_record()["detections"][0]
     assert np.allclose(moved["box"], [255, 107, 405, 307], atol=0.01)
     assert np.allclose(moved["points"], [[265, 127, 2], [395, 287, 1]], atol=0.01)
-
-
-def test_augmentation_moves_points_with_their_boxes():
-    points = torch.tensor([[[0.3, 0.3, 2.0], [0.6, 0.6, 2.0], [0.01, 0.5, 2.0]]])
-    target = PoseTarget(torch.tensor([[0.3, 0.3, 0.6, 0.6]]), torch.tensor([0]), points)
-    images = torch.zeros(8, 3, 32, 32, dtype=torch.uint8)
-    _, moved = TASK.augment(images, [target] * 8, torch.Generator().manual_seed(0))
-    for one in moved:
-        assert torch.allclose(one.points[0, :2, :2].flatten(), one.boxes[0], atol=1e-5)
-    assert any(one.points[0, 2].tolist() == [0, 0, 0] for one in moved), "a point outside is not visible"
 
 
 def write_coco(folder: Path, annotations: list[dict]) -> Path:
@@ -177,7 +163,7 @@ def test_module_that_is_no_detector_is_refused(task):
 
 
 def test_labels_of_another_number_of_points_are_refused():
-    from models.zoo.detectors.keypoint_rcnn import KeypointRcnn
+    from gemel.models.zoo.detectors.keypoint_rcnn import KeypointRcnn
 
     model = KeypointRcnn.__new__(KeypointRcnn)
     nn.Module.__init__(model)

@@ -10,17 +10,18 @@ import pytest
 import torch
 import torchvision
 
-from models import zoo
-from models.data import load_split
-from models.errors import InputError
-from models.evaluation import find_gap
-from models.masks import IGNORED
-from models.notes import collect_notes
-from models.predictions import MaskLabels, MaskPrediction
-from models.preprocess import Preprocess
-from models.rle import decode_rle
-from models.tasks import task_of
-from models.tasks.segmentation import prepare_mask
+from gemel.merger.objectives.outputs import SegmentationObjective
+from gemel.models import zoo
+from gemel.models.data import load_split
+from gemel.models.errors import InputError
+from gemel.models.evaluation import find_gap
+from gemel.models.masks import IGNORED
+from gemel.models.notes import collect_notes
+from gemel.models.predictions import MaskLabels, MaskPrediction
+from gemel.models.preprocess import Preprocess
+from gemel.models.rle import decode_rle
+from gemel.models.tasks import task_of
+from gemel.models.tasks.segmentation import choose_classes, prepare_mask
 from tests.models.queries import make_query
 
 TASK = task_of("segmentation")
@@ -68,10 +69,10 @@ def test_masks_come_back_to_the_pixels_of_the_frame(preprocess):
     mask = np.zeros((90, 160), np.uint8)
     mask[30:60, 60:100] = 1
     label = prepare_mask(mask, preprocess)
-    (target,) = TASK.targets([label], [(160, 90)], CLASSES, preprocess)
+    (target,) = SegmentationObjective().targets([label], [(160, 90)], CLASSES, preprocess)
     assert target.shape == (24, 32)
     logits = torch.nn.functional.one_hot(target.long().clamp(max=1), 2).permute(2, 0, 1)[None].float()
-    (found,) = TASK.predictions(torch.nn.Identity(), logits, [(160, 90)], CLASSES, preprocess=preprocess)
+    (found,) = TASK.predictions(None, logits.numpy(), [(160, 90)], CLASSES, preprocess=preprocess)
     assert TASK.metric_of(TASK.tallies([found], [label], CLASSES)[0]) == 1
     (segment,) = found.in_frame(10, 20, (200, 120)).to_record()["segments"]
     whole = decode_rle(segment["mask"]["counts"], tuple(segment["mask"]["size"]))
@@ -80,26 +81,12 @@ def test_masks_come_back_to_the_pixels_of_the_frame(preprocess):
     assert abs(rows.min() - 50) <= 4 and abs(columns.min() - 70) <= 5 and abs(columns.max() - 109) <= 5
 
 
-def test_training_lowers_loss_and_distillation():
-    torch.manual_seed(0)
-    logits = torch.zeros(1, 2, 4, 4, requires_grad=True)
-    target = torch.tensor([[0, 1, 1, IGNORED]] * 4, dtype=torch.uint8)
-    right = torch.nn.functional.one_hot(target.clamp(max=1).long(), 2).permute(2, 0, 1)[None] * 8.0
-    assert TASK.loss(torch.nn.Identity(), right, [target]) < 0.01 < TASK.loss(torch.nn.Identity(), logits, [target])
-    assert TASK.distill(torch.nn.Identity(), right, right) == pytest.approx(0, abs=1e-6)
-    TASK.distill(torch.nn.Identity(), logits, right).backward()
-    assert logits.grad is not None and logits.grad.abs().sum() > 0
-
-
-def test_augmentation_moves_masks_with_their_pictures():
-    images = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
-    images[:, :, 8:24, 4:20] = 200
-    masks = [(image[0] > 100).to(torch.uint8) for image in images]
-    changed, moved = TASK.augment(images, masks, torch.Generator().manual_seed(3))
-    assert moved is not None
-    for image, mask in zip(changed, moved, strict=True):
-        bright = image.float().mean(dim=0) > image.float().mean()
-        assert (bright == mask.bool()).float().mean() > 0.95 and mask.sum() > 0
+@pytest.mark.parametrize("size", [(7, 5), (24, 32), (65, 65)])
+def test_classes_of_pixels_are_those_of_resized_logits(size):
+    logits = np.random.default_rng(0).normal(size=(5, 24, 32)).astype(np.float32)
+    resized = torch.nn.functional.interpolate(torch.from_numpy(logits)[None], size, mode="bilinear")
+    wanted = resized.argmax(dim=1)[0].numpy()
+    assert np.mean(choose_classes(logits, size) != wanted) <= 0.002
 
 
 def test_masks_are_read_beside_their_pictures(tmp_path):

@@ -1,4 +1,4 @@
-"""The tasks: augmentation, and for detection matching, loss, distillation and decoding."""
+"""Detection: SSD's matching, loss and distillation, and predictions of its outputs."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torchvision.models.detection import ssdlite320_mobilenet_v3_large
 from torchvision.models.detection._utils import SSDMatcher
 from torchvision.ops import box_iou
 
-from models import zoo
-from models.detector import BoxTarget, PoseTarget
-from models.predictions import BoxLabels, DetectionPrediction
-from models.tasks import task_of
-from models.tasks.classification import MAX_SHIFT, Classification
-from models.tasks.detection import augment_boxes
-from models.zoo.detectors.single_stage import MATCH_IOU, SingleStage, distill_loss, match
+from gemel.merger.objectives.boxes import DetectionObjective
+from gemel.models import zoo
+from gemel.models.detector import BoxTarget, read_outputs
+from gemel.models.predictions import BoxLabels, DetectionPrediction
+from gemel.models.tasks import task_of
+from gemel.models.zoo.detectors.single_stage import MATCH_IOU, SingleStage, distill_loss, match
 
 torch.set_num_threads(1)
 
@@ -95,7 +93,7 @@ def test_ssd_distillation_is_zero_at_the_teacher_only():
 
 def test_predictions_are_in_pixels_of_the_frame_best_first():
     outputs = outputs_for({5: (1, 2.0), 10: (2, 4.0)})
-    found = TASK.predictions(Grid(), outputs, [(352, 288)], CLASSES, min_score=0.5)[0]
+    found = read_outputs(TASK, Grid(), outputs, [(352, 288)], CLASSES, min_score=0.5)[0]
     assert found.classes == ("bus", "car")
     assert found.boxes == ((176.0, 144.0, 264.0, 216.0), (88.0, 72.0, 176.0, 144.0))
     assert found.scores[0] > found.scores[1] > 0.5
@@ -106,19 +104,19 @@ def test_predictions_suppress_overlaps_within_a_class_only(label: int, count: in
     model = Grid()
     model.boxes[6] = model.boxes[5] + 0.01
     outputs = outputs_for({5: (1, 3.0), 6: (label, 2.0)})
-    assert len(TASK.predictions(model, outputs, [(100, 100)], CLASSES, 0.5)[0].boxes) == count
+    assert len(read_outputs(TASK, model, outputs, [(100, 100)], CLASSES, 0.5)[0].boxes) == count
 
 
 def test_labels_survive_targets_and_perfect_outputs():
     labels = BoxLabels(("bus", "dog", "car"), ((10.0, 20.0, 60.0, 90.0), (0, 0, 9, 9), (200.0, 100.0, 260.0, 150.0)))
-    target = TASK.targets([labels], [(300, 200)], CLASSES)[0]
+    target = DetectionObjective().targets([labels], [(300, 200)], CLASSES)[0]
     assert target.labels.tolist() == [1, 0]
     model = Grid()
     matched = match(model.boxes, target.boxes[None], torch.ones(1, 2, dtype=torch.bool))[0]
     logits, deltas = outputs_for({cell: (int(target.labels[i]) + 1, 5.0) for cell, i in enumerate(matched) if i >= 0})
     cells = (matched >= 0).nonzero().flatten()
     deltas[0, cells] = model.box_coder.encode_single(target.boxes[matched[cells]], model.boxes[cells])
-    found = TASK.predictions(model, (logits, deltas), [(300, 200)], CLASSES, 0.5)[0]
+    found = read_outputs(TASK, model, (logits, deltas), [(300, 200)], CLASSES, 0.5)[0]
     assert dict(zip(found.classes, found.boxes)) == {
         "bus": pytest.approx(labels.boxes[0], abs=0.01),
         "car": pytest.approx(labels.boxes[2], abs=0.01),
@@ -138,53 +136,3 @@ def test_labels_of_a_prediction_leave_out_what_lies_in_a_crowd():
     kept = BoxLabels(("bus", "car"), (found.boxes[0], found.boxes[2]), crowds)
     assert TASK.labels_of(found, 0.3, label) == kept
     assert TASK.labels_of(found, 0.5) == BoxLabels(("car", "car"), found.boxes[1:3])
-
-
-def test_targets_leave_out_crowds():
-    label = BoxLabels(("car",), ((5.0, 5.0, 60.0, 60.0),), BoxLabels(("bus",), ((0.0, 0.0, 90.0, 90.0),)))
-    assert TASK.targets([label], [(100, 100)], CLASSES)[0].labels.tolist() == [CLASSES.index("car")]
-
-
-def test_augment_boxes_moves_boxes_with_their_objects():
-    images = torch.zeros(24, 3, 128, 128, dtype=torch.uint8)
-    images[:, :, 40:72, 24:64] = 220
-    box = torch.tensor([[24 / 128, 40 / 128, 64 / 128, 72 / 128]])
-    targets = [BoxTarget(box, torch.tensor([0]))] * 24
-    changed, moved = augment_boxes(images, targets, torch.Generator().manual_seed(3))
-    assert changed.dtype == torch.uint8 and changed.shape == images.shape
-    for image, target in zip(changed, moved):
-        bright = (image.float().mean(dim=0) > image.float().amax() / 2).nonzero().float()
-        (top, left), (bottom, right) = bright.amin(dim=0).tolist(), bright.amax(dim=0).tolist()
-        seen = torch.tensor([left, top, right + 1, bottom + 1]) / 128
-        torch.testing.assert_close(target.boxes[0], seen, atol=0.02, rtol=0)
-    assert len({tuple(target.boxes[0].tolist()) for target in moved}) == 24
-
-
-@pytest.mark.parametrize("task", ["detection", "segmentation", "keypoints"])
-def test_frames_of_places_are_augmented_alike_without_labels(task: str) -> None:
-    images = torch.randint(0, 256, (4, 3, 32, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    nothing: dict[str, Any] = {
-        "detection": BoxTarget(torch.zeros(0, 4), torch.zeros(0, dtype=torch.long)),
-        "segmentation": torch.zeros(32, 40, dtype=torch.uint8),
-        "keypoints": PoseTarget(torch.zeros(0, 4), torch.zeros(0, dtype=torch.long), torch.zeros(0, 2, 3)),
-    }
-    changed, none = task_of(task).augment(images, None, torch.Generator().manual_seed(3))
-    labelled, _ = task_of(task).augment(images, [nothing[task]] * 4, torch.Generator().manual_seed(3))
-    assert none is None and torch.equal(changed, labelled) and not torch.equal(changed, images)
-
-
-def augment_each(images: Tensor, generator: torch.Generator) -> Tensor:
-    size = images.shape[-1]
-    reach = max(1, round(size * MAX_SHIFT))
-    padded = F.pad(images.float(), (reach,) * 4, mode="replicate")
-    offsets = torch.randint(0, 2 * reach + 1, (len(images), 2), generator=generator).tolist()
-    gains = torch.empty(len(images)).uniform_(0.8, 1.2, generator=generator).tolist()
-    rows = zip(padded, offsets, gains, strict=True)
-    return torch.stack([image[:, y : y + size, x : x + size] * gain for image, (y, x), gain in rows]).clamp_(0, 255)
-
-
-def test_classification_augments_a_batch_as_it_would_each_frame() -> None:
-    images = torch.randint(0, 256, (9, 3, 25, 25), dtype=torch.uint8)
-    expected = augment_each(images, torch.Generator().manual_seed(3)).to(torch.uint8)
-    changed, _ = Classification().augment(images, [0] * 9, torch.Generator().manual_seed(3))
-    assert torch.equal(changed, expected) and not torch.equal(changed, images)

@@ -9,11 +9,11 @@ import pytest
 import torch
 import yaml
 
-from models import zoo
-from models.errors import InputError
-from models.sharing.layers import layers_of
-from models.weights import load_weights, save_weights
-from models.workload import Query, load_workload
+from gemel.models import zoo
+from gemel.models.errors import InputError
+from gemel.models.sharing.layers import layers_of
+from gemel.models.weights import load_weights, save_weights
+from gemel.models.workload import Query, load_workload
 
 HEADER = "import torch\nfrom torch import nn\n"
 NET = """

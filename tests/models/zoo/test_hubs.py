@@ -11,14 +11,14 @@ import torch
 import yaml
 from torch import nn
 
-from models import zoo
-from models.bundle import BundleQuery, Made, open_bundle, verify_bundle, write_bundle
-from models.errors import InputError
-from models.notes import collect_notes
-from models.preprocess import Preprocess
-from models.weights import load_weights, save_weights
-from models.workload import Query, load_workload
-from models.zoo.hubs import build_hub
+from gemel.models import zoo
+from gemel.models.bundle import BundleQuery, Made, open_bundle, verify_bundle, write_bundle
+from gemel.models.errors import InputError
+from gemel.models.notes import collect_notes
+from gemel.models.preprocess import Preprocess
+from gemel.models.weights import load_weights, save_weights
+from gemel.models.workload import Query, load_workload
+from gemel.models.zoo.hubs import build_hub
 
 HALVES = (0.5, 0.5, 0.5)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torchvision
 
-from models import zoo
-from models.zoo.registry import ENTRIES
+from gemel.models import zoo
+from gemel.models.zoo.registry import ENTRIES
 
 FROZEN_NORMS = {
     "fasterrcnn_resnet50_fpn", "fasterrcnn_mobilenet_v3_large_fpn", "fasterrcnn_mobilenet_v3_large_320_fpn",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from video_samples.draw import MARGIN_PX, OVERSAMPLING, View
+from gemel.video_samples.draw import MARGIN_PX, OVERSAMPLING, View
 
 VIEW = View(640, 360, (0.0, 0.0, 8.0), 0.0, -10.0, 500.0)
 

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from video_samples.clips import SCENES, Clip, Recorder, join, read_frames, record
+from gemel.video_samples.clips import SCENES, Clip, Recorder, join, read_frames, record
 
 CODES = {"avc1", "h264", "H264", "AVC1"}
 

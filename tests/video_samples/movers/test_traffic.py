@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from video_samples.junction import HALT_X, STOP_E, STOP_W, start_world
-from video_samples.scene import Phase, Signals
-from video_samples.traffic import STEP_S, Flow, Traffic, make_path
+from gemel.video_samples.junction import HALT_X, STOP_E, STOP_W, start_world
+from gemel.video_samples.scene import Phase, Signals
+from gemel.video_samples.traffic import STEP_S, Flow, Traffic, make_path
 
 ROAD = make_path("road", ("road", "road"), "main", [(-100, 0), (60, 0)], (0, 0), (60, 0))
 

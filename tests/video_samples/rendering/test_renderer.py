@@ -8,11 +8,11 @@ import cv2
 import numpy as np
 import pytest
 
-from video_samples.draw import MARGIN_PX, OVERSAMPLING, Pen
-from video_samples.junction import DAY, VIEW, junction
-from video_samples.objects import SceneObject, bus, car, random_outfit, truck
-from video_samples.renderer import Renderer, sort_by_depth
-from video_samples.scene import Scene
+from gemel.video_samples.draw import MARGIN_PX, OVERSAMPLING, Pen
+from gemel.video_samples.junction import DAY, VIEW, junction
+from gemel.video_samples.objects import SceneObject, bus, car, random_outfit, truck
+from gemel.video_samples.renderer import Renderer, sort_by_depth
+from gemel.video_samples.scene import Scene
 
 RED, WHITE = (200.0, 30.0, 30.0), (240.0, 240.0, 240.0)
 

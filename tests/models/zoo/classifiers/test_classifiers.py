@@ -9,11 +9,12 @@ import torch
 import torchvision
 from torch import nn
 
-from models import zoo
-from models.errors import InputError
-from models.preprocess import Preprocess
-from models.zoo.registry import ENTRIES
-from models.zoo.user_models import check_answer
+from gemel.models import zoo
+from gemel.models.errors import InputError
+from gemel.models.preprocess import Preprocess
+from gemel.models.tensors import normalise_frames
+from gemel.models.zoo.registry import ENTRIES
+from gemel.models.zoo.user_models import check_answer
 from tests.parameters import one_in
 
 SMALL = {"inception_v3": 80, "cifar_resnet20": 32}
@@ -57,8 +58,8 @@ def test_scaling_replaces_transform_input(name: str) -> None:
     mine.load_state_dict({key: value for key, value in reference.state_dict().items() if key in wanted})
     frames = torch.randint(0, 256, (2, 3, 80, 80), dtype=torch.uint8)
     with torch.inference_mode():
-        expected = reference(Preprocess((80, 80)).normalise(frames))
-        found = mine(zoo.zoo_preprocess(name, 80).normalise(frames))
+        expected = reference(normalise_frames(Preprocess((80, 80)), frames))
+        found = mine(normalise_frames(zoo.zoo_preprocess(name, 80), frames))
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 

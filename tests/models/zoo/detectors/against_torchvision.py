@@ -10,9 +10,9 @@ import torch.nn.functional as F
 import torchvision
 from torch import Tensor
 
-from models import zoo
-from models.batchnorm import recalibrate_batchnorm
-from models.detector import BoxTarget, Detector
+from gemel.models import zoo
+from gemel.models.batchnorm import recalibrate_batchnorm
+from gemel.models.detector import BoxTarget, Detector
 
 CLASSES = ("car", "bus")
 SIZE = 128

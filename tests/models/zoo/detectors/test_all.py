@@ -6,8 +6,8 @@ import pytest
 import torch
 import torchvision
 
-from models import zoo
-from models.zoo.detectors.single_stage import SingleStage
+from gemel.models import zoo
+from gemel.models.zoo.detectors.single_stage import SingleStage
 
 torch.set_num_threads(1)
 

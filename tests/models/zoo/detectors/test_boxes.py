@@ -10,7 +10,7 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import box_iou, nms
 
-from models.zoo.detectors.box_ops import NOTHING, anchors_of, decode_boxes, rows_where, suppress
+from gemel.models.zoo.detectors.box_ops import NOTHING, anchors_of, decode_boxes, rows_where, suppress
 
 GENERATOR = AnchorGenerator(((32, 40), (64,)), ((0.5, 1.0, 2.0),) * 2)
 

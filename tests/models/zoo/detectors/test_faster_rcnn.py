@@ -10,9 +10,9 @@ import torch
 import torchvision
 from torch import Tensor
 
-from models import zoo
-from models.detector import BoxTarget
-from models.zoo.registry import ENTRIES
+from gemel.models import zoo
+from gemel.models.detector import BoxTarget
+from gemel.models.zoo.registry import ENTRIES
 from tests.models.zoo.detectors.against_torchvision import (
     SIZE,
     as_torchvision,

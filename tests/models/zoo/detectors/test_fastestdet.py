@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from models import zoo
-from models.detector import BoxTarget
-from models.zoo.detectors.fastestdet import FastestDet
+from gemel.models import zoo
+from gemel.models.detector import BoxTarget
+from gemel.models.zoo.detectors.fastestdet import FastestDet
 
 COCO = [f"class{index}" for index in range(80)]
 

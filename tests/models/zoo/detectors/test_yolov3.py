@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models import zoo
-from models.cost import flops
-from models.darknet import read_darknet
-from models.zoo.detectors.yolov3 import YOLOv3, assign
+from gemel.models import zoo
+from gemel.models.cost import flops
+from gemel.models.darknet import read_darknet
+from gemel.models.tensors import as_arrays
+from gemel.models.zoo.detectors.yolov3 import YOLOv3, assign
 from tests.parameters import every
 
 COCO = [f"class{index}" for index in range(80)]
@@ -147,7 +148,7 @@ def test_yolov3_decodes_as_published():
     x, y, width, height = 7.5 / 13, 4.5 / 13, 135 / 416, 2 * 169 / 416
     expected = [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
     assert boxes[0, row].tolist() == pytest.approx(expected, abs=1e-6)
-    found = model.candidates((coarse, fine), 0.1)[0]
+    found = model.reader.candidates(as_arrays((boxes, scores)), 0.1)[0]
     assert found.labels.tolist() == [2]
     assert found.boxes[0].tolist() == pytest.approx([max(0, value) for value in expected], abs=1e-6)
 

@@ -1,0 +1,105 @@
+"""A box's own work: its processor time for a frame beside that of a bare loop over the same footage and networks.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.serving.own_work box.yaml [--seconds 40]
+
+The loop decodes every frame of each camera's file, as the box does, prepares those of the wanted rate with OpenCV and
+runs them in plain sessions of ONNX Runtime. Both are counted by frame received, from the first result on: for the box
+between two moments, so that its start is left out. `first_result_s` is the processor time of a start to its first
+result. Prepare the bundle first, let cameras loop, and name a sink of the kind jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engines.mapped import write_originals
+from benchmarks.machine import machine
+from gemel.edge_runtime.config import BoxConfig, load_config
+from gemel.models.bundle import open_bundle
+
+START_S = 120.0
+
+
+def loop_ms(config: BoxConfig, folder: Path, frames: int = 150) -> float:
+    """Milliseconds of processor time of the bare loop for a frame that it runs."""
+    import av
+    import cv2
+    import numpy as np
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    spent = 0.0
+    queries = open_bundle(config.bundle).queries
+    for query in queries:
+        camera = config.cameras[query.camera]
+        session = onnxruntime.InferenceSession(str(folder / f"{query.id}.onnx"), options)
+        entrance = session.get_inputs()[0]
+        height, width = entrance.shape[2:]
+        session.run(None, {entrance.name: np.zeros((1, 3, height, width), np.float32)})
+        begun, taken = time.process_time(), 0
+        while taken < frames:
+            with av.open(str(camera.source)) as container:
+                stream = container.streams.video[0]
+                stream.thread_count = 1
+                step = max(1, round(float(stream.average_rate or 1) / (camera.fps or 1)))
+                for place, frame in enumerate(container.decode(stream)):
+                    if place % step == 0 and taken < frames:
+                        picture = cv2.resize(frame.to_ndarray(format="rgb24"), (width, height))
+                        values = np.ascontiguousarray(picture.transpose(2, 0, 1)[None], np.float32) / 255
+                        session.run(None, {entrance.name: values})
+                        taken += 1
+        spent += time.process_time() - begun
+    return 1000 * spent / frames / len(queries)
+
+
+def processor_s(pid: int) -> float:
+    """The processor time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def box_ms(config: BoxConfig, results: Path, seconds: float) -> dict[str, Any]:
+    """Milliseconds of a box for a frame that it answered, and the processor time of its start."""
+    results.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "gemel", "run", str(config.path)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+        ends = time.monotonic() + START_S
+        while not (results.exists() and results.stat().st_size) and time.monotonic() < ends:
+            time.sleep(0.01)
+        first_s = processor_s(process.pid)
+        time.sleep(5)
+        before, answered = processor_s(process.pid), len(results.read_bytes().splitlines())
+        time.sleep(seconds)
+        spent, count = processor_s(process.pid) - before, len(results.read_bytes().splitlines()) - answered
+        process.send_signal(signal.SIGTERM)
+    return {"first_result_s": first_s, "frames": count, "ms": round(1000 * spent / count, 2)}
+
+
+def main() -> None:
+    """Measure both and print them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--seconds", type=float, default=40.0)
+    options = parser.parse_args()
+    config = load_config(options.config)
+    results = next(Path(sink.path) for sink in config.sinks if sink.kind == "jsonl")  # type: ignore[attr-defined]
+    with tempfile.TemporaryDirectory(prefix="gemel-") as name:
+        write_originals(config.bundle, Path(name))
+        loop = loop_ms(config, Path(name))
+    box = box_ms(config, results, options.seconds)
+    report = {"machine": machine(), "loop_ms": round(loop, 2), **box, "own_ms": round(box["ms"] - loop, 2)}
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

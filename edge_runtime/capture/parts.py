@@ -1,0 +1,85 @@
+"""A camera that sends pictures in the parts of one answer (MJPEG over HTTP), whatever its parts say of themselves.
+
+FFmpeg takes parts of the type `image/jpeg` alone; browsers play what begins as a JPEG does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import re
+import time
+from functools import partial
+from pathlib import Path
+
+from gemel.edge_runtime.capture.addresses import CameraAddress, describe_error
+from gemel.edge_runtime.capture.failures import SourceLost
+from gemel.edge_runtime.capture.still import CHUNK_BYTES, PICTURES
+from gemel.models.pictures import MAX_PICTURE_BYTES, decode_picture
+from gemel.models.video import Shot
+
+LENGTH = re.compile(rb"(?im)^content-length:[ \t]*([0-9]{1,9})[ \t]*\r?$")
+
+
+class NoPartsError(Exception):
+    """An answer that is not in parts."""
+
+
+class PartsSource:
+    """The pictures of an answer in parts, as they come; SourceLost where none is whole within `timeout_s`.
+
+    NoPartsError for any other answer.
+    """
+
+    damaged = 0
+    fps: float | None = None
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        self._timeout_s, self._data, self._picture = timeout_s, bytearray(), b""
+        with contextlib.ExitStack() as stack:
+            self._response = stack.enter_context(CameraAddress(address).open(timeout_s))
+            if self._response.headers.get_content_maintype() != "multipart":
+                raise NoPartsError
+            boundary = self._response.headers.get_param("boundary") or ""
+            self._end = b"--" + str(boundary).lstrip("-").encode()
+            self._stack = stack.pop_all()
+        self._start, self.time_s = time.monotonic(), 0.0
+
+    def advance(self) -> bool:
+        deadline = time.monotonic() + self._timeout_s
+        picture = self._take_picture()
+        while picture is None:
+            if len(self._data) > 2 * MAX_PICTURE_BYTES:
+                raise SourceLost("the parts of its answer hold no JPEG or PNG", permanent=True)
+            try:
+                chunk = self._response.read1(CHUNK_BYTES)
+            except (OSError, http.client.HTTPException) as error:
+                raise SourceLost(describe_error(error)) from None
+            if not chunk:
+                return False
+            if time.monotonic() > deadline:
+                raise SourceLost("it does not answer in time")
+            self._data += chunk
+            picture = self._take_picture()
+        self._picture, self.time_s = picture, time.monotonic() - self._start
+        return True
+
+    def _take_picture(self) -> bytes | None:
+        """The first picture, if it is whole: as long as its part says, or up to the next boundary."""
+        starts = [place for mark in PICTURES if (place := self._data.find(mark)) >= 0]
+        if not starts:
+            return None
+        start = min(starts)
+        length = LENGTH.search(self._data, 0, start)
+        end = start + int(length[1]) if length else self._data.find(self._end, start)
+        if end < start or end > len(self._data):
+            return None
+        picture = bytes(self._data[start:end])
+        del self._data[:end]
+        return picture
+
+    def shot(self) -> Shot:
+        return partial(decode_picture, self._picture, Path())
+
+    def close(self) -> None:
+        self._stack.close()

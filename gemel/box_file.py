@@ -1,0 +1,53 @@
+"""The config that `gemel run BUNDLE --camera NAME=SOURCE` stands for, written beside the bundle."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from gemel.models.bundle import open_bundle
+from gemel.models.errors import InputError, join_names
+from gemel.models.io import check_output, is_path, open_atomic
+
+SUFFIX = ".box.yaml"
+MEMORY_SHARE = 0.5
+"""Of this machine's memory, for the box; the weights of a small bundle take a small part of it."""
+
+
+def write_box_file(bundle: str | Path, cameras: Sequence[str], memory: str | None = None) -> Path:
+    """Write `BUNDLE.box.yaml`, which replaces one that is there, and return its path.
+
+    `cameras` are NAME=SOURCE, one for each camera that the bundle's queries look at. Raises InputError for names that
+    the bundle does not have, or that are missing or given twice.
+    """
+    bundle = Path(bundle)
+    names = list(dict.fromkeys(query.camera for query in open_bundle(bundle).queries))
+    sources: dict[str, str] = {}
+    for text in cameras:
+        name, sign, source = text.partition("=")
+        if not sign or not source:
+            raise InputError("--camera", f"'{text}' is not NAME=SOURCE", f"give {names[0]}=clip.mp4, for instance")
+        if name not in names:
+            raise InputError("--camera", f"no query of {bundle} looks at '{name}'", f"choose of: {join_names(names)}")
+        if name in sources:
+            raise InputError("--camera", f"'{name}' is given twice", "give each camera once")
+        sources[name] = os.path.abspath(source) if is_path(source) else source
+    missing = [name for name in names if name not in sources]
+    if missing:
+        raise InputError("--camera", f"{join_names(missing)} of {bundle} has no source", f"add {missing[0]}=SOURCE")
+    if memory is None:
+        machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory = f"{max(1, int(MEMORY_SHARE * machine_bytes) // 2**20)}MiB"
+    config = {
+        "bundle": bundle.name,
+        "memory": memory,
+        "cameras": {name: {"source": sources[name]} for name in names},
+        "http": {"bind": "127.0.0.1:8080"},
+    }
+    path = check_output(bundle.with_name(bundle.name + SUFFIX), overwrite=True)
+    with open_atomic(path, overwrite=True) as file:
+        file.write(yaml.safe_dump(config, sort_keys=False).encode())
+    return path

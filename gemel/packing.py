@@ -1,0 +1,210 @@
+"""`gemel pack`: ONNX files as they are in one bundle, and what that takes beside plain sessions, measured here.
+
+Equal tensors are stored once. With frames, weights become int8 where footage proves that the answers stay. Each file is
+a query and a camera of its own, named after the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gemel.edge_runtime.engines.prepare import prepare_bundle
+from gemel.inspection import inspect_workload
+from gemel.merger import MergeOptions, merge
+from gemel.models.bundle import BundleQuery, Made, check_output, open_bundle, write_bundle
+from gemel.models.decoders.files import ModelFile
+from gemel.models.errors import InputError, one_line
+from gemel.models.export_document import export_documents
+from gemel.models.io import open_atomic
+from gemel.models.notes import add_note
+from gemel.models.stages import Progress, silent
+from gemel.models.weights import load_weights
+from gemel.models.workload import Workload, load_workload
+from gemel.models.zoo import build_query
+from gemel.text import percent, size, table
+
+CHILD = "gemel.packing_child"
+PLAIN, PACKED = "plain", "packed"
+SUFFIX = ".onnx"
+RAW = {"mean": [0, 0, 0], "std": [1, 1, 1]}
+"""How frames are prepared for a file that does not say it."""
+
+
+@dataclass(frozen=True)
+class PackedFile:
+    """A file and its query: bytes of its weights; the part of its answers that stayed, None where none were compared.
+
+    `bits` are those of its weights in the bundle, where these are fewer than the file's.
+    """
+
+    id: str
+    path: str
+    bytes: int
+    agreement: float | None
+    bits: str | None
+
+
+@dataclass(frozen=True)
+class SessionCost:
+    """What sessions of all files take in a process of their own, after three runs of each on one thread.
+
+    `pss_bytes` is the memory of the process, `anonymous_bytes` the part of it that the system cannot take back, `ms`
+    the processor time of one frame, a mean over the files.
+    """
+
+    pss_bytes: int
+    anonymous_bytes: int
+    ms: float
+
+
+@dataclass(frozen=True)
+class PackReport:
+    """The outcome of `pack`: plain sessions of ONNX Runtime beside the bundle's own.
+
+    `ceiling_fraction` is the part of the weights that could be saved if all layers of equal form were shared.
+    """
+
+    bundle: str
+    bytes_before: int
+    bytes_after: int
+    files: tuple[PackedFile, ...]
+    sessions: SessionCost
+    packed: SessionCost
+    ceiling_fraction: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of `gemel pack --json`."""
+        return json.loads(json.dumps(asdict(self)))
+
+    def to_text(self) -> str:
+        """One table, and what merging could bring."""
+        agreements = [file.agreement for file in self.files if file.agreement is not None]
+        answers = percent(min(agreements)) if agreements else "unchanged"
+        arms = ((f"{len(self.files)} sessions of ONNX Runtime", self.sessions, ""), (PACKED, self.packed, answers))
+        rows = [
+            (name, size(cost.pss_bytes), size(cost.anonymous_bytes), f"{cost.ms:.1f}", kept)
+            for name, cost, kept in arms
+        ]
+        head = ("", "memory of the process", "of it anonymous", "ms a frame", "answers as before, the worst")
+        lines = [
+            table(head, rows), "",
+            f"{self.bundle}: weights of {size(self.bytes_before)} became {size(self.bytes_after)}",
+        ]  # fmt: skip
+        if self.ceiling_fraction > 0:
+            saved = percent(self.ceiling_fraction, 0)
+            lines.append(f"layers of equal form: up to {saved} less by `gemel merge`, with footage of each camera")
+        return "\n".join(lines)
+
+
+def pack(
+    files: Sequence[str | Path],
+    out: str | Path,
+    frames: str | Path | None = None,
+    progress: Progress = silent,
+    accept_unproven: bool = False,
+) -> PackReport:
+    """Write ONNX files into one bundle at `out`, prepare it, and measure it beside plain sessions of the files.
+
+    `frames` is a video or a folder of pictures like those that the files will see. What they are too few to prove in
+    int8 stays as it is, unless `accept_unproven` lets plain agreement decide. Raises InputError, with nothing
+    written, for a file that cannot be read or is given twice.
+    """
+    out, paths = check_output(Path(out), overwrite=False), [Path(file).absolute() for file in files]
+    with tempfile.TemporaryDirectory(prefix="gemel-pack-") as folder:
+        workload = _make_workload(name_files(paths), frames, Path(folder) / "pack.yaml")
+        if frames is None:
+            agreements = dict.fromkeys((query.id for query in workload.queries), None)
+            _write_unchanged(workload, out)
+        else:
+            options = MergeOptions(weights="int8", documents=True, accept_unproven=accept_unproven)
+            merged = merge(workload, out, "none", progress=progress, options=options)
+            agreements = {query.id: query.agreement for query in merged.queries}
+        inspection = inspect_workload(workload)
+    bundle = open_bundle(out)
+    prepared = prepare_bundle(bundle)
+    if prepared.index.failed:
+        query, reason = next(iter(prepared.index.failed.items()))
+        raise InputError(out, f"query {query} could not be prepared: {reason}", "leave its file out")
+    sizes = {row["id"]: row["bytes"] for row in inspection.queries}
+    rows = []
+    for query, path in zip(bundle.queries, paths, strict=True):
+        bits = ", ".join(sorted({stored.dtype for stored in query.stored.values()})) or None
+        rows.append(PackedFile(query.id, str(path), sizes[query.id], agreements[query.id], bits))
+    shapes = {query.id: prepared.index.queries[query.id].input_shape for query in bundle.queries}
+    plain = {query: {"path": str(path), "shape": shapes[query]} for query, path in zip(shapes, paths, strict=True)}
+    return PackReport(
+        str(out), bundle.manifest.bytes.before, bundle.manifest.bytes.after, tuple(rows), measure(PLAIN, plain),
+        measure(PACKED, {"bundle": str(out.absolute())}), inspection.ceiling_fraction,
+    )  # fmt: skip
+
+
+def name_files(paths: Sequence[Path]) -> dict[str, Path]:
+    """An id for each file, from its name; InputError for one that is given twice or is no ONNX file."""
+    names: dict[str, Path] = {}
+    for place, path in enumerate(paths):
+        if path.suffix.lower() != SUFFIX:
+            raise InputError(path, "is no .onnx file", "export the model to ONNX; `gemel merge` takes others")
+        if any(os.path.realpath(path) == os.path.realpath(earlier) for earlier in paths[:place]):
+            raise InputError(path, "is given twice", "give each file once")
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")[:80] or "model"
+        name, number = stem, 2
+        while name in names:
+            name, number = f"{stem}-{number}", number + 1
+        names[name] = path
+    return names
+
+
+def _make_workload(names: Mapping[str, Path], frames: str | Path | None, path: Path) -> Workload:
+    """The workload that the files stand for; a file whose outputs no decoder reads passes them on."""
+    cameras, queries = {}, []
+    for name, file in names.items():
+        query: dict[str, Any] = {"id": name, "camera": name, "model": str(file)}
+        try:
+            described = ModelFile(file).complete()
+        except InputError as error:
+            described = ModelFile(file, task="tensor").complete()  # what is wrong with the file itself is raised here
+            query |= {"task": "tensor", "agreement": "relative-error"}
+            add_note(file, f"its outputs are passed on as they are: {one_line(error.problem)}")
+        if described.preprocess() is None:
+            query["preprocess"] = RAW
+            add_note(file, "does not say how frames are prepared: red, green and blue from 0 to 1 are taken")
+        if frames is not None:
+            query |= {"data": str(Path(frames).absolute()), "labels": "none"}
+        cameras[name] = {"source": str(Path(frames).absolute()) if frames is not None else "0"}
+        queries.append(query)
+    # JSON is YAML.
+    text = json.dumps({"name": "pack", "cameras": cameras, "queries": queries})
+    with open_atomic(path, overwrite=False) as file_out:
+        file_out.write(text.encode())
+    return load_workload(path)
+
+
+def _write_unchanged(workload: Workload, out: Path) -> None:
+    """The bundle of the files as they are."""
+    models = {query.id: load_weights(query, build_query(query)).eval() for query in workload.queries}
+    records = [BundleQuery.of(query) for query in workload.queries]
+    write_bundle(out, models, records, Made(workload.name, "none", 0), documents=export_documents(models, records))
+
+
+def measure(kind: str, request: Mapping[str, Any]) -> SessionCost:
+    """Open the sessions in a process without torch, run each, and read its memory and processor time."""
+    root = Path(__file__).parent.parent
+    paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", CHILD, kind, json.dumps(request)], env=environment, capture_output=True, text=True,
+        errors="replace", check=False,
+    )  # fmt: skip
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise InputError("gemel pack", f"the {kind} sessions could not be measured: {lines[-1][:300]}")
+    return SessionCost(**json.loads(done.stdout.splitlines()[-1]))

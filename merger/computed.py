@@ -1,0 +1,180 @@
+"""Compute a query's int8 weights in integers where its answers hold: ranges of activations, measured on train frames.
+
+What is tried is what a box runs: the query's graph in ONNX Runtime, on the frames that a search goes by.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor, nn
+
+from gemel.merger.checkpoint import storable
+from gemel.merger.context import MergeContext
+from gemel.merger.quantize import CONFIG
+from gemel.models.bundle import BundleQuery
+from gemel.models.bundle.documents import parse_document
+from gemel.models.bundle.format import Entry
+from gemel.models.bundle.manifest import ActivationRange, StoredTensor
+from gemel.models.candidates import BoxReader
+from gemel.models.decoders.graph_model import GraphAnswers
+from gemel.models.detector import Detector
+from gemel.models.errors import message_of
+from gemel.models.export_document import export_documents
+from gemel.models.graph.activations import measure_ranges, name_places, use_exact_products
+from gemel.models.graph.proto_graph import ProtoGraph
+from gemel.models.graph.query_graph import build_query_graph, count_norm_uses
+from gemel.models.graph.stored import store_graph
+from gemel.models.notes import add_note
+from gemel.models.quantization import PackedWeight
+
+CALIBRATION_FRAMES = 64
+"""Frames of train on which ranges are measured, evenly spread."""
+
+
+@storable
+@dataclass(frozen=True)
+class Computed:
+    """The ranges of a query's activations, empty where its activations stay wide, and its ratio so."""
+
+    ranges: dict[str, ActivationRange]
+    ratio: float
+
+
+class QueryNetwork:
+    """The graph of one query with its weights in memory, as a box prepares it.
+
+    `packed` are its packed weights by state dict key. Raises ValueError for a document that the gate refuses.
+    """
+
+    def __init__(
+        self, record: BundleQuery, document: bytes, model: nn.Module, packed: Mapping[str, PackedWeight]
+    ) -> None:
+        self._arrays: dict[str, np.ndarray] = {}
+        stored = {}
+        for key, tensor in model.state_dict().items():
+            weight = packed.get(key)
+            self._arrays[key] = (tensor if weight is None else weight.tensor).detach().cpu().numpy()
+            if weight is None:
+                continue
+            scale = None
+            if weight.scale is not None:
+                scale = f"{key}.scale"
+                self._arrays[scale] = weight.scale.detach().cpu().numpy()
+            stored[key] = StoredTensor(weight.width, scale, weight.shape)
+        self._record = replace(record, tensors={key: key for key in model.state_dict()}, stored=stored)
+        proto = parse_document(record, document)
+        self._document = proto if proto.graph.value_info else onnx.shape_inference.infer_shapes(proto)
+        self.places = name_places(self._document)
+
+    def build(self, ranges: Mapping[str, ActivationRange]) -> ProtoGraph:
+        """The graph with activations of these ranges in eight bits."""
+        record = replace(self._record, activations=dict(ranges))
+        header = {name: Entry(name, "", array.shape, 0, array.nbytes) for name, array in self._arrays.items()}
+        uses = count_norm_uses([record], lambda _: self._document)
+        return build_query_graph(record, self._document, self._arrays.__getitem__, uses, header)
+
+    def measure(self, frames: Tensor) -> dict[str, ActivationRange]:
+        """The ranges over frames f32 (N, 3, H, W); empty where nothing is computed in integers."""
+        parts = (part.numpy() for part in frames.cpu().contiguous().split(1))
+        return measure_ranges(self.build({}), self.places, parts)
+
+    def answerer(self, model: nn.Module, ranges: Mapping[str, ActivationRange]) -> nn.Module:
+        """A module that answers as a box does, in place of the model: same outputs, same reader."""
+        return replace_network(model, SessionRun(self.build(ranges)))
+
+
+class SessionRun:
+    """Runs frames f32 (N, 3, H, W) through a model in ONNX Runtime; outputs as tensors."""
+
+    def __init__(self, graph: ProtoGraph) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level, options.intra_op_num_threads = 3, torch.get_num_threads()
+        use_exact_products(options)
+        data = graph.to_proto().SerializeToString()
+        self._session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        self._input = self._session.get_inputs()[0]
+
+    def __call__(self, frames: Tensor) -> tuple[Tensor, ...]:
+        parts = frames.split(1) if self._input.shape[0] == 1 else (frames,)
+        answers = [
+            self._session.run(None, {self._input.name: np.ascontiguousarray(part.cpu().numpy())}) for part in parts
+        ]
+        return tuple(torch.from_numpy(np.concatenate(outputs)) for outputs in zip(*answers, strict=True))
+
+
+def replace_network(model: nn.Module, run: SessionRun) -> nn.Module:
+    """The model with its network in ONNX Runtime; parameters are shared, and not read."""
+    if isinstance(model, GraphAnswers):
+        answers = copy.copy(model)
+        answers._run = run  # type: ignore[assignment]
+        return answers
+    return _DetectorInSession(model, run) if isinstance(model, Detector) else _NetworkInSession(model, run)
+
+
+class _NetworkInSession(nn.Module):
+    def __init__(self, model: nn.Module, run: SessionRun) -> None:
+        super().__init__()
+        self.model, self._session = model, run
+
+    def forward(self, frames: Tensor) -> Any:
+        outputs = self._session(frames)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+
+class _DetectorInSession(Detector):
+    def __init__(self, model: Detector, run: SessionRun) -> None:
+        super().__init__()
+        self.model, self._session, self.nms_iou, self.has_points = model, run, model.nms_iou, model.has_points
+
+    @property
+    def reader(self) -> BoxReader:
+        assert isinstance(self.model, Detector)
+        return self.model.reader
+
+    def forward(self, frames: Tensor) -> tuple[Tensor, ...]:
+        return self._session(frames)
+
+
+def open_network(
+    ctx: MergeContext, query: str, model: nn.Module, packed: Mapping[str, PackedWeight]
+) -> QueryNetwork | None:
+    """The graph of a query's merged model; None where it cannot be exported."""
+    record = BundleQuery.of(ctx.queries[query])
+    if isinstance(model, GraphAnswers):
+        document = store_graph(model.source)
+        return QueryNetwork(replace(record, graph=record.model), document, model, packed)
+    document = export_documents({query: model}, [record], ctx.documents).get(query)
+    return None if document is None else QueryNetwork(record, document, model, packed)
+
+
+def compute_query(
+    ctx: MergeContext, query: str, model: nn.Module, packed: Mapping[str, PackedWeight], required: float
+) -> Computed | None:
+    """A query's ranges on train frames, empty where its ratio falls too far so; None where nothing is computed.
+
+    It falls too far below the required ratio, or, where packed weights alone miss that, by more than 1 - kept_fraction.
+    """
+    network = open_network(ctx, query, model, packed)
+    if network is None:
+        return None
+    data = ctx.train[query]
+    try:
+        ranges = network.measure(data.frames(data.spread(CALIBRATION_FRAMES), ctx.device))
+        answerer = network.answerer(model, ranges)
+    except Exception as error:  # ONNX Runtime's errors have no common type
+        add_note(query, f"its int8 weights are not computed in integers: {message_of(error)[:200]}")
+        return None
+    if not ranges:
+        return None
+    ratio = ctx.ratio(query, answerer)
+    least = min(required, CONFIG.kept_fraction * ctx.ratio(query, model))
+    return Computed(ranges if ratio >= least else {}, ratio)

@@ -1,0 +1,158 @@
+"""The ladder of changes: what a search knows, the steps that it climbs, and the choice of the best.
+
+Each step proposes candidates: models that share under a plan. Steps come in ascending order of what they change in a
+model, and of what they cost. A step that could save no more than what holds already is left out; so the ladder ends
+where all that could be saved is saved, and a merge out of time keeps the best candidate so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from gemel.merger.checkpoint import Step, storable
+from gemel.merger.context import MergeContext, Merged
+from gemel.merger.evaluate import queries_at_target
+from gemel.merger.events import Change, Event
+from gemel.merger.methods.registry import MergeTask
+from gemel.merger.methods.substitute import Networks
+from gemel.models.sharing.layers import model_bytes
+from gemel.models.sharing.plan import SharingPlan
+from gemel.models.sharing.similarity import add_identical
+
+
+@storable
+@dataclass(frozen=True)
+class MergeCandidate(Merged):
+    """What a step proposes: a plan, states and networks, and the ratio of each query that it evaluated."""
+
+    ratios: Mapping[str, float] = field(default_factory=dict)
+
+    def holding(self, least: Mapping[str, float]) -> MergeCandidate:
+        """The queries that reach this ratio, and what they share without the others."""
+        plan = self.plan.without(*(self.ratios.keys() - set(queries_at_target(self.ratios, least))))
+        return replace(self, plan=plan).drop_unshared()
+
+    def drop_unshared(self) -> MergeCandidate:
+        """Without states and networks of queries that share nothing."""
+        queries = self.plan.queries()
+        states = {query: state for query, state in self.states.items() if query in queries}
+        networks = {query: donor for query, donor in self.networks.items() if query in queries}
+        return replace(self, states=states, networks=networks)
+
+    def leaving(self, queries: Iterable[str]) -> MergeCandidate:
+        """Without these queries."""
+        return replace(self, plan=self.plan.without(*queries)).drop_unshared()
+
+
+NOTHING = MergeCandidate(SharingPlan(), {})
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search knows.
+
+    `task` has the originals; `layers` has the `networks` that answer in their place, and as its plan the layers that
+    could be shared then. `identical` are equal weights. `tied` is what the layers' last step came to, where the next
+    one begins, and `best` what saves most of all that holds.
+    """
+
+    task: MergeTask
+    layers: MergeTask
+    networks: Networks
+    identical: SharingPlan
+    tied: MergeCandidate
+    best: MergeCandidate
+
+    def offer(self, *candidates: MergeCandidate) -> Search:
+        """The search with the best of these and of what it has; what changes more must save clearly more."""
+        best = self.best
+        for candidate in map(self.join, candidates):
+            if self.saved_bytes(candidate) > self.saved_bytes(best) + self.min_gain:
+                best = candidate
+        return replace(self, best=best)
+
+    @property
+    def min_gain(self) -> float:
+        """Bytes for which a model may change more."""
+        return self.task.config.min_gain * sum(map(model_bytes, self.task.ctx.queries.values()))
+
+    def join(self, candidate: MergeCandidate) -> MergeCandidate:
+        """A candidate with the networks and the identical weights of the queries that it leaves alone."""
+        ctx = self.layers.ctx
+        plan = add_identical(candidate.plan, self.identical, ctx.queries.keys() - candidate.states.keys())
+        networks = {query: donor for query, donor in ctx.networks.items() if query not in candidate.states}
+        return replace(candidate, plan=plan, networks={**networks, **candidate.networks})
+
+    def possible_bytes(self, plan: SharingPlan) -> int:
+        """Bytes that the layers of a plan could save, with the networks known."""
+        return self.saved_bytes(self.join(replace(NOTHING, plan=plan)))
+
+    def finish(self) -> Merged:
+        """The best candidate with the state of every query."""
+        return self.best.complete(self.task.ctx.substitute(self.best.networks, self.networks.states))
+
+    def saved_bytes(self, candidate: Merged) -> int:
+        """Bytes of the originals that a candidate makes unnecessary."""
+        return saved_bytes(self.task.ctx, candidate)
+
+
+def saved_bytes(ctx: MergeContext, merged: Merged) -> int:
+    """Bytes of the originals that a state makes unnecessary."""
+    substituted = ctx.substitute(merged.networks)
+    replaced = sum(
+        model_bytes(ctx.queries[query]) - model_bytes(substituted.queries[query]) for query in merged.networks
+    )
+    return replaced + merged.plan.saved_bytes(substituted.layers)
+
+
+class Rung(Protocol):
+    """A step of the ladder."""
+
+    @property
+    def change(self) -> Change:
+        """What it changes."""
+        ...
+
+    def possible_bytes(self, search: Search) -> int:
+        """The most bytes that could be saved after it."""
+        ...
+
+    def max_flops(self, search: Search) -> float:
+        """The most FLOPs that it takes."""
+        ...
+
+    def run(self, search: Search) -> Search:
+        """The search after it."""
+        ...
+
+
+def climb(search: Search, rungs: Sequence[Rung]) -> Search:
+    """Take one step after the other, as long as there is time and something left to save."""
+    task = search.task
+    for rung in rungs:
+        possible, saved = rung.possible_bytes(search), search.saved_bytes(search.best)
+        if possible - saved <= search.min_gain:
+            task.report(Event.LEFT_OUT, step=rung.change.value, possible_bytes=max(0, possible - saved))
+            continue
+        if task.checkpoint.step(Step.RUNG_TIME, lambda: task.budget.over, rung.change.value):
+            task.report_time_over(rung.change.value, possible, saved)
+            break
+        task.ctx.begin(rung.change.value, flops=rung.max_flops(search))
+        search = rung.run(search)
+        best = search.saved_bytes(search.best)
+        task.checkpoint.add_row({"after": rung.change.value, "best_bytes": best, "flops": task.ctx.flops.total})
+    return search
+
+
+def report_candidate(search: Search, change: Change, candidate: MergeCandidate, least: Mapping[str, float]) -> None:
+    """A row of the log for each query that a candidate changes: what it saves, its ratio, and whether it holds."""
+    ctx = search.layers.ctx
+    whole = candidate.plan.saved_bytes(ctx.substitute(candidate.networks).layers)
+    for query, ratio in candidate.ratios.items():
+        alone = candidate.plan.without(query).saved_bytes(ctx.substitute(candidate.networks).layers)
+        search.task.report(
+            Event.STEP, step=change.value, query=query, saved_bytes=whole - alone, ratio=ratio,
+            required=least[query], taken=ratio >= least[query],
+        )  # fmt: skip

@@ -1,0 +1,141 @@
+"""What becomes of each merged model: proven, kept without proof, or refused; and what is lacking."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from gemel.merger.checkpoint import storable
+from gemel.merger.looks import LookFile
+from gemel.merger.needs import find_needs
+from gemel.merger.proof import (
+    PROOF,
+    BlockCounts,
+    JudgedDifferences,
+    LabelledValues,
+    Observed,
+    OriginalCounts,
+    Proof,
+    prove_queries,
+)
+from gemel.models.evaluation import Evidence, EvidenceState, Flips
+from gemel.models.footage import FOOTAGE
+from gemel.models.notes import add_note
+from gemel.models.workload import Query
+
+_VALUES: Mapping[str, type] = {
+    "blocks": BlockCounts, "original": OriginalCounts, "judged": JudgedDifferences, "labels": LabelledValues,
+    "shift": LabelledValues,
+}  # fmt: skip
+storable(Flips)
+
+
+@storable
+@dataclass(frozen=True)
+class TriedModel:
+    """One merged model tried: what was `observed` (packed), its plain ratio and its flips on val, and its digests."""
+
+    observed: dict[str, Any]
+    plain: float
+    flips: Flips | None
+    model: str
+    data: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is shown of one query, and what is lacking; `accepts`: all that was promised of it holds."""
+
+    proof: Proof
+    accepts: bool
+    needs: str
+
+
+def pack_observed(observed: Observed) -> dict[str, Any]:
+    """Plain values and tensors, for checkpoints."""
+    packed: dict[str, Any] = {"target": observed.target}
+    for name in _VALUES:
+        value = getattr(observed, name)
+        if value is not None:
+            packed[name] = {part.name: _as_tensor(getattr(value, part.name)) for part in fields(value)}
+    return packed
+
+
+def unpack_observed(packed: Mapping[str, Any]) -> Observed:
+    """The reverse of `pack_observed`."""
+    values = {
+        name: kind(**{key: _as_array(part) for key, part in packed[name].items()})
+        for name, kind in _VALUES.items()
+        if name in packed
+    }
+    return Observed(packed["target"], **values)
+
+
+def _as_tensor(value: Any) -> Any:
+    return torch.from_numpy(np.asarray(value, np.float64)) if isinstance(value, np.ndarray) else value
+
+
+def _as_array(value: Any) -> Any:
+    return value.numpy() if isinstance(value, torch.Tensor) else value
+
+
+def judge_trials(queries: Mapping[str, Query], trials: Mapping[str, TriedModel], looks: LookFile) -> dict[str, Verdict]:
+    """The verdict on each trial; queries share the error, and each look at the data that prove is recorded."""
+    errors = {query: looks.record(query, trial.data, trial.model) for query, trial in trials.items()}
+    for query, error in errors.items():
+        if error < PROOF.error:
+            text = f"other models were tried on the same data before, so the error is {error:g} now"
+            add_note(query, f"{text} instead of {PROOF.error:g}", "give new footage")
+    observed = {query: unpack_observed(trial.observed) for query, trial in trials.items()}
+    looks.save()
+    return judge(queries, observed, {query: trial.flips for query, trial in trials.items()}, errors)
+
+
+def judge(
+    queries: Mapping[str, Query],
+    observed: Mapping[str, Observed],
+    flips: Mapping[str, Flips | None],
+    errors: Mapping[str, float],
+) -> dict[str, Verdict]:
+    """The verdict on each query at these errors."""
+    proofs = prove_queries(observed, errors)
+    return {
+        query: _judge_query(queries[query], observed[query], flips[query], proof) for query, proof in proofs.items()
+    }
+
+
+def _judge_query(query: Query, observed: Observed, flips: Flips | None, proof: Proof) -> Verdict:
+    lacking = list[str]()
+    if not proof.proven:
+        lacking.append(find_needs(observed, proof.error, FOOTAGE.block_s).text())
+    kept = proof.agreement_end or 0.0
+    if query.agreement_target is not None and kept < query.agreement_target:
+        lacking.append(f"agreement of {query.agreement_target:g}: {kept:.3f} is shown")
+    if query.max_flips is not None and (flips is None or flips.upper_end > query.max_flips):
+        shown = "no labels" if flips is None else f"up to {flips.upper_end:.3f}"
+        lacking.append(f"flips of at most {query.max_flips:g}: {shown}")
+    return Verdict(proof, not lacking, "; ".join(lacking))
+
+
+def describe(evidence: Evidence, verdict: Verdict | None, changed: bool) -> Evidence:
+    """The evidence of a query with what is proven of it."""
+    if not changed:
+        return replace(evidence, state=EvidenceState.UNCHANGED)
+    if verdict is None:
+        return evidence
+    proof = verdict.proof
+    return replace(
+        evidence,
+        state=EvidenceState.PROVEN if verdict.accepts else EvidenceState.NOT_PROVEN,
+        lower_end=proof.lower_end, source=proof.source.value if proof.source and verdict.accepts else None,
+        needs=verdict.needs, answers_kept=proof.agreement, answers_kept_end=proof.agreement_end,
+    )  # fmt: skip
+
+
+def list_accepted(verdicts: Mapping[str, Verdict]) -> Sequence[str]:
+    """The queries of which all that was promised is shown."""
+    return sorted(query for query, verdict in verdicts.items() if verdict.accepts)

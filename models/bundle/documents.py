@@ -1,0 +1,79 @@
+"""The networks that a bundle holds: ONNX documents without weights, and which tensors they refer to. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from gemel.models.bundle.format import Entry
+from gemel.models.bundle.manifest import BundleQuery, wide_code, wide_shape
+from gemel.models.errors import InputError
+
+if TYPE_CHECKING:
+    import onnx
+
+WEIGHTS_FILE = "weights.bin"
+"""The location of the external data by which a document refers to a bundle's tensors."""
+NETWORK_PREFIX = "network."
+"""Begins the state dict keys of a network that came as a graph; its document leaves it out."""
+
+
+def parse_document(query: BundleQuery, document: bytes) -> onnx.ModelProto:
+    """The ONNX model of a query's document, past the gate; its weights keep their names, other values get numbers.
+
+    Raises ValueError for what the gate refuses.
+    """
+    from gemel.models.graph.gate import GraphKind, admit_graph
+
+    try:
+        gated = admit_graph(document, f"query {query.id}: its document", GraphKind.DOCUMENT, keep_ends=True)
+    except InputError as error:
+        raise ValueError(error.problem) from error
+    for key, text in gated.metadata.items():
+        gated.model.metadata_props.add(key=key, value=text)
+    return gated.model
+
+
+def refers_to_weights(tensor: onnx.TensorProto) -> bool:
+    """Whether an initialiser of a document has its values in the bundle."""
+    return any(entry.key == "location" and entry.value == WEIGHTS_FILE for entry in tensor.external_data)
+
+
+def key_of_weight(query: BundleQuery, name: str) -> str:
+    """The state dict key of the tensor that a document's initialiser of this name refers to."""
+    return name if query.graph is None else f"{NETWORK_PREFIX}{name}"
+
+
+def document_problems(query: BundleQuery, document: bytes, entries: Mapping[str, Entry]) -> Iterator[str]:
+    """What in the document of a query does not fit its tensors.
+
+    Of a network that came as a graph a matrix may lie transposed in the bundle, as a state dict has it.
+    """
+    import onnx
+
+    where = f"query {query.id}: its document"
+
+    try:
+        model = parse_document(query, document)
+    except ValueError as error:
+        yield f"{where} {error}"
+        return
+    for tensor in model.graph.initializer:
+        if not refers_to_weights(tensor):
+            continue
+        key = key_of_weight(query, tensor.name)
+        if key not in query.tensors:
+            yield f"{where} needs {key[:200]}, which the bundle does not have"
+            continue
+        entry = entries[query.tensors[key]]
+        shape, code = wide_shape(query, key, entry), wide_code(query, key, entry)
+        shapes = {shape} if query.graph is None else {shape, shape[::-1]}
+        if tuple(tensor.dims) not in shapes or tensor.data_type != _TYPES_BY_CODE.get(code):
+            dtype = onnx.TensorProto.DataType.Name(tensor.data_type)
+            yield f"{where} takes {key} as {dtype} {tuple(tensor.dims)}, the bundle has {code} {shape}"
+
+
+_TYPES_BY_CODE = {
+    "F32": 1, "U8": 2, "I8": 3, "I16": 5, "I32": 6, "I64": 7, "BOOL": 9, "F16": 10, "F64": 11, "BF16": 16,
+}  # fmt: skip
+"""TensorProto's data types by dtype code."""

@@ -1,0 +1,134 @@
+"""A detector's candidates in NumPy: the best of its boxes, and of those that overlap the best one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+MAX_CANDIDATES = 300
+"""Of one frame that suppression compares, where a family has no other number."""
+MAX_DETECTIONS = 100
+COMPARED_AT_ONCE = 128
+"""Candidates that are compared with each other in one step of suppression."""
+
+
+class Candidates(NamedTuple):
+    """The candidates of one frame: boxes f32 (K, 4) in fractions of the input, scores (K,), labels (K,) from 0.
+
+    `points` f32 (K, P, 3), for the task keypoints, are x and y in fractions of the input, and their scores.
+    """
+
+    boxes: np.ndarray
+    scores: np.ndarray
+    labels: np.ndarray
+    points: np.ndarray | None = None
+
+    def take(self, rows: np.ndarray) -> Candidates:
+        """These candidates alone, in this order."""
+        points = None if self.points is None else self.points[rows]
+        return Candidates(self.boxes[rows], self.scores[rows], self.labels[rows], points)
+
+
+class BoxReader(ABC):
+    """Reads a detector's outputs.
+
+    `nms_iou` is the overlap from which the weaker of two candidates of one class is suppressed; None where the network
+    has done so itself.
+    """
+
+    nms_iou: float | None
+
+    @abstractmethod
+    def candidates(self, outputs: Sequence[np.ndarray], min_score: float) -> list[Candidates]:
+        """The candidates of each frame with a score of `min_score` or more, before suppression."""
+
+
+@dataclass(frozen=True)
+class DecodedReader(BoxReader):
+    """Reads boxes f32 (N, A, 4) in fractions of the input, scores (N, A, C), and points (N, A, P, 3) if there are any.
+
+    `most_candidates` bounds the candidates of one frame.
+    """
+
+    nms_iou: float | None
+    most_candidates: int = MAX_CANDIDATES
+
+    def candidates(self, outputs: Sequence[np.ndarray], min_score: float) -> list[Candidates]:
+        """The best ones."""
+        return [choose_best(*frame, min_score=min_score, most=self.most_candidates) for frame in zip(*outputs)]
+
+
+@dataclass(frozen=True)
+class SuppressedReader(BoxReader):
+    """Reads boxes (N, D, 4), scores (N, D), labels (N, D) and points (N, D, P, 3) if there are any.
+
+    Rows with a score of 0 hold nothing.
+    """
+
+    nms_iou: float | None = None
+
+    def candidates(self, outputs: Sequence[np.ndarray], min_score: float) -> list[Candidates]:
+        """The rows that hold something."""
+        frames = [Candidates(*frame) for frame in zip(*outputs)]
+        return [frame.take(np.flatnonzero((frame.scores >= min_score) & (frame.scores > 0))) for frame in frames]
+
+
+def choose_best(
+    boxes: np.ndarray, scores: np.ndarray, points: np.ndarray | None = None, *, min_score: float, most: int
+) -> Candidates:
+    """The best candidates of one frame from `min_score` on: boxes (A, 4), scores (A, C), points (A, P, 3)."""
+    flat = scores.ravel()
+    places = np.flatnonzero(flat >= min_score)
+    if len(places) > most:
+        values = flat[places]
+        places = places[values >= np.partition(values, -most)[-most]]  # to sort all would take much longer
+        places = places[np.argsort(-flat[places], kind="stable")[:most]]
+    rows, labels = np.divmod(places, scores.shape[1])
+    return Candidates(boxes[rows].clip(0, 1), flat[places], labels, None if points is None else points[rows])
+
+
+def suppress(found: Candidates, nms_iou: float | None) -> Candidates:
+    """The best candidates, best first, without what overlaps a better one of its class by more than `nms_iou`.
+
+    Of equal scores the first one wins. The result is that of torchvision's batched_nms.
+    """
+    ordered = found.take(np.argsort(-found.scores, kind="stable"))
+    if nms_iou is None:
+        return ordered.take(np.arange(min(len(ordered.scores), MAX_DETECTIONS)))
+    chosen = np.empty(0, np.int64)
+    for start in range(0, len(ordered.scores), COMPARED_AT_ONCE):
+        block = np.arange(start, min(start + COMPARED_AT_ONCE, len(ordered.scores)))
+        if len(chosen):
+            block = block[~_rivals(ordered, block, chosen, nms_iou).any(axis=1)]
+        winners = _winners(_rivals(ordered, block, block, nms_iou))
+        chosen = np.concatenate([chosen, block[winners]])[:MAX_DETECTIONS]
+        if len(chosen) == MAX_DETECTIONS:
+            break
+    return ordered.take(chosen)
+
+
+def _rivals(found: Candidates, rows: np.ndarray, others: np.ndarray, nms_iou: float) -> np.ndarray:
+    """bool (R, O): which of these rows and of the others are of one class and overlap by more than `nms_iou`."""
+    x0, y0, x1, y1 = found.boxes[rows].T[:, :, None]
+    left, top, right, bottom = found.boxes[others].T
+    width = np.minimum(x1, right) - np.maximum(x0, left)
+    height = np.minimum(y1, bottom) - np.maximum(y0, top)
+    shared = width.clip(0, None) * height.clip(0, None)
+    whole = (x1 - x0) * (y1 - y0) + (right - left) * (bottom - top) - shared
+    with np.errstate(invalid="ignore", divide="ignore"):  # boxes without an area overlap nothing
+        overlap = shared / whole
+    return (overlap > np.float64(nms_iou)) & (found.labels[rows][:, None] == found.labels[others])
+
+
+def _winners(rivals: np.ndarray) -> np.ndarray:
+    """The rows, best first, that are no rivals (K, K) of a better winner."""
+    worse = np.triu(rivals, 1)
+    is_winner = np.ones(len(rivals), bool)
+    for row in np.flatnonzero(worse.any(axis=1)):
+        if is_winner[row]:
+            is_winner &= ~worse[row]
+    return np.flatnonzero(is_winner)

@@ -1,0 +1,37 @@
+"""`gemel run BUNDLE --camera NAME=SOURCE` serves by a config that it writes beside the bundle."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gemel.box_file import write_box_file
+from gemel.cli import main
+from gemel.edge_runtime.config import load_config
+from gemel.models.errors import InputError
+from tests.gemel.test_run import box  # noqa: F401
+
+
+def test_a_bundle_runs_by_the_config_that_is_written(box, capsys):  # noqa: F811
+    bundle = box / "tiny.safetensors"
+    assert main(["run", str(bundle), "--camera", f"gate={box / 'gate.mp4'}", "--check", "--json"]) == 0
+    checked = json.loads(capsys.readouterr().out)
+    assert checked["ok"] is True and [camera["id"] for camera in checked["cameras"]] == ["gate"]
+    written = load_config(box / "tiny.safetensors.box.yaml")
+    assert written.bundle == bundle and written.cameras["gate"].source == str(box / "gate.mp4")
+    assert written.memory_bytes is not None and written.http is not None
+
+
+@pytest.mark.parametrize(("cameras", "problem"), [
+    (["gate"], "'gate' is not NAME=SOURCE"),
+    (["yard=a.mp4"], "looks at 'yard'; choose of: gate"),
+    (["gate=a.mp4", "gate=b.mp4"], "'gate' is given twice"),
+    ([], "gate of .* has no source; add gate=SOURCE"),
+])  # fmt: skip
+def test_wrong_cameras_are_one_line_and_nothing_is_written(box, cameras, problem):  # noqa: F811
+    path = box / "tiny.safetensors.box.yaml"
+    path.unlink(missing_ok=True)
+    with pytest.raises(InputError, match=problem):
+        write_box_file(box / "tiny.safetensors", cameras)
+    assert not path.exists()

@@ -1,0 +1,141 @@
+"""`gemel pack` puts ONNX files into one bundle as they are and measures it beside plain sessions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import gemel
+from gemel.cli import main
+from gemel.models.errors import InputError
+from tests.models.graph.onnx_files import CLASSES, METADATA, SIDE, write_classifier
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+def write_pictures(folder: Path, count: int) -> Path:
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    for index in range(count):
+        Image.new("RGB", (2 * SIDE, 2 * SIDE), tuple((255 * generator.integers(0, 2, 3)).tolist())).save(
+            folder / f"{index:04}.png"
+        )
+    return folder
+
+
+def centre_answers(path: Path) -> None:
+    """Change the last biases so that the answers of a classifier differ from colour to colour."""
+    colours = np.random.default_rng(1).random((64, 3, 1, 1), dtype=np.float32)
+    frames = np.broadcast_to(colours, (64, 3, SIDE, SIDE))
+    (scores,) = onnxruntime.InferenceSession(str(path)).run(None, {"frames": np.ascontiguousarray(frames)})
+    model = onnx.load(path)
+    (bias,) = (tensor for tensor in model.graph.initializer if tensor.name == "fc.bias")
+    centred = onnx.numpy_helper.to_array(bias) - np.median(np.asarray(scores), axis=0)
+    bias.CopyFrom(onnx.numpy_helper.from_array(centred, bias.name))
+    onnx.save(model, path)
+
+
+def test_packed_files_answer_as_before_and_equal_ones_are_stored_once(tmp_path, capsys):
+    gate, yard = write_classifier(tmp_path / "gate.onnx"), write_classifier(tmp_path / "yard.onnx")
+    hall = write_classifier(tmp_path / "hall.onnx", seed=1)
+    out = tmp_path / "box.safetensors"
+    assert main(["pack", str(gate), str(yard), str(hall), "-o", str(out), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [file["id"] for file in report["files"]] == ["gate", "yard", "hall"]
+    assert report["bytes_after"] < report["bytes_before"], "gate and yard are the same network"
+    assert all(report[arm][key] > 0 for arm in ("sessions", "packed") for key in ("pss_bytes", "anonymous_bytes", "ms"))
+    assert gemel.verify(out) == []
+    bundle, generator = gemel.open_bundle(out), np.random.default_rng(0)
+    for query, path in (("gate", gate), ("hall", hall)):
+        frames = generator.random((1, 3, SIDE, SIDE), dtype=np.float32)
+        (expected,) = onnxruntime.InferenceSession(str(path)).run(None, {"frames": frames})[:1]
+        with torch.no_grad():
+            answers = bundle.build(query)(torch.from_numpy(frames))
+        assert np.allclose(
+            np.asarray(answers[0] if isinstance(answers, tuple) else answers), np.asarray(expected), atol=1e-5
+        )
+
+
+def test_file_that_no_decoder_reads_is_packed_with_its_outputs_as_they_are(tmp_path):
+    path = write_classifier(tmp_path / "gate.onnx")
+    model = onnx.load(path)
+    del model.metadata_props[:]
+    onnx.save(model, path)
+    gemel.pack([path], tmp_path / "box")
+    (query,) = gemel.open_bundle(tmp_path / "box").queries
+    assert query.task == "tensor"
+
+
+def test_files_of_one_name_get_numbers(tmp_path):
+    paths = []
+    for seed, folder in enumerate("ab"):
+        (tmp_path / folder).mkdir()
+        paths.append(write_classifier(tmp_path / folder / "my gate.onnx", seed=seed))
+    report = gemel.pack(paths, tmp_path / "box")
+    assert [file.id for file in report.files] == ["my-gate", "my-gate-2"]
+    assert "2 sessions of ONNX Runtime" in report.to_text()
+
+
+def write_wide_classifier(path: Path) -> Path:
+    """A classifier with weights that are worth eight bits."""
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 32, 3, 2), nn.ReLU(), nn.Conv2d(32, 64, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(64, CLASSES),
+    )  # fmt: skip
+    frames = torch.zeros(1, 3, SIDE, SIDE)
+    torch.onnx.export(
+        network.eval(), (frames,), path, dynamo=False, input_names=["frames"], dynamic_axes={"frames": {0: "batch"}}
+    )
+    model = onnx.load(path)
+    onnx.helper.set_model_props(model, METADATA)
+    (bias,) = (tensor for tensor in model.graph.initializer if tensor.dims == [CLASSES])
+    bias.name, old = "fc.bias", bias.name
+    for node in model.graph.node:
+        node.input[:] = ["fc.bias" if name == old else name for name in node.input]
+    onnx.save(model, path)
+    return path
+
+
+def test_frames_make_int8_where_plain_agreement_may_decide(tmp_path):
+    path = write_wide_classifier(tmp_path / "gate.onnx")
+    centre_answers(path)
+    frames = write_pictures(tmp_path / "frames", 60)
+    report = gemel.pack([path], tmp_path / "box", frames, accept_unproven=True)
+    (file,) = report.files
+    assert file.bits == "int8" and file.agreement is not None and file.agreement >= 0.95
+    assert report.bytes_after < report.bytes_before
+
+
+@pytest.mark.parametrize(("names", "problem"), [
+    (["gate.onnx", "gate.onnx"], r"gate\.onnx: is given twice"),
+    (["notes.txt"], r"notes\.txt: is no \.onnx file"),
+    (["text.onnx"], r"text\.onnx: "),
+    (["absent.onnx"], r"absent\.onnx: model: cannot be read"),
+])  # fmt: skip
+def test_bad_file_is_one_line_and_nothing_is_written(tmp_path, names, problem):
+    write_classifier(tmp_path / "gate.onnx")
+    for name in ("notes.txt", "text.onnx"):
+        (tmp_path / name).write_text("shopping list")
+    with pytest.raises(InputError, match=problem):
+        gemel.pack([tmp_path / name for name in names], tmp_path / "box")
+    assert not (tmp_path / "box").exists()
+
+
+def test_an_output_that_exists_is_kept(tmp_path):
+    path = write_classifier(tmp_path / "gate.onnx")
+    (tmp_path / "box").write_text("mine")
+    with pytest.raises(InputError, match="exists"):
+        gemel.pack([path], tmp_path / "box")
+    assert (tmp_path / "box").read_text() == "mine"

@@ -1,0 +1,31 @@
+"""Tables of results say what figures are worth: nothing shown, agreement with itself, reasons that fit a column."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemel.summaries import MAX_REASON, scores_text
+
+ROW: dict[str, Any] = {
+    "id": "gate", "metric": "f1", "original": 1.0, "merged": 1.0, "ratio": 1.0, "met": True,
+    "worth": True, "reason": "", "state": "proven", "lower_end": 0.96, "from": "agreement", "needs": "",
+    "evidence": "labels", "agreement": 1.0,
+}  # fmt: skip
+
+
+def test_scores_text_says_where_a_query_is_compared_with_itself() -> None:
+    assert "against its own answers" not in scores_text([ROW])
+    assert "met, against its own answers" in scores_text([{**ROW, "evidence": "original"}])
+
+
+def test_scores_text_shows_no_figures_where_nothing_was_there() -> None:
+    text = scores_text(
+        [{**ROW, "met": False, "evidence": "none", "reason": "val holds no objects (car); 20 are needed"}]
+    )
+    assert "1.000" not in text and "no evidence: val holds no objects" in text
+
+
+def test_scores_text_bounds_the_reason_of_a_row() -> None:
+    reason = f"val holds 3 objects ({', '.join(f'class number {n}' for n in range(40))}); 20 are needed"
+    line = scores_text([{**ROW, "met": False, "evidence": "none", "reason": reason}]).splitlines()[-1]
+    assert len(line) < MAX_REASON + 150 and "[...]" in line
