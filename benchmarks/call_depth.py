@@ -22,7 +22,8 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("edge_runtime", "gemel", "merger", "models")
-MAX_MERGE_FRAMES, MAX_MERGE_FILES, MAX_CONFIG_FILES = 9, 6, 20
+# From the command over the ladder (climb, run) and the queries of a step (train_private, for_each_query) to the loop.
+MAX_MERGE_FRAMES, MAX_MERGE_FILES, MAX_CONFIG_FILES = 11, 8, 20
 
 
 def project_file(frame: FrameType) -> str | None:
@@ -124,7 +125,7 @@ def write_tiny_workload(folder: Path) -> Path:
         save_weights(folder / f"{query.id}.safetensors", build_query(query).state_dict())
     document = yaml.safe_load(workload.path.read_text(encoding="utf-8"))
     for query in document["queries"]:
-        query["keep_architecture"] = True  # the path is that of layers that are trained together
+        query["keep_architecture"] = True  # the path is that of layers
     workload.path.write_text(yaml.safe_dump(document), encoding="utf-8")
     return workload.path
 

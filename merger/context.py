@@ -195,7 +195,12 @@ class MergeContext:
 
         with cache.open_step(name, *parts) as step:
             if not step.done and self.group.size == 1:
-                step.value = {one: cache.step(Step.QUERY, partial(compute, cache, one), one) for one in queries}
+                step.value = {}
+                for query in queries:
+                    with cache.open_step(Step.QUERY, query) as alone:
+                        if not alone.done:
+                            alone.value = compute(cache, query)
+                    step.value[query] = alone.value
             elif not step.done:
                 cache.step(Step.BEGUN, lambda: None)  # FLOPs that an interruption cut short are not counted
                 counted = self.flops.total

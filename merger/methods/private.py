@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
 from torch import nn
 
@@ -76,27 +75,22 @@ def train_schedules(task: MergeTask, models: Mapping[str, nn.Module]) -> Trained
     for number in range(task.config.schedules):
         if best.ratio >= task.required[query] or task.budget.over:
             break
-        model.load_state_dict(best.state)
-        later = replace(task, recipe=replace(task.recipe, seed=task.recipe.seed + 100 * number))
-        train = partial(_train_schedule, later, models, best)
-        after = task.checkpoint.step(Step.SCHEDULE, train, str(number))
-        if after.ratio <= best.ratio:
-            return replace(best, epochs=after.epochs)
-        best = after
+        with task.checkpoint.open_step(Step.SCHEDULE, str(number)) as step:
+            if not step.done:
+                model.load_state_dict(best.state)
+                progress = task.checkpoint.state(Step.BEST)
+                after = progress.get("best", best)
+                recipe = replace(task.recipe, seed=task.recipe.seed + 100 * number)
+                with suppress(Diverged):
+                    for ratios in train_epochs(task.ctx, models, recipe, task.checkpoint, task.budget):
+                        epochs = progress.get("epochs", best.epochs) + 1
+                        if ratios[query] > after.ratio:
+                            after = Trained(ratios[query], snapshot(model), epochs)
+                        progress.update(best=after, epochs=epochs)
+                        if after.ratio >= task.required[query]:
+                            break
+                step.value = replace(after, epochs=progress.get("epochs", best.epochs))
+        if step.value.ratio <= best.ratio:
+            return replace(best, epochs=step.value.epochs)
+        best = step.value
     return best
-
-
-def _train_schedule(task: MergeTask, models: Mapping[str, nn.Module], best: Trained) -> Trained:
-    """The best of these epochs and of what was before; none more once the ratio suffices."""
-    query, model = next(iter(models.items()))
-    progress, before = task.checkpoint.state(Step.BEST), best.epochs
-    best = progress.get("best", best)
-    with suppress(Diverged):
-        for ratios in train_epochs(task.ctx, models, task.recipe, task.checkpoint, task.budget):
-            epochs = progress.get("epochs", before) + 1
-            if ratios[query] > best.ratio:
-                best = Trained(ratios[query], snapshot(model), epochs)
-            progress.update(best=best, epochs=epochs)
-            if best.ratio >= task.required[query]:
-                break
-    return replace(best, epochs=progress.get("epochs", before))
