@@ -52,7 +52,9 @@ def verify_bundle(
     ] = None,
     public_key: Annotated[str | None, file_option("--public-key", "Require a signature by this Ed25519 key.")] = None,
 ) -> CommandResult:
-    """Rehash every tensor and check the manifest; exit code 1 when the bundle is refused."""
+    """Rehash every tensor, and what is prepared of them; check the manifest; exit code 1 when the bundle is refused."""
+    from gemel.edge_runtime.engines.prepare import find_prepared
+    from gemel.edge_runtime.engines.prepared import verify_contents
     from gemel.models.bundle import open_bundle
     from gemel.models.bundle.confined import verify_confined
     from gemel.models.bundle.signing import check_signature
@@ -66,11 +68,14 @@ def verify_bundle(
         keys += [str(box.public_key)] if box.public_key else []
     problems, skipped = verify_confined(bundle, factories, folder)
     if not problems:
+        opened = open_bundle(bundle)
         for key in keys:
             try:
-                check_signature(open_bundle(bundle), key)
+                check_signature(opened, key)
             except BundleError as error:
                 problems.append(error.problem)
+        prepared = find_prepared(opened)
+        problems += verify_contents(prepared) if prepared is not None else []
     lines = [one_line(f"{bundle}: {line}") for line in (*(problems or ["sound"]), *skipped)]
     data = {"ok": not problems, "problems": problems, "unchecked": skipped}
     return CommandResult(data, "\n".join(lines), exit_code_of(not problems))

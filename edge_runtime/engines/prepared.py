@@ -5,7 +5,8 @@
     0.onnx ...   the graph of each query, which refers to weights.bin
 
 Files have mode 0400 and are never written again: a box that maps them keeps what it has when they are replaced. The
-cache is trusted by its owner, modes, sizes and the MAC; contents are hashed when they are written.
+cache is trusted by its owner, modes, sizes and the MAC; contents are hashed when they are written, and by
+`gemel bundle verify`.
 """
 
 from __future__ import annotations
@@ -239,7 +240,8 @@ def verify_contents(prepared: PreparedBundle) -> list[str]:
         for content in prepared.index.contents:
             file.seek(content.offset)
             if hashlib.sha256(file.read(content.nbytes)).hexdigest() != content.sha256:
-                problems.append(f"{WEIGHTS}: the {content.nbytes} bytes at {content.offset} are damaged")
+                place = f"the {content.nbytes} bytes at {content.offset}"
+                problems.append(f"{prepared.folder / WEIGHTS}: {place} are damaged; remove the folder")
     return problems
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -84,6 +85,20 @@ def test_a_damaged_network_is_found(box):
     (box.folder / "damaged.safetensors").write_bytes(content)
     code, result, _ = box.run("bundle", "verify", "damaged.safetensors", "--json")
     assert code == 1 and any("damaged" in problem for problem in result["problems"])
+
+
+def test_damaged_weights_of_the_cache_are_found(box):
+    code, prepared, errors = box.run("prepare", "tiny.safetensors", "--json")
+    assert code == 0, errors
+    folder = Path(prepared["path"])
+    weights = folder / "weights.bin"
+    content = bytearray(weights.read_bytes())
+    content[100] ^= 1
+    weights.chmod(0o600)
+    weights.write_bytes(content)
+    code, result, _ = box.run("bundle", "verify", "tiny.safetensors", "--json")
+    shutil.rmtree(folder)
+    assert code == 1 and [str(weights) in problem for problem in result["problems"]] == [True]
 
 
 def test_a_bundle_is_planned_and_simulated(box):

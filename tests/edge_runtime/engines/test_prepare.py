@@ -151,7 +151,7 @@ def test_damaged_contents_are_found(ready, tmp_path):
     data[100] ^= 1
     (folder / WEIGHTS).write_bytes(data)
     (problem,) = verify_contents(PreparedBundle(folder, ready.index))
-    assert "at 0 are damaged" in problem
+    assert "at 0 are damaged; remove the folder" in problem
 
 
 def test_a_bundle_without_networks_is_refused(tmp_path):
