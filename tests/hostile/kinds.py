@@ -78,7 +78,7 @@ KINDS = {
     "jpeg": Kind("data/d/val/images/u0__0.jpg", damage_bytes, (MERGE_DETECTOR,), NEW, progress=True),
     "sample": Kind(samples.SAMPLE, codecs.damage_sample, (
         ("drift", "check", "spool", "one.yaml", "--bundle", samples.OLD),
-    ), ("spool/drift.json",), named=False, progress=True),
+    ), ("spool/drift.json", "spool/drift-state.json"), named=False, progress=True),
     "report": Kind(f"{samples.REPORT}/report.json", codecs.JSON.damage, (
         ("report", samples.REPORT, "-o", "new"), ("report", samples.REPORT, "-o", "new", "--json"),
     ), ("new",)),
