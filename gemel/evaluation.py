@@ -21,6 +21,7 @@ import torch
 from gemel.bundle_summary import byte_counts, measure_resident_bytes, shared_tensors
 from gemel.coco_export import check_export_folder, export_coco
 from gemel.conditions import DEFAULT_DEVICE
+from gemel.edge_runtime.memory.usage import planned_base_bytes
 from gemel.edge_runtime.policies import DEFAULT_POLICY
 from gemel.edge_runtime.scheduler.costs import Costs, memory_bytes, memory_settings
 from gemel.gating import evaluate_gating
@@ -241,6 +242,7 @@ def build_report(
         settings=Settings(policy=DEFAULT_POLICY),
         versions=package_versions(),
         costs=model.rows(),
+        base_bytes=planned_base_bytes(len({query.camera for query in answering})),
         bytes=WeightBytes.model_validate({**byte_counts(bundle), **resident}),
         shared=[SharedWeight(**one) for one in shared_tensors(bundle)],
         offline=[one.row for one in evaluations],

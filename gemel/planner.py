@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemel.analytic_costs import bundle_originals, find_profile, merge_at_ceiling, workload_originals
 from gemel.conditions import DEFAULT_CONDITIONS, DEFAULT_DEVICE, MEASURED, Conditions
-from gemel.edge_runtime.memory.usage import DECODER_BYTES, PROCESS_BYTES
+from gemel.edge_runtime.memory.usage import planned_base_bytes
 from gemel.edge_runtime.policies import policy_named
 from gemel.edge_runtime.policies.streaming import pick_overflow
 from gemel.edge_runtime.scheduler import QuerySpec
@@ -186,7 +186,7 @@ def load_plan_input(source: str | Path, conditions: Conditions) -> PlanInput:
         note_machine(models, found)
         costs, kind = measured_costs(models, found, in_pages=True), found.device
         title = f"{found.machine['name']} ({found.device})"
-    base = PROCESS_BYTES + DECODER_BYTES * len({query.camera for query in models.queries})
+    base = planned_base_bytes(len({query.camera for query in models.queries}))
     nbytes = _budget_bytes(conditions.memory, memory_settings(costs_for(profile, originals)), base)
     note_default_fps(source, models.queries)
     queries = {query.id: query for query in models.queries}

@@ -55,6 +55,11 @@ DECODER_BYTES = 24 << 20
 """Of one camera: four decoders of 1080p H.264 took 95 MB."""
 
 
+def planned_base_bytes(cameras: int) -> int:
+    """What the process of a box takes besides weights and workspaces, as a plan takes it."""
+    return PROCESS_BYTES + DECODER_BYTES * cameras
+
+
 @functools.cache
 def base_bytes() -> int:
     """What this process takes before it has loaded a weight, libraries included; measured by the first call."""

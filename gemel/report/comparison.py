@@ -132,6 +132,7 @@ class ReportComparison:
             ],
             "streaming": [
                 {"letter": one.letter, "memory": setting.memory, "memory_bytes": setting.memory_bytes,
+                 "base_bytes": one.report.base_bytes,
                  ORIGINALS: (scores := one.scores(setting.memory)).originals, MERGED: scores.merged}
                 for one in self.reports for setting in one.report.memory_settings
             ],

@@ -13,7 +13,7 @@ from gemel.models.io import MAX_QUERIES, Exact, TaskName, read_json, validate
 from gemel.text import flips_text, state_text
 
 REPORT_JSON = "report.json"
-REPORT_FORMAT = 4
+REPORT_FORMAT = 5
 HINT = "evaluate again: gemel eval BUNDLE WORKLOAD -o DIR"
 MAX_SETTINGS, MAX_SEEDS, MAX_COMMANDS = 100, 1000, 100
 ORIGINALS, MERGED = "originals", "merged"
@@ -383,10 +383,11 @@ class Report(Row):
     """Everything that `gemel eval` measured, with the commands that reproduce it.
 
     `flops_before` and `flops_after` are FLOPs a second of all queries at their frame rates (1 a second where unknown),
-    `flops_with_prefix` those with what queries of one camera have in common run once a frame.
+    `flops_with_prefix` those with what queries of one camera have in common run once a frame. `base_bytes` is what the
+    process of a box takes besides weights and workspace, as `gemel plan` counts it.
     """
 
-    format: Literal[4] = REPORT_FORMAT
+    format: Literal[5] = REPORT_FORMAT
     workload: Text
     method: Text
     bundle: ReportedBundle
@@ -396,6 +397,7 @@ class Report(Row):
     settings: Settings
     versions: dict[Text, Text]
     costs: list[CostRow]
+    base_bytes: Count
     bytes: WeightBytes
     shared: list[SharedWeight]
     offline: Annotated[list[OfflineRow], Field(min_length=1, max_length=MAX_QUERIES)]
@@ -421,6 +423,13 @@ class Report(Row):
     def queries(self) -> list[str]:
         """The ids of the queries."""
         return [row.query for row in self.offline]
+
+    @cached_property
+    def resident_rows(self) -> list[tuple[str, int, int]]:
+        """Arm, bytes of its largest run and of all its weights."""
+        runs = {row.arm: [one.workspace_bytes for one in self.costs if one.arm == row.arm] for row in self.costs}
+        weights = {MERGED: self.bytes.resident_after, ORIGINALS: self.bytes.resident_before}
+        return [(arm, max(nbytes), weights[arm]) for arm, nbytes in runs.items()]
 
     @cached_property
     def memory_settings(self) -> list[MemorySetting]:

@@ -100,8 +100,8 @@ def _document():
         for arm in ("originals", "merged")
     ]  # fmt: skip
     return {
-        "format": 4, "workload": "junction", "method": "gemel", "created_at": "2026-01-02T03:04:05Z",
-        "seeds": [0, 1, 2],
+        "format": 5, "workload": "junction", "method": "gemel", "created_at": "2026-01-02T03:04:05Z",
+        "seeds": [0, 1, 2], "base_bytes": 140_000_000,
         "bundle": {"file": "junction.safetensors", "digest": "ab" * 32},
         "device": {"name": "orin-nano-8gb", "title": "Jetson Orin Nano 8 GB", "modelled": True,
                    "clock": "virtual clock", "sources": ["a data sheet"]},

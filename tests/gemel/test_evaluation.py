@@ -26,6 +26,7 @@ from gemel.realtime import paste_into_frame
 from gemel.report.document import MERGED, ORIGINALS, read_report
 from gemel.report.page import render_report
 from gemel.stream_eval import Footage, QueryTest
+from gemel.text import size
 from tests.fake_gpu import fake_gpu
 
 DETECTION = Query(
@@ -136,7 +137,8 @@ def test_requested_memory_becomes_the_headline(tiny, tmp_path):
     made = run_evaluation(tiny, tmp_path, memory="512MiB", progress=lambda *words, **fields: events.append(fields))
     assert (made.headline.memory, made.headline.memory_bytes) == ("512MiB", 512 * 2**20)
     assert {one.memory for one in made.memory_settings} == {"min", "50%", "all", "512MiB"}
-    reason = "512.0 MiB of device memory for weights and workspace: as requested by --memory"
+    beside = size(made.base_bytes)
+    reason = f"512.0 MiB of device memory for weights and workspace, beside the {beside} of the process itself: as requ"
     assert reason in (tmp_path / "report.html").read_text()
     assert events[0]["names"] == ["evaluating each query on test", "simulating the streams", "writing the report"]
 

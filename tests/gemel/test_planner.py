@@ -15,7 +15,7 @@ from gemel.cli import main
 from gemel.conditions import DEFAULT_DEVICE, Conditions
 from gemel.edge_runtime.engines.prepare import prepare_bundle
 from gemel.edge_runtime.engines.prepared import page_segments
-from gemel.edge_runtime.memory.usage import DECODER_BYTES, PROCESS_BYTES
+from gemel.edge_runtime.memory.usage import planned_base_bytes
 from gemel.edge_runtime.simulation.device_profiles import PROFILES
 from gemel.evaluation import check_original_bytes
 from gemel.models.bundle import Made, open_bundle, write_bundle
@@ -30,7 +30,7 @@ from gemel.text import size
 from tests.edge_runtime import tiny
 from tests.edge_runtime.tiny import FACTORY, tiny_bundle
 
-BASE = PROCESS_BYTES + DECODER_BYTES
+BASE = planned_base_bytes(1)
 """Of a box with one camera."""
 SMALL = BASE + 60_000_000
 WORKLOAD = """

@@ -67,6 +67,13 @@ def test_page_of_a_document_holds_its_figures_and_no_link(document):
     assert "http" not in page.replace("http-equiv", "")
 
 
+def test_page_shows_the_memory_of_the_process_beside_runs_and_weights(document):
+    page = render(document)
+    row = '<td>originals</td><td class="n">133.5 MiB</td><td class="n">8.6 MiB</td><td class="n">114.4 MiB</td>'
+    assert f'{row}<td class="n">256.5 MiB</td>' in page
+    assert "the process itself takes 133.5 MiB besides" in page
+
+
 def test_page_with_markup_in_any_text_escapes_it(document):
     texts = sorted(list_texts(document))
     hostile = json.dumps(document)
@@ -149,7 +156,7 @@ def test_axis_labels_on_a_phone_are_regular(document):
 def test_wide_tables_scroll_and_take_keyboard_focus(document):
     page = render(document)
     narrow = page.count('<table class="three">')
-    assert page.count('<div class="scroll" tabindex="0">') == page.count("<table") - narrow == 9
+    assert page.count('<div class="scroll" tabindex="0">') == page.count("<table") - narrow == 10
 
 
 def test_timeline_spans_begin_when_all_tensors_are_resident():
