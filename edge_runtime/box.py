@@ -146,9 +146,15 @@ def load_box(config: BoxConfig) -> LoadedBox:
     return LoadedBox(config, bundle, damaged, _load_staleness(config, bundle))
 
 
-def frame_requests(bundle: Bundle, camera: str) -> dict[str, FrameRequest]:
-    """What each query of a camera takes of it."""
-    return {query.id: FrameRequest(query.fps, query.region) for query in bundle.queries if query.camera == camera}
+def frame_requests(
+    bundle: Bundle, camera: str, rates: Mapping[str, float | None] | None = None
+) -> dict[str, FrameRequest]:
+    """What each query of a camera takes of it, at other rates than the bundle says where `rates` are given."""
+    return {
+        query.id: FrameRequest(query.fps if rates is None else rates[query.id], query.region)
+        for query in bundle.queries
+        if query.camera == camera
+    }
 
 
 def _damaged_tensors(bundle: Bundle) -> set[str]:

@@ -319,6 +319,13 @@ class Executor:
                 self.device.resident_groups()[0],
             )  # fmt: skip
 
+    def change_rates(self, rates: Mapping[str, float]) -> None:
+        """Plan for these frames a second of each query."""
+        specs = {query: replace(spec, fps=rates[query]) for query, spec in self._specs.items()}
+        if specs != self._specs:
+            self._specs = specs
+            self._last_plan = self._make_plan()
+
     def inherit_costs(self, before: Executor, queries: Collection[str]) -> None:
         """Take over the measured costs of another executor for these queries, which run as long as they did."""
         run_s = {query: before.costs.queries[query].run_s for query in queries}

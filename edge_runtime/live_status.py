@@ -30,7 +30,9 @@ from gemel.edge_runtime.reload import ReloadManager, ReloadResult
 from gemel.edge_runtime.results import BUNDLE_DIGITS
 from gemel.edge_runtime.runtime import ActiveConfig
 from gemel.edge_runtime.samples import Spool
+from gemel.edge_runtime.sinks.base import QUERY
 from gemel.edge_runtime.sinks.worker import DOWN, SinkManager
+from gemel.edge_runtime.switches import CameraSwitch
 from gemel.edge_runtime.updates import Updater
 from gemel.models.process import installed_version, private_bytes
 
@@ -101,9 +103,9 @@ class RuntimeStatus:
         recorder = self._inference.runtime.recorder
         return None if recorder is None else ClipStatus(**asdict(recorder.totals))
 
-    def switch(self, kind: str, name: str, is_on: bool, by: str) -> None:
-        """Switch a camera or query; raises as `Runtime.switch` does."""
-        self._inference.runtime.switch(kind, name, is_on, by)
+    def order(self, kind: str, name: str, text: bytes, by: str) -> CameraSwitch:
+        """Set some keys of a camera or query; raises as `Runtime.order` does."""
+        return self._inference.runtime.order(kind, name, text, by)
 
     def event_file(self, event: str, ending: str) -> Path | None:
         """The clip or snapshot of an event on disk; None where there is none."""
@@ -170,10 +172,11 @@ class RuntimeStatus:
         publisher, device, nbytes = active.executor.publisher, active.executor.device, active.query_bytes
         ledgers = {row.pop("query"): LedgerStatus(**row) for row in publisher.ledger.to_json()}
         states, paused = self._inference.runtime.events.states(), self._inference.runtime.events.paused
+        switches, adjusted = self._inference.runtime.switches.values, self._inference.runtime.adjusted
         loads = {name: self._load.queries.get(name, LoadShare()) for name in active.queries}
         asked_fps = {
             name: 0.0 if states[name].scheduled is False or name in paused
-            else loads[name].received_fps if isinstance(camera, PushCamera) else active.asked_fps[name]
+            else loads[name].received_fps if isinstance(camera, PushCamera) else adjusted.rates.get(name, 0.0)
             for name, camera in active.sources.items()
         }  # fmt: skip
         return [
@@ -186,7 +189,9 @@ class RuntimeStatus:
                 failure=publisher.failures.get(name), ledger=ledgers[name],
                 still_fraction=_still_fraction(ledgers[name]) if states[name].is_gated else None,
                 scheduled=states[name].scheduled, tracks=states[name].tracks, open_events=states[name].open_events,
-                paused=name in paused, tracking_trouble=states[name].tracking_trouble,
+                paused=name in paused,
+                changed=switches.find(QUERY, name).model_dump(mode="json", exclude_defaults=True),
+                tracking_trouble=states[name].tracking_trouble,
                 crossed={rule: dict(ways) for rule, ways in states[name].crossed.items()},
             )
             for name, query in active.queries.items()

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from gemel.edge_runtime.box import ReadyBox, frame_requests
@@ -18,6 +19,7 @@ from gemel.edge_runtime.capture.reconnect import CameraPhase
 from gemel.edge_runtime.capture.sources import CameraConfig
 from gemel.edge_runtime.device import Device, arena_bytes
 from gemel.edge_runtime.events.clips import ClipRecorder
+from gemel.edge_runtime.events.rules import HAVE_BOXES, QueryRules
 from gemel.edge_runtime.events.stage import EventStage
 from gemel.edge_runtime.executor import Executor, TurnTiming
 from gemel.edge_runtime.memory.page_memory import PageMemory, PageStore, open_memory
@@ -27,7 +29,7 @@ from gemel.edge_runtime.samples import Spool
 from gemel.edge_runtime.simulation.trace import TraceWriter
 from gemel.edge_runtime.sinks.base import QUERY, ResultMessage
 from gemel.edge_runtime.sinks.worker import SinkManager
-from gemel.edge_runtime.switches import Switches
+from gemel.edge_runtime.switches import AdjustedRules, CameraSwitch, Switches, adjust_rules, parse_order
 from gemel.models.bundle import BundleQuery
 from gemel.models.errors import InputError, exact_text
 from gemel.models.out_of_memory import is_out_of_memory
@@ -62,11 +64,6 @@ class ActiveConfig:
             query: (sum(map(bundle.nbytes, tensors)), sum(bundle.nbytes(name) for name in tensors if uses[name] == 1))
             for query, tensors in names.items()
         }
-
-    @cached_property
-    def asked_fps(self) -> dict[str, float]:
-        """By query the frames a second that it asks for."""
-        return {name: spec.fps for name, spec in self.box.costed.loaded.specs().items()}
 
     @property
     def sources(self) -> dict[str, AnyCamera]:
@@ -112,8 +109,10 @@ class Runtime:
         identity = RunIdentity(box.bundle.digest)
         self.switches = Switches(None if box.config.spool is None else box.config.spool.path)
         self.events = EventStage(identity.run, sinks.offer, self.recorder)
+        self._is_adjusted = True
         self.active = self._build(box, identity, {})
-        self._change_rules(self.active)
+        self.adjusted = self._adjust(self.active)
+        self._serve_cameras(self.active)
         self._router.change(self.active.sources)
         self._past_overflow_bytes = 0
 
@@ -166,14 +165,13 @@ class Runtime:
                 self._observer.change({name: query.camera for name, query in new.items()})
             if self._spool is not None:
                 self._spool.queries = new
-            self._change_rules(after)
+            self.adjusted = self._adjust(after)
 
         first = self._router.change(sources, switch_queries)
         for camera in set(before.cameras) - set(after.cameras):
             camera.stop()
+        self._serve_cameras(after, {sources[name].id: first for name in moved})
         for camera in after.cameras:
-            gains_queries = any(sources[name] is camera for name in moved)
-            camera.serve(frame_requests(after.box.bundle, camera.id), first if gains_queries else 0)
             if camera not in before.cameras:
                 camera.start()
         self.sinks.change(after.box.config.sinks)
@@ -187,30 +185,61 @@ class Runtime:
         self.arena.discard(pending.memory)
 
     def check_events(self) -> None:
-        """End the events of cameras that are away; call it between two frames."""
+        """Do what orders have changed, and end the events of cameras that are away; call it between two frames."""
+        if not self._is_adjusted:
+            self._is_adjusted = True
+            self.adjusted = self._adjust(self.active)
+            self._serve_cameras(self.active)
         away = {camera.id for camera in self.active.cameras if camera.state is not CameraPhase.STREAMING}
         self.events.check(away, time.monotonic())
 
-    def switch(self, kind: str, name: str, is_on: bool, by: str) -> None:
-        """Switch a camera or query on or off, from any thread; KeyError for an unknown one, OSError where it is
-        switched but not kept over a restart."""
-        cameras = {query.id: query.camera for query in self.active.queries.values()}
+    def order(self, kind: str, name: str, text: bytes, by: str) -> CameraSwitch:
+        """Set some keys of a camera or query by JSON, from any thread, and return what is set of it.
+
+        KeyError for an unknown name, InputError for an order that cannot be read or does not fit the config.
+        """
+        active = self.active
+        cameras = {query.id: query.camera for query in active.queries.values()}
         if name not in (cameras if kind == QUERY else cameras.values()):
             raise KeyError(f"the box has no {kind} '{name:.60}'")
+        keys = parse_order(kind, text)
         try:
-            self.switches.switch(kind, name, is_on, by)
+            return self.switches.order(
+                kind, name, keys, by, lambda values: adjust_rules(active.box.config, active.queries, values)
+            )
         finally:
             self.events.paused = self.switches.list_paused(cameras)
+            self._is_adjusted = False
+            self.mailboxes.wake()
 
-    def _change_rules(self, active: ActiveConfig) -> None:
-        config = active.box.config
+    def settings(self, query: str) -> dict[str, Any]:
+        """What holds for a query: whether it is `on`, its `fps`, and where it has boxes `min_score` and `zones`."""
+        adjusted, active = self.adjusted, self.active
+        held: dict[str, Any] = {"on": query not in self.events.paused, "fps": adjusted.rates.get(query)}
+        if active.queries[query].task in HAVE_BOXES:
+            rules = adjusted.rules.get(query, QueryRules())
+            scores = dict(rules.filter.min_score)
+            held |= {"min_score": scores.get("", 0.0) if scores.keys() <= {""} else scores, "zones": dict(rules.zones)}
+        return held
+
+    def _adjust(self, active: ActiveConfig) -> AdjustedRules:
+        """Serve by the config and what a person has set."""
+        config, adjusted = active.box.config, self.switches.adjust(active.box.config, active.queries)
         wants_pictures = (
             config.http is not None or self.recorder is not None or any(sink.wants_images for sink in config.sinks)
         )
         self.events.paused = self.switches.list_paused({query.id: query.camera for query in active.queries.values()})
-        self.events.change(active.queries, config.rules, active.asked_fps, wants_pictures)
+        self.events.change(active.queries, adjusted.rules, adjusted.rates, wants_pictures)
+        active.executor.change_rates(adjusted.rates)
         if self._observer is not None:
             self._observer.zones = {camera: tuple(self.events.places(camera)) for camera in config.cameras}
+        return adjusted
+
+    def _serve_cameras(self, active: ActiveConfig, first: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Give each query its frames at its rate; those of some cameras are numbered from `first` up."""
+        for camera in active.cameras:
+            requests = frame_requests(active.box.bundle, camera.id, self.adjusted.requests)
+            camera.serve(requests, first.get(camera.id, 0))
 
     def _take_over_memory(self, before: ActiveConfig, pending: PendingConfig) -> None:
         box = pending.config.box

@@ -212,7 +212,7 @@ class Service:
         self._overhead_bytes = private_bytes()
         config, bundle = box.config, box.bundle
         self._frames = box.costed.loaded.blank_frames()
-        self._signals, self._sinks = signals, SinkManager(config.sinks, self._state, self._switch)
+        self._signals, self._sinks = signals, SinkManager(config.sinks, self._state, self._order)
         self._ledger_file = self._spool = None
         if config.spool is not None:
             self._ledger_file = LedgerFile(config.spool.path)
@@ -268,13 +268,14 @@ class Service:
         active = self._runtime.active
         streams = {camera.id: camera.state is CameraPhase.STREAMING for camera in active.cameras}
         cameras = {query.id: query.camera for query in active.queries.values()}
-        return BoxState(streams, cameras, active.box.config.event_kinds, self._runtime.events.paused)
+        settings = {query: self._runtime.settings(query) for query in cameras}
+        return BoxState(streams, cameras, active.box.config.event_kinds, settings)
 
-    def _switch(self, kind: str, name: str, is_on: bool, by: str) -> None:
+    def _order(self, kind: str, name: str, order: bytes, by: str) -> None:
         try:
-            self._runtime.switch(kind, name, is_on, by)
-        except (KeyError, OSError) as error:
-            log.warning("%s %s is not switched %s by %s: %s", kind, name, "on" if is_on else "off", by, one_line(error))
+            self._runtime.order(kind, name, order, by)
+        except (KeyError, InputError) as error:
+            log.warning(f"{kind} %s: an order of %s: %s", name, by, one_line(error))
 
     def _between_frames(self) -> None:
         self._reloads.apply_pending()

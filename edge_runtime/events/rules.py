@@ -150,8 +150,8 @@ def _check_towards(towards: Point) -> Point:
     return towards
 
 
-_Fraction = Annotated[float, Field(ge=0, le=1)]
-_Polygon = Annotated[tuple[tuple[float, float], ...], AfterValidator(_check_polygon)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+ZonePolygon = Annotated[tuple[tuple[float, float], ...], AfterValidator(_check_polygon)]
 _Line = Annotated[tuple[Point, ...], AfterValidator(_check_line)]
 _Towards = Annotated[Point, AfterValidator(_check_towards)]
 _Frames = Annotated[Any, BeforeValidator(_parse_hysteresis)]
@@ -242,14 +242,14 @@ class QueryKeys(_Keys):
 
     tracking: bool = False
     one_box: bool | None = None
-    zones: Annotated[dict[Name, _Polygon], Field(max_length=MAX_ZONES)] = {}
+    zones: Annotated[dict[Name, ZonePolygon], Field(max_length=MAX_ZONES)] = {}
     lines: Annotated[dict[Name, _Line], Field(max_length=MAX_ZONES)] = {}
     include: list[str] = []
     exclude: list[str] = []
-    min_area: _Fraction = 0.0
-    max_area: _Fraction = 1.0
+    min_area: Fraction = 0.0
+    max_area: Fraction = 1.0
     min_score: Annotated[
-        dict[str, _Fraction], BeforeValidator(lambda given: given if isinstance(given, dict) else {"": given})
+        dict[str, Fraction], BeforeValidator(lambda given: given if isinstance(given, dict) else {"": given})
     ] = {}
     events: Annotated[list[_EventKeys], Field(max_length=MAX_RULES)] = []
     motion_gating: bool = False

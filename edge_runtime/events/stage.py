@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gemel.edge_runtime.drawing import draw_thumbnail
@@ -114,6 +114,11 @@ class QueryEvents:
         notices += self.machine.observe(moment, sightings)
         return {**record, "detections": detections}, notices
 
+    def follows(self, rules: QueryRules) -> bool:
+        """Whether tracks and events can go on by these rules: but for the least scores they are the same."""
+        before = replace(self.rules.filter, min_score=rules.filter.min_score)
+        return replace(self.rules, filter=before) == rules
+
     @property
     def tracking_trouble(self) -> str | None:
         """Why objects are not followed at present, if they are to be."""
@@ -184,15 +189,16 @@ class EventStage:
         rates: Mapping[str, float],
         wants_pictures: bool = False,
     ) -> None:
-        """Serve these queries, each with its frames a second; those that ask the same by the same rules keep tracks and
-        events, others end theirs."""
+        """Serve these queries, each with its frames a second; those that ask the same by the same rules, but for least
+        scores, keep tracks and events, others end theirs."""
         with self._lock:
             before, self._queries = self._queries, {}
             self._wants_pictures = wants_pictures
             for name, own in rules.items():
                 kept, query, fps = before.get(name), queries[name], rates[name]
-                if kept is not None and (kept.rules, kept.fps) == (own, fps) and _asks_same(kept.query, query):
+                if kept is not None and kept.fps == fps and kept.follows(own) and _asks_same(kept.query, query):
                     self._queries[name] = before.pop(name)
+                    kept.rules = own
                 else:
                     head = {"run": self._run, "camera": query.camera, "query": name}
                     events = [rule.at_rate(fps) for rule in own.events]

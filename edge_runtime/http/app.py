@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from aiohttp import HttpVersion11, WSMsgType, hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from gemel.edge_runtime.backoff import BackOff
@@ -33,9 +33,10 @@ from gemel.edge_runtime.http.metrics import CONTENT_TYPE, Metrics
 from gemel.edge_runtime.http.push import PushApi, refuse_access
 from gemel.edge_runtime.http.sessions import SESSION_S, Sessions, cookie_name
 from gemel.edge_runtime.http.snapshots import Snapshot
-from gemel.edge_runtime.http.status import EventList, Readiness, ReloadOutcome, Status, SwitchOrder, TlsStatus
+from gemel.edge_runtime.http.status import EventList, Readiness, ReloadOutcome, Status, TlsStatus
 from gemel.edge_runtime.http.tls import Certificate
 from gemel.edge_runtime.sinks.base import CAMERA, QUERY
+from gemel.edge_runtime.switches import CameraSwitch, QuerySwitch
 from gemel.models.errors import InputError
 
 if TYPE_CHECKING:
@@ -79,18 +80,22 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True)
 class Route:
-    """One path of the service and its documentation: by status a description, and a media type or a model of JSON."""
+    """One path of the service and its documentation: by status a description, and a media type or a model of JSON.
+
+    A `body` is such a model, too."""
 
     method: str
     path: str
     handler: Handler
     summary: str
     responses: Mapping[int, tuple[str, str | type[BaseModel] | None]]
+    body: type[BaseModel] | None = None
 
 
 def openapi_document(routes: list[Route]) -> dict[str, Any]:
     """The document of `/openapi.json` (OpenAPI 3.1)."""
     models = {media for route in routes for _, media in route.responses.values() if isinstance(media, type)}
+    models |= {route.body for route in routes if route.body is not None}
     references, definitions = models_json_schema(
         [(model, "validation") for model in sorted(models, key=str)], ref_template="#/components/schemas/{model}"
     )
@@ -112,6 +117,8 @@ def openapi_document(routes: list[Route]) -> dict[str, Any]:
                 str(code): describe(*known) for code, known in sorted({**REFUSALS, **route.responses}.items())
             },
         }
+        if route.body is not None:
+            operation["requestBody"] = {"required": True, **describe("some keys; null: as the config says", route.body)}
         if "{id}" in route.path:
             operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
         paths[route.path] = {route.method.lower(): operation}
@@ -306,10 +313,12 @@ class BoxApp:
                   {204: ("done", None)}),
             Route("POST", "/api/reload", self._reload, "Reload config and bundle.",
                   {200: ("applied", ReloadOutcome), 409: ("not applied, and why", ReloadOutcome)}),
-            Route("POST", "/api/queries/{id}", self._switch_query, "Switch a query on or off.",
-                  {200: ("what it is now", SwitchOrder), 400: ("no such order", TEXT), 404: ("no such query", TEXT)}),
-            Route("POST", "/api/cameras/{id}", self._switch_camera, "Switch all queries of a camera on or off.",
-                  {200: ("what it is now", SwitchOrder), 400: ("no such order", TEXT), 404: ("no such camera", TEXT)}),
+            Route("POST", "/api/queries/{id}", self._order_query, "Switch a query, or set its rate, scores and zones.",
+                  {200: ("what is set of it", QuerySwitch), 400: ("it does not fit", TEXT),
+                   404: ("no such query", TEXT)}, QuerySwitch),
+            Route("POST", "/api/cameras/{id}", self._order_camera, "Switch all queries of a camera, or set their rate.",
+                  {200: ("what is set of it", CameraSwitch), 400: ("it does not fit", TEXT),
+                   404: ("no such camera", TEXT)}, CameraSwitch),
             *_push_routes(self._push),
             Route("GET", "/openapi.json", self._openapi, "This document.", {200: ("the document", JSON)}),
         ]  # fmt: skip
@@ -494,25 +503,21 @@ class BoxApp:
         outcome = ReloadOutcome(applied=applied, held_back=held_back or None, reason=result.reason)
         return web.json_response(outcome.model_dump(exclude_none=True), status=200 if applied else 409)
 
-    async def _switch_query(self, request: web.Request) -> web.Response:
-        return await self._switch(request, QUERY)
+    async def _order_query(self, request: web.Request) -> web.Response:
+        return await self._order(request, QUERY)
 
-    async def _switch_camera(self, request: web.Request) -> web.Response:
-        return await self._switch(request, CAMERA)
+    async def _order_camera(self, request: web.Request) -> web.Response:
+        return await self._order(request, CAMERA)
 
-    async def _switch(self, request: web.Request, kind: str) -> web.Response:
-        try:
-            order = SwitchOrder.model_validate_json(await request.read(), strict=True)
-        except ValidationError:
-            raise web.HTTPBadRequest(reason='send {"on": true} or {"on": false}') from None
+    async def _order(self, request: web.Request, kind: str) -> web.Response:
         name, by = request.match_info["id"], f"http {request.remote}"
         try:
-            await asyncio.to_thread(self._source.switch, kind, name, order.on, by)
+            value = await asyncio.to_thread(self._source.order, kind, name, await request.read(), by)
         except KeyError:
-            raise web.HTTPNotFound(reason=f"no such {kind}") from None
-        except OSError as error:
-            log.warning("a switch is not kept over a restart: %s", error.strerror)
-        return _json_response(order)
+            return web.Response(status=404, text=f"no such {kind}")
+        except InputError as error:
+            return web.Response(status=400, text=str(error))
+        return _json_response(value)
 
     async def _watch(self, request: web.Request) -> web.WebSocketResponse:
         """A dashboard: the status every second as text, new snapshots as bytes.

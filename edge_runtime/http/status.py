@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -58,6 +58,7 @@ class QueryStatus(_Value):
     still_fraction: float | None = Field(None, description="of its frames, not run by motion gating; null without")
     scheduled: bool | None = Field(None, description="whether its hours include now; null without hours")
     paused: bool = Field(False, description="whether it, or its camera, was switched off")
+    changed: dict[str, Any] = Field({}, description="what a person has set of it in place of the config")
     tracks: int = Field(0, ge=0, description="objects that it follows")
     tracking_trouble: str | None = Field(None, description="why objects are not followed at present; null else")
     open_events: int = Field(0, ge=0, description="events that go on")
@@ -112,12 +113,6 @@ class DriftStatus(_Value):
     verdict: str = Field(description="kept, below, unsure, too few or one answer")
     checked_at: float = Field(description="Unix seconds")
     reverted: bool = Field(description="whether a bundle was made in which it has its own weights again")
-
-
-class SwitchOrder(_Value):
-    """What a camera or query is to be."""
-
-    on: bool
 
 
 class ClipStatus(_Value):

@@ -99,18 +99,18 @@ class ResultMessage:
 
 @dataclass(frozen=True, slots=True)
 class BoxState:
-    """Whether each camera of the box streams, the camera of each query, the kinds of its events by name, and the
-    queries that a person has switched off."""
+    """Whether each camera of the box streams, the camera of each query, the kinds of its events by name, and what holds
+    for it at present (`Runtime.settings`)."""
 
     streams: Mapping[str, bool] = field(default_factory=dict)
     cameras: Mapping[str, str] = field(default_factory=dict)
     events: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    paused: frozenset[str] = frozenset()
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 CAMERA, QUERY = "camera", "query"
-Switch = Callable[[str, str, bool, str], object]
-"""Takes CAMERA or QUERY, its name, whether it is to be on, and who asks."""
+Switch = Callable[[str, str, bytes, str], object]
+"""Takes CAMERA or QUERY, its name, what is to hold for it as JSON, and who asks."""
 
 
 class DeliveryError(Exception):
@@ -149,8 +149,8 @@ class Sink(ABC):
 
     batch = 1
     """Messages taken at once."""
-    switch: Switch = staticmethod(lambda kind, name, is_on, by: None)
-    """Called, from any thread, where someone switches a camera or query on or off."""
+    switch: Switch = staticmethod(lambda kind, name, order, by: None)
+    """Called, from any thread, where someone orders something of a camera or query."""
 
     def connect(self) -> None:  # noqa: B027 (not every kind has something to do)
         """Connect without sending anything."""

@@ -28,6 +28,11 @@ VALUE_TEMPLATES = {
 
 Home Assistant refuses a state of more than 255 characters; all of it is in the attributes.
 """
+NUMBERS: Mapping[str, Mapping[str, Any]] = {
+    "fps": {"min": 0.1, "max": 100, "step": 0.1, "unit_of_measurement": "fps"},
+    "min_score": {"min": 0, "max": 1, "step": 0.01},
+}
+"""Settings that Home Assistant shows as numbers, with their limits."""
 LASTING = (EventKind.ENTER, EventKind.DWELL, EventKind.STILL, EventKind.HEADING, EventKind.COUNT)
 """Kinds of events that say that something is there."""
 Messages = Iterator[tuple[str, bytes]]
@@ -119,10 +124,18 @@ def event_messages(entities: CameraEntities, topic: str, query: str, event: str,
     yield from entities.pictures(topic, title, name)
 
 
-def switch_message(entities: CameraEntities, topic: str, query: str) -> Messages:
-    """The message for the switch of a query whose results have `topic`."""
+def switch_messages(entities: CameraEntities, topic: str, query: str, held: Mapping[str, Any]) -> Messages:
+    """The messages for the switch of a query whose results have `topic`, and for the numbers of what holds for it."""
     name = entities.entity_id(query, "switch", topic=f"{topic}/set")
     yield entities.message("switch", f"{query} on", name, command_topic=f"{topic}/set", state_topic=f"{topic}/state")
+    for key, limits in NUMBERS.items():
+        if key in held:
+            keys = {
+                "command_topic": f"{topic}/set", "command_template": f'{{"{key}": {{{{ value }}}}}}',
+                "state_topic": f"{topic}/settings", "mode": "box", "entity_category": "config", **limits,
+                "value_template": f"{{{{ value_json.{key} if value_json.{key} is number else none }}}}",
+            }  # fmt: skip
+            yield entities.message("number", f"{query} {key}", f"{name}_{key}", **keys)
 
 
 def _entity_id(*names: str, unique: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import re
@@ -38,7 +39,7 @@ from gemel.edge_runtime.sinks.discovery import (
     Messages,
     event_messages,
     query_messages,
-    switch_message,
+    switch_messages,
 )
 
 if TYPE_CHECKING:
@@ -56,6 +57,10 @@ MAX_HEAD_BYTES = 16
 UNSUPPORTED_VERSION = 132
 ONLINE, OFFLINE = b"online", b"offline"
 ON, OFF = b"ON", b"OFF"
+ORDERS = {ON: b'{"on": true}', OFF: b'{"on": false}'}
+"""Words that stand for an order; any other is JSON itself."""
+QUERY_STATES = ("/state", "/settings", "/open")
+"""Ends of topics below that of a query or event."""
 TOPIC = "gemel/{box}/{camera}/{query}"
 log = logging.getLogger("gemel.run")
 PLACES = re.compile(r"\{(box|camera|query)\}")
@@ -95,7 +100,7 @@ class MqttTls(BaseModel):
 class MqttConfig(SinkConfig):
     """`topic` takes a message for each result, with `{box}`, `{camera}` and `{query}` filled in; with `snapshot` the
     JPEG goes to TOPIC/snapshot, and with `discovery` Home Assistant gets entities for each query and event. TOPIC/set
-    takes ON and OFF.
+    takes ON, OFF and JSON (`edge_runtime.switches`).
 
     With `retain` the broker keeps the newest result of each query. `client_id` is made new at each start where left
     out. With `tls` the port is 8883 where left out.
@@ -346,17 +351,19 @@ class Mqtt(Sink):
         topics = set[str]()
         for query, camera in state.cameras.items():
             topic = config.result_topic(camera, query)
-            self._report(f"{topic}/state", OFF if query in state.paused else ON)
+            held = state.settings.get(query, {})
+            self._report(f"{topic}/state", ON if held.get("on", True) else OFF)
+            self._report(f"{topic}/settings", json.dumps(held).encode())
             topics |= {topic, f"{topic}/set"}
-            self._discover(f"{topic}/set", switch_message, camera, topic, query)
+            self._discover(f"{topic}/set", switch_messages, camera, topic, query, held)
             for name, kind in state.events.get(query, {}).items():
                 event_topic = config.event_topic(camera, query, name)
                 topics.add(event_topic)
                 self._report(f"{event_topic}/open", self._open.setdefault(f"{event_topic}/open", b"0"))
                 self._discover(event_topic, event_messages, camera, event_topic, query, name, kind)
-        described = {f"{topic}{ending}" for topic in topics for ending in ("/state", "/open")}
+        described = {f"{topic}{ending}" for topic in topics for ending in QUERY_STATES}
         for topic in self._reported.keys() - described:
-            if topic.endswith(("/state", "/open")):
+            if topic.endswith(QUERY_STATES):
                 self._publish(topic, b"", 1, retain=True)
                 del self._reported[topic]
         for topic in self._discovered.keys() - topics:
@@ -403,10 +410,8 @@ class Mqtt(Sink):
         target = self._switches.get(message.topic)
         if target is None or message.retain:
             return
-        if message.payload not in (ON, OFF):
-            log.warning("%s: %s is neither ON nor OFF", message.topic, ascii(message.payload[:20]))
-            return
-        self.switch(*target, message.payload == ON, f"mqtt {self.config.host}")
+        order = bytes(message.payload)
+        self.switch(*target, ORDERS.get(order, order), f"mqtt {self.config.host}")
 
     def heartbeat(self) -> None:
         if self._client is None or not self._client.is_connected():

@@ -26,6 +26,7 @@ from gemel.edge_runtime.http.status import (
 from gemel.edge_runtime.live_status import RuntimeStatus
 from gemel.edge_runtime.queues import Frame
 from gemel.edge_runtime.reload import ReloadResult
+from gemel.edge_runtime.switches import MODELS, CameraSwitch, parse_order
 
 
 def query(name: str, camera: str, **values: Any) -> QueryStatus:
@@ -79,7 +80,7 @@ class Box(RuntimeStatus):
         self.reloads = 0
         self.is_awake = threading.Event()
         self.is_awake.set()
-        self.orders: list[tuple[str, str, bool]] = []
+        self.orders: list[tuple[str, str, bytes]] = []
         self.files: dict[str, Path] = {}
         self.observer = Observer({"bridge-cars": "bridge", "gate-kind": "gate"})
         self.metrics = self.observer.metrics
@@ -121,10 +122,12 @@ class Box(RuntimeStatus):
     def event_file(self, event: str, ending: str) -> Path | None:
         return self.files.get(event + ending)
 
-    def switch(self, kind: str, name: str, is_on: bool, by: str) -> None:
+    def order(self, kind: str, name: str, text: bytes, by: str) -> CameraSwitch:
         if name not in ("bridge", "bridge-cars"):
             raise KeyError(name)
-        self.orders.append((kind, name, is_on))
+        keys = parse_order(kind, text)
+        self.orders.append((kind, name, text))
+        return MODELS[kind](**keys)
 
     def is_moving(self) -> bool:
         return self.moves

@@ -252,11 +252,12 @@ def test_queries_and_cameras_are_switched_with_the_token(box: Box) -> None:
     with serve_box(box, token=TOKEN) as address:
         assert send(address, "/api/queries/bridge-cars", b'{"on": false}') == 401
         assert send(address, "/api/queries/bridge-cars", b'{"on": false}', **BEARER) == 200
-        assert send(address, "/api/cameras/bridge", b'{"on": true}', **BEARER) == 200
+        assert send(address, "/api/cameras/bridge", b'{"fps": 2}', **BEARER) == 200
         assert send(address, "/api/queries/gone", b'{"on": true}', **BEARER) == 404
-        for body in (b"", b"{", b'{"on": 1}', b'{"on": true, "fps": 5}', b"x" * 10_000):
+        for body in (b"", b"{", b"{}", b'{"on": 1}', b'{"on": null}', b'{"fps": -1}', b'{"speed": 5}', b"x" * 10_000):
             assert send(address, "/api/queries/bridge-cars", body, **BEARER) in (400, 413)
-    assert box.orders == [("query", "bridge-cars", False), ("camera", "bridge", True)]
+        assert send(address, "/api/cameras/bridge", b'{"min_score": 0.5}', **BEARER) == 400
+    assert box.orders == [("query", "bridge-cars", b'{"on": false}'), ("camera", "bridge", b'{"fps": 2}')]
 
 
 def test_files_of_an_event_are_sent_in_whole_and_in_parts(box: Box, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Home Assistant's discovery messages: their keys are those that it documents, and its templates read our messages.
 
 The keys are those of https://www.home-assistant.io/integrations/sensor.mqtt, .../image.mqtt, .../event.mqtt,
-.../binary_sensor.mqtt and .../switch.mqtt (of July 2025); Home
+.../binary_sensor.mqtt, .../switch.mqtt and .../number.mqtt (of July 2025); Home
 Assistant itself checks the messages where HOME_ASSISTANT_PYTHON names the Python of an environment that has the package
 `homeassistant`, which pins versions of its own (checked with 2024.3.3).
 """
@@ -24,7 +24,7 @@ from gemel.edge_runtime.sinks.discovery import (
     CameraEntities,
     event_messages,
     query_messages,
-    switch_message,
+    switch_messages,
 )
 
 TEXT = {"type": "string", "minLength": 1}
@@ -68,16 +68,22 @@ IMAGE: dict[str, Any] = {
     "url_template": TEXT,
 }  # fmt: skip
 SWITCH = {"command_topic": TOPIC, "state_topic": TOPIC, "payload_on": TEXT, "payload_off": TEXT, "optimistic": {}}
+NUMBER = {
+    "command_topic": TOPIC, "command_template": TEXT, "state_topic": TOPIC, "value_template": TEXT,
+    "min": {"type": "number"}, "max": {"type": "number"}, "step": {"type": "number"}, "unit_of_measurement": TEXT,
+    "mode": {"enum": ["auto", "box", "slider"]}, "device_class": TEXT,
+}  # fmt: skip
 EVENTS = {"state_topic": TOPIC, "value_template": TEXT, "event_types": {"type": "array", "minItems": 1}}
 OCCUPANCY = {"state_topic": TOPIC, "value_template": TEXT, "device_class": {"enum": ["occupancy", "motion"]}}
 SCHEMAS = {
     "switch": {"required": ["command_topic"], "properties": {**COMMON, **SWITCH}},
+    "number": {"required": ["command_topic"], "properties": {**COMMON, **NUMBER}},
     "event": {"required": ["state_topic", "event_types"], "properties": {**COMMON, **EVENTS}},
     "binary_sensor": {"required": ["state_topic"], "properties": {**COMMON, **OCCUPANCY}},
     "sensor": {"required": ["state_topic"], "properties": {**COMMON, **SENSOR}},
     "image": {"oneOf": [{"required": ["image_topic"]}, {"required": ["url_topic"]}], "properties": {**COMMON, **IMAGE}},
 }
-DISCOVERY_TOPIC = re.compile(r"homeassistant/(sensor|image|switch|event|binary_sensor)/[a-zA-Z0-9_-]+/config")
+DISCOVERY_TOPIC = re.compile(r"homeassistant/(sensor|image|switch|event|binary_sensor|number)/[a-zA-Z0-9_-]+/config")
 ANSWERS: dict[str, tuple[dict[str, Any], str]] = {
     "label": ({"label": "open", "score": 0.9}, "open"),
     "labels": ({"labels": [{"class": "car", "score": 0.9}, {"class": "dog", "score": 0.8}]}, "car, dog"),
@@ -114,7 +120,7 @@ def make_messages() -> list[tuple[str, dict[str, Any]]]:
     found = [
         event_messages(entities, f"{topic}enter", "cars", "enter", "enter"),
         event_messages(entities, f"{topic}kerb", "cars", "kerb", "cross"),
-        switch_message(entities, "gemel/north gate/left/cars", "cars"),
+        switch_messages(entities, "gemel/north gate/left/cars", "cars", {"on": True, "fps": 5.0, "min_score": 0.0}),
         *(
             query_messages(entities, f"gemel/north gate/left/{name}", {"camera": "left", "query": name, **answer})
             for name, (answer, _) in ANSWERS.items()
@@ -138,7 +144,14 @@ def test_discovery_messages_have_the_documented_keys() -> None:
         jsonschema.validate(message, {"type": "object", "additionalProperties": False, **SCHEMAS[kind]})
         assert message["origin"]["name"] == "Gemel"
     kinds = Counter(kind for kind, _ in messages)
-    assert kinds == {"event": 2, "binary_sensor": 1, "switch": 1, "sensor": len(ANSWERS) + 2, "image": len(ANSWERS) + 2}
+    assert kinds == {
+        "event": 2,
+        "binary_sensor": 1,
+        "switch": 1,
+        "number": 2,
+        "sensor": len(ANSWERS) + 2,
+        "image": len(ANSWERS) + 2,
+    }
     assert len({message["unique_id"] for _, message in messages}) == len(messages)
 
 
@@ -162,6 +175,12 @@ def test_discovery_templates_read_results_and_events() -> None:
     assert enter["event_type"] in messages["event", "cars enter"]["event_types"]
     template = jinja2.Environment().from_string(messages["binary_sensor", "cars enter"]["value_template"])
     assert [template.render(value=value) for value in ("0", "2")] == ["OFF", "ON"]
+    number = messages["number", "cars min_score"]
+    assert render(number["value_template"], {"min_score": 0.5}) == "0.5"
+    assert render(number["value_template"], {"min_score": {"car": 0.5}}) == "None"
+    assert json.loads(jinja2.Environment().from_string(number["command_template"]).render(value=0.4)) == {
+        "min_score": 0.4
+    }
     crossing = {"type": "new", "after": {"crossed": {"left": 3, "right": 5}}}
     assert render(messages["sensor", "cars kerb to the right"]["value_template"], crossing) == "5"
 

@@ -223,27 +223,34 @@ def test_mqtt_events_have_a_topic_a_sensor_and_their_snapshot(broker, reader):
     assert kinds["binary_sensor"]["state_topic"] == "gemel/north/left/gate/events/enter/open"
 
 
-def test_mqtt_switches_queries_and_cameras_and_says_what_is_off(broker, reader, caplog):
-    orders: list[tuple[str, str, bool]] = []
-    paused: set[str] = set()
+def test_mqtt_switches_queries_and_cameras_and_says_what_holds(broker, reader):
+    orders: list[tuple[str, str, bytes]] = []
+    settings: dict[str, dict[str, Any]] = {"gate": {"on": True, "fps": 5.0, "min_score": 0.0}}
 
-    def take(kind: str, name: str, is_on: bool, by: str) -> None:
+    def take(kind: str, name: str, order: bytes, by: str) -> None:
         assert by == "mqtt 127.0.0.1"
-        orders.append((kind, name, is_on))
-        paused.symmetric_difference_update({name})
+        orders.append((kind, name, order))
+        if order.startswith(b"{") and name == "gate":
+            settings["gate"] = {**settings["gate"], **json.loads(order)}
 
     config = box_config(broker.port, discovery=True)
     reader.publish("gemel/north/left/gate/set", b"OFF", retain=True)
-    state = lambda: BoxState({"left": True}, {"gate": "left"}, paused=frozenset(paused))  # noqa: E731
+    state = lambda: BoxState({"left": True}, {"gate": "left"}, settings=settings)  # noqa: E731
     with running_worker(config, state=state, switch=take):
         until(lambda: reader.of("gemel/north/left/gate/state") == [b"ON"])
-        reader.publish("gemel/north/left/gate/set", b"perhaps")
         reader.publish("gemel/north/left/gate/set", b"OFF")
         until(lambda: reader.of("gemel/north/left/gate/state") == [b"ON", b"OFF"])
+        reader.publish("gemel/north/left/gate/set", b'{"fps": 2.5}')
+        until(lambda: json.loads(reader.of("gemel/north/left/gate/settings")[-1])["fps"] == 2.5)
         reader.publish("gemel/north/left/set", b"ON")
-        until(lambda: len(orders) == 2)
-    assert orders == [("query", "gate", False), ("camera", "left", True)], "a retained order is old"
-    assert "'perhaps' is neither ON nor OFF" in caplog.text
+        until(lambda: len(orders) == 3)
+    assert orders == [
+        ("query", "gate", b'{"on": false}'),
+        ("query", "gate", b'{"fps": 2.5}'),
+        ("camera", "left", b'{"on": true}'),
+    ], "a retained order is old"
+    numbers = [one for topic, one in reader.entities().items() if topic.startswith("homeassistant/number/")]
+    assert {one["command_template"] for one in numbers} == {'{"fps": {{ value }}}', '{"min_score": {{ value }}}'}
     (switch,) = [entity for topic, entity in reader.entities().items() if topic.startswith("homeassistant/switch/")]
     assert switch["command_topic"] == "gemel/north/left/gate/set"
     assert switch["state_topic"] == "gemel/north/left/gate/state"
