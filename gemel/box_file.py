@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from gemel.conditions import machine_memory_bytes
 from gemel.models.bundle import open_bundle
 from gemel.models.errors import InputError, join_names
 from gemel.models.io import check_output, is_path, open_atomic
@@ -39,8 +40,7 @@ def write_box_file(bundle: str | Path, cameras: Sequence[str], memory: str | Non
     if missing:
         raise InputError("--camera", f"{join_names(missing)} of {bundle} has no source", f"add {missing[0]}=SOURCE")
     if memory is None:
-        machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        memory = f"{max(1, int(MEMORY_SHARE * machine_bytes) // 2**20)}MiB"
+        memory = f"{max(1, int(MEMORY_SHARE * machine_memory_bytes()) // 2**20)}MiB"
     config = {
         "bundle": bundle.name,
         "memory": memory,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -60,3 +61,8 @@ class PlacementOptions:
 
 
 DEFAULT_PLACEMENT = PlacementOptions()
+
+
+def machine_memory_bytes() -> int:
+    """All memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

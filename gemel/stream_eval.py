@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from gemel.analytic_costs import bundle_originals, find_profile, workload_originals
-from gemel.conditions import MEASURED
+from gemel.conditions import MEASURED, machine_memory_bytes
 from gemel.edge_runtime.policies import DEFAULT_POLICY, policy_named
 from gemel.edge_runtime.scheduler.costs import Costs, coalesce_tensors
 from gemel.edge_runtime.scheduler.types import Curve, monotone_curve
@@ -133,13 +133,18 @@ def load_cost_model(device: str, bundle: Bundle, workload: Sequence[Query] = ())
         note_machine(bundle, found)
         costs = {ORIGINALS: measured_costs(originals, found), MERGED: measured_costs(bundle, found)}
         title, sources = f"{found.machine['name']} ({found.device})", [f"gemel profile, engine {found.engine}"]
-        modelled = False
+        modelled, memory = False, machine_memory_bytes() if found.device == "cpu" else 0
     else:
         profile = find_profile(device)
         costs = {ORIGINALS: costs_for(profile, originals), MERGED: costs_for(profile, bundle)}
         title, sources, modelled = profile.title, list(profile.sources), profile.modelled
-    named = ReportDevice(name=device, title=title, modelled=modelled, sources=sources, clock="virtual clock")
-    return CostModel(costs, named)
+        memory = profile.memory_bytes
+    return CostModel(
+        costs,
+        ReportDevice(
+            name=device, title=title, modelled=modelled, sources=sources, clock="virtual clock", memory_bytes=memory
+        ),
+    )
 
 
 def evaluate_streams(

@@ -12,7 +12,8 @@ from typing import Any
 from gemel.models.errors import InputError, one_line
 from gemel.models.io import check_apart, check_output, open_atomic
 from gemel.report import geometry
-from gemel.report.conclusion import VISIBLE_DIFFERENCE, Conclusion, StreamScores, draw_conclusion, stream_scores
+from gemel.report.conclusion import Conclusion, draw_conclusion
+from gemel.report.device import VISIBLE_DIFFERENCE, StreamScores, stream_scores
 from gemel.report.document import MERGED, ORIGINALS, MemorySetting, Report, read_report, report_path
 from gemel.report.drawing import Series, draw_curve
 from gemel.report.templates import render_template, two_decimals, whole_percent

@@ -1,4 +1,4 @@
-"""The report's first sentence: which queries to ship, what is proven of them, and which queries merging made worse."""
+"""The report's conclusion: what merging brings on the device, whether to ship it, and which queries it made worse."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from gemel.report.document import MemorySetting, OfflineRow, Report
-from gemel.text import networks_text, number, percent, size
+from gemel.report.device import VISIBLE_DIFFERENCE, describe_gain
+from gemel.report.document import MIN_STRONG, MemorySetting, OfflineRow, Report
+from gemel.text import key_text, networks_text, number, percent, size
 
-VISIBLE_DIFFERENCE = 0.005
-"""Accuracies that differ by less are equal to two decimals."""
 COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 MAX_REASONS = 4
 BASELINES = ("none", "joint")
@@ -36,54 +35,45 @@ class WorseQuery:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What to do; `ship` are the queries that can be shipped."""
+    """What to do, in `lines` that follow each other; `ship` are the queries that can be shipped."""
 
     sentence: str
     tone: Tone
     ship: tuple[str, ...]
     worse: tuple[WorseQuery, ...]
-
-
-@dataclass(frozen=True)
-class StreamScores:
-    """Accuracy on the stream of both arms, over all queries.
-
-    Where the queries have one metric these are means of it. F1 and balanced accuracy have no common mean: there each
-    accuracy is divided by the original's accuracy offline first, and `relative` is set.
-    """
-
-    originals: float
-    merged: float
-    relative: bool
-
-    def format(self, value: float) -> str:
-        """A score as text."""
-        return percent(value, 0) if self.relative else number(value, 2)
-
-    @property
-    def noun(self) -> str:
-        """What the scores are, in words."""
-        return "of offline accuracy on the stream" if self.relative else "accuracy on the stream"
-
-    def phrase(self, value: float) -> str:
-        """A score with its noun."""
-        return f"{self.format(value)} {self.noun}" if self.relative else f"{self.noun} {self.format(value)}"
+    lines: tuple[str, ...] = ()
 
 
 def draw_conclusion(report: Report) -> Conclusion:
-    """Judge a report at its headline memory.
+    """Judge a report at its headline memory: what merging brings on its device, and whether to ship it.
 
     A query can be shipped when its original is evidence, its target is met on test, and its streaming accuracy at that
     memory keeps the same fraction of the originals'. A query whose streaming accuracy is below the originals' at any
-    memory setting is named as worse. Queries whose footage is no evidence come first.
+    memory setting is named as worse. Queries whose footage is no evidence, and weak originals, are named.
     """
-    found, blank = _judge_evidence(report), missing_evidence(report)
-    if networks := networks_text({row.query: row.network for row in report.offline}):
-        found = replace(found, sentence=f"{_capital(networks)}. {found.sentence}")
-    if not blank:
-        return found
-    tone = Tone.BAD if found.tone is Tone.BAD else Tone.MIXED
-    return replace(found, sentence=f"{blank} {found.sentence}", tone=tone)
+    judged, blank = _judge_evidence(report), missing_evidence(report)
+    networks = networks_text({row.query: row.network for row in report.offline})
+    parts = [describe_gain(report) if report.shared else "", networks and f"{_capital(networks)}.", blank]
+    lines = tuple(filter(None, [*parts, judged.sentence, _name_weak(report)]))
+    tone = Tone.MIXED if blank and judged.tone is Tone.GOOD else judged.tone
+    return replace(judged, sentence=" ".join(lines), lines=lines, tone=tone)
+
+
+def _name_weak(report: Report) -> str:
+    """The originals that answer too often wrong for the keeping of their accuracy to be a success."""
+    rows = [row for row in report.offline if row.worth and not row.reason and row.original < MIN_STRONG]
+    if not rows:
+        return ""
+    named = [
+        f"{row.query} ({number(row.original, 2)} {key_text(row.metric)}"
+        + (f", merged {number(row.merged, 2)})" if row.merged - row.original > VISIBLE_DIFFERENCE else ")")
+        for row in rows
+    ]
+    several = len(rows) > 1
+    return (
+        f"Weak original{'s' * several}: {_join(named)}; to keep {'their' if several else 'its'} accuracy is no "
+        f"success: train {'them' if several else 'it'} longer first."
+    )
 
 
 def missing_evidence(report: Report) -> str:
@@ -112,61 +102,18 @@ def _judge_evidence(report: Report) -> Conclusion:
         reasons.append(f"the original{'s' * many} of {_join(weak)} {'are' if many else 'is'} too weak to judge by")
     if not ship:
         return Conclusion(f"Don't ship it: {' and '.join(reasons) or 'nothing is proved'}.", Tone.BAD, (), worse)
-    gain = f"{percent(report.bytes.saved_fraction, 0)} less memory for weights; {stream_gain(report)}"
     unsure = _uncertainty(shipped)
     if reasons:
         count = f"{_count(len(ship))} of {_count(len(report.offline))}"
-        sentence = f"Ship it for {count}: {'; '.join(filter(None, [' and '.join(reasons), unsure, gain]))}."
+        sentence = f"Ship it for {count}: {'; '.join(filter(None, [' and '.join(reasons), unsure]))}."
         return Conclusion(sentence, Tone.MIXED, ship, worse)
     every = "the other" if blank else "all"
     met = (
         f"{every} {_count(len(ship))} queries meet their" if several else f"the {'other ' * bool(blank)}query meets its"
     )
     if unsure:
-        sentence = f"{_capital(met)} accuracy target, {unsure}. {_capital(gain)}."
-        return Conclusion(sentence, Tone.MIXED, ship, worse)
-    return Conclusion(f"Ship it: {met} accuracy target, with {gain}.", Tone.GOOD, ship, worse)
-
-
-def stream_scores(report: Report, memory: str) -> StreamScores:
-    """Both arms over all queries at a memory setting."""
-    divisors = report.divisors
-    pairs = [
-        (before / (divisors or {}).get(query, 1.0), after / (divisors or {}).get(query, 1.0))
-        for query, (before, after) in report.stream_accuracies(memory).items()
-    ]
-    before, after = (sum(arm) / len(arm) for arm in zip(*pairs, strict=True))
-    return StreamScores(before, after, divisors is not None)
-
-
-def device_name(report: Report) -> str:
-    """The device that times are of; a modelled one is called so wherever its figures appear."""
-    return f"a modelled {report.device.title}" if report.device.modelled else report.device.title
-
-
-def stream_gain(report: Report) -> str:
-    """What merging brings on the stream at the headline memory, in words."""
-    setting = report.judged_memory
-    if setting is None:
-        return "no streams were simulated"
-    scores = stream_scores(report, setting.memory)
-    place = f"with {size(setting.memory_bytes)} on {device_name(report)}"
-    if abs(scores.merged - scores.originals) < VISIBLE_DIFFERENCE:
-        return f"merging changes nothing on the stream {place}: {scores.phrase(scores.originals)} either way"
-    return f"{scores.phrase(scores.merged)} (originals {scores.format(scores.originals)}) {place}"
-
-
-def memory_reason(report: Report) -> str:
-    """What the headline memory is a fraction of, and why it was chosen."""
-    settings = {one.memory: size(one.memory_bytes) for one in report.memory_settings}
-    low, high, name = settings.get("min"), settings.get("all"), report.judged_memory and report.judged_memory.memory
-    if name == "min":
-        return "the least that runs the largest original alone"
-    if name == "all":
-        return "enough for all originals at once"
-    if low and high and name and name.endswith("%"):
-        return f"{name} of the way from {low}, the largest original alone, to {high}, all originals at once"
-    return "as requested by --memory"
+        return Conclusion(f"Get more footage: {met} accuracy target, {unsure}.", Tone.MIXED, ship, worse)
+    return Conclusion(f"Ship it: {met} accuracy target.", Tone.GOOD, ship, worse)
 
 
 def report_limits(report: Report, unlabelled: Sequence[str]) -> list[str]:

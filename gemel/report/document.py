@@ -18,6 +18,8 @@ HINT = "evaluate again: gemel eval BUNDLE WORKLOAD -o DIR"
 MAX_SETTINGS, MAX_SEEDS, MAX_COMMANDS = 100, 1000, 100
 ORIGINALS, MERGED = "originals", "merged"
 """The arms of a stream."""
+MIN_STRONG = 0.6
+"""Of accuracy or F1 on test: an original below answers too often wrong to be worth keeping; no mean counts it."""
 MODELS = ("original", "merged")
 """The models that predict an example frame."""
 
@@ -357,13 +359,14 @@ class ReportedBundle(Row):
 
 
 class ReportDevice(Row):
-    """The device that times are of."""
+    """The device that times are of; all its memory in bytes, 0 where it is not known."""
 
     name: Text
     title: Text
     modelled: bool
     sources: list[Text]
     clock: Text
+    memory_bytes: Count = 0
 
 
 class Settings(Row):
@@ -450,6 +453,16 @@ class Report(Row):
         if len({row.metric for row in self.offline}) == 1:
             return None
         return {row.query: row.original or 1.0 for row in self.offline}
+
+    @cached_property
+    def strong(self) -> list[str]:
+        """The queries whose originals are strong enough for their accuracy to be worth keeping."""
+        return [row.query for row in self.offline if row.has_evidence and row.original >= MIN_STRONG]
+
+    @cached_property
+    def averaged(self) -> list[str]:
+        """The queries that means are over: those with strong originals, or all where none is strong."""
+        return self.strong or self.queries
 
     def stream_accuracies(self, memory: str) -> dict[str, tuple[float, float]]:
         """Query -> streaming accuracy (originals, merged) at a memory setting."""

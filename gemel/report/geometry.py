@@ -128,9 +128,9 @@ def largest_shared(shared: Sequence[SharedWeight], queries: Sequence[str]) -> li
 
 
 def mean_points(report: Report) -> dict[str, list[Point]]:
-    """Arm -> the points of all queries together, seed by seed; of several metrics, shares of the originals offline."""
+    """Arm -> the mean of the strong queries, seed by seed; of several metrics, shares of the originals offline."""
     found = defaultdict[tuple[int, str], list[list[float]]](list)
-    for row in report.streaming:
+    for row in (row for row in report.streaming if row.query in report.averaged):
         divisor = 1.0 if report.divisors is None else report.divisors[row.query]
         found[row.memory_bytes, row.arm].append([value / divisor for value in row.by_seed])
     points = defaultdict[str, list[Point]](list)

@@ -10,12 +10,13 @@ from markupsafe import Markup
 
 from gemel.models.metrics import KINDS
 from gemel.report import drawing, geometry
-from gemel.report.conclusion import (
+from gemel.report.conclusion import draw_conclusion
+from gemel.report.device import (
     VISIBLE_DIFFERENCE,
     StreamScores,
+    device_memory,
     device_name,
-    draw_conclusion,
-    memory_reason,
+    explain_memory,
     stream_scores,
 )
 from gemel.report.document import (
@@ -61,7 +62,9 @@ def render_report(report: Report, photos: Sequence[str] = ()) -> str:
         photos=photos,
         queries=report.queries,
         headline=headline,
-        memory_reason=memory_reason(report),
+        memory_reason=explain_memory(report, headline) if headline else "",
+        weights=device_memory(report) or report.bytes,
+        weak=[row.query for row in report.offline if row.query not in report.averaged],
         device=device_name(report),
         conclusion=draw_conclusion(report),
         first=first_screen(report),
@@ -133,7 +136,8 @@ def _losers_first(rows: Sequence[Any]) -> list[Any]:
 
 def _stream_values(report: Report, headline: MemorySetting) -> dict[str, Any]:
     points = geometry.mean_points(report)
-    merged = [row.merged / (report.divisors or {}).get(row.query, 1.0) for row in report.offline]
+    strong = [row for row in report.offline if row.query in report.averaged]
+    merged = [row.merged / (report.divisors or {}).get(row.query, 1.0) for row in strong]
     outcomes = geometry.outcome_rows(report.ledger)
     by_query = geometry.outcome_rows([row for row in report.ledger if row.memory == headline.memory], "query")
     classes = geometry.outcome_classes([*outcomes, *by_query])
@@ -201,12 +205,11 @@ class ExampleGroup:
     @property
     def text(self) -> str:
         """What merging cost on these frames, in words."""
-        if max(one.lost for _, one in self.rows) <= 0:
+        if not self.rows:
             return "merging cost nothing on any test frame"
         if self.task != "classification":
             return ""
-        right = [sum(getattr(one, model).right for _, one in self.rows) for model in MODELS]
-        return f"of {len(self.rows)} frames the original has {right[0]} right, the merged model {right[1]}"
+        return f"{len(self.rows)} that the merged model answers worse than the original"
 
     @property
     def several(self) -> bool:
@@ -224,15 +227,15 @@ class ExampleGroup:
     @staticmethod
     def cost(example: Example) -> str:
         """What merging cost on a frame."""
-        if abs(example.lost) < VISIBLE_DIFFERENCE:
-            return "merged equals the original"
         what = "F1 here" if example.task == "detection" else "the frame's score"
-        return f"merging {'costs' if example.lost > 0 else 'gains'} {two_decimals(abs(example.lost))} of {what}"
+        return f"merging costs {two_decimals(example.lost)} of {what}"
 
 
 def group_examples(examples: Sequence[Example]) -> list[ExampleGroup]:
-    """The example frames by query, the query with the worst frame first."""
+    """The frames that merging cost something by query, the query with the worst frame first."""
     groups: dict[str, ExampleGroup] = {}
     for at, one in enumerate(examples):
-        groups.setdefault(one.query, ExampleGroup(one.query, one.task)).rows.append((at, one))
-    return sorted(groups.values(), key=lambda group: -max(one.lost for _, one in group.rows))
+        group = groups.setdefault(one.query, ExampleGroup(one.query, one.task))
+        if one.lost >= VISIBLE_DIFFERENCE:
+            group.rows.append((at, one))
+    return sorted(groups.values(), key=lambda group: -max((one.lost for _, one in group.rows), default=0.0))

@@ -11,6 +11,7 @@ from gemel.report.document import Report
 from gemel.report.page import render_report
 from tests.browser import page_of
 
+PHONE_PX = 640
 A4_PX = 718
 """Of paper between usual margins, at 96 pixels an inch."""
 _, JPEG = cv2.imencode(".jpg", np.full((9, 16, 3), 90, np.uint8))
@@ -23,6 +24,9 @@ CUT = """() => [...document.querySelectorAll('body *')].filter(one => {
   return box.width && (box.right > innerWidth + 1 || box.left < -1) && !one.closest('.scroll') && !one.closest('.shot');
 }).map(one => one.tagName + '.' + (one.className.baseVal ?? one.className) + ': ' + one.textContent.slice(0, 40))"""
 
+SCROLLED = """() => [...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one.clientWidth + 1)
+  .map(one => one.textContent.slice(0, 60))"""
+
 
 @pytest.fixture
 def open_page(browser, document, tmp_path):
@@ -33,7 +37,10 @@ def open_page(browser, document, tmp_path):
             page.emulate_media(media=media, color_scheme=scheme)
             page.goto(path.as_uri())
             shown = page.evaluate("getComputedStyle(document.querySelector('.photo0')).backgroundImage")
+            page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
             wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            if width < PHONE_PX:
+                assert page.evaluate(SCROLLED) == []
             return page.evaluate(CUT), wide, wrong, shown
 
     return open_at
