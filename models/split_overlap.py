@@ -28,16 +28,24 @@ class OverlapConfig:
 
     `max_share` is the part of a split that may not be apart. `thumb` is the side of grey thumbnails; `alike` is the
     root mean square of the difference, of 255, below which two show one scene, and `alike_contrast` that as a part of
-    their own deviation, since pictures that were resized differ most at their edges. Neighbours by name belong together
-    where their median difference is below `nearer` times that of any two, in `pairs` of each, at least `min_pairs`; a
-    static clip, in which any two differ by less than `static`, is believed by its names. `checked` and `compared` bound
-    the pictures of a split and of earlier ones whose thumbnails are compared.
+    what lies between any two. A picture is again there if nothing of its own split is `apart` times as near. It lies
+    among the frames of a clip if the nearest of an earlier split is `among` times as near as the `rank`-th: in a clip
+    distances grow with the time between, and any two photographs are about as far apart; and if nothing of its own
+    split is `closer` times as near. A split may have the part `max_among` of such pictures. Neighbours by name belong
+    together where their median difference is below `nearer` times that of any two, in `pairs` of each, at least
+    `min_pairs`; a static clip, in which any two differ by less than `static`, is believed by its names. `checked` and
+    `compared` bound the pictures of a split and of earlier ones whose thumbnails are compared.
     """
 
     max_share: float = 0.05
     thumb: int = 32
     alike: float = 0.75
-    alike_contrast: float = 0.04
+    alike_contrast: float = 0.5
+    apart: float = 2.0
+    among: float = 0.6
+    rank: int = 10
+    max_among: float = 0.25
+    closer: float = 1.5
     nearer: float = 0.6
     pairs: int = 40
     min_pairs: int = 3
@@ -50,7 +58,11 @@ OVERLAP = OverlapConfig()
 APART_HINT = "give splits of different clips, or of times far apart"
 VERSION = re.compile(r"(.+)\.rf\.[0-9a-zA-Z]+$")
 """The name of a picture in that of its augmented versions, as Roboflow writes them."""
-LAST_NUMBER = re.compile(r"(.*?)([0-9]{1,15})([^0-9]*)$")
+RANDOM_PART = re.compile(
+    r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<![0-9a-zA-Z])(?=[0-9a-f]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{8,}(?![0-9a-z])"
+)
+"""Of a name: an identifier, such as Label Studio puts before it, which says nothing of the order."""
+NUMBER = re.compile("[0-9]{1,15}")
 
 
 def note_overlap(where: Path, name: str, paths: Sequence[Path], earlier: Collection[Path]) -> str:
@@ -85,19 +97,20 @@ def _find_versions(paths: Sequence[Path], earlier: Iterable[Path]) -> float:
 # Neighbours by name
 
 
-def _place_of(path: Path) -> tuple[tuple[str, str], int] | None:
-    """The clip or series of a picture, and its time or number there; None for a name without a number."""
-    match = UNIT_AND_TIME.match(path.stem)
-    if match:
-        return (match[1], "__"), int(match[2])
-    version = VERSION.match(path.stem)
-    match = LAST_NUMBER.match(version[1] if version else path.stem)
-    return ((match[1], match[3]), int(match[2])) if match else None
+def _place_of(path: Path) -> tuple[str, tuple[int, ...]] | None:
+    """The series of a picture, and its place there by all numbers of its name; None for a name without a number."""
+    stem = path.stem
+    if match := UNIT_AND_TIME.match(stem):
+        return f"{match[1]}__", (int(match[2]),)
+    version = VERSION.match(stem)
+    stem = RANDOM_PART.sub("*", version[1] if version else stem)
+    numbers = tuple(map(int, NUMBER.findall(stem)))
+    return (NUMBER.sub("#", stem), numbers) if numbers else None
 
 
 def _find_between(paths: Sequence[Path], earlier: Iterable[Path]) -> float:
     """The part of pictures next to one of an earlier split, and between two, in clips whose neighbours look alike."""
-    series = defaultdict[tuple[str, str], list[tuple[int, bool, Path]]](list)
+    series = defaultdict[str, list[tuple[tuple[int, ...], bool, Path]]](list)
     for is_earlier, group in ((False, paths), (True, earlier)):
         for path in group:
             place = _place_of(path)
@@ -133,19 +146,32 @@ def _are_neighbours(pairs: Sequence[tuple[Path, Path]]) -> bool:
 
 
 def _find_alike(paths: Sequence[Path], earlier: Collection[Path]) -> float:
-    """The part of pictures whose scene an earlier split shows, and no other picture of theirs does.
+    """The part of pictures whose scene an earlier split shows, as it is or mirrored, and no other of theirs does.
 
     A camera that sees nothing for hours shows one scene in every split, and no two pictures of it are copies.
     """
     own = read_thumbs(paths[:: -(-len(paths) // OVERLAP.checked)])
     others = read_thumbs(list(earlier)[:: -(-len(earlier) // OVERLAP.compared)])
-    distances = _distances(own, own)
+    distances, across = _distances(own, own), _distances(own, others)
     np.fill_diagonal(distances, np.inf)
-    nearest, nearest_earlier = distances.min(axis=1), _distances(own, others).min(axis=1)
-    reach = np.maximum(OVERLAP.alike, OVERLAP.alike_contrast * own.std(axis=1))
-    is_rare = nearest > np.maximum(OVERLAP.alike, 2 * nearest_earlier)
-    is_again = (nearest_earlier <= reach) & is_rare
+    nearest, across = distances.min(axis=1), np.sort(across, axis=1)
+    turned = np.min([_distances(one, others).min(axis=1) for one in _turn(own)], axis=0)
+    reach = np.maximum(OVERLAP.alike, OVERLAP.alike_contrast * np.median(across, axis=1))
+    is_again = (turned <= reach) & (nearest > np.maximum(OVERLAP.alike, OVERLAP.apart * turned))
+    rank = min(OVERLAP.rank, across.shape[1] - 1)
+    first, last = across[:, 0], np.maximum(across[:, rank], OVERLAP.alike)
+    is_among = (first < OVERLAP.among * last) & (OVERLAP.closer * first < nearest)
+    if is_among.mean() >= OVERLAP.max_among:
+        is_again |= is_among
     return float(is_again.mean()) if is_again.sum() >= OVERLAP.min_pairs else 0.0
+
+
+def _turn(thumbs: np.ndarray) -> Iterator[np.ndarray]:
+    """Thumbnails (N, side * side) in the four turns and their mirror images, as augmented copies show them."""
+    pictures = thumbs.reshape(-1, OVERLAP.thumb, OVERLAP.thumb)
+    for turns in range(4):
+        turned = np.rot90(pictures, turns, (1, 2))
+        yield from (one.reshape(len(thumbs), -1) for one in (turned, turned[:, :, ::-1]))
 
 
 def _distances(left: np.ndarray, right: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +17,11 @@ from gemel.models.split_overlap import OVERLAP
 from tests.models.queries import make_query
 
 COUNT = 60
-Frame = tuple[str, np.ndarray]
+
+
+def identify(index: int) -> str:
+    """A name that says nothing of the order."""
+    return hashlib.md5(str(index).encode()).hexdigest()
 
 
 def walk(count: int = COUNT) -> Iterator[np.ndarray]:
@@ -71,6 +76,9 @@ NAMES: dict[str, Callable[[int], str]] = {
     "clip and time": lambda n: f"gate__{200 * n:06}.png",
     "numbers": lambda n: f"frame_{n:05}.png",
     "numbers of a video": lambda n: f"yard_mp4-{n}_jpg.rf.{n * 7919 % 65536:032x}.png",
+    "number before a camera": lambda n: f"{n:05}_cam3.png",
+    "date and time": lambda n: f"2025-06-01_10-{n // 30:02}-{n % 30 * 2:02}.png",
+    "identifier before a number": lambda n: f"{identify(n)[:8]}-frame_{n:05}.png",
     "two clips": lambda n: f"{'ab'[n * 2 // COUNT]}__{200 * n}.png",
 }
 
@@ -86,6 +94,25 @@ def test_frames_of_one_clip_dealt_to_all_splits_are_no_evidence(tmp_path: Path, 
 def test_frames_cut_in_time_are_apart(tmp_path: Path, kind: str) -> None:
     deal(tmp_path, walk(), NAMES[kind], in_order=True)
     assert overlap_of(tmp_path) == ""
+
+
+def test_frames_of_a_clip_named_by_their_hashes_are_told_by_their_pixels(tmp_path: Path) -> None:
+    deal(tmp_path / "dealt", walk(), lambda n: f"{identify(n)}.jpg")
+    assert "pictures of test look as pictures of an earlier split do" in overlap_of(tmp_path / "dealt")
+    deal(tmp_path / "in time", walk(), lambda n: f"{identify(n)}.jpg", in_order=True)
+    assert overlap_of(tmp_path / "in time") == ""
+
+
+@pytest.mark.parametrize("change", [
+    lambda pixels: pixels[:, ::-1], np.rot90, lambda pixels: pixels[2:-2, 2:-2], lambda pixels: pixels // 5 * 4 + 20,
+])  # fmt: skip
+def test_augmented_copies_of_photographs_are_no_evidence(
+    tmp_path: Path, change: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    deal(tmp_path, photographs(), lambda n: f"{identify(n)}.png")
+    for path in sorted((tmp_path / "train").rglob("*.png"))[:4]:
+        Image.fromarray(change(np.array(Image.open(path)))).save(tmp_path / f"test/busy/{identify(hash(path))}.jpg")
+    assert overlap_of(tmp_path) == "4 of 16 pictures of test look as pictures of an earlier split do"
 
 
 def test_numbered_photographs_dealt_to_all_splits_are_apart(tmp_path: Path) -> None:
