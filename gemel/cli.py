@@ -101,7 +101,9 @@ def _run(words: Sequence[str], signals: SignalHandlers, owns_process: bool) -> i
     except (GemelError, OSError, MemoryError, ImportError) as error:
         if signals.interrupted or is_interrupt(error):
             raise
-        return _report(_describe(error), ExitCode.BAD_INPUT)
+        for line in (_describe(error), *map(str, getattr(error, "others", ()))):
+            _report(line, ExitCode.BAD_INPUT)
+        return ExitCode.BAD_INPUT
 
 
 def _check_current_folder() -> None:

@@ -35,8 +35,6 @@ from gemel.text import percent, size, table
 CHILD = "gemel.packing_child"
 PLAIN, PACKED = "plain", "packed"
 SUFFIX = ".onnx"
-RAW = {"mean": [0, 0, 0], "std": [1, 1, 1]}
-"""How frames are prepared for a file that does not say it."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +173,7 @@ def _make_workload(names: Mapping[str, Path], frames: str | Path | None, path: P
             query |= {"task": "tensor", "agreement": "relative-error"}
             add_note(file, f"its outputs are passed on as they are: {one_line(error.problem)}")
         if described.preprocess() is None:
-            query["preprocess"] = RAW
+            query["preprocess"] = "unit"
             add_note(file, "does not say how frames are prepared: red, green and blue from 0 to 1 are taken")
         if frames is not None:
             query |= {"data": str(Path(frames).absolute()), "labels": "none"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -57,6 +57,7 @@ def message_of(error: BaseException) -> str:
 class InputError(GemelError):
     """Bad input: which file, which key, the problem, and a hint what to do; its text is one line.
 
+    `others` are further faults of the same input, which the command line prints below it.
     Constructed while an interrupt is handled, it raises KeyboardInterrupt: libraries turn interrupts into other errors.
     """
 
@@ -65,12 +66,20 @@ class InputError(GemelError):
             raise KeyboardInterrupt
         problem, hint, key = (_clip(part) for part in (problem, hint, key))
         self.where, self.problem, self.hint, self.key = str(where), problem, hint, key
+        self.others: tuple[InputError, ...] = ()
         shown = self.where if len(self.where) <= MAX_CHARACTERS else f"...{self.where[-MAX_CHARACTERS:]}"
         parts = [shown, key] if key else [shown]
         super().__init__(one_line(": ".join([*parts, problem]) + (f"; {hint}" if hint else "")))
 
     def __reduce__(self) -> tuple[type[InputError], tuple[str, str, str, str]]:
         return type(self), (self.where, self.problem, self.hint, self.key)
+
+
+def join_errors(errors: Sequence[InputError]) -> InputError:
+    """The first of these errors with all others, and theirs, as its `others`."""
+    first, *rest = errors
+    first.others = (*first.others, *(one for error in rest for one in (error, *error.others)))
+    return first
 
 
 def _clip(text: str) -> str:

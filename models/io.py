@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gemel.models.documents import ParseError, parse_json, parse_yaml
-from gemel.models.errors import InputError, is_interrupt, size_text
+from gemel.models.errors import InputError, is_interrupt, join_errors, size_text
 from gemel.models.notes import add_note
 
 MAX_JSON_BYTES = 32 * 2**20
@@ -161,24 +161,32 @@ def read_mapping(path: Path, kind: str, start: str) -> dict[str, Any]:
 def validate(path: str | Path, value: Any, schema: type[Keys], at: str = "", hint: str = "") -> Keys:
     """A value of a file as an instance of `schema`; `at` is the key that holds it.
 
-    Raises InputError naming the first key that does not fit; `hint` replaces the default one, for a file that
-    programs write.
+    Raises InputError naming every key that does not fit; `hint` replaces the default one, for a file that
+    programs write, of which the first fault alone is named.
     """
     try:
         return schema.model_validate(value)
     except ValidationError as error:
+        faults = sorted(error.errors(), key=lambda fault: fault["type"] not in MISSPELT)
         # A misspelt key is both unknown and missing; name the misspelling.
-        first = min(error.errors(), key=lambda found: found["type"] not in ("extra_forbidden", "invalid_key"))
-        key = ".".join(part for part in (at, _key_text(first["loc"], value)) if part)
-        if first["type"] == "extra_forbidden":
-            problem, default = "unknown key", _near_key_hint(schema, first["loc"])
-        elif first["type"] == "missing":
-            problem, default = "this key is missing", "add it"
-        else:
-            given = "" if isinstance(first["input"], dict | list) else f" (given: {first['input']!r:.80})"
-            text = first["msg"].removeprefix("Value error, ")
-            problem, default = f"{text[0].lower()}{text[1:]}{given}", "correct the value"
-        raise InputError(path, problem, hint or default, key) from error
+        misspelt = {fault["loc"][:-1] for fault in faults if fault["type"] in MISSPELT}
+        faults = [fault for fault in faults if fault["type"] != "missing" or fault["loc"][:-1] not in misspelt]
+        by_key = dict[str, InputError]()  # each type of a union has its fault; the first is told
+        for fault in faults[: 1 if hint else MAX_FAULTS]:
+            key = ".".join(part for part in (at, _key_text(fault["loc"], value)) if part)
+            by_key.setdefault(key, InputError(path, *_describe_fault(fault, schema, hint), key))
+        raise join_errors(list(by_key.values())) from error
+
+
+def _describe_fault(fault: Any, schema: type[BaseModel], hint: str) -> tuple[str, str]:
+    """The problem and the remedy of one of pydantic's errors."""
+    if fault["type"] == "extra_forbidden":
+        return "unknown key", hint or _near_key_hint(schema, fault["loc"])
+    if fault["type"] == "missing":
+        return "this key is missing", hint or "add it"
+    given = "" if isinstance(fault["input"], dict | list) else f" (given: {fault['input']!r:.80})"
+    text = fault["msg"].removeprefix("Value error, ")
+    return f"{text[0].lower()}{text[1:]}{given}", hint or "correct the value"
 
 
 def _near_key_hint(schema: type[BaseModel], location: Sequence[int | str]) -> str:
@@ -616,6 +624,10 @@ MAX_VALUES = 2**16
 """Values of a network's output that a result holds."""
 Agreement = Literal["argmax", "cosine", "relative-error"]
 TaskName = Literal["classification", "detection", "segmentation", "keypoints", "embedding", "tensor"]
+MAX_FAULTS = 20
+"""Of one file that are told."""
+MISSPELT = ("extra_forbidden", "invalid_key")
+"""Pydantic's faults of a key that is none."""
 MAX_CAMERAS, MAX_QUERIES, MAX_CLASSES = 1000, 1000, 10_000
 Fps = Annotated[float, Field(ge=0.0001, le=1000)]
 """Frames a second, from one in about three hours."""

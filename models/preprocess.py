@@ -15,6 +15,15 @@ if TYPE_CHECKING:
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+NORMALISATIONS: dict[str, dict[str, Any]] = {
+    "imagenet": {"mean": IMAGENET_MEAN, "std": IMAGENET_STD},
+    "unit": {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)},
+}
+"""Name -> mean and deviation: of ImageNet, which most classifiers were trained with; values from 0 to 1 as they are."""
+UNPREPARED_HINT = (
+    "add as it was trained `preprocess: imagenet` (ImageNet's mean and deviation), `preprocess: unit` (values from 0 "
+    "to 1), or its keys"
+)
 
 
 Roi = tuple[float, float, float, float]

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from gemel.models.errors import InputError, join_names
+from gemel.models.errors import InputError, join_errors, join_names
 from gemel.models.io import (
     MAX_CAMERAS,
     MAX_CLASSES,
@@ -31,6 +31,8 @@ from gemel.models.notes import add_note
 from gemel.models.preprocess import (
     FURTHEST_PIXEL,
     MAX_SIDE,
+    NORMALISATIONS,
+    UNPREPARED_HINT,
     Anchor,
     InputSize,
     Preprocess,
@@ -158,6 +160,17 @@ _Decoder = Literal[
 
 
 class _PreprocessKeys(_Strict):
+    """How frames are prepared; a name stands for a mean and a deviation."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_name(cls, given: Any) -> Any:
+        if not isinstance(given, str):
+            return given
+        if given not in NORMALISATIONS:
+            raise ValueError(f"give {' or '.join(NORMALISATIONS)}, or keys such as resize, mean and std")
+        return NORMALISATIONS[given]
+
     resize: Resize = "stretch"
     size: tuple[_Side, _Side] | None = None
     crop_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -213,7 +226,7 @@ class _WorkloadKeys(_Strict):
 def load_workload(path: str | Path) -> Workload:
     """Read a workload file; weights and footage need not exist yet.
 
-    Raises InputError, naming the file and the key, for anything that does not fit.
+    Raises InputError, naming the file and the key, for anything that does not fit, with all further faults.
     """
     path = Path(path)
     keys = read_yaml(path, _WorkloadKeys, "workload file", "`name:`, `cameras:` and `queries:`")
@@ -224,19 +237,30 @@ def load_workload(path: str | Path) -> Workload:
         )
         for camera_id, camera in keys.cameras.items()
     }
-    queries = tuple(_query(path, root, keys, index) for index in range(len(keys.queries)))
-    seen: set[str] = set()
-    for index, query in enumerate(queries):
-        if query.id in seen:
-            raise InputError(path, f"'{query.id}' occurs twice", "give each query its own id", f"queries[{index}].id")
-        seen.add(query.id)
-        if query.camera not in cameras:
-            known = join_names(cameras)
-            raise InputError(
-                path, f"no camera '{query.camera}'", f"use one of: {known}", f"queries[{index}].camera ({query.id})"
-            )
+    queries, errors = list[Query](), _check_names(path, keys)
+    for index in range(len(keys.queries)):
+        try:
+            queries.append(_query(path, root, keys, index))
+        except InputError as error:
+            errors.append(error)
+    if errors:
+        raise join_errors(errors)
     note_shared_footage(queries)
-    return Workload(keys.name, keys.accuracy_target, cameras, queries, path.resolve())
+    return Workload(keys.name, keys.accuracy_target, cameras, tuple(queries), path.resolve())
+
+
+def _check_names(path: Path, keys: _WorkloadKeys) -> list[InputError]:
+    """Ids that occur twice, and cameras that there are not."""
+    errors, seen = list[InputError](), set[str]()
+    for index, query in enumerate(keys.queries):
+        if query.id in seen:
+            hint = "give each query its own id"
+            errors.append(InputError(path, f"'{query.id}' occurs twice", hint, f"queries[{index}].id"))
+        seen.add(query.id)
+        if query.camera not in keys.cameras:
+            hint, key = f"use one of: {join_names(keys.cameras)}", f"queries[{index}].camera ({query.id})"
+            errors.append(InputError(path, f"no camera '{query.camera}'", hint, key))
+    return errors
 
 
 def note_shared_footage(queries: Sequence[Query]) -> None:
@@ -376,14 +400,28 @@ def _complete(path: Path, root: Path, given: _QueryKeys, where: str) -> _QueryKe
     init = given.init if given.init is not None and is_model_file(given.init) and not source.exists() else None
     if init is not None:  # what it will be trained from, its head made for the query's classes
         source = _absolute(root, init)
+    file = ModelFile(
+        source, None if size is None else height_width(size), given.decoder, given.task,
+        tuple(given.classes) if init is None else (),
+    )  # fmt: skip
     try:
-        file = ModelFile(
-            source, None if size is None else height_width(size), given.decoder, given.task,
-            tuple(given.classes) if init is None else (),
-        ).complete()  # fmt: skip
+        file = file.complete()
     except InputError as error:
         key = f"{where}.{error.key or 'model'} ({given.id})"
-        raise InputError(path, f"{given.model}: {error.problem}", error.hint, key) from error
+        named = InputError(path, f"{given.model}: {error.problem}", error.hint, key)
+        unprepared = (
+            []
+            if error.key != "classes" or given.preprocess or file.preprocess()
+            else [
+                InputError(
+                    path,
+                    f"{given.model}: nothing says how its frames are prepared",
+                    UNPREPARED_HINT,
+                    f"{where}.preprocess ({given.id})",
+                )
+            ]
+        )
+        raise join_errors([named, *unprepared]) from error
     return given.model_copy(
         update={"task": file.task, "classes": given.classes or list(file.classes), "input_size": file.size}
     )

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from gemel.models.errors import InputError
-from gemel.models.preprocess import InputSize, Preprocess, height_width, side_or_sides
+from gemel.models.preprocess import UNPREPARED_HINT, InputSize, Preprocess, height_width, side_or_sides
 from gemel.models.tasks import task_of
 from gemel.models.zoo.hubs import build_hub, is_hub_model
 from gemel.models.zoo.registry import ENTRIES, Factory, ZooEntry, built_on, check_arguments, check_size
@@ -147,8 +147,8 @@ def preprocess_of(query: Query) -> Preprocess:
     missing = [key for key in ("size", "mean", "std") if key not in keys]
     if missing:
         problem = f"nothing says the {' and the '.join(missing)} with which {Path(query.model).name} was trained"
-        size = "size: [640, 640], " if "size" in missing else ""
-        hint = f"add for instance `preprocess: {{{size}resize: letterbox, mean: [0, 0, 0], std: [1, 1, 1]}}`"
+        keys_hint = "write as it was trained `preprocess: {size: [height, width], mean: [..], std: [..]}`"
+        hint = keys_hint if "size" in missing else UNPREPARED_HINT
         raise InputError(query.file or query.id, problem, hint, f"preprocess ({query.id})")
     return Preprocess(**keys)
 

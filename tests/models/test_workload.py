@@ -116,3 +116,34 @@ def test_roi_in_pixels_of_unnamed_frames_is_noted(tmp_path: Path) -> None:
 def test_workload_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(InputError, match=r"workload\.yaml: is not"):
         load_workload(_write(tmp_path, text))
+
+
+def test_workload_with_several_faults_names_all_at_once(tmp_path: Path) -> None:
+    document = _document()
+    first, second = document["queries"]
+    first |= {"classes": ["car", "car"], "modle": "resnet18"}
+    del first["model"]
+    second |= {"fps": -1}
+    with pytest.raises(InputError) as caught:
+        load_workload(_write(tmp_path, document))
+    texts = [str(error) for error in (caught.value, *caught.value.others)]
+    assert len(texts) == 2, "a misspelt key is not a missing one as well"
+    assert "queries[0].modle (cars): unknown key; did you mean model?" in texts[0]
+    assert "queries[1].fps (people)" in texts[1]
+    first["model"] = first.pop("modle")
+    second |= {"fps": 5, "camera": "gat", "classes": []}
+    with pytest.raises(InputError) as caught:
+        load_workload(_write(tmp_path, document))
+    texts = [str(error) for error in (caught.value, *caught.value.others)]
+    assert [text.split(": ")[1] for text in texts] == [
+        "queries[1].camera (people)", "queries[0].classes (cars)", "queries[1].classes (people)",
+    ]  # fmt: skip
+
+
+def test_preprocess_by_name_is_a_mean_and_a_deviation(tmp_path: Path) -> None:
+    document = _document()
+    document["queries"][0]["preprocess"] = "unit"
+    assert load_workload(_write(tmp_path, document)).queries[0].preprocess == {"mean": (0, 0, 0), "std": (1, 1, 1)}
+    document["queries"][0]["preprocess"] = "imagenett"
+    with pytest.raises(InputError, match=r"preprocess \(cars\): give imagenet or unit, or keys such as"):
+        load_workload(_write(tmp_path, document))
