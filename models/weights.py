@@ -1,4 +1,4 @@
-"""Weights files: safetensors, PyTorch's checkpoints, darknet's and torchvision's published ones; whole or in shards.
+"""Weights files: safetensors, PyTorch's checkpoints and torchvision's published ones; whole or in shards.
 
 Nothing in a file is executed. The tensors are checked against the architecture before any is loaded. What is chosen
 among several, left out or converted is noted.
@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from gemel.models.bundle.format import has_code
 from gemel.models.checkpoint import DAMAGED, PLAIN, TensorRecord, damage
 from gemel.models.class_names import ASKED, StatedNames, find_displaced, find_names
-from gemel.models.darknet import read_darknet
 from gemel.models.errors import InputError, join_names, size_text
 from gemel.models.foreign_checkpoint import PATH_HINT, ForeignTensor, describe_checkpoint, read_foreign
 from gemel.models.io import open_atomic, open_regular, read_json
@@ -40,11 +39,7 @@ if TYPE_CHECKING:
     from gemel.models.workload import Query
 
 Source = Path | Published
-SAFETENSORS_SUFFIX, DARKNET_SUFFIX, PICKLE_SUFFIXES = (
-    ".safetensors",
-    ".weights",
-    (".pt", ".pth", ".th", ".ckpt", ".bin"),
-)
+SAFETENSORS_SUFFIX, PICKLE_SUFFIXES = ".safetensors", (".pt", ".pth", ".th", ".ckpt", ".bin")
 INDEX_SUFFIX = ".index.json"
 FOLDER_FILES = (
     "model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin",
@@ -209,9 +204,9 @@ def _open_weights(
         if saved is not None:
             states = find_states(saved)
         elif path.name.endswith(INDEX_SUFFIX):
-            states = find_states(_open_shards(files, path, key, module, max_bytes))
+            states = find_states(_open_shards(files, path, key, max_bytes))
         else:
-            states = _open_file(files, path, key, module, max_bytes)
+            states = _open_file(files, path, key, max_bytes)
         yield (
             path,
             choose_state(states, names, lambda state: current_names(module, state), count_fit, path, key),
@@ -232,12 +227,12 @@ def _find_file(path: Path, key: str) -> Path:
     return found[0]
 
 
-def _open_shards(files: ExitStack, index: Path, key: str, module: nn.Module, max_bytes: int) -> dict[str, Any]:
+def _open_shards(files: ExitStack, index: Path, key: str, max_bytes: int) -> dict[str, Any]:
     """The tensors of all shards that an index lists, each under its name."""
     content: dict[str, Any] = {}
     left = max_bytes
     for shard, names in _list_shards(index, key).items():
-        states = _open_file(files, index.parent / shard, key, module, left)
+        states = _open_file(files, index.parent / shard, key, left)
         part = states.outermost
         left -= (index.parent / shard).stat().st_size
         if lacking := [name for name in names if name not in part]:
@@ -260,7 +255,7 @@ def _list_shards(index: Path, key: str) -> dict[str, list[str]]:
     return shards
 
 
-def _open_file(files: ExitStack, path: Path, key: str, module: nn.Module, max_bytes: int) -> FileStates:
+def _open_file(files: ExitStack, path: Path, key: str, max_bytes: int) -> FileStates:
     """States of one file; its first bytes tell the format, and its suffix where they do not."""
     suffix = path.suffix.lower()
     if suffix in MODEL_FILES:
@@ -279,13 +274,11 @@ def _open_file(files: ExitStack, path: Path, key: str, module: nn.Module, max_by
         tensors, metadata = _read_safetensors(file, path, key)
         stated = find_names(metadata)
         return replace(find_states(tensors), named=() if stated is None else (stated,))
-    if suffix == DARKNET_SUFFIX:
-        return find_states(read_darknet(path, module, key))
     if suffix == ".bin" and path.with_suffix(".xml").exists():
         raise InputError(path, f"is of {EXPORTED['.xml']}, which is not read", EXPORTED_HINT, key)
     if suffix in PICKLE_SUFFIXES:
         raise damage(path, key)
-    known = ", ".join((SAFETENSORS_SUFFIX, *PICKLE_SUFFIXES, DARKNET_SUFFIX))
+    known = ", ".join((SAFETENSORS_SUFFIX, *PICKLE_SUFFIXES))
     raise InputError(path, f"'{path.suffix}' files are not read", f"give one of {known}", key)
 
 

@@ -181,12 +181,3 @@ def damage_sample(data: bytes, random: Random) -> bytes:
     length = struct.unpack(">I", data[33:37])[0]
     description = JSON.damage(data[47 : 41 + length], random)
     return data[:33] + png_chunk(b"tEXt", b"gemel\0" + description) + data[45 + length :]
-
-
-def damage_darknet(data: bytes, random: Random) -> bytes:
-    """Its header, or its length, by a little or much."""
-    if random.random() < 0.4:
-        numbers = [random.choice((0, 1, 2, -1, 999, 2**31 - 1, -(2**31))) for _ in range(3)]
-        return struct.pack("<3i", *numbers) + data[12:]
-    cut = random.choice((0, 1, 12, 20, 24, 3000, len(data) - 4, len(data) - 1, len(data) + 1, len(data) + 4))
-    return (data + b"\x7f" * 8)[:cut]

@@ -87,7 +87,6 @@ KINDS = {
     "pt": Kind("weights/b.pt", codecs.TORCH.damage, (("inspect", "merge.yaml", "--weights"),)),
     "onnx": Kind("graph.onnx", codecs.ONNX.damage, (("inspect", "graph.yaml"), ("inspect", "graph.yaml", "--weights"))),
     "pt2": Kind("program.pt2", codecs.damage_program, (("inspect", "program.yaml"),)),
-    "darknet": Kind(samples.DARKNET, codecs.damage_darknet, (("inspect", "yolo.yaml", "--weights"),)),
 }  # fmt: skip
 
 
@@ -128,7 +127,7 @@ class DamageRunner:
         finally:
             if whole:
                 path.unlink()
-                samples.copy_file(self.whole / kind.file, path)
+                shutil.copyfile(self.whole / kind.file, path)
             else:
                 self._renew()
 

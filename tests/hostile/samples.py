@@ -4,7 +4,6 @@ The folder holds `workload.yaml` (queries `a` and `b`: cifar_resnet20; `d`: fast
 (a.safetensors, b.pt, d.safetensors) and the clip `gate.mp4`; the bundle `b.safetensors` with `.log.jsonl` and
 `.profile.json`; `box.yaml`, which runs the bundle, and the `trace.jsonl` of such a run; `merge.yaml` (a and b),
 `one.yaml` (a), `detector.yaml` (d); `graph.yaml` and `program.yaml` (`graph.onnx`, `program.pt2`);
-`yolo.yaml`, whose query reads the darknet file `yolo.weights`;
 `old.safetensors` (a alone, signed with `box-key`), which `b.update` turns into `b.safetensors`; `spool/` with one
 sample of a box that runs `old.safetensors`; `report/`, the evaluation of `old.safetensors`.
 """
@@ -12,9 +11,7 @@ sample of a box that runs `old.safetensors`; `report/`, the evaluation of `old.s
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import struct
 from pathlib import Path
 
 import cv2
@@ -43,13 +40,12 @@ from gemel.profiler import profile_bundle
 CLASSES = ["empty", "busy"]
 CLASSIFIER = {"task": "classification", "classes": CLASSES, "model": "cifar_resnet20", "input_size": 32}
 DETECTOR = {"task": "detection", "classes": ["car"], "model": "fastestdet", "input_size": 64}
-YOLO = {"task": "detection", "classes": ["car"], "model": "yolov3_tiny", "input_size": 64}
 DETECTED = [{"id": "d", **DETECTOR, "weights": "weights/d.safetensors", "data": "data/d"}]
 CLASSIFIED = [
     {"id": "a", **CLASSIFIER, "weights": "weights/a.safetensors", "data": "data/a"},
     {"id": "b", **CLASSIFIER, "weights": "weights/b.pt", "data": "data/b"},
 ]
-BUNDLE, DARKNET = "b.safetensors", "yolo.weights"
+BUNDLE = "b.safetensors"
 OLD, UPDATE = "old.safetensors", "b.update"
 SAMPLE, REPORT = "spool/samples/1.png", "report"
 OPTIONS = MergeOptions(
@@ -69,9 +65,7 @@ def write_house(folder: Path) -> None:
     _write_workload(folder / "merge.yaml", CLASSIFIED)
     _write_workload(folder / "one.yaml", CLASSIFIED[:1])
     _write_workload(folder / "detector.yaml", DETECTED)
-    _write_workload(folder / "yolo.yaml", [{"id": "y", **YOLO, "weights": DARKNET, "data": "data/d"}])
     _write_weights(folder)
-    _write_darknet(folder / DARKNET)
     _write_graphs(folder)
     _write_box(folder)
     merge(load_workload(folder / "workload.yaml"), folder / BUNDLE, options=OPTIONS)
@@ -84,13 +78,12 @@ def write_house(folder: Path) -> None:
 
 
 def copy_house(house: Path, folder: Path) -> None:
-    """A copy of its own for a case to damage. The large file is linked: write another in its place."""
-    shutil.copytree(house, folder, dirs_exist_ok=True, copy_function=copy_file)
-
-
-def copy_file(source: str | Path, target: str | Path) -> None:
-    """One of its files."""
-    os.link(source, target) if os.fspath(source).endswith(DARKNET) else shutil.copyfile(source, target)
+    """A copy of its own for a case to damage."""
+    shutil.copytree(
+        house,
+        folder,
+        dirs_exist_ok=True,
+    )
 
 
 def _write_update(folder: Path) -> None:
@@ -123,15 +116,6 @@ def _write_box(folder: Path) -> None:
         "bundle": BUNDLE, "budget": "64MiB", "device": "cpu", "engine": "torch", "trace": "trace.jsonl",
         "cameras": {"gate": {"source": "gate.mp4", "fps": 5}}, "sinks": [{"kind": "jsonl", "path": "results.jsonl"}],
     }, sort_keys=False))  # fmt: skip
-
-
-def _write_darknet(path: Path) -> None:
-    """A header, and nothing but zeros."""
-    model = build(YOLO["model"], YOLO["classes"], {}, YOLO["input_size"], YOLO["task"])
-    count = sum(tensor.numel() for tensor in model.state_dict().values() if tensor.is_floating_point())
-    with path.open("wb") as file:
-        file.write(struct.pack("<3iq", 0, 2, 5, 0))
-        file.truncate(file.tell() + 4 * count)
 
 
 def _write_graphs(folder: Path) -> None:

@@ -103,27 +103,6 @@ PICKLES: dict[str, Make] = {
 }
 
 
-def _darknet(head: bytes, change: int = 0) -> Make:
-    """A file with this head, and so many bytes longer than it should be."""
-
-    def make(path: Path) -> None:
-        size = path.stat().st_size
-        path.unlink()  # the file is linked
-        path.write_bytes(head)
-        os.truncate(path, size + change)
-
-    return make
-
-
-HEAD = struct.pack("<3iq", 0, 2, 5, 0)
-DARKNETS: dict[str, Make] = {
-    "version of 2^31": _darknet(struct.pack("<3iq", 0, 2**31 - 1, 5, 0)),
-    "a byte less": _darknet(HEAD, -1),
-    "100 GB": _darknet(HEAD, 10**11),
-    "NaN": _darknet(HEAD + struct.pack("<f", float("nan"))),
-}
-
-
 @pytest.mark.parametrize("data", HEADERS.values(), ids=HEADERS)
 def test_damaged_safetensors_is_refused(house: Path, data: bytes) -> None:
     (house / "weights" / "a.safetensors").write_bytes(data)
@@ -144,12 +123,6 @@ def test_code_beside_the_state_is_left_out_and_not_executed(house: Path, zipped:
     torch.save({"state_dict": state, "hook": Bomb(), "w": [Bomb()]}, path, _use_new_zipfile_serialization=zipped)
     assert run_command(["inspect", "merge.yaml", "--weights"], house).check_bounds().code == 0
     assert not (house / "was-run").exists()
-
-
-@pytest.mark.parametrize("make", DARKNETS.values(), ids=DARKNETS)
-def test_damaged_darknet_file_is_refused(house: Path, make: Make) -> None:
-    make(house / "yolo.weights")
-    check_refused(["inspect", "yolo.yaml", "--weights"], house, house / "yolo.weights", "weights (y)")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "endless"])

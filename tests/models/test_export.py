@@ -23,7 +23,7 @@ CLASSES = ("car", "bus", "truck")
 FEW = {"cifar_resnet20": 64, "fastestdet": 64}
 """The lightest models of two kinds and their input size; all models take nine minutes."""
 SIDES = {
-    "mobilenet_v3_small": 64, "squeezenet1_1": 64, "yolov3_tiny": 64, "alexnet": 128, "vit_b_16": 64,
+    "mobilenet_v3_small": 64, "squeezenet1_1": 64, "alexnet": 128, "vit_b_16": 64,
     "ssd300_vgg16": 300, "ssdlite320_mobilenet_v3_large": 320,
 }  # fmt: skip
 TWO_STAGE = {

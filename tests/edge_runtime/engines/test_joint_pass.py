@@ -28,7 +28,7 @@ from tests.edge_runtime.tiny import FACTORY, net, picture, query, trained_lookin
 JOBS = ([(0, [0]), (1, [1, 2])], [(0, [0]), (1, [0])], [(1, [0, 1]), (0, [1, 2])])
 """Frames of two cameras, one frame of one camera, and frames of which one is common."""
 QUICK = ["mobilenet_v3_small", "resnet18", "shufflenet_v2_x0_5", "ssdlite320_mobilenet_v3_large"]
-SIZES = {"fasterrcnn": 160, "keypointrcnn": 160, "ssd300": 300, "inception": 128, "yolov3": 96, "vit": 224}
+SIZES = {"fasterrcnn": 160, "keypointrcnn": 160, "ssd300": 300, "inception": 128, "vit": 224}
 CLOSE, CLOSE_REGIONS, MAX_MOVED_SHARE = 1e-4, 2e-3, 0.05
 """The order in which a detector of two stages keeps regions of nearly equal scores depends on rounding."""
 

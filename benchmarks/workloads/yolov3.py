@@ -1,4 +1,4 @@
-"""YOLOv3 and Tiny YOLOv3 (Redmon and Farhadi 2018), in the order of darknet's cfg files, and their losses."""
+"""YOLOv3 and Tiny YOLOv3 (Redmon and Farhadi 2018) and their losses: factories of the catalogue's workloads."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import box_iou
 
-from gemel.models.darknet import DarknetLayer
 from gemel.models.detector import BoxTarget, OneStage
 from gemel.models.preprocess import InputSize, Size
 from gemel.models.zoo.detectors.box_ops import DISTILL_BACKGROUND, divergence
-from gemel.models.zoo.registry import check_multiple, register
+from gemel.models.zoo.registry import check_multiple
 
 IGNORE_IOU = 0.5
 """A box that overlaps an object by more is no false alarm, even if another anchor answers for it (section 2.1)."""
@@ -284,20 +283,9 @@ class YOLOv3(OneStage):
         size = (STRIDE * grids[0][0], STRIDE * grids[0][1])
         return Priors.of(grids, self.anchors, size, outputs[0].device)
 
-    def darknet_layers(self) -> list[DarknetLayer]:
-        """Its convolutions in the order they were made, which is that of darknet's cfg file."""
-        paths = [path for path, module in self.named_modules() if isinstance(module, nn.Conv2d)]
-        return [
-            DarknetLayer(path, output=True)
-            if path.endswith(".output")
-            else DarknetLayer(path, path.removesuffix("conv") + "norm")
-            for path in paths
-        ]
 
-
-@register("yolov3", task="detection", scaling=((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)), input_size=416, width=81)
 def yolov3(num_classes: int, input_size: InputSize = 416, anchors: Anchors = COCO_ANCHORS) -> YOLOv3:
-    """YOLOv3 on Darknet-53; `yolov3.weights` fits when there are 80 classes."""
+    """YOLOv3 on Darknet-53."""
     outputs = _outputs(num_classes, input_size)
 
     def level(in_channels: int, skip_channels: int, width: int) -> Level:
@@ -312,9 +300,8 @@ def yolov3(num_classes: int, input_size: InputSize = 416, anchors: Anchors = COC
     return YOLOv3(backbone, levels, num_classes - 1, anchors)
 
 
-@register("yolov3_tiny", task="detection", scaling=((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)), input_size=416, width=81)
 def yolov3_tiny(num_classes: int, input_size: InputSize = 416, anchors: Anchors = TINY_COCO_ANCHORS) -> YOLOv3:
-    """Tiny YOLOv3; `yolov3-tiny.weights` fits when there are 80 classes."""
+    """Tiny YOLOv3."""
     outputs = _outputs(num_classes, input_size)
     backbone = TinyDarknet()
     coarse = Level(None, Convolution(1024, 256, 1), Convolution(256, 512, 3), outputs)
