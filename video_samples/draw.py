@@ -1,4 +1,4 @@
-"""The pinhole view of a clip, and a pen that draws lit polygons, lines and discs given in world metres."""
+"""The pinhole view of a clip, and a pen that draws lit blocks, vehicles and people given in world metres."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 import cv2
 import numpy as np
 
-from gemel.video_samples.objects import GLASS, GLOW, HEAD, MATTE, TAIL, Colour, Figure, Outfit, Solid
+from gemel.video_samples.objects import HEAD, MATTE, Colour, Figure, Outfit, Solid
 
 OVERSAMPLING = 2  # the canvas has this many pixels per output pixel and side; the reduction smooths every edge
 MARGIN_PX = 8  # canvas pixels around the frame that camera shake may reveal
@@ -79,6 +79,7 @@ class View:
         return (np.asarray(canvas_points) - np.asarray(shift)) / OVERSAMPLING
 
 
+HEAD_LIT, TAIL_LIT, BRAKE_LIT = (255.0, 252.0, 232.0), (214.0, 22.0, 18.0), (255.0, 60.0, 40.0)
 SUBPIXEL_BITS = 3
 SUBPIXEL = 1 << SUBPIXEL_BITS
 
@@ -105,66 +106,27 @@ class Light:
 
 @dataclass(frozen=True)
 class LampSeen:
-    """A lamp of a vehicle in the picture: canvas pixel, depth in metres, kind, world position and heading."""
+    """A lamp of a vehicle in the picture: canvas pixel, depth in metres, and whether it is white."""
 
     pixel: tuple[float, float]
     depth: float
-    kind: int
-    position: tuple[float, float, float]
-    heading: float
+    is_head: bool
 
 
 @dataclass
 class Pen:
-    """Draws on `canvas` (uint8 RGB), and with 255 on `mask` where there is one."""
+    """Draws on `canvas` (uint8 RGB)."""
 
     view: View
     light: Light
     canvas: np.ndarray
-    mask: np.ndarray | None = None
 
-    def fill(self, pixels: np.ndarray, colour) -> None:
-        """A convex polygon in canvas pixels (N, 2)."""
-        fixed = np.round(pixels * SUBPIXEL).astype(np.int32)
-        cv2.fillConvexPoly(self.canvas, fixed, colour, 8, SUBPIXEL_BITS)
-        if self.mask is not None:
-            cv2.fillConvexPoly(self.mask, fixed, 255, 8, SUBPIXEL_BITS)
-
-    def poly(self, points, colour, normal=None) -> None:
-        """A convex polygon of world points; shaded when a normal is given."""
+    def poly(self, points, colour, normal) -> None:
+        """A convex polygon of world points, shaded by its normal."""
         pixels, depth = self.view.project(np.asarray(points, np.float64))
         if depth.min() > NEAR_M:
-            self.fill(pixels, self.light.on(colour, normal) if normal is not None else colour)
-
-    def stroke(self, start: np.ndarray, end: np.ndarray, thickness: int, colour) -> None:
-        """A line with round ends in canvas pixels."""
-        a = (round(float(start[0]) * SUBPIXEL), round(float(start[1]) * SUBPIXEL))
-        b = (round(float(end[0]) * SUBPIXEL), round(float(end[1]) * SUBPIXEL))
-        cv2.line(self.canvas, a, b, colour, thickness, 8, SUBPIXEL_BITS)
-        if self.mask is not None:
-            cv2.line(self.mask, a, b, 255, thickness, 8, SUBPIXEL_BITS)
-
-    def line(self, start, end, width: float, colour) -> None:
-        """A line between world points; `width` in metres."""
-        pixels, depth = self.view.project(np.asarray([start, end], np.float64))
-        if depth.min() > NEAR_M:
-            thickness = max(1, round(width * self.view.pixels_per_metre(float(depth.mean()))))
-            self.stroke(pixels[0], pixels[1], thickness, colour)
-
-    def disc(self, centre, radius: float, colour) -> None:
-        """A ball of that radius in metres."""
-        self.discs(np.asarray([centre], np.float64), np.array([radius]), np.asarray([colour], np.float64))
-
-    def discs(self, centres: np.ndarray, radii: np.ndarray, colours: np.ndarray) -> None:
-        """Balls, drawn in the order given: centres (N, 3) and radii (N,) in metres, colours (N, 3)."""
-        pixels, depth = self.view.project(centres)
-        if depth.min() <= NEAR_M:
-            return
-        sizes = np.maximum(np.round(radii * self.view.intrinsics[0, 0] / depth * SUBPIXEL), 1).astype(int).tolist()
-        for at, size, colour in zip(np.round(pixels * SUBPIXEL).astype(int).tolist(), sizes, colours.tolist()):
-            cv2.circle(self.canvas, at, size, colour, -1, 8, SUBPIXEL_BITS)
-            if self.mask is not None:
-                cv2.circle(self.mask, at, size, 255, -1, 8, SUBPIXEL_BITS)
+            fixed = np.round(pixels * SUBPIXEL).astype(np.int32)
+            cv2.fillConvexPoly(self.canvas, fixed, self.light.on(colour, normal), 8, SUBPIXEL_BITS)
 
     def box(self, low, high, colour) -> None:
         """The three visible sides of a box with sides along the axes."""
@@ -178,19 +140,6 @@ class Pen:
             self.poly([(x, y0, z0), (x, y1, z0), (x, y1, z1), (x, y0, z1)], colour, (n, 0, 0))
         if ez > z1:
             self.poly([(x0, y0, z1), (x1, y0, z1), (x1, y1, z1), (x0, y1, z1)], colour, (0, 0, 1))
-
-    def cylinder(self, x: float, y: float, radius: float, z0: float, z1: float, colour) -> None:
-        """An upright round post or basin."""
-        angles = np.linspace(0, 2 * np.pi, 28, endpoint=False)
-        for a, b in zip(angles, np.roll(angles, -1)):
-            middle = (a + b) / 2 if b > a else a
-            normal = (float(np.cos(middle)), float(np.sin(middle)), 0.0)
-            if (self.view.eye[0] - x) * normal[0] + (self.view.eye[1] - y) * normal[1] < 0:
-                continue
-            ends = [(x + radius * np.cos(t), y + radius * np.sin(t)) for t in (a, b)]
-            self.poly([(*ends[0], z0), (*ends[1], z0), (*ends[1], z1), (*ends[0], z1)], colour, normal)
-        if self.view.eye[2] > z1:
-            self.poly([(x + radius * np.cos(t), y + radius * np.sin(t), z1) for t in angles], colour, (0, 0, 1))
 
     def solid(
         self,
@@ -213,32 +162,14 @@ class Pen:
             colour = colours[i].tolist()
             kind = int(solid.lamps[i])
             if kind != MATTE:
-                colour = self._lamp_colour(kind, colour, solid.colours[i], braking)
-                if kind in (HEAD, TAIL):
-                    at = pixels[solid.faces[i]].mean(axis=0)
-                    lamps.append(
-                        LampSeen(
-                            (float(at[0]), float(at[1])),
-                            float(depth[solid.faces[i][0]]),
-                            kind,
-                            tuple(centres[i].tolist()),
-                            heading,
-                        )
-                    )
+                is_head = kind == HEAD
+                if self.light.night or (braking and not is_head):
+                    colour = list(HEAD_LIT if is_head else BRAKE_LIT if braking else TAIL_LIT)
+                at = pixels[solid.faces[i]].mean(axis=0)
+                depth_m = float(depth[solid.faces[i][0]])
+                lamps.append(LampSeen((float(at[0]), float(at[1])), depth_m, is_head))
             cv2.fillConvexPoly(self.canvas, fixed[solid.faces[i]], colour, 8, SUBPIXEL_BITS)
         return lamps
-
-    def _lamp_colour(self, kind: int, shaded: list[float], own: np.ndarray, braking: bool) -> list[float]:
-        if kind == TAIL and braking:
-            return [255.0, 60.0, 40.0]
-        if not self.light.night:
-            return shaded
-        if kind == HEAD:
-            return [255.0, 252.0, 232.0]
-        if kind == TAIL:
-            return [214.0, 22.0, 18.0]
-        warm = (236.0, 212.0, 160.0) if tuple(own) != (252.0, 176.0, 40.0) else (255.0, 170.0, 40.0)
-        return list(warm) if kind == GLOW and tuple(own) != GLASS else [150.0, 140.0, 112.0]
 
     def figure(self, outfit: Outfit, figure: Figure, pixels: np.ndarray, depth: np.ndarray) -> np.ndarray:
         """A person or cyclist whose limbs' starts, then ends, project to these pixels; returns the outline's points."""

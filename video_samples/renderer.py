@@ -1,4 +1,4 @@
-"""One frame as its camera records it: occlusion order, shadows, lamps by night, sensor noise, and its ground truth."""
+"""One frame as its camera records it: occlusion order, shadows, lamps by night, noise, and its ground truth."""
 
 from __future__ import annotations
 
@@ -8,84 +8,59 @@ from functools import lru_cache
 import cv2
 import numpy as np
 
-from gemel.video_samples.backdrop import Sprite
 from gemel.video_samples.draw import MARGIN_PX, NEAR_M, OVERSAMPLING, LampSeen, Pen, View
-from gemel.video_samples.objects import HEAD, SceneObject, Solid
+from gemel.video_samples.objects import SceneObject, Solid
 from gemel.video_samples.scene import Scene, World
 
-GLOW_SCALE = 2  # the light layer has this many frame pixels per pixel: light is soft
 BEAM_COLOUR = (78.0, 72.0, 54.0)
 BEAM_STEPS = ((12.0, 2.6, 0.34), (8.5, 1.9, 0.6), (5.0, 1.3, 1.0))  # reach and half width in metres, strength
+HEAD_COLOUR, TAIL_COLOUR = (255, 244, 214), (230, 26, 18)
 
 
 def add_lamps(
     frame: np.ndarray,
-    scene: Scene,
+    view: View,
     lamps: list[LampSeen],
     noses: list[tuple[float, float, float]],
     shift: tuple[int, int],
 ) -> np.ndarray:
-    """The frame with light added: vehicle lamps that show, beams before vehicles, street lamps.
+    """The frame with light added: vehicle lamps that show, and beams before vehicles.
 
     `noses` are x, y and heading of every vehicle's front.
     """
-    view = scene.view
-    size = (view.width // GLOW_SCALE, view.height // GLOW_SCALE)
-    beams, streaks, glow = (np.zeros((size[1], size[0], 3), np.uint8) for _ in range(3))
-
-    def pixel(points) -> tuple[np.ndarray, np.ndarray]:
-        at, depth = view.project(np.asarray(points, np.float64))
-        return view.to_frame(at, shift) / GLOW_SCALE, depth
-
+    beams, glow = np.zeros_like(frame), np.zeros_like(frame)
     for reach, half, strength in BEAM_STEPS:
         for x, y, heading in noses:
             c, s = np.cos(heading), np.sin(heading)
             wedge = ((0.2, 0.7), (reach, half), (reach, -half), (0.2, -0.7))
-            at, depth = pixel([(x + c * ahead - s * aside, y + s * ahead + c * aside, 0.0) for ahead, aside in wedge])
+            ground = np.array([(x + c * ahead - s * aside, y + s * ahead + c * aside, 0.0) for ahead, aside in wedge])
+            at, depth = view.project(ground)
             if depth.min() > 2:
-                cv2.fillConvexPoly(beams, np.round(at).astype(np.int32), tuple(v * strength for v in BEAM_COLOUR))
+                corners = np.round(view.to_frame(at, shift)).astype(np.int32)
+                cv2.fillConvexPoly(beams, corners, tuple(v * strength for v in BEAM_COLOUR))
     for lamp in lamps:
-        head = lamp.kind == HEAD
-        colour = (255, 244, 214) if head else (230, 26, 18)
-        (ends, _), scale = (
-            pixel(
-                [
-                    (lamp.position[0], lamp.position[1], 0.0),
-                    (lamp.position[0], lamp.position[1], -lamp.position[2] * (3.4 if head else 2.2)),
-                ]
-            ),
-            30.0 / lamp.depth,
-        )
-        a, b = np.round(ends).astype(int)
-        faint = tuple(v * (0.75 if head else 0.6) for v in colour)
-        cv2.line(streaks, (int(a[0]), int(a[1])), (int(b[0]), int(b[1])), faint, max(1, round(2.4 * scale)))
-        at = np.round(view.to_frame(np.asarray(lamp.pixel), shift) / GLOW_SCALE).astype(int)
-        cv2.circle(glow, (int(at[0]), int(at[1])), max(1, round((3.4 if head else 2.4) * scale)), colour, -1)
-    for lamp in scene.lamps:
-        at, depth = pixel([lamp])
-        if depth[0] > 1:
-            radius = max(1, round(70 / depth[0]))
-            cv2.circle(glow, tuple(int(v) for v in np.round(at[0])), radius, (255, 214, 140), -1)
-    light = cv2.add(cv2.GaussianBlur(beams, (15, 9), 0), cv2.GaussianBlur(streaks, (3, 13), 0))
-    light = cv2.addWeighted(light, 1.0, cv2.GaussianBlur(glow, (9, 9), 0), 0.75, 0)
-    wide = cv2.blur(cv2.blur(glow, (31, 31)), (31, 31))
-    light = cv2.addWeighted(light, 1.0, wide, 1.4, 0)
-    return cv2.add(frame, cv2.resize(light, (view.width, view.height), interpolation=cv2.INTER_LINEAR))
+        at = np.round(view.to_frame(np.asarray(lamp.pixel), shift)).astype(int)
+        radius = max(1, round((200 if lamp.is_head else 150) / lamp.depth))
+        cv2.circle(glow, (int(at[0]), int(at[1])), radius, HEAD_COLOUR if lamp.is_head else TAIL_COLOUR, -1)
+    light = cv2.add(
+        cv2.blur(beams, (25, 17)), cv2.addWeighted(cv2.blur(glow, (17, 17)), 0.75, cv2.blur(glow, (61, 61)), 1.4, 0)
+    )
+    return cv2.add(frame, light)
 
 
 REACH = 6  # how many places a thing may move ahead of its order by depth
 LONG_M = 1.5  # half a length from which on the middle of a vehicle says too little about where it is
 
 
-def sort_by_depth(view: View, actors: list[SceneObject], sprites: list[Sprite]) -> list[SceneObject | Sprite]:
+def sort_by_depth(view: View, actors: list[SceneObject]) -> list[SceneObject]:
     """Far to near, so that nearer things cover farther ones; a long vehicle is judged by its sides, not its middle."""
     eye, forward = view.eye, view.axes[2]
 
-    def depth(thing: SceneObject | Sprite) -> float:
+    def depth(thing: SceneObject) -> float:
         return float((thing.x - eye[0]) * forward[0] + (thing.y - eye[1]) * forward[1])
 
-    result: list[SceneObject | Sprite] = []
-    for thing in sorted([*actors, *sprites], key=depth, reverse=True):
+    result: list[SceneObject] = []
+    for thing in sorted(actors, key=depth, reverse=True):
         at = len(result)
         while at > 0 and at > len(result) - REACH and _behind(thing, result[at - 1], eye):
             at -= 1
@@ -93,16 +68,14 @@ def sort_by_depth(view: View, actors: list[SceneObject], sprites: list[Sprite]) 
     return result
 
 
-def _behind(a: SceneObject | Sprite, b: SceneObject | Sprite, eye: np.ndarray) -> bool:
+def _behind(a: SceneObject, b: SceneObject, eye: np.ndarray) -> bool:
     """Whether b certainly covers a where they overlap: a lies on b's far side."""
-    if isinstance(b, Sprite) or max(b.half_size) < LONG_M:
-        if isinstance(a, SceneObject) and max(a.half_size) >= LONG_M:
-            return _side_of(b, a, eye) > 0
-        return False
+    if max(b.half_size) < LONG_M:
+        return max(a.half_size) >= LONG_M and _side_of(b, a, eye) > 0
     return _side_of(a, b, eye) < 0
 
 
-def _side_of(thing: SceneObject | Sprite, vehicle: SceneObject, eye: np.ndarray) -> int:
+def _side_of(thing: SceneObject, vehicle: SceneObject, eye: np.ndarray) -> int:
     """-1 if `thing` is beyond the vehicle as seen from the eye, 1 if before it, 0 if neither is sure."""
     c, s = np.cos(vehicle.heading), np.sin(vehicle.heading)
     half = vehicle.half_size
@@ -124,7 +97,7 @@ def _side_of(thing: SceneObject | Sprite, vehicle: SceneObject, eye: np.ndarray)
 
 
 NOISE_DAY, NOISE_NIGHT = 1.6, 2.8  # standard deviation of the noise, in grey levels
-SPARE_PX = 64  # noise and rain sheets are larger than the frame by this, so that a random cut of them is new each time
+SPARE_PX = 64  # noise is larger than the frame by this, so that a random cut of it is new each time
 
 
 @lru_cache(maxsize=4)
@@ -134,31 +107,16 @@ def _noise(height: int, width: int, deviation: float) -> tuple[np.ndarray, np.nd
     return np.clip(field, 0, 255).astype(np.uint8), np.clip(-field, 0, 255).astype(np.uint8)
 
 
-@lru_cache(maxsize=2)
-def _rain(height: int, width: int) -> np.ndarray:
-    rng = np.random.default_rng(6)
-    sheet = np.zeros((height + SPARE_PX, width + SPARE_PX, 3), np.uint8)
-    for length, count, bright in ((9, 420, 26), (16, 190, 40), (30, 46, 50)):
-        for _ in range(count):
-            x, y = rng.uniform(0, sheet.shape[1]), rng.uniform(-20, sheet.shape[0])
-            level = bright * rng.uniform(0.5, 1.1)
-            end = (round((x - length * 0.16) * 16), round((y + length) * 16))
-            cv2.line(sheet, (round(x * 16), round(y * 16)), end, (level * 0.95, level, level * 1.08), 1, cv2.LINE_AA, 4)
-    return sheet
-
-
 class Sensor:
     """The camera of one clip; everything random comes from its seed."""
 
     def __init__(self, scene: Scene, seed: int) -> None:
         self.rng = np.random.default_rng([seed, 99])
-        self.night, self.title, self.name = scene.light.night, scene.title, scene.name
+        self.deviation = NOISE_NIGHT if scene.light.night else NOISE_DAY
         self.size = (scene.view.height, scene.view.width)
         self.offset = np.zeros(2)
-        self.clock_s = int(self.rng.integers(0, 3600)) + (22 if self.night else 13) * 3600
         gain = float(self.rng.uniform(0.93, 1.07))
         self.curve = np.clip(np.arange(256) * gain, 0, 255).astype(np.uint8)
-        self.frames = 0
 
     def shake(self) -> tuple[int, int]:
         """Corner of the frame on the canvas: a slow tremble of a pixel or two."""
@@ -168,21 +126,15 @@ class Sensor:
 
     def develop(self, frame: np.ndarray) -> np.ndarray:
         """The frame as recorded."""
-        if self.night:
-            frame = cv2.add(frame, self._cut(_rain(*self.size)))
         frame = cv2.LUT(frame, self.curve)
-        plus, minus = _noise(*self.size, NOISE_NIGHT if self.night else NOISE_DAY)
+        plus, minus = _noise(*self.size, self.deviation)
         at = self.rng.integers(0, SPARE_PX, 2)
         window = np.s_[at[0] : at[0] + self.size[0], at[1] : at[1] + self.size[1]]
         return cv2.subtract(cv2.add(frame, plus[window]), minus[window])
 
-    def _cut(self, sheet: np.ndarray) -> np.ndarray:
-        at = self.rng.integers(0, SPARE_PX, 2)
-        return sheet[at[0] : at[0] + self.size[0], at[1] : at[1] + self.size[1]]
-
 
 MIN_VISIBLE, MIN_SIDE_PX = 0.40, 8.0  # objects more hidden or smaller than that are not part of the truth
-STANDING_ID = 255  # what sprites leave in the map of who is seen where
+MAX_ID = 254  # of the objects in the map of who is seen where
 FARTHEST_M = 75.0  # a person beyond that is a few pixels
 
 
@@ -229,13 +181,9 @@ class Renderer:
         self._ids[:] = 0
         drawn: dict[int, tuple[SceneObject, np.ndarray]] = {}
         lamps: list[tuple[int, LampSeen]] = []
-        for thing in sort_by_depth(view, list(bodies), self._standing_sprites()):
-            if isinstance(thing, Sprite):
-                thing.stamp(canvas)
-                self._mark_sprite(thing)
-                continue
+        for thing in sort_by_depth(view, list(bodies)):
             pixels, depth = bodies[thing]
-            ident = thing.track % (STANDING_ID - 1) + 1
+            ident = thing.track % MAX_ID + 1
             if isinstance(thing.look, Solid):
                 seen = pen.solid(thing.look, pixels, depth, (thing.x, thing.y), thing.heading, thing.braking)
                 lamps += [(ident, lamp) for lamp in seen]
@@ -251,7 +199,7 @@ class Renderer:
         if scene.light.night:
             shown = [lamp for ident, lamp in lamps if self._shows(ident, lamp)]
             frame = add_lamps(
-                frame, scene, shown, [_nose(actor) for actor in bodies if isinstance(actor.look, Solid)], shift
+                frame, view, shown, [_nose(actor) for actor in bodies if isinstance(actor.look, Solid)], shift
             )
         return self.sensor.develop(frame), self._truths(drawn, shift)
 
@@ -297,23 +245,6 @@ class Renderer:
             & (at[:, 0] < size[0] + reach)
             & (at[:, 1] < size[1] + reach)
         )
-
-    def _standing_sprites(self) -> list[Sprite]:
-        signals = self.world.signals
-        if signals is None:
-            return list(self.scene.standing)
-        chosen = [
-            sprite
-            for (name, state), sprite in self.scene.signals.items()
-            if state == signals.state(name.rstrip("0123456789"), self.world.now)
-        ]
-        return [*self.scene.standing, *chosen]
-
-    def _mark_sprite(self, sprite: Sprite) -> None:
-        small = sprite.mask[::OVERSAMPLING, ::OVERSAMPLING]
-        top, left = sprite.top // OVERSAMPLING, sprite.left // OVERSAMPLING
-        window = self._ids[top : top + small.shape[0], left : left + small.shape[1]]
-        window[small[: window.shape[0], : window.shape[1]] > 0] = STANDING_ID
 
     def _shows(self, ident: int, lamp: LampSeen) -> bool:
         x, y = int(lamp.pixel[0] / OVERSAMPLING), int(lamp.pixel[1] / OVERSAMPLING)

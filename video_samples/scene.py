@@ -8,7 +8,7 @@ from itertools import count
 
 import numpy as np
 
-from gemel.video_samples.backdrop import Backdrop, Sprite
+from gemel.video_samples.backdrop import Backdrop
 from gemel.video_samples.draw import Light, View
 from gemel.video_samples.objects import SceneObject
 from gemel.video_samples.traffic import STEP_S, Crowd, Flow, Traffic, WalkingRoute
@@ -19,16 +19,11 @@ WARM_UP_S = 26.0  # the world runs this long before the first frame, so that the
 
 @dataclass(frozen=True)
 class Scene:
-    """One camera's place. `signals` maps a signal state (red, amber, green per name) to what is drawn for it."""
+    """One camera's place."""
 
-    name: str
-    title: str
     view: View
     light: Light
     backdrop: Backdrop
-    standing: tuple[Sprite, ...]
-    signals: dict[tuple[str, str], Sprite]
-    lamps: tuple[tuple[float, float, float], ...]
     start_world: Callable[[int], World] = field(repr=False)
 
 
