@@ -487,11 +487,6 @@ def evaluate_bundle(
     out: Annotated[str, file_option("-o --out", "Folder of report.html and report.json.", "DIR")],
     device: Device = None,
     memory: Memory = "50%",
-    wall: Annotated[
-        float,
-        number_option("--wall", 0, 600, "Also run on this machine for these seconds, to check the virtual clock."),
-    ] = 0.0,
-    coco: Annotated[str | None, file_option("--coco", "New folder: frames, labels, predictions (COCO).", "DIR")] = None,
     seeds: Annotated[int, number_option("--seeds", 1, 1000, "Streams that are drawn and averaged.")] = 3,
     motion_gating: Annotated[
         bool, Option("--motion-gating", help="Also what skipping still frames saves and costs.")
@@ -503,9 +498,7 @@ def evaluate_bundle(
     from gemel.summaries import conclusion_text, evaluation_text
 
     with show_progress() as progress:
-        options = EvalOptions(
-            device or DEFAULT_DEVICE, seeds, memory, wall, Path(coco) if coco else None, motion_gating
-        )
+        options = EvalOptions(device or DEFAULT_DEVICE, seeds, memory, motion_gating)
         report = evaluate(bundle, workload, out, options, progress)
     text = f"{evaluation_text(report)}\n\n{conclusion_text(report)}\nreport: {Path(out) / REPORT_HTML}"
     return CommandResult(report.to_json(), text, exit_code_of(all(row.met for row in report.offline)))

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from gemel.bundle_summary import byte_counts, measure_resident_bytes, shared_tensors
-from gemel.coco_export import check_export_folder, export_coco
 from gemel.conditions import DEFAULT_DEVICE
 from gemel.edge_runtime.memory.usage import planned_base_bytes
 from gemel.edge_runtime.policies import DEFAULT_POLICY
@@ -53,7 +52,6 @@ from gemel.models.weights import load_weights
 from gemel.models.workload import Query, Workload, inputs_of, load_workload
 from gemel.models.zoo import build_query
 from gemel.proof_file import find_proofs
-from gemel.realtime import evaluate_realtime
 from gemel.report.conclusion import report_limits
 from gemel.report.document import (
     MERGED,
@@ -76,7 +74,6 @@ from gemel.stream_eval import (
     CostModel,
     Footage,
     QueryTest,
-    build_streams,
     evaluate_streams,
     frame_interval_s,
     load_cost_model,
@@ -96,9 +93,7 @@ class Stage(str, Enum):
 
     OFFLINE = "evaluating each query on test"
     STREAMS = "simulating the streams"
-    REALTIME = "running the streams on this machine"
     GATING = "skipping still frames"
-    EXPORT = "exporting frames and predictions"
     REPORT = "writing the report"
 
 
@@ -107,24 +102,19 @@ class EvalOptions:
     """How to evaluate.
 
     `device` names a profile of the virtual clock, or is `measured`: the costs in BUNDLE.profile.json. `memory`, a
-    setting or a size, is what the report's conclusion is for. With `wall_s` the merged queries also run on this machine
-    for so many seconds. With `motion_gating` the report says what skipping still frames saves and costs. `coco` is a
-    folder for the test frames, labels and predictions of the detection queries.
+    setting or a size, is what the report's conclusion is for. With `motion_gating` the report says what skipping still
+    frames saves and costs.
     """
 
     device: str = DEFAULT_DEVICE
     seeds: int = 3
     memory: str = "50%"
-    wall_s: float = 0.0
-    coco: Path | None = None
     motion_gating: bool = False
 
     def flags(self) -> list[str]:
         """The options of `gemel eval` that mean the same."""
         flags = ["--device", self.device, "--memory", self.memory, "--seeds", str(self.seeds)]
-        flags += ["--wall", f"{self.wall_s:g}"] if self.wall_s else []
-        flags += ["--motion-gating"] if self.motion_gating else []
-        return flags + (["--coco", str(self.coco)] if self.coco is not None else [])
+        return flags + (["--motion-gating"] if self.motion_gating else [])
 
 
 @dataclass(frozen=True)
@@ -157,17 +147,12 @@ def evaluate(
     written = [("--out", out_dir / name) for name in (REPORT_JSON, REPORT_HTML)]
     check_apart(written, [("the bundle", opened.path), *inputs_of(load)])
     _check_writable(out_dir)
-    check_export_folder(options.coco)
     model = load_cost_model(options.device, opened, load.queries)
     check_original_bytes(opened, model.costs[ORIGINALS])
     budgets = _memory_budgets(options.memory, model.costs[ORIGINALS])
     with hold_locks(out_dir / REPORT_JSON):
         stages = Stages(progress)
-        optional = {
-            Stage.REALTIME: bool(options.wall_s), Stage.GATING: options.motion_gating,
-            Stage.EXPORT: options.coco is not None,
-        }  # fmt: skip
-        stages.announce([stage.value for stage in Stage if optional.get(stage, True)])
+        stages.announce([stage.value for stage in Stage if stage != Stage.GATING or options.motion_gating])
         stages.begin(Stage.OFFLINE.value, len(load.queries))
         evaluations = []
         for query in load.queries:
@@ -201,7 +186,7 @@ def build_report(
     bundle: Bundle, evaluations: Sequence[QueryEvaluation], model: CostModel, budgets: Mapping[str, int],
     options: EvalOptions, command: str, progress: Progress = silent,
 ) -> tuple[Report, str]:  # fmt: skip
-    """The report and its page of queries that were evaluated offline: simulates the streams, exports if asked to.
+    """The report and its page of queries that were evaluated offline: simulates the streams.
 
     `budgets` are the memory settings in bytes; `command` is the command line that reproduces the report.
     """
@@ -209,19 +194,10 @@ def build_report(
     stages.begin(Stage.STREAMS.value)
     tests, seeds = [one.test for one in evaluations], list(range(options.seeds))
     streamed = evaluate_streams(tests, model.costs, budgets, seeds, progress)
-    realtime = None
-    if options.wall_s:
-        stages.begin(Stage.REALTIME.value)
-        streams = build_streams({one.query.id: one.footage for one in tests}, seed=0)
-        pictures = {one.test.query.id: one.split.frames for one in evaluations}
-        realtime = evaluate_realtime(bundle, tests, pictures, streams, budgets[options.memory], options.wall_s)
     gating = list[GatingRow]()
     if options.motion_gating:
         stages.begin(Stage.GATING.value)
         gating = [_gating_row(one) for one in evaluations]
-    if options.coco is not None:
-        stages.begin(Stage.EXPORT.value)
-        export_coco([(one.test, one.split) for one in evaluations], options.coco)
     stages.begin(Stage.REPORT.value)
     resident = {
         "resident_before": sum(one.original_bytes for one in evaluations),
@@ -253,7 +229,6 @@ def build_report(
         examples=[example for one in evaluations for example in one.examples],
         limits=[],
         headline=MemorySetting(memory=options.memory, memory_bytes=budgets[options.memory]),
-        realtime=realtime,
         gating=gating,
         flops_before=flops_a_second(counter, known.values()),
         flops_after=flops_a_second(counter, answering),

@@ -313,31 +313,6 @@ class PictureExample(_Example):
 Example = DetectionExample | ClassificationExample | PictureExample
 
 
-class RealtimeRow(Row):
-    """A query in real time and on the virtual clock."""
-
-    query: Text
-    wall: Fraction
-    virtual: Fraction
-    difference: Number
-    received: Count
-    processed_wall: Count
-    processed_virtual: Count
-    run_ms: Number
-    age_p95_ms_wall: Number | None
-    age_p95_ms_virtual: Number | None
-
-
-class Realtime(Row):
-    """The check of the virtual clock on a machine; `difference` is the largest of an accuracy."""
-
-    seconds: Number
-    memory_bytes: Count
-    machine: dict[Text, Any]
-    queries: list[RealtimeRow]
-    difference: Number
-
-
 class GatingRow(Row):
     """Motion gating of a query's test frames at its rate: how many run, and the merged model's accuracy over all of
     them with every frame run (`ungated`) and with gating."""
@@ -411,7 +386,6 @@ class Report(Row):
     examples: list[Example]
     limits: list[Text]
     headline: MemorySetting
-    realtime: Realtime | None
     gating: list[GatingRow] = Field(default=[])
     flops_before: Number = 0.0
     flops_after: Number = 0.0

@@ -40,14 +40,6 @@ EXAMPLES = [
      "height": 180, "truth": "busy", "original": {"class": "busy", "score": 0.8, "right": True},
      "merged": {"class": "empty", "score": 0.7, "right": False}},
 ]  # fmt: skip
-WALL = {
-    "seconds": 10.0, "memory_bytes": 40_000_000, "machine": {"name": "a desk"}, "difference": 0.02,
-    "queries": [
-        {"query": query, "wall": 0.71, "virtual": 0.73, "difference": -0.02, "received": 50, "processed_wall": 49,
-         "processed_virtual": 50, "run_ms": 8.4, "age_p95_ms_wall": 25.1, "age_p95_ms_virtual": 22.9}
-        for query in QUERIES
-    ],
-}  # fmt: skip
 
 
 def _document():
@@ -118,7 +110,7 @@ def _document():
         "timeline": timeline, "transfers": transfers, "examples": EXAMPLES, "costs": costs,
         "settings": {"policy": "adaptive"},
         "versions": {"gemel": "0.2.0", "python": "3.11.7", "torch": "2.15.0"},
-        "headline": {"memory": "min", "memory_bytes": MEMORY["min"]}, "realtime": WALL,
+        "headline": {"memory": "min", "memory_bytes": MEMORY["min"]},
         "commands": ["gemel eval junction.safetensors junction.yaml -o report"],
         "limits": ["The device is modelled."],
     }  # fmt: skip

@@ -61,7 +61,7 @@ def test_version_is_printed(capsys):
 
 @pytest.mark.parametrize("words", [
     "", "frobnicate", "merge", "merge w.yaml", "bundle", "simulate w --seed x", "simulate w --duration -1",
-    "eval b w -o d --seeds 0", "eval b w -o d --wall nan", "merge w -o b --weights int5", "plan b --factory os.system",
+    "eval b w -o d --seeds 0", "merge w -o b --weights int5", "plan b --factory os.system",
     "bundle export b --query q -o o --batch 0",
 ])  # fmt: skip
 def test_usage_error_is_one_line_and_exit_code_2(words, capsys):

@@ -1,28 +1,22 @@
-"""`gemel eval`: the rows of its report, equal memory for both arms, labels that cannot be scored, COCO export."""
+"""`gemel eval`: the rows of its report, equal memory for both arms, labels that cannot be scored."""
 
 import json
 import random
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gemel.cli import main
-from gemel.coco_export import check_export_folder, export_coco
 from gemel.evaluation import EvalOptions, check_objects, evaluate, score_query
 from gemel.gating import gate_frames
 from gemel.models.bundle import open_bundle
 from gemel.models.data import Split
 from gemel.models.errors import InputError
-from gemel.models.metrics import average_precision, overlaps_of
-from gemel.models.notes import collect_notes
 from gemel.models.predictions import BoxLabels, DetectionPrediction
-from gemel.models.preprocess import Region
 from gemel.models.workload import Query
 from gemel.profiler import profile_bundle
-from gemel.realtime import paste_into_frame
 from gemel.report.document import MERGED, ORIGINALS, read_report
 from gemel.report.page import render_report
 from gemel.stream_eval import Footage, QueryTest
@@ -202,24 +196,6 @@ def test_measured_costs_come_from_the_profile(tiny, tmp_path):
     (tiny / "tiny.safetensors.profile.json").unlink()
 
 
-def test_real_time_and_virtual_clock_are_compared(tiny, tmp_path):
-    wall = run_evaluation(tiny, tmp_path, memory="512MiB", wall_s=0.8).realtime
-    assert wall is not None and [row.query for row in wall.queries] == ["a", "b"]
-    for row in wall.queries:
-        assert row.difference == row.wall - row.virtual
-        assert row.received >= row.processed_wall > 0 and row.processed_virtual > 0 and row.run_ms > 0
-    assert wall.difference == max(abs(row.difference) for row in wall.queries)
-
-
-@pytest.mark.parametrize("region", [
-    Region(), Region((4.0, 2.0, 12.0, 8.0)), Region((3.6, 2.2, 11.7, 7.9)), Region((0.25, 0.5, 0.75, 1.0)),
-    Region((8, 4, 24, 16), (64, 48)),
-])  # fmt: skip
-def test_cropped_picture_is_pasted_back_into_its_region(region):
-    picture = np.random.default_rng(0).integers(0, 255, (6, 8, 3), dtype=np.uint8)
-    assert np.array_equal(region.crop(paste_into_frame(picture, region)), picture)
-
-
 def label_boxes(*boxes, name="car"):
     return BoxLabels((name,) * len(boxes), boxes)
 
@@ -252,49 +228,3 @@ def test_scored_detections_have_errors_by_type_and_map(scored_query):
     assert not any(one.count for one in row.errors["original"].values())
     assert {kind: one.count for kind, one in row.errors["merged"].items() if one.count} == {"missed": 1}
     assert found.examples[0].lost > 0 and len(found.photos) == 3
-
-
-def test_pycocotools_reads_the_export_and_finds_the_same_map(scored_query, tmp_path):
-    coco = pytest.importorskip("pycocotools.coco", reason="pycocotools is not installed")
-    cocoeval = pytest.importorskip("pycocotools.cocoeval")
-    export_coco([scored_query], tmp_path / "new")
-    one, folder = scored_query[0], tmp_path / "new" / "q"
-    labels = coco.COCO(str(folder / "labels.json"))
-    for name, arm in (("original", ORIGINALS), ("merged", MERGED)):
-        found = cocoeval.COCOeval(labels, labels.loadRes(str(folder / f"{name}.json")), "bbox")
-        found.evaluate()
-        found.accumulate()
-        found.summarize()
-        ours = average_precision(overlaps_of(one.predictions[arm], one.labels), DETECTION.classes)
-        assert ours["map"] == pytest.approx(found.stats[0], abs=1e-6)
-    images = json.loads((folder / "labels.json").read_text())["images"]
-    assert [(image["unit"], image["width"], image["height"]) for image in images] == [(u, 60, 40) for u in "uuv"]
-    assert all((folder / "data" / image["file_name"]).is_file() for image in images)
-
-
-def test_export_notes_the_queries_without_boxes(scored_query, tmp_path):
-    test, split = scored_query
-    other = replace(test, query=replace(test.query, id="door", task="classification"))
-    with collect_notes() as notes:
-        export_coco([(other, split), scored_query], tmp_path / "new")
-    assert notes == [f"{tmp_path / 'new'}: queries without boxes are left out: door; COCO holds boxes"]
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["q"]
-
-
-def test_failing_export_leaves_nothing(scored_query, tmp_path):
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "q").write_text("in the way of the query's folder")
-    with pytest.raises(InputError, match="--coco"):
-        export_coco([scored_query], tmp_path / "new")
-    assert not (tmp_path / "new" / "q" / "data").exists()
-
-
-def test_export_folder_that_holds_files_is_refused(tmp_path, tiny):
-    (tmp_path / "other").write_text("")
-    with pytest.raises(InputError, match="--coco: holds other files"):
-        check_export_folder(tmp_path)
-    with pytest.raises(InputError, match="there is no directory"):
-        check_export_folder(tmp_path / "a" / "b")
-    with pytest.raises(InputError, match="no detection query"):
-        run_evaluation(tiny, tmp_path / "report", coco=tmp_path / "coco")
-    assert not (tmp_path / "report" / "report.json").exists()

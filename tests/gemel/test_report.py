@@ -93,7 +93,6 @@ def test_page_with_control_characters_escapes_them(document):
     ("changes", "shown", "hidden"),
     [
         ({"shared": []}, "Nothing is shared", "shared weights that save most"),
-        ({"realtime": None}, "Accuracy on the stream", "Real-time check"),
         ({key: [] for key in STREAM_PARTS}, "Weight bytes", "Accuracy on the stream"),
     ],
 )
