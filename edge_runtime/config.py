@@ -30,7 +30,6 @@ from gemel.models.io import MAX_CAMERAS, Fps, Name, PathText, is_path, read_mapp
 CLIP_BYTES = "1GiB"
 SPOOL_BYTES, SPOOL_INTERVAL_S = "256MiB", 60.0
 SAMPLES = "samples"
-HAWKBIT_PATH = "/controller/v1/"
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
 FRAMES, ACCURACY = "frames", "accuracy"
 """Objectives of a schedule."""
@@ -52,13 +51,12 @@ class SpoolConfig:
 
 @dataclass(frozen=True, slots=True)
 class UpdateConfig:
-    """Where updates of the bundle come from: a file on a server, or a controller of Eclipse hawkBit.
+    """Where updates of the bundle come from: a file on a server.
 
     The box asks the server every `every_s` seconds, with a `token` where there is one. A new bundle has to prove itself
     for `watch_s` seconds. `ca` are the authorities that HTTPS trusts in place of the system's.
     """
 
-    kind: str
     url: str
     public_key: Path
     every_s: float = 600.0
@@ -170,7 +168,6 @@ class _HttpKeys(_Strict):
 class _UpdateKeys(_Strict):
     url: Annotated[str, Field(pattern=r"^https?://[!-~]+$")]
     public_key: _Path
-    kind: Literal["file", "hawkbit"] = "file"
     every_s: Annotated[float, Field(ge=1, le=604_800)] = 600.0
     watch_s: Annotated[float, Field(ge=1, le=604_800)] = 600.0
     token: Annotated[str, Field(pattern=r"^[!-~]{1,1024}$")] | None = None
@@ -181,8 +178,6 @@ class _UpdateKeys(_Strict):
         url = urlsplit(self.url)
         if "@" in url.netloc:
             raise ValueError("`url` names a user: give a `token` instead, which is sent as a header")
-        if self.kind == "hawkbit" and HAWKBIT_PATH not in url.path:
-            raise ValueError(f"`url` of hawkBit is https://HOST/TENANT{HAWKBIT_PATH}NAME")
         check_authorities(self.ca, self.url)
         return self
 
@@ -365,7 +360,7 @@ def _updates(path: Path, root: Path, given: _UpdateKeys, has_spool: bool) -> Upd
         problem = "the bundle before an update is kept in a spool, and there is none"
         raise InputError(path, problem, "add `spool: spool`", "updates")
     ca = None if given.ca is None else root / given.ca
-    return UpdateConfig(given.kind, given.url, root / given.public_key, given.every_s, given.watch_s, given.token, ca)
+    return UpdateConfig(given.url, root / given.public_key, given.every_s, given.watch_s, given.token, ca)
 
 
 def _spool(path: Path, root: Path, given: _SpoolKeys) -> SpoolConfig:

@@ -1,15 +1,13 @@
 """HTTP exchanges with an update server: each has ONE deadline, for connection, head and body together.
 
 A server that sends a byte now and then ends at the deadline as one that sends nothing. Redirects are answers like any
-other, so that a token stays with its server; addresses are of the config's host and never of a weaker scheme.
+other, so that a token stays with its server.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import re
 import urllib.parse
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -24,7 +22,7 @@ from gemel.models.errors import InputError, message_of
 
 TIMEOUT_S, DOWNLOAD_TIMEOUT_S, STALL_TIMEOUT_S = 30.0, 3600.0, 30.0
 """Of a whole exchange, of a whole download, and between two pieces of a download."""
-MAX_REPLY_BYTES, PIECE_BYTES = 1 << 20, 1 << 20
+PIECE_BYTES = 1 << 20
 MAX_LENGTH_DIGITS = 15
 WITHOUT_HEAD, PARTIAL, NOT_MODIFIED = (400, 403, 405, 501), 206, 304
 """How servers answer HEAD that know GET alone, as those of presigned addresses."""
@@ -38,7 +36,6 @@ class Reply:
     """An answer with a status of success; `headers` have names in lower case."""
 
     headers: Mapping[str, str]
-    body: bytes
 
     @property
     def length(self) -> int | None:
@@ -51,20 +48,7 @@ class UpdateClient:
 
     def __init__(self, url: str, authorization: str | None, ca: Path | None) -> None:
         self._url, self._authorization = url, authorization
-        self._address = urllib.parse.urlsplit(url)
-        self._context = client_context(ca) if self._address.scheme == "https" else None
-
-    def ask(self, address: str, method: str = "GET", document: Any = None, accept: str = "*/*") -> Reply:
-        """The answer, of at most MAX_REPLY_BYTES, within TIMEOUT_S."""
-        limit = SizeLimit(MAX_REPLY_BYTES, "an answer may have")
-
-        async def read() -> Reply:
-            async with self._open(address, method, document, TIMEOUT_S, accept) as response:
-                pieces = [piece async for piece in self._pieces(response, limit)]
-                headers = {name.lower(): text for name, text in response.headers.items()}
-                return Reply(headers, b"".join(pieces))
-
-        return self._run(read())
+        self._context = client_context(ca) if url.startswith("https:") else None
 
     def ask_head(self, address: str, word: str | None) -> Reply:
         """What the head of an answer says, within TIMEOUT_S; a server without HEAD gets a GET whose body is not read.
@@ -73,27 +57,27 @@ class UpdateClient:
         """
 
         async def read() -> Reply:
-            async with self._open(address, "HEAD", None, TIMEOUT_S) as response:
+            async with self._open(address, "HEAD", TIMEOUT_S) as response:
                 if response.status not in WITHOUT_HEAD:
                     return self._read_head(response)
             known = {} if word is None else {"If-None-Match": word}
-            async with self._open(address, "GET", None, TIMEOUT_S, more=known) as response:
+            async with self._open(address, "GET", TIMEOUT_S, known) as response:
                 if word is not None and response.status == NOT_MODIFIED:
-                    return Reply({"etag": word}, b"")
+                    return Reply({"etag": word})
                 return self._read_head(response)
 
         return self._run(read())
 
     def _read_head(self, response: Any) -> Reply:
         self._check_status(response.status)
-        return Reply({name.lower(): text for name, text in response.headers.items()}, b"")
+        return Reply({name.lower(): text for name, text in response.headers.items()})
 
     def download(self, address: str, write: Callable[[bytes], object], limit: SizeLimit) -> int:
         """Pass what is at an address to `write`, at most `limit`, within DOWNLOAD_TIMEOUT_S; returns its bytes."""
 
         async def read() -> int:
             nbytes = 0
-            async with self._open(address, "GET", None, DOWNLOAD_TIMEOUT_S) as response:
+            async with self._open(address, "GET", DOWNLOAD_TIMEOUT_S) as response:
                 check_size(self._url, parse_length(response.headers.get("Content-Length")) or 0, limit)
                 async for piece in self._pieces(response, limit):
                     nbytes += len(piece)
@@ -111,7 +95,7 @@ class UpdateClient:
         async def read() -> int:
             begin = file.seek(0, os.SEEK_END)
             more = {"Range": f"bytes={begin}-", "If-Range": tag} if begin else NO_HEADERS
-            async with self._open(address, "GET", None, DOWNLOAD_TIMEOUT_S, more=more) as response:
+            async with self._open(address, "GET", DOWNLOAD_TIMEOUT_S, more) as response:
                 is_rest = response.headers.get("Content-Range", "").startswith(f"bytes {begin}-")
                 if response.status != PARTIAL or not is_rest:
                     begin = file.truncate(0)
@@ -121,31 +105,11 @@ class UpdateClient:
 
         return self._run(read())
 
-    def check_address(self, address: str) -> None:
-        """InputError for an address of another host, or of a weaker scheme than the config's."""
-        try:
-            parts = urllib.parse.urlsplit(address)
-        except ValueError:
-            parts = None
-        if parts is None or re.fullmatch(r"[!-~]+", address) is None or parts.scheme not in ("http", "https"):
-            raise InputError(self._url, f"it names no address: {address[:100]}", HINT)
-        if parts.netloc != self._address.netloc:
-            raise InputError(self._url, f"it names another server: {address[:100]}", HINT)
-        if self._address.scheme == "https" and parts.scheme != "https":
-            raise InputError(self._url, f"it names an address without encryption: {address[:100]}", HINT)
-
-    def _open(
-        self, address: str, method: str, document: Any, timeout_s: float, accept: str = "*/*",
-        more: Mapping[str, str] = NO_HEADERS,
-    ) -> _Request:  # fmt: skip
-        self.check_address(address)
-        headers = {"Accept": accept, "Accept-Encoding": "identity", "User-Agent": "gemel", **more}
+    def _open(self, address: str, method: str, timeout_s: float, more: Mapping[str, str] = NO_HEADERS) -> _Request:
+        headers = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "gemel", **more}
         if self._authorization is not None:
             headers["Authorization"] = self._authorization
-        data = None if document is None else json.dumps(document).encode()
-        if data is not None:
-            headers["Content-Type"] = "application/json"
-        return _Request(address, method, headers, data, timeout_s, self._context)
+        return _Request(address, method, headers, timeout_s, self._context)
 
     async def _pieces(self, response: Any, limit: SizeLimit, begin: int = 0) -> AsyncIterator[bytes]:
         """The body of an answer, the rest after `begin`; InputError for no success, and beyond the limit."""
@@ -180,9 +144,9 @@ class UpdateClient:
 class _Request:
     """A request as an asynchronous context, which gives its response."""
 
-    def __init__(self, address: str, method: str, headers: Mapping[str, str], data: bytes | None, timeout_s: float,
+    def __init__(self, address: str, method: str, headers: Mapping[str, str], timeout_s: float,
                  context: Any) -> None:  # fmt: skip
-        self._address, self._method, self._headers, self._data = address, method, headers, data
+        self._address, self._method, self._headers = address, method, headers
         self._timeout_s, self._context = timeout_s, context
 
     async def __aenter__(self) -> Any:
@@ -196,7 +160,7 @@ class _Request:
         )
         try:
             return await self._session.request(
-                self._method, yarl.URL(self._address, encoded=True), headers=self._headers, data=self._data,
+                self._method, yarl.URL(self._address, encoded=True), headers=self._headers,
                 allow_redirects=False, proxy=_find_proxy(self._address),
             )  # fmt: skip
         except BaseException:

@@ -27,7 +27,6 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Reason = Annotated[str, Field(max_length=MAX_REASON)]
 Sequence = Annotated[int, Field(ge=0, le=MAX_SEQUENCE)]
 Count = Annotated[int, Field(ge=0)]
-Deployment = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
 
 
 class UpdateTrial(Exact):
@@ -91,13 +90,12 @@ class UpdateHistory(Exact):
 class ServerMemory(Exact):
     """`done` is the tag of the offer that needs no look any more, `failed` that of the one that failed so often.
 
-    Tags are digests of what the server said. `deployment` names the bundle on trial at the server.
+    Tags are digests of what the server said.
     """
 
     done: Digest | None = None
     failed: Digest | None = None
     failures: Annotated[int, Field(ge=0, le=MAX_FAILURES)] = 0
-    deployment: Deployment | None = None
 
 
 def read_history(path: Path) -> UpdateHistory:

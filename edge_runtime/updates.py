@@ -1,7 +1,6 @@
 """Updates that a box pulls: offers of a server, checked, tried for a while, and taken back where the box gets worse.
 
-What the box does comes first, what it reports comes later and in another thread. A bundle is taken where its owner has
-signed it and its number is above that of every bundle that has served here.
+A bundle is taken where its owner has signed it and its number is above that of every bundle that has served here.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ from gemel.edge_runtime.update_history import (
     write_history,
     write_memory,
 )
-from gemel.edge_runtime.update_reports import Reporter, UpdateReport
-from gemel.edge_runtime.update_sources import CutDownload, Offer, UpdateSource, WrongOffer, make_source, tag_digest
+from gemel.edge_runtime.update_sources import CutDownload, FileServer, Offer, tag_digest
 from gemel.models.bundle import open_bundle
 from gemel.models.bundle.format import Stamp
 from gemel.models.bundle.signing import Release, check_signature
@@ -137,13 +135,11 @@ class Updater:
         problems: Callable[[], Mapping[str, str]],
         factories: tuple[str, ...] = (),
         root: Path | None = None,
-        source: UpdateSource | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config, self.files = config, files
         self._reload, self._ledger, self._problems, self._clock = reload, ledger, problems, clock
-        self._source, self._factories, self._root = source or make_source(config), factories, root
-        self._reporter = Reporter(self._source.report)
+        self._source, self._factories, self._root = FileServer(config), factories, root
         self._stopping = threading.Event()
         self._samples: deque[tuple[float, dict[str, QueryHealth]]] = deque()
         self._is_downloading = self._is_taken_back = False
@@ -170,7 +166,6 @@ class Updater:
     def stop(self) -> None:
         """End; a download that hangs is not waited for."""
         self._stopping.set()
-        self._reporter.stop()
 
     @property
     def trouble(self) -> str | None:
@@ -185,8 +180,6 @@ class Updater:
         silent_s = self._clock() - self._answered_at
         if silent_s > self.config.watch_s + max(MIN_SILENT_S, SILENT_POLLS * self.config.every_s):
             yield f"the server has not answered for {silent_s / DAY_S:.1f} days"
-        if self._reporter.trouble is not None:
-            yield self._reporter.trouble
 
     def to_json(self) -> dict[str, Any]:
         """When the server answered last, the signed number and end of the bundle, the one on trial, those refused."""
@@ -256,7 +249,7 @@ class Updater:
             self._forgive()
             offer = self._source.find()
             self.checked_at, self._answered_at = time.time(), self._clock()
-            if offer is None or (offer.tag is not None and offer.tag == self.memory.done):
+            if offer.tag is not None and offer.tag == self.memory.done:
                 self._note_trouble(None)
             elif self._tag_of(offer) == self.memory.failed and self._clock() < self._next_try:
                 self._note_trouble(self._offer_trouble)
@@ -265,8 +258,6 @@ class Updater:
                 self._note_trouble(None)
         except (GemelError, OSError) as error:
             self._note_trouble(message_of(error))
-            if isinstance(error, WrongOffer):
-                self._report(error.deployment, False, error.problem)
 
     def _forgive(self) -> None:
         """Look again at what was taken back as late, after its time."""
@@ -283,11 +274,9 @@ class Updater:
             limit, current = self.files.find_limit(), file_digest(self.files.bundle)
             self._is_downloading, self._is_taken_back = True, False
             self._source.download(offer, self.files.offer, self.files.bundle, current, limit)
-            release = self._check_offer(offer, current)
+            release = self._check_offer(current)
             if release is not None:
-                self._install(offer, release, current)
-            else:
-                self._report(offer.deployment, True, "serves already")
+                self._install(release, current)
             self._remember(done=offer.tag, failed=None, failures=0)
         except (GemelError, OSError) as error:
             self._offer_trouble = message_of(error)
@@ -301,8 +290,8 @@ class Updater:
             self._is_downloading = False
             self.files.remove_offer()
 
-    def _check_offer(self, offer: Offer, current: str) -> Release | None:
-        """The release of the downloaded bundle, None where it serves already; WrongOffer where it is not taken."""
+    def _check_offer(self, current: str) -> Release | None:
+        """The release of the downloaded bundle, None where it serves already; InputError where it is not taken."""
         assert self.history is not None
         path, digest = self.files.offer, file_digest(self.files.offer)
         if digest == current:
@@ -310,11 +299,11 @@ class Updater:
         try:
             release = check_signature(open_bundle(path, self._factories, self._root), self.config.public_key)
         except InputError as error:
-            raise WrongOffer.of(offer, self.config.url, error.problem, error.hint) from error
+            raise InputError(self.config.url, error.problem, error.hint) from error
         for problem, hint in self._find_refusals(digest, release):
-            raise WrongOffer.of(offer, self.config.url, problem, hint)
+            raise InputError(self.config.url, problem, hint)
         for problem in verify_bundle(path, self._factories, self._root):
-            raise WrongOffer.of(offer, self.config.url, problem, "offer a whole bundle")
+            raise InputError(self.config.url, problem, "offer a whole bundle")
         return release
 
     def _find_refusals(self, digest: str, release: Release) -> Iterator[tuple[str, str]]:
@@ -330,14 +319,13 @@ class Updater:
             problem = f"bundle {digest[:12]} was signed to serve until {release.end_text}"
             yield problem, "sign it again with `gemel bundle sign --valid-until`"
 
-    def _install(self, offer: Offer, release: Release, current: str) -> None:
+    def _install(self, release: Release, current: str) -> None:
         assert self.history is not None
         counts = [count for _, count in self._samples]
         limits = measure_limits([health_between(*pair) for pair in itertools.pairwise(counts)])
         earlier, digest = self.history, file_digest(self.files.offer)
         trial = UpdateTrial(digest=digest, previous=current, sequence=release.sequence, limits=limits)
         self.files.keep_previous()
-        self._remember(deployment=offer.deployment)
         self._write_history(earlier.begin_trial(trial))
         try:
             self.files.install(self.files.offer)
@@ -384,12 +372,11 @@ class Updater:
         if now >= self._accept_at:
             log.info("update %s is accepted", trial.digest[:12])
             self._write_history(self.history.end_trial())
-            self._report(self.memory.deployment, True, "accepted")
 
     def _take_back(
         self, trial: UpdateTrial, reason: str, has_served: bool = True, again_at: float | None = None
     ) -> None:
-        """Let the bundle before the trial serve again, then remember that, then report it.
+        """Let the bundle before the trial serve again, then remember that.
 
         `again_at` is when it may come again, in seconds since 1970; None: never. Where a step fails the
         verdict stays, and the next one goes on from there.
@@ -415,11 +402,6 @@ class Updater:
         log.error("update %s is taken back: %s", trial.digest[:12], one_line(reason))
         self._read_release()
         self._note_trouble(None)
-        self._report(self.memory.deployment, False, reason)
-
-    def _report(self, deployment: str | None, is_good: bool, text: str) -> None:
-        if deployment is not None:
-            self._reporter.add(UpdateReport(deployment, is_good, text))
 
     def _write_history(self, history: UpdateHistory) -> None:
         write_history(self.files.history, history)

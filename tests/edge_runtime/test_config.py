@@ -126,7 +126,6 @@ def test_config_without_sinks_uses_stdout(tmp_path):
     ({"http": {"bind": "nowhere"}}, "http.bind", "is no address"),
     ({"http": {"names": ["https://box.example.org"]}}, "http.names[0]", "without scheme"),
     ({"updates": {"url": "https://me:pw@u/b", "public_key": "k"}}, "updates", "`token`"),
-    ({"updates": {"url": "https://u/b", "public_key": "k", "kind": "hawkbit"}}, "updates", "/controller/v1/NAME"),
     ({"updates": {"url": "http://u/b", "public_key": "k", "ca": "ca.pem"}}, "updates", "authorities of HTTPS"),
     ({"sinks": [{"kind": "webhook", "url": "http://x", "ca": "ca.pem"}]}, "sinks[0]", "authorities of HTTPS"),
     ({"public_key": 7}, "public_key", "string"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -210,43 +209,6 @@ def test_download_begins_anew_where_the_offer_has_changed(puller: Fixture, tmp_p
     puller.updater.poll()
     assert puller.present == "new" and 206 not in puller.server.statuses
     assert not list(puller.updater.files.folder.glob("*.part"))
-
-
-def test_hawkbit_deployment_is_taken_and_reported(tmp_path: Path) -> None:
-    puller = Fixture(tmp_path, "hawkbit")
-    puller.updater = puller.build(token="s3cret", watch_s=10.0)
-    puller.server.offer_by_hawkbit("7", puller.new)
-    puller.updater.poll()
-    assert puller.present == "new" and puller.server.tokens == {"TargetToken s3cret"}
-    puller.run(20)
-    path, body = puller.server.wait_for_post()
-    assert path == "/D/controller/v1/box/deploymentBase/7/feedback"
-    assert body["status"]["execution"] == "closed" and body["status"]["result"]["finished"] == "success"
-    puller.updater.poll()
-    assert puller.updater.trouble is None and len(puller.reloads) == 1
-    puller.server.offer_by_hawkbit("8", make_bundle(tmp_path, "b", 3, None))
-    puller.updater.poll()
-    assert puller.server.wait_for_post(2)[1]["status"]["result"]["finished"] == "failure" and puller.present == "new"
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"hashes": {"sha256": "0" * 64}},
-        {"size": 1},
-        {"_links": {"download": {"href": "http://evil.example/b"}}},
-        {"_links": {"download": {"href": "file:///etc/passwd"}}},
-        {"filename": "readme.txt"},
-        {"hashes": {}},
-        {"hashes": "none"},
-    ],
-    ids=str,
-)
-def test_hawkbit_that_lies_changes_nothing(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    puller = Fixture(tmp_path, "hawkbit")
-    puller.server.offer_by_hawkbit("7", puller.new, **wrong)
-    puller.updater.poll()
-    assert puller.present == "old" and puller.updater.trouble is not None and not puller.reloads
 
 
 def test_bundle_that_ends_the_box_is_taken_back_at_a_start(puller: Fixture) -> None:

@@ -55,15 +55,14 @@ def make_bundle(
 class Fixture:
     """A server, a folder with the present bundle, and an updater whose box is made of values."""
 
-    def __init__(self, folder: Path, kind: str = "file") -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder, self.server = folder, UpdateServer()
         self.private, self.public = make_keys(folder)
         self.old = make_bundle(folder, "old.safetensors", 1, self.private)
         self.new = make_bundle(folder, "new.safetensors", 2, self.private)
         (folder / "box.safetensors").write_bytes(self.old)
         (folder / "spool").mkdir()
-        path = "/box.safetensors" if kind == "file" else "/D/controller/v1/box"
-        self.config = UpdateConfig(kind, self.server.address + path, self.public, watch_s=100.0)
+        self.config = UpdateConfig(f"{self.server.address}/box.safetensors", self.public, watch_s=100.0)
         self.now, self.reloads, self.reload_s = 1000.0, list[str | None](), 0.0
         self.answers, self.problems = list[str | None](), dict[str, str]()
         self.row: dict[str, Any] = {"query": "gate", "processed": 0, "late": 0, "failed": 0, "dropped": {}}

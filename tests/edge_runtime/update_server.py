@@ -1,10 +1,9 @@
-"""Servers of updates for tests: files with ETags, and the parts of hawkBit's device API that a box uses."""
+"""Servers of updates for tests: files with ETags."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,21 +27,13 @@ class UpdateServer(ThreadingHTTPServer):
         self.redirects: dict[str, str] = {}
         self.asked: list[tuple[str, str]] = []
         self.statuses: list[int] = []
-        self.posted: list[tuple[str, Any]] = []
         self.tokens: set[str | None] = set()
         self.fault, self.slow, self.drip_s = "", set[str](), 0.02
         self.sent_bytes = self.head_status = 0
-        self.changed = threading.Condition()
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hangs up is what some tests are about."""
-
-    def wait_for_post(self, count: int = 1) -> Any:
-        """The last report, once there are so many."""
-        with self.changed:
-            assert self.changed.wait_for(lambda: len(self.posted) >= count, 10.0), self.posted
-        return self.posted[-1]
 
     def downloads(self, path: str = "/box.safetensors") -> int:
         """The number of requests for a whole file."""
@@ -51,23 +42,6 @@ class UpdateServer(ThreadingHTTPServer):
     @property
     def address(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
-
-    def offer_by_hawkbit(self, name: str, bundle: bytes, **wrong: Any) -> None:
-        """Deployment `name` of this bundle."""
-        base = f"{self.address}/D/controller/v1/box"
-        deployment = f"{base}/deploymentBase/{name}"
-        self.files["/bundle.safetensors"] = bundle
-        links = {"download": {"href": f"{self.address}/bundle.safetensors"}}
-        artifact = {"filename": "box.safetensors", "size": len(bundle), "_links": links,
-                    "hashes": {"sha256": hashlib.sha256(bundle).hexdigest()}, **wrong}  # fmt: skip
-        chunks = [{"part": "bApp", "artifacts": [artifact]}]
-        self._set(
-            base, {"config": {"polling": {"sleep": "00:05:00"}}, "_links": {"deploymentBase": {"href": deployment}}}
-        )
-        self._set(deployment, {"id": name, "deployment": {"download": "forced", "chunks": chunks}})
-
-    def _set(self, address: str, value: Any) -> None:
-        self.files[address.removeprefix(self.address)] = json.dumps(value).encode()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -79,14 +53,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self._answer(True)
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self._drip_head()
-        with self.server.changed:
-            self.server.posted.append((self.path, body))
-            self.server.changed.notify_all()
-        self._send(200, b"")
 
     def _drip_head(self) -> None:
         """Never come to the end of the head, where this kind of request is slow."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import threading
@@ -14,10 +13,8 @@ from pathlib import Path
 import pytest
 
 from gemel.edge_runtime import update_exchange, update_files, updates
-from gemel.edge_runtime.config import UpdateConfig
 from gemel.edge_runtime.daemon import run
 from gemel.edge_runtime.update_history import UpdateHistory, UpdateTrial, read_history, write_history
-from gemel.edge_runtime.update_sources import HawkBit
 from gemel.edge_runtime.updates import file_digest, recover_update
 from gemel.models.errors import InputError
 from gemel.models.io import locked_folder
@@ -60,39 +57,6 @@ def test_history_of_a_strange_etag_remembers_what_was_taken_back(puller: Fixture
     restarted.poll()
     assert puller.present == "old" and "was taken back before" in str(restarted.trouble)
     assert list(puller.history.refused) == [file_digest(puller.folder / "new.safetensors")]
-
-
-NAMES = {
-    "long": "7" * 1001,
-    "path": "../feedback",
-    "turned": "a\u202eb",
-    "null": "\0",
-    "empty": "",
-    "none": {"no": "id"},
-}
-
-
-@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
-def test_deployment_of_a_strange_name_is_not_taken(tmp_path: Path, name: object) -> None:
-    puller = Fixture(tmp_path, "hawkbit")
-    puller.server.offer_by_hawkbit("7", puller.new)
-    base = json.loads(puller.server.files["/D/controller/v1/box/deploymentBase/7"])
-    puller.server.files["/D/controller/v1/box/deploymentBase/7"] = json.dumps({**base, "id": name}).encode()
-    puller.updater.poll()
-    assert puller.present == "old" and puller.updater.trouble is not None and puller.history.trial is None
-
-
-def test_links_of_a_weaker_scheme_are_refused(tmp_path: Path) -> None:
-    config = UpdateConfig("hawkbit", "https://updates/T/controller/v1/box", tmp_path / "key.pub", token="secret")
-    source = HawkBit(config)
-    plain, safe = {"href": "http://updates/b"}, {"href": "https://updates/b"}
-    assert source._find_address({"download-http": plain}) is None
-    assert source._find_address({"download-http": plain, "download": safe}) == "https://updates/b"
-    for address in ("http://updates/b", "https://updates:444/b", "https://updates@evil/b", "https://updates\\@evil/b",
-                    "file:///etc/passwd", "https://updates/\n", "https://[", ""):  # fmt: skip
-        with pytest.raises(InputError):
-            source._client.check_address(address)
-    source._client.check_address("https://updates/b")
 
 
 def test_redirect_is_not_followed(puller: Fixture) -> None:
@@ -219,36 +183,6 @@ def test_server_that_never_answers_is_a_trouble_of_its_own(puller: Fixture) -> N
 
 
 # Servers that are slow
-
-
-def test_reports_that_drip_do_not_keep_a_bad_bundle_serving(tmp_path: Path) -> None:
-    puller = Fixture(tmp_path, "hawkbit")
-    puller.server.offer_by_hawkbit("7", puller.new)
-    puller.server.slow = {"POST"}
-    puller.updater.poll()
-    puller.run(5)
-    puller.problems["gate"] = "cannot run"
-    stepping = threading.Thread(target=puller.run, args=(5,), daemon=True)
-    stepping.start()
-    stepping.join(10.0)
-    assert not stepping.is_alive() and puller.reloads == ["new", "old"] and puller.present == "old"
-    puller.server.slow = set()
-
-
-def test_report_that_fails_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(update_exchange, "TIMEOUT_S", 0.3)
-    monkeypatch.setattr("gemel.edge_runtime.update_reports.PAUSES", updates.BackOff(0.05, 0.05))
-    puller = Fixture(tmp_path, "hawkbit")
-    puller.server.offer_by_hawkbit("7", puller.new)
-    puller.answers.append("it does not fit")
-    puller.server.slow = {"POST"}
-    puller.updater.poll()
-    deadline = time.monotonic() + 10
-    while puller.updater._reporter.trouble is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert "takes no report" in str(puller.updater.trouble)
-    puller.server.slow = set()
-    assert puller.server.wait_for_post()[1]["status"]["result"]["finished"] == "failure"
 
 
 @pytest.mark.parametrize("kind", ["HEAD", "GET"])
