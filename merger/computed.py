@@ -27,7 +27,7 @@ from gemel.models.decoders.graph_model import GraphAnswers
 from gemel.models.detector import Detector
 from gemel.models.errors import message_of
 from gemel.models.export_document import export_documents
-from gemel.models.graph.activations import measure_ranges, name_places, use_exact_products
+from gemel.models.graph.activations import measure_errors, measure_ranges, name_places, use_exact_products
 from gemel.models.graph.proto_graph import ProtoGraph
 from gemel.models.graph.query_graph import build_query_graph, count_norm_uses
 from gemel.models.graph.stored import store_graph
@@ -36,15 +36,21 @@ from gemel.models.quantization import PackedWeight
 
 CALIBRATION_FRAMES = 64
 """Frames of train on which ranges are measured, evenly spread."""
+MAX_WIDE_FRACTION = 0.1
+"""Of a query's activations, how many may stay in float32: a YOLOX-nano with more takes longer than in float32."""
 
 
 @storable
 @dataclass(frozen=True)
 class Computed:
-    """The ranges of a query's activations, empty where its activations stay wide, and its ratio so."""
+    """The ranges of a query's activations, empty where all stay in float32, and its ratio so.
+
+    `wide` activations stay in float32 beside those that have a range.
+    """
 
     ranges: dict[str, ActivationRange]
     ratio: float
+    wide: int = 0
 
 
 class QueryNetwork:
@@ -56,18 +62,12 @@ class QueryNetwork:
     def __init__(
         self, record: BundleQuery, document: bytes, model: nn.Module, packed: Mapping[str, PackedWeight]
     ) -> None:
-        self._arrays: dict[str, np.ndarray] = {}
-        stored = {}
-        for key, tensor in model.state_dict().items():
-            weight = packed.get(key)
-            self._arrays[key] = (tensor if weight is None else weight.tensor).detach().cpu().numpy()
-            if weight is None:
-                continue
-            scale = None
-            if weight.scale is not None:
-                scale = f"{key}.scale"
-                self._arrays[scale] = weight.scale.detach().cpu().numpy()
+        tensors, stored = dict(model.state_dict()), {}
+        for key, weight in packed.items():
+            scale = None if weight.scale is None else f"{key}.scale"
+            tensors |= {key: weight.tensor} if scale is None else {key: weight.tensor, scale: weight.scale}
             stored[key] = StoredTensor(weight.width, scale, weight.shape)
+        self._arrays = {key: tensor.detach().cpu().numpy() for key, tensor in tensors.items()}
         self._record = replace(record, tensors={key: key for key in model.state_dict()}, stored=stored)
         proto = parse_document(record, document)
         self._document = proto if proto.graph.value_info else onnx.shape_inference.infer_shapes(proto)
@@ -162,19 +162,29 @@ def compute_query(
     """A query's ranges on train frames, empty where its ratio falls too far so; None where nothing is computed.
 
     It falls too far below the required ratio, or, where packed weights alone miss that, by more than 1 - kept_fraction.
+    Then the activations that move its heads most stay in float32: 1, 2, 4 ... of them, up to `MAX_WIDE_FRACTION`.
     """
     network = open_network(ctx, query, model, packed)
     if network is None:
         return None
     data = ctx.train[query]
     try:
-        ranges = network.measure(data.frames(data.spread(CALIBRATION_FRAMES), ctx.device))
-        answerer = network.answerer(model, ranges)
+        frames = data.frames(data.spread(CALIBRATION_FRAMES), ctx.device)
+        ranges = network.measure(frames)
+        if not ranges:
+            return None
+        least = min(required, CONFIG.kept_fraction * ctx.ratio(query, model))
+        order, wide, ratio = list(ranges), 0, 0.0
+        while wide <= max(1, MAX_WIDE_FRACTION * len(ranges)):
+            kept = {place: ranges[place] for place in order[wide:]}
+            ratio = ctx.ratio(query, network.answerer(model, kept))
+            if ratio >= least:
+                return Computed(kept, ratio, wide)
+            if not wide:
+                errors = measure_errors(network.build({}), network.places, ranges, frames[:1].cpu().numpy())
+                order.sort(key=errors.__getitem__, reverse=True)
+            wide = max(1, 2 * wide)
+        return Computed({}, ratio, len(ranges))
     except Exception as error:  # ONNX Runtime's errors have no common type
         add_note(query, f"its int8 weights are not computed in integers: {message_of(error)[:200]}")
         return None
-    if not ranges:
-        return None
-    ratio = ctx.ratio(query, answerer)
-    least = min(required, CONFIG.kept_fraction * ctx.ratio(query, model))
-    return Computed(ranges if ratio >= least else {}, ratio)

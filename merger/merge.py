@@ -311,11 +311,10 @@ def _compute(ctx: MergeContext, found: _Found, options: MergeOptions, checkpoint
     ratios = {query: result.ratio for query, result in computed.items()}
     activations = {query: result.ranges for query, result in computed.items() if result.ranges}
     checkpoint.add_row({"computed": ratios, "in_integers": sorted(activations), "flops": ctx.flops.total})
-    for query in sorted(set(computed) - set(activations)):
-        text = (
-            f"its int8 weights are stored and not computed: in integers it reaches {ratios[query]:.3f} of its original"
-        )
-        add_note(query, text, "its activations need more than eight bits")
+    for query, result in computed.items():
+        if result.wide:
+            text = f"{result.wide} of its activations stay in float32, and {len(result.ranges)} take eight bits"
+            add_note(query, f"{text}; in integers it reaches {result.ratio:.3f} of its original")
     return replace(found, activations=activations)
 
 

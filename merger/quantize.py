@@ -9,6 +9,7 @@ heads), as few as suffice, found by bisection. A shared weight is widened for al
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -184,10 +185,10 @@ def _bits_by_query(weights: Sequence[QuantizedWeight]) -> dict[str, dict[str, Bi
 
 
 def _bytes_by_bits(weights: Sequence[QuantizedWeight]) -> dict[str, int]:
-    sizes = dict[str, int]()
+    sizes = Counter[str]()
     for weight in weights:
-        sizes[weight.bits or FP32] = sizes.get(weight.bits or FP32, 0) + weight.nbytes
-    return sizes
+        sizes[weight.bits or FP32] += weight.nbytes
+    return dict(sizes)
 
 
 @dataclass

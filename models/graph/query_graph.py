@@ -3,7 +3,7 @@
 A norm is folded into its convolution where that costs no second copy of a weight, or a small one; elsewhere it follows
 as a convolution of one weight and one bias for each channel, which ONNX Runtime fuses with what comes next. Weights of
 int8 and int4 stay packed behind a DequantizeLinear, and their norms go into its scales; where the query has ranges of
-activations, what is int8 is computed in integers. Needs no torch.
+activations, what is int8 is computed in integers, and the weights of other layers are unpacked once. Needs no torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import onnx
 from gemel.models.bits import max_code
 from gemel.models.bundle.documents import key_of_weight
 from gemel.models.bundle.manifest import BundleQuery, StoredTensor, wide_shape
-from gemel.models.graph.activations import name_places, quantize_activations
+from gemel.models.graph.activations import list_wide_products, name_places, quantize_activations
 from gemel.models.graph.proto_graph import Constant, ProtoGraph, ProtoNode, make_node
 from gemel.models.graph.stored import transposed_weights
 from gemel.models.graph.upgrade import AXIS_OPSET, upgrade_to_axes
@@ -90,8 +90,9 @@ def build_query_graph(
     transposed = transposed_weights(graph) if query.graph is not None else set()
     packed = _fill_weights(graph, query, array_of, header, transposed)
     _convert_norms(graph, query, uses, contents, packed)
-    if can_compute:
+    if can_compute and query.activations:
         quantize_activations(graph, places, query.activations)
+        _widen_weights(graph)
     _remove_unused(graph)
     return graph
 
@@ -316,6 +317,18 @@ def _make_convolution(graph: ProtoGraph, norm: Norm, constants: _SharedConstants
     place = graph.nodes.index(node)
     graph.remove(node)
     graph.insert(place, [channels])
+
+
+def _widen_weights(graph: ProtoGraph) -> None:
+    """Hold the weights of products that stay in float32 as such: ONNX Runtime would unpack them in every run."""
+    for product in list_wide_products(graph):
+        unpacking = graph.producer(product.inputs[1])
+        assert unpacking is not None
+        codes, scale = (_array(graph, name) for name in unpacking.inputs[:2])
+        sides = [1] * codes.ndim
+        sides[unpacking.attribute("axis", 0)] = -1
+        weight = graph.add_constant(f"{product.outputs[0]}.wide_weight", codes * scale.reshape(sides))
+        graph.set_inputs(product, (product.inputs[0], weight, *product.inputs[2:]))
 
 
 def _remove_unused(graph: ProtoGraph) -> None:

@@ -43,7 +43,7 @@ def test_query_that_misses_in_integers_keeps_wide_activations_and_says_so(worklo
     report = merge(workload, tmp_path / "b.safetensors", "none", options=COMPUTED)
     bundle = open_bundle(tmp_path / "b.safetensors")
     assert all(query.stored and not query.activations for query in bundle.queries)
-    notes = [note for note in report.notes if "stored and not computed" in note]
+    notes = [note for note in report.notes if "activations stay in float32" in note]
     assert len(notes) == len(bundle.queries)
 
 
@@ -65,3 +65,17 @@ def test_session_answers_as_the_packed_model(ctx: MergeContext, is_computed: boo
     error = float((answers - expected).norm() / expected.norm())
     assert error < (0.1 if is_computed else 1e-4)
     assert is_computed == (error > 1e-5)
+
+
+def test_activations_that_need_more_bits_stay_wide_and_the_rest_is_computed(workload, tmp_path, monkeypatch) -> None:
+    measure = QueryNetwork.measure
+
+    def ruin_one(self: QueryNetwork, frames: torch.Tensor):
+        ranges = measure(self, frames)
+        return {**ranges, list(ranges)[-1]: (-1e-6, 1e-6)}
+
+    monkeypatch.setattr(QueryNetwork, "measure", ruin_one)
+    report = merge(workload, tmp_path / "b.safetensors", "none", options=COMPUTED)
+    for query in open_bundle(tmp_path / "b.safetensors").queries:
+        assert query.activations and (-1e-6, 1e-6) not in query.activations.values()
+    assert [note for note in report.notes if "1 of its activations stay in float32" in note]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 
 from gemel.merger.computed import QueryNetwork
 from gemel.models.export_document import export_document
-from gemel.models.graph.activations import INPUT, find_activations
+from gemel.models.graph.activations import INPUT, find_activations, measure_errors
 from gemel.models.graph.proto_graph import ProtoGraph
 from tests.edge_runtime.engines.sample_bundles import pack_weights
 from tests.edge_runtime.tiny import query, trained_looking
@@ -67,3 +68,21 @@ def test_answers_in_integers_are_near_those_of_packed_weights(model, network, fr
     packed, computed = (network.answerer(model, ranges)(frames) for ranges in ({}, network.measure(frames)))
     spread = float((packed - packed.mean(0)).norm())
     assert 0 < float((computed - packed).norm()) < 0.2 * spread
+
+
+def test_activation_whose_codes_say_nothing_moves_the_heads_most(network, frames):
+    ranges = network.measure(frames)
+    for place in ranges:
+        coarse = {**ranges, place: (-1e4, 1e4)}
+        errors = measure_errors(network.build({}), network.places, coarse, frames[:1].numpy())
+        assert errors.keys() == ranges.keys() and all(error >= 0 for error in errors.values())
+        assert max(errors, key=errors.__getitem__) == place
+
+
+def test_layer_beside_an_activation_without_range_is_computed_in_float32(network, frames, tmp_path):
+    ranges = network.measure(frames)
+    built = network.build({place: limits for place, limits in ranges.items() if place != INPUT})
+    operators = optimise(built, tmp_path / "optimised.onnx")
+    assert operators.count("QLinearConv") == 1 and operators.count("Conv") + operators.count("FusedConv") == 1
+    (wide,) = [constant for name, constant in built.constants.items() if name.endswith("wide_weight")]
+    assert wide.array is not None and wide.array.dtype == np.float32
