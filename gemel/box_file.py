@@ -26,24 +26,15 @@ def write_box_file(bundle: str | Path, cameras: Sequence[str], memory: str | Non
     """
     bundle = Path(bundle)
     names = list(dict.fromkeys(query.camera for query in open_bundle(bundle).queries))
-    sources: dict[str, str] = {}
-    for text in cameras:
-        name, sign, source = text.partition("=")
-        if not sign or not source:
-            raise InputError("--camera", f"'{text}' is not NAME=SOURCE", f"give {names[0]}=clip.mp4, for instance")
-        if name not in names:
-            raise InputError("--camera", f"no query of {bundle} looks at '{name}'", f"choose of: {join_names(names)}")
-        if name in sources:
-            raise InputError("--camera", f"'{name}' is given twice", "give each camera once")
-        sources[name] = os.path.abspath(source) if is_path(source) else source
+    sources = read_cameras(cameras)
+    if unseen := [name for name in sources if name not in names]:
+        raise InputError("--camera", f"no query of {bundle} looks at '{unseen[0]}'", f"choose of: {join_names(names)}")
     missing = [name for name in names if name not in sources]
     if missing:
         raise InputError("--camera", f"{join_names(missing)} of {bundle} has no source", f"add {missing[0]}=SOURCE")
-    if memory is None:
-        memory = f"{max(1, int(MEMORY_SHARE * machine_memory_bytes()) // 2**20)}MiB"
     config = {
         "bundle": bundle.name,
-        "memory": memory,
+        "memory": memory or choose_memory(),
         "cameras": {name: {"source": sources[name]} for name in names},
         "http": {"bind": "127.0.0.1:8080"},
     }
@@ -51,3 +42,24 @@ def write_box_file(bundle: str | Path, cameras: Sequence[str], memory: str | Non
     with open_atomic(path, overwrite=True) as file:
         file.write(yaml.safe_dump(config, sort_keys=False).encode())
     return path
+
+
+def read_cameras(cameras: Sequence[str]) -> dict[str, str]:
+    """Name -> source (of files an absolute path) of cameras given as NAME=SOURCE.
+
+    Raises InputError for any other text and for a name that is given twice.
+    """
+    sources: dict[str, str] = {}
+    for text in cameras:
+        name, _, source = text.partition("=")
+        if not name or not source:
+            raise InputError("--camera", f"'{text}' is not NAME=SOURCE", "give gate=clip.mp4, for instance")
+        if name in sources:
+            raise InputError("--camera", f"'{name}' is given twice", "give each camera once")
+        sources[name] = os.path.abspath(source) if is_path(source) else source
+    return sources
+
+
+def choose_memory() -> str:
+    """The part of this machine's memory that a box gets where nothing says it."""
+    return f"{max(1, int(MEMORY_SHARE * machine_memory_bytes()) // 2**20)}MiB"

@@ -336,6 +336,34 @@ def merge_workload(
     return CommandResult(result, text, exit_code_of(report.met))
 
 
+@command(app, "init")
+def write_starting_files(
+    folder: Annotated[str, Argument(metavar="DIR", help="Where both files go.")] = ".",
+    camera: Annotated[
+        list[str], Option("--camera", metavar="NAME=SOURCE", help="A camera: rtsp://..., a file, a number.")
+    ] = [],  # noqa: B006
+    model: Annotated[
+        list[str], Option("--model", metavar="FILE[@CAMERA]", help="An .onnx or .pt2 file, and what it looks at.")
+    ] = [],  # noqa: B006
+) -> CommandResult:
+    """Write a workload file and a box file, with comments; asks on a terminal for what is not given."""
+    from gemel import starting_files
+
+    ask = partial(typer.prompt, default="", show_default=False, err=True) if sys.stdin.isatty() else lambda _: ""
+    cameras = camera or _ask_several(ask, "a camera, NAME=SOURCE")
+    models = model or _ask_several(ask, "a model, FILE.onnx or FILE.onnx@CAMERA")
+    written = starting_files.write_starting_files(folder, cameras, models, ask)
+    return CommandResult(written.to_json(), written.to_text())
+
+
+def _ask_several(ask: Callable[[str], str], what: str) -> list[str]:
+    """Answers until an empty one."""
+    answers = list[str]()
+    while answer := ask(f"{what} ({'empty: no more' if answers else 'empty: none'})"):
+        answers.append(answer)
+    return answers
+
+
 @command(app, "pack")
 def pack_files(
     files: Annotated[list[str], Argument(metavar="FILE.onnx...", help="ONNX files, each a query of its own name.")],

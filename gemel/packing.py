@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -145,12 +145,14 @@ def pack(
     )  # fmt: skip
 
 
-def name_files(paths: Sequence[Path]) -> dict[str, Path]:
-    """An id for each file, from its name; InputError for one that is given twice or is no ONNX file."""
+def name_files(paths: Sequence[Path], suffixes: Collection[str] = (SUFFIX,)) -> dict[str, Path]:
+    """An id for each file, from its name; InputError for one that is given twice or has none of the suffixes."""
     names: dict[str, Path] = {}
     for place, path in enumerate(paths):
-        if path.suffix.lower() != SUFFIX:
-            raise InputError(path, "is no .onnx file", "export the model to ONNX; `gemel merge` takes others")
+        if path.suffix.lower() not in suffixes:
+            raise InputError(
+                path, f"is no {' or '.join(suffixes)} file", "export the model to ONNX; `gemel merge` takes others"
+            )
         if any(os.path.realpath(path) == os.path.realpath(earlier) for earlier in paths[:place]):
             raise InputError(path, "is given twice", "give each file once")
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")[:80] or "model"

@@ -36,7 +36,7 @@ def test_readme_commands_run_one_after_the_other(tmp_path: Path, monkeypatch: py
     (tmp_path / "city.yaml").write_text(yaml.safe_dump(city))
     commands = re.findall(r"(?:^    |`)gemel ([^#`\n]+)", README, re.MULTILINE)
     asked = {command.split()[0]: command.split() for command in commands}
-    assert asked.keys() == {"pack", "inspect", "train", "merge", "run", "eval", "place"}
+    assert asked.keys() == {"init", "pack", "inspect", "train", "merge", "run", "eval", "place"}
     for name in ("gate", "yard", "hall"):
         write_classifier(tmp_path / f"{name}.onnx")
     assert main(asked["pack"]) == 0
