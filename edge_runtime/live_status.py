@@ -34,6 +34,7 @@ from gemel.edge_runtime.sinks.base import QUERY
 from gemel.edge_runtime.sinks.worker import DOWN, SinkManager
 from gemel.edge_runtime.switches import CameraSwitch
 from gemel.edge_runtime.updates import Updater
+from gemel.models.errors import InputError
 from gemel.models.process import installed_version, private_bytes
 
 SHOWN_EVENTS = 20
@@ -152,6 +153,15 @@ class RuntimeStatus:
     def reload(self) -> Future[ReloadResult]:
         """Reload config and bundle."""
         return self._reloads.request()
+
+    def roll_back(self) -> Future[str]:
+        """Let the bundle before the last update serve again (`Updater.roll_back`)."""
+        if self._updater is not None:
+            return self._updater.roll_back()
+        refused: Future[str] = Future()
+        problem = "its bundles come from no server, so that no update has replaced one"
+        refused.set_exception(InputError("updates", problem, "install another by hand, and `gemel reload`"))
+        return refused
 
     def snapshot(self, camera: str) -> Snapshot | None:
         """The newest frame of a camera with its results; KeyError where there is no such camera."""

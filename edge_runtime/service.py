@@ -55,6 +55,8 @@ SAME_SIGNAL_S = 0.5
 """Stop signals this close count as one: `timeout` signals a process and its group."""
 MAX_START_S, EXTEND_INTERVAL_S, EXTEND_USEC = 1800.0, 10.0, 60_000_000
 """How long a start may take, and the time that the service manager gets to know of at each interval."""
+UPDATE_KEYS = ("offered", "state", "why", "since", "trouble")
+"""What sinks get of the state of updates."""
 READY, RELOADING, STOPPING, ALIVE = "READY=1", "RELOADING=1", "STOPPING=1", "WATCHDOG=1"
 
 log = logging.getLogger("gemel.run")
@@ -269,7 +271,11 @@ class Service:
         streams = {camera.id: camera.state is CameraPhase.STREAMING for camera in active.cameras}
         cameras = {query.id: query.camera for query in active.queries.values()}
         settings = {query: self._runtime.settings(query) for query in cameras}
-        return BoxState(streams, cameras, active.box.config.event_kinds, settings)
+        update = None
+        if self._updater is not None:
+            told = self._updater.to_json()
+            update = {"installed": active.identity.bundle[:BUNDLE_DIGITS], **{key: told[key] for key in UPDATE_KEYS}}
+        return BoxState(streams, cameras, active.box.config.event_kinds, settings, update)
 
     def _order(self, kind: str, name: str, order: bytes, by: str) -> None:
         try:

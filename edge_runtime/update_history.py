@@ -90,12 +90,16 @@ class UpdateHistory(Exact):
 class ServerMemory(Exact):
     """`done` is the tag of the offer that needs no look any more, `failed` that of the one that failed so often.
 
-    Tags are digests of what the server said.
+    Tags are digests of what the server said. `refusal` says why the newest offer was refused or taken back, at
+    `refused_at` (Unix seconds); `offered` is its digest, where known.
     """
 
     done: Digest | None = None
     failed: Digest | None = None
     failures: Annotated[int, Field(ge=0, le=MAX_FAILURES)] = 0
+    refusal: Reason | None = None
+    refused_at: float | None = None
+    offered: Digest | None = None
 
 
 def read_history(path: Path) -> UpdateHistory:

@@ -5,9 +5,11 @@ A bundle is taken where its owner has signed it and its number is above that of 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
+import queue
 import random
 import threading
 import time
@@ -25,6 +27,7 @@ from gemel.edge_runtime.update_files import UpdateFolder, file_digest
 from gemel.edge_runtime.update_health import HealthWatch, QueryHealth, count_health, health_between, measure_limits
 from gemel.edge_runtime.update_history import (
     MAX_FAILURES,
+    MAX_REASON,
     ServerMemory,
     UpdateHistory,
     UpdateTrial,
@@ -52,6 +55,7 @@ DAY_S = 86_400.0
 MIN_SILENT_S, SILENT_POLLS = DAY_S, 3
 """A server that has not answered for so long, and for so many polls, is a trouble."""
 NO_TAG = tag_digest("")
+BY_HAND = "taken back by hand"
 
 log = logging.getLogger("gemel.run")
 
@@ -88,12 +92,40 @@ def _recover(files: UpdateFolder, problem: str | None) -> bool:
             again = trial.model_copy(update={"starts": trial.starts + 1})
             write_history(files.history, history.begin_trial(again))
             return False
-    reason = trial.verdict or problem or f"the box ended {MAX_STARTS} times"
+    _take_back_files(files, history, trial, trial.verdict or problem or f"the box ended {MAX_STARTS} times")
+    return True
+
+
+def _take_back_files(files: UpdateFolder, history: UpdateHistory, trial: UpdateTrial, reason: str) -> None:
+    """Let the bundle before a trial serve from the next start on."""
     write_history(files.history, history.condemn(trial, reason))
     restore_previous(files, trial)
     write_history(files.history, history.condemn(trial, reason).end_trial())
     log.error("update %s is taken back: %s", trial.digest[:12], one_line(reason))
-    return True
+
+
+def roll_back_files(files: UpdateFolder) -> str:
+    """Install the bundle before the last update again, of a box that does not run; returns its SHA-256.
+
+    InputError where there is none.
+    """
+    trial = find_rollback(files, history := read_history(files.history))
+    _take_back_files(files, history, trial, BY_HAND)
+    return trial.previous
+
+
+def find_rollback(files: UpdateFolder, history: UpdateHistory) -> UpdateTrial:
+    """The last update, on trial or accepted, as one that can be taken back; InputError where none can."""
+    trial, previous = history.trial, file_digest(files.previous) if files.previous.exists() else None
+    hint = "install another bundle by hand, and `gemel reload`"
+    if previous is None or (trial is not None and trial.previous != previous):
+        raise InputError(files.bundle, "the bundle before it is not kept: no update has replaced one here", hint)
+    if trial is not None:
+        return trial
+    current = file_digest(files.bundle)
+    if current == previous:
+        raise InputError(files.bundle, "is the bundle before the last update already", hint)
+    return UpdateTrial(digest=current, previous=previous)
 
 
 def restore_previous(files: UpdateFolder, trial: UpdateTrial) -> None:
@@ -109,7 +141,7 @@ def restore_previous(files: UpdateFolder, trial: UpdateTrial) -> None:
 
 
 class UpdateState(str, Enum):
-    """Where an update is; `trouble` and `refused` say why it is refused, until the server offers another."""
+    """Where an update is; `why` and `since` say more of one that is refused, until the server offers another."""
 
     __str__ = str.__str__
 
@@ -142,7 +174,8 @@ class Updater:
         self._source, self._factories, self._root = FileServer(config), factories, root
         self._stopping = threading.Event()
         self._samples: deque[tuple[float, dict[str, QueryHealth]]] = deque()
-        self._is_downloading = self._is_taken_back = False
+        self._is_downloading = False
+        self._rollbacks: queue.SimpleQueue[Future[str]] = queue.SimpleQueue()
         self._watch: HealthWatch | None = None
         self._watched: dict[str, QueryHealth] = {}
         self._accept_at = math.inf
@@ -151,7 +184,6 @@ class Updater:
         self._answered_at = clock()
         self._bundle_stamp: Stamp | None = None
         self._poll_trouble: str | None = None
-        self._offer_trouble = "the offer of the server failed before; it is tried again later"
         self.checked_at: float | None = None
         self.release = Release()
         self.history: UpdateHistory | None = None
@@ -166,6 +198,46 @@ class Updater:
     def stop(self) -> None:
         """End; a download that hangs is not waited for."""
         self._stopping.set()
+        self._answer_rollbacks()
+
+    def roll_back(self) -> Future[str]:
+        """Let the bundle before the last update serve again; the future gives its SHA-256, within TICK_S and a reload.
+
+        InputError, in the future, where there is none.
+        """
+        asked: Future[str] = Future()
+        self._rollbacks.put(asked)
+        if self._is_downloading or self._stopping.is_set():
+            self._answer_rollbacks()
+        return asked
+
+    def _answer_rollbacks(self) -> None:
+        """Answer every request for a rollback; requests at the same time get one answer."""
+        asked = list[Future[str]]()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                asked.append(self._rollbacks.get_nowait())
+        if not asked:
+            return
+        try:
+            digest = self._roll_back()
+        except (GemelError, OSError) as error:
+            for one in asked:
+                one.set_exception(error)
+        else:
+            for one in asked:
+                one.set_result(digest)
+
+    def _roll_back(self) -> str:
+        busy = "an update is loaded" if self._is_downloading else STOPPING if self._stopping.is_set() else None
+        if busy is not None:
+            raise InputError(self.files.bundle, busy, "try again when that is over")
+        if self.history is None and not self.open():
+            raise InputError(self.files.history, str(self._poll_trouble), "")
+        assert self.history is not None
+        trial = find_rollback(self.files, self.history)
+        self._take_back(trial, BY_HAND)
+        return trial.previous
 
     @property
     def trouble(self) -> str | None:
@@ -188,7 +260,8 @@ class Updater:
             "state": str(self._state(history)),
             "checked_at": self.checked_at, "trial": None if history.trial is None else history.trial.digest[:12],
             "refused": {digest[:12]: why for digest, why in history.refused.items()}, "trouble": self.trouble,
-            "sequence": self.release.sequence, "valid_until": self.release.valid_until,
+            "sequence": self.release.sequence, "valid_until": self.release.valid_until, "why": self.memory.refusal,
+            "since": self.memory.refused_at, "offered": (self.memory.offered or "")[:12] or None,
         }  # fmt: skip
 
     def _state(self, history: UpdateHistory) -> UpdateState:
@@ -196,7 +269,7 @@ class Updater:
             return UpdateState.ON_TRIAL
         if self._is_downloading:
             return UpdateState.DOWNLOADING
-        if self.memory.failed is not None or self._is_taken_back:
+        if self.memory.refusal is not None:
             return UpdateState.REFUSED
         return UpdateState.CURRENT
 
@@ -227,6 +300,7 @@ class Updater:
         self._samples.append((now, count_health(self._ledger())))
         while self._samples[0][0] < now - WINDOW_S:
             self._samples.popleft()
+        self._answer_rollbacks()
         if self.history is None and not self.open():
             return
         assert self.history is not None
@@ -252,7 +326,7 @@ class Updater:
             if offer.tag is not None and offer.tag == self.memory.done:
                 self._note_trouble(None)
             elif self._tag_of(offer) == self.memory.failed and self._clock() < self._next_try:
-                self._note_trouble(self._offer_trouble)
+                self._note_trouble(self.memory.refusal)
             else:
                 self._try_offer(offer)
                 self._note_trouble(None)
@@ -265,21 +339,24 @@ class Updater:
         history = self.history.forgive(time.time())
         if history is not self.history:
             self._write_history(history)
-            self._remember(done=None, failed=None, failures=0)
+            self._remember(done=None, failed=None, failures=0, refusal=None, refused_at=None)
 
     def _try_offer(self, offer: Offer) -> None:
         """Take an offer; where that fails, it is tried again later and later."""
         try:
             self.files.check_writable()
             limit, current = self.files.find_limit(), file_digest(self.files.bundle)
-            self._is_downloading, self._is_taken_back = True, False
+            self._is_downloading = True
+            if self._tag_of(offer) != self.memory.failed:
+                self._remember(refusal=None, refused_at=None, offered=None)
             self._source.download(offer, self.files.offer, self.files.bundle, current, limit)
             release = self._check_offer(current)
+            self._remember(refusal=None, refused_at=None)
             if release is not None:
                 self._install(release, current)
             self._remember(done=offer.tag, failed=None, failures=0)
         except (GemelError, OSError) as error:
-            self._offer_trouble = message_of(error)
+            self._note_refusal(message_of(error))
             is_first = self._tag_of(offer) != self.memory.failed or isinstance(error, CutDownload)
             failures = 1 if is_first else self.memory.failures + 1
             self.memory = self.memory.model_copy(update={"failures": min(failures, MAX_FAILURES)})
@@ -294,6 +371,7 @@ class Updater:
         """The release of the downloaded bundle, None where it serves already; InputError where it is not taken."""
         assert self.history is not None
         path, digest = self.files.offer, file_digest(self.files.offer)
+        self._remember(offered=digest)
         if digest == current:
             return None
         try:
@@ -382,7 +460,7 @@ class Updater:
         verdict stays, and the next one goes on from there.
         """
         assert self.history is not None
-        self._is_taken_back = True
+        self._note_refusal(reason)
         self._next_take_back = self._clock() + RETRY_S
         condemned = self.history.condemn(trial, reason, again_at)
         self.history = condemned
@@ -407,7 +485,13 @@ class Updater:
         write_history(self.files.history, history)
         self.history = history
 
-    def _remember(self, **changes: str | int | None) -> None:
+    def _note_refusal(self, reason: str) -> None:
+        """Remember why the newest offer is refused, and since when."""
+        reason = one_line(reason)[:MAX_REASON]
+        if reason != self.memory.refusal:
+            self._remember(refusal=reason, refused_at=time.time())
+
+    def _remember(self, **changes: str | float | None) -> None:
         """Keep what concerns the server; it is worth no trouble where it cannot be written."""
         self.memory = self.memory.model_copy(update=changes)
         try:

@@ -480,6 +480,16 @@ def reload_box(config: Config) -> CommandResult:
     return CommandResult(found, f"{config}: {outcome}", exit_code_of(found["applied"] is True))
 
 
+@command(app, "rollback", uses_torch=False)
+def roll_back_box(config: Config) -> CommandResult:
+    """Let the bundle before the last update serve again, at once where the box runs."""
+    from gemel import service
+
+    found = service.roll_back(config)
+    outcome = "the bundle before the last update serves" if found["applied"] else f"not done: {found['reason']}"
+    return CommandResult(found, f"{config}: {outcome}", exit_code_of(found["applied"] is True))
+
+
 service_group = _group("Run a box as a systemd service.", app, "service")
 
 

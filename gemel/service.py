@@ -17,10 +17,12 @@ from typing import Any
 
 from gemel.edge_runtime.config import BoxConfig
 from gemel.edge_runtime.http.auth import Access, TlsFiles, parse_access
+from gemel.edge_runtime.update_files import UpdateFolder
+from gemel.edge_runtime.updates import roll_back_files
 from gemel.edge_runtime.variables import NAMED, Variables
 from gemel.models.documents import ParseError, parse_json
-from gemel.models.errors import InputError, one_line
-from gemel.models.io import is_readable_by_others, open_atomic, read_bounded, read_mapping
+from gemel.models.errors import InputError, LockedError, one_line
+from gemel.models.io import is_readable_by_others, locked_folder, open_atomic, read_bounded, read_mapping
 
 MAX_BYTES = 1 << 16
 UNIT_PATH, STATE_FOLDER = Path("/etc/systemd/system/gemel.service"), Path("/var/lib")
@@ -153,14 +155,40 @@ def reload_box(config: str | Path, timeout_s: float = RELOAD_TIMEOUT_S) -> dict[
     Only `http` of the config is read. Raises InputError where it has no `http` or no token, where no box answers, or
     where the token is refused.
     """
+    return _ask_box(Path(config), "/api/reload", timeout_s)
+
+
+def roll_back(config: str | Path, timeout_s: float = RELOAD_TIMEOUT_S) -> dict[str, Any]:
+    """Let the bundle before the last update serve again, by HTTP where the box runs, else on its files.
+
+    Only `bundle`, `spool` and `http` of the config are read. Returns `applied` and the `reason` where it was not.
+    Raises InputError as `reload_box`, and for a box without updates or without a bundle before.
+    """
     path = Path(config)
+    document = read_mapping(path, "box config", "`bundle:`, `memory:` and `cameras:`")
+    keys = Variables(path, os.environ).fill({key: document.get(key) for key in ("bundle", "spool")})
+    spool = keys["spool"].get("path") if isinstance(keys["spool"], Mapping) else keys["spool"]
+    if not isinstance(spool, str) or not isinstance(keys["bundle"], str) or document.get("updates") is None:
+        problem = "its bundles come from no server, so that no update has replaced one"
+        raise InputError(path, problem, "install another by hand, and `gemel reload`", "updates")
+    root = path.resolve().parent
+    files = UpdateFolder(root / spool, root / keys["bundle"])
+    try:
+        with locked_folder(root / spool):
+            roll_back_files(files)
+    except LockedError:
+        return _ask_box(path, "/api/rollback", timeout_s)
+    return {"applied": True, "reason": None}
+
+
+def _ask_box(path: Path, address: str, timeout_s: float) -> dict[str, Any]:
     access = _read_access(path)
     where = f"{access.host}:{access.port}"
     # A box that listens on all addresses answers at the loopback.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(access.host, access.host)
     connection = _connection(access, host, timeout_s)
     try:
-        connection.request("POST", "/api/reload", headers={"Authorization": f"Bearer {access.token}"})
+        connection.request("POST", address, headers={"Authorization": f"Bearer {access.token}"})
         response = connection.getresponse()
         body = response.read(MAX_BYTES)
     except (OSError, http.client.HTTPException) as error:
@@ -204,7 +232,7 @@ def _read_access(path: Path) -> Access:
     keys = Variables(path, os.environ).fill(given if isinstance(given, Mapping) else {}, "http")
     bind, token_file = keys.get("bind", DEFAULT_BIND), keys.get("token_file")
     if not isinstance(bind, str) or not isinstance(token_file, str):
-        problem = "a reload needs HTTP and a token"
+        problem = "a box that runs takes this by HTTP, with a token"
         raise InputError(path, problem, "give it `http: {token_file: ...}`, or send the process SIGHUP", "http")
     root, tls = path.resolve().parent, keys.get("tls")
     files = TlsFiles(root / str(tls.get("cert")), root / str(tls.get("key"))) if isinstance(tls, Mapping) else None

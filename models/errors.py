@@ -86,6 +86,10 @@ def _clip(text: str) -> str:
     return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}..."
 
 
+class LockedError(InputError):
+    """A file or folder that another process holds."""
+
+
 class BundleError(InputError):
     """A bundle that is refused before anything is allocated."""
 

@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gemel.models.documents import ParseError, parse_json, parse_yaml
-from gemel.models.errors import InputError, is_interrupt, join_errors, size_text
+from gemel.models.errors import InputError, LockedError, is_interrupt, join_errors, size_text
 from gemel.models.notes import add_note
 
 MAX_JSON_BYTES = 32 * 2**20
@@ -492,7 +492,7 @@ def hold_locks(*outputs: str | Path) -> Iterator[None]:
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Hold the lock of an existing folder for the block; InputError where another process holds it."""
+    """Hold the lock of an existing folder for the block; LockedError where another process holds it."""
     with _lock(folder, folder / ".lock"):
         yield
 
@@ -505,7 +505,7 @@ def _lock(output: Path, path: Path) -> Iterator[None]:
             lock.acquire()
         except Timeout:
             problem, hint = "is being written by another process", "wait until it is done, or choose another path"
-            raise InputError(output, problem, hint) from None
+            raise LockedError(output, problem, hint) from None
     try:
         yield
     finally:

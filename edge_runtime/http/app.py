@@ -313,6 +313,8 @@ class BoxApp:
                   {204: ("done", None)}),
             Route("POST", "/api/reload", self._reload, "Reload config and bundle.",
                   {200: ("applied", ReloadOutcome), 409: ("not applied, and why", ReloadOutcome)}),
+            Route("POST", "/api/rollback", self._roll_back, "Let the bundle before the last update serve again.",
+                  {200: ("it serves", ReloadOutcome), 409: ("there is none, and why", ReloadOutcome)}),
             Route("POST", "/api/queries/{id}", self._order_query, "Switch a query, or set its rate, scores and zones.",
                   {200: ("what is set of it", QuerySwitch), 400: ("it does not fit", TEXT),
                    404: ("no such query", TEXT)}, QuerySwitch),
@@ -502,6 +504,15 @@ class BoxApp:
         applied: bool | Literal["partly"] = "partly" if held_back else result.reason is None
         outcome = ReloadOutcome(applied=applied, held_back=held_back or None, reason=result.reason)
         return web.json_response(outcome.model_dump(exclude_none=True), status=200 if applied else 409)
+
+    async def _roll_back(self, request: web.Request) -> web.Response:
+        log.info("http %s asks for the bundle before the last update", request.remote)
+        try:
+            await asyncio.shield(asyncio.wrap_future(self._source.roll_back()))
+            outcome = ReloadOutcome(applied=True, held_back=None, reason=None)
+        except InputError as error:
+            outcome = ReloadOutcome(applied=False, held_back=None, reason=str(error))
+        return web.json_response(outcome.model_dump(exclude_none=True), status=200 if outcome.applied else 409)
 
     async def _order_query(self, request: web.Request) -> web.Response:
         return await self._order(request, QUERY)

@@ -151,6 +151,9 @@ class UpdateStatus(_Value):
     trouble: str | None = Field(description="why nothing new comes, or nothing can be installed")
     sequence: int = Field(default=0, ge=0, description="the signed number of the bundle that serves, 0 without one")
     valid_until: float | None = Field(default=None, description="its signed end, Unix seconds")
+    why: str | None = Field(default=None, description="why the newest offer is refused; null where it is not")
+    since: float | None = Field(default=None, description="when it was, Unix seconds")
+    offered: str | None = Field(default=None, description="first digits of the newest offer, where it was loaded")
 
 
 class Status(_Value):

@@ -99,13 +99,14 @@ class ResultMessage:
 
 @dataclass(frozen=True, slots=True)
 class BoxState:
-    """Whether each camera of the box streams, the camera of each query, the kinds of its events by name, and what holds
-    for it at present (`Runtime.settings`)."""
+    """Whether each camera of the box streams, the camera of each query, the kinds of its events by name, what holds for
+    it at present (`Runtime.settings`), and where an update is, if the box pulls any."""
 
     streams: Mapping[str, bool] = field(default_factory=dict)
     cameras: Mapping[str, str] = field(default_factory=dict)
     events: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    update: Mapping[str, Any] | None = None
 
 
 CAMERA, QUERY = "camera", "query"

@@ -70,22 +70,12 @@ class CameraEntities:
             yield f"{PREFIX}/image/{name}/config", payload
 
     def _common_keys(self) -> dict[str, Any]:
-        return {
-            "availability": [
-                {"topic": self.status_topic},
-                {
-                    "topic": self.camera_topic,
-                    "payload_available": STREAMING.decode(), "payload_not_available": AWAY.decode(),
-                },
-            ],
-            "availability_mode": "all",
-            "device": {
-                "identifiers": [_entity_id(self.box, self.camera, unique=f"{self.box} {self.camera}")],
-                "name": f"{self.box} {self.camera}", "manufacturer": "Gemel",
-                "model": f"camera {self.camera} of box {self.box}",
-            },
-            "origin": ORIGIN,
+        camera = {
+            "topic": self.camera_topic,
+            "payload_available": STREAMING.decode(), "payload_not_available": AWAY.decode(),
         }  # fmt: skip
+        keys = _describe_device(f"{self.box} {self.camera}", f"camera {self.camera} of box {self.box}")
+        return {"availability": [{"topic": self.status_topic}, camera], "availability_mode": "all", **keys}
 
 
 def query_messages(entities: CameraEntities, topic: str, record: Mapping[str, Any]) -> Messages:
@@ -136,6 +126,29 @@ def switch_messages(entities: CameraEntities, topic: str, query: str, held: Mapp
                 "value_template": f"{{{{ value_json.{key} if value_json.{key} is number else none }}}}",
             }  # fmt: skip
             yield entities.message("number", f"{query} {key}", f"{name}_{key}", **keys)
+
+
+def update_messages(box: str, status_topic: str, topic: str) -> Messages:
+    """The messages for the updates of a box, whose state has `topic`: an update, and a sensor that says more."""
+    name = _entity_id(box, "update", unique=topic)
+    common = {
+        "availability": [{"topic": status_topic}], "state_topic": topic, "entity_category": "diagnostic",
+        **_describe_device(box, "box"),
+    }  # fmt: skip
+    newest = (
+        "{{ {'installed_version': value_json.installed, 'latest_version': value_json.offered or value_json.installed,"
+        " 'release_summary': (value_json.why or value_json.trouble or value_json.state)[:255]} | tojson }}"
+    )
+    keys = {"name": "bundle", "unique_id": name, "value_template": newest, "title": "Gemel bundle", **common}
+    yield f"{PREFIX}/update/{name}/config", json.dumps(keys).encode()
+    state = {"value_template": "{{ value_json.state }}", "json_attributes_topic": topic}
+    keys = {"name": "updates", "unique_id": f"{name}_state", **state, **common}
+    yield f"{PREFIX}/sensor/{name}_state/config", json.dumps(keys).encode()
+
+
+def _describe_device(name: str, model: str) -> dict[str, Any]:
+    device = {"identifiers": [_entity_id(*name.split(" "), unique=name)], "name": name, "manufacturer": "Gemel"}
+    return {"device": {**device, "model": model}, "origin": ORIGIN}
 
 
 def _entity_id(*names: str, unique: str) -> str:

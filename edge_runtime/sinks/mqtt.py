@@ -40,6 +40,7 @@ from gemel.edge_runtime.sinks.discovery import (
     event_messages,
     query_messages,
     switch_messages,
+    update_messages,
 )
 
 if TYPE_CHECKING:
@@ -148,6 +149,11 @@ class MqttConfig(SinkConfig):
         """The topic of the box's retained `online` and `offline`."""
         return f"{self._root}/{self.box}/status"
 
+    @property
+    def update_topic(self) -> str:
+        """The topic of the retained state of updates."""
+        return f"{self._root}/{self.box}/update"
+
     def camera_topic(self, camera: str) -> str:
         """The topic of a camera's retained `streaming` and `away`."""
         return f"{self._root}/{self.box}/{camera}/status"
@@ -184,7 +190,7 @@ class MqttConfig(SinkConfig):
         return resolved
 
     def topic_problem(self, cameras: Mapping[str, str]) -> tuple[str, str] | None:
-        reserved = {self.status_topic, *map(self.camera_topic, cameras.values())}
+        reserved = {self.status_topic, self.update_topic, *map(self.camera_topic, cameras.values())}
         reserved |= {self.camera_switch_topic(camera) for camera in cameras.values()}
         owners: dict[str, str] = {}
         for query, camera in cameras.items():
@@ -349,6 +355,13 @@ class Mqtt(Sink):
             self._report(topic, payload)
         self._subscribe(state)
         topics = set[str]()
+        if state.update is not None:
+            topic = config.update_topic
+            topics.add(topic)
+            self._report(topic, json.dumps(state.update).encode())
+            if config.discovery and topic not in self._discovered:
+                self._discovered[topic] = dict(update_messages(config.box, config.status_topic, topic))
+                self._announce(self._discovered[topic])
         for query, camera in state.cameras.items():
             topic = config.result_topic(camera, query)
             held = state.settings.get(query, {})

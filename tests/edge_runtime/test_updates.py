@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gemel.cli import main
 from gemel.edge_runtime import update_exchange, updates
 from gemel.edge_runtime.config import load_config
 from gemel.edge_runtime.daemon import run
@@ -14,6 +15,7 @@ from gemel.edge_runtime.update_history import UpdateHistory, read_history
 from gemel.edge_runtime.updates import UpdateState, file_digest, recover_update
 from gemel.models.bundle.delta import write_update
 from gemel.models.errors import InputError
+from gemel.models.io import locked_folder
 from tests.edge_runtime.local_box import LocalBox
 from tests.edge_runtime.tiny import LOOPED, write_box, write_config
 from tests.edge_runtime.update_fixture import Fixture, kill_updates, make_bundle, make_keys
@@ -209,6 +211,61 @@ def test_download_begins_anew_where_the_offer_has_changed(puller: Fixture, tmp_p
     puller.updater.poll()
     assert puller.present == "new" and 206 not in puller.server.statuses
     assert not list(puller.updater.files.folder.glob("*.part"))
+
+
+def test_accepted_update_is_rolled_back_by_hand_once(puller: Fixture) -> None:
+    asked = puller.updater.roll_back()
+    puller.run(5)
+    with pytest.raises(InputError, match="no update has replaced one here"):
+        asked.result(0)
+    puller.server.files["/box.safetensors"] = puller.new
+    puller.updater._next_poll = 0.0
+    puller.run(130)
+    assert puller.present == "new" and puller.history.trial is None
+    twice = [puller.updater.roll_back() for _ in range(2)]
+    puller.run(5)
+    assert {one.result(0) for one in twice} == {file_digest(puller.folder / "old.safetensors")}
+    assert puller.present == "old" and puller.reloads == ["new", "old"] and puller.history.trial is None
+    told = puller.updater.to_json()
+    assert (told["state"], told["why"]) == ("refused", "taken back by hand") and told["since"] <= time.time()
+    puller.updater._next_poll = 0.0
+    puller.run(5)
+    restarted = puller.build()
+    restarted.poll()
+    assert puller.present == "old" and restarted.to_json()["why"] == "taken back by hand"
+    asked = puller.updater.roll_back()
+    puller.run(5)
+    with pytest.raises(InputError, match="is the bundle before the last update already"):
+        asked.result(0)
+
+
+def test_update_on_trial_is_rolled_back_by_hand(puller: Fixture) -> None:
+    puller.server.files["/box.safetensors"] = puller.new
+    puller.run(5)
+    asked = puller.updater.roll_back()
+    puller.run(5)
+    assert asked.result(0) and puller.present == "old" and list(puller.history.refused.values()) == [updates.BY_HAND]
+    puller.updater.stop()
+    with pytest.raises(InputError, match="the box stops"):
+        puller.updater.roll_back().result(0)
+
+
+def test_box_that_is_off_is_rolled_back_on_its_files(puller: Fixture, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_config(
+        puller.folder, bundle="box.safetensors", cameras={"left": {"source": "${NOWHERE}"}}, spool="spool",
+        updates={"url": puller.server.address, "public_key": "key.pub"},
+    )  # fmt: skip
+    assert main(["rollback", str(path)]) == 2 and "no update has replaced one here" in capsys.readouterr().err
+    puller.server.files["/box.safetensors"] = puller.new
+    puller.run(5)
+    assert main(["rollback", str(path)]) == 0 and puller.present == "old" and puller.history.trial is None
+    assert "the bundle before the last update serves" in capsys.readouterr().out
+    assert main(["rollback", str(path)]) == 2 and "update already" in capsys.readouterr().err
+    with locked_folder(puller.folder / "spool"):
+        assert main(["rollback", str(path)]) == 2
+    assert "a box that runs takes this by HTTP, with a token" in capsys.readouterr().err
+    write_config(puller.folder, bundle="box.safetensors", cameras={}, spool="spool")
+    assert main(["rollback", str(path)]) == 2 and "its bundles come from no server" in capsys.readouterr().err
 
 
 def test_bundle_that_ends_the_box_is_taken_back_at_a_start(puller: Fixture) -> None:

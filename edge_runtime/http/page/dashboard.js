@@ -166,6 +166,8 @@ function showTroubles(status) {
     ...Object.entries(status.held_back).map(([query, why]) => `query ${query} keeps its old weights: ${why}`),
     ...(status.refused ? [`the last reload was not applied: ${status.refused}`] : []),
     ...(status.updates && status.updates.trouble ? [`updates: ${status.updates.trouble}`] : []),
+    ...(status.updates && status.updates.why && status.updates.why !== status.updates.trouble
+      ? [`update ${status.updates.offered || ""} refused since ${new Date(status.updates.since * 1000).toLocaleString()}: ${status.updates.why}`] : []),
   ];
   part("troubles").hidden = !problems.length;
   part("troubles").replaceChildren(...problems.map((text) => make("li", text)));

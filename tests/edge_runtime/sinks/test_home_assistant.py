@@ -1,9 +1,9 @@
 """Home Assistant's discovery messages: their keys are those that it documents, and its templates read our messages.
 
 The keys are those of https://www.home-assistant.io/integrations/sensor.mqtt, .../image.mqtt, .../event.mqtt,
-.../binary_sensor.mqtt, .../switch.mqtt and .../number.mqtt (of July 2025); Home
-Assistant itself checks the messages where HOME_ASSISTANT_PYTHON names the Python of an environment that has the package
-`homeassistant`, which pins versions of its own (checked with 2024.3.3).
+.../binary_sensor.mqtt, .../switch.mqtt, .../number.mqtt and .../update.mqtt (of July 2025);
+Home Assistant itself checks the messages where HOME_ASSISTANT_PYTHON names the Python of an environment that has the
+package `homeassistant`, which pins versions of its own (checked with 2024.3.3).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from gemel.edge_runtime.sinks.discovery import (
     event_messages,
     query_messages,
     switch_messages,
+    update_messages,
 )
 
 TEXT = {"type": "string", "minLength": 1}
@@ -73,17 +74,24 @@ NUMBER = {
     "min": {"type": "number"}, "max": {"type": "number"}, "step": {"type": "number"}, "unit_of_measurement": TEXT,
     "mode": {"enum": ["auto", "box", "slider"]}, "device_class": TEXT,
 }  # fmt: skip
+UPDATE = {
+    "state_topic": TOPIC, "value_template": TEXT, "title": TEXT, "latest_version_topic": TOPIC,
+    "latest_version_template": TEXT, "release_summary": TEXT, "release_url": TEXT, "device_class": TEXT,
+}  # fmt: skip
 EVENTS = {"state_topic": TOPIC, "value_template": TEXT, "event_types": {"type": "array", "minItems": 1}}
 OCCUPANCY = {"state_topic": TOPIC, "value_template": TEXT, "device_class": {"enum": ["occupancy", "motion"]}}
 SCHEMAS = {
     "switch": {"required": ["command_topic"], "properties": {**COMMON, **SWITCH}},
     "number": {"required": ["command_topic"], "properties": {**COMMON, **NUMBER}},
+    "update": {"required": ["state_topic"], "properties": {**COMMON, **UPDATE}},
     "event": {"required": ["state_topic", "event_types"], "properties": {**COMMON, **EVENTS}},
     "binary_sensor": {"required": ["state_topic"], "properties": {**COMMON, **OCCUPANCY}},
     "sensor": {"required": ["state_topic"], "properties": {**COMMON, **SENSOR}},
     "image": {"oneOf": [{"required": ["image_topic"]}, {"required": ["url_topic"]}], "properties": {**COMMON, **IMAGE}},
 }
-DISCOVERY_TOPIC = re.compile(r"homeassistant/(sensor|image|switch|event|binary_sensor|number)/[a-zA-Z0-9_-]+/config")
+DISCOVERY_TOPIC = re.compile(
+    r"homeassistant/(sensor|image|switch|event|binary_sensor|number|update)/[a-zA-Z0-9_-]+/config"
+)
 ANSWERS: dict[str, tuple[dict[str, Any], str]] = {
     "label": ({"label": "open", "score": 0.9}, "open"),
     "labels": ({"labels": [{"class": "car", "score": 0.9}, {"class": "dog", "score": 0.8}]}, "car, dog"),
@@ -121,6 +129,7 @@ def make_messages() -> list[tuple[str, dict[str, Any]]]:
         event_messages(entities, f"{topic}enter", "cars", "enter", "enter"),
         event_messages(entities, f"{topic}kerb", "cars", "kerb", "cross"),
         switch_messages(entities, "gemel/north gate/left/cars", "cars", {"on": True, "fps": 5.0, "min_score": 0.0}),
+        update_messages("north gate", "gemel/n/status", "gemel/n/update"),
         *(
             query_messages(entities, f"gemel/north gate/left/{name}", {"camera": "left", "query": name, **answer})
             for name, (answer, _) in ANSWERS.items()
@@ -149,7 +158,8 @@ def test_discovery_messages_have_the_documented_keys() -> None:
         "binary_sensor": 1,
         "switch": 1,
         "number": 2,
-        "sensor": len(ANSWERS) + 2,
+        "sensor": len(ANSWERS) + 3,
+        "update": 1,
         "image": len(ANSWERS) + 2,
     }
     assert len({message["unique_id"] for _, message in messages}) == len(messages)
@@ -181,6 +191,11 @@ def test_discovery_templates_read_results_and_events() -> None:
     assert json.loads(jinja2.Environment().from_string(number["command_template"]).render(value=0.4)) == {
         "min_score": 0.4
     }
+    update = {"installed": "aaa", "offered": None, "state": "refused", "why": None, "trouble": "x" * 300}
+    assert json.loads(render(messages["update", "bundle"]["value_template"], update)) == {
+        "installed_version": "aaa", "latest_version": "aaa", "release_summary": "x" * 255,
+    }  # fmt: skip
+    assert render(messages["sensor", "updates"]["value_template"], update) == "refused"
     crossing = {"type": "new", "after": {"crossed": {"left": 3, "right": 5}}}
     assert render(messages["sensor", "cars kerb to the right"]["value_template"], crossing) == "5"
 

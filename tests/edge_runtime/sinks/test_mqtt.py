@@ -256,6 +256,19 @@ def test_mqtt_switches_queries_and_cameras_and_says_what_holds(broker, reader):
     assert switch["state_topic"] == "gemel/north/left/gate/state"
 
 
+def test_mqtt_says_where_an_update_is(broker, reader):
+    update: dict[str, Any] = {"installed": "aaa", "offered": None, "state": "current", "why": None, "trouble": None}
+    state = lambda: BoxState(update=update)  # noqa: E731
+    with running_worker(box_config(broker.port, discovery=True), state=state):
+        until(lambda: reader.of("gemel/north/update"))
+        until(lambda: len(reader.entities()) == 2)
+        update = {**update, "offered": "bbb", "state": "refused", "why": "it is cut"}
+        until(lambda: json.loads(reader.of("gemel/north/update")[-1])["why"] == "it is cut")
+    kinds = {topic.split("/")[1]: entity for topic, entity in reader.entities().items()}
+    assert kinds["update"]["state_topic"] == kinds["sensor"]["state_topic"] == "gemel/north/update"
+    assert kinds["update"]["device"]["name"] == "north" and "command_topic" not in kinds["update"]
+
+
 @pytest.mark.parametrize(
     ("topic", "discovery", "problem"),
     [
