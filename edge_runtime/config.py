@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from gemel.edge_runtime.capture.sources import PUSH, TIMEOUT_S, CameraConfig
 from gemel.edge_runtime.credentials import use_credentials
@@ -145,7 +145,9 @@ _Factory = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 class _CameraKeys(_Strict):
     source: PathText | Annotated[int, Field(ge=0, le=999)]
     fps: Fps | None = None
-    decoder: str = "auto"
+    decode: str = Field("auto", validation_alias=AliasChoices("decode", "decoder"))
+    skip: str = "auto"
+    detect: Annotated[str, Field(min_length=1)] | None = None
     loop: bool = False
     timeout_s: Annotated[float, Field(ge=0.1, le=3600)] = TIMEOUT_S
     every_s: Annotated[float, Field(ge=0.05, le=3600)] | None = None
@@ -380,11 +382,18 @@ def _clips(path: Path, root: Path, given: _ClipKeys) -> ClipConfig:
 
 def _camera(path: Path, root: Path, name: str, given: _CameraKeys) -> CameraConfig:
     text = str(given.source)
-    scheme, separator, rest = text.partition("://")
-    source = str(root / text) if is_path(text) and text != PUSH else scheme.lower() + separator + rest
+    source = str(root / text) if is_path(text) and text != PUSH else _lower_scheme(text)
     fps = given.fps or (1 / given.every_s if given.every_s else None)
-    camera = CameraConfig(name, source, fps, given.loop, given.decoder, given.timeout_s, given.every_s)
+    detect = None if given.detect is None else _lower_scheme(given.detect)
+    camera = CameraConfig(
+        name, source, fps, given.loop, given.decode, given.timeout_s, given.every_s, given.skip, detect
+    )
     if found := camera.problem():
         key, problem, hint = found
         raise InputError(path, problem, hint, f"cameras.{name}.{key}")
     return camera
+
+
+def _lower_scheme(address: str) -> str:
+    scheme, separator, rest = address.partition("://")
+    return scheme.lower() + separator + rest

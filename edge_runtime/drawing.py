@@ -26,7 +26,10 @@ COLOURS = ((255, 176, 0), (0, 158, 255), (122, 224, 122), (255, 110, 180), (190,
 
 def draw_message(message: ResultMessage) -> bytes | None:
     """The JPEG of a result, None without an image."""
-    return None if message.image is None else draw_results(message.image, [_drawable(message.record)])
+    image = message.image
+    if image is None:
+        return None
+    return message.forms.get("jpeg", lambda: draw_results(image, [_drawable(message.record)]))
 
 
 def draw_thumbnail(image: np.ndarray, record: Mapping[str, Any]) -> bytes:

@@ -25,6 +25,7 @@ from gemel.edge_runtime.http.status import (
 )
 from gemel.edge_runtime.inference import InferenceThread
 from gemel.edge_runtime.load_monitor import LoadMonitor, LoadShare
+from gemel.edge_runtime.part_times import PART_TIMES
 from gemel.edge_runtime.queues import STILL
 from gemel.edge_runtime.reload import ReloadManager, ReloadResult
 from gemel.edge_runtime.results import BUNDLE_DIGITS
@@ -82,7 +83,7 @@ class RuntimeStatus:
             cameras=[_camera_status(camera) for camera in active.cameras], queries=queries,
             sinks=self._sink_statuses(), drift=self._drift(active),
             events=self.events(SHOWN_EVENTS), events_begun=self._inference.runtime.events.event_counts(),
-            clips=self._clips(),
+            clips=self._clips(), seconds=PART_TIMES.to_json(),
             spool=self._spool_status(),
             updates=None if self._updater is None else UpdateStatus(**self._updater.to_json()),
         )  # fmt: skip

@@ -45,6 +45,11 @@ class LoadShare:
         return self.received / self.seconds if self.seconds else 0.0
 
     @property
+    def answered_fps(self) -> float:
+        """Frames a second that were not dropped."""
+        return (self.received - self.dropped) / self.seconds if self.seconds else 0.0
+
+    @property
     def dropped_share(self) -> float:
         """Of the frames received."""
         return min(1.0, self.dropped / self.received) if self.received else 0.0
@@ -92,11 +97,10 @@ class LoadMonitor:
             log.info("no longer overloaded: %s", share)
             return
         worst = max(self.queries, key=lambda query: self.queries[query].dropped_share)
-        answered_fps = self.box.received_fps * (1 - self.box.dropped_share)
         log.warning(
             "overloaded: %s; %.1f frames a second are asked for, %.1f answered; most are lost of query %s (%.0f %%): "
             "lower its fps, or see `gemel plan`",
-            share, self.box.received_fps, answered_fps, worst, 100 * self.queries[worst].dropped_share,
+            share, self.box.received_fps, self.box.answered_fps, worst, 100 * self.queries[worst].dropped_share,
         )  # fmt: skip
 
 

@@ -16,13 +16,16 @@ from gemel.edge_runtime.box import ReadyBox, frame_requests
 from gemel.edge_runtime.capture.camera import Camera
 from gemel.edge_runtime.capture.push import AnyCamera, PushCamera
 from gemel.edge_runtime.capture.reconnect import CameraPhase
+from gemel.edge_runtime.capture.skipping import Skip
 from gemel.edge_runtime.capture.sources import CameraConfig
 from gemel.edge_runtime.device import Device, arena_bytes
 from gemel.edge_runtime.events.clips import ClipRecorder
 from gemel.edge_runtime.events.rules import HAVE_BOXES, QueryRules
 from gemel.edge_runtime.events.stage import EventStage
 from gemel.edge_runtime.executor import Executor, TurnTiming
+from gemel.edge_runtime.load_monitor import LoadMonitor
 from gemel.edge_runtime.memory.page_memory import PageMemory, PageStore, open_memory
+from gemel.edge_runtime.part_times import PART_TIMES, Part
 from gemel.edge_runtime.queues import STILL, Frame, FrameRouter, Ledger, Mailboxes, SceneChange
 from gemel.edge_runtime.results import Publisher, RunIdentity
 from gemel.edge_runtime.samples import Spool
@@ -184,6 +187,13 @@ class Runtime:
         """Release the memory of a pending config that is not needed."""
         self.arena.discard(pending.memory)
 
+    def ease_decoding(self, load: LoadMonitor) -> None:
+        """Let the cameras of an overloaded box decode no more than it answers."""
+        answered = {name: own.answered_fps for name, own in load.queries.items()} if load.is_overloaded else {}
+        for camera in self.active.cameras:
+            if isinstance(camera, Camera):
+                camera.answered_fps = answered
+
     def check_events(self) -> None:
         """Do what orders have changed, and end the events of cameras that are away; call it between two frames."""
         if not self._is_adjusted:
@@ -276,7 +286,8 @@ class Runtime:
 
     def _build_camera(self, box: ReadyBox, config: CameraConfig) -> AnyCamera:
         def put(query: str, frame: Frame) -> str | None:
-            refusal = self.events.admit(query, frame)
+            with PART_TIMES.count(Part.EVENTS):
+                refusal = self.events.admit(query, frame)
             outcome = self._router.put(camera, query, frame, refusal)
             if refusal == STILL and self._observer is not None:
                 self._observer.hold_result(query, frame)
@@ -289,8 +300,14 @@ class Runtime:
         if config.is_push:
             camera = PushCamera(config, requests, put, skip, ended=self.mailboxes.wake)
         else:
-            packets = None if self.recorder is None else self.recorder.ring(config.id)
-            camera = Camera(config, requests, put, ended=self.mailboxes.wake, packets=packets)
+            packets, main = None if self.recorder is None else self.recorder.ring(config.id), None
+            if config.detect is not None and packets is not None:
+                beside = replace(config, id=f"{config.id}, main stream", detect=None, skip=str(Skip.NONKEY))
+                main, packets = Camera(beside, {}, lambda query, frame: None, packets=packets), None
+            camera = Camera(
+                config.seen, requests, put, ended=self.mailboxes.wake,
+                packets=packets, is_on=lambda query: self.events.is_on(query, time.time()), main=main,
+            )  # fmt: skip
         return camera
 
     def _receive_frame(self, query: str, frame: Frame) -> None:
@@ -306,8 +323,10 @@ class Runtime:
     def _send(self, publishes_late: bool, message: ResultMessage) -> Mapping[str, Any]:
         """Hand out a result; returns its record as sinks get it."""
         if self._spool is not None:  # what a drift check compares is not filtered
-            self._spool.offer(message)
-        message = self.events.apply(message)
+            with PART_TIMES.count(Part.SPOOL):
+                self._spool.offer(message)
+        with PART_TIMES.count(Part.EVENTS):
+            message = self.events.apply(message)
         if self._observer is not None:
             self._observer.add_result(message.record)
         if publishes_late or not message.record["late"]:

@@ -336,6 +336,7 @@ class Service:
                 self._sinks.reopen()
                 self._reloads.request()
             self._load.add(now, self._runtime.ledger.to_json)
+            self._runtime.ease_decoding(self._load)
             self._failure = watchdog.check(self._inference.executor.activity, now)
             if self._failure is not None:
                 log.error("%s: the box ends", self._failure)

@@ -111,7 +111,7 @@ def render_unit(config: BoxConfig, account: ServiceAccount, environment: Path | 
         raise InputError(config.path, f"'{user}' is not a user name", "give an existing user", "--user")
     path = config.path.resolve()
     needs_devices = config.device != "cpu" or any(
-        camera.is_device or camera.decoder == "gstreamer" for camera in config.cameras.values()
+        camera.is_device or camera.decode not in ("auto", "cpu") for camera in config.cameras.values()
     )
     writable = _writable_folders(config)
     read_only = [folder for folder in _readable_folders(config) if folder not in writable]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,9 @@ TICK_SLACK = 1e-6
 """A frame's due time is a multiple of 1/fps, which floats miss by a hair."""
 HDR_TRANSFERS = {16: "PQ", 18: "HLG"}
 """AVColorTransferCharacteristic of frames whose brightness exceeds an ordinary screen's."""
+
+PLANAR = {"nv12": "yuv420p", "p010le": "yuv420p10le"}
+"""Formats with interleaved chroma, and those with the same values in planes."""
 
 
 class RateGate:
@@ -117,7 +120,7 @@ class Video:
         av.logging.set_level(None)  # its messages name addresses with their passwords
         self._is_file, self._where, self._note = is_path(source), without_secret(source), note
         self._noted: set[str] = set()
-        self._keys_only = keys_only
+        self._is_partial = keys_only
         self._reformatter = av.video.reformatter.VideoReformatter()
         options = self._options(source, transport)
         opening_s = None if timeout_s is None else OPENING_SHARE * timeout_s
@@ -139,6 +142,7 @@ class Video:
         longest_s = (self._container.duration or 0) / 1e6 if self._is_file else 0.0
         self._clock, self._longest_gap = MediaClock(self.fps, longest_s), (0.0, 0.0)
         self._tap: Callable[[Any], object] | None = None
+        self._decode_packet: Callable[[Any], Sequence[av.VideoFrame]] = lambda packet: packet.decode()
         self._packets: Any = self._container.demux(self._stream)
         self._frames = self._decode()
         self._frame: av.VideoFrame | None = None
@@ -180,6 +184,11 @@ class Video:
         begin(self._stream)
         self._tap = add
 
+    def decode_with(self, begin: Callable[[Any], Callable[[Any], Sequence[av.VideoFrame]]], is_partial: bool) -> None:
+        """Let what `begin` makes of PyAV's stream decode each packet; `is_partial` where it may leave frames out."""
+        self._decode_packet = begin(self._stream)
+        self._is_partial = self._is_partial or is_partial
+
     def close(self) -> None:
         """Close the file or connection."""
         self._packets.close()  # PyAV 18.1 leaks the packet of a generator that is dropped
@@ -217,7 +226,7 @@ class Video:
         if len(streams) > 1:
             text = f"has {len(streams)} videos; the largest is read: stream {best.index}, {size}"
             self._note_once(text, "extract another with `ffmpeg -map 0:N -c copy`")
-        if self._keys_only:
+        if self._is_partial:
             best.codec_context.skip_frame = "NONKEY"
         best.codec_context.thread_count = 1  # damaged frames differ by the number of threads
         best.codec_context.options = {"max_pixels": str(MAX_PIXELS)}
@@ -237,7 +246,7 @@ class Video:
                 if packet.is_corrupt:
                     self._holes.append(self.time_s)
                 try:
-                    frames = packet.decode()
+                    frames = self._decode_packet(packet)
                 except FFmpegError:
                     self.damaged += not is_joining
                     continue
@@ -249,7 +258,7 @@ class Video:
             if not self._is_file:
                 raise
             self._note_once(f"cannot be read behind {self.time_s:.1f} s: {reason_of(error)}", LOSS_HINT)
-        if self._is_file and not self._keys_only:
+        if self._is_file and not self._is_partial:
             self._note_losses()
 
     def _note_frame(self, frame: av.VideoFrame) -> None:
@@ -293,7 +302,7 @@ def _to_rgb(frame: av.VideoFrame, reformatter: VideoReformatter) -> np.ndarray:
     """The frame by its own colour range and matrix, turned as its display matrix (a b u, c d v, x y w) demands."""
     import numpy as np
 
-    image = reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
+    image = reformatter.reformat(to_planar(frame, reformatter), format="rgb24", threads=1).to_ndarray()
     matrix = _display_matrix(frame)
     if matrix is None:
         return image
@@ -301,6 +310,12 @@ def _to_rgb(frame: av.VideoFrame, reformatter: VideoReformatter) -> np.ndarray:
     if abs(b) > abs(a):
         image, a, d = image.swapaxes(0, 1), c, b
     return np.ascontiguousarray(image[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1])
+
+
+def to_planar(frame: av.VideoFrame, reformatter: VideoReformatter) -> av.VideoFrame:
+    """The frame as decoders in software give it: of interleaved chroma, as in hardware, swscale makes other colours."""
+    planar = PLANAR.get(frame.format.name)
+    return frame if planar is None else reformatter.reformat(frame, format=planar, threads=1)
 
 
 def _display_matrix(frame: av.VideoFrame) -> tuple[int, ...] | None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from gemel.edge_runtime.capture.reader import FramePool, PacketReceiver, RecentRate, SourceReader, TimedShot
 from gemel.edge_runtime.capture.reconnect import PAUSES, CameraPhase, LinkState
 from gemel.edge_runtime.capture.sources import NO_PICTURE, CameraConfig, FrameRequest, Source, open_source
+from gemel.edge_runtime.part_times import PART_TIMES, Part
 from gemel.edge_runtime.queues import Frame
 from gemel.models.data_notes import note_clipped_roi
+from gemel.models.preprocess import ASPECT_TOLERANCE
 from gemel.models.video import OPENING_SHARE, RateGate
 
 POLL_INTERVAL_S = 0.1
@@ -30,7 +34,9 @@ class Camera:
     Files and folders play at their own rate in real time. `put` receives (query, frame) for the queries that are due by
     their own and the camera's rate. Frames are numbered from 0, skipped ones included, on through loops and
     reconnections. A source that is neither live nor looped ends the camera; any other is retried until `stop`. A query
-    whose region lies outside the picture gets no frame. `ended` is called at the end. `packets` gets what is decoded.
+    whose region lies outside the picture gets no frame, one that `is_on` says is off frames without a picture. `ended`
+    is called at the end. `packets` gets what is decoded. `main` is the main stream beside this smaller one: both
+    begin and end together.
     """
 
     def __init__(
@@ -42,10 +48,15 @@ class Camera:
         clock: Callable[[], float] = time.monotonic,
         open_source: Callable[[CameraConfig], Source] = open_source,
         packets: PacketReceiver | None = None,
+        is_on: Callable[[str], bool] = lambda query: True,
+        main: Camera | None = None,
     ) -> None:
-        self._packets = packets
+        self._packets, self._is_on, self._main = packets, is_on, main
+        self._compared: object = None
+        self.answered_fps: Mapping[str, float] = {}
+        """Of an overloaded box the frames a second of each query that it can answer: no more need be decoded."""
         self.id = config.id
-        self.delivered = self._damaged_before = self._frames_before = 0
+        self.delivered = self._damaged_before = self._frames_before = self._decoded_before = 0
         self._config, self._queries, self._put, self._ended, self._clock = config, dict(queries), put, ended, clock
         self._open_source = open_source
         self._link = LinkState(CameraPhase.CONNECTING, clock())
@@ -65,6 +76,8 @@ class Camera:
     def start(self) -> None:
         """Begin to play in a thread."""
         self._thread.start()
+        if self._main is not None:
+            self._main.start()
 
     def serve(self, queries: Mapping[str, FrameRequest], first: int) -> None:
         """Serve these queries from the next frame on, over the same connection, with frame numbers from `first` up."""
@@ -75,6 +88,8 @@ class Camera:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
+        if self._main is not None:
+            self._main.stop()
 
     def join(self, timeout_s: float) -> bool:
         """Wait for its threads; False if one is still busy, as a decoder waiting for a dead stream can be."""
@@ -82,6 +97,8 @@ class Camera:
         self._thread.join(timeout_s)
         for reader in self._abandoned:
             reader.thread.join(max(0.0, deadline - time.monotonic()))
+        if self._main is not None and not self._main.join(max(0.0, deadline - time.monotonic())):
+            return False
         return not self._thread.is_alive() and not any(reader.thread.is_alive() for reader in self._abandoned)
 
     @property
@@ -97,7 +114,14 @@ class Camera:
     @property
     def error(self) -> str | None:
         """The present problem, or the one that ended it."""
-        return self._link.problem or next(iter(self._outside.values()), None)
+        beside = None if self._main is None or self._main.error is None else f"its main stream: {self._main.error}"
+        return self._link.problem or next(iter(self._outside.values()), beside)
+
+    @property
+    def stream_size(self) -> tuple[int, int] | None:
+        """Width and height that the stream names; None without one."""
+        decoder = None if self._reader is None else self._reader.decoder
+        return None if decoder is None else decoder.size
 
     def play(self) -> None:
         """Play until the end of the source, or until `stop`; `start` does so in a thread."""
@@ -112,8 +136,9 @@ class Camera:
 
     def to_json(self) -> dict[str, Any]:
         """State, recent frames a second, age of the newest frame, reconnections, frames read, delivered and
-        undecodable, and the present `error`."""
+        undecodable, the present `error`, what decodes and which frames it skips."""
         now, last, reader = self._clock(), self._last_at, self._reader
+        decoder = None if reader is None else reader.decoder
         is_streaming = self._link.phase is CameraPhase.STREAMING
         return {
             "id": self.id, "state": str(self._link.state),
@@ -122,6 +147,9 @@ class Camera:
             "frames": self._frames_before if reader is None else reader.index, "delivered": self.delivered,
             "away_s": None if self._link.away_since is None else round(now - self._link.away_since, 3),
             "undecodable": self._damaged_before + (0 if reader is None else reader.damaged), "error": self.error,
+            "decoded": self._decoded_before + (0 if reader is None else reader.decoded),
+            "decoder": None if decoder is None else decoder.name,
+            "skip": None if decoder is None else str(decoder.skipper.mode),
         }  # fmt: skip
 
     def _step(self) -> None:
@@ -188,7 +216,7 @@ class Camera:
         self._rate = RecentRate()
         self._reader = SourceReader(
             self._config, self._frames_before, self._offer_shot, self._wake, self._clock,
-            open_source=self._open_source, packets=self._packets,
+            open_source=self._open_source, packets=self._packets, needed_fps=self._needed_fps,
         )  # fmt: skip
         self._reader.thread.start()
 
@@ -200,6 +228,7 @@ class Camera:
         if reader is not None:
             reader.stop()
             self._frames_before, self._damaged_before = reader.index, self._damaged_before + reader.damaged
+            self._decoded_before += reader.decoded
             self._abandoned.append(reader)
 
     def _offer_shot(self, reader: SourceReader, shot: TimedShot) -> None:
@@ -216,22 +245,52 @@ class Camera:
         with self._changed:
             self._changed.notify_all()
 
+    def _needed_fps(self) -> float | None:
+        """The frames a second that any query asks for; None for all that come."""
+        rates = [
+            min(fps, self.answered_fps.get(query, fps))
+            for query, request in self._queries.items()
+            if self._is_on(query)
+            for fps in [min(rate for rate in (request.fps, self._config.fps, math.inf) if rate)]
+        ]
+        fastest = max(rates, default=0.0)
+        return None if fastest == math.inf else fastest
+
     def _receive(self, shot: TimedShot) -> None:
-        image = self._memory.decode(shot.shot)
-        if image is None:
+        """Hand a frame to the queries that are due; where none is, it is not converted."""
+        self._switch_queries(shot.index)
+        due = [query for query, gate in self._gates.items() if gate.passes(shot.media_s)]
+        asking = {query for query in due if self._is_on(query)}
+        with PART_TIMES.count(Part.CONVERT):
+            image = self._memory.decode(shot.shot) if asking else None
+        if asking and image is None:
             self._damaged_before += 1
             return
         if self._link.phase is not CameraPhase.STREAMING:
             self._change(self._link.stream())
         self._last_at = shot.captured_at
-        self._switch_queries(shot.index)
-        self._check_size(image.shape[1], image.shape[0])
+        if image is not None:
+            self._check_size(image.shape[1], image.shape[0])
+            self._compare_aspects()
         self._rate.add(shot.captured_at)
         self.delivered += 1
         frame = Frame(shot.index + self._offset, shot.captured_at, shot.captured_unix, image)
-        for query, gate in self._gates.items():
-            if gate.passes(shot.media_s) and query not in self._outside:
-                self._put(query, frame)
+        for query in due:
+            if query not in self._outside:
+                self._put(query, frame if query in asking else replace(frame, image=None))
+
+    def _compare_aspects(self) -> None:
+        """Say, once, that the smaller stream shows another view than the main one."""
+        main, small = None if self._main is None else self._main.stream_size, self._size
+        if main is None or small is None or self._compared == (main, small):
+            return
+        self._compared = main, small
+        if abs(small[0] * main[1] / (small[1] * main[0]) - 1) > ASPECT_TOLERANCE:
+            log.warning(
+                "camera %s: its smaller stream has %dx%d pixels, its main one %dx%d, another aspect: zones and lines "
+                "are fractions of the smaller one, and lie elsewhere in clips",
+                self.id, *small, *main,
+            )  # fmt: skip
 
     def _switch_queries(self, index: int) -> None:
         """Begin with the queries of the last `serve`; unchanged queries keep their place in time."""

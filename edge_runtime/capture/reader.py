@@ -10,18 +10,17 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
+from gemel.edge_runtime.capture.decoders import PacketDecoder
 from gemel.edge_runtime.capture.failures import SourceLost, to_source_lost
-from gemel.edge_runtime.capture.sources import (
-    DEFAULT_FPS,
-    CameraConfig,
-    Source,
-    open_source,
-)
+from gemel.edge_runtime.capture.skipping import FrameSkipper, Skip
+from gemel.edge_runtime.capture.sources import DEFAULT_FPS, CameraConfig, Source, note_once, open_source
 from gemel.edge_runtime.capture.still import StillSource
+from gemel.edge_runtime.part_times import PART_TIMES, Part
 from gemel.models.video import RateGate, Shot, Video, decode_shot
 
 MAX_LATE_S = 1.0
@@ -141,10 +140,11 @@ class PacketReceiver(Protocol):
 class SourceReader:
     """A connection from its opening to its end; with `loop` a file begins again, lap after lap.
 
-    `index` is the number of the next frame, `damaged` counts frames that did not decode. `busy_since` is when the
-    decoder began with a frame that it has not given yet, None while it is idle. Once `over`, `problem` says what went
-    wrong, if anything, and `permanent` whether it cannot pass by itself. `deliver` takes each wanted frame, `ended` is
-    called at the end. `packets` gets those of files and streams before they are decoded.
+    `index` is the number of the next frame, `decoded` and `damaged` count those that did and did not decode.
+    `busy_since` is when the decoder began with a frame that it has not given yet, None while it is idle. Once `over`,
+    `problem` says what went wrong, if anything, and `permanent` whether it cannot pass by itself. `deliver` takes each
+    wanted frame, `ended` is called at the end. `packets` gets those of files and streams before `decoder` decodes them.
+    `needed_fps` gives the frames a second that queries need at present, None for all.
     """
 
     def __init__(
@@ -157,9 +157,11 @@ class SourceReader:
         wait: Callable[[float], bool] | None = None,
         open_source: Callable[[CameraConfig], Source] = open_source,
         packets: PacketReceiver | None = None,
+        needed_fps: Callable[[], float | None] = lambda: None,
     ) -> None:
-        self._packets = packets
-        self.index, self.damaged = first, 0
+        self._packets, self._needed_fps = packets, needed_fps
+        self.decoder: PacketDecoder | None = None
+        self.index, self.damaged, self.decoded = first, 0, 0
         self.busy_since: float | None = clock()
         self.over, self.problem, self.permanent = False, None, False
         self._config, self._deliver, self._ended, self._clock, self._open = config, deliver, ended, clock, open_source
@@ -190,14 +192,17 @@ class SourceReader:
         """Open the source and play it through; False if it has no frame."""
         self.busy_since = self._clock()
         source = self._open(self._config)
-        if self._packets is not None and isinstance(source, Video):
-            source.watch_packets(self._packets.begin, self._packets.add)
+        if isinstance(source, Video):
+            source.decode_with(self._begin_decoding, self._config.fixed_skip is not Skip.NONE)
+            if self._packets is not None:
+                source.watch_packets(self._packets.begin, self._packets.add)
         first, damaged = self.index, self.damaged
         try:
             playback = self._playback or Playback(self._clock(), source.fps or self._config.fps or DEFAULT_FPS)
             self._playback = playback
             while self._advance(source):
                 self.damaged = damaged + source.damaged
+                self.decoded += 1
                 number, self.index = self.index, self.index + 1  # before the delivery: no number comes twice
                 media_s = self._wanted_at(self._lap_start_s + source.time_s, playback)
                 if media_s is not None:
@@ -213,12 +218,25 @@ class SourceReader:
             self._lap_start_s += lap_s * (1 + missed)
         return lap > 0
 
+    def _begin_decoding(self, stream: Any) -> PacketDecoder:
+        config = self._config
+        skipper = FrameSkipper(config.fixed_skip, self._needed_fps)
+        note = partial(note_once, config.id)
+        self.decoder = PacketDecoder(stream, config.decode, skipper, note, self._stay_busy)
+        return self.decoder
+
+    def _stay_busy(self) -> None:
+        """A frame is left out on purpose, so that none can come: the camera is not lost."""
+        if self.busy_since is not None:
+            self.busy_since = self._clock()
+
     def _advance(self, source: Source) -> bool:
         if isinstance(source, StillSource):
             self.busy_since = None
             self._wait(source.pause_s)
         self.busy_since = self._clock()
-        has_frame = not self._stopping.is_set() and source.advance()
+        with PART_TIMES.count(Part.DECODE):
+            has_frame = not self._stopping.is_set() and source.advance()
         self.busy_since = None
         if self._stopping.is_set():
             return False

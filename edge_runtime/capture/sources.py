@@ -7,13 +7,14 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from gemel.edge_runtime.capture.addresses import CameraAddress
+from gemel.edge_runtime.capture.decoders import ACCELERATORS, AUTO, CPU
 from gemel.edge_runtime.capture.failures import (
     SourceLost,
     is_no_video,
@@ -23,6 +24,7 @@ from gemel.edge_runtime.capture.failures import (
     to_source_lost,
 )
 from gemel.edge_runtime.capture.parts import NoPartsError, PartsSource
+from gemel.edge_runtime.capture.skipping import Skip
 from gemel.edge_runtime.capture.still import StillSource
 from gemel.models.errors import InputError
 from gemel.models.io import is_path
@@ -42,8 +44,9 @@ LOGIN_HINT = "percent-encode what is not a letter or digit in user and password,
 POLL_S = 1.0
 DEFAULT_FPS = 10.0
 """The rate of a folder where the config names none."""
-AUTO, PYAV, GSTREAMER, FORMER = "auto", "pyav", "gstreamer", "opencv"
-DECODERS = (AUTO, PYAV, GSTREAMER)
+GSTREAMER = "gstreamer"
+DECODERS = (AUTO, CPU, *ACCELERATORS, GSTREAMER)
+SKIPS = (AUTO, *map(str, Skip))
 PUSH = "push"
 """The source of a camera whose frames come by HTTP."""
 NO_ANSWER, NO_PICTURE = "no frame came in time", "it has no frame that can be decoded"
@@ -53,23 +56,31 @@ NO_ANSWER, NO_PICTURE = "no frame came in time", "it has no frame that can be de
 class CameraConfig:
     """One camera: `source` is an absolute path, a URL or a device index; `fps` None means the source's own.
 
-    A camera is lost when a frame takes longer than `timeout_s`. `decoder` is one of DECODERS. With `every_s` the
-    source is the address of a single picture, asked for at this interval. The source PUSH takes frames by HTTP, each
-    answered within `timeout_s`.
+    A camera is lost when a frame takes longer than `timeout_s`. `decode` is one of DECODERS, `skip` one of SKIPS. With
+    `every_s` the source is the address of a single picture, asked for at this interval. The source PUSH takes frames by
+    HTTP, each answered within `timeout_s`. `detect` is the address of a smaller stream of the same view: queries get
+    its frames, clips the packets of `source`.
     """
 
     id: str
     source: str
     fps: float | None = None
     loop: bool = False
-    decoder: str = AUTO
+    decode: str = AUTO
     timeout_s: float = TIMEOUT_S
     every_s: float | None = None
+    skip: str = AUTO
+    detect: str | None = None
 
     @property
     def is_push(self) -> bool:
         """Whether its frames come by HTTP."""
         return self.source == PUSH
+
+    @property
+    def seen(self) -> CameraConfig:
+        """The camera as queries see it: by its smaller stream, if it has one."""
+        return self if self.detect is None else replace(self, source=self.detect, detect=None)
 
     @property
     def is_address(self) -> bool:
@@ -97,6 +108,14 @@ class CameraConfig:
         return self.source.startswith(("http://", "https://"))
 
     @property
+    def fixed_skip(self) -> Skip | None:
+        """What is left out whatever queries need; None where that decides. Of a file nothing is left out by itself: its
+        frames are numbered."""
+        if self.skip == AUTO:
+            return None if self.live else Skip.NONE
+        return Skip(self.skip)
+
+    @property
     def poll_s(self) -> float:
         """Seconds between two pictures where the source turns out to send single ones."""
         return self.every_s or (1 / self.fps if self.fps else POLL_S)
@@ -105,23 +124,29 @@ class CameraConfig:
         """What can never work, whatever the camera does: the key, the problem and a hint; None if nothing."""
         if self.is_push and (key := self._unused_key()):
             return key, "does not apply to a camera whose frames come by HTTP", "leave it out"
-        scheme = self.source.partition("://")[0].lower()
-        if self.is_address and scheme not in SCHEMES:
-            return "source", "this kind of address is not one of a camera", f"begin with {', '.join(SCHEMES)}"
-        if self.is_address and not _has_valid_host(self.source):
-            return "source", "the address has no valid host and port", LOGIN_HINT
+        for key, address in (("source", self.source), ("detect", self.detect)):
+            if address is not None and (found := _address_problem(address)):
+                return key, *found
+        if self.detect is not None and not (self.is_address and "://" in self.detect):
+            return (
+                "detect",
+                "a smaller stream belongs to the address of a camera",
+                "give two addresses, or leave it out",
+            )
         if self.every_s and not self.is_http:
             return "every_s", "only a picture behind http:// or https:// is asked for", "leave it out; use `fps`"
-        if self.decoder not in (*DECODERS, FORMER):
-            return "decoder", f"unknown decoder '{self.decoder}'", f"use {', '.join(DECODERS)}"
-        if self.decoder in (PYAV, GSTREAMER) and self.is_device:
-            return "decoder", f"{self.decoder} opens files and addresses, no devices", "leave it out"
-        if self.decoder == GSTREAMER and not has_gstreamer():
-            return "decoder", "OpenCV was built without GStreamer here", "use pyav, or the OpenCV that JetPack brings"
+        for key, value, known in (("decode", self.decode, DECODERS), ("skip", self.skip, SKIPS)):
+            if value not in known:
+                return key, f"unknown value '{value}'", f"use {', '.join(known)}"
+            if value != AUTO and self.is_device:
+                return key, "applies to files and addresses, not to devices", "leave it out"
+        if self.decode == GSTREAMER and not has_gstreamer():
+            return "decode", "OpenCV was built without GStreamer here", "use cpu, or the OpenCV that JetPack brings"
         return None
 
     def _unused_key(self) -> str:
-        given = {"loop": self.loop, "every_s": self.every_s, "decoder": self.decoder != AUTO, "fps": self.fps}
+        given = {"loop": self.loop, "every_s": self.every_s, "decode": self.decode != AUTO, "fps": self.fps}
+        given |= {"skip": self.skip != AUTO, "detect": self.detect}
         return next((key for key, value in given.items() if value), "")
 
 
@@ -260,17 +285,15 @@ def gstreamer_pipeline(config: CameraConfig) -> str:
 
 def open_source(config: CameraConfig) -> Source:
     """Open a camera's source before its first frame; raises SourceLost. May take `timeout_s` or longer."""
-    note = partial(_note_once, config.id)
+    note = partial(note_once, config.id)
     if not config.live and not Path(config.source).exists():
         raise SourceLost(f"there is no {config.source}")
     if not config.live and Path(config.source).is_dir():
         return FolderSource(config)
     if config.every_s:
         return StillSource(config.source, config.poll_s, config.timeout_s)
-    if config.is_device or config.decoder == GSTREAMER:
+    if config.is_device or config.decode == GSTREAMER:
         return OpenCVSource(config)
-    if config.decoder == FORMER:
-        note("is decoded by PyAV, as every file and address", "remove `decoder: opencv`")
     try:
         video = _open_video(config, note)
         return _check_parts(video, config) if video.is_in_parts and config.is_http else video
@@ -321,9 +344,18 @@ def _open_video(config: CameraConfig, note: Callable[..., object]) -> Video:
 
 
 @lru_cache(MAX_NOTES)
-def _note_once(camera: str, text: str, hint: str = "") -> None:
+def note_once(camera: str, text: str, hint: str = "") -> None:
     """Note what the reader did to a camera's frames, once, through laps of a loop and reconnections."""
     add_note(f"camera {camera}", text, hint)
+
+
+def _address_problem(address: str) -> tuple[str, str] | None:
+    """What is wrong with a source, if it is an address, and a hint."""
+    if "://" not in address:
+        return None
+    if address.partition("://")[0].lower() not in SCHEMES:
+        return "this kind of address is not one of a camera", f"begin with {', '.join(SCHEMES)}"
+    return None if _has_valid_host(address) else ("the address has no valid host and port", LOGIN_HINT)
 
 
 def _has_valid_host(address: str) -> bool:
@@ -379,7 +411,7 @@ def call_all(calls: Sequence[tuple[Callable[[], Value], float]], default: Value)
 
 def _probe(camera: CameraConfig) -> ProbeResult:
     try:
-        with contextlib.closing(open_source(camera)) as source:
+        with contextlib.closing(open_source(camera.seen)) as source:
             while source.advance():
                 if (image := decode_shot(source.shot())) is not None:
                     return ProbeResult(image)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from gemel.edge_runtime.memory.binding import Bindable, TensorOf, WaitFor, WeightFormat
+from gemel.edge_runtime.part_times import PART_TIMES, Part
 from gemel.models.bits import Bits
 from gemel.models.bundle import Bundle
 from gemel.models.errors import InputError
@@ -122,13 +123,16 @@ class FrameEngine(ABC):
 
     def infer(self, pictures: np.ndarray, beside: Callable[[], object] = no_op) -> Any:
         """What `forward` returns for frames as `resize` gives them, u8 (N, 3, H, W)."""
-        batch = self.query.preprocess.normalise(pictures)
+        with PART_TIMES.count(Part.PREPROCESS):
+            batch = self.query.preprocess.normalise(pictures)
         beside()
-        return self.forward(batch)
+        with PART_TIMES.count(Part.RUN):
+            return self.forward(batch)
 
     def resize(self, frame: np.ndarray) -> np.ndarray:
         """A frame (H, W, 3) as the network takes it, u8 (3, h, w), cropped to the query's roi first."""
-        return self.query.preprocess.resize_frame(self._crop(frame))
+        with PART_TIMES.count(Part.PREPROCESS):
+            return self.query.preprocess.resize_frame(self._crop(frame))
 
     def run(self, frames: Sequence[np.ndarray], beside: Callable[[], object] = no_op) -> list[Prediction]:
         """One prediction per RGB frame (H, W, 3); boxes in pixels of the whole frame.
@@ -142,7 +146,8 @@ class FrameEngine(ABC):
         """What `forward` gave for these frames as predictions, boxes in pixels of the whole frame."""
         sizes = [self._crop(frame).shape[1::-1] for frame in frames]
         least = self.query.min_score or self.query.threshold or 0.0
-        found = self.decode(outputs, sizes, least)
+        with PART_TIMES.count(Part.OUTPUTS):
+            found = self.decode(outputs, sizes, least)
         if self.query.roi is None:
             return found
         placed = []

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from gemel.edge_runtime.engines.base import CHECKED_FRAMES, JointPredictions, no_op
 from gemel.edge_runtime.engines.joint_pass import Job, JointForward
 from gemel.edge_runtime.engines.tensor_engine import TensorEngine
+from gemel.edge_runtime.part_times import PART_TIMES, Part
 from gemel.models.errors import message_of
 from gemel.models.out_of_memory import is_out_of_memory
 from gemel.models.predictions import Prediction
@@ -123,7 +124,8 @@ class JointRunner:
             self._forward = type(engines[0]).join(engines)
         if self._forward is None:
             raise NotImplementedError(f"engine {next(iter(self._engines.values())).name} has no joint pass")
-        return self._forward(batch, jobs)
+        with PART_TIMES.count(Part.RUN):
+            return self._forward(batch, jobs)
 
     def _run_alone(self, query: str, frames: Sequence[np.ndarray]) -> list[Prediction] | Exception:
         try:

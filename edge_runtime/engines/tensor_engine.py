@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gemel.edge_runtime.engines.base import FrameEngine, no_op
 from gemel.edge_runtime.memory.transfer import on_compute_stream
+from gemel.edge_runtime.part_times import PART_TIMES, Part
 from gemel.models.bundle import Bundle, BundleQuery
 from gemel.models.cost import workspace_bytes
 from gemel.models.detector import read_outputs
@@ -78,7 +79,8 @@ class TensorEngine(FrameEngine):
         after = self.queues_whole_runs
         if not after:
             beside()
-        outputs = self.forward(normalise_frames(preprocess, batch, self.channels_last))
+        with PART_TIMES.count(Part.RUN):
+            outputs = self.forward(normalise_frames(preprocess, batch, self.channels_last))
         if after:
             beside()
         return outputs

@@ -207,12 +207,16 @@ class EventStage:
             for one in before.values():
                 self._end(one, EndReason.RELOAD)
 
+    def is_on(self, query: str, unix: float) -> bool:
+        """Whether a query is neither switched off nor outside of its hours at this time in Unix seconds."""
+        own = self._queries.get(query)
+        schedule = None if own is None else own.rules.schedule
+        return query not in self.paused and (schedule is None or schedule.is_on(unix))
+
     def admit(self, query: str, frame: Frame) -> str | None:
         """Why a frame is not to be run: OFF, or STILL where nothing moves; None where it is."""
-        own, is_off = self._queries.get(query), query in self.paused
-        if own is not None and own.rules.schedule is not None:
-            is_off = is_off or not own.rules.schedule.is_on(frame.captured_unix)
-        if is_off:
+        own = self._queries.get(query)
+        if not self.is_on(query, frame.captured_unix):
             with self._lock:
                 if own is not None and own.newest is not None:
                     self._end(own, EndReason.OFF)

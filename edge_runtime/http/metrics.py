@@ -125,6 +125,8 @@ class _StatusMetrics(Collector):
         yield GaugeMetricFamily("gemel_overloaded", "Whether the box loses frames that it was asked to answer.",
                                 status.overloaded)  # fmt: skip
         yield CounterMetricFamily("process_cpu_seconds", "Processor time of the process.", time.process_time())
+        yield _family(CounterMetricFamily, "gemel_seconds", "Processor time of the threads that do it.", ["part"],
+                      {(part,): seconds for part, seconds in status.seconds.items()})  # fmt: skip
         yield _family(GaugeMetricFamily, "gemel_camera_fps", "Frames a second that come from a camera.", ["camera"],
                       {(camera.id,): camera.fps for camera in cameras})  # fmt: skip
         if status.clips is not None:

@@ -32,10 +32,13 @@ class CameraStatus(_Value):
     up: bool = Field(description="whether frames come, or all have come")
     fps: float = Field(ge=0, description="frames delivered a second, lately")
     frame_age_s: float | None
+    decoded: int = Field(0, ge=0, description="frames decoded so far, those that no query asked for included")
     reconnects: int = Count
     error: str | None = Field(description="the present problem, if any")
     away_s: float | None = Field(None, description="seconds since its frames stopped, null while they come")
     undecodable: int = Field(0, ge=0, description="frames that could not be decoded")
+    decoder: str | None = Field(None, description="what decodes its frames: cpu, or a kind of hardware")
+    skip: str | None = Field(None, description="frames not decoded at present: none, nonref or nonkey")
 
 
 class QueryStatus(_Value):
@@ -189,6 +192,7 @@ class Status(_Value):
     sinks: list[SinkStatus]
     drift: list[DriftStatus]
     events: list[EventStatus] = Field([], description="the newest ones, newest first")
+    seconds: dict[str, float] = Field({}, description="processor time of the threads that do it, by part of the work")
     events_begun: dict[str, dict[str, int]] = Field({}, description="since the start, by query and name")
     clips: ClipStatus | None = None
     spool: SpoolStatus | None = Field(None, description="null where the box keeps no samples")

@@ -11,9 +11,10 @@ import os
 import re
 import socket
 import ssl
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -67,6 +68,20 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
 
 
+class SharedForms:
+    """A message as JSON and as JPEG, each made by the first sink that asks, for all. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock, self._forms = threading.Lock(), dict[str, Any]()
+
+    def get(self, name: str, make: Callable[[], Any]) -> Any:
+        """The form of this name."""
+        with self._lock:
+            if name not in self._forms:
+                self._forms[name] = make()
+            return self._forms[name]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ResultMessage:
     """A result record (`edge_runtime.results.result_record`) and its RGB frame (H, W, 3); sinks share both."""
@@ -75,6 +90,7 @@ class ResultMessage:
     image: np.ndarray | None = None
     captured_at: float = 0.0
     """When the frame was captured, in seconds of the schedule's clock."""
+    forms: SharedForms = field(default_factory=SharedForms)
 
     @property
     def nbytes(self) -> int:
@@ -87,12 +103,12 @@ class ResultMessage:
 
     def without_image(self) -> ResultMessage:
         """The record alone."""
-        return self if self.image is None else ResultMessage(self.record)
+        return self if self.image is None else replace(self, image=None)
 
-    def to_text(self, **more: Any) -> str:
-        """The record and these keys as one line of JSON; DeliveryError for a number that JSON cannot hold."""
+    def to_text(self) -> str:
+        """The record as one line of JSON; DeliveryError for a number that JSON cannot hold."""
         try:
-            return json.dumps({**self.record, **more}, allow_nan=False, separators=(",", ":"))
+            return self.forms.get("json", lambda: json.dumps(self.record, allow_nan=False, separators=(",", ":")))
         except ValueError as error:
             raise DeliveryError(Undelivered.INVALID, str(error), permanent=True) from error
 

@@ -127,8 +127,10 @@ class Webhook(Sink):
     def write(self, messages: Sequence[ResultMessage]) -> None:
         for message in messages:
             picture = draw_message(message)
-            more = {} if picture is None else {"snapshot": base64.b64encode(picture).decode()}
-            status, wait_s = self._post(message.to_text(**more).encode())
+            body = message.to_text().encode()
+            if picture is not None:
+                body = body[:-1] + b',"snapshot":"' + base64.b64encode(picture) + b'"}'
+            status, wait_s = self._post(body)
             if not 200 <= status < 300:
                 raise status_error(status, wait_s)
 

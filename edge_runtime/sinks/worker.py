@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemel.edge_runtime.backoff import BackOff
+from gemel.edge_runtime.part_times import PART_TIMES, Part
 from gemel.edge_runtime.sinks.base import (
     BoxState,
     DeliveryError,
@@ -248,7 +249,8 @@ class SinkWorker:
                     is_open = True
                 self._sink.report_state(self._state())
                 if messages:
-                    self._sink.write(messages)
+                    with PART_TIMES.count(Part.SINKS):
+                        self._sink.write(messages)
                 else:
                     self._sink.heartbeat()
             except SinkClosed as error:

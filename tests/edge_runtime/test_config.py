@@ -35,12 +35,12 @@ def test_config_has_absolute_paths(tmp_path):
 
 
 def test_config_fills_in_environment(tmp_path):
-    cameras = {"net": {"source": "rtsp://u:${PASS_1}@box/${PATH_1}", "timeout_s": 2.5, "decoder": "${DECODER}"}}
+    cameras = {"net": {"source": "rtsp://u:${PASS_1}@box/${PATH_1}", "timeout_s": 2.5, "decode": "${DECODER}"}}
     path = write_config(tmp_path, budget="${SIZE}", cameras=cameras)
-    given = {"PASS_1": "p$w}", "PATH_1": "1", "SIZE": "1MiB", "DECODER": "pyav"}
+    given = {"PASS_1": "p$w}", "PATH_1": "1", "SIZE": "1MiB", "DECODER": "cpu"}
     config = load_config(path, given)
     camera = config.cameras["net"]
-    assert (camera.source, camera.timeout_s, camera.decoder) == ("rtsp://u:p%24w%7D@box/1", 2.5, "pyav")
+    assert (camera.source, camera.timeout_s, camera.decode) == ("rtsp://u:p%24w%7D@box/1", 2.5, "cpu")
     assert config.budget_bytes == 2**20
 
 
@@ -75,7 +75,7 @@ def test_config_percent_encodes_user_and_password_of_addresses(tmp_path, secret)
         {"budget": "${SECRET}"},
         {"device": "${SECRET}"},
         {"cameras": {"left": {"source": "x", "fps": "${SECRET}"}}},
-        {"cameras": {"left": {"source": "x", "decoder": "${SECRET}"}}},
+        {"cameras": {"left": {"source": "x", "decode": "${SECRET}"}}},
         {"cameras": {"left": {"source": "${SECRET}://box"}}},
         {"cameras": {"left": {"source": "ftp://u:${SECRET}@box"}}},
         {"sinks": [{"kind": "webhook", "url": "ftp://u:${SECRET}@box"}]},
@@ -129,14 +129,18 @@ def test_config_without_sinks_uses_stdout(tmp_path):
     ({"updates": {"url": "http://u/b", "public_key": "k", "ca": "ca.pem"}}, "updates", "authorities of HTTPS"),
     ({"sinks": [{"kind": "webhook", "url": "http://x", "ca": "ca.pem"}]}, "sinks[0]", "authorities of HTTPS"),
     ({"public_key": 7}, "public_key", "string"),
-    ({"cameras": {"left": {"source": "x", "decoder": "nvdec"}}}, "cameras.left.decoder", "unknown decoder 'nvdec'"),
+    ({"cameras": {"left": {"source": "x", "decode": "nvdec"}}}, "cameras.left.decode", "unknown value 'nvdec'"),
+    ({"cameras": {"left": {"source": "x", "skip": "most"}}}, "cameras.left.skip", "use auto, none, nonref, nonkey"),
+    ({"cameras": {"left": {"source": "x", "detect": "rtsp://a/1"}}}, "cameras.left.detect", "to the address of a"),
+    ({"cameras": {"left": {"source": "rtsp://a/1", "detect": "sub"}}}, "cameras.left.detect", "to the address of a"),
+    ({"cameras": {"left": {"source": "rtsp://a/1", "detect": "ftp://a/2"}}}, "cameras.left.detect", "not one of a"),
     ({"cameras": {"left": {"source": "ftp://box/x"}}}, "cameras.left.source", "not one of a camera"),
     ({"cameras": {"left": {"source": ""}}}, "cameras.left.source", "at least 1 character"),
     ({"cameras": {"left": {"source": -1}}}, "cameras.left.source", "valid string"),
     ({"budget": 1.5}, "budget", "valid string"),
-    ({"cameras": {"left": {"source": 0, "decoder": "pyav"}}}, "cameras.left.decoder", "no devices"),
-    ({"cameras": {"left": {"source": 0, "decoder": "gstreamer"}}}, "cameras.left.decoder", "no devices"),
-    ({"cameras": {"left": {"source": "x", "decoder": "gstreamer"}}}, "cameras.left.decoder", "without GStreamer here"),
+    ({"cameras": {"left": {"source": 0, "decode": "vaapi"}}}, "cameras.left.decode", "not to devices"),
+    ({"cameras": {"left": {"source": 0, "skip": "nonkey"}}}, "cameras.left.skip", "not to devices"),
+    ({"cameras": {"left": {"source": "x", "decode": "gstreamer"}}}, "cameras.left.decode", "without GStreamer here"),
     ({"cameras": {"left": {"source": "x", "timeout_s": 0}}}, "cameras.left.timeout_s", "greater than or equal to 0.1"),
     ({"sinks": [{"kind": "jsonl", "path": "${NOWHERE_TO_BE_FOUND}"}]}, "sinks[0].path", "has no NOWHERE_TO_BE_FOUND"),
     ({"spool": {"path": "box.yaml"}}, "spool.path", "is no directory"),

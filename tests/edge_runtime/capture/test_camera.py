@@ -57,10 +57,11 @@ class RecordedCamera:
 
 @contextmanager
 def play_camera(
-    source, queries=None, fps=None, loop=False, timeout_s=CAMERA_TIMEOUT_S, every_s=None, **keys
-) -> Iterator[RecordedCamera]:
+    source, queries=None, fps=None, loop=False, timeout_s=CAMERA_TIMEOUT_S, every_s=None, decode="auto", skip="auto",
+    **keys,
+) -> Iterator[RecordedCamera]:  # fmt: skip
     """A camera that plays this source."""
-    config = CameraConfig("c", str(source), fps, loop, timeout_s=timeout_s, every_s=every_s)
+    config = CameraConfig("c", str(source), fps, loop, decode, timeout_s, every_s, skip)
     watched = RecordedCamera(config, queries, **keys)
     watched.camera.start()
     try:

@@ -19,7 +19,6 @@ from gemel.edge_runtime.capture.sources import (
 )
 from tests.edge_runtime.capture.faulty_cameras import RtspCamera
 from tests.edge_runtime.tiny import picture, write_folder
-from tests.video_files import write_video
 
 ABSENT_DEVICE = "987"
 
@@ -78,7 +77,7 @@ class FakeCapture:
     def release(self): ...
 
 
-@pytest.mark.parametrize("keys", [{"source": "0"}, {"source": __file__, "decoder": "gstreamer"}])
+@pytest.mark.parametrize("keys", [{"source": "0"}, {"source": __file__, "decode": "gstreamer"}])
 def test_opencv_source_gives_rgb_frames_with_their_times(monkeypatch, keys):
     names = {"CAP_PROP_FPS": "fps", "CAP_PROP_POS_MSEC": "ms", "CAP_GSTREAMER": 1, "COLOR_BGR2RGB": cv2.COLOR_BGR2RGB}
     fake = SimpleNamespace(VideoCapture=FakeCapture, cvtColor=cv2.cvtColor, **names)
@@ -89,12 +88,3 @@ def test_opencv_source_gives_rgb_frames_with_their_times(monkeypatch, keys):
     image = source.shot()()
     assert image is not None and tuple(image[0, 0]) == (3, 2, 1)
     source.close()
-
-
-def test_former_decoder_is_accepted_with_a_line_of_the_log(tmp_path, caplog):
-    clip = write_video(tmp_path / "a.mp4")
-    for _ in range(2):
-        open_source(CameraConfig("yard of old", str(clip), decoder="opencv")).close()
-    assert [record.message for record in caplog.records] == [
-        "camera yard of old: is decoded by PyAV, as every file and address; remove `decoder: opencv`"
-    ]
