@@ -50,6 +50,8 @@ UNREAD_KEYS: dict[str, dict[str, tuple[str, str]]] = {
         "bbox_mode": ("boxes have a form of their own", "write x, y, width, height, and take the key out"),
         "rotation": ("boxes are turned, and are taken upright", "give the box around each object"),
         "attributes.rotation": ("boxes are turned, and are taken upright", "give the box around each object"),
+        "attributes.difficult": ("such objects count as others", "set ignore to 1 where they shall not count"),
+        "attributes.ignore": ("such objects count as others", "set ignore to 1 where they shall not count"),
         "weight": (NOT_FOLLOWED, "every object counts once"),
     },
     "images": {

@@ -1,7 +1,8 @@
 """Labels that no reader takes: refused by the name of their format, so that their pictures never count as unlabelled.
 
-A file is one of labels if it names pictures of the data or is named as one of them is, or if its rows or keys are those
-of a known format. It may lie among the pictures, beside their folder, or in a folder of labels beside that.
+A file is one of labels if it names pictures of the data, is named as one of them or as labels are, or if its rows or
+keys are those of a known format. It may lie among the pictures, beside their folder, or in a folder of labels beside
+that.
 """
 
 from __future__ import annotations
@@ -18,9 +19,15 @@ from gemel.models.pictures import SUFFIXES
 if TYPE_CHECKING:
     from gemel.models.workload import Query
 
-TEXT_SUFFIXES = frozenset((".json", ".jsonl", ".ndjson", ".xml", ".txt", ".csv", ".tsv"))
+TEXT_SUFFIXES = frozenset((".json", ".jsonl", ".ndjson", ".xml", ".txt", ".csv", ".tsv", ".yaml", ".yml"))
 TABLES_OF_LABELS = frozenset((".parquet", ".arrow", ".tfrecord", ".tfrecords", ".record", ".mat", ".xlsx"))
 """Suffixes of files that hold the labels of whole data sets, and are not read."""
+MAYBE_LABELS = frozenset((
+    ".pkl", ".pickle", ".npy", ".npz", ".db", ".sqlite", ".sqlite3", ".h5", ".hdf5", ".xls", ".ods", ".zip", ".gz",
+))  # fmt: skip
+"""Suffixes of files that hold labels where their names, or those of their folders, say so."""
+LABEL_WORDS = re.compile(r"label|annot|bbox|bbx|ground.?truth|(?<![a-z])gt(?![a-z])", re.IGNORECASE)
+"""In the name of a file of labels, and in no picture's."""
 LABEL_FOLDERS = frozenset((
     "annotation", "annotations", "anns", "ann", "anno", "label", "labels", "label_2", "labeltxt", "labels_with_ids",
     "gt", "det", "groundtruth", "ground_truth", "masks", "mask", "segmentationclass", "segmentationobject", "gtfine",
@@ -91,7 +98,7 @@ def list_label_files(data: Path) -> tuple[list[Path], list[Path]]:
             suffix = path.suffix.lower()
             if suffix in SUFFIXES:
                 pictures.append(path)
-            elif suffix in TEXT_SUFFIXES or suffix in TABLES_OF_LABELS:
+            elif suffix in TEXT_SUFFIXES | TABLES_OF_LABELS | MAYBE_LABELS:
                 others.append(path)
     return pictures, others[:MAX_FILES]
 
@@ -113,13 +120,14 @@ def _find_label_files(
     pictures: Sequence[Path], within: Sequence[Path], beside: Sequence[Path], data: Path
 ) -> list[Path]:
     """The files of labels. Beside the data a format alone says nothing, save in a folder of labels beside `images`."""
-    stems = {path.stem for path in pictures}
+    stems = {name for path in pictures for name in (path.stem, path.name)}
     names = [path.name.encode() for path in pictures[:: max(1, len(pictures) // MAX_NAMES)]]
     found = list[Path]()
     for path in within:
         head = _read_head(path)
         is_format = any(re.search(pattern, head, re.DOTALL) for _, pattern in FORMATS)
-        if path.suffix.lower() in TABLES_OF_LABELS or path.stem in stems or is_format or _names_pictures(head, names):
+        is_named = path.stem in stems or LABEL_WORDS.search(path.stem) or path.parent.name.lower() in LABEL_FOLDERS
+        if path.suffix.lower() in TABLES_OF_LABELS or is_named or is_format or _names_pictures(head, names):
             found.append(path)
     is_generic = data.name.lower() in PICTURE_FOLDERS
     for path in beside:

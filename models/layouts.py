@@ -22,7 +22,7 @@ from gemel.models.foreign_labels import ASKED, refuse_labels
 from gemel.models.io import read_bounded
 from gemel.models.mask_labels import read_masks
 from gemel.models.notes import add_note
-from gemel.models.object_files import has_object_files, read_object_files
+from gemel.models.object_files import find_picture_splits, has_object_files, read_object_files
 from gemel.models.pictures import SPLIT_NAMES, SUFFIXES, LabelledPicture, list_all_pictures, list_pictures, natural_key
 from gemel.models.predictions import GroundTruth, IdentityLabel, LabelSet
 from gemel.models.yolo_labels import YAML_SUFFIXES, find_yolo
@@ -370,7 +370,16 @@ def _find_object_files(query: Query, data: Path, splits: Mapping[str, Path]) -> 
 
     if any(has_object_files(folder) for folder in splits.values()):
         return _in_splits(query, data, splits, read, lambda folder: [picture.path for picture in read(folder)])
-    return _without_splits(query, data, lambda: read(data)) if data.is_dir() and has_object_files(data) else None
+    if not data.is_dir() or not has_object_files(data):
+        return None
+    named = find_picture_splits(data)
+    if not named:
+        return _without_splits(query, data, lambda: read(data))
+
+    def read_split(name: str) -> list[LabelledPicture]:
+        return [picture for picture in read(data) if named.get(picture.path) == name]
+
+    return Layout(data, read_split, lambda name: [path for path, split in named.items() if split == name])
 
 
 def _named_splits(query: Query, data: Path, files: Mapping[str, CocoFile]) -> Layout:

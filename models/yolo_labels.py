@@ -12,6 +12,7 @@ from typing import Any
 from gemel.models.boxes import BoxedPicture, BoxForm, BoxRow, BoxSource, LeftOut, collect_labels, note_turned
 from gemel.models.documents import ParseError, parse_yaml
 from gemel.models.errors import InputError, join_names
+from gemel.models.foreign_labels import name_format
 from gemel.models.io import read_bounded
 from gemel.models.notes import add_note
 from gemel.models.pictures import SUFFIXES, LabelledPicture, list_all_pictures, read_picture_size
@@ -127,8 +128,11 @@ class YoloFiles:
         add_note(self.path, f"{text} and count as without objects: {join_names([one.name for one in bare], 3)}", hint)
 
     def _check_numbers(self, lines: Sequence[_Line]) -> None:
-        """Refuse classes that begin at 1, where names begin at 0."""
+        """Refuse classes that begin at 1, where names begin at 0; a note where they may."""
         numbers = {line.number for line in lines}
+        if numbers and min(numbers) >= 1 and 0 in self.names and max(numbers) in self.names:
+            text = f"no line is of class 0 ({self.names[0]}); the numbers are {join_names(sorted(map(str, numbers)))}"
+            add_note(self.path, text, "if they begin at 1 in the text files, write the names as {1: name, 2: name}")
         if self.names and numbers and min(numbers) >= 1 and max(numbers) == max(self.names) + 1 and 0 in self.names:
             problem = f"its classes are numbered {min(numbers)} to {max(numbers)}, its names 0 to {max(self.names)}"
             hint = "number classes from 0 in the text files, or write the names as {1: name, 2: name}"
@@ -146,6 +150,8 @@ class YoloFiles:
             lengths = join_names([f"{1 + length}" for length in sorted(values)], 4)
             problem = f"its lines hold {lengths} numbers: behind the class are {error}"
             raise InputError(self.path, problem, f"{HINT}; name `kpt_shape` in data.yaml for points", "data") from error
+        if not self.has_keypoints:
+            self._note_unread(lines, readings)
         rows = []
         for line in lines:
             box = line.values[:BOX_VALUES]
@@ -158,6 +164,16 @@ class YoloFiles:
             reason = None if name else LeftOut.CATEGORY
             rows.append(BoxRow(line.where, line.picture, name, (x, y, width, height), reason=reason))
         return rows
+
+    def _note_unread(self, lines: Sequence[_Line], readings: Mapping[int, RowReading]) -> None:
+        """Note the numbers behind boxes, by what they may be."""
+        behind = [line.values[BOX_VALUES:] for line in lines if readings[len(line.values)] is RowReading.BOX]
+        longer = [values for values in behind if values]
+        if longer:
+            is_whole = all(values[0] == int(values[0]) for values in longer)
+            what = "tracks, or angles of turned boxes" if is_whole else "scores of a model, or points"
+            text = f"{len(longer)} lines hold up to {max(map(len, longer))} numbers behind the box, as {what}: not read"
+            add_note(self.path, text, "give what people labelled, and upright boxes, if these are others")
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,7 +254,8 @@ def _read_names(path: Path, document: Mapping[str, Any]) -> dict[int, str]:
 def _has_labels(folder: Path, data: Path) -> bool:
     files = folder.iterdir() if folder.is_dir() else ()
     pictures = (path for path in files if path.suffix.lower() in SUFFIXES)
-    return any(label.is_file() for path in pictures for label in label_files(path, data))
+    labels = (label for path in pictures for label in label_files(path, data))
+    return any(label.is_file() and name_format(label) != "KITTI" for label in labels)
 
 
 def label_files(picture: Path, data: Path) -> list[Path]:

@@ -100,6 +100,36 @@ def table(data: Path) -> None:
     write(data / "boxes.csv", "\n".join(["picture,x,y,w,h", *rows]))
 
 
+def faces(data: Path) -> None:
+    write(
+        data / "wider_bbx_gt.txt", "\n".join(f"{one.name}\n1\n4 5 10 11 0 0" for one in write_pictures(data / "images"))
+    )
+
+
+def supervisely(data: Path) -> None:
+    for path in write_pictures(data / "set/img"):
+        write(data / f"set/ann/{path.name}.json", {"size": {}, "objects": [{"classTitle": "car"}]})
+
+
+def visdrone(data: Path) -> None:
+    for path in write_pictures(data / "images"):
+        write(data / f"annotations/{path.stem}.txt", "4,5,10,11,1,4,0,0\n")
+
+
+def yaml(data: Path) -> None:
+    write(data / "objects.yaml", "\n".join(f"{path.name}: [car, 4, 5]" for path in write_pictures(data)))
+
+
+def arrays(data: Path) -> None:
+    for path in write_pictures(data / "images"):
+        write(data / f"labels/{path.stem}.npy", "x")
+
+
+def archive(data: Path) -> None:
+    write_pictures(data)
+    write(data / "annotations.zip", "x")
+
+
 def records(data: Path) -> None:
     write_pictures(data)
     write(data / "all.tfrecord", "x")
@@ -108,7 +138,9 @@ def records(data: Path) -> None:
 FOREIGN: dict[Any, str] = {
     cvat: "CVAT's XML", voc: "Pascal VOC", kitti: "KITTI", mot: "MOT", metadata: "metadata.jsonl of Hugging Face",
     fiftyone: "FiftyOne's JSON",
-    label_studio: "Label Studio's JSON", unknown: "a .txt file", table: "a .csv file", records: "a .tfrecord file",
+    label_studio: "Label Studio's JSON", unknown: "a .txt file",
+    faces: "a .txt file", supervisely: "a .json file", visdrone: "MOT", yaml: "a .yaml file", arrays: "a .npy file",
+    archive: "a .zip file", table: "a .csv file", records: "a .tfrecord file",
 }  # fmt: skip
 IMAGES: dict[Any, str] = {cvat: "images", voc: "JPEGImages", kitti: "image_2", mot: "img1", label_studio: "images"}
 """Where the folder of pictures alone is named, with the labels beside it."""

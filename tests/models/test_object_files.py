@@ -10,8 +10,10 @@ from random import Random
 import pytest
 
 from gemel.models.errors import InputError
+from gemel.models.foreign_labels import list_label_files, name_format
 from gemel.models.notes import collect_notes
-from gemel.models.predictions import BoxLabels
+from gemel.models.object_files import READERS
+from gemel.models.predictions import Box, BoxLabels
 from tests.hostile.mutations import damage_bytes
 from tests.models.test_foreign_labels import CAR, load, write, write_pictures
 
@@ -103,7 +105,129 @@ def test_points_and_lines_of_labelme_are_left_out_with_a_note(tmp_path: Path) ->
     labelme(tmp_path)
     with collect_notes() as notes:
         load(tmp_path)
-    assert any("1 points and lines are no objects" in note for note in notes)
+    assert any("1 objects are or have `point`: these are no objects" in note for note in notes)
+
+
+def listed(data: Path) -> None:
+    voc(data)
+    pictures = sorted(path.stem for path in (data / "JPEGImages").iterdir())
+    for split, stems in (("train", pictures[3:]), ("val", pictures[:1]), ("test", pictures[1:3])):
+        write(data / f"ImageSets/Main/{split}.txt", "\n".join(stems))
+
+
+def in_folders(data: Path) -> None:
+    for split in ("train", "val", "test"):
+        for path in write_pictures(data / "images" / split, count=2, name=split + "{}.jpg"):
+            write(data / f"annotations/{split}/{path.stem}.xml", VOC.format(name=path.name))
+
+
+@pytest.mark.parametrize("form", [listed, in_folders], ids=lambda form: form.__name__)
+def test_splits_that_lists_or_folders_name_are_followed(tmp_path: Path, form: Callable[[Path], None]) -> None:
+    form(tmp_path)
+    with collect_notes() as notes:
+        assert load(tmp_path).labels == (CAR,) * 2
+    assert notes == []
+
+
+def test_lists_without_a_split_are_noted(tmp_path: Path) -> None:
+    listed(tmp_path)
+    (tmp_path / "ImageSets/Main/test.txt").unlink()
+    with collect_notes() as notes:
+        load(tmp_path)
+    assert any("its ImageSets list no test, and are not followed" in note for note in notes)
+
+
+@pytest.mark.parametrize(("shape", "box"), [
+    ("<ellipse label='car' cx='9' cy='10.5' rx='5' ry='5.5'/>", CAR.boxes[0]),
+    ("<mask label='car' rle='0, 110' left='4' top='5' width='10' height='11'/>", CAR.boxes[0]),
+    ("<box label='car' xtl='4' ytl='5' xbr='14' ybr='16' rotation='90'/>", (3.5, 5.5, 14.5, 15.5)),
+])  # fmt: skip
+def test_every_shape_of_cvat_with_an_area_is_a_box_around_it(tmp_path: Path, shape: str, box: Box) -> None:
+    images = "".join(f"<image name='{path.name}'>{shape}</image>" for path in write_pictures(tmp_path / "images"))
+    write(tmp_path / "annotations.xml", f"<annotations><version>1.1</version>{images}</annotations>")
+    labels = load(tmp_path).labels
+    assert labels is not None and isinstance(labels[0], BoxLabels)
+    assert labels[0].boxes[0] == pytest.approx(box)
+
+
+def test_pictures_of_one_name_in_two_folders_of_cvat_have_their_own_labels(tmp_path: Path) -> None:
+    images = ""
+    for folder, name in (("a", "car"), ("b", "bus")):
+        for path in write_pictures(tmp_path / f"images/{folder}", name="{}.jpg"):
+            shape = f"<box label='{name}' xtl='4' ytl='5' xbr='14' ybr='16'/>"
+            images += f"<image name='{folder}/{path.name}'>{shape}</image>"
+    write(tmp_path / "annotations.xml", f"<annotations><version>1.1</version>{images}</annotations>")
+    assert load(tmp_path, classes=("car", "bus")).labels == (BoxLabels(("bus",), CAR.boxes),) * 4
+
+
+# What is not used
+
+PLAIN = "say nothing of classes, boxes or what counts"
+HARMLESS: dict[str, tuple[str, ...]] = {
+    "voc": ("pose", "truncated", "occluded", "part", "polygon", "actions", "attributes", "track_id"),
+    "labelme": ("text", "flags", "description", "mask", "direction", "attributes", "kie_linking", "group", "cells"),
+    "cvat": (), "kitti": (), "mot": (),
+}  # fmt: skip
+"""Keys that the programs write and that PLAIN."""
+FULL_VOC = (
+    "<annotation><folder>a</folder><segmented>0</segmented><object><name>car</name><pose>Left</pose>"
+    "<truncated>1</truncated><occluded>1</occluded><difficult>0</difficult><confidence>0.7</confidence><zz>1</zz>"
+    "<score>0.7</score><polygon>1</polygon><track_id>1</track_id><actions>1</actions><part>1</part>"
+    "<attributes>1<attribute><name>rotation</name><value>30.0</value></attribute></attributes>"
+    "<bndbox><xmin>4</xmin><ymin>5</ymin><xmax>14</xmax><ymax>16</ymax></bndbox></object></annotation>"
+)
+FULL_SHAPE = {
+    "label": "car", "points": [[4, 5], [14, 16]], "shape_type": "rectangle", "difficult": False, "score": 0.7,
+    "group_id": 4, "text": "a", "flags": {"a": True}, "description": "a", "mask": "a", "direction": 1.5, "zz": 1,
+    "attributes": {"a": 1}, "kie_linking": [1], "group": 3, "cells": [1],
+}  # fmt: skip
+
+
+def full_voc(data: Path) -> None:
+    for path in write_pictures(data):
+        write(path.with_suffix(".xml"), FULL_VOC)
+
+
+def full_labelme(data: Path) -> None:
+    shapes = [FULL_SHAPE, *({**FULL_SHAPE, "shape_type": kind} for kind in ("point", "line", "linestrip"))]
+    for path in write_pictures(data):
+        write(path.with_suffix(".json"), {"shapes": shapes})
+
+
+def full_cvat(data: Path) -> None:
+    box = "<box label='car' xtl='4' ytl='5' xbr='14' ybr='16'/>"
+    bare = "".join(f"<{tag} label='car'/>" for tag in ("points", "polyline", "skeleton", "cuboid", "tag", "zz"))
+    images = "".join(
+        f"<image name='{one.name}' subset='a'>{box}{bare}</image>" for one in write_pictures(data / "images")
+    )
+    write(data / "annotations.xml", f"<annotations><version>1.1</version>{images}</annotations>")
+
+
+def full_kitti(data: Path) -> None:
+    for path in write_pictures(data / "image_2"):
+        write(data / f"label_2/{path.stem}.txt", KITTI_CAR.replace("\n", " 0.7\n"))
+
+
+@pytest.mark.parametrize(("form", "known"), [
+    (full_voc, {"confidence", "score", "rotation"}),
+    (full_labelme, {"score", "group_id", "point", "line", "linestrip"}),
+    (full_cvat, {"points", "polyline", "skeleton", "cuboid", "tag", "subset"}),
+    (full_kitti, {"score"}),
+], ids=lambda value: getattr(value, "__name__", ""))  # fmt: skip
+def test_readers_give_back_what_they_do_not_use_and_what_means_something_is_noted(
+    tmp_path: Path, form: Callable[[Path], None], known: set[str]
+) -> None:
+    form(tmp_path)
+    pictures, others = list_label_files(tmp_path)
+    form_name = next(name for path in others if (name := name_format(path)) in READERS)
+    readings = READERS[form_name](pictures, [path for path in others if name_format(path) == form_name], others)
+    unused = {name for reading in readings.values() for name in reading.unused}
+    harmless = set(HARMLESS[form.__name__.removeprefix("full_")])
+    assert known <= unused and unused - known - harmless <= {"zz"}, f"all others {PLAIN}"
+    assert "zz" in unused or form is full_kitti, "a key that nobody knows comes back too"
+    with collect_notes() as notes:
+        load(tmp_path)
+    assert {name for name in unused if any(f"`{name}`" in note for note in notes)} == known
 
 
 def damage_size(data: Path) -> None:

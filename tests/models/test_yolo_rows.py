@@ -182,3 +182,20 @@ def test_names_given_twice_are_one_class_with_a_note(tmp_path: Path) -> None:
     with collect_notes() as notes:
         assert load(tmp_path).labels == (CAR,) * 6
     assert any("several numbers are called car and are taken as one class each" in note for note in notes)
+
+
+@pytest.mark.parametrize(("behind", "what"), [(" 0.8", "scores of a model"), (" 7", "tracks, or angles")])
+def test_numbers_behind_boxes_are_noted(tmp_path: Path, behind: str, what: str) -> None:
+    write_splits(tmp_path)
+    for path in tmp_path.rglob("*.txt"):
+        path.write_text("".join(f"{line}{behind}\n" for line in path.read_text().splitlines()))
+    with collect_notes() as notes:
+        assert load(tmp_path).labels == (CAR,) * 6
+    assert any(f"lines hold up to 1 numbers behind the box, as {what}" in note for note in notes)
+
+
+def test_first_class_without_a_line_is_noted(tmp_path: Path) -> None:
+    write_splits(tmp_path, names=["truck", "car", "bus"], line=f"1{LINE[1:]}")
+    with collect_notes() as notes:
+        assert load(tmp_path).labels == (CAR,) * 6
+    assert any("no line is of class 0 (truck); the numbers are 1; if they begin at 1" in note for note in notes)
