@@ -533,7 +533,8 @@ class BoxApp:
     async def _watch(self, request: web.Request) -> web.WebSocketResponse:
         """A dashboard: the status every second as text, new snapshots as bytes.
 
-        A snapshot is the length of a JSON head (four bytes, big-endian), the head and a JPEG. A slow reader gets fewer.
+        A snapshot is the length of a JSON head (four bytes, big-endian), the head and a JPEG, with `?plain=1` as the
+        camera gave it. A slow reader gets fewer.
         """
         if len(self._dashboards) >= MAX_CLIENTS:
             raise web.HTTPServiceUnavailable(reason=f"{MAX_CLIENTS} dashboards are open already")
@@ -541,7 +542,8 @@ class BoxApp:
         dashboard.headers.update(HEADERS)
         await dashboard.prepare(request)
         self._dashboards.add(dashboard)
-        sending = asyncio.create_task(self._send_updates(dashboard))
+        is_plain = request.query.get("plain", "0") != "0"
+        sending = asyncio.create_task(self._send_updates(dashboard, is_plain))
         try:
             async for message in dashboard:  # a dashboard sends nothing
                 if message.type is WSMsgType.ERROR:
@@ -553,7 +555,7 @@ class BoxApp:
             self._dashboards.discard(dashboard)
         return dashboard
 
-    async def _send_updates(self, dashboard: web.WebSocketResponse) -> None:
+    async def _send_updates(self, dashboard: web.WebSocketResponse, is_plain: bool) -> None:
         sent: dict[str, tuple[int, float | None]] = {}
         cameras: list[str] = []
         status_at = -STATUS_INTERVAL_S
@@ -568,7 +570,7 @@ class BoxApp:
                 if snapshot is None or sent.get(camera) == snapshot.key:
                     continue
                 sent[camera] = snapshot.key
-                jpeg = await asyncio.to_thread(snapshot.jpeg)
+                jpeg = await asyncio.to_thread(snapshot.jpeg, is_plain)
                 head = json.dumps({"camera": camera, "sent_at": time.time(), **snapshot.to_json()}).encode()
                 await dashboard.send_bytes(len(head).to_bytes(4, "big") + head + jpeg)
             await asyncio.sleep(max(0.0, SNAPSHOT_INTERVAL_S - (time.monotonic() - now)))

@@ -12,7 +12,7 @@ const make = (name, text = "", className = "") => {
 const mebibytes = (bytes) => (bytes / 2 ** 20).toFixed(bytes < 1e7 ? 1 : 0) + " MiB";
 const plural = (count, one, many = one + "s") => `${count} ${count === 1 ? one : many}`;
 const percent = (share) => (100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0) + " %";
-const SILENT_S = 5; // a box that says nothing for so long is greyed: its status comes every second
+const SILENT_S = 4; // a box that says nothing for so long is greyed: its status comes every second
 const STALE_S = 10; // a picture older than this is greyed
 const seconds = (value) => {
   if (value === null) return "–";
@@ -28,13 +28,16 @@ const now = () => Date.now() / 1000 - ahead;
 function cameraCard(id) {
   if (cameras.has(id)) return cameras.get(id);
   const card = make("figure", "", "camera");
-  const view = make("div", "", "view"), none = make("span", "no frame yet");
+  const view = make("button", "", "view"), none = make("span", "no frame yet");
   const image = make("img");
   image.alt = `newest frame of ${id}`;
   image.hidden = true;
   const mark = make("span", "", "mark");
   mark.hidden = true;
   view.append(none, image, mark);
+  view.title = "larger or smaller";
+  view.setAttribute("aria-pressed", "false");
+  view.onclick = () => view.setAttribute("aria-pressed", String(card.classList.toggle("large")));
   const caption = make("figcaption");
   const name = make("b", id), note = make("span");
   const plain = make("a", "plain picture");
@@ -210,6 +213,9 @@ function thumbnail(one) {
   return thumbnails.get(key);
 }
 
+let allEvents = []; // the newest 200, while a filter asks for them
+let newest = null;
+
 function eventLinks(one) {
   const links = make("span");
   const add = (text, file) => {
@@ -222,11 +228,27 @@ function eventLinks(one) {
   return links;
 }
 
+function findEvents(events) {
+  const words = part("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const text = (one) => `${one.event} ${one.query} ${one.camera} ${one.label} #${one.track}`.toLowerCase();
+  return words.length ? allEvents.filter((one) => words.every((word) => text(one).includes(word))) : events;
+}
+
+async function loadEvents() {
+  if (!part("filter").value.trim()) return;
+  try {
+    const answer = await fetch("/api/events");
+    if (answer.ok) allEvents = (await answer.json()).events;
+  } catch { /* the socket says when the box is away */ }
+  if (newest) showEvents(newest);
+}
+
 function showEvents(status) {
+  const events = findEvents(status.events);
   part("events-part").hidden = !Object.keys(status.events_begun).length && !status.events.length;
-  const shown = new Set(status.events.map((one) => `${one.id} ${one.end_time}`));
+  const shown = new Set(events.map((one) => `${one.id} ${one.end_time}`));
   for (const key of thumbnails.keys()) if (!shown.has(key)) thumbnails.delete(key);
-  rows("events", status.events.map((one) => [
+  rows("events", events.map((one) => [
     [one.has_snapshot ? thumbnail(one) : "", "picture"], [one.event + (one.direction ? ` to the ${one.direction}` : "")], [one.query], [one.track === null ? one.label : `${one.label} #${one.track}`],
     [new Date(one.start_time * 1000).toLocaleTimeString()],
     [seconds(Math.max(0, (one.end_time === null ? now() : one.end_time) - one.start_time)), "n"],
@@ -234,7 +256,17 @@ function showEvents(status) {
   ]));
 }
 
+function showUpdates(updates) {
+  part("updates").textContent = !updates ? "" : [
+    `Updates: ${updates.state}`,
+    ...(updates.why ? [`${updates.offered || "the offer"}, since ${new Date(updates.since * 1000).toLocaleString()}: ${updates.why}`] : []),
+    updates.checked_at === null ? "the server has not answered yet" : `the server answered ${new Date(updates.checked_at * 1000).toLocaleString()}`,
+  ].join(" · ");
+}
+
 function showStatus(status) {
+  newest = status;
+  part("as-of").textContent = `as of ${new Date().toLocaleTimeString()}`;
   document.title = `${status.name} · Gemel`;
   part("box").textContent = status.name;
   part("what").textContent =
@@ -250,6 +282,7 @@ function showStatus(status) {
   ]));
   showEvents(status);
   showDrift(status);
+  showUpdates(status.updates);
 }
 
 const curves = {};
@@ -260,6 +293,7 @@ function colour(name) {
 
 function drawCurve(id, at, ...lines) {
   const width = part(id).clientWidth;
+  if (!width) return; // it is folded
   if (curves[id]) curves[id].destroy();
   const brief = at.length < 60; // seconds matter
   const clock = { hour: "2-digit", minute: "2-digit", second: brief ? "2-digit" : undefined, hour12: false };
@@ -288,6 +322,7 @@ async function showHour() {
 }
 
 let patience = 500;
+let socket = null;
 let heardAt = Date.now();
 
 function checkSilence(isClosed) {
@@ -300,7 +335,8 @@ function checkSilence(isClosed) {
 }
 
 function watch() {
-  const socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/api/watch`);
+  const labels = part("labels").checked ? "" : "?plain=1";
+  socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/api/watch${labels}`);
   socket.binaryType = "arraybuffer";
   socket.onmessage = (event) => {
     patience = 500;
@@ -316,9 +352,20 @@ function watch() {
   };
 }
 
+const sections = [...document.querySelectorAll("details")];
+if (matchMedia("(max-width: 900px)").matches) sections.slice(1).forEach((one) => { one.open = false; });
+sections.forEach((one) => { one.ontoggle = showHour; });
+part("labels").onchange = () => { // the next socket brings the other pictures
+  socket.onclose = null;
+  socket.close();
+  watch();
+};
+part("filter").oninput = loadEvents;
+
 watch();
 showHour();
+setInterval(loadEvents, 5000);
 setInterval(showHour, 10000);
-setInterval(() => checkSilence(document.body.classList.contains("silent")), 1000);
+setInterval(() => checkSilence(document.body.classList.contains("silent")), 500);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showHour);
 addEventListener("resize", showHour);

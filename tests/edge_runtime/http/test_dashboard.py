@@ -13,6 +13,17 @@ from tests.edge_runtime.http.box import Box, camera, query, sink
 from tests.edge_runtime.http.test_app import TOKEN, serve_box
 
 TIMEOUT_MS = 60_000
+COUNT_DRAWN = """() => {
+  const image = document.querySelector(".camera img"), canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
+  const pen = canvas.getContext("2d");
+  pen.drawImage(image, 0, 0);
+  const { data } = pen.getImageData(0, 0, canvas.width, canvas.height);
+  let count = 0;
+  for (let at = 0; at < data.length; at += 4) count += data[at] > 200 && data[at + 1] > 130 && data[at + 2] < 90;
+  return count;
+}"""
+"""The pixels of the first picture that have the colour of a result."""
 
 
 @pytest.fixture
@@ -29,7 +40,11 @@ def test_dashboard_shows_the_box(browser: Any, box: Box, width: int, scheme: str
     with serve_box(box) as address, page_of(browser, width, scheme) as (page, wrong):
         page.goto(f"http://{address}/")
         page.wait_for_selector(".camera:nth-child(2) img[src]", timeout=TIMEOUT_MS)
+        folded = page.evaluate("[...document.querySelectorAll('details')].map(one => !one.open)")
+        assert folded == [False, *[width < 900] * 6], "a phone shows the cameras first"
+        page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
         page.wait_for_selector("#age-curve canvas", timeout=TIMEOUT_MS)
+        assert page.title() == "north-gate · Gemel" and page.text_content("#as-of").startswith("as of ")
         assert page.text_content("h1") == "north-gate" and page.text_content("#state") == "all well"
         assert "bridge-cars" in page.text_content("#queries") and "deadline 4, replaced 5" in page.text_content(
             "#queries"
@@ -71,12 +86,16 @@ def test_dashboard_shows_problems_as_text(browser: Any, box: Box) -> None:
         box.changes["sinks"] = [sink("mqtt", state="down", trouble="no answer", undelivered={"old": 9})]
         box.changes |= {"refused": "bundle: is cut", "bundle_fault": "b was changed in place"}
         box.changes["held_back"] = {"bridge-cars": "it answers otherwise"}
-        box.changes["updates"] = UpdateStatus(checked_at=None, trial=None, refused={}, trouble="the server stalls")
-        page.wait_for_selector("text=7 to look at", timeout=TIMEOUT_MS)
+        box.changes["updates"] = UpdateStatus(
+            state="refused", checked_at=None, trial=None, refused={}, trouble="the server stalls", why="it is cut",
+            since=1.79e9, offered="0123",
+        )  # fmt: skip
+        page.wait_for_selector("text=8 to look at", timeout=TIMEOUT_MS)
         text = page.text_content("#troubles")
         assert "camera gate: away, newest frame 2 min old (the connection was refused)" in text
         assert "query bridge-cars keeps its old weights: it answers otherwise" in text
-        assert "updates: the server stalls" in text
+        assert "updates: the server stalls" in text and "update 0123 refused since" in text
+        assert "Updates: refused · 0123, since" in page.text_content("#updates")
         assert "bundle: b was changed in place" in text and "the last reload was not applied: bundle: is cut" in text
         assert "sink mqtt: down (no answer)" in text and f"query {name}: ValueError: <b>no</b>" in text
         assert "off, by its hours or a person" in page.text_content(".camera.down")
@@ -101,6 +120,22 @@ def test_dashboard_greys_a_frozen_box_and_says_since_when(browser: Any, box: Box
         assert "the box says nothing since" in page.text_content("#state")
         box.is_awake.set()
         page.wait_for_selector("body:not(.silent) >> text=all well", timeout=TIMEOUT_MS)
+
+
+def test_dashboard_enlarges_a_picture_hides_labels_and_filters_events(browser: Any, box: Box) -> None:
+    with serve_box(box) as address, page_of(browser) as (page, wrong):
+        page.goto(f"http://{address}/")
+        page.wait_for_selector(".camera img[src]", timeout=TIMEOUT_MS)
+        before = page.locator(".camera .view").first.bounding_box()["width"]
+        page.click(".camera .view")
+        assert page.locator(".camera .view").first.bounding_box()["width"] > 1.5 * before
+        assert page.get_attribute(".camera .view", "aria-pressed") == "true"
+        assert page.evaluate(COUNT_DRAWN) > 10
+        page.uncheck("#labels")
+        page.wait_for_function(f"({COUNT_DRAWN})() === 0", timeout=TIMEOUT_MS)
+        page.fill("#filter", "lane #5")
+        page.wait_for_function("document.querySelectorAll('#events tr').length === 1", timeout=TIMEOUT_MS)
+        assert "car #5" in page.text_content("#events") and wrong == []
 
 
 def test_dashboard_login_with_token(browser: Any, box: Box) -> None:
@@ -135,7 +170,7 @@ def test_dashboard_says_overload_and_old_pictures(browser: Any, box: Box) -> Non
         assert page.text_content(".camera.down .mark") == "away for 2 min"
         assert "1 undecodable frame" in page.text_content(".camera.stale") and "of 1 query" in page.text_content("body")
         cells = {one.get_attribute("data-of"): one.text_content() for one in page.query_selector_all("#queries td")}
-        assert (cells["results/s"], cells["lost"]) == ("4.9 of 10.0", "51 %")
+        assert (cells["results/s"], cells["lost, 1 min"]) == ("4.9 of 10.0", "51 %")
         page.wait_for_selector("#rate-curve canvas", timeout=TIMEOUT_MS)
         page.wait_for_selector("#dropped-curve canvas", timeout=TIMEOUT_MS)
         assert wrong == []
