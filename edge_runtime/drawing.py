@@ -32,6 +32,19 @@ def draw_message(message: ResultMessage) -> bytes | None:
     return message.forms.get("jpeg", lambda: draw_results(image, [_drawable(message.record)]))
 
 
+def draw_larger(message: ResultMessage, picture: np.ndarray) -> bytes:
+    """The same over a larger picture (RGB uint8, H, W, 3) of the same view."""
+    assert message.image is not None
+    drawable = dict(_drawable(message.record))
+    (height, width), (rows, columns) = picture.shape[:2], message.image.shape[:2]
+    scales = (width / columns, height / rows) * 2
+    drawable["detections"] = [
+        {**one, "box": [side * scale for side, scale in zip(one["box"], scales, strict=True)]}
+        for one in drawable.get("detections", ())
+    ]
+    return draw_results(picture, [drawable])
+
+
 def draw_thumbnail(image: np.ndarray, record: Mapping[str, Any]) -> bytes:
     """The JPEG of an event's snapshot, at most THUMBNAIL_WIDTH pixels wide, with the box of its object."""
     import cv2

@@ -302,6 +302,7 @@ class Runtime:
         else:
             packets, main = None if self.recorder is None else self.recorder.ring(config.id), None
             if config.detect is not None and packets is not None:
+                packets.is_main = True
                 beside = replace(config, id=f"{config.id}, main stream", detect=None, skip=str(Skip.NONKEY))
                 main, packets = Camera(beside, {}, lambda query, frame: None, packets=packets), None
             camera = Camera(

@@ -21,11 +21,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gemel.edge_runtime.drawing import draw_message
+from gemel.edge_runtime.drawing import draw_larger, draw_message
 from gemel.edge_runtime.sinks.base import ResultMessage
 from gemel.models.errors import one_line
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MAX_CLIP_S = 60.0
 """An event that goes on longer has a clip of its beginning."""
@@ -72,6 +75,15 @@ class StoredPacket:
     time_base: Fraction
     is_key: bool
 
+    def to_packet(self, first_dts: int) -> Any:
+        """It as PyAV's, with times since this one."""
+        import av
+
+        packet: Any = av.Packet(self.data)
+        packet.pts, packet.dts = self.pts - first_dts, self.dts - first_dts
+        packet.duration, packet.time_base, packet.is_keyframe = self.duration, self.time_base, self.is_key
+        return packet
+
 
 class PacketRing:
     """The newest packets of one camera, from a key frame on. Thread-safe.
@@ -81,8 +93,11 @@ class PacketRing:
 
     def __init__(self, seconds: float) -> None:
         self.connection = 0
+        self.is_main = False
+        """Whether the camera's queries see a smaller stream."""
         self.template: Any = None
         self._holder: Any = None
+        self._codec: tuple[str, bytes | None] = "", None
         self._seconds, self._lock = seconds, threading.Lock()
         self._packets: deque[StoredPacket] = deque()
         self._number = self._nbytes = 0
@@ -95,6 +110,7 @@ class PacketRing:
             self.connection += 1
             self._packets.clear()
             self._nbytes = 0
+            self._codec = stream.codec_context.codec.canonical_name, stream.codec_context.extradata
             self._holder = av.open(BytesIO(), "w", format="mp4")
             try:
                 self.template = self._holder.add_stream_from_template(stream)
@@ -127,6 +143,20 @@ class PacketRing:
             before = [one.number for one in self._packets if one.is_key and one.at <= since_at]
             first = before[-1] if before else next(iter(keys), math.inf)
             return [one for one in self._packets if one.number >= first]
+
+    def picture_at(self, at: float) -> np.ndarray | None:
+        """The frame that came last by this time, RGB uint8 (H, W, 3); None where its packets are gone."""
+        from av.codec import CodecContext
+        from av.video.reformatter import VideoReformatter
+
+        packets = [one for one in self.read(0, at) if one.at <= at]
+        if not packets or not packets[0].is_key or self.template is None:
+            return None
+        decoder: Any = CodecContext.create(self._codec[0], "r")
+        decoder.extradata, decoder.thread_count = self._codec[1], 1
+        frames = [frame for one in packets for frame in decoder.decode(one.to_packet(0))]
+        frames += decoder.decode(None)
+        return VideoReformatter().reformat(frames[-1], format="rgb24", threads=1).to_ndarray() if frames else None
 
     def _trim(self, oldest_at: float) -> None:
         """Drop what lies before the last key frame that is old enough; all of it where it takes too much memory."""
@@ -271,9 +301,7 @@ class ClipRecorder:
                 clip.container = av.open(file, "w", format="mp4", options={"movflags": MOVFLAGS})
                 clip.stream = clip.container.add_stream_from_template(clip.ring.template)
                 clip.first_dts = stored.dts
-            packet: Any = av.Packet(stored.data)
-            packet.pts, packet.dts = stored.pts - clip.first_dts, stored.dts - clip.first_dts
-            packet.duration, packet.time_base, packet.is_keyframe = stored.duration, stored.time_base, stored.is_key
+            packet = stored.to_packet(clip.first_dts)
             packet.stream = clip.stream
             clip.container.mux(packet)
             clip.last_number = stored.number
@@ -297,8 +325,22 @@ class ClipRecorder:
         with contextlib.suppress(OSError):
             (self._config.path / f"{clip.name}{CLIP}{PART}").unlink()
 
+    def _draw_snapshot(self, message: ResultMessage) -> bytes | None:
+        """The snapshot, of a camera with a smaller stream from the main one, where its packets are still there."""
+        ring = self._rings.get(message.record.get("camera", ""))
+        if ring is None or not ring.is_main or message.image is None:
+            return draw_message(message)
+        snapshot = message.record["after"]["snapshot"]
+        ago_s = time.time() - snapshot["frame_time"]
+        try:
+            picture = ring.picture_at(time.monotonic() - ago_s)
+        except Exception as error:  # FFmpeg can fail in any way
+            log.debug("no snapshot from the main stream: %s", error)
+            picture = None
+        return draw_message(message) if picture is None else draw_larger(message, picture)
+
     def _write_snapshot(self, message: ResultMessage) -> None:
-        picture = draw_message(message)
+        picture = self._draw_snapshot(message)
         if picture is None or self.totals.trouble is not None:
             return
         path = self._config.path / f"{message.record['after']['id']}{SNAPSHOT}"

@@ -12,6 +12,7 @@ import pytest
 
 from gemel.edge_runtime.capture.camera import MAX_ABANDONED, Camera
 from gemel.edge_runtime.capture.failures import SourceLost
+from gemel.edge_runtime.capture.reader import FramePool
 from gemel.edge_runtime.capture.sources import CameraConfig, FrameRequest
 from gemel.edge_runtime.queues import Frame
 from gemel.models.notes import collect_notes
@@ -69,6 +70,29 @@ def play_camera(
     finally:
         watched.camera.stop()
         assert watched.camera.join(TIMEOUT_S)
+
+
+def test_frames_that_no_query_is_due_for_are_not_converted(monkeypatch):
+    converted = []
+    decode = FramePool.decode
+    monkeypatch.setattr(FramePool, "decode", lambda pool, shot: converted.append(1) or decode(pool, shot))
+    off = set()
+    with (
+        RtspCamera() as camera,
+        play_camera(
+            camera.url, {"slow": FrameRequest(1.0), "slower": FrameRequest(0.5)}, is_on=lambda query: query not in off
+        ) as watched,
+    ):
+        watched.more(4)
+        row = watched.until(lambda row: row["decoded"] >= 3 * len(converted))
+        assert row["delivered"] > len(converted) and watched.camera._needed_fps() == 1.0
+        watched.camera.answered_fps = {"slow": 0.3}
+        assert watched.camera._needed_fps() == 0.5, "an overloaded box answers less of one"
+        off |= {"slow", "slower"}
+        assert watched.camera._needed_fps() == 0.0
+        before = len(converted)
+        watched.more(2)
+        assert len(converted) <= before + 1 and watched.frames[-1][1].image is None
 
 
 def mute(camera: FaultyCamera) -> None:

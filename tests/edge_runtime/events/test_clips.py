@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import av
+import cv2
 import numpy as np
 import pytest
 
@@ -68,6 +69,25 @@ def test_ring_holds_from_the_last_key_frame_before_its_seconds(tmp_path: Path, m
     packets = ring.read(0, 104.7)
     assert packets[0].is_key and packets[0].at == pytest.approx(104.5)
     assert len(ring.read(0, 0.0)) <= 2.0 * FPS + GOP and ring.read(58, 0.0)[0].number == 59
+
+
+def test_snapshot_of_a_camera_with_a_smaller_stream_is_from_the_main_one(tmp_path: Path, monkeypatch) -> None:
+    recorder = make_recorder(tmp_path / "clips")
+    ring = recorder.ring("hall")
+    fill_ring(ring, write_video(tmp_path / "clip.mp4", [4] * 20 + [None] * 20), monkeypatch)
+    lit, dark = ring.picture_at(101.45), ring.picture_at(103.0)
+    assert lit is not None and dark is not None and lit.shape == (2 * SIDE, 2 * SIDE, 3)
+    assert lit.max() > 200 > 100 > dark.max() and ring.picture_at(50.0) is None
+    monkeypatch.setattr(clips.time, "time", lambda: 1000.0)  # the monotonic clock stands at 103.9
+    message = message_of("e-1")
+    message.record["after"]["snapshot"]["frame_time"] = 1000.0 - 2.45
+    record = {**message.record, "camera": "hall"}
+    small = recorder._draw_snapshot(ResultMessage(record, message.image))
+    ring.is_main = True
+    large = recorder._draw_snapshot(ResultMessage(record, message.image))
+    assert small is not None and large is not None
+    pictures = [cv2.imdecode(np.frombuffer(one, np.uint8), cv2.IMREAD_COLOR) for one in (small, large)]
+    assert [len(one) for one in pictures if one is not None] == [SIDE, 2 * SIDE]
 
 
 def test_ring_stays_below_its_bytes_of_memory(tmp_path: Path, monkeypatch) -> None:

@@ -105,6 +105,7 @@ class Box(RuntimeStatus):
                             checked_at=1.79e9, reverted=False),
             ],
             "events": EVENTS, "events_begun": {"bridge-cars": {"enter-lane": 2}},
+            "seconds": {"decode": 12.5, "run": 3.25},
             "clips": ClipStatus(files=3, nbytes=5_000_000, trouble=None),
             "spool": SpoolStatus(samples=41, unsampled={"busy": 2}, bytes=5_000_000),
         }  # fmt: skip

@@ -117,7 +117,7 @@ def test_metrics_are_complete_and_balanced(address: str, box: Box) -> None:
         "gemel_budget_bytes", "gemel_resident_bytes", "gemel_bytes_moved_total", "gemel_loads_total",
         "gemel_query_resident", "gemel_camera_up", "gemel_camera_reconnects_total", "gemel_camera_frame_age_seconds",
         "gemel_sink_delivered_total", "gemel_sink_undelivered_total", "gemel_reloads_total", "gemel_drift_ratio",
-        "gemel_bundle_info",
+        "gemel_bundle_info", "gemel_seconds_total",
     }  # fmt: skip
     for name in ("bridge-cars", "gate-kind"):
         dropped = sum(value for (metric, *labels), value in samples.items()
@@ -127,6 +127,7 @@ def test_metrics_are_complete_and_balanced(address: str, box: Box) -> None:
     assert samples["gemel_camera_up", "gate"] == 0 and ("gemel_camera_frame_age_seconds", "gate") not in samples
     for name, label in (("gemel_result_age_seconds", "bridge-cars"), ("gemel_load_seconds", "gate-kind")):
         assert samples[f"{name}_count", label] == 1
+    assert samples["gemel_seconds_total", "decode"] == 12.5
     assert samples["gemel_bundle_info", "0123456789ab", "junction"] == 1
     assert not any(name.endswith("_created") for name in names)
 

@@ -19,8 +19,10 @@ import cv2
 import numpy as np
 import pytest
 
+from gemel.edge_runtime import drawing
 from gemel.edge_runtime.backoff import BackOff
 from gemel.edge_runtime.sinks.base import Undelivered
+from gemel.edge_runtime.sinks.jsonl import JsonLinesConfig
 from gemel.edge_runtime.sinks.webhook import WebhookConfig, status_error
 from gemel.edge_runtime.sinks.worker import Outbox
 from gemel.models.errors import InputError
@@ -205,6 +207,24 @@ def test_webhook_over_https_requires_a_certificate(server, tmp_path, monkeypatch
     with running_worker(config) as worker:
         worker.offer(make_message(2))
         until(lambda: frames(server) == [2])
+
+
+def test_sinks_share_one_picture_and_one_line_of_json(server, tmp_path, monkeypatch):
+    made, dumps, message = [], json.dumps, make_message(1, image=True)
+    monkeypatch.setattr(drawing, "draw_results", lambda *_: made.append("jpeg") or b"picture")
+    monkeypatch.setattr(json, "dumps", lambda value, **keys: made.append("json") or dumps(value, **keys))
+    webhook = WebhookConfig(url=server.url, snapshot=True)
+    with (
+        running_worker(webhook) as first,
+        running_worker(webhook) as second,
+        running_worker(JsonLinesConfig(path=tmp_path / "r.jsonl")) as third,
+    ):
+        for worker in (first, second, third):
+            worker.offer(message)
+        until(lambda: len(server.got) == 2 and (tmp_path / "r.jsonl").exists())
+    line = json.loads((tmp_path / "r.jsonl").read_text())
+    assert sorted(made) == ["jpeg", "json"]
+    assert server.got == [{**line, "snapshot": base64.b64encode(b"picture").decode()}] * 2
 
 
 def test_webhook_snapshot_and_basic_auth(server, caplog):
