@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -45,7 +46,7 @@ def open_bundle(path: str | Path, factories: Collection[str] = ()) -> Bundle:
     """
     from gemel.models import bundle
 
-    return bundle.open_bundle(path, factories, Path.cwd())
+    return bundle.open_bundle(_check_path(path, "the bundle"), factories, Path.cwd())
 
 
 def load_model(
@@ -64,10 +65,19 @@ def load_model(
     `min_score` on. What the file does not say is given by name. Raises InputError for a file that cannot be taken.
     """
     from gemel.models.decoders.files import load_file
+    from gemel.models.preprocess import Preprocess
 
+    path = _check_path(path, "the model")
     if isinstance(classes, str):
         raise InputError(path, f"'{classes}' is one text", f"give a list: classes=['{classes}']", "classes")
-    return load_file(Path(path), tuple(classes), task, decoder, preprocess, min_score)
+    if odd := [name for name in classes if not isinstance(name, str)]:
+        raise InputError(path, f"{odd[0]!r} is {type(odd[0]).__name__}", "name classes by text", "classes")
+    if preprocess is not None and not isinstance(preprocess, Preprocess):
+        hint = "give gemel.Preprocess((height, width), scale=1, ...)"
+        raise InputError(path, f"is {type(preprocess).__name__}", hint, "preprocess")
+    if isinstance(min_score, bool) or not isinstance(min_score, int | float) or not 0 <= min_score <= 1:
+        raise InputError(path, f"is {min_score!r}", "give a number from 0 to 1", "min_score")
+    return load_file(path, tuple(classes), task, decoder, preprocess, min_score)
 
 
 def export(
@@ -156,6 +166,8 @@ def pack(
     """Put ONNX files into one bundle as they are, and measure it beside plain sessions of them (gemel.packing)."""
     from gemel.packing import pack as packed
 
+    if isinstance(files, str | PathLike) or not files:
+        raise InputError("the files", "are no list of paths, or none", "give a list: ['a.onnx', 'b.onnx']")
     return packed(files, out, frames, progress or _silent, accept_unproven)
 
 
@@ -239,6 +251,8 @@ def compare_reports(reports: Sequence[str | Path], out: str | Path) -> ReportCom
     """
     from gemel.report.comparison import write_comparison
 
+    if isinstance(reports, str | PathLike) or not reports:
+        raise InputError("the reports", "are no list of paths, or none", "give a list of folders of `gemel eval`")
     return write_comparison(reports, out)
 
 
@@ -275,6 +289,12 @@ def run(config: str | Path, check: bool = False, seconds: float | None = None) -
     from gemel.edge_runtime.daemon import run as served
 
     return served(config, check=check, seconds=math.inf if seconds is None else seconds)
+
+
+def _check_path(path: Any, what: str) -> Path:
+    if not isinstance(path, str | PathLike):
+        raise InputError(what, f"is {type(path).__name__}", "give the path of its file")
+    return Path(path)
 
 
 def _load(workload: str | Path | Workload) -> Workload:

@@ -9,7 +9,7 @@ from typing import Any
 
 from gemel.process import SUMMARY, ExitCode
 from gemel.report.conclusion import draw_conclusion
-from gemel.report.document import Report
+from gemel.report.document import NOTHING_SHOWN, Report
 from gemel.text import (
     duration,
     flops_change_text,
@@ -25,8 +25,8 @@ from gemel.text import (
 Row = Mapping[str, Any]
 MAX_REASON = 90
 """Characters of a reason in a table; a note has all of it."""
-NOTHING_SHOWN, ORIGINAL = " holds no ", "original"
-"""In the reason of a query whose footage shows nothing; the evidence of one without labels."""
+ORIGINAL = "original"
+"""The evidence of a query without labels."""
 
 
 def merge_text(merged: Row) -> str:
@@ -74,7 +74,8 @@ def evaluation_text(report: Report) -> str:
     """Offline and streaming accuracy side by side, one line per query."""
     settings = [(one.memory, report.stream_accuracies(one.memory)) for one in report.memory_settings]
     rows = [
-        (row.query, key_text(row.metric), number(row.original), number(row.merged),
+        (row.query, key_text(row.metric),
+         *(number(None if row.shows_nothing else value) for value in (row.original, row.merged)),
          target_status(row.met, row.worth, row.reason), row.status,
          *(" -> ".join(number(accuracy, 2) for accuracy in own[row.query]) for _, own in settings))
         for row in report.offline

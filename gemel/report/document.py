@@ -33,6 +33,10 @@ Pair = Annotated[list[Number], Field(min_length=2, max_length=2)]
 Box = Annotated[list[Number], Field(min_length=4, max_length=4)]
 
 
+NOTHING_SHOWN = " holds no "
+"""In the reason of a query whose footage shows nothing."""
+
+
 class Row(Exact, extra="ignore", populate_by_name=True):
     """A frozen value with bounded numbers and texts of one line; unknown keys are left."""
 
@@ -121,6 +125,11 @@ class OfflineRow(OfflineProof):
     def has_evidence(self) -> bool:
         """Whether the footage and the original allow a conclusion."""
         return self.worth and self.evidence != "none"
+
+    @property
+    def shows_nothing(self) -> bool:
+        """Whether there was nothing to compare, so that scores mean nothing."""
+        return NOTHING_SHOWN in self.reason
 
     @property
     def is_sure(self) -> bool:

@@ -226,6 +226,8 @@ def open_bundle(path: str | Path, factories: Collection[str] = (), folder: Path 
         for problem in manifest_problems(manifest, header) or scale_problems(manifest, header, mapping):
             raise ParseError(problem)
     except ParseError as error:
+        if path.suffix.lower() in (".onnx", ".pt2"):
+            raise BundleError(path, "is a model, no bundle", "read it with gemel.load_model, or merge it") from None
         raise BundleError(path, str(error), REMEDY) from None
     return Bundle(file, mapping, header, manifest, factories, folder)
 

@@ -71,3 +71,18 @@ def test_wrong_arguments_are_one_line(tmp_path):
         gemel.load_model(path, task="depth")
     with pytest.raises(InputError, match="the workload: is int; give the path of a workload file"):
         gemel.merge(3, tmp_path / "box")  # type: ignore[arg-type]
+    for wrong in (5, None, torch.nn.Linear(2, 2)):
+        with pytest.raises(InputError, match=f"the model: is {type(wrong).__name__}; give the path of its file"):
+            gemel.load_model(wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="the bundle: is NoneType"):
+        gemel.open_bundle(None)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="classes: 1 is int; name classes by text"):
+        gemel.load_model(path, classes=[1, 2, 3])  # type: ignore[list-item]
+    with pytest.raises(InputError, match=r"preprocess: is dict; give gemel\.Preprocess"):
+        gemel.load_model(path, preprocess={"scale": 1})  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="min_score: is 'a'; give a number from 0 to 1"):
+        gemel.load_model(path, min_score="a")  # type: ignore[arg-type]
+    for call in (gemel.pack, gemel.compare_reports):
+        for wrong in ("one.onnx", []):
+            with pytest.raises(InputError, match="are no list of paths, or none"):
+                call(wrong, tmp_path / "out")

@@ -20,6 +20,8 @@ from gemel.models.detector import Detector
 from gemel.models.weights import load_weights, save_weights
 from gemel.models.workload import Workload, load_workload
 from gemel.models.zoo import build_query
+from gemel.report.document import Report
+from gemel.summaries import evaluation_text
 from tests.merger.options import QUICK
 from tests.merger.tiny import data_of
 
@@ -200,4 +202,8 @@ def test_eval_of_quiet_footage_says_that_it_is_no_evidence(tmp_path: Path, capsy
     document = json.loads(shown.out)
     assert [(row["evidence"], row["state"]) for row in document["offline"]] == [("none", "unchanged")] * 2
     assert "note: a: no evidence: test holds no objects (lamp); 2 are needed; it is unchanged" in shown.err
-    assert "2 of 2 queries have no evidence: a, test holds no objects" in (tmp_path / "report/report.html").read_text()
+    page = (tmp_path / "report/report.html").read_text()
+    assert "2 of 2 queries have no evidence: a, test holds no objects" in page
+    table = evaluation_text(Report.model_validate(document)).split("stream: ")[0]
+    assert "1.000" not in table.replace("1.00 -> 1.00", ""), "an F1 of nothing is none"
+    assert "answers as before" not in page
