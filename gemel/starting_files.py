@@ -50,8 +50,9 @@ def write_starting_files(
     """Write `workload.yaml` and `box.yaml` into a folder, which is made.
 
     `cameras` are NAME=SOURCE; `models` are FILE or FILE@CAMERA: without a camera that of the file's name, or the only
-    one. `ask` puts a question for what a file does not say (classes,
-    preprocessing); without an answer its outputs are numbers, and values from 0 to 1 are taken. Raises InputError, with nothing written, for what does not fit or is there already.
+    one. `ask` puts a question for what a file does not say (classes, preprocessing); without an answer its outputs are
+    numbers, and values from 0 to 1 are taken. Raises InputError, with nothing written, for what does not fit or is
+    there already.
     """
     folder = Path(folder)
     sources = read_cameras(cameras)

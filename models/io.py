@@ -171,7 +171,7 @@ def validate(path: str | Path, value: Any, schema: type[Keys], at: str = "", hin
         # A misspelt key is both unknown and missing; name the misspelling.
         misspelt = {fault["loc"][:-1] for fault in faults if fault["type"] in MISSPELT}
         faults = [fault for fault in faults if fault["type"] != "missing" or fault["loc"][:-1] not in misspelt]
-        by_key = dict[str, InputError]()  # each type of a union has its fault; the first is told
+        by_key = dict[str, InputError]()  # each type of a union has its fault; the first counts
         for fault in faults[: 1 if hint else MAX_FAULTS]:
             key = ".".join(part for part in (at, _key_text(fault["loc"], value)) if part)
             by_key.setdefault(key, InputError(path, *_describe_fault(fault, schema, hint), key))
@@ -625,7 +625,7 @@ MAX_VALUES = 2**16
 Agreement = Literal["argmax", "cosine", "relative-error"]
 TaskName = Literal["classification", "detection", "segmentation", "keypoints", "embedding", "tensor"]
 MAX_FAULTS = 20
-"""Of one file that are told."""
+"""Faults of one file that an error names."""
 MISSPELT = ("extra_forbidden", "invalid_key")
 """Pydantic's faults of a key that is none."""
 MAX_CAMERAS, MAX_QUERIES, MAX_CLASSES = 1000, 1000, 10_000

@@ -34,7 +34,8 @@ from gemel.merger.methods.registry import register_method
 from gemel.models.sharing.groups import groups
 from gemel.models.sharing.plan import SharingPlan
 from gemel.models.zoo.registry import ENTRIES, register
-from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
+from gemel.testing import check_engine, check_policy
+from tests.edge_runtime.tiny import picture, tiny_bundle, write_clip, write_config, write_folder
 from tests.merger.tiny import write_random_weights, write_workload
 
 SERVED: list[str] = []
@@ -121,7 +122,9 @@ def test_registered_zoo_model_is_inspected(tmp_path: Path, capsys: pytest.Captur
 
 def test_registered_engine_serves_frames(tmp_path: Path) -> None:
     ENGINES["plain"] = (__name__, "Plain")
-    tiny_bundle(tmp_path / "tiny.safetensors")
+    bundle = tiny_bundle(tmp_path / "tiny.safetensors")
+    check_engine(Plain(bundle, "gate"), bundle, [picture(0), picture(1)])
+    SERVED.clear()
     write_clip(tmp_path / "left.mp4", 3, fps=2.0)  # slow, so that a busy machine drops no frame
     write_folder(tmp_path / "right", 3)
     cameras = {"left": {"source": "left.mp4"}, "right": {"source": "right", "fps": 2}}
@@ -154,6 +157,7 @@ def test_registered_method_merges(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_registered_policy_drives_the_simulator(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policies.register(Backwards())
+    check_policy(Backwards(), rounds=50)
     path = write_workload(tmp_path, frames=0)
     assert main(["simulate", str(path), "--policy", "backwards", "--duration", "5", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -14,6 +14,7 @@ from gemel.edge_runtime.scheduler import Plan, QuerySpec, SchedulerState
 from gemel.edge_runtime.scheduler.costs import Costs, QueryCost
 from gemel.edge_runtime.simulation.simulator import simulate
 from gemel.models.errors import InputError
+from gemel.testing import check_decision
 from tests.edge_runtime.scheduler import strategies
 
 KIB = 1024
@@ -62,34 +63,8 @@ def test_decide_any_state_keeps_budget_and_deadlines(name, data):
         waiting = data.draw(st.dictionaries(st.sampled_from(list(costs.queries)), captured))
         urgency = data.draw(st.dictionaries(st.sampled_from(list(costs.queries)), st.floats(0.25, 4)))
         state = state_of(costs, now, waiting, resident, policy_state, urgency)
-        decision = policy.decide(state, costs, plan)
-        dropped = [(query, captured_at) for query, captured_at, _ in decision.drop]
-        assert len(set(dropped)) == len(dropped) and all(at in waiting[query] for query, at in dropped)
-        if decision.query is not None:
-            cost = costs.queries[decision.query]
-            after = (resident - set(decision.evict)) | set(decision.load)
-            assert cost.needed <= after
-            assert set(decision.load) == cost.needed - resident
-            assert len(set(decision.load)) == len(decision.load)
-            assert set(decision.evict) <= resident - cost.needed
-            assert costs.resident_bytes(after) + cost.workspace_of(max(1, decision.count)) <= budget
-            left = [at for at in waiting.get(decision.query, ()) if (decision.query, at) not in dropped]
-            finished = now + costs.load_s(costs.moved_bytes(decision.load))
-            if decision.count:
-                finished += cost.run_of(decision.count)
-                assert all(finished <= at + cost.sla_s + 1e-9 for at in left[: decision.count])
-                assert len(left) >= decision.count
-            resident = after
-        else:
-            assert not decision.load and not decision.evict and not decision.count
-        again = policy.decide(state, costs, plan)
-        assert (again.query, again.count, again.evict, again.load, again.drop) == (
-            decision.query,
-            decision.count,
-            decision.evict,
-            decision.load,
-            decision.drop,
-        )
+        decision = check_decision(policy, state, costs, plan)
+        resident = (resident - set(decision.evict)) | set(decision.load)
         policy_state = decision.policy_state
 
 

@@ -8,9 +8,10 @@ from torchvision.models.detection import RetinaNet_ResNet50_FPN_Weights
 
 from gemel.models.decoders import choose_decoder, coco_names, coco_numbers, imagenet_names
 from gemel.models.decoders.classifier import Classifier
-from gemel.models.decoders.registry import Decoder, GraphHead, Output
+from gemel.models.decoders.registry import GraphHead, Output
 from gemel.models.decoders.yolox import Yolox
 from gemel.models.graph import Cut
+from gemel.testing import check_decoder
 
 SIZE = (96, 160)
 CLASSES = 3
@@ -36,22 +37,8 @@ def decode(name: str, outputs: list[torch.Tensor], tails: list[set[str]] | None 
     )
     decoder = choose_decoder(name, head, "detection", CLASSES, "model.onnx")
     boxes, scores = decoder.decode(outputs, SIZE)[:2]
-    check_arrays(decoder, outputs, boxes, scores)
+    check_decoder(decoder, [output.numpy() for output in outputs], SIZE)
     return boxes * torch.tensor([SIZE[1], SIZE[0]] * 2), scores, decoder
-
-
-def check_arrays(decoder: Decoder, outputs: list[torch.Tensor], boxes: torch.Tensor, scores: torch.Tensor) -> None:
-    """NumPy's arrays are decoded as tensors are, also some rows alone, and no score is above its row's bound."""
-    arrays = [output.numpy() for output in outputs]
-    rows = np.arange(1, boxes.shape[1], 3)
-    for places in (slice(None), rows):
-        found = decoder.decode(arrays, SIZE, places)
-        assert all(isinstance(part, np.ndarray) and part.dtype == np.float32 for part in found)
-        np.testing.assert_allclose(found[0], boxes[:, places], atol=1e-5)
-        np.testing.assert_allclose(found[1], scores[:, places], atol=1e-5)
-    bounds = decoder.bounds(arrays)
-    if bounds is not None:
-        assert (bounds[..., None] >= scores.numpy() - 1e-6).all()
 
 
 def assert_equal(found, boxes, scores) -> None:
