@@ -18,7 +18,7 @@ from gemel.models.errors import InputError
 from gemel.models.io import locked_folder
 from tests.edge_runtime.local_box import LocalBox
 from tests.edge_runtime.tiny import LOOPED, write_box, write_config
-from tests.edge_runtime.update_fixture import Fixture, kill_updates, make_bundle, make_keys
+from tests.edge_runtime.update_fixture import Fixture, kill_rollbacks, kill_updates, make_bundle, make_keys
 from tests.edge_runtime.update_server import UpdateServer
 
 KILLS = 20
@@ -279,6 +279,10 @@ def test_bundle_that_ends_the_box_is_taken_back_at_a_start(puller: Fixture) -> N
 def test_bundle_is_old_or_new_whenever_the_process_is_killed(puller: Fixture) -> None:
     """Killed at random lines of an update (`make faults` does so 200 times)."""
     kill_updates(puller, KILLS)
+
+
+def test_rollback_is_done_or_not_begun_whenever_the_process_is_killed(puller: Fixture) -> None:
+    assert 0 < kill_rollbacks(puller, KILLS) < KILLS
 
 
 def test_running_box_pulls_an_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,6 +144,42 @@ def kill_updates(puller: Fixture, times: int) -> int:
     return new
 
 
+def kill_rollbacks(puller: Fixture, times: int) -> int:
+    """How often the old bundle served again; AssertionError where neither did, or the history was lost."""
+    puller.server.files["/box.safetensors"] = puller.new
+    puller.updater.poll()
+    puller.run(120)
+    files, bundle, chance, old = puller.files, puller.folder / "box.safetensors", random.Random(0), 0
+    kept = {path: path.read_bytes() for path in (files.previous, files.history, files.memory)}
+
+    def roll_back() -> None:
+        updater = puller.build()
+        updater.roll_back()
+        updater._next_poll = puller.now + 100
+        updater.step()
+
+    def restore() -> None:
+        bundle.write_bytes(puller.new)
+        for path, data in kept.items():
+            path.write_bytes(data)
+
+    lines = count_lines(roll_back)
+    for _ in range(times):
+        restore()
+        moment = chance.randrange(lines)
+        child = os.fork()
+        if not child:
+            count_lines(roll_back, moment)
+            os._exit(0)
+        os.waitpid(child, 0)
+        begun = puller.history.trial is not None or bool(puller.history.refused)
+        recover_update(puller.folder / "spool", bundle)
+        assert puller.present == ("old" if begun else "new") and puller.history.trial is None
+        old += begun
+    restore()
+    return old
+
+
 def count_lines(function: Callable[[], object], last: int | None = None) -> int:
     """The lines of the updater, its sources and file operations that a call runs; it is killed before the `last`."""
     count = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults import cameras, delivery, engines, events, http_fuzz, kills, network, overload, reloads
+from tests.faults import cameras, delivery, engines, events, http_fuzz, kills, network, orders, overload, reloads
 from tests.faults.scenario import Scenario
 
 BESIDE = "the others lose < 1 % of their frames; the box serves within 10 s"
@@ -68,12 +68,20 @@ SCENARIOS = (
         network.update_kills,
     ),
     Scenario(
+        "rollback-kills", "kill -9 at random moments of a rollback by hand",
+        "done at the next start, or not begun; the history is whole", "kills", 200, 5, network.rollback_kills,
+    ),
+    Scenario(
         "event-kills", "kill -9 at random moments while events go on", "no message twice, no end without its start",
         "kills", 20, 2, events.kills,
     ),
     Scenario(
         "event-rules", "reloads with wrong zones, hours, classes, events", "refused; events go on", "times each", 10, 1,
         events.wrong_rules,
+    ),
+    Scenario(
+        "orders", "two clients that set one query twice a second, wrong orders, then kill -9",
+        "wrong ones refused; the last one holds, over the kill too", "seconds", 60, 5, orders.contradict,
     ),
     Scenario(
         "push-overload", "frames by HTTP at four times what the box answers", "each is answered or gets 429; 0 lost",

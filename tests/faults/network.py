@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.edge_runtime.running import Running, adds_up
 from tests.edge_runtime.tiny import write_clip
-from tests.edge_runtime.update_fixture import Fixture, kill_updates
+from tests.edge_runtime.update_fixture import Fixture, kill_rollbacks, kill_updates
 from tests.faults.cameras import HTTP
 from tests.faults.queries import FACTORIES, one_each
 from tests.faults.scenario import Found, Missing, Tell
@@ -68,6 +68,15 @@ def update_kills(folder: Path, times: int, tell: Tell) -> Found:
     tell(f"{new} of {times} times the new bundle")
     found = Found(f"{times} kills: the old bundle {times - new} times, the new one {new} times, never neither")
     found.figures = {"old": times - new, "new": new}
+    return found
+
+
+def rollback_kills(folder: Path, times: int, tell: Tell) -> Found:
+    """Killed at random moments while a person rolls an update back."""
+    old = kill_rollbacks(Fixture(folder), times)
+    tell(f"{old} of {times} times the old bundle")
+    found = Found(f"{times} kills: after the next start the old bundle {old} times, the new one {times - old} times")
+    found.figures = {"old": old, "new": times - old}
     return found
 
 
