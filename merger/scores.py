@@ -71,7 +71,7 @@ def match_scores(
     """Move the heads' biases so that `wanted` detections on train frames reach `threshold`.
 
     Returns those moved, by name, and the forward passes it took. None is moved where as many do already, where nothing
-    can be counted, or where no bias moves the scores (heads of FastestDet have none).
+    can be counted, or where no bias moves the scores.
     """
     moved: dict[str, Tensor] = {}
     passes = 0

@@ -19,7 +19,7 @@ FAMILIES = (
     "resnet50", "mobilenet_v2", "efficientnet_b0", "vgg11_bn", "densenet121", "convnext_tiny", "swin_t",
     "ssdlite320_mobilenet_v2",
 )  # fmt: skip
-FEW = ("cifar_resnet20", "fastestdet")
+FEW = ("cifar_resnet20", "ssdlite320_mobilenet_v3_large")
 SIZE, SMALL_SIZE = 224, 32
 DETECTOR_SIZE, SMALL_DETECTOR_SIZE = 320, 96
 

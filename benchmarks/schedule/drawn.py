@@ -20,7 +20,10 @@ OWN_SIZE = {
     "yolov3_tiny": 416, "fastestdet": 352,
 }  # fmt: skip
 """Pixels a side of the models that take one size, or are hardly given another."""
-YOLO = {name: f"benchmarks.workloads.yolov3:{name}" for name in ("yolov3", "yolov3_tiny")}
+PLUGINS = {
+    "fastestdet": "benchmarks.workloads.fastestdet:fastestdet", "yolov3": "benchmarks.workloads.yolov3:yolov3",
+    "yolov3_tiny": "benchmarks.workloads.yolov3:yolov3_tiny",
+}  # fmt: skip
 """The catalogue's own networks, which are no names of the zoo."""
 
 
@@ -52,9 +55,9 @@ def write_drawn(folder: Path, seed: int, number: int) -> Path:
     from gemel.models import zoo
 
     kinds = {name: task for task in ("classification", "detection") for name in zoo.names(task)}
-    workload = draw_workload(seed, number, kinds | dict.fromkeys(YOLO, "detection"))
+    workload = draw_workload(seed, number, kinds | dict.fromkeys(PLUGINS, "detection"))
     for query in workload["queries"]:
-        query["model"] = YOLO.get(query["model"], query["model"])
+        query["model"] = PLUGINS.get(query["model"], query["model"])
     path = folder / f"{workload['name']}.yaml"
     path.write_text(json.dumps(workload, indent=1) + "\n", encoding="utf-8")
     return path

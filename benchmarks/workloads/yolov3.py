@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torchvision.ops import box_iou
 
 from gemel.models.detector import BoxTarget, OneStage
-from gemel.models.preprocess import InputSize, Size
+from gemel.models.preprocess import InputSize, Size, height_width
 from gemel.models.zoo.detectors.box_ops import DISTILL_BACKGROUND, divergence
-from gemel.models.zoo.registry import check_multiple
 
 IGNORE_IOU = 0.5
 """A box that overlaps an object by more is no false alarm, even if another anchor answers for it (section 2.1)."""
@@ -311,7 +310,8 @@ def yolov3_tiny(num_classes: int, input_size: InputSize = 416, anchors: Anchors 
 
 def _outputs(num_classes: int, input_size: InputSize) -> int:
     """Channels of an output: the zoo counts a background among the classes, YOLO has none."""
-    check_multiple(input_size, STRIDE)
+    if any(side % STRIDE for side in height_width(input_size)):
+        raise ValueError(f"input_size must be a multiple of {STRIDE}, not {input_size}")
     return ANCHORS_PER_CELL * (BOX_VALUES + num_classes - 1)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from gemel.models.errors import InputError, size_text
-from gemel.models.preprocess import IMAGENET_MEAN, IMAGENET_STD, InputSize, height_width
+from gemel.models.preprocess import IMAGENET_MEAN, IMAGENET_STD
 
 Factory = Callable[..., nn.Module]
 Triple = tuple[float, float, float]
@@ -67,12 +67,6 @@ def register(
     return add
 
 
-def check_multiple(input_size: InputSize, stride: int) -> None:
-    """Raise ValueError for an input size whose sides are no multiples of a network's stride."""
-    if any(side % stride for side in height_width(input_size)):
-        raise ValueError(f"input_size must be a multiple of {stride}, not {input_size}")
-
-
 MAX_BYTES = 2**31
 """Of one model's weights: about four times those of the largest in the zoo."""
 MAX_NUMBER, MAX_ITEMS, MAX_ARGUMENT_DEPTH = 65_536, 32, 2
@@ -80,7 +74,7 @@ ARGUMENTS = frozenset((
     "dropout", "attention_dropout", "stochastic_depth_prob", "drop_rate", "zero_init_residual", "memory_efficient",
     "transform_input", "init_weights", "reduced_tail", "dilated", "width_mult", "round_nearest", "groups",
     "width_per_group", "replace_stride_with_dilation", "bn_size", "layer_scale", "mlp_ratio", "representation_size",
-    "stem_width", "anchor_scale", "num_keypoints", "scales", "aspect_ratios", "anchors",
+    "stem_width", "anchor_scale", "num_keypoints", "scales", "aspect_ratios",
 ))  # fmt: skip
 """The arguments that a file may give a zoo model; each architecture takes some of them."""
 

@@ -27,7 +27,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, di
     """The folder after every block of the page, the exit code of each command, and the names of the last script."""
     folder = tmp_path_factory.mktemp("getting-started")
     torch.manual_seed(0)
-    detector = zoo.build("fastestdet", ["person"], input_size=96, task="detection")
+    detector = zoo.build("ssdlite320_mobilenet_v3_large", ["person"], input_size=96, task="detection")
     torch.save(detector.state_dict(), folder / "person.pth")  # the page's reader has one
     codes: dict[str, int] = {}
     names: dict[str, Any] = {"frame": np.zeros((64, 64, 3), np.uint8)}

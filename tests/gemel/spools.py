@@ -21,7 +21,7 @@ from gemel.models.zoo import build_query
 from tests.edge_runtime.tiny import picture
 
 CLASSIFIER = {"task": "classification", "classes": ["empty", "busy"], "model": "cifar_resnet20", "input_size": 32}
-DETECTOR = {"task": "detection", "classes": ["car", "bus"], "model": "fastestdet", "input_size": 64}
+DETECTOR = {"task": "detection", "classes": ["car", "bus"], "model": "ssdlite320_mobilenet_v3_large", "input_size": 64}
 KINDS = {
     "a": CLASSIFIER,
     "b": {**CLASSIFIER, "roi": [8, 4, 40, 30], "frame_size": [48, 32]},
@@ -30,7 +30,7 @@ KINDS = {
 
 
 def write_workload(folder: Path) -> Workload:
-    """Queries `a` and `b` (cifar_resnet20) and `d` (fastestdet) of the camera `gate`, with weights of their own."""
+    """Queries `a` and `b` (cifar_resnet20) and `d` (SSDLite) of the camera `gate`, with weights of their own."""
     (folder / "weights").mkdir()
     queries = [
         {"id": name, "camera": "gate", "sla_ms": 10_000, "weights": f"weights/{name}.safetensors", **kind}

@@ -41,8 +41,8 @@ OPTIONS = MergeOptions(RECIPE, precision="fp32", evidence=ANY_EVIDENCE, accept_u
 
 @pytest.fixture(scope="module")
 def one_stage(tmp_path_factory: pytest.TempPathFactory) -> Workload:
-    """Two FastestDets."""
-    queries = [detector("left", "fastestdet", 64), detector("right", "fastestdet", 96)]
+    """Two SSDLites."""
+    queries = [detector(name, "ssdlite320_mobilenet_v3_large", size) for name, size in (("left", 64), ("right", 96))]
     return write(tmp_path_factory.mktemp("one"), queries)
 
 

@@ -21,7 +21,7 @@ from tests.parameters import every
 RECIPE = Recipe(rate=2e-3, epochs=2, batch=8, frames_per_epoch=16)
 METHODS = ("top-down", "gemel", "joint", "ceiling", "none")
 DETECTORS = (
-    ("fastestdet", 96), ("ssd_resnet18", 96), ("ssdlite320_mobilenet_v2", 320),
+    ("ssd_resnet18", 96), ("ssdlite320_mobilenet_v2", 320),
     ("fasterrcnn_mobilenet_v3_large_320_fpn", 320), ("retinanet_resnet50_fpn", 96), ("fcos_resnet50_fpn", 96),
 )  # fmt: skip
 
@@ -64,7 +64,7 @@ def test_merge_killed_often_keeps_tensors_on_their_device(
     assert not mixed and verify_bundle(out) == [] and kills > 3
 
 
-@pytest.mark.parametrize(("model", "size"), every(DETECTORS, few=(("fastestdet", 96),)))
+@pytest.mark.parametrize(("model", "size"), every(DETECTORS, few=(("ssd_resnet18", 96),)))
 def test_detector_is_trained_and_evaluated_on_one_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, size: int
 ) -> None:

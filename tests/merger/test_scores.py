@@ -47,7 +47,7 @@ def test_matched_scores_reach_the_threshold_as_often(name: str, tmp_path: Path) 
 
 
 def test_matching_without_detections_changes_nothing(tmp_path: Path) -> None:
-    workload = write(tmp_path, [classifier("kind", "resnet18", 64), detector("boxes", "fastestdet", 64)])
+    workload = write(tmp_path, [classifier("kind", "resnet18", 64), detector("boxes", "ssd_resnet18", 64)])
     ctx = MergeContext(workload)
     models = ctx.models(ctx.queries)
     assert ctx.match_scores("kind", models["kind"]) == {}

@@ -20,7 +20,7 @@ from gemel.models.zoo.registry import ENTRIES
 from tests.parameters import every
 
 CLASSES = ("car", "bus", "truck")
-FEW = {"cifar_resnet20": 64, "fastestdet": 64}
+FEW = {"cifar_resnet20": 64, "ssd_resnet18": 64}
 """The lightest models of two kinds and their input size; all models take nine minutes."""
 SIDES = {
     "mobilenet_v3_small": 64, "squeezenet1_1": 64, "alexnet": 128, "vit_b_16": 64,

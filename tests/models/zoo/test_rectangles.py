@@ -19,7 +19,7 @@ CLASSES = ("car", "bus")
 SIZE: Size = (128, 192)
 TARGETS = [BoxTarget(torch.tensor([[0.1, 0.2, 0.5, 0.8]]), torch.tensor([1]))] * 2
 FAMILIES = (
-    "ssdlite320_mobilenet_v3_large", "fcos_resnet50_fpn", "fasterrcnn_mobilenet_v3_large_320_fpn", "fastestdet",
+    "ssdlite320_mobilenet_v3_large", "fcos_resnet50_fpn", "fasterrcnn_mobilenet_v3_large_320_fpn",
 )  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def test_detector_of_a_rectangle_trains_and_answers_within_it(name: str) -> None
 
 
 @pytest.mark.parametrize(("name", "task", "size"), [
-    ("vit_b_16", "classification", (64, 96)), ("fastestdet", "detection", (64, 100)),
+    ("vit_b_16", "classification", (64, 96))
 ])  # fmt: skip
 def test_a_rectangle_that_does_not_fit_is_refused_by_input_size(name: str, task: str, size: Size) -> None:
     with pytest.raises(InputError, match="input_size") as caught:

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torchvision.ops import box_iou, generalized_box_iou_loss
 
 from gemel.models.detector import BoxTarget, OneStage
-from gemel.models.preprocess import InputSize
+from gemel.models.preprocess import InputSize, height_width
 from gemel.models.zoo.detectors.box_ops import DISTILL_BACKGROUND, divergence
-from gemel.models.zoo.registry import check_multiple, register
 
 STRIDE = 16
 STAGES = ((24, 48, 4), (48, 96, 8), (96, 192, 4))
@@ -226,8 +225,8 @@ def _assign(boxes: Tensor, objects: Tensor, shape: Sequence[int]) -> tuple[Tenso
     return index, cell[index, place], overlap[index, place]
 
 
-@register("fastestdet", task="detection", scaling=((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)), input_size=352, width=81)
 def fastestdet(num_classes: int, input_size: InputSize = 352) -> FastestDet:
     """FastestDet; the published weights fit when there are 80 classes (the zoo counts a background, it has none)."""
-    check_multiple(input_size, 2 * STRIDE)
+    if any(side % (2 * STRIDE) for side in height_width(input_size)):
+        raise ValueError(f"input_size must be a multiple of {2 * STRIDE}, not {input_size}")
     return FastestDet(num_classes - 1)
