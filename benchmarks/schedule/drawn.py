@@ -20,10 +20,11 @@ OWN_SIZE = {
     "yolov3_tiny": 416, "fastestdet": 352,
 }  # fmt: skip
 """Pixels a side of the models that take one size, or are hardly given another."""
-PLUGINS = {
-    "fastestdet": "benchmarks.workloads.fastestdet:fastestdet", "yolov3": "benchmarks.workloads.yolov3:yolov3",
-    "yolov3_tiny": "benchmarks.workloads.yolov3:yolov3_tiny",
+FACTORIES = {
+    "fastestdet": ("fastestdet",), "yolov3": ("yolov3", "yolov3_tiny"),
+    "focal_loss_detectors": ("fcos_resnet50_fpn", "retinanet_resnet50_fpn", "retinanet_resnet50_fpn_v2"),
 }  # fmt: skip
+PLUGINS = {name: f"benchmarks.workloads.{module}:{name}" for module, names in FACTORIES.items() for name in names}
 """The catalogue's own networks, which are no names of the zoo."""
 
 

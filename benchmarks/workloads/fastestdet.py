@@ -11,7 +11,9 @@ from torchvision.ops import box_iou, generalized_box_iou_loss
 
 from gemel.models.detector import BoxTarget, OneStage
 from gemel.models.preprocess import InputSize, height_width
-from gemel.models.zoo.detectors.box_ops import DISTILL_BACKGROUND, divergence
+from gemel.models.zoo.detectors.box_ops import DISTILL_BACKGROUND
+
+from .box_losses import divergence
 
 STRIDE = 16
 STAGES = ((24, 48, 4), (48, 96, 8), (96, 192, 4))

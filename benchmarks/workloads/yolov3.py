@@ -14,7 +14,9 @@ from torchvision.ops import box_iou
 
 from gemel.models.detector import BoxTarget, OneStage
 from gemel.models.preprocess import InputSize, Size, height_width
-from gemel.models.zoo.detectors.box_ops import DISTILL_BACKGROUND, divergence
+from gemel.models.zoo.detectors.box_ops import DISTILL_BACKGROUND
+
+from .box_losses import divergence
 
 IGNORE_IOU = 0.5
 """A box that overlaps an object by more is no false alarm, even if another anchor answers for it (section 2.1)."""

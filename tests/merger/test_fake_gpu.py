@@ -22,7 +22,7 @@ RECIPE = Recipe(rate=2e-3, epochs=2, batch=8, frames_per_epoch=16)
 METHODS = ("top-down", "gemel", "joint", "ceiling", "none")
 DETECTORS = (
     ("ssd_resnet18", 96), ("ssdlite320_mobilenet_v2", 320),
-    ("fasterrcnn_mobilenet_v3_large_320_fpn", 320), ("retinanet_resnet50_fpn", 96), ("fcos_resnet50_fpn", 96),
+    ("fasterrcnn_mobilenet_v3_large_320_fpn", 320),
 )  # fmt: skip
 
 

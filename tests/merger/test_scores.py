@@ -16,8 +16,7 @@ from tests.merger.detector_workload import classifier, detector, write
 from tests.parameters import every
 
 FAMILIES = {
-    "ssdlite320_mobilenet_v2": 96, "ssd320_squeezenet1_0": 96, "fcos_resnet50_fpn": 64,
-    "retinanet_resnet50_fpn": 64, "fasterrcnn_resnet50_fpn": 96,
+    "ssdlite320_mobilenet_v2": 96, "ssd320_squeezenet1_0": 96, "fasterrcnn_resnet50_fpn": 96,
 }  # fmt: skip
 WANTED = 30
 

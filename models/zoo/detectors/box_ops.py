@@ -1,4 +1,4 @@
-"""What all detector families use: anchors, decoding, suppression of fixed shape, divergence, pixel targets."""
+"""What all detector families use: anchors, decoding, suppression of fixed shape, pixel targets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.ops import nms
@@ -92,13 +91,6 @@ def pixel_targets(targets: Sequence[BoxTarget], extent: FixedBoxes, device: torc
         {"boxes": target.boxes.to(device) * extent.on(device), "labels": target.labels.to(device) + 1}
         for target in targets
     ]
-
-
-def divergence(logits: Tensor, teacher: Tensor) -> Tensor:
-    """Of two probabilities given as logits; zero where they are equal."""
-    wanted = teacher.sigmoid()
-    least = F.binary_cross_entropy_with_logits(teacher, wanted, reduction="none")
-    return F.binary_cross_entropy_with_logits(logits, wanted, reduction="none") - least
 
 
 NOTHING = -1.0

@@ -10,7 +10,7 @@ from gemel.models.zoo.registry import ENTRIES
 
 FROZEN_NORMS = {
     "fasterrcnn_resnet50_fpn", "fasterrcnn_mobilenet_v3_large_fpn", "fasterrcnn_mobilenet_v3_large_320_fpn",
-    "retinanet_resnet50_fpn", "fcos_resnet50_fpn", "keypointrcnn_resnet50_fpn",
+    "keypointrcnn_resnet50_fpn",
 }  # fmt: skip
 """torchvision leaves the frozen norms of these backbones out of its counts; here they are parameters."""
 AUXILIARY_HEADS = {

@@ -1,9 +1,9 @@
-"""RetinaNet (Lin et al. 2017) and FCOS (Tian et al. 2019), torchvision's, and their distillation."""
+"""RetinaNet (Lin et al. 2017) and FCOS (Tian et al. 2019), torchvision's, and their distillation: factories
+of the catalogue's workloads."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, cast
 
 import torch.nn.functional as F
@@ -17,12 +17,12 @@ from gemel.models.zoo.detectors.box_ops import (
     anchors_of,
     box_extent,
     decode_boxes,
-    divergence,
     pixel_targets,
     scale_anchors,
 )
 from gemel.models.zoo.detectors.single_stage import map_shapes
-from gemel.models.zoo.registry import register
+
+from .box_losses import divergence
 
 
 def distill_focal(logits: Tensor, teacher_logits: Tensor, box_distance: Tensor) -> Tensor:
@@ -102,7 +102,6 @@ class Fcos(FocalDetector):
         return distill_focal(logits[..., 1:], teacher_logits[..., 1:], apart + off_centre)
 
 
-@register("fcos_resnet50_fpn", task="detection", input_size=800, published="fcos_resnet50_fpn")
 def fcos_resnet50_fpn(num_classes: int, input_size: InputSize = 800) -> Fcos:
     """FCOS on ResNet-50 with a feature pyramid."""
     whole = detection.fcos_resnet50_fpn(weights=None, weights_backbone=None, num_classes=num_classes)
@@ -152,13 +151,18 @@ class RetinaNet(FocalDetector):
         return distill_focal(logits[..., 1:], teacher_logits[..., 1:], distance)
 
 
-def _build_retinanet(builder: Any, num_classes: int, input_size: InputSize, anchor_scale: float = 1.0) -> RetinaNet:
+def _build_retinanet(builder: Any, num_classes: int, input_size: InputSize, anchor_scale: float) -> RetinaNet:
     """RetinaNet on ResNet-50 with a feature pyramid; anchors of 32 to 813 pixels, times `anchor_scale`."""
     whole = builder(weights=None, weights_backbone=None, num_classes=num_classes)
     whole.anchor_generator = scale_anchors(whole.anchor_generator, anchor_scale)
     return RetinaNet(whole, input_size)
 
 
-for _name in ("retinanet_resnet50_fpn", "retinanet_resnet50_fpn_v2"):
-    _builder = partial(_build_retinanet, getattr(detection, _name))
-    register(_name, task="detection", input_size=800, published=_name)(_builder)
+def retinanet_resnet50_fpn(num_classes: int, input_size: InputSize = 800, anchor_scale: float = 1.0) -> RetinaNet:
+    """RetinaNet as published."""
+    return _build_retinanet(detection.retinanet_resnet50_fpn, num_classes, input_size, anchor_scale)
+
+
+def retinanet_resnet50_fpn_v2(num_classes: int, input_size: InputSize = 800, anchor_scale: float = 1.0) -> RetinaNet:
+    """RetinaNet as torchvision trains it anew."""
+    return _build_retinanet(detection.retinanet_resnet50_fpn_v2, num_classes, input_size, anchor_scale)
