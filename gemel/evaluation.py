@@ -225,7 +225,6 @@ def build_report(
         streaming=streamed.streaming,
         ledger=streamed.ledger,
         transfers=streamed.transfers,
-        timeline=streamed.timeline,
         examples=[example for one in evaluations for example in one.examples],
         limits=[],
         headline=MemorySetting(memory=options.memory, memory_bytes=budgets[options.memory]),

@@ -40,16 +40,13 @@ from gemel.report.document import (
     Arm,
     CostRow,
     LedgerRow,
-    QuerySpans,
     ReportDevice,
     StreamRow,
-    Timeline,
     TransferRow,
 )
 
 DEFAULT_INTERVAL_S = 1.0
 CLOCK_SLACK_S = 1e-6
-TIMELINE_S = 4.0
 STALENESS_AGES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """In frames of the query's rate; ages between are interpolated."""
 
@@ -94,11 +91,10 @@ class QueryTest:
 
 @dataclass(frozen=True)
 class StreamResults:
-    """Rows of the report, for each arm at each memory setting; `timeline` is that of the least memory."""
+    """Rows of the report, for each arm at each memory setting."""
 
     streaming: list[StreamRow] = field(default_factory=list)
     ledger: list[LedgerRow] = field(default_factory=list)
-    timeline: list[Timeline] = field(default_factory=list)
     transfers: list[TransferRow] = field(default_factory=list)
 
 
@@ -183,8 +179,6 @@ def evaluate_streams(
                 **key, received=sum(row.received for row in ledger), processed=sum(row.processed for row in ledger),
                 bytes_moved=sum(one.bytes_moved for one in simulations), swaps=sum(one.swaps for one in simulations),
             ))  # fmt: skip
-            if nbytes == min(memory.values()):
-                results.timeline.append(residency_timeline(simulations[0], key))
     return results
 
 
@@ -303,33 +297,6 @@ def sum_ledgers(simulations: Sequence[Simulation], key: Mapping[str, Any]) -> li
         counts[query].update(account)
     rows = ({**key, "query": query, "dropped": dropped[query], **own} for query, own in counts.items())
     return [LedgerRow.model_validate(row) for row in rows]
-
-
-def residency_timeline(simulation: Simulation, key: Mapping[str, Any], window_s: float = TIMELINE_S) -> Timeline:
-    """When each query was resident (all its tensors) and when it ran, in spans of seconds from the first frame on."""
-    start = min((frame.captured_at for frame in simulation.frames), default=0.0)
-    end, costs = start + window_s, simulation.costs.queries
-    resident: set[str] = set()
-    spans: dict[str, list[list[float]]] = {query: [] for query in costs}
-    since: dict[str, float] = {}
-    for change in simulation.changes:
-        if change.at_s >= end:
-            break
-        resident = resident - set(change.evicted) | set(change.loaded)
-        for query, cost in costs.items():
-            complete = cost.needed <= resident
-            if complete and query not in since:
-                since[query] = change.at_s
-            elif not complete and query in since:
-                spans[query].append([since.pop(query), change.at_s])
-    for query, began in since.items():
-        spans[query].append([began, end])
-    runs: dict[str, list[list[float]]] = {query: [] for query in costs}
-    for frame in simulation.frames:
-        if frame.started_at is not None and frame.finished_at is not None and frame.started_at < end:
-            runs[frame.query].append([frame.started_at, min(frame.finished_at, end)])
-    rows = [QuerySpans(query=query, resident=spans[query], runs=runs[query]) for query in runs]
-    return Timeline(**key, from_s=start, to_s=end, queries=rows)
 
 
 def query_staleness(query: Query, bundle: Bundle, device: str) -> Curve:

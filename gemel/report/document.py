@@ -13,7 +13,7 @@ from gemel.models.io import MAX_QUERIES, Exact, TaskName, read_json, validate
 from gemel.text import flips_text, state_text
 
 REPORT_JSON = "report.json"
-REPORT_FORMAT = 5
+REPORT_FORMAT = 6
 HINT = "evaluate again: gemel eval BUNDLE WORKLOAD -o DIR"
 MAX_SETTINGS, MAX_SEEDS, MAX_COMMANDS = 100, 1000, 100
 ORIGINALS, MERGED = "originals", "merged"
@@ -193,27 +193,6 @@ class TransferRow(_Setting):
     swaps: Count
 
 
-class QuerySpans(Row):
-    """When a query was resident and when it ran, in spans of seconds."""
-
-    query: Text
-    resident: list[Pair]
-    runs: list[Pair]
-
-
-class Timeline(_Setting):
-    """The first seconds of the first seed."""
-
-    from_s: Number
-    to_s: Number
-    queries: list[QuerySpans]
-
-    @property
-    def length_s(self) -> float:
-        """Its length in seconds, above 0."""
-        return max(self.to_s - self.from_s, 1e-9)
-
-
 class CostRow(Row):
     """What a query costs on the virtual clock; a load is that of all its weights."""
 
@@ -374,7 +353,7 @@ class Report(Row):
     process of a box takes besides weights and workspace, as `gemel plan` counts it.
     """
 
-    format: Literal[5] = REPORT_FORMAT
+    format: Literal[6] = REPORT_FORMAT
     workload: Text
     method: Text
     bundle: ReportedBundle
@@ -391,7 +370,6 @@ class Report(Row):
     streaming: list[StreamRow]
     ledger: list[LedgerRow]
     transfers: list[TransferRow]
-    timeline: list[Timeline]
     examples: list[Example]
     limits: list[Text]
     headline: MemorySetting

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gemel.report.document import LedgerRow, OfflineRow, QueryBytes, Report, SharedWeight, Timeline, WeightBytes
+from gemel.report.document import LedgerRow, OfflineRow, QueryBytes, Report, SharedWeight, WeightBytes
 
 AXIS_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5)
 MAX_TICKS = 6
@@ -182,9 +182,3 @@ def outcome_classes(rows: Iterable[OutcomeRow]) -> dict[str, str]:
         name: f"drop{reasons.index(name) % DROP_COLOURS}" if name in reasons else name.replace(" ", "-")
         for name in names
     }
-
-
-def place_spans(spans: Sequence[Sequence[float]], window: Timeline) -> list[tuple[float, float]]:
-    """Where spans of seconds begin on a timeline, and how long they are, in per cent of it."""
-    scale = 100 / window.length_s
-    return [(round(scale * (a - window.from_s), 3), round(scale * (b - a), 3)) for a, b in spans]

@@ -29,7 +29,6 @@ from gemel.report.document import (
     OfflineRow,
     Report,
     StreamRow,
-    Timeline,
 )
 from gemel.report.drawing import Series, draw_boxes, draw_curve
 from gemel.report.templates import render_template, two_decimals, whole_percent
@@ -41,8 +40,6 @@ MAX_ROWS = 8
 MAX_CLASSES = 8
 """Classes of a query that are visible without opening the rest."""
 BYTE_KINDS = (("shared_part", "shared with others (this query's part)"), ("private", "its own"))
-MIN_RUN = 0.12
-"""Per cent of the timeline below which a run would be invisible."""
 
 
 def render_report(report: Report, photos: Sequence[str] = ()) -> str:
@@ -85,7 +82,6 @@ def render_report(report: Report, photos: Sequence[str] = ()) -> str:
         recalls=sorted_recalls,
         visible_classes=MAX_CLASSES,
         **(_stream_values(report, headline) if headline else {}),
-        draw_spans=draw_spans,
         groups=group_examples(report.examples),
         boxed=any(one.task == "detection" for one in report.examples),
         draw_boxes=draw_boxes,
@@ -172,13 +168,6 @@ def _arm_shapes(rows: Mapping[tuple[str, str, str], StreamRow], query: str, memo
         shapes.append(drawing.interval(low, high, arm))
         shapes.append(drawing.dot(axis.at(row.accuracy), arm, f"{arm}: {two_decimals(row.accuracy)}"))
     return shapes
-
-
-def draw_spans(resident: Sequence[Sequence[float]], runs: Sequence[Sequence[float]], window: Timeline) -> list[Markup]:
-    """When a query was resident, and when it ran."""
-    shapes = [drawing.rect(x, width, "resident") for x, width in geometry.place_spans(resident, window)]
-    ran = geometry.place_spans(runs, window)
-    return shapes + [drawing.rect(x, max(width, MIN_RUN), "run", y="4", height="14") for x, width in ran]
 
 
 def error_bars(row: OfflineRow) -> dict[str, list[geometry.Part]]:

@@ -81,18 +81,8 @@ def _document():
         for query in QUERIES
     ]  # fmt: skip
     after = sum(row["shared_part"] + row["private"] for row in counts)
-    timeline = [
-        {
-            "arm": arm, "memory": "min", "memory_bytes": MEMORY["min"], "from_s": 0.0, "to_s": 4.0,
-            "queries": [
-                {"query": query, "resident": [[index * 0.5, index + 2]], "runs": [[index * 0.5 + 0.2, index + 0.3]]}
-                for index, query in enumerate(QUERIES)
-            ],
-        }
-        for arm in ("originals", "merged")
-    ]  # fmt: skip
     return {
-        "format": 5, "workload": "junction", "method": "gemel", "created_at": "2026-01-02T03:04:05Z",
+        "format": 6, "workload": "junction", "method": "gemel", "created_at": "2026-01-02T03:04:05Z",
         "seeds": [0, 1, 2], "base_bytes": 140_000_000,
         "bundle": {"file": "junction.safetensors", "digest": "ab" * 32},
         "device": {"name": "orin-nano-8gb", "title": "Jetson Orin Nano 8 GB", "modelled": True,
@@ -107,7 +97,7 @@ def _document():
              "members": [[query, "layer3.0.conv1.weight"] for query in list(QUERIES)[:2]]},
         ],
         "offline": offline, "streaming": streaming, "ledger": ledger,
-        "timeline": timeline, "transfers": transfers, "examples": EXAMPLES, "costs": costs,
+        "transfers": transfers, "examples": EXAMPLES, "costs": costs,
         "settings": {"policy": "adaptive"},
         "versions": {"gemel": "0.2.0", "python": "3.11.7", "torch": "2.15.0"},
         "headline": {"memory": "min", "memory_bytes": MEMORY["min"]},

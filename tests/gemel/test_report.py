@@ -21,11 +21,9 @@ from gemel.report.geometry import (
     mean_points,
     outcome_classes,
     outcome_rows,
-    place_spans,
     sharing_matrix,
 )
 from gemel.report.page import error_bars, first_screen, render_report, sorted_recalls
-from gemel.stream_eval import residency_timeline
 from gemel.text import duration, percent, size
 
 KEYS = {
@@ -42,7 +40,7 @@ KEYS = {
     "min",
 }
 """Texts that are not a user's words: the report looks for them."""
-STREAM_PARTS = ("streaming", "ledger", "transfers", "timeline")
+STREAM_PARTS = ("streaming", "ledger", "transfers")
 
 
 def render(document, photos=()):
@@ -156,22 +154,6 @@ def test_wide_tables_scroll_and_take_keyboard_focus(document):
     page = render(document)
     narrow = page.count('<table class="three">')
     assert page.count('<div class="scroll" tabindex="0">') == page.count("<table") - narrow == 9
-
-
-def test_timeline_spans_begin_when_all_tensors_are_resident():
-    from gemel.edge_runtime.policies import policy_named
-    from gemel.edge_runtime.scheduler.costs import Costs, QueryCost
-    from gemel.edge_runtime.simulation.simulator import simulate
-
-    cost = {query: QueryCost((f"{query}-own", "both"), 0.1, 0, 10.0) for query in "ab"}
-    costs = Costs(cost, {"a-own": 512, "b-own": 512, "both": 512}, 512.0)  # a tensor takes a second to load
-    simulation = simulate(costs, {"a": [1.0], "b": [2.0]}, 1024, policy_named("gemel"))
-    key = {"arm": "merged", "memory": "min", "memory_bytes": 1024}
-    found = residency_timeline(simulation, key, window_s=5.0)
-    spans = {row.query: (row.resident, row.runs) for row in found.queries}
-    assert spans["a"] == ([[3.0, pytest.approx(4.1)]], [[3.0, pytest.approx(3.1)]])
-    assert spans["b"][0] == [[pytest.approx(4.1), 6.0]], "only its own tensor is loaded; the shared one stays"
-    assert place_spans(spans["a"][0], found) == [(40.0, 22.0)]
 
 
 @pytest.mark.parametrize(
