@@ -44,7 +44,7 @@ CODECS: dict[str, dict[str, str]] = {
     "AV1": {"codec": "libsvtav1", "preset": "10"},
     "MJPEG": {"codec": "mjpeg"},
 }
-FPS, GOP, FRAMES = 25, 50, 150
+FPS, GOP, FRAMES, REPEATS = 25, 50, 150, 40
 START_S, SETTLE_S = 180.0, 8.0
 PORT = 18211
 
@@ -71,6 +71,24 @@ def write_footage(path: Path, codec: str, size: str, frames: int = FRAMES, slow:
                     if number == frames:
                         break
         file.mux(stream.encode())
+
+
+def repeat_footage(clip: Path, path: Path, times: int = REPEATS) -> None:
+    """The packets of a clip one time after the other, so that the box does not open it anew all the time."""
+    with av.open(str(path), "w", format="matroska") as file:
+        out, offset = None, 0
+        for _ in range(times):
+            with av.open(str(clip)) as container:
+                stream = container.streams.video[0]
+                out = out or file.add_stream_from_template(stream)
+                last = 0
+                for packet in container.demux(stream):
+                    if packet.dts is None or packet.pts is None:
+                        continue
+                    last = max(last, packet.pts + (packet.duration or 0))
+                    packet.pts, packet.dts, packet.stream = packet.pts + offset, packet.dts + offset, out
+                    file.mux(packet)
+                offset += last
 
 
 def decode_ms(path: Path, skip: str = "DEFAULT") -> float:
@@ -179,7 +197,8 @@ def main() -> None:
                     print(json.dumps({"codec": codec, "size": size, "mbit_s": round(mbit_s, 1), **row}), flush=True)
             return
         write_footage(clip, given.codec, given.size, slow=given.slow)
-        config = write_box(Path(name), clip, given.network, given.cameras, given.asked / given.slow, given.skip)
+        repeat_footage(clip, long := Path(name) / "long.mkv")
+        config = write_box(Path(name), long, given.network, given.cameras, given.asked / given.slow, given.skip)
         bare = [(decode_ms(clip), run_ms(clip, given.network))]
         box = measure_box(config, given.seconds)
         bare.append((decode_ms(clip), run_ms(clip, given.network)))

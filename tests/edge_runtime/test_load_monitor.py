@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from gemel.edge_runtime.capture.camera import Camera
+from gemel.edge_runtime.capture.sources import CameraConfig, FrameRequest
 from gemel.edge_runtime.load_monitor import LoadMonitor
+from gemel.edge_runtime.runtime import Runtime
 
 
 def rows(received: int, dropped: int, reason: str = "deadline") -> Sequence[dict]:
@@ -37,6 +42,18 @@ def test_overload_begins_and_ends_once_each(caplog: pytest.LogCaptureFixture) ->
     assert len(lines) == 2 and lines[1].startswith("no longer overloaded")
     assert lines[0].startswith("overloaded: ") and "20.0 frames a second are asked for" in lines[0]
     assert "query gate" in lines[0]
+
+
+def test_cameras_of_an_overloaded_box_decode_no_more_than_it_answers() -> None:
+    camera = Camera(CameraConfig("c", "rtsp://x/y"), {"gate": FrameRequest(10.0)}, lambda query, frame: None)
+    runtime: Any = SimpleNamespace(active=SimpleNamespace(cameras=(camera,)))
+    monitor, counts = LoadMonitor(), [0, 0]
+    feed(monitor, 0.0, 120, counts, 0.5)
+    Runtime.ease_decoding(runtime, monitor)
+    assert camera._needed_fps() == pytest.approx(5.0, abs=0.3)
+    feed(monitor, 120.0, 120, counts, 0.0)
+    Runtime.ease_decoding(runtime, monitor)
+    assert camera._needed_fps() == 10.0
 
 
 def test_overload_is_no_matter_of_pauses_or_few_frames() -> None:

@@ -1,6 +1,6 @@
 """GStreamer's RTSP server with a test picture, run by the system's python3.
 
-Prints its port. `/h264` and `/jpeg` show colour bars; the user is `user`, the password `secret` (digest).
+Prints its port. `/h264`, `/bframes` and `/jpeg` show colour bars; the user is `user`, the password `secret` (digest).
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from gi.repository import GLib, Gst, GstRtsp, GstRtspServer  # noqa: E402  # pyr
 
 BARS = "videotestsrc is-live=true pattern=smpte75 ! video/x-raw,format=I420,width=352,height=288,framerate=25/1"
 H264 = "x264enc tune=zerolatency speed-preset=ultrafast key-int-max=10"
+B_FRAMES = "x264enc speed-preset=veryfast bframes=2 b-adapt=false key-int-max=50 threads=1 ! video/x-h264,profile=main"
 PATHS = {
     "/h264": f"( {BARS} ! {H264} ! rtph264pay name=pay0 pt=96 )",
+    "/bframes": f"( {BARS} ! {B_FRAMES} ! rtph264pay name=pay0 pt=96 )",
     "/jpeg": f"( {BARS} ! jpegenc ! rtpjpegpay name=pay0 pt=26 )",
 }
 

@@ -95,6 +95,32 @@ def test_frames_that_no_query_is_due_for_are_not_converted(monkeypatch):
         assert len(converted) <= before + 1 and watched.frames[-1][1].image is None
 
 
+class Packets:
+    """Takes the packets of a camera, as the ring of clips does."""
+
+    count = 0
+
+    def begin(self, stream) -> None: ...
+
+    def add(self, packet) -> None:
+        self.count += 1
+
+
+def test_queries_see_the_smaller_stream_and_clips_get_the_main_one(caplog):
+    packets = Packets()
+    with RtspCamera(size=(96, 64)) as large, RtspCamera(size=(48, 48)) as small:
+        keys = {"timeout_s": CAMERA_TIMEOUT_S, "skip": "nonkey"}
+        main = Camera(CameraConfig("c, main stream", large.url, **keys), {}, lambda *_: None, packets=packets)
+        with play_camera(small.url, main=main) as watched:
+            watched.more(4)
+            watched.until(lambda row: packets.count > 4 and "another aspect" in caplog.text)
+            assert {frame.image.shape for _, frame in watched.frames} == {(48, 48, 3)}
+            large.refuse()
+            watched.until(lambda row: (row["error"] or "").startswith("its main stream: "))
+            assert watched.camera.state == "streaming"
+    assert caplog.text.count("48x48 pixels, its main one 96x64, another aspect") == 1 and not main.alive
+
+
 def mute(camera: FaultyCamera) -> None:
     camera.muted = True
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gemel.edge_runtime.capture.sources import CameraConfig, gstreamer_pipeline
+from gemel.edge_runtime.capture.sources import CameraConfig, FrameRequest, gstreamer_pipeline
 from tests.edge_runtime.capture.test_camera import play_camera
 from tests.video_files import draw_frame, set_turn, turn_frame, write_video
 
@@ -59,6 +59,19 @@ def test_gstreamer_source_decodes_correctly(server: Server, path: str) -> None:
     assert frame.image is not None and frame.image.shape == (288, 352, 3)
     colours = [frame.image[20:120, round((bar + 0.5) * 352 / 7)].mean(axis=0) for bar in range(7)]
     assert np.abs(np.array(colours) - BARS).max() < 25, colours
+
+
+@pytest.mark.parametrize(("path", "fps", "skip"), [("bframes", 5.0, "nonref"), ("h264", 1.0, "nonkey")])
+def test_camera_of_a_real_server_decodes_what_is_needed(server: Server, path: str, fps: float, skip: str) -> None:
+    with play_camera(server.url(path), {"q": FrameRequest(fps)}, timeout_s=10.0) as watched:
+        watched.until(lambda row: row["skip"] == skip)
+        decoded = watched.camera.to_json()["decoded"]
+        first = len(watched.frames)
+        watched.more(10)
+        times = [frame.captured_at for _, frame in watched.frames[first : first + 10]]
+        decoded = watched.camera.to_json()["decoded"] - decoded
+    assert (times[-1] - times[0]) * fps == pytest.approx(9, abs=2), "as many frames as were asked for"
+    assert decoded < 0.8 * 25 * (times[-1] - times[0] + 2 / fps) and watched.camera.error is None
 
 
 def test_gstreamer_source_hides_password_and_reconnects(server: Server) -> None:
