@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from gemel.models.preprocess import Preprocess
     from gemel.models.workload import Query, Workload, load_workload
 
+__version__: str
+"""Of the package that is installed."""
 __all__ = [
     "Bundle",
     "BundleError",
@@ -107,6 +109,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib import metadata
+
+        return metadata.version("gemel")
     if name not in __all__:
         raise AttributeError(f"module 'gemel' has no attribute '{name}'")
     home = next((home for home, names in _HOMES.items() if name in names), "gemel.api")
@@ -115,4 +121,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return [*__all__, "__version__", *(name for name in globals() if name.startswith("__"))]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import logging
+import os
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,8 +18,6 @@ MIN_SHOWN_SCORE = 0.25
 """Detections of a file's model with lower scores are left out by `predict`."""
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from gemel.conditions import Objective, Shared
     from gemel.drift import DriftCheck
     from gemel.drift_mend import DriftMend
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from gemel.models.bundle import Bundle
     from gemel.models.export import Batch, ExportedModel
     from gemel.models.export_folder import ExportedFolder
+    from gemel.models.predictor import FrameModel
     from gemel.models.preprocess import Preprocess
     from gemel.models.workload import Workload
     from gemel.packing import PackReport
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 
 
 Progress = Callable[..., None]
+ShownProgress = Progress | Literal["auto"] | None
+"""A callable for events (models.stages), None for none, or "auto": a bar on a terminal and in a notebook."""
 
 
 def open_bundle(path: str | Path, factories: Collection[str] = ()) -> Bundle:
@@ -57,7 +62,7 @@ def load_model(
     decoder: str = "auto",
     preprocess: Preprocess | None = None,
     min_score: float = MIN_SHOWN_SCORE,
-) -> nn.Module:
+) -> FrameModel:
     """The model of an .onnx or .pt2 file as a `torch.nn.Module` in eval mode.
 
     `.preprocess` turns a frame, uint8 RGB (H, W, 3), into the batch that it takes; `.decode` turns its outputs into
@@ -131,14 +136,15 @@ def train(
     workload: str | Path | Workload,
     queries: Collection[str] | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: ShownProgress = "auto",
     options: TrainOptions | None = None,
     resume: bool = False,
 ) -> list[TrainResult]:
     """Train the originals that have no weights yet, or those named, again (merger.training.originals)."""
     from gemel.merger import train_originals
 
-    return train_originals(_load(workload), queries, seed, progress or _silent, options, resume)
+    with _show(progress) as shown:
+        return train_originals(_load(workload), queries, seed, shown, options, resume)
 
 
 def merge(
@@ -147,40 +153,48 @@ def merge(
     method: str = "top-down",
     resume: bool = False,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: ShownProgress = "auto",
     options: MergeOptions | None = None,
+    overwrite: bool = False,
 ) -> MergeReport:
-    """Merge a workload's models into one bundle at `out`, with the merge's log beside it (merger.merge)."""
+    """Merge a workload's models into one bundle at `out`, with the merge's log beside it (merger.merge).
+
+    With `overwrite` a bundle that is there is replaced once the new one is whole.
+    """
     from gemel.merger import merge as merged
 
-    return merged(_load(workload), out, method, resume, seed, progress or _silent, options)
+    with _show(progress) as shown, _replace(out, overwrite and not resume):
+        return merged(_load(workload), out, method, resume, seed, shown, options)
 
 
 def pack(
     files: Sequence[str | Path],
     out: str | Path,
     frames: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: ShownProgress = "auto",
     accept_unproven: bool = False,
+    overwrite: bool = False,
 ) -> PackReport:
     """Put ONNX files into one bundle as they are, and measure it beside plain sessions of them (gemel.packing)."""
     from gemel.packing import pack as packed
 
     if isinstance(files, str | PathLike) or not files:
         raise InputError("the files", "are no list of paths, or none", "give a list: ['a.onnx', 'b.onnx']")
-    return packed(files, out, frames, progress or _silent, accept_unproven)
+    with _show(progress) as shown, _replace(out, overwrite):
+        return packed(files, out, frames, shown, accept_unproven)
 
 
 def prove(
     bundle: str | Path,
     workload: str | Path | Workload,
     answers: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: ShownProgress = "auto",
 ) -> ProveResult:
     """What footage, a person's answers and labels prove of a bundle's queries; written beside it (gemel.prove)."""
     from gemel.proving import prove_bundle
 
-    return prove_bundle(bundle, _load(workload), answers, progress or _silent)
+    with _show(progress) as shown:
+        return prove_bundle(bundle, _load(workload), answers, shown)
 
 
 def plan(source: str | Path, conditions: Conditions = DEFAULT_CONDITIONS) -> BoxPlan:
@@ -233,14 +247,15 @@ def evaluate(
     out: str | Path,
     device: str = DEFAULT_DEVICE,
     seeds: int = 3,
-    progress: Progress | None = None,
+    progress: ShownProgress = "auto",
 ) -> Report:
     """Evaluate a bundle against its originals, offline and streaming; writes report.json and report.html into `out`."""
     from gemel.evaluation import EvalOptions
     from gemel.evaluation import evaluate as evaluated
 
     path = workload if isinstance(workload, str | Path) else workload.path
-    return evaluated(bundle, path, out, EvalOptions(device, seeds), progress or _silent)
+    with _show(progress) as shown:
+        return evaluated(bundle, path, out, EvalOptions(device, seeds), shown)
 
 
 def compare_reports(reports: Sequence[str | Path], out: str | Path) -> ReportComparison:
@@ -261,12 +276,13 @@ def check_drift(
     workload: str | Path | Workload,
     out: str | Path | None = None,
     bundle: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: ShownProgress = "auto",
 ) -> DriftCheck:
     """Compare a box's predictions with its originals' on sampled frames, and revert queries (gemel.drift)."""
     from gemel.drift import check_drift
 
-    return check_drift(spool, workload, out, bundle, progress or _silent)
+    with _show(progress) as shown:
+        return check_drift(spool, workload, out, bundle, shown)
 
 
 def mend_drift(
@@ -274,12 +290,13 @@ def mend_drift(
     workload: str | Path | Workload,
     out: str | Path,
     bundle: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: ShownProgress = "auto",
 ) -> DriftMend:
     """Train norms and head of drifted queries on sampled frames, and write a bundle (gemel.drift_mend)."""
     from gemel.drift_mend import mend_drift
 
-    return mend_drift(spool, workload, out, bundle, progress or _silent)
+    with _show(progress) as shown:
+        return mend_drift(spool, workload, out, bundle, shown)
 
 
 def run(config: str | Path, check: bool = False, seconds: float | None = None) -> dict[str, Any]:
@@ -308,5 +325,37 @@ def _load(workload: str | Path | Workload) -> Workload:
     return load_workload(workload)
 
 
-def _silent(event: str, **fields: Any) -> None:
-    pass
+@contextmanager
+def _show(progress: ShownProgress) -> Iterator[Progress]:
+    """What to call with events; notes go to stderr as they come, unless the program has configured logging."""
+    from gemel.models.notes import collect_notes
+    from gemel.models.stages import silent
+
+    def show_note(note: str) -> None:
+        if not logging.getLogger().handlers:
+            print(f"note: {note}", file=sys.stderr)
+
+    with collect_notes(show_note), ExitStack() as stack:
+        if progress == "auto":
+            from gemel.progress import is_notebook, show_progress
+
+            has_bars = is_notebook() or (sys.stderr is not None and sys.stderr.isatty())
+            progress = stack.enter_context(show_progress()) if has_bars else None
+        yield progress or silent
+
+
+@contextmanager
+def _replace(out: str | Path, overwrite: bool) -> Iterator[None]:
+    """Set aside the file at `out` while another is made, which it makes way for; it comes back where that fails."""
+    path = Path(out)
+    aside = path.with_name(f".{path.name}.before")
+    if not overwrite or not path.is_file():
+        yield
+        return
+    os.replace(path, aside)
+    try:
+        yield
+    except BaseException:
+        os.replace(aside, path)
+        raise
+    aside.unlink()

@@ -72,6 +72,8 @@ class Diagnosis:
             f"tested with stand-ins only, never run: {'; '.join(UNPROVED)}",
         ])  # fmt: skip
 
+    __repr__ = to_text
+
 
 def diagnose(
     folder: str | Path | None = None, copy_bytes: int = COPY_BYTES, storage_bytes: int = STORAGE_BYTES

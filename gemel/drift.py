@@ -160,6 +160,8 @@ class DriftCheck:
             lines.append(f"{self.spool} cannot be written: the box does not get the result")
         return "\n".join(lines)
 
+    __repr__ = to_text
+
 
 def check_drift(
     spool: str | Path,

@@ -169,6 +169,8 @@ class DriftMend:
             lines.append(f"{self.out}: written; `gemel bundle diff {self.bundle} {self.out} -o update` is {changed}")
         return "\n".join(lines)
 
+    __repr__ = to_text
+
 
 def mend_drift(
     spool: str | Path,

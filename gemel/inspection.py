@@ -111,6 +111,8 @@ class Inspection:
             *self.notes,
         ])  # fmt: skip
 
+    __repr__ = to_text
+
 
 def inspect_workload(workload: Workload, signature: Signature = "wide", weights: bool = False) -> Inspection:
     """Describe the models of a workload and the groups they could share.

@@ -102,6 +102,8 @@ class PackReport:
             lines.append(f"layers of equal form: up to {saved} less by `gemel merge`, with footage of each camera")
         return "\n".join(lines)
 
+    __repr__ = to_text
+
 
 def pack(
     files: Sequence[str | Path],

@@ -369,6 +369,8 @@ class Placement:
             lines.append("some boxes have more frames than time; --min-frames 0.9 or --objective fair uses more boxes")
         return "\n".join([*lines, *(f"{query} has no box: {reason}" for query, reason in self.unplaced.items())])
 
+    __repr__ = to_text
+
     def write(self, folder: str | Path) -> Path:
         """Write `placement.json` and BOX.yaml, a workload file for `gemel merge`, for each box.
 

@@ -348,6 +348,8 @@ class BoxPlan:
             self.plan_input.describe_needs(),
         ])  # fmt: skip
 
+    __repr__ = to_text
+
     def _describe_passes(self) -> list[str]:
         """A line for each pass that serves several queries."""
         lines = [f"one pass for {', '.join(one.queries)}" for one in self.plan_input.costs.joint]
@@ -380,6 +382,8 @@ class DeviceComparison:
         title = f"{one_line(first.source)} ({first.sharing}) with {size(first.memory_bytes)}"
         clock = f"(virtual clock, modelled), policy {self.plans[0].policy}"
         return "\n".join([table(headers, rows), "", f"{title} {clock}", first.describe_needs()])
+
+    __repr__ = to_text
 
 
 def plan_box(source: str | Path, conditions: Conditions = DEFAULT_CONDITIONS) -> BoxPlan:
@@ -504,6 +508,8 @@ class SimulationResult:
             f"{self.simulation.swaps} loads in {self.duration_s:g} s",
             self.plan_input.describe_needs(),
         ])  # fmt: skip
+
+    __repr__ = to_text
 
 
 def _format_age(age_ms: float | None) -> str:

@@ -93,6 +93,8 @@ class ProfileResult:
             f"loads at {self.profile.copy_bytes_per_s / 1e9:.2f} GB/s",
         ])  # fmt: skip
 
+    __repr__ = to_text
+
 
 def profile_bundle(
     bundle: str | Path, device: str | None = None, factories: Sequence[str] = (), rounds: int = ROUNDS,

@@ -115,13 +115,14 @@ class ProgressDisplay:
         self._started = self._printed_at = clock()
         self._tracker = StageTracker(self._started, limit_s)
         self.bars = None
-        if out.isatty():
+        if out.isatty() or is_notebook():
             from rich.console import Console
             from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+            console = Console(file=out) if out.isatty() else Console()  # which finds out that it is in a notebook
             self.bars = Progress(
                 SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(),
-                TextColumn("{task.fields[part]}", markup=False), TimeElapsedColumn(), console=Console(file=out),
+                TextColumn("{task.fields[part]}", markup=False), TimeElapsedColumn(), console=console,
             )  # fmt: skip
             self.bars.add_task("starting", total=None, part="")
 
@@ -166,6 +167,11 @@ class ProgressDisplay:
     def _print(self, text: str, now: float) -> None:
         self._printed_at = now
         print(f"[{now - self._started:6.1f} s] {text}", file=self._out, flush=True)
+
+
+def is_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, which shows bars though its stderr is no terminal."""
+    return "ipykernel" in sys.modules
 
 
 @contextmanager

@@ -81,6 +81,8 @@ class ProveResult:
         flips = [f"{row.id}: {row.flips}" for row in self.rows if row.flips]
         return "\n".join([table(("query", "answers as before", "proof"), rows), "", *flips, f"{self.path}: written"])
 
+    __repr__ = to_text
+
 
 class BundleTrial:
     """A bundle beside the originals of its workload: compared query by query, on first use."""

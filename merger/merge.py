@@ -47,7 +47,7 @@ from gemel.models.bits import FP32
 from gemel.models.bundle import BundleQuery, Made, Manifest, Substitution, check_output, check_writable, write_bundle
 from gemel.models.bundle.manifest import ActivationRange
 from gemel.models.device import disable_tf32
-from gemel.models.errors import InputError
+from gemel.models.errors import InputError, size_text
 from gemel.models.evaluation import Evidence, EvidenceState, count_flips
 from gemel.models.export_document import export_documents
 from gemel.models.io import check_apart, finite, hold_locks, open_atomic
@@ -104,6 +104,15 @@ class MergeReport:
     queries: tuple[QueryResult, ...]
     recipe: Mapping[str, object] | None = None
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        rows = [
+            f"{row.id}: {row.metric} {row.original:.3f} -> {row.merged:.3f}, {'not ' * (not row.met)}met, {row.state}"
+            for row in self.queries
+        ]
+        saved = f"{100 * self.saved_fraction:.1f} % saved"
+        bytes_text = f"{size_text(self.bytes_before)} became {size_text(self.bytes_after)}"
+        return "\n".join([f"{self.bundle}: {bytes_text}, {saved} ({self.method})", *rows])
 
     @property
     def met(self) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from gemel.models.preprocess import Cropped
 
@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from gemel.models.predictions import Prediction
+
+    class FrameModel(nn.Module):
+        """A module with what `add_predictor` gives it; of a file's, `decode` turns its outputs into boxes and scores
+        or into probabilities."""
+
+        preprocess: TensorPreprocess
+        classes: tuple[str, ...]
+        predict: Predictor
+        decode: Callable[..., Any]
 
 
 def read_frame(frame: Any) -> Any:
@@ -75,7 +84,7 @@ class Predictor:
         return found if region.roi is None else found.in_frame(*region.pixels(whole)[:2], whole)
 
 
-def add_predictor(model: nn.Module, predictor: Predictor, name: str) -> nn.Module:
+def add_predictor(model: nn.Module, predictor: Predictor, name: str) -> FrameModel:
     """Give a model `preprocess`, `classes`, `predict` and a first line of its repr; a user's own names stay."""
     preprocess, classes = predictor.prepare.preprocess, tuple(predictor.classes)
     height, width = preprocess.size
@@ -85,4 +94,4 @@ def add_predictor(model: nn.Module, predictor: Predictor, name: str) -> nn.Modul
         if not hasattr(model, key):
             setattr(model, key, value)
     model.extra_repr = partial(str, line)  # type: ignore[method-assign]
-    return model
+    return cast("FrameModel", model)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from gemel.models.errors import InputError, one_line
+from gemel.models.errors import InputError, one_line, size_text
 from gemel.models.io import MAX_QUERIES, Exact, TaskName, read_json, validate
 from gemel.text import flips_text, state_text
 
@@ -378,6 +378,12 @@ class Report(Row):
     flops_after: Number = 0.0
     flops_with_prefix: Number = 0.0
     commands: Annotated[list[Text], Field(max_length=MAX_COMMANDS)]
+
+    def __repr__(self) -> str:
+        met, sure = sum(row.met for row in self.offline), sum(row.is_sure for row in self.offline)
+        sizes = f"{size_text(self.bytes.before)} became {size_text(self.bytes.after)}"
+        targets = f"{met} of {len(self.offline)} queries meet their target, {sure} proven or unchanged"
+        return f"<report of {self.workload}: {sizes}; {targets}; report.html has all>"
 
     def to_json(self) -> dict[str, Any]:
         """The document of report.json."""

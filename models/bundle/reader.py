@@ -9,7 +9,7 @@ import warnings
 import weakref
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from gemel.models.bundle.checks import architecture_problems, manifest_problems, scale_problems
 from gemel.models.bundle.documents import document_problems
@@ -24,6 +24,8 @@ from gemel.models.predictor import Predictor, TensorPreprocess, add_predictor
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+    from gemel.models.predictor import FrameModel
 
 
 class Bundle:
@@ -177,7 +179,7 @@ class Bundle:
         for problem in architecture_problems(query, spec, self.header.entries):
             raise BundleError(self.path, problem, REMEDY)
 
-    def build(self, query_id: str, device: str | torch.device = "cpu", copy: bool = False) -> nn.Module:
+    def build(self, query_id: str, device: str | torch.device = "cpu", copy: bool = False) -> FrameModel:
         """The query's model in eval mode, bound to the mapped tensors (CPU) or to copies of them (other devices).
 
         Its `preprocess` turns a frame, uint8 RGB (H, W, 3), into the batch (1, 3, H, W) that it takes, and its
@@ -193,7 +195,7 @@ class Bundle:
         model = self._architecture(query)
         self._check(query, model_spec(model))
         if torch.device(device).type == "meta":
-            return model.requires_grad_(copy).eval()
+            return cast("FrameModel", model.requires_grad_(copy).eval())
         model = self._fill(query, model, "cpu")
         state = {path: self.wide_tensor(query_id, path) for path in query.tensors}
         if copy or torch.device(device).type != "cpu":  # moving a module moves its parameters, here everyone's

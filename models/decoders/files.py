@@ -32,6 +32,7 @@ from gemel.models.zoo.user_models import check_suffix, is_model_file
 
 if TYPE_CHECKING:
     from gemel.models.graph import Graph
+    from gemel.models.predictor import FrameModel
 
 Stamp = tuple[int, int, int]
 YAML_KEY = re.compile(r"`(\w+): ([\w-]+)`")
@@ -170,7 +171,7 @@ def load_file(
     decoder: str,
     preprocess: Preprocess | None,
     min_score: float,
-) -> GraphModel:
+) -> FrameModel:
     """A file's model with `preprocess`, `classes` and `predict`; InputError where nothing says what they are.
 
     Its hints name the arguments of `gemel.load_model`, where those of a workload name its keys.
@@ -196,7 +197,7 @@ def _load_with_predictor(
     decoder: str,
     preprocess: Preprocess | None,
     min_score: float,
-) -> GraphModel:
+) -> FrameModel:
     if not is_model_file(str(path)):
         check_suffix(str(path), str(path), "")
         hint = "give an .onnx or .pt2 file; open_bundle reads bundles, and a workload names weights and their network"
@@ -211,5 +212,4 @@ def _load_with_predictor(
         raise InputError(path, problem, "give them: preprocess=gemel.Preprocess((H, W), mean=..., std=...)")
     model = file.build().eval()
     predictor = Predictor(model, str(file.task), file.classes, TensorPreprocess(preprocess), min_score)
-    add_predictor(model, predictor, path.name)
-    return model
+    return add_predictor(model, predictor, path.name)

@@ -1,9 +1,11 @@
 """What is public: listed in one place, light to import, and all that the commands can do."""
 
+import logging
 import os
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,9 @@ import torch
 from torch import nn
 
 import gemel
+from gemel.api import _show
 from gemel.models.bundle import BundleQuery, Made, write_bundle
+from gemel.models.notes import add_note
 from gemel.models.workload import load_workload
 from gemel.models.zoo import build_query
 from tests.models.graph.onnx_files import write_classifier
@@ -159,3 +163,38 @@ def test_api_factory_in_own_package_is_named(workload, capsys):
     said = capsys.readouterr().err
     assert len(said.splitlines()) == 1
     assert "models has no 'net'" in said
+
+
+def test_api_replaces_a_bundle_only_by_a_whole_one(tmp_path):
+    path = tmp_path / "one.onnx"
+    write_classifier(path)
+    assert "sessions of ONNX Runtime" in repr(gemel.pack([path], tmp_path / "box.safetensors"))
+    with pytest.raises(gemel.InputError, match="exists already"):
+        gemel.pack([path], tmp_path / "box.safetensors")
+    before = (tmp_path / "box.safetensors").read_bytes()
+    with pytest.raises(gemel.InputError, match="is given twice"):
+        gemel.pack([path, path], tmp_path / "box.safetensors", overwrite=True)
+    assert (tmp_path / "box.safetensors").read_bytes() == before
+    gemel.pack([path], tmp_path / "box.safetensors", overwrite=True)
+    assert not list(tmp_path.glob(".*.before"))
+
+
+def test_api_shows_notes_always_and_a_bar_on_a_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    with _show("auto") as shown:
+        shown("stages", names=["one"])
+        add_note("a.onnx", "has no names")
+        add_note("a.onnx", "has no names")
+    assert capsys.readouterr().err == "note: a.onnx: has no names\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with _show("auto") as shown:
+        shown("stage", name="counting sheep")
+    assert "counting sheep" in capsys.readouterr().err
+
+
+def test_api_says_its_version_and_its_types(workload):
+    assert gemel.__version__ == metadata.version("gemel") and (ROOT / "gemel" / "py.typed").is_file()
+    assert {"merge", "__version__"} <= set(dir(gemel)) and not {"Any", "importlib"} & set(dir(gemel))
+    assert gemel.load_model.__annotations__["return"] == "FrameModel", "which has preprocess, classes and predict"
+    assert repr(gemel.inspect(workload)) == gemel.inspect(workload).to_text()
+    assert len(repr(gemel.plan(workload))) < 2000
