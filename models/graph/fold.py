@@ -604,7 +604,9 @@ def check_operator(node: ir.Node, where: str) -> None:
         )
     if node.op_type in QUANTISED or node.op_type.startswith("QLinear"):
         raise InputError(
-            where, f"{what}: the file is quantised to integers", "give the float model that it was made from"
+            where,
+            f"{what}: the file is quantised to integers",
+            "give it with QuantizeLinear and DequantizeLinear (QDQ)",
         )
     if node.domain not in ("", "ai.onnx"):
         hint = "export the model without it"

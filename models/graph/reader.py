@@ -22,6 +22,7 @@ from torch import Tensor
 from gemel.models.errors import InputError, join_names, message_of, size_text
 from gemel.models.graph.bounds import HINT, MAX_FILE_BYTES
 from gemel.models.graph.cut import cut_end, remove_unused
+from gemel.models.graph.dequantise import drop_codes
 from gemel.models.graph.document import MAX_TENSOR_BYTES, describe_node, name_ends, read_gated, text_of, write_document
 from gemel.models.graph.fold import BatchError, Folded, FoldLimits, fold_graph
 from gemel.models.graph.gate import BUFFER, GatedGraph, admit_graph
@@ -117,6 +118,9 @@ class _Reading:
         self.gated, self.path, self.size = gated, path, size
         self.where = str(path)
         upgrade_opset(gated.model)
+        if drop_codes(gated.model):
+            note = "is quantised to int8: it is taken as the float network of its weights"
+            add_note(path, note, "`gemel merge --weights int8` computes it in integers again")
         self.constants: dict[str | None, Tensor] = {}
 
     def run(self) -> Graph:
