@@ -71,6 +71,16 @@ def find_names(values: Mapping[str, Any]) -> StatedNames | None:
     return unread
 
 
+def find_other_names(values: Mapping[str, Any]) -> StatedNames | None:
+    """Names under another key that differ from those of `find_names`; None where there are none."""
+    stated = find_names(values)
+    if stated is None:
+        return None
+    rest = {key: value for key, value in values.items() if key not in (stated.key, ASKED)}
+    other = find_names(rest)
+    return other if other and other.names and other.names != stated.names else None
+
+
 def read_names(value: Mapping[Any, Any] | Sequence[Any]) -> tuple[str, ...]:
     """The names of a list, or of a mapping by index or to indices; a gap is an unused column. Empty for other values.
 

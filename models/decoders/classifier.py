@@ -33,7 +33,7 @@ class Classifier(Decoder):
     @property
     def counted(self) -> str:
         """How many classes, and whether one value answers for both."""
-        return "2 classes, by one value for the second of them," if self.is_single else super().counted
+        return "2 classes by one value (that of the second)" if self.is_single else super().counted
 
     @classmethod
     def fit(cls, head: GraphHead) -> Sequence[Decoder]:

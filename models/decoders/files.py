@@ -14,7 +14,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from gemel.models.class_names import ASKED, UNUSED, parse
+from gemel.models.class_names import ASKED, UNUSED, find_other_names, parse
 from gemel.models.decoders import AUTO, choose_columns, choose_decoder, find_misnaming, known_names, task_of_metadata
 from gemel.models.decoders.classifier import Classifier
 from gemel.models.decoders.detr import Detr
@@ -37,6 +37,11 @@ if TYPE_CHECKING:
 Stamp = tuple[int, int, int]
 YAML_KEY = re.compile(r"`(\w+): ([\w-]+)`")
 GEMEL_PREPROCESS = "gemel.preprocess"
+PREPARED = re.compile(
+    r"(.*[._])?(mean|std|scale|norm\w*|rescale\w*|input_range|colou?r\w*|channel_order|bgr|preprocess\w*|resize\w*)"
+)
+LEAST_SCORE = re.compile(r"(.*[._])?(conf|confidence|score)(_?thresh(old)?)?", re.IGNORECASE)
+"""Keys of metadata that say how frames are prepared, and from which score detections count."""
 NETWORK = "network."
 """What precedes a weight's name in a model, beside its name in the graph."""
 
@@ -75,6 +80,11 @@ class ModelFile:
         classes = self.classes or _default_classes(head.metadata, names or ())
         choose_columns(chosen, head.metadata, classes, self.path)
         self._note_unread(head, chosen.places)
+        if other := find_other_names(head.metadata):
+            text = f"names its classes twice; `{other.key}` has others ({join_names(other.names, 4)}) and is not read"
+            add_note(self.path, text, "name the right ones in `classes`")
+        for key in (key for key in head.metadata if LEAST_SCORE.fullmatch(key)):
+            add_note(self.path, f"`{key}: {head.metadata[key]:.20}` is not followed", "set `min_score`")
         if class_names(head.metadata) is None and names is not None and set(classes) <= set(names):
             whose = "ImageNet's" if chosen.task == "classification" else "COCO's"
             text = f"names no classes; its {chosen.width} are taken for {whose}"
@@ -122,6 +132,10 @@ class ModelFile:
             return None
         chosen = choose_decoder(self.decoder, head, self.task, len(self.classes), self.path)
         found = chosen.preprocess(head.metadata, head.size)
+        unread = [key for key in head.metadata if PREPARED.fullmatch(key)]
+        if found is not None and unread and "norm_mean" not in head.metadata:
+            text = f"its metadata {join_names(unread, 4)} may say how frames are prepared, and are not read"
+            add_note(self.path, text, "set `preprocess` as they say")
         whole: dict[str, Any] = {"scale": 255, **PLAIN}
         return replace(found, **whole) if head.is_whole and found is not None else found
 

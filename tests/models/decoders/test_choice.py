@@ -209,5 +209,5 @@ def test_classifier_of_one_value_has_two_classes(activation: str) -> None:
     given = 1 / (1 + np.exp(-values)) if activation else values
     logits = found.logits([given])
     np.testing.assert_allclose(logits[:, 1] - logits[:, 0], values[:, 0], rtol=1e-5)
-    with pytest.raises(InputError, match="2 classes, by one value for the second of them, which it does not name"):
+    with pytest.raises(InputError, match=r"2 classes by one value \(that of the second\) which it does not name"):
         choose_columns(found, {}, ["a", "b", "c"], "door.onnx")
