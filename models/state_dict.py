@@ -27,8 +27,13 @@ WRAPPERS = ("", "state_dict", "model_state_dict", "model", "model_state", "net",
 """Keys under which training scripts keep the state dict in a checkpoint, the first preferred."""
 UNUSUAL = len(WRAPPERS)
 PREFIX_PARTS = frozenset((*WRAPPERS, "network", "_orig_mod"))
-WRAPPED = re.compile(r"(?:^|(?<=\.))(?:_fsdp_wrapped_module|_checkpoint_wrapped_module|_fpw_module)\.")
-"""Parts of a tensor's name that FSDP and activation checkpointing put anywhere in it."""
+WRAPPED = re.compile(
+    r"(?:^|(?<=\.))(?:_fsdp_wrapped_module|_checkpoint_wrapped_module|_fpw_module)\."
+    r"|(?<=\.)(?<!^module\.)(?<!\.module\.)_orig_mod\."
+)
+"""Parts of a tensor's name that FSDP, activation checkpointing and torch.compile put within it."""
+FLAT = "_flat_param"
+"""Ends the name of a tensor that holds all of a module's weights, as FSDP keeps them in each process."""
 AVERAGED = re.compile(r"(?<![A-Za-z])(ema|swa|avg|averaged?)(?![a-z])|Ema|EMA|SWA")
 """In a key or prefix of a moving average: state_dict_ema, model_ema, params_ema, ema_model., EMACallback."""
 
@@ -135,6 +140,9 @@ def choose_state(
         problem = "holds no tensors" if states.kind == "dict" else f"holds a {states.kind}"
         raise InputError(where, problem, PLAIN, key)
     best = max(candidate.fit for candidate in found)
+    if flat := next((name for one in found for name in one.state if name.endswith(FLAT)), None):
+        problem = f"holds FSDP's weights in one piece ({flat:.80}), which says nothing of its layers"
+        raise InputError(where, problem, "save it with StateDictType.FULL_STATE_DICT", key)
     if best == 0:
         return StateChoice(max(found, key=lambda candidate: len(candidate.state)), "", "")
     alike = _drop_copies([candidate for candidate in found if candidate.fit == best])

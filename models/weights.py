@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from gemel.models.bundle.format import has_code
 from gemel.models.checkpoint import DAMAGED, PLAIN, TensorRecord, damage
-from gemel.models.class_names import ASKED, StatedNames, find_displaced, find_names
+from gemel.models.class_names import ASKED, KEYS, MAX_METADATA, StatedNames, find_displaced, find_names
 from gemel.models.errors import InputError, join_names, size_text
 from gemel.models.foreign_checkpoint import PATH_HINT, ForeignTensor, describe_checkpoint, read_foreign
-from gemel.models.io import open_atomic, open_regular, read_json
+from gemel.models.io import open_atomic, open_regular, read_bounded, read_json
 from gemel.models.notes import add_note
 from gemel.models.published import Published, fetch
 from gemel.models.state_dict import AVERAGED, FileState, FileStates, StateChoice, choose_state, find_states
@@ -45,6 +45,11 @@ FOLDER_FILES = (
     "model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin",
 )  # fmt: skip
 """What a folder given as weights may hold, the first preferred."""
+CLASS_FILES = (
+    "classes.txt", "labels.txt", "class_names.txt", "names.txt", "classes.json", "labels.json", "class_names.json",
+    "class_indices.json", "idx_to_class.json", "class_to_idx.json", "id2label.json",
+)  # fmt: skip
+"""What training scripts call the list of classes that they write beside weights."""
 CHUNK_BYTES = 2**20
 MAX_FILE_BYTES = 2**32
 """Of weights as they are merged: twice what the largest model may take."""
@@ -383,12 +388,19 @@ def _check_fit(query: Query, key: str, own: Mapping[str, Tensor], state: FileSta
 
 
 def _named_beside(weights: Path) -> list[StatedNames]:
-    """The classes that Hugging Face's config beside weights names, or one in their folder."""
-    config = (weights if weights.is_dir() else weights.parent) / CONFIG_FILE
-    stated = None
-    with suppress(InputError):
-        stated = find_names(read_json(config, DAMAGED, foreign=True)) if config.is_file() else None
-    return [] if stated is None else [replace(stated, key=f"{CONFIG_FILE}: {stated.key}")]
+    """The classes that Hugging Face's config beside weights names, or a list of them in their folder."""
+    folder, found = weights if weights.is_dir() else weights.parent, list[StatedNames]()
+    for name in (CONFIG_FILE, *CLASS_FILES):
+        path = folder / name
+        with suppress(InputError):
+            if name == CONFIG_FILE and path.is_file():
+                stated = find_names(read_json(path, DAMAGED, foreign=True))
+                found += [] if stated is None else [replace(stated, key=f"{name}: {stated.key}")]
+            elif path.is_file():
+                text = read_bounded(path, MAX_METADATA, DAMAGED).decode("utf-8-sig", "replace")
+                stated = find_names({KEYS[0]: text})
+                found += [] if stated is None else [replace(stated, key=name)]
+    return found
 
 
 def _check_classes(query: Query, key: str, named: Sequence[StatedNames]) -> None:

@@ -52,6 +52,19 @@ def test_load_weights_of_fsdp_removes_its_parts_anywhere_in_names(tmp_path):
     assert all(torch.equal(tensor, fresh.state_dict()[name]) for name, tensor in trained.items())
 
 
+def test_load_weights_of_a_part_compiled_by_itself_removes_its_prefix(tmp_path):
+    trained, fresh = Small().state_dict(), Small()
+    torch.save({name.replace(".", "._orig_mod.", 1): tensor for name, tensor in trained.items()}, tmp_path / "w.pt")
+    load_weights(query_of(tmp_path / "w.pt"), fresh)
+    assert all(torch.equal(tensor, fresh.state_dict()[name]) for name, tensor in trained.items())
+
+
+def test_load_weights_says_how_to_save_weights_that_fsdp_holds_in_one_piece(tmp_path):
+    torch.save({"_fsdp_wrapped_module._flat_param": torch.zeros(99)}, tmp_path / "w.pt")
+    with pytest.raises(InputError, match=r"FSDP's weights in one piece .*; save it with StateDictType.FULL_STATE_DICT"):
+        load_weights(query_of(tmp_path / "w.pt"), Small())
+
+
 def load_noted(path: Path, module: nn.Module, model: str = "small") -> tuple[dict[str, Tensor], list[str]]:
     with collect_notes() as notes:
         load_weights(replace(query_of(path), model=model), module)
@@ -218,6 +231,18 @@ def test_load_weights_refuses_weights_beside_a_config_with_another_order(tmp_pat
     (tmp_path / "config.json").write_text(json.dumps({"id2label": {"0": "none", "1": "car"}}))
     query = replace(query_of(tmp_path / "model.safetensors"), classes=("car", "none"))
     with pytest.raises(InputError, match=r"in this order \(`config.json: id2label`\)"):
+        load_weights(query, Small())
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("classes.txt", "none\ncar\n"), ("labels.txt", "none\ncar\n"), ("labels.json", '["none", "car"]'),
+    ("class_indices.json", '{"0": "none", "1": "car"}'), ("class_to_idx.json", '{"car": 1, "none": 0}'),
+])  # fmt: skip
+def test_load_weights_refuses_weights_beside_a_list_in_another_order(tmp_path, name, text):
+    save_weights(tmp_path / "model.safetensors", STATE)
+    (tmp_path / name).write_text(text)
+    query = replace(query_of(tmp_path / "model.safetensors"), classes=("car", "none"))
+    with pytest.raises(InputError, match=rf"in this order \(`{name}`\)"):
         load_weights(query, Small())
 
 
