@@ -81,7 +81,7 @@ def verify_bundle(
     return CommandResult(data, "\n".join(lines), exit_code_of(not problems))
 
 
-@command(bundle_group, "export")
+@command(bundle_group, "export", uses_torch=False)
 def export_queries(
     bundle: BundlePath,
     out: Annotated[str, file_option("-o --out", "The folder to write; with --query, the file.")],

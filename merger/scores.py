@@ -17,7 +17,7 @@ from gemel.merger.training.data import TrainingSet
 from gemel.merger.training.recipe import OPTIMIZER
 from gemel.models.detector import Detector, OneStage, read_outputs
 from gemel.models.device import retry_with_smaller_batch
-from gemel.models.graph.unfold import SUFFIX as AFFINE
+from gemel.models.graph.records import SUFFIX as AFFINE
 from gemel.models.sharing.layers import layers_of
 from gemel.models.tasks import MIN_SCORE, task_of
 from gemel.models.workload import Query

@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from gemel.models.bundle.documents import WEIGHTS_FILE
 from gemel.models.bundle.manifest import GRAPH, MAX_GRAPH_BYTES
 from gemel.models.bundle.model_spec import model_spec
-from gemel.models.detector import Detector, OneStage
 from gemel.models.errors import InputError, size_text
-from gemel.models.export import trace_graph
-from gemel.models.network_outputs import CANDIDATES, LOGITS, OUTPUTS_KEY, SUPPRESSED
+from gemel.models.network_outputs import OUTPUTS_KEY
 from gemel.models.notes import add_note
+from gemel.models.trace import describe_outputs, trace_graph
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -70,7 +69,7 @@ def export_document(model: nn.Module, input_size: InputSize) -> bytes:
         graph = trace_graph(skeleton, where, input_size, 1)
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(graph)
     _take_weights_out(graph, skeleton.state_dict())
-    graph.metadata_props[OUTPUTS_KEY] = json.dumps(_describe_outputs(model))
+    graph.metadata_props[OUTPUTS_KEY] = json.dumps(describe_outputs(model))
     document = onnx_ir.to_proto(graph).SerializeToString(deterministic=True)
     if len(document) > MAX_GRAPH_BYTES:
         problem = f"the model cannot be exported: its graph has {size_text(len(document))}"
@@ -118,13 +117,3 @@ def _take_weights_out(model: onnx_ir.Model, state: Mapping[str, Tensor]) -> None
         nbytes = math.prod(state[key].shape) * state[key].element_size()
         value.const_value = ir.ExternalTensor(WEIGHTS_FILE, 0, nbytes, tensor.dtype, shape=shape, name=key)
         value.shape, value.type = shape, ir.TensorType(tensor.dtype)
-
-
-def _describe_outputs(model: nn.Module) -> dict[str, Any]:
-    if not isinstance(model, Detector):
-        return {"kind": LOGITS}
-    kind = CANDIDATES if isinstance(model, OneStage) else SUPPRESSED
-    description: dict[str, Any] = {"kind": kind, "nms_iou": model.nms_iou, "has_points": model.has_points}
-    if isinstance(model, OneStage):
-        description["most_candidates"] = model.most_candidates
-    return description

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from gemel.models.errors import InputError
 from gemel.models.export import DYNAMIC, Batch, ExportedModel, Shape, check_graph, describe_file, query_graph
+from gemel.models.graph.proto_graph import ProtoGraph, refer_to_file
+from gemel.models.graph.records import SUFFIX
 from gemel.models.io import check_apart, check_output, describe_problem
 
 if TYPE_CHECKING:
-    import onnx_ir
+    import onnx
 
     from gemel.models.bundle import Bundle, BundleQuery
 
@@ -76,10 +78,10 @@ def export_folder(
         made.mkdir()
         try:
             with open(made / WEIGHTS, "wb") as file:
-                weights = _Weights(made, file)
+                weights = _Weights(file)
                 graphs = {}
                 for query in bundle.queries:
-                    graphs[query.id] = weights.move(query_graph(bundle, query.id, batch, _scaled_apart(bundle, query)))
+                    graphs[query.id] = weights.write(query_graph(bundle, query.id, batch, _scaled_apart(bundle, query)))
                 file.flush()
                 os.fsync(file.fileno())
             files = {query: _write_graph(graph, made / f"{query}.onnx", folder) for query, graph in graphs.items()}
@@ -94,7 +96,6 @@ def export_folder(
 
 def _scaled_apart(bundle: Bundle, query: BundleQuery) -> set[str]:
     """The paths of convolutions whose weight is also used with other scales: folded, it would be stored twice."""
-    from gemel.models.graph.unfold import SUFFIX
 
     def scale_of(owner: BundleQuery, key: str) -> str | None:
         return owner.tensors.get(f"{key.removesuffix('.weight')}{SUFFIX}.weight")
@@ -112,23 +113,18 @@ def _scaled_apart(bundle: Bundle, query: BundleQuery) -> set[str]:
 class _Weights:
     """The file of weights in the making: the offset of each content."""
 
-    def __init__(self, folder: Path, file: BinaryIO) -> None:
-        self._folder, self._file, self.nbytes = folder, file, 0
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.nbytes = file, 0
         self._offsets: dict[bytes, int] = {}
 
-    def move(self, model: onnx_ir.Model) -> onnx_ir.Model:
-        """Write the graph's tensors into the file, those that are not there yet, and refer to them."""
-        import onnx_ir as ir
+    def write(self, graph: ProtoGraph) -> onnx.ModelProto:
+        """A graph that refers to its tensors in the file, to which those are added that are not there yet."""
+        return graph.to_proto(self._refer)
 
-        for value in model.graph.initializers.values():
-            tensor = value.const_value
-            if tensor is not None and tensor.nbytes >= MIN_BYTES:
-                offset = self._place(tensor.tobytes())
-                size, shape = tensor.nbytes, ir.Shape(tensor.shape.numpy())
-                value.const_value = ir.ExternalTensor(
-                    WEIGHTS, offset, size, tensor.dtype, shape=shape, name=value.name or "", base_dir=self._folder
-                )
-        return model
+    def _refer(self, tensor: onnx.TensorProto, values: bytes) -> bool:
+        if len(values) >= MIN_BYTES:
+            refer_to_file(tensor, WEIGHTS, self._place(values), len(values))
+        return len(values) >= MIN_BYTES
 
     def _place(self, data: bytes) -> int:
         digest = hashlib.sha256(data).digest()
@@ -141,10 +137,7 @@ class _Weights:
         return self._offsets[digest]
 
 
-def _write_graph(model: onnx_ir.Model, path: Path, folder: Path) -> ExportedModel:
-    import onnx_ir
-
-    proto = onnx_ir.to_proto(model)
+def _write_graph(proto: onnx.ModelProto, path: Path, folder: Path) -> ExportedModel:
     data = proto.SerializeToString()
     path.write_bytes(data)
     check_graph(path, folder / path.name)

@@ -16,7 +16,7 @@ from gemel.models.bundle.manifest import BundleQuery
 from gemel.models.candidates import MAX_CANDIDATES, BoxReader, DecodedReader, SuppressedReader
 from gemel.models.decoders import AUTO
 from gemel.models.decoders.heads import BATCH, head_of
-from gemel.models.decoders.readers import GraphBoxes, GraphReader, choose_reader
+from gemel.models.decoders.readers import GraphReader, choose_reader
 from gemel.models.decoders.registry import GraphHead
 from gemel.models.errors import InputError
 from gemel.models.predictions import Prediction
@@ -77,6 +77,16 @@ def _describe_graph(document: bytes) -> NetworkOutputs:
     return NetworkOutputs(is_single, head=head)
 
 
+def reader_of(query: BundleQuery, outputs: NetworkOutputs) -> GraphReader | BoxReader | None:
+    """What reads a network's outputs; None for logits as they are. InputError as `OutputReader`."""
+    if outputs.head is not None:
+        decoder = query.decoder or AUTO
+        return choose_reader(outputs.head, decoder, query.task, query.classes, f"query {query.id}")
+    if outputs.kind == CANDIDATES:
+        return DecodedReader(outputs.nms_iou, outputs.most_candidates)
+    return SuppressedReader(outputs.nms_iou) if outputs.kind == SUPPRESSED else None
+
+
 class OutputReader:
     """Reads what the network of a query gives: arrays as ONNX Runtime returns them become predictions.
 
@@ -85,16 +95,9 @@ class OutputReader:
 
     def __init__(self, query: BundleQuery, outputs: NetworkOutputs) -> None:
         self.query, self._described, self._task = query, outputs, task_of(query)
-        self._graph: GraphReader | None = None
-        self._boxes: BoxReader | None = None
-        if outputs.head is not None:
-            decoder = query.decoder or AUTO
-            self._graph = choose_reader(outputs.head, decoder, query.task, query.classes, f"query {query.id}")
-            self._boxes = self._graph if isinstance(self._graph, GraphBoxes) else None
-        elif outputs.kind == CANDIDATES:
-            self._boxes = DecodedReader(outputs.nms_iou, outputs.most_candidates)
-        elif outputs.kind == SUPPRESSED:
-            self._boxes = SuppressedReader(outputs.nms_iou)
+        reader = reader_of(query, outputs)
+        self._boxes = reader if isinstance(reader, BoxReader) else None
+        self._graph = reader if isinstance(reader, GraphReader) else None
 
     @property
     def is_single(self) -> bool:

@@ -72,8 +72,8 @@ def write_originals(bundle_path: Path, folder: Path) -> None:
     """Write each query as an ONNX file with its weights inside, as an exporter would."""
     import onnx
 
-    from gemel.edge_runtime.engines.prepare_child import BundleArrays
     from gemel.models.bundle import open_bundle
+    from gemel.models.bundle.arrays import BundleArrays
     from gemel.models.bundle.documents import key_of_weight, refers_to_weights
 
     bundle = open_bundle(bundle_path)

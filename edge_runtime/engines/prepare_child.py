@@ -38,8 +38,7 @@ from gemel.edge_runtime.engines.prepared import (
 from gemel.edge_runtime.memory.pages import MappedWeights
 from gemel.edge_runtime.memory.usage import process_peak_bytes, process_status
 from gemel.models.bundle import Bundle, BundleQuery, open_bundle
-from gemel.models.bundle.documents import parse_document
-from gemel.models.bundle.format import tensor_name
+from gemel.models.bundle.arrays import BundleArrays
 from gemel.models.errors import message_of
 from gemel.models.graph.activations import use_exact_products
 from gemel.models.graph.query_graph import (
@@ -118,37 +117,6 @@ def prepare_queries(
     peak = process_status("VmHWM") if sys.platform.startswith("linux") else 0
     seconds = time.perf_counter() - started
     return PreparedIndex(FORMAT, "", weights_bytes, tuple(contents.placed), prepared, failed, peak, seconds)
-
-
-class BundleArrays:
-    """The tensors of a bundle as arrays over its mapping, each hashed when it is first asked for."""
-
-    def __init__(self, bundle: Bundle) -> None:
-        self._bundle = bundle
-        self.header = bundle.header.entries
-        self._verified: set[str] = set()
-
-    def array_of(self, name: str) -> np.ndarray:
-        """A tensor as stored; PreparationError where its bytes do not match its name."""
-        entry, header = self.header[name], self._bundle.header
-        data = memoryview(self._bundle.mapping)[header.data_start + entry.begin : header.data_start + entry.end]
-        if name not in self._verified:
-            if tensor_name(entry.dtype, entry.shape, data) != name:
-                raise PreparationError(f"tensor {name[:12]} is damaged: copy the bundle again")
-            self._verified.add(name)
-        if entry.dtype == "BF16":
-            raise PreparationError("it has weights in bfloat16")
-        return np.frombuffer(data, _numpy_name(entry.dtype)).reshape(entry.shape)
-
-    def document_of(self, query: BundleQuery) -> onnx.ModelProto:
-        """The network of a query, with the shapes of its intermediate values."""
-        model = parse_document(query, self.array_of(str(query.network_document)).tobytes())
-        return model if model.graph.value_info else onnx.shape_inference.infer_shapes(model)
-
-
-def _numpy_name(code: str) -> str:
-    kinds = {"F": "float", "I": "int", "U": "uint"}
-    return "bool" if code == "BOOL" else f"{kinds[code[0]]}{code[1:]}"
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,11 @@ import onnxruntime
 from gemel.edge_runtime.engines.base import EngineError
 from gemel.edge_runtime.engines.mapped import NAME, SessionEngine, usable_threads
 from gemel.edge_runtime.engines.mapped_session import MappedSession, bound_arena, session_options
-from gemel.edge_runtime.engines.prepare_child import MIN_EXTERNAL_BYTES, BundleArrays
+from gemel.edge_runtime.engines.prepare_child import MIN_EXTERNAL_BYTES
 from gemel.edge_runtime.engines.prepared import MAKING, PreparedQuery, prepared_folder, remove_tree
 from gemel.edge_runtime.engines.providers import CPU, PROVIDERS
 from gemel.models.bundle import Bundle, BundleQuery
+from gemel.models.bundle.arrays import BundleArrays
 from gemel.models.errors import message_of
 from gemel.models.graph.activations import use_exact_products
 from gemel.models.graph.query_graph import NormUses, build_query_graph, count_norm_uses

@@ -6,7 +6,7 @@ Needs neither torch nor onnx_ir, so that a box does without them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -152,6 +152,22 @@ class ProtoGraph:
         for node in dict.fromkeys(self.readers(old)):
             self.set_inputs(node, [new if name == old else name for name in node.inputs])
 
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Give constants and what nodes give other names, which nothing has."""
+        self.constants = {names.get(name, name): constant for name, constant in self.constants.items()}
+        for old, new in names.items():
+            if old in self.sizes:
+                self.sizes[new] = self.sizes.pop(old)
+            node = self._producers.pop(old, None)
+            if node is not None:
+                node.outputs = [new if name == old else name for name in node.outputs]
+                self._producers[new] = node
+            self.replace_reads(old, new)
+
+    def forget_sizes(self) -> None:
+        """Forget the sizes of values between the inputs and the outputs."""
+        self._value_infos.clear()
+
     def add_constant(self, name: str, constant: Constant | np.ndarray) -> str:
         """A new initialiser; returns its name."""
         self.constants[name] = constant if isinstance(constant, Constant) else Constant.of(constant)
@@ -163,28 +179,29 @@ class ProtoGraph:
         for name in [name for name in self.constants if not self._readers.get(name) and name not in names]:
             del self.constants[name]
 
-    def to_proto(self) -> onnx.ModelProto:
-        """The model with all values inside."""
+    def to_proto(self, refer: Callable[[onnx.TensorProto, bytes], bool] | None = None) -> onnx.ModelProto:
+        """The model with all values inside, but for those that `refer` lets a message refer to elsewhere."""
         model = self._without_constants()
         for name, constant in self.constants.items():
-            tensor = constant.describe(name)
-            tensor.raw_data = _bytes_of(constant)
+            tensor, values = constant.describe(name), _bytes_of(constant)
+            if refer is None or not refer(tensor, values):
+                tensor.raw_data = values
             model.graph.initializer.append(tensor)
         return model
 
     def save(self, path: Path, min_bytes: int) -> None:
         """Write the model; constants of `min_bytes` and more go into `NAME.data` beside it."""
-        model, data = self._without_constants(), f"{path.name}.data"
+        data = f"{path.name}.data"
         with open(path.with_name(data), "wb") as file:
-            for name, constant in self.constants.items():
-                tensor, values = constant.describe(name), _bytes_of(constant)
-                if len(values) < min_bytes:
-                    tensor.raw_data = values
-                else:
+
+            def refer(tensor: onnx.TensorProto, values: bytes) -> bool:
+                if len(values) >= min_bytes:
                     file.write(bytes(-file.tell() % LINE_BYTES))
                     refer_to_file(tensor, data, file.tell(), len(values))
                     file.write(values)
-                model.graph.initializer.append(tensor)
+                return len(values) >= min_bytes
+
+            model = self.to_proto(refer)
         path.write_bytes(model.SerializeToString())
 
     def _without_constants(self) -> onnx.ModelProto:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from gemel.models.bits import max_code
+from gemel.models.bundle.arrays import unpack_nibbles
 from gemel.models.bundle.documents import key_of_weight
 from gemel.models.bundle.manifest import BundleQuery, StoredTensor, wide_shape
 from gemel.models.graph.activations import list_wide_products, name_places, quantize_activations
@@ -146,7 +146,7 @@ def _pack_behind_dequantise(
 ) -> _Packed:  # fmt: skip
     """Let what read a weight read its codes times the scales of its rows."""
     if stored.dtype == "int4":
-        codes = _unpack_nibbles(codes, shape)
+        codes = unpack_nibbles(codes, shape)
     codes = np.ascontiguousarray(codes.T) if is_transposed else codes
     constant = Constant.of(codes)
     if stored.dtype == "int4":
@@ -164,14 +164,6 @@ def _pack_behind_dequantise(
     graph.insert_before(first, node)
     graph.replace_reads(name, node.outputs[0])
     return _Packed(node, scale)
-
-
-def _unpack_nibbles(codes: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The codes -7 to 7, int8 of the weight's shape, of bytes (out, ...) that hold two codes + 7 each."""
-    row = math.prod(shape[1:])
-    nibbles = np.empty((len(codes), 2 * codes.shape[1]), np.int8)
-    nibbles[:, ::2], nibbles[:, 1::2] = codes & 15, codes >> 4
-    return (nibbles[:, :row] - np.int8(max_code("int4"))).reshape(shape)
 
 
 def _pack_signed(codes: np.ndarray) -> np.ndarray:

@@ -15,7 +15,9 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 import numpy as np
+import onnx
 import onnx_ir as ir
+import torch
 from onnx_ir.tensor_adapters import from_torch_dtype
 from torch import Tensor
 
@@ -42,6 +44,8 @@ LUMA = (0.299, 0.587, 0.114)
 """Of R, G and B in a grey picture, as PIL and OpenCV weigh them."""
 SQUEEZE_OPSET = 13
 """From which the axes of a Squeeze are an input."""
+OTHER_SIDE = 64
+"""By which the sides that a file leaves open differ in a second reading."""
 SEVERAL = frozenset({"Split", "TopK", "LSTM", "GRU", "RNN", "If", "Loop", "Scan", "Unique"})
 """Operators whose further outputs are computed, or refused with them."""
 Size = tuple[int, int]
@@ -72,11 +76,51 @@ def read_onnx(read: Callable[[], bytes], path: Path, size: Size | None = None) -
     """The graph of an ONNX file whose bytes `read` returns; external data is beside `path`."""
     try:
         with _pause_garbage_collection():
-            return _Reading(admit_graph(read(), path), path, size).run()
+            return _read_data(read(), path, size)
     except InputError:
         raise
     except Exception as error:  # a malformed graph fails anywhere, with any kind
         raise InputError(path, f"its graph is malformed: {message_of(error)}", HINT) from error
+
+
+def _read_data(data: bytes, path: Path, size: Size | None) -> Graph:
+    """The graph of a file; its input stays open where the file's is, and the network is the same for other sizes."""
+    reading = _Reading(admit_graph(data, path), path, size)
+    graph = reading.run()
+    if not any(reading.form.is_open) or graph.led:
+        return graph
+    height, width = (
+        int(side) + OTHER_SIDE * is_open for side, is_open in zip(graph.input.shape[2:], reading.form.is_open)
+    )
+    try:
+        other = _Reading(admit_graph(data, path), path, (height, width)).run()
+    except InputError:
+        return graph
+    if not _is_same_network(graph, other):
+        return graph
+    given = graph.given or graph.input
+    sizes, first = list(given.shape), len(given.shape) - (3 if reading.form.is_last else 2)
+    for axis, (name, is_open) in enumerate(zip(("height", "width"), reading.form.is_open), first):
+        sizes[axis] = name if is_open else sizes[axis]
+    return replace(graph, given=replace(given, shape=tuple(sizes)))
+
+
+def _is_same_network(graph: Graph, other: Graph) -> bool:
+    """Whether two graphs differ in the sizes of their values alone."""
+
+    def describe(document: bytes) -> bytes:
+        model = onnx.load_from_string(document)
+        del model.graph.value_info[:]
+        for value in (*model.graph.input, *model.graph.output):
+            value.type.tensor_type.ClearField("shape")
+        return model.SerializeToString(deterministic=True)
+
+    return (
+        describe(graph.document) == describe(other.document)
+        and graph.cut == other.cut
+        and graph.state.keys() == other.state.keys()
+        and all(torch.equal(weight, other.state[name]) for name, weight in graph.state.items())
+    )
 
 
 @contextmanager
@@ -93,11 +137,15 @@ def _pause_garbage_collection() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class InputForm:
-    """What a file takes where the graph takes (N, 3, H, W): channels last, one channel of grey, or no batch."""
+    """What a file takes where the graph takes (N, 3, H, W): channels last, one channel of grey, or no batch.
+
+    `is_open`: any height, any width.
+    """
 
     is_last: bool = False
     channels: int = 3
     has_batch: bool = True
+    is_open: tuple[bool, bool] = (False, False)
 
 
 @dataclass(frozen=True)
@@ -122,9 +170,11 @@ class _Reading:
             note = "is quantised to int8: it is taken as the float network of its weights"
             add_note(path, note, "`gemel merge --weights int8` computes it in integers again")
         self.constants: dict[str | None, Tensor] = {}
+        self.form = InputForm()
 
     def run(self) -> Graph:
         prepared, folded = self.fold_freely()
+        self.form = prepared.form
         graph, where = prepared.model.graph, self.where
         remove_unused(graph)
         if not list(graph):
@@ -135,6 +185,7 @@ class _Reading:
         for value in graph.initializers.values():  # a graph refers to itself, and is freed late
             value.const_value = None
         batch, _, *sides = made.input.shape
+        batch = prepared.shape[0] or batch
         channels = prepared.form.channels
         sizes = (*sides, channels) if prepared.form.is_last else (channels, *sides)
         sizes = (batch, *sizes) if prepared.form.has_batch else sizes
@@ -287,7 +338,7 @@ def input_shape(
         take_grey(graph, picture)
     if max(height, width, dims[0] or 1) > MAX_SIDE:
         raise InputError(where, f"its input is {height} x {width}", f"sides of up to {MAX_SIDE} are read")
-    return [dims[0], 3, height, width], InputForm(is_last, channels, has_batch)
+    return [dims[0], 3, height, width], InputForm(is_last, channels, has_batch, (not fixed[0], not fixed[1]))
 
 
 def put_first(graph: ir.Graph, picture: ir.Value, nodes: list[ir.Node], result: ir.Value) -> None:

@@ -11,9 +11,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+SUFFIX = "_affine"
+"""Ends the path of the affine that `unfold_norms` gives a convolution."""
+ZEROS, ONES = "zeros_", "ones_"
+"""Begin the names of the statistics, by their length, that mark a BatchNormalization as an affine."""
+
+
 @dataclass(frozen=True)
 class TensorInfo:
-    """An input or output: `shape` as integers, "batch" for a size that is free."""
+    """An input or output: `shape` as integers, with a name for a size that is free, "batch" for the batch."""
 
     name: str
     dtype: str
@@ -44,8 +50,8 @@ class Graph:
     """A network read from a file. `document` is an ONNX model without weights, each named by its key in `state`.
 
     Its shapes are fixed but for the batch. `metadata` are the file's metadata_props. `given` is the input of a file
-    that takes (N, H, W, 3) or integers, where the document takes f32 (N, 3, H, W). `led` are the outputs whose first
-    axis, the batch, the file's own do not have.
+    that takes anything but the document's f32 (N, 3, H, W): (N, H, W, 3), integers, a fixed batch, any height or width.
+    `led` are the outputs whose first axis, the batch, the file's own do not have.
     """
 
     document: bytes

@@ -7,7 +7,6 @@ and b stay each network's own.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -16,11 +15,7 @@ from torch import Tensor, nn
 
 from gemel.models.graph.document import is_weight, parse_model, write_document
 from gemel.models.graph.gate import WEIGHTS, WHERE
-from gemel.models.graph.records import Graph
-
-SUFFIX = "_affine"
-ZEROS, ONES = "zeros_", "ones_"
-"""Begin the names of the statistics, by their length, that mark a BatchNormalization as an affine."""
+from gemel.models.graph.records import ONES, SUFFIX, ZEROS, Graph
 
 
 class ChannelAffine(nn.Module):
@@ -53,41 +48,6 @@ def unfold_norms(graph: Graph) -> Graph:
     keys = [value.name for value in model.graph.initializers.values() if is_weight(value)]
     ordered = {str(key): state.pop(str(key)) for key in keys}
     return replace(graph, document=write_document(model), state=ordered | state)
-
-
-def fold_norms(model: ir.Model, kept: Collection[str]) -> None:
-    """Inverse of `unfold_norms`, in place, for a model with its weights; norms at the `kept` paths stay apart."""
-    graph = model.graph
-    for affine in [node for node in graph if is_affine(node)]:
-        conv, scale = affine.inputs[0].producer(), affine.inputs[1]  # type: ignore[union-attr]
-        path = str(scale.name).removesuffix(f"{SUFFIX}.weight")  # type: ignore[union-attr]
-        if conv is None or path in kept:
-            continue
-        weight, folded = conv.inputs[1], graph.initializers.get(f"{path}.folded")
-        assert weight is not None and scale is not None
-        if folded is None:
-            factors = scale.const_value.numpy().reshape(-1, 1, 1, 1)  # type: ignore[union-attr]
-            values = ir.tensor(weight.const_value.numpy() * factors, name=f"{path}.folded")  # type: ignore[union-attr]
-            folded = ir.Value(name=values.name, shape=weight.shape, type=weight.type, const_value=values)
-            graph.register_initializer(folded)
-        conv.replace_input_with(1, folded)
-        conv.resize_inputs(3)
-        conv.replace_input_with(2, affine.inputs[2])
-        made, output = affine.outputs[0], conv.outputs[0]
-        output.name, made.name = made.name, None
-        output.shape, output.type = made.shape, made.type
-        made.replace_all_uses_with(output, replace_graph_outputs=True)
-        graph.remove(affine, safe=True)
-    for value in [value for value in graph.initializers.values() if not list(value.uses())]:
-        del graph.initializers[str(value.name)]
-    for value in list(graph.initializers.values()):
-        if str(value.name).endswith(".folded"):
-            value.name = f"{str(value.name).removesuffix('.folded')}.weight"
-        elif (
-            str(value.name).endswith(f"{SUFFIX}.bias")
-            and f"{str(value.name).removesuffix('.bias')}.weight" not in graph.initializers
-        ):
-            value.name = f"{str(value.name).removesuffix(f'{SUFFIX}.bias')}.bias"
 
 
 def is_affine(node: ir.Node) -> bool:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import onnx_ir as ir
-
 from gemel.models.errors import InputError
 from gemel.models.graph.bounds import MAX_FILE_BYTES
 from gemel.models.graph.fill import fill_graph
@@ -22,7 +20,6 @@ def write_graph(path: str | Path, graph: Graph, overwrite: bool = True) -> None:
     nbytes = len(graph.document) + sum(tensor.nbytes for tensor in graph.state.values())
     if nbytes > MAX_FILE_BYTES:
         raise InputError(path, f"{nbytes} bytes do not fit one ONNX file", "it can hold 2 GiB")
-    model = fill_graph(store_graph(graph), lambda key: graph.state[key].cpu())
-    model.metadata_props.update(graph.metadata)
+    model = fill_graph(store_graph(graph), lambda key: graph.state[key].detach().cpu().numpy())
     with open_atomic(path, overwrite) as file:
-        file.write(ir.to_proto(model).SerializeToString(deterministic=True))
+        file.write(model.to_proto().SerializeToString(deterministic=True))

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnxruntime
 import pytest
+import torch
 
-from gemel.models.bundle import Made, write_bundle
+from gemel.models.bundle import Made, open_bundle, write_bundle
 from gemel.models.export_document import export_documents
-from tests.edge_runtime.tiny import query, tiny_bundle, trained_looking, write_clip, write_config, write_folder
+from tests.edge_runtime.tiny import FACTORY, query, tiny_bundle, trained_looking, write_clip, write_config, write_folder
 from tests.without_torch import block_torch, run_python
 
 
@@ -107,6 +110,25 @@ def test_a_bundle_is_planned_and_simulated(box):
     assert plan["flops_per_s"] > 0 and {row["id"] for row in plan["queries"]} == {"gate", "yard", "road"}
     code, simulated, errors = box.run("simulate", "tiny.safetensors", "--duration", "2", "--json")
     assert code == 0 and simulated, errors
+
+
+def test_a_bundle_is_exported(box):
+    code, result, errors = box.run("bundle", "export", "tiny.safetensors", "-o", "onnx", "--json")
+    assert code == 0 and [row["query"] for row in result["queries"]] == ["gate", "yard", "road"], errors
+    code, single, errors = box.run(
+        "bundle", "export", "tiny.safetensors", "--query", "gate", "--batch", "2", "-o", "gate.onnx", "--json"
+    )
+    assert code == 0 and single["batch"] == 2, errors
+    bundle = open_bundle(box.folder / "tiny.safetensors", [FACTORY], box.folder)
+    files = {row["query"]: row["file"] for row in result["queries"]}
+    for name, file in (*files.items(), ("gate", single["file"])):
+        session = onnxruntime.InferenceSession(str(box.folder / file), providers=["CPUExecutionProvider"])
+        shape = session.get_inputs()[0].shape[1:]
+        frames = np.random.default_rng(0).standard_normal((2, *shape), np.float32)
+        (answer,) = session.run(None, {session.get_inputs()[0].name: frames})
+        with torch.no_grad():
+            expected = bundle.build(name)(torch.from_numpy(frames)).numpy()
+        np.testing.assert_allclose(answer, expected, atol=1e-4)
 
 
 def test_a_running_box_reloads_new_weights(box, tmp_path):

@@ -23,6 +23,7 @@ from gemel.models.detector import Detector, read_outputs
 from gemel.models.errors import InputError
 from gemel.models.export import metadata_of
 from gemel.models.export_folder import export_folder
+from gemel.models.network_outputs import CANDIDATES, NetworkOutputs
 from gemel.models.predictions import DetectionPrediction
 from gemel.models.tasks import task_of
 
@@ -161,7 +162,8 @@ def test_an_export_that_fails_leaves_nothing(bundle, tmp_path, monkeypatch):
 def test_where_detections_begin_to_count_stands_in_the_file(bundle, min_score, threshold, least):
     opened = open_bundle(bundle)
     query = replace(opened.query("bridge"), min_score=min_score, threshold=threshold)
-    about = {key: json.loads(text) for key, text in metadata_of(query, opened.build("bridge"), "0" * 64).items()}
+    outputs = NetworkOutputs(False, CANDIDATES, 0.5)
+    about = {key: json.loads(text) for key, text in metadata_of(query, outputs, "0" * 64).items()}
     assert about["gemel.least_score"] == least and about["gemel.threshold"] == threshold
     assert about["gemel.min_score"] == (min_score or None)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gemel.models import zoo
 from gemel.models.detector import Detector
 from gemel.models.errors import InputError
-from gemel.models.export import OPSET, export_onnx
+from gemel.models.trace import OPSET, export_onnx
 from gemel.models.zoo.registry import ENTRIES
 from tests.parameters import every
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
@@ -58,7 +57,7 @@ def test_a_written_graph_has_the_outputs_of_its_file(tmp_path):
     file = write_selecting(tmp_path / "a.onnx")
     graph = unfold_norms(load_graph(file))
     assert graph.cut is not None and graph.cut.order == ("found_boxes", "found_scores")
-    model = ir.to_proto(fill_graph(store_graph(graph), graph.state.__getitem__))
+    model = fill_graph(store_graph(graph), lambda key: graph.state[key].numpy()).to_proto()
     onnx.checker.check_model(model, full_check=True)
     frames = np.random.default_rng(1).standard_normal((1, 3, SIDE, SIDE)).astype(np.float32)
     sessions = [onnxruntime.InferenceSession(one) for one in (str(file), model.SerializeToString())]
@@ -95,7 +94,7 @@ def test_a_written_graph_of_one_picture_has_no_batch_where_its_file_has_none(tmp
     file = write_suppressing(tmp_path / "a.onnx")
     graph = unfold_norms(load_graph(file))
     assert graph.input.shape[0] == "batch" and set(graph.led) == {"rows", "all_scores"}
-    again = ir.to_proto(fill_graph(store_graph(graph), graph.state.__getitem__)).SerializeToString()
+    again = fill_graph(store_graph(graph), lambda key: graph.state[key].numpy()).to_proto().SerializeToString()
     frames = np.random.default_rng(1).standard_normal((1, 3, SIDE, SIDE)).astype(np.float32)
     answers = [onnxruntime.InferenceSession(one).run(None, {"x": frames}) for one in (str(file), again)]
     for wanted, found in zip(*answers, strict=True):
@@ -109,4 +108,4 @@ def test_an_end_that_does_not_fit_is_refused(tmp_path, change):
     assert graph.cut is not None
     lie = replace(graph, cut=replace(graph.cut, **change))
     with pytest.raises(InputError):
-        fill_graph(store_graph(lie), graph.state.__getitem__)
+        fill_graph(store_graph(lie), lambda key: graph.state[key].numpy())
