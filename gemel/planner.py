@@ -18,7 +18,7 @@ from gemel.edge_runtime.policies.streaming import pick_overflow
 from gemel.edge_runtime.scheduler import QuerySpec
 from gemel.edge_runtime.scheduler.costs import Costs, all_bytes, coalesce_tensors, memory_settings, parse_memory
 from gemel.edge_runtime.scheduler.eviction import Overflow, OverflowLayer, overflow_of
-from gemel.edge_runtime.simulation.device_profiles import PROFILES, costs_for, overflow_layers
+from gemel.edge_runtime.simulation.device_profiles import PROFILES, costs_for, layers_of, overflow_layers
 from gemel.edge_runtime.simulation.profile_io import measured_costs, note_machine, profile_path, read_profile
 from gemel.edge_runtime.simulation.replay import ReplayResult
 from gemel.edge_runtime.simulation.simulator import Simulation, simulate
@@ -27,7 +27,7 @@ from gemel.models.errors import InputError, join_names, one_line
 from gemel.models.extras import is_installed, require_merge
 from gemel.models.notes import add_note
 from gemel.models.process import import_torch
-from gemel.models.sharing.flop_rates import FlopRates, flop_rates
+from gemel.models.sharing.flop_rates import FlopRates, prefix_rates
 from gemel.text import percent, size, table
 
 if TYPE_CHECKING:
@@ -215,7 +215,9 @@ def load_plan_input(source: str | Path, conditions: Conditions) -> PlanInput:
         sharing=(CEILING if conditions.shared else ORIGINALS) if is_workload else BUNDLE,
         overflow=overflow,
         overflow_allowed=conditions.overflow,
-        flops=flop_rates(models, {query: spec.fps for query, spec in specs.items()}),
+        flops=prefix_rates(
+            models.queries, layers_of(models), {query: spec.fps for query, spec in specs.items()}, models.nbytes
+        ),
     )
 
 

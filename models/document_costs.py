@@ -5,6 +5,7 @@ Values differ a little from those of `models.cost`, which counts what PyTorch ru
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,8 +45,22 @@ class DocumentCost:
     layers: tuple[tuple[str, int], ...]
 
 
+_COSTS: dict[tuple[bytes, bool], DocumentCost] = {}
+"""Of documents that were counted, by their digests."""
+
+
 def count_document(query: BundleQuery, document: bytes) -> DocumentCost:
-    """The cost of the network that the document of a query holds; values whose size is open count as nothing."""
+    """The cost of the network that the document of a query holds; values whose size is open count as nothing.
+
+    Counted once for all queries with one document.
+    """
+    key = (hashlib.sha256(document).digest(), query.graph is not None)
+    if key not in _COSTS:
+        _COSTS[key] = _count(query, document)
+    return _COSTS[key]
+
+
+def _count(query: BundleQuery, document: bytes) -> DocumentCost:
     import onnx
 
     model = onnx.load_from_string(document)

@@ -188,6 +188,8 @@ class Choices:
     def _candidate(self, query: str) -> list[CandidateRun]:
         """The largest batch of a query that would be in time, if any frame would be."""
         cost, captured, load_s = self._costs.queries[query], self._waiting[query], self._load_s[query]
+        if self._state.now + load_s + cost.run_s > captured[-1] + cost.sla_s + 2 * CLOCK_SLACK_S:
+            return []  # not even the newest one: as `batch_in_time` would say
         batch = batch_in_time(captured, self._state.now + load_s, cost, self._plan.batches[query])
         if not batch.count:
             return []

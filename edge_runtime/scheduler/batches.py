@@ -24,11 +24,13 @@ def batch_in_time(waiting: Sequence[float], start: float, cost: QueryCost, most:
 
     Of equally many frames the oldest are taken. Frames too old for the batch that newer ones allow are given up.
     """
-    late = too_late(waiting, start, cost, 1)
-    best = 1 if late < len(waiting) else 0
-    for count in range(2, min(most, len(waiting)) + 1 if best else 0):
-        then_late = too_late(waiting, start, cost, count)
-        if len(waiting) - then_late < count:
+    # The innermost loop of a plan: `too_late` is written out.
+    runs_s, sla_s, waits = cost.runs_s, cost.sla_s, len(waiting)
+    late = bisect_left(waiting, start + runs_s[0] - sla_s - CLOCK_SLACK_S)
+    best = 1 if late < waits else 0
+    for count in range(2, min(most, waits) + 1 if best else 0):
+        then_late = bisect_left(waiting, start + runs_s[count - 1] - sla_s - CLOCK_SLACK_S)
+        if waits - then_late < count:
             break
         best, late = count, then_late
     return FeasibleBatch(best, late)

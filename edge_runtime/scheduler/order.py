@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 import numpy as np
@@ -119,47 +119,33 @@ def cycle_loads(
     return moved
 
 
-MAX_CACHED_ORDERS = 1024
-
-
 class NextUse:
-    """Which tensors are needed when, looked up in every decision: a few orders of turns come again and again."""
+    """Which tensors are needed when, looked up in every decision; which queries need each is worked out once."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[tuple[str, ...], ...]] = {}
+        self._users: dict[str, list[str]] = {}
 
-    def of(self, costs: Costs, coming: tuple[str, ...], queries: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-        """`by_next_use` of all tensors that these queries do not need; between calls only times of `costs` differ."""
-        found = self._known.get((coming, queries))
-        if found is None:
-            if len(self._known) >= MAX_CACHED_ORDERS:
-                self._known.clear()
-            kept = frozenset[str]().union(*(costs.queries[query].needed for query in queries))
-            found = self._known[coming, queries] = tuple(by_next_use(costs, coming, kept))
-        return found
+    def of(self, costs: Costs, coming: Sequence[str], queries: Sequence[str]) -> Iterator[tuple[str, ...]]:
+        """The tensors that `queries` do not need, those needed at the same time together, the last needed first.
 
-
-def by_next_use(costs: Costs, coming: Sequence[str], kept: frozenset[str]) -> Iterator[tuple[str, ...]]:
-    """Tensors that are not `kept`, those needed at the same time together, the last needed first.
-
-    `coming` are the queries in the order of their next turns; a tensor that several need counts as needed when the
-    first of them has its turn. Tensors that none of them needs come before all others. Each group is in load order.
-    """
-    free = frozenset(costs.tensor_bytes) - kept
-    unused = _less(free, (costs.queries[query].needed for query in coming))
-    if unused:
-        yield tuple(sorted(unused))
-    for place in range(len(coming) - 1, -1, -1):
-        cost = costs.queries[coming[place]]
-        last = _less(free & cost.needed, (costs.queries[sooner].needed for sooner in coming[:place]))
-        if last:
-            yield tuple(name for name in cost.tensors if name in last)
-
-
-def _less(names: frozenset[str], others: Iterable[frozenset[str]]) -> frozenset[str]:
-    """Names that none of the others holds; one after the other, since that is over as soon as none is left."""
-    for other in others:
-        if not names:
-            break
-        names -= other
-    return names
+        `coming` are the other queries at least, in the order of their next turns; a tensor that several need counts as
+        needed when the first of them has its turn. Tensors that no query needs come before all others. Each group is in
+        load order. Between calls only times of `costs` differ.
+        """
+        if not self._users:
+            self._users = {name: [] for name in costs.tensor_bytes}
+            for query, cost in costs.queries.items():
+                for name in cost.needed:
+                    self._users[name].append(query)
+        users, kept = self._users, frozenset[str]().union(*(costs.queries[query].needed for query in queries))
+        if unused := tuple(sorted(name for name, needing in users.items() if not needing)):
+            yield unused
+        turns = {query: turn for turn, query in enumerate(coming)}
+        for turn in range(len(coming) - 1, -1, -1):
+            names = tuple(
+                name
+                for name in costs.queries[coming[turn]].tensors
+                if name not in kept and not any(turns.get(user, turn) < turn for user in users[name])
+            )
+            if names:
+                yield names

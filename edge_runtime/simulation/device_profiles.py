@@ -116,6 +116,11 @@ def costs_for(profile: DeviceProfile, bundle: Bundle) -> Costs:
     )  # fmt: skip
 
 
+def layers_of(bundle: Bundle) -> dict[str, LayerFlops]:
+    """The layers of each query's network, counted as `costs_for` does."""
+    return {query.id: _model_cost(bundle, query).layers for query in bundle.queries}
+
+
 def _joint_cost(profile: DeviceProfile, bundle: Bundle, alike: Sequence[str], sla_s: float) -> JointCost:
     """One pass of these queries: a tied module is called once, a private one for each query, a norm once.
 

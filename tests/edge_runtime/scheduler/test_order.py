@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemel.edge_runtime.scheduler.costs import Costs, QueryCost
-from gemel.edge_runtime.scheduler.order import cycle_loads, share_order
+from gemel.edge_runtime.scheduler.order import NextUse, cycle_loads, share_order
 from tests.edge_runtime.scheduler import strategies
 
 
@@ -43,6 +43,22 @@ def test_share_order_most_shared_become_neighbours():
 def test_share_order_few_queries_has_them_all(count):
     costs = Costs({f"q{i}": QueryCost(("t",), 0.01, 0, 0.1) for i in range(count)}, {"t": 1}, 1e6)
     assert len(share_order(costs)) == count
+
+
+@given(strategies.costs(), st.randoms(use_true_random=False))
+def test_tensors_needed_last_come_first(costs, random):
+    order = random.sample(list(costs.queries), len(costs.queries))
+    query, *coming = order
+    groups = list(NextUse().of(costs, coming, (query,)))
+    needed = [costs.queries[other].needed for other in coming]
+
+    def next_turn(name: str) -> int:
+        return next((turn for turn, names in enumerate(needed) if name in names), len(order))
+
+    assert {name for group in groups for name in group} == costs.tensor_bytes.keys() - costs.queries[query].needed
+    turns = [{next_turn(name) for name in group} for group in groups]
+    assert all(len(turn) == 1 for turn in turns)
+    assert [turn for (turn,) in turns] == sorted({turn for (turn,) in turns}, reverse=True)
 
 
 def round_bytes(costs: Costs, order, budget: int, rounds: int = 4) -> int:
