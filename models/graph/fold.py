@@ -101,6 +101,8 @@ class _Folding:
             torch.empty([n, *input_shape[1:]], dtype=dtype, device="meta") for n in (self.batch, self.batch * factor)
         )
         self.tensors: dict[ir.Value, Pair] = {self.input: (first, second)}
+        self.spliced: dict[ir.Value, ir.Value] = {}
+        """What stands in place of the outputs of an If whose branch was taken."""
         self.outer: dict[ir.Value, int] = {}
         """How often the batch is repeated within its axis by what lies outside it: L of an axis of L * batch."""
         self.folded_bytes = self.frame_operations = 0
@@ -326,6 +328,7 @@ class _Folding:
         for one in inner:
             self.visit(one)
         for old, new in zip(node.outputs, outputs):
+            new = self.spliced.get(new, new)
             if old.is_graph_output():
                 bridge = ir.node("Identity", [new], outputs=None)
                 self.graph.insert_before(node, bridge)
@@ -336,6 +339,7 @@ class _Folding:
                 self.visit(bridge)
                 new = bridge.outputs[0]
             old.replace_all_uses_with(new)
+            self.spliced[old] = new
         return True
 
     # The batch

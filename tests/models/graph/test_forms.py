@@ -93,6 +93,17 @@ def known_branch(path: Path) -> None:
     onnx.save(model, path)
 
 
+def nested_branches(path: Path) -> None:
+    """An If in a branch of another one."""
+    known_branch(path)
+    model = onnx.load(path)
+    inner = model.graph.node.pop()
+    inner.output[0] = "inner"
+    branch = helper.make_graph([inner], "branch", [], [onnx.ValueInfoProto(name="inner")])
+    model.graph.node.append(helper.make_node("If", ["condition"], ["chosen"], then_branch=branch, else_branch=branch))
+    onnx.save(model, path)
+
+
 FORMS: dict[str, tuple[dict, Callable[[Path], None] | None]] = {
     "opset 11": ({"opset_version": 14}, None),
     "dynamic batch": ({"opset_version": 17, "dynamic_axes": {"frames": {0: "batch"}}}, None),
@@ -102,6 +113,7 @@ FORMS: dict[str, tuple[dict, Callable[[Path], None] | None]] = {
     "channels last": ({"opset_version": 17}, channels_last),
     "weights as inputs": ({"opset_version": 17}, weights_as_inputs),
     "known branch": ({"opset_version": 17}, known_branch),
+    "nested branches": ({"opset_version": 17}, nested_branches),
     "external data": ({"opset_version": 17}, weights_beside),
 }
 
