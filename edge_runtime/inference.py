@@ -69,9 +69,18 @@ class InferenceThread:
         return self.runtime.active.cameras
 
     @property
+    def loads(self) -> dict[str, int]:
+        """The bytes that loads moved, and their number, since the warm-up; none before its end."""
+        arena = self.executor.device.arena
+        if self.started is None:
+            return {"bytes_moved": 0, "swaps": 0}
+        moved_bytes, swaps = self.warm_up["bytes_moved"], self.warm_up["swaps"]
+        return {"bytes_moved": arena.bytes_moved - moved_bytes, "swaps": arena.swaps - swaps}
+
+    @property
     def overflow_bytes(self) -> int:
         """The bytes that runs have copied since the warm-up."""
-        return self.runtime.overflow_bytes - self._overflow_before
+        return 0 if self.started is None else self.runtime.overflow_bytes - self._overflow_before
 
     def start(self, frames: Mapping[str, np.ndarray], seconds: float) -> None:
         """Begin to serve for `seconds`, with a frame for the warm-up of each query (RGB uint8, H, W, 3)."""

@@ -63,7 +63,7 @@ class RuntimeStatus:
         """The box at this moment; the frame counts are consistent with each other."""
         active, now = self._inference.runtime.active, time.monotonic()
         box, device = active.box, active.executor.device
-        queries = self._queries(active, now)
+        queries, loads = self._queries(active, now), self._inference.loads
         workspaces = [device.costs.queries[query.id].workspace_bytes for query in queries if query.resident]
         memory = private_bytes()
         held_bytes = device.arena.residency.resident_bytes + box.costed.held_bytes
@@ -77,7 +77,7 @@ class RuntimeStatus:
             memory_bytes=box.config.memory_bytes, base_bytes=box.costed.loaded.base_bytes,
             budget_bytes=device.budget_bytes + box.costed.held_bytes,
             resident_bytes=device.arena.residency.resident_bytes + box.costed.held_bytes,
-            workspace_bytes=max(workspaces, default=0), bytes_moved=device.arena.bytes_moved, loads=device.arena.swaps,
+            workspace_bytes=max(workspaces, default=0), bytes_moved=loads["bytes_moved"], loads=loads["swaps"],
             reloads=dict(self._reloads.counts), refused=self._reloads.refused,
             held_back=dict(box.costed.loaded.held_back), bundle_fault=active.bundle_problem,
             cameras=[_camera_status(camera) for camera in active.cameras], queries=queries,

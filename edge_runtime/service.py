@@ -445,13 +445,13 @@ class Service:
         """What was done so far."""
         inference, arena, executor = self._inference, self._runtime.arena, self._inference.executor
         active, reloads, mailboxes = self._runtime.active, self._reloads, self._runtime.mailboxes
-        ledger, warm_up, started = self._runtime.ledger, inference.warm_up, inference.started
+        ledger, started = self._runtime.ledger, inference.started
         return {
             **active.box.costed.to_json(), "run": active.identity.run, "engines": active.box.engine_names,
             "seconds": 0.0 if started is None else round((self._ended or time.monotonic()) - started, 3),
             "stopped_by": self._stopped_by(), "fault": self._failure, "hanging": list(self._hanging),
-            "bytes_moved": arena.bytes_moved - warm_up["bytes_moved"], "swaps": arena.swaps - warm_up["swaps"],
-            "bytes_overflowed": inference.overflow_bytes, "warm_up": dict(warm_up),
+            **inference.loads,
+            "bytes_overflowed": inference.overflow_bytes, "warm_up": dict(inference.warm_up),
             "compactions": arena.compactions, "compacted_bytes": arena.compacted_bytes,
             "max_resident_bytes": arena.max_resident_bytes,
             "max_used_bytes": executor.device.max_used_bytes + active.box.costed.held_bytes,

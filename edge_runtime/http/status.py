@@ -181,7 +181,7 @@ class Status(_Value):
     dropped_share: float = Field(
         0.0, ge=0, le=1, description="of the frames of the last minute, dropped for lack of time or memory"
     )
-    bytes_moved: int
+    bytes_moved: int = Field(description="by loads since the warm-up, in which the box measures itself")
     loads: int
     reloads: dict[Literal["applied", "partly", "refused"], int]
     refused: str | None = Field(description="why the last reload was not applied, null where it was")

@@ -87,3 +87,14 @@ def test_inference_uses_the_compute_stream() -> None:
     short.start({}, 1.0)
     assert short.join(60) and short.stopped_by == "done"
     assert steps == [("on", "inference"), "warm-up", "frames", "off"]
+
+
+def test_loads_of_the_warm_up_count_neither_during_it_nor_after() -> None:
+    arena = SimpleNamespace(bytes_moved=900, swaps=3)
+    executor = SimpleNamespace(device=SimpleNamespace(arena=arena))
+    runtime = SimpleNamespace(active=SimpleNamespace(executor=executor), overflow_bytes=50)
+    inference = InferenceThread(runtime, threading.Event(), lambda: False)  # type: ignore[arg-type]
+    assert inference.loads == {"bytes_moved": 0, "swaps": 0} and inference.overflow_bytes == 0
+    inference.warm_up, inference.started = {"bytes_moved": 900, "swaps": 3}, 1.0
+    arena.bytes_moved, arena.swaps = 1000, 4
+    assert inference.loads == {"bytes_moved": 100, "swaps": 1}
