@@ -92,8 +92,8 @@ def export(
     batch: Batch | None = None,
     factories: Collection[str] = (),
 ) -> ExportedModel:
-    """Write one query's merged model as an ONNX file; InputError where it cannot be (models.export)."""
-    from gemel.models.export import export_query
+    """Write one query's merged model as an ONNX file; InputError where it cannot be (models.query_export)."""
+    from gemel.models.query_export import export_query
 
     opened = open_bundle(bundle, factories) if isinstance(bundle, str | Path) else bundle
     return export_query(opened, query, out, batch)

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from gemel.models.errors import InputError
-from gemel.models.export import DYNAMIC, Batch, ExportedModel, Shape, check_graph, describe_file, query_graph
+from gemel.models.export import DYNAMIC, Batch, ExportedModel, Shape, check_graph, describe_file
 from gemel.models.graph.proto_graph import ProtoGraph, refer_to_file
 from gemel.models.graph.records import SUFFIX
 from gemel.models.io import check_apart, check_output, describe_problem
+from gemel.models.query_export import query_graph
 
 if TYPE_CHECKING:
     import onnx

@@ -125,7 +125,7 @@ def test_a_bundle_is_exported(box):
         session = onnxruntime.InferenceSession(str(box.folder / file), providers=["CPUExecutionProvider"])
         shape = session.get_inputs()[0].shape[1:]
         frames = np.random.default_rng(0).standard_normal((2, *shape), np.float32)
-        (answer,) = session.run(None, {session.get_inputs()[0].name: frames})
+        answer = np.asarray(session.run(None, {session.get_inputs()[0].name: frames})[0])
         with torch.no_grad():
             expected = bundle.build(name)(torch.from_numpy(frames)).numpy()
         np.testing.assert_allclose(answer, expected, atol=1e-4)

@@ -21,10 +21,10 @@ from gemel.models import zoo
 from gemel.models.bundle import BundleQuery, Made, open_bundle, write_bundle
 from gemel.models.detector import Detector, read_outputs
 from gemel.models.errors import InputError
-from gemel.models.export import metadata_of
 from gemel.models.export_folder import export_folder
 from gemel.models.network_outputs import CANDIDATES, NetworkOutputs
 from gemel.models.predictions import DetectionPrediction
+from gemel.models.query_export import metadata_of
 from gemel.models.tasks import task_of
 
 SIDE = 64
