@@ -273,7 +273,8 @@ def cost_box(loaded: LoadedBox) -> CostedBox:
 def _with_base(loaded: LoadedBox) -> LoadedBox:
     """The box with what its process takes by itself; InputError where `memory` is not more."""
     memory = loaded.config.memory_bytes
-    base = base_bytes() + DECODER_BYTES * sum(not camera.is_push for camera in loaded.cameras)
+    streams = sum(1 + (camera.detect is not None) for camera in loaded.cameras if not camera.is_push)
+    base = base_bytes() + DECODER_BYTES * streams
     if memory is not None and base >= memory:
         problem = f"the process alone takes {exact_text(base)}, without any weights"
         raise InputError(loaded.config.path, problem, f"give more than {size_text(base)}", "memory")

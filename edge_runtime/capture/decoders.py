@@ -132,8 +132,8 @@ class PacketDecoder:
 
     def __call__(self, packet: Any) -> Sequence[av.VideoFrame]:
         """The frames of the next packet; FFmpeg's errors as they are, those of hardware excepted."""
-        if packet.size:
-            self._skip(packet)
+        if packet.size and not self._skip(packet):
+            return []
         if self._hardware is None:
             frames = self._software.decode(packet)
         elif self.name == CPU:
@@ -156,13 +156,15 @@ class PacketDecoder:
             if self._kind != AUTO:
                 self._say(f"cannot be decoded by {kind}: {reason}; the processor decodes it")
 
-    def _skip(self, packet: Any) -> None:
+    def _skip(self, packet: Any) -> bool:
+        """Let the decoder leave out what the skipper says; whether it gets the packet at all."""
         mode = self.skipper.choose(packet)
         for context in (self._software, self._hardware):
             if context is not None:
                 context.skip_frame = "DEFAULT" if mode is Skip.NONE else mode.name
-        if mode is Skip.NONKEY and not packet.is_keyframe:
+        if self.skipper.leaves_out or (mode is Skip.NONKEY and not packet.is_keyframe):
             self._skipped()
+        return not self.skipper.leaves_out
 
     def _prove(self, packet: Any) -> list[av.VideoFrame]:
         """Decode on the processor, and beside it in hardware, from a key frame to the first frame of both."""

@@ -60,7 +60,8 @@ def choose_skip(
 
 
 class FrameSkipper:
-    """Follows the packets and frames of one connection; `mode` is what applies at present.
+    """Follows the packets and frames of one connection; `mode` is what applies at present, and `leaves_out` says
+    whether even the key frame of the last packet need not be decoded, since the next one comes soon enough.
 
     With `fixed` the mode is always that. `needed_fps` gives the frames a second that queries need, None for all.
     """
@@ -74,7 +75,8 @@ class FrameSkipper:
         self._reference_at: float | None = None
         self._key_gaps: deque[float] = deque(maxlen=limits.key_gaps)
         self._reference_gaps: deque[float] = deque(maxlen=limits.reference_gaps)
-        self._has_b = self._keeps_nonref = False
+        self._has_b = self._keeps_nonref = self.leaves_out = False
+        self._decoded_at: float | None = None
 
     def choose(self, packet: Any) -> Skip:
         """The mode for PyAV's next packet of the stream."""
@@ -83,15 +85,22 @@ class FrameSkipper:
             if self._key_at is not None and at > self._key_at:
                 self._key_gaps.append(at - self._key_at)
             self._key_at = at
+        self.leaves_out = False
         if self._fixed is not None or (self.mode is Skip.NONKEY and not is_key):
             return self.mode  # frames between two key frames build on those before
         needed_fps = self._needed_fps()
         if self.mode is Skip.NONREF and self._is_late(at, needed_fps):
             self._keeps_nonref = True
-        mode = choose_skip(needed_fps, max(self._key_gaps, default=None), self._reference_gap_s, self._limits)
+        key_gap_s = max(self._key_gaps, default=None)
+        mode = choose_skip(needed_fps, key_gap_s, self._reference_gap_s, self._limits)
         if mode is not self.mode and Skip.NONKEY in (mode, self.mode):
             self._reference_at = None
         self.mode = mode
+        if needed_fps and key_gap_s and mode is Skip.NONKEY and at is not None and self._decoded_at is not None:
+            next_s = at + key_gap_s - self._decoded_at
+            self.leaves_out = 0 < next_s <= self._limits.gap_share / needed_fps
+        if is_key and not self.leaves_out:
+            self._decoded_at = at
         return mode
 
     def _is_late(self, at: float | None, needed_fps: float | None) -> bool:

@@ -61,7 +61,9 @@ def test_gstreamer_source_decodes_correctly(server: Server, path: str) -> None:
     assert np.abs(np.array(colours) - BARS).max() < 25, colours
 
 
-@pytest.mark.parametrize(("path", "fps", "skip"), [("bframes", 5.0, "nonref"), ("h264", 1.0, "nonkey")])
+@pytest.mark.parametrize(
+    ("path", "fps", "skip"), [("bframes", 5.0, "nonref"), ("h264", 1.0, "nonkey"), ("jpeg", 5.0, "nonkey")]
+)
 def test_camera_of_a_real_server_decodes_what_is_needed(server: Server, path: str, fps: float, skip: str) -> None:
     with play_camera(server.url(path), {"q": FrameRequest(fps)}, timeout_s=10.0) as watched:
         watched.until(lambda row: row["skip"] == skip)

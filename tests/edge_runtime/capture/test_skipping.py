@@ -42,7 +42,7 @@ class Stream:
                 SimpleNamespace(is_keyframe=is_key, dts=number, pts=number, time_base=Fraction(1, FPS))
             )
             is_left_out = (mode is Skip.NONREF and kind == "B") or (mode is Skip.NONKEY and not is_key)
-            if not is_left_out and not (drops_all and mode is Skip.NONREF):
+            if not is_left_out and not self.skipper.leaves_out and not (drops_all and mode is Skip.NONREF):
                 frame = SimpleNamespace(time=number / FPS, pict_type=" IPB".index(kind))
                 self.skipper.see([frame])
                 self.decoded.append(number)
@@ -73,6 +73,17 @@ def test_skipping_ends_where_fewer_frames_come_than_foreseen():
     assert stream.play(60) is Skip.NONREF
     assert stream.play(5, drops_all=True) is Skip.NONREF
     assert stream.play(10, drops_all=True) is Skip.NONE and stream.play(200) is Skip.NONE, "for good"
+
+
+@pytest.mark.parametrize("gop, needed_fps, step", [(1, 5.0, 4), (10, 1.0, 20)])
+def test_key_frames_are_skipped_too_where_the_next_comes_soon_enough(gop, needed_fps, step):
+    stream = Stream(IPPP, gop, needed_fps)
+    stream.play(200)
+    steps = [after - before for before, after in zip(stream.decoded, stream.decoded[1:], strict=False)]
+    assert set(steps[-5:]) == {step} and step <= 0.9 * FPS / needed_fps
+    stream.needed_fps = None
+    stream.play(20)
+    assert stream.decoded[-gop:] == list(range(220 - gop, 220)), "from the next key frame on"
 
 
 def test_query_that_is_switched_off_costs_key_frames_alone():
