@@ -29,7 +29,7 @@ UNUSUAL = len(WRAPPERS)
 PREFIX_PARTS = frozenset((*WRAPPERS, "network", "_orig_mod"))
 WRAPPED = re.compile(
     r"(?:^|(?<=\.))(?:_fsdp_wrapped_module|_checkpoint_wrapped_module|_fpw_module)\."
-    r"|(?<=\.)(?<!^module\.)(?<!\.module\.)_orig_mod\."
+    r"|(?<=\.)_orig_mod\."
 )
 """Parts of a tensor's name that FSDP, activation checkpointing and torch.compile put within it."""
 FLAT = "_flat_param"

@@ -86,7 +86,7 @@ PLAIN: dict[str, tuple[Any, str]] = {
                   "the prefix model. was removed from 9 tensors; left out: criterion.weight"),
     "lightning of a compiled teacher": (
         {"state_dict": {**add_prefix("net._orig_mod."), "teacher.fc.weight": torch.ones(8, 8)}},
-        "the prefix net._orig_mod. was removed from 9 tensors; left out: teacher.fc.weight"),
+        "the prefix net. was removed from 9 tensors; left out: teacher.fc.weight"),
     "counters of thop": ({**STATE, "fc.total_ops": torch.zeros(1), "total_params": torch.zeros(1)},
                          "left out: fc.total_ops, total_params"),
     "float16": (deepcopy(NET).half().state_dict(), "8 tensors converted from float16 to float32"),
