@@ -1,4 +1,4 @@
-# make demo | test | test-all | lint | real | fuzz | faults | gpu | image | sbom | lock. The first call creates .venv with PYTHON (3.10 or newer).
+# make demo | test | test-all | lint | docs | real | fuzz | faults | gpu | image | sbom | lock. The first call creates .venv with PYTHON (3.10 or newer).
 PYTHON ?= $(firstword $(foreach name,python3.12 python3.11 python3.13 python3.10 python3,$(if $(shell $(name) --version 2>/dev/null),$(name))))
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -10,7 +10,7 @@ MINUTES ?= 10
 IS_LOCKED := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
-.PHONY: demo test test-all lint real fuzz faults gpu image venv sbom lock
+.PHONY: demo test test-all lint docs real fuzz faults gpu image venv sbom lock
 
 demo: $(STAMP)  ## render clips, train, merge, run the box, write the report: about four minutes
 	$(BIN)/gemel demo --out $(OUT)/demo
@@ -26,6 +26,14 @@ lint: $(STAMP)  ## format, style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
+
+docs: $(OUT)/docs-venv/.installed  ## the site of docs/, with its search: out/site/index.html
+	$(OUT)/docs-venv/bin/mkdocs build --quiet --clean
+
+$(OUT)/docs-venv/.installed: docs/requirements.txt
+	$(PYTHON) -m venv $(OUT)/docs-venv
+	$(OUT)/docs-venv/bin/python -m pip install --quiet --require-hashes --requirement $<
+	@touch $@
 
 real: $(STAMP)  ## the real workloads, end to end, resumable; GEMEL_DATA names the folder of the footage
 	$(BIN)/python -m benchmarks.real.real $(REAL_ARGS)
@@ -50,9 +58,11 @@ sbom: $(STAMP)  ## all that is installed, with versions and licences, as Cyclone
 	@mkdir -p $(OUT)
 	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-file $(OUT)/sbom.json $(BIN)/python
 
-lock: $(STAMP)  ## resolve constraints.txt and docker/requirements.txt anew, with the hash of every file
+lock: $(STAMP)  ## resolve constraints.txt, docs/ and docker/requirements.txt anew, with the hash of every file
 	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
 		--no-annotate --quiet --custom-compile-command "make lock" --output-file constraints.txt
+	$(BIN)/uv pip compile pyproject.toml --extra docs --universal --python-version 3.11 --generate-hashes --no-annotate \
+		--quiet --constraint constraints.txt --custom-compile-command "make lock" --output-file docs/requirements.txt
 	$(BIN)/uv pip compile pyproject.toml docker/build.in --extra zmq --python-platform linux --python-version 3.11 \
 		--generate-hashes --no-annotate --quiet --constraint constraints.txt --custom-compile-command "make lock" \
 		--output-file docker/requirements.txt
