@@ -47,14 +47,22 @@ UNREAD_KEYS: dict[str, dict[str, tuple[str, str]]] = {
     "annotations": {
         "score": (SCORED, "give what people labelled if there is any"),
         "confidence": (SCORED, "give what people labelled if there is any"),
+        "conf": (SCORED, "give what people labelled if there is any"),
         "bbox_mode": ("boxes have a form of their own", "write x, y, width, height, and take the key out"),
         "rotation": ("boxes are turned, and are taken upright", "give the box around each object"),
         "attributes.rotation": ("boxes are turned, and are taken upright", "give the box around each object"),
-        "attributes.difficult": ("such objects count as others", "set ignore to 1 where they shall not count"),
-        "attributes.ignore": ("such objects count as others", "set ignore to 1 where they shall not count"),
+        **dict.fromkeys(
+            ("attributes.difficult", "attributes.ignore", "attributes.is_crowd", "is_crowd", "crowd", "ignored",
+             "ignore_flag"),
+            ("such objects count as others", "set ignore to 1 where they shall not count"),
+        ),
+        "deleted": ("such objects count as others", "take them out"),
         "weight": (NOT_FOLLOWED, "every object counts once"),
     },
+    "categories": {"ignore": ("objects of these classes count as others", "set ignore to 1 in their annotations")},
     "images": {
+        "ignore": ("such pictures count as others", "take them out"),
+        "deleted": ("such pictures count as others", "take them out"),
         "not_exhaustive_category_ids": (
             "objects of these classes may lack boxes, and count as if there were none", "label them all"),
         "neg_category_ids": ("other classes were not looked for, as in LVIS", "label all classes of the query"),
@@ -65,6 +73,8 @@ UNREAD_KEYS: dict[str, dict[str, tuple[str, str]]] = {
 }  # fmt: skip
 """Keys that change what an entry means, or say what is needed here, and are not read: what that means, what to do."""
 REFUSED_KEYS, UNSET = ("bbox_mode", "split", "subset"), (None, False, 0, "")
+USUAL_MODES = (None, 1, "XYWH_ABS")
+"""Of detectron2: COCO's own form; 0 is corners."""
 
 
 def _parse_id(value: Any) -> Id:
@@ -363,7 +373,8 @@ def _account_for_keys(path: Path, document: Any, query: str) -> None:
     for part, keys in UNREAD_KEYS.items():
         entries = [one for one in document.get(part, ()) if isinstance(one, dict)]
         for key, (reading, hint) in keys.items():
-            holders = [one for one in entries if _value_of(one, key) not in UNSET]
+            unset = USUAL_MODES if key == "bbox_mode" else UNSET
+            holders = [one for one in entries if key.partition(".")[0] in one and _value_of(one, key) not in unset]
             if not holders:
                 continue
             if reading == SPLITS_WITHIN and len({_value_of(one, key) for one in holders}) == 1:

@@ -11,8 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from pydantic import BaseModel
 
-from gemel.models.coco import REFUSED_KEYS, UNREAD_KEYS, CocoFile, read_coco
+from gemel.models.coco import (
+    REFUSED_KEYS,
+    UNREAD_KEYS,
+    CocoFile,
+    _CocoAnnotation,
+    _CocoCategory,
+    _CocoImage,
+    read_coco,
+)
 from gemel.models.errors import InputError
 from gemel.models.notes import collect_notes
 from gemel.models.pictures import LabelledPicture, read_picture
@@ -458,9 +467,34 @@ def test_read_coco_keeps_regions_to_be_ignored_apart_from_objects(tmp_path: Path
 
 
 GIVEN_KEYS: dict[str, Any] = {
-    "bbox_mode": 1, "split": "train", "subset": "val", "attributes.rotation": 30.0, "neg_category_ids": [3],
+    "bbox_mode": 0, "split": "train", "subset": "val", "attributes.rotation": 30.0, "neg_category_ids": [3],
     "not_exhaustive_category_ids": [9],
 }  # fmt: skip
+
+
+WRITTEN_KEYS: dict[str, dict[str, type[BaseModel]]] = {
+    "images": {"id file_name width height split subset video_id ignore deleted neg_category_ids "
+               "not_exhaustive_category_ids": _CocoImage},
+    "categories": {"id name ignore": _CocoCategory},
+    "annotations": {"image_id category_id bbox segmentation area iscrowd ignore difficult keypoints score confidence "
+                    "bbox_mode rotation weight deleted ignored is_crowd crowd": _CocoAnnotation},
+}  # fmt: skip
+"""What COCO, LVIS, CVAT, COCO Annotator, detectron2 and converters write that changes what an entry means."""
+
+
+@pytest.mark.parametrize("part", WRITTEN_KEYS)
+def test_each_key_that_changes_an_entry_is_read_or_accounted_for(part: str) -> None:
+    ((keys, model),) = WRITTEN_KEYS[part].items()
+    assert set(keys.split()) <= model.model_fields.keys() | UNREAD_KEYS[part].keys()
+
+
+@pytest.mark.parametrize("mode", [1, "XYWH_ABS"])
+def test_read_coco_takes_the_usual_mode_of_boxes(tmp_path: Path, mode: Any) -> None:
+    def change(document: dict[str, Any]) -> None:
+        for one in document["annotations"]:
+            one["bbox_mode"] = mode
+
+    assert read_changed(tmp_path, change) == (CARS, [])
 
 
 @pytest.mark.parametrize(("part", "key"), [(part, key) for part, keys in UNREAD_KEYS.items() for key in keys])
