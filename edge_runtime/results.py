@@ -53,6 +53,15 @@ def result_record(
     return {**record, **prediction.to_record()}
 
 
+def _split_weak(record: dict[str, Any], query: BundleQuery) -> Sequence[Mapping[str, Any]]:
+    """Take the detections below the query's least score out of a record."""
+    given = record.get("detections", ())
+    weak = [one for one in given if one["score"] < query.least_score]
+    if weak:
+        record["detections"] = [one for one in given if one["score"] >= query.least_score]
+    return weak
+
+
 class Publisher:
     """Turns predictions into results, counts frames in the ledger, and remembers ages of results and failures.
 
@@ -93,7 +102,7 @@ class Publisher:
             self.ledger.count_processed(query, late=record["late"])
             self._ages[query].append(finished_at - frame.captured_at)
             self._rates[query].add(finished_at)
-            message = ResultMessage(record, frame.image, frame.captured_at)
+            message = ResultMessage(record, frame.image, frame.captured_at, _split_weak(record, self._queries[query]))
             record = self._offer(message) or record
             if frame.reply is not None:
                 frame.reply.answer(query, record)

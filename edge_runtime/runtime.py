@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from gemel.edge_runtime.device import Device, arena_bytes
 from gemel.edge_runtime.events.clips import ClipRecorder
 from gemel.edge_runtime.events.rules import HAVE_BOXES, QueryRules
 from gemel.edge_runtime.events.stage import EventStage
+from gemel.edge_runtime.events.tracking import DEFAULT_TRACKING
 from gemel.edge_runtime.executor import Executor, TurnTiming
 from gemel.edge_runtime.load_monitor import LoadMonitor
 from gemel.edge_runtime.memory.page_memory import PageMemory, PageStore, open_memory
@@ -241,6 +243,9 @@ class Runtime:
         self.events.paused = self.switches.list_paused({query.id: query.camera for query in active.queries.values()})
         self.events.change(active.queries, adjusted.rules, adjusted.rates, wants_pictures)
         active.executor.change_rates(adjusted.rates)
+        for name, engine in active.box.engines.items():
+            is_tracked = name in adjusted.rules and adjusted.rules[name].tracking
+            engine.weak_score = DEFAULT_TRACKING.weak_score if is_tracked else math.inf
         if self._observer is not None:
             self._observer.zones = {camera: tuple(self.events.places(camera)) for camera in config.cameras}
         return adjusted

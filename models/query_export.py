@@ -93,7 +93,7 @@ def metadata_of(query: BundleQuery, outputs: NetworkOutputs, digest: str) -> dic
             "nms_iou": reader.nms_iou,
             "min_score": query.min_score or None,
             "threshold": query.threshold,
-            "least_score": max(query.min_score or query.threshold or 0.0, MIN_SCORE),
+            "least_score": max(query.least_score, MIN_SCORE),
         }
     return {f"{OWN}{key}": json.dumps(value) for key, value in values.items()}
 

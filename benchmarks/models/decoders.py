@@ -149,8 +149,8 @@ class Rival:
         self.family, given = family, self.session.get_inputs()[0]
         self.name, self.size = given.name, (int(given.shape[2]), int(given.shape[3]))
 
-    def detect(self, frame: np.ndarray, given: np.ndarray | None = None) -> Found:
-        """Detections from MIN_SCORE on, of the frame as the family prepares it, or of an input that is given."""
+    def detect(self, frame: np.ndarray, given: np.ndarray | None = None, least_score: float = MIN_SCORE) -> Found:
+        """Detections from `least_score` on, of the frame as the family prepares it, or of an input that is given."""
         family, (height, width) = self.family, frame.shape[:2]
         values = family.prepare(frame, self.size) if given is None else given
         outputs = [np.asarray(one) for one in self.session.run(None, {self.name: np.ascontiguousarray(values)})]
@@ -158,7 +158,7 @@ class Rival:
         ratio = min(self.size[0] / height, self.size[1] / width)
         scale = np.array([ratio, ratio] if family.letterbox else [self.size[1] / width, self.size[0] / height])
         boxes = np.clip(boxes / np.tile(scale, 2), 0, [width, height] * 2)
-        rows, labels = np.nonzero(scores >= MIN_SCORE)
+        rows, labels = np.nonzero(scores >= least_score)
         found = Found(*(torch.from_numpy(one) for one in (boxes[rows], scores[rows, labels], labels)))
         kept = batched_nms(found.boxes.float(), found.scores.float(), found.labels, family.overlap)
         return Found(*(part[kept] for part in found))

@@ -9,8 +9,8 @@ box, and show what missing boxes cost. `detected` is the share of labelled objec
 (of the rules' least area) that the machine has a box for, at IoU 0.5. Boxes have the classes that the example of the
 docs asks for: car, bus and truck. The machine is a fusion of three published networks; `YOLOX-nano` is one of them
 alone, as its authors publish it, whose boxes of one object in several classes are all given to the box, with `one_box`
-as it is by default and without. Also the box's own work for a frame, in CPU time of the thread, with tracking, zones
-and events.
+as it is by default and without; its boxes below a score of 0.3 continue tracks and begin none. Also the box's own work
+for a frame, in CPU time of the thread, with tracking, zones and events.
 
 Usage: python -m benchmarks.serving.events [-o RECORD.json]
 """
@@ -32,7 +32,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from benchmarks.machine import machine
-from benchmarks.models.decoders import FAMILIES, Rival
+from benchmarks.models.decoders import FAMILIES, MIN_SCORE, Rival
 from benchmarks.serving.footage import FPS, LABELLED, Clip, data_folder, overlaps, read_clip, read_frames
 from gemel.edge_runtime.events.machine import EndReason, EventMachine, Moment, Notice
 from gemel.edge_runtime.events.motion import MotionGate
@@ -109,9 +109,11 @@ def make_query() -> BundleQuery:
 class LabelNumbers:
     """The numbers that a person gave to objects, in place of a tracker."""
 
-    def update(self, detections: Sequence[dict[str, Any]], now: float) -> list[int | None]:
+    def update(
+        self, detections: Sequence[dict[str, Any]], now: float, weak: Sequence[dict[str, Any]] = ()
+    ) -> list[int | None]:
         """The number of each object."""
-        return [one["track"] for one in detections]
+        return [one["track"] for one in (*detections, *weak)]
 
     def reset(self) -> None:
         """Nothing is remembered."""
@@ -137,9 +139,12 @@ def play(
     if is_numbered:
         own.tracker = LabelNumbers()  # type: ignore[assignment]
     for frame in range(0, clip.length, step):
-        record = {"query": "q", "frame": frame, "detections": boxes.get(frame, [])}
+        strong, weak = (
+            [one for one in boxes.get(frame, []) if one.get("is_weak", False) is low] for low in (False, True)
+        )
+        record = {"query": "q", "frame": frame, "detections": strong}
         start = time.thread_time()
-        _, found = own.apply(Moment(frame, 100 + frame / FPS, frame / FPS, clip.size), record)
+        _, found = own.apply(Moment(frame, 100 + frame / FPS, frame / FPS, clip.size), record, weak)
         times.append(1000 * (time.thread_time() - start))
         notices += found
     notices += own.end(EndReason.STOPPED)
@@ -189,7 +194,8 @@ def detected_share(clips: Sequence[Clip]) -> float:
         for frame, labels in clip.labels.items():
             large = [one for one in labels if np.prod(np.array(one["box"][2:]) - one["box"][:2]) >= least]
             total += len(large)
-            hits += len(match_labels(clip.detections.get(frame, []), large, 0.5))
+            seen = [one for one in clip.detections.get(frame, []) if not one.get("is_weak")]
+            hits += len(match_labels(seen, large, 0.5))
     return round(hits / total, 3)
 
 
@@ -249,9 +255,10 @@ def detect(clip: Clip, network: Rival) -> Clip:
     """The clip with what a published network finds, in place of the machine's boxes."""
     detections = {}
     for frame, image in enumerate(read_frames(clip)):
-        boxes, scores, labels = (part.tolist() for part in network.detect(image))
+        found = network.detect(image, least_score=DEFAULT_TRACKING.weak_score)
+        boxes, scores, labels = (part.tolist() for part in found)
         detections[frame] = [
-            {"class": NETWORK_CLASSES[label], "score": score, "box": box}
+            {"class": NETWORK_CLASSES[label], "score": score, "box": box, "is_weak": score < MIN_SCORE}
             for box, score, label in zip(boxes, scores, labels, strict=True)
             if label in NETWORK_CLASSES
         ]

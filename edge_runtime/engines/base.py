@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
@@ -55,6 +56,9 @@ class FrameEngine(ABC):
         self.query, self.device = bundle.query(query_id), device
         self._check_packed(bundle)
         self._task = task_of(self.query)
+
+    weak_score = math.inf
+    """From which detections are wanted that do not count, but continue a track."""
 
     @property
     @abstractmethod
@@ -137,7 +141,7 @@ class FrameEngine(ABC):
     def run(self, frames: Sequence[np.ndarray], beside: Callable[[], object] = no_op) -> list[Prediction]:
         """One prediction per RGB frame (H, W, 3); boxes in pixels of the whole frame.
 
-        Scores begin at the query's `min_score` or else the threshold chosen on val. `beside` is called once, when the
+        Scores begin at the query's `least_score`, or lower at `weak_score`. `beside` is called once, when the
         frames are on their way to the device and the run is about to begin or queued.
         """
         return self.predictions(self.outputs(frames, beside), frames)
@@ -145,7 +149,7 @@ class FrameEngine(ABC):
     def predictions(self, outputs: Any, frames: Sequence[np.ndarray]) -> list[Prediction]:
         """What `forward` gave for these frames as predictions, boxes in pixels of the whole frame."""
         sizes = [self._crop(frame).shape[1::-1] for frame in frames]
-        least = self.query.min_score or self.query.threshold or 0.0
+        least = min(self.query.least_score, self.weak_score)
         with PART_TIMES.count(Part.OUTPUTS):
             found = self.decode(outputs, sizes, least)
         if self.query.roi is None:

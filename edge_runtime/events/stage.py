@@ -24,6 +24,8 @@ from gemel.models.bundle import BundleQuery
 
 OFF = "off"
 """Why a frame does not reach a query whose hours do not include it, or that is switched off; it is not counted."""
+ZonedBox = tuple[Mapping[str, Any], list[str]]
+"""A detection of a result and the zones that it is in."""
 MAX_EVENTS = 200
 """Events kept for `/api/events`, those that go on included."""
 MAX_PICTURES = 8
@@ -88,8 +90,13 @@ class QueryEvents:
         self.fps, self._still_s, self._rate = fps, 0.0, FrameRate()
         self._has_zones = bool(rules.zones)
 
-    def apply(self, moment: Moment, record: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Notice]]:
-        """The record with what passes the filter, each with its track and zones, and what began or ended."""
+    def apply(
+        self, moment: Moment, record: Mapping[str, Any], weak: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[Mapping[str, Any], list[Notice]]:
+        """The record with what passes the filter, each with its track and zones, and what began or ended.
+
+        `weak` detections, and those that the filter leaves out for their score, continue tracks and their events.
+        """
         self.newest = moment
         if "detections" not in record:
             label = record.get("label")
@@ -97,22 +104,40 @@ class QueryEvents:
             return record, self.machine.observe(moment, seen)
         size, rules = moment.size, self.rules
         zoned = [(one, self._zones_of(one, size)) for one in record["detections"]]
-        if not rules.filter.is_empty:
-            zoned = [(one, zones) for one, zones in zoned if rules.filter.passes(one, zones, size)]
-        if rules.one_box:
-            best = {id(one) for one in unite_boxes([one for one, _ in zoned], DEFAULT_TRACKING.same_object_iou)}
-            zoned = [(one, zones) for one, zones in zoned if id(one) in best]
+        passed = [(one, zones) for one, zones in zoned if rules.filter.passes(one, zones, size)]
         notices = self._watch_rate(moment)
-        numbers: Sequence[int | None] = [None] * len(zoned)
-        if self.tracker is not None and not self._rate.is_low:
-            numbers = self.tracker.update([one for one, _ in zoned], moment.at - self._still_s)
-        sightings, detections = [], []
-        for (one, zones), number in zip(zoned, numbers, strict=True):
+        tracker = None if self._rate.is_low else self.tracker
+        faint = self._find_faint(zoned, passed, weak, size) if tracker is not None else []
+        if rules.one_box:
+            both = [[one for one, _ in part] for part in (passed, faint)]
+            best = {id(one) for one in unite_boxes(both[0], DEFAULT_TRACKING.same_object_iou, both[1])}
+            passed, faint = ([(one, zones) for one, zones in part if id(one) in best] for part in (passed, faint))
+        numbers: Sequence[int | None] = [None] * len(passed)
+        if tracker is not None:
+            both = [[one for one, _ in part] for part in (passed, faint)]
+            numbers = tracker.update(both[0], moment.at - self._still_s, both[1])
+        sightings = [
+            see_object(number, one, zones, size)
+            for (one, zones), number in zip(faint, numbers[len(passed) :], strict=True)
+            if number is not None
+        ]
+        detections = []
+        for (one, zones), number in zip(passed, numbers, strict=False):
             sightings.append(see_object(number, one, zones, size))
             more = {} if number is None else {"track": number}
             detections.append({**one, **more, **({"zones": zones} if self._has_zones else {})})
         notices += self.machine.observe(moment, sightings)
         return {**record, "detections": detections}, notices
+
+    def _find_faint(
+        self, zoned: Sequence[ZonedBox], passed: Sequence[ZonedBox], weak: Sequence[Mapping[str, Any]],
+        size: tuple[int, int],
+    ) -> list[ZonedBox]:  # fmt: skip
+        """Of detections all that would pass the filter but for their score."""
+        known, rule = {id(one) for one, _ in passed}, replace(self.rules.filter, min_score={})
+        rest = [(one, zones) for one, zones in zoned if id(one) not in known]
+        rest += [(one, self._zones_of(one, size)) for one in weak]
+        return [(one, zones) for one, zones in rest if rule.passes(one, zones, size)]
 
     def follows(self, rules: QueryRules) -> bool:
         """Whether tracks and events can go on by these rules: but for the least scores they are the same."""
@@ -245,7 +270,7 @@ class EventStage:
             moment = Moment(
                 record["frame"], message.captured_at, record["captured_at"], size, image if has_room else None
             )
-            record, notices = own.apply(moment, record)
+            record, notices = own.apply(moment, record, message.weak)
             self._publish(own, notices)
         return ResultMessage(record, image)
 

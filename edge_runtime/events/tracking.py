@@ -1,7 +1,7 @@
 """Tracking: one box for each object of a frame, and one number for each object over frames.
 
 An object is first sought where it was expected, by overlap; then, as a walker at a few frames a second no longer
-overlaps with itself, by distance in sizes of its box.
+overlaps with itself, by distance in sizes of its box; then among weak detections, by overlap alone.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ MIN_TRACKING_FPS = 2.0
 """Below, an object moves so far from frame to frame that its number is a guess: in a square with walkers 3 of 37
 numbers give way to a new one close by at 2.5 frames a second, 22 of 61 at 1.7."""
 
+WEAK_COST = 3.0
+"""Above all costs by overlap (0 to 1) and by distance (1 to 2)."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrackingConfig:
@@ -28,6 +31,9 @@ class TrackingConfig:
     same_object_iou: float = 0.6
     """Of two boxes that overlap more, whatever their classes, the better shows the object; a network names a bus also
     car and truck, on a fifth of the boxes of a road."""
+    weak_score: float = 0.1
+    """From which a detection that does not count continues a track (ByteTrack, ECCV 2022, section 3: most objects that
+    a detector loses are hidden in part, and have a low score)."""
     min_iou: float = 0.2
     """Least overlap with where an object was expected."""
     max_distance: float = 1.2
@@ -51,13 +57,17 @@ class TrackingConfig:
 DEFAULT_TRACKING = TrackingConfig()
 
 
-def unite_boxes(detections: Sequence[Mapping[str, Any]], iou: float) -> list[Mapping[str, Any]]:
-    """One detection for each object: of those that overlap by more than `iou`, whatever their classes, the best."""
+def unite_boxes(
+    detections: Sequence[Mapping[str, Any]], iou: float, weak: Sequence[Mapping[str, Any]] = ()
+) -> list[Mapping[str, Any]]:
+    """One detection for each object: of those that overlap by more than `iou`, whatever their classes, the best; one of
+    `detections` is better than any `weak` one."""
+    strong, detections = len(detections), [*detections, *weak]
     if len(detections) < 2:
-        return list(detections)
+        return detections
     boxes = _boxes(detections)
     overlaps = _overlaps(boxes, boxes)
-    order = np.argsort([-one["score"] for one in detections], kind="stable")
+    order = np.lexsort(([-one["score"] for one in detections], np.arange(len(detections)) >= strong))
     is_shadowed = np.zeros(len(detections), bool)
     for place, best in enumerate(order):
         if not is_shadowed[best]:
@@ -88,18 +98,22 @@ class ObjectTracker:
         self._next = 1
         self._objects: list[TrackState] = []
 
-    def update(self, detections: Sequence[Mapping[str, Any]], now: float) -> list[int | None]:
-        """The number of each detection of a frame at `now` (seconds, rising); None in the first frame of an object."""
+    def update(
+        self, detections: Sequence[Mapping[str, Any]], now: float, weak: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int | None]:
+        """The number of each detection of a frame at `now` (seconds, rising), then of each `weak` one, which begins no
+        track; None in the first frame of an object."""
+        strong, detections = len(detections), [*detections, *weak]
         self._objects = [one for one in self._objects if now - one.seen_at <= self._lost_s]
         numbers: list[int | None] = [None] * len(detections)
         boxes = _boxes(detections)
         centres, sizes = (boxes[:, :2] + boxes[:, 2:]) / 2, np.maximum(boxes[:, 2:] - boxes[:, :2], 1e-3)
-        pairs = self._associate(centres, sizes, now)
+        pairs = self._associate(centres, sizes, now, strong)
         for row, column in pairs:
             numbers[column] = self._move(self._objects[row], centres[column], sizes[column], now)
         matched = {column for _, column in pairs}
         for column, detection in enumerate(detections):
-            if column not in matched and detection["score"] >= self._certain:
+            if column < strong and column not in matched and detection["score"] >= self._certain:
                 self._objects.append(TrackState(centres[column], np.zeros(2), sizes[column], now))
         return numbers
 
@@ -107,8 +121,9 @@ class ObjectTracker:
         """Forget all tracks."""
         self._objects = []
 
-    def _associate(self, centres: np.ndarray, sizes: np.ndarray, now: float) -> list[tuple[int, int]]:
-        """(object, detection) of the same object, the surest first: by overlap, then by distance."""
+    def _associate(self, centres: np.ndarray, sizes: np.ndarray, now: float, strong: int) -> list[tuple[int, int]]:
+        """(object, detection) of the same object, the surest first: by overlap, then by distance, then by overlap with
+        those from the `strong`-th on."""
         if not self._objects or not len(centres):
             return []
         config = self._config
@@ -123,6 +138,7 @@ class ObjectTracker:
         distance /= config.max_distance * (1 + config.distance_growth * np.minimum(unseen_s, 1.0))
         is_near = (distance <= 1) & (growth <= np.log(config.max_size_change))
         costs = np.where(overlaps >= config.min_iou, 1 - overlaps, np.where(is_near, 1 + distance, np.inf))
+        costs[:, strong:] = np.where(overlaps >= config.min_iou, WEAK_COST + costs, np.inf)[:, strong:]
         return _pair_greedily(costs)
 
     def _move(self, moving: TrackState, centre: np.ndarray, size: np.ndarray, now: float) -> int:

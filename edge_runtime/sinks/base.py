@@ -90,6 +90,8 @@ class ResultMessage:
     image: np.ndarray | None = None
     captured_at: float = 0.0
     """When the frame was captured, in seconds of the schedule's clock."""
+    weak: Sequence[Mapping[str, Any]] = ()
+    """Detections below the query's least score, for tracking alone; no sink gets them."""
     forms: SharedForms = field(default_factory=SharedForms)
 
     @property

@@ -150,6 +150,11 @@ class BundleQuery:
         return self.graph or self.document
 
     @property
+    def least_score(self) -> float:
+        """From which its answers count: its `min_score`, or else the threshold chosen on val."""
+        return self.min_score or self.threshold or 0.0
+
+    @property
     def region(self) -> Region:
         """The part of its camera's frames that it looks at."""
         return Region(self.roi, self.frame_size)

@@ -206,7 +206,7 @@ class Bundle:
             problem = f"{query.model} has buffers outside its state_dict: {left[0]}"
             raise BundleError(self.path, problem, "register them as persistent")
         model = model.requires_grad_(copy).to(device).eval()
-        prepare, least = TensorPreprocess(query.preprocess, query.region), query.min_score or query.threshold or 0.0
+        prepare, least = TensorPreprocess(query.preprocess, query.region), query.least_score
         return add_predictor(model, Predictor(model, query.task, query.classes, prepare, least), query_id)
 
     def __repr__(self) -> str:

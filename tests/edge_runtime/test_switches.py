@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from dataclasses import replace
 from itertools import pairwise
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gemel.edge_runtime.events.tracking import DEFAULT_TRACKING
 from gemel.edge_runtime.switches import SWITCHES_FILE, Switches, SwitchFile, parse_order
 from gemel.models.errors import InputError
 from tests.edge_runtime.events.bright import write_spot_box
@@ -135,6 +137,8 @@ def test_box_changes_rate_scores_and_zones_while_it_runs(tmp_path: Path, caplog)
         frames = [one["frame"] for one in box.more("kind", count=6)][2:]
         assert [after - before for before, after in pairwise(frames)] == [5, 5, 5]
         assert runtime.active.executor._specs["kind"].fps == 4
+        weak_scores = {name: engine.weak_score for name, engine in runtime.active.box.engines.items()}
+        assert weak_scores == {"spot": DEFAULT_TRACKING.weak_score, "kind": math.inf}
         assert box.reload() is None and runtime.settings("kind")["fps"] == 4
     with LocalBox(path) as box:
         runtime = box.service._runtime
