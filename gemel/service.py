@@ -162,7 +162,7 @@ def roll_back(config: str | Path, timeout_s: float = RELOAD_TIMEOUT_S) -> dict[s
     """Let the bundle before the last update serve again, by HTTP where the box runs, else on its files.
 
     Only `bundle`, `spool` and `http` of the config are read. Returns `applied` and the `reason` where it was not.
-    Raises InputError as `reload_box`, and for a box without updates or without a bundle before.
+    Raises InputError as `reload_box`, and for a box without updates.
     """
     path = Path(config)
     document = read_mapping(path, "box config", "`bundle:`, `memory:` and `cameras:`")
@@ -178,6 +178,8 @@ def roll_back(config: str | Path, timeout_s: float = RELOAD_TIMEOUT_S) -> dict[s
             roll_back_files(files)
     except LockedError:
         return _ask_box(path, "/api/rollback", timeout_s)
+    except InputError as error:
+        return {"applied": False, "reason": str(error)}
     return {"applied": True, "reason": None}
 
 
