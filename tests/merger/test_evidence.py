@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
@@ -13,6 +14,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 
+from gemel import commands
 from gemel.cli import main
 from gemel.merger import MergeOptions, merge
 from gemel.models.bundle import open_bundle
@@ -207,3 +209,11 @@ def test_eval_of_quiet_footage_says_that_it_is_no_evidence(tmp_path: Path, capsy
     table = evaluation_text(Report.model_validate(document)).split("stream: ")[0]
     assert "1.000" not in table.replace("1.00 -> 1.00", ""), "an F1 of nothing is none"
     assert "answers as before" not in page
+
+
+def test_seconds_of_a_merge_count_what_is_loaded_before_it(tmp_path: Path, capsys, monkeypatch) -> None:
+    path = write_spotters(tmp_path / "w", range(60, 100))
+    ticks = iter(range(0, 10**6, 100))
+    monkeypatch.setattr(commands, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    assert main(["merge", str(path), "-o", str(tmp_path / "b.safetensors"), "--method", "none", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["seconds"] >= 100
