@@ -107,7 +107,8 @@ def write_bundles(text: str, folder: Path) -> tuple[Path, Path, list[np.ndarray]
         packed[record.id] = {
             key: pack(tensor, widths[0])
             for key, tensor in model.state_dict().items()
-            if tensor.is_floating_point() and (widths := choices(key, tensor.shape, "int8"))
+            if tensor.is_floating_point()
+            and (widths := choices(key, tensor.shape, "int8", len(tensor) == len(record.classes)))
         }
         is_graph = isinstance(model, GraphAnswers)
         document = store_graph(model.source) if is_graph else documents[record.id]

@@ -66,10 +66,10 @@ def name_places(document: onnx.ModelProto) -> dict[str, str]:
 def find_activations(graph: ProtoGraph, places: Mapping[str, str]) -> list[str]:
     """The values of a query's graph to be held in eight bits, in order; `places` are those of `name_places`.
 
-    They are what integer operators read or give, on the way to a packed product: what follows the last one, such as the
-    places of boxes, keeps its precision.
+    They are what integer operators read or give, on the way to a product: what follows the last one, such as the places
+    of boxes, keeps its precision.
     """
-    leads_to_product = _values_before_products(graph)
+    leads_to_product = _values_before(graph, [node for node in graph.nodes if node.op_type in WEIGHTED])
     values: dict[str, None] = {}
     for node in graph.nodes:
         if not _is_integer(graph, node):
@@ -80,11 +80,11 @@ def find_activations(graph: ProtoGraph, places: Mapping[str, str]) -> list[str]:
     return [value for value in values if not _is_fused(graph, value)]
 
 
-def _values_before_products(graph: ProtoGraph) -> set[str]:
-    """The activations that a product with a packed weight depends on."""
+def _values_before(graph: ProtoGraph, products: Sequence[ProtoNode]) -> set[str]:
+    """The activations that these products depend on."""
     values: set[str] = set()
     for node in reversed(graph.nodes):
-        if _is_packed_product(graph, node) or any(output in values for output in node.outputs):
+        if node in products or any(output in values for output in node.outputs):
             values.update(filter(None, node.inputs))
     return values
 
@@ -142,8 +142,8 @@ def measure_errors(
     Mean squares over a frame f32 (1, 3, H, W), in parts of the variance of each input of a head; of the outputs where
     no head follows the last packed product. `graph` is changed. Takes a run for each activation.
     """
-    heads = _head_inputs(graph) or list(graph.output_names)
     switched = _add_switches(graph, places, ranges)
+    heads = _head_inputs(graph) or list(graph.output_names)
     session = _PlainSession(graph, heads)
     wide = session.run(frame, {GATES: np.zeros(len(switched), np.float32)})
     spreads = {name: max(float(wide[name].var()), MIN_SCALE) for name in heads}
@@ -156,9 +156,10 @@ def measure_errors(
 
 def _head_inputs(graph: ProtoGraph) -> list[str]:
     """What the products after the last packed ones read."""
-    before_products = _values_before_products(graph)
-    heads = [node for node in graph.nodes if node.op_type in WEIGHTED and node.outputs[0] not in before_products]
-    return list(dict.fromkeys(node.inputs[0] for node in heads if not _is_packed_product(graph, node)))
+    packed = [node for node in graph.nodes if _is_packed_product(graph, node)]
+    before_packed = _values_before(graph, packed)
+    others = [node for node in graph.nodes if node.op_type in WEIGHTED and node not in packed]
+    return list(dict.fromkeys(node.inputs[0] for node in others if node.outputs[0] not in before_packed))
 
 
 def _add_switches(graph: ProtoGraph, places: Mapping[str, str], ranges: Mapping[str, ActivationRange]) -> list[str]:
@@ -212,9 +213,12 @@ def quantize_activations(graph: ProtoGraph, places: Mapping[str, str], ranges: M
 
 
 def _insert_after(graph: ProtoGraph, value: str, nodes: Sequence[ProtoNode]) -> None:
-    """Put nodes behind a value, so that what read it reads what the last of them gives."""
+    """Put nodes behind a value, so that what read it, but for its shape, reads what the last of them gives."""
     source = graph.producer(value)
+    shapes = [reader for reader in graph.readers(value) if reader.op_type == "Shape"]
     graph.replace_reads(value, nodes[-1].outputs[0])
+    for reader in shapes:
+        graph.set_inputs(reader, (value,))
     graph.insert(0 if source is None else graph.nodes.index(source) + 1, nodes)
 
 
@@ -237,8 +241,6 @@ def _is_computed(graph: ProtoGraph, product: ProtoNode) -> bool:
     source = graph.producer(product.inputs[0])
     if source is None or source.op_type != "DequantizeLinear":
         return False
-    if product.op_type != "Conv":
-        return True  # ONNX Runtime has these with a float32 output, too
     readers = graph.readers(product.outputs[0])
     while len(readers) == 1 and readers[0].op_type in FUSED:
         readers = graph.readers(readers[0].outputs[0])

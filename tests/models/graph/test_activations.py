@@ -84,5 +84,17 @@ def test_layer_beside_an_activation_without_range_is_computed_in_float32(network
     built = network.build({place: limits for place, limits in ranges.items() if place != INPUT})
     operators = optimise(built, tmp_path / "optimised.onnx")
     assert operators.count("QLinearConv") == 1 and operators.count("Conv") + operators.count("FusedConv") == 1
-    (wide,) = [constant for name, constant in built.constants.items() if name.endswith("wide_weight")]
-    assert wide.array is not None and wide.array.dtype == np.float32
+    wide = [constant.array for name, constant in built.constants.items() if name.endswith("wide_weight")]
+    (first,) = [array for array in wide if array is not None and array.ndim == 4]
+    assert first.dtype == np.float32
+
+
+def test_last_layer_before_the_head_is_computed_in_integers(model, frames, tmp_path):
+    record = query("one", "left")
+    body = {key: weight for key, weight in pack_weights(model, "int8", True).items() if len(weight.shape) == 4}
+    network = QueryNetwork(record, export_document(model, record.input_size), model, body)
+    ranges = network.measure(frames)
+    operators = optimise(network.build(ranges), tmp_path / "optimised.onnx")
+    assert "Gemm" in operators and "Conv" not in operators
+    errors = measure_errors(network.build({}), network.places, ranges, frames[:1].numpy())
+    assert all(error > 0 for error in errors.values())
