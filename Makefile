@@ -28,7 +28,7 @@ lint: $(STAMP)  ## format, style and types
 	$(BIN)/pyright
 
 docs: $(OUT)/docs-venv/.installed  ## the site of docs/, with its search: out/site/index.html
-	$(OUT)/docs-venv/bin/mkdocs build --quiet --clean
+	NO_MKDOCS_2_WARNING=1 $(OUT)/docs-venv/bin/mkdocs build --quiet --clean
 
 $(OUT)/docs-venv/.installed: docs/requirements.txt
 	$(PYTHON) -m venv $(OUT)/docs-venv
