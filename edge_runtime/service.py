@@ -301,7 +301,6 @@ class Service:
         """Begin to serve for `seconds`."""
         box, text = self._runtime.active.box, "gemel %s starts: box %s, config %s, bundle %s (%s)"
         log.info(text, installed_version(), box.config.name, box.config.path, box.bundle.path, box.bundle.digest[:12])
-        name_threads()
         if self._http is not None:
             self._http.start()
         if self._detector_port is not None:
@@ -324,6 +323,7 @@ class Service:
             now = time.monotonic()
             if not self._is_ready and self._inference.started is not None:
                 self._is_ready = True
+                name_threads()
                 self._notifier.send(READY)
             if (interval_s := self._notifier.alive_interval_s) is not None and now >= alive_at + interval_s:
                 alive_at = now

@@ -44,8 +44,11 @@ def use_one_arena() -> bool:
 
 
 def name_threads() -> None:
-    """Give the threads of Python their names at the kernel too, where `top -H` and `ps -L` show them (Linux)."""
-    for thread in threading.enumerate():
+    """Give the threads of Python their names at the kernel too, where `top -H` and `ps -L` show them (Linux).
+
+    The main thread keeps its name, which is that of the process.
+    """
+    for thread in set(threading.enumerate()) - {threading.main_thread()}:
         with contextlib.suppress(OSError):  # it has ended meanwhile, or the system has no such file
             Path(f"/proc/self/task/{thread.native_id}/comm").write_text(thread.name[:MAX_KERNEL_NAME])
 

@@ -84,7 +84,9 @@ def test_threads_have_their_names_at_the_kernel() -> None:
     done = threading.Event()
     thread = threading.Thread(target=done.wait, name="reader-of-a-camera", daemon=True)
     thread.start()
+    process_name = Path("/proc/self/comm").read_text()
     name_threads()
+    assert Path("/proc/self/comm").read_text() == process_name
     name = Path(f"/proc/self/task/{thread.native_id}/comm").read_text().strip()
     done.set()
     assert name == "reader-of-a-cam"

@@ -27,6 +27,7 @@ from gemel.edge_runtime.live_status import RuntimeStatus
 from gemel.edge_runtime.queues import Frame
 from gemel.edge_runtime.reload import ReloadResult
 from gemel.edge_runtime.switches import MODELS, CameraSwitch, parse_order
+from gemel.models.errors import InputError
 
 
 def query(name: str, camera: str, **values: Any) -> QueryStatus:
@@ -143,6 +144,14 @@ class Box(RuntimeStatus):
         self.reloads += 1
         future: Future[ReloadResult] = Future()
         future.set_result(ReloadResult(self.refuses, self.holds_back))
+        return future
+
+    def roll_back(self) -> Future[str]:
+        future: Future[str] = Future()
+        if self.refuses is None:
+            future.set_result("0" * 64)
+        else:
+            future.set_exception(InputError("updates", self.refuses))
         return future
 
     def snapshot(self, camera: str) -> Snapshot | None:

@@ -261,6 +261,15 @@ def test_queries_and_cameras_are_switched_with_the_token(box: Box) -> None:
     assert box.orders == [("query", "bridge-cars", b'{"on": false}'), ("camera", "bridge", b'{"fps": 2}')]
 
 
+def test_rollback_answers_like_a_reload(box: Box) -> None:
+    with serve_box(box, token=TOKEN) as address:
+        assert send_request(address, "/api/rollback", "POST")[0] == 401
+        assert send_request(address, "/api/rollback", "POST", **BEARER)[:2] == (200, b'{"applied": true}')
+        box.refuses = "there is none"
+        status, body, _ = send_request(address, "/api/rollback", "POST", **BEARER)
+    assert status == 409 and json.loads(body) == {"applied": False, "reason": "updates: there is none"}
+
+
 def test_files_of_an_event_are_sent_in_whole_and_in_parts(box: Box, tmp_path: Path) -> None:
     box.files["f3a9c1-1.mp4"] = tmp_path / "a.mp4"
     box.files["f3a9c1-1.mp4"].write_bytes(bytes(range(100)))
