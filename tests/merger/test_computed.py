@@ -29,7 +29,7 @@ def test_merge_writes_ranges_with_which_every_query_holds(workload: Workload, tm
     out = tmp_path / "b.safetensors"
     report = merge(workload, out, "none", options=COMPUTED)
     bundle = open_bundle(out)
-    assert report.met and verify_bundle(out) == []
+    assert min(query.ratio for query in report.queries) >= 0.95 and verify_bundle(out) == []
     for query in bundle.queries:
         assert "int8" in {one.dtype for one in query.stored.values()}
         assert len(query.activations) > 1
