@@ -38,6 +38,7 @@ HTTP_OPTIONS = {"max_redirects": "0"}
 """A redirect may lead anywhere: the one who opens an address follows it."""
 OPENING_SHARE = 2.0
 """Of a stream's timeout, how long its opening may take: FFmpeg reads a frame or two to learn what it is."""
+NO_VIDEOS = (".json", ".jsonl", ".xml", ".txt", ".yaml", ".yml", ".csv", ".jpg", ".jpeg", ".png")
 ZIP, ARCHIVES = b"PK\x03\x04", (".tar", ".tar.gz", ".tgz", ".7z", ".rar")
 TCP, UDP = "tcp", "udp"
 RTSP_OPTIONS = {"probesize": "32"}
@@ -200,6 +201,8 @@ class Video:
             with open_regular(Path(source), "give an existing video, or a folder of frames") as file:
                 if file.read(len(ZIP)) == ZIP or source.lower().endswith(ARCHIVES):
                     raise self._error("is an archive, no video", "unpack it, and give the folder")
+                if source.lower().endswith(NO_VIDEOS):
+                    raise self._error("is no video", "give the folder that holds it with its pictures and labels")
                 return options | {"protocol_whitelist": "file"}
         if (scheme := source.partition("://")[0].lower()) not in SCHEMES:
             raise self._error("is no address of a stream", f"begin with {', '.join(SCHEMES)}, or give a path")

@@ -259,6 +259,13 @@ def test_load_split_calls_an_archive_an_archive(tmp_path: Path, name: str) -> No
         load_split(make_query(data=path), "test")
 
 
+@pytest.mark.parametrize("name", ["train.json", "annotations.xml", "train.txt", "one.jpg"])
+def test_load_split_of_a_file_of_labels_asks_for_its_folder(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(InputError, match="is no video; give the folder that holds it with its pictures and labels"):
+        load_split(make_query(data=tmp_path / name), "test")
+
+
 def test_load_split_of_a_folder_of_clips_says_what_to_name(tmp_path: Path) -> None:
     (tmp_path / "monday.mp4").write_bytes(b"")
     with pytest.raises(
