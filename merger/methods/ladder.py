@@ -81,7 +81,8 @@ class Search:
     def join(self, candidate: MergeCandidate) -> MergeCandidate:
         """A candidate with the networks and the identical weights of the queries that it leaves alone."""
         ctx = self.layers.ctx
-        plan = add_identical(candidate.plan, self.identical, ctx.queries.keys() - candidate.states.keys())
+        alone = ctx.queries.keys() - candidate.states.keys() - candidate.plan.queries()
+        plan = add_identical(candidate.plan, self.identical, alone)
         networks = {query: donor for query, donor in ctx.networks.items() if query not in candidate.states}
         return replace(candidate, plan=plan, networks={**networks, **candidate.networks})
 
