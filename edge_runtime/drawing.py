@@ -1,4 +1,4 @@
-"""Frames as JPEG with results drawn in: boxes, masks, and lines of text for what has no place."""
+"""Frames as JPEG with results drawn in: boxes, outlines, masks, and lines of text for what has no place."""
 
 from __future__ import annotations
 
@@ -93,6 +93,7 @@ def draw_on(
 ) -> np.ndarray:
     """A copy of a frame (RGB uint8, H, W, 3) with these zones, and over them these result records, drawn in."""
     import cv2
+    import numpy as np
 
     drawn = image.copy()
     size = max(0.4, min(drawn.shape[:2]) / 500)
@@ -110,7 +111,11 @@ def draw_on(
             _shade(drawn, found, COLOURS[(index + place) % len(COLOURS)], size, taken)
         for found in record.get("detections", ()):
             left, top, right, bottom = (round(float(value)) for value in found["box"])
-            cv2.rectangle(drawn, (left, top), (right, bottom), colour, max(1, round(2 * size)))
+            thick, polygons = max(1, round(2 * size)), found.get("polygons", ())
+            for polygon in polygons:
+                cv2.polylines(drawn, [np.array(polygon).round().astype(np.int32)], True, colour, thick, cv2.LINE_AA)
+            if not polygons:
+                cv2.rectangle(drawn, (left, top), (right, bottom), colour, thick)
             for x, y, score in found.get("points", ()):
                 if score >= MIN_POINT_SCORE:
                     cv2.circle(drawn, (round(x), round(y)), max(2, round(3 * size)), colour, cv2.FILLED, cv2.LINE_AA)

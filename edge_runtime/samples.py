@@ -85,7 +85,7 @@ POLL_INTERVAL_S = 5.0
 """Interval at which the spool looks for a new drift check."""
 MIN_CLOCK_S, MAX_CLOCK_S = 1.6e9, 4.1e9
 """Unix seconds, of 2020 and 2099, between which the clock of a box is believed."""
-MAX_OUTPUTS, MAX_POINTS = 64, 1000
+MAX_OUTPUTS, MAX_POINTS, MAX_POLYGONS, MAX_VERTICES = 64, 1000, 1000, 100_000
 BUSY, TOO_LARGE, NO_ROOM = "busy", "too_large", "no_room"
 """Reasons of `unsampled` beside those of the disk: the queue is full, one sample exceeds the spool, it leaves room."""
 MIN_FREE_FRACTION = 0.05
@@ -103,6 +103,9 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Pixel = Annotated[float, Field(ge=-FURTHEST_PIXEL, le=FURTHEST_PIXEL)]
 Box = Annotated[list[Pixel], Field(min_length=4, max_length=4)]
 Point = Annotated[list[Pixel], Field(min_length=3, max_length=3)]
+SamplePolygon = Annotated[
+    list[Annotated[list[Pixel], Field(min_length=2, max_length=2)]], Field(min_length=3, max_length=MAX_VERTICES)
+]
 Digits = Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
 Ratio = Annotated[float, Field(ge=0, le=1e6)]
 Predict = Callable[[np.ndarray, Sequence[tuple[int, int]]], list[Prediction]]
@@ -129,6 +132,7 @@ class SampleDetection(Exact):
     score: Fraction
     box: Box
     points: Annotated[list[Point], Field(max_length=MAX_POINTS)] | None = None
+    polygons: Annotated[list[SamplePolygon], Field(max_length=MAX_POLYGONS)] | None = None
 
 
 class SampleMask(Exact):
@@ -221,7 +225,9 @@ class SampleHead(Exact):
         rows: Any = (
             tuple(one.name for one in found), tuple(one.score for one in found), tuple(tuple(one.box) for one in found),
         )  # fmt: skip
-        whole = DetectionPrediction(*rows)
+        outlines = tuple(tuple(tuple(map(tuple, part)) for part in one.polygons or ()) for one in found)
+        has_outlines = any(one.polygons is not None for one in found)
+        whole = DetectionPrediction(*rows, outlines=outlines if has_outlines else ())  # type: ignore[arg-type]
         if any(one.points is not None for one in found):
             whole = PosePrediction(*rows, tuple(tuple(map(tuple, one.points or ())) for one in found))  # type: ignore[arg-type]
         return whole.in_frame(-left, -top, (self.size[0], self.size[1]))

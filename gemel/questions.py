@@ -178,8 +178,8 @@ def find_object(
     assert isinstance(task, Detection)
     sides = [task.labels_of(side, threshold) for side in (before, after)]
     for own, other, is_lost in ((sides[0], sides[1], True), (sides[1], sides[0], False)):
-        for name, box in zip(own.classes, own.boxes, strict=True):
-            alone = DetectionPrediction((name,), (1.0,), (box,))
+        for place, (name, box) in enumerate(zip(own.classes, own.boxes, strict=True)):
+            alone = DetectionPrediction((name,), (1.0,), (box,), outlines=own.outlines[place : place + 1])
             if not match_frames([alone], [other], task.overlaps, SAME_IOU).hits.any():
                 return (name, NOTHING, box) if is_lost else (NOTHING, name, box)
     raise ValueError("the models do not differ on this frame")

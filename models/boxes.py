@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import numpy as np
 from gemel.models.errors import InputError, join_names
 from gemel.models.notes import add_note
 from gemel.models.pictures import LabelledPicture, PictureSize, natural_key
-from gemel.models.predictions import BOX_SHARE, Box, BoxLabels, Points, PoseLabels
+from gemel.models.predictions import BOX_SHARE, Box, BoxLabels, Outline, Points, PoseLabels
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,7 @@ class BoxedPicture:
     scale: tuple[float, float]
     objects: list[tuple[str, Box]] = field(default_factory=list)
     poses: list[Pose] | None = None
+    outlines: list[Outline] = field(default_factory=list)
     crowds: list[tuple[str, Box]] = field(default_factory=list)
 
 
@@ -97,7 +98,10 @@ NO_PICTURE, NO_BOX = BoxedPicture(Path(), PictureSize(0, 0), (1.0, 1.0)), (0.0, 
 
 @dataclass
 class BoxRow:
-    """An annotation at one place of the file; `box` is as given, and then corners in the picture."""
+    """An annotation at one place of the file; `box` is as given, and then corners in the picture.
+
+    `outline` is that of its mask or rotated box, in the unit of its box as given; empty where it has none.
+    """
 
     where: str
     picture: BoxedPicture
@@ -107,6 +111,7 @@ class BoxRow:
     reason: LeftOut | None = None
     pose: Pose | None = None
     is_clipped: bool = False
+    outline: Outline = ()
 
 
 def collect_labels(
@@ -115,11 +120,13 @@ def collect_labels(
     pictures: Sequence[BoxedPicture],
     sources: Mapping[str, str],
     query: str,
+    with_outlines: bool = False,
 ) -> list[LabelledPicture]:
     """The pictures in the order of their names with their boxes of these categories, clipped.
 
-    `sources` gives the query's class of each category. Notes count what is left out or clipped. Raises InputError for
-    boxes in another form or unit, of other pictures, and where none is a box.
+    `sources` gives the query's class of each category. `with_outlines` adds those of the objects where all have one,
+    else a note. Notes count what is left out or clipped. Raises InputError for boxes in another form or unit, of other
+    pictures, and where none is a box.
     """
     path = source.path
     _clip_boxes(source, [row for row in rows if row.reason is None])
@@ -133,6 +140,14 @@ def collect_labels(
         raise InputError(path, f"none of its annotations is a box: {_count_reasons(rows)}", source.hint, source.key)
     wanted = [row for row in rows if row.name in sources or not row.name]
     kept = [row for row in wanted if row.reason is None]
+    objects = [row for row in kept if not row.is_crowd]
+    bare = sum(not row.outline for row in objects) if with_outlines else 0
+    if bare:
+        text = f"{bare} of {len(objects)} objects have a box alone, so all are compared by boxes (query {query})"
+        add_note(path, text, "give each its polygon, as its model finds masks or rotated boxes")
+    for row in objects if with_outlines and not bare else ():
+        across, down = row.picture.scale
+        row.picture.outlines.append(tuple(tuple((x * across, y * down) for x, y in part) for part in row.outline))
     for row in kept:
         (row.picture.crowds if row.is_crowd else row.picture.objects).append((sources[row.name], row.box))
         if row.pose is not None and not row.is_crowd:
@@ -150,12 +165,7 @@ def collect_labels(
     if crowds := sum(row.is_crowd for row in kept):
         text = f"{crowds} regions (iscrowd, ignore or difficult) are no objects to train on or to find (query {query})"
         add_note(path, f"{text}; detections in them are not counted", "set the key to 0 if they are single objects")
-    found = (
-        LabelledPicture(
-            one.path, _add_poses(one, _labels(one.objects, _labels(one.crowds) if one.crowds else None)), one.size
-        )
-        for one in pictures
-    )
+    found = (LabelledPicture(one.path, _add_poses(one, _labels_of(one)), one.size) for one in pictures)
     return sorted(found, key=lambda picture: natural_key(picture.path))
 
 
@@ -165,6 +175,11 @@ def note_turned(path: Path, pictures: Sequence[BoxedPicture]) -> None:
     if turned:
         text = f"{len(turned)} pictures are turned or mirrored by an EXIF tag: {join_names(turned, 3)}"
         add_note(path, f"{text}; boxes are taken as drawn on the turned picture", "else save the pictures without tag")
+
+
+def _labels_of(picture: BoxedPicture) -> BoxLabels:
+    labels = _labels(picture.objects, _labels(picture.crowds) if picture.crowds else None)
+    return replace(labels, outlines=tuple(picture.outlines))
 
 
 def _labels(rows: Sequence[tuple[str, Box]], crowds: BoxLabels | None = None) -> BoxLabels:

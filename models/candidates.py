@@ -12,6 +12,8 @@ import numpy as np
 MAX_CANDIDATES = 300
 """Of one frame that suppression compares, where a family has no other number."""
 MAX_DETECTIONS = 100
+MIN_SPREAD = 1e-12
+"""Added to the variance of a rotated box, in fractions of the input: one without an area has an inverse, too."""
 COMPARED_AT_ONCE = 128
 """Candidates that are compared with each other in one step of suppression."""
 
@@ -19,18 +21,23 @@ COMPARED_AT_ONCE = 128
 class Candidates(NamedTuple):
     """The candidates of one frame: boxes f32 (K, 4) in fractions of the input, scores (K,), labels (K,) from 0.
 
-    `points` f32 (K, P, 3), for the task keypoints, are x and y in fractions of the input, and their scores.
+    `points` f32 (K, P, 3), for the task keypoints, are x and y in fractions of the input, and their scores. `corners`
+    f32 (K, 4, 2) are those of rotated boxes, in fractions. `coefficients` (K, M) make a mask's logits of the frame's
+    `prototypes` (M, h, w), which cover the input.
     """
 
     boxes: np.ndarray
     scores: np.ndarray
     labels: np.ndarray
     points: np.ndarray | None = None
+    corners: np.ndarray | None = None
+    coefficients: np.ndarray | None = None
+    prototypes: np.ndarray | None = None
 
     def take(self, rows: np.ndarray) -> Candidates:
         """These candidates alone, in this order."""
-        points = None if self.points is None else self.points[rows]
-        return Candidates(self.boxes[rows], self.scores[rows], self.labels[rows], points)
+        parts = (None if part is None else part[rows] for part in self[:-1])
+        return Candidates(*parts, self.prototypes)  # type: ignore[arg-type]
 
 
 class BoxReader(ABC):
@@ -78,9 +85,18 @@ class SuppressedReader(BoxReader):
 
 
 def choose_best(
-    boxes: np.ndarray, scores: np.ndarray, points: np.ndarray | None = None, *, min_score: float, most: int
+    boxes: np.ndarray,
+    scores: np.ndarray,
+    points: np.ndarray | None = None,
+    *,
+    min_score: float,
+    most: int,
+    **shapes: np.ndarray,
 ) -> Candidates:
-    """The best candidates of one frame from `min_score` on: boxes (A, 4), scores (A, C), points (A, P, 3)."""
+    """The best candidates of one frame from `min_score` on: boxes (A, 4), scores (A, C), points (A, P, 3).
+
+    `shapes` are `corners`, or `coefficients`, of the same rows.
+    """
     flat = scores.ravel()
     places = np.flatnonzero(flat >= min_score)
     if len(places) > most:
@@ -88,13 +104,16 @@ def choose_best(
         places = places[values >= np.partition(values, -most)[-most]]  # to sort all would take much longer
         places = places[np.argsort(-flat[places], kind="stable")[:most]]
     rows, labels = np.divmod(places, scores.shape[1])
-    return Candidates(boxes[rows].clip(0, 1), flat[places], labels, None if points is None else points[rows])
+    named = {name: values[rows] for name, values in shapes.items()}
+    best = Candidates(boxes[rows].clip(0, 1), flat[places], labels, None if points is None else points[rows])
+    return best._replace(**named)
 
 
 def suppress(found: Candidates, nms_iou: float | None) -> Candidates:
     """The best candidates, best first, without what overlaps a better one of its class by more than `nms_iou`.
 
-    Of equal scores the first one wins. The result is that of torchvision's batched_nms.
+    Of equal scores the first one wins. The result is that of torchvision's batched_nms; of rotated boxes the overlap is
+    that of normal distributions.
     """
     ordered = found.take(np.argsort(-found.scores, kind="stable"))
     if nms_iou is None:
@@ -113,6 +132,9 @@ def suppress(found: Candidates, nms_iou: float | None) -> Candidates:
 
 def _rivals(found: Candidates, rows: np.ndarray, others: np.ndarray, nms_iou: float) -> np.ndarray:
     """bool (R, O): which of these rows and of the others are of one class and overlap by more than `nms_iou`."""
+    same = found.labels[rows][:, None] == found.labels[others]
+    if found.corners is not None:
+        return same & (_overlap_rotated(found.corners[rows], found.corners[others]) > nms_iou)
     x0, y0, x1, y1 = found.boxes[rows].T[:, :, None]
     left, top, right, bottom = found.boxes[others].T
     width = np.minimum(x1, right) - np.maximum(x0, left)
@@ -121,7 +143,28 @@ def _rivals(found: Candidates, rows: np.ndarray, others: np.ndarray, nms_iou: fl
     whole = (x1 - x0) * (y1 - y0) + (right - left) * (bottom - top) - shared
     with np.errstate(invalid="ignore", divide="ignore"):  # boxes without an area overlap nothing
         overlap = shared / whole
-    return (overlap > np.float64(nms_iou)) & (found.labels[rows][:, None] == found.labels[others])
+    return (overlap > np.float64(nms_iou)) & same
+
+
+def _overlap_rotated(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """(R, O): ProbIoU of rotated boxes by their corners (R, 4, 2) and (O, 4, 2), as Ultralytics suppresses by.
+
+    A box is the normal distribution of its centre and second moments; 1 - the Hellinger distance of two. Llerena et
+    al., "Gaussian Bounding Boxes and Probabilistic Intersection-over-Union", 2021.
+    """
+    (centre, spread), (other, other_spread) = (_moments(boxes) for boxes in (first, second))
+    apart = centre[:, None] - other
+    both = (spread[:, None] + other_spread) / 2
+    far = np.einsum("roi,roij,roj->ro", apart, np.linalg.inv(both), apart) / 8
+    areas = np.sqrt(np.linalg.det(spread)[:, None] * np.linalg.det(other_spread))
+    return 1 - np.sqrt(1 - np.exp(-far - np.log(np.linalg.det(both) / areas) / 2).clip(0, 1))
+
+
+def _moments(corners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Centres (K, 2) and covariances (K, 2, 2) of rotated boxes."""
+    sides = np.diff(corners[:, :3].astype(np.float64), axis=1)
+    spread = np.einsum("ksi,ksj->kij", sides, sides) / 12
+    return corners.mean(axis=1, dtype=np.float64), spread + MIN_SPREAD * np.eye(2)
 
 
 def _winners(rivals: np.ndarray) -> np.ndarray:

@@ -30,9 +30,10 @@ from gemel.models.errors import InputError, join_names
 from gemel.models.foreign_labels import PICTURE_FOLDERS
 from gemel.models.io import read_json, validate
 from gemel.models.notes import add_note
+from gemel.models.outlines import MIN_POINTS, trace_pixels
 from gemel.models.pictures import SPLIT_NAMES, LabelledPicture, PictureSize, list_pictures, read_picture_size
-from gemel.models.predictions import Box
-from gemel.models.rle import find_mask_box
+from gemel.models.predictions import Box, Outline
+from gemel.models.rle import decode_rle, find_mask_box
 
 MAX_ANNOTATION_BYTES = 2**26
 COCO_HINT = "correct the annotations: COCO with images, categories and annotations"
@@ -97,6 +98,10 @@ GivenId = Annotated[Id, BeforeValidator(_parse_id)]
 GivenSize = Annotated[float | None, BeforeValidator(_parse_size)]
 
 
+NO_SEGMENTATION = (LookupError, TypeError, ValueError, OverflowError)
+"""What reading a polygon or mask raises that is none."""
+
+
 class _CocoImage(BaseModel):
     id: GivenId
     file_name: Annotated[str, Field(min_length=1)]
@@ -137,14 +142,32 @@ class _CocoAnnotation(BaseModel):
             return self.bbox
         try:
             if isinstance(self.segmentation, dict):
-                height, width = (int(side) for side in self.segmentation["size"])
-                return find_mask_box(self.segmentation["counts"], (height, width))
-            parts = self.segmentation if isinstance(self.segmentation[0], list) else [self.segmentation]
-            points = np.concatenate([np.asarray(part, float).reshape(-1, 2) for part in parts])
+                return find_mask_box(self.segmentation["counts"], self._mask_size())
+            points = np.concatenate(self._polygons())
             (x0, y0), (x1, y1) = points.min(axis=0).tolist(), points.max(axis=0).tolist()
-        except (LookupError, TypeError, ValueError, OverflowError):  # no polygon or mask, or one that is none
+        except NO_SEGMENTATION:
             return None
         return x0, y0, x1 - x0, y1 - y0
+
+    def outline(self) -> Outline:
+        """The polygons, or those around its mask; empty where there are none."""
+        try:
+            if isinstance(self.segmentation, dict):
+                counts = self.segmentation["counts"]
+                polygons = trace_pixels(decode_rle(counts, self._mask_size()))
+            else:
+                polygons = self._polygons()
+        except NO_SEGMENTATION:
+            return ()
+        return tuple(tuple((float(x), float(y)) for x, y in one) for one in polygons if len(one) >= MIN_POINTS)
+
+    def _mask_size(self) -> tuple[int, int]:
+        height, width = (int(side) for side in self.segmentation["size"])
+        return height, width
+
+    def _polygons(self) -> list[np.ndarray]:
+        parts = self.segmentation if isinstance(self.segmentation[0], list) else [self.segmentation]
+        return [np.asarray(part, float).reshape(-1, 2) for part in parts]
 
 
 def _drop_empty_bbox(value: Any) -> Any:
@@ -232,11 +255,12 @@ def _find_pictures(folder: Path, path: Path, split: str) -> Path:
 
 
 def read_coco(
-    file: CocoFile, sources: Mapping[str, str], query: str, with_points: bool = False
+    file: CocoFile, sources: Mapping[str, str], query: str, with_points: bool = False, with_outlines: bool = False
 ) -> list[LabelledPicture]:
     """The pictures of a file of annotations, in the order of their names.
 
-    `with_points` gives PoseLabels; objects without a labelled point are among the crowds then.
+    `with_points` gives PoseLabels; objects without a labelled point are among the crowds then. `with_outlines` adds the
+    polygons of objects.
 
     `sources` gives the query's class of each category. Boxes are clipped to their picture; where the file gives its
     size, boxes are scaled to the size as decoded. Notes count what was left out, scaled, clipped or taken from
@@ -268,8 +292,10 @@ def read_coco(
     rows = [_row(index, one, pictures, names_by_id) for index, one in enumerate(coco.annotations)]
     if with_points:
         _take_poses(path, rows, coco.annotations, sources, query)
+    for row, one in zip(rows, coco.annotations, strict=True) if with_outlines else ():
+        row.outline = () if row.is_crowd else one.outline()
     source = BoxSource(path, "annotations.bbox", BoxForm.SIZE, "pixels", COCO_HINT)
-    return collect_labels(source, rows, list(pictures.values()), sources, query)
+    return collect_labels(source, rows, list(pictures.values()), sources, query, with_outlines)
 
 
 def _take_poses(

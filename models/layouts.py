@@ -26,7 +26,7 @@ from gemel.models.object_files import find_picture_splits, has_object_files, rea
 from gemel.models.pictures import SPLIT_NAMES, SUFFIXES, LabelledPicture, list_all_pictures, list_pictures, natural_key
 from gemel.models.predictions import GroundTruth, IdentityLabel, LabelSet
 from gemel.models.yolo_labels import YAML_SUFFIXES, find_yolo
-from gemel.models.zoo import preprocess_of
+from gemel.models.zoo import finds_outlines, preprocess_of
 
 if TYPE_CHECKING:
     from gemel.models.workload import Query
@@ -342,11 +342,15 @@ def _find_boxes(query: Query, data: Path) -> Layout | None:
         def read_split(name: str) -> list[LabelledPicture]:
             if not named[name]:
                 raise InputError(yolo.path, f"the split '{name}' is missing (query {query.id})", "add it", "data")
-            return yolo.read(named[name], query.sources, query.id)
+            return yolo.read(named[name], query.sources, query.id, finds_outlines(query))
 
         if any(named.values()):
             return Layout(yolo.path, read_split, lambda name: named[name])
-        return _without_splits(query, yolo.path, lambda: yolo.read(yolo.list_files(()), query.sources, query.id))
+
+        def read_all() -> list[LabelledPicture]:
+            return yolo.read(yolo.list_files(()), query.sources, query.id, finds_outlines(query))
+
+        return _without_splits(query, yolo.path, read_all)
     if coco:
         return _without_splits(query, data, lambda: _read_annotations(query, coco[""]))
     if query.task == "detection" and (layout := _find_object_files(query, data, splits)):
@@ -362,7 +366,7 @@ def _find_object_files(query: Query, data: Path, splits: Mapping[str, Path]) -> 
 
     @cache
     def read(folder: Path) -> list[LabelledPicture]:
-        pictures = read_object_files(folder, query.sources, query.id)
+        pictures = read_object_files(folder, query.sources, query.id, finds_outlines(query))
         if pictures is None:
             refuse_labels(query, folder)
             raise InputError(folder, f"holds no labels (query {query.id})", f"add them, {ASKED}", "data")
@@ -395,7 +399,7 @@ def _named_splits(query: Query, data: Path, files: Mapping[str, CocoFile]) -> La
 
 
 def _read_annotations(query: Query, file: CocoFile) -> list[LabelledPicture]:
-    return read_coco(file, query.sources, query.id, with_points=query.task == "keypoints")
+    return read_coco(file, query.sources, query.id, query.task == "keypoints", finds_outlines(query))
 
 
 def _read_coco(query: Query, folder: Path, kind: str) -> list[LabelledPicture]:

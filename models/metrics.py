@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from gemel.models.errors import InputError
-from gemel.models.predictions import BOX_SHARE, BoxLabels, DetectionPrediction, PoseLabels, PosePrediction
+from gemel.models.outlines import outline_area, outline_box, outline_iou
+from gemel.models.predictions import BOX_SHARE, BoxLabels, DetectionPrediction, Outline, PoseLabels, PosePrediction
 
 MIN_IOU = 0.1
 """A detection that overlaps no object by more is on the background (TIDE)."""
@@ -87,9 +88,33 @@ class Overlaps:
 
 
 def overlaps_of(predictions: Sequence[DetectionPrediction | None], labels: Sequence[BoxLabels]) -> Overlaps:
-    """The overlaps of these frames; None is a frame without a prediction."""
+    """The overlaps of these frames; None is a frame without a prediction.
+
+    They are those of outlines where the labels and a prediction have them; an upright box of another is its corners.
+    Else they are those of boxes.
+    """
     given = [DetectionPrediction() if one is None else one for one in predictions]
-    return _find_overlaps(given, labels, _boxes(given), _boxes(labels), _iou)
+    is_outlined = all(len(one.outlines) == len(one.boxes) for one in labels) and any(one.outlines for one in given)
+    if not is_outlined:
+        return _find_overlaps(given, labels, _boxes(given), _boxes(labels), _iou)
+    found, wanted = _outlines(given), [outline for one in labels for outline in one.outlines]
+    areas = [np.array([outline_area(outline) for outline in each]) for each in (found, wanted)]
+
+    def measure(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        shared = _intersection(first[:, :4], second[:, :4])
+        rows = np.column_stack([first[:, 4], second[:, 4]]).astype(int)
+        most = np.maximum(areas[0][rows[:, 0]], areas[1][rows[:, 1]])
+        overlap, near = np.zeros(len(first)), np.flatnonzero((shared > 0) & (shared >= MIN_IOU * most))
+        overlap[near] = [outline_iou(found[detection], wanted[seen]) for detection, seen in rows[near].tolist()]
+        return overlap
+
+    mine, theirs = (np.column_stack([boxes, np.arange(len(boxes))]) for boxes in (_boxes(given), _boxes(labels)))
+    return _find_overlaps(given, labels, mine, theirs, measure)
+
+
+def _outlines(listed: Sequence[DetectionPrediction]) -> list[Outline]:
+    """The outlines of all frames; an object without one has its box."""
+    return [outline for one in listed for outline in one.outlines or [outline_box(box) for box in one.boxes]]
 
 
 def pose_overlaps_of(predictions: Sequence[PosePrediction | None], labels: Sequence[PoseLabels]) -> Overlaps:

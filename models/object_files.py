@@ -119,8 +119,12 @@ def find_picture_splits(folder: Path) -> dict[Path, str]:
     return named if set(named.values()) == set(SPLIT_NAMES) and len(named) == len(pictures) else {}
 
 
-def read_object_files(folder: Path, sources: Mapping[str, str], query: str) -> list[LabelledPicture] | None:
+def read_object_files(
+    folder: Path, sources: Mapping[str, str], query: str, with_outlines: bool = False
+) -> list[LabelledPicture] | None:
     """The pictures of a folder with the boxes that such files give them; None where there are no such files.
+
+    `with_outlines` notes that these have none.
 
     `sources` gives the query's class of each name. Raises InputError for files that are damaged or of several formats,
     for a class that none names, and where more than a few pictures have no file.
@@ -150,7 +154,7 @@ def read_object_files(folder: Path, sources: Mapping[str, str], query: str) -> l
                 raise InputError(reading.where, f"object {number} has no class", HINT)
             rows.append(BoxRow(f"{reading.where.name} object {number}", boxed[-1], one.name, one.box, one.is_crowd))
     note_turned(source.path, boxed)
-    return collect_labels(source, rows, boxed, _with_regions(sources, rows), query)
+    return collect_labels(source, rows, boxed, _with_regions(sources, rows), query, with_outlines)
 
 
 def _with_regions(sources: Mapping[str, str], rows: Sequence[BoxRow]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -61,37 +61,55 @@ class LabelsPrediction:
 
 
 Box = tuple[float, float, float, float]
+Outline = tuple[tuple[tuple[float, float], ...], ...]
+"""The polygons of one object, each of points (x, y) in pixels of the frame; several where a part is hidden."""
+OUTLINE_DIGITS = 2
+"""Of a pixel, in results."""
 
 
 @dataclass(frozen=True)
 class DetectionPrediction:
-    """One frame's objects, best first: classes, scores, and boxes (x0, y0, x1, y1) in pixels of the frame."""
+    """One frame's objects, best first: classes, scores, and boxes (x0, y0, x1, y1) in pixels of the frame.
+
+    `outlines` are those of their masks, or the corners of rotated boxes; empty where the model finds neither.
+    """
 
     classes: tuple[str, ...] = ()
     scores: tuple[float, ...] = ()
     boxes: tuple[Box, ...] = ()
+    outlines: tuple[Outline, ...] = field(default=(), kw_only=True)
 
     def in_frame(self, left: int, top: int, size: tuple[int, int]) -> DetectionPrediction:
         """The boxes of a part of a frame, whose corner is at (left, top), in pixels of the whole frame."""
         boxes = tuple((x0 + left, y0 + top, x1 + left, y1 + top) for x0, y0, x1, y1 in self.boxes)
-        return replace(self, boxes=boxes)
+        outlines = tuple(
+            tuple(tuple((x + left, y + top) for x, y in polygon) for polygon in outline) for outline in self.outlines
+        )
+        return replace(self, boxes=boxes, outlines=outlines)
 
     def to_record(self) -> dict[str, Any]:
-        """`detections` of a result."""
+        """`detections` of a result; `polygons` of each are those of its mask, or one of a rotated box's corners."""
         rows = zip(self.classes, self.scores, self.boxes, strict=True)
-        return {"detections": [{"class": name, "score": score, "box": list(box)} for name, score, box in rows]}
+        records: list[dict[str, Any]] = [{"class": name, "score": score, "box": list(box)} for name, score, box in rows]
+        for record, outline in zip(records, self.outlines, strict=False):
+            record["polygons"] = [
+                [[round(x, OUTLINE_DIGITS), round(y, OUTLINE_DIGITS)] for x, y in polygon] for polygon in outline
+            ]
+        return {"detections": records}
 
 
 @dataclass(frozen=True)
 class BoxLabels:
     """The labels of one frame for detection: classes and boxes (x0, y0, x1, y1) in pixels of that frame.
 
-    `crowds` are regions full of objects of a class: not to be found, and detections in them are not false.
+    `crowds` are regions full of objects of a class: not to be found, and detections in them are not false. `outlines`
+    are as those of predictions.
     """
 
     classes: tuple[str, ...] = ()
     boxes: tuple[Box, ...] = ()
     crowds: BoxLabels | None = None
+    outlines: tuple[Outline, ...] = field(default=(), kw_only=True)
 
 
 BOX_SHARE = 0.53

@@ -211,10 +211,14 @@ class Preprocess:
 
     def to_frame(self, boxes: np.ndarray, frame_size: tuple[int, int]) -> np.ndarray:
         """Boxes (N, 4) in fractions of the input -> in fractions of a frame (width, height), cut at its edges."""
+        return boxes if self.resize == "stretch" else self.place_in_frame(boxes, frame_size).clip(0, 1)
+
+    def place_in_frame(self, places: np.ndarray, frame_size: tuple[int, int]) -> np.ndarray:
+        """As `to_frame`, not cut; or places (N, 2)."""
         if self.resize == "stretch":
-            return boxes
-        offset, extent = self._offset_and_extent(frame_size)
-        return ((boxes - offset.astype(boxes.dtype)) / extent.astype(boxes.dtype)).clip(0, 1)
+            return places
+        offset, extent = (one[: places.shape[1]].astype(places.dtype) for one in self._offset_and_extent(frame_size))
+        return (places - offset) / extent
 
     def from_frame(self, boxes: np.ndarray, frame_size: tuple[int, int]) -> np.ndarray:
         """Boxes (N, 4) in fractions of a frame (width, height) -> in fractions of the input, beyond it in a crop."""

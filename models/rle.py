@@ -70,9 +70,10 @@ def encode_rle(mask: np.ndarray) -> str:
     return text.decode()
 
 
-def decode_rle(packed: str, size: tuple[int, int]) -> np.ndarray:
+def decode_rle(counts: str | Sequence[int], size: tuple[int, int]) -> np.ndarray:
     """The boolean mask of such runs, of `size` (height, width); ValueError for runs of another size."""
-    (height, width), runs = size, np.asarray(unpack_counts(packed), np.int64)
+    height, width = size
+    runs = np.asarray(unpack_counts(counts) if isinstance(counts, str) else counts, np.int64)
     if not 0 < len(runs) <= MAX_RUNS or runs.min() < 0 or runs.sum() != height * width:
         raise ValueError("the runs do not fill the mask")
     return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(width, height).T

@@ -155,7 +155,19 @@ _FrameSide = Annotated[int, Field(ge=1, le=100_000)]
 _Side = Annotated[int, Field(ge=16, le=MAX_SIDE)]
 _Deviation = Annotated[float, Field(gt=0)]
 _Decoder = Literal[
-    "auto", "yolo", "yolov5", "yolox", "nanodet", "fastestdet", "yolo-end2end", "yolo-pose", "detr", "ssd", "classifier"
+    "auto",
+    "yolo",
+    "yolov5",
+    "yolox",
+    "nanodet",
+    "fastestdet",
+    "yolo-end2end",
+    "yolo-pose",
+    "yolo-seg",
+    "yolo-obb",
+    "detr",
+    "ssd",
+    "classifier",
 ]
 
 

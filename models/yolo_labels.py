@@ -77,8 +77,13 @@ class YoloFiles:
             raise InputError(path, problem, "put them there, or take their lines out")
         return [file for file in found if file]
 
-    def read(self, files: Sequence[Path], sources: Mapping[str, str], query: str) -> list[LabelledPicture]:
-        """These pictures with their boxes; notes and errors as `collect_labels`, and for lines that are no boxes."""
+    def read(
+        self, files: Sequence[Path], sources: Mapping[str, str], query: str, with_outlines: bool = False
+    ) -> list[LabelledPicture]:
+        """These pictures with their boxes; notes and errors as `collect_labels`, and for lines that are no boxes.
+
+        `with_outlines` adds the polygons of objects: lines that may be polygons are.
+        """
         if missing := [label for label in sources if label not in self.names.values()]:
             problem = f"no class '{missing[0]}' (query {query})"
             raise InputError(self.path, problem, f"it has: {join_names(list(self.names.values()), 20)}", "classes")
@@ -91,13 +96,13 @@ class YoloFiles:
             if label is not None:
                 lines += _read_lines(label, pictures[-1])
         self._check_numbers(lines)
-        rows = self._read_boxes(lines)
+        rows = self._read_boxes(lines, with_outlines)
         if 2 * sum(max(map(abs, row.box)) > LARGEST_FRACTION for row in rows) > len(rows):
             problem = f"holds {max(rows[0].box):g}: pixels or percents, where YOLO has fractions of the picture"
             raise InputError(Path(rows[0].where), problem, HINT)
         note_turned(self.path, pictures)
         source = BoxSource(self.path, "labels", BoxForm.CENTRE, "fractions", HINT)
-        return collect_labels(source, rows, pictures, sources, query)
+        return collect_labels(source, rows, pictures, sources, query, with_outlines)
 
     def _find_label(self, picture: Path) -> Path | None:
         """The text file of a picture: the first of `label_files` that is there; a note where two are."""
@@ -138,14 +143,14 @@ class YoloFiles:
             hint = "number classes from 0 in the text files, or write the names as {1: name, 2: name}"
             raise InputError(self.path, problem, hint, "names")
 
-    def _read_boxes(self, lines: Sequence[_Line]) -> list[BoxRow]:
+    def _read_boxes(self, lines: Sequence[_Line], with_outlines: bool) -> list[BoxRow]:
         """The boxes of lines whose meaning is clear; InputError for others."""
         by_length = defaultdict[int, list[_Line]](list)
         for line in lines:
             by_length[len(line.values)].append(line)
         values = {length: [line.values for line in own] for length, own in by_length.items()}
         try:
-            readings = find_readings(values, self.has_keypoints)
+            readings = find_readings(values, self.has_keypoints, with_outlines)
         except UnclearRowsError as error:
             lengths = join_names([f"{1 + length}" for length in sorted(values)], 4)
             problem = f"its lines hold {lengths} numbers: behind the class are {error}"
@@ -154,15 +159,17 @@ class YoloFiles:
             self._note_unread(lines, readings)
         rows = []
         for line in lines:
-            box = line.values[:BOX_VALUES]
+            box, outline = line.values[:BOX_VALUES], ()
             if readings[len(line.values)] is RowReading.POLYGON:
                 points = [line.values[axis : len(line.values) // 2 * 2 : 2] for axis in (0, 1)]
+                outline = (tuple(zip(*points)),)
                 low, high = [min(one) for one in points], [max(one) for one in points]
                 box = (*((a + b) / 2 for a, b in zip(low, high)), *(b - a for a, b in zip(low, high)))
             name = self.names.get(line.number, "")
             x, y, width, height = box
             reason = None if name else LeftOut.CATEGORY
-            rows.append(BoxRow(line.where, line.picture, name, (x, y, width, height), reason=reason))
+            size = (x, y, width, height)
+            rows.append(BoxRow(line.where, line.picture, name, size, reason=reason, outline=outline))
         return rows
 
     def _note_unread(self, lines: Sequence[_Line], readings: Mapping[int, RowReading]) -> None:

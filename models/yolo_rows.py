@@ -47,8 +47,13 @@ class UnclearRowsError(Exception):
     """Why lines of one length have no clear meaning."""
 
 
-def find_readings(rows: Mapping[int, Sequence[Sequence[float]]], has_keypoints: bool) -> dict[int, RowReading]:
-    """The reading of all lines of each length, numbers after the class; raises UnclearRowsError."""
+def find_readings(
+    rows: Mapping[int, Sequence[Sequence[float]]], has_keypoints: bool, has_outlines: bool = False
+) -> dict[int, RowReading]:
+    """The reading of all lines of each length, numbers after the class; raises UnclearRowsError.
+
+    With `has_outlines` those that may be polygons are.
+    """
     long = [length for length in rows if length >= RULES.polygon_values]
     if has_keypoints:
         return dict.fromkeys(rows, RowReading.BOX)
@@ -59,7 +64,8 @@ def find_readings(rows: Mapping[int, Sequence[Sequence[float]]], has_keypoints: 
         if length == BOX_VALUES + 1:
             _check_fifth(np.array(values, float))
         elif length in long:
-            readings[length] = _choose_reading(np.array(values[:: -(-len(values) // RULES.sampled)], float))
+            sampled = np.array(values[:: -(-len(values) // RULES.sampled)], float)
+            readings[length] = _choose_reading(sampled, has_outlines)
     return readings
 
 
@@ -73,7 +79,7 @@ def _check_fifth(values: np.ndarray) -> None:
         raise UnclearRowsError("a score, and a box behind it: write the box first")
 
 
-def _choose_reading(values: np.ndarray) -> RowReading:
+def _choose_reading(values: np.ndarray, has_outlines: bool) -> RowReading:
     count, length = values.shape
     points = values[:, : length // 2 * 2].reshape(count, -1, 2)
     following = values[:, BOX_VALUES:]
@@ -86,13 +92,13 @@ def _choose_reading(values: np.ndarray) -> RowReading:
         and _share((points >= -RULES.slack) & (points <= 1 + RULES.slack))
         and _share(np.array([[not crosses_itself(one)] for one in points]))
     )
-    if has_box and has_polygon:
+    if has_box and has_polygon and not has_outlines:
         text = f"either a box and {length - BOX_VALUES} more numbers, or a polygon of {length // 2} points"
         raise UnclearRowsError(text)
     if not has_box and not has_polygon:
         text = f"neither a box and {length - BOX_VALUES} more numbers, nor a polygon of {length // 2} points"
         raise UnclearRowsError(f"{text} in the picture")
-    return RowReading.BOX if has_box else RowReading.POLYGON
+    return RowReading.POLYGON if has_polygon else RowReading.BOX
 
 
 def _share(fits: np.ndarray) -> bool:

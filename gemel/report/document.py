@@ -31,6 +31,7 @@ Text = Annotated[str, Field(max_length=4096), AfterValidator(one_line)]
 Arm = Literal["originals", "merged"]
 Pair = Annotated[list[Number], Field(min_length=2, max_length=2)]
 Box = Annotated[list[Number], Field(min_length=4, max_length=4)]
+Polygon = list[Annotated[list[Number], Field(min_length=2, max_length=2)]]
 
 
 NOTHING_SHOWN = " holds no "
@@ -243,15 +244,17 @@ class TrueBox(Row):
     name: Text = Field(alias="class")
     box: Box
     found: list[Text]
+    polygons: list[Polygon] = Field(default_factory=list)
 
 
 class PredictedBox(Row):
-    """A predicted object; `right` if it matches a labelled one."""
+    """A predicted object; `right` if it matches a labelled one. `polygons` are those of its mask or rotated box."""
 
     name: Text = Field(alias="class")
     score: Number
     box: Box
     right: bool
+    polygons: list[Polygon] = Field(default_factory=list)
 
 
 class PredictedClass(Row):

@@ -150,8 +150,8 @@ def draw_boxes(example: DetectionExample, model: str, several: bool) -> Markup:
     """
     width, height, boxes = example.width, example.height, getattr(example, model)
     missed = [one for one in example.truth if model not in one.found]
-    shapes = [_outline(one.box, "missed" if one in missed else "truth") for one in example.truth]
-    shapes += [_outline(one.box, model if one.right else f"{model} alarm") for one in boxes]
+    shapes = [_outline(one, "missed" if one in missed else "truth") for one in example.truth]
+    shapes += [_outline(one, model if one.right else f"{model} alarm") for one in boxes]
     if several:
         shapes += [_class_name(one, "missed", width) for one in missed]
         shapes += [_class_name(one, model, width) for one in boxes]
@@ -176,11 +176,16 @@ def _with_memory_labels(shapes: list[Markup], settings: Sequence[tuple[float, st
     return picture(height, shapes, "curve", "accuracy on the stream over memory")
 
 
-def _outline(box: list[float], kind: str) -> Markup:
-    """A box drawn twice: dark and wide below, so that it is visible on any background."""
-    x0, y0, x1, y1 = box
-    shape = Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}"/>')
-    at = [_decimals(value, 1) for value in (x0, y0, max(0.0, x1 - x0), max(0.0, y1 - y0))]
+def _outline(found: TrueBox | PredictedBox, kind: str) -> Markup:
+    """An object's polygons, else its box, drawn twice: dark and wide below, to be visible on any background."""
+    if found.polygons:
+        shape = Markup('<path class="{}" d="{}"/>')
+        parts = (" ".join(f"{_decimals(x, 1)},{_decimals(y, 1)}" for x, y in polygon) for polygon in found.polygons)
+        at = [" ".join(f"M{part}Z" for part in parts)]
+    else:
+        x0, y0, x1, y1 = found.box
+        shape = Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}"/>')
+        at = [_decimals(value, 1) for value in (x0, y0, max(0.0, x1 - x0), max(0.0, y1 - y0))]
     return shape.format("under", *at) + shape.format(kind, *at)
 
 

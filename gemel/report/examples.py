@@ -131,19 +131,23 @@ def _mark_boxes(label: BoxLabels, predicted: Mapping[str, DetectionPrediction], 
     found: list[list[str]] = [[] for _ in label.boxes]
     marked: dict[str, list[PredictedBox]] = {}
     for model, one in predicted.items():
-        rows = sorted(zip(one.scores, one.classes, one.boxes, strict=True), key=lambda row: -row[0])
+        outlines = one.outlines or ((),) * len(one.boxes)
+        rows = sorted(zip(one.scores, one.classes, one.boxes, outlines, strict=True), key=lambda row: -row[0])
         rows = [row for row in rows if row[0] >= threshold]
-        scores, classes, boxes = (tuple(column) for column in zip(*rows, strict=True)) if rows else ((), (), ())
-        hits = overlaps_of([DetectionPrediction(classes, scores, boxes)], [label]).match([MATCH_IOU])[0].tolist()
+        scores, classes, boxes, outlines = zip(*rows, strict=True) if rows else ((), (), (), ())
+        shown = DetectionPrediction(classes, scores, boxes, outlines=outlines if one.outlines else ())
+        hits = overlaps_of([shown], [label]).match([MATCH_IOU])[0].tolist()
         for hit in hits:
             if hit >= 0:
                 found[hit].append(model)
+        records = shown.to_record()["detections"]
         marked[model] = [
-            PredictedBox.model_validate({"class": name, "score": score, "box": list(box), "right": hit != UNMATCHED})
-            for (score, name, box), hit in zip(rows, hits, strict=True)
+            PredictedBox.model_validate({**record, "right": hit != UNMATCHED})
+            for record, hit in zip(records, hits, strict=True)
         ]
+    own = task_of("detection").as_prediction(label, (0, 0), ()).to_record()["detections"]
     objects = [
-        TrueBox.model_validate({"class": name, "box": list(box), "found": models})
-        for name, box, models in zip(label.classes, label.boxes, found, strict=True)
+        TrueBox.model_validate({**{key: record[key] for key in record if key != "score"}, "found": models})
+        for record, models in zip(own, found, strict=True)
     ]
     return {"truth": objects, **marked}

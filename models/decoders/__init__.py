@@ -15,11 +15,15 @@ from gemel.models.decoders.registry import DECODERS, Decoder, GraphHead, are_riv
 from gemel.models.errors import InputError, join_names
 
 AUTO = "auto"
-ULTRALYTICS_TASKS = {"detect": "detection", "classify": "classification", "segment": "detection", "pose": "keypoints"}
+ULTRALYTICS_TASKS = {"detect": "detection", "classify": "classification", "segment": "detection", "obb": "detection",
+                     "pose": "keypoints"}  # fmt: skip
+YOLO_WORDS, END2END_WORDS = ("yolov8", "yolo9", "yolo11", "yolo12", "yolo1"), ("yolov10", "yolo26")
 FAMILY_WORDS = {
     "detr": ("detr", "dfine", "deim"),
-    "yolo": ("yolov8", "yolo9", "yolo11", "yolo12", "yolo1"),
-    "yolo-end2end": ("yolov10", "yolo26"),
+    "yolo": YOLO_WORDS,
+    "yolo-end2end": END2END_WORDS,
+    "yolo-seg": YOLO_WORDS + END2END_WORDS,
+    "yolo-obb": YOLO_WORDS + END2END_WORDS,
 }
 """What a file's metadata call a family, where that is not the decoder's name."""
 COCO_WIDTH, COCO_WIDTH_BY_NUMBER, IMAGENET_WIDTH = 80, 91, 1000
@@ -184,9 +188,9 @@ def task_of_metadata(metadata: Mapping[str, str]) -> str | None:
     return ULTRALYTICS_TASKS.get(metadata.get("task", ""))
 
 
-def _rank(decoder: Decoder, head: GraphHead, count: int | None) -> tuple[bool, ...]:
+def _rank(decoder: Decoder, head: GraphHead, count: int | None) -> tuple[int, ...]:
     """How well a decoder that fits explains the file: by the classes that it names, its family, the classes asked for,
-    and COCO's.
+    COCO's, and how much of it.
     """
     names, family = class_names(head.metadata), head.family.replace("-", "")
     return (
@@ -194,4 +198,5 @@ def _rank(decoder: Decoder, head: GraphHead, count: int | None) -> tuple[bool, .
         any(word in family for word in FAMILY_WORDS.get(decoder.name, (decoder.name,))),
         decoder.width == count,
         decoder.width == COCO_WIDTH,
+        len(decoder.places),
     )

@@ -16,6 +16,8 @@ COCO_SOFTMAX = 92
 MAX_QUERIES = 1000
 STRIDES = (8, 16, 32)
 """As many rows as these grids have cells are no queries."""
+SUPPRESSION = "iou_threshold"
+"""What a suppression is set by."""
 RF_DETR_OUTPUT = "dets"
 BOXES = ("box", RF_DETR_OUTPUT)
 
@@ -41,7 +43,9 @@ class Detr(Decoder):
 
     @classmethod
     def fit(cls, head: GraphHead) -> Sequence[Decoder]:
-        """Two outputs (Q, 4) and (Q, C) in any order, or RT-DETR's (Q, 4 + C) of Ultralytics."""
+        """Two outputs (Q, 4) and (Q, C) in any order, or RT-DETR's (Q, 4 + C) of Ultralytics; none was suppressed."""
+        if head.has_levels or (head.cut is not None and SUPPRESSION in head.cut.attributes):
+            return []
         flat = [(index, output) for index, output in enumerate(head.outputs) if len(output.shape) == 2]
         if len(flat) == 1:
             index, output = flat[0]

@@ -60,7 +60,6 @@ class ModelFile:
         """What the file says where the query does not; InputError where neither says it, or where they do not fit."""
         head = self._head()
         task = self.task or task_of_metadata(head.metadata)
-        self._check_task(head.metadata, task)
         if task is not None and task not in DECODED_TASKS:
             classes = self.classes or class_names(head.metadata) or ()
             raw = find_outputs(head, task, len(classes), self.path)
@@ -91,18 +90,11 @@ class ModelFile:
             add_note(self.path, text, "else name all in `classes`")
         return replace(self, size=head.size, task=chosen.task, classes=classes)
 
-    def _check_task(self, metadata: Mapping[str, str], task: str | None) -> None:
-        """Refuse rotated boxes, and note masks that are left out."""
-        said = metadata.get("task")
-        if said == "obb" and task in (None, "detection"):
-            problem = "finds rotated boxes, which no task has"
-            raise InputError(self.path, problem, "name `task: tensor`, or train it for upright boxes", "task")
-        if said == "segment" and task == "detection":
-            add_note(self.path, "finds a mask of each object; its boxes alone are read", "")
-
     def _note_unread(self, head: GraphHead, places: Collection[int]) -> None:
-        """Say which outputs are not read."""
-        unread = [output.name for place, output in enumerate(head.outputs) if place not in places]
+        """Say which outputs of the file are not read."""
+        feeds = head.cut.inputs if head.cut else ()
+        given = ((place, output.name) for place, output in enumerate(head.outputs) if output.name not in feeds)
+        unread = [name for place, name in given if place not in places]
         if unread:
             read = join_names([head.outputs[place].name for place in sorted(places)])
             text = f"its answer is read from {read}; not read: {join_names(unread, 4)}"
@@ -118,6 +110,10 @@ class ModelFile:
         """The weights under the names of the model."""
         state = _load(self.path, self.size, self._stamp()).state
         return {f"{NETWORK}{name}": tensor for name, tensor in state.items()}
+
+    def has_outlines(self) -> bool:
+        """Whether its objects have masks, or rotated boxes."""
+        return choose_decoder(self.decoder, self._head(), self.task, len(self.classes), self.path).has_outlines
 
     def preprocess(self) -> Preprocess | None:
         """How frames are prepared, as the metadata or the decoder's family say; None where neither does."""

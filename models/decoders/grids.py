@@ -22,8 +22,8 @@ def corners(boxes: Array) -> Array:
 
 
 def fractions(boxes: Array, size: Size) -> Array:
-    """Corners in pixels of an input (H, W) -> fractions of it."""
-    return boxes / constant([size[1], size[0]] * 2, boxes)
+    """Places (..., x, y, x, y ...) in pixels of an input (H, W) -> fractions of it."""
+    return boxes / constant([size[1], size[0]] * (boxes.shape[-1] // 2), boxes)
 
 
 def grid(size: Size, strides: Sequence[int], like: Array) -> tuple[Array, Array]:

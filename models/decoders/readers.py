@@ -54,7 +54,10 @@ class GraphBoxes(BoxReader):
         bounds = self.decoder.bounds(outputs)
         rows = ALL_ROWS if bounds is None else np.flatnonzero(bounds[0] >= min_score)
         decoded = self.decode(outputs, rows)
-        return choose_best(*(part[0] for part in decoded), min_score=min_score, most=MAX_CANDIDATES)
+        shapes = {name: values[0] for name, values in self.decoder.shapes(outputs, self.size, rows).items()}
+        best = choose_best(*(part[0] for part in decoded), min_score=min_score, most=MAX_CANDIDATES, **shapes)
+        place = getattr(self.decoder, "prototypes", None)
+        return best if place is None else best._replace(prototypes=outputs[place][0])
 
 
 @dataclass(frozen=True)

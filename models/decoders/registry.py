@@ -90,6 +90,11 @@ class GraphHead:
         """The family that the exporter names, in lower case; empty where it names none."""
         return (self.metadata.get("model_family") or self.metadata.get("description", "")).lower()
 
+    @property
+    def has_levels(self) -> bool:
+        """Whether several outputs (A, 4) of unlike sizes are boxes, as of a pyramid: a pair of outputs is not all."""
+        return len({one.shape[0] for one in self.outputs if len(one.shape) == 2 and one.shape[1] == 4}) > 1
+
     def cells(self, strides: Sequence[int]) -> int:
         """How many cells the grids of these strides have."""
         return sum(-(-self.size[0] // stride) * -(-self.size[1] // stride) for stride in strides)
@@ -97,6 +102,10 @@ class GraphHead:
     def strides(self, rows: int, *choices: Sequence[int], anchors: int = 1) -> tuple[int, ...]:
         """The first choice whose cells, with so many anchors each, are the rows of an output; empty if none is."""
         return next((tuple(each) for each in choices if self.cells(each) * anchors == rows), ())
+
+
+PLACES = ("index", "boxes", "scores", "points", "extras", "prototypes")
+"""Fields of decoders that are indices of outputs."""
 
 
 class Decoder:
@@ -115,7 +124,7 @@ class Decoder:
     @property
     def places(self) -> frozenset[int]:
         """The outputs that it reads; the first where it has no fields for them."""
-        given = [getattr(self, name) for name in ("index", "boxes", "scores", "points") if hasattr(self, name)]
+        given = [getattr(self, name) for name in PLACES if hasattr(self, name)]
         return frozenset(given or [0])
 
     @property
@@ -143,6 +152,15 @@ class Decoder:
     def decode(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Boxes | Poses:
         """The candidates of each frame, or those in some rows; a classifier's decoder has `logits` instead."""
         raise NotImplementedError
+
+    @property
+    def has_outlines(self) -> bool:
+        """Whether its objects have masks, or are rotated boxes."""
+        return type(self).shapes is not Decoder.shapes
+
+    def shapes(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Mapping[str, Array]:
+        """`corners` or `coefficients` of the same rows, as models.candidates has them; none by default."""
+        return {}
 
 
 DECODERS: dict[str, type[Decoder]] = {}

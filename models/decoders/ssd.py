@@ -49,7 +49,7 @@ class Ssd(Decoder):
         flat = [(index, output) for index, output in enumerate(head.outputs) if len(output.shape) == 2]
         options = head.cut.attributes if head.cut else {}
         overlap, chosen = options.get("iou_threshold", OVERLAP), head.cut is not None and head.cut.operator == "TopK"
-        if chosen and head.metadata.get("author") == ULTRALYTICS:
+        if head.has_levels or (chosen and head.metadata.get("author") == ULTRALYTICS):
             return []
         least = MIN_ROWS if chosen or head.cut is None else 0
         for boxes, one in flat:

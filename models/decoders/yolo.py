@@ -14,6 +14,8 @@ from gemel.models.preprocess import Preprocess, Size
 MIN_COLUMNS = 1000
 """So many are anchors, of whatever grids."""
 STRIDES = ((8, 16, 32), (4, 8, 16, 32), (8, 16, 32, 64), (16, 32))
+ROTATION = frozenset({"Cos", "Sin"})
+"""What places rotated boxes."""
 CORNER_FAMILIES = ("yolo9", "rtmdet", "picodet", "ssd")
 """Families of LibreYOLO that export corners where Ultralytics exports centre and sides."""
 
@@ -37,7 +39,7 @@ class Yolo(Decoder):
         found = []
         for index, output in enumerate(head.outputs):
             is_text = "Softmax" in output.tail and "Sigmoid" not in output.tail  # odds of letters, one after the other
-            if len(output.shape) == 2 and not is_text:
+            if len(output.shape) == 2 and not is_text and not output.tail >= ROTATION:
                 rows = output.shape[0] > output.shape[1]
                 channels, count = sorted(output.shape)
                 width = channels - 4 - extra

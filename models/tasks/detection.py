@@ -10,6 +10,7 @@ import numpy as np
 from gemel.models.candidates import BoxReader, Candidates, suppress
 from gemel.models.evidence import ShownAnswers, find_too_few_objects
 from gemel.models.metrics import best_threshold, f1_of, find_in_crowds, match_frames, overlaps_of
+from gemel.models.outlines import outline_candidates
 from gemel.models.predictions import BoxLabels, DetectionPrediction, Prediction, Task
 from gemel.models.preprocess import Preprocess
 
@@ -19,7 +20,9 @@ MIN_SCORE = 0.01
 
 
 class Detection(Task):
-    """Objects with boxes. The metric is F1 at IoU 0.5, micro over classes."""
+    """Objects with boxes. The metric is F1 at IoU 0.5, micro over classes: of masks or rotated boxes where predictions
+    and labels have them (`models.metrics.overlaps_of`).
+    """
 
     name = "detection"
     overlaps = staticmethod(overlaps_of)
@@ -67,7 +70,15 @@ class Detection(Task):
     def labels_of(self, prediction: DetectionPrediction, threshold: float, label: BoxLabels | None = None) -> BoxLabels:
         """The detections from `threshold` on, without those in a crowd of `label`, and its crowds."""
         kept, crowds = keep_detections(prediction, threshold, label), label.crowds if label else None
-        return BoxLabels(tuple(prediction.classes[i] for i in kept), tuple(prediction.boxes[i] for i in kept), crowds)
+        return BoxLabels(
+            tuple(prediction.classes[i] for i in kept), tuple(prediction.boxes[i] for i in kept), crowds,
+            outlines=tuple(prediction.outlines[i] for i in kept) if prediction.outlines else (),
+        )  # fmt: skip
+
+    def as_prediction(self, label: BoxLabels, size: tuple[int, int], classes: Sequence[str]) -> DetectionPrediction:
+        """Its objects, each with the score 1."""
+        scores = (1.0,) * len(label.classes)
+        return DetectionPrediction(label.classes, scores, label.boxes, outlines=label.outlines)
 
     def answers(self, label: BoxLabels, classes: Sequence[str]) -> tuple[str, ...]:
         """The classes of the objects."""
@@ -101,4 +112,5 @@ def name_boxes(
         tuple(str(classes[index]) for index in found.labels.tolist()),
         tuple(found.scores.tolist()),
         tuple(tuple(box) for box in boxes.tolist()),  # type: ignore[arg-type]
+        outlines=outline_candidates(found, size, preprocess),
     )

@@ -9,6 +9,7 @@ import numpy as np
 
 from gemel.models.candidates import BoxReader, suppress
 from gemel.models.metrics import best_threshold, match_frames, pose_overlaps_of
+from gemel.models.outlines import place_points
 from gemel.models.predictions import PoseLabels, PosePrediction
 from gemel.models.preprocess import Preprocess
 from gemel.models.tasks.detection import MIN_SCORE, Detection, keep_detections, name_boxes
@@ -74,8 +75,7 @@ class Keypoints(Detection):
 
 def _place_points(points: np.ndarray, size: tuple[int, int], preprocess: Preprocess | None) -> np.ndarray:
     """Points (M, K, 3) in fractions of the input -> in pixels of a frame (width, height), with their scores."""
-    places = points[..., :2]
-    if preprocess is not None:
-        pairs = np.tile(places.reshape(-1, 2), 2)  # a box without sides
-        places = preprocess.to_frame(pairs, size)[:, :2].reshape(places.shape)
-    return np.concatenate([places * np.array(size, np.float32), points[..., 2:]], axis=-1)
+    places = place_points(points[..., :2], size, preprocess)
+    if preprocess is not None and preprocess.resize != "stretch":
+        places = places.clip(0, size)
+    return np.concatenate([places, points[..., 2:]], axis=-1)

@@ -104,6 +104,11 @@ def file_of(query: Query) -> ModelFile:
     return ModelFile(Path(query.model), size, query.decoder, query.task, query.classes)
 
 
+def finds_outlines(query: Query) -> bool:
+    """Whether the model of a query finds masks or rotated boxes of its objects."""
+    return query.task == "detection" and is_model_file(query.model) and file_of(query).has_outlines()
+
+
 def check_input(query: Query, module: nn.Module) -> None:
     """Raise InputError when the query's model cannot take frames of its input size, or has another class count.
 

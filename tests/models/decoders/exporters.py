@@ -82,15 +82,18 @@ POINTS = 5
 class Cells(nn.Module):
     """(N, 3, 320, 320) -> (N, 4 + C + extra, 2100), centre and sides in pixels; with `best`, the best 300 as rows.
 
-    Points follow the classes, or coefficients of the masks that are a second output.
+    Points follow the classes, or coefficients of the masks that are a second output, or angles by which boxes, then
+    centre and sides also among the best, are turned.
     """
 
-    def __init__(self, classes: int, points: int = 0, masks: int = 0, best: bool = False) -> None:
+    def __init__(self, classes: int, points: int = 0, masks: int = 0, best: bool = False, angles: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.classes, self.points, self.masks, self.best = classes, points, masks, best
-        columns = 4 + classes + 3 * points + masks
+        self.classes, self.points, self.masks, self.best, self.angles = classes, points, masks, best, angles
+        columns = 4 + classes + 3 * points + masks + angles
         self.levels = nn.ModuleList(nn.Conv2d(3, columns, stride, stride) for stride in (8, 16, 32))
+        blobs = nn.functional.interpolate(torch.randn(1, max(1, masks), 5, 5), (SIDE // 8, SIDE // 8), mode="bicubic")
+        self.register_buffer("maps", blobs, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         values = torch.cat([level(images).flatten(2) for level in self.levels], dim=2) * 4
@@ -99,10 +102,16 @@ class Cells(nn.Module):
         if self.points:
             extra = extra.unflatten(1, (self.points, 3))
             extra = torch.cat([extra[:, :, :2].sigmoid() * SIDE, extra[:, :, 2:].sigmoid()], dim=2).flatten(1, 2)
-        boxes = (centre, sides) if not self.best else (centre - sides / 2, centre + sides / 2)
+        if self.angles:
+            extra = (extra.sigmoid() - 0.25) * torch.pi
+            centre = centre + torch.cat([extra.cos(), extra.sin()], dim=1) * 8
+        is_centred = self.angles or not self.best
+        boxes = (centre, sides) if is_centred else (centre - sides / 2, centre + sides / 2)
         rows = torch.cat([*boxes, values[:, 4 : 4 + self.classes].sigmoid(), extra], dim=1)
         rows = self.choose(rows.transpose(1, 2)) if self.best else rows
-        return (rows, self.levels[0](images)[:, : self.masks]) if self.masks else rows
+        if not self.masks:
+            return rows
+        return rows, self.maps + 0.05 * self.levels[0](images)[:, : self.masks]
 
     def choose(self, rows: Tensor) -> Tensor:
         """Detect.postprocess of Ultralytics: boxes, scores and classes of the best, and what follows."""

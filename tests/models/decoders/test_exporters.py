@@ -12,16 +12,19 @@ import pytest
 import torch
 
 from gemel.models.candidates import DecodedReader
+from gemel.models.decoders.families import PLAIN
 from gemel.models.decoders.files import load_file
 from gemel.models.decoders.graph_model import GraphDetector
 from gemel.models.decoders.losses import dense_loss
-from gemel.models.detector import PoseTarget
+from gemel.models.detector import BoxTarget, PoseTarget
 from gemel.models.errors import InputError
 from gemel.models.graph import load_graph
 from gemel.models.graph.fill import fill_graph
 from gemel.models.graph.stored import store_graph
 from gemel.models.graph.unfold import unfold_norms
 from gemel.models.notes import collect_notes
+from gemel.models.outlines import fill_outline
+from gemel.models.predictions import DetectionPrediction
 from gemel.models.preprocess import Preprocess
 from gemel.models.tensors import as_arrays
 from tests.models.decoders.exporters import (
@@ -136,9 +139,17 @@ def test_pose_file_answers_with_boxes_and_points(tmp_path: Path) -> None:
     assert frame.points is not None and frame.points.shape[1:] == (POINTS, 3)
 
 
-@pytest.mark.parametrize(("task", "options"), [("pose", {"points": POINTS}), ("segment", {"masks": 8}), ("detect", {})])
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [
+        ("pose", {"points": POINTS}),
+        ("segment", {"masks": 8}),
+        ("detect", {}),
+        ("pose", {"points": POINTS, "classes": 4}),
+    ],
+)
 def test_best_rows_of_a_file_are_among_the_candidates(tmp_path: Path, task: str, options: dict) -> None:
-    file = export_cells(tmp_path / "best.onnx", task, 3, best=True, **options)
+    file = export_cells(tmp_path / "best.onnx", task, **{"classes": 3, "best": True, **options})
     (boxes, scores, *points), model = answer(file, draw(1))
     assert model.nms_iou is None
     found = torch.from_numpy(run(file, draw(1))[0][0])
@@ -149,18 +160,90 @@ def test_best_rows_of_a_file_are_among_the_candidates(tmp_path: Path, task: str,
         assert (one[0][row].flatten(1) - found[:, 6:]).abs().max() < BOX_TOLERANCE_PX
 
 
-def test_masks_of_a_file_are_noted_and_left_out(tmp_path: Path) -> None:
+SHAPES: dict[str, dict] = {"segment": {"masks": 8}, "obb": {"angles": True}}
+
+
+def predict(file: Path, decoder: str = "auto") -> tuple[DetectionPrediction, GraphDetector]:
+    """The answer to a square frame, which the input holds pixel by pixel, and the model."""
+    model = load_file(file, (), None, decoder, Preprocess((SIDE, SIDE), **PLAIN), 0.0)
+    assert isinstance(model, GraphDetector)
+    frame = (draw(1)[0].permute(1, 2, 0).numpy() * 255).round().astype(np.uint8)
+    return model.predict(frame), model  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("best", [False, True])
+def test_masks_of_a_file_are_outlines_of_its_objects(tmp_path: Path, best: bool) -> None:
+    file = export_cells(tmp_path / "masks.onnx", "segment", 3, masks=8, best=best)
+    with collect_notes() as notes:
+        found, model = predict(file)
+    assert model.decoder.name == "yolo-seg" and not any("not read" in note for note in notes)
+    frame = (draw(1) * 255).round() / 255
+    rows, prototypes = run(file, frame)
+    rows = rows[0] if best else rows[0].T
+    corners = rows[:, :4] if best else np.hstack([rows[:, :2] - rows[:, 2:4] / 2, rows[:, :2] + rows[:, 2:4] / 2])
+    maps = torch.nn.functional.interpolate(torch.from_numpy(prototypes), size=(SIDE, SIDE), mode="bilinear")[0]
+    overlaps = []
+    for box, outline in zip(found.boxes, found.outlines, strict=True):
+        row = rows[np.abs(corners.clip(0, SIDE) - box).max(axis=1).argmin()]
+        mask = (torch.from_numpy(row[-8:]) @ maps.flatten(1)).view(SIDE, SIDE).numpy() > 0
+        x0, y0, x1, y1 = (round(side) for side in box)
+        inside = np.zeros_like(mask)
+        inside[y0:y1, x0:x1] = mask[y0:y1, x0:x1]
+        filled = fill_outline(outline, (0, 0), 1.0, (SIDE, SIDE))
+        overlaps.append((inside & filled).sum() / max(1, (inside | filled).sum()))
+    assert len(overlaps) > 10 and np.median(overlaps) > 0.9
+
+
+def test_masks_may_be_left_out_by_the_decoder_for_boxes(tmp_path: Path) -> None:
     file = export_cells(tmp_path / "masks.onnx", "segment", 3, masks=8)
     with collect_notes() as notes:
-        (_, scores), model = answer(file, draw(1))
-    assert model.decoder.name == "yolo" and scores.shape[2] == 3
-    assert any("its boxes alone are read" in note for note in notes)
+        found, model = predict(file, "yolo")
+    assert model.decoder.name == "yolo" and found.boxes and not found.outlines
+    assert any("not read: output1" in note for note in notes)
 
 
-def test_rotated_boxes_are_refused(tmp_path: Path) -> None:
-    file = export_cells(tmp_path / "obb.onnx", "obb", 3)
-    with pytest.raises(InputError, match=r"finds rotated boxes, which no task has; name `task=.tensor.`"):
-        answer(file, draw(1))
+@pytest.mark.parametrize("best", [False, True])
+@pytest.mark.parametrize("classes", [1, 3, 4])
+def test_rotated_boxes_of_a_file_are_four_corners(tmp_path: Path, best: bool, classes: int) -> None:
+    file = export_cells(tmp_path / "obb.onnx", "obb", classes, best=best, angles=True)
+    found, model = predict(file)
+    assert model.decoder.name == "yolo-obb" and model.decoder.width == classes
+    frame = (draw(1) * 255).round() / 255
+    rows = run(file, frame)[0][0]
+    rows = rows if best else rows.T
+    angle = rows[:, -1:]
+    across, down = np.hstack([np.cos(angle), np.sin(angle)]), np.hstack([-np.sin(angle), np.cos(angle)])
+    first = rows[:, :2] - across * rows[:, 2:3] / 2 - down * rows[:, 3:4] / 2
+    third = rows[:, :2] + across * rows[:, 2:3] / 2 + down * rows[:, 3:4] / 2
+    assert len(found.outlines) == len(found.boxes) > 5
+    for (corners,), box in zip(found.outlines, found.boxes, strict=True):
+        apart = np.abs(np.hstack([first - corners[0], third - corners[2]])).max(axis=1)
+        assert len(corners) == 4 and apart.min() < BOX_TOLERANCE_PX
+        hull = np.array([*np.min(corners, axis=0), *np.max(corners, axis=0)]).clip(0, SIDE)
+        assert np.abs(hull - box).max() < BOX_TOLERANCE_PX
+
+
+@pytest.mark.parametrize(("task", "decoder"), [("segment", "yolo-seg"), ("obb", "yolo-obb")])
+def test_outlines_are_seen_in_a_file_without_metadata(tmp_path: Path, task: str, decoder: str) -> None:
+    outputs = ["rows", "maps"][: 1 + (task == "segment")]
+    file = write(tmp_path / "bare.onnx", Cells(3, **SHAPES[task]), (draw(1),), ["images"], outputs)
+    model = load_file(file, ("one", "two", "three"), None, "auto", Preprocess((SIDE, SIDE), **PLAIN), 0.0)
+    assert isinstance(model, GraphDetector) and model.decoder.name == decoder
+
+
+@pytest.mark.parametrize("task", SHAPES)
+@pytest.mark.parametrize("best", [False, True])
+def test_files_with_outlines_are_written_again_and_learn(tmp_path: Path, task: str, best: bool) -> None:
+    file = export_cells(tmp_path / "file.onnx", task, 2, best=best, **SHAPES[task])
+    for mine, theirs in zip(run(write_again(file), draw(1)), run(file, draw(1)), strict=True):
+        assert np.allclose(mine, theirs, atol=1e-3)
+    model = load_file(file, (), None, "auto", None, 0.0).train()
+    outputs = model(draw())
+    target = BoxTarget(torch.tensor([[0.2, 0.2, 0.6, 0.5]]), torch.tensor([1]))
+    loss = model.loss(outputs, [target, target]) + model.distill(outputs, [one.detach() + 0.1 for one in outputs])  # type: ignore[operator]
+    loss.backward()
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert gradients and all(one.isfinite().all() for one in gradients)
 
 
 def test_points_without_metadata_need_the_task(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from gemel.models.decoders import choose_decoder, coco_names, coco_numbers, imag
 from gemel.models.decoders.classifier import Classifier
 from gemel.models.decoders.registry import GraphHead, Output
 from gemel.models.decoders.yolox import Yolox
+from gemel.models.errors import InputError
 from gemel.models.graph import Cut
 from gemel.testing import check_decoder
 
@@ -67,7 +68,7 @@ def test_yolo_columns_or_rows_are_corners_and_scores(rows: bool) -> None:
 def test_yolo_of_masks_leaves_their_coefficients_out() -> None:
     values = torch.cat([pixel_boxes(CELLS), draw(2, CELLS, CLASSES + 32, seed=1)], dim=2).transpose(1, 2)
     _, scores, decoder = decode("auto", [values, draw(2, 32, 24, 40)])
-    assert decoder.name == "yolo" and scores.shape == (2, CELLS, CLASSES)
+    assert decoder.name == "yolo-seg" and scores.shape == (2, CELLS, CLASSES)
 
 
 def test_yolov5_score_is_objectness_times_class() -> None:
@@ -266,3 +267,19 @@ def test_known_classes_are_those_of_torchvision() -> None:
     assert coco_names() == tuple(name for name in coco if name not in ("N/A", "__background__"))
     assert len(coco_numbers()) == len(coco)
     assert imagenet_names() == tuple(ResNet18_Weights.DEFAULT.meta["categories"])
+
+
+@pytest.mark.parametrize("operator", ["NonZero", "NonMaxSuppression"])
+def test_outputs_of_a_pyramids_levels_are_no_pair_of_boxes_and_scores(operator: str) -> None:
+    parts = [(f"{name}{count}", (count, width)) for count in (256, 64) for name, width in (("s", CLASSES), ("b", 4))]
+    outputs = tuple(Output(name, shape, frozenset({"Sigmoid"})) for name, shape in parts)
+    head = GraphHead(outputs, SIZE, {}, Cut(operator, "", tuple(name for name, _ in parts), ("boxes",)))
+    with pytest.raises(InputError, match="for detection"):
+        choose_decoder("auto", head, "detection", CLASSES, "model.onnx")
+
+
+def test_boxes_before_a_suppression_are_no_queries_of_a_detr() -> None:
+    outputs = (Output("boxes", (300, 4)), Output("scores", (300, CLASSES), frozenset({"Sigmoid"})))
+    cut = Cut("NonMaxSuppression", "", ("boxes", "scores"), ("selected",), {"iou_threshold": 0.5})
+    decoder = choose_decoder("auto", GraphHead(outputs, SIZE, {}, cut), "detection", CLASSES, "model.onnx")
+    assert decoder.name == "ssd" and decoder.nms_iou == 0.5
