@@ -40,7 +40,7 @@ GEMEL_PREPROCESS = "gemel.preprocess"
 PREPARED = re.compile(
     r"(.*[._])?(mean|std|scale|norm\w*|rescale\w*|input_range|colou?r\w*|channel_order|bgr|preprocess\w*|resize\w*)"
 )
-LEAST_SCORE = re.compile(r"(.*[._])?(conf|confidence|score)(_?thresh(old)?)?", re.IGNORECASE)
+MIN_SCORE = re.compile(r"(.*[._])?(conf|confidence|score)(_?thresh(old)?)?", re.IGNORECASE)
 """Keys of metadata that say how frames are prepared, and from which score detections count."""
 NETWORK = "network."
 """What precedes a weight's name in a model, beside its name in the graph."""
@@ -82,7 +82,7 @@ class ModelFile:
         if other := find_other_names(head.metadata):
             text = f"names its classes twice; `{other.key}` has others ({join_names(other.names, 4)}) and is not read"
             add_note(self.path, text, "name the right ones in `classes`")
-        for key in (key for key in head.metadata if LEAST_SCORE.fullmatch(key)):
+        for key in (key for key in head.metadata if MIN_SCORE.fullmatch(key)):
             add_note(self.path, f"`{key}: {head.metadata[key]:.20}` is not followed", "set `min_score`")
         if class_names(head.metadata) is None and names is not None and set(classes) <= set(names):
             whose = "ImageNet's" if chosen.task == "classification" else "COCO's"

@@ -108,7 +108,7 @@ def test_points_and_lines_of_labelme_are_left_out_with_a_note(tmp_path: Path) ->
     assert any("1 objects are or have `point`: these are no objects" in note for note in notes)
 
 
-def listed(data: Path) -> None:
+def list_pictures(data: Path) -> None:
     voc(data)
     pictures = sorted(path.stem for path in (data / "JPEGImages").iterdir())
     for split, stems in (("train", pictures[3:]), ("val", pictures[:1]), ("test", pictures[1:3])):
@@ -121,7 +121,7 @@ def in_folders(data: Path) -> None:
             write(data / f"annotations/{split}/{path.stem}.xml", VOC.format(name=path.name))
 
 
-@pytest.mark.parametrize("form", [listed, in_folders], ids=lambda form: form.__name__)
+@pytest.mark.parametrize("form", [list_pictures, in_folders], ids=lambda form: form.__name__)
 def test_splits_that_lists_or_folders_name_are_followed(tmp_path: Path, form: Callable[[Path], None]) -> None:
     form(tmp_path)
     with collect_notes() as notes:
@@ -130,7 +130,7 @@ def test_splits_that_lists_or_folders_name_are_followed(tmp_path: Path, form: Ca
 
 
 def test_lists_without_a_split_are_noted(tmp_path: Path) -> None:
-    listed(tmp_path)
+    list_pictures(tmp_path)
     (tmp_path / "ImageSets/Main/test.txt").unlink()
     with collect_notes() as notes:
         load(tmp_path)

@@ -34,7 +34,7 @@ class Frames(CalibrationDataReader):
 
 
 @pytest.fixture
-def quantised(tmp_path: Path) -> Path:
+def int8_file(tmp_path: Path) -> Path:
     """What ONNX Runtime's static quantisation makes of a float file."""
     quantize_static(
         write_classifier(tmp_path / "float.onnx"), tmp_path / "int8.onnx", Frames(), quant_format=QuantFormat.QDQ,
@@ -43,11 +43,11 @@ def quantised(tmp_path: Path) -> Path:
     return tmp_path / "int8.onnx"
 
 
-def test_quantised_file_is_read_as_the_float_network_of_its_weights(quantised: Path) -> None:
-    session = onnxruntime.InferenceSession(quantised, providers=["CPUExecutionProvider"])
+def test_quantised_file_is_read_as_the_float_network_of_its_weights(int8_file: Path) -> None:
+    session = onnxruntime.InferenceSession(int8_file, providers=["CPUExecutionProvider"])
     wanted = np.concatenate([np.asarray(session.run(None, {"frames": frame})[0]) for frame in FRAMES])
     with collect_notes() as notes:
-        graph = read_graph(quantised)
+        graph = read_graph(int8_file)
     module = build_graph(graph.document)
     module.load_state_dict(graph.state)
     with torch.no_grad():
@@ -59,19 +59,19 @@ def test_quantised_file_is_read_as_the_float_network_of_its_weights(quantised: P
     assert not {"QuantizeLinear", "DequantizeLinear"} & operators and "Clip" in operators
 
 
-def test_weights_of_a_quantised_file_pack_into_its_codes(quantised: Path) -> None:
-    state = ModelFile(quantised).complete().weights()
+def test_weights_of_a_quantised_file_pack_into_its_codes(int8_file: Path) -> None:
+    state = ModelFile(int8_file).complete().weights()
     codes = {
         onnx.numpy_helper.to_array(tensor).tobytes()
-        for tensor in onnx.load(quantised).graph.initializer
+        for tensor in onnx.load(int8_file).graph.initializer
         if tensor.data_type == onnx.TensorProto.INT8 and len(tensor.dims) == 4
     }
     packed = {pack(tensor, "int8").tensor.numpy().tobytes() for tensor in state.values() if tensor.ndim == 4}
     assert packed == codes
 
 
-def test_codes_of_another_scale_are_refused(quantised: Path, tmp_path: Path) -> None:
-    model = onnx.load(quantised)
+def test_codes_of_another_scale_are_refused(int8_file: Path, tmp_path: Path) -> None:
+    model = onnx.load(int8_file)
     node = next(node for node in model.graph.node if node.op_type == "DequantizeLinear" and "frames" in node.input[0])
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0.5, np.float32), "another"))
     node.input[1] = "another"
