@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gemel.models.workload import Query
 
 TEXT_SUFFIXES = frozenset((".json", ".jsonl", ".ndjson", ".xml", ".txt", ".csv", ".tsv", ".yaml", ".yml"))
+CONFIG_SUFFIXES = frozenset((".yaml", ".yml"))
 TABLES_OF_LABELS = frozenset((".parquet", ".arrow", ".tfrecord", ".tfrecords", ".record", ".mat", ".xlsx"))
 """Suffixes of files that hold the labels of whole data sets, and are not read."""
 MAYBE_LABELS = frozenset((
@@ -80,7 +81,9 @@ def refuse_labels(query: Query, data: Path) -> None:
         labels = masks or _find_label_files(pictures, others, beside, data)
     else:
         pictures, masks = [data], []
-        labels = _find_label_files(pictures, [], _list_beside(data), data)
+        # A YAML file beside a clip is the workload or the box that plays it.
+        beside = [path for path in _list_beside(data) if path.suffix.lower() not in CONFIG_SUFFIXES]
+        labels = _find_label_files(pictures, [], beside, data)
     if not labels:
         return
     form = "masks" if masks else name_format(labels[0])
