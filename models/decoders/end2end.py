@@ -9,6 +9,7 @@ from gemel.models.arrays import Array, as_float, constant
 from gemel.models.decoders.families import YOLO, family_preprocess
 from gemel.models.decoders.grids import ALL_ROWS, Rows, fractions
 from gemel.models.decoders.registry import OVERLAP, Boxes, Decoder, GraphHead, class_names, count_extra, register
+from gemel.models.decoders.yolo import ROTATION
 from gemel.models.preprocess import Preprocess, Size
 
 COLUMNS = 6
@@ -38,6 +39,8 @@ class EndToEnd(Decoder):
     def fit(cls, head: GraphHead) -> Sequence[Decoder]:
         """An output of six columns, coefficients or points after them, or what entered the top-k: (A, 4) and (A, C)."""
         shapes = [output.shape for output in head.outputs]
+        if any(output.tail >= ROTATION for output in head.outputs):
+            return []
         width = len(class_names(head.metadata) or ()) or USUAL_WIDTH
         for index, shape in enumerate(shapes):
             chosen = len(shape) == 2 and (shape[0] <= MANY or head.outputs[index].tail & CHOICES)

@@ -55,7 +55,7 @@ class YoloParts(Decoder):
 def place_parts(head: GraphHead, extra: int) -> tuple[int, int, int, int, float | None] | None:
     """`width`, `boxes`, `scores`, `extras`, `nms_iou` of outputs with so many columns after the classes; None: others.
 
-    After a cut, scores come first and the columns last.
+    After a cut, scores come before boxes, and before columns of the same width.
     """
     flat = [(place, output.shape) for place, output in enumerate(head.outputs) if len(output.shape) == 2]
     if len(flat) == 1:
@@ -64,13 +64,14 @@ def place_parts(head: GraphHead, extra: int) -> tuple[int, int, int, int, float 
         return (width, place, place, place, 0.7) if width > 0 and head.strides(count, *STRIDES) else None
     if head.cut is None or len(flat) != 3 or len({shape[0] for _, shape in flat}) > 1:
         return None
-    if not head.strides(flat[0][1][0], *STRIDES) or flat[2][1][1] != extra:
+    sides = [one for one in flat if one[1][1] == 4]
+    if not sides or not head.strides(flat[0][1][0], *STRIDES):
         return None
-    (scores, (_, width)), (boxes, (_, sides)) = flat[:2]
-    if sides != 4:
-        scores, width, boxes, sides = boxes, sides, scores, width
+    (scores, (_, width)), (extras, (_, columns)) = (one for one in flat if one is not sides[-1])
+    if columns != extra:
+        scores, width, extras, columns = extras, columns, scores, width
     iou = None if head.cut.operator == "TopK" else head.cut.attributes.get("iou_threshold", 0.7)
-    return (width, boxes, scores, flat[2][0], iou) if sides == 4 else None
+    return (width, sides[-1][0], scores, extras, iou) if columns == extra else None
 
 
 @register

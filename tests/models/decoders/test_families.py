@@ -9,6 +9,7 @@ from torchvision.models.detection import RetinaNet_ResNet50_FPN_Weights
 from gemel.models.decoders import choose_decoder, coco_names, coco_numbers, imagenet_names
 from gemel.models.decoders.classifier import Classifier
 from gemel.models.decoders.registry import GraphHead, Output
+from gemel.models.decoders.yolo_parts import YoloObb
 from gemel.models.decoders.yolox import Yolox
 from gemel.models.errors import InputError
 from gemel.models.graph import Cut
@@ -283,3 +284,16 @@ def test_boxes_before_a_suppression_are_no_queries_of_a_detr() -> None:
     cut = Cut("NonMaxSuppression", "", ("boxes", "scores"), ("selected",), {"iou_threshold": 0.5})
     decoder = choose_decoder("auto", GraphHead(outputs, SIZE, {}, cut), "detection", CLASSES, "model.onnx")
     assert decoder.name == "ssd" and decoder.nms_iou == 0.5
+
+
+@pytest.mark.parametrize("order", ["sbe", "seb", "bse", "esb"])
+@pytest.mark.parametrize("classes", [3, 4])
+def test_parts_of_rotated_boxes_before_a_top_k_are_told_apart(order: str, classes: int) -> None:
+    widths = {"s": classes, "b": 4, "e": 1}
+    tail = frozenset({"Sigmoid", "Cos", "Sin"})
+    outputs = tuple(Output(part, (CELLS, widths[part]), tail) for part in order)
+    head = GraphHead(outputs, SIZE, {}, Cut("TopK", "", tuple(order), ("output0",)))
+    decoder = choose_decoder("auto", head, "detection", classes, "model.onnx")
+    assert isinstance(decoder, YoloObb) and decoder.width == classes and decoder.nms_iou is None
+    assert classes == 4 or (decoder.scores, decoder.boxes) == (order.index("s"), order.index("b"))
+    assert decoder.extras == order.index("e")
