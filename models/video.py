@@ -6,9 +6,12 @@ names other files, as playlists do.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import struct
+import time
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +34,9 @@ VIDEO_FORMATS = (
     *("h264", "hevc", "mjpeg", "mpjpeg", "dhav", "dv", "mxf", "yuv4mpegpipe", "rtsp", "rtp"),
 )
 """Formats that FFmpeg may open: all hold their own frames."""
+UNTIMED = ("mpjpeg", "mjpeg")
+"""Formats without times: FFmpeg gives their frames 25 a second, however many come."""
+MILLISECOND = Fraction(1, 1000)
 PROTOCOLS = (*SCHEMES, "tls", "crypto", "httpproxy", "rtmpt", "rtmpe", "rtmpte", "rtmpts", "ffrtmphttp")
 """Protocols that FFmpeg may use for an address; for a path it may open that file only."""
 ADDRESS_OPTIONS = {"protocol_whitelist": ",".join(PROTOCOLS), "analyzeduration": "200000", "fpsprobesize": "0"}
@@ -145,6 +151,8 @@ class Video:
         self._tap: Callable[[Any], object] | None = None
         self._decode_packet: Callable[[Any], Sequence[av.VideoFrame]] = lambda packet: packet.decode()
         self._packets: Any = self._container.demux(self._stream)
+        if not self._is_file and self._format in UNTIMED:
+            self._packets = _stamp_packets(self._packets)
         self._frames = self._decode()
         self._frame: av.VideoFrame | None = None
         self._has_first: bool | None = None
@@ -159,7 +167,7 @@ class Video:
         if self._frame is None:
             return False
         stamp = self._frame.dts if self._format == "avi" else self._frame.pts  # AVI has times of decoding only
-        self._own_s = None if stamp is None else float(stamp * self._stream.time_base)
+        self._own_s = None if stamp is None else float(stamp * (self._frame.time_base or self._stream.time_base))
         time_s = self._clock.advance(self._own_s)
         self._longest_gap = max(self._longest_gap, (time_s - self.time_s, self.time_s))
         self.time_s, self._decoded = time_s, self._decoded + 1
@@ -299,6 +307,16 @@ class Video:
 
     def _error(self, problem: str, hint: str) -> InputError:
         return InputError(self._where, problem, hint)
+
+
+def _stamp_packets(packets: Iterator[Any]) -> Iterator[Any]:
+    """Packets with the times at which they come, in milliseconds since the first."""
+    start, last = time.monotonic(), -1
+    with contextlib.closing(packets):  # type: ignore[type-var]
+        for packet in packets:
+            last = max(last + 1, round(1000 * (time.monotonic() - start)))
+            packet.time_base, packet.pts, packet.dts = MILLISECOND, last, last
+            yield packet
 
 
 def _to_rgb(frame: av.VideoFrame, reformatter: VideoReformatter) -> np.ndarray:

@@ -69,7 +69,7 @@ class Camera:
         self._gates: dict[str, RateGate] = {}
         self._size: tuple[int, int] | None = None
         self._outside: dict[str, str] = {}
-        self._rate, self._last_at = RecentRate(), None
+        self._rate, self._last_at, self._whole_at = RecentRate(), None, clock()
         self._offset, self._next_queries = 0, (self._queries, 0)
         self._thread = threading.Thread(target=self.play, name=f"camera-{config.id}", daemon=True)
 
@@ -213,7 +213,7 @@ class Camera:
             self._lose("its decoder does not return")
             return
         self._gates = {query: RateGate(request.fps) for query, request in self._queries.items()}
-        self._rate = RecentRate()
+        self._rate, self._whole_at = RecentRate(), self._clock()
         self._reader = SourceReader(
             self._config, self._frames_before, self._offer_shot, self._wake, self._clock,
             open_source=self._open_source, packets=self._packets, needed_fps=self._needed_fps,
@@ -265,7 +265,10 @@ class Camera:
             image = self._memory.decode(shot.shot) if asking else None
         if asking and image is None:
             self._damaged_before += 1
+            if self._clock() - self._whole_at >= self._patience_s(self._link):
+                self._lose(NO_PICTURE)
             return
+        self._whole_at = self._clock()
         if self._link.phase is not CameraPhase.STREAMING:
             self._change(self._link.stream())
         self._last_at = shot.captured_at

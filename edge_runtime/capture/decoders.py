@@ -118,6 +118,7 @@ class PacketDecoder:
         self._kind = kind
         self._since_key: list[Any] = []
         self._kept_bytes = self._silent = 0
+        self._fails = False
         self._last_pts: int | None = None
         self._expected: dict[int | None, int] = {}
         self._early: list[av.VideoFrame] = []
@@ -134,12 +135,14 @@ class PacketDecoder:
         """The frames of the next packet; FFmpeg's errors as they are, those of hardware excepted."""
         if packet.size and not self._skip(packet):
             return []
+        self._fails = True
         if self._hardware is None:
             frames = self._software.decode(packet)
         elif self.name == CPU:
             frames = self._prove(packet)
         else:
             frames = self._decode(packet)
+        self._fails = False
         self.skipper.see(frames)
         return frames
 
@@ -162,7 +165,7 @@ class PacketDecoder:
         for context in (self._software, self._hardware):
             if context is not None:
                 context.skip_frame = "DEFAULT" if mode is Skip.NONE else mode.name
-        if self.skipper.leaves_out or (mode is Skip.NONKEY and not packet.is_keyframe):
+        if not self._fails and (self.skipper.leaves_out or (mode is Skip.NONKEY and not packet.is_keyframe)):
             self._skipped()
         return not self.skipper.leaves_out
 

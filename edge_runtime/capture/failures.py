@@ -19,6 +19,13 @@ REFUSAL_ERRORS = {
     "HTTPBadRequestError": 400, "HTTPUnauthorizedError": 401, "HTTPForbiddenError": 403, "HTTPNotFoundError": 404,
 }  # fmt: skip
 """PyAV's errors for these statuses."""
+OTHER_ERRORS = {
+    "HTTPTooManyRequestsError": "the server is asked too often (429)",
+    "HTTPOtherClientError": "the server refuses it by another status of 4xx: it may have too many viewers (453)",
+    "HTTPServerError": "the server fails itself, by a status of 5xx",
+    "InvalidDataError": "it sends no video, or hangs up",
+}
+"""PyAV's errors whose words say little; these pass, or may."""
 NO_VIDEO_ERRORS = {"ArgumentError", "InvalidDataError"}
 """PyAV's errors for a format that is not on the allow-list, and for none at all."""
 
@@ -46,6 +53,8 @@ def to_source_lost(error: BaseException) -> SourceLost:
     kind = type(error).__name__
     if kind in REFUSAL_ERRORS:
         return refusal(REFUSAL_ERRORS[kind])
+    if kind in OTHER_ERRORS:
+        return SourceLost(OTHER_ERRORS[kind])
     if refuses_transport(error):
         return SourceLost("it gives RTSP neither over TCP nor over UDP (461 Unsupported Transport)", permanent=True)
     if kind == "ProtocolNotFoundError":
@@ -59,7 +68,8 @@ def open_failure(error: InputError, is_address: bool) -> SourceLost:
     if cause is None:
         return SourceLost(f"it {error.problem}", permanent=is_address)
     lost = to_source_lost(cause)
-    return lost if lost.permanent else SourceLost(f"it {error.problem}")
+    has_words = lost.permanent or (is_address and type(cause).__name__ in OTHER_ERRORS)
+    return lost if has_words else SourceLost(f"it {error.problem}")
 
 
 def is_no_video(error: BaseException | None) -> bool:

@@ -20,6 +20,9 @@ from gemel.models.video import Shot
 
 LENGTH = re.compile(rb"(?im)^content-length:[ \t]*([0-9]{1,9})[ \t]*\r?$")
 
+BREAK_BYTES = 4
+"""Of a break of lines and the two dashes of a boundary."""
+
 
 class NoPartsError(Exception):
     """An answer that is not in parts."""
@@ -58,20 +61,22 @@ class PartsSource:
             if not chunk:
                 return False
             if time.monotonic() > deadline:
-                raise SourceLost("it does not answer in time")
+                raise SourceLost("no part of its answer ends in time: their length or boundary is wrong")
             self._data += chunk
             picture = self._take_picture()
         self._picture, self.time_s = picture, time.monotonic() - self._start
         return True
 
     def _take_picture(self) -> bytes | None:
-        """The first picture, if it is whole: as long as its part says, or up to the next boundary."""
+        """The first picture, if it is whole: as long as its part says, where that ends at a boundary, or up to one."""
         starts = [place for mark in PICTURES if (place := self._data.find(mark)) >= 0]
         if not starts:
             return None
         start = min(starts)
-        length = LENGTH.search(self._data, 0, start)
-        end = start + int(length[1]) if length else self._data.find(self._end, start)
+        lengths = LENGTH.findall(self._data, 0, start)  # parts before it, of text, may have their own
+        end = start + int(lengths[-1]) if lengths else -1
+        if end <= start or self._data[end : end + BREAK_BYTES].strip()[:2] not in (b"", b"-", b"--"):
+            end = self._data.find(self._end, start)
         if end < start or end > len(self._data):
             return None
         picture = bytes(self._data[start:end])

@@ -36,7 +36,8 @@ def test_refusal_by_rtsp_or_http_is_named_and_permanent(status):
 def test_answer_that_may_pass_is_not_permanent(status):
     with RtspCamera() as camera:
         camera.status = f"{status} No"
-        assert not open_failing(camera.url).permanent
+        lost = open_failing(camera.url)
+    assert "the server" in str(lost) and "XX" not in str(lost) and not lost.permanent
 
 
 def test_camera_that_refuses_tcp_and_udp_is_named_and_permanent():
@@ -57,7 +58,8 @@ def test_camera_slower_than_half_of_its_timeout_is_not_lost():
 def test_garbage_and_absence_are_not_permanent():
     with RtspCamera() as camera:
         camera.garbage = True
-        assert not open_failing(camera.url).permanent
+        lost = open_failing(camera.url)
+        assert str(lost) == "it sends no video, or hangs up" and not lost.permanent
         camera.refuse()
         assert not open_failing(camera.url).permanent
     assert not open_failing("rtsp://u:secret@no-such-host.invalid/1").permanent

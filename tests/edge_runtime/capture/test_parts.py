@@ -10,7 +10,7 @@ import pytest
 
 from gemel.edge_runtime.capture.failures import SourceLost
 from gemel.edge_runtime.capture.parts import NoPartsError, PartsSource
-from gemel.edge_runtime.capture.sources import CameraConfig, open_source
+from gemel.edge_runtime.capture.sources import CameraConfig, FrameRequest, open_source
 from tests.edge_runtime.capture.faulty_cameras import HttpCamera
 from tests.edge_runtime.capture.picture_server import SIZE, PictureServer, encode_picture
 from tests.edge_runtime.capture.test_camera import play_camera
@@ -23,17 +23,21 @@ HEADS = {
     "neither length nor type": "X-Timestamp: 1.5\r\n",
     "capitals": "CONTENT-TYPE: IMAGE/PJPEG\r\nCONTENT-LENGTH:{}\r\n",
     "octets": "Content-Type: application/octet-stream\r\n",
+    "a length that is too short": "Content-Length: 100\r\n",
+    "the same with a type": "Content-Type: image/jpeg\r\nContent-Length: 100\r\n",
+    "a text before it": "X: text\r\nContent-Length: 5\r\n\r\nhello\r\n--frame\r\nContent-Length: {}\r\n",
 }
+DAMAGED = b"\xff\xd8\xff" + bytes(100)
 
 
 class PartsCamera(HttpCamera):
-    """Pictures in parts with this head, `pause_s` apart."""
+    """Pictures in parts with this head, at the rate of the camera."""
 
     head, kind = "", "JPEG"
 
     def _frames(self) -> Iterator[bytes]:
         for index in range(10**6):
-            data = encode_picture(self.kind, index % 5)
+            data = encode_picture(self.kind, index % 5) if self.kind else DAMAGED
             yield f"{self.head.format(len(data))}\r\n".encode() + data + b"\r\n--frame\r\n"
 
 
@@ -74,3 +78,31 @@ def test_parts_that_stop_are_lost_within_their_timeout() -> None:
 def test_answer_that_is_not_in_parts_is_told_apart() -> None:
     with PictureServer() as server, pytest.raises(NoPartsError):
         PartsSource(server.url, 5.0)
+
+
+def test_the_rate_of_a_camera_without_times_is_that_at_which_its_frames_come() -> None:
+    with PartsCamera() as camera:
+        camera.head, camera.fps = "Content-Type: image/jpeg\r\nContent-Length: {}\r\n", 5
+        with play_camera(camera.url, {"q": FrameRequest(2.5)}, timeout_s=5.0) as watched:
+            watched.more(12)
+            times = [frame.captured_at for _, frame in watched.frames[4:]]
+            assert (times[-1] - times[0]) / (len(times) - 1) < 0.8, (
+                "five come in a second, two and a half are asked for"
+            )
+
+
+def test_pictures_that_never_decode_are_a_camera_that_is_away() -> None:
+    with PartsCamera() as camera:
+        camera.kind, camera.fps = "", 20
+        with play_camera(camera.url) as watched:
+            row = watched.until_state("away")
+            assert row["error"] == "it has no frame that can be decoded" and row["undecodable"] > 1
+
+
+def test_parts_that_do_not_end_are_named() -> None:
+    with PartsCamera() as camera:
+        camera.head, camera.fps = "Content-Length: 9999999\r\n", 20
+        source = open_source(CameraConfig("c", camera.url, timeout_s=0.5))
+        with pytest.raises(SourceLost, match="length or boundary is wrong"):
+            source.advance()
+        source.close()
