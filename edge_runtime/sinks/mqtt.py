@@ -55,7 +55,8 @@ MIN_LOSSES = 2
 """Connections that end after pictures, without an acknowledgement between: then that size is left out."""
 MAX_HEAD_BYTES = 16
 """Of a message beside its topic and payload."""
-UNSUPPORTED_VERSION = 132
+UNSUPPORTED_VERSION, NO_RETAIN, NO_SUCH_QOS = 132, 154, 155
+"""Reasons of MQTT 5 with which a broker refuses a connection, the last two for its last will."""
 ONLINE, OFFLINE = b"online", b"offline"
 ON, OFF = b"ON", b"OFF"
 ORDERS = {ON: b'{"on": true}', OFF: b'{"on": false}'}
@@ -236,6 +237,7 @@ class Mqtt(Sink):
         self._open: dict[str, bytes] = {}
         self._switches: dict[str, tuple[str, str]] = {}
         self._max_bytes = math.inf
+        self._max_qos, self._retains = 2, True
         self._max_picture = math.inf
         self._doubtful, self._losses = 0, 0  # the largest picture since the last acknowledgement; connections it ended
         self._left_out = set[str]()
@@ -261,6 +263,19 @@ class Mqtt(Sink):
             self._protocol = MQTTProtocolVersion.MQTTv311
             self._connect()
 
+    def _lower(self, refusal: int) -> bool:
+        """Ask less of a broker that refuses a connection so; whether that is less than before."""
+        before = self._max_qos, self._retains
+        if refusal == NO_RETAIN:
+            self._retains = False
+        elif refusal == NO_SUCH_QOS:
+            self._max_qos = 0
+        if before == (self._max_qos, self._retains):
+            return False
+        text = "QoS above 0" if refusal == NO_SUCH_QOS else "retained messages: who subscribes later sees no state"
+        log.warning("sink %s: the broker knows no %s", self.config.name, text)
+        return True
+
     def _connect(self) -> None:
         self.close()
         config, answered, refusals = self.config, threading.Event(), []
@@ -268,6 +283,8 @@ class Mqtt(Sink):
         def take_answer(_client: Client, _data: Any, _flags: Any, reason: Any, properties: Any) -> None:
             if reason.is_failure:
                 refusals.append(reason)
+            else:
+                self._max_qos = min(self._max_qos, getattr(properties, "MaximumQoS", 2))
             self._max_bytes = getattr(properties, "MaximumPacketSize", math.inf)
             answered.set()
 
@@ -279,7 +296,7 @@ class Mqtt(Sink):
             client.tls_set_context(config.tls.context())
         if config.username is not None:
             client.username_pw_set(config.username, config.password)
-        client.will_set(config.status_topic, OFFLINE, qos=1, retain=True)
+        client.will_set(config.status_topic, OFFLINE, qos=min(1, self._max_qos), retain=self._retains)
         client.on_connect = client.on_disconnect = take_answer
         client.on_message = self._take_command
         self._client, self._is_announced = client, False
@@ -291,6 +308,8 @@ class Mqtt(Sink):
             raise DeliveryError(Undelivered.TIMEOUT, "the broker does not answer")
         if refusals and self._protocol is MQTTProtocolVersion.MQTTv5 and _knows_no_version_5(refusals[0]):
             raise _OldBrokerError
+        if refusals and self._lower(refusals[0].value):
+            return self._connect()
         if refusals:
             raise DeliveryError(Undelivered.REFUSED, f"the broker refuses: {refusals[0]}")
 
@@ -436,7 +455,8 @@ class Mqtt(Sink):
             return
         if self._is_announced and client.is_connected():
             # After an orderly disconnect the broker would not publish the last will.
-            client.publish(self.config.status_topic, OFFLINE, qos=1, retain=True).wait_for_publish(FAREWELL_TIMEOUT_S)
+            farewell = client.publish(self.config.status_topic, OFFLINE, min(1, self._max_qos), self._retains)
+            farewell.wait_for_publish(FAREWELL_TIMEOUT_S)
         client.disconnect()
         client.loop_stop()
 
@@ -450,7 +470,7 @@ class Mqtt(Sink):
         if len(payload) + len(topic.encode()) + MAX_HEAD_BYTES > self._max_bytes:
             self._note_left_out(topic, len(payload), self._max_bytes)
             return None
-        sent = self._client.publish(topic, payload, qos, retain)
+        sent = self._client.publish(topic, payload, min(qos, self._max_qos), retain and self._retains)
         if sent.rc != MQTT_ERR_SUCCESS:
             raise DeliveryError(Undelivered.UNREACHABLE, "the connection is lost")
         return sent

@@ -6,6 +6,8 @@ import base64
 import hashlib
 import hmac
 import http.client
+import logging
+import math
 import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 MESSAGE_FAULTS = {400, 406, 411, 413, 414, 415, 422, 431}
 """Statuses that reject this result: it is not sent again."""
+PICTURE_FAULTS = {413, 415, 422}
+"""Those that a picture may be the cause of: the result is sent again without."""
 UNAUTHORIZED = {401, 403, 407, 511}
 BUSY = {408, 425, 429, 502, 503, 504}
 """Statuses that no result can be the cause of: it is sent again until it is taken."""
@@ -36,6 +40,7 @@ MAX_WAIT_S = 300.0
 """Of what a server asks for by Retry-After."""
 SIGNATURE_HEADER = "X-Hub-Signature-256"
 MAX_RESPONSE_BYTES = 2**16
+log = logging.getLogger("gemel.run")
 SCHEMES = {"http": 80, "https": 443}
 
 
@@ -104,11 +109,13 @@ class Webhook(Sink):
     """Posts over one connection while the server keeps it open.
 
     2xx is delivered. A status that names a fault of the result rejects it; 500 and the like, which one result may
-    cause, are retried a limited number of times; all others are retried until the server takes the result.
+    cause, are retried a limited number of times; all others are retried until the server takes the result. Where a
+    result is taken without its picture and not with it, pictures of that size are left out from then on.
     """
 
     def __init__(self, config: WebhookConfig) -> None:
         url = urllib.parse.urlsplit(config.url)
+        self._name, self._max_picture = config.name, math.inf
         self._secret = config.secret
         if url.scheme == "https":
             context = client_context(config.ca)
@@ -127,10 +134,18 @@ class Webhook(Sink):
     def write(self, messages: Sequence[ResultMessage]) -> None:
         for message in messages:
             picture = draw_message(message)
-            body = message.to_text().encode()
-            if picture is not None:
-                body = body[:-1] + b',"snapshot":"' + base64.b64encode(picture) + b'"}'
+            record = body = message.to_text().encode()
+            if picture is not None and len(picture) < self._max_picture:
+                body = record[:-1] + b',"snapshot":"' + base64.b64encode(picture) + b'"}'
             status, wait_s = self._post(body)
+            if status in PICTURE_FAULTS and picture is not None and body is not record:
+                refusal = status
+                status, wait_s = self._post(record)
+                if 200 <= status < 300:
+                    if self._max_picture == math.inf:
+                        text = "the server answers %d to pictures of %d bytes; they are left out, results go on"
+                        log.warning(f"sink %s: {text}", self._name, refusal, len(picture))
+                    self._max_picture = len(picture)
             if not 200 <= status < 300:
                 raise status_error(status, wait_s)
 

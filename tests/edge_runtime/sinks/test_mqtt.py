@@ -126,6 +126,22 @@ def test_mqtt_leaves_out_pictures_that_the_broker_refuses(tmp_path, caplog, monk
         broker.end()
 
 
+@pytest.mark.parametrize("keys, missing", [("retain_available false", "retained"), ("max_qos 0", "QoS")])
+def test_mqtt_asks_no_more_than_the_broker_knows(tmp_path, caplog, keys: str, missing: str):
+    broker = Broker(tmp_path, keys)
+    reader = Reader(broker.port)
+    try:
+        with running_worker(box_config(broker.port, qos=2, retain=True)) as worker:
+            for number in range(3):
+                worker.offer(make_message(number))
+            until(lambda: reader.frames() == [0, 1, 2] and worker.to_json()["delivered"] == 3)
+        lines = [one.getMessage() for one in caplog.records if "the broker knows no" in one.getMessage()]
+        assert len(lines) == 1 and missing in lines[0]
+    finally:
+        reader.close()
+        broker.end()
+
+
 QUERIES = [("side", "gate_cars"), ("side_gate", "cars"), ("lot.2", "cars2"), ("lot_2", "cars2b"), ("lot-2", "cars-2")]
 
 

@@ -239,3 +239,15 @@ def test_webhook_snapshot_and_basic_auth(server, caplog):
     assert picture is not None and picture.shape == (48, 64, 3) and picture[40, 25, 1] > 120 > picture[30, 25, 1]
     assert server.got[0]["detections"] == [found]
     assert server.users == ["Basic " + base64.b64encode(b"me:s3cret!").decode()] and "s3cret" not in caplog.text
+
+
+@pytest.mark.parametrize("status", [413, 415, 422])
+def test_results_go_on_where_their_pictures_are_refused(server, caplog, status):
+    server.statuses = [status]
+    with running_worker(WebhookConfig(url=server.url, snapshot=True)) as worker:
+        for number in range(3):
+            worker.offer(make_message(number, image=True))
+        until(lambda: worker.to_json()["queued"] == 0)
+    assert frames(server) == [0, 1, 2] and "snapshot" not in server.got[0]
+    lines = [one.getMessage() for one in caplog.records if "left out" in one.getMessage()]
+    assert len(lines) == 1 and f"answers {status} to pictures of " in lines[0]
