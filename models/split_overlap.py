@@ -28,24 +28,19 @@ class OverlapConfig:
 
     `max_share` is the part of a split that may not be apart. `thumb` is the side of grey thumbnails; `alike` is the
     root mean square of the difference, of 255, below which two show one scene, and `alike_contrast` that as a part of
-    what lies between any two. A picture is again there if nothing of its own split is `apart` times as near. It lies
-    among the frames of a clip if the nearest of an earlier split is `among` times as near as the `rank`-th: in a clip
-    distances grow with the time between, and any two photographs are about as far apart; and if nothing of its own
-    split is `closer` times as near. A split may have the part `max_among` of such pictures. Neighbours by name belong
-    together where their median difference is below `nearer` times that of any two, in `pairs` of each, at least
-    `min_pairs`; a static clip, in which any two differ by less than `static`, is believed by its names. `checked` and
-    `compared` bound the pictures of a split and of earlier ones whose thumbnails are compared.
+    their own deviation, since pictures that were resized differ most at their edges: with four times of it independent
+    frames of one camera, on which one thing moves, are alike, too. A picture is again there if nothing of its own split
+    is `apart` times as near. Neighbours by name belong together where their median difference is below `nearer` times
+    that of any two, in `pairs` of each, at least `min_pairs`; a static clip, in which any two differ by less than
+    `static`, is believed by its names. `checked` and `compared` bound the pictures of a split and of earlier ones whose
+    thumbnails are compared.
     """
 
     max_share: float = 0.05
     thumb: int = 32
     alike: float = 0.75
-    alike_contrast: float = 0.5
+    alike_contrast: float = 0.04
     apart: float = 2.0
-    among: float = 0.6
-    rank: int = 10
-    max_among: float = 0.25
-    closer: float = 1.5
     nearer: float = 0.6
     pairs: int = 40
     min_pairs: int = 3
@@ -152,17 +147,12 @@ def _find_alike(paths: Sequence[Path], earlier: Collection[Path]) -> float:
     """
     own = read_thumbs(paths[:: -(-len(paths) // OVERLAP.checked)])
     others = read_thumbs(list(earlier)[:: -(-len(earlier) // OVERLAP.compared)])
-    distances, across = _distances(own, own), _distances(own, others)
+    distances = _distances(own, own)
     np.fill_diagonal(distances, np.inf)
-    nearest, across = distances.min(axis=1), np.sort(across, axis=1)
+    nearest = distances.min(axis=1)
     turned = np.min([_distances(one, others).min(axis=1) for one in _turn(own)], axis=0)
-    reach = np.maximum(OVERLAP.alike, OVERLAP.alike_contrast * np.median(across, axis=1))
+    reach = np.maximum(OVERLAP.alike, OVERLAP.alike_contrast * own.std(axis=1))
     is_again = (turned <= reach) & (nearest > np.maximum(OVERLAP.alike, OVERLAP.apart * turned))
-    rank = min(OVERLAP.rank, across.shape[1] - 1)
-    first, last = across[:, 0], np.maximum(across[:, rank], OVERLAP.alike)
-    is_among = (first < OVERLAP.among * last) & (OVERLAP.closer * first < nearest)
-    if is_among.mean() >= OVERLAP.max_among:
-        is_again |= is_among
     return float(is_again.mean()) if is_again.sum() >= OVERLAP.min_pairs else 0.0
 
 

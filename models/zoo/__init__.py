@@ -105,8 +105,9 @@ def file_of(query: Query) -> ModelFile:
 
 
 def finds_outlines(query: Query) -> bool:
-    """Whether the model of a query finds masks or rotated boxes of its objects."""
-    return query.task == "detection" and is_model_file(query.model) and file_of(query).has_outlines()
+    """Whether the model of a query finds masks or rotated boxes of its objects; a file yet to be trained does not."""
+    is_there = is_model_file(query.model) and Path(query.model).exists()
+    return query.task == "detection" and is_there and file_of(query).has_outlines()
 
 
 def check_input(query: Query, module: nn.Module) -> None:

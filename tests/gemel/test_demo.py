@@ -54,7 +54,7 @@ def test_demo_text_ends_with_what_to_look_at(document, tmp_path):
         .to_text()
         .splitlines()[-7:]
     )
-    assert last[0].startswith("Ship it for two of three: bridge-cars falls short")
+    assert "Ship it for two of three: bridge-cars falls short" in last[0]
     assert last[1] == "  WORSE: bridge-cars, starved on the stream: 0.27 -> 0.08 with 38.1 MiB (min)"
     assert str(tmp_path / "report.html") in last[3]
     assert [line.strip()[:2] for line in last[4:]] == ["1.", "2.", "3."]

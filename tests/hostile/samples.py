@@ -1,6 +1,6 @@
 """A small valid file of every kind that a command reads, made once; hostile cases damage them.
 
-The folder holds `workload.yaml` (queries `a` and `b`: cifar_resnet20; `d`: SSDLite), its `data/`, `weights/`
+The folder holds `workload.yaml` (queries `a` and `b`: cifar_resnet20; `d`: SSD on SqueezeNet), its `data/`, `weights/`
 (a.safetensors, b.pt, d.safetensors) and the clip `gate.mp4`; the bundle `b.safetensors` with `.log.jsonl` and
 `.profile.json`; `box.yaml`, which runs the bundle, and the `trace.jsonl` of such a run; `merge.yaml` (a and b),
 `one.yaml` (a), `detector.yaml` (d); `graph.yaml` and `program.yaml` (`graph.onnx`, `program.pt2`);
@@ -39,7 +39,7 @@ from gemel.profiler import profile_bundle
 
 CLASSES = ["empty", "busy"]
 CLASSIFIER = {"task": "classification", "classes": CLASSES, "model": "cifar_resnet20", "input_size": 32}
-DETECTOR = {"task": "detection", "classes": ["car"], "model": "ssdlite320_mobilenet_v3_large", "input_size": 64}
+DETECTOR = {"task": "detection", "classes": ["car"], "model": "ssd320_squeezenet1_0", "input_size": 64}
 DETECTED = [{"id": "d", **DETECTOR, "weights": "weights/d.safetensors", "data": "data/d"}]
 CLASSIFIED = [
     {"id": "a", **CLASSIFIER, "weights": "weights/a.safetensors", "data": "data/a"},

