@@ -38,13 +38,21 @@ BUSY = {408, 425, 429, 502, 503, 504}
 """Statuses that no result can be the cause of: it is sent again until it is taken."""
 MAX_WAIT_S = 300.0
 """Of what a server asks for by Retry-After."""
+FRAMING = {"content-length", "transfer-encoding", "connection", "expect"}
+"""Headers that say where a request ends."""
 SIGNATURE_HEADER = "X-Hub-Signature-256"
 MAX_RESPONSE_BYTES = 2**16
 log = logging.getLogger("gemel.run")
 SCHEMES = {"http": 80, "https": 443}
 
 
-_HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}$")]
+def _check_header(name: str) -> str:
+    if name.lower() in FRAMING:
+        raise ValueError("is sent by itself, as the body demands: leave it out")
+    return name
+
+
+_HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}$"), AfterValidator(_check_header)]
 _HeaderText = Annotated[str, Field(pattern=r"^[ -~]{0,4000}$")]
 
 

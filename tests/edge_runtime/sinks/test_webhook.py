@@ -251,3 +251,9 @@ def test_results_go_on_where_their_pictures_are_refused(server, caplog, status):
     assert frames(server) == [0, 1, 2] and "snapshot" not in server.got[0]
     lines = [one.getMessage() for one in caplog.records if "left out" in one.getMessage()]
     assert len(lines) == 1 and f"answers {status} to pictures of " in lines[0]
+
+
+@pytest.mark.parametrize("name", ["Content-Length", "transfer-encoding", "Connection"])
+def test_headers_that_say_where_a_request_ends_are_refused(name):
+    with pytest.raises(ValueError, match="is sent by itself"):
+        WebhookConfig(url="http://127.0.0.1/x", headers={name: "5"})
