@@ -7,6 +7,7 @@ other, so that a token stays with its server.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import urllib.parse
 import urllib.request
@@ -24,8 +25,7 @@ TIMEOUT_S, DOWNLOAD_TIMEOUT_S, STALL_TIMEOUT_S = 30.0, 3600.0, 30.0
 """Of a whole exchange, of a whole download, and between two pieces of a download."""
 PIECE_BYTES = 1 << 20
 MAX_LENGTH_DIGITS = 15
-WITHOUT_HEAD, PARTIAL, NOT_MODIFIED = (400, 403, 405, 501), 206, 304
-"""How servers answer HEAD that know GET alone, as those of presigned addresses."""
+PARTIAL, NOT_MODIFIED, FIRST_ERROR = 206, 304, 400
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 HINT = "look at the update server"
 Value = TypeVar("Value")
@@ -39,8 +39,8 @@ class Reply:
 
     @property
     def length(self) -> int | None:
-        """The length that the head announces."""
-        return parse_length(self.headers.get("content-length"))
+        """The length that the head announces; some servers say 0 to any HEAD."""
+        return parse_length(self.headers.get("content-length")) or None
 
 
 class UpdateClient:
@@ -51,15 +51,18 @@ class UpdateClient:
         self._context = client_context(ca) if url.startswith("https:") else None
 
     def ask_head(self, address: str, word: str | None) -> Reply:
-        """What the head of an answer says, within TIMEOUT_S; a server without HEAD gets a GET whose body is not read.
+        """What the head of an answer says, within TIMEOUT_S; a server that refuses HEAD, in whatever way, gets a GET
+        whose body is not read.
 
         `word` is the ETag that it gave before: where it is still the same, such a server sends nothing else.
         """
+        import aiohttp
 
         async def read() -> Reply:
-            async with self._open(address, "HEAD", TIMEOUT_S) as response:
-                if response.status not in WITHOUT_HEAD:
-                    return self._read_head(response)
+            with contextlib.suppress(aiohttp.ServerDisconnectedError):
+                async with self._open(address, "HEAD", TIMEOUT_S) as response:
+                    if response.status < FIRST_ERROR:
+                        return self._read_head(response)
             known = {} if word is None else {"If-None-Match": word}
             async with self._open(address, "GET", TIMEOUT_S, known) as response:
                 if word is not None and response.status == NOT_MODIFIED:
