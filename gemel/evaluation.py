@@ -25,12 +25,14 @@ from gemel.edge_runtime.policies import DEFAULT_POLICY
 from gemel.edge_runtime.scheduler.costs import Costs, memory_bytes, memory_settings
 from gemel.gating import evaluate_gating
 from gemel.merger.networks import answered_by
+from gemel.merger.reference import TRAIN_HINT, note_class_order
 from gemel.merger.training.recipe import Flops, flops_a_second
 from gemel.models.bundle import Bundle, BundleQuery, open_bundle
 from gemel.models.bundle.manifest import original_bytes as recorded_bytes
 from gemel.models.data import PreparedFrames, Split, load_split
 from gemel.models.errors import InputError
 from gemel.models.evaluation import (
+    WEAK,
     compare,
     count_samples,
     evidence_hint,
@@ -323,7 +325,10 @@ def score_query(
     evidence = compare(query, split, sides["original"], sides["merged"], threshold)
     if evidence.reason:
         outcome = "it is unchanged" if evidence.met else "it counts as not met"
-        add_note(query.id, f"no evidence: {evidence.reason}; {outcome}", evidence_hint(query))
+        hint = evidence_hint(query)
+        if evidence.reason.startswith(WEAK):
+            hint = note_class_order(query, predictions[ORIGINALS], split.labels) or TRAIN_HINT
+        add_note(query.id, f"no evidence: {evidence.reason}; {outcome}", hint)
     row = OfflineRow.model_validate(finite({
         "query": query.id, "camera": query.camera, "task": query.task, "model": query.model, **evidence.to_json(),
         **describe(query, sides, labels, threshold), "target": query.accuracy_target, "sla_ms": query.sla_ms,

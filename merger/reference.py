@@ -24,6 +24,7 @@ from gemel.models.bounds import tail_of_mean
 from gemel.models.detector import Detector
 from gemel.models.errors import join_names
 from gemel.models.evaluation import (
+    WEAK,
     EvidenceConfig,
     count_samples,
     evidence_hint,
@@ -160,16 +161,22 @@ def note_mistakes(query: Query, original: Any, val: ValAnswers, reached: float) 
     if units < MEASUREMENT.min_val_units:
         what = "clip or track" if units == 1 else "clips or tracks"
         add_note(query.id, f"its val split has only {units} {what}", "its accuracy may not generalize: add clips")
-    labels, order = val.split.labels, None
-    if isinstance(task_of(query), Classification) and labels:
-        order = find_class_order(query, val.answers, labels)
-    if order is not None:
-        text = f"the original's predictions fit the labels if its outputs are named {join_names(order)}, in this order"
-        remedy = "list `classes` in this order, or check the weights"
-    else:
-        text, remedy = describe_preprocess_problem(query, original, val.split, reached)
+    if remedy := note_class_order(query, val.answers, val.split.labels):
+        return remedy
+    text, remedy = describe_preprocess_problem(query, original, val.split, reached)
     if text:
         add_note(query.id, text, remedy)
+    return remedy
+
+
+def note_class_order(query: Query, answers: Sequence[Any], labels: Sequence[Any] | None) -> str:
+    """Note that an original's answers fit the labels if its classes stand in another order; the remedy, else empty."""
+    order = find_class_order(query, answers, labels) if isinstance(task_of(query), Classification) and labels else None
+    if order is None:
+        return ""
+    text = f"the original's predictions fit the labels if its outputs are named {join_names(order)}, in this order"
+    remedy = "list `classes` in this order, or check the weights"
+    add_note(query.id, text, remedy)
     return remedy
 
 
@@ -213,7 +220,7 @@ def note_evidence(
             parts = [f"no evidence: {part}" if part == reference.gap else part for part in reference.lacking]
             remedies = [UNPROVABLE] if proves and not accept_unproven else []
             if reference.gap:
-                is_weak = reference.gap.startswith("its original reaches only")
+                is_weak = reference.gap.startswith(WEAK)
                 weak_hint = reference.remedy or TRAIN_HINT
                 remedies.insert(0, weak_hint if is_weak else evidence_hint(queries[query], config))
             add_note(query, f"{'; '.join(parts)}; {outcome}", "; or ".join(remedies))

@@ -24,6 +24,8 @@ from gemel.models.tensors import normalise_frames
 from gemel.models.workload import Query
 from gemel.models.zoo import preprocess_of
 
+WEAK = "its original reaches only"
+"""How the reason begins where an original is no evidence."""
 FLIP_ERROR = 0.025
 """Of the upper end of the part of flips."""
 MAX_FLIPPED = 20
@@ -223,7 +225,7 @@ def find_weakness(query: Query, split: str, reached: float, config: EvidenceConf
     """Why an original of this quality on a split is no evidence for anything; empty where it is."""
     if not config.competent or is_competent(query, reached):
         return ""
-    return f"its original reaches only {reached:.2f} {task_of(query).metric} on {split}"
+    return f"{WEAK} {reached:.2f} {task_of(query).metric} on {split}"
 
 
 def evidence_hint(query: Query, config: EvidenceConfig = EVIDENCE) -> str:

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ from gemel.gating import gate_frames
 from gemel.models.bundle import open_bundle
 from gemel.models.data import Split
 from gemel.models.errors import InputError
-from gemel.models.predictions import BoxLabels, DetectionPrediction
+from gemel.models.notes import collect_notes
+from gemel.models.predictions import BoxLabels, ClassPrediction, DetectionPrediction
 from gemel.models.workload import Query
 from gemel.profiler import profile_bundle
 from gemel.report.document import MERGED, ORIGINALS, read_report
@@ -228,3 +230,18 @@ def test_scored_detections_have_errors_by_type_and_map(scored_query):
     assert not any(one.count for one in row.errors["original"].values())
     assert {kind: one.count for kind, one in row.errors["merged"].items() if one.count} == {"missed": 1}
     assert found.examples[0].lost > 0 and len(found.photos) == 3
+
+
+def test_classes_in_another_order_are_the_remedy_of_an_evaluation_too():
+    query = replace(DETECTION, task="classification", classes=("closed", "open"))
+    labels = ("closed", "open") * 10
+    frames = list(np.random.default_rng(0).integers(0, 255, (len(labels), 32, 32, 3), np.uint8))
+    units = tuple(f"clip{index // 2}" for index in range(len(labels)))
+    split = Split("test", frames, labels, units, tuple(float(index) for index in range(len(labels))))
+    answers = [ClassPrediction("closed" if one == "open" else "open", 0.9, (0.1, 0.9)) for one in labels]
+    with collect_notes() as notes:
+        score_query(query, split, {ORIGINALS: answers, MERGED: answers}, 0.5, original_bytes=1)
+    order, evidence = notes
+    assert "named open, closed, in this order" in order
+    assert "no evidence: its original reaches only 0.00" in evidence
+    assert evidence.endswith("list `classes` in this order, or check the weights")
