@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 from tests.edge_runtime.running import Running, adds_up
@@ -33,13 +34,15 @@ def fuzz(folder: Path, seconds: int, tell: Tell) -> Found:
             "--header", f"Authorization: Bearer {TOKEN}", "--checks", "not_a_server_error",
             "--phases", "examples,coverage,fuzzing", "--max-time", str(seconds), "--continue-on-failure",
             "--max-response-time", str(MAX_ANSWER_S), "--suppress-health-check", "all", "--warnings", "off",
-            "--report-ndjson-path", str(events), "--no-color",
+            "--report-ndjson-path", str(events), "--no-color", "--seed", "1",
         ]  # fmt: skip
         asked = subprocess.run(ask, cwd=folder, capture_output=True, text=True, timeout=seconds + SLACK_S, check=False)
         tell(f"schemathesis ended with {asked.returncode}")
         answered = len(box.news())
         began = time.monotonic()
         box.get("/healthz")
+        for path in ("cameras/left", "cameras/right", "queries/left", "queries/right"):
+            _switch_on(box.address(), path)  # the fuzzer has the token, and may have switched off everything
         box.until(box.news, 10)
         told, ended, summary = box.read_stderr(), box.stop(), box.ledger()
     statuses, slowest = _answers(events)
@@ -57,6 +60,14 @@ def fuzz(folder: Path, seconds: int, tell: Tell) -> Found:
     found.hold(ended == 0 and adds_up(summary) and answered, "the box did not go on")
     found.in_time(slowest <= MAX_ANSWER_S and time.monotonic() - began < SLACK_S, f"an answer took {slowest:.2f} s")
     return found
+
+
+def _switch_on(address: str, path: str) -> None:
+    order = {"on": True, "fps": None}
+    head = {"Authorization": f"Bearer {TOKEN}"}
+    request = urllib.request.Request(f"{address}/api/{path}", json.dumps(order).encode(), head)
+    with urllib.request.urlopen(request, timeout=30):
+        pass
 
 
 def _answers(events: Path) -> tuple[dict[int, int], float]:
