@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
@@ -19,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from gemel.models.errors import InputError
 from gemel.models.io import is_path, open_regular
 from gemel.models.pictures import MAX_PIXELS
+from gemel.models.rgb import RgbConverter, display_matrix
 
 if TYPE_CHECKING:
     import av
     import numpy as np
-    from av.video.reformatter import VideoReformatter
 
 Shot = Callable[[], "np.ndarray | None"]
 """Converts a decoded frame to RGB uint8 (H, W, 3), in any thread, once; None if it does not decode."""
@@ -60,9 +59,6 @@ TICK_SLACK = 1e-6
 """A frame's due time is a multiple of 1/fps, which floats miss by a hair."""
 HDR_TRANSFERS = {16: "PQ", 18: "HLG"}
 """AVColorTransferCharacteristic of frames whose brightness exceeds an ordinary screen's."""
-
-PLANAR = {"nv12": "yuv420p", "p010le": "yuv420p10le"}
-"""Formats with interleaved chroma, and those with the same values in planes."""
 
 
 class RateGate:
@@ -122,13 +118,12 @@ class Video:
     ) -> None:  # fmt: skip
         import av
         import av.logging
-        import av.video.reformatter
 
         av.logging.set_level(None)  # its messages name addresses with their passwords
         self._is_file, self._where, self._note = is_path(source), without_secret(source), note
         self._noted: set[str] = set()
         self._is_partial = keys_only
-        self._reformatter = av.video.reformatter.VideoReformatter()
+        self._convert = RgbConverter()
         options = self._options(source, transport)
         opening_s = None if timeout_s is None else OPENING_SHARE * timeout_s
         try:
@@ -186,7 +181,7 @@ class Video:
     def shot(self) -> Shot:
         """The frame advanced to; the expensive conversion to RGB is left to the caller."""
         assert self._frame is not None
-        return partial(_to_rgb, self._frame, self._reformatter)
+        return partial(self._convert, self._frame)
 
     def watch_packets(self, begin: Callable[[Any], object], add: Callable[[Any], object]) -> None:
         """Call `begin` with PyAV's stream now, and `add` with each packet before it is decoded."""
@@ -280,7 +275,7 @@ class Video:
             self._note_once(text, "convert it to SDR if the model was trained on SDR")
         elif (bits := frame.format.components[0].bits) > 8:
             self._note_once(f"has {bits} bits a colour, of which 8 are kept")
-        if (matrix := _display_matrix(frame)) is not None and min(matrix[0], matrix[4]) <= 0:
+        if (matrix := display_matrix(frame)) is not None and min(matrix[0], matrix[4]) <= 0:
             self._note_once("is turned upright by its display matrix")
 
     def _note_losses(self) -> None:
@@ -317,31 +312,6 @@ def _stamp_packets(packets: Iterator[Any]) -> Iterator[Any]:
             last = max(last + 1, round(1000 * (time.monotonic() - start)))
             packet.time_base, packet.pts, packet.dts = MILLISECOND, last, last
             yield packet
-
-
-def _to_rgb(frame: av.VideoFrame, reformatter: VideoReformatter) -> np.ndarray:
-    """The frame by its own colour range and matrix, turned as its display matrix (a b u, c d v, x y w) demands."""
-    import numpy as np
-
-    image = reformatter.reformat(to_planar(frame, reformatter), format="rgb24", threads=1).to_ndarray()
-    matrix = _display_matrix(frame)
-    if matrix is None:
-        return image
-    a, b, _, c, d = matrix[:5]
-    if abs(b) > abs(a):
-        image, a, d = image.swapaxes(0, 1), c, b
-    return np.ascontiguousarray(image[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1])
-
-
-def to_planar(frame: av.VideoFrame, reformatter: VideoReformatter) -> av.VideoFrame:
-    """The frame as decoders in software give it: of interleaved chroma, as in hardware, swscale makes other colours."""
-    planar = PLANAR.get(frame.format.name)
-    return frame if planar is None else reformatter.reformat(frame, format=planar, threads=1)
-
-
-def _display_matrix(frame: av.VideoFrame) -> tuple[int, ...] | None:
-    found = frame.side_data.get("DISPLAYMATRIX")
-    return None if found is None else struct.unpack("=9i", bytes(found))
 
 
 def plausible_rate(rate: float) -> float | None:

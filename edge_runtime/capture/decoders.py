@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gemel.edge_runtime.capture.skipping import FrameSkipper, Skip
-from gemel.models.video import reason_of, to_planar
+from gemel.models.rgb import to_planar
+from gemel.models.video import reason_of
 
 if TYPE_CHECKING:
     import av

@@ -21,11 +21,14 @@ from gemel.edge_runtime.capture.skipping import FrameSkipper, Skip
 from gemel.edge_runtime.capture.sources import DEFAULT_FPS, CameraConfig, Source, note_once, open_source
 from gemel.edge_runtime.capture.still import StillSource
 from gemel.edge_runtime.part_times import PART_TIMES, Part
+from gemel.models.rgb import memory_of
 from gemel.models.video import RateGate, Shot, Video, decode_shot
 
 MAX_LATE_S = 1.0
 """A file that is later than this skips the frames that it missed."""
 RATE_FRAMES, RATE_WINDOW_S = 32, 10.0
+MAX_LENT = 2
+"""Frames of a camera in FFmpeg's own memory: one that waits, and one that runs or is shown."""
 
 
 class Playback:
@@ -80,11 +83,13 @@ class FramePool:
 
     In the heap, small objects that live longer come to lie between frames, so that the heap never shrinks and the
     process grows. Here a buffer is free once the last array, view or tensor over it is gone, in whatever thread that
-    is; one is kept for the next frame, the others go back to the system at once.
+    is; one is kept for the next frame, the others go back to the system at once. What FFmpeg keeps for later frames
+    itself is not copied, for at most MAX_LENT frames at a time: it never gives any back.
     """
 
     def __init__(self) -> None:
         self._resize(0)
+        self._lent: list[None] = []
 
     def _resize(self, nbytes: int) -> None:
         self._nbytes, self._buffer_type = nbytes, ctypes.c_ubyte * nbytes
@@ -93,8 +98,15 @@ class FramePool:
     def decode(self, shot: Shot) -> np.ndarray | None:
         """The picture of a decoded frame; None where it does not decode, or there is no memory for it."""
         picture = decode_shot(shot)
+        if picture is None:
+            return None
+        memory = memory_of(picture)
+        if memory is not None and len(self._lent) < MAX_LENT:
+            self._lent.append(None)
+            weakref.finalize(memory, self._lent.pop).atexit = False
+            return picture
         try:
-            return None if picture is None else self.copy(picture)
+            return self.copy(picture)
         except (OSError, ValueError):
             return None
 

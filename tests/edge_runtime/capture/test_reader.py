@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import av
 import cv2
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from gemel.edge_runtime.capture.reader import (
     TimedShot,
 )
 from gemel.edge_runtime.capture.sources import CameraConfig
+from gemel.models.rgb import RgbConverter, memory_of
 from gemel.models.video import RateGate
 from tests.edge_runtime.tiny import picture, write_clip, write_folder
 from tests.video_files import draw_frame, write_video
@@ -218,3 +221,21 @@ def test_frame_pool_follows_the_frame_size():
     again = [draw_image(memory, value) for value in range(9, 12)]
     assert (small[0] == 0).all() and (large[0] == 0).all()
     assert [int(image[0, 0, 0]) for image in again] == [9, 10, 11]
+
+
+def test_frame_pool_takes_two_frames_in_the_memory_of_ffmpeg_and_copies_others():
+    memory, convert = FramePool(), RgbConverter()
+
+    def decode(value: int) -> np.ndarray:
+        frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), value, np.uint8), "rgb24")
+        image = memory.decode(partial(convert, frame))
+        assert image is not None and set(image.flat) == {value}
+        return image
+
+    images = [decode(value) for value in range(6)]
+    assert [memory_of(image) is not None for image in images] == [True, True, False, False, False, False]
+    assert [set(image.flat) for image in images] == [{value} for value in range(6)]
+    view = images[0][2:, 3:]
+    images.clear()
+    later = [decode(value) for value in (7, 8)]
+    assert [memory_of(image) is not None for image in later] == [True, False] and set(view.flat) == {0}
