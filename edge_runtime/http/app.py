@@ -8,6 +8,7 @@ import errno
 import json
 import logging
 import random
+import re
 import socket
 import ssl
 import threading
@@ -30,7 +31,7 @@ from gemel.edge_runtime.http.auth import Access
 from gemel.edge_runtime.http.connections import CROWDED, HEALTH_PATHS, Connections, NoPlace, open_sockets, silent
 from gemel.edge_runtime.http.failures import Broken, HttpFailures
 from gemel.edge_runtime.http.metrics import CONTENT_TYPE, Metrics
-from gemel.edge_runtime.http.push import PushApi, refuse_access
+from gemel.edge_runtime.http.push import MODEL, VERSION, PushApi, refuse_access
 from gemel.edge_runtime.http.sessions import SESSION_S, Sessions, cookie_name
 from gemel.edge_runtime.http.snapshots import Snapshot
 from gemel.edge_runtime.http.status import EventList, Readiness, ReloadOutcome, Status, TlsStatus
@@ -76,6 +77,7 @@ REFUSALS = {401: ("a token is needed", TEXT), 403: ("refused", TEXT)}
 
 log = logging.getLogger("gemel.run")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Responses = Mapping[int, tuple[str, str | type[BaseModel] | None]]
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Route:
     path: str
     handler: Handler
     summary: str
-    responses: Mapping[int, tuple[str, str | type[BaseModel] | None]]
+    responses: Responses
     body: type[BaseModel] | None = None
 
 
@@ -119,8 +121,9 @@ def openapi_document(routes: list[Route]) -> dict[str, Any]:
         }
         if route.body is not None:
             operation["requestBody"] = {"required": True, **describe("some keys; null: as the config says", route.body)}
-        if "{id}" in route.path:
-            operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+        if names := re.findall(r"\{(\w+)\}", route.path):
+            text = {"in": "path", "required": True, "schema": {"type": "string"}}
+            operation["parameters"] = [{"name": name, **text} for name in names]
         paths[route.path] = {route.method.lower(): operation}
     return {
         "openapi": "3.1.0",
@@ -620,11 +623,11 @@ async def _leave_out_server(_: web.Request, response: web.StreamResponse) -> Non
 
 
 def _push_routes(push: PushApi) -> list[Route]:
-    refused = {400: ("the frame is no picture or does not fit", JSON), 404: ("no such query", JSON),
+    refused: Responses = {400: ("the frame is no picture or does not fit", JSON), 404: ("no such query", JSON),
                413: ("too large", JSON), 429: ("overload: try again after Retry-After", JSON),
                500: ("the query failed on it", JSON), 503: ("it cannot be answered at present", JSON)}  # fmt: skip
-    form = {**refused, 408: ("it came too slowly", JSON), 415: ("no multipart form", JSON)}
-    known = {200: ("it does", None), 503: ("it does not", None)}
+    form: Responses = {**refused, 408: ("it came too slowly", JSON), 415: ("no multipart form", JSON)}
+    known: Responses = {200: ("it does", None), 503: ("it does not", None)}
     return [
         Route("POST", "/v1/vision/detection", push.detect, "Detect objects in a picture (DeepStack's form).",
               {200: ("success, predictions", JSON), **form}),
@@ -635,18 +638,24 @@ def _push_routes(push: PushApi) -> list[Route]:
         Route("GET", "/v2", push.server_metadata, "The server (KServe's v2 protocol).", {200: ("the server", JSON)}),
         Route("GET", "/v2/health/live", push.live, "Whether the thread that runs queries goes on.", known),
         Route("GET", "/v2/health/ready", push.ready, "Whether the box is ready.", known),
-        Route("GET", "/v2/models/{id}", push.model_metadata, "A query as a model.",
-              {200: ("its inputs and outputs", JSON), 404: ("no such query", JSON)}),
         Route("GET", "/v2/models/stats", push.statistics, "Frames answered by query.", {200: ("the counts", JSON)}),
-        Route("GET", "/v2/models/{id}/stats", push.model_statistics, "Frames that a query answered.",
-              {200: ("the counts", JSON), 404: ("no such query", JSON)}),
-        Route("GET", "/v2/models/{id}/config", push.model_config, "A query as a model, with Triton's names.",
-              {200: ("its configuration", JSON), 404: ("no such query", JSON)}),
         Route("POST", "/v2/repository/index", push.repository_index, "The queries that take frames by HTTP.",
               {200: ("the models", JSON)}),
-        Route("GET", "/v2/models/{id}/ready", push.model_ready, "Whether the query is ready.",
-              {**known, 404: ("no such query", JSON)}),
-        Route("POST", "/v2/models/{id}/infer", push.infer, "Ask one query about a frame.",
+        *(route for model in (MODEL, MODEL + VERSION) for route in _model_routes(push, model, known, refused)),
+    ]  # fmt: skip
+
+
+def _model_routes(push: PushApi, model: str, known: Responses, refused: Responses) -> list[Route]:
+    gone: Responses = {404: ("no such query", JSON)}
+    return [
+        Route("GET", model, push.model_metadata, "A query as a model.",
+              {200: ("its inputs and outputs", JSON), **gone}),
+        Route("GET", f"{model}/stats", push.model_statistics, "Frames that a query answered.",
+              {200: ("the counts", JSON), **gone}),
+        Route("GET", f"{model}/config", push.model_config, "A query as a model, with Triton's names.",
+              {200: ("its configuration", JSON), **gone}),
+        Route("GET", f"{model}/ready", push.model_ready, "Whether the query is ready.", {**known, **gone}),
+        Route("POST", f"{model}/infer", push.infer, "Ask one query about a frame.",
               {200: ("the outputs", JSON), 408: ("it came too slowly", JSON), **refused}),
     ]  # fmt: skip
 

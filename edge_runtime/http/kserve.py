@@ -66,9 +66,13 @@ class _Input(_Keys):
     data: list[Any] | None = None
 
 
+class _OutputParameters(_Parameters):
+    classification: int = 0
+
+
 class _Output(_Keys):
     name: str
-    parameters: _Parameters = _Parameters()
+    parameters: _OutputParameters = _OutputParameters()
 
 
 class _Request(_Keys):
@@ -120,6 +124,8 @@ def parse_infer(body: bytes, header_length: str | None) -> InferRequest:
         picture, pixels = None, _pixels(given, body[length:])
     else:
         raise ValueError(f"the data type '{given.datatype[:40]}' is no frame: send BYTES (a picture) or UINT8")
+    if any(one.parameters.classification for one in request.outputs):
+        raise ValueError("`classification` of outputs is not supported: ask for labels and scores")
     binary = request.parameters.binary_data_output
     outputs = {
         one.name: binary if one.parameters.binary_data is None else one.parameters.binary_data

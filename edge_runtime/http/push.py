@@ -58,6 +58,8 @@ STATUSES = {
 }  # fmt: skip
 """Status and text for the reason of a frame without an answer."""
 DETECTIONS = ("detection", "keypoints")
+MODEL, VERSION = "/v2/models/{id}", "/versions/{version}"
+"""The path of a query as a model, which clients may follow by a version."""
 
 Value = TypeVar("Value")
 Handler = Callable[["PushApi", web.Request], Awaitable[web.Response]]
@@ -201,19 +203,19 @@ class PushApi:
     @_reply_infer
     async def model_metadata(self, request: web.Request) -> web.Response:
         """`GET /v2/models/QUERY`."""
-        found = self._query(request.match_info["id"])
+        found = self._model(request)
         return web.json_response(describe_model(found.query, found.bundle))
 
     @_reply_infer
     async def model_config(self, request: web.Request) -> web.Response:
         """`GET /v2/models/QUERY/config`."""
-        found = self._query(request.match_info["id"])
+        found = self._model(request)
         return web.json_response(describe_config(found.query))
 
     @_reply_infer
     async def model_statistics(self, request: web.Request) -> web.Response:
         """`GET /v2/models/QUERY/stats`."""
-        found = self._query(request.match_info["id"])
+        found = self._model(request)
         return web.json_response({"model_stats": self._statistics([found])})
 
     async def statistics(self, _: web.Request) -> web.Response:
@@ -235,13 +237,13 @@ class PushApi:
     @_reply_infer
     async def model_ready(self, request: web.Request) -> web.Response:
         """`GET /v2/models/QUERY/ready`."""
-        self._query(request.match_info["id"])
+        self._model(request)
         return await self.ready(request)
 
     @_reply_infer
     async def infer(self, request: web.Request) -> web.Response:
         """`POST /v2/models/QUERY/infer`."""
-        found = self._query(request.match_info["id"])
+        found = self._model(request)
         with self._room.take(_announced_bytes(request)) as share:
             body = await _wait_for_body(_read_body(request))
             share.shrink(len(body))
@@ -259,6 +261,13 @@ class PushApi:
         found = self._source.push_queries().get(name)
         if found is None:
             raise PushError(404, f"no query '{name[:80]}' takes frames by HTTP")
+        return found
+
+    def _model(self, request: web.Request) -> PushQuery:
+        """The query of a path, which may name the version too: that of the bundle, the only one."""
+        found, version = self._query(request.match_info["id"]), request.match_info.get("version")
+        if version not in (None, found.bundle):
+            raise PushError(404, f"query '{found.query.id}' has the version {found.bundle} alone")
         return found
 
     async def _parse(self, body: bytes, header_length: str | None) -> InferRequest:

@@ -345,37 +345,117 @@ def test_config_of_a_push_camera_names_what_does_not_fit(tmp_path: Path, keys: d
         load_config(path, {}, any_device)
 
 
-def test_triton_client_reads_metadata_and_infers(box: LocalBox, address: str) -> None:
-    client = pytest.importorskip("tritonclient.http", reason="tritonclient[http] is not installed")
-    triton = client.InferenceServerClient(address, network_timeout=60, connection_timeout=60)
-    assert triton.is_server_live(dict(BEARER)) and triton.is_server_ready(dict(BEARER))
-    assert triton.is_model_ready("spots", headers=dict(BEARER)) and not triton.is_model_ready("spots")
-    assert triton.get_server_metadata(dict(BEARER))["name"] == "gemel"
-    assert triton.get_model_metadata("spots", headers=dict(BEARER))["platform"] == "gemel"
-    also = triton.get_model_metadata("spots", headers=dict(BEARER))["inputs"][0]["parameters"]["also"]
-    assert also == {"datatype": "UINT8", "shape": [-1, -1, 3]}
-    config = triton.get_model_config("spots", headers=dict(BEARER))
+@pytest.fixture(scope="module")
+def triton() -> Any:
+    """The module `tritonclient.http`: tried with 2.73."""
+    return pytest.importorskip("tritonclient.http", reason="tritonclient[http] is not installed")
+
+
+@pytest.fixture(scope="module")
+def client(triton: Any, address: str) -> Any:
+    return triton.InferenceServerClient(address, network_timeout=60, connection_timeout=60)
+
+
+def tensor_of(triton: Any, values: np.ndarray, binary: bool = True, name: str = "image") -> Any:
+    """An input with these values, as the client writes it."""
+    kind = "BYTES" if values.dtype == np.object_ else {"uint8": "UINT8", "float32": "FP32"}[str(values.dtype)]
+    tensor = triton.InferInput(name, list(values.shape), kind)
+    tensor.set_data_from_numpy(values, binary_data=binary)
+    return tensor
+
+
+def test_triton_client_reads_what_the_box_says_of_itself(client: Any) -> None:
+    assert client.is_server_live() and client.is_server_ready() and client.is_server_ready(dict(BEARER))
+    assert client.is_model_ready("spots", headers=dict(BEARER)) and not client.is_model_ready("spots")
+    assert not client.is_model_ready("gone", headers=dict(BEARER))
+    assert client.get_server_metadata(dict(BEARER))["name"] == "gemel"
+    metadata = client.get_model_metadata("spots", headers=dict(BEARER))
+    also, (version,) = metadata["inputs"][0]["parameters"]["also"], metadata["versions"]
+    assert metadata["platform"] == "gemel" and also == {"datatype": "UINT8", "shape": [-1, -1, 3]}
+    config = client.get_model_config("spots", headers=dict(BEARER))
     assert {one["name"]: one["data_type"] for one in config["output"]}["boxes"] == "TYPE_FP32"
-    assert [one["name"] for one in triton.get_model_repository_index(headers=dict(BEARER))] == ["spots", "kind"]
-    assert len(triton.get_inference_statistics(headers=dict(BEARER))["model_stats"]) == 2
-    before = triton.get_inference_statistics("spots", headers=dict(BEARER))["model_stats"][0]["inference_count"]
-    encoded = client.InferInput("image", [1], "BYTES")
-    encoded.set_data_from_numpy(np.array([picture()], np.object_))
-    pixels = client.InferInput("image", [32, 48, 3], "UINT8")
-    pixels.set_data_from_numpy(np.full((32, 48, 3), 220, np.uint8), binary_data=False)
-    for tensor in (encoded, pixels):  # the client writes into the headers that it gets
-        found = triton.infer("spots", [tensor], headers=dict(BEARER))
-        assert found.as_numpy("labels").tolist() == [b"person", b"car"]
-        assert found.as_numpy("boxes").tolist() == [[24, 16, 48, 32], [0, 8, 24, 24]]
-    after = triton.get_inference_statistics("spots", headers=dict(BEARER))["model_stats"][0]["inference_count"]
-    assert after == before + 2
-    asked = [client.InferRequestedOutput("scores", binary_data=False)]
-    scores = triton.infer("spots", [encoded], outputs=asked, headers=dict(BEARER)).as_numpy("scores")
-    assert scores == pytest.approx([0.9, 0.35])
-    with pytest.raises(Exception, match="no query 'gate' takes frames by HTTP"):
-        triton.infer("gate", [encoded], headers=dict(BEARER))
-    with pytest.raises(Exception, match="a token is needed"):
-        triton.infer("spots", [encoded])
+    (spots, kind) = client.get_model_repository_index(headers=dict(BEARER))
+    assert (spots["name"], spots["version"], spots["state"], kind["name"]) == ("spots", version, "READY", "kind")
+    assert len(client.get_inference_statistics(headers=dict(BEARER))["model_stats"]) == 2
+    for ask in (client.get_model_metadata, client.get_model_config, client.get_inference_statistics):
+        assert ask("spots", version, headers=dict(BEARER)) == ask("spots", headers=dict(BEARER))
+        with pytest.raises(Exception, match=f"query 'spots' has the version {version} alone"):
+            ask("spots", "7", headers=dict(BEARER))
+    assert client.is_model_ready("spots", version, dict(BEARER)) and not client.is_model_ready(
+        "spots", "7", dict(BEARER)
+    )
+
+
+def test_triton_client_gets_equal_answers_in_every_form(triton: Any, client: Any) -> None:
+    def statistics() -> Any:
+        return client.get_inference_statistics("spots", headers=dict(BEARER))["model_stats"][0]["inference_count"]
+
+    version = client.get_model_metadata("spots", headers=dict(BEARER))["versions"][0]
+    encoded = np.array([picture()], np.object_)
+    pixels = np.full((32, 48, 3), 220, np.uint8)
+    tensors = [
+        tensor_of(triton, encoded), tensor_of(triton, np.array([base64.b64encode(picture())], np.object_), False),
+        tensor_of(triton, encoded[None]), tensor_of(triton, pixels), tensor_of(triton, pixels, False),
+        tensor_of(triton, pixels[None]),
+    ]  # fmt: skip
+    ways = [{}, {"model_version": version}, {"request_compression_algorithm": "gzip"}, {"request_id": "a-1"}]
+    before = statistics()
+    for tensor in tensors:
+        for way in ways:  # the client writes into the headers that it gets
+            answer = client.infer("spots", [tensor], headers=dict(BEARER), **way)
+            assert answer.as_numpy("labels").tolist() == [b"person", b"car"]
+            assert answer.as_numpy("boxes").tolist() == [[24, 16, 48, 32], [0, 8, 24, 24]]
+            assert json.loads(answer.as_numpy("result")[0])["query"] == "spots"
+            assert answer.get_response().get("id") == way.get("request_id")
+    assert statistics() == before + len(tensors) * len(ways)
+    for binary in (True, False):
+        outputs = [triton.InferRequestedOutput(name, binary_data=binary) for name in ("scores", "boxes")]
+        answer = client.infer("spots", tensors[:1], outputs=outputs, headers=dict(BEARER))
+        assert answer.as_numpy("scores") == pytest.approx([0.9, 0.35]) and answer.as_numpy("result") is None
+        nothing = client.infer(
+            "spots", [tensor_of(triton, np.zeros_like(pixels))], outputs=outputs, headers=dict(BEARER)
+        )
+        assert nothing.as_numpy("boxes").shape == (0, 4) and nothing.as_numpy("scores").shape == (0,)
+
+
+def test_triton_client_is_told_what_does_not_fit(triton: Any, client: Any) -> None:
+    pixels = np.full((32, 48, 3), 220, np.uint8)
+    plain = tensor_of(triton, pixels)
+    wrong = {
+        r"the shape \[2, 32, 48, 3\] is not that of a frame": np.stack([pixels, pixels]),
+        r"the shape \[3, 32, 48\] is not that of a frame": pixels.transpose(2, 0, 1).copy(),
+        r"the shape \[32, 48\] is not that of a frame": pixels[..., 0].copy(),
+        "the data type 'FP32' is no frame": pixels.astype(np.float32),
+        r"the shape \[2\] is not that of one picture": np.array([picture(), picture()], np.object_),
+        "is not an image that decodes": np.array([b"no picture"], np.object_),
+    }
+    for message, values in wrong.items():
+        with pytest.raises(triton.InferenceServerException, match=message):
+            client.infer("spots", [tensor_of(triton, values)], headers=dict(BEARER))
+    with pytest.raises(triton.InferenceServerException, match="the input 'pixels' is unknown"):
+        client.infer("spots", [tensor_of(triton, pixels, name="pixels")], headers=dict(BEARER))
+    for message, keys in {
+        "has no output 'masks'": {"outputs": [triton.InferRequestedOutput("masks")]},
+        "`classification` of outputs is not supported": {
+            "outputs": [triton.InferRequestedOutput("scores", class_count=2)]
+        },
+        "query 'spots' has the version .* alone": {"model_version": "7"},
+    }.items():
+        with pytest.raises(triton.InferenceServerException, match=message):
+            client.infer("spots", [plain], headers=dict(BEARER), **keys)
+    with pytest.raises(triton.InferenceServerException, match="no query 'gate' takes frames by HTTP"):
+        client.infer("gate", [plain], headers=dict(BEARER))
+    with pytest.raises(triton.InferenceServerException, match="a token is needed"):
+        client.infer("spots", [plain])
+
+
+def test_v2_takes_the_version_of_the_bundle_in_a_path(address: str) -> None:
+    (version,) = json.loads(get(address, "/v2/models/spots")[1])["versions"]
+    for path in ("", "/config", "/stats", "/ready"):
+        given = f"/v2/models/spots/versions/{version}{path}"
+        assert get(address, given)[:2] == get(address, f"/v2/models/spots{path}")[:2]
+        status, body, _ = get(address, f"/v2/models/spots/versions/7{path}")
+        assert status == 404 and json.loads(body)["error"] == f"query 'spots' has the version {version} alone"
 
 
 def test_frigates_deepstack_detector_reads_the_answers(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
