@@ -1,18 +1,23 @@
 """A box that works for long beside eight cameras: what it holds over time (outside CI).
 
-Usage: python -m tests.faults.soak --minutes 60 [--out FILE]
+Usage: python -m tests.faults.soak --minutes 60 [--out FILE] [--network FILE.onnx --clips FILE...]
 
-Looped clips, a query on each, results to a file that is rotated, HTTP asked every few seconds. Memory is what no
-file stands behind; its slope is that of the straight line through the samples after the first ten minutes, or after
-the first third of a shorter run, which then says how short it was.
+Looped clips, a query on each, results to a file that is rotated, HTTP asked every few seconds. With a detector as an
+ONNX file each camera plays one of the given clips in its own size, and has tracks, events, and clips of these. Memory
+is what no file stands behind; its slope is that of the straight line through the samples after the first ten minutes,
+or after the first third of a shorter run, which then says how short it was. The slope's error is one standard
+deviation, from the means of PARTS parts of the run, since samples seconds apart are not independent.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
+import io
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -22,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+import gemel
 from benchmarks.machine import machine
 from tests.edge_runtime.running import Running, adds_up, total
 from tests.edge_runtime.tiny import write_clip
@@ -29,27 +35,55 @@ from tests.faults.cameras import HTTP, SIZE
 from tests.faults.queries import FACTORIES, one_each
 
 CAMERAS, FPS, ASKED_FPS = 8, 25.0, 5.0
-WARM_S, INTERVAL_S = 600.0, 5.0
+WARM_S, INTERVAL_S, PARTS = 600.0, 5.0, 8
 MAX_SLOPE_BYTES = 1e6
 """In an hour."""
 
 
-def soak(folder: Path, minutes: float, every_s: float = INTERVAL_S) -> dict[str, Any]:
-    """Run so long: samples of [seconds, memory bytes, threads, descriptors], and what follows from them."""
+def write_tiny_box(folder: Path) -> dict[str, Any]:
+    """The files of a box of trivial queries on one rendered clip, and the keys of its config."""
     names = [f"c{index}" for index in range(CAMERAS)]
     one_each(folder, names)
     write_clip(folder / "c.mp4", 250, FPS, size=SIZE)
     cameras = {name: {"source": "c.mp4", "loop": True, "fps": ASKED_FPS} for name in names}
+    return {"cameras": cameras, "factories": FACTORIES}
+
+
+def write_real_box(folder: Path, network: Path, clips: Sequence[Path]) -> dict[str, Any]:
+    """The files of a box whose cameras play these clips in turn, each asked by this detector, with all kinds of work
+    beside it; and the keys of its config."""
+    names = [f"c{index}" for index in range(CAMERAS)]
+    files = [shutil.copy(network, folder / f"{name}.onnx") for name in names]
+    with contextlib.redirect_stdout(io.StringIO()):
+        gemel.pack(files, folder / "tiny.safetensors")
+    cameras = {
+        name: {"source": str(clips[index % len(clips)].resolve()), "loop": True, "fps": ASKED_FPS}
+        for index, name in enumerate(names)
+    }
+    events = [{"kind": "enter", "zone": "near"}, {"kind": "leave", "zone": "near"}, {"kind": "cross", "line": "kerb"}]
+    query = {
+        "tracking": True, "zones": {"near": [[0, 0.4], [1, 0.4], [1, 1], [0, 1]]},
+        "lines": {"kerb": [[0, 0.6], [1, 0.6]]}, "events": events, "motion_gating": True,
+    }  # fmt: skip
+    return {
+        "cameras": cameras, "queries": dict.fromkeys(names, query), "engine": "onnx", "budget": "1GiB",
+        "factories": None, "clips": {"path": "clips", "max_bytes": "64MiB"},
+    }  # fmt: skip
+
+
+def soak(folder: Path, minutes: float, keys: dict[str, Any], every_s: float = INTERVAL_S) -> dict[str, Any]:
+    """Run a box of these keys so long: samples of [seconds, memory bytes, threads, descriptors], and what follows."""
     sinks = [{"kind": "jsonl", "path": "results.jsonl", "max_bytes": "1MiB", "keep": 3}]
+    names = list(keys["cameras"])
     samples: list[list[float]] = []
-    with Running(folder, cameras=cameras, sinks=sinks, factories=FACTORIES, http=HTTP) as box:
-        box.until(lambda: box.status()["queries"][-1]["ledger"]["processed"])
+    with Running(folder, sinks=sinks, http=HTTP, **keys) as box:
+        box.until(lambda: box.status()["queries"][-1]["ledger"]["processed"], 300.0)
         began = time.monotonic()
         while (now := time.monotonic() - began) < 60 * minutes:
             assert box.process.poll() is None, box.read_stderr()
             samples.append([round(now, 1), *box.measure_usage().values()])
             for path in ("/metrics", "/api/status", f"/api/cameras/{names[len(samples) % CAMERAS]}/frame.jpg"):
-                box.get(path)
+                box.get(path, 30.0)
             if len(samples) % 12 == 1:
                 print(f"{now / 60:.0f} of {minutes:g} min: {samples[-1][1] / 1e6:.1f} MB", flush=True)
             time.sleep(every_s)
@@ -58,9 +92,10 @@ def soak(folder: Path, minutes: float, every_s: float = INTERVAL_S) -> dict[str,
     warm_s = min(WARM_S, 20 * minutes)
     return {
         "minutes": minutes, "cameras": CAMERAS, "warm_s": warm_s, "samples": samples,
-        "slope_bytes_per_hour": slope(samples, warm_s), "threads_more": _more(samples, warm_s, 2),
-        "descriptors_more": _more(samples, warm_s, 3), "received": total(summary, "received"),
-        "processed": total(summary, "processed"), "asked": round(CAMERAS * ASKED_FPS * took),
+        "slope_bytes_per_hour": slope(samples, warm_s), "slope_error": slope_error(samples, warm_s),
+        "threads_more": _more(samples, warm_s, 2), "descriptors_more": _more(samples, warm_s, 3),
+        "received": total(summary, "received"), "processed": total(summary, "processed"),
+        "asked": round(CAMERAS * ASKED_FPS * took),
         "adds_up": adds_up(summary), "exit_code": ended, "core_share": round(cpu_s / took, 3),
     }  # fmt: skip
 
@@ -69,6 +104,17 @@ def slope(samples: Sequence[Sequence[float]], warm_s: float) -> float:
     """Bytes an hour of the straight line through the samples after `warm_s` seconds (least squares)."""
     kept = np.array([one[:2] for one in samples if one[0] >= warm_s])
     return round(float(np.polyfit(kept[:, 0] / 3600, kept[:, 1], 1)[0]))
+
+
+def slope_error(samples: Sequence[Sequence[float]], warm_s: float) -> float | None:
+    """The standard error of the slope, in bytes an hour; None with too few samples."""
+    kept = np.array([one[:2] for one in samples if one[0] >= warm_s])
+    if len(kept) < 2 * PARTS:
+        return None
+    hours, values = np.array([part.mean(0) for part in np.array_split(kept, PARTS)]).T / [[3600], [1]]
+    line = np.polyfit(hours, values, 1)
+    rest = values - np.polyval(line, hours)
+    return round(float(np.sqrt((rest**2).sum() / (PARTS - 2) / ((hours - hours.mean()) ** 2).sum())))
 
 
 def _more(samples: Sequence[Sequence[float]], warm_s: float, place: int) -> float:
@@ -80,12 +126,18 @@ def main() -> int:
     """The command; 1 where memory grows by more than it may."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--network", type=Path)
+    parser.add_argument("--clips", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, default=Path("out/faults/soak.json"))
     given = parser.parse_args()
+    if bool(given.network) != bool(given.clips):
+        parser.error("--network and --clips go together")
     given.out.parent.mkdir(parents=True, exist_ok=True)
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="gemel-soak-") as folder:
-        row = soak(Path(folder), given.minutes)
+        place = Path(folder)
+        keys = write_real_box(place, given.network, given.clips) if given.network else write_tiny_box(place)
+        row = soak(place, given.minutes, keys)
     on = {**machine(), "load": round(max(load, os.getloadavg()[0]), 1)}
     given.out.write_text(json.dumps({**row, "machine": on, "date": str(datetime.date.today())}) + "\n")
     shown = {key: value for key, value in row.items() if key != "samples"}

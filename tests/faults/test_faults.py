@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.faults import measure, soak
@@ -54,7 +55,7 @@ def test_what_was_recorded_is_not_played_again_and_what_did_not_hold_is_told(tmp
 
 @pytest.mark.exhaustive
 def test_a_soak_samples_what_a_box_holds(tmp_path: Path) -> None:
-    row = soak.soak(tmp_path, 0.1, 0.5)
+    row = soak.soak(tmp_path, 0.1, soak.write_tiny_box(tmp_path), 0.5)
     assert row["adds_up"] and row["exit_code"] == 0 and row["processed"] > 0
     assert len(row["samples"]) > 3 and all(one[1] > 1e7 for one in row["samples"])
 
@@ -64,3 +65,16 @@ def test_a_slope_is_that_after_the_warm_up() -> None:
         [float(second), 1e8 + (50 * second if second < 600 else 30_000 + 100 * second)] for second in range(3600)
     ]
     assert soak.slope(samples, 600.0) == 360_000
+
+
+def test_the_error_of_a_slope_covers_what_noise_makes_of_it() -> None:
+    draw = np.random.default_rng(0)
+    off = []
+    for _ in range(200):
+        noise = np.repeat(draw.normal(0, 1e6, 60), 10)  # samples that lie near each other are alike
+        samples = [[6.0 * place, 1e8 + value] for place, value in enumerate(noise)]
+        error = soak.slope_error(samples, 600.0)
+        assert error is not None
+        off.append(abs(soak.slope(samples, 600.0)) / error)
+    assert 0.5 < np.mean(np.array(off) < 1) < 0.8 and soak.slope_error(samples[:20], 0.0) is not None
+    assert soak.slope_error(samples[:10], 0.0) is None
