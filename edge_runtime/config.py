@@ -6,11 +6,12 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from gemel.edge_runtime.capture.sources import PUSH, TIMEOUT_S, CameraConfig
 from gemel.edge_runtime.credentials import use_credentials
@@ -23,7 +24,7 @@ from gemel.edge_runtime.policies import DEFAULT_POLICY, policy_named
 from gemel.edge_runtime.scheduler.costs import parse_memory
 from gemel.edge_runtime.sinks.base import SinkConfig, check_authorities, host_name, parse_sinks
 from gemel.edge_runtime.variables import Variables
-from gemel.models.errors import InputError
+from gemel.models.errors import Faults, InputError
 from gemel.models.extras import has_cuda, is_installed
 from gemel.models.io import MAX_CAMERAS, Fps, Name, PathText, is_path, read_mapping, validate
 
@@ -145,7 +146,7 @@ _Factory = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 class _CameraKeys(_Strict):
     source: PathText | Annotated[int, Field(ge=0, le=999)]
     fps: Fps | None = None
-    decode: str = Field("auto", validation_alias=AliasChoices("decode", "decoder"))
+    decode: str = "auto"
     skip: str = "auto"
     detect: Annotated[str, Field(min_length=1)] | None = None
     loop: bool = False
@@ -281,36 +282,28 @@ def load_config(
 
 
 def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -> BoxConfig:
-    if keys.precision != "fp32" and keys.engine not in (AUTO, "torch"):
-        problem = f"the engine {keys.engine} computes in fp32"
-        raise InputError(path, problem, "leave it out, or use engine torch", "precision")
-    if keys.provider != AUTO and (keys.engine not in (AUTO, ONNX) or keys.precision != "fp32"):
-        raise InputError(path, "a provider is for the engine onnx in fp32", "leave it out", "provider")
-    budget = None if keys.budget is None else parse_memory(keys.budget, str(path), "budget")
-    memory = None if keys.memory is None else parse_memory(keys.memory, str(path), "memory")
-    if budget is None and memory is None:
-        problem = "says nothing of how much memory the box may take"
-        raise InputError(path, problem, "add `memory: 512MiB`, for the whole process", "memory")
-    root = path.resolve().parent
-    http = None if keys.http is None else _access(path, root, keys.http)
-    pushed = [name for name, camera in keys.cameras.items() if camera.source == PUSH]
-    if pushed and (http is None or http.token is None):
-        problem = f"the frames of camera {pushed[0]} come by HTTP, which needs a token"
-        raise InputError(path, problem, "add `http: {token_file: token}`", "http.token_file")
-    return BoxConfig(
+    """The config of keys that fit the schema; InputError with everything that does not fit together."""
+    root, faults = path.resolve().parent, Faults()
+    attempt: Any = faults.attempt
+    http = attempt(lambda: None if keys.http is None else _access(path, root, keys.http))
+    attempt(lambda: _check_engine_keys(path, keys))
+    attempt(lambda: _check_pushed(path, keys))
+    budget = attempt(lambda: _budget(path, keys))
+    cameras = {name: attempt(partial(_camera, path, root, name, given)) for name, given in keys.cameras.items()}
+    config = BoxConfig(
         path=path,
         bundle=root / keys.bundle,
-        budget_bytes=min(size for size in (budget, memory) if size is not None),
-        memory_bytes=memory,
-        device=device_of(path, keys.device),
-        engine=check_engine(keys.engine, path, "engine"),
-        cameras={name: _camera(path, root, name, given) for name, given in keys.cameras.items()},
-        sinks=parse_sinks(path, keys.sinks, root, keys.name),
-        spool=None if keys.spool is None else _spool(path, root, keys.spool),
+        budget_bytes=budget,
+        memory_bytes=None if budget is None or keys.memory is None else parse_memory(keys.memory, str(path), "memory"),
+        device=attempt(lambda: device_of(path, keys.device)),
+        engine=attempt(lambda: check_engine(keys.engine, path, "engine")),
+        cameras=cameras,
+        sinks=attempt(lambda: parse_sinks(path, keys.sinks, root, keys.name)),
+        spool=attempt(lambda: None if keys.spool is None else _spool(path, root, keys.spool)),
         public_key=None if keys.public_key is None else root / keys.public_key,
         http=http,
         token_file=None if keys.http is None or keys.http.token_file is None else root / keys.http.token_file,
-        policy=policy_named(keys.policy, str(path), "policy").name,
+        policy=attempt(lambda: policy_named(keys.policy, str(path), "policy").name),
         trace=None if keys.trace is None else root / keys.trace,
         factories=tuple(keys.factories),
         precision=keys.precision,
@@ -321,11 +314,39 @@ def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -
         name=keys.name or host_name(),
         objective=keys.objective,
         configured_bundle=root / keys.bundle,
-        updates=None if keys.updates is None else _updates(path, root, keys.updates, keys.spool is not None),
-        clips=None if keys.clips is None else _clips(path, root, keys.clips),
-        rules={name: own.to_rules() for name, own in keys.queries.items()},
-        detector_port=None if keys.zmq is None else _detector_port(path, keys),
+        updates=attempt(
+            lambda: None if keys.updates is None else _updates(path, root, keys.updates, keys.spool is not None)
+        ),
+        clips=attempt(lambda: None if keys.clips is None else _clips(path, root, keys.clips)),
+        rules=attempt(lambda: {name: own.to_rules() for name, own in keys.queries.items()}),
+        detector_port=attempt(lambda: None if keys.zmq is None else _detector_port(path, keys)),
     )
+    faults.finish()
+    return config
+
+
+def _check_engine_keys(path: Path, keys: _BoxKeys) -> None:
+    if keys.precision != "fp32" and keys.engine not in (AUTO, "torch"):
+        problem = f"the engine {keys.engine} computes in fp32"
+        raise InputError(path, problem, "leave it out, or use engine torch", "precision")
+    if keys.provider != AUTO and (keys.engine not in (AUTO, ONNX) or keys.precision != "fp32"):
+        raise InputError(path, "a provider is for the engine onnx in fp32", "leave it out", "provider")
+
+
+def _budget(path: Path, keys: _BoxKeys) -> int:
+    """The smaller of `budget` and `memory`, one of which is needed."""
+    if keys.budget is None and keys.memory is None:
+        problem = "says nothing of how much memory the box may take"
+        raise InputError(path, problem, "add `memory: 512MiB`, for the whole process", "memory")
+    given = ((keys.budget, "budget"), (keys.memory, "memory"))
+    return min(parse_memory(size, str(path), key) for size, key in given if size is not None)
+
+
+def _check_pushed(path: Path, keys: _BoxKeys) -> None:
+    pushed = [name for name, camera in keys.cameras.items() if camera.source == PUSH]
+    if pushed and (keys.http is None or keys.http.token_file is None):
+        problem = f"the frames of camera {pushed[0]} come by HTTP, which needs a token"
+        raise InputError(path, problem, "add `http: {token_file: token}`", "http.token_file")
 
 
 def _access(path: Path, root: Path, given: _HttpKeys) -> Access:

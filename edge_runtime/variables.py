@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gemel.models.errors import InputError
+from gemel.models.errors import InputError, join_errors
 
 MIN_CLIPPED = 32
 """Messages show at least so many characters of a long value."""
@@ -46,8 +46,11 @@ class Variables:
         return document
 
     def mask(self, error: InputError) -> InputError:
-        """The same error with names in place of their values."""
-        return InputError(error.where, self._mask(error.problem), self._mask(error.hint), error.key)
+        """The same error, and all others of the file, with names in place of their values."""
+        return join_errors([
+            InputError(one.where, self._mask(one.problem), self._mask(one.hint), one.key)
+            for one in (error, *error.others)
+        ])  # fmt: skip
 
     def _replace(self, text: str, key: str, safe: str | None = None) -> str:
         """The text with its names replaced, by percent-encoded values where `safe` is the one character to leave."""

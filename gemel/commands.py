@@ -484,6 +484,20 @@ def reload_box(config: Config) -> CommandResult:
     return CommandResult(found, f"{config}: {outcome}", exit_code_of(found["applied"] is True))
 
 
+config_group = _group("Check workload, box and fleet files.", app, "config")
+
+
+@command(config_group, "check", uses_torch=False)
+def check_config(
+    file: Annotated[str, Argument(metavar="FILE", help="A workload, box or fleet file (YAML), or a bundle.")],
+) -> CommandResult:
+    """Name all that this version does not read in a file, and what has changed; exit code 2 where there is anything."""
+    from gemel import config_check
+
+    found = config_check.check_config(file)
+    return CommandResult(found.to_json(), found.to_text())
+
+
 @command(app, "rollback", uses_torch=False)
 def roll_back_box(config: Config) -> CommandResult:
     """Let the bundle before the last update serve again, at once where the box runs."""
@@ -648,6 +662,7 @@ def profile_bundle(
         str | None, file_option("--workload", "Measure how accuracy falls with age on its val footage.")
     ] = None,
     factory: Factories = [],  # noqa: B006
+    share: Annotated[bool, Option("--share", help="Also print a row for the table of docs/boards.md.")] = False,
 ) -> CommandResult:
     """Measure what a bundle's queries cost on this machine; writes BUNDLE.profile.json."""
     from gemel import profiler
@@ -655,7 +670,13 @@ def profile_bundle(
 
     with show_progress() as progress:
         found = profiler.profile_bundle(bundle, device, factory, progress=progress, engine=engine, workload=workload)
-    return CommandResult(found.to_json(), found.to_text())
+    if not share:
+        return CommandResult(found.to_json(), found.to_text())
+    from gemel.boards import make_row
+    from gemel.models.bundle import open_bundle
+
+    row = make_row(open_bundle(bundle, factory, Path.cwd()), found, factory)
+    return CommandResult({**found.to_json(), "row": asdict(row)}, f"{found.to_text()}\n\n{row.to_text()}")
 
 
 @command(app, "place")

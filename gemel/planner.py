@@ -195,7 +195,9 @@ def load_plan_input(source: str | Path, conditions: Conditions) -> PlanInput:
         costs = _costs_in_pages(costs, models) or costs
 
     def layers(query: str) -> Sequence[OverflowLayer]:
-        return overflow_layers(models, queries[query], kind)
+        own = overflow_layers(models, queries[query], kind)
+        # Ranges of pages come and go, and no tensor of them overflows.
+        return own if all(part.tensor in costs.tensor_bytes for layer in own for part in layer.parts) else ()
 
     if conditions.overflow:
         overflow = pick_overflow(costs, specs, nbytes, layers, kind != "cpu")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
+
+Value = TypeVar("Value")
 
 MAX_CHARACTERS = 400
 """Of a key, a problem or a hint, and of a path's end."""
@@ -80,6 +83,26 @@ def join_errors(errors: Sequence[InputError]) -> InputError:
     first, *rest = errors
     first.others = (*first.others, *(one for error in rest for one in (error, *error.others)))
     return first
+
+
+class Faults:
+    """Collects the errors of several steps that do not need each other, to be raised at once."""
+
+    def __init__(self) -> None:
+        self.errors: list[InputError] = []
+
+    def attempt(self, step: Callable[[], Value]) -> Value | None:
+        """What a step returns; None where it raised InputError, which is kept."""
+        try:
+            return step()
+        except InputError as error:
+            self.errors.append(error)
+            return None
+
+    def finish(self) -> None:
+        """Raise the errors as one, where there are any."""
+        if self.errors:
+            raise join_errors(self.errors)
 
 
 def _clip(text: str) -> str:

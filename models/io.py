@@ -129,6 +129,8 @@ def _json_object(path: Path, where: str, data: bytes, hint: str, foreign: bool =
 
 # YAML and schemas
 
+UNKNOWN_KEY = "unknown key"
+"""The problem of a key that a schema lacks."""
 Keys = TypeVar("Keys", bound=BaseModel)
 
 
@@ -181,7 +183,7 @@ def validate(path: str | Path, value: Any, schema: type[Keys], at: str = "", hin
 def _describe_fault(fault: Any, schema: type[BaseModel], hint: str) -> tuple[str, str]:
     """The problem and the remedy of one of pydantic's errors."""
     if fault["type"] == "extra_forbidden":
-        return "unknown key", hint or _near_key_hint(schema, fault["loc"])
+        return UNKNOWN_KEY, hint or _near_key_hint(schema, fault["loc"])
     if fault["type"] == "missing":
         return "this key is missing", hint or "add it"
     given = "" if isinstance(fault["input"], dict | list) else f" (given: {fault['input']!r:.80})"
