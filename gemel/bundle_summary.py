@@ -21,7 +21,7 @@ from gemel.models.errors import InputError, join_names, one_line
 from gemel.models.io import Exact, read_json_lines, validate
 from gemel.models.sharing.layers import SetOutcome, weight_key
 from gemel.proof_file import find_proofs
-from gemel.text import networks_text, number, percent, size, state_text, table
+from gemel.text import cost_text, networks_text, number, percent, size, state_text, table
 
 MAX_LOG_BYTES, MAX_LOG_LINE_BYTES = 2**26, 2**23
 LOG_SUFFIX = ".log.jsonl"
@@ -85,14 +85,33 @@ class WeightsRow(_Row):
     in_the_way: list[str]
 
 
+class CostKeys(Exact):
+    """What a merge cost (merger.cost_meter.MergeCost)."""
+
+    seconds: Flops
+    flops: Flops
+    currency: str
+    money: Flops | None
+    money_per_gib: Flops | None
+    told_seconds: Flops | None
+    told_money: Flops | None
+
+
+class MergeCostRow(_Row):
+    """The last row of a merge with prices."""
+
+    cost: CostKeys
+
+
 @dataclass(frozen=True)
 class MergeOutcomes:
-    """What became of each set of layers, the repairs and the narrower weights; `note`: why there is no log."""
+    """What became of each set of layers, the repairs, the narrower weights, the cost; `note`: why there is no log."""
 
     sets: tuple[SetRow, ...]
     repairs: tuple[RepairRow, ...] = ()
     weights: tuple[WeightsRow, ...] = ()
     note: str = ""
+    costs: tuple[MergeCostRow, ...] = ()
 
     @classmethod
     def of(cls, bundle: Bundle) -> MergeOutcomes:
@@ -115,7 +134,8 @@ class MergeOutcomes:
         """The keys that `gemel bundle show --json` gets from it."""
         rows = {"sets": self.sets, "repairs": self.repairs, "widths": self.weights}
         plain = {name: [one.model_dump(mode="json", exclude_unset=True) for one in own] for name, own in rows.items()}
-        return {**plain, "source": self.note or "log"}
+        cost = self.costs[-1].cost.model_dump() if self.costs else None
+        return {**plain, "cost": cost, "source": self.note or "log"}
 
     def to_text(self, every_set: bool = False) -> str:
         """A table of the sets, equal outcomes in one line unless `every_set`, and the repairs."""
@@ -123,6 +143,7 @@ class MergeOutcomes:
         if self.sets and not self.note:
             spent = sum((row.flops or 0) / (row.together or 1) for row in self.sets)
             lines.append(f"{len(self.sets)} sets of layers could be shared; trying them took {spent:.3g} FLOPs")
+        lines += [cost_text(row.cost.model_dump()) for row in self.costs]
         steps = defaultdict[tuple[str, str], list[str]](list)
         for row in self.repairs:
             ratio = "" if row.ratio is None else f" {number(row.ratio)}"
@@ -150,14 +171,14 @@ class MergeOutcomes:
 def read_merge_log(path: Path) -> MergeOutcomes:
     """What a merge's log holds of its outcomes; InputError, which names the line, for a malformed one."""
     kinds: dict[str, tuple[type[_Row], list[Any]]] = {
-        "set": (SetRow, []), "repair": (RepairRow, []), "width": (WeightsRow, []),
+        "set": (SetRow, []), "repair": (RepairRow, []), "width": (WeightsRow, []), "cost": (MergeCostRow, []),
     }  # fmt: skip
     for line, row in read_json_lines(path, "", MAX_LOG_BYTES, MAX_LOG_LINE_BYTES, torn=False):
         for key in kinds.keys() & row.keys():  # only rows of one kind have its key
             schema, rows = kinds[key]
             rows.append(validate(f"{path}: line {line}", row, schema))
-    sets, repairs, weights = (tuple(rows) for _, rows in kinds.values())
-    return MergeOutcomes(sets, repairs, weights)
+    sets, repairs, weights, costs = (tuple(rows) for _, rows in kinds.values())
+    return MergeOutcomes(sets, repairs, weights, costs=costs)
 
 
 def shared_sets(bundle: Bundle) -> list[SetRow]:

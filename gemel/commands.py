@@ -158,6 +158,12 @@ def _limit(name: str, kind: type, low: float, high: float, help: str, flag: str 
     return _parameter(name, Annotated[kind | None, option])  # type: ignore[valid-type]
 
 
+def _text(name: str, metavar: str, help: str) -> introspection.Parameter:
+    """An optional text, of a table of options."""
+    option = Option(f"--{name}", metavar=metavar, help=help, show_default=False)
+    return _parameter(name, Annotated[str | None, option])
+
+
 def file_option(flags: str, help: str, metavar: str = "FILE") -> Any:
     """A path."""
     return Option(*flags.split(), metavar=metavar, help=help)
@@ -222,6 +228,13 @@ BOUNDS = (
     _limit("max_flops", float, 0, 1e30, "Begin nothing new after these FLOPs (default: no limit)."),
 )
 """Fields of `merger.MergeOptions`."""
+SPENDING = (
+    _parameter("prices", Annotated[str | None, file_option("--prices", "Kinds of machines with their prices (YAML).")]),
+    _text("machine", "KIND", "The kind that merges here (default: the first of --prices)."),
+    _text("budget", "MONEY", "Refuse to begin what costs more, and end by then: 5usd."),
+    _text("deadline", "TIME", "Refuse to begin what takes longer, and end by then: 90min, 2h."),
+)
+"""What `merger.prices.Spending.parse` takes."""
 TRAINING = (
     _limit("passes", int, 1, 10**12, "Frames shown in the first cycle (default 4000)."),
     _limit("rate", float, 0, 10, "AdamW's peak learning rate (default 0.001)."),
@@ -287,7 +300,7 @@ def train_originals(
     return CommandResult({"queries": [asdict(one) for one in results]}, text)
 
 
-@command(app, "merge", (*RECIPE, *BOUNDS))
+@command(app, "merge", (*RECIPE, *BOUNDS, *SPENDING))
 def merge_workload(
     workload: Workload,
     out: OutFile,
@@ -313,18 +326,26 @@ def merge_workload(
     from gemel.bundle_summary import MergeOutcomes
     from gemel.merger import MergeOptions, Recipe, Resources, merge
     from gemel.merger.distributed import process_group
+    from gemel.merger.prices import Spending
     from gemel.models.bundle import open_bundle
     from gemel.models.workload import load_workload
     from gemel.progress import show_progress
     from gemel.summaries import merge_text
 
     recipe, bounds = Recipe(**_select(RECIPE, options)), _select(BOUNDS, options)
+    spending = Spending.parse(**_select(SPENDING, options))
     load = load_workload(workload)
     limit_s = 60 * bounds["max_minutes"] if "max_minutes" in bounds else None
     with process_group() as ranks, show_progress(limit_s=limit_s) as progress:
         resources = Resources(threads, ray, ranks)
         merge_options = MergeOptions(
-            recipe, precision=precision, weights=weights, documents=True, resources=resources, **bounds
+            recipe,
+            precision=precision,
+            weights=weights,
+            documents=True,
+            resources=resources,
+            spending=spending,
+            **bounds,
         )
         loaded_s = time.monotonic() - begun
         report = merge(load, out, method, resume, seed, progress, merge_options)

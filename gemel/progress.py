@@ -283,6 +283,7 @@ EVENT_FORMATS: dict[str, Callable[[Fields], str]] = {
     "reference": lambda f: (
         f"{f['query']}: original {key_text(f['metric'])} {number(f['val'])} on val, {number(f['needed'])} is required"
     ),
+    "forecast": lambda f: f"{'about' if f['first'] else 'now about'} {f['text']}",
     "processes": lambda f: f"{len(f['queries'])} processes: {'; '.join(', '.join(q) or 'none' for q in f['queries'])}",
     "identical": lambda f: f"{f['sets']} sets of layers are identical: {size(f['saved_bytes'])} saved without training",
     "camera-prefix": _camera_prefix,

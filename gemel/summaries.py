@@ -11,6 +11,7 @@ from gemel.process import SUMMARY, ExitCode
 from gemel.report.conclusion import draw_conclusion
 from gemel.report.document import NOTHING_SHOWN, Report
 from gemel.text import (
+    cost_text,
     duration,
     flops_change_text,
     key_text,
@@ -39,7 +40,8 @@ def merge_text(merged: Row) -> str:
         f"{percent(merged['saved_fraction'])} saved (layer-sharing bound {percent(merged['ceiling_fraction'])}), "
         f"{change}, in {duration(merged['seconds'])}"
     )
-    return "\n\n".join([*parts, scores_text(merged["queries"]), total])
+    costs = [cost_text(merged["cost"])] if merged["cost"] else []
+    return "\n\n".join([*parts, scores_text(merged["queries"]), "\n".join([total, *costs])])
 
 
 def scores_text(queries: Sequence[Row]) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from gemel.models.errors import join_names, one_line, size_text
+from gemel.models.errors import duration_text, join_names, money_text, one_line, size_text
 
 MAX_NAMES = 4
 size = size_text
 """Bytes as budgets are given: 412.3 MiB."""
+duration = duration_text
+"""Seconds as 12 s, 3 min 05 s or 1 h 02 min."""
 
 
 KEY_TEXTS = {
@@ -48,14 +51,16 @@ def flops_change_text(before: float, after: float, with_prefix: float) -> str:
     return f"{flops_text(before)} became {flops_text(after)}{prefix}"
 
 
-def duration(seconds: float) -> str:
-    """Seconds as 12 s, 3 min 05 s or 1 h 02 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+def cost_text(cost: Mapping[str, Any]) -> str:
+    """What a merge took, what a GiB saved costs, and what it said before."""
+    money = f", {money_text(cost['money'], cost['currency'])}" if cost["money"] is not None else ""
+    if cost["money_per_gib"] is not None:
+        money += f" ({money_text(cost['money_per_gib'], cost['currency'])} for each GiB saved)"
+    told = ""
+    if cost["told_seconds"] is not None:
+        before = f"{money_text(cost['told_money'], cost['currency'])}, " if cost["told_money"] is not None else ""
+        told = f"; told before: {before}{duration(cost['told_seconds'])}"
+    return f"the merge took {duration(cost['seconds'])}, {cost['flops']:.3g} FLOPs{money}{told}"
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

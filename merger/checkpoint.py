@@ -7,6 +7,7 @@ resumed merge writes the same bundle, bit by bit, on the same CPU. At most `save
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pickle
@@ -91,6 +92,7 @@ class Step(str, Enum):
     RUNG_TIME = "time for a rung"
     SEARCH = "search"
     SCHEDULE = "schedule"
+    STARTS = "starts"
     SENSITIVITY = "sensitivity"
     TEST = "test"
     TIED = "tied"
@@ -257,6 +259,11 @@ class Checkpoint(StepCache):
             self._state = found.cache
         self._opened = self._saved = time.monotonic()
         self._write_s = 0.0
+
+    @property
+    def digest(self) -> str:
+        """The identity, as a SHA-256."""
+        return hashlib.sha256(json.dumps(self._identity, sort_keys=True).encode()).hexdigest()
 
     def maybe_save(self) -> None:
         """Store everything if `save_interval_s` have passed since the last time."""

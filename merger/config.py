@@ -7,6 +7,7 @@ from typing import Any
 
 from gemel.merger.distributed import Resources
 from gemel.merger.events import Change
+from gemel.merger.prices import Spending
 from gemel.merger.training.recipe import Recipe, check
 from gemel.merger.training.step_config import AUTO, check_precision
 from gemel.models.bits import FP32, WEIGHTS, WeightBits
@@ -63,7 +64,8 @@ class MergeOptions:
     `share_prefix` also ties the first layers, norms included, of queries of one camera (merger.methods.prefix).
     `precision` is fp32, bf16 or auto (merger.training.step_config.choose_precision). `weights` below fp32 is the
     smallest width in which weights are stored. `documents`: the bundle holds every network as an ONNX document.
-    `evidence` is what val and test must hold. `resources` change how long a merge takes, not its result.
+    `evidence` is what val and test must hold. `resources` change how long a merge takes, not its result. `spending` has
+    prices, a budget and a deadline, which end a merge like `max_minutes`.
     """
 
     recipe: Recipe = field(default_factory=Recipe)
@@ -79,6 +81,7 @@ class MergeOptions:
     top_down: TopDownConfig = field(default_factory=TopDownConfig)
     evidence: EvidenceConfig = EVIDENCE
     resources: Resources = field(default_factory=Resources)
+    spending: Spending | None = None
 
     def __post_init__(self) -> None:
         check("margin", 0 <= self.margin <= 1, self.margin, "give a number from 0 to 1")
@@ -93,7 +96,7 @@ class MergeOptions:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values that identify an interrupted merge; resources may differ when it resumes."""
-        plain = {name: value for name, value in self.__dict__.items() if name != "resources"}
+        plain = {name: value for name, value in self.__dict__.items() if name not in ("resources", "spending")}
         parts = {name: asdict(part) for name, part in (("recipe", self.recipe), ("top_down", self.top_down))}
         return {**plain, **parts, "evidence": asdict(self.evidence)}
 

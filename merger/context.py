@@ -81,8 +81,9 @@ class MergeContext:
     `references` are the originals' results, computed on first use unless given; `proves` says whether they are judged
     by what could prove a merge. `group` holds the processes of the merge: all run the same program, each on the frames
     of its own queries (merger.distributed). The keys of `trained` are the queries whose models were trained;
-    `documents` are networks as ONNX by architecture, each of which takes seconds to export. `open` leaves queries of
-    which nothing could be proven out of `layers` and `judged`, so that they share nothing and keep their weights.
+    `documents` are networks as ONNX by architecture, each of which takes seconds to export. A method calls `expect`
+    with what bounds the FLOPs to come, or None after a part of them (merger.forecast). `open` leaves queries of which
+    nothing could be proven out of `layers` and `judged`, so that they share nothing and keep their weights.
 
     `bases` are the models that a method starts from: the originals, or another query's network where one answers in
     their place (`substitute`). Then `queries` name that network, `networks` say whose it is, and `root` is the context
@@ -111,6 +112,7 @@ class MergeContext:
         self.speed = math.inf
         self.stages, self.flops, self.memory = Stages(progress), Flops(), MemoryPlan()
         self.trained: dict[str, bool] = {}
+        self.expect: Callable[[Callable[[], float] | None], None] = lambda bound: None
         self.documents: dict[str, bytes | None] = {}
         self.references = LazyDict(self.queries, self._evaluate_original) if references is None else references
         self._pieces_loaded = 0

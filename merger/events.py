@@ -36,6 +36,8 @@ class Event(str, Enum):
     """query, donor, common (layers), of, ratio, required, tried [[length, ratio]], saved_flops_per_s"""
     WEIGHTS = "widths"
     """weights, stored_bytes, ratios, in_the_way"""
+    FORECAST = "forecast"
+    """text, seconds and money (of the whole merge on this machine), first (nothing is trained yet)"""
     PROCESSES = "processes"
     """queries of each process"""
     TEST = "test"

@@ -31,9 +31,11 @@ from gemel.merger.checkpoint import WORK_SUFFIX, Checkpoint, Row, Step, StepCach
 from gemel.merger.computed import Computed, compute_query, open_network
 from gemel.merger.config import MergeOptions
 from gemel.merger.context import EVALUATING, READING, MergeContext, Merged
+from gemel.merger.cost_meter import CostMeter, MergeCost
 from gemel.merger.distributed import ProcessGroup, Resources, check_consistent, partition, run_on_ray, torch_threads
 from gemel.merger.evaluate import required_ratios
 from gemel.merger.events import Event, Repair
+from gemel.merger.forecast import Forecast
 from gemel.merger.looks import LookFile, digest_data, digest_state
 from gemel.merger.methods.prefix import SHARING_PREFIXES, share_prefixes
 from gemel.merger.methods.registry import METHODS
@@ -88,6 +90,7 @@ class MergeReport:
     `flops_before` and `flops_after` are FLOPs a second of all queries at their frame rates (1 a second where unknown),
     `flops_with_prefix` those with common prefixes run once a frame.
     `recipe` is what the method trained by, None if it trains nothing. `notes` are those of models.notes.
+    `cost` is of all starts and to the end, where prices or a deadline are known.
     """
 
     method: str
@@ -104,6 +107,7 @@ class MergeReport:
     queries: tuple[QueryResult, ...]
     recipe: Mapping[str, object] | None = None
     notes: tuple[str, ...] = ()
+    cost: MergeCost | None = None
 
     def __repr__(self) -> str:
         rows = [
@@ -177,8 +181,11 @@ def merge(
         begun = group.run_on_rank0(partial(_check, workload, out, method, resume))
         checkpoint = _open_checkpoint(workload, out, method, seed, options, resume)
         started = time.monotonic() - checkpoint.seconds
+        meter = CostMeter(options.spending, checkpoint, group) if options.spending else None
+        options = meter.limit(options) if meter else options
         ctx = _open_context(workload, method, seed, progress if group.rank == 0 else silent, options, checkpoint)
         with torch_threads(options.resources.threads):
+            forecast = _open_forecast(ctx, meter, options, checkpoint) if meter else None
             ctx.begin(SEARCHING)
             with checkpoint.open_step(Step.METHOD) as step:
                 if not step.done:
@@ -199,8 +206,10 @@ def merge(
         seconds, flops = time.monotonic() - started, ctx.flops.total
         evidence = _measure(ctx, found, checkpoint)
         documents = options.documents
-        write = partial(_write, ctx, found, evidence, out, method, begun, checkpoint, seconds, flops, documents)
+        write = partial(_write, ctx, found, evidence, out, method, begun, checkpoint, seconds, flops, documents, meter)
         report = ctx.run_on_rank0(write)
+        if forecast:
+            forecast.finish(flops)
         every = group.all_gather_object(lambda: notes)
         return replace(report, notes=tuple(dict.fromkeys(note for own in every for note in own)))
 
@@ -273,6 +282,14 @@ def _open_context(
     ctx.memory = MemoryPlan(checkpoint.state(Step.MEMORY), options.precision)
     ctx.trained = checkpoint.state(Step.TRAINED)
     return ctx
+
+
+def _open_forecast(ctx: MergeContext, meter: CostMeter, options: MergeOptions, checkpoint: Checkpoint) -> Forecast:
+    """The forecast of this merge, after a trial of some steps."""
+    forecast = Forecast(ctx, meter, checkpoint.digest)
+    forecast.try_steps(options)
+    ctx.expect = forecast.expect
+    return forecast
 
 
 def _quantize(
@@ -431,6 +448,7 @@ def _write(
     seconds: float,
     flops: float,
     documents: bool,
+    meter: CostMeter | None,
 ) -> MergeReport:
     """Write the bundle and the log; the report."""
     ctx.begin(WRITING)
@@ -440,10 +458,12 @@ def _write(
     made = Made(ctx.workload.name, method, _ceiling_bytes(ctx))
     graphs = export_documents(models, records, ctx.documents) if documents else {}
     manifest = write_bundle(out, models, records, made, overwrite=begun, packed=packed, documents=graphs)
-    with open_atomic(_beside(out, LOG_SUFFIX), overwrite=True) as file:
-        file.write("".join(json.dumps(finite(row)) + "\n" for row in found.log).encode())
-    checkpoint.remove()
     before, after = manifest.bytes.before, manifest.bytes.after
+    cost = meter.cost(flops, before - after) if meter else None
+    rows = [*found.log, *([{"cost": dataclasses.asdict(cost)}] if cost else [])]
+    with open_atomic(_beside(out, LOG_SUFFIX), overwrite=True) as file:
+        file.write("".join(json.dumps(finite(row)) + "\n" for row in rows).encode())
+    checkpoint.remove()
     return MergeReport(
         method, str(out), before, after, 1 - after / before, made.ceiling_bytes / before,
         flops_a_second(ctx.flops, ctx.root.queries.values()), flops_a_second(ctx.flops, ctx.queries.values()),
@@ -451,7 +471,7 @@ def _write(
             QueryResult(**one.__dict__, id=query, model=ctx.queries[query].model, network=ctx.networks.get(query))
             for query, one in evidence.items()
         ),
-        next((row["recipe"] for row in found.log if "recipe" in row), None),
+        next((row["recipe"] for row in found.log if "recipe" in row), None), cost=cost,
     )  # fmt: skip
 
 

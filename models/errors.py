@@ -1,4 +1,4 @@
-"""The errors a user can cause, one line each (what, problem, hint), and sizes in bytes as text."""
+"""The errors a user can cause, one line each (what, problem, hint), and bytes, times and money as text."""
 
 from __future__ import annotations
 
@@ -130,6 +130,21 @@ def size_text(nbytes: float) -> str:
         if abs(value) < 1024 or unit == _UNITS[-1]:
             break
     return f"{value:.1f} {unit}"
+
+
+def duration_text(seconds: float) -> str:
+    """Seconds as 12 s, 3 min 05 s or 1 h 02 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def money_text(money: float, currency: str) -> str:
+    """An amount as 1.40 usd, below one with two digits that count."""
+    return f"{money:.2f} {currency}" if money >= 1 else f"{money:.2g} {currency}"
 
 
 def exact_text(nbytes: int) -> str:

@@ -53,6 +53,7 @@ def train_epochs(
             ratios = evaluate_queries(ctx, cache, Step.EVALUATED, models, settling, str(epoch + 1))
             fields = {"epoch": epoch + 1, "epochs": recipe.epochs, "loss": training.loss, "ratios": ratios}
             ctx.report(Event.EPOCH, queries=list(ratios), **fields)
+            ctx.expect(None)
             yield ratios
             seen["epochs"] = epoch + 1
             cache.discard(Step.EVALUATED, str(epoch + 1))

@@ -6,6 +6,7 @@ sharing. If some fail, half of these leave the group and the rest is tried again
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from gemel.merger.budget import Budget
 from gemel.merger.checkpoint import Checkpoint, Row, State, Step, StepCache, snapshot, snapshots, storable
 from gemel.merger.config import MergeOptions
 from gemel.merger.context import MergeContext, Merged
-from gemel.merger.evaluate import queries_at_target, required_ratios, tie_and_evaluate
+from gemel.merger.evaluate import queries_at_target, required_ratios, tie_and_evaluate, training_flops
 from gemel.merger.events import Event
 from gemel.merger.methods.epochs import is_hopeless, train_epochs
 from gemel.merger.methods.registry import register_method
@@ -58,7 +59,9 @@ def gemel(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> M
     done = checkpoint.state(Step.SEARCH)
     if not done:
         done.update(accepted=Merged(SharingPlan(), snapshots(ctx.originals)), rounds=0, rows=[])
+    a_round = training_flops(ctx, list(ctx.judged), options.recipe)
     for index in range(done["rounds"], len(queue)):
+        ctx.expect(partial(operator.mul, len(queue) - index, a_round))
         if budget.over:
             ctx.warn(f"time is over after {index} of {len(queue)} groups; the others were not tried")
             break

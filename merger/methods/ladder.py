@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 from gemel.merger.checkpoint import Step, storable
@@ -132,9 +133,10 @@ class Rung(Protocol):
 def climb(search: Search, rungs: Sequence[Rung]) -> Search:
     """Take one step after the other, as long as there is time and something left to save."""
     task = search.task
-    for rung in rungs:
+    for index, rung in enumerate(rungs):
+        task.ctx.expect(partial(_max_flops, search, rungs[index:]))
         possible, saved = rung.possible_bytes(search), search.saved_bytes(search.best)
-        if possible - saved <= search.min_gain:
+        if not _can_save(search, rung):
             task.report(Event.LEFT_OUT, step=rung.change.value, possible_bytes=max(0, possible - saved))
             continue
         if task.checkpoint.step(Step.RUNG_TIME, lambda: task.budget.over, rung.change.value):
@@ -145,6 +147,14 @@ def climb(search: Search, rungs: Sequence[Rung]) -> Search:
         best = search.saved_bytes(search.best)
         task.checkpoint.add_row({"after": rung.change.value, "best_bytes": best, "flops": task.ctx.flops.total})
     return search
+
+
+def _can_save(search: Search, rung: Rung) -> bool:
+    return rung.possible_bytes(search) - search.saved_bytes(search.best) > search.min_gain
+
+
+def _max_flops(search: Search, rungs: Iterable[Rung]) -> float:
+    return sum(rung.max_flops(search) for rung in rungs if _can_save(search, rung))
 
 
 def report_candidate(search: Search, change: Change, candidate: MergeCandidate, least: Mapping[str, float]) -> None:

@@ -184,3 +184,20 @@ def test_why_nothing_names_the_last_blocker():
     assert "c: 50.0 % of 97.5 % after joint training" in line and line.count("b: 90.0 %") <= 2
     assert MergeOutcomes(()).why_nothing().endswith("no two models have a layer in common that saves enough")
     assert outcomes(*refused, _row("layer3", "ab", "kept")).why_nothing() == ""
+
+
+def test_outcomes_of_a_merge_with_prices_show_its_cost(bundle: Bundle, write_log):
+    cost = {
+        "seconds": 3000.0, "flops": 2e15, "currency": "usd", "money": 1.4, "money_per_gib": 2.5, "told_seconds": 2800.0,
+        "told_money": 1.3,
+    }  # fmt: skip
+    write_log([*LOG, {"cost": cost}])
+    found = MergeOutcomes.of(bundle)
+    assert found.to_json()["cost"] == cost
+    text = found.to_text()
+    assert "the merge took 50 min 00 s, 2e+15 FLOPs, 1.40 usd (2.50 usd for each GiB saved)" in text
+    assert "told before: 1.30 usd, 46 min 40 s" in text
+    write_log(LOG)
+    assert MergeOutcomes.of(bundle).to_json()["cost"] is None
+    write_log([*LOG, {"cost": {**cost, "money": "much"}}])
+    assert "the log beside the bundle is malformed" in MergeOutcomes.of(bundle).note

@@ -19,6 +19,8 @@ WIDTHS = {"stored_bytes": {"int8": 9}, "ratios": {"gate": 0.9}, "in_the_way": ["
 ROUND = {"round": 1, "rounds": 7, "signature": "conv2d 3x3 512", "saved_bytes": 2**20, "ceiling_bytes": 2**21}
 ATTEMPT = {"round": 1, "group": "conv2d 3x3 512", "members": [1, 2], "kept": [1], "diverged": False}
 SENTENCES = [
+    ("forecast", {"text": "1.40 usd, 50 min 00 s on here; 0.9 usd, 1 h 20 min on spot", "first": True},
+     "about 1.40 usd, 50 min 00 s on here; 0.9 usd, 1 h 20 min on spot"),
     ("query", {"query": "gate", "index": 1, "count": 3}, "gate: training the original (1 of 3)"),
     ("cycle", {"query": "gate", "cycle": 1, "cycles": 3, "val": 0.9}, "gate: cycle 1 of at most 3, 0.900 on val"),
     ("original", {"query": "gate", "metric": "f1", "val": 0.9, "test": 0.88, "seconds": 64.0},
