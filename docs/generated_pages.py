@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ DOCS = Path(__file__).resolve().parent
 REPOSITORY = DOCS.parent
 PAGES = {"index.md": "README.md", "changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 """Pages of the site that are files beside docs."""
+NOTEBOOKS = sorted(DOCS.glob("*.ipynb"))
+"""Tutorials, which tests execute; the site shows them as pages, and has the files."""
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 FILE_BLOCK = re.compile(r"^(```\w+) file=(\S+)$", re.MULTILINE)
 """A block that tests write into a file."""
@@ -24,6 +28,7 @@ def on_files(files: Any, config: Any) -> Any:
 
     texts = {"cli.md": describe_commands(), "python.md": describe_python()}
     texts |= {page: (REPOSITORY / source).read_text(encoding="utf-8") for page, source in PAGES.items()}
+    texts |= {f"{path.stem}.md": describe_notebook(path) for path in NOTEBOOKS}
     for name, text in texts.items():
         files.append(File.generated(config, name, content=text))
     return files
@@ -69,6 +74,7 @@ def on_post_build(config: Any) -> None:
 
 def _describe_page(name: str) -> str:
     texts = {"cli.md": describe_commands, "python.md": describe_python}
+    texts |= {f"{one.stem}.md": partial(describe_notebook, one) for one in NOTEBOOKS}
     path = REPOSITORY / PAGES[name] if name in PAGES else DOCS / name
     text = texts[name]() if name in texts else path.read_text(encoding="utf-8")
     heading = HEADING.search(text)
@@ -79,6 +85,15 @@ def _describe_page(name: str) -> str:
     )
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.split(r"(?<=[a-z`)])\. ", first)[0])
     return f"- [{title}]({name.removesuffix('.md')}.html): {plain[:200].rstrip('.:') or title}."
+
+
+def describe_notebook(path: Path) -> str:
+    """A notebook as Markdown: its text and its code, without outputs, and a link to the file below the title."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    texts = {"markdown": "{}", "code": "```python\n{}\n```"}
+    parts = [texts[cell["cell_type"]].format("".join(cell["source"])) for cell in cells]
+    title, *rest = parts[0].split("\n", 1)
+    return "\n\n".join([title, f"[This page as a notebook]({path.name})", *(part.strip() for part in rest), *parts[1:]])
 
 
 def describe_commands() -> str:

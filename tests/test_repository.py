@@ -190,3 +190,18 @@ def test_every_file_that_code_and_docs_name_is_there(repository: Path):
         if not (repository / name).exists()
     }
     assert not missing
+
+
+def test_each_change_is_one_item_with_a_topic(repository: Path):
+    changes = sorted((repository / "changes").glob("*"))
+    for path in changes:
+        text = path.read_text()
+        assert path.suffix == ".md" and re.fullmatch(r"- \*\*[^*]+\*\*: .+\n(  .+\n)*", text), path
+        assert max(map(len, text.splitlines())) <= 120, path
+    assert "[changes](changes)" in (repository / "CHANGELOG.md").read_text()
+
+
+def test_changelog_begins_with_the_version_of_the_project(repository: Path):
+    version = re.search(r'^version = "(.+)"$', (repository / "pyproject.toml").read_text(), re.MULTILINE)
+    heading = re.search(r"^## (.+)$", (repository / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert version and heading and version[1] == heading[1]

@@ -34,7 +34,8 @@ def menu_pages() -> list[str]:
 
 
 def test_menu_has_every_page_once() -> None:
-    generated = {"cli.md", "python.md", *load_hook().PAGES}
+    hook = load_hook()
+    generated = {"cli.md", "python.md", *hook.PAGES, *(f"{path.stem}.md" for path in hook.NOTEBOOKS)}
     pages = {path.name for path in (REPOSITORY / "docs").glob("*.md")} | generated
     assert sorted(menu_pages()) == sorted(pages)
 
