@@ -16,7 +16,6 @@ from gemel.models.bundle.format import ITEM_BYTES
 from gemel.models.bundle.manifest import wide_code, wide_shape
 from gemel.models.bundle.model_spec import ModelSpec, load_model_spec
 from gemel.models.errors import InputError
-from gemel.models.extras import is_installed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,7 +31,7 @@ class _Unweighted:
     """Queries as `costs_for` reads a bundle: sizes and architectures, no weights.
 
     `builds` make the architectures on the meta device; `names` has the shared tensor of a (query, state dict key).
-    Without torch `bundle` gives the documents of networks and the sizes of their tensors instead.
+    A `bundle` gives the documents of networks and the sizes of their tensors instead, without torch.
     """
 
     def __init__(
@@ -87,11 +86,10 @@ class _Unweighted:
         return named
 
 
-def bundle_originals(bundle: Bundle) -> Bundle:
-    """A bundle's queries before merging, nothing shared."""
+def bundle_originals(bundle: Bundle, by_document: bool = False) -> Bundle:
+    """A bundle's queries before merging, nothing shared; `by_document`: as `cost_of_document` counts them."""
     builds: dict[str, Build] = {query.id: partial(bundle.build, query.id, "meta") for query in bundle.queries}
-    stored = None if is_installed("torchvision") else bundle
-    return cast("Bundle", _Unweighted(bundle.queries, builds, bundle=stored))
+    return cast("Bundle", _Unweighted(bundle.queries, builds, bundle=bundle if by_document else None))
 
 
 def workload_originals(queries: Iterable[Query]) -> Bundle:

@@ -18,7 +18,14 @@ from gemel.edge_runtime.policies.streaming import pick_overflow
 from gemel.edge_runtime.scheduler import QuerySpec
 from gemel.edge_runtime.scheduler.costs import Costs, all_bytes, coalesce_tensors, memory_settings, parse_memory
 from gemel.edge_runtime.scheduler.eviction import Overflow, OverflowLayer, overflow_of
-from gemel.edge_runtime.simulation.device_profiles import PROFILES, costs_for, layers_of, overflow_layers
+from gemel.edge_runtime.simulation.device_profiles import (
+    PROFILES,
+    CostOf,
+    cost_of_document,
+    cost_of_module,
+    costs_for,
+    overflow_layers,
+)
 from gemel.edge_runtime.simulation.profile_io import measured_costs, note_machine, profile_path, read_profile
 from gemel.edge_runtime.simulation.replay import ReplayResult
 from gemel.edge_runtime.simulation.simulator import Simulation, simulate
@@ -178,8 +185,9 @@ def load_plan_input(source: str | Path, conditions: Conditions) -> PlanInput:
         raise InputError(source, problem, f"choose one of: {', '.join(PROFILES)}", "--device")
     # The memory settings come from the originals' sizes, which do not depend on the device.
     profile = find_profile(DEFAULT_DEVICE if measured else device)
-    originals, models = _load_workload(source, conditions.shared) if is_workload else _load_bundle(source, conditions)
-    costs, title, kind = costs_for(profile, models), profile.title, "cuda"
+    load = _load_workload if is_workload else _load_bundle
+    originals, models, cost_of = load(source, conditions)
+    costs, title, kind = costs_for(profile, models, cost_of), profile.title, "cuda"
     found = None
     if measured:
         found = read_profile(models)
@@ -187,7 +195,7 @@ def load_plan_input(source: str | Path, conditions: Conditions) -> PlanInput:
         costs, kind = measured_costs(models, found, in_pages=True), found.device
         title = f"{found.machine['name']} ({found.device})"
     base = planned_base_bytes(len({query.camera for query in models.queries}))
-    nbytes = _budget_bytes(conditions.memory, memory_settings(costs_for(profile, originals)), base)
+    nbytes = _budget_bytes(conditions.memory, memory_settings(costs_for(profile, originals, cost_of)), base)
     note_default_fps(source, models.queries)
     queries = {query.id: query for query in models.queries}
     specs = {query.id: QuerySpec(query.fps or DEFAULT_FPS, float(query.priority)) for query in models.queries}
@@ -218,7 +226,10 @@ def load_plan_input(source: str | Path, conditions: Conditions) -> PlanInput:
         overflow=overflow,
         overflow_allowed=conditions.overflow,
         flops=prefix_rates(
-            models.queries, layers_of(models), {query: spec.fps for query, spec in specs.items()}, models.nbytes
+            models.queries,
+            {query.id: cost_of(models, query).layers for query in models.queries},
+            {query: spec.fps for query, spec in specs.items()},
+            models.nbytes,
         ),
     )
 
@@ -255,27 +266,30 @@ def note_default_fps(path: str | Path, queries: Iterable[Query | BundleQuery]) -
         add_note(path, text, "set `fps`: without it they take every frame of their camera")
 
 
-def _load_workload(path: Path, shared: bool) -> tuple[Bundle, Bundle]:
-    """A workload's originals, and its models as they are simulated."""
+def _load_workload(path: Path, conditions: Conditions) -> tuple[Bundle, Bundle, CostOf]:
+    """A workload's originals, its models as they are simulated, and what counts their costs."""
     require_merge(f"a plan of the workload {path.name}")
     import_torch()
     from gemel.models.workload import load_workload
 
     queries = load_workload(path).queries
     originals = workload_originals(queries)
-    return originals, merge_at_ceiling(queries) if shared else originals
+    return originals, merge_at_ceiling(queries) if conditions.shared else originals, cost_of_module
 
 
-def _load_bundle(path: Path, conditions: Conditions) -> tuple[Bundle, Bundle]:
-    """A bundle's originals, and the bundle."""
+def _load_bundle(path: Path, conditions: Conditions) -> tuple[Bundle, Bundle, CostOf]:
+    """As `_load_workload` of a bundle: by its documents where it has them all, so that no network is built."""
     bundle = open_bundle(path, conditions.factories, Path.cwd())
+    by_document = all(query.network_document for query in bundle.queries) or not is_installed("torchvision")
     for query in bundle.queries:
-        is_code = ":" in query.model and is_installed("torchvision")  # which else is not run
-        if is_code and query.model not in conditions.factories:
+        if by_document:
+            bundle.check_document(query.id)
+            continue
+        if ":" in query.model and query.model not in conditions.factories:
             problem = f"query {query.id}: the model '{query.model}' is not in the zoo"
             raise InputError(path, problem, f"give --factory {query.model} if you trust it")
         bundle.check(query.id)
-    return bundle_originals(bundle), bundle
+    return bundle_originals(bundle, by_document), bundle, cost_of_document if by_document else cost_of_module
 
 
 def draw_arrivals(specs: Mapping[str, QuerySpec], duration_s: float, seed: int) -> dict[str, list[float]]:

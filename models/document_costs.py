@@ -26,6 +26,8 @@ UNCALLED = frozenset({
 })  # fmt: skip
 """Operators that move values, and are no call of a layer."""
 VALUE_BYTES = 4
+AXIS = "gemel.first_axis"
+"""The name of a value that no document has."""
 Size = tuple[int, ...]
 
 
@@ -70,9 +72,10 @@ def _count(query: BundleQuery, document: bytes) -> DocumentCost:
         for axis in batch:
             if axis.dim_param:
                 axis.dim_value = 1
-    graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    sizes = {value.name: _size_of(value) for value in (*graph.input, *graph.output, *graph.value_info)}
-    sizes |= {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    model, sizes = _infer_sizes(model)
+    if _unsqueeze_scalars(model, sizes):
+        model, sizes = _infer_sizes(model)
+    graph = model.graph
     weights = {tensor.name for tensor in graph.initializer if refers_to_weights(tensor)}
     total = calls = 0
     layers: list[tuple[str, int]] = []
@@ -86,6 +89,37 @@ def _count(query: BundleQuery, document: bytes) -> DocumentCost:
         if node.op_type == "BatchNormalization":
             norms |= owners
     return DocumentCost(total, _count_live_bytes(graph, sizes), calls, frozenset(norms), (*layers, ("", total)))
+
+
+def _infer_sizes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, Size | None]]:
+    """The model with the sizes of its values, and these by name; None where one is open."""
+    import onnx
+
+    model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    graph = model.graph
+    sizes = {value.name: _size_of(value) for value in (*graph.input, *graph.output, *graph.value_info)}
+    return model, sizes | {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+
+
+def _unsqueeze_scalars(model: onnx.ModelProto, sizes: Mapping[str, Size | None]) -> bool:
+    """Write each reshape of a scalar to one value as Unsqueeze: ONNX knows the values that come out of that alone.
+
+    PyTorch's exporter writes a reshape to a computed batch so, and all sizes behind it would be open.
+    """
+    import onnx
+
+    changed = [
+        node
+        for node in model.graph.node
+        if node.op_type == "Reshape" and sizes.get(node.input[0]) == () and sizes.get(node.output[0]) == (1,)
+    ]
+    for node in changed:
+        node.op_type, node.input[1] = "Unsqueeze", AXIS
+        del node.attribute[:]
+    if changed:
+        model.graph.initializer.append(onnx.helper.make_tensor(AXIS, onnx.TensorProto.INT64, (1,), (0,)))
+        del model.graph.value_info[:]
+    return bool(changed)
 
 
 def _size_of(value: onnx.ValueInfoProto) -> Size | None:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from gemel.edge_runtime.queues import DEADLINE, DEPTH, MEMORY, REPLACED
 from gemel.edge_runtime.scheduler.batches import batch_in_time, largest_batches, too_late
@@ -79,8 +80,7 @@ class RunHistory:
         return replace(self, ran=ran, answered={**self.answered, query: captured[-1]})
 
 
-@dataclass(frozen=True, slots=True)
-class CandidateRun:
+class CandidateRun(NamedTuple):
     """A load, if anything is missing, and a batch of `count` frames of one query that would be in time.
 
     `deadline` is that of its oldest frame, `density` the utility per second.

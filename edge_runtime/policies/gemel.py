@@ -113,11 +113,8 @@ def _room(
     if excess <= 0:
         return ()
     evict: list[str] = []
-    resident = state.resident
-    for names in plan.next_use.of(costs, _coming(turns, plan.order), (query,)):
+    for names in plan.next_use.of(costs, _coming(turns, plan.order), (query,), state.resident):
         for name in reversed(names):
-            if name not in resident:
-                continue
             evict.append(name)
             excess -= costs.footprints[name]
             if excess <= 0:
@@ -131,4 +128,5 @@ def _coming(turns: TurnHistory, order: Sequence[str]) -> tuple[str, ...]:
     So the most recently run query's tensors go first, last loaded layers first, and a tensor that several queries
     share goes with the last of them.
     """
-    return (*(query for query in order if query not in turns.recent), *reversed(turns.recent))
+    had = frozenset(turns.recent)
+    return (*(query for query in order if query not in had), *reversed(turns.recent))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gemel.edge_runtime.scheduler.costs import BATCHES, Costs, QueryCost
 from gemel.edge_runtime.scheduler.order import cycle_loads
 from gemel.edge_runtime.scheduler.types import CLOCK_SLACK_S, QuerySpec
 
 
-@dataclass(frozen=True, slots=True)
-class FeasibleBatch:
+class FeasibleBatch(NamedTuple):
     """`count` frames that finish in time, after `late` older ones are given up; count 0 when none can."""
 
     count: int
@@ -28,7 +28,7 @@ def batch_in_time(waiting: Sequence[float], start: float, cost: QueryCost, most:
     runs_s, sla_s, waits = cost.runs_s, cost.sla_s, len(waiting)
     late = bisect_left(waiting, start + runs_s[0] - sla_s - CLOCK_SLACK_S)
     best = 1 if late < waits else 0
-    for count in range(2, min(most, waits) + 1 if best else 0):
+    for count in range(2, min(most, waits - late) + 1):
         then_late = bisect_left(waiting, start + runs_s[count - 1] - sla_s - CLOCK_SLACK_S)
         if waits - then_late < count:
             break

@@ -45,8 +45,7 @@ def pick_evictions_for(
     sizes, resident = costs.footprints, state.resident
     evict: list[str] = []
     order, here = plan.order, plan.order.index(queries[0])
-    for later in plan.next_use.of(costs, (*order[here + 1 :], *order[:here]), queries):
-        names = [name for name in later if name in resident]
+    for names in plan.next_use.of(costs, (*order[here + 1 :], *order[:here]), queries, resident):
         freed = costs.resident_bytes(names)
         if freed > excess:
             names = _just_enough(names, sizes, excess)
@@ -58,7 +57,7 @@ def pick_evictions_for(
     return None
 
 
-def _just_enough(names: Sequence[str], sizes: Mapping[str, int], excess: int) -> list[str]:
+def _just_enough(names: Sequence[str], sizes: Mapping[str, int], excess: int) -> tuple[str, ...]:
     """Tensors that free so many bytes: the smallest that suffices, or the largest and what else it then takes."""
     ascending = sorted((sizes[name], name) for name in names)
     chosen = []
@@ -67,7 +66,7 @@ def _just_enough(names: Sequence[str], sizes: Mapping[str, int], excess: int) ->
         size, name = ascending.pop(enough)
         chosen.append(name)
         excess -= size
-    return chosen
+    return tuple(chosen)
 
 
 def _keep_surplus(evict: list[str], sizes: Mapping[str, int], surplus: int) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ def join_queries(decision: Decision, state: SchedulerState, costs: Costs, plan: 
     is still in time, and memory suffices. The query whose oldest frame is due first joins first.
     """
     joint = costs.joint_of(decision.query) if decision.query is not None and decision.count else None
-    if joint is None or decision.query is None:
+    if joint is None or decision.query is None or decision.count >= joint.cost.largest:
         return decision
     waiting = {query: waiting_after_drops(state, decision, query) for query in joint.queries}
     first = waiting[decision.query][0]
@@ -91,6 +91,8 @@ class _Joining:
         decision, joint = self.decision, costs.joint_of(query)
         assert joint is not None
         cost, total = costs.queries[query], sum(count for _, count in decision.runs)
+        if total >= joint.cost.largest:
+            return
         own = [name for name in cost.tensors if name not in state.resident]
         missing = [name for name in own if name not in decision.load]
         load = (*decision.load, *missing)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from heapq import heapify, heappop, heappush
 
 import numpy as np
@@ -120,32 +120,49 @@ def cycle_loads(
 
 
 class NextUse:
-    """Which tensors are needed when, looked up in every decision; which queries need each is worked out once."""
+    """Which resident tensors are needed when, looked up in every decision; which queries need each is worked out once,
+    as an array of their numbers.
+    """
 
     def __init__(self) -> None:
-        self._users: dict[str, list[str]] = {}
+        self._numbers: dict[str, int] = {}
+        """Of the queries; one more stands for none."""
+        self._rows: dict[str, int] = {}
+        """By tensor that a query needs, its row in `_users`, (tensors, most queries of a tensor)."""
+        self._users = np.empty((0, 0), np.intp)
 
-    def of(self, costs: Costs, coming: Sequence[str], queries: Sequence[str]) -> Iterator[tuple[str, ...]]:
-        """The tensors that `queries` do not need, those needed at the same time together, the last needed first.
+    def of(
+        self, costs: Costs, coming: Sequence[str], queries: Sequence[str], resident: Set[str]
+    ) -> Iterator[tuple[str, ...]]:
+        """The resident tensors that `queries` do not need, those needed at the same time together, the last needed
+        first.
 
         `coming` are the other queries at least, in the order of their next turns; a tensor that several need counts as
         needed when the first of them has its turn. Tensors that no query needs come before all others. Each group is in
         load order. Between calls only times of `costs` differ.
         """
-        if not self._users:
-            self._users = {name: [] for name in costs.tensor_bytes}
-            for query, cost in costs.queries.items():
-                for name in cost.needed:
-                    self._users[name].append(query)
-        users, kept = self._users, frozenset[str]().union(*(costs.queries[query].needed for query in queries))
-        if unused := tuple(sorted(name for name, needing in users.items() if not needing)):
-            yield unused
-        turns = {query: turn for turn, query in enumerate(coming)}
-        for turn in range(len(coming) - 1, -1, -1):
-            names = tuple(
-                name
-                for name in costs.queries[coming[turn]].tensors
-                if name not in kept and not any(turns.get(user, turn) < turn for user in users[name])
-            )
-            if names:
-                yield names
+        if not self._rows:
+            self._number(costs)
+        rows = self._rows
+        if unused := sorted(name for name in resident if name not in rows and name in costs.tensor_bytes):
+            yield tuple(unused)
+        turns = np.full(len(self._numbers) + 1, len(coming))
+        turns[[self._numbers[query] for query in coming]] = np.arange(len(coming))
+        first = turns[self._users].min(1).tolist()
+        evictable: dict[str, int] = {name: first[rows[name]] for name in resident if name in rows}
+        for query in queries:
+            for name in costs.queries[query].tensors:
+                evictable.pop(name, None)
+        for turn in sorted({turn for turn in evictable.values() if turn < len(coming)}, reverse=True):
+            yield tuple(name for name in costs.queries[coming[turn]].tensors if evictable.get(name) == turn)
+
+    def _number(self, costs: Costs) -> None:
+        users: dict[str, list[int]] = {}
+        for number, (query, cost) in enumerate(costs.queries.items()):
+            self._numbers[query] = number
+            for name in cost.tensors:
+                users.setdefault(name, []).append(number)
+        self._users = np.full((len(users), max(map(len, users.values()), default=1)), len(self._numbers))
+        for row, (name, needing) in enumerate(users.items()):
+            self._rows[name] = row
+            self._users[row, : len(needing)] = needing

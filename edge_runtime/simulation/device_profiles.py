@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from gemel.edge_runtime.scheduler.costs import BATCHES, BatchCost, Costs, JointC
 from gemel.edge_runtime.scheduler.eviction import OverflowLayer, scratch_bytes
 from gemel.models.bundle.model_spec import is_zoo_model
 from gemel.models.document_costs import count_document
-from gemel.models.extras import is_installed, require_merge
+from gemel.models.extras import require_merge
 from gemel.models.sharing.flop_rates import LayerFlops, saved_operations
 from gemel.models.sharing.passes import joint_queries
 
@@ -97,17 +97,66 @@ _PROFILES = (
 PROFILES = {profile.name: profile for profile in _PROFILES}
 
 
-def costs_for(profile: DeviceProfile, bundle: Bundle) -> Costs:
+@dataclass(frozen=True, slots=True)
+class ModelCost:
+    """What one frame costs a model, whatever the device; `scratch_bytes` stays the same for many frames.
+
+    `layers` has the operations up to each module (`models.cost.layer_flops`).
+    """
+
+    flops: int
+    workspace_bytes: int
+    scratch_bytes: int
+    leaves: int
+    norms: frozenset[str] = frozenset()
+    """The paths of its BatchNorms."""
+    layers: LayerFlops = ()
+
+
+_MODULE_COSTS: dict[tuple[object, ...], ModelCost] = {}
+
+
+def cost_of_module(bundle: Bundle, query: BundleQuery) -> ModelCost:
+    """What PyTorch runs, found on the meta device; once for all queries whose zoo model is built and stored alike."""
+    packed = tuple(sorted((path, own.dtype) for path, own in query.stored.items()))
+    key = (query.task, query.network, repr(query.model_args), query.input_size, len(query.classes), packed)
+    if key in _MODULE_COSTS:
+        return _MODULE_COSTS[key]
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    from gemel.models.cost import layer_flops, workspace_bytes
+
+    model, size = bundle.build(query.id, "meta"), query.input_size
+    leaves = sum(not any(module.children()) for module in model.modules())
+    scratch = scratch_bytes(overflow_layers(bundle, query)) if packed else 0
+    norms = frozenset(path for path, module in model.named_modules() if isinstance(module, _BatchNorm))
+    layers = layer_flops(model, size)
+    found = ModelCost(layers[-1][1], workspace_bytes(model, size), scratch, leaves, norms, layers)
+    if is_zoo_model(query.model) or query.graph is not None:
+        _MODULE_COSTS[key] = found
+    return found
+
+
+def cost_of_document(bundle: Bundle, query: BundleQuery) -> ModelCost:
+    """What the query's document says, without torch; InputError where the bundle does not hold it."""
+    counted = count_document(query, bundle.document_of(query.id))
+    return ModelCost(counted.flops, counted.workspace_bytes, 0, counted.calls, counted.norms, counted.layers)
+
+
+CostOf = Callable[["Bundle", "BundleQuery"], ModelCost]
+
+
+def costs_for(profile: DeviceProfile, bundle: Bundle, cost_of: CostOf = cost_of_module) -> Costs:
     """The costs of a bundle's queries on a profiled device, for batches of 1, 2, 4 and 8.
 
     A run takes its operations at the effective rate, however many frames they are for, plus `launch_s` per leaf
-    module called; intermediates grow with the batch. Operations and workspace are counted on the meta device;
-    nothing is allocated.
+    module called; intermediates grow with the batch. `cost_of` counts operations and workspace; nothing is allocated.
     """
-    queries = {query.id: _query_cost(profile, bundle, query) for query in bundle.queries}
+    models = {query.id: cost_of(bundle, query) for query in bundle.queries}
+    queries = {query.id: _query_cost(profile, bundle, query, models[query.id]) for query in bundle.queries}
     names = {name for cost in queries.values() for name in cost.tensors}
     joint = tuple(
-        _joint_cost(profile, bundle, alike, min(queries[query].sla_s for query in alike))
+        _joint_cost(profile, bundle, alike, models[alike[0]], min(queries[query].sla_s for query in alike))
         for alike in joint_queries(bundle.queries, bundle.nbytes)
     )
     return Costs(
@@ -116,18 +165,14 @@ def costs_for(profile: DeviceProfile, bundle: Bundle) -> Costs:
     )  # fmt: skip
 
 
-def layers_of(bundle: Bundle) -> dict[str, LayerFlops]:
-    """The layers of each query's network, counted as `costs_for` does."""
-    return {query.id: _model_cost(bundle, query).layers for query in bundle.queries}
-
-
-def _joint_cost(profile: DeviceProfile, bundle: Bundle, alike: Sequence[str], sla_s: float) -> JointCost:
+def _joint_cost(
+    profile: DeviceProfile, bundle: Bundle, alike: Sequence[str], found: ModelCost, sla_s: float
+) -> JointCost:
     """One pass of these queries: a tied module is called once, a private one for each query, a norm once.
 
     The queries take frames in turns, those with one view the same ones, of which they run a common prefix once.
     """
     own = [query for query in bundle.queries if query.id in alike]
-    found = _model_cost(bundle, own[0])
     private = {
         key.rpartition(".")[0]
         for key in own[0].tensors
@@ -152,8 +197,7 @@ def _joint_cost(profile: DeviceProfile, bundle: Bundle, alike: Sequence[str], sl
     return JointCost(tuple(alike), QueryCost.of_batches((), sla_s, batches))
 
 
-def _query_cost(profile: DeviceProfile, bundle: Bundle, query: BundleQuery) -> QueryCost:
-    found = _model_cost(bundle, query)
+def _query_cost(profile: DeviceProfile, bundle: Bundle, query: BundleQuery, found: ModelCost) -> QueryCost:
     batches = (
         BatchCost(
             count,
@@ -163,49 +207,6 @@ def _query_cost(profile: DeviceProfile, bundle: Bundle, query: BundleQuery) -> Q
         for count in BATCHES
     )
     return QueryCost.of_batches(bundle.names_in_order(query.id), query.sla_ms / 1000, batches)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCost:
-    """What one frame costs a model, whatever the device; `scratch_bytes` stays the same for many frames.
-
-    `layers` has the operations up to each module (`models.cost.layer_flops`).
-    """
-
-    flops: int
-    workspace_bytes: int
-    scratch_bytes: int
-    leaves: int
-    norms: frozenset[str] = frozenset()
-    """The paths of its BatchNorms."""
-    layers: LayerFlops = ()
-
-
-_MODEL_COSTS: dict[tuple[object, ...], ModelCost] = {}
-
-
-def _model_cost(bundle: Bundle, query: BundleQuery) -> ModelCost:
-    """Counted once for all queries whose zoo model is built and stored alike."""
-    packed = tuple(sorted((path, own.dtype) for path, own in query.stored.items()))
-    key = (query.task, query.network, repr(query.model_args), query.input_size, len(query.classes), packed)
-    if key in _MODEL_COSTS:
-        return _MODEL_COSTS[key]
-    if not is_installed("torchvision"):
-        counted = count_document(query, bundle.document_of(query.id))
-        return ModelCost(counted.flops, counted.workspace_bytes, 0, counted.calls, counted.norms, counted.layers)
-    from torch.nn.modules.batchnorm import _BatchNorm
-
-    from gemel.models.cost import layer_flops, workspace_bytes
-
-    model, size = bundle.build(query.id, "meta"), query.input_size
-    leaves = sum(not any(module.children()) for module in model.modules())
-    scratch = scratch_bytes(overflow_layers(bundle, query)) if packed else 0
-    norms = frozenset(path for path, module in model.named_modules() if isinstance(module, _BatchNorm))
-    layers = layer_flops(model, size)
-    found = ModelCost(layers[-1][1], workspace_bytes(model, size), scratch, leaves, norms, layers)
-    if is_zoo_model(query.model) or query.graph is not None:
-        _MODEL_COSTS[key] = found
-    return found
 
 
 def overflow_layers(bundle: Bundle, query: BundleQuery, device: str = "cuda") -> tuple[OverflowLayer, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gemel.models.bundle.format import Entry
 from gemel.models.bundle.manifest import BundleQuery, wide_code, wide_shape
@@ -44,6 +45,30 @@ def key_of_weight(query: BundleQuery, name: str) -> str:
     return name if query.graph is None else f"{NETWORK_PREFIX}{name}"
 
 
+class DocumentWeight(NamedTuple):
+    """A tensor that a document takes from its bundle; `data_type` is TensorProto's."""
+
+    name: str
+    shape: tuple[int, ...]
+    data_type: int
+
+
+_WEIGHTS: dict[bytes, tuple[DocumentWeight, ...]] = {}
+"""Of documents that passed the gate, by their digests: queries of one network have one document."""
+
+
+def weights_of_document(query: BundleQuery, document: bytes) -> tuple[DocumentWeight, ...]:
+    """What a query's document takes from its bundle; ValueError for what the gate refuses."""
+    digest = hashlib.sha256(document).digest()
+    if digest not in _WEIGHTS:
+        _WEIGHTS[digest] = tuple(
+            DocumentWeight(tensor.name, tuple(tensor.dims), tensor.data_type)
+            for tensor in parse_document(query, document).graph.initializer
+            if refers_to_weights(tensor)
+        )
+    return _WEIGHTS[digest]
+
+
 def document_problems(query: BundleQuery, document: bytes, entries: Mapping[str, Entry]) -> Iterator[str]:
     """What in the document of a query does not fit its tensors.
 
@@ -54,23 +79,21 @@ def document_problems(query: BundleQuery, document: bytes, entries: Mapping[str,
     where = f"query {query.id}: its document"
 
     try:
-        model = parse_document(query, document)
+        weights = weights_of_document(query, document)
     except ValueError as error:
         yield f"{where} {error}"
         return
-    for tensor in model.graph.initializer:
-        if not refers_to_weights(tensor):
-            continue
-        key = key_of_weight(query, tensor.name)
+    for weight in weights:
+        key = key_of_weight(query, weight.name)
         if key not in query.tensors:
             yield f"{where} needs {key[:200]}, which the bundle does not have"
             continue
         entry = entries[query.tensors[key]]
         shape, code = wide_shape(query, key, entry), wide_code(query, key, entry)
         shapes = {shape} if query.graph is None else {shape, shape[::-1]}
-        if tuple(tensor.dims) not in shapes or tensor.data_type != _TYPES_BY_CODE.get(code):
-            dtype = onnx.TensorProto.DataType.Name(tensor.data_type)
-            yield f"{where} takes {key} as {dtype} {tuple(tensor.dims)}, the bundle has {code} {shape}"
+        if weight.shape not in shapes or weight.data_type != _TYPES_BY_CODE.get(code):
+            dtype = onnx.TensorProto.DataType.Name(weight.data_type)
+            yield f"{where} takes {key} as {dtype} {weight.shape}, the bundle has {code} {shape}"
 
 
 _TYPES_BY_CODE = {

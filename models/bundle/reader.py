@@ -154,11 +154,15 @@ class Bundle:
         No tensor is read.
         """
         query = self.query(query_id)
-        if not is_installed("torchvision"):
-            for problem in document_problems(query, self.document_of(query_id), self.header.entries):
-                raise BundleError(self.path, problem, REMEDY)
-            return
-        self._check(query, load_model_spec(query, lambda: self._architecture(query)))
+        if is_installed("torchvision"):
+            self._check(query, load_model_spec(query, lambda: self._architecture(query)))
+        else:
+            self.check_document(query_id)
+
+    def check_document(self, query_id: str) -> None:
+        """Raise BundleError unless the query's tensors fit its document, InputError where it has none."""
+        for problem in document_problems(self.query(query_id), self.document_of(query_id), self.header.entries):
+            raise BundleError(self.path, problem, REMEDY)
 
     def _architecture(self, query: BundleQuery, device: str = "meta") -> nn.Module:
         document = None if query.graph is None else self.tensor(query.graph).numpy().tobytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -261,3 +262,18 @@ def test_plan_bad_option_is_one_line(workload, capsys, words, fault):
     assert main(["plan", str(workload), *words]) == 2
     said = capsys.readouterr()
     assert said.out == "" and len(said.err.strip().splitlines()) == 1 and fault in said.err
+
+
+PLAN_ALONE = """
+import sys
+from gemel.cli import main
+assert main(["plan", sys.argv[1], "--memory", "all", "--json"]) == 0
+assert "torch" not in sys.modules, "a plan of a bundle counts its documents"
+"""
+
+
+def test_a_plan_of_a_bundle_imports_no_torch_and_runs_no_code_of_others(tmp_path, repository):
+    tiny_bundle(tmp_path / "tiny.gemel", documents=True)  # of a factory that is not allowed
+    words = [sys.executable, "-c", PLAN_ALONE, str(tmp_path / "tiny.gemel")]
+    result = subprocess.run(words, cwd=repository, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

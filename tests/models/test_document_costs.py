@@ -14,7 +14,7 @@ from gemel.models.export_document import export_document
 from tests.edge_runtime.engines.sample_bundles import make_query
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "shufflenet_v2_x0_5"])
 def test_costs_of_a_document_are_near_those_of_its_architecture(name):
     model = zoo.build(name, ("a", "b", "c"), {}, 64).eval()
     query = make_query("one", name, 64)
