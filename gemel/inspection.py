@@ -31,6 +31,8 @@ from gemel.text import percent, size, table
 MAX_GROUPS, MAX_NAMES = 12, 4
 """Groups in the text, and queries named for each."""
 HEAVIEST_FRACTIONS = (0.5, 0.8)
+INT8_BYTES = 1 / 4
+"""Of float32; scales and what stays in float32 are left out."""
 PAIRING_HELP = (
     "paired by: only = no model has this layer twice; position = networks aligned so that as many layers as possible "
     "meet in order; likeness = aligned with the most similar weights first"
@@ -42,6 +44,7 @@ class Inspection:
     """Bytes of a workload's models and the groups they could share.
 
     `queries` are the rows of the JSON. `heaviest`: (layers, fraction of all bytes) for half and for 80 % of the bytes.
+    `network_bytes` are saved if of each task the smallest network answered for all queries that may change theirs.
     `flops`: FLOPs a second at the queries' rates (1 a second where unknown), and the least that a common prefix of each
     camera's queries could leave. `alike`: queries that ask the same, so that one model may answer for all. `warnings`:
     missing or unfit inputs.
@@ -53,6 +56,7 @@ class Inspection:
     total_bytes: int
     groups: tuple[Group, ...]
     ceiling_bytes: int
+    network_bytes: int
     heaviest: tuple[tuple[int, float], ...]
     flops: FlopRates
     alike: tuple[str, ...] = ()
@@ -64,6 +68,20 @@ class Inspection:
         """Bytes saved if every group were shared, as a share of all bytes."""
         return self.ceiling_bytes / self.total_bytes if self.total_bytes else 0.0
 
+    @property
+    def network_fraction(self) -> float:
+        """Bytes saved with one network for all of a task, as a share of all bytes; at least the ceiling's."""
+        return max(self.ceiling_bytes, self.network_bytes) / self.total_bytes if self.total_bytes else 0.0
+
+    def predict_savings(self) -> str:
+        """What merging could save at most, by what it may change."""
+        layers, network = self.ceiling_fraction, self.network_fraction
+        kept = [layers, *([network] if network > layers else [])]
+        texts = [f"layers alone: {percent(layers, 0)}"]
+        texts += [f"with one network for all of a task: up to {percent(network, 0)}"] if network > layers else []
+        int8 = " and ".join(percent(1 - (1 - saved) * INT8_BYTES, 0) for saved in kept)
+        return f"could be saved: {'; '.join(texts)}; with weights in int8 up to {int8}"
+
     def to_json(self) -> dict[str, Any]:
         """The keys of `gemel inspect --json`."""
         return {
@@ -73,6 +91,7 @@ class Inspection:
             "total_bytes": self.total_bytes,
             "ceiling_bytes": self.ceiling_bytes,
             "ceiling_fraction": self.ceiling_fraction,
+            "network_fraction": self.network_fraction,
             **self.flops.to_json(),
             "heaviest": [{"layers": count, "bytes_fraction": share} for count, share in self.heaviest],
             "groups": [
@@ -103,6 +122,7 @@ class Inspection:
             f"{len(rows)} models, {size(self.total_bytes)}; {few} of {layers} layers",
             f"layer-sharing bound: {size(self.ceiling_bytes)} = {percent(self.ceiling_fraction)} of all bytes saved "
             f"if all {len(self.groups)} groups were shared ({self.signature} signatures)",
+            self.predict_savings(),
             f"{self.flops.to_text()}{' at most' if self.flops.with_prefix < self.flops.alone else ''}",
             "",
             table(("saves", "weight", "signature", "paired by", "shared by"), shown) if shown else "nothing to share",
@@ -154,6 +174,7 @@ def inspect_workload(workload: Workload, signature: Signature = "wide", weights:
         total_bytes=sum(sizes.values()),
         groups=tuple(found),
         ceiling_bytes=ceiling_with_copies(layers, sizes, twins, signature),
+        network_bytes=_network_bytes(workload, sizes),
         flops=whole_prefix_rates(
             workload.queries,
             {query.id: query.fps or 1.0 for query in workload.queries},
@@ -164,6 +185,15 @@ def inspect_workload(workload: Workload, signature: Signature = "wide", weights:
         notes=tuple(notes),
         warnings=(*missing_inputs(workload), *(_missing_evidence(workload) if weights else ()), *weak),
     )
+
+
+def _network_bytes(workload: Workload, sizes: Mapping[str, int]) -> int:
+    """Bytes saved if of each task the smallest network answered for all queries that may change theirs."""
+    by_task: dict[str, list[int]] = {}
+    for query in workload.queries:
+        if not query.keep_architecture:
+            by_task.setdefault(query.task, []).append(sizes[query.id])
+    return sum(sum(own) - min(own) for own in by_task.values())
 
 
 def _alike(workload: Workload, sizes: Mapping[str, int]) -> Iterator[str]:

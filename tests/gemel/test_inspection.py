@@ -37,6 +37,21 @@ def test_inspect_with_weights_pairs_similar_layers(tmp_path: Path, capsys) -> No
     assert pairs["layer3.1.conv2", "layer3.2.conv2"] == "likeness"
 
 
+def test_inspect_counts_one_network_for_all_and_fewer_bits(tmp_path: Path, capsys) -> None:
+    path = _write_workload(tmp_path, TWO_MODELS)
+    assert main(["inspect", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    sizes = [query["bytes"] for query in found["queries"]]
+    assert found["network_fraction"] == pytest.approx(1 - min(sizes) / sum(sizes))
+    assert found["network_fraction"] > found["ceiling_fraction"]
+    assert main(["inspect", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "layers alone: 34 %; with one network for all of a task: up to 66 %; with weights in int8 up to" in text
+    own = _write_workload(tmp_path, [TWO_MODELS[0], {**TWO_MODELS[1], "keep_architecture": True}])
+    assert main(["inspect", str(own)]) == 0
+    assert "one network" not in capsys.readouterr().out
+
+
 def test_inspect_names_a_model_that_can_share_nothing(tmp_path: Path, capsys) -> None:
     (tmp_path / "own.py").write_text(
         "import torch\n"
