@@ -302,8 +302,8 @@ def train_originals(
 
 @command(app, "merge", (*RECIPE, *BOUNDS, *SPENDING))
 def merge_workload(
-    workload: Workload,
-    out: OutFile,
+    workload: Annotated[str, Argument(metavar="WORKLOAD|FLEET", help="A workload file, or one that lists several.")],
+    out: Annotated[str, file_option("-o --out", "The file to write, or the folder for a fleet.")],
     method: Annotated[str, Option("--method", metavar="M", help=f"One of: {', '.join(METHODS)}.")] = METHODS[0],
     resume: Annotated[bool, Option("--resume", help="Continue an interrupted merge to the same file.")] = False,
     precision: Annotated[
@@ -324,6 +324,7 @@ def merge_workload(
     """Share weights between the queries' models and write a bundle."""
     begun = time.monotonic()  # before torch is loaded, which takes seconds
     from gemel.bundle_summary import MergeOutcomes
+    from gemel.fleet_merge import is_fleet, merge_fleet
     from gemel.merger import MergeOptions, Recipe, Resources, merge
     from gemel.merger.distributed import process_group
     from gemel.merger.prices import Spending
@@ -334,19 +335,23 @@ def merge_workload(
 
     recipe, bounds = Recipe(**_select(RECIPE, options)), _select(BOUNDS, options)
     spending = Spending.parse(**_select(SPENDING, options))
+    merge_options = MergeOptions(
+        recipe,
+        precision=precision,
+        weights=weights,
+        documents=True,
+        resources=Resources(threads, ray),
+        spending=spending,
+        **bounds,
+    )
+    if is_fleet(workload):
+        with show_progress() as progress:
+            fleet = merge_fleet(workload, out, method, resume, seed, progress, merge_options)
+        return CommandResult(fleet.to_json(), fleet.to_text(), exit_code_of(fleet.met))
     load = load_workload(workload)
     limit_s = 60 * bounds["max_minutes"] if "max_minutes" in bounds else None
     with process_group() as ranks, show_progress(limit_s=limit_s) as progress:
-        resources = Resources(threads, ray, ranks)
-        merge_options = MergeOptions(
-            recipe,
-            precision=precision,
-            weights=weights,
-            documents=True,
-            resources=resources,
-            spending=spending,
-            **bounds,
-        )
+        merge_options = replace(merge_options, resources=Resources(threads, ray, ranks))
         loaded_s = time.monotonic() - begun
         report = merge(load, out, method, resume, seed, progress, merge_options)
         report = replace(report, seconds=report.seconds + loaded_s)

@@ -254,7 +254,7 @@ def _open_checkpoint(
 ) -> Checkpoint:
     group = options.resources.group
     fixed = {name: value for name, value in options.to_json().items() if name not in BUDGET_OPTIONS}
-    identity = {"workload": _fingerprint(workload), "method": method, "seed": seed, "options": fixed}
+    identity = {"workload": digest_workload(workload), "method": method, "seed": seed, "options": fixed}
     check_consistent(group, identity)
     return Checkpoint(_beside(out, WORK_SUFFIX), identity, resume, group)
 
@@ -513,8 +513,8 @@ def _full_memory_as_input_error() -> Iterator[None]:
         raise InputError("the memory", "is full", HINT) from error
 
 
-def _fingerprint(workload: Workload) -> str:
-    """Changes with the workload file and with the weights it names."""
+def digest_workload(workload: Workload) -> str:
+    """What changes with the workload file and with the weights it names."""
     digest = hashlib.sha256(workload.path.read_bytes())
     for query in workload.queries:
         digest.update(fingerprint(query.weights))

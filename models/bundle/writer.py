@@ -168,9 +168,12 @@ def _name_of(tensor: Tensor, where: str) -> str:
     return tensor_name(code_of(tensor.dtype), tensor.shape, raw_bytes(tensor))
 
 
-def write_substituted(path: str | Path, bundle: Bundle, others: Mapping[str, Bundle], overwrite: bool = False) -> None:
+def write_substituted(
+    path: str | Path, bundle: Bundle, others: Mapping[str, Bundle], overwrite: bool = False, workload: str = ""
+) -> None:
     """Write the bundle with each of these queries as it is in another bundle; new ones come last.
 
+    `workload` is its name, if it is another one.
     One tensor is in memory at a time. Raises InputError, with nothing written, where the path exists or cannot be
     written, or bytes of one of the bundles are gone or no longer what they were.
     """
@@ -181,7 +184,7 @@ def write_substituted(path: str | Path, bundle: Bundle, others: Mapping[str, Bun
     found = {name: holder.header.entries[name] for name, holder in holders.items()}
     old = bundle.manifest
     counts = count_bytes(queries, found, old.bytes.ceiling)
-    manifest = Manifest(FORMAT, old.workload, old.method, counts, queries, shared_of(queries))
+    manifest = Manifest(FORMAT, workload or old.workload, old.method, counts, queries, shared_of(queries))
     entries = place((name, found[name].dtype, found[name].shape) for name in load_order(queries))
     with open_atomic(path, overwrite) as file:
         file.write(encode_header(entries, {MANIFEST_KEY: manifest.to_json()}))
