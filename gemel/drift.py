@@ -74,6 +74,8 @@ from gemel.text import key_text, number, table
 MAX_SAMPLES = 100_000
 DEFAULT_RATE = 1 / 60
 """Samples of a query a second, where a spool holds too few to tell."""
+MAX_SHOWN_CHANCE = 1000
+"""What comes more often a year by chance is no evidence."""
 READING, COMPARING, WRITING = "reading samples", "running the originals", "writing the bundle"
 UNREADABLE, OTHER_BUNDLE, UNKNOWN, UNUSABLE = (
     "unreadable", "of another bundle", "of no query of the workload", "unusable"
@@ -133,22 +135,12 @@ class DriftCheck:
         """A row for each query, the samples left out, and the next step."""
         rows = []
         for row in self.report.queries:
-            interval = "-" if row.ci95 is None else f"{row.ci95[0]:.3f} to {row.ci95[1]:.3f}"
             note = "reverted to its own weights" if row.reverted else self.notes.get(row.id)
             verdict = VERDICT_TEXTS[row.verdict] + (f"; {note}" if note else "")
-            rows.append(
-                (
-                    row.id,
-                    key_text(self.metrics[row.id]),
-                    row.frames,
-                    number(row.ratio),
-                    interval,
-                    number(row.target),
-                    verdict,
-                )
-            )
+            metric, chance = key_text(self.metrics[row.id]), _format_chance(row.chance_per_year)
+            rows.append((row.id, metric, row.frames, number(row.ratio), number(row.target), verdict, chance))
         lines = [
-            table(("query", "metric", "frames", "ratio", "95 % interval", "target", "verdict"), rows),
+            table(("query", "metric", "frames", "ratio", "target", "verdict", "by chance"), rows),
             "",
             f"samples of bundle {self.report.bundle}",
         ]
@@ -161,6 +153,13 @@ class DriftCheck:
         return "\n".join(lines)
 
     __repr__ = to_text
+
+
+def _format_chance(chance_per_year: float | None) -> str:
+    """How often evidence like this comes by chance at most."""
+    if chance_per_year is None:
+        return "-"
+    return "often" if chance_per_year > MAX_SHOWN_CHANCE else f"at most {chance_per_year:.2g} a year"
 
 
 def check_drift(
@@ -198,7 +197,7 @@ def check_drift(
     agreements, left_out = _compare(load, answering, samples, state, stages)
     for reason, count in sorted(left_out.items()):
         add_note(spool, f"{count} samples {reason} are left out", LEFT_OUT_HINT)
-    below = [query for query in load.queries if agreements[query.id].verdict == BELOW]
+    below = [query for query in load.queries if agreements[query.id][0].verdict == BELOW]
     reverted, notes = frozenset[str](), dict[str, str]()
     if opened is not None and out is not None and below:
         stages.begin(WRITING)
@@ -208,8 +207,9 @@ def check_drift(
         QueryDrift(
             id=query.id, frames=one.frames, ratio=one.ratio, ci95=None if one.ci95 is None else list(one.ci95),
             target=query.accuracy_target, verdict=one.verdict, reverted=query.id in reverted,  # type: ignore[arg-type]
+            chance_per_year=chance,
         )
-        for query in load.queries for one in [agreements[query.id]]
+        for query in load.queries for one, chance in [agreements[query.id]]
     ]  # fmt: skip
     report = DriftReport(checked_at=round(time.time(), 3), bundle=samples.bundle, queries=rows)
     try:
@@ -278,13 +278,14 @@ def _list_samples(spool: Path) -> list[Path]:
 
 def _compare(
     load: Workload, answering: Sequence[Query], samples: DriftSamples, state: DriftState, stages: Stages
-) -> tuple[dict[str, Agreement], Counter[str]]:
-    """The agreement of each query with its original, and how many samples were left out, by reason.
+) -> tuple[dict[str, tuple[Agreement, float | None]], Counter[str]]:
+    """The agreement of each query with its original and the detector's `chance_per_year`, and how many samples were
+    left out, by reason.
 
     A query is below its target once its detector says so, which saw each sample once (gemel.drift_state).
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    agreements, left_out = dict[str, Agreement](), samples.left_out.copy()
+    agreements, left_out = dict[str, tuple[Agreement, float | None]](), samples.left_out.copy()
     stages.begin(COMPARING, sum(map(len, samples.by_query.values())))
     rate = sample_rate(samples)
     for query, shipped in zip(load.queries, answering, strict=True):
@@ -301,8 +302,8 @@ def _compare(
         agreement = compare_agreement(compared, task, query.accuracy_target)
         values = [task.metric_of(frame) for frame in parts[1].counts if frame.any()]
         last = max((path.name for path in paths), default=until)
-        is_below = state.add(query.id, query.accuracy_target * expected, values, last, rate)
-        agreements[query.id] = judge_agreement(agreement, is_below, query.accuracy_target)
+        fall = state.add(query.id, query.accuracy_target * expected, values, last, rate)
+        agreements[query.id] = judge_agreement(agreement, fall.is_below, query.accuracy_target), fall.chance_per_year
     return agreements, +left_out
 
 

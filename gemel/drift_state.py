@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import Field
 
@@ -37,6 +38,15 @@ class StateDocument(Exact):
     queries: dict[str, DetectorRow]
 
 
+class FallEvidence(NamedTuple):
+    """What a detector says: whether quality has fallen below the limit, and how often a year such evidence comes by
+    chance at most, None before any.
+    """
+
+    is_below: bool
+    chance_per_year: float | None
+
+
 @dataclass
 class DriftState:
     """The detectors of a spool with so many queries, read from their file where it is of this bundle."""
@@ -60,8 +70,10 @@ class DriftState:
         row = self.rows.get(query)
         return "" if row is None else row.until
 
-    def add(self, query: str, limit: float, values: Sequence[float], until: str, frames_a_second: float) -> bool:
-        """Show further agreements to the query's detector; whether its quality has fallen below the limit.
+    def add(
+        self, query: str, limit: float, values: Sequence[float], until: str, frames_a_second: float
+    ) -> FallEvidence:
+        """Show further agreements to the query's detector.
 
         All queries of the box share one false alarm in a year.
         """
@@ -80,7 +92,8 @@ class DriftState:
             waiting=waiting[len(means) * block :],
             measured=[*measured, *(round(100 * value) for value in values)][-DETECTOR.measured :],
         )  # fmt: skip
-        return is_alarmed
+        chance = detector.chance_per_year
+        return FallEvidence(is_alarmed, min(chance or 1.0, 1.0) if is_alarmed else chance)
 
     def write(self) -> None:
         """Write the file; InputError where that fails."""

@@ -56,6 +56,11 @@ class FallDetector:
         return sum(self.wealth) / len(self.wealth) / self.run_length
 
     @property
+    def chance_per_year(self) -> float | None:
+        """How often in a year such wealth comes by chance at most; 1 and less is an alarm, None before any value."""
+        return 1 / self.strength if self.strength else None
+
+    @property
     def is_alarmed(self) -> bool:
         """Whether the mean has fallen below the limit."""
         return self.strength >= 1

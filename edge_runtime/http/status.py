@@ -111,7 +111,7 @@ class DriftStatus(_Value):
 
     query: str
     ratio: float | None = Field(description="of its accuracy to its original's; null where the frames were too few")
-    ci95: list[float] | None = Field(description="the 95 % interval of that")
+    chance_per_year: float | None = Field(description="how often a year so much is seen by chance at most; 1 alarms")
     frames: int = Count
     verdict: str = Field(description="kept, below, unsure, too few or one answer")
     checked_at: float = Field(description="Unix seconds")

@@ -83,6 +83,8 @@ def test_check_out_reverts_only_the_query_below_target(folder, capsys):
     assert {name: (row["verdict"], row["reverted"]) for name, row in rows(found).items()} == {
         "a": (KEPT, False), "b": (BELOW, True), "d": (KEPT, False),
     }  # fmt: skip
+    chances = {name: row["chance_per_year"] for name, row in rows(found).items()}
+    assert chances["b"] <= 1 < 100 < min(chances["a"], chances["d"]), "one bound for all that the check is sure of"
     assert {"id", "frames", "ratio", "ci95", "reverted"} <= found["queries"][0].keys()
     assert verify_bundle(out) == []
     before, after = open_bundle(old), open_bundle(out)
@@ -112,6 +114,7 @@ def test_check_without_out_names_the_option(folder, capsys):
     assert main(["drift", "check", str(folder / "fallen"), str(folder / "workload.yaml")]) == 1
     printed = capsys.readouterr().out
     assert "BELOW its target" in printed and "-o FILE writes" in printed
+    assert "95 %" not in printed and "by chance" in printed and "a year" in printed
     assert main(["drift", "check", str(folder / "good"), str(folder / "workload.yaml")]) == 0
 
 

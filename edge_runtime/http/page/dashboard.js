@@ -190,7 +190,8 @@ function showDrift(status) {
   part("no-drift").hidden = status.drift.length > 0;
   rows("drift", status.drift.map((one) => [
     [one.query], [one.ratio === null ? "–" : one.ratio.toFixed(3), "n"],
-    [one.ci95 === null ? "–" : one.ci95.map((end) => end.toFixed(3)).join(" to "), "n"], [String(one.frames), "n"],
+    [one.chance_per_year === null ? "–" : one.chance_per_year > 1000 ? "often" : `≤ ${Number(one.chance_per_year.toPrecision(2))}`, "n"],
+    [String(one.frames), "n"],
     one.reverted ? ["its own weights again", "bad"] : VERDICTS[one.verdict],
     [new Date(one.checked_at * 1000).toLocaleString()],
   ]));

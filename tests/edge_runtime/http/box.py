@@ -100,9 +100,9 @@ class Box(RuntimeStatus):
                          query("gate-kind", "gate", resident=False)],
             "sinks": [sink("jsonl", delivered=181, undelivered={"full": 3})],
             "drift": [
-                DriftStatus(query="gate-kind", ratio=0.93, ci95=[0.91, 0.94], frames=120, verdict="below",
+                DriftStatus(query="gate-kind", ratio=0.93, chance_per_year=0.02, frames=120, verdict="below",
                             checked_at=1.79e9, reverted=True),
-                DriftStatus(query="bridge-cars", ratio=None, ci95=None, frames=3, verdict="too few",
+                DriftStatus(query="bridge-cars", ratio=None, chance_per_year=None, frames=3, verdict="too few",
                             checked_at=1.79e9, reverted=False),
             ],
             "events": EVENTS, "events_begun": {"bridge-cars": {"enter-lane": 2}},
