@@ -2,8 +2,9 @@
 
 The keys are those of https://www.home-assistant.io/integrations/sensor.mqtt, .../image.mqtt, .../event.mqtt,
 .../binary_sensor.mqtt, .../switch.mqtt, .../number.mqtt and .../update.mqtt (of July 2025);
-Home Assistant itself checks the messages where HOME_ASSISTANT_PYTHON names the Python of an environment that has the
-package `homeassistant`, which pins versions of its own (checked with 2024.3.3).
+Home Assistant itself checks the messages, and discovers the entities by a real broker, where HOME_ASSISTANT_PYTHON
+names the Python of an environment that has the packages `homeassistant` and `paho-mqtt`, which pin versions of their
+own (checked with 2025.4.4 on Python 3.13).
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import json
 import os
 import re
 import subprocess
+import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -27,6 +30,8 @@ from gemel.edge_runtime.sinks.discovery import (
     switch_messages,
     update_messages,
 )
+from tests.edge_runtime.sinks.broker import MOSQUITTO, Broker
+from tests.edge_runtime.sinks.test_mqtt import Reader
 
 TEXT = {"type": "string", "minLength": 1}
 TOPIC = {"type": "string", "pattern": "^[^+#\\u0000]+$", "maxLength": 65535}
@@ -121,8 +126,8 @@ asyncio.run(check())
 """
 
 
-def make_messages() -> list[tuple[str, dict[str, Any]]]:
-    """The kind and the message of every discovery topic of a box with all kinds of answers and an event."""
+def publish_discovery() -> list[tuple[str, bytes]]:
+    """Every discovery topic, with its message, of a box with all kinds of answers, an event and a line."""
     entities = CameraEntities("north gate", "left", "gemel/n/status", "gemel/n/left/status", True)
     topic = "gemel/north gate/left/cars/events/"
     found = [
@@ -135,8 +140,13 @@ def make_messages() -> list[tuple[str, dict[str, Any]]]:
             for name, (answer, _) in ANSWERS.items()
         ),
     ]
+    return [one for messages in found for one in messages]
+
+
+def make_messages() -> list[tuple[str, dict[str, Any]]]:
+    """The kind and the message of every discovery topic."""
     made = []
-    for topic, payload in (one for messages in found for one in messages):
+    for topic, payload in publish_discovery():
         kind = DISCOVERY_TOPIC.fullmatch(topic)
         assert kind is not None, topic
         made.append((kind[1], json.loads(payload)))
@@ -200,11 +210,67 @@ def test_discovery_templates_read_results_and_events() -> None:
     assert render(messages["sensor", "cars kerb to the right"]["value_template"], crossing) == "5"
 
 
-def test_discovery_messages_pass_the_schemas_of_home_assistant() -> None:
+@pytest.fixture
+def home_assistant() -> str:
+    """The Python that has the package."""
     python = os.environ.get("HOME_ASSISTANT_PYTHON")
     if python is None:
         pytest.skip("HOME_ASSISTANT_PYTHON names no environment with the package homeassistant")
+    return python
+
+
+def test_discovery_messages_pass_the_schemas_of_home_assistant(home_assistant: str) -> None:
     checked = subprocess.run(
-        [python, "-c", CHECK], input=json.dumps(make_messages()), capture_output=True, text=True, check=False
+        [home_assistant, "-c", CHECK], input=json.dumps(make_messages()), capture_output=True, text=True, check=False
     )
     assert checked.stdout.strip() == "checked", checked.stderr
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(MOSQUITTO is None, reason="the broker mosquitto is not installed")
+def test_home_assistant_discovers_shows_and_switches_all_entities(home_assistant: str, tmp_path: Path) -> None:
+    topic = "gemel/north gate/left/cars"
+    states: dict[str, Any] = {
+        "gemel/n/status": "online", "gemel/n/left/status": "streaming", f"{topic}/state": "ON",
+        f"{topic}/settings": {"fps": 5.0, "min_score": 0.0}, f"{topic}/events/enter": EVENT,
+        f"{topic}/events/enter/open": "2",
+        f"{topic}/events/kerb": {"type": "new", "after": {"crossed": {"left": 3, "right": 5}}},
+        "gemel/n/update": {"installed": "aaa", "offered": "bbb", "state": "on trial", "why": None, "trouble": None},
+        **{f"gemel/north gate/left/{name}": answer for name, (answer, _) in ANSWERS.items()},
+    }  # fmt: skip
+    broker, messages = Broker(tmp_path), publish_discovery()
+    reader = Reader(broker.port)
+    try:
+        for name, payload in messages:
+            reader.publish(name, payload, retain=True)
+        script, out, err = Path(__file__).with_name("home_assistant.py"), tmp_path / "out", tmp_path / "err"
+        with open(out, "w") as shown, open(err, "w") as told:
+            line = [home_assistant, str(script), str(broker.port), str(len(messages))]
+            process = subprocess.Popen(line, stdout=shown, stderr=told, env={"PATH": os.environ["PATH"]})
+        while process.poll() is None:  # events are no states: those from before are not shown
+            for name, state in states.items():
+                reader.publish(name, (state if isinstance(state, str) else json.dumps(state)).encode())
+            time.sleep(0.5)
+    finally:
+        reader.close()
+        broker.end()
+    shown, told = out.read_text(), err.read_text()
+    assert shown, told
+    found: dict[str, list[tuple[str, str, dict[str, Any]]]] = {}
+    for name, (state, about) in json.loads(shown).items():
+        found.setdefault(name.partition(".")[0], []).append(
+            (about["friendly_name"].removeprefix("north gate left "), state, about)
+        )
+    assert sum(map(len, found.values())) == len(messages), told
+    sensors = {name: state for name, state, _ in found["sensor"]}
+    assert sensors == {
+        **{name: state for name, (_, state) in ANSWERS.items()}, "cars kerb to the left": "3",
+        "cars kerb to the right": "5", "north gate updates": "on trial",
+    }  # fmt: skip
+    ((_, occupied, about),) = found["binary_sensor"]
+    assert occupied == "on" and about["device_class"] == "occupancy"
+    assert {name: about["event_type"] for name, _, about in found["event"]} == {"cars enter": "new", "cars kerb": "new"}
+    ((_, state, about),) = found["update"]
+    assert (state, about["installed_version"], about["latest_version"]) == ("on", "aaa", "bbb")
+    assert all(state != "unavailable" for kind in found.values() for _, state, _ in kind)
+    assert reader.of(f"{topic}/set") == [b"OFF", b'{"fps": 0.5}', b'{"min_score": 0.5}']
