@@ -124,12 +124,18 @@ def verify(bundle: str | Path, factories: Collection[str] = ()) -> list[str]:
 
 
 def inspect(
-    workload: str | Path | Workload, signature: Literal["wide", "strict"] = "wide", weights: bool = False
+    workload: str | Path | Workload,
+    signature: Literal["wide", "strict"] = "wide",
+    weights: bool = False,
+    onto: str | Path | None = None,
 ) -> Inspection:
-    """Models, bytes, groups and the layer-sharing bound of a workload; needs neither weights nor footage."""
+    """Models, bytes, groups and the layer-sharing bound of a workload; needs neither weights nor footage.
+
+    With the bundle `onto`, also what each query that is new for it would take there at least.
+    """
     from gemel.inspection import inspect_workload
 
-    return inspect_workload(_load(workload), signature, weights)
+    return inspect_workload(_load(workload), signature, weights, onto)
 
 
 def train(
@@ -156,15 +162,17 @@ def merge(
     progress: ShownProgress = "auto",
     options: MergeOptions | None = None,
     overwrite: bool = False,
+    onto: str | Path | None = None,
 ) -> MergeReport:
     """Merge a workload's models into one bundle at `out`, with the merge's log beside it (merger.merge).
 
-    With `overwrite` a bundle that is there is replaced once the new one is whole.
+    With `overwrite` a bundle that is there is replaced once the new one is whole. `onto` is a bundle whose queries keep
+    every bit where the workload has them unchanged.
     """
     from gemel.merger import merge as merged
 
     with _show(progress) as shown, _replace(out, overwrite and not resume):
-        return merged(_load(workload), out, method, resume, seed, shown, options)
+        return merged(_load(workload), out, method, resume, seed, shown, options, onto)
 
 
 def pack(

@@ -235,6 +235,14 @@ SPENDING = (
     _text("deadline", "TIME", "Refuse to begin what takes longer, and end by then: 90min, 2h."),
 )
 """What `merger.prices.Spending.parse` takes."""
+ADDITION = (
+    _parameter(
+        "onto",
+        Annotated[str | None, file_option("--onto", "Add to this bundle: what it has unchanged stays.", "BUNDLE")],
+    ),
+    _parameter("public_key", Annotated[str | None, file_option("--public-key", "Require its signature by this key.")]),
+)
+"""The bundle that a merge adds to."""
 TRAINING = (
     _limit("passes", int, 1, 10**12, "Frames shown in the first cycle (default 4000)."),
     _limit("rate", float, 0, 10, "AdamW's peak learning rate (default 0.001)."),
@@ -267,11 +275,14 @@ def inspect_workload(
         Option("--signature", metavar="wide|strict",
                help="What lets two layers share: equal weight shapes, or all settings (the paper's)."),
     ] = "wide",
+    onto: Annotated[
+        str | None, file_option("--onto", "Say what each query that is new for this bundle costs.", "BUNDLE")
+    ] = None,
 ) -> CommandResult:  # fmt: skip
     """Models, bytes, groups of shareable layers and the layer-sharing bound of a workload."""
     from gemel import api
 
-    found = api.inspect(workload, signature, weights)
+    found = api.inspect(workload, signature, weights, onto)
     for line in found.warnings:
         print(one_line(f"warning: {line}"), file=sys.stderr)
     return CommandResult(found.to_json(), found.to_text())
@@ -300,7 +311,7 @@ def train_originals(
     return CommandResult({"queries": [asdict(one) for one in results]}, text)
 
 
-@command(app, "merge", (*RECIPE, *BOUNDS, *SPENDING))
+@command(app, "merge", (*RECIPE, *BOUNDS, *SPENDING, *ADDITION))
 def merge_workload(
     workload: Annotated[str, Argument(metavar="WORKLOAD|FLEET", help="A workload file, or one that lists several.")],
     out: Annotated[str, file_option("-o --out", "The file to write, or the folder for a fleet.")],
@@ -334,17 +345,21 @@ def merge_workload(
     from gemel.summaries import merge_text
 
     recipe, bounds = Recipe(**_select(RECIPE, options)), _select(BOUNDS, options)
+    addition = _select(ADDITION, options)
     spending = Spending.parse(**_select(SPENDING, options))
     merge_options = MergeOptions(
         recipe,
         precision=precision,
         weights=weights,
         documents=True,
+        public_key=addition.get("public_key"),
         resources=Resources(threads, ray),
         spending=spending,
         **bounds,
     )
     if is_fleet(workload):
+        if addition:
+            raise InputError("--onto", "does not go together with a fleet", "merge one of its workloads")
         with show_progress() as progress:
             fleet = merge_fleet(workload, out, method, resume, seed, progress, merge_options)
         return CommandResult(fleet.to_json(), fleet.to_text(), exit_code_of(fleet.met))
@@ -353,7 +368,7 @@ def merge_workload(
     with process_group() as ranks, show_progress(limit_s=limit_s) as progress:
         merge_options = replace(merge_options, resources=Resources(threads, ray, ranks))
         loaded_s = time.monotonic() - begun
-        report = merge(load, out, method, resume, seed, progress, merge_options)
+        report = merge(load, out, method, resume, seed, progress, merge_options, addition.get("onto"))
         report = replace(report, seconds=report.seconds + loaded_s)
         if ranks.rank:
             return CommandResult({}, "", exit_code_of(report.met), silent=True)

@@ -373,7 +373,7 @@ def write_originals(path: Path, queries: Sequence[Query], bundle: Bundle) -> Bun
         evidence = record.evidence
         if evidence is not None:
             evidence = {**evidence, "merged": evidence["original"], "ratio": 1.0, "state": "unchanged", "proven": False}
-        records.append(BundleQuery.of(query, evidence, record.threshold))
+        records.append(replace(BundleQuery.of(query, evidence, record.threshold), origin=record.origin))
     models = {query.id: load_original(query) for query in queries}
     made = Made(bundle.manifest.workload, bundle.manifest.method, 0)
     documents = export_documents(models, records) if has_documents(bundle.queries) else {}

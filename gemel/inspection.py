@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ class Inspection:
     `network_bytes` are saved if of each task the smallest network answered for all queries that may change theirs.
     `flops`: FLOPs a second at the queries' rates (1 a second where unknown), and the least that a common prefix of each
     camera's queries could leave. `alike`: queries that ask the same, so that one model may answer for all. `warnings`:
-    missing or unfit inputs.
+    missing or unfit inputs. `addition`: what the new queries would take on the box of a bundle.
     """
 
     workload: str
@@ -62,6 +62,7 @@ class Inspection:
     alike: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    addition: dict[str, Any] | None = None
 
     @property
     def ceiling_fraction(self) -> float:
@@ -102,6 +103,7 @@ class Inspection:
             "alike": list(self.alike),
             "notes": list(self.notes),
             "warnings": list(self.warnings),
+            **({} if self.addition is None else {"addition": self.addition}),
         }  # fmt: skip
 
     def to_text(self) -> str:
@@ -129,13 +131,39 @@ class Inspection:
             *([f"... and {more} more groups"] if more > 0 else []),
             *([PAIRING_HELP] if any(group.paired != "only" for group in self.groups) else []),
             *self.notes,
+            *([] if self.addition is None else _addition_lines(self.addition)),
         ])  # fmt: skip
 
     __repr__ = to_text
 
 
-def inspect_workload(workload: Workload, signature: Signature = "wide", weights: bool = False) -> Inspection:
-    """Describe the models of a workload and the groups they could share.
+def inspect_addition(workload: Workload, onto: str | Path) -> dict[str, Any]:
+    """What stays of a bundle, what leaves, and the least bytes that each new query would take there."""
+    from gemel.merger.addition import estimate_costs, freed_bytes, open_addition
+
+    addition = open_addition(onto, workload)
+    costs = [asdict(cost) for cost in estimate_costs(addition)]
+    after = addition.bundle.manifest.bytes.after
+    return {**addition.describe(), "bundle_bytes": after, "freed_bytes": freed_bytes(addition), "costs": costs}
+
+
+def _addition_lines(addition: Mapping[str, Any]) -> list[str]:
+    kept, new, removed = (len(addition[key]) for key in ("kept", "new", "removed"))
+    before, freed = size(addition["bundle_bytes"]), size(addition["freed_bytes"])
+    first = f"on {addition['onto']} ({before}): {kept} queries stay, {new} are new, {removed} leave, {freed} are freed"
+    rows = [
+        (cost["id"], size(cost["bytes"]), cost["lender"] or "-", size(cost["lender_bytes"]), cost["network"] or "-",
+         size(cost["network_bytes"]))
+        for cost in addition["costs"]
+    ]  # fmt: skip
+    heads = ("new query", "alone, fp32", "layers of", "then", "network of", "then")
+    return ["", first, *([table(heads, rows)] if rows else [])]
+
+
+def inspect_workload(
+    workload: Workload, signature: Signature = "wide", weights: bool = False, onto: str | Path | None = None
+) -> Inspection:
+    """Describe the models of a workload and the groups they could share, and what is new for the bundle `onto`.
 
     With `weights` the weights files that exist are read: repeated layers are paired by similarity, a copy of
     another model is shared whole, and each original is scored on some frames of its labelled val.
@@ -183,6 +211,7 @@ def inspect_workload(workload: Workload, signature: Signature = "wide", weights:
         heaviest=_heaviest([layer.bytes for layer in layers], sum(sizes.values())),
         alike=tuple(_alike(workload, sizes)),
         notes=tuple(notes),
+        addition=None if onto is None else inspect_addition(workload, onto),
         warnings=(*missing_inputs(workload), *(_missing_evidence(workload) if weights else ()), *weak),
     )
 

@@ -40,8 +40,18 @@ def merge_text(merged: Row) -> str:
         f"{percent(merged['saved_fraction'])} saved (layer-sharing bound {percent(merged['ceiling_fraction'])}), "
         f"{change}, in {duration(merged['seconds'])}"
     )
+    scores = [scores_text(merged["queries"])] if merged["queries"] else []
     costs = [cost_text(merged["cost"])] if merged["cost"] else []
-    return "\n\n".join([*parts, scores_text(merged["queries"]), "\n".join([total, *costs])])
+    return "\n\n".join([*parts, *scores, *_addition_lines(merged.get("addition")), "\n".join([total, *costs])])
+
+
+def _addition_lines(addition: Row | None) -> list[str]:
+    """What became of a bundle that was added to, in one line."""
+    if addition is None:
+        return []
+    kept, new, removed = (len(addition[key]) for key in ("kept", "new", "removed"))
+    what = f"{kept} kept bit by bit, {new} new, {removed} removed; {size(addition['new_bytes'])} of tensors are new"
+    return [f"queries of {addition['onto']}: {what}"]
 
 
 def scores_text(queries: Sequence[Row]) -> str:

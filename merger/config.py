@@ -64,6 +64,7 @@ class MergeOptions:
     `share_prefix` also ties the first layers, norms included, of queries of one camera (merger.methods.prefix).
     `precision` is fp32, bf16 or auto (merger.training.step_config.choose_precision). `weights` below fp32 is the
     smallest width in which weights are stored. `documents`: the bundle holds every network as an ONNX document.
+    `public_key` is the file of the Ed25519 key that must have signed the bundle that is added to, if there is one.
     `evidence` is what val and test must hold. `resources` change how long a merge takes, not its result. `spending` has
     prices, a budget and a deadline, which end a merge like `max_minutes`.
     """
@@ -78,6 +79,7 @@ class MergeOptions:
     precision: str = AUTO
     weights: WeightBits = FP32
     documents: bool = False
+    public_key: str | None = None
     top_down: TopDownConfig = field(default_factory=TopDownConfig)
     evidence: EvidenceConfig = EVIDENCE
     resources: Resources = field(default_factory=Resources)

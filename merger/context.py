@@ -16,6 +16,7 @@ from torch import nn
 from gemel.merger.checkpoint import Row, State, Step, StepCache, snapshot, storable
 from gemel.merger.config import MEASUREMENT
 from gemel.merger.distributed import ProcessGroup
+from gemel.merger.donors import Donors
 from gemel.merger.events import Event
 from gemel.merger.init.norms import fixed_norms, match_norm_outputs
 from gemel.merger.networks import Joined, adapt_state, answered_by
@@ -88,6 +89,10 @@ class MergeContext:
     `bases` are the models that a method starts from: the originals, or another query's network where one answers in
     their place (`substitute`). Then `queries` name that network, `networks` say whose it is, and `root` is the context
     without it.
+
+    `donors` are queries of a bundle, whose networks and layers stay as they are: they are in no mapping by query but
+    `originals` and `bases`, which know them by name. `lenders` says from which of them a query may take layers;
+    `layers` has theirs, too.
     """
 
     def __init__(
@@ -98,12 +103,15 @@ class MergeContext:
         device: torch.device | None = None,
         references: Mapping[str, Reference] | None = None,
         group: ProcessGroup | None = None,
+        donors: Donors | None = None,
     ) -> None:
         self.workload, self.device, self.group = workload, device or default_device(), group or ProcessGroup()
         self.queries: dict[str, Query] = {query.id: query for query in workload.queries}
         self.layers: list[Layer] = layers_of_all(workload.queries)
         self.data = WorkloadData(workload, self.device, self.group)
-        self.originals, self.bases, self.networks = self.data.originals, self.data.originals, dict[str, str]()
+        self.donors, self.lenders = donors or Donors(), dict[str, str]()
+        self.originals = self.bases = Joined(self.data.originals, self.donors.models)
+        self.networks = dict[str, str]()
         self.root, self.test, self.val = self, self.data.test, self.data.val
         self.train, self.search = self.data.train, self.data.search
         self.seed, self.progress, self.evidence_config = seed, progress, EVIDENCE
@@ -149,8 +157,31 @@ class MergeContext:
         self.references = {query: found[query] for query in self.queries}
         self.judged = [q for q, one in found.items() if self.accept_unproven or not (one.gap or one.doubt)]
         self.layers = [layer for layer in self.layers if layer.query in self.judged]
+        if self.donors.queries:
+            own = {query: [layer for layer in self.layers if layer.query == query] for query in self.judged}
+            self.lenders = self.run_on_rank0(partial(self.donors.choose_lenders, own, self.originals))
+            self.layers += self._lent_layers()
         if self.group.rank == 0:
             note_evidence(self.queries, self.references, self.evidence_config, self.proves, self.accept_unproven)
+
+    def query(self, name: str) -> Query:
+        """A query of the merge, or a donor."""
+        return self.queries[name] if name in self.queries else self.donors.queries[name]
+
+    def states_that_share(self) -> dict[str, State]:
+        """The state of the base of every query that has layers, donors' among them."""
+        return {query: self.bases[query].state_dict() for query in dict.fromkeys(layer.query for layer in self.layers)}
+
+    def layers_by_lender(self) -> list[list[Layer]]:
+        """The layers of queries that may share with each other: those with one lender, and its own."""
+        parts = dict[str | None, list[Layer]]()
+        for layer in self.layers:
+            is_lent = layer.query in self.donors.queries
+            parts.setdefault(layer.query if is_lent else self.lenders.get(layer.query), []).append(layer)
+        return list(parts.values())
+
+    def _lent_layers(self) -> list[Layer]:
+        return layers_of_all([self.donors.queries[donor] for donor in sorted(set(self.lenders.values()))])
 
     def run_on_rank0(self, compute: Callable[[], T]) -> T:
         """The result of rank 0, computed alone, for all ranks; its FLOPs count on all."""
@@ -258,7 +289,10 @@ class MergeContext:
 
     def has_eval_norms(self, query: str) -> bool:
         """Whether the norms of the network that answers the query stay in eval mode."""
-        return self.references[self.networks.get(query, query)].eval_norms
+        network = self.networks.get(query, query)
+        if network in self.donors.queries:
+            return has_folded_norms(self.originals[network])
+        return self.references[network].eval_norms
 
     def training(self, models: Mapping[str, nn.Module], recipe: Recipe) -> Training:
         """A joint training of these models with the originals as teachers, spread over the ranks of the group.
@@ -280,9 +314,12 @@ class MergeContext:
             return self
         found, root = copy.copy(self), self.root
         found.networks = dict(networks)
-        changed = {name: answered_by(root.queries[name], root.queries[donor]) for name, donor in networks.items()}
+        changed = {name: answered_by(root.queries[name], root.query(donor)) for name, donor in networks.items()}
         found.queries = {name: changed.get(name, query) for name, query in root.queries.items()}
-        found.layers = layers_of_all([found.queries[name] for name in self.judged])
+        lent = {name: donor if donor in self.donors.queries else root.lenders.get(donor)
+                for name, donor in networks.items()}  # fmt: skip
+        found.lenders = {name: donor for name, donor in {**root.lenders, **lent}.items() if donor is not None}
+        found.layers = [*layers_of_all([found.queries[name] for name in self.judged]), *found._lent_layers()]
         found.bases = Joined(root.originals, LazyDict(changed, partial(self._adapt_network, networks, states or {})))
         found.val = Joined(root.val, LazyDict(changed, lambda query: self._frames_for(query, root.val[query.id])))
         found.search = Joined(
@@ -296,9 +333,7 @@ class MergeContext:
         model, donor = build_query(query), networks[query.id]
         known = {key: tensor.cpu() for key, tensor in self.originals[donor].state_dict().items()}
         fresh = {**model.state_dict(), **states.get(query.id, {})}
-        model.load_state_dict(
-            fresh if query.id in states else adapt_state(query, self.root.queries[donor], fresh, known)
-        )
+        model.load_state_dict(fresh if query.id in states else adapt_state(query, self.root.query(donor), fresh, known))
         return model.to(self.device, memory_format=torch.channels_last).eval().requires_grad_(False)  # type: ignore
 
     def _frames_for(self, query: Query, known: PreparedFrames) -> PreparedFrames:

@@ -16,7 +16,7 @@ import hashlib
 import json
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gemel.merger.addition import Addition, open_addition, recommend_whole_merge
 from gemel.merger.budget import Budget
 from gemel.merger.checkpoint import WORK_SUFFIX, Checkpoint, Row, Step, StepCache, snapshot, snapshots, storable
 from gemel.merger.computed import Computed, compute_query, open_network
@@ -40,16 +41,29 @@ from gemel.merger.looks import LookFile, digest_data, digest_state
 from gemel.merger.methods.prefix import SHARING_PREFIXES, share_prefixes
 from gemel.merger.methods.registry import METHODS
 from gemel.merger.methods.top_down import whole_plan
+from gemel.merger.networks import query_as_stored
 from gemel.merger.outcomes import outcome_rows
 from gemel.merger.quantize import Quantized, max_flops, pack_models, quantizable_weights, quantize, tied_models
-from gemel.merger.training.recipe import flops_a_second
+from gemel.merger.training.data import default_device
+from gemel.merger.training.recipe import Flops, flops_a_second
 from gemel.merger.training.step_config import HINT, MemoryPlan
 from gemel.merger.verdict import TriedModel, Verdict, describe, judge_trials, list_accepted, pack_observed
 from gemel.models.bits import FP32
-from gemel.models.bundle import BundleQuery, Made, Manifest, Substitution, check_output, check_writable, write_bundle
-from gemel.models.bundle.manifest import ActivationRange
+from gemel.models.bundle import (
+    Bundle,
+    BundleQuery,
+    Made,
+    Manifest,
+    Substitution,
+    check_output,
+    check_writable,
+    open_bundle,
+    write_bundle,
+)
+from gemel.models.bundle.manifest import ActivationRange, wide_bytes
+from gemel.models.bundle.origin import origin_of
 from gemel.models.device import disable_tf32
-from gemel.models.errors import InputError, size_text
+from gemel.models.errors import InputError, join_names, size_text
 from gemel.models.evaluation import Evidence, EvidenceState, count_flips
 from gemel.models.export_document import export_documents
 from gemel.models.io import check_apart, finite, hold_locks, open_atomic
@@ -67,6 +81,8 @@ from gemel.models.workload import Query, Workload, inputs_of
 LOG_SUFFIX = ".log.jsonl"
 BUDGET_OPTIONS = ("max_minutes", "max_flops")
 """The options that may differ when a merge resumes."""
+ADDING_METHODS = ("top-down", "none")
+"""The methods that leave donors of a bundle as they are."""
 ORIGINALS_ARE_SMALLER = "quantisation: the quantised originals are smaller than the quantised merge"
 storable(Evidence)
 storable(EvidenceState)
@@ -89,7 +105,9 @@ class MergeReport:
 
     `flops_before` and `flops_after` are FLOPs a second of all queries at their frame rates (1 a second where unknown),
     `flops_with_prefix` those with common prefixes run once a frame.
-    `recipe` is what the method trained by, None if it trains nothing. `notes` are those of models.notes.
+    `recipe` is what the method trained by, None if it trains nothing. `notes` are those of models.notes. Of a bundle
+    that grew, `addition` says which queries were `kept`, `new` and `removed`, how many `new_bytes` the bundle before
+    lacks, and what a `whole_merge` could save; `queries` are the new ones, all else is of the whole bundle.
     `cost` is of all starts and to the end, where prices or a deadline are known.
     """
 
@@ -108,6 +126,7 @@ class MergeReport:
     recipe: Mapping[str, object] | None = None
     notes: tuple[str, ...] = ()
     cost: MergeCost | None = None
+    addition: Mapping[str, Any] | None = None
 
     def __repr__(self) -> str:
         rows = [
@@ -144,7 +163,7 @@ class _Found:
     ) -> tuple[dict[str, nn.Module], dict[str, dict[str, PackedWeight]]]:
         """Fresh models of these queries with the weights that a box will run, and those that are stored packed."""
         models = tied_models(ctx, self.merged, queries)
-        return models, pack_models(models, self.storage)
+        return models, ctx.donors.add_packed(models, pack_models(models, self.storage))
 
     def answerer(self, ctx: MergeContext, query: str) -> nn.Module:
         """What answers a query as a box will, fresh."""
@@ -152,6 +171,27 @@ class _Found:
         ranges, model = self.activations.get(query), models[query]
         network = open_network(ctx, query, model, packed.get(query, {})) if ranges else None
         return model if network is None or ranges is None else network.answerer(model, ranges)
+
+
+@dataclass(frozen=True)
+class _Output:
+    """Where a merge goes: the file, the method's name, whether an earlier start may have written it, `documents` as in
+    MergeOptions, and the bundle that it adds to, with the whole workload."""
+
+    path: Path
+    method: str
+    begun: bool
+    documents: bool
+    workload: Workload
+    addition: Addition | None
+
+    def list_queries(self, merged: Mapping[str, Query]) -> list[Query]:
+        """All queries of the workload, each with the network that answers it; `merged` are those of the merge."""
+        kept = {} if self.addition is None else self.addition.kept
+        return [
+            merged[query.id] if query.id in merged else query_as_stored(query, kept[query.id])
+            for query in self.workload.queries
+        ]
 
 
 def merge(
@@ -162,28 +202,45 @@ def merge(
     seed: int = 0,
     progress: Progress = silent,
     options: MergeOptions | None = None,
+    onto: str | Path | None = None,
 ) -> MergeReport:
     """Merge a workload's models into one bundle at `out`, with the merge's log (JSON lines) beside it.
 
     Raises InputError before any training for a bad output path, method, weights or data. An interrupted merge leaves
     `OUT.work`, from which `resume` goes on, with the same options but for its budget and resources. Several processes
     (`Resources.group`) all call this, and rank 0 writes; with `Resources.ray` the merge runs on that cluster.
+
+    `onto` is a bundle whose queries stay as they are, bit by bit and with their proofs, where the workload has them
+    unchanged; only the others are merged (merger.addition).
     """
     out, options = Path(out), options or MergeOptions()
+    if options.public_key is not None and onto is None:
+        raise InputError("--public-key", "says who signed the bundle of --onto", "give both, or none")
     if options.resources.ray is not None:
-        return _merge_on_ray(workload, out, method, resume, seed, progress, options)
+        return _merge_on_ray(workload, out, method, resume, seed, progress, options, onto)
     group = options.resources.group
-    group.run_on_rank0(partial(_check_paths, workload, out))
+    group.run_on_rank0(partial(_check_paths, workload, out, onto))
     with ExitStack() as stack, _full_memory_as_input_error(), warnings.catch_warnings(), disable_tf32():
         notes = stack.enter_context(collect_notes())
         warnings.simplefilter("ignore")  # torch's own, of algorithms and calls that a user cannot change
         group.run_on_rank0(lambda: stack.enter_context(hold_locks(out)))
         begun = group.run_on_rank0(partial(_check, workload, out, method, resume))
-        checkpoint = _open_checkpoint(workload, out, method, seed, options, resume)
+        addition = None
+        if onto is not None:
+            _check_addition_options(method, options)
+            addition = open_addition(onto, workload, options.public_key)
+        output = _Output(out, method, begun, options.documents, workload, addition)
+        if addition is not None and not addition.new:
+            return group.run_on_rank0(lambda: replace(_write_kept(output), notes=tuple(notes)))
+        workload = workload if addition is None else addition.new_workload
+        checkpoint = _open_checkpoint(workload, output, seed, options, resume)
         started = time.monotonic() - checkpoint.seconds
         meter = CostMeter(options.spending, checkpoint, group) if options.spending else None
         options = meter.limit(options) if meter else options
-        ctx = _open_context(workload, method, seed, progress if group.rank == 0 else silent, options, checkpoint)
+        shown = progress if group.rank == 0 else silent
+        ctx = _open_context(workload, output, seed, shown, options, checkpoint)
+        if addition is not None:
+            checkpoint.add_row({**addition.describe(), "flops": ctx.flops.total})
         with torch_threads(options.resources.threads):
             forecast = _open_forecast(ctx, meter, options, checkpoint) if meter else None
             ctx.begin(SEARCHING)
@@ -195,7 +252,7 @@ def merge(
             if options.share_prefix:
                 merged = share_prefixes(ctx, merged, options, checkpoint)
             found = _Found(*_quantize(ctx, merged, method, options, checkpoint))
-            if options.documents and any(found.storage.bits.values()):
+            if options.documents and (any(found.storage.bits.values()) or ctx.donors.queries):
                 found = _compute(ctx, found, options, checkpoint)
             if METHODS[method].accepts:
                 found = _accept(ctx, found, checkpoint)
@@ -205,9 +262,7 @@ def merge(
         checkpoint.save()
         seconds, flops = time.monotonic() - started, ctx.flops.total
         evidence = _measure(ctx, found, checkpoint)
-        documents = options.documents
-        write = partial(_write, ctx, found, evidence, out, method, begun, checkpoint, seconds, flops, documents, meter)
-        report = ctx.run_on_rank0(write)
+        report = ctx.run_on_rank0(partial(_write, ctx, found, evidence, output, checkpoint, seconds, flops, meter))
         if forecast:
             forecast.finish(flops)
         every = group.all_gather_object(lambda: notes)
@@ -215,7 +270,14 @@ def merge(
 
 
 def _merge_on_ray(
-    workload: Workload, out: Path, method: str, resume: bool, seed: int, progress: Progress, options: MergeOptions
+    workload: Workload,
+    out: Path,
+    method: str,
+    resume: bool,
+    seed: int,
+    progress: Progress,
+    options: MergeOptions,
+    onto: str | Path | None,
 ) -> MergeReport:
     """The same merge in the processes of a Ray cluster."""
     resources = options.resources
@@ -224,16 +286,17 @@ def _merge_on_ray(
 
     def entry(group: ProcessGroup, report: Progress) -> MergeReport:
         own = replace(options, resources=Resources(resources.threads, None, group))
-        return merge(workload, out.absolute(), method, resume, seed, report, own)
+        return merge(workload, out.absolute(), method, resume, seed, report, own, onto)
 
     assert resources.ray is not None
     return run_on_ray(resources.ray, entry, progress)
 
 
-def _check_paths(workload: Workload, out: Path) -> None:
+def _check_paths(workload: Workload, out: Path, onto: str | Path | None) -> None:
     """Refuse an output that is an input, or that could never be written."""
     written = [("--out", out), *(("--out", _beside(out, suffix)) for suffix in (LOG_SUFFIX, WORK_SUFFIX))]
-    check_apart(written, inputs_of(workload))
+    before = [] if onto is None else [("the bundle that is added to", onto)]
+    check_apart(written, [*inputs_of(workload), *before])
     check_output(out, overwrite=True)
     check_output(_beside(out, LOG_SUFFIX), overwrite=True)
 
@@ -249,23 +312,36 @@ def _check(workload: Workload, out: Path, method: str, resume: bool) -> bool:
     return begun
 
 
-def _open_checkpoint(
-    workload: Workload, out: Path, method: str, seed: int, options: MergeOptions, resume: bool
-) -> Checkpoint:
+def _check_addition_options(method: str, options: MergeOptions) -> None:
+    """Refuse what would change queries that stay as they are."""
+    if method not in ADDING_METHODS:
+        problem = f"'{method}' does not go together with --onto"
+        raise InputError("--method", problem, f"choose one of: {', '.join(ADDING_METHODS)}")
+    if options.share_prefix:
+        problem = "does not go together with --onto: a common prefix changes queries that stay"
+        raise InputError("--share-prefix", problem, "leave out one of them")
+
+
+def _open_checkpoint(workload: Workload, output: _Output, seed: int, options: MergeOptions, resume: bool) -> Checkpoint:
     group = options.resources.group
     fixed = {name: value for name, value in options.to_json().items() if name not in BUDGET_OPTIONS}
-    identity = {"workload": digest_workload(workload), "method": method, "seed": seed, "options": fixed}
+    identity = {"workload": digest_workload(workload), "method": output.method, "seed": seed, "options": fixed}
+    if output.addition is not None:
+        identity["onto"] = output.addition.bundle.digest
     check_consistent(group, identity)
-    return Checkpoint(_beside(out, WORK_SUFFIX), identity, resume, group)
+    return Checkpoint(_beside(output.path, WORK_SUFFIX), identity, resume, group)
 
 
 def _open_context(
-    workload: Workload, method: str, seed: int, progress: Progress, options: MergeOptions, checkpoint: Checkpoint
+    workload: Workload, output: _Output, seed: int, progress: Progress, options: MergeOptions, checkpoint: Checkpoint
 ) -> MergeContext:
     """Everything loaded and the originals evaluated."""
     torch.manual_seed(seed)
-    group = options.resources.group
-    ctx = MergeContext(workload, seed, progress, group=group)
+    group, method = options.resources.group, output.method
+    donors = None if output.addition is None else output.addition.open_donors(default_device())
+    ctx = MergeContext(workload, seed, progress, group=group, donors=donors)
+    if options.documents:
+        ctx.documents |= ctx.donors.documents()
     keeps_originals = method == "none" and options.weights == FP32 and not options.share_prefix
     changes = METHODS[method].accepts and not keeps_originals
     ctx.proves, ctx.evidence_config, ctx.accept_unproven = changes, options.evidence, options.accept_unproven
@@ -307,8 +383,8 @@ def _quantize(
 
     chosen, alone = fit(Step.QUANTIZED, merged), merged
     if method == "top-down":
-        bases = snapshots(ctx.bases)
-        alone = Merged(identical_sets(whole_plan(ctx, options), bases), bases, merged.networks)
+        plan = identical_sets(whole_plan(ctx, options), ctx.states_that_share())
+        alone = Merged(plan, snapshots(ctx.bases), merged.networks)
     smallest = sum(weight.nbytes for weight in quantizable_weights(ctx, alone, bits))
     if merged.plan != alone.plan and smallest < sum(chosen.stored_bytes.values()):
         instead = fit(Step.QUANTIZED_ORIGINALS, alone)
@@ -329,10 +405,11 @@ def _compute(ctx: MergeContext, found: _Found, options: MergeOptions, checkpoint
 
     def compute(_: StepCache, query: str) -> Computed | None:
         models, packed = found.models(ctx, [query])
-        return compute_query(ctx, query, models[query], packed.get(query, {}), required[query])
+        if not packed.get(query):
+            return None
+        return compute_query(ctx, query, models[query], packed[query], required[query])
 
-    queries = [query for query in ctx.queries if found.storage.bits.get(query)]
-    results = ctx.for_each_query(checkpoint, Step.COMPUTED, queries, compute)
+    results = ctx.for_each_query(checkpoint, Step.COMPUTED, ctx.queries, compute)
     computed = {query: result for query, result in results.items() if result is not None}
     ratios = {query: result.ratio for query, result in computed.items()}
     activations = {query: result.ranges for query, result in computed.items() if result.ranges}
@@ -386,6 +463,7 @@ def _accept(ctx: MergeContext, found: _Found, checkpoint: Checkpoint) -> _Found:
     plan = found.merged.plan.without(*refused)
     packed = {query for query in ctx.queries if found.storage.bits.get(query) or found.storage.norms.get(query)}
     alone = found.merged.plan.queries() - plan.queries() - set(refused) - found.merged.networks.keys() - packed
+    alone &= ctx.queries.keys()
     for query in sorted(alone):
         add_note(query, "shares with no other query any more; its original is back")
     states = {**found.merged.states, **{query: snapshot(ctx.originals[query]) for query in (*refused, *alone)}}
@@ -408,7 +486,8 @@ def _name_option(ctx: MergeContext, query: str, ratio: float) -> str:
 
 def _is_changed(ctx: MergeContext, found: _Found, query: str) -> bool:
     """Whether anything but the query's own original answers it."""
-    if query in ctx.networks or found.storage.bits.get(query) or found.storage.norms.get(query):
+    storage = found.storage
+    if query in ctx.networks or storage.bits.get(query) or storage.norms.get(query) or found.activations.get(query):
         return True
     return not equal_states(snapshot(ctx.originals[query]), found.merged.states[query])
 
@@ -441,66 +520,104 @@ def _write(
     ctx: MergeContext,
     found: _Found,
     evidence: Mapping[str, Evidence],
-    out: Path,
-    method: str,
-    begun: bool,
+    output: _Output,
     checkpoint: Checkpoint,
     seconds: float,
     flops: float,
-    documents: bool,
     meter: CostMeter | None,
 ) -> MergeReport:
     """Write the bundle and the log; the report."""
     ctx.begin(WRITING)
     models, packed = found.models(ctx, ctx.queries)
-    records = [_record(ctx, found.merged, query, evidence[query.id]) for query in ctx.queries.values()]
+    records = [_record(ctx, found.merged, query, evidence[query.id], output) for query in ctx.queries.values()]
     records = [replace(record, activations=dict(found.activations.get(record.id, {}))) for record in records]
-    made = Made(ctx.workload.name, method, _ceiling_bytes(ctx))
-    graphs = export_documents(models, records, ctx.documents) if documents else {}
-    manifest = write_bundle(out, models, records, made, overwrite=begun, packed=packed, documents=graphs)
-    before, after = manifest.bytes.before, manifest.bytes.after
-    cost = meter.cost(flops, before - after) if meter else None
-    rows = [*found.log, *([{"cost": dataclasses.asdict(cost)}] if cost else [])]
-    with open_atomic(_beside(out, LOG_SUFFIX), overwrite=True) as file:
-        file.write("".join(json.dumps(finite(row)) + "\n" for row in rows).encode())
+    graphs = export_documents(models, records, ctx.documents) if output.documents else {}
+    twins = copies({query: model.state_dict() for query, model in ctx.originals.items()})
+    manifest = _write_bundle(output, models, records, twins, packed, graphs)
+    cost = meter.cost(flops, manifest.bytes.before - manifest.bytes.after) if meter else None
+    log = [*found.log, *([{"cost": dataclasses.asdict(cost)}] if cost else [])]
+    with open_atomic(_beside(output.path, LOG_SUFFIX), overwrite=True) as file:
+        file.write("".join(json.dumps(finite(row)) + "\n" for row in log).encode())
     checkpoint.remove()
-    return MergeReport(
-        method, str(out), before, after, 1 - after / before, made.ceiling_bytes / before,
-        flops_a_second(ctx.flops, ctx.root.queries.values()), flops_a_second(ctx.flops, ctx.queries.values()),
-        _prefix_flops(ctx, manifest, models), seconds, flops, tuple(
-            QueryResult(**one.__dict__, id=query, model=ctx.queries[query].model, network=ctx.networks.get(query))
-            for query, one in evidence.items()
-        ),
-        next((row["recipe"] for row in found.log if "recipe" in row), None), cost=cost,
+    report = _report(output, manifest, ctx.queries, ctx.flops)
+    rows = [
+        QueryResult(**one.__dict__, id=query, model=ctx.queries[query].model, network=ctx.networks.get(query))
+        for query, one in evidence.items()
+    ]
+    recipe = next((row["recipe"] for row in found.log if "recipe" in row), None)
+    return replace(report, seconds=seconds, flops=flops, queries=tuple(rows), recipe=recipe, cost=cost)
+
+
+def _write_kept(output: _Output) -> MergeReport:
+    """Write what stays of a bundle where nothing is new."""
+    return _report(output, _write_bundle(output, {}, [], (), {}, {}), {}, Flops())
+
+
+def _write_bundle(
+    output: _Output,
+    models: Mapping[str, nn.Module],
+    records: Sequence[BundleQuery],
+    twins: Collection[str],
+    packed: Mapping[str, Mapping[str, PackedWeight]],
+    documents: Mapping[str, bytes],
+) -> Manifest:
+    """Write these models, and what stays of the bundle that is added to, in the order of the workload."""
+    addition, queries = output.addition, output.workload.queries
+    kept = {} if addition is None else addition.kept
+    holders = {} if addition is None else dict.fromkeys(kept, addition.bundle)
+    whole = {**kept, **{record.id: record for record in records}}
+    sizes = {query.id: model_bytes(query) for query in queries}
+    ceiling = ceiling_with_copies(layers_of_all(queries), sizes, twins)
+    return write_bundle(
+        output.path, models, [whole[query.id] for query in queries], Made(output.workload.name, output.method, ceiling),
+        overwrite=output.begun, packed=packed, documents=documents, holders=holders,
     )  # fmt: skip
 
 
-def _prefix_flops(ctx: MergeContext, manifest: Manifest, models: Mapping[str, nn.Module]) -> float:
+def _report(output: _Output, manifest: Manifest, merged: Mapping[str, Query], flops: Flops) -> MergeReport:
+    """The report on the bundle that was written, without what only a merge can tell."""
+    bundle, queries = open_bundle(output.path), output.list_queries(merged)
+    before, after = manifest.bytes.before, manifest.bytes.after
+    addition = None if output.addition is None else _report_addition(output.addition, bundle)
+    return MergeReport(
+        output.method, str(output.path), before, after, 1 - after / before, manifest.bytes.ceiling / before,
+        flops_a_second(flops, output.workload.queries), flops_a_second(flops, queries),
+        _prefix_flops(bundle, queries), 0.0, 0.0, (), addition=addition,
+    )  # fmt: skip
+
+
+def _report_addition(addition: Addition, bundle: Bundle) -> dict[str, Any]:
+    """What stayed, came and left; notes name what left, and recommend a whole merge where much was added."""
+    held = addition.bundle.header.entries.keys()
+    new_bytes = sum(entry.nbytes for entry in bundle.header.tensors if entry.name not in held)
+    if addition.removed:
+        add_note(bundle.path, f"without {join_names(addition.removed)}, which the workload does not name any more")
+    whole_merge = recommend_whole_merge(bundle, addition.workload)
+    if whole_merge:
+        add_note(bundle.path, whole_merge)
+    return {**addition.describe(), "new_bytes": new_bytes, "whole_merge": whole_merge}
+
+
+def _prefix_flops(bundle: Bundle, queries: Sequence[Query]) -> float:
     """FLOPs a second with what queries of one camera have in common run once a frame."""
     nbytes = dict[str, int]()
-    for record in manifest.queries:
-        state = models[record.id].state_dict()
-        nbytes |= {name: state[key].nbytes for key, name in record.tensors.items()}
-    fps = {query.id: query.fps or 1.0 for query in ctx.queries.values()}
-    return prefix_rates(manifest.queries, layers_by_query(ctx.queries.values()), fps, nbytes.__getitem__).with_prefix
+    for record in bundle.queries:
+        nbytes |= {name: wide_bytes(record, key, bundle.header.entries[name]) for key, name in record.tensors.items()}
+    fps = {query.id: query.fps or 1.0 for query in queries}
+    return prefix_rates(bundle.queries, layers_by_query(queries), fps, nbytes.__getitem__).with_prefix
 
 
-def _record(ctx: MergeContext, merged: Merged, query: Query, evidence: Evidence) -> BundleQuery:
+def _record(ctx: MergeContext, merged: Merged, query: Query, evidence: Evidence, output: _Output) -> BundleQuery:
     """A query's entry in the manifest, with the precision that its model was trained in; None if it was not."""
     threshold = ctx.references[query.id].threshold if task_of(query).has_threshold else None
     unchanged = equal_states(snapshot(ctx.bases[query.id]), merged.states[query.id])
     precision = ctx.memory.precision_of(ctx.bases[query.id]) if query.id in ctx.trained and not unchanged else None
     record = BundleQuery.of(query, evidence.to_json(), threshold, precision)  # type: ignore[arg-type]
+    record = replace(record, origin=origin_of(ctx.workload.query(query.id), output.addition is not None))
     if (donor := ctx.networks.get(query.id)) is None:
         return record
     own = ctx.workload.query(query.id)
     return replace(record, substitution=Substitution(donor, BundleQuery.of(own).model, model_bytes(own)))
-
-
-def _ceiling_bytes(ctx: MergeContext) -> int:
-    sizes = {query.id: model_bytes(query) for query in ctx.workload.queries}
-    twins = copies({query: model.state_dict() for query, model in ctx.originals.items()})
-    return ceiling_with_copies(layers_of_all(ctx.workload.queries), sizes, twins)
 
 
 @contextmanager

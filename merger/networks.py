@@ -8,6 +8,8 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from gemel.models.bundle import BundleQuery
+from gemel.models.bundle.manifest import GRAPH
 from gemel.models.sharing.layers import layers_of
 from gemel.models.workload import Query
 
@@ -35,6 +37,14 @@ class Joined(Mapping[str, Value]):
 def answered_by(query: Query, donor: Query) -> Query:
     """The query as the donor's network answers it: its own question, classes and frames, the donor's network."""
     return replace(query, **{key: getattr(donor, key) for key in NETWORK_KEYS})
+
+
+def query_as_stored(query: Query, record: BundleQuery) -> Query:
+    """The query with the network that a bundle answers it with; one that came as a graph is taken for its own."""
+    if record.substitution is None or record.model == GRAPH:
+        return query
+    keys = {key: getattr(record, key) for key in NETWORK_KEYS if key != "decoder"}
+    return replace(query, **keys)
 
 
 def outputs_of(query: Query, donor: Query) -> list[int] | None:

@@ -81,7 +81,7 @@ def explain_steps(
 
     return [
         SetTrial(
-            members, {query: obstacle(query) for query, _ in members}, flops, len(sets),
+            members, {query: obstacle(query) for query, _ in members if query in required}, flops, len(sets),
             any(query in last for query, _ in members),
         )
         for members in sets

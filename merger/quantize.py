@@ -149,7 +149,7 @@ def quantizable_weights(ctx: MergeContext, merged: Merged, bits: Bits) -> list[Q
         heads = {weight_key(state, row.path) for row in layers_of(ctx.queries[query]) if row.head}
         for key, tensor in state.items():
             options: tuple[Bits, ...] = ()
-            if tensor.dtype == WIDE:
+            if tensor.dtype == WIDE and not ctx.donors.holds(tensor):  # it is there, in the bits it has
                 options = choices(key, tensor.shape, bits, key in heads)
             if options and float(tensor.detach().abs().max()) > MAX_FP16:
                 options = tuple(one for one in options if one != "fp16")
@@ -168,7 +168,9 @@ def quantize(
     weights, done, fits = quantizable_weights(ctx, merged, bits), set[str](), dict[str, _Fit]()
     fitted: list[QuantizedWeight] = []
     for query in ctx.judged:
-        component = sorted(merged.plan.tied_to([query]))  # a connected component of queries that share
+        component = sorted(
+            merged.plan.tied_to([query]) & ctx.queries.keys()
+        )  # a connected component of queries that share
         if query not in done:
             own, found = search.fit([one for one in weights if one.used_by(component)], component)
             fitted, fits, done = fitted + own, fits | found, done | set(component)

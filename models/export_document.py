@@ -44,7 +44,7 @@ def export_documents(
     for query in queries:
         if query.model == GRAPH:
             continue
-        key = _describe_architecture(query, models[query.id])
+        key = describe_architecture(query, models[query.id])
         if key not in by_architecture:
             by_architecture[key] = _try_export(models[query.id], query)
         document = by_architecture[key]
@@ -86,7 +86,7 @@ def _try_export(model: nn.Module, query: BundleQuery) -> bytes | None:
         return None
 
 
-def _describe_architecture(query: BundleQuery, model: nn.Module) -> str:
+def describe_architecture(query: BundleQuery, model: nn.Module) -> str:
     """Equal for two queries whose documents are."""
     spec = model_spec(model)
     arguments = [query.model, query.model_args, query.input_size, len(query.classes), query.task]

@@ -31,6 +31,8 @@ class Start:
 def prepare_start(ctx: MergeContext, plan: SharingPlan, tied: Mapping[str, State]) -> Start:
     """Rank the donors; queries that are `tied` already start from there, and give their weights first."""
     # A detector's boxes hardly agree to within an IoU of 0.75 once its weights change: what others share is its own.
-    ranked = sorted(rank_donors(plan, ctx.layers), key=lambda query: ctx.queries[query].task != "detection")
-    donors = sorted(ranked, key=lambda query: query not in tied)
-    return Start(tuple(donors), {**snapshots(ctx.bases), **tied})
+    ranked = sorted(rank_donors(plan, ctx.layers), key=lambda query: ctx.query(query).task != "detection")
+    # What a bundle has stays as it is.
+    donors = sorted(ranked, key=lambda query: (query in ctx.queries, query not in tied))
+    bases = {query: ctx.bases[query] for query in (*ctx.bases, *ctx.lenders.values())}
+    return Start(tuple(donors), {**snapshots(bases), **tied})

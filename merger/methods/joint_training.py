@@ -11,9 +11,10 @@ from dataclasses import replace
 from functools import partial
 
 from gemel.merger.checkpoint import Step, snapshots
+from gemel.merger.context import MergeContext
 from gemel.merger.evaluate import all_met, objective, tie_and_evaluate, training_flops
 from gemel.merger.init.start import Start
-from gemel.merger.methods.epochs import train_epochs
+from gemel.merger.methods.epochs import freeze_shared, train_epochs
 from gemel.merger.methods.ladder import NOTHING, MergeCandidate, saved_bytes
 from gemel.merger.methods.private import max_private_flops, train_private
 from gemel.merger.methods.registry import MergeTask
@@ -24,7 +25,7 @@ from gemel.models.sharing.plan import SharingPlan, tie
 
 def tie_plan(task: MergeTask, plan: SharingPlan, start: Start) -> MergeCandidate:
     """All sets of a plan tied at their initial weights, and evaluated."""
-    ctx, queries = task.ctx, sorted(plan.queries())
+    ctx, queries = task.ctx, sorted(plan.queries() & task.ctx.queries.keys())
     models, ratios = tie_and_evaluate(ctx, task.checkpoint, plan, queries, start.initialise(plan))
     networks = {query: ctx.networks[query] for query in queries if query in ctx.networks}
     return MergeCandidate(plan, snapshots(models), networks, ratios)
@@ -56,6 +57,7 @@ def train_jointly(task: MergeTask, tied: MergeCandidate, is_kin: bool) -> tuple[
         if not step.done:
             models = ctx.models(queries, tied.states)
             tie(models, plan)
+            freeze_shared(models, lent_plan(ctx, plan))
             progress = cache.state(Step.PROGRESS)
             if not progress:
                 progress.update(nearest=tied, best=NOTHING, trained=False)
@@ -91,7 +93,7 @@ def training_recipe(task: MergeTask, is_hard: bool, is_kin: bool = False) -> Rec
 
 def max_training_flops(task: MergeTask) -> float:
     """FLOPs of a whole hard joint training, and of what is trained alone then, within the budget."""
-    queries = sorted(task.plan.queries() or task.ctx.judged)
+    queries = sorted(task.plan.queries() & task.ctx.queries.keys() or task.ctx.judged)
     flops = training_flops(task.ctx, queries, training_recipe(task, True))
     return min(flops + max_private_flops(task), task.budget.flops_left)
 
@@ -99,7 +101,7 @@ def max_training_flops(task: MergeTask) -> float:
 def light_layers(task: MergeTask, fraction: float) -> dict[str, list[str]]:
     """Query -> its lightest shareable layers, this fraction of its shareable bytes; never all that a query shares."""
     light = dict[str, list[str]]()
-    for query in sorted(task.plan.queries()):
+    for query in sorted(task.plan.queries() & task.ctx.queries.keys()):
         mine = {path for members in task.plan.shared for name, path in members if name == query}
         layers = [layer for layer in task.ctx.layers if layer.query == query and layer.path in mine]
         left = fraction * sum(layer.bytes for layer in layers)
@@ -112,6 +114,12 @@ def light_layers(task: MergeTask, fraction: float) -> dict[str, list[str]]:
     lost = task.plan.queries() - plan_without(task.plan, light).queries()
     needed = {member for members in task.plan.shared if lost & dict(members).keys() for member in members}
     return {query: [path for path in paths if (query, path) not in needed] for query, paths in light.items()}
+
+
+def lent_plan(ctx: MergeContext, plan: SharingPlan) -> SharingPlan:
+    """The sets of a plan whose weight is a donor's of a bundle, which no training changes."""
+    donors = ctx.donors.queries.keys()
+    return SharingPlan(tuple(members for members in plan.shared if donors & dict(members).keys()))
 
 
 def plan_without(plan: SharingPlan, private: Mapping[str, Sequence[str]]) -> SharingPlan:

@@ -83,7 +83,7 @@ class Search:
         """A candidate with the networks and the identical weights of the queries that it leaves alone."""
         ctx = self.layers.ctx
         alone = ctx.queries.keys() - candidate.states.keys() - candidate.plan.queries()
-        plan = add_identical(candidate.plan, self.identical, alone)
+        plan = add_identical(candidate.plan, self.identical, alone, ctx.donors.queries)
         networks = {query: donor for query, donor in ctx.networks.items() if query not in candidate.states}
         return replace(candidate, plan=plan, networks={**networks, **candidate.networks})
 

@@ -62,7 +62,7 @@ def private_recipe(task: MergeTask) -> Recipe:
 def max_private_flops(task: MergeTask) -> float:
     """The FLOPs that training every query alone takes at most."""
     recipe = private_recipe(task)
-    queries = task.plan.queries() or task.ctx.judged
+    queries = task.plan.queries() & task.ctx.queries.keys() or task.ctx.judged
     return task.config.schedules * sum(training_flops(task.ctx, [query], recipe) for query in queries)
 
 

@@ -10,7 +10,7 @@ with the next donor, until a few have served none. FLOPs a second of the box do 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -55,7 +55,7 @@ def network_plan(ctx: MergeContext) -> SharingPlan:
     plan = SharingPlan()
     for donor in dict.fromkeys(ctx.networks.values()):
         queries = [donor, *(query for query, its in ctx.networks.items() if its == donor)]
-        for layer in layers_of(ctx.queries[donor]):
+        for layer in layers_of(ctx.query(donor)):
             if not layer.head:
                 plan = plan.with_set((query, layer.path) for query in queries)
     return plan
@@ -64,12 +64,12 @@ def network_plan(ctx: MergeContext) -> SharingPlan:
 def find_networks(task: MergeTask, known: Networks, trains: bool) -> Networks:
     """Which queries are answered by whose network, so that all of them hold; `trains`: norms and head, too."""
     ctx, found = task.ctx, known
-    for queries in queries_by_task(ctx).values():
+    for name, queries in queries_by_task(ctx).items():
         left = [query for query in queries if query not in known.donors]
         tried, failures = set[str](), 0
         while failures < task.config.network_candidates and not task.budget.over:
-            candidates = smallest_first(ctx, set(left) - tried)
-            donor = best_donor(task, candidates[: task.config.network_candidates], left, found)
+            candidates = [*donors_of_task(task, name, left, tried), *smallest_first(task, set(left) - tried)]
+            donor = best_donor(task, candidates, left, found)
             if donor is None:
                 break
             tried.add(donor)
@@ -82,9 +82,22 @@ def find_networks(task: MergeTask, known: Networks, trains: bool) -> Networks:
     return found
 
 
-def smallest_first(ctx: MergeContext, queries: Iterable[str]) -> list[str]:
-    """Queries in ascending order of their networks' bytes."""
-    return sorted(queries, key=lambda query: (model_bytes(ctx.queries[query]), query))
+def smallest_first(task: MergeTask, queries: Iterable[str]) -> list[str]:
+    """The few of these queries whose networks have the fewest bytes."""
+    ordered = sorted(queries, key=lambda query: (model_bytes(task.ctx.queries[query]), query))
+    return ordered[: task.config.network_candidates]
+
+
+def donors_of_task(task: MergeTask, name: str, queries: Sequence[str] = (), tried: Collection[str] = ()) -> list[str]:
+    """The few donors of a bundle whose networks have outputs for most of these queries, lenders of layers first."""
+    ctx = task.ctx
+
+    def rank(donor: str) -> tuple[int, bool, int, str]:
+        lacking = sum(outputs_of(ctx.queries[query], ctx.query(donor)) is None for query in queries)
+        return lacking, donor not in ctx.lenders.values(), model_bytes(ctx.query(donor)), donor
+
+    offered = [donor for donor, query in ctx.donors.queries.items() if query.task == name and donor not in tried]
+    return sorted(offered, key=rank)[: task.config.network_candidates]
 
 
 def queries_by_task(ctx: MergeContext) -> dict[str, list[str]]:
@@ -98,7 +111,7 @@ def queries_by_task(ctx: MergeContext) -> dict[str, list[str]]:
 def _extra_flops(ctx: MergeContext, query: str, donor: str) -> float:
     """FLOPs a second more if the donor's network answers the query."""
     own = ctx.queries[query]
-    return flops_a_second(ctx.flops, [answered_by(own, ctx.queries[donor])]) - flops_a_second(ctx.flops, [own])
+    return flops_a_second(ctx.flops, [answered_by(own, ctx.query(donor))]) - flops_a_second(ctx.flops, [own])
 
 
 def receivers_of(task: MergeTask, donor: str, left: Sequence[str], found: Networks) -> list[str]:
@@ -132,7 +145,7 @@ def _unchanged_ratios(task: MergeTask, donor: str, queries: Sequence[str]) -> di
     ctx = task.ctx
 
     def evaluate(_: StepCache, query: str) -> float:
-        if outputs_of(ctx.queries[query], ctx.queries[donor]) is None:
+        if outputs_of(ctx.queries[query], ctx.query(donor)) is None:
             return 0.0
         found = ctx.substitute({query: donor})
         return found.ratio(query, found.bases[query])

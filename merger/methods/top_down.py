@@ -24,11 +24,18 @@ from gemel.merger.events import Change, Event
 from gemel.merger.init.average import kin_pairs, set_similarity
 from gemel.merger.init.start import Start, prepare_start
 from gemel.merger.methods.epochs import bisect_options
-from gemel.merger.methods.joint_training import light_layers, max_training_flops, plan_without, tie_plan, train_together
+from gemel.merger.methods.joint_training import (
+    lent_plan,
+    light_layers,
+    max_training_flops,
+    plan_without,
+    tie_plan,
+    train_together,
+)
 from gemel.merger.methods.ladder import NOTHING, MergeCandidate, Rung, Search, climb, report_candidate
 from gemel.merger.methods.private import max_private_flops, train_private
 from gemel.merger.methods.registry import MergeTask, prepare_task, register_method
-from gemel.merger.methods.substitute import Networks, find_networks, queries_by_task
+from gemel.merger.methods.substitute import Networks, donors_of_task, find_networks, queries_by_task
 from gemel.merger.methods.trunk import network_bytes, train_networks
 from gemel.merger.outcomes import SetTrial, explain_steps
 from gemel.models.sharing.groups import groups
@@ -51,8 +58,7 @@ def top_down(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -
     """Climb the ladder; queries that share nothing keep their originals."""
     config = options.top_down
     task = prepare_task(ctx, SharingPlan(), options, checkpoint)
-    states = {query: ctx.bases[query].state_dict() for query in ctx.judged}
-    kin = ctx.run_on_rank0(partial(kin_pairs, ctx.layers, states, config.kin_similarity))
+    kin = ctx.run_on_rank0(lambda: kin_pairs(ctx.layers, ctx.states_that_share(), config.kin_similarity))
     rungs = [rung for rung in make_rungs(options) if rung.change not in config.without]
     ctx.stages.announce([rung.change.value for rung in rungs])
     search = open_search(replace(task, kin=kin), options, Networks(), NOTHING)
@@ -75,8 +81,8 @@ def open_search(task: MergeTask, options: MergeOptions, networks: Networks, tied
     whole = ctx.run_on_rank0(partial(whole_plan, ctx, options))
     identical, settled = SharingPlan(), set[str]()
     if Change.IDENTICAL not in options.top_down.without:
-        identical = identical_sets(whole, snapshots(ctx.bases))
-        settled = queries_identical(whole, identical)
+        identical = identical_sets(whole, ctx.states_that_share())
+        settled = queries_identical(whole, identical) & ctx.queries.keys()
     layers = replace(task, ctx=ctx, plan=whole.without(*settled))
     search = Search(task, layers, networks, identical, tied, NOTHING)
     search = search.offer(NOTHING)
@@ -89,8 +95,8 @@ def open_search(task: MergeTask, options: MergeOptions, networks: Networks, tied
 def whole_plan(ctx: MergeContext, options: MergeOptions) -> SharingPlan:
     """Every group that saves enough; layers that repeat within models are paired by the likeness of their weights."""
     total = sum(model_bytes(query) for query in ctx.queries.values())
-    likeness = cosine_likeness({query: model.state_dict() for query, model in ctx.bases.items()})
-    candidates = groups(ctx.layers, "wide", likeness=likeness)
+    likeness = cosine_likeness(ctx.states_that_share())
+    candidates = [group for layers in ctx.layers_by_lender() for group in groups(layers, "wide", likeness=likeness)]
     return SharingPlan.of(group for group in candidates if group.saved_bytes >= options.min_saving * total)
 
 
@@ -104,7 +110,7 @@ class NetworkRung:
 
     def possible_bytes(self, search: Search) -> int:
         """With the best network of each task for all its queries."""
-        return all_networks_bytes(search)
+        return all_networks_bytes(search, with_donors=True)
 
     def max_flops(self, search: Search) -> float:
         """Of training each query alone."""
@@ -161,14 +167,13 @@ class MeanRung:
         return replace(search, tied=best).offer(best)
 
     def _plan(self, search: Search) -> SharingPlan:
-        """The sets of kin, the most alike first."""
+        """The sets of kin, the most alike first, without the donors of a bundle."""
         task = search.layers
-        if not task.kin:
+        plan = task.plan.without(*task.ctx.donors.queries)
+        if not task.kin or not plan.shared:
             return SharingPlan()
-        likeness = task.ctx.run_on_rank0(
-            lambda: set_similarity(task.plan, task.ctx.layers, {q: m.state_dict() for q, m in task.ctx.bases.items()})
-        )
-        kin = [members for members in task.plan.shared if likeness[members] >= task.config.kin_similarity]
+        likeness = task.ctx.run_on_rank0(lambda: set_similarity(plan, task.ctx.layers, task.ctx.states_that_share()))
+        kin = [members for members in plan.shared if likeness[members] >= task.config.kin_similarity]
         return SharingPlan(tuple(sorted(kin, key=lambda members: -likeness[members])))
 
 
@@ -229,8 +234,9 @@ class LayersRung:
     change: Change = Change.LAYERS
 
     def possible_bytes(self, search: Search) -> int:
-        """Of all layers that could be shared."""
-        return search.possible_bytes(search.layers.plan)
+        """Of all layers that could be shared; nothing where all are a bundle's, which no training changes."""
+        task = search.layers
+        return 0 if lent_plan(task.ctx, task.plan) == task.plan else search.possible_bytes(task.plan)
 
     def max_flops(self, search: Search) -> float:
         """Of a joint training."""
@@ -282,6 +288,10 @@ def train_layers(search: Search, change: Change, plan: SharingPlan, *parts: str)
     return replace(search, tied=last).offer(best, last.holding(task.least))
 
 
-def all_networks_bytes(search: Search) -> int:
-    """Bytes saved with the best network of each task for all its queries."""
-    return sum(network_bytes(search.task, queries) for queries in queries_by_task(search.task.ctx).values())
+def all_networks_bytes(search: Search, with_donors: bool = False) -> int:
+    """Bytes saved with the best network of each task for all its queries, also one of the donors of a bundle."""
+    task = search.task
+    return sum(
+        network_bytes(task, queries, donors_of_task(task, name) if with_donors else ())
+        for name, queries in queries_by_task(task.ctx).items()
+    )

@@ -7,6 +7,7 @@ of the box do not grow.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gemel.merger.checkpoint import Step, snapshots
@@ -47,8 +48,7 @@ def train_networks(search: Search) -> MergeCandidate:
 def train_network(task: MergeTask, queries: list[str]) -> MergeCandidate:
     """One network for these queries, trained, with those that hold."""
     task = replace(task, kin=frozenset())  # kin take part, too
-    candidates = smallest_first(task.ctx, queries)[: task.config.network_candidates]
-    donor = best_donor(task, candidates, queries, Networks())
+    donor = best_donor(task, smallest_first(task, queries), queries, Networks())
     if donor is None:
         return NOTHING
     receivers = receivers_of(task, donor, queries, Networks())
@@ -67,9 +67,9 @@ def train_network(task: MergeTask, queries: list[str]) -> MergeCandidate:
     ).drop_unshared()
 
 
-def network_bytes(task: MergeTask, queries: list[str]) -> int:
-    """The bytes of layers that one network for these queries could make unnecessary."""
+def network_bytes(task: MergeTask, queries: Sequence[str], donors: Sequence[str] = ()) -> int:
+    """The bytes of layers that one network for these queries, or one of these donors', could make unnecessary."""
     task = replace(task, kin=frozenset())
     size = {q: sum(layer.bytes for layer in layers_of(task.ctx.queries[q]) if not layer.head) for q in queries}
-    served = [receivers_of(task, donor, queries, Networks()) for donor in queries]
+    served = [receivers_of(task, donor, queries, Networks()) for donor in (*queries, *donors)]
     return max(sum(size[query] for query in receivers) for receivers in served)

@@ -86,6 +86,18 @@ class Substitution:
     bytes: Count
 
 
+@dataclass(frozen=True)
+class OriginRecord:
+    """What a query was merged from, as SHA-256: its `definition` in the workload, and its original's file (`weights`).
+
+    `added`: it was added to a bundle that was there, whose other queries stayed as they were.
+    """
+
+    definition: TensorName
+    weights: TensorName
+    added: bool = False
+
+
 class BundleEvidence(TypedDict):
     """Accuracy on the test split, and what is proven; further plain keys (`from`, `needs`, map ...) may follow."""
 
@@ -113,7 +125,8 @@ class BundleQuery:
     With the model "graph", `graph` names the U8 tensor that holds the network as an ONNX document without weights, and
     `decoder` says what its outputs mean; of any other model `document` names such a tensor, where the bundle has one.
     `agreement` says how outputs of the task `tensor` are compared. `activations` are the ranges of those that are
-    computed in eight bits, by place in the document (models.graph.activations); empty where none are.
+    computed in eight bits, by place in the document (models.graph.activations); empty where none are. `origin` is what
+    it was merged from, None where that is not known.
     """
 
     id: Id
@@ -143,6 +156,7 @@ class BundleQuery:
     multi_label: bool = False
     document: TensorName | None = None
     activations: dict[ActivationPlace, ActivationRange] = field(default_factory=dict, hash=False)
+    origin: OriginRecord | None = None
 
     @property
     def network_document(self) -> str | None:
@@ -248,6 +262,7 @@ class Manifest:
                 "multi_label",
                 "document",
                 "activations",
+                "origin",
             ):
                 if not query[key]:
                     del query[key]
@@ -342,10 +357,12 @@ def original_bytes(query: BundleQuery, entries: Mapping[str, Entry]) -> int:
     """Bytes of a query's original: a float32 tensor of its own at every place of its own architecture."""
     if query.substitution is not None:
         return query.substitution.bytes
-    return sum(
-        math.prod(wide_shape(query, key, entries[name])) * ITEM_BYTES[wide_code(query, key, entries[name])]
-        for key, name in query.tensors.items()
-    )
+    return sum(wide_bytes(query, key, entries[name]) for key, name in query.tensors.items())
+
+
+def wide_bytes(query: BundleQuery, key: str, entry: Entry) -> int:
+    """Bytes of the tensor at a state_dict key as it is used, however it is stored."""
+    return math.prod(wide_shape(query, key, entry)) * ITEM_BYTES[wide_code(query, key, entry)]
 
 
 def wide_code(query: BundleQuery, key: str, entry: Entry) -> str:

@@ -60,38 +60,50 @@ def write_bundle(
     overwrite: bool = False,
     packed: Mapping[str, Mapping[str, PackedWeight]] | None = None,
     documents: Mapping[str, bytes] | None = None,
+    holders: Mapping[str, Bundle] | None = None,
 ) -> Manifest:
     """Write the models of a workload as one bundle and return its manifest.
 
     `models` holds each query's module, tied; what is shared is found by content. `queries` are records without
     tensors (`BundleQuery.of`), in the order they shall have. The bytes before and after are counted here. `packed`
     maps queries and state dict keys to what is stored in place of the model's tensor; queries that share a weight
-    should have the same one. `documents` are networks of queries as ONNX documents (`export_documents`). Raises
-    InputError, with nothing written, when the path exists or cannot be written or the disk is full, and ValueError when
-    models and queries don't fit together.
+    should have the same one. `documents` are networks of queries as ONNX documents (`export_documents`). `holders` maps
+    queries without a model here to the bundle that has the tensors of their records, which stay as they are; one tensor
+    of these is in memory at a time. Raises InputError, with nothing written, when the path exists or cannot be written,
+    the disk is full, or bytes of a holder are gone or no longer what they were, and ValueError when models and queries
+    don't fit together.
     """
     path = check_output(path, overwrite)
-    laid = _lay_out(path, models, queries, made, packed or {}, documents or {})
+    laid = _lay_out(path, models, queries, made, packed or {}, documents or {}, holders or {})
     with open_atomic(path, overwrite) as file:
         file.write(laid.head)
         for entry in laid.entries:
-            file.write(bytes(entry.nbytes) if entry.is_pad else raw_bytes(laid.tensors[entry.name]))
+            file.write(laid.content(entry))
     return laid.manifest
 
 
 def check_writable(path: str | Path, models: Mapping[str, nn.Module], queries: Sequence[BundleQuery]) -> None:
     """Raise InputError where `write_bundle` would not write these models; call it before they are trained."""
-    _lay_out(Path(path), models, queries, Made("workload", "none", 0), {}, {})
+    _lay_out(Path(path), models, queries, Made("workload", "none", 0), {}, {}, {})
 
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """A bundle before it is written."""
+    """A bundle before it is written; `tensors` are in memory, the others in the bundle that `holders` names."""
 
     manifest: Manifest
     head: bytes
     entries: Sequence[Entry]
     tensors: Mapping[str, Tensor]
+    holders: Mapping[str, Bundle]
+
+    def content(self, entry: Entry) -> bytes | memoryview:
+        """The bytes of an entry."""
+        if entry.is_pad:
+            return bytes(entry.nbytes)
+        if entry.name in self.tensors:
+            return raw_bytes(self.tensors[entry.name])
+        return _read(self.holders[entry.name], entry.name)
 
 
 def _lay_out(
@@ -101,13 +113,20 @@ def _lay_out(
     made: Made,
     packed: Mapping[str, Mapping[str, PackedWeight]],
     documents: Mapping[str, bytes],
+    holders: Mapping[str, Bundle],
 ) -> _Layout:
-    if len({query.id for query in queries}) < len(queries) or {query.id for query in queries} != set(models):
-        raise ValueError(f"models {sorted(models)} and queries {[query.id for query in queries]} differ")
+    ids = [*models, *holders]
+    if len({query.id for query in queries}) < len(queries) or {query.id for query in queries} != set(ids):
+        raise ValueError(f"models {sorted(ids)} and queries {[query.id for query in queries]} differ")
     tensors: dict[str, Tensor] = {}
+    homes: dict[str, Bundle] = {}
     known: dict[tuple[object, ...], str] = {}
     records = []
     for query in queries:
+        if query.id in holders:
+            homes |= dict.fromkeys((*graph_names([query]), *query.places().values()), holders[query.id])
+            records.append(query)
+            continue
         weights = packed.get(query.id, {})
         places = {}
         for key, tensor in _stored_state(models[query.id].state_dict(), weights).items():
@@ -133,10 +152,12 @@ def _lay_out(
             tensors[name] = document
             record = dataclasses.replace(record, document=name)
         records.append(record)
-    entries = place((name, code_of(tensors[name].dtype), tuple(tensors[name].shape)) for name in load_order(records))
+    shapes = {name: (home.header.entries[name].dtype, home.header.entries[name].shape) for name, home in homes.items()}
+    shapes |= {name: (code_of(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()}
+    entries = place((name, *shapes[name]) for name in load_order(records))
     by_name = {entry.name: entry for entry in entries if not entry.is_pad}
     counts = count_bytes(records, by_name, made.ceiling_bytes)
-    if counts.before < made.ceiling_bytes:
+    if counts.before < made.ceiling_bytes and not holders:
         raise ValueError(f"{made.ceiling_bytes} bytes cannot be saved: there are fewer")
     text = Manifest(FORMAT, made.workload, made.method, counts, tuple(records), shared_of(records)).to_json()
     try:
@@ -146,7 +167,7 @@ def _lay_out(
             raise ParseError(problem)
     except ParseError as error:
         raise InputError(path, f"this bundle could not be read again: {error}", "change the workload") from None
-    return _Layout(manifest, head, entries, tensors)
+    return _Layout(manifest, head, entries, tensors, homes)
 
 
 def _document_of(model: nn.Module) -> Tensor:
@@ -177,19 +198,10 @@ def write_substituted(
     One tensor is in memory at a time. Raises InputError, with nothing written, where the path exists or cannot be
     written, or bytes of one of the bundles are gone or no longer what they were.
     """
-    path = check_output(path, overwrite)
     homes = {**{query.id: bundle for query in bundle.queries}, **others}
-    queries = tuple(home.query(query) for query, home in homes.items())
-    holders = {name: homes[one.id] for one in queries for name in (*graph_names([one]), *one.places().values())}
-    found = {name: holder.header.entries[name] for name, holder in holders.items()}
-    old = bundle.manifest
-    counts = count_bytes(queries, found, old.bytes.ceiling)
-    manifest = Manifest(FORMAT, workload or old.workload, old.method, counts, queries, shared_of(queries))
-    entries = place((name, found[name].dtype, found[name].shape) for name in load_order(queries))
-    with open_atomic(path, overwrite) as file:
-        file.write(encode_header(entries, {MANIFEST_KEY: manifest.to_json()}))
-        for one in entries:
-            file.write(bytes(one.nbytes) if one.is_pad else _read(holders[one.name], one.name))
+    queries = [home.query(query) for query, home in homes.items()]
+    made = Made(workload or bundle.manifest.workload, bundle.manifest.method, bundle.manifest.bytes.ceiling)
+    write_bundle(path, {}, queries, made, overwrite=overwrite, holders=homes)
 
 
 def _read(bundle: Bundle, name: str) -> memoryview:

@@ -66,10 +66,14 @@ def queries_identical(plan: SharingPlan, equal: SharingPlan) -> set[str]:
     return plan.queries() - plan.tied_to({query for query, _ in others})
 
 
-def add_identical(plan: SharingPlan, equal: SharingPlan, queries: Collection[str]) -> SharingPlan:
-    """A plan with the equal weights of these queries tied, too; they are in no set of it."""
+def add_identical(
+    plan: SharingPlan, equal: SharingPlan, queries: Collection[str], donors: Collection[str] = ()
+) -> SharingPlan:
+    """A plan with the equal weights of these queries tied, too; they are in no set of it, as donors may be."""
     for members in equal.shared:
-        plan = plan.with_set(member for member in members if member[0] in queries)
+        lent = [member for member in members if member[0] in donors]
+        added = [member for member in members if member[0] in queries]
+        plan = plan.with_pairs((lent[0], member) for member in added) if lent else plan.with_set(added)
     return plan
 
 
