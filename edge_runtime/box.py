@@ -311,6 +311,28 @@ def known_costs(bundle: Bundle, engines: Mapping[str, FrameEngine], profile: Mea
     return Costs(queries, sizes, profile.copy_bytes_per_s, profile.load_latency_s, joint=joint)
 
 
+def _for_detector_port(costs: Costs, config: BoxConfig, bundle: Bundle) -> Costs:
+    """The costs with the deadline of the port's clients for the queries that it answers.
+
+    A result that comes later is of no use to them, and what waits behind its run would be late as well.
+    """
+    if config.detector_port is None:
+        return costs
+    answered = {
+        query.id for query in bundle.queries if query.task == "detection" and config.cameras[query.camera].is_push
+    }
+    within_s = config.detector_port.run_within_s
+
+    def limit(cost: QueryCost) -> QueryCost:
+        return replace(cost, sla_s=min(cost.sla_s, within_s))
+
+    queries = {name: limit(cost) if name in answered else cost for name, cost in costs.queries.items()}
+    joint = tuple(
+        replace(one, cost=limit(one.cost)) if answered.intersection(one.queries) else one for one in costs.joint
+    )
+    return replace(costs, queries=queries, joint=joint)
+
+
 def _budgeted_costs(
     loaded: LoadedBox, engines: Mapping[str, FrameEngine], profile: MeasuredProfile | None
 ) -> tuple[Costs, Overflow]:
@@ -325,7 +347,7 @@ def _budgeted_costs(
 
         return streamable_layers(engine.model, bundle.query(name), config.device)  # type: ignore[attr-defined]
 
-    whole = known_costs(bundle, engines, profile)
+    whole = _for_detector_port(known_costs(bundle, engines, profile), config, bundle)
     budget_bytes = loaded.budget_bytes - held_bytes(engines.values())
     shares = policy_named(config.policy).view(whole) is whole
     if config.overflow and shares:

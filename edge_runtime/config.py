@@ -66,12 +66,23 @@ class UpdateConfig:
     ca: Path | None = None
 
 
+RUN_SHARE = 0.75
+"""Of the timeout of a client of `zmq`."""
+
+
 @dataclass(frozen=True, slots=True)
 class DetectorPortConfig:
-    """The address at which Frigate's detector `zmq` is answered, and whether models that it sends are taken."""
+    """The address at which Frigate's detector `zmq` is answered, whether models that it sends are taken, and the
+    milliseconds after which it takes an answer for none (its `request_timeout_ms`)."""
 
     bind: str
     accept_models: bool = False
+    timeout_ms: float = 200.0
+
+    @property
+    def run_within_s(self) -> float:
+        """The deadline of a tensor in the schedule: what is left of the timeout is for its way, and the answer's."""
+        return RUN_SHARE * self.timeout_ms / 1000
 
     @property
     def is_local(self) -> bool:
@@ -211,6 +222,7 @@ def _spool_keys(given: Any) -> Any:
 class _DetectorPortKeys(_Strict):
     bind: Annotated[str, Field(pattern=r"^(tcp://(\[[0-9a-fA-F:]+\]|[\w.*-]+):[0-9]{1,5}|ipc:///.{1,90})$")]
     accept_models: bool = False
+    timeout_ms: Annotated[float, Field(ge=10, le=60_000)] = 200.0
 
 
 class _BoxKeys(_Strict):
@@ -363,7 +375,7 @@ def _detector_port(path: Path, keys: _BoxKeys) -> DetectorPortConfig:
         raise InputError(path, "no camera takes frames that are sent", "add one with `source: push`", "zmq")
     if keys.zmq.accept_models:
         _check_arrivals(path, keys)
-    return DetectorPortConfig(keys.zmq.bind, keys.zmq.accept_models)
+    return DetectorPortConfig(keys.zmq.bind, keys.zmq.accept_models, keys.zmq.timeout_ms)
 
 
 def _check_arrivals(path: Path, keys: _BoxKeys) -> None:

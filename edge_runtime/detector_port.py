@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     import zmq
     from prometheus_client import Counter
 
-LATE_S = 0.2
-"""Frigate's default of `request_timeout_ms`: it takes a later answer for none."""
 MODEL_TIMEOUT_S = 28.0
 """Frigate waits 30 s for the answer to a model."""
 ROWS, COLUMNS = 20, 6
@@ -57,7 +55,7 @@ class DetectorOutcome(str, Enum):
 
     ANSWERED = "answered"
     LATE = "late"
-    """Answered after LATE_S."""
+    """Answered after the client's timeout."""
     DECLINED = "declined"
     REFUSED = "refused"
     """It does not fit the protocol."""
@@ -267,7 +265,7 @@ class DetectorPort:
             records = await asyncio.wait_for(asyncio.wrap_future(future), pushed.camera.timeout_s)
         except asyncio.TimeoutError:
             raise PushDeclined(name, f"there was no answer within {pushed.camera.timeout_s:g} s") from None
-        is_late = asyncio.get_running_loop().time() - start > LATE_S
+        is_late = asyncio.get_running_loop().time() - start > self._config.timeout_ms / 1000
         self._counts.labels(name, DetectorOutcome.LATE if is_late else DetectorOutcome.ANSWERED).inc()
         height, width = pixels.shape[:2]
         return detection_rows(pushed.query, records[name], width, height).tobytes()

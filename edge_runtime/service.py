@@ -47,8 +47,9 @@ INFERENCE_TIMEOUT_S, CAMERAS_TIMEOUT_S, SINKS_TIMEOUT_S, LEDGER_TIMEOUT_S = 1.2,
 """How long each is waited for at the end, one after the other: the process ends within 5 seconds."""
 DRAIN_TIMEOUT_S = 10.0
 """How long sinks may deliver what waits when the box ends by itself."""
-TIDY_INTERVAL_S = 10.0
-"""Interval at which free memory is returned to the system."""
+TIDY_INTERVAL_S, MAX_TIDY_INTERVAL_S = 10.0, 60.0
+"""Interval at which free memory is returned to the system. After a reload all objects are scanned once, which stops
+every thread for 60 ms of processor time (220 ms with torch): up to a minute it waits until no frame waits or runs."""
 LEDGER_INTERVAL_S = 10.0
 LEDGER_FILE, PREVIOUS_LEDGER_FILE = "ledger.json", "ledger.json.1"
 SAME_SIGNAL_S = 0.5
@@ -345,9 +346,15 @@ class Service:
                 written_at = now
                 self._ledger_file.write(self.summary())
             if self._is_ready and now >= tidied_at + TIDY_INTERVAL_S:
+                if not self._is_frozen and self._is_busy() and now < tidied_at + MAX_TIDY_INTERVAL_S:
+                    continue
                 tidied_at = now
                 name_threads()
                 self._return_free_memory()
+
+    def _is_busy(self) -> bool:
+        """Whether a frame waits or runs."""
+        return bool(self._runtime.mailboxes.pending()) or self._inference.executor.activity is not None
 
     def _return_free_memory(self) -> None:
         """Collect garbage and trim the heap; the long-lived objects of a box are scanned once and then frozen."""

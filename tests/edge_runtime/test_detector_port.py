@@ -14,7 +14,6 @@ import pytest
 from gemel.edge_runtime.config import DetectorPortConfig, any_device, load_config
 from gemel.edge_runtime.daemon import find_open_access
 from gemel.edge_runtime.detector_port import (
-    LATE_S,
     MAX_ERROR_CHARS,
     MAX_HEADER_BYTES,
     DetectorError,
@@ -68,6 +67,16 @@ def test_client_gets_the_boxes_of_the_query_that_it_named(box: LocalBox) -> None
         planes = np.ascontiguousarray(frame().transpose(0, 3, 1, 2))
         np.testing.assert_array_equal(client.detect(planes), rows)
         assert not client.detect(frame(0)).any()
+
+
+def test_tensors_have_the_deadline_of_the_clients_in_the_schedule(box: LocalBox) -> None:
+    costed = box.service._runtime.active.box.costed
+    assert costed.loaded.bundle.query("spots").sla_ms > 200
+    for costs in (costed.whole, box.service._inference.executor.costs):
+        kinds = {name: cost.sla_s for name, cost in costs.queries.items()}
+        assert kinds["spots"] == pytest.approx(0.15)
+        assert kinds["kind"] == costed.loaded.bundle.query("kind").sla_ms / 1000, "no detection"
+    assert DetectorPortConfig("", timeout_ms=400).run_within_s == pytest.approx(0.3)
 
 
 def test_answers_are_those_of_http_and_are_counted(box: LocalBox) -> None:
@@ -205,4 +214,4 @@ def test_read_pixels_keeps_values() -> None:
     np.testing.assert_array_equal(read_pixels(header, pixels.tobytes()), pixels[0])
     with pytest.raises(DetectorError):
         read_pixels(header, b"")
-    assert LATE_S == 0.2 and MAX_ERROR_CHARS + len('{"error": ""}') < 480
+    assert DetectorPortConfig("").timeout_ms == 200 and MAX_ERROR_CHARS + len('{"error": ""}') < 480

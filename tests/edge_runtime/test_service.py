@@ -19,6 +19,7 @@ from gemel.edge_runtime import executor, service
 from gemel.edge_runtime.daemon import run
 from gemel.edge_runtime.engines.torch_engine import TorchEngine
 from gemel.edge_runtime.service import SAME_SIGNAL_S, LedgerFile, catch_signals
+from tests.edge_runtime.local_box import LocalBox
 from tests.edge_runtime.tiny import LOOPED, write_box, write_config
 
 TIMEOUT_S = 60.0
@@ -73,6 +74,29 @@ def test_service_returns_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(service, "trim_heap", count_frozen)
     run(write_config(tmp_path, cameras=LOOPED, spool="spool"), stop=stop, seconds=TIMEOUT_S)
     assert frozen[0] > gc.get_freeze_count() == 0, "the objects of a box are frozen until it ends"
+
+
+def test_service_scans_all_objects_after_a_reload_once_no_frame_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_box(tmp_path)
+    with LocalBox(write_config(tmp_path, cameras=LOOPED)) as box:
+        box.until(lambda: box.service._inference.started is not None)
+        monkeypatch.setattr(service, "TIDY_INTERVAL_S", 0.0)
+        monkeypatch.setattr(service, "MAX_TIDY_INTERVAL_S", 3600.0)
+        tidied: list[bool] = []
+        is_busy = [True]
+        monkeypatch.setattr(box.service, "_is_busy", lambda: tidied.append(False) or is_busy[0])
+        monkeypatch.setattr(box.service, "_return_free_memory", lambda: tidied.append(True))
+        box.service._is_frozen = False
+        box.until(lambda: len(tidied) > 3)
+        assert True not in tidied[1:], "a frame waits or runs"
+        is_busy[0] = False
+        box.until(lambda: True in tidied[1:])
+        is_busy[0] = True
+        monkeypatch.setattr(service, "MAX_TIDY_INTERVAL_S", 0.0)
+        count = tidied.count(True)
+        box.until(lambda: tidied.count(True) > count)
 
 
 def test_hanging_step_ends_the_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
