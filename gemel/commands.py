@@ -726,8 +726,9 @@ def place_fleet(
     out: Annotated[str, file_option("-o --out", "Folder of placement.json and one workload a box.", "DIR")],
     objective: Annotated[
         Objective,
-        Option("--objective", metavar="boxes|frames|fair",
-               help="boxes: cheapest set of boxes; frames: most frames in time; fair: best worst query."),
+        Option("--objective", metavar="boxes|watts|frames|fair",
+               help="boxes: cheapest set of boxes; watts: least watts; frames: most frames in time; fair: best worst "
+               "query."),
     ] = "boxes",
     shared: Annotated[
         Shared,
@@ -738,19 +739,29 @@ def place_fleet(
         float, number_option("--min-frames", 0, 1, "Fraction of its frames that every box must have time for.")
     ] = 0.0,
     before: Annotated[str | None, file_option("--from", "The placement now; few bytes move.", "DIR")] = None,
+    lost: Annotated[
+        list[str], Option("--lost", metavar="BOX", help="A box of --from that is no more; may be repeated.")
+    ] = [],  # noqa: B006
+    max_moves: Annotated[
+        int | None, number_option("--max-moves", 0, 10**6, "Queries of --from's other boxes that may move.")
+    ] = None,
     max_seconds: Annotated[
         float, number_option("--max-seconds", 1e-3, 86_400, "Time limit of the search.")
     ] = DEFAULT_PLACEMENT.seconds,
     seed: Seed = 0,
 ) -> CommandResult:  # fmt: skip
     """Decide which queries of a fleet run on which box; exit code 1 when some have no box."""
-    from gemel.fleet import load_fleet
+    from gemel.fleet import load_fleet, lose_boxes
     from gemel.placement import find_placement, read_placement, reserve_folder
     from gemel.progress import show_progress
 
     load = load_fleet(fleet)
     reserve_folder(out, load)
-    options = PlacementOptions(objective, shared, min_frames, seed, max_seconds)
+    options = PlacementOptions(objective, shared, min_frames, seed, max_seconds, max_moves)
+    if lost or max_moves is not None:
+        if before is None:
+            raise InputError("gemel place", "--lost and --max-moves change a placement", "give --from DIR")
+        load = lose_boxes(load, lost)
     with show_progress() as progress:
         found = find_placement(load, options, read_placement(before) if before else {}, progress)
     found.write(out)

@@ -37,7 +37,7 @@ class Conditions:
 DEFAULT_CONDITIONS = Conditions()
 
 
-Objective = Literal["boxes", "frames", "fair"]
+Objective = Literal["boxes", "watts", "frames", "fair"]
 Shared = Literal["predicted", "ceiling", "none"]
 
 
@@ -45,7 +45,8 @@ Shared = Literal["predicted", "ceiling", "none"]
 class PlacementOptions:
     """Options of `gemel place`: the solver stops after `seconds`.
 
-    `min_frames`: every box must have time for this fraction of its frames; with 0, time does not matter to `boxes`.
+    `min_frames`: every box must have time for this fraction of its frames; with 0, time does not matter to `boxes` and
+    `watts`. `max_moves`: queries that may leave a box where they are now, None for any number.
     """
 
     objective: Objective = "boxes"
@@ -53,11 +54,12 @@ class PlacementOptions:
     min_frames: float = 0.0
     seed: int = 0
     seconds: float = 60.0
+    max_moves: int | None = None
 
     @property
     def timed(self) -> bool:
         """Whether run times matter."""
-        return self.objective != "boxes" or self.min_frames > 0
+        return self.objective not in ("boxes", "watts") or self.min_frames > 0
 
 
 DEFAULT_PLACEMENT = PlacementOptions()

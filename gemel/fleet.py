@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated
@@ -34,8 +34,8 @@ Counts = np.ndarray
 
 @dataclass(frozen=True)
 class Boxes:
-    """`count` equal boxes: `memory_bytes` for weights and workspace, `cost` of using one, and the cameras that they
-    reach (None: all).
+    """`count` equal boxes: `memory_bytes` for weights and workspace, `cost` and `watts` of using one (None: unknown),
+    and the cameras that they reach (None: all).
     """
 
     id: str
@@ -44,6 +44,7 @@ class Boxes:
     count: int
     cost: float
     cameras: frozenset[str] | None
+    watts: float | None = None
 
     def names(self) -> list[str]:
         """Their names: the id, with a number where there are several."""
@@ -81,6 +82,7 @@ class _BoxKeys(BaseModel):
     memory: str | int
     count: Annotated[int, Field(ge=1, le=MAX_BOXES)] = 1
     cost: Annotated[float, Field(gt=0, le=1e9)] = 1.0
+    watts: Annotated[float, Field(gt=0, le=1e6)] | None = None
     cameras: Annotated[list[Name], Field(min_length=1, max_length=MAX_CAMERAS)] | None = None
 
 
@@ -129,7 +131,18 @@ def _read_boxes(path: Path, at: int, keys: _BoxKeys, known_cameras: Collection[s
     profile = find_profile(keys.device, path, key("device"))
     nbytes = parse_memory(keys.memory, str(path), key("memory"))
     cameras = None if keys.cameras is None else frozenset(keys.cameras)
-    return Boxes(keys.id, profile, nbytes, keys.count, keys.cost, cameras)
+    return Boxes(keys.id, profile, nbytes, keys.count, keys.cost, cameras, keys.watts)
+
+
+def lose_boxes(fleet: Fleet, lost: Collection[str]) -> Fleet:
+    """The fleet without these boxes, each of the others an entry of its own; InputError for a name that it lacks."""
+    names = [name for boxes in fleet.boxes for name in boxes.names()]
+    if unknown := [name for name in lost if name not in names]:
+        raise InputError(fleet.path, f"no box '{unknown[0]}'", f"the boxes are: {join_names(names)}", "--lost")
+    left = [replace(boxes, id=name, count=1) for boxes in fleet.boxes for name in boxes.names() if name not in lost]
+    if not left:
+        raise InputError(fleet.path, "no box is left", "leave at least one", "--lost")
+    return replace(fleet, boxes=tuple(left))
 
 
 @dataclass(frozen=True)

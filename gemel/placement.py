@@ -28,7 +28,7 @@ from gemel.edge_runtime.policies import policy_named
 from gemel.edge_runtime.scheduler import QuerySpec
 from gemel.edge_runtime.simulation.simulator import simulate
 from gemel.fleet import MAX_BOXES, Boxes, Counts, Demands, Fleet, FleetNeeds, measure_needs, shareable_layers
-from gemel.models.errors import InputError
+from gemel.models.errors import InputError, join_names
 from gemel.models.io import Name, cannot_be_written, check_apart, is_path, open_atomic, read_json, validate
 from gemel.models.process import without_native_output
 from gemel.models.sharing.flop_rates import FlopRates, layers_by_query, whole_prefix_rates
@@ -49,6 +49,7 @@ IN_TIME_FRACTION = 0.9
 """Below this the text warns that a box has more frames than time."""
 OBJECTIVE_TEXTS = {
     "boxes": "cost of the boxes used",
+    "watts": "watts of the boxes used",
     "frames": "frames a second in time",
     "fair": "the smallest fraction of its frames that a query has time for",
 }
@@ -116,6 +117,9 @@ class PlacementProblem:
     demands: Demands
     groups: Sequence[BoxGroup]
     objective: Objective
+    before: tuple[Counts, ...] = ()
+    """The queries of each single box, of which `max_moves` may leave it; empty where all may."""
+    max_moves: int = 0
 
     def fits(self, group: BoxGroup) -> np.ndarray:
         """Which kinds a box of this group can hold alone, bool (kinds,)."""
@@ -189,11 +193,11 @@ class PlacementProgram:
         self.kinds, pieces = demands.needs_piece.shape
         self.width = 3 * self.kinds + pieces + 2
         self.load = self.width * len(self.boxes)
-        self.costs, self.upper, self.integer = np.zeros((3, self.load + 1))
+        self.costs, self.upper, self.integer = np.zeros((3, self.load + 1 + len(problem.before) * self.kinds))
         self.rows = list[tuple[np.ndarray, np.ndarray, float]]()
         allowed = [problem.fits(group) for group in groups]
         max_load = max(1.0, *(group.load(demands, demands.total * np.isfinite(group.frame_s)) for group in groups))
-        self.upper[-1], self.costs[-1] = max_load, float(problem.objective == "fair")
+        self.upper[self.load], self.costs[self.load] = max_load, float(problem.objective == "fair")
         all_cost = sum(group.cost * group.count for group in groups)
         self.penalty = {"boxes": 1 + all_cost, "frames": TOLERANCE, "fair": 1 + max_load}[problem.objective]
         for box, index in enumerate(self.boxes):
@@ -203,6 +207,17 @@ class PlacementProgram:
                 self._limit(0, (use, 1.0), (use - self.width, -1.0))
         for kind, total in enumerate(demands.total):
             self._limit(total, (kind + self.width * np.arange(len(self.boxes)), 1.0))
+        if problem.before:
+            self._limit_moves(problem.before, problem.max_moves)
+
+    def _limit_moves(self, before: Sequence[Counts], max_moves: int) -> None:
+        """The last variables: queries of each kind that leave a box."""
+        moved = self.load + 1 + np.arange(len(before) * self.kinds).reshape(len(before), self.kinds)
+        self._limit(max_moves, (moved.ravel(), 1.0))
+        for box, counts in enumerate(before):
+            self.upper[moved[box]] = counts
+            for kind in np.flatnonzero(counts):
+                self._limit(-counts[kind], (box * self.width + kind, -1.0), (moved[box, kind], -1.0))
 
     def _add_box(self, start: int, group: BoxGroup, allowed: np.ndarray, pieces: int) -> None:
         demands, kinds, objective = self.problem.demands, self.kinds, self.problem.objective
@@ -243,16 +258,18 @@ class PlacementProgram:
         """The boxes that are found in this time (possibly none), and the bound of the score less all penalties."""
         columns, factors, limits = zip(*self.rows)
         rows = np.repeat(np.arange(len(limits)), [len(row) for row in columns])
-        shape = (len(limits), self.load + 1)
+        shape = (len(limits), self.costs.size)
         matrix = coo_array((np.concatenate(factors), (rows, np.concatenate(columns))), shape=shape)
         lower = np.zeros_like(self.upper)
-        lower[-1] = 1.0
+        lower[self.load] = 1.0
         with without_native_output():
             found = milp(
                 self.costs, integrality=self.integer, bounds=Bounds(lower, self.upper),  # type: ignore[arg-type]
                 constraints=(matrix.tocsr(), -math.inf, limits), options={"time_limit": max(seconds, 0.1)},
             )  # fmt: skip
-        values = np.zeros((len(self.boxes), self.width)) if found.x is None else found.x[:-1].reshape(-1, self.width)
+        values = (
+            np.zeros((len(self.boxes), self.width)) if found.x is None else found.x[: self.load].reshape(-1, self.width)
+        )
         filled = []
         for group, counts in zip(self.boxes, np.rint(values[:, : self.kinds]).astype(np.int64), strict=True):
             while counts.any() and not self.problem.groups[group].can_hold(self.problem.demands, counts):
@@ -267,9 +284,12 @@ def solve_placement(problem: PlacementProblem, seconds: float = DEFAULT_PLACEMEN
     demands, groups, objective = problem.demands, problem.groups, problem.objective
     placeable = int(demands.total[np.any([problem.fits(group) for group in groups], axis=0)].sum())
     drawn = np.random.default_rng(seed).uniform(1 - ORDER_NOISE, 1 + ORDER_NOISE, (GREEDY_STARTS, len(demands.queries)))
-    best = min((fill_greedily(problem, noise=noise) for noise in (1.0, *drawn)), key=problem.rank)
+    starts = [fill_greedily(problem, noise=noise) for noise in (1.0, *drawn)]
+    if problem.before:
+        starts = [fill_greedily(problem, [FilledBox(*one) for one in enumerate(problem.before) if one[1].any()])]
+    best = min(starts, key=problem.rank)
     limits = [placeable] * len(groups)  # a box for each query is enough
-    if objective == "boxes" and count_queries(best) == placeable:
+    if objective == "boxes" and count_queries(best) == placeable and not problem.before:
         limits = [int(problem.score(best) / group.cost + TOLERANCE) for group in groups]  # all that this cost pays for
     fewer = [replace(group, count=min(group.count, most)) for group, most in zip(groups, limits, strict=True)]
     program = PlacementProgram(replace(problem, groups=fewer))
@@ -314,6 +334,7 @@ class Placement:
     gap: float
     seconds: float
     moved_bytes: int
+    moves: int
 
     def to_json(self) -> dict[str, Any]:
         """The keys of `gemel place --json`."""
@@ -327,7 +348,7 @@ class Placement:
             "fleet": self.fleet.name, "asked": self.options.objective, "shared": self.options.shared,
             "min_frames": self.options.min_frames, "boxes": boxes, "unplaced": list(self.unplaced),
             "reasons": dict(self.unplaced), "objective": self.objective, "bound": self.bound, "gap": self.gap,
-            "seconds": self.seconds, "moved_bytes": self.moved_bytes,
+            "seconds": self.seconds, "moved_bytes": self.moved_bytes, "moves": self.moves,
         }  # fmt: skip
 
     def to_text(self) -> str:
@@ -359,7 +380,8 @@ class Placement:
             "",
             f"{placed} of {len(self.fleet.queries)} queries on {len(self.boxes)} of {total} boxes (sharing: "
             f"{self.options.shared}); {OBJECTIVE_TEXTS[self.options.objective]}: {self.objective:.6g}, bound "
-            f"{self.bound:.6g}: {optimal}; {size(self.moved_bytes)} of weights have to be shipped",
+            f"{self.bound:.6g}: {optimal}; {size(self.moved_bytes)} of weights have to be shipped, and {self.moves} "
+            "queries leave their box",
         ]
         for entry in self.fleet.boxes:
             if entry.memory_bytes > entry.profile.memory_bytes:
@@ -414,13 +436,20 @@ def find_placement(
     note_default_fps(fleet.path, fleet.queries)
     needs = measure_needs(fleet, options.shared, options.timed)
     demands, max_load = needs.demands, 1 / options.min_frames if options.min_frames else math.inf
+    by_watts = options.objective == "watts"
+    if by_watts and (unknown := [boxes.id for boxes in fleet.boxes if boxes.watts is None]):
+        problem = f"no watts are known of {join_names(unknown)}"
+        raise InputError(fleet.path, problem, "give each its `watts`", "boxes")
     groups = [
-        BoxGroup(boxes.count, boxes.cost, boxes.memory_bytes, frame_s,
+        BoxGroup(boxes.count, (boxes.watts or 1.0) if by_watts else boxes.cost, boxes.memory_bytes, frame_s,
                  reached & np.isfinite(frame_s) if options.timed else reached, max_load)
         for boxes, frame_s, reached in zip(fleet.boxes, needs.frame_s, needs.reached, strict=True)
     ]  # fmt: skip
     stages.begin(SOLVING)
-    problem = PlacementProblem(demands, groups, options.objective)
+    problem = PlacementProblem(demands, groups, "boxes" if by_watts else options.objective)
+    if options.max_moves is not None:
+        now = tuple(demands.counts(before.get(boxes.id, ())) for boxes in fleet.boxes)
+        problem = replace(problem, before=now, max_moves=options.max_moves)
     solution = solve_placement(problem, options.seconds, options.seed)
     if before:
         kept = _keep_before(problem, fleet, before)
@@ -436,8 +465,11 @@ def find_placement(
         if query.id not in everywhere
     }
     moved = count_moved_bytes(demands, placed, before)
+    names = {name for entry in fleet.boxes for name in entry.names()}
+    moves = sum(len({*queries} - {*placed.get(box, ())}) for box, queries in before.items() if box in names)
+    seconds = time.monotonic() - started
     return Placement(
-        fleet, options, boxes, unplaced, solution.value, solution.bound, solution.gap, time.monotonic() - started, moved
+        fleet, options, boxes, unplaced, solution.value, solution.bound, solution.gap, seconds, moved, moves
     )
 
 

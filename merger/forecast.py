@@ -31,6 +31,8 @@ class ForecastConfig:
     trial_steps: int = 4
     """The first of them warms up and does not count."""
     used_fraction: float = 0.3
+    min_fraction: float = 0.02
+    """The least of it; a first merge is refused only where this is too much, and else gets a note."""
     drift: float = 0.2
     """One that differs more from the last one is reported again."""
     min_measured_s: float = 60.0
@@ -93,13 +95,13 @@ class Forecast:
 
     def _tell(self) -> None:
         trials = read_trials(self.spending.prices, self._merge) if self.spending.prices else []
-        work_s = self._training_seconds(trials)
+        left_s, least_s = self._seconds_left(trials)
         now, first = self._meter.seconds, not self._meter.has_told
-        total_s = now + work_s + self._tail_s
+        total_s = now + left_s
         if abs(total_s - self._last_s) <= FORECAST.drift * self._last_s:
             return
         self._last_s = total_s
-        offers = self._offers(work_s, trials)
+        offers = self._offers(max(0.0, left_s - self._tail_s), trials)
         here = MachineOffer(self.kind, self._meter.machines, total_s, self._meter.money(total_s))
         choice = self._choose(offers, now)
         better = choice if choice and choice.name != here.name else None
@@ -108,18 +110,20 @@ class Forecast:
         text += f"; best: {self._describe(better)}" if better else ""
         self._ctx.report(Event.FORECAST, text=text, seconds=total_s, money=here.money, first=first)
         if total_s > self._meter.max_seconds:
-            self._refuse(first, here, better, offers)
+            self._refuse(first and now + least_s > self._meter.max_seconds, here, better, offers)
         self._meter.tell(total_s)
 
-    def _training_seconds(self, trials: Sequence[MergeTrial]) -> float:
-        """What is to come on these machines, without the tail: writing, and evaluating as long as at the beginning."""
+    def _seconds_left(self, trials: Sequence[MergeTrial]) -> tuple[float, float]:
+        """What is to come on these machines, and the least: training, then evaluating as long as at the beginning."""
         flops, elapsed = self._ctx.flops.total, time.monotonic() - self._started
         whole = next((trial for trial in reversed(trials) if trial.flops > flops), None)
         if elapsed >= FORECAST.min_measured_s and flops > self._start_flops:
             self._rate = (flops - self._start_flops) / elapsed
         elif whole:  # its seconds hold what no FLOPs tell, too
-            return max(0.0, whole.seconds * whole.rate / self._rate - self._meter.seconds - self._tail_s)
-        return max(0.0, (whole.flops if whole else self._end_flops) - flops) / self._rate
+            left_s = max(0.0, whole.seconds * whole.rate / self._rate - self._meter.seconds)
+            return left_s, left_s
+        left_s = max(0.0, (whole.flops if whole else self._end_flops) - flops) / self._rate
+        return left_s + self._tail_s, left_s * FORECAST.min_fraction / FORECAST.used_fraction + self._tail_s
 
     def _offers(self, work_s: float, trials: Sequence[MergeTrial]) -> list[MachineOffer]:
         """What is left of the merge on every kind whose throughput is known."""
@@ -150,7 +154,7 @@ class Forecast:
     def _refuse(
         self, first: bool, here: MachineOffer, better: MachineOffer | None, offers: Sequence[MachineOffer]
     ) -> None:
-        """Say what would reach budget or deadline; an error as long as nothing is trained."""
+        """Say what would reach budget or deadline; an error where the merge is not to begin."""
         late = here.seconds - self._meter.seconds > self._meter.deadline_left_s
         best = better or min(offers, key=lambda offer: offer.seconds if late else offer.money)
         option = "--deadline" if late else "--budget"

@@ -297,3 +297,55 @@ def test_place_never_overwrites_its_own_workload(
     with pytest.raises(InputError, match="is the workload"):
         gemel.place(again, out)
     assert one.read_bytes() == before
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("max_moves", [0, 1, 2])
+def test_solve_placement_within_a_limit_of_moves_is_optimal(seed: int, max_moves: int) -> None:
+    demands, groups = draw_demands(seed, queries=4, groups=2)
+    single = [replace(group, count=1) for group in groups for _ in range(group.count)]
+    problem = PlacementProblem(demands, single, "boxes")
+    placements = list(all_placements(demands, single))
+    before = max(placements, key=len)  # spread over many boxes; one more query has none now
+    counts = [
+        next((box.counts for box in before if box.group == group), 0 * demands.total) for group in range(len(single))
+    ]
+    limited = replace(problem, before=tuple(counts), max_moves=max_moves)
+
+    def moves(boxes: Sequence[FilledBox]) -> int:
+        now = {box.group: box.counts for box in boxes}
+        lost = (np.maximum(had - now.get(group, 0 * had), 0).sum() for group, had in enumerate(counts))
+        return int(sum(lost))
+
+    found = solve_placement(limited, seconds=20.0)
+    best = min(problem.rank(boxes) for boxes in placements if moves(boxes) <= max_moves)
+    assert moves(found.boxes) <= max_moves and problem.rank(found.boxes) == pytest.approx(best)
+    assert found.gap <= 1e-6
+
+
+def test_place_after_a_box_is_lost_moves_few_queries(
+    fleet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    _, first = place(fleet, before, capsys=capsys)
+    lost = max(first["boxes"], key=lambda box: len(box["queries"]))["id"]
+    code, found = place(fleet, after, "--from", str(before), "--lost", lost, "--max-moves", "0", capsys=capsys)
+    now = {box["id"]: box["queries"] for box in found["boxes"]}
+    assert code == 0 and found["moves"] == 0 and lost not in now
+    assert all(set(box["queries"]) <= set(now[box["id"]]) for box in first["boxes"] if box["id"] != lost)
+    assert main(["place", str(fleet), "-o", str(after), "--lost", lost]) == 2
+    assert "--lost and --max-moves change a placement; give --from DIR" in capsys.readouterr().err
+    assert main(["place", str(fleet), "-o", str(after), "--from", str(before), "--lost", "nowhere"]) == 2
+    assert "--lost: no box 'nowhere'; the boxes are: box-1" in capsys.readouterr().err
+
+
+def test_place_by_watts_takes_the_boxes_with_the_fewest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    workload = write_workload(tmp_path / "one.yaml", query("a"), query("b", "squeezenet1_1"))
+    cheap, thrifty = {**BOX, "cost": 1.0, "watts": 15}, {**BOX, "id": "south", "cost": 9.0, "watts": 5}
+    fleet = write_fleet(tmp_path / "city.yaml", [cheap, thrifty], workload)
+    for objective, box, value in (("boxes", "north", 1.0), ("watts", "south", 5.0)):
+        _, found = place(fleet, tmp_path / objective, "--objective", objective, capsys=capsys)
+        assert [one["id"] for one in found["boxes"]] == [box] and found["objective"] == found["bound"] == value
+    write_fleet(tmp_path / "city.yaml", [cheap, {**BOX, "id": "south"}], workload)
+    assert main(["place", str(fleet), "-o", str(tmp_path / "out"), "--objective", "watts"]) == 2
+    assert "boxes: no watts are known of south; give each its `watts`" in capsys.readouterr().err
