@@ -1,4 +1,4 @@
-# make demo | test | test-all | lint | docs | real | fuzz | faults | gpu | image | sbom | lock. The first call creates .venv with PYTHON (3.10 or newer).
+# make demo | test | test-all | lint | docs | compare | real | fuzz | faults | gpu | image | sbom | lock. The first call creates .venv with PYTHON (3.10 or newer).
 PYTHON ?= $(firstword $(foreach name,python3.12 python3.11 python3.13 python3.10 python3,$(if $(shell $(name) --version 2>/dev/null),$(name))))
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -10,7 +10,7 @@ MINUTES ?= 10
 IS_LOCKED := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
-.PHONY: demo test test-all lint docs real fuzz faults gpu image venv sbom lock
+.PHONY: demo test test-all lint docs compare real fuzz faults gpu image venv sbom lock
 
 demo: $(STAMP)  ## render clips, train, merge, run the box, write the report: about four minutes
 	$(BIN)/gemel demo --out $(OUT)/demo
@@ -37,6 +37,10 @@ $(OUT)/docs-venv/.installed: docs/requirements.txt
 
 real: $(STAMP)  ## the real workloads, end to end, resumable; GEMEL_DATA names the folder of the footage
 	$(BIN)/python -m benchmarks.real.real $(REAL_ARGS)
+
+compare: $(STAMP)  ## the same files several ways, resumable by row; COMPARE_ARGS="--quick" without merges
+	$(BIN)/python -m benchmarks.compare.compare $(COMPARE_ARGS)
+	$(BIN)/python -m benchmarks.results
 
 fuzz: $(STAMP)  ## files written to hurt, then damaged ones of every kind for MINUTES; findings in out/fuzz; FUZZ_SEED=1 repeats
 	FUZZ_MINUTES=$(MINUTES) FUZZ_OUT=$(OUT)/fuzz $(PYTEST) --numprocesses auto --dist load tests/hostile \

@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from benchmarks.compare import tables as comparing
 from benchmarks.merging.cells import Cell, read_cells
 from benchmarks.merging.tables import THEIRS, agreement_text, group_cells, proven_text, spread
 from benchmarks.real.tables import cell_text
@@ -38,7 +39,7 @@ from gemel.models.bits import FP32
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MEASURED, RESULTS = REPOSITORY / "benchmarks" / "measured", REPOSITORY / "benchmarks" / "results"
-PAGES = (REPOSITORY / "docs" / "results.md", REPOSITORY / "README.md")
+PAGES = (REPOSITORY / "docs" / "results.md", REPOSITORY / "docs" / "compare.md", REPOSITORY / "README.md")
 MARKED = re.compile(
     r"(<!-- table: ([a-z-]+)(?: \| ([^|>]+?))?(?: \| ([^=>]+)=([^>]+?))? -->\n).*?(<!-- end -->)", re.DOTALL
 )
@@ -100,6 +101,7 @@ def build_tables(measured: Path = MEASURED) -> dict[str, Table]:
         **schedule_tables(measured / "schedule"),
         **box_tables(measured),
         **paper_tables(measured),
+        **compare_tables(measured / "compare"),
     }
 
 
@@ -267,6 +269,17 @@ def box_tables(measured: Path) -> dict[str, Table]:
             f"python -m benchmarks.reporting.speed; {_machines([report])}", reporting.HEADS, reporting.rows(report)
         ),
     }  # fmt: skip
+
+
+def compare_tables(folder: Path) -> dict[str, Table]:
+    """The same files several ways, and a replay of reloads (`benchmarks.compare`)."""
+    records = {path.stem: _read(path) for path in sorted(folder.glob("*.json"))}
+    rows = [row for record in records.values() for row in record["rows"].values()]
+    source = f"make compare; {_machines(rows)}"
+    return {
+        "compare": Table(source, comparing.HEADS, comparing.compare_rows(records)),
+        "compare-replay": Table(source, comparing.REPLAY_HEADS, comparing.replay_rows(records.get("replay", {"rows": {}}))),
+    }
 
 
 def footprint_table(folder: Path) -> Table:

@@ -211,7 +211,7 @@ def format_event(event: str, fields: Fields) -> str:
 
 def _acceptance(f: Fields) -> str:
     parts = [f"{what}: {', '.join(f[what])}" for what in ("accepted", "unproven", "refused") if f.get(what)]
-    return f"proofs: {'; '.join(parts)}"
+    return f"proofs: {'; '.join(parts) or 'none needed: nothing is shared'}"
 
 
 def _lowest(ratios: Mapping[str, float]) -> str:

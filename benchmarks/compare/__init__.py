@@ -1,0 +1,1 @@
+"""The same files, several ways: `make compare`."""
