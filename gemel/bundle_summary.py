@@ -14,14 +14,14 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from gemel.models.bits import FP32, WEIGHTS
+from gemel.models.bits import FP32, WEIGHTS, main_bits
 from gemel.models.bundle import Bundle, BundleQuery
 from gemel.models.bundle.manifest import original_bytes
 from gemel.models.errors import InputError, join_names, one_line
 from gemel.models.io import Exact, read_json_lines, validate
 from gemel.models.sharing.layers import SetOutcome, weight_key
 from gemel.proof_file import find_proofs
-from gemel.text import cost_text, networks_text, number, percent, size, state_text, table
+from gemel.text import bits_text, cost_text, networks_text, number, percent, size, state_text, table
 
 MAX_LOG_BYTES, MAX_LOG_LINE_BYTES = 2**26, 2**23
 LOG_SUFFIX = ".log.jsonl"
@@ -77,12 +77,11 @@ class RepairRow(_Row):
     ratio: float | None = None
 
 
-class WeightsRow(_Row):
-    """A step of the search for narrower weights."""
+class BitsRow(_Row):
+    """Why a query has no fewer bits; empty where there was no reason to try."""
 
-    width: str
-    widened: list[str]
-    in_the_way: list[str]
+    query: str
+    why_bits: str
 
 
 class CostKeys(Exact):
@@ -105,11 +104,14 @@ class MergeCostRow(_Row):
 
 @dataclass(frozen=True)
 class MergeOutcomes:
-    """What became of each set of layers, the repairs, the narrower weights, the cost; `note`: why there is no log."""
+    """What became of each set of layers, the repairs, why queries have no fewer bits, and the cost.
+
+    `note`: why there is no log.
+    """
 
     sets: tuple[SetRow, ...]
     repairs: tuple[RepairRow, ...] = ()
-    weights: tuple[WeightsRow, ...] = ()
+    reasons: tuple[BitsRow, ...] = ()
     note: str = ""
     costs: tuple[MergeCostRow, ...] = ()
 
@@ -132,7 +134,7 @@ class MergeOutcomes:
 
     def to_json(self) -> dict[str, Any]:
         """The keys that `gemel bundle show --json` gets from it."""
-        rows = {"sets": self.sets, "repairs": self.repairs, "widths": self.weights}
+        rows = {"sets": self.sets, "repairs": self.repairs, "bits": self.reasons}
         plain = {name: [one.model_dump(mode="json", exclude_unset=True) for one in own] for name, own in rows.items()}
         cost = self.costs[-1].cost.model_dump() if self.costs else None
         return {**plain, "cost": cost, "source": self.note or "log"}
@@ -149,11 +151,7 @@ class MergeOutcomes:
             ratio = "" if row.ratio is None else f" {number(row.ratio)}"
             steps[row.query, number(row.required)].append(row.repair + ratio)
         lines += [f"{query} ({required} required): {', '.join(own)}" for (query, required), own in steps.items()]
-        if self.weights:
-            widened = sum(len(row.widened) for row in self.weights)
-            blocked = dict.fromkeys(query for row in self.weights for query in row.in_the_way)
-            by = f"; blocked by {join_names(blocked, MAX_NAMES)}" if blocked else ""
-            lines.append(f"stored {self.weights[-1].width}: {widened} weights wider{by}")
+        lines += [f"{row.query} has no fewer bits: {row.why_bits}" for row in self.reasons if row.why_bits]
         shown = _set_table(self.sets, every_set) if self.sets else "nothing is shared"
         return "\n".join([shown, *map(one_line, lines)])
 
@@ -171,14 +169,14 @@ class MergeOutcomes:
 def read_merge_log(path: Path) -> MergeOutcomes:
     """What a merge's log holds of its outcomes; InputError, which names the line, for a malformed one."""
     kinds: dict[str, tuple[type[_Row], list[Any]]] = {
-        "set": (SetRow, []), "repair": (RepairRow, []), "width": (WeightsRow, []), "cost": (MergeCostRow, []),
+        "set": (SetRow, []), "repair": (RepairRow, []), "why_bits": (BitsRow, []), "cost": (MergeCostRow, []),
     }  # fmt: skip
     for line, row in read_json_lines(path, "", MAX_LOG_BYTES, MAX_LOG_LINE_BYTES, torn=False):
         for key in kinds.keys() & row.keys():  # only rows of one kind have its key
             schema, rows = kinds[key]
             rows.append(validate(f"{path}: line {line}", row, schema))
-    sets, repairs, weights, costs = (tuple(rows) for _, rows in kinds.values())
-    return MergeOutcomes(sets, repairs, weights, costs=costs)
+    sets, repairs, reasons, costs = (tuple(rows) for _, rows in kinds.values())
+    return MergeOutcomes(sets, repairs, reasons, costs=costs)
 
 
 def shared_sets(bundle: Bundle) -> list[SetRow]:
@@ -254,8 +252,8 @@ def shared_tensors(bundle: Bundle) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def byte_counts(bundle: Bundle) -> dict[str, Any]:
-    """Bytes before and after, in all and by query, as stored.
+def byte_counts(bundle: Bundle, outcomes: MergeOutcomes) -> dict[str, Any]:
+    """Bytes before and after, in all and by query, as stored, with the bits and why these are not fewer.
 
     A tensor used by n queries counts 1/n for each (`shared_part`), so the parts of all queries add up to `after`.
     """
@@ -263,12 +261,14 @@ def byte_counts(bundle: Bundle) -> dict[str, Any]:
     for query in bundle.queries:
         for name in query.places().values():
             users[name].add(query.id)
-    rows = []
+    rows, reasons = [], {row.query: row.why_bits for row in outcomes.reasons}
     for query in bundle.queries:
         names = set(query.tensors.values())
         rows.append({
             "query": query.id,
             "model": query.model,
+            "bits": bits_text(query_bits(query), bool(query.activations)),
+            "why_bits": reasons.get(query.id, ""),
             "before": original_bytes(query, bundle.header.entries),
             "shared_part": sum(bundle.nbytes(name) / len(users[name]) for name in names if len(users[name]) > 1),
             "private": sum(bundle.nbytes(name) for name in names if len(users[name]) == 1),
@@ -342,6 +342,8 @@ class BundleSummary:
                 {
                     **{key: getattr(query, key) for key in keys},
                     "precision": _precision(query),
+                    "bits": query_bits(query),
+                    "in_integers": bool(query.activations),
                     "network": _network(query),
                     "proof": proofs.get(query.id),
                 }
@@ -356,10 +358,19 @@ class BundleSummary:
         counts, manifest, proofs = self.bytes, self.bundle.manifest, find_proofs(self.bundle)
         rows = [
             (row["query"], row["model"], size(row["before"]), size(row["private"]), size(row["shared_part"]),
-             _precision(query) or "-", _evidence(query, proofs.get(query.id, {})))
+             row["bits"], _precision(query) or "-", _evidence(query, proofs.get(query.id, {})))
             for row, query in zip(counts["queries"], self.bundle.queries, strict=True)
         ]  # fmt: skip
-        headers = ("query", "model", "original", "private", "shared (its part)", "trained in", "against the original")
+        headers = (
+            "query",
+            "model",
+            "original",
+            "private",
+            "shared (its part)",
+            "bits",
+            "trained in",
+            "against the original",
+        )
         networks = networks_text({query.id: _network(query) for query in self.bundle.queries})
         return "\n".join([
             *([networks, ""] if networks else []),
@@ -378,7 +389,8 @@ class BundleSummary:
 
 def summarize_bundle(bundle: Bundle) -> BundleSummary:
     """Summarize a bundle and the log beside it."""
-    return BundleSummary(bundle, byte_counts(bundle), MergeOutcomes.of(bundle))
+    outcomes = MergeOutcomes.of(bundle)
+    return BundleSummary(bundle, byte_counts(bundle, outcomes), outcomes)
 
 
 def _evidence(query: BundleQuery, proof: Mapping[str, Any]) -> str:
@@ -403,6 +415,11 @@ def _proof(found: Mapping[str, Any]) -> str:
     end = found.get("lower_end")
     low = float(end) if isinstance(end, int | float) else None
     return state_text(str(found.get("state", "not proven")), low, str(found.get("from")), str(found.get("needs", "")))
+
+
+def query_bits(query: BundleQuery) -> str:
+    """The bits of most of a query's weights."""
+    return main_bits(stored.dtype for stored in query.stored.values())
 
 
 def _precision(query: BundleQuery) -> str | None:

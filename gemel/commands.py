@@ -322,9 +322,13 @@ def merge_workload(
         Option("--precision", metavar="auto|fp32|bf16", help="Precision of the training; auto: bf16 where faster."),
     ] = "auto",
     weights: Annotated[
-        Literal["fp32", "fp16", "int8", "int4"],
-        Option("--weights", metavar="fp32|fp16|int8|int4", help="Fewest bits tried for stored and resident weights."),
-    ] = "fp32",
+        Literal["auto", "fp32", "fp16", "int8", "int4"],
+        Option(
+            "--weights",
+            metavar="auto|fp32|fp16|int8|int4",
+            help="Fewest bits tried for weights; auto: int8, then int4, as far as proven without training.",
+        ),
+    ] = "auto",
     threads: Annotated[int | None, number_option("--threads", 1, 4096, "Torch threads of each process.")] = None,
     ray: Annotated[
         str | None, Option("--ray", metavar="ADDRESS", help="Run on a Ray cluster: local, auto, HOST:PORT or ray://...")

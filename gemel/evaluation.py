@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from gemel.bundle_summary import byte_counts, measure_resident_bytes, shared_tensors
+from gemel.bundle_summary import MergeOutcomes, byte_counts, measure_resident_bytes, shared_tensors
 from gemel.conditions import DEFAULT_DEVICE
 from gemel.edge_runtime.memory.usage import planned_base_bytes
 from gemel.edge_runtime.policies import DEFAULT_POLICY
 from gemel.edge_runtime.scheduler.costs import Costs, memory_bytes, memory_settings
 from gemel.gating import evaluate_gating
+from gemel.merger.computed import build_answerer
 from gemel.merger.networks import answered_by
 from gemel.merger.reference import TRAIN_HINT, note_class_order
 from gemel.merger.training.recipe import Flops, flops_a_second
@@ -221,7 +222,7 @@ def build_report(
         versions=package_versions(),
         costs=model.rows(),
         base_bytes=planned_base_bytes(len({query.camera for query in answering})),
-        bytes=WeightBytes.model_validate({**byte_counts(bundle), **resident}),
+        bytes=WeightBytes.model_validate({**byte_counts(bundle, MergeOutcomes.of(bundle)), **resident}),
         shared=[SharedWeight(**one) for one in shared_tensors(bundle)],
         offline=[one.row for one in evaluations],
         streaming=streamed.streaming,
@@ -288,7 +289,7 @@ def evaluate_query(query: Query, bundle: Bundle) -> QueryEvaluation:
     if split.labels is not None and task_of(query).footage == "objects":
         check_objects(query, split.labels)  # type: ignore[arg-type]
     before = predict(original.to(device), query, prepared)
-    merged, model = query_as_shipped(query, bundle), bundle.build(query.id, device)
+    merged, model = query_as_shipped(query, bundle), build_answerer(bundle, query.id, device)
     if merged == query and equal_states(model.state_dict(), original.state_dict()):
         after = before
     else:

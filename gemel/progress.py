@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from gemel.models.errors import join_names, one_line
+from gemel.models.errors import one_line
 from gemel.text import duration, flops_text, key_text, number, percent, size
 
 if TYPE_CHECKING:
@@ -235,19 +235,18 @@ def _epoch(f: Fields) -> str:
 def _step(f: Fields) -> str:
     outcome = "taken" if f["taken"] else f"not taken: {number(f['required'])} is required"
     saved, ratio = size(f["saved_bytes"]), number(f["ratio"])
-    return f"{f['query']:<20} {f['step']:<42} {saved:>10}  {ratio}  {outcome}"
+    price = [] if f.get("kept_bytes") is None else [f"keeps {size(f['kept_bytes'])}"]
+    price += [] if f.get("flops_per_s") is None else [flops_text(f["flops_per_s"])]
+    price += [] if f.get("agreement") is None else [f"answers as before {percent(f['agreement'])}"]
+    price += ["in integers"] if f.get("in_integers") else []
+    line = f"{f['query']:<20} {f['step']:<42} {saved:>10}  {ratio}  {outcome}"
+    return f"{line}; {', '.join(price)}" if price else line
 
 
 def _camera_prefix(f: Fields) -> str:
     saves = f", ratio {number(f['ratio'])}, saves {flops_text(f['saved_flops_per_s'])}" if f["common"] else ""
     donor = f["donor"] or "the network that it was trained from"
     return f"{f['query']}: first {f['common']} of {f['of']} layers in common with {donor}{saves}"
-
-
-def _narrower_weights(f: Fields) -> str:
-    stored = ", ".join(f"{size(nbytes)} {name}" for name, nbytes in f["stored_bytes"].items() if nbytes)
-    below = f"; below target: {join_names(f['in_the_way'], MAX_NAMES)}" if f["in_the_way"] else ""
-    return f"quantized weights: {stored}; lowest ratio {number(min(f['ratios'].values()), 2)}{below}"
 
 
 def _attempt(f: Fields) -> str:
@@ -291,7 +290,6 @@ EVENT_FORMATS: dict[str, Callable[[Fields], str]] = {
     "left-out": lambda f: f"{f['step']}: left out, could save {size(f['possible_bytes'])} more",
     "accepted": _acceptance,
     "recipe": lambda f: f"training: learning rate {f['rate']:g}, {f['epochs']} epochs",
-    "widths": _narrower_weights,
     "attempt": _attempt,
     "round": _round,
     "test": _test,

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from gemel.evaluation import open_matching_bundle, query_as_shipped
+from gemel.merger.computed import build_answerer
 from gemel.merger.distributed import ProcessGroup
 from gemel.merger.looks import LookFile, digest_data, digest_state
 from gemel.merger.observe import AnswerDifferences, compare_answers, observe
@@ -98,7 +99,7 @@ class BundleTrial:
     def compare(self, query: Query) -> ComparedQuery | None:
         """Both models of a query on footage and val; None where the model is its original, bit by bit."""
         shipped = query_as_shipped(query, self.bundle)
-        model = self.bundle.build(query.id, self.device)
+        model = build_answerer(self.bundle, query.id, self.device)
         original = self.data.originals[query.id]
         if shipped == query and equal_states(model.state_dict(), original.state_dict()):
             return None
@@ -185,7 +186,9 @@ def judge_compared(
         errors[name] = looks.record(name, one.data, one.model)
     looks.save()
     queries = {name: one.query for name, one in compared.items()}
-    return judge(queries, observed, {name: one.flips for name, one in compared.items()}, errors)
+    chains = {name: [one] for name, one in observed.items()}
+    verdicts = judge(queries, chains, {name: [one.flips] for name, one in compared.items()}, errors)
+    return {name: own[0] for name, own in verdicts.items()}
 
 
 def _row(query: str, compared: ComparedQuery | None, verdict: Verdict | None) -> ProofRow:

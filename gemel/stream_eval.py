@@ -27,6 +27,7 @@ from gemel.edge_runtime.scheduler.types import Curve, monotone_curve
 from gemel.edge_runtime.simulation.device_profiles import costs_for
 from gemel.edge_runtime.simulation.profile_io import measured_costs, note_machine, read_profile
 from gemel.edge_runtime.simulation.simulator import FrameOutcome, Simulation, age_ms, simulate
+from gemel.merger.computed import build_answerer
 from gemel.models.bundle import Bundle
 from gemel.models.data import load_split
 from gemel.models.evaluation import load_labels, predict, threshold_without_labels
@@ -305,7 +306,7 @@ def query_staleness(query: Query, bundle: Bundle, device: str) -> Curve:
     Empty where the split has no two frames of one clip or track.
     """
     split, task = load_split(query, "val"), task_of(query)
-    predictions = predict(bundle.build(query.id, device), query, split)
+    predictions = predict(build_answerer(bundle, query.id, device), query, split)
     threshold = bundle.query(query.id).threshold
     threshold = threshold_without_labels(query) if threshold is None else threshold
     labels = load_labels(query, split, predictions, threshold)

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from textwrap import shorten
 from typing import Any
 
+from gemel.models.errors import one_line
 from gemel.process import SUMMARY, ExitCode
 from gemel.report.conclusion import draw_conclusion
 from gemel.report.document import NOTHING_SHOWN, Report
 from gemel.text import (
+    bits_text,
     cost_text,
     duration,
     flops_change_text,
@@ -60,10 +62,13 @@ def scores_text(queries: Sequence[Row]) -> str:
         (row["id"], key_text(row["metric"]), *_scores(row),
          target_status(row["met"], row["worth"], row["reason"])
          + ", against its own answers" * (row["evidence"] == ORIGINAL),
+         bits_text(row["bits"], row["in_integers"]),
          state_text(row["state"], row["lower_end"], row["from"], row["needs"]))
         for row in queries
     ]  # fmt: skip
-    return table(("query", "metric", "original", "merged", "ratio", "answers as before", "target", "proof"), rows)
+    heads = ("query", "metric", "original", "merged", "ratio", "answers as before", "target", "bits", "proof")
+    reasons = [f"{row['id']}: {row['bits']}, since {row['why_bits']}" for row in queries if row["why_bits"]]
+    return "\n".join([table(heads, rows), *([""] if reasons else []), *map(one_line, reasons)])
 
 
 def _scores(row: Row) -> tuple[str, str, str, str]:

@@ -246,7 +246,7 @@ def check_method(name: str, workload: str | Path, out: str | Path) -> None:
 
     assert name in METHODS, f"{name} is not registered: put @register_method('{name}') above it"
     known = load_workload(workload)
-    quick = MergeOptions(recipe=Recipe(epochs=1, frames_per_epoch=16), accept_unproven=True)
+    quick = MergeOptions(recipe=Recipe(epochs=1, frames_per_epoch=16), accept_unproven=True, weights="fp32")
     report = merge(known, out, name, options=quick)
     factories = [query.model for query in known.queries]
     assert [row.id for row in report.queries] == [query.id for query in known.queries], f"{name} loses queries"

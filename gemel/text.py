@@ -96,6 +96,11 @@ def flips_text(right: int, wrong: int, upper_end: float, frames: Sequence[str]) 
     return f"{text}: {join_names(frames, MAX_NAMES)}" if frames else text
 
 
+def bits_text(bits: str, in_integers: bool) -> str:
+    """The bits of most of a query's weights, and whether it is computed in integers."""
+    return f"{bits}, in integers" if in_integers else bits
+
+
 def state_text(state: str, lower_end: float | None, source: str | None, needs: str) -> str:
     """What is proven of a query, by what, or what is lacking."""
     if state == "proven" and lower_end is not None:

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from gemel.merger.checkpoint import storable
 from gemel.merger.context import MergeContext
 from gemel.merger.quantize import CONFIG
-from gemel.models.bundle import BundleQuery
+from gemel.models.bundle import Bundle, BundleQuery
+from gemel.models.bundle.arrays import BundleArrays
 from gemel.models.bundle.documents import parse_document
 from gemel.models.bundle.format import Entry
 from gemel.models.bundle.manifest import ActivationRange, StoredTensor
@@ -38,19 +39,24 @@ CALIBRATION_FRAMES = 64
 """Frames of train on which ranges are measured, evenly spread."""
 MAX_WIDE_FRACTION = 0.1
 """Of a query's activations, how many may stay in float32: a YOLOX-nano with more takes longer than in float32."""
+MIN_SPREAD = 0.02
+"""Mean difference of calibration frames from their mean picture, in parts of that picture's deviation, below which they
+count as alike: noise of a camera that sees nothing move is 0.01."""
 
 
 @storable
 @dataclass(frozen=True)
 class Computed:
-    """The ranges of a query's activations, empty where all stay in float32, and its ratio so.
+    """The ranges of a query's activations, empty where all stay in float32, its ratio and agreement so.
 
-    `wide` activations stay in float32 beside those that have a range.
+    `wide` activations stay in float32 beside those that have a range; `why` is there where all of them do.
     """
 
     ranges: dict[str, ActivationRange]
     ratio: float
+    agreement: float
     wide: int = 0
+    why: str = ""
 
 
 class QueryNetwork:
@@ -78,7 +84,7 @@ class QueryNetwork:
         record = replace(self._record, activations=dict(ranges))
         header = {name: Entry(name, "", array.shape, 0, array.nbytes) for name, array in self._arrays.items()}
         uses = count_norm_uses([record], lambda _: self._document)
-        return build_query_graph(record, self._document, self._arrays.__getitem__, uses, header)
+        return build_query_graph(record, self._document, self._arrays.__getitem__, uses, header, in_integers=True)
 
     def measure(self, frames: Tensor) -> dict[str, ActivationRange]:
         """The ranges over frames f32 (N, 3, H, W); empty where nothing is computed in integers."""
@@ -144,6 +150,17 @@ class _DetectorInSession(Detector):
         return self._session(frames)
 
 
+def build_answerer(bundle: Bundle, query: str, device: str | torch.device = "cpu") -> nn.Module:
+    """What answers a query of a bundle as a box does: in integers, where it has ranges of activations."""
+    record, model = bundle.query(query), bundle.build(query, device)
+    if not record.activations:
+        return model
+    tensors = BundleArrays(bundle)
+    document, uses = tensors.document_of(record), count_norm_uses([record], tensors.document_of)
+    graph = build_query_graph(record, document, tensors.array_of, uses, tensors.header)
+    return replace_network(model, SessionRun(graph))
+
+
 def open_network(
     ctx: MergeContext, query: str, model: nn.Module, packed: Mapping[str, PackedWeight]
 ) -> QueryNetwork | None:
@@ -157,12 +174,21 @@ def open_network(
 
 
 def compute_query(
-    ctx: MergeContext, query: str, model: nn.Module, packed: Mapping[str, PackedWeight], required: float
+    ctx: MergeContext,
+    query: str,
+    model: nn.Module,
+    packed: Mapping[str, PackedWeight],
+    required: float,
+    stored_ratio: float,
+    known: Mapping[str, ActivationRange] | None = None,
 ) -> Computed | None:
     """A query's ranges on train frames, empty where its ratio falls too far so; None where nothing is computed.
 
-    It falls too far below the required ratio, or, where packed weights alone miss that, by more than 1 - kept_fraction.
-    Then the activations that move its heads most stay in float32: 1, 2, 4 ... of them, up to `MAX_WIDE_FRACTION`.
+    Ranges that are `known`, of the same network in other bits, are not measured again.
+
+    It falls too far below the required ratio, or, where packed weights alone (`stored_ratio`) miss that, by more than
+    1 - kept_fraction. Then the activations that move its heads most stay in float32: 1, 2, 4 ... of them, up to
+    `MAX_WIDE_FRACTION`.
     """
     network = open_network(ctx, query, model, packed)
     if network is None:
@@ -170,21 +196,45 @@ def compute_query(
     data = ctx.train[query]
     try:
         frames = data.frames(data.spread(CALIBRATION_FRAMES), ctx.device)
-        ranges = network.measure(frames)
+        ranges = known or network.measure(frames)
         if not ranges:
             return None
-        least = min(required, CONFIG.kept_fraction * ctx.ratio(query, model))
-        order, wide, ratio = list(ranges), 0, 0.0
-        while wide <= max(1, MAX_WIDE_FRACTION * len(ranges)):
-            kept = {place: ranges[place] for place in order[wide:]}
-            ratio = ctx.ratio(query, network.answerer(model, kept))
-            if ratio >= least:
-                return Computed(kept, ratio, wide)
-            if not wide:
-                errors = measure_errors(network.build({}), network.places, ranges, frames[:1].cpu().numpy())
-                order.sort(key=errors.__getitem__, reverse=True)
-            wide = max(1, 2 * wide)
-        return Computed({}, ratio, len(ranges))
+        if are_alike(frames):
+            why = f"all {len(frames)} train frames that could calibrate its activations are alike"
+            return Computed({}, *ctx.ratio_and_agreement(query, model), len(ranges), why)
+        return _fit_ranges(
+            ctx, query, model, network, frames, ranges, min(required, CONFIG.kept_fraction * stored_ratio)
+        )
     except Exception as error:  # ONNX Runtime's errors have no common type
-        add_note(query, f"its int8 weights are not computed in integers: {message_of(error)[:200]}")
+        add_note(query, f"its packed weights are not computed in integers: {message_of(error)[:200]}")
         return None
+
+
+def _fit_ranges(
+    ctx: MergeContext,
+    query: str,
+    model: nn.Module,
+    network: QueryNetwork,
+    frames: Tensor,
+    ranges: Mapping[str, ActivationRange],
+    least: float,
+) -> Computed:
+    """The most ranges with which the query reaches the least ratio."""
+    order, wide, ratio = list(ranges), 0, 0.0
+    while wide <= max(1, MAX_WIDE_FRACTION * len(ranges)):
+        kept = {place: ranges[place] for place in order[wide:]}
+        ratio, agreement = ctx.ratio_and_agreement(query, network.answerer(model, kept))
+        if ratio >= least:
+            return Computed(kept, ratio, agreement, wide)
+        if not wide:
+            errors = measure_errors(network.build({}), network.places, ranges, frames[:1].cpu().numpy())
+            order.sort(key=errors.__getitem__, reverse=True)
+        wide = max(1, 2 * wide)
+    why = f"in integers it reaches {ratio:.3f} of its original"
+    return Computed({}, *ctx.ratio_and_agreement(query, model), len(ranges), why)
+
+
+def are_alike(frames: Tensor) -> bool:
+    """Whether frames (N, ...) differ from their mean by less than noise: their ranges say nothing of other frames."""
+    mean = frames.mean(0, keepdim=True)
+    return float((frames - mean).abs().mean()) <= MIN_SPREAD * float(mean.std())

@@ -10,7 +10,7 @@ from gemel.merger.events import Change
 from gemel.merger.prices import Spending
 from gemel.merger.training.recipe import Recipe, check
 from gemel.merger.training.step_config import AUTO, check_precision
-from gemel.models.bits import FP32, WEIGHTS, WeightBits
+from gemel.models.bits import AUTO_BITS, BITS_BY_OPTION, FP32, Bits, WeightBits
 from gemel.models.errors import InputError
 from gemel.models.evaluation import EVIDENCE, EvidenceConfig
 
@@ -48,6 +48,8 @@ class TopDownConfig:
     """Weight of the feature loss (head inputs against the original's) beside the output loss."""
     joint_budget: float = 0.8
     """Fraction of the time and FLOPs that a joint training may use; the rest is kept for what it leaves below."""
+    bits_budget: float = 0.9
+    """Fraction of the time and FLOPs that sharing may use where `--weights auto` tries fewer bits after it."""
     schedules: int = 3
     """Trainings of norms, head and private layers, one after the other, while a query falls short and still gains."""
 
@@ -63,7 +65,8 @@ class MergeOptions:
     `max_flops` (image passes x FLOPs, the same bound on any machine).
     `share_prefix` also ties the first layers, norms included, of queries of one camera (merger.methods.prefix).
     `precision` is fp32, bf16 or auto (merger.training.step_config.choose_precision). `weights` below fp32 is the
-    smallest width in which weights are stored. `documents`: the bundle holds every network as an ONNX document.
+    smallest width in which weights are stored; auto: int8, then int4, as far as they hold without training.
+    `documents`: the bundle holds every network as an ONNX document.
     `public_key` is the file of the Ed25519 key that must have signed the bundle that is added to, if there is one.
     `evidence` is what val and test must hold. `resources` change how long a merge takes, not its result. `spending` has
     prices, a budget and a deadline, which end a merge like `max_minutes`.
@@ -77,7 +80,7 @@ class MergeOptions:
     max_flops: float | None = None
     share_prefix: bool = False
     precision: str = AUTO
-    weights: WeightBits = FP32
+    weights: WeightBits = AUTO_BITS
     documents: bool = False
     public_key: str | None = None
     top_down: TopDownConfig = field(default_factory=TopDownConfig)
@@ -88,13 +91,23 @@ class MergeOptions:
     def __post_init__(self) -> None:
         check("margin", 0 <= self.margin <= 1, self.margin, "give a number from 0 to 1")
         check_precision(self.precision)
-        if self.weights not in WEIGHTS:
-            remedy = f"choose one of: {', '.join(WEIGHTS)}"
+        if self.weights not in BITS_BY_OPTION:
+            remedy = f"choose one of: {', '.join(BITS_BY_OPTION)}"
             raise InputError("options", f"'{self.weights}' is unknown", remedy, "weights")
-        if self.share_prefix and self.weights != FP32:
+        if self.share_prefix and self.weights not in (AUTO_BITS, FP32):
             problem = f"a common prefix has weights of {FP32}: packed weights run query by query"
             raise InputError("options", problem, "leave out one of `share_prefix` and `weights`", "share_prefix")
         check("min_saving", 0 <= self.min_saving <= 1, self.min_saving, "give a number from 0 to 1")
+
+    @property
+    def bits(self) -> tuple[Bits, ...]:
+        """The steps below float32 that are tried, from the least change on."""
+        return () if self.share_prefix else BITS_BY_OPTION[self.weights]
+
+    @property
+    def search_share(self) -> float:
+        """The part of the budget that is for sharing; the rest is for fewer bits, which save most for their cost."""
+        return self.top_down.bits_budget if self.weights == AUTO_BITS and self.bits else 1.0
 
     def to_json(self) -> dict[str, Any]:
         """Plain values that identify an interrupted merge; resources may differ when it resumes."""

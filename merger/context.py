@@ -373,15 +373,32 @@ class MergeContext:
 
     def ratio(self, query: str, model: nn.Module) -> float:
         """What a search goes by, on its frames: agreement with the original, or the metric over the original's."""
-        reference, own = self.references[query], self.root.queries[query]
-        if self.goes_by_agreement(query):
-            return compare_answers(own, reference.answers, self.answers(query, model), reference.threshold).agreement
-        tallies = self.tallies(query, model, reference)
-        return task_of(own).metric_of(tallies.sum(axis=0)) / reference.score if reference.score > 0 else 0.0
+        answers = self.answers(query, model)
+        return self.agreement(query, answers) if self.goes_by_agreement(query) else self._metric_ratio(query, answers)
+
+    def ratio_and_agreement(self, query: str, model: nn.Module) -> tuple[float, float]:
+        """What a search goes by, and the part of all answers that are the original's."""
+        answers = self.answers(query, model)
+        agreement = self.agreement(query, answers)
+        return agreement if self.goes_by_agreement(query) else self._metric_ratio(query, answers), agreement
+
+    def agreement(self, query: str, answers: Sequence[Prediction]) -> float:
+        """The part of all answers on the frames that a search goes by that the original gives, too."""
+        reference = self.references[query]
+        return compare_answers(self.root.queries[query], reference.answers, answers, reference.threshold).agreement
+
+    def _metric_ratio(self, query: str, answers: Sequence[Prediction]) -> float:
+        reference = self.references[query]
+        tallies = self._tallies(query, answers, reference)
+        metric = task_of(self.root.queries[query]).metric_of(tallies.sum(axis=0))
+        return metric / reference.score if reference.score > 0 else 0.0
 
     def tallies(self, query: str, model: nn.Module, reference: Reference) -> np.ndarray:
         """The model's counts on each frame that a search goes by."""
-        found, answers = self.queries[query], self.answers(query, model)
+        return self._tallies(query, self.answers(query, model), reference)
+
+    def _tallies(self, query: str, answers: Sequence[Prediction], reference: Reference) -> np.ndarray:
+        found = self.queries[query]
         return task_of(found).tallies(answers, reference.truths, found.classes, reference.threshold)
 
     def answers(self, query: str, model: nn.Module) -> list[Prediction]:

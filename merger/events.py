@@ -25,7 +25,8 @@ class Event(str, Enum):
     LEFT_OUT = "left-out"
     """step (a Change), possible_bytes: what it could save beyond what holds is too little"""
     STEP = "step"
-    """step (a Change), query, saved_bytes (what the query saves), ratio, required, taken"""
+    """step (a Change), query, saved_bytes (what the query saves), ratio, required, taken; of steps of bits also
+    kept_bytes, flops_per_s, agreement, in_integers, bits"""
     ACCEPTED = "accepted"
     """lower_ends {query: what is shown of its ratio}, accepted, unproven and refused [queries]"""
     ATTEMPT = "attempt"
@@ -34,8 +35,6 @@ class Event(str, Enum):
     """round, rounds, signature, members, saved_bytes, ceiling_bytes, ratios, seconds"""
     CAMERA_PREFIX = "camera-prefix"
     """query, donor, common (layers), of, ratio, required, tried [[length, ratio]], saved_flops_per_s"""
-    WEIGHTS = "widths"
-    """weights, stored_bytes, ratios, in_the_way"""
     FORECAST = "forecast"
     """text, seconds and money (of the whole merge on this machine), first (nothing is trained yet)"""
     PROCESSES = "processes"
@@ -55,6 +54,9 @@ class Change(str, Enum):
     TRUNK = "one network for all, trained"
     LAYERS = "shared layers, trained"
     HALF = "the heavier half of the layers, trained"
+    FP16 = "weights in fp16"
+    INT8 = "weights in int8"
+    INT4 = "weights in int4"
 
 
 class Repair(str, Enum):

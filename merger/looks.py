@@ -61,19 +61,20 @@ class LookFile:
         self.looks = [Look(**row.model_dump()) for row in rows]
 
     def error(self, query: str, data: str, model: str) -> float:
-        """The error that a proof of this model on this data has."""
+        """The error that a proof of this model on this data has; models of one look have the same."""
         looks = [look for look in self.looks if look.query == query and look.data == data]
         for look in looks:
             if look.model == model:
                 return look.error
-        return error_of_look(len({look.model for look in looks}))
+        return error_of_look(len({look.error for look in looks}))
 
-    def record(self, query: str, data: str, model: str) -> float:
-        """Add a look, if it is a new one; its error."""
-        error = self.error(query, data, model)
-        if not any((look.query, look.data, look.model) == (query, data, model) for look in self.looks):
-            date = datetime.now(timezone.utc).isoformat(timespec="seconds")
-            self.looks.append(Look(query, data, model, error, date))
+    def record(self, query: str, data: str, *models: str) -> float:
+        """Add a look at models that are proven in this order, if it is a new one; its error."""
+        error = min(self.error(query, data, model) for model in models)
+        for model in models:
+            if not any((look.query, look.data, look.model) == (query, data, model) for look in self.looks):
+                date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+                self.looks.append(Look(query, data, model, error, date))
         return error
 
     def save(self) -> None:

@@ -16,9 +16,9 @@ import hashlib
 import json
 import time
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,28 +26,26 @@ from typing import Any
 import torch
 from torch import nn
 
+from gemel.merger.acceptance import Acceptance, accept, is_worth_look
 from gemel.merger.addition import Addition, open_addition, recommend_whole_merge
-from gemel.merger.budget import Budget
 from gemel.merger.checkpoint import WORK_SUFFIX, Checkpoint, Row, Step, StepCache, snapshot, snapshots, storable
-from gemel.merger.computed import Computed, compute_query, open_network
 from gemel.merger.config import MergeOptions
 from gemel.merger.context import EVALUATING, READING, MergeContext, Merged
 from gemel.merger.cost_meter import CostMeter, MergeCost
 from gemel.merger.distributed import ProcessGroup, Resources, check_consistent, partition, run_on_ray, torch_threads
-from gemel.merger.evaluate import required_ratios
-from gemel.merger.events import Event, Repair
+from gemel.merger.events import Event
 from gemel.merger.forecast import Forecast
-from gemel.merger.looks import LookFile, digest_data, digest_state
+from gemel.merger.lower_bits import LOWERING, ROUNDING, lower_bits
 from gemel.merger.methods.prefix import SHARING_PREFIXES, share_prefixes
 from gemel.merger.methods.registry import METHODS
 from gemel.merger.methods.top_down import whole_plan
 from gemel.merger.networks import query_as_stored
 from gemel.merger.outcomes import outcome_rows
-from gemel.merger.quantize import Quantized, max_flops, pack_models, quantizable_weights, quantize, tied_models
+from gemel.merger.shipped import Shipped
 from gemel.merger.training.data import default_device
 from gemel.merger.training.recipe import Flops, flops_a_second
 from gemel.merger.training.step_config import HINT, MemoryPlan
-from gemel.merger.verdict import TriedModel, Verdict, describe, judge_trials, list_accepted, pack_observed
+from gemel.merger.verdict import describe
 from gemel.models.bits import FP32
 from gemel.models.bundle import (
     Bundle,
@@ -60,11 +58,11 @@ from gemel.models.bundle import (
     open_bundle,
     write_bundle,
 )
-from gemel.models.bundle.manifest import ActivationRange, wide_bytes
+from gemel.models.bundle.manifest import wide_bytes
 from gemel.models.bundle.origin import origin_of
 from gemel.models.device import disable_tf32
 from gemel.models.errors import InputError, join_names, size_text
-from gemel.models.evaluation import Evidence, EvidenceState, count_flips
+from gemel.models.evaluation import Evidence, EvidenceState
 from gemel.models.export_document import export_documents
 from gemel.models.io import check_apart, finite, hold_locks, open_atomic
 from gemel.models.notes import add_note, collect_notes
@@ -72,6 +70,7 @@ from gemel.models.out_of_memory import is_out_of_memory
 from gemel.models.quantization import PackedWeight
 from gemel.models.sharing.flop_rates import layers_by_query, prefix_rates
 from gemel.models.sharing.layers import layers_of_all, model_bytes
+from gemel.models.sharing.plan import SharingPlan
 from gemel.models.sharing.similarity import ceiling_with_copies, copies, equal_states, identical_sets
 from gemel.models.stages import Progress, silent
 from gemel.models.tasks import task_of
@@ -83,20 +82,25 @@ BUDGET_OPTIONS = ("max_minutes", "max_flops")
 """The options that may differ when a merge resumes."""
 ADDING_METHODS = ("top-down", "none")
 """The methods that leave donors of a bundle as they are."""
-ORIGINALS_ARE_SMALLER = "quantisation: the quantised originals are smaller than the quantised merge"
 storable(Evidence)
 storable(EvidenceState)
-SEARCHING, QUANTIZING = "searching what models can share", "finding how few bits weights need"
+SEARCHING = "searching what models can share"
 MEASURING, WRITING = "measuring on test", "writing the bundle"
 
 
 @dataclass(frozen=True)
 class QueryResult(Evidence):
-    """How one query came out on test; `network` is the query whose network answers it, where that is another."""
+    """How one query came out on test; `network` is the query whose network answers it, where that is another.
+
+    `bits` are those of most of its weights, `in_integers` whether it is computed so, `why_bits` why there are no fewer.
+    """
 
     id: str = ""
     model: str = ""
     network: str | None = None
+    bits: str = FP32
+    in_integers: bool = False
+    why_bits: str = ""
 
 
 @dataclass(frozen=True)
@@ -146,31 +150,6 @@ class MergeReport:
         """Plain values under the keys of `gemel merge --json`."""
         plain = {**dataclasses.asdict(self), "queries": [query.to_json() for query in self.queries]}
         return json.loads(json.dumps(plain))
-
-
-@dataclass(frozen=True)
-class _Found:
-    """The result of a search: what is merged, how it is stored, its log, and what is shown of the queries."""
-
-    merged: Merged
-    storage: Quantized = field(default_factory=Quantized)
-    log: Sequence[Row] = ()
-    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
-    activations: Mapping[str, Mapping[str, ActivationRange]] = field(default_factory=dict)
-
-    def models(
-        self, ctx: MergeContext, queries: Iterable[str]
-    ) -> tuple[dict[str, nn.Module], dict[str, dict[str, PackedWeight]]]:
-        """Fresh models of these queries with the weights that a box will run, and those that are stored packed."""
-        models = tied_models(ctx, self.merged, queries)
-        return models, ctx.donors.add_packed(models, pack_models(models, self.storage))
-
-    def answerer(self, ctx: MergeContext, query: str) -> nn.Module:
-        """What answers a query as a box will, fresh."""
-        models, packed = self.models(ctx, [query])
-        ranges, model = self.activations.get(query), models[query]
-        network = open_network(ctx, query, model, packed.get(query, {})) if ranges else None
-        return model if network is None or ranges is None else network.answerer(model, ranges)
 
 
 @dataclass(frozen=True)
@@ -251,18 +230,15 @@ def merge(
             own, ctx, merged = ctx, _apply_networks(ctx, step.value), step.value
             if options.share_prefix:
                 merged = share_prefixes(ctx, merged, options, checkpoint)
-            found = _Found(*_quantize(ctx, merged, method, options, checkpoint))
-            if options.documents and (any(found.storage.bits.values()) or ctx.donors.queries):
-                found = _compute(ctx, found, options, checkpoint)
-            if METHODS[method].accepts:
-                found = _accept(ctx, found, checkpoint)
-                ctx = _apply_networks(own, found.merged)
-        outcomes = _outcomes(own, found.merged, checkpoint.log, method, options)
-        found = replace(found, log=[*checkpoint.log, *outcomes])
+            taken = _lower_and_accept(ctx, merged, method, options, checkpoint)
+            ctx = _apply_networks(own, taken.shipped.merged)
+        log = [*checkpoint.log, *_bits_rows(ctx, taken.shipped)]
+        log += _outcomes(own, taken.shipped.merged, checkpoint.log, method, options)
         checkpoint.save()
         seconds, flops = time.monotonic() - started, ctx.flops.total
-        evidence = _measure(ctx, found, checkpoint)
-        report = ctx.run_on_rank0(partial(_write, ctx, found, evidence, output, checkpoint, seconds, flops, meter))
+        evidence = _measure(ctx, taken, checkpoint)
+        write = partial(_write, ctx, taken.shipped, log, evidence, output, checkpoint, seconds, flops, meter)
+        report = ctx.run_on_rank0(write)
         if forecast:
             forecast.finish(flops)
         every = group.all_gather_object(lambda: notes)
@@ -342,14 +318,14 @@ def _open_context(
     ctx = MergeContext(workload, seed, progress, group=group, donors=donors)
     if options.documents:
         ctx.documents |= ctx.donors.documents()
-    keeps_originals = method == "none" and options.weights == FP32 and not options.share_prefix
+    keeps_originals = method == "none" and not options.bits and not options.share_prefix
     changes = METHODS[method].accepts and not keeps_originals
     ctx.proves, ctx.evidence_config, ctx.accept_unproven = changes, options.evidence, options.accept_unproven
     parts = partition({query.id: float(ctx.flops.of(query)) for query in workload.queries}, group.size)
     group.assign(parts)
     if group.size > 1:
         progress(Event.PROCESSES.value, queries=parts)
-    more = [SHARING_PREFIXES] * options.share_prefix + [QUANTIZING] * (options.weights != FP32)
+    more = [SHARING_PREFIXES] * options.share_prefix + [LOWERING] * bool(options.bits)
     ctx.stages.announce([READING, EVALUATING, SEARCHING, *more, MEASURING, WRITING])
     ctx.open()
     records = [BundleQuery.of(query) for query in workload.queries]
@@ -368,57 +344,15 @@ def _open_forecast(ctx: MergeContext, meter: CostMeter, options: MergeOptions, c
     return forecast
 
 
-def _quantize(
-    ctx: MergeContext, merged: Merged, method: str, options: MergeOptions, checkpoint: Checkpoint
-) -> tuple[Merged, Quantized]:
-    """Store weights in the fewest bits; the originals at that width, if these take fewer bytes than the merge."""
-    if options.weights == FP32:
-        return merged, Quantized()
-    ctx.begin(QUANTIZING, flops=max_flops(ctx))
-    bits = options.weights
-    budget, required = Budget.of(ctx, options, checkpoint), required_ratios(ctx, options.margin)
-
-    def fit(name: Step, merged: Merged) -> Quantized:
-        return checkpoint.step(name, lambda: quantize(ctx, merged, bits, required, checkpoint, budget))
-
-    chosen, alone = fit(Step.QUANTIZED, merged), merged
-    if method == "top-down":
-        plan = identical_sets(whole_plan(ctx, options), ctx.states_that_share())
-        alone = Merged(plan, snapshots(ctx.bases), merged.networks)
-    smallest = sum(weight.nbytes for weight in quantizable_weights(ctx, alone, bits))
-    if merged.plan != alone.plan and smallest < sum(chosen.stored_bytes.values()):
-        instead = fit(Step.QUANTIZED_ORIGINALS, alone)
-        if sum(instead.stored_bytes.values()) < sum(chosen.stored_bytes.values()):
-            ctx.warn("the quantised originals are smaller: only identical layers are shared")
-            for query in sorted(merged.plan.queries() - alone.plan.queries()):
-                row = {"query": query, "repair": Repair.ORIGINAL.value, "after": ORIGINALS_ARE_SMALLER}
-                checkpoint.add_row({**row, "required": required[query], "flops": ctx.flops.total})
-            merged, chosen = alone, instead
-    for row in chosen.rows:
-        checkpoint.add_row(row)
-    return merged, chosen
-
-
-def _compute(ctx: MergeContext, found: _Found, options: MergeOptions, checkpoint: Checkpoint) -> _Found:
-    """Compute int8 weights in integers where a query holds so."""
-    required = required_ratios(ctx, options.margin)
-
-    def compute(_: StepCache, query: str) -> Computed | None:
-        models, packed = found.models(ctx, [query])
-        if not packed.get(query):
-            return None
-        return compute_query(ctx, query, models[query], packed[query], required[query])
-
-    results = ctx.for_each_query(checkpoint, Step.COMPUTED, ctx.queries, compute)
-    computed = {query: result for query, result in results.items() if result is not None}
-    ratios = {query: result.ratio for query, result in computed.items()}
-    activations = {query: result.ranges for query, result in computed.items() if result.ranges}
-    checkpoint.add_row({"computed": ratios, "in_integers": sorted(activations), "flops": ctx.flops.total})
-    for query, result in computed.items():
-        if result.wide:
-            text = f"{result.wide} of its activations stay in float32, and {len(result.ranges)} take eight bits"
-            add_note(query, f"{text}; in integers it reaches {result.ratio:.3f} of its original")
-    return replace(found, activations=activations)
+def _bits_rows(ctx: MergeContext, shipped: Shipped) -> list[Row]:
+    """A row of the log for each query: its bits, and why it has no fewer; of those in float32 a note."""
+    rows = list[Row]()
+    for query in ctx.queries:
+        bits, why = shipped.main_bits(query), shipped.why.get(query, "")
+        rows.append({"query": query, "bits": bits, "in_integers": query in shipped.activations, "why_bits": why})
+        if why and (bits == FP32 or why.startswith(ROUNDING)):
+            add_note(query, f"stays in {bits}: {why}" if bits == FP32 else why)
+    return rows
 
 
 def _apply_networks(ctx: MergeContext, merged: Merged) -> MergeContext:
@@ -426,70 +360,27 @@ def _apply_networks(ctx: MergeContext, merged: Merged) -> MergeContext:
     return ctx.substitute(merged.networks, {query: merged.states[query] for query in merged.networks})
 
 
-def _accept(ctx: MergeContext, found: _Found, checkpoint: Checkpoint) -> _Found:
-    """The only look at what proves: queries that changed and are not proven get their originals back.
-
-    So do queries that share with none but those. With `accept_unproven` those stay whose plain ratio on val reaches the
-    target; they are not proven.
-    """
-    changed = [query for query in ctx.queries if _is_changed(ctx, found, query)]
-
-    def try_model(_: StepCache, query: str) -> TriedModel:
-        model, own, data = found.answerer(ctx, query), ctx.root.queries[query], ctx.data
-        val, answers = data.val_answers[query], ctx.answer_val(query, model)
-        return TriedModel(
-            pack_observed(ctx.observe(query, model, answers)), ctx.plain_ratio(query, answers),
-            count_flips(own, val.split, val.answers, answers, val.threshold), digest_state(model.state_dict()),
-            digest_data(data.footage[query], data.val[query]),
-        )  # fmt: skip
-
-    trials = ctx.for_each_query(checkpoint, Step.ACCEPTED, changed, try_model)
-    queries = ctx.root.queries
-    verdicts = ctx.run_on_rank0(lambda: judge_trials(queries, trials, LookFile(ctx.workload.path)))
-    proven = list_accepted(verdicts)
-    plain = {query: trial.plain for query, trial in trials.items()}
-    kept = [query for query in changed if plain[query] >= queries[query].accuracy_target and ctx.accept_unproven]
-    unproven = sorted(set(kept) - set(proven))
-    refused = sorted(set(changed) - set(proven) - set(kept))
-    ends = {query: verdict.proof.lower_end for query, verdict in verdicts.items()}
-    row = {"lower_ends": ends, "accepted": proven, "unproven": unproven, "refused": refused}
-    ctx.report(Event.ACCEPTED, **row)
-    for query in refused:
-        text = f"not proven (at least {ends[query]:.3f} of its original is): needs {verdicts[query].needs}"
-        add_note(query, f"{text}; its original is back", _name_option(ctx, query, plain[query]))
-        back = {"query": query, "repair": Repair.ORIGINAL.value, "required": queries[query].accuracy_target}
-        checkpoint.add_row({**back, "after": "acceptance", "flops": ctx.flops.total})
-    checkpoint.add_row({**row, "flops": ctx.flops.total})
-    plan = found.merged.plan.without(*refused)
-    packed = {query for query in ctx.queries if found.storage.bits.get(query) or found.storage.norms.get(query)}
-    alone = found.merged.plan.queries() - plan.queries() - set(refused) - found.merged.networks.keys() - packed
-    alone &= ctx.queries.keys()
-    for query in sorted(alone):
-        add_note(query, "shares with no other query any more; its original is back")
-    states = {**found.merged.states, **{query: snapshot(ctx.originals[query]) for query in (*refused, *alone)}}
-    networks = {query: donor for query, donor in found.merged.networks.items() if query not in refused}
-    bits = {query: own for query, own in found.storage.bits.items() if query not in refused}
-    norms = {query: own for query, own in found.storage.norms.items() if query not in refused}
-    storage = replace(found.storage, bits=bits, norms=norms)
-    activations = {query: ranges for query, ranges in found.activations.items() if query not in refused}
-    merged = Merged(plan, states, networks)
-    return replace(found, merged=merged, storage=storage, verdicts=verdicts, activations=activations)
-
-
-def _name_option(ctx: MergeContext, query: str, ratio: float) -> str:
-    """What --accept-unproven would do with a refused query."""
-    if ctx.accept_unproven:
-        return f"its plain ratio on val is {ratio:.3f}"
-    outcome = "would keep it" if ratio >= ctx.root.queries[query].accuracy_target else "would refuse it, too"
-    return f"--accept-unproven goes by its plain ratio on val, {ratio:.3f}, and {outcome}"
-
-
-def _is_changed(ctx: MergeContext, found: _Found, query: str) -> bool:
-    """Whether anything but the query's own original answers it."""
-    storage = found.storage
-    if query in ctx.networks or storage.bits.get(query) or storage.norms.get(query) or found.activations.get(query):
-        return True
-    return not equal_states(snapshot(ctx.originals[query]), found.merged.states[query])
+def _lower_and_accept(
+    ctx: MergeContext, merged: Merged, method: str, options: MergeOptions, checkpoint: Checkpoint
+) -> Acceptance:
+    """The merge in the fewest bits with which each query is accepted; originals that are back take fewer bits, too."""
+    alone = None
+    if method == "top-down" and options.bits:
+        plan = identical_sets(whole_plan(ctx, options), ctx.states_that_share())
+        alone = Merged(plan, snapshots(ctx.bases), merged.networks)
+    steps = lower_bits(ctx, merged, options, checkpoint, ctx.judged, "merged", alone)
+    if not METHODS[method].accepts:
+        return Acceptance(steps[-1])
+    taken = accept(ctx, steps, checkpoint, list(ctx.queries), "merged")
+    root = ctx.root
+    again = [query for query in taken.originals if query in root.judged and is_worth_look(root, query)]
+    if not options.bits or not again:
+        return taken
+    originals = Merged(SharingPlan(), {query: snapshot(root.originals[query]) for query in root.queries})
+    steps = lower_bits(root, originals, options, checkpoint, again, "originals")
+    more = accept(root, steps, checkpoint, again, "originals")
+    shipped = taken.shipped.only(set(root.queries) - set(again)).join(more.shipped.only(again))
+    return replace(taken, shipped=shipped, verdicts={**taken.verdicts, **more.verdicts})
 
 
 def _outcomes(
@@ -501,14 +392,14 @@ def _outcomes(
     return outcome_rows(METHODS[method].explain(ctx, options, log, ctx.flops.total), merged.plan, size)
 
 
-def _measure(ctx: MergeContext, found: _Found, checkpoint: Checkpoint) -> dict[str, Evidence]:
+def _measure(ctx: MergeContext, taken: Acceptance, checkpoint: Checkpoint) -> dict[str, Evidence]:
     """Query -> its merged model, as it is stored, against its original on test."""
     ctx.begin(MEASURING, pieces=2 * sum(map(len, ctx.test.values())))
 
     def measure(_: StepCache, query: str) -> Evidence:
-        changed = _is_changed(ctx, found, query)
-        evidence = ctx.evidence(query, found.answerer(ctx, query) if changed else None)
-        evidence = describe(evidence, found.verdicts.get(query), changed)
+        changed = taken.shipped.is_changed(ctx, query)
+        evidence = ctx.evidence(query, taken.shipped.answerer(ctx, query) if changed else None)
+        evidence = describe(evidence, taken.verdicts.get(query), changed)
         keys = ("metric", "original", "merged", "ratio", "met", "worth", "reason")
         ctx.report(Event.TEST, query=query, **{key: getattr(evidence, key) for key in keys}, state=evidence.state.value)
         return evidence
@@ -518,7 +409,8 @@ def _measure(ctx: MergeContext, found: _Found, checkpoint: Checkpoint) -> dict[s
 
 def _write(
     ctx: MergeContext,
-    found: _Found,
+    shipped: Shipped,
+    log: Sequence[Row],
     evidence: Mapping[str, Evidence],
     output: _Output,
     checkpoint: Checkpoint,
@@ -528,24 +420,28 @@ def _write(
 ) -> MergeReport:
     """Write the bundle and the log; the report."""
     ctx.begin(WRITING)
-    models, packed = found.models(ctx, ctx.queries)
-    records = [_record(ctx, found.merged, query, evidence[query.id], output) for query in ctx.queries.values()]
-    records = [replace(record, activations=dict(found.activations.get(record.id, {}))) for record in records]
+    models, packed = shipped.models(ctx, ctx.queries)
+    records = [_record(ctx, shipped.merged, query, evidence[query.id], output) for query in ctx.queries.values()]
+    records = [replace(record, activations=dict(shipped.activations.get(record.id, {}))) for record in records]
     graphs = export_documents(models, records, ctx.documents) if output.documents else {}
     twins = copies({query: model.state_dict() for query, model in ctx.originals.items()})
     manifest = _write_bundle(output, models, records, twins, packed, graphs)
     cost = meter.cost(flops, manifest.bytes.before - manifest.bytes.after) if meter else None
-    log = [*found.log, *([{"cost": dataclasses.asdict(cost)}] if cost else [])]
+    rows = [*log, *([{"cost": dataclasses.asdict(cost)}] if cost else [])]
     with open_atomic(_beside(output.path, LOG_SUFFIX), overwrite=True) as file:
-        file.write("".join(json.dumps(finite(row)) + "\n" for row in log).encode())
+        file.write("".join(json.dumps(finite(row)) + "\n" for row in rows).encode())
     checkpoint.remove()
     report = _report(output, manifest, ctx.queries, ctx.flops)
-    rows = [
-        QueryResult(**one.__dict__, id=query, model=ctx.queries[query].model, network=ctx.networks.get(query))
+    results = [
+        QueryResult(
+            **one.__dict__, id=query, model=ctx.queries[query].model, network=ctx.networks.get(query),
+            bits=shipped.main_bits(query), in_integers=query in shipped.activations,
+            why_bits=shipped.why.get(query, ""),
+        )
         for query, one in evidence.items()
-    ]
-    recipe = next((row["recipe"] for row in found.log if "recipe" in row), None)
-    return replace(report, seconds=seconds, flops=flops, queries=tuple(rows), recipe=recipe, cost=cost)
+    ]  # fmt: skip
+    recipe = next((row["recipe"] for row in log if "recipe" in row), None)
+    return replace(report, seconds=seconds, flops=flops, queries=tuple(results), recipe=recipe, cost=cost)
 
 
 def _write_kept(output: _Output) -> MergeReport:

@@ -1,16 +1,16 @@
 """Store each weight of a merge in the fewest bits (int4, int8, fp16) with which every query that uses it still holds.
 
 All weights start in the requested bits. A query that falls short first gets its BatchNorm layers recalibrated, then its
-norms and biases trained, which are private and stay float32. If it still falls short, weights are widened step by step,
-up to float32: in order of sensitivity per byte (how far packing one weight alone moves the inputs of the query's
-heads), as few as suffice, found by bisection. A shared weight is widened for all who share it.
+norms and biases trained (not by `--weights auto`), which are private and stay float32. If it still falls short, weights
+are widened step by step, up to float32: in order of sensitivity per byte (how far packing one weight alone moves the
+inputs of the query's heads), as few as suffice, found by bisection. A shared weight is widened for all who share it.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,10 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from gemel.merger.budget import Budget
-from gemel.merger.checkpoint import Row, State, Step, StepCache, snapshot, storable
+from gemel.merger.checkpoint import State, Step, StepCache, snapshot, storable
 from gemel.merger.context import MergeContext, Merged
 from gemel.merger.evaluate import changed_tensors, training_flops
-from gemel.merger.events import Event
 from gemel.merger.methods.epochs import train_epochs
 from gemel.merger.training.distillation import feature_loss, record_inputs, watched_layers
 from gemel.merger.training.loop import Diverged
@@ -60,12 +59,21 @@ CONFIG = QuantizeConfig()
 @storable
 @dataclass(frozen=True)
 class Quantized:
-    """The bits of each query's tensors (by state dict key), changed norms, stored bytes by bits, and log rows."""
+    """The bits of each query's tensors (by state dict key), changed norms, stored bytes by bits, and ratios.
+
+    `needs` are the required ratios.
+    """
 
     bits: dict[str, dict[str, Bits]] = field(default_factory=dict)
     norms: dict[str, State] = field(default_factory=dict)
     stored_bytes: dict[str, int] = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
+    ratios: dict[str, float] = field(default_factory=dict)
+    needs: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors that could have fewer bits, as they are stored."""
+        return sum(self.stored_bytes.values())
 
 
 @storable
@@ -141,10 +149,12 @@ def max_flops(ctx: MergeContext) -> float:
     return CONFIG.max_evaluations * evaluations + CONFIG.max_tunings * tunings
 
 
-def quantizable_weights(ctx: MergeContext, merged: Merged, bits: Bits) -> list[QuantizedWeight]:
-    """Every tensor that may be stored in fewer bits, each once, in the requested bits."""
+def quantizable_weights(
+    ctx: MergeContext, merged: Merged, bits: Bits, queries: Collection[str] | None = None
+) -> list[QuantizedWeight]:
+    """Every tensor of these queries (of all) that may be stored in fewer bits, each once, in the requested bits."""
     found: dict[int, QuantizedWeight] = {}
-    for query, model in tied_models(ctx, merged, ctx.judged).items():
+    for query, model in tied_models(ctx, merged, ctx.judged if queries is None else queries).items():
         state = model.state_dict(keep_vars=True)
         heads = {weight_key(state, row.path) for row in layers_of(ctx.queries[query]) if row.head}
         for key, tensor in state.items():
@@ -161,21 +171,31 @@ def quantizable_weights(ctx: MergeContext, merged: Merged, bits: Bits) -> list[Q
 
 
 def quantize(
-    ctx: MergeContext, merged: Merged, bits: Bits, required: Mapping[str, float], cache: StepCache, budget: Budget
+    ctx: MergeContext,
+    merged: Merged,
+    bits: Bits,
+    required: Mapping[str, float],
+    cache: StepCache,
+    budget: Budget,
+    wide: Mapping[str, float] | None = None,
+    trains: bool = True,
 ) -> Quantized:
-    """How a merge's weights are stored; `required` are ratios. Without budget, short queries get float32."""
-    search = _Search(ctx, merged, bits, required, cache, budget)
-    weights, done, fits = quantizable_weights(ctx, merged, bits), set[str](), dict[str, _Fit]()
+    """How a merge's weights are stored; `required` are ratios. Without budget, short queries get float32.
+
+    `wide` are the ratios in float32 of the queries to store (of all, where it is not given); `trains`: norms, too.
+    """
+    search = _Search(ctx, merged, bits, required, cache, budget, wide, trains)
+    queries = list(ctx.judged if wide is None else wide)
+    weights, done, fits = quantizable_weights(ctx, merged, bits, queries), set[str](), dict[str, _Fit]()
     fitted: list[QuantizedWeight] = []
-    for query in ctx.judged:
-        component = sorted(
-            merged.plan.tied_to([query]) & ctx.queries.keys()
-        )  # a connected component of queries that share
+    for query in queries:
+        component = sorted(merged.plan.tied_to([query]) & set(queries))  # a connected component of queries that share
         if query not in done:
             own, found = search.fit([one for one in weights if one.used_by(component)], component)
             fitted, fits, done = fitted + own, fits | found, done | set(component)
     norms = {query: fit.norms for query, fit in fits.items() if fit.norms}
-    return Quantized(_bits_by_query(fitted), norms, _bytes_by_bits(fitted), search.rows)
+    ratios = {query: fit.ratio for query, fit in fits.items()}
+    return Quantized(_bits_by_query(fitted), norms, _bytes_by_bits(fitted), ratios, search.needs)
 
 
 def _bits_by_query(weights: Sequence[QuantizedWeight]) -> dict[str, dict[str, Bits]]:
@@ -201,18 +221,21 @@ class _Search:
     required: Mapping[str, float]
     cache: StepCache
     budget: Budget
-    rows: list[Row] = field(default_factory=list)
+    wide: Mapping[str, float] | None = None
+    trains: bool = True
+    needs: dict[str, float] = field(default_factory=dict)
     evaluations: int = 0
     tuned: dict[str, State] = field(default_factory=dict)  # the norms that each query was tuned to last
 
     def fit(self, weights: list[QuantizedWeight], queries: list[str]) -> tuple[list[QuantizedWeight], dict[str, _Fit]]:
         """The weights of queries that share, widened until all hold, and how the queries do with them."""
-        wide = self.ctx.for_each_query(
+        wide = self.wide or self.ctx.for_each_query(
             self.cache, Step.WIDE, queries, lambda _, query: self.ctx.ratio(query, self._model(query)), queries[0]
         )
+        wide = {query: wide[query] for query in queries}
         need = {query: self._need(query, ratio) for query, ratio in wide.items()}
+        self.needs |= need
         fits = self._evaluate(weights, queries, need)
-        self._report(weights, fits, need, ())
         while short := {query for query, fit in fits.items() if fit.ratio < need[query]}:
             if not any(weight.bits is not None and weight.used_by(short) for weight in weights):
                 break
@@ -220,7 +243,6 @@ class _Search:
             fits |= again
             touched = {query for weight in widened for query, _ in weight.places} - set(again)
             fits |= self._evaluate(weights, sorted(touched), need)
-            self._report(weights, fits, need, widened)
         return weights, fits
 
     def _need(self, query: str, reached: float) -> float:
@@ -321,7 +343,7 @@ class _Search:
             changed |= ctx.match_scores(query, model)
             if changed and (ratio := ctx.ratio(query, model)) > best.ratio:
                 best = _Fit(ratio, changed, norms is not None)
-        if best.ratio >= need or self.budget.over:
+        if best.ratio >= need or self.budget.over or not self.trains:
             return best
         found = self._tune_norms(cache, query, self._model(query, bits, best.norms), bits, need)
         return found if found.ratio > best.ratio else best
@@ -353,25 +375,3 @@ class _Search:
         models = tied_models(self.ctx, self.merged, [query])
         pack_models(models, Quantized({query: dict(bits or {})}, {query: norms or {}}))
         return models[query]
-
-    def _report(
-        self,
-        weights: Sequence[QuantizedWeight],
-        fits: Mapping[str, _Fit],
-        need: Mapping[str, float],
-        widened: Sequence[QuantizedWeight],
-    ) -> None:
-        row = {
-            "width": self.bits,
-            "stored_bytes": _bytes_by_bits(weights),
-            "ratios": {query: fit.ratio for query, fit in fits.items()},
-            "in_the_way": [query for query, fit in fits.items() if fit.ratio < need[query]],
-        }
-        self.ctx.report(Event.WEIGHTS, **row)
-        self.rows.append({
-            **row,
-            "widened": [f"{one.places[0][0]}: {one.places[0][1]}" for one in widened],
-            "norms_again": [query for query, fit in fits.items() if fit.norms and not fit.tuned],
-            "norms_learnt": [query for query, fit in fits.items() if fit.tuned],
-            "flops": self.ctx.flops.total,
-        })  # fmt: skip

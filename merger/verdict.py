@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import accumulate
+from operator import and_
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,8 @@ from gemel.merger.proof import (
     Observed,
     OriginalCounts,
     Proof,
-    prove_queries,
+    prove_chains,
+    prove_query,
 )
 from gemel.models.evaluation import Evidence, EvidenceState, Flips
 from gemel.models.footage import FOOTAGE
@@ -83,32 +86,44 @@ def _as_array(value: Any) -> Any:
     return value.numpy() if isinstance(value, torch.Tensor) else value
 
 
-def judge_trials(queries: Mapping[str, Query], trials: Mapping[str, TriedModel], looks: LookFile) -> dict[str, Verdict]:
+Trials = Mapping[str, Sequence[TriedModel]]
+"""Query -> the models that were tried, from the least change on."""
+
+
+def judge_trials(queries: Mapping[str, Query], trials: Trials, looks: LookFile) -> dict[str, list[Verdict]]:
     """The verdict on each trial; queries share the error, and each look at the data that prove is recorded."""
-    errors = {query: looks.record(query, trial.data, trial.model) for query, trial in trials.items()}
+    errors = {query: looks.record(query, own[0].data, *(one.model for one in own)) for query, own in trials.items()}
     for query, error in errors.items():
         if error < PROOF.error:
             text = f"other models were tried on the same data before, so the error is {error:g} now"
             add_note(query, f"{text} instead of {PROOF.error:g}", "give new footage")
-    observed = {query: unpack_observed(trial.observed) for query, trial in trials.items()}
     looks.save()
-    return judge(queries, observed, {query: trial.flips for query, trial in trials.items()}, errors)
+    observed = {query: [unpack_observed(one.observed) for one in own] for query, own in trials.items()}
+    return judge(queries, observed, {query: [one.flips for one in own] for query, own in trials.items()}, errors)
 
 
 def judge(
     queries: Mapping[str, Query],
-    observed: Mapping[str, Observed],
-    flips: Mapping[str, Flips | None],
+    observed: Mapping[str, Sequence[Observed]],
+    flips: Mapping[str, Sequence[Flips | None]],
     errors: Mapping[str, float],
-) -> dict[str, Verdict]:
-    """The verdict on each query at these errors."""
-    proofs = prove_queries(observed, errors)
-    return {
-        query: _judge_query(queries[query], observed[query], flips[query], proof) for query, proof in proofs.items()
-    }
+) -> dict[str, list[Verdict]]:
+    """The verdict on each query's models at these errors; one is accepted only if all before it are."""
+    verdicts = dict[str, list[Verdict]]()
+    for query, proofs in prove_chains(observed, errors).items():
+        own = [_judge_model(queries[query], *one) for one in zip(observed[query], flips[query], proofs, strict=True)]
+        accepts = accumulate((one.accepts for one in own), and_)
+        verdicts[query] = [replace(one, accepts=held) for one, held in zip(own, accepts, strict=True)]
+    return verdicts
 
 
-def _judge_query(query: Query, observed: Observed, flips: Flips | None, proof: Proof) -> Verdict:
+def may_accept(query: Query, trial: TriedModel, looks: LookFile) -> bool:
+    """Whether a model could be accepted, if its query had the error alone: else no further one is tried."""
+    observed, error = unpack_observed(trial.observed), looks.error(query.id, trial.data, trial.model)
+    return _judge_model(query, observed, trial.flips, prove_query(observed, error)).accepts
+
+
+def _judge_model(query: Query, observed: Observed, flips: Flips | None, proof: Proof) -> Verdict:
     lacking = list[str]()
     if not proof.proven:
         lacking.append(find_needs(observed, proof.error, FOOTAGE.block_s).text())
@@ -134,8 +149,3 @@ def describe(evidence: Evidence, verdict: Verdict | None, changed: bool) -> Evid
         lower_end=proof.lower_end, source=proof.source.value if proof.source and verdict.accepts else None,
         needs=verdict.needs, answers_kept=proof.agreement, answers_kept_end=proof.agreement_end,
     )  # fmt: skip
-
-
-def list_accepted(verdicts: Mapping[str, Verdict]) -> Sequence[str]:
-    """The queries of which all that was promised is shown."""
-    return sorted(query for query, verdict in verdicts.items() if verdict.accepts)

@@ -1,7 +1,7 @@
 """Merges workloads by several arms and seeds, and compares what came of it.
 
 Usage: python -m benchmarks.merging.merge [--arms top-down gemel ...] [--seeds 0 1 2] [--workloads gti junction cifar]
-       [--targets 0.95 0.99] [--weights int8] [--max-flops 6e13] [--without "one network for all, trained"]; --summary
+       [--targets 0.95 0.99] [--weights auto] [--max-flops 6e13] [--without "one network for all, trained"]; --summary
        only prints the tables of what is there
 
 Every arm gets the same work (image passes x FLOPs), not the same time: on a machine that does other things too, time
@@ -39,7 +39,7 @@ from gemel.merger import METHODS, MergeOptions, Recipe, TopDownConfig, merge
 from gemel.merger.checkpoint import WORK_SUFFIX
 from gemel.merger.events import Change
 from gemel.merger.merge import LOG_SUFFIX
-from gemel.models.bits import FP32, WEIGHTS
+from gemel.models.bits import AUTO_BITS, BITS_BY_OPTION, FP32
 from gemel.models.errors import InputError
 from gemel.models.io import open_atomic
 from gemel.models.sharing.layers import layers_of_all
@@ -171,7 +171,8 @@ def options_of(given: argparse.Namespace) -> MergeOptions:
             recipe = replace(recipe, **{name: getattr(given, name)})
     names = ("margin", "accept_unproven", "min_saving", "max_flops", "weights")
     budget = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
-    return MergeOptions(recipe, **budget, top_down=TopDownConfig(without=tuple(map(Change, given.without))))
+    without = TopDownConfig(without=tuple(map(Change, given.without)))
+    return MergeOptions(recipe, **budget, documents=given.weights == AUTO_BITS, top_down=without)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -188,7 +189,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--margin", type=float)
     parser.add_argument("--accept-unproven", action="store_true", default=None, help="as in `gemel merge`")
     parser.add_argument("--min-saving", type=float)
-    parser.add_argument("--weights", choices=WEIGHTS, help="as in `gemel merge`")
+    parser.add_argument("--weights", choices=BITS_BY_OPTION, default=FP32, help="as in `gemel merge`; default: fp32")
     parser.add_argument("--without", nargs="+", default=[], choices=STEPS, help="steps of `top-down` left out")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "out" / "merge", help="folder of the cells")
     parser.add_argument("--keep", action="store_true", help="keep the bundles, as ARM-seedN.bundle beside the cells")

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from gemel.models.bits import FP32
 from gemel.models.errors import InputError, one_line, size_text
 from gemel.models.io import MAX_QUERIES, Exact, TaskName, read_json, validate
 from gemel.text import flips_text, state_text
@@ -206,10 +207,12 @@ class CostRow(Row):
 
 
 class QueryBytes(Row):
-    """A query's bytes: its original's, its part of what it shares, and its own."""
+    """A query's bytes: its original's, its part of what it shares, its own; its bits, and why there are no fewer."""
 
     query: Text
     model: Text
+    bits: Text = FP32
+    why_bits: Text = ""
     before: Count
     shared_part: Number
     private: Count

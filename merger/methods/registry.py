@@ -99,7 +99,7 @@ class MergeTask:
 
 def prepare_task(ctx: MergeContext, plan: SharingPlan, options: MergeOptions, checkpoint: Checkpoint) -> MergeTask:
     """What the stages of a method work with; training speed is measured if time is limited."""
-    config, budget = options.top_down, Budget.of(ctx, options, checkpoint)
+    config, budget = options.top_down, Budget.of(ctx, options, checkpoint).fraction(options.search_share)
     features = options.recipe.features or config.feature_weight
     recipe = replace(options.recipe, seed=ctx.seed, features=features)
     if not ctx.accept_unproven:

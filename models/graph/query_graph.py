@@ -3,7 +3,8 @@
 A norm is folded into its convolution where that costs no second copy of a weight, or a small one; elsewhere it follows
 as a convolution of one weight and one bias for each channel, which ONNX Runtime fuses with what comes next. Weights of
 int8 and int4 stay packed behind a DequantizeLinear, and their norms go into its scales; where the query has ranges of
-activations, what is int8 is computed in integers, and the weights of other layers are unpacked once. Needs no torch.
+activations, what is int8 or int4 is computed in integers of eight bits, and the weights of other layers are unpacked
+once. Needs no torch.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from typing import Any
 import numpy as np
 import onnx
 
+from gemel.models.bits import Bits
 from gemel.models.bundle.arrays import unpack_nibbles
 from gemel.models.bundle.documents import key_of_weight
-from gemel.models.bundle.manifest import BundleQuery, StoredTensor, wide_shape
+from gemel.models.bundle.manifest import BundleQuery, wide_shape
 from gemel.models.graph.activations import list_wide_products, name_places, quantize_activations
 from gemel.models.graph.proto_graph import Constant, ProtoGraph, ProtoNode, make_node
 from gemel.models.graph.stored import transposed_weights
@@ -78,17 +80,21 @@ def count_norm_uses(queries: Sequence[BundleQuery], document_of: Callable[[Bundl
 
 
 def build_query_graph(
-    query: BundleQuery, document: onnx.ModelProto, array_of: ArrayOf, uses: NormUses, header: Mapping[str, Any]
-) -> ProtoGraph:
-    """The graph of a query with its weights; `header` are the bundle's entries by tensor name."""
-    places = name_places(document)
+    query: BundleQuery, document: onnx.ModelProto, array_of: ArrayOf, uses: NormUses, header: Mapping[str, Any],
+    in_integers: bool | None = None,
+) -> ProtoGraph:  # fmt: skip
+    """The graph of a query with its weights; `header` are the bundle's entries by tensor name.
+
+    `in_integers`: codes of int4 are widened to int8, whose products are computed; by default where it has activations.
+    """
+    places, in_integers = name_places(document), bool(query.activations) if in_integers is None else in_integers
     can_compute = False
     if query.stored:
         document, can_compute = upgrade_to_axes(document)
     graph = ProtoGraph(document)
     contents = _contents_of(graph, query)
     transposed = transposed_weights(graph) if query.graph is not None else set()
-    packed = _fill_weights(graph, query, array_of, header, transposed)
+    packed = _fill_weights(graph, query, array_of, header, transposed, can_compute and in_integers)
     _convert_norms(graph, query, uses, contents, packed)
     if can_compute and query.activations:
         quantize_activations(graph, places, query.activations)
@@ -120,8 +126,9 @@ class _Packed:
 
 
 def _fill_weights(
-    graph: ProtoGraph, query: BundleQuery, array_of: ArrayOf, header: Mapping[str, Any], transposed: set[str]
-) -> dict[str, _Packed]:
+    graph: ProtoGraph, query: BundleQuery, array_of: ArrayOf, header: Mapping[str, Any], transposed: set[str],
+    in_integers: bool,
+) -> dict[str, _Packed]:  # fmt: skip
     """Give every initialiser its values; returns the packed ones by name."""
     packed: dict[str, _Packed] = {}
     for name, constant in list(graph.constants.items()):
@@ -136,26 +143,26 @@ def _fill_weights(
             continue
         shape = wide_shape(query, key, header[query.tensors[key]])
         scale = array_of(stored.scale)
-        packed[name] = _pack_behind_dequantise(graph, name, stored, array, scale, shape, name in transposed)
+        if stored.dtype == "int4":
+            array = unpack_nibbles(array, shape)
+        bits = "int8" if in_integers else stored.dtype
+        packed[name] = _pack_behind_dequantise(graph, name, bits, array, scale, name in transposed)
     return packed
 
 
 def _pack_behind_dequantise(
-    graph: ProtoGraph, name: str, stored: StoredTensor, codes: np.ndarray, scale: np.ndarray,
-    shape: tuple[int, ...], is_transposed: bool,
-) -> _Packed:  # fmt: skip
-    """Let what read a weight read its codes times the scales of its rows."""
-    if stored.dtype == "int4":
-        codes = unpack_nibbles(codes, shape)
+    graph: ProtoGraph, name: str, bits: Bits, codes: np.ndarray, scale: np.ndarray, is_transposed: bool
+) -> _Packed:
+    """Let what read a weight read its codes, int8 of this shape, times the scales of its rows."""
     codes = np.ascontiguousarray(codes.T) if is_transposed else codes
     constant = Constant.of(codes)
-    if stored.dtype == "int4":
+    if bits == "int4":
         constant = Constant(_pack_signed(codes), onnx.TensorProto.INT4, codes.shape)
     inputs = [graph.add_constant(f"{name}.codes", constant), graph.add_constant(f"{name}.scale", scale)]
-    if stored.dtype == "int8":
+    if bits == "int8":
         # ONNX Runtime fails without zeros where it makes codes unsigned, for processors whose products overflow.
         inputs.append(graph.add_constant(f"{name}.zero", np.zeros(len(scale), np.int8)))
-    has_axis = graph.opset >= AXIS_OPSET and stored.dtype != "int4"
+    has_axis = graph.opset >= AXIS_OPSET and bits != "int4"
     axis = {"axis": 1 if is_transposed else 0}
     node = make_node("DequantizeLinear", inputs, f"{name}.wide", axis, "" if has_axis else MICROSOFT)
     graph.sizes[node.outputs[0]] = graph.sizes[name]

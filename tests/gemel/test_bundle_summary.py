@@ -71,7 +71,8 @@ LOG = [
     {"query": "b", "repair": "norms and head", "ratio": 0.95, "required": 0.975, "epochs": 2, "flops": 2e9},
     {"query": "b", "repair": "private layers", "cost_bytes": 40, "ratio": 0.98, "required": 0.975, "flops": 2e9},
     {"query": "c", "repair": "original", "required": 0.975, "flops": 3e9},
-    {"width": "int8", "widened": ["a: fc.weight"], "in_the_way": ["b"], "flops": 4e9},
+    {"query": "a", "bits": "int8", "in_integers": True, "why_bits": "int4 is not proven: needs 20 answers"},
+    {"query": "b", "bits": "int4", "in_integers": True, "why_bits": ""},
     *SETS,
 ]
 
@@ -102,7 +103,7 @@ def test_outcome_table_groups_sets_and_names_the_blocker(bundle: Bundle, write_l
     assert "4 sets of layers could be shared; trying them took 4e+09 FLOPs" in text
     assert "b (0.975 required): norms and head 0.950, private layers 0.980" in text
     assert "c (0.975 required): original" in text
-    assert "stored int8: 1 weights wider; blocked by b" in text
+    assert "a has no fewer bits: int4 is not proven: needs 20 answers" in text and "b has no fewer bits" not in text
 
 
 def test_set_table_has_a_line_for_every_set(bundle: Bundle, write_log):

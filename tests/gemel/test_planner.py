@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gemel.analytic_costs import ceiling_costs, find_profile, original_costs
-from gemel.bundle_summary import byte_counts
+from gemel.bundle_summary import MergeOutcomes, byte_counts
 from gemel.cli import main
 from gemel.conditions import DEFAULT_DEVICE, Conditions
 from gemel.edge_runtime.engines.prepare import prepare_bundle
@@ -189,7 +189,7 @@ def test_originals_have_the_bytes_that_the_bundle_says(tmp_path):
     replaced = replace(tiny.query("yard", "right"), substitution=Substitution("gate", FACTORY, 5_000_000))
     write_bundle(tmp_path / "box.gemel", models, [tiny.query("gate", "left"), replaced], Made("tiny", "none", 0))
     bundle = open_bundle(tmp_path / "box.gemel", [FACTORY])
-    counts = byte_counts(bundle)
+    counts = byte_counts(bundle, MergeOutcomes(()))
     before = {row["query"]: row["before"] for row in counts["queries"]}
     costs = load_cost_model(DEFAULT_DEVICE, bundle).costs["originals"]
     for query, cost in costs.queries.items():

@@ -9,13 +9,19 @@ from gemel.summaries import MAX_REASON, scores_text
 ROW: dict[str, Any] = {
     "id": "gate", "metric": "f1", "original": 1.0, "merged": 1.0, "ratio": 1.0, "met": True,
     "worth": True, "reason": "", "state": "proven", "lower_end": 0.96, "from": "agreement", "needs": "",
-    "evidence": "labels", "agreement": 1.0,
+    "evidence": "labels", "agreement": 1.0, "bits": "fp32", "in_integers": False, "why_bits": "",
 }  # fmt: skip
 
 
 def test_scores_text_says_where_a_query_is_compared_with_itself() -> None:
     assert "against its own answers" not in scores_text([ROW])
     assert "met, against its own answers" in scores_text([{**ROW, "evidence": "original"}])
+
+
+def test_scores_text_names_bits_and_why_there_are_no_fewer() -> None:
+    why = "int4 is not proven: needs 20 answers"
+    text = scores_text([{**ROW, "bits": "int8", "in_integers": True, "why_bits": why}])
+    assert "int8, in integers" in text and text.splitlines()[-1] == f"gate: int8, since {why}"
 
 
 def test_scores_text_shows_no_figures_where_nothing_was_there() -> None:

@@ -53,6 +53,7 @@ OPTIONS = MergeOptions(
     precision="fp32",
     evidence=EvidenceConfig(1, 1, 1, False, False),
     accept_unproven=True,
+    weights="fp32",
 )
 FRAMES = 4
 

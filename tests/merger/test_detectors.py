@@ -36,7 +36,9 @@ from tests.parameters import every
 
 torch.set_num_threads(1)
 RECIPE = Recipe(rate=1e-3, epochs=1, batch=2, frames_per_epoch=4)
-OPTIONS = MergeOptions(RECIPE, precision="fp32", evidence=ANY_EVIDENCE, accept_unproven=True, top_down=LAYERS)
+OPTIONS = MergeOptions(
+    RECIPE, precision="fp32", evidence=ANY_EVIDENCE, accept_unproven=True, top_down=LAYERS, weights="fp32"
+)
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from gemel.merger.proof import (
     error_of_look,
     holds_by,
     promised_classes,
+    prove_chains,
     prove_queries,
     prove_query,
 )
@@ -107,6 +108,17 @@ def test_queries_share_the_error_and_a_proven_one_frees_its_share() -> None:
     assert [proof.proven for proof in prove_queries(alone, dict.fromkeys(alone, PROOF.error)).values()] == [True, True]
     both = {"a": few, "b": few}
     assert not any(proof.proven for proof in prove_queries(both, dict.fromkeys(both, PROOF.error)).values())
+
+
+def test_models_of_a_query_are_proven_in_their_order_and_the_last_one_frees_its_share() -> None:
+    clean, few = Observed(0.95, footage(180), original()), Observed(0.95, footage(100), original(1800, 2000))
+
+    def proven(chain: list[Observed]) -> list[bool]:
+        chains = {"a": chain, "b": [few]}
+        return [proof.proven for proof in prove_chains(chains, dict.fromkeys(chains, PROOF.error))["b"]]
+
+    assert proven([clean, clean, clean]) == [True], "a query that is proven to its end passes its error on"
+    assert proven([clean, few]) == [False], "one that is not keeps it, whatever was proven before"
 
 
 def test_answers_prove_what_agreement_leaves_open() -> None:

@@ -290,7 +290,7 @@ def test_bound_of_an_arm_is_its_option(workload: Path, tmp_path: Path, monkeypat
     assert call(workload, tmp_path, "--arms", "top-down") == merge.BAD_INPUT
     recipe = Recipe(rate=0.002, epochs=3, frames_per_epoch=64)
     assert [one.to_json() for one in asked] == [
-        MergeOptions(recipe, max_flops=bound).to_json() for bound in (2.5e9, 7e9)
+        MergeOptions(recipe, max_flops=bound, weights="fp32").to_json() for bound in (2.5e9, 7e9)
     ]
 
 

@@ -364,11 +364,12 @@ def test_a_file_that_was_cut_short_under_a_box_fails_its_queries_with_the_remedy
     assert not memory.residency.resident, "nothing counts as loaded"
 
 
-def test_weights_computed_in_integers_stay_shared_and_answer_near_the_packed_ones(tmp_path):
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+def test_weights_computed_in_integers_stay_shared_and_answer_near_the_packed_ones(bits, tmp_path):
     models = {name: trained_looking(seed) for seed, name in enumerate(("one", "two"), 1)}
     with torch.no_grad():
         models["two"][3].weight.copy_(models["one"][3].weight)  # type: ignore[union-attr,operator]
-    packed = {name: pack_weights(model, "int8", least=True) for name, model in models.items()}
+    packed = {name: pack_weights(model, bits, least=True) for name, model in models.items()}
     queries = [query(name, "left") for name in models]
     prepare = Preprocess((SIZE, SIZE))
     pictures = np.stack([prepare.resize_frame(picture(seed)) for seed in range(1, 9)])

@@ -1,0 +1,205 @@
+"""Fewer bits as steps of the ladder: the merge in int8, then in int4, as far as queries hold on the frames of a search.
+
+They come last, since what they save is in proportion to what is left, and every network is calibrated once. Each step
+begins with the float32 weights and packs a shared weight once, so queries that share layers keep equal codes. What is
+private (norms, and with them the scales of a query's channels) goes into scales of its own (models.graph.query_graph).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import cast
+
+from torch import nn
+
+from gemel.merger.budget import Budget
+from gemel.merger.checkpoint import Checkpoint, Step
+from gemel.merger.computed import Computed, compute_query
+from gemel.merger.config import MergeOptions
+from gemel.merger.context import MergeContext, Merged
+from gemel.merger.evaluate import required_ratios
+from gemel.merger.events import Change, Event
+from gemel.merger.quantize import Quantized, QuantizedWeight, max_flops, quantizable_weights, quantize
+from gemel.merger.shipped import Shipped
+from gemel.merger.training.recipe import flops_a_second
+from gemel.models.bits import AUTO_BITS, Bits
+from gemel.models.errors import join_names
+from gemel.models.notes import add_note
+from gemel.models.quantization import WIDE
+from gemel.models.sharing.layers import model_bytes
+
+LOWERING = "finding how few bits weights need"
+ROUNDING = "rounding costs too much of"
+MAX_NAMES = 3
+"""Weights that a reason names."""
+CHANGES: Mapping[Bits, Change] = {"fp16": Change.FP16, "int8": Change.INT8, "int4": Change.INT4}
+ORIGINALS_ARE_SMALLER = "the originals in as many bits are smaller than the merge: only identical layers are shared"
+
+
+@dataclass(frozen=True)
+class BitsTask:
+    """What the steps work with: the options, the budget and the required ratios of a merge, and where results stay.
+
+    `wide` are the ratios in float32 of the queries that may have fewer bits, and `name` tells apart two climbs.
+    """
+
+    ctx: MergeContext
+    options: MergeOptions
+    checkpoint: Checkpoint
+    budget: Budget
+    required: Mapping[str, float]
+    wide: Mapping[str, float]
+    alone: Merged | None
+    name: str
+
+
+def lower_bits(
+    ctx: MergeContext,
+    merged: Merged,
+    options: MergeOptions,
+    checkpoint: Checkpoint,
+    queries: Sequence[str],
+    name: str,
+    alone: Merged | None = None,
+) -> list[Shipped]:
+    """The merge in float32, and in fewer bits step by step, while there is time and a step could save enough.
+
+    Where what is `alone` shared without training takes fewer bytes in as many bits, that is the step.
+    """
+    steps = [Shipped(merged)]
+    has_packed_donors = options.documents and bool(ctx.donors.queries)
+    if not queries or not (options.bits or has_packed_donors):
+        return steps
+    ctx.begin(LOWERING, flops=max_flops(ctx))
+    required, budget = required_ratios(ctx, options.margin), Budget.of(ctx, options, checkpoint)
+    wide = ctx.for_each_query(
+        checkpoint, Step.WIDE, queries, lambda _, query: ctx.ratio(query, _wide_model(ctx, merged, query)), name
+    )
+    task = BitsTask(ctx, options, checkpoint, budget, required, wide, alone, name)
+    if has_packed_donors:
+        computed = _compute(task, steps[0], steps[0])
+        ranges = {query: result.ranges for query, result in computed.items() if result.ranges}
+        steps = [replace(steps[0], activations=ranges)]
+    total = sum(map(model_bytes, ctx.root.queries.values()))
+    for bits in options.bits:
+        weights = quantizable_weights(ctx, merged, bits, queries)
+        before = steps[-1].storage.nbytes or sum(map(_wide_bytes, weights))
+        possible = max(0, before - sum(weight.nbytes for weight in weights))
+        change = CHANGES[bits].value
+        if options.weights == AUTO_BITS and possible <= options.top_down.min_gain * total:
+            row = {"step": change, "possible_bytes": possible, "flops": ctx.flops.total}
+            ctx.report(Event.LEFT_OUT, **row)
+            checkpoint.add_row(row)
+            too_little = f"{bits} could save too little beyond {steps[-1].bits}"
+            steps[-1] = replace(steps[-1], why={**dict.fromkeys(queries, too_little), **steps[-1].why})
+            break
+        if checkpoint.step(Step.RUNG_TIME, lambda: budget.over, change, name):
+            add_note("the budget", f"ended before '{change}', which could save up to {possible / 1e6:.1f} MB more",
+                     "raise --max-minutes or --max-flops")  # fmt: skip
+            checkpoint.add_row({"out_of_budget": change, "possible_bytes": possible, "flops": ctx.flops.total})
+            steps[-1] = replace(steps[-1], why={**dict.fromkeys(queries, "the budget was over"), **steps[-1].why})
+            break
+        steps.append(_store(task, steps[-1], merged, bits))
+    return steps
+
+
+def _wide_model(ctx: MergeContext, merged: Merged, query: str) -> nn.Module:
+    return ctx.models([query], merged.states)[query].eval()
+
+
+def _wide_bytes(weight: QuantizedWeight) -> int:
+    return math.prod(weight.shape) * WIDE.itemsize
+
+
+def _store(task: BitsTask, before: Shipped, merged: Merged, bits: Bits) -> Shipped:
+    """The merge in these bits where queries hold; without what was shared, if the originals take fewer bytes so."""
+    ctx, checkpoint = task.ctx, task.checkpoint
+
+    def fit(name: Step, state: Merged) -> Quantized:
+        trains = task.options.weights != AUTO_BITS
+        run = partial(quantize, ctx, state, bits, task.required, checkpoint, task.budget, task.wide, trains)
+        return checkpoint.step(name, run, bits, task.name)
+
+    storage, alone = fit(Step.QUANTIZED, merged), task.alone
+    if alone is not None and merged.plan != alone.plan:
+        smallest = sum(weight.nbytes for weight in quantizable_weights(ctx, alone, bits, list(task.wide)))
+        instead = fit(Step.QUANTIZED_ORIGINALS, alone) if smallest < storage.nbytes else storage
+        if instead.nbytes < storage.nbytes:
+            ctx.warn(ORIGINALS_ARE_SMALLER)
+            merged, storage = alone, instead
+    shipped = Shipped(merged, storage, {}, bits)
+    computed = _compute(task, before, shipped) if task.options.documents else {}
+    return _report(task, before, shipped, computed)
+
+
+def _compute(task: BitsTask, before: Shipped, shipped: Shipped) -> dict[str, Computed]:
+    """What is computed in integers of each query; each network is calibrated once."""
+    ctx, storage = task.ctx, shipped.storage
+
+    def compute(_: object, query: str) -> Computed | None:
+        models, packed = shipped.models(ctx, [query])
+        if not packed.get(query):
+            return None
+        is_calibrated = before.storage.bits and before.merged is shipped.merged
+        known = before.activations.get(query) if is_calibrated else None
+        ratio = storage.ratios.get(query, task.wide[query])
+        return compute_query(ctx, query, models[query], packed[query], task.required[query], ratio, known)
+
+    results = ctx.for_each_query(task.checkpoint, Step.COMPUTED, list(task.wide), compute, shipped.bits, task.name)
+    return {query: result for query, result in results.items() if result is not None}
+
+
+def _report(task: BitsTask, before: Shipped, shipped: Shipped, computed: Mapping[str, Computed]) -> Shipped:
+    """A row of the log for each query, with what the step costs and saves, and why it has no fewer bits."""
+    ctx, storage, why = task.ctx, shipped.storage, dict[str, str]()
+    asked = weights_by_query(ctx, shipped, list(task.wide))
+    sizes = [bytes_by_query(ctx, one, list(task.wide)) for one in (before, shipped)]
+    for query in task.wide:
+        own, result = storage.bits.get(query, {}), computed.get(query)
+        ratio = result.ratio if result else storage.ratios[query]
+        kinds = sorted(set(own.values()))
+        if not own and asked[query]:
+            why[query] = f"{shipped.bits} keeps {storage.ratios[query]:.3f}, {storage.needs[query]:.3f} is required"
+        elif wider := [key for key, bits in asked[query].items() if own.get(key) != bits]:
+            why[query] = f"{ROUNDING} {join_names(wider, MAX_NAMES)}"
+        if result and result.wide:
+            where = (
+                "stay in float32" if not result.ranges else f"stay in float32, and {len(result.ranges)} take eight bits"
+            )
+            add_note(query, f"{result.wide} of its activations {where}; {result.why}".rstrip("; "))
+        row = {
+            "step": CHANGES[shipped.bits].value, "query": query, "saved_bytes": sizes[0][query] - sizes[1][query],  # type: ignore[index]
+            "ratio": ratio, "required": storage.needs[query], "taken": bool(own), "kept_bytes": sizes[1][query],
+            "flops_per_s": flops_a_second(ctx.flops, [ctx.queries[query]]),
+            "agreement": result.agreement if result else ratio if ctx.goes_by_agreement(query) else None,
+            "in_integers": bool(result and result.ranges), "bits": kinds,
+        }  # fmt: skip
+        ctx.report(Event.STEP, **row)
+        task.checkpoint.add_row({**row, "flops": ctx.flops.total})
+    ranges = {query: result.ranges for query, result in computed.items() if result.ranges}
+    return replace(shipped, activations=ranges, why=why)
+
+
+def weights_by_query(ctx: MergeContext, shipped: Shipped, queries: Sequence[str]) -> dict[str, dict[str, Bits | None]]:
+    """Query -> its weights by name, and the bits of each that the step is about."""
+    found: dict[str, dict[str, Bits | None]] = {query: {} for query in queries}
+    for weight in quantizable_weights(ctx, shipped.merged, cast(Bits, shipped.bits), queries):
+        for query, key in weight.places:
+            found[query][key] = weight.bits
+    return found
+
+
+def bytes_by_query(ctx: MergeContext, shipped: Shipped, queries: Sequence[str]) -> dict[str, int]:
+    """Bytes of the weights that could have fewer bits, as they are stored; one of n queries has 1/n of a shared one."""
+    sizes = dict.fromkeys(queries, 0.0)
+    for weight in quantizable_weights(ctx, shipped.merged, "int4", queries):
+        query, key = weight.places[0]
+        bits = shipped.storage.bits.get(query, {}).get(key)
+        level = weight.options.index(bits) if bits is not None else len(weight.options)
+        users = {name for name, _ in weight.places}
+        for name in users:
+            sizes[name] += replace(weight, level=level).nbytes / len(users)
+    return {query: round(size) for query, size in sizes.items()}
