@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist load
 
 .PHONY: demo test test-all lint docs compare real fuzz faults gpu image venv sbom lock
 
-demo: $(STAMP)  ## render clips, train, merge, run the box, write the report: about four minutes
+demo: $(STAMP)  ## render clips, train, merge, run the box, write the report: about five minutes
 	$(BIN)/gemel demo --out $(OUT)/demo
 
 # Three processes on two cores, since many tests wait for cameras and servers.

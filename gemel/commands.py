@@ -257,7 +257,7 @@ def run_demo(
     device: Annotated[str, Option("--device", metavar="PROFILE", help="Device profile.")] = DEMO_DEVICE,
     seed: Seed = 0,
 ) -> CommandResult:
-    """Train, merge, run and evaluate rendered camera clips, in about four minutes."""
+    """Train, merge, run and evaluate rendered camera clips, in about five minutes."""
     from gemel import demo
     from gemel.progress import show_progress
 

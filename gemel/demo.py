@@ -27,7 +27,7 @@ from gemel.summaries import box_text, conclusion_text, evaluation_text
 from gemel.text import duration, percent
 from gemel.video_samples.sample import FOOTAGE, write_sample
 
-# Bounds that keep the whole within four minutes of one core; `gemel train` and `gemel merge` try harder.
+# Bounds that keep the whole within five minutes of one core; `gemel train` and `gemel merge` try harder.
 TRAINING = {
     "classification": TrainOptions(passes=1040, max_cycles=1),
     "detection": TrainOptions(rate=2e-3, passes=1040, batch=8, max_cycles=1),
