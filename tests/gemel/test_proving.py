@@ -17,7 +17,7 @@ from torch import nn
 
 from gemel import review
 from gemel.cli import main
-from gemel.merger import TrainOptions, merge, train_originals
+from gemel.merger import MergeOptions, TrainOptions, merge, train_originals
 from gemel.merger.observe import AnswerDifferences
 from gemel.models.bundle import BundleQuery, Made, write_bundle
 from gemel.models.errors import InputError
@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     load = load_workload(write_workload(folder, queries=1))
     train_originals(load, seed=0, options=TrainOptions(rate=3e-3, passes=360, max_cycles=1))
     load = add_footage(load, CLIPS)
-    merge(load, folder / "same.safetensors", "none")
+    merge(load, folder / "same.safetensors", "none", options=MergeOptions(weights="fp32"))
     write_moved(load, folder / "other.safetensors")
     return folder
 
