@@ -278,7 +278,9 @@ def compare_tables(folder: Path) -> dict[str, Table]:
     source = f"make compare; {_machines(rows)}"
     return {
         "compare": Table(source, comparing.HEADS, comparing.compare_rows(records)),
-        "compare-replay": Table(source, comparing.REPLAY_HEADS, comparing.replay_rows(records.get("replay", {"rows": {}}))),
+        "compare-replay": Table(
+            source, comparing.REPLAY_HEADS, comparing.replay_rows(records.get("replay", {"rows": {}}))
+        ),
     }
 
 
