@@ -20,6 +20,8 @@ const seconds = (value) => {
   if (value < 90) return value.toFixed(1) + " s";
   return value < 5400 ? Math.round(value / 60) + " min" : (value / 3600).toFixed(1) + " h";
 };
+const clockTime = (date) => date.toLocaleTimeString([], { hourCycle: "h23" });
+const dayTime = (unixS) => new Date(unixS * 1000).toLocaleString([], { hourCycle: "h23" });
 const counts = (byReason) => Object.entries(byReason).map(([reason, count]) => `${reason} ${count}`).join(", ") || "–";
 const cameras = new Map();
 let ahead = 0; // seconds that this browser's clock is ahead of the box's
@@ -170,7 +172,7 @@ function showTroubles(status) {
     ...(status.refused ? [`the last reload was not applied: ${status.refused}`] : []),
     ...(status.updates && status.updates.trouble ? [`updates: ${status.updates.trouble}`] : []),
     ...(status.updates && status.updates.why && status.updates.why !== status.updates.trouble
-      ? [`update ${status.updates.offered || ""} refused since ${new Date(status.updates.since * 1000).toLocaleString()}: ${status.updates.why}`] : []),
+      ? [`update ${status.updates.offered || ""} refused since ${dayTime(status.updates.since)}: ${status.updates.why}`] : []),
   ];
   part("troubles").hidden = !problems.length;
   part("troubles").replaceChildren(...problems.map((text) => make("li", text)));
@@ -193,7 +195,7 @@ function showDrift(status) {
     [one.chance_per_year === null ? "–" : one.chance_per_year > 1000 ? "often" : `≤ ${Number(one.chance_per_year.toPrecision(2))}`, "n"],
     [String(one.frames), "n"],
     one.reverted ? ["its own weights again", "bad"] : VERDICTS[one.verdict],
-    [new Date(one.checked_at * 1000).toLocaleString()],
+    [dayTime(one.checked_at)],
   ]));
   const spool = status.spool;
   const lost = spool && Object.keys(spool.unsampled).length ? ` · not kept: ${counts(spool.unsampled)}` : "";
@@ -251,8 +253,8 @@ function showEvents(status) {
   for (const key of thumbnails.keys()) if (!shown.has(key)) thumbnails.delete(key);
   rows("events", events.map((one) => [
     [one.has_snapshot ? thumbnail(one) : "", "picture"], [one.event + (one.direction ? ` to the ${one.direction}` : "")], [one.query], [one.track === null ? one.label : `${one.label} #${one.track}`],
-    [new Date(one.start_time * 1000).toLocaleTimeString()],
-    [seconds(Math.max(0, (one.end_time === null ? now() : one.end_time) - one.start_time)), "n"],
+    [clockTime(new Date(one.start_time * 1000))],
+    [one.end_time === one.start_time ? "–" : seconds(Math.max(0, (one.end_time === null ? now() : one.end_time) - one.start_time)), "n"],
     one.end_time === null ? ["goes on", "good"] : [one.end_reason, "soft"], [eventLinks(one)],
   ]));
 }
@@ -260,14 +262,14 @@ function showEvents(status) {
 function showUpdates(updates) {
   part("updates").textContent = !updates ? "" : [
     `Updates: ${updates.state}`,
-    ...(updates.why ? [`${updates.offered || "the offer"}, since ${new Date(updates.since * 1000).toLocaleString()}: ${updates.why}`] : []),
-    updates.checked_at === null ? "the server has not answered yet" : `the server answered ${new Date(updates.checked_at * 1000).toLocaleString()}`,
+    ...(updates.why ? [`${updates.offered || "the offer"}, since ${dayTime(updates.since)}: ${updates.why}`] : []),
+    updates.checked_at === null ? "the server has not answered yet" : `the server answered ${dayTime(updates.checked_at)}`,
   ].join(" · ");
 }
 
 function showStatus(status) {
   newest = status;
-  part("as-of").textContent = `as of ${new Date().toLocaleTimeString()}`;
+  part("as-of").textContent = `as of ${clockTime(new Date())}`;
   document.title = `${status.name} · Gemel`;
   part("box").textContent = status.name;
   part("what").textContent =
@@ -297,7 +299,7 @@ function drawCurve(id, at, ...lines) {
   if (!width) return; // it is folded
   if (curves[id]) curves[id].destroy();
   const brief = at.length < 60; // seconds matter
-  const clock = { hour: "2-digit", minute: "2-digit", second: brief ? "2-digit" : undefined, hour12: false };
+  const clock = { hour: "2-digit", minute: "2-digit", second: brief ? "2-digit" : undefined, hourCycle: "h23" };
   const times = (_, splits) => splits.map((one) => new Date(one * 1000).toLocaleTimeString([], clock));
   const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
   curves[id] = new uPlot({
@@ -329,7 +331,7 @@ let heardAt = Date.now();
 function checkSilence(isClosed) {
   const isSilent = isClosed || Date.now() - heardAt > 1000 * SILENT_S;
   if (isSilent) {
-    part("state").textContent = `the box says nothing since ${new Date(heardAt).toLocaleTimeString()}`;
+    part("state").textContent = `the box says nothing since ${clockTime(new Date(heardAt))}`;
     part("state").className = "state bad";
   }
   document.body.classList.toggle("silent", isSilent);

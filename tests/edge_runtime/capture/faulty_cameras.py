@@ -8,7 +8,7 @@ import random
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from functools import cache
 from itertools import takewhile
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import av
 import cv2
+import numpy as np
 
 from tests.edge_runtime.tiny import picture
 
@@ -184,11 +185,16 @@ class RtspCamera(FaultyCamera):
                     return True
         return False
 
+    def film(self) -> list[list[bytes]]:
+        """The NAL units of each frame of what it shows again and again, in its present size."""
+        return encode_clip(self.size)
+
     def _frames(self) -> Iterator[bytes]:
         sequence, index = 0, 2
         while True:
             size = self.size
-            for units in encode_clip(size)[index % FRAMES :]:
+            film = self.film()
+            for units in film[index % len(film) :]:
                 if self.size != size:
                     break
                 stamp, data = round(index * CLOCK_HZ / self.fps), b""
@@ -228,12 +234,17 @@ class HttpCamera(FaultyCamera):
 @cache
 def encode_clip(size: tuple[int, int]) -> list[list[bytes]]:
     """The NAL units (H.264) of each frame of a short clip; the first is a keyframe."""
+    return encode_pictures([picture(seed, *size) for seed in range(FRAMES)])
+
+
+def encode_pictures(pictures: Sequence[np.ndarray]) -> list[list[bytes]]:
+    """The NAL units (H.264) of each picture, RGB uint8 (H, W, 3)."""
     context = av.CodecContext.create("libx264", "w")
-    context.width, context.height = size
+    context.height, context.width = pictures[0].shape[:2]
     context.pix_fmt = "yuv420p"
     context.time_base, context.gop_size, context.thread_count = Fraction(1, 25), KEYFRAME_EVERY, 1
     context.options = {"preset": "ultrafast", "tune": "zerolatency", "x264-params": "slice-max-size=0"}
-    frames = [av.VideoFrame.from_ndarray(picture(seed, *size), format="rgb24") for seed in range(FRAMES)]
+    frames = [av.VideoFrame.from_ndarray(one, format="rgb24") for one in pictures]
     for index, frame in enumerate(frames):
         frame.pts = index
     packets = [packet for frame in [*frames, None] for packet in context.encode(frame)]
