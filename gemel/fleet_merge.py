@@ -153,7 +153,8 @@ class FleetMerge:
             cells = *cells, size(row["bytes_after"]), share, duration(row["seconds"]), number(money)
             rows.append((*cells, f"missed: {missed}" if missed else "met"))
         total = f"{len(data['boxes'])} boxes, {data['merges']} merges: {duration(data['seconds'])}"
-        total += f", {data['flops']:.3g} FLOPs, money: {number(data['money'])}"
+        currencies = [report["cost"]["currency"] for report in self.reports if report.get("cost")]
+        total += f", {data['flops']:.3g} FLOPs, {number(data['money'])} {''.join(currencies[:1])}"
         return f"{table(('box', 'merged as', 'bytes', 'saved', 'time', 'money', 'targets'), rows)}\n\n{total}"
 
 
