@@ -627,7 +627,7 @@ def compare_reports(
 drift_group = _group("Check whether a box still answers as its originals would, and mend what does not.", app, "drift")
 
 
-@command(drift_group, "check")
+@command(drift_group, "check", uses_torch=False)
 def check_drift(
     spool: Annotated[str, Argument(metavar="SPOOL", help="The `spool` folder of the box's config, or a copy.")],
     workload: Workload,

@@ -7,17 +7,14 @@ original weights back.
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import nn
 
 from gemel.drift_state import DriftState
 from gemel.edge_runtime.config import SAMPLES
@@ -26,14 +23,11 @@ from gemel.edge_runtime.samples import (
     DRIFT_FILE,
     SUFFIX,
     DriftReport,
-    Predict,
     QueryDrift,
     compare_samples,
     read_head,
     write_drift,
 )
-from gemel.edge_runtime.service import LEDGER_FILE
-from gemel.evaluation import open_matching_bundle, query_as_shipped
 from gemel.models.agreement import (
     BELOW,
     KEPT,
@@ -44,32 +38,19 @@ from gemel.models.agreement import (
     ComparedFrames,
     compare_agreement,
 )
-from gemel.models.antialias import resize_antialiased
-from gemel.models.bundle import (
-    Bundle,
-    BundleQuery,
-    Made,
-    check_output,
-    has_documents,
-    open_bundle,
-    write_bundle,
-    write_substituted,
-)
-from gemel.models.detector import read_outputs
+from gemel.models.bundle import BundleQuery, check_output
 from gemel.models.errors import InputError
-from gemel.models.export_document import export_documents
-from gemel.models.footage import SAMPLE_NAME
-from gemel.models.io import check_apart, read_json
+from gemel.models.extras import is_installed, require_merge
+from gemel.models.io import check_apart
 from gemel.models.notes import add_note
-from gemel.models.predictions import Prediction
-from gemel.models.preprocess import Size
+from gemel.models.pictures import SAMPLE_NAME
 from gemel.models.stages import Progress, Stages, silent
 from gemel.models.tasks import task_of
-from gemel.models.tensors import normalise_frames
-from gemel.models.weights import load_weights
-from gemel.models.workload import Query, Workload, inputs_of, load_workload
-from gemel.models.zoo import build_query, preprocess_of
+from gemel.originals import BUNDLE_HINT, Original, Originals
 from gemel.text import key_text, number, table
+
+if TYPE_CHECKING:
+    from gemel.models.workload import Query, Workload
 
 MAX_SAMPLES = 100_000
 DEFAULT_RATE = 1 / 60
@@ -84,7 +65,6 @@ UNREADABLE, OTHER_BUNDLE, UNKNOWN, UNUSABLE = (
 LEFT_OUT_HINT = "a check covers one bundle (--bundle) and the queries of one workload"
 OWN_WEIGHTS = "already has its own weights: merging is not the cause"
 SPOOL_HINT = "name the `spool` of a box, with its folder `samples`"
-BUNDLE_HINT = "name it with --bundle"
 VERDICT_TEXTS = {
     KEPT: "on target", BELOW: "BELOW its target", UNSURE: "below its target, perhaps by chance",
     TOO_FEW: "too few frames with something to compare",
@@ -178,9 +158,9 @@ def check_drift(
     samples are of another bundle.
     """
     spool = Path(spool)
-    load = load_workload(workload) if isinstance(workload, str | Path) else workload
-    opened = find_bundle(spool, load, bundle) if out is not None or bundle is not None else None
-    inputs = [("the bundle", None if opened is None else opened.path), *inputs_of(load)]
+    originals = _open_originals(spool, workload, out, bundle)
+    opened, queries = originals.bundle, [row.query for row in originals.rows]
+    inputs = [("the bundle", None if opened is None else opened.path), *originals.inputs]
     check_apart([("--out", out), ("the spool", spool / DRIFT_FILE)], inputs)
     if out is not None:
         check_output(out)
@@ -188,28 +168,29 @@ def check_drift(
     stages.announce([READING, COMPARING, *([] if out is None else [WRITING])])
     stages.begin(READING)
     digest = None if opened is None else opened.digest[:BUNDLE_DIGITS]
-    samples = gather_samples(spool, load.queries, None if bundle is None else digest)
+    samples = gather_samples(spool, queries, None if bundle is None else digest)
     if digest not in (None, samples.bundle) and opened is not None:
         problem = f"has the SHA-256 {digest}..., the newest samples are of {samples.bundle}..."
         raise InputError(opened.path, problem, f"{BUNDLE_HINT}: the one that the box ran then")
-    answering = load.queries if opened is None else [query_as_shipped(query, opened) for query in load.queries]
-    state = DriftState.read(spool, samples.bundle, len(load.queries))
-    agreements, left_out = _compare(load, answering, samples, state, stages)
+    state = DriftState.read(spool, samples.bundle, len(queries))
+    agreements, left_out = _compare(originals.rows, samples, state, stages)
     for reason, count in sorted(left_out.items()):
         add_note(spool, f"{count} samples {reason} are left out", LEFT_OUT_HINT)
-    below = [query for query in load.queries if agreements[query.id][0].verdict == BELOW]
+    below = [query.id for query in queries if agreements[query.id][0].verdict == BELOW]
     reverted, notes = frozenset[str](), dict[str, str]()
     if opened is not None and out is not None and below:
+        from gemel.drift_originals import write_reverted
+
         stages.begin(WRITING)
-        reverted = _write_reverted(Path(out), below, opened)
-        notes = {query.id: OWN_WEIGHTS for query in below if query.id not in reverted}
+        reverted = write_reverted(Path(out), [query for query in queries if query.id in below], opened)  # type: ignore[misc]
+        notes = {query: OWN_WEIGHTS for query in below if query not in reverted}
     rows = [
         QueryDrift(
             id=query.id, frames=one.frames, ratio=one.ratio, ci95=None if one.ci95 is None else list(one.ci95),
             target=query.accuracy_target, verdict=one.verdict, reverted=query.id in reverted,  # type: ignore[arg-type]
             chance_per_year=chance,
         )
-        for query in load.queries for one, chance in [agreements[query.id]]
+        for query in queries for one, chance in [agreements[query.id]]
     ]  # fmt: skip
     report = DriftReport(checked_at=round(time.time(), 3), bundle=samples.bundle, queries=rows)
     try:
@@ -218,27 +199,27 @@ def check_drift(
         reported = True
     except InputError:
         reported = False
-    metrics = {query.id: task_of(query).metric for query in load.queries}
+    metrics = {query.id: task_of(query).metric for query in queries}
     written = Path(out) if out is not None and reverted else None
-    return DriftCheck(spool, load.name, report, metrics, notes, left_out, written, reported)
+    return DriftCheck(spool, originals.workload, report, metrics, notes, left_out, written, reported)
 
 
-def find_bundle(spool: Path, load: Workload, given: str | Path | None) -> Bundle:
-    """The given bundle, or the one that the ledger names; InputError where it does not fit the workload."""
-    if given is not None:
-        return open_matching_bundle(given, load)
-    path = spool / LEDGER_FILE
-    name = read_json(path, BUNDLE_HINT).get("bundle")
-    if not isinstance(name, str) or not name:
-        raise InputError(path, "does not name the bundle that the box ran", BUNDLE_HINT, "bundle")
-    try:
-        return open_matching_bundle(name, load)
-    except InputError as error:
-        problem = f"{error.problem} (the ledger in {spool} names it)"
-        raise InputError(error.where, problem, BUNDLE_HINT, error.key) from error
+def _open_originals(
+    spool: Path, workload: str | Path | Workload, out: str | Path | None, bundle: str | Path | None
+) -> Originals:
+    """The originals in PyTorch, or where only a box's libraries are installed those that are ONNX files."""
+    if is_installed("torchvision"):
+        from gemel.drift_originals import open_originals
+
+        return open_originals(spool, workload, bundle, opens_bundle=out is not None or bundle is not None)
+    from gemel.drift_files import open_originals
+
+    if out is not None or not isinstance(workload, str | Path):
+        require_merge("drift check -o")
+    return open_originals(spool, Path(str(workload)), bundle)
 
 
-def gather_samples(spool: Path, queries: Iterable[Query], bundle: str | None) -> DriftSamples:
+def gather_samples(spool: Path, queries: Iterable[Query | BundleQuery], bundle: str | None) -> DriftSamples:
     """The samples of this bundle, or of the bundle of the newest sample; InputError where there are none."""
     left_out, heads = Counter[str](), []
     for path in _list_samples(spool):
@@ -277,19 +258,18 @@ def _list_samples(spool: Path) -> list[Path]:
 
 
 def _compare(
-    load: Workload, answering: Sequence[Query], samples: DriftSamples, state: DriftState, stages: Stages
+    originals: Sequence[Original], samples: DriftSamples, state: DriftState, stages: Stages
 ) -> tuple[dict[str, tuple[Agreement, float | None]], Counter[str]]:
     """The agreement of each query with its original and the detector's `chance_per_year`, and how many samples were
     left out, by reason.
 
     A query is below its target once its detector says so, which saw each sample once (gemel.drift_state).
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     agreements, left_out = dict[str, tuple[Agreement, float | None]](), samples.left_out.copy()
     stages.begin(COMPARING, sum(map(len, samples.by_query.values())))
     rate = sample_rate(samples)
-    for query, shipped in zip(load.queries, answering, strict=True):
-        predict, task = _predict_by_original(query, load_original(query).to(device)), task_of(query)
+    for query, shipped, load in originals:
+        predict, task = load(), task_of(query)
         paths, until = samples.by_query[query.id], state.seen_until(query.id)
         seen = [path for path in paths if path.name <= until]
         fresh = [path for path in paths if path.name > until]
@@ -324,58 +304,3 @@ def sample_rate(samples: DriftSamples) -> float:
         if len(times_s) > 1 and times_s[-1] > times_s[0]:
             rates.append((len(times_s) - 1) / (times_s[-1] - times_s[0]))
     return max(rates)
-
-
-def load_original(query: Query) -> nn.Module:
-    """A query's own trained model; InputError where its weights are missing or do not fit."""
-    original = build_query(query)
-    load_weights(query, original)
-    return original.eval()
-
-
-def _predict_by_original(query: Query, original: nn.Module) -> Predict:
-    task, device, preprocess = task_of(query), next(original.parameters()).device, preprocess_of(query)
-
-    @torch.inference_mode()
-    def predict(batch: np.ndarray, sizes: Sequence[tuple[int, int]]) -> list[Prediction]:
-        pictures = torch.from_numpy(_resize(batch, preprocess.size)).to(device)
-        inputs = normalise_frames(preprocess, pictures)
-        return read_outputs(task, original, original(inputs), sizes, query.classes, preprocess=preprocess)
-
-    return predict
-
-
-def _resize(pictures: np.ndarray, size: Size) -> np.ndarray:
-    """Samples (N, 3, H, W), of the size of the network that answered, as the original takes them."""
-    if pictures.shape[2:] == size:
-        return pictures
-    height, width = size
-    images = (np.ascontiguousarray(picture.transpose(1, 2, 0)) for picture in pictures)
-    return np.stack([resize_antialiased(image, (width, height)).transpose(2, 0, 1) for image in images])
-
-
-def _write_reverted(out: Path, below: list[Query], bundle: Bundle) -> frozenset[str]:
-    """Write a bundle in which these queries have their own weights; returns those that had not before."""
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".gemel-") as folder:
-        own = write_originals(Path(folder) / "own", below, bundle)
-        ids = [query.id for query in below]
-        reverted = frozenset(one for one in ids if own.query(one).places() != bundle.query(one).places())
-        if reverted:
-            write_substituted(out, bundle, dict.fromkeys(reverted, own))
-    return reverted
-
-
-def write_originals(path: Path, queries: Sequence[Query], bundle: Bundle) -> Bundle:
-    """A bundle of these queries with their own weights; the evidence compares each original with itself."""
-    records = []
-    for query in queries:
-        record = bundle.query(query.id)
-        evidence = record.evidence
-        if evidence is not None:
-            evidence = {**evidence, "merged": evidence["original"], "ratio": 1.0, "state": "unchanged", "proven": False}
-        records.append(replace(BundleQuery.of(query, evidence, record.threshold), origin=record.origin))
-    models = {query.id: load_original(query) for query in queries}
-    made = Made(bundle.manifest.workload, bundle.manifest.method, 0)
-    documents = export_documents(models, records) if has_documents(bundle.queries) else {}
-    write_bundle(path, models, records, made, documents=documents)
-    return open_bundle(path, bundle.factories, bundle.folder)

@@ -24,7 +24,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from gemel.drift import check_drift, find_bundle, gather_samples, load_original
+from gemel.drift import check_drift, gather_samples
+from gemel.drift_originals import find_bundle, load_original
 from gemel.edge_runtime.samples import expected_agreement, read_sample
 from gemel.evaluation import query_as_shipped
 from gemel.merger.needs import can_tell, find_needs

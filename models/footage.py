@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,7 @@ import numpy as np
 from gemel.models.data import Frames, PreparedFrames, Split, crop_frame, decode_jpeg, encode_jpeg, read_units_and_times
 from gemel.models.errors import InputError
 from gemel.models.notes import add_note
-from gemel.models.pictures import list_all_pictures, read_picture
+from gemel.models.pictures import SAMPLE_NAME, list_all_pictures, read_picture
 from gemel.models.video import RateGate, Video, decode_shot
 from gemel.models.workload import Query
 
@@ -53,8 +52,6 @@ class FootageConfig:
 
 
 FOOTAGE = FootageConfig()
-SAMPLE_NAME = re.compile(r"([0-9]{15})-(.+)-[0-9]+\.png")
-"""Of a sample of a spool: milliseconds, query, frame."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ ORIENTATION = 0x0112
 """The EXIF tag: 1 upright, 2 to 4 mirrored or upside down, 5 to 8 on its side."""
 UNDECODABLE = "is not an image that decodes: no JPEG or PNG, or damaged"
 DIGITS = re.compile("([0-9]+)")
+SAMPLE_NAME = re.compile(r"([0-9]{15})-(.+)-[0-9]+\.png")
+"""Of a sample of a spool: milliseconds, query, frame."""
 PNG_DEPTH = 24
 """Where a PNG file holds the bits of a value."""
 SPLIT_NAMES = {

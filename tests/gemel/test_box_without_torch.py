@@ -12,13 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
+import yaml
 
-from gemel.models.bundle import Made, open_bundle, write_bundle
+from gemel import check_drift
+from gemel.models.bundle import BundleQuery, Made, open_bundle, write_bundle
 from gemel.models.export_document import export_documents
+from gemel.models.weights import load_weights
+from gemel.models.workload import load_workload
+from gemel.models.zoo import build_query
 from tests.edge_runtime.tiny import FACTORY, query, tiny_bundle, trained_looking, write_clip, write_config, write_folder
+from tests.gemel.spools import answer
+from tests.gemel.test_packing import centre_answers
+from tests.models.graph.onnx_files import write_classifier
 from tests.without_torch import block_torch, run_python
 
 
@@ -162,6 +171,62 @@ def test_a_running_box_reloads_new_weights(box, tmp_path):
             assert code == 0 and answer["applied"] is True, errors
         finally:
             process.terminate()
+
+
+@pytest.fixture(scope="module")
+def checked(box, tmp_path_factory) -> Path:
+    """A spool of a box whose bundle has `gate` as its file has it, and `yard` not any more."""
+    folder = tmp_path_factory.mktemp("drift")
+    names = ("gate", "yard")
+    for seed, name in enumerate(names):
+        centre_answers(write_classifier(folder / f"{name}.onnx", seed=seed))
+    queries = [{"id": name, "camera": "left", "model": f"{name}.onnx"} for name in names]
+    cameras = {"left": {"source": "left.mp4"}}
+    (folder / "w.yaml").write_text(yaml.safe_dump({"name": "w", "cameras": cameras, "queries": queries}))
+    load = load_workload(folder / "w.yaml")
+    models = {query.id: load_weights(query, build_query(query)).eval() for query in load.queries}
+    records = [BundleQuery.of(query) for query in load.queries]
+    path = folder / "onnx.safetensors"
+    write_bundle(path, models, records, Made("w", "none", 0), documents=export_documents(models, records))
+    bundle = open_bundle(path)
+    answer(folder / "spool", bundle, range(80), names)
+    (folder / "spool" / "ledger.json").write_text(json.dumps({"bundle": str(path), "digest": bundle.digest}))
+    changed = onnx.load(folder / "yard.onnx")
+    for tensor in changed.graph.initializer:
+        if tensor.name.startswith("fc."):
+            tensor.CopyFrom(onnx.numpy_helper.from_array(-onnx.numpy_helper.to_array(tensor), tensor.name))
+    onnx.save(changed, folder / "yard.onnx")
+    return folder
+
+
+def test_a_drift_check_runs_originals_that_are_onnx_files(box, checked):
+    code, found, errors = box.run("drift", "check", str(checked / "spool"), str(checked / "w.yaml"), "--json")
+    assert code == 1 and isinstance(found, dict), errors
+    rows = {row["id"]: row for row in found["queries"]}
+    assert (rows["gate"]["ratio"], rows["gate"]["verdict"]) == (1.0, "kept") and rows["gate"]["frames"] == 80
+    assert rows["yard"]["ratio"] < 0.5 and rows["yard"]["verdict"] == "below"
+    spool = checked / "with-torch"
+    shutil.copytree(checked / "spool", spool, ignore=shutil.ignore_patterns("drift*"))
+    for row in check_drift(spool, checked / "w.yaml").to_json()["queries"]:
+        assert row["ratio"] == pytest.approx(rows[row["id"]]["ratio"], abs=0.02), "as the originals in PyTorch say"
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [(lambda w: w["queries"][0].update(model="resnet18"), "is no ONNX file, so it needs torch"),
+     (lambda w: w["queries"][0].update(model="gone.onnx"), "there is no such file"),
+     (lambda w: w["queries"].pop(), "does not hold the queries of")],
+)  # fmt: skip
+def test_a_drift_check_without_torch_names_what_it_lacks(box, checked, tmp_path, change, problem):
+    workload = yaml.safe_load((checked / "w.yaml").read_text())
+    change(workload)
+    path = checked / f"{tmp_path.name}.yaml"
+    path.write_text(yaml.safe_dump(workload))
+    code, _, errors = box.run("drift", "check", str(checked / "spool"), str(path))
+    assert code == 2 and problem in errors and len(errors.splitlines()) == 1
+    out = ("-o", str(tmp_path / "own"))
+    code, _, errors = box.run("drift", "check", str(checked / "spool"), str(checked / "w.yaml"), *out)
+    assert code == 2 and "pip install gemel[merge]" in errors and not (tmp_path / "own").exists()
 
 
 def test_the_machine_is_described(box):
