@@ -22,7 +22,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 
+from gemel.merger.heartbeat import RESTART_HINT, Heartbeat
+from gemel.merger.rendezvous import agree_on_start
 from gemel.models.errors import GemelError, InputError
 from gemel.models.stages import Progress, silent
 
@@ -34,7 +37,8 @@ class DistributedConfig:
     """Limits of the process group; `bucket_bytes` of gradients travel in one all-reduce."""
 
     max_processes: int = 4096
-    timeout: timedelta = timedelta(days=7)  # ranks wait this long while one rank works alone
+    timeout: timedelta = timedelta(days=7)  # ranks wait while one works alone; heartbeats find one that hangs
+    connect_timeout: timedelta = timedelta(seconds=120)
     bucket_bytes: int = 64 << 20
     ray_poll_s: float = 0.2
     ray_connect_timeout_s: float = 10.0
@@ -42,6 +46,11 @@ class DistributedConfig:
 
 CONFIG = DistributedConfig()
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def is_later_start(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether torchrun starts again what it started before, after a process ended."""
+    return environment.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 class PeerError(GemelError):
@@ -266,15 +275,23 @@ def process_group(environment: Mapping[str, str] = os.environ) -> Iterator[Proce
         torch.cuda.set_device(_gpu_index(environment, rank, torch.cuda.device_count()))
     try:
         if not dist.is_initialized():
-            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", rank=rank, world_size=size)
+            limit, backend = CONFIG.connect_timeout, "cpu:gloo,cuda:nccl" if cuda else "gloo"
+            store = next(rendezvous("env://", rank, size, timeout=limit))[0]
+            start = agree_on_start(store, rank, size, limit.total_seconds())
+            store = dist.PrefixStore(start, store)  # type: ignore[attr-defined]
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+        beats = Heartbeat(dist.distributed_c10d._get_default_store().clone(), rank, size)
         group = ProcessGroup(rank, size)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, TimeoutError) as error:
         where = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
         reason = " ".join(str(error).split())[:120]
         raise InputError("torchrun", f"the processes do not find each other at {where} ({reason})") from error
+    done = False
     try:
         yield group
+        done = True
     finally:
+        beats.stop(done)
         dist.destroy_process_group()
 
 
@@ -371,8 +388,7 @@ def _peer_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        hint = "start again with --resume, with any number of processes"
-        raise PeerError(f"another process of this merge has ended; {hint}") from error
+        raise PeerError(f"another process of this merge has ended; {RESTART_HINT}") from error
 
 
 def _to_bytes(value: Any) -> bytes:

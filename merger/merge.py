@@ -32,7 +32,15 @@ from gemel.merger.checkpoint import WORK_SUFFIX, Checkpoint, Row, Step, StepCach
 from gemel.merger.config import MergeOptions
 from gemel.merger.context import EVALUATING, READING, MergeContext, Merged
 from gemel.merger.cost_meter import CostMeter, MergeCost
-from gemel.merger.distributed import ProcessGroup, Resources, check_consistent, partition, run_on_ray, torch_threads
+from gemel.merger.distributed import (
+    ProcessGroup,
+    Resources,
+    check_consistent,
+    is_later_start,
+    partition,
+    run_on_ray,
+    torch_threads,
+)
 from gemel.merger.events import Event
 from gemel.merger.forecast import Forecast
 from gemel.merger.lower_bits import LOWERING, ROUNDING, lower_bits
@@ -197,7 +205,7 @@ def merge(
         raise InputError("--public-key", "says who signed the bundle of --onto", "give both, or none")
     if options.resources.ray is not None:
         return _merge_on_ray(workload, out, method, resume, seed, progress, options, onto)
-    group = options.resources.group
+    group, resume = options.resources.group, resume or is_later_start()
     group.run_on_rank0(partial(_check_paths, workload, out, onto))
     with ExitStack() as stack, _full_memory_as_input_error(), warnings.catch_warnings(), disable_tf32():
         notes = stack.enter_context(collect_notes())
