@@ -64,7 +64,9 @@ def merge_stack(workload: Path, folder: Path) -> list[tuple[str, str]]:
     ratio = MergeContext.ratio
     setattr(MergeContext, "ratio", lambda *_: 0.5)  # noqa: B010  (nothing holds untrained)
     try:
-        with patch("gemel.models.evaluation.is_competent", lambda *_: True):  # an untrained original is no evidence
+        with patch(
+            "gemel.models.measures.evaluation.is_competent", lambda *_: True
+        ):  # an untrained original is no evidence
             main(["merge", str(workload), "-o", str(folder / "b.gemel"), "--epochs", "1", "--accept-unproven"])
     except Stop:
         pass
@@ -97,9 +99,9 @@ def trace_calls(receives: Callable[[Any], bool]) -> Iterator[tuple[set[str], set
 
 def config_files(workload: Path, folder: Path) -> tuple[set[str], set[str]]:
     """The product's files that run until a box can serve, and those that the config or its path goes through."""
-    from gemel.edge_runtime.box import CostedBox, LoadedBox, ReadyBox
-    from gemel.edge_runtime.config import BoxConfig, CameraConfig, SpoolConfig
-    from gemel.edge_runtime.daemon import prepare
+    from gemel.edge_runtime.life.box import CostedBox, LoadedBox, ReadyBox
+    from gemel.edge_runtime.life.config import BoxConfig, CameraConfig, SpoolConfig
+    from gemel.edge_runtime.life.daemon import prepare
     from gemel.merger import merge
     from gemel.models.workload import load_workload
 
@@ -116,7 +118,7 @@ def config_files(workload: Path, folder: Path) -> tuple[set[str], set[str]]:
 def write_tiny_workload(folder: Path) -> Path:
     """Two untrained classifiers that share an architecture, with frames."""
     from benchmarks.gpu.training import square_workload
-    from gemel.models.weights import save_weights
+    from gemel.models.files.weights import save_weights
     from gemel.models.zoo import build_query
 
     workload = square_workload(folder, "cifar_resnet20", 32, 16)

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.schedule.cases import catalogue
 from gemel.inspection import inspect_workload
-from gemel.models.io import open_atomic
+from gemel.models.files.io import open_atomic
 from gemel.models.sharing.layers import layers_of_all
 from gemel.models.workload import load_workload
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from gemel.inspection import Inspection
     from gemel.merger import MergeOptions, MergeReport, TrainOptions, TrainResult
     from gemel.models.bundle import Bundle
-    from gemel.models.export import Batch, ExportedModel
-    from gemel.models.export_folder import ExportedFolder
+    from gemel.models.export.export_folder import ExportedFolder
+    from gemel.models.export.onnx_file import Batch, ExportedModel
     from gemel.models.predictor import FrameModel
     from gemel.models.preprocess import Preprocess
     from gemel.models.workload import Workload
@@ -93,7 +93,7 @@ def export(
     factories: Collection[str] = (),
 ) -> ExportedModel:
     """Write one query's merged model as an ONNX file; InputError where it cannot be (models.query_export)."""
-    from gemel.models.query_export import export_query
+    from gemel.models.export.query_export import export_query
 
     opened = open_bundle(bundle, factories) if isinstance(bundle, str | Path) else bundle
     return export_query(opened, query, out, batch)
@@ -107,7 +107,7 @@ def export_folder(
     layout: Literal["flat", "triton"] = "flat",
 ) -> ExportedFolder:
     """Write every query's merged model as ONNX beside one file of weights that they share (models.export_folder)."""
-    from gemel.models.export_folder import export_folder
+    from gemel.models.export.export_folder import export_folder
 
     opened = open_bundle(bundle, factories) if isinstance(bundle, str | Path) else bundle
     return export_folder(opened, out, batch, layout)
@@ -311,7 +311,7 @@ def run(config: str | Path, check: bool = False, seconds: float | None = None) -
     """Run the box of a config until its cameras end, or for `seconds`; returns its summary with the ledger."""
     import math
 
-    from gemel.edge_runtime.daemon import run as served
+    from gemel.edge_runtime.life.daemon import run as served
 
     return served(config, check=check, seconds=math.inf if seconds is None else seconds)
 

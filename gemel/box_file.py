@@ -11,7 +11,7 @@ import yaml
 from gemel.conditions import machine_memory_bytes
 from gemel.models.bundle import open_bundle
 from gemel.models.errors import InputError, join_names
-from gemel.models.io import check_output, is_path, open_atomic
+from gemel.models.files.io import check_output, is_path, open_atomic
 
 SUFFIX = ".box.yaml"
 MEMORY_SHARE = 0.5

@@ -22,7 +22,7 @@ from gemel.models.errors import BundleError, InputError, one_line
 from gemel.text import size
 
 if TYPE_CHECKING:
-    from gemel.models.export import ExportedModel
+    from gemel.models.export.onnx_file import ExportedModel
 
 
 def _parse_batch(text: Any) -> int | str:
@@ -61,7 +61,7 @@ def verify_bundle(
 
     folder, keys, factories = Path.cwd(), [public_key] if public_key else [], list(factory)
     if config is not None:
-        from gemel.edge_runtime.config import load_config
+        from gemel.edge_runtime.life.config import load_config
 
         box = load_config(config)
         factories, folder = [*factories, *box.factories], box.path.resolve().parent

@@ -18,7 +18,7 @@ from gemel.models.bits import FP32, WEIGHTS, main_bits
 from gemel.models.bundle import Bundle, BundleQuery
 from gemel.models.bundle.manifest import original_bytes
 from gemel.models.errors import InputError, join_names, one_line
-from gemel.models.io import Exact, read_json_lines, validate
+from gemel.models.files.io import Exact, read_json_lines, validate
 from gemel.models.sharing.layers import SetOutcome, weight_key
 from gemel.proof_file import find_proofs
 from gemel.text import bits_text, cost_text, networks_text, number, percent, size, state_text, table

@@ -16,7 +16,7 @@ from gemel import bundle_commands as _bundle_commands  # noqa: F401  (registers 
 from gemel import proof_commands as _proof_commands  # noqa: F401  (registers its commands)
 from gemel.commands import Invocation, app, prepare_process
 from gemel.models.errors import GemelError, InputError, is_interrupt, one_line
-from gemel.models.extras import require_merge
+from gemel.models.files.extras import require_merge
 from gemel.models.notes import collect_notes
 from gemel.models.process import import_torch
 from gemel.process import ExitCode, LogHandler, SignalHandlers, exit_soon
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not (signals.interrupted or is_interrupt(error)):
             raise
         signals.ignore()
-        if io := sys.modules.get("gemel.models.io"):  # a command that did not import it has written nothing
+        if io := sys.modules.get("gemel.models.files.io"):  # a command that did not import it has written nothing
             io.remove_temporaries()  # a second interrupt may have left some
         code = _report("interrupted", ExitCode.INTERRUPTED)
         if owns_process:
@@ -83,7 +83,7 @@ def _run(words: Sequence[str], signals: SignalHandlers, owns_process: bool) -> i
         if result.leave_threads and owns_process:
             exit_soon(result.exit_code)
         if invocation.as_json and not result.silent:
-            from gemel.models.io import finite
+            from gemel.models.files.io import finite
 
             all_notes = list(dict.fromkeys([*result.data.get("notes", ()), *notes]))
             data = {**result.data, "notes": all_notes} if all_notes else result.data

@@ -33,7 +33,7 @@ from gemel.conditions import (
     PlacementOptions,
     Shared,
 )
-from gemel.edge_runtime.summary import empty_summary
+from gemel.edge_runtime.life.summary import empty_summary
 from gemel.models.errors import GemelError, InputError, join_names, one_line
 from gemel.process import ExitCode, LogHandler, SignalHandlers, configure_log, exit_at_once
 from gemel.text import duration, key_text, number, percent, size, table
@@ -466,7 +466,7 @@ def run_box(
 ) -> CommandResult:
     """Run the box: cameras in, results out, under a memory budget."""
     from gemel.box_file import write_box_file
-    from gemel.edge_runtime.daemon import run
+    from gemel.edge_runtime.life.daemon import run
     from gemel.summaries import box_exit_code, box_text, checked_text, log_summary
 
     _startup.restore()
@@ -569,7 +569,7 @@ def install_service(
 ) -> CommandResult:
     """Write the systemd unit that runs a box; the printed command starts it."""
     from gemel import service
-    from gemel.edge_runtime.config import any_device, load_config
+    from gemel.edge_runtime.life.config import any_device, load_config
 
     path = Path(out) if out else service.UNIT_PATH
     variables_file = Path(environment) if environment else None

@@ -12,10 +12,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from gemel.edge_runtime.config import BoxConfig, any_device, load_config
+from gemel.edge_runtime.life.config import BoxConfig, any_device, load_config
 from gemel.models.bundle import Bundle, open_bundle
 from gemel.models.errors import InputError, join_errors, join_names
-from gemel.models.io import UNKNOWN_KEY, read_mapping
+from gemel.models.files.io import UNKNOWN_KEY, read_mapping
 
 BUNDLE_SUFFIX = ".safetensors"
 KINDS = {"box": ("bundle",), "fleet": ("boxes", "workloads"), "workload": ("queries", "cameras")}

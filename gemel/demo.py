@@ -12,14 +12,14 @@ import yaml
 
 from gemel.analytic_costs import find_profile, original_costs
 from gemel.conditions import DEMO_DEVICE
-from gemel.edge_runtime import daemon
+from gemel.edge_runtime.life import daemon
 from gemel.edge_runtime.scheduler.costs import memory_settings
 from gemel.evaluation import REPORT_HTML, EvalOptions, evaluate
 from gemel.merger import MergeOptions, Recipe, TopDownConfig, TrainOptions, merge, train_originals
 from gemel.merger.distributed import torch_threads
 from gemel.merger.events import Change
 from gemel.models.errors import InputError
-from gemel.models.io import finite, hold_locks, open_atomic, read_json
+from gemel.models.files.io import finite, hold_locks, open_atomic, read_json
 from gemel.models.stages import Progress, Stages, silent
 from gemel.models.workload import Workload, load_workload
 from gemel.report.document import Report

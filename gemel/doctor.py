@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from gemel.edge_runtime.simulation.profile_io import describe_machine
-from gemel.models.confined import describe_confinement
 from gemel.models.errors import InputError
-from gemel.models.extras import MERGE, has_cuda
+from gemel.models.files.confined import describe_confinement
+from gemel.models.files.extras import MERGE, has_cuda
 from gemel.text import table
 
 GIGA = 1e9

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gemel.drift_state import DriftState
-from gemel.edge_runtime.config import SAMPLES
-from gemel.edge_runtime.results import BUNDLE_DIGITS
-from gemel.edge_runtime.samples import (
+from gemel.edge_runtime.frames.results import BUNDLE_DIGITS
+from gemel.edge_runtime.frames.samples import (
     DRIFT_FILE,
     SUFFIX,
     DriftReport,
@@ -28,7 +27,13 @@ from gemel.edge_runtime.samples import (
     read_head,
     write_drift,
 )
-from gemel.models.agreement import (
+from gemel.edge_runtime.life.config import SAMPLES
+from gemel.models.bundle import BundleQuery, check_output
+from gemel.models.errors import InputError
+from gemel.models.files.extras import is_installed, require_merge
+from gemel.models.files.io import check_apart
+from gemel.models.files.pictures import SAMPLE_NAME
+from gemel.models.measures.agreement import (
     BELOW,
     KEPT,
     ONE_ANSWER,
@@ -38,12 +43,7 @@ from gemel.models.agreement import (
     ComparedFrames,
     compare_agreement,
 )
-from gemel.models.bundle import BundleQuery, check_output
-from gemel.models.errors import InputError
-from gemel.models.extras import is_installed, require_merge
-from gemel.models.io import check_apart
 from gemel.models.notes import add_note
-from gemel.models.pictures import SAMPLE_NAME
 from gemel.models.stages import Progress, Stages, silent
 from gemel.models.tasks import task_of
 from gemel.originals import BUNDLE_HINT, Original, Originals

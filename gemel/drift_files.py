@@ -17,12 +17,12 @@ from pydantic import BaseModel
 from gemel.edge_runtime.engines.mapped import SessionEngine
 from gemel.edge_runtime.engines.mapped_session import MappedSession, session_options
 from gemel.edge_runtime.engines.prepared import PreparedQuery
-from gemel.edge_runtime.samples import Predict
+from gemel.edge_runtime.frames.samples import Predict
 from gemel.models.bundle import Bundle, open_bundle
 from gemel.models.errors import InputError, join_names, message_of
-from gemel.models.extras import MERGE
-from gemel.models.io import MAX_QUERIES, read_yaml
-from gemel.models.network_outputs import describe_outputs
+from gemel.models.export.network_outputs import describe_outputs
+from gemel.models.files.extras import MERGE
+from gemel.models.files.io import MAX_QUERIES, read_yaml
 from gemel.models.predictions import Prediction
 from gemel.originals import Original, Originals, read_bundle_name
 

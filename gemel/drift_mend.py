@@ -26,7 +26,7 @@ from torch import nn
 
 from gemel.drift import check_drift, gather_samples
 from gemel.drift_originals import find_bundle, load_original
-from gemel.edge_runtime.samples import expected_agreement, read_sample
+from gemel.edge_runtime.frames.samples import expected_agreement, read_sample
 from gemel.evaluation import query_as_shipped
 from gemel.merger.needs import can_tell, find_needs
 from gemel.merger.observe import compare_answers
@@ -34,7 +34,6 @@ from gemel.merger.proof import PROOF, Observed, Proof, certain_original, prove_q
 from gemel.merger.training.data import TrainingSet
 from gemel.merger.training.loop import Diverged, Training
 from gemel.merger.training.recipe import Flops, Recipe
-from gemel.models.agreement import BELOW, UNSURE
 from gemel.models.batchnorm import has_folded_norms, recalibrate_batchnorm
 from gemel.models.bundle import (
     Bundle,
@@ -48,10 +47,11 @@ from gemel.models.bundle import (
 from gemel.models.bundle.delta import write_update
 from gemel.models.data import Frames, PreparedFrames, Split
 from gemel.models.errors import InputError
-from gemel.models.evaluation import Evidence, compare, predict, score
-from gemel.models.export_document import export_documents
+from gemel.models.export.export_document import export_documents
+from gemel.models.files.io import check_apart, check_output, finite
 from gemel.models.footage import FOOTAGE
-from gemel.models.io import check_apart, check_output, finite
+from gemel.models.measures.agreement import BELOW, UNSURE
+from gemel.models.measures.evaluation import Evidence, compare, predict, score
 from gemel.models.quantization import PackedWeight
 from gemel.models.sharing.layers import layers_of, weight_of
 from gemel.models.sharing.similarity import equal_states

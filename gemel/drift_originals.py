@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gemel.edge_runtime.samples import Predict
+from gemel.edge_runtime.frames.samples import Predict
 from gemel.evaluation import open_matching_bundle, query_as_shipped
 from gemel.models.antialias import resize_antialiased
 from gemel.models.bundle import (
@@ -26,12 +26,12 @@ from gemel.models.bundle import (
 )
 from gemel.models.detector import read_outputs
 from gemel.models.errors import InputError
-from gemel.models.export_document import export_documents
+from gemel.models.export.export_document import export_documents
+from gemel.models.files.weights import load_weights
 from gemel.models.predictions import Prediction
 from gemel.models.preprocess import Size
 from gemel.models.tasks import task_of
 from gemel.models.tensors import normalise_frames
-from gemel.models.weights import load_weights
 from gemel.models.workload import Query, Workload, inputs_of, load_workload
 from gemel.models.zoo import build_query, preprocess_of
 from gemel.originals import BUNDLE_HINT, Original, Originals, read_bundle_name

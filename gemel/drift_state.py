@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from gemel.models.io import Exact, open_atomic, read_json, validate
-from gemel.models.sequential import DETECTOR, FallDetector, choose_block, group_values, run_length_of_year
+from gemel.models.files.io import Exact, open_atomic, read_json, validate
+from gemel.models.measures.sequential import DETECTOR, FallDetector, choose_block, group_values, run_length_of_year
 
 FILE = "drift-state.json"
 MAX_BYTES = 1 << 24

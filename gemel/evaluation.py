@@ -32,7 +32,9 @@ from gemel.models.bundle import Bundle, BundleQuery, open_bundle
 from gemel.models.bundle.manifest import original_bytes as recorded_bytes
 from gemel.models.data import PreparedFrames, Split, load_split
 from gemel.models.errors import InputError
-from gemel.models.evaluation import (
+from gemel.models.files.io import check_apart, finite, hold_locks, open_atomic
+from gemel.models.files.weights import load_weights
+from gemel.models.measures.evaluation import (
     WEAK,
     compare,
     count_samples,
@@ -41,8 +43,7 @@ from gemel.models.evaluation import (
     predict,
     threshold_without_labels,
 )
-from gemel.models.io import check_apart, finite, hold_locks, open_atomic
-from gemel.models.metrics import average_precision, error_types
+from gemel.models.measures.metrics import average_precision, error_types
 from gemel.models.notes import add_note
 from gemel.models.predictions import BoxLabels
 from gemel.models.sharing.flop_rates import flop_rates
@@ -51,7 +52,6 @@ from gemel.models.sharing.similarity import equal_states
 from gemel.models.stages import Progress, Stages, silent
 from gemel.models.tasks import task_of
 from gemel.models.tasks.detection import Detection
-from gemel.models.weights import load_weights
 from gemel.models.workload import Query, Workload, inputs_of, load_workload
 from gemel.models.zoo import build_query
 from gemel.proof_file import find_proofs

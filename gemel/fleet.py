@@ -19,7 +19,7 @@ from gemel.conditions import Shared
 from gemel.edge_runtime.scheduler.costs import parse_memory
 from gemel.edge_runtime.simulation.device_profiles import DeviceProfile, costs_for
 from gemel.models.errors import InputError, join_names
-from gemel.models.io import MAX_CAMERAS, Name, PathText, read_yaml
+from gemel.models.files.io import MAX_CAMERAS, Name, PathText, read_yaml
 from gemel.models.sharing.layers import Layer, layers_of, model_bytes
 from gemel.models.workload import Query, Workload, WorkloadCamera, load_workload
 from gemel.planner import DEFAULT_FPS

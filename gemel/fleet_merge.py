@@ -23,7 +23,7 @@ from gemel.merger.looks import LookFile
 from gemel.merger.merge import BUDGET_OPTIONS, digest_workload
 from gemel.models.bundle import open_bundle, write_substituted
 from gemel.models.errors import GemelError, InputError, message_of
-from gemel.models.io import (
+from gemel.models.files.io import (
     Exact,
     Name,
     PathText,
@@ -34,8 +34,8 @@ from gemel.models.io import (
     read_yaml,
     validate,
 )
+from gemel.models.files.weights import fingerprint
 from gemel.models.stages import Progress, Stages
-from gemel.models.weights import fingerprint
 from gemel.models.workload import Workload, load_workload
 from gemel.text import duration, number, percent, size, table
 

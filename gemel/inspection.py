@@ -14,16 +14,16 @@ from torch import nn
 
 from gemel.models.data import load_split
 from gemel.models.errors import InputError, join_names
-from gemel.models.evaluation import evidence_hint, find_gap
-from gemel.models.io import is_path
-from gemel.models.layouts import SPLITS, Layout, find_layout
+from gemel.models.files.io import is_path
+from gemel.models.files.published import Published
+from gemel.models.files.weights import check_weights, load_weights
+from gemel.models.labels.layouts import SPLITS, Layout, find_layout
+from gemel.models.measures.evaluation import evidence_hint, find_gap
 from gemel.models.preprocess_check import describe_preprocess_problem
-from gemel.models.published import Published
 from gemel.models.sharing.flop_rates import FlopRates, layers_by_query, whole_prefix_rates
 from gemel.models.sharing.groups import Group, groups
 from gemel.models.sharing.layers import Signature, layers_of_all, model_bytes
 from gemel.models.sharing.similarity import ceiling_with_copies, copies, cosine_likeness
-from gemel.models.weights import check_weights, load_weights
 from gemel.models.workload import Query, Workload
 from gemel.models.zoo import build_query
 from gemel.text import percent, size, table

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from gemel.edge_runtime.samples import Predict
-from gemel.edge_runtime.service import LEDGER_FILE
+from gemel.edge_runtime.frames.samples import Predict
+from gemel.edge_runtime.life.service import LEDGER_FILE
 from gemel.models.bundle import Bundle, BundleQuery
 from gemel.models.errors import InputError
-from gemel.models.io import read_json
+from gemel.models.files.io import read_json
 
 if TYPE_CHECKING:
     from gemel.models.workload import Query

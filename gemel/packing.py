@@ -23,11 +23,11 @@ from gemel.merger import MergeOptions, merge
 from gemel.models.bundle import BundleQuery, Made, check_output, open_bundle, write_bundle
 from gemel.models.decoders.files import ModelFile
 from gemel.models.errors import InputError, one_line
-from gemel.models.export_document import export_documents
-from gemel.models.io import open_atomic
+from gemel.models.export.export_document import export_documents
+from gemel.models.files.io import open_atomic
+from gemel.models.files.weights import load_weights
 from gemel.models.notes import add_note
 from gemel.models.stages import Progress, silent
-from gemel.models.weights import load_weights
 from gemel.models.workload import Workload, load_workload
 from gemel.models.zoo import build_query
 from gemel.text import percent, size, table

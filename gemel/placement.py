@@ -29,7 +29,7 @@ from gemel.edge_runtime.scheduler import QuerySpec
 from gemel.edge_runtime.simulation.simulator import simulate
 from gemel.fleet import MAX_BOXES, Boxes, Counts, Demands, Fleet, FleetNeeds, measure_needs, shareable_layers
 from gemel.models.errors import InputError, join_names
-from gemel.models.io import Name, cannot_be_written, check_apart, is_path, open_atomic, read_json, validate
+from gemel.models.files.io import Name, cannot_be_written, check_apart, is_path, open_atomic, read_json, validate
 from gemel.models.process import without_native_output
 from gemel.models.sharing.flop_rates import FlopRates, layers_by_query, whole_prefix_rates
 from gemel.models.stages import Progress, Stages, silent

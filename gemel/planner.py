@@ -31,7 +31,7 @@ from gemel.edge_runtime.simulation.replay import ReplayResult
 from gemel.edge_runtime.simulation.simulator import Simulation, simulate
 from gemel.models.bundle import Bundle, BundleQuery, open_bundle
 from gemel.models.errors import InputError, join_names, one_line
-from gemel.models.extras import is_installed, require_merge
+from gemel.models.files.extras import is_installed, require_merge
 from gemel.models.notes import add_note
 from gemel.models.process import import_torch
 from gemel.models.sharing.flop_rates import FlopRates, prefix_rates

@@ -24,8 +24,8 @@ from gemel.edge_runtime.simulation.profile_io import (
     write_profile,
 )
 from gemel.models.bundle import Bundle, open_bundle
-from gemel.models.extras import has_cuda
-from gemel.models.io import check_apart, check_output, hold_locks
+from gemel.models.files.extras import has_cuda
+from gemel.models.files.io import check_apart, check_output, hold_locks
 from gemel.models.sharing.passes import joint_queries
 from gemel.models.stages import Progress, Stages, silent
 from gemel.text import size, table

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from gemel.models.bundle import Bundle
 from gemel.models.errors import InputError
-from gemel.models.io import Exact, Name, open_atomic, read_json, validate
+from gemel.models.files.io import Exact, Name, open_atomic, read_json, validate
 
 SUFFIX = ".proof.json"
 """Appended to the bundle's name."""

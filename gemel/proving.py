@@ -25,8 +25,8 @@ from gemel.merger.workload_data import WorkloadData
 from gemel.models.bundle import Bundle
 from gemel.models.data import PreparedFrames
 from gemel.models.errors import InputError
-from gemel.models.evaluation import EvidenceState, Flips, count_flips, predict
-from gemel.models.io import check_apart
+from gemel.models.files.io import check_apart
+from gemel.models.measures.evaluation import EvidenceState, Flips, count_flips, predict
 from gemel.models.predictions import Prediction
 from gemel.models.sharing.similarity import equal_states
 from gemel.models.stages import Progress, Stages, silent

@@ -21,8 +21,8 @@ from pydantic import Field
 from gemel.merger.observe import SAME_IOU, AnswerDifferences
 from gemel.merger.proof import JudgedDifferences
 from gemel.models.errors import InputError
-from gemel.models.io import Exact, open_atomic, read_json, validate
-from gemel.models.metrics import match_frames
+from gemel.models.files.io import Exact, open_atomic, read_json, validate
+from gemel.models.measures.metrics import match_frames
 from gemel.models.notes import add_note
 from gemel.models.predictions import DetectionPrediction
 from gemel.models.tasks import task_of

@@ -23,8 +23,8 @@ from aiohttp import web
 from gemel.merger.needs import find_needs
 from gemel.merger.proof import prove_queries
 from gemel.models.errors import InputError
+from gemel.models.files.io import open_atomic
 from gemel.models.footage import FOOTAGE
-from gemel.models.io import open_atomic
 from gemel.models.notes import add_note
 from gemel.models.tasks import task_of
 from gemel.models.tasks.detection import Detection

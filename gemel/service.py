@@ -15,14 +15,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from gemel.edge_runtime.config import BoxConfig
 from gemel.edge_runtime.http.auth import Access, TlsFiles, parse_access
-from gemel.edge_runtime.update_files import UpdateFolder
-from gemel.edge_runtime.updates import roll_back_files
-from gemel.edge_runtime.variables import NAMED, Variables
-from gemel.models.documents import ParseError, parse_json
+from gemel.edge_runtime.life.config import BoxConfig
+from gemel.edge_runtime.life.variables import NAMED, Variables
+from gemel.edge_runtime.updates.update_files import UpdateFolder
+from gemel.edge_runtime.updates.updater import roll_back_files
 from gemel.models.errors import InputError, LockedError, one_line
-from gemel.models.io import is_readable_by_others, locked_folder, open_atomic, read_bounded, read_mapping
+from gemel.models.files.documents import ParseError, parse_json
+from gemel.models.files.io import is_readable_by_others, locked_folder, open_atomic, read_bounded, read_mapping
 
 MAX_BYTES = 1 << 16
 UNIT_PATH, STATE_FOLDER = Path("/etc/systemd/system/gemel.service"), Path("/var/lib")

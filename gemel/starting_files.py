@@ -11,7 +11,7 @@ from typing import Any
 from gemel.box_file import choose_memory, read_cameras
 from gemel.models.decoders.files import ModelFile
 from gemel.models.errors import InputError, join_names, one_line
-from gemel.models.io import check_output, is_path, open_atomic
+from gemel.models.files.io import check_output, is_path, open_atomic
 from gemel.models.preprocess import NORMALISATIONS
 from gemel.models.workload import load_workload
 from gemel.models.zoo.user_models import MODEL_FILES

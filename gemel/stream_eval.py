@@ -30,10 +30,10 @@ from gemel.edge_runtime.simulation.simulator import FrameOutcome, Simulation, ag
 from gemel.merger.computed import build_answerer
 from gemel.models.bundle import Bundle
 from gemel.models.data import load_split
-from gemel.models.evaluation import load_labels, predict, threshold_without_labels
+from gemel.models.files.video import RateGate
+from gemel.models.measures.evaluation import load_labels, predict, threshold_without_labels
 from gemel.models.predictions import Task
 from gemel.models.tasks import task_of
-from gemel.models.video import RateGate
 from gemel.models.workload import Query
 from gemel.report.document import (
     MERGED,

@@ -239,8 +239,8 @@ def check_method(name: str, workload: str | Path, out: str | Path) -> None:
     """
     from gemel.merger import METHODS, MergeOptions, Recipe, merge
     from gemel.models.bundle import open_bundle, verify_bundle
+    from gemel.models.files.weights import load_weights
     from gemel.models.sharing.similarity import equal_states
-    from gemel.models.weights import load_weights
     from gemel.models.workload import load_workload
     from gemel.models.zoo import build_query
 

@@ -15,7 +15,7 @@ from gemel.merger.proof import error_of_look
 from gemel.merger.shipped import Shipped
 from gemel.merger.verdict import Trials, TriedModel, Verdict, judge_trials, may_accept, pack_observed
 from gemel.models.errors import join_names
-from gemel.models.evaluation import count_flips
+from gemel.models.measures.evaluation import count_flips
 from gemel.models.notes import add_note
 
 MAX_NAMES = 3

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from gemel.merger.distributed import ProcessGroup
 from gemel.models.errors import InputError
-from gemel.models.io import open_atomic
+from gemel.models.files.io import open_atomic
 
 T = TypeVar("T")
 State = dict[str, Tensor]

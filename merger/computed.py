@@ -23,16 +23,16 @@ from gemel.models.bundle.arrays import BundleArrays
 from gemel.models.bundle.documents import parse_document
 from gemel.models.bundle.format import Entry
 from gemel.models.bundle.manifest import ActivationRange, StoredTensor
-from gemel.models.candidates import BoxReader
 from gemel.models.decoders.graph_model import GraphAnswers
 from gemel.models.detector import Detector
 from gemel.models.errors import message_of
-from gemel.models.export_document import export_documents
+from gemel.models.export.export_document import export_documents
 from gemel.models.graph.activations import measure_errors, measure_ranges, name_places, use_exact_products
 from gemel.models.graph.proto_graph import ProtoGraph
 from gemel.models.graph.query_graph import build_query_graph, count_norm_uses
 from gemel.models.graph.stored import store_graph
 from gemel.models.notes import add_note
+from gemel.models.objects.candidates import BoxReader
 from gemel.models.quantization import PackedWeight
 
 CALIBRATION_FRAMES = 64

@@ -12,7 +12,7 @@ from gemel.merger.training.recipe import Recipe, check
 from gemel.merger.training.step_config import AUTO, check_precision
 from gemel.models.bits import AUTO_BITS, BITS_BY_OPTION, FP32, Bits, WeightBits
 from gemel.models.errors import InputError
-from gemel.models.evaluation import EVIDENCE, EvidenceConfig
+from gemel.models.measures.evaluation import EVIDENCE, EvidenceConfig
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from gemel.models.batchnorm import batchnorms_of, has_folded_norms, is_frozen, r
 from gemel.models.data import PreparedFrames
 from gemel.models.detector import Detector
 from gemel.models.device import retry_with_smaller_batch
-from gemel.models.evaluation import EVIDENCE, Evidence, compare, load_labels, predict, score
+from gemel.models.measures.evaluation import EVIDENCE, Evidence, compare, load_labels, predict, score
 from gemel.models.notes import add_note
 from gemel.models.predictions import Prediction
 from gemel.models.sharing.layers import Layer, layers_of_all

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gemel.merger.workload_data import LazyDict
 from gemel.models.bundle import Bundle, BundleQuery
 from gemel.models.bundle.format import code_of, has_code, raw_bytes, tensor_name
-from gemel.models.export_document import describe_architecture
+from gemel.models.export.export_document import describe_architecture
 from gemel.models.quantization import PackedWeight
 from gemel.models.sharing.groups import groups
 from gemel.models.sharing.layers import Layer, layers_of

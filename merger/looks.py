@@ -19,8 +19,8 @@ from torch import Tensor
 from gemel.merger.proof import error_of_look
 from gemel.models.data import PreparedFrames
 from gemel.models.errors import InputError
+from gemel.models.files.io import Exact, open_atomic, read_json_lines, validate
 from gemel.models.footage import ProofFrames, read_thumbs
-from gemel.models.io import Exact, open_atomic, read_json_lines, validate
 from gemel.models.notes import add_note
 
 SUFFIX = ".looks.jsonl"

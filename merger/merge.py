@@ -70,9 +70,10 @@ from gemel.models.bundle.manifest import wide_bytes
 from gemel.models.bundle.origin import origin_of
 from gemel.models.device import disable_tf32
 from gemel.models.errors import InputError, join_names, size_text
-from gemel.models.evaluation import Evidence, EvidenceState
-from gemel.models.export_document import export_documents
-from gemel.models.io import check_apart, finite, hold_locks, open_atomic
+from gemel.models.export.export_document import export_documents
+from gemel.models.files.io import check_apart, finite, hold_locks, open_atomic
+from gemel.models.files.weights import fingerprint
+from gemel.models.measures.evaluation import Evidence, EvidenceState
 from gemel.models.notes import add_note, collect_notes
 from gemel.models.out_of_memory import is_out_of_memory
 from gemel.models.quantization import PackedWeight
@@ -82,7 +83,6 @@ from gemel.models.sharing.plan import SharingPlan
 from gemel.models.sharing.similarity import ceiling_with_copies, copies, equal_states, identical_sets
 from gemel.models.stages import Progress, silent
 from gemel.models.tasks import task_of
-from gemel.models.weights import fingerprint
 from gemel.models.workload import Query, Workload, inputs_of
 
 LOG_SUFFIX = ".log.jsonl"

@@ -20,7 +20,7 @@ from gemel.merger.proof import (
     same_as_original,
     tail_by_labels,
 )
-from gemel.models.bounds import bisect_largest
+from gemel.models.measures.bounds import bisect_largest
 
 ANSWERS = (20, 30, 50)
 """Numbers of answers to ask for."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from gemel.merger.proof import BlockCounts, LabelledValues, Observed, OriginalCounts, certain_original
 from gemel.models.data import Split
-from gemel.models.metrics import match_frames
+from gemel.models.measures.metrics import match_frames
 from gemel.models.predictions import GroundTruth, Prediction
 from gemel.models.tasks import task_of
 from gemel.models.tasks.detection import Detection

@@ -19,7 +19,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from gemel.models.errors import InputError, join_names
-from gemel.models.io import AppendFile, Exact, Name, read_json_lines, read_yaml, validate
+from gemel.models.files.io import AppendFile, Exact, Name, read_json_lines, read_yaml, validate
 from gemel.models.notes import add_note
 
 _CODES = (

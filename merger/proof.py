@@ -27,7 +27,7 @@ from enum import Enum
 import numpy as np
 from scipy.special import betaincinv, ndtr, stdtr
 
-from gemel.models.bounds import bisect_largest, design_effect, tail_of_mean, upper_ends
+from gemel.models.measures.bounds import bisect_largest, design_effect, tail_of_mean, upper_ends
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ from gemel.merger.observe import ValAnswers, measure_labels
 from gemel.merger.proof import PROOF, Observed
 from gemel.merger.scores import scores_of
 from gemel.merger.workload_data import WorkloadData
-from gemel.models.bounds import tail_of_mean
 from gemel.models.detector import Detector
 from gemel.models.errors import join_names
-from gemel.models.evaluation import (
+from gemel.models.footage import FOOTAGE
+from gemel.models.measures.bounds import tail_of_mean
+from gemel.models.measures.evaluation import (
     WEAK,
     EvidenceConfig,
     count_samples,
@@ -35,7 +36,6 @@ from gemel.models.evaluation import (
     predict,
     score,
 )
-from gemel.models.footage import FOOTAGE
 from gemel.models.notes import add_note
 from gemel.models.predictions import GroundTruth, Prediction
 from gemel.models.preprocess_check import describe_preprocess_problem

@@ -25,8 +25,8 @@ from gemel.merger.proof import (
     prove_chains,
     prove_query,
 )
-from gemel.models.evaluation import Evidence, EvidenceState, Flips
 from gemel.models.footage import FOOTAGE
+from gemel.models.measures.evaluation import Evidence, EvidenceState, Flips
 from gemel.models.notes import add_note
 from gemel.models.workload import Query
 

@@ -18,11 +18,11 @@ from gemel.merger.proof import Observed
 from gemel.merger.training.data import TrainingSet
 from gemel.models.data import Frames, PreparedFrames, Split, load_split
 from gemel.models.errors import InputError
-from gemel.models.evaluation import count_samples, load_labels, predict, threshold_without_labels
+from gemel.models.files.weights import load_weights
 from gemel.models.footage import FootageCut, ProofFrames, footage_of, load_footage, prepare_proof
+from gemel.models.measures.evaluation import count_samples, load_labels, predict, threshold_without_labels
 from gemel.models.predictions import Prediction
 from gemel.models.tasks import task_of
-from gemel.models.weights import load_weights
 from gemel.models.workload import Query, Workload
 from gemel.models.zoo import build_query
 

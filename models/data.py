@@ -22,15 +22,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gemel.models.data_notes import UNIT_AND_TIME, note_clipped_roi, note_copies, note_names, note_shapes
 from gemel.models.device import to_device
 from gemel.models.errors import InputError, size_text
-from gemel.models.layouts import SPLITS, find_layout, find_splits
+from gemel.models.files.pictures import list_all_pictures, read_picture
+from gemel.models.files.video import RateGate, Video, decode_shot
+from gemel.models.labels.data_notes import UNIT_AND_TIME, note_clipped_roi, note_copies, note_names, note_shapes
+from gemel.models.labels.layouts import SPLITS, find_layout, find_splits
+from gemel.models.labels.split_overlap import note_overlap
 from gemel.models.notes import add_note
-from gemel.models.pictures import list_all_pictures, read_picture
 from gemel.models.predictions import GroundTruth
-from gemel.models.split_overlap import note_overlap
-from gemel.models.video import RateGate, Video, decode_shot
 from gemel.models.workload import Query
 from gemel.models.zoo import preprocess_of
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gemel.models.candidates import MAX_CANDIDATES, BoxReader, Candidates, DecodedReader, SuppressedReader
+from gemel.models.objects.candidates import MAX_CANDIDATES, BoxReader, Candidates, DecodedReader, SuppressedReader
 from gemel.models.predictions import Task
 from gemel.models.preprocess import Preprocess
 from gemel.models.tensors import as_arrays

@@ -18,9 +18,9 @@ import numpy as np
 
 from gemel.models.data import Frames, PreparedFrames, Split, crop_frame, decode_jpeg, encode_jpeg, read_units_and_times
 from gemel.models.errors import InputError
+from gemel.models.files.pictures import SAMPLE_NAME, list_all_pictures, read_picture
+from gemel.models.files.video import RateGate, Video, decode_shot
 from gemel.models.notes import add_note
-from gemel.models.pictures import SAMPLE_NAME, list_all_pictures, read_picture
-from gemel.models.video import RateGate, Video, decode_shot
 from gemel.models.workload import Query
 
 Load = Callable[[], np.ndarray]

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gemel.models.evidence import ShownAnswers, find_constant_answer, find_one_answer
-from gemel.models.io import MAX_VALUES
-from gemel.models.masks import IGNORED, resample
+from gemel.models.files.io import MAX_VALUES
+from gemel.models.labels.rle import encode_rle
+from gemel.models.measures.evidence import ShownAnswers, find_constant_answer, find_one_answer
+from gemel.models.objects.masks import IGNORED, resample
 from gemel.models.preprocess import Preprocess
-from gemel.models.rle import encode_rle
 
 CHANCE_MARGIN = 0.10
 

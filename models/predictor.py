@@ -30,7 +30,7 @@ def read_frame(frame: Any) -> Any:
     """Pixels uint8 RGB (H, W, 3) of an array, of a PIL image, or of the picture at a path; other values as they are."""
     import numpy as np
 
-    from gemel.models.pictures import read_picture
+    from gemel.models.files.pictures import read_picture
 
     if isinstance(frame, str | PathLike):
         return read_picture(Path(frame))

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from gemel.models.data import PreparedFrames, Split
-from gemel.models.evaluation import is_competent, predict, score
+from gemel.models.measures.evaluation import is_competent, predict, score
 from gemel.models.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from gemel.models.tasks import task_of
 from gemel.models.workload import Query

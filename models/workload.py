@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gemel.models.errors import InputError, join_errors, join_names
-from gemel.models.io import (
+from gemel.models.files.io import (
     MAX_CAMERAS,
     MAX_CLASSES,
     MAX_QUERIES,
@@ -27,6 +27,7 @@ from gemel.models.io import (
     is_path,
     read_yaml,
 )
+from gemel.models.files.published import PREFIX, Published, find_published
 from gemel.models.notes import add_note
 from gemel.models.preprocess import (
     FURTHEST_PIXEL,
@@ -42,7 +43,6 @@ from gemel.models.preprocess import (
     height_width,
     side_or_sides,
 )
-from gemel.models.published import PREFIX, Published, find_published
 from gemel.models.zoo.hubs import HF, TIMM, is_hub_model, read_hub
 from gemel.models.zoo.user_models import check_name, check_suffix, is_external, is_model_file
 

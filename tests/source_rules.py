@@ -43,7 +43,7 @@ class Source:
 
 
 def package_of(name: str) -> str:
-    """The folder at the top of the repository that holds a module: `models` of gemel.models.io."""
+    """The folder at the top of the repository that holds a module: `models` of gemel.models.files.io."""
     first, _, rest = name.partition(".")
     inner = rest.partition(".")[0]
     return inner if first == "gemel" and inner in LINKED else first

@@ -19,9 +19,9 @@ from torch.func import functional_call
 
 from gemel.cli import main
 from gemel.edge_runtime import policies
-from gemel.edge_runtime.daemon import run
 from gemel.edge_runtime.engines.registry import ENGINES
 from gemel.edge_runtime.engines.tensor_engine import TensorEngine
+from gemel.edge_runtime.life.daemon import run
 from gemel.edge_runtime.memory.binding import TensorOf, WaitFor
 from gemel.edge_runtime.policies.gemel import GemelPolicy
 from gemel.edge_runtime.scheduler.costs import Costs

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 MODULES = (
-    "antialias", "arrays", "boxes", "candidates", "evidence", "masks", "metrics", "pictures",
-    "predictions", "preprocess", "rle", "tasks", "decoders", "decoders.heads", "decoders.outputs", "decoders.readers",
-    "agreement", "bundle", "document_costs", "extras", "network_outputs", "out_of_memory", "graph.stored",
+    "antialias", "arrays", "objects.boxes", "objects.candidates", "measures.evidence", "objects.masks",
+    "measures.metrics", "files.pictures", "predictions", "preprocess", "labels.rle", "tasks", "decoders",
+    "decoders.heads", "decoders.outputs", "decoders.readers", "measures.agreement", "bundle",
+    "export.document_costs", "files.extras", "export.network_outputs", "out_of_memory", "graph.stored",
 )  # fmt: skip
 BLOCK = """
 import sys
@@ -39,7 +40,7 @@ from gemel.models.tasks import MultiLabel
 assert found.classes == ("a",)
 """,
     "detection": """
-from gemel.models.candidates import DecodedReader
+from gemel.models.objects.candidates import DecodedReader
 from gemel.models.preprocess import Preprocess
 from gemel.models.tasks import task_of
 boxes = np.array([[[0.0, 0.0, 0.5, 0.5], [0.0, 0.0, 0.5, 0.49], [0.5, 0.5, 1.0, 1.0]]], np.float32)
@@ -51,7 +52,7 @@ label = task.labels_of(found, 0.5)
 assert task.metric_of(task.tallies([found], [label], ("car", "bus"))[0]) == 1
 """,
     "keypoints": """
-from gemel.models.candidates import SuppressedReader
+from gemel.models.objects.candidates import SuppressedReader
 from gemel.models.tasks import task_of
 outputs = [np.full((1, 1, 4), 0.5, np.float32), np.ones((1, 1), np.float32), np.zeros((1, 1), np.int64)]
 points = np.full((1, 1, 2, 3), 0.25, np.float32)

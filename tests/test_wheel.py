@@ -41,7 +41,12 @@ def test_wheel_holds_the_packages_and_what_they_read(wheel: Path, repository: Pa
     assert wheel.name == f"gemel-{version}-py3-none-any.whl"
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names} == {"gemel", f"gemel-{version}.dist-info"}
-    for name in ("py.typed", "report/pages/page.html", "models/decoders/known_classes.json", "edge_runtime/box.py"):
+    for name in (
+        "py.typed",
+        "report/pages/page.html",
+        "models/decoders/known_classes.json",
+        "edge_runtime/life/box.py",
+    ):
         assert f"gemel/{name}" in names
 
 

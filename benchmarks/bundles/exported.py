@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bundles.samples import bundle_query, write_measured_bundle
-from gemel.models.export_folder import WEIGHTS, export_folder
-from gemel.models.io import open_atomic
+from gemel.models.export.export_folder import WEIGHTS, export_folder
+from gemel.models.files.io import open_atomic
 
 MODEL, SESSIONS = "resnet50", 8
 SHARED, DEFAULT, WITHOUT_WEIGHTS = "shared", "default", "without weights"

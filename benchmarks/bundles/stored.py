@@ -93,9 +93,9 @@ def packed_of(query: Query | None, model: nn.Module, weights: WeightBits) -> dic
 def _accuracy(query: Query) -> dict[str, Any]:
     from gemel.models.batchnorm import recalibrate_batchnorm
     from gemel.models.data import PreparedFrames, load_split
-    from gemel.models.evaluation import load_labels, predict, score, threshold_without_labels
+    from gemel.models.files.weights import load_weights
+    from gemel.models.measures.evaluation import load_labels, predict, score, threshold_without_labels
     from gemel.models.tasks import task_of
-    from gemel.models.weights import load_weights
     from gemel.models.zoo import build_query, preprocess_of
 
     model, task = build_query(query), task_of(query)

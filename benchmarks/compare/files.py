@@ -27,7 +27,7 @@ from benchmarks.data.files import CocoSplit, copy_whole, data_folder, frames_of,
 from benchmarks.data.junction import boxes_by_frame
 from benchmarks.data.london import INIT
 from gemel.models.decoders.files import GEMEL_PREPROCESS, ModelFile
-from gemel.models.pictures import read_picture
+from gemel.models.files.pictures import read_picture
 from gemel.models.preprocess import Preprocess
 
 REPOSITORY = Path(__file__).resolve().parents[2]

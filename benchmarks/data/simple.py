@@ -19,9 +19,9 @@ from benchmarks.data.files import copy_whole, need, say
 from gemel.merger.training.data import Batches, TrainingSet
 from gemel.models.batchnorm import batchnorms_of
 from gemel.models.data import PreparedFrames, load_split
-from gemel.models.evaluation import predict, score
+from gemel.models.files.weights import load_matching, save_weights
+from gemel.models.measures.evaluation import predict, score
 from gemel.models.tasks import task_of
-from gemel.models.weights import load_matching, save_weights
 from gemel.models.workload import Query, load_workload
 from gemel.models.zoo import build_query
 

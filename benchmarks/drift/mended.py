@@ -23,12 +23,12 @@ from benchmarks.machine import machine
 from gemel.drift import check_drift
 from gemel.drift_mend import mend_drift
 from gemel.edge_runtime.engines.torch_engine import TorchEngine
-from gemel.edge_runtime.queues import Frame
-from gemel.edge_runtime.results import RunIdentity, result_record
-from gemel.edge_runtime.samples import sample_bytes, sample_name
+from gemel.edge_runtime.frames.queues import Frame
+from gemel.edge_runtime.frames.results import RunIdentity, result_record
+from gemel.edge_runtime.frames.samples import sample_bytes, sample_name
 from gemel.models.bundle import Bundle, open_bundle
+from gemel.models.files.video import Video
 from gemel.models.notes import add_note
-from gemel.models.video import Video
 
 BUNDLE, WORKLOAD = "sample.safetensors", "workload.yaml"
 SIZE = (640, 360)

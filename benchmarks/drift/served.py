@@ -20,7 +20,7 @@ import yaml
 
 from benchmarks.machine import machine
 from gemel.drift import check_drift
-from gemel.edge_runtime import daemon
+from gemel.edge_runtime.life import daemon
 from gemel.models.bundle.delta import write_update
 
 BUNDLE, WORKLOAD = "sample.safetensors", "workload.yaml"

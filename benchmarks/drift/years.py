@@ -5,7 +5,7 @@ Usage: python -m benchmarks.drift.years [--years 20]
 A box samples a frame of each of its queries a minute. In a year without a fall every query agrees with its original as
 its target asks, and no more; losses come one by one, or in bursts of some minutes that begin at any moment. The length
 of blocks is measured once, on the 6,000 frames before. A fall is by five points below the target, after a month without
-one. The detector is that of `models/sequential.py`, for many queries at once (a test compares both).
+one. The detector is that of `models/measures/sequential.py`, for many queries at once (a test compares both).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.real.tables import print_simulation
-from gemel.models.sequential import DETECTOR, choose_block, run_length_of_year
+from gemel.models.measures.sequential import DETECTOR, choose_block, run_length_of_year
 
 MINUTES_A_YEAR = 365 * 24 * 60
 MONTH, RATE, FALL = 30 * 24 * 60, 1 / 60, 0.05

@@ -34,8 +34,8 @@ def make_networks(text: str, folder: Path) -> tuple[dict[str, Any], list[Any]]:
     """The models of NAME:SIDE:COUNT or of a file by query, and their records."""
     from gemel.models import zoo
     from gemel.models.bundle import BundleQuery
+    from gemel.models.files.weights import load_weights
     from gemel.models.preprocess import Preprocess
-    from gemel.models.weights import load_weights
     from gemel.models.workload import load_workload
 
     if text.endswith(".onnx"):
@@ -90,7 +90,7 @@ def write_bundles(text: str, folder: Path) -> tuple[Path, Path, list[np.ndarray]
     from gemel.merger.computed import QueryNetwork
     from gemel.models.bundle import Made, write_bundle
     from gemel.models.decoders.graph_model import GraphAnswers
-    from gemel.models.export_document import export_documents
+    from gemel.models.export.export_document import export_documents
     from gemel.models.graph.stored import store_graph
     from gemel.models.quantization import choices, pack
 

@@ -40,7 +40,7 @@ def make_bundle(path: Path, name: str, side: int, count: int, is_apart: bool) ->
 
     from gemel.models import zoo
     from gemel.models.bundle import BundleQuery, Made, write_bundle
-    from gemel.models.export_document import export_documents
+    from gemel.models.export.export_document import export_documents
     from gemel.models.preprocess import Preprocess
 
     torch.manual_seed(0)

@@ -26,9 +26,9 @@ import torch
 import yaml
 
 from benchmarks.machine import machine
-from gemel.edge_runtime.daemon import prepare
-from gemel.edge_runtime.queues import Frame
-from gemel.edge_runtime.runtime import Runtime
+from gemel.edge_runtime.frames.queues import Frame
+from gemel.edge_runtime.life.daemon import prepare
+from gemel.edge_runtime.life.runtime import Runtime
 from gemel.edge_runtime.sinks.worker import SinkManager
 from gemel.models.bundle import open_bundle
 from gemel.models.sharing.flop_rates import flop_rates

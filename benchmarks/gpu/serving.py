@@ -14,9 +14,9 @@ import yaml
 from benchmarks.gpu.bundles import FAMILIES, FEW, bundle_of
 from benchmarks.gpu.found import Found, Setting
 from benchmarks.gpu.running import QUERIES
-from gemel.edge_runtime.box import known_costs
-from gemel.edge_runtime.daemon import run
 from gemel.edge_runtime.engines.torch_engine import TorchEngine
+from gemel.edge_runtime.life.box import known_costs
+from gemel.edge_runtime.life.daemon import run
 from gemel.edge_runtime.memory.transfer_cuda import ALLOCATOR_SLACK_BYTES, CudaTransferBackend
 from gemel.edge_runtime.scheduler.costs import all_bytes
 

@@ -11,11 +11,11 @@ import torch
 from benchmarks.gpu.bundles import FAMILIES, FEW, bundle_of
 from benchmarks.gpu.found import Found, Setting
 from benchmarks.gpu.running import QUERIES
-from gemel.edge_runtime.box import known_costs
-from gemel.edge_runtime.device import Device, arena_bytes
 from gemel.edge_runtime.engines.base import FrameEngine
 from gemel.edge_runtime.engines.layouts import layouts_within
 from gemel.edge_runtime.engines.torch_engine import TorchEngine
+from gemel.edge_runtime.life.box import known_costs
+from gemel.edge_runtime.life.device import Device, arena_bytes
 from gemel.edge_runtime.memory.arena import Arena
 from gemel.edge_runtime.memory.store import Store
 

@@ -29,7 +29,7 @@ from gemel.merger.training.step_config import MemoryPlan
 from gemel.models.bundle import verify_bundle
 from gemel.models.data import PreparedFrames, load_split
 from gemel.models.device import disable_tf32
-from gemel.models.evaluation import EvidenceConfig
+from gemel.models.measures.evaluation import EvidenceConfig
 from gemel.models.workload import Workload, load_workload
 from gemel.models.zoo import build_query
 

@@ -27,7 +27,7 @@ from gemel.merger.context import MergeContext
 from gemel.merger.methods.top_down import whole_plan
 from gemel.models.bits import Bits
 from gemel.models.data import PreparedFrames
-from gemel.models.evaluation import compare, predict
+from gemel.models.measures.evaluation import compare, predict
 from gemel.models.predictions import Prediction
 from gemel.models.quantization import MIN_ROW, pack
 from gemel.models.sharing.layers import model_bytes, weight_of

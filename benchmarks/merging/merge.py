@@ -41,9 +41,9 @@ from gemel.merger.events import Change
 from gemel.merger.merge import LOG_SUFFIX
 from gemel.models.bits import AUTO_BITS, BITS_BY_OPTION, FP32
 from gemel.models.errors import InputError
-from gemel.models.io import open_atomic
+from gemel.models.files.io import open_atomic
+from gemel.models.files.weights import fingerprint
 from gemel.models.sharing.layers import layers_of_all
-from gemel.models.weights import fingerprint
 from gemel.models.workload import Workload, load_workload
 from gemel.progress import show_progress
 

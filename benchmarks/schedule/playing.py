@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gemel import edge_runtime
-from gemel.models.io import open_atomic
+from gemel.models.files.io import open_atomic
 
 Row = dict[str, Any]
 Unit = tuple[str, ...]

@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.engines.mapped import write_originals
 from benchmarks.machine import machine
-from gemel.edge_runtime.config import load_config
+from gemel.edge_runtime.life.config import load_config
 from gemel.models.bundle import open_bundle
 
 SCRIPT = """

@@ -22,11 +22,11 @@ from functools import wraps
 from typing import Any
 
 from benchmarks.machine import machine
-from gemel.edge_runtime import daemon
 from gemel.edge_runtime.engines.torch_engine import TorchEngine
+from gemel.edge_runtime.frames.queues import Mailboxes, SceneChange
 from gemel.edge_runtime.http.app import HttpService
 from gemel.edge_runtime.http.snapshots import Observer
-from gemel.edge_runtime.queues import Mailboxes, SceneChange
+from gemel.edge_runtime.life import daemon
 
 WARM_S = 5.0
 TIMEOUT_S = 120.0

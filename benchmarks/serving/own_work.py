@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.engines.mapped import write_originals
 from benchmarks.machine import machine
-from gemel.edge_runtime.config import BoxConfig, load_config
+from gemel.edge_runtime.life.config import BoxConfig, load_config
 from gemel.models.bundle import open_bundle
 
 START_S = 120.0

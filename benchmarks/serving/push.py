@@ -38,8 +38,8 @@ from aiohttp import web
 from benchmarks.machine import machine
 from gemel.models import zoo
 from gemel.models.bundle import BundleQuery, Made, open_bundle, write_bundle
+from gemel.models.export.query_export import export_query
 from gemel.models.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from gemel.models.query_export import export_query
 
 TOKEN = "benchmark-token-of-32-characters"
 CLASSES, SIDE = tuple(f"class-{index}" for index in range(10)), 224

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.drift.years import draw_agreement
 from benchmarks.real.tables import print_simulation
-from gemel.edge_runtime.update_health import HealthWatch, QueryHealth, measure_limits
+from gemel.edge_runtime.updates.update_health import HealthWatch, QueryHealth, measure_limits
 
 QUERIES, FPS, TICK_S, BEFORE_S, WATCH_S, FALL = 4, 5, 5, 3600, 600, 0.2
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gemel.edge_runtime.capture.failures import SourceLost, refusal
-from gemel.models.video import reason_of
+from gemel.models.files.video import reason_of
 
 DIGESTS = {"MD5": "md5", "SHA": "sha1", "SHA-256": "sha256"}
 IN_PATH = "%/:=&?~#+!$,;'@()*[]"

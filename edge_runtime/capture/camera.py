@@ -14,11 +14,11 @@ from typing import Any
 from gemel.edge_runtime.capture.reader import FramePool, PacketReceiver, RecentRate, SourceReader, TimedShot
 from gemel.edge_runtime.capture.reconnect import PAUSES, CameraPhase, LinkState
 from gemel.edge_runtime.capture.sources import NO_PICTURE, CameraConfig, FrameRequest, Source, open_source
-from gemel.edge_runtime.part_times import PART_TIMES, Part
-from gemel.edge_runtime.queues import Frame
-from gemel.models.data_notes import note_clipped_roi
+from gemel.edge_runtime.frames.part_times import PART_TIMES, Part
+from gemel.edge_runtime.frames.queues import Frame
+from gemel.models.files.video import OPENING_SHARE, RateGate
+from gemel.models.labels.data_notes import note_clipped_roi
 from gemel.models.preprocess import ASPECT_TOLERANCE
-from gemel.models.video import OPENING_SHARE, RateGate
 
 POLL_INTERVAL_S = 0.1
 """Interval at which a camera checks its decoder, and whether a retry is due."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gemel.edge_runtime.capture.skipping import FrameSkipper, Skip
-from gemel.models.rgb import to_planar
-from gemel.models.video import reason_of
+from gemel.models.files.rgb import to_planar
+from gemel.models.files.video import reason_of
 
 if TYPE_CHECKING:
     import av

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 from gemel.models.errors import InputError
-from gemel.models.video import reason_of
+from gemel.models.files.video import reason_of
 
 REFUSALS = {
     400: "the server does not understand the address (400)",

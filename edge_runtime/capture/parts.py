@@ -15,8 +15,8 @@ from pathlib import Path
 from gemel.edge_runtime.capture.addresses import CameraAddress, describe_error
 from gemel.edge_runtime.capture.failures import SourceLost
 from gemel.edge_runtime.capture.still import CHUNK_BYTES, PICTURES
-from gemel.models.pictures import MAX_PICTURE_BYTES, decode_picture
-from gemel.models.video import Shot
+from gemel.models.files.pictures import MAX_PICTURE_BYTES, decode_picture
+from gemel.models.files.video import Shot
 
 LENGTH = re.compile(rb"(?im)^content-length:[ \t]*([0-9]{1,9})[ \t]*\r?$")
 

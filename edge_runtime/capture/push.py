@@ -17,9 +17,9 @@ from gemel.edge_runtime.capture.camera import Camera
 from gemel.edge_runtime.capture.reader import FramePool, RecentRate
 from gemel.edge_runtime.capture.reconnect import CameraPhase
 from gemel.edge_runtime.capture.sources import CameraConfig, FrameRequest
-from gemel.edge_runtime.queues import DEPTH, OVERLOAD, Frame
+from gemel.edge_runtime.frames.queues import DEPTH, OVERLOAD, Frame
 from gemel.models.bundle import BundleQuery
-from gemel.models.data_notes import note_clipped_roi
+from gemel.models.labels.data_notes import note_clipped_roi
 
 STOPPED = "stopped"
 """The reason for which a frame is declined while the box stops."""

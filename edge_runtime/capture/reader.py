@@ -20,9 +20,9 @@ from gemel.edge_runtime.capture.failures import SourceLost, to_source_lost
 from gemel.edge_runtime.capture.skipping import FrameSkipper, Skip
 from gemel.edge_runtime.capture.sources import DEFAULT_FPS, CameraConfig, Source, note_once, open_source
 from gemel.edge_runtime.capture.still import StillSource
-from gemel.edge_runtime.part_times import PART_TIMES, Part
-from gemel.models.rgb import memory_of
-from gemel.models.video import RateGate, Shot, Video, decode_shot
+from gemel.edge_runtime.frames.part_times import PART_TIMES, Part
+from gemel.models.files.rgb import memory_of
+from gemel.models.files.video import RateGate, Shot, Video, decode_shot
 
 MAX_LATE_S = 1.0
 """A file that is later than this skips the frames that it missed."""

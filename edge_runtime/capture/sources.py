@@ -27,11 +27,11 @@ from gemel.edge_runtime.capture.parts import NoPartsError, PartsSource
 from gemel.edge_runtime.capture.skipping import Skip
 from gemel.edge_runtime.capture.still import StillSource
 from gemel.models.errors import InputError
-from gemel.models.io import is_path
+from gemel.models.files.io import is_path
+from gemel.models.files.pictures import list_all_pictures, read_picture
+from gemel.models.files.video import SCHEMES, UDP, MediaClock, Shot, Video, decode_shot, plausible_rate
 from gemel.models.notes import MAX_NOTES, add_note
-from gemel.models.pictures import list_all_pictures, read_picture
 from gemel.models.preprocess import WHOLE_FRAME, Region
-from gemel.models.video import SCHEMES, UDP, MediaClock, Shot, Video, decode_shot, plausible_rate
 
 if TYPE_CHECKING:
     import numpy as np

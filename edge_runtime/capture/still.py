@@ -9,8 +9,8 @@ from pathlib import Path
 
 from gemel.edge_runtime.capture.addresses import CameraAddress
 from gemel.edge_runtime.capture.failures import SourceLost
-from gemel.models.pictures import MAX_PICTURE_BYTES, decode_picture
-from gemel.models.video import Shot, decode_shot
+from gemel.models.files.pictures import MAX_PICTURE_BYTES, decode_picture
+from gemel.models.files.video import Shot, decode_shot
 
 PICTURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 """First bytes of JPEG and PNG."""

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from gemel.edge_runtime.frames.part_times import PART_TIMES, Part
 from gemel.edge_runtime.memory.binding import Bindable, TensorOf, WaitFor, WeightFormat
-from gemel.edge_runtime.part_times import PART_TIMES, Part
 from gemel.models.bits import Bits
 from gemel.models.bundle import Bundle
 from gemel.models.errors import InputError

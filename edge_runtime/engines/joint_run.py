@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from gemel.edge_runtime.engines.base import CHECKED_FRAMES, JointPredictions, no_op
 from gemel.edge_runtime.engines.joint_pass import Job, JointForward
 from gemel.edge_runtime.engines.tensor_engine import TensorEngine
-from gemel.edge_runtime.part_times import PART_TIMES, Part
+from gemel.edge_runtime.frames.part_times import PART_TIMES, Part
 from gemel.models.errors import message_of
 from gemel.models.out_of_memory import is_out_of_memory
 from gemel.models.predictions import Prediction

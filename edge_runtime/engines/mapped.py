@@ -24,7 +24,7 @@ from gemel.edge_runtime.memory.usage import interpolate_workspace
 from gemel.edge_runtime.scheduler.costs import stored_name
 from gemel.models.bundle import Bundle
 from gemel.models.errors import InputError, message_of
-from gemel.models.network_outputs import OutputReader
+from gemel.models.export.network_outputs import OutputReader
 from gemel.models.predictions import Prediction
 from gemel.models.process import trim_heap
 

@@ -31,7 +31,7 @@ from gemel.edge_runtime.engines.prepared import (
 )
 from gemel.models.bundle import Bundle
 from gemel.models.errors import InputError, exact_text, one_line
-from gemel.models.io import describe_problem
+from gemel.models.files.io import describe_problem
 
 CHILD = "gemel.edge_runtime.engines.prepare_child"
 TIMEOUT_S = 3600.0

@@ -40,6 +40,7 @@ from gemel.edge_runtime.memory.usage import process_peak_bytes, process_status
 from gemel.models.bundle import Bundle, BundleQuery, open_bundle
 from gemel.models.bundle.arrays import BundleArrays
 from gemel.models.errors import message_of
+from gemel.models.export.network_outputs import NetworkOutputs, OutputReader, describe_outputs
 from gemel.models.graph.activations import use_exact_products
 from gemel.models.graph.query_graph import (
     FOLDING_FUSIONS,
@@ -48,7 +49,6 @@ from gemel.models.graph.query_graph import (
     count_norm_uses,
     reads_shared_weights,
 )
-from gemel.models.network_outputs import NetworkOutputs, OutputReader, describe_outputs
 from gemel.models.process import trim_heap
 
 RESULT, WORK = "result.json", "work"

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from gemel.edge_runtime.memory.allocator import Extent
-from gemel.models.io import cache_folder, open_atomic, own_bytes, private_folder
-from gemel.models.network_outputs import NetworkOutputs
+from gemel.models.export.network_outputs import NetworkOutputs
+from gemel.models.files.io import cache_folder, open_atomic, own_bytes, private_folder
 
 if TYPE_CHECKING:
     from gemel.models.bundle import Bundle

@@ -22,10 +22,10 @@ from gemel.edge_runtime.engines.providers import CPU, PROVIDERS
 from gemel.models.bundle import Bundle, BundleQuery
 from gemel.models.bundle.arrays import BundleArrays
 from gemel.models.errors import message_of
+from gemel.models.export.network_outputs import describe_outputs
+from gemel.models.files.io import describe_problem
 from gemel.models.graph.activations import use_exact_products
 from gemel.models.graph.query_graph import NormUses, build_query_graph, count_norm_uses
-from gemel.models.io import describe_problem
-from gemel.models.network_outputs import describe_outputs
 from gemel.models.process import trim_heap
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemel.models.extras import has_cuda_driver, is_installed
+from gemel.models.files.extras import has_cuda_driver, is_installed
 
 CPU, CUDA = "cpu", "cuda"
 PROVIDERS = {

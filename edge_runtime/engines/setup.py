@@ -13,7 +13,7 @@ from gemel.edge_runtime.engines.registry import AUTO, FALLBACK, ONNX, engine_cla
 from gemel.edge_runtime.memory.binding import TensorOf, WaitFor
 from gemel.models.bundle import Bundle
 from gemel.models.errors import InputError, message_of, one_line
-from gemel.models.extras import MERGE, is_installed
+from gemel.models.files.extras import MERGE, is_installed
 from gemel.models.predictions import Prediction
 
 log = logging.getLogger("gemel.run")

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from gemel.edge_runtime.engines.base import FrameEngine, no_op
+from gemel.edge_runtime.frames.part_times import PART_TIMES, Part
 from gemel.edge_runtime.memory.transfer import on_compute_stream
-from gemel.edge_runtime.part_times import PART_TIMES, Part
 from gemel.models.bundle import Bundle, BundleQuery
-from gemel.models.cost import workspace_bytes
 from gemel.models.detector import read_outputs
+from gemel.models.export.cost import workspace_bytes
 from gemel.models.predictions import Prediction
 from gemel.models.preprocess import Size
 from gemel.models.tensors import normalise_frames

@@ -23,7 +23,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemel.edge_runtime.drawing import draw_larger, draw_message
+from gemel.edge_runtime.frames.drawing import draw_larger, draw_message
 from gemel.edge_runtime.sinks.base import ResultMessage
 from gemel.models.errors import one_line
 

@@ -25,7 +25,7 @@ from gemel.edge_runtime.events.zones import (
 )
 from gemel.models.bundle import BundleQuery
 from gemel.models.errors import InputError
-from gemel.models.io import MAX_QUERIES, Name
+from gemel.models.files.io import MAX_QUERIES, Name
 
 MAX_RULES, MAX_ZONES, MAX_WINDOW = 32, 32, 100
 WINDOW_S = 0.6

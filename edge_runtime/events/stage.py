@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gemel.edge_runtime.drawing import draw_thumbnail
 from gemel.edge_runtime.events.clips import ClipRecorder
 from gemel.edge_runtime.events.machine import EndReason, EventMachine, Moment, Notice, Sighting, see_object
 from gemel.edge_runtime.events.motion import MotionGate
 from gemel.edge_runtime.events.rules import QueryRules
 from gemel.edge_runtime.events.tracking import DEFAULT_TRACKING, MIN_TRACKING_FPS, ObjectTracker, unite_boxes
 from gemel.edge_runtime.events.zones import Polygon, foot_point, is_inside
-from gemel.edge_runtime.queues import STILL, Frame
+from gemel.edge_runtime.frames.drawing import draw_thumbnail
+from gemel.edge_runtime.frames.queues import STILL, Frame
 from gemel.edge_runtime.sinks.base import ResultMessage
 from gemel.models.bundle import BundleQuery
 

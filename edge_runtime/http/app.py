@@ -36,12 +36,12 @@ from gemel.edge_runtime.http.sessions import SESSION_S, Sessions, cookie_name
 from gemel.edge_runtime.http.snapshots import Snapshot
 from gemel.edge_runtime.http.status import EventList, Readiness, ReloadOutcome, Status, TlsStatus
 from gemel.edge_runtime.http.tls import Certificate
+from gemel.edge_runtime.life.switches import CameraSwitch, QuerySwitch
 from gemel.edge_runtime.sinks.base import CAMERA, QUERY
-from gemel.edge_runtime.switches import CameraSwitch, QuerySwitch
 from gemel.models.errors import InputError
 
 if TYPE_CHECKING:
-    from gemel.edge_runtime.live_status import RuntimeStatus
+    from gemel.edge_runtime.life.live_status import RuntimeStatus
 
 SNAPSHOT_INTERVAL_S, STATUS_INTERVAL_S = 0.2, 1.0
 MAX_CLIENTS = 16

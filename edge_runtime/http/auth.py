@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemel.models.errors import InputError
-from gemel.models.io import read_bounded
+from gemel.models.files.io import read_bounded
 
 MIN_TOKEN, MAX_TOKEN = 16, 512
 TOKEN = re.compile(rb"[A-Za-z0-9._~+/=-]{%d,%d}" % (MIN_TOKEN, MAX_TOKEN))

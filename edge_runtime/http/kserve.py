@@ -19,8 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gemel.edge_runtime.http.status import LedgerStatus
 from gemel.models.bundle import BundleQuery
-from gemel.models.documents import ParseError, parse_json
-from gemel.models.pictures import MAX_PIXELS, PUSHED_FORMATS, decode_picture
+from gemel.models.files.documents import ParseError, parse_json
+from gemel.models.files.pictures import MAX_PIXELS, PUSHED_FORMATS, decode_picture
 from gemel.models.predictions import unpack_float16
 
 MAX_JSON_BYTES = 4 * 2**20

@@ -10,8 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from gemel.edge_runtime.frames.queues import DEADLINE, MEMORY, OVERLOAD, PAUSED, RELOADED, REPLACED, STILL
 from gemel.edge_runtime.http.status import Status
-from gemel.edge_runtime.queues import DEADLINE, MEMORY, OVERLOAD, PAUSED, RELOADED, REPLACED, STILL
 from gemel.edge_runtime.sinks.base import Undelivered
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

@@ -17,6 +17,7 @@ from aiohttp import hdrs, web
 
 from gemel.edge_runtime.capture.push import STOPPED, PushDeclined, PushQuery, Records, UnfitFrame
 from gemel.edge_runtime.events.stage import OFF
+from gemel.edge_runtime.frames.queues import DEADLINE, FAILED, MEMORY, OVERLOAD, PAUSED, RELOADED, REPLACED
 from gemel.edge_runtime.http.auth import Access
 from gemel.edge_runtime.http.bodies import (
     BODY_TIMEOUT_S,
@@ -37,14 +38,13 @@ from gemel.edge_runtime.http.kserve import (
     infer_response,
     parse_infer,
 )
-from gemel.edge_runtime.queues import DEADLINE, FAILED, MEMORY, OVERLOAD, PAUSED, RELOADED, REPLACED
 from gemel.models.errors import InputError
-from gemel.models.pictures import PUSHED_FORMATS, decode_picture
+from gemel.models.files.pictures import PUSHED_FORMATS, decode_picture
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from gemel.edge_runtime.live_status import RuntimeStatus
+    from gemel.edge_runtime.life.live_status import RuntimeStatus
 
 PARSERS = 2
 """Threads that parse requests, apart from those that draw frames."""

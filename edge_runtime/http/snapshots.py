@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gemel.edge_runtime.drawing import draw_results
 from gemel.edge_runtime.events.zones import Polygon
+from gemel.edge_runtime.frames.drawing import draw_results
 from gemel.edge_runtime.http.metrics import Metrics
 
 if TYPE_CHECKING:
-    from gemel.edge_runtime.executor import TurnTiming
-    from gemel.edge_runtime.queues import Frame
+    from gemel.edge_runtime.frames.queues import Frame
+    from gemel.edge_runtime.life.executor import TurnTiming
 
 STALE_S = 2.0
 """A result older than this by the frame's time is not drawn."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gemel.edge_runtime.http.auth import TlsFiles
 from gemel.models.errors import InputError
-from gemel.models.io import read_bounded
+from gemel.models.files.io import read_bounded
 
 MAX_PEM_BYTES = 1 << 20
 WARNING_DAYS = 14.0

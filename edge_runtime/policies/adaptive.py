@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from gemel.edge_runtime.queues import DEADLINE, DEPTH, MEMORY, REPLACED
+from gemel.edge_runtime.frames.queues import DEADLINE, DEPTH, MEMORY, REPLACED
 from gemel.edge_runtime.scheduler.batches import batch_in_time, largest_batches, too_late
 from gemel.edge_runtime.scheduler.costs import Costs, coalesce_tensors
 from gemel.edge_runtime.scheduler.eviction import pick_evictions

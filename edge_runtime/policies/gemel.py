@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gemel.edge_runtime.queues import DEADLINE, MEMORY
+from gemel.edge_runtime.frames.queues import DEADLINE, MEMORY
 from gemel.edge_runtime.scheduler.batches import batch_in_time, worst_first_batches
 from gemel.edge_runtime.scheduler.costs import Costs, coalesce_tensors
 from gemel.edge_runtime.scheduler.joint import join_queries

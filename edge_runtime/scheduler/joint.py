@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gemel.edge_runtime.queues import DEADLINE, DEPTH
+from gemel.edge_runtime.frames.queues import DEADLINE, DEPTH
 from gemel.edge_runtime.scheduler.batches import too_late
 from gemel.edge_runtime.scheduler.costs import Costs
 from gemel.edge_runtime.scheduler.eviction import pick_evictions_for

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from gemel.edge_runtime.scheduler.costs import BATCHES, BatchCost, Costs, JointCost, QueryCost
 from gemel.edge_runtime.scheduler.eviction import OverflowLayer, scratch_bytes
 from gemel.models.bundle.model_spec import is_zoo_model
-from gemel.models.document_costs import count_document
-from gemel.models.extras import require_merge
+from gemel.models.export.document_costs import count_document
+from gemel.models.files.extras import require_merge
 from gemel.models.sharing.flop_rates import LayerFlops, saved_operations
 from gemel.models.sharing.passes import joint_queries
 
@@ -124,7 +124,7 @@ def cost_of_module(bundle: Bundle, query: BundleQuery) -> ModelCost:
         return _MODULE_COSTS[key]
     from torch.nn.modules.batchnorm import _BatchNorm
 
-    from gemel.models.cost import layer_flops, workspace_bytes
+    from gemel.models.export.cost import layer_flops, workspace_bytes
 
     model, size = bundle.build(query.id, "meta"), query.input_size
     leaves = sum(not any(module.children()) for module in model.modules())

@@ -17,8 +17,8 @@ from gemel.edge_runtime.scheduler.costs import BatchCost, Costs, JointCost, Quer
 from gemel.edge_runtime.scheduler.types import MAX_AGES, Curve, monotone_curve
 from gemel.models.bundle import Bundle
 from gemel.models.errors import InputError
-from gemel.models.extras import has_cuda, is_installed, version_of
-from gemel.models.io import Exact, open_atomic, read_json, validate
+from gemel.models.files.extras import has_cuda, is_installed, version_of
+from gemel.models.files.io import Exact, open_atomic, read_json, validate
 from gemel.models.notes import add_note
 from gemel.models.process import count_threads
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gemel.edge_runtime.frames.queues import DEADLINE
 from gemel.edge_runtime.policies import policy_named
-from gemel.edge_runtime.queues import DEADLINE
 from gemel.edge_runtime.scheduler import Decision, Policy, QuerySpec, SchedulerState
 from gemel.edge_runtime.scheduler.costs import CostEstimates
 from gemel.edge_runtime.simulation.simulator import BoxObserver, VirtualBox, simulate

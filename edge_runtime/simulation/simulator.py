@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gemel.edge_runtime.queues import DEPTH, REPLACED, Ledger
+from gemel.edge_runtime.frames.queues import DEPTH, REPLACED, Ledger
 from gemel.edge_runtime.scheduler import CLOCK_SLACK_S, Decision, Policy, QuerySpec, SchedulerState
 from gemel.edge_runtime.scheduler.costs import Costs
 from gemel.edge_runtime.scheduler.joint import run_seconds, run_workspace

@@ -27,7 +27,7 @@ from gemel.edge_runtime.scheduler import Decision, QuerySpec, SchedulerState
 from gemel.edge_runtime.scheduler.costs import BatchCost, Costs, JointCost, QueryCost
 from gemel.edge_runtime.scheduler.types import MAX_AGES
 from gemel.models.errors import InputError, one_line
-from gemel.models.io import AppendFile, Exact, read_json_lines, validate
+from gemel.models.files.io import AppendFile, Exact, read_json_lines, validate
 
 TRACE_FORMAT = 3
 MAX_WAITING_LINES = 100_000

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict
 
 from gemel.models.errors import InputError
-from gemel.models.io import MAX_VALUES, read_bounded, validate
+from gemel.models.files.io import MAX_VALUES, read_bounded, validate
 
 if TYPE_CHECKING:
     import numpy as np

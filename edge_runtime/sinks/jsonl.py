@@ -24,9 +24,9 @@ from gemel.edge_runtime.sinks.base import (
     Undelivered,
     to_delivery_error,
 )
-from gemel.models.documents import ParseError, parse_json
 from gemel.models.errors import InputError
-from gemel.models.io import AppendFile, cannot_be_written
+from gemel.models.files.documents import ParseError, parse_json
+from gemel.models.files.io import AppendFile, cannot_be_written
 from gemel.models.notes import add_note
 
 if TYPE_CHECKING:

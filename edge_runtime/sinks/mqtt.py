@@ -19,7 +19,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from gemel.edge_runtime.drawing import draw_message
+from gemel.edge_runtime.frames.drawing import draw_message
 from gemel.edge_runtime.sinks.base import (
     CAMERA,
     QUERY,

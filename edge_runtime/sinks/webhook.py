@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from gemel.edge_runtime.drawing import draw_message
+from gemel.edge_runtime.frames.drawing import draw_message
 from gemel.edge_runtime.sinks.base import (
     DeliveryError,
     ResultMessage,

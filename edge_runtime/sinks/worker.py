@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemel.edge_runtime.backoff import BackOff
-from gemel.edge_runtime.part_times import PART_TIMES, Part
+from gemel.edge_runtime.frames.part_times import PART_TIMES, Part
 from gemel.edge_runtime.sinks.base import (
     BoxState,
     DeliveryError,

@@ -10,7 +10,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from gemel.models.errors import InputError, one_line
-from gemel.models.io import check_apart, check_output, open_atomic
+from gemel.models.files.io import check_apart, check_output, open_atomic
 from gemel.report import geometry
 from gemel.report.conclusion import Conclusion, draw_conclusion
 from gemel.report.device import VISIBLE_DIFFERENCE, StreamScores, stream_scores

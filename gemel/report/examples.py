@@ -10,9 +10,9 @@ from typing import Any
 import cv2
 import numpy as np
 
-from gemel.edge_runtime.drawing import draw_on
+from gemel.edge_runtime.frames.drawing import draw_on
 from gemel.models.data import Split
-from gemel.models.metrics import MATCH_IOU, UNMATCHED, overlaps_of
+from gemel.models.measures.metrics import MATCH_IOU, UNMATCHED, overlaps_of
 from gemel.models.predictions import BoxLabels, ClassPrediction, DetectionPrediction
 from gemel.models.tasks import task_of
 from gemel.models.workload import Query

@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from gemel.models.metrics import KINDS
+from gemel.models.measures.metrics import KINDS
 from gemel.report import drawing, geometry
 from gemel.report.conclusion import draw_conclusion
 from gemel.report.device import (

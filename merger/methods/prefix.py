@@ -30,12 +30,12 @@ from gemel.merger.methods.private import Trained, private_recipe, train_schedule
 from gemel.merger.methods.registry import MergeTask, prepare_task
 from gemel.merger.proof import PROOF, prove_query
 from gemel.models.bundle import BundleQuery
+from gemel.models.files.weights import load_matching
 from gemel.models.notes import add_note
 from gemel.models.sharing.flop_rates import flops_before, layers_by_query
 from gemel.models.sharing.layers import weight_key
 from gemel.models.sharing.passes import fed_alike
 from gemel.models.sharing.plan import SharingPlan
-from gemel.models.weights import load_matching
 from gemel.models.workload import Query
 from gemel.models.zoo.user_models import is_model_file
 

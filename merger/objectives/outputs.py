@@ -14,8 +14,8 @@ from gemel.merger.objectives.augmentation import draw_changes, recolour, warp
 from gemel.merger.objectives.base import Objective
 from gemel.merger.objectives.classes import TEMPERATURE
 from gemel.models.device import to_device
-from gemel.models.io import Agreement
-from gemel.models.masks import IGNORED
+from gemel.models.files.io import Agreement
+from gemel.models.objects.masks import IGNORED
 from gemel.models.predictions import MaskLabels
 from gemel.models.preprocess import Preprocess
 from gemel.models.tasks.segmentation import visible_part

@@ -22,15 +22,15 @@ from gemel.models.batchnorm import recalibrate_batchnorm, unfold_batchnorm
 from gemel.models.data import PreparedFrames, load_split
 from gemel.models.decoders.new_head import start_graph, trained_graph
 from gemel.models.errors import InputError
-from gemel.models.evaluation import is_competent, predict, score
+from gemel.models.files.io import check_apart, hold_locks
+from gemel.models.files.published import Published
+from gemel.models.files.weights import fingerprint, load_matching, save_weights
 from gemel.models.graph import Graph
 from gemel.models.graph.writer import write_graph
-from gemel.models.io import check_apart, hold_locks
+from gemel.models.measures.evaluation import is_competent, predict, score
 from gemel.models.notes import add_note
-from gemel.models.published import Published
 from gemel.models.stages import Progress, Stages, silent
 from gemel.models.tasks import task_of
-from gemel.models.weights import fingerprint, load_matching, save_weights
 from gemel.models.workload import Query, Workload, inputs_of
 from gemel.models.zoo import build_query, check_input
 from gemel.models.zoo.user_models import is_model_file

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gemel.merger.checkpoint import storable
-from gemel.models.cost import flops
 from gemel.models.errors import InputError
+from gemel.models.export.cost import flops
 from gemel.models.workload import Query
 from gemel.models.zoo import build_query, input_size_of
 

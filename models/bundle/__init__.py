@@ -17,7 +17,7 @@ from gemel.models.bundle.manifest import (
 from gemel.models.bundle.reader import Bundle, open_bundle
 from gemel.models.bundle.verify import list_unchecked, verify_bundle
 from gemel.models.bundle.writer import Made, check_writable, write_bundle, write_substituted
-from gemel.models.io import check_output
+from gemel.models.files.io import check_output
 
 __all__ = [
     "Bundle",

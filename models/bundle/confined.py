@@ -8,9 +8,9 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from gemel.models.bundle.verify import list_unchecked, verify_bundle
-from gemel.models.confined import run_confined
-from gemel.models.confined_server import ConfinedResult
 from gemel.models.errors import InputError
+from gemel.models.files.confined import run_confined
+from gemel.models.files.confined_server import ConfinedResult
 
 _LINES = TypeAdapter(tuple[list[str], list[str]])
 

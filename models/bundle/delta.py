@@ -19,9 +19,9 @@ from pydantic import BaseModel, ValidationError
 from gemel.models.bundle.format import MAX_HEADER_BYTES, Header, encode_header, parse_head, parse_header, place
 from gemel.models.bundle.manifest import TensorName
 from gemel.models.bundle.reader import Bundle, map_file, open_bundle
-from gemel.models.documents import ParseError
 from gemel.models.errors import BundleError, InputError
-from gemel.models.io import check_apart, check_output, open_atomic
+from gemel.models.files.documents import ParseError
+from gemel.models.files.io import check_apart, check_output, open_atomic
 
 UPDATE_KEY, UPDATE_FORMAT = "gemel.update", 1
 HEAD = "header"

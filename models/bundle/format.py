@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from gemel.models.documents import ParseError
 from gemel.models.errors import BundleError
-from gemel.models.io import open_regular
+from gemel.models.files.documents import ParseError
+from gemel.models.files.io import open_regular
 
 if TYPE_CHECKING:
     import torch

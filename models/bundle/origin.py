@@ -21,7 +21,7 @@ PLACE_KEYS = ("id", "weights", "init", "data", "file", "footage", "labels")
 
 def origin_of(query: Query, added: bool = False) -> OriginRecord:
     """The digests of a query as its workload has it; its original's file is read."""
-    from gemel.models.weights import fingerprint
+    from gemel.models.files.weights import fingerprint
 
     return OriginRecord(digest_definition(query), hashlib.sha256(fingerprint(query.weights)).hexdigest(), added)
 

@@ -16,9 +16,9 @@ from gemel.models.bundle.documents import document_problems
 from gemel.models.bundle.format import CHUNK_BYTES, BundleFile, Header, dtype_of, open_file, parse_header
 from gemel.models.bundle.manifest import MANIFEST_KEY, BundleQuery, Manifest, StoredTensor, parse_manifest
 from gemel.models.bundle.model_spec import REMEDY, ModelSpec, architecture, load_model_spec, model_spec
-from gemel.models.documents import ParseError
 from gemel.models.errors import BundleError, InputError
-from gemel.models.extras import MERGE, is_installed
+from gemel.models.files.documents import ParseError
+from gemel.models.files.extras import MERGE, is_installed
 from gemel.models.predictor import Predictor, TensorPreprocess, add_predictor
 
 if TYPE_CHECKING:

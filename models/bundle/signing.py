@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gemel.models.bundle.format import CHUNK_BYTES, Header, encode_header
 from gemel.models.bundle.reader import Bundle, open_bundle
 from gemel.models.errors import BundleError, InputError
-from gemel.models.io import open_atomic, read_bounded
+from gemel.models.files.io import open_atomic, read_bounded
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey

@@ -17,9 +17,9 @@ from gemel.models.bundle.manifest import Manifest, graph_names
 from gemel.models.bundle.model_spec import architecture, load_model_spec
 from gemel.models.bundle.reader import map_file, parse
 from gemel.models.bundle.writer import load_order
-from gemel.models.documents import ParseError
 from gemel.models.errors import BundleError
-from gemel.models.extras import MERGE, is_installed
+from gemel.models.files.documents import ParseError
+from gemel.models.files.extras import MERGE, is_installed
 
 MAX_PROBLEMS = 100
 _EXPONENTS = {"F64": 0x7FF0 << 48, "F32": 0x7F80 << 16, "F16": 0x7C00, "BF16": 0x7F80}

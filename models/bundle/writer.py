@@ -31,9 +31,9 @@ from gemel.models.bundle.manifest import (
     parse_manifest,
     shared_of,
 )
-from gemel.models.documents import ParseError
 from gemel.models.errors import InputError
-from gemel.models.io import check_output, open_atomic
+from gemel.models.files.documents import ParseError
+from gemel.models.files.io import check_output, open_atomic
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from gemel.models.class_names import UNUSED, find_names
 from gemel.models.decoders import classifier, detr, end2end, fastestdet, nanodet, ssd, yolo, yolo_pose, yolov5, yolox  # noqa: F401
 from gemel.models.decoders.registry import DECODERS, Decoder, GraphHead, are_rivals, class_names
 from gemel.models.errors import InputError, join_names
+from gemel.models.labels.class_names import UNUSED, find_names
 
 AUTO = "auto"
 ULTRALYTICS_TASKS = {"detect": "detection", "classify": "classification", "segment": "detection", "obb": "detection",

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gemel.models.arrays import Array, as_float, library_of, logarithm, logit
-from gemel.models.class_names import parse
 from gemel.models.decoders.families import PLAIN
 from gemel.models.decoders.registry import Decoder, GraphHead, order_by_weight, register
+from gemel.models.labels.class_names import parse
 from gemel.models.preprocess import Preprocess, Size
 
 LEAST = 1e-9

@@ -14,7 +14,6 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from gemel.models.class_names import ASKED, UNUSED, find_other_names, parse
 from gemel.models.decoders import AUTO, choose_columns, choose_decoder, find_misnaming, known_names, task_of_metadata
 from gemel.models.decoders.classifier import Classifier
 from gemel.models.decoders.detr import Detr
@@ -24,7 +23,8 @@ from gemel.models.decoders.heads import head_of
 from gemel.models.decoders.outputs import DECODED_TASKS, find_outputs
 from gemel.models.decoders.registry import GraphHead, class_names
 from gemel.models.errors import InputError, join_names
-from gemel.models.io import TaskName
+from gemel.models.files.io import TaskName
+from gemel.models.labels.class_names import ASKED, UNUSED, find_other_names, parse
 from gemel.models.notes import add_note
 from gemel.models.predictor import Predictor, TensorPreprocess, add_predictor
 from gemel.models.preprocess import Preprocess, Size

@@ -17,7 +17,6 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor, nn
 
-from gemel.models.class_names import KEYS
 from gemel.models.decoders import choose_decoder, known_names
 from gemel.models.decoders.classifier import Classifier
 from gemel.models.decoders.graph_model import GraphAnswers, last_layers
@@ -28,6 +27,7 @@ from gemel.models.graph import Graph, TensorInfo, build_graph, load_graph
 from gemel.models.graph.proto_graph import ProtoGraph
 from gemel.models.graph.steps import StepNetwork
 from gemel.models.graph.stored import transposed_weights
+from gemel.models.labels.class_names import KEYS
 from gemel.models.notes import add_note
 from gemel.models.preprocess import height_width
 from gemel.models.zoo import naming

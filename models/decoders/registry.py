@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
 from gemel.models.arrays import Array, library_of
-from gemel.models.class_names import find_names, parse
 from gemel.models.decoders.grids import ALL_ROWS, Rows
 from gemel.models.graph.records import Cut
+from gemel.models.labels.class_names import find_names, parse
 from gemel.models.preprocess import Preprocess, Size
 
 Boxes = tuple[Array, Array]

@@ -10,7 +10,7 @@ from gemel.models.decoders.families import YOLO, family_preprocess
 from gemel.models.decoders.grids import ALL_ROWS, Rows, corners, fractions
 from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, register
 from gemel.models.decoders.yolo import ROTATION, STRIDES
-from gemel.models.outlines import rotate_boxes
+from gemel.models.objects.outlines import rotate_boxes
 from gemel.models.preprocess import Preprocess, Size
 
 

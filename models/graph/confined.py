@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from gemel.models.confined import run_confined
 from gemel.models.errors import InputError
+from gemel.models.files.confined import run_confined
 from gemel.models.graph.records import Graph
 from gemel.models.graph.stored import restore_graph
 

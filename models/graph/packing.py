@@ -10,8 +10,8 @@ import onnx
 import torch
 
 from gemel.models.bundle.format import has_code
-from gemel.models.confined_server import ConfinedResult
 from gemel.models.errors import InputError
+from gemel.models.files.confined_server import ConfinedResult
 from gemel.models.graph.bounds import HINT
 from gemel.models.graph.confined import DOCUMENT, STATE
 from gemel.models.graph.reader import read_graph, read_onnx

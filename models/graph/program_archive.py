@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gemel.models.documents import ParseError, parse_json
 from gemel.models.errors import one_line, size_text
+from gemel.models.files.documents import ParseError, parse_json
 from gemel.models.graph.program_fields import ProgramFault, check_integer, get_list, get_mapping, get_text, get_variant
 from gemel.models.graph.program_schema import CONSTANTS, CPU, STRIDED, WEIGHTS, ProgramDocument, ProgramWeight
 

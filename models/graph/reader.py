@@ -22,6 +22,7 @@ from onnx_ir.tensor_adapters import from_torch_dtype
 from torch import Tensor
 
 from gemel.models.errors import InputError, join_names, message_of, size_text
+from gemel.models.files.io import read_bounded
 from gemel.models.graph.bounds import HINT, MAX_FILE_BYTES
 from gemel.models.graph.cut import cut_end, remove_unused
 from gemel.models.graph.dequantise import drop_codes
@@ -33,7 +34,6 @@ from gemel.models.graph.records import Cut, Graph, TensorInfo
 from gemel.models.graph.torch_values import to_torch
 from gemel.models.graph.upgrade import upgrade_opset
 from gemel.models.graph.work import TooMuchWork, WorkBudget
-from gemel.models.io import read_bounded
 from gemel.models.notes import add_note
 
 MAX_SIDE = 16384

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from gemel.models.errors import InputError
+from gemel.models.files.io import open_atomic
 from gemel.models.graph.bounds import MAX_FILE_BYTES
 from gemel.models.graph.fill import fill_graph
 from gemel.models.graph.records import Graph
 from gemel.models.graph.stored import store_graph
-from gemel.models.io import open_atomic
 
 
 def write_graph(path: str | Path, graph: Graph, overwrite: bool = True) -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from gemel.models.document_costs import count_document
-from gemel.models.extras import is_installed
+from gemel.models.export.document_costs import count_document
+from gemel.models.files.extras import is_installed
 from gemel.models.sharing.passes import fed_alike, joint_queries
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def layers_by_record(bundle: Bundle, queries: Iterable[BundleQuery]) -> dict[str
     """The layers of the networks of a bundle's queries, counted once for each architecture."""
     if not is_installed("torchvision"):
         return {query.id: count_document(query, bundle.document_of(query.id)).layers for query in queries}
-    from gemel.models.cost import layer_flops
+    from gemel.models.export.cost import layer_flops
 
     found: dict[Hashable, LayerFlops] = {}
 
@@ -69,7 +69,7 @@ def layers_by_record(bundle: Bundle, queries: Iterable[BundleQuery]) -> dict[str
 
 def layers_by_query(queries: Iterable[Query]) -> dict[str, LayerFlops]:
     """The layers of each query's network, counted once for each architecture; none where it fails on meta."""
-    from gemel.models.cost import layer_flops
+    from gemel.models.export.cost import layer_flops
     from gemel.models.zoo import build_query, input_size_of
 
     found: dict[Hashable, LayerFlops] = {}

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from gemel.models.candidates import BoxReader, Candidates, suppress
-from gemel.models.evidence import ShownAnswers, find_too_few_objects
-from gemel.models.metrics import best_threshold, f1_of, find_in_crowds, match_frames, overlaps_of
-from gemel.models.outlines import outline_candidates
+from gemel.models.measures.evidence import ShownAnswers, find_too_few_objects
+from gemel.models.measures.metrics import best_threshold, f1_of, find_in_crowds, match_frames, overlaps_of
+from gemel.models.objects.candidates import BoxReader, Candidates, suppress
+from gemel.models.objects.outlines import outline_candidates
 from gemel.models.predictions import BoxLabels, DetectionPrediction, Prediction, Task
 from gemel.models.preprocess import Preprocess
 

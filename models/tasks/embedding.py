@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gemel.models.evidence import ShownAnswers
+from gemel.models.measures.evidence import ShownAnswers
 from gemel.models.predictions import EmbeddingPrediction, IdentityLabel, Task, join_shapes
 from gemel.models.preprocess import Preprocess
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from gemel.models.candidates import BoxReader, suppress
-from gemel.models.metrics import best_threshold, match_frames, pose_overlaps_of
-from gemel.models.outlines import place_points
+from gemel.models.measures.metrics import best_threshold, match_frames, pose_overlaps_of
+from gemel.models.objects.candidates import BoxReader, suppress
+from gemel.models.objects.outlines import place_points
 from gemel.models.predictions import PoseLabels, PosePrediction
 from gemel.models.preprocess import Preprocess
 from gemel.models.tasks.detection import MIN_SCORE, Detection, keep_detections, name_boxes

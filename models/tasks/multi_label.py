@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gemel.models.arrays import sigmoid
-from gemel.models.evidence import ShownAnswers
+from gemel.models.measures.evidence import ShownAnswers
 from gemel.models.predictions import LabelSet, LabelsPrediction, Task
 from gemel.models.preprocess import Preprocess
 from gemel.models.tasks.detection import MIN_F1

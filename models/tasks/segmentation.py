@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gemel.models.masks import IGNORED, resample
+from gemel.models.objects.masks import IGNORED, resample
 from gemel.models.predictions import MaskLabels, MaskPrediction, Task, join_shapes
 from gemel.models.preprocess import Preprocess, Size
 from gemel.models.tasks.classification import mean_ratio

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gemel.models.evidence import ShownAnswers
-from gemel.models.io import Agreement
+from gemel.models.files.io import Agreement
+from gemel.models.measures.evidence import ShownAnswers
 from gemel.models.predictions import Task, TensorPrediction, join_shapes
 from gemel.models.preprocess import Preprocess
 

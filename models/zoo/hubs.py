@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemel.models.errors import InputError
-from gemel.models.io import read_json
+from gemel.models.files.io import read_json
 from gemel.models.notes import add_note
 from gemel.models.zoo.registry import MAX_NUMBER, built_on, check_size
 

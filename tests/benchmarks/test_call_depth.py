@@ -23,4 +23,4 @@ def test_call_depth_stays_within_its_limits(tmp_path: Path) -> None:
     assert stack[-1] == ("merger/training/loop.py", "epoch")
     assert len(stack) <= MAX_MERGE_FRAMES and len({file for file, _ in stack}) <= MAX_MERGE_FILES
     called, files = config_files(workload, tmp_path)
-    assert "edge_runtime/config.py" in files <= called and len(files) <= MAX_CONFIG_FILES
+    assert "edge_runtime/life/config.py" in files <= called and len(files) <= MAX_CONFIG_FILES

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gemel.models import zoo
-from gemel.models.cost import flops
+from gemel.models.export.cost import flops
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "workloads"
 PUBLISHED = {

@@ -13,7 +13,7 @@ from gemel.edge_runtime.policies import POLICIES
 from gemel.edge_runtime.sinks.base import SINKS
 from gemel.merger import METHODS
 from gemel.models.decoders.registry import DECODERS
-from gemel.models.io import TaskName
+from gemel.models.files.io import TaskName
 from gemel.models.preprocess import NORMALISATIONS
 from tests.docs.pages import REPOSITORY
 

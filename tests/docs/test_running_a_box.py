@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gemel.edge_runtime import config
+from gemel.edge_runtime.life import config
 from tests.docs.pages import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "running-a-box.md").read_text(encoding="utf-8")

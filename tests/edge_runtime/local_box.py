@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from gemel.edge_runtime.daemon import prepare
-from gemel.edge_runtime.service import Service, StopSignals
+from gemel.edge_runtime.life.daemon import prepare
+from gemel.edge_runtime.life.service import Service, StopSignals
 from gemel.models.bundle import BundleQuery, Made, write_bundle
-from gemel.models.export_document import export_documents
+from gemel.models.export.export_document import export_documents
 from tests.edge_runtime.tiny import net
 
 TIMEOUT_S = 60.0

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from gemel.edge_runtime.device import Device
 from gemel.edge_runtime.engines.base import no_op
-from gemel.edge_runtime.executor import Executor
+from gemel.edge_runtime.frames.queues import Frame, Ledger, Mailboxes
+from gemel.edge_runtime.frames.results import Publisher, RunIdentity
+from gemel.edge_runtime.life.device import Device
+from gemel.edge_runtime.life.executor import Executor
 from gemel.edge_runtime.memory.arena import Arena
 from gemel.edge_runtime.memory.store import Store
 from gemel.edge_runtime.policies import policy_named
-from gemel.edge_runtime.queues import Frame, Ledger, Mailboxes
-from gemel.edge_runtime.results import Publisher, RunIdentity
 from gemel.edge_runtime.scheduler import Policy, QuerySpec
 from gemel.edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
 from gemel.models.predictions import ClassPrediction

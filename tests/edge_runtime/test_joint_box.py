@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from gemel.edge_runtime.daemon import prepare
-from gemel.edge_runtime.queues import Frame
-from gemel.edge_runtime.runtime import Runtime
+from gemel.edge_runtime.frames.queues import Frame
+from gemel.edge_runtime.life.daemon import prepare
+from gemel.edge_runtime.life.runtime import Runtime
 from gemel.edge_runtime.scheduler.costs import BATCHES, BatchCost, CostEstimates
 from gemel.edge_runtime.simulation.profile_io import (
     JointProfile,

@@ -13,9 +13,9 @@ import pytest
 
 from gemel.edge_runtime.sinks.base import ResultMessage
 from gemel.edge_runtime.sinks.jsonl import JsonLines
-from gemel.edge_runtime.update_files import UpdateFolder, file_digest
-from gemel.edge_runtime.update_history import read_history
-from gemel.edge_runtime.updates import recover_update
+from gemel.edge_runtime.updates.update_files import UpdateFolder, file_digest
+from gemel.edge_runtime.updates.update_history import read_history
+from gemel.edge_runtime.updates.updater import recover_update
 from tests.edge_runtime.disk_states import DiskState, Operation, Recording, Sync, disk_states, record, write_tree
 from tests.edge_runtime.update_life import NAMES
 

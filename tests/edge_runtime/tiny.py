@@ -15,10 +15,10 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from torch import nn
 
-from gemel.edge_runtime.samples import KEYWORD
+from gemel.edge_runtime.frames.samples import KEYWORD
 from gemel.edge_runtime.sinks.base import ResultMessage
 from gemel.models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
-from gemel.models.export_document import export_documents
+from gemel.models.export.export_document import export_documents
 from gemel.models.preprocess import Preprocess
 
 FACTORY = "tests.edge_runtime.tiny:net"

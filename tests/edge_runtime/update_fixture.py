@@ -16,15 +16,16 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from gemel.edge_runtime import update_exchange, update_files, update_history, update_sources, updates
-from gemel.edge_runtime.config import UpdateConfig
-from gemel.edge_runtime.reload import ReloadResult
-from gemel.edge_runtime.update_files import UpdateFolder
-from gemel.edge_runtime.update_history import UpdateHistory
-from gemel.edge_runtime.updates import Updater, recover_update
-from gemel.models import io
+from gemel.edge_runtime.life.config import UpdateConfig
+from gemel.edge_runtime.life.reload import ReloadResult
+from gemel.edge_runtime.updates import update_exchange, update_files, update_history, update_sources
+from gemel.edge_runtime.updates import updater as updates
+from gemel.edge_runtime.updates.update_files import UpdateFolder
+from gemel.edge_runtime.updates.update_history import UpdateHistory
+from gemel.edge_runtime.updates.updater import Updater, recover_update
 from gemel.models.bundle import Made, write_bundle
 from gemel.models.bundle.signing import sign_bundle
+from gemel.models.files import io
 from tests.edge_runtime.tiny import FACTORY, query, trained_looking
 from tests.edge_runtime.update_server import UpdateServer
 

@@ -11,7 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from gemel.edge_runtime.updates import recover_update
+from gemel.edge_runtime.updates.updater import recover_update
 from tests.edge_runtime.disk_states import MARK
 from tests.edge_runtime.update_fixture import Fixture, make_bundle
 

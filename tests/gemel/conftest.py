@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from gemel.models.bundle import BundleQuery, Made, write_bundle
-from gemel.models.metrics import KINDS
+from gemel.models.files.weights import save_weights
+from gemel.models.measures.metrics import KINDS
 from gemel.models.sharing.groups import ceiling_bytes, groups
 from gemel.models.sharing.layers import layers_of_all
 from gemel.models.sharing.plan import SharingPlan, tie
-from gemel.models.weights import save_weights
 from gemel.models.workload import load_workload
 from gemel.models.zoo import build, input_size_of
 

@@ -11,11 +11,11 @@ import yaml
 from torch import nn
 
 from gemel.edge_runtime.engines.torch_engine import TorchEngine
-from gemel.edge_runtime.queues import Frame
-from gemel.edge_runtime.results import RunIdentity, result_record
-from gemel.edge_runtime.samples import sample_bytes, sample_name
+from gemel.edge_runtime.frames.queues import Frame
+from gemel.edge_runtime.frames.results import RunIdentity, result_record
+from gemel.edge_runtime.frames.samples import sample_bytes, sample_name
 from gemel.models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
-from gemel.models.weights import load_weights, save_weights
+from gemel.models.files.weights import load_weights, save_weights
 from gemel.models.workload import Workload, load_workload
 from gemel.models.zoo import build_query
 from tests.edge_runtime.tiny import picture

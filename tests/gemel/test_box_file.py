@@ -8,7 +8,7 @@ import pytest
 
 from gemel.box_file import write_box_file
 from gemel.cli import main
-from gemel.edge_runtime.config import load_config
+from gemel.edge_runtime.life.config import load_config
 from gemel.models.errors import InputError
 from tests.gemel.test_run import box  # noqa: F401
 

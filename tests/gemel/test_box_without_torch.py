@@ -20,8 +20,8 @@ import yaml
 
 from gemel import check_drift
 from gemel.models.bundle import BundleQuery, Made, open_bundle, write_bundle
-from gemel.models.export_document import export_documents
-from gemel.models.weights import load_weights
+from gemel.models.export.export_document import export_documents
+from gemel.models.files.weights import load_weights
 from gemel.models.workload import load_workload
 from gemel.models.zoo import build_query
 from tests.edge_runtime.tiny import FACTORY, query, tiny_bundle, trained_looking, write_clip, write_config, write_folder
@@ -62,7 +62,7 @@ def test_torch_is_out_of_reach(box):
 
 
 def test_the_daemon_is_imported_without_torch(box):
-    done = run_python(box.environment, "-c", "import gemel.edge_runtime.daemon, gemel.commands", folder=box.folder)
+    done = run_python(box.environment, "-c", "import gemel.edge_runtime.life.daemon, gemel.commands", folder=box.folder)
     assert done.returncode == 0, done.stderr
 
 

@@ -13,11 +13,11 @@ import torch
 from gemel import check_drift
 from gemel.cli import main
 from gemel.drift_state import FILE, DriftState
-from gemel.edge_runtime.samples import DRIFT_FILE, read_drift, read_head
-from gemel.models.agreement import BELOW, KEPT, MIN_COMPARED, ONE_ANSWER, TOO_FEW, UNSURE
+from gemel.edge_runtime.frames.samples import DRIFT_FILE, read_drift, read_head
 from gemel.models.bundle import open_bundle, verify_bundle, write_substituted
 from gemel.models.bundle.delta import apply_update, write_update
 from gemel.models.errors import InputError
+from gemel.models.measures.agreement import BELOW, KEPT, MIN_COMPARED, ONE_ANSWER, TOO_FEW, UNSURE
 from gemel.models.notes import collect_notes
 from gemel.models.workload import load_workload
 from tests.edge_runtime.tiny import change_head

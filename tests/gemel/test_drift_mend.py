@@ -13,12 +13,12 @@ from torch import nn
 
 from gemel.cli import main
 from gemel.drift_mend import MendConfig, MendOutcome, mend_drift, trainable_keys
-from gemel.models.agreement import KEPT
 from gemel.models.batchnorm import batchnorms_of, recalibrate_batchnorm
 from gemel.models.bundle import BundleQuery, Made, open_bundle, verify_bundle, write_bundle
 from gemel.models.bundle.delta import apply_update, write_update
 from gemel.models.errors import InputError
-from gemel.models.weights import save_weights
+from gemel.models.files.weights import save_weights
+from gemel.models.measures.agreement import KEPT
 from gemel.models.workload import load_workload
 from gemel.models.zoo import build_query
 from tests.edge_runtime.tiny import FACTORY, net, picture

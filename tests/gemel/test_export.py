@@ -21,10 +21,10 @@ from gemel.models import zoo
 from gemel.models.bundle import BundleQuery, Made, open_bundle, write_bundle
 from gemel.models.detector import Detector, read_outputs
 from gemel.models.errors import InputError
-from gemel.models.export_folder import export_folder
-from gemel.models.network_outputs import CANDIDATES, NetworkOutputs
+from gemel.models.export.export_folder import export_folder
+from gemel.models.export.network_outputs import CANDIDATES, NetworkOutputs
+from gemel.models.export.query_export import metadata_of
 from gemel.models.predictions import DetectionPrediction
-from gemel.models.query_export import metadata_of
 from gemel.models.tasks import task_of
 
 SIDE = 64
@@ -152,7 +152,7 @@ def test_an_export_that_fails_leaves_nothing(bundle, tmp_path, monkeypatch):
     def fail(*_: Any) -> None:
         raise InputError("bridge", "cannot be exported", "try another")
 
-    monkeypatch.setattr("gemel.models.export_folder.query_graph", fail)
+    monkeypatch.setattr("gemel.models.export.export_folder.query_graph", fail)
     with pytest.raises(InputError):
         export_folder(open_bundle(bundle), tmp_path / "onnx")
     assert not list(tmp_path.iterdir())

@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from gemel.cli import main
-from gemel.models.weights import save_weights
+from gemel.models.files.weights import save_weights
 from gemel.models.workload import load_workload
 from gemel.models.zoo import build, build_query
 from tests.models.colours import write_colours

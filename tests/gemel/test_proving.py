@@ -21,7 +21,7 @@ from gemel.merger import MergeOptions, TrainOptions, merge, train_originals
 from gemel.merger.observe import AnswerDifferences
 from gemel.models.bundle import BundleQuery, Made, write_bundle
 from gemel.models.errors import InputError
-from gemel.models.weights import load_weights
+from gemel.models.files.weights import load_weights
 from gemel.models.workload import Workload, load_workload
 from gemel.models.zoo import build_query
 from gemel.proof_file import find_proofs, proof_path

@@ -25,7 +25,7 @@ LOOPING = {"left": {"source": "left.mp4", "loop": True}, "right": {"source": "ri
 HANGING = """
 import sys, threading, time
 from gemel.edge_runtime.engines.torch_engine import TorchEngine
-from gemel.edge_runtime import executor
+from gemel.edge_runtime.life import executor
 from gemel.cli import main
 executor.MIN_HANG_S = {least_s}
 run, runs = TorchEngine.run, []
@@ -45,7 +45,7 @@ from gemel.cli import main
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
 class Slow:
     def find_spec(self, name, path, target=None):
-        if name == "gemel.edge_runtime.daemon":
+        if name == "gemel.edge_runtime.life.daemon":
             open("up", "w").close()
             while True:
                 time.sleep(0.01)
@@ -140,7 +140,8 @@ def test_box_hanging_engine_ends_with_the_ledger_written(running, least_s):
 
 
 def test_box_signal_at_start_gives_exit_code_0(running):
-    one = running("-c", "import gemel.edge_runtime.daemon, sys\nfrom gemel.cli import main\nopen('up', 'w').close()\n"
+    one = running("-c", "import gemel.edge_runtime.life.daemon, sys\nfrom gemel.cli import main\n"
+                  "open('up', 'w').close()\n"
                   "sys.argv[1:] = ['run', 'box.yaml']\nsys.exit(main())")  # fmt: skip
     one.until((one.folder / "up").exists)
     time.sleep(0.3)

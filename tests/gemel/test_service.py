@@ -15,8 +15,8 @@ import pytest
 
 from gemel import service
 from gemel.cli import main
-from gemel.edge_runtime.config import any_device, load_config
-from gemel.edge_runtime.service import ALIVE, READY, Notifier
+from gemel.edge_runtime.life.config import any_device, load_config
+from gemel.edge_runtime.life.service import ALIVE, READY, Notifier
 from tests.certificates import write_certificate
 from tests.edge_runtime.tiny import write_config
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gemel.cli import main
-from gemel.edge_runtime.daemon import run
+from gemel.edge_runtime.life.daemon import run
 from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
 from tests.gemel.test_planner import workload as workload
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from gemel.drift import check_drift
-from gemel.edge_runtime.daemon import run
+from gemel.edge_runtime.life.daemon import run
 from gemel.evaluation import EvalOptions, evaluate
 from gemel.merger import merge, train_originals
 from gemel.models.bundle import verify_bundle
 from gemel.models.errors import InputError
+from gemel.models.files.weights import save_weights
+from gemel.models.labels.rle import decode_rle
 from gemel.models.predictions import unpack_float16
-from gemel.models.rle import decode_rle
-from gemel.models.weights import save_weights
 from gemel.models.workload import load_workload
 from gemel.report.page import render_report
 from tests.gemel import task_workload as drawn

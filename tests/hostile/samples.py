@@ -21,18 +21,18 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from gemel.edge_runtime.daemon import run
-from gemel.edge_runtime.queues import Frame
-from gemel.edge_runtime.results import RunIdentity, result_record
-from gemel.edge_runtime.samples import sample_bytes
+from gemel.edge_runtime.frames.queues import Frame
+from gemel.edge_runtime.frames.results import RunIdentity, result_record
+from gemel.edge_runtime.frames.samples import sample_bytes
+from gemel.edge_runtime.life.daemon import run
 from gemel.evaluation import EvalOptions, evaluate
 from gemel.merger import MergeOptions, Recipe, merge
 from gemel.models.bundle import open_bundle
 from gemel.models.bundle.delta import write_update
 from gemel.models.bundle.signing import sign_bundle
-from gemel.models.evaluation import EvidenceConfig
+from gemel.models.files.weights import save_weights
+from gemel.models.measures.evaluation import EvidenceConfig
 from gemel.models.predictions import ClassPrediction
-from gemel.models.weights import save_weights
 from gemel.models.workload import load_workload
 from gemel.models.zoo import build
 from gemel.profiler import profile_bundle

@@ -15,20 +15,20 @@ import pytest
 import torch
 from torch import nn
 
-from gemel.models import confined
 from gemel.models.bundle.confined import verify_confined
 from gemel.models.bundle.format import encode_header, place
-from gemel.models.confined import ChildAnswer, Limits, describe_confinement, run_confined
 from gemel.models.errors import InputError
+from gemel.models.files import confined
+from gemel.models.files.confined import ChildAnswer, Limits, describe_confinement, run_confined
+from gemel.models.files.landlock import landlock_version
+from gemel.models.files.weights import load_matching
 from gemel.models.graph import load_graph
 from gemel.models.graph.reader import read_graph
-from gemel.models.landlock import landlock_version
 from gemel.models.notes import collect_notes
-from gemel.models.weights import load_matching
 from tests.models.graph.onnx_files import write_classifier
 
 LIMITS = Limits(cpu_s=20, wall_s=100, memory_bytes=2**29, answer_bytes=2**20)
-RESULT = "__import__('gemel.models.confined_server', fromlist=['x']).ConfinedResult"
+RESULT = "__import__('gemel.models.files.confined_server', fromlist=['x']).ConfinedResult"
 needs_landlock = pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
 needs_network_rules = pytest.mark.skipif(landlock_version() < 4, reason="this kernel's Landlock has no network rules")
 needs_scopes = pytest.mark.skipif(landlock_version() < 6, reason="this kernel's Landlock has no scopes")

@@ -21,8 +21,8 @@ from PIL import Image
 
 from gemel.models.data import load_split
 from gemel.models.errors import InputError
-from gemel.models.pictures import MAX_PICTURE_BYTES, read_picture
-from gemel.models.video import Video, plausible_rate
+from gemel.models.files.pictures import MAX_PICTURE_BYTES, read_picture
+from gemel.models.files.video import Video, plausible_rate
 from gemel.models.workload import load_workload
 from tests.hostile.codecs import png_chunk
 from tests.hostile.harness import check_refused
@@ -132,7 +132,7 @@ def test_damaged_video_is_refused_as_data(house: Path, make: Make, capfd: pytest
 def test_video_of_too_many_pixels_is_refused(tmp_path: Path, side: str, monkeypatch) -> None:
     clip = write_video(tmp_path / "a.ts", [draw_frame(0, (64, 48))] * (side == "later frame") * 5 or None)
     clip.write_bytes(clip.read_bytes() + write_video(tmp_path / "b.ts").read_bytes())
-    monkeypatch.setattr("gemel.models.video.MAX_PIXELS", 5000)
+    monkeypatch.setattr("gemel.models.files.video.MAX_PIXELS", 5000)
     if side == "first frame":
         with pytest.raises(InputError, match="pixels"):
             Video(str(clip), lambda *_: None)

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from torch import nn
 
-from gemel.models.documents import ParseError, parse_json, parse_yaml
 from gemel.models.errors import InputError
-from gemel.models.layouts import _read_table
-from gemel.models.weights import load_matching
+from gemel.models.files.documents import ParseError, parse_json, parse_yaml
+from gemel.models.files.weights import load_matching
+from gemel.models.labels.layouts import _read_table
 from tests.hostile.harness import limits, reset_peak, status_bytes
 
 MAX_SECONDS, MAX_BYTES = 8.0, 300 * 2**20

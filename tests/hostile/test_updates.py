@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from gemel.edge_runtime import update_exchange, update_files, updates
-from gemel.edge_runtime.daemon import run
-from gemel.edge_runtime.update_history import UpdateHistory, UpdateTrial, read_history, write_history
-from gemel.edge_runtime.updates import file_digest, recover_update
+from gemel.edge_runtime.life.daemon import run
+from gemel.edge_runtime.updates import update_exchange, update_files
+from gemel.edge_runtime.updates import updater as updates
+from gemel.edge_runtime.updates.update_history import UpdateHistory, UpdateTrial, read_history, write_history
+from gemel.edge_runtime.updates.updater import file_digest, recover_update
 from gemel.models.errors import InputError
-from gemel.models.io import locked_folder
+from gemel.models.files.io import locked_folder
 from tests.edge_runtime.tiny import write_box, write_config
 from tests.edge_runtime.update_fixture import Fixture, make_bundle, make_keys
 

@@ -13,7 +13,7 @@ import yaml
 from torch import nn
 
 from gemel.models.batchnorm import batchnorms_of, recalibrate_batchnorm
-from gemel.models.weights import save_weights
+from gemel.models.files.weights import save_weights
 from gemel.models.workload import Query, Workload, load_workload
 from gemel.models.zoo import build_query, preprocess_of
 

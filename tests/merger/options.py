@@ -5,7 +5,7 @@ from __future__ import annotations
 from gemel.merger import MergeOptions, Recipe, TopDownConfig
 from gemel.merger.events import Change
 from gemel.models.bits import FP32
-from gemel.models.evaluation import EvidenceConfig
+from gemel.models.measures.evaluation import EvidenceConfig
 
 NETWORKS = (Change.NETWORK, Change.NETWORK_TRAINED, Change.TRUNK)
 LAYERS = TopDownConfig(without=NETWORKS)

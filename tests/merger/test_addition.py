@@ -22,7 +22,7 @@ from gemel.models.bundle.manifest import MANIFEST_KEY
 from gemel.models.bundle.signing import sign_bundle
 from gemel.models.bundle.writer import Made
 from gemel.models.errors import InputError
-from gemel.models.io import hold_locks
+from gemel.models.files.io import hold_locks
 from gemel.models.workload import Workload, load_workload
 from tests.merger.options import ANY_EVIDENCE, QUICK
 from tests.merger.tiny import weights_of

@@ -18,8 +18,8 @@ from gemel.cli import main
 from gemel.merger import merge
 from gemel.merger.context import MergeContext
 from gemel.merger.reference import find_class_order
+from gemel.models.files.weights import save_weights
 from gemel.models.predictions import ClassPrediction
-from gemel.models.weights import save_weights
 from gemel.models.workload import Workload, load_workload
 from tests.merger.options import QUICK
 from tests.merger.tiny import data_of, weights_of, write_random_weights, write_workload

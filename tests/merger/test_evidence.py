@@ -19,7 +19,7 @@ from gemel.cli import main
 from gemel.merger import MergeOptions, merge
 from gemel.models.bundle import open_bundle
 from gemel.models.detector import Detector
-from gemel.models.weights import load_weights, save_weights
+from gemel.models.files.weights import load_weights, save_weights
 from gemel.models.workload import Workload, load_workload
 from gemel.models.zoo import build_query
 from gemel.report.document import Report

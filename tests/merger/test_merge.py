@@ -23,7 +23,7 @@ from gemel.merger.context import MergeContext
 from gemel.models.bundle import open_bundle, verify_bundle
 from gemel.models.data import load_split
 from gemel.models.errors import InputError
-from gemel.models.evaluation import predict, score
+from gemel.models.measures.evaluation import predict, score
 from gemel.models.tasks import task_of
 from gemel.models.workload import Workload, load_workload
 from gemel.process import ExitCode

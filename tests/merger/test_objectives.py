@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gemel.merger.objectives import objective_of
 from gemel.merger.objectives.augmentation import MAX_SHIFT
 from gemel.models.detector import BoxTarget, PoseTarget
-from gemel.models.masks import IGNORED
+from gemel.models.objects.masks import IGNORED
 from gemel.models.predictions import BoxLabels
 from tests.models.queries import make_query
 

@@ -28,7 +28,7 @@ from gemel.merger.proof import (
     prove_queries,
     prove_query,
 )
-from gemel.models.bounds import design_effect, tail_of_mean
+from gemel.models.measures.bounds import design_effect, tail_of_mean
 
 FRAMES = 20
 ROUNDS = 1500

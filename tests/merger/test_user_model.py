@@ -12,7 +12,7 @@ from gemel.evaluation import EvalOptions, evaluate
 from gemel.merger import MergeOptions, Recipe, merge
 from gemel.models.bundle import open_bundle, verify_bundle
 from gemel.models.errors import BundleError
-from gemel.models.weights import save_weights
+from gemel.models.files.weights import save_weights
 from gemel.models.workload import load_workload
 from gemel.models.zoo import build_query
 from tests.merger.options import ANY_EVIDENCE

@@ -81,7 +81,7 @@ def _frame(random: np.random.Generator, background: np.ndarray, far: bool) -> np
 
 def write_random_weights(path: Path) -> None:
     """Weights for every query of a workload without training: for tests that need files, not answers."""
-    from gemel.models.weights import save_weights
+    from gemel.models.files.weights import save_weights
     from gemel.models.workload import load_workload
     from gemel.models.zoo import build, input_size_of
 

@@ -10,7 +10,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from gemel.models.weights import save_weights
+from gemel.models.files.weights import save_weights
 
 CLASSES, SIZE = ("blue", "red"), 16
 BRIGHT = 128

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from gemel.models.data import load_split
+from gemel.models.files.weights import load_weights
 from gemel.models.preprocess_check import describe_preprocess_problem, find_better_preprocess
-from gemel.models.weights import load_weights
 from gemel.models.workload import load_workload
 from gemel.models.zoo import build_query
 from tests.models.colours import write_colours

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.data import prepare, public
 from gemel.models.data import load_split
-from gemel.models.pictures import read_picture
+from gemel.models.files.pictures import read_picture
 from gemel.models.workload import load_workload
 
 CARD = """<annotation><object><name>{name}</name><bndbox><xmin>10</xmin><ymin>20</ymin><xmax>50</xmax><ymax>80</ymax>

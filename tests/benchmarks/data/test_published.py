@@ -48,9 +48,9 @@ def test_the_workload_names_what_is_prepared(repository: Path) -> None:
 @pytest.mark.real
 def test_the_real_weights_reach_what_is_said_of_them(real_data: Path, tmp_path: Path, capsys) -> None:
     from gemel.models.data import PreparedFrames, load_split
-    from gemel.models.evaluation import predict, score
+    from gemel.models.files.weights import load_weights
+    from gemel.models.measures.evaluation import predict, score
     from gemel.models.tasks import task_of
-    from gemel.models.weights import load_weights
     from gemel.models.zoo import build_query
 
     assert prepare.main(["published", "--data", str(real_data), "--out", str(tmp_path / "out"), "--json"]) == 0

@@ -16,7 +16,7 @@ import yaml
 
 from benchmarks.real import real
 from benchmarks.real import tables as real_tables
-from gemel.edge_runtime.config import load_config
+from gemel.edge_runtime.life.config import load_config
 
 QUERIES = ("far-vehicle", "near-vehicle")
 

@@ -6,7 +6,7 @@ from benchmarks.reporting.speed import MAX_OBJECTS, draw_predictions, rows
 
 
 def test_frames_are_drawn_with_errors_of_every_kind() -> None:
-    from gemel.models.metrics import error_types, overlaps_of
+    from gemel.models.measures.metrics import error_types, overlaps_of
 
     split, sides = draw_predictions(400, seed=1)
     assert split.labels is not None and max(len(one.boxes) for one in split.labels) == MAX_OBJECTS  # type: ignore[union-attr]

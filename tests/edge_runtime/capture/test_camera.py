@@ -14,7 +14,7 @@ from gemel.edge_runtime.capture.camera import MAX_ABANDONED, Camera
 from gemel.edge_runtime.capture.failures import SourceLost
 from gemel.edge_runtime.capture.reader import FramePool
 from gemel.edge_runtime.capture.sources import CameraConfig, FrameRequest
-from gemel.edge_runtime.queues import Frame
+from gemel.edge_runtime.frames.queues import Frame
 from gemel.models.notes import collect_notes
 from gemel.models.preprocess import Region
 from tests.edge_runtime.capture.faulty_cameras import FaultyCamera, HttpCamera, RtspCamera

@@ -13,7 +13,7 @@ from gemel.edge_runtime.capture import decoders
 from gemel.edge_runtime.capture.decoders import ACCELERATORS, AUTO, CPU, Accelerator, DecoderLost, PacketDecoder
 from gemel.edge_runtime.capture.skipping import FrameSkipper, Skip
 from gemel.edge_runtime.capture.sources import CameraConfig
-from gemel.models.video import Video, decode_shot
+from gemel.models.files.video import Video, decode_shot
 from tests.edge_runtime.capture.test_camera import play_camera
 from tests.video_files import COUNT, draw_frame, write_video
 

@@ -23,8 +23,8 @@ from gemel.edge_runtime.capture.reader import (
     TimedShot,
 )
 from gemel.edge_runtime.capture.sources import CameraConfig
-from gemel.models.rgb import RgbConverter, memory_of
-from gemel.models.video import RateGate
+from gemel.models.files.rgb import RgbConverter, memory_of
+from gemel.models.files.video import RateGate
 from tests.edge_runtime.tiny import picture, write_clip, write_folder
 from tests.video_files import draw_frame, write_video
 

@@ -14,7 +14,7 @@ from gemel.edge_runtime.memory.store import Layouts, Store
 from gemel.models import zoo
 from gemel.models.bits import Bits
 from gemel.models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
-from gemel.models.export_document import export_documents
+from gemel.models.export.export_document import export_documents
 from gemel.models.preprocess import InputSize, Preprocess, height_width
 from gemel.models.quantization import PackedWeight, choices, pack
 from gemel.models.tensors import normalise_frames

@@ -17,22 +17,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gemel.edge_runtime.box import cost_box, load_box
-from gemel.edge_runtime.config import load_config
-from gemel.edge_runtime.daemon import run
 from gemel.edge_runtime.engines import mapped
 from gemel.edge_runtime.engines.base import EngineError
 from gemel.edge_runtime.engines.mapped import MappedEngine, OpenedWeights, open_sessions, page_store
 from gemel.edge_runtime.engines.prepare import prepare_bundle
 from gemel.edge_runtime.engines.prepared import PreparedBundle
 from gemel.edge_runtime.engines.setup import held_bytes
+from gemel.edge_runtime.life.box import cost_box, load_box
+from gemel.edge_runtime.life.config import load_config
+from gemel.edge_runtime.life.daemon import run
 from gemel.edge_runtime.memory import pages
 from gemel.edge_runtime.memory.page_memory import PageMemory, open_memory
 from gemel.edge_runtime.scheduler.costs import all_bytes
 from gemel.merger.computed import QueryNetwork
 from gemel.models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 from gemel.models.errors import InputError
-from gemel.models.export_document import export_documents
+from gemel.models.export.export_document import export_documents
 from gemel.models.preprocess import Preprocess
 from gemel.models.quantization import PackedWeight
 from gemel.models.workload import load_workload

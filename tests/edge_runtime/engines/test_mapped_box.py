@@ -13,15 +13,15 @@ import torch
 from onnx import helper
 from torch import Tensor, nn
 
-from gemel.edge_runtime.daemon import run
+from gemel.edge_runtime.life.daemon import run
 from gemel.models.bundle import BundleQuery, Made, write_bundle
-from gemel.models.export_document import export_documents
+from gemel.models.export.export_document import export_documents
 from gemel.models.preprocess import Preprocess
 from gemel.models.workload import load_workload
 from gemel.models.zoo import build_query
 from tests.edge_runtime.engines.sample_bundles import build_model, make_query
+from tests.edge_runtime.life.test_reload import ENOUGH, ON_LEFT, negate_head, scale_slightly
 from tests.edge_runtime.local_box import LocalBox, replace_bundle
-from tests.edge_runtime.test_reload import ENOUGH, ON_LEFT, negate_head, scale_slightly
 from tests.edge_runtime.tiny import (
     LOOPED,
     query,
@@ -99,7 +99,7 @@ def test_two_stages_several_inputs_and_a_recurrence_serve_side_by_side(folder):
 
 BOUNDED = """
 import json, sys
-from gemel.edge_runtime.daemon import run
+from gemel.edge_runtime.life.daemon import run
 from gemel.edge_runtime.engines.mapped import SessionEngine
 measured = SessionEngine.workspace_of
 SessionEngine.workspace_of = lambda self, count: 0 if self.query.id == "large" else measured(self, count)

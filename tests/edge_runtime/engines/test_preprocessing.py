@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from gemel.edge_runtime.engines.torch_engine import TorchEngine
-from gemel.models.cost import workspace_bytes
 from gemel.models.detector import BoxTarget, OneStage
+from gemel.models.export.cost import workspace_bytes
 from gemel.models.predictions import DetectionPrediction
 from gemel.models.preprocess import Preprocess
 from tests.edge_runtime.engines.sample_bundles import bind, build_model, make_query, write_and_open

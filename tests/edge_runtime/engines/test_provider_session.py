@@ -10,14 +10,14 @@ import onnxruntime
 import pytest
 
 from gemel.cli import main
-from gemel.edge_runtime.box import cost_box, load_box
-from gemel.edge_runtime.config import load_config
-from gemel.edge_runtime.daemon import run
 from gemel.edge_runtime.engines import setup
 from gemel.edge_runtime.engines.prepared import prepared_folder
 from gemel.edge_runtime.engines.provider_session import ProviderEngine, open_provider_sessions
 from gemel.edge_runtime.engines.providers import CPU, PROVIDERS, unavailable_reason
 from gemel.edge_runtime.engines.setup import EngineRequest, are_paged, engines_for, held_bytes
+from gemel.edge_runtime.life.box import cost_box, load_box
+from gemel.edge_runtime.life.config import load_config
+from gemel.edge_runtime.life.daemon import run
 from gemel.models.bundle import Bundle
 from gemel.models.errors import InputError
 from tests.edge_runtime.engines.sample_bundles import reference

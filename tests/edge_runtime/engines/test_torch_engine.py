@@ -8,10 +8,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gemel.edge_runtime.device import Device
 from gemel.edge_runtime.engines.layouts import unshared_store
 from gemel.edge_runtime.engines.registry import make_engine
 from gemel.edge_runtime.engines.torch_engine import TorchEngine, awaited_tensors, start_as_arriving
+from gemel.edge_runtime.life.device import Device
 from gemel.edge_runtime.memory.arena import Arena
 from gemel.edge_runtime.memory.store import Store, channels_last_layouts
 from gemel.edge_runtime.policies import policy_named

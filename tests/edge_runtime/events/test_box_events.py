@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemel.edge_runtime.box import load_box
-from gemel.edge_runtime.config import load_config
-from gemel.edge_runtime.daemon import run
 from gemel.edge_runtime.events.rules import check_rules
 from gemel.edge_runtime.events.stage import EventStage
+from gemel.edge_runtime.life.box import load_box
+from gemel.edge_runtime.life.config import load_config
+from gemel.edge_runtime.life.daemon import run
 from gemel.edge_runtime.sinks.base import ResultMessage
 from gemel.models.errors import InputError
 from tests.edge_runtime.events.bright import PARTS, SIDE, write_spot_box

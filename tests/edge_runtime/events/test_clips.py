@@ -13,10 +13,10 @@ import cv2
 import numpy as np
 import pytest
 
-from gemel.edge_runtime.config import load_config
-from gemel.edge_runtime.daemon import run
 from gemel.edge_runtime.events import clips
 from gemel.edge_runtime.events.clips import CLIP, SNAPSHOT, ClipConfig, ClipRecorder, PacketRing
+from gemel.edge_runtime.life.config import load_config
+from gemel.edge_runtime.life.daemon import run
 from gemel.edge_runtime.sinks.base import ResultMessage
 from gemel.models.errors import InputError
 from tests.edge_runtime.events.bright import SIDE, draw_spot, write_spot_box

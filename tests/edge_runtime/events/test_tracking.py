@@ -9,8 +9,8 @@ import numpy as np
 from gemel.edge_runtime.events.rules import QueryKeys
 from gemel.edge_runtime.events.stage import EventStage
 from gemel.edge_runtime.events.tracking import ObjectTracker, unite_boxes
-from gemel.edge_runtime.queues import Frame, Ledger
-from gemel.edge_runtime.results import Publisher, RunIdentity
+from gemel.edge_runtime.frames.queues import Frame, Ledger
+from gemel.edge_runtime.frames.results import Publisher, RunIdentity
 from gemel.edge_runtime.sinks.base import ResultMessage
 from gemel.models.predictions import DetectionPrediction
 from tests.edge_runtime.tiny import query

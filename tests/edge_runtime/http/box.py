@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from gemel.edge_runtime.capture.push import PushQuery
-from gemel.edge_runtime.drawing import draw_thumbnail
+from gemel.edge_runtime.frames.drawing import draw_thumbnail
+from gemel.edge_runtime.frames.queues import Frame
 from gemel.edge_runtime.http.snapshots import Observer, Snapshot
 from gemel.edge_runtime.http.status import (
     CameraStatus,
@@ -23,10 +24,9 @@ from gemel.edge_runtime.http.status import (
     SpoolStatus,
     Status,
 )
-from gemel.edge_runtime.live_status import RuntimeStatus
-from gemel.edge_runtime.queues import Frame
-from gemel.edge_runtime.reload import ReloadResult
-from gemel.edge_runtime.switches import MODELS, CameraSwitch, parse_order
+from gemel.edge_runtime.life.live_status import RuntimeStatus
+from gemel.edge_runtime.life.reload import ReloadResult
+from gemel.edge_runtime.life.switches import MODELS, CameraSwitch, parse_order
 from gemel.models.errors import InputError
 
 

@@ -18,9 +18,9 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gemel.edge_runtime.frames.queues import Frame
 from gemel.edge_runtime.http.app import HISTORY_ROWS, History, HttpService
 from gemel.edge_runtime.http.auth import Access
-from gemel.edge_runtime.queues import Frame
 from gemel.models.errors import InputError
 from tests.edge_runtime.http.box import Box, camera, query
 

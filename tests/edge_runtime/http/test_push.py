@@ -22,10 +22,10 @@ import pytest
 from PIL import Image
 
 from gemel.edge_runtime.capture.push import STOPPED
-from gemel.edge_runtime.config import any_device, load_config
+from gemel.edge_runtime.frames.queues import DEPTH, OVERLOAD
 from gemel.edge_runtime.http import bodies
 from gemel.edge_runtime.http import push as http_push
-from gemel.edge_runtime.queues import DEPTH, OVERLOAD
+from gemel.edge_runtime.life.config import any_device, load_config
 from gemel.models.errors import InputError
 from tests.edge_runtime.http.push_box import GO, TOKEN, address_of, write_push_box
 from tests.edge_runtime.local_box import LocalBox

@@ -8,7 +8,7 @@ from gemel.edge_runtime.policies import POLICIES
 from gemel.edge_runtime.scheduler.costs import memory_settings
 from gemel.edge_runtime.simulation.device_profiles import PROFILES, costs_for
 from gemel.edge_runtime.simulation.simulator import simulate
-from gemel.models.cost import flops
+from gemel.models.export.cost import flops
 from tests.edge_runtime.tiny import SIZE, tiny_bundle
 
 

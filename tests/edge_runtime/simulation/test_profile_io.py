@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from gemel.edge_runtime.box import load_box
-from gemel.edge_runtime.config import load_config
-from gemel.edge_runtime.daemon import run
+from gemel.edge_runtime.life.box import load_box
+from gemel.edge_runtime.life.config import load_config
+from gemel.edge_runtime.life.daemon import run
 from gemel.edge_runtime.policies.adaptive import AdaptivePolicy
 from gemel.edge_runtime.scheduler.costs import BatchCost
 from gemel.edge_runtime.simulation.profile_io import (

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from gemel.edge_runtime.daemon import run
+from gemel.edge_runtime.life.daemon import run
 from gemel.edge_runtime.scheduler.costs import Costs, QueryCost, tensor_groups
 from gemel.edge_runtime.simulation.replay import replay
 from gemel.edge_runtime.simulation.trace import read_trace, trace_costs

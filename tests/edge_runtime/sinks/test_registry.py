@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import pytest
 
-from gemel.edge_runtime.config import load_config
-from gemel.edge_runtime.daemon import run
+from gemel.edge_runtime.life.config import load_config
+from gemel.edge_runtime.life.daemon import run
 from gemel.edge_runtime.sinks.base import SINKS, ResultMessage, Sink, SinkConfig
 from gemel.models.errors import InputError
 from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder

@@ -19,8 +19,8 @@ import cv2
 import numpy as np
 import pytest
 
-from gemel.edge_runtime import drawing
 from gemel.edge_runtime.backoff import BackOff
+from gemel.edge_runtime.frames import drawing
 from gemel.edge_runtime.sinks.base import Undelivered
 from gemel.edge_runtime.sinks.jsonl import JsonLinesConfig
 from gemel.edge_runtime.sinks.webhook import WebhookConfig, status_error

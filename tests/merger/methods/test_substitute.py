@@ -23,8 +23,8 @@ from gemel.merger.methods.trunk import network_bytes, train_network
 from gemel.merger.networks import adapt_state, answered_by, outputs_of
 from gemel.merger.training.recipe import Recipe
 from gemel.models.bundle import open_bundle, verify_bundle
+from gemel.models.files.weights import save_weights
 from gemel.models.sharing.plan import SharingPlan
-from gemel.models.weights import save_weights
 from gemel.models.workload import Workload, load_workload
 from gemel.models.zoo import ENTRIES, build_query, names
 from tests.merger.guarantees import FACTORIES, ratios_on_val

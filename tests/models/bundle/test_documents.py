@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from gemel.models import zoo
 from gemel.models.bundle import Made, open_bundle, verify_bundle, write_bundle, write_substituted
 from gemel.models.detector import Detector
-from gemel.models.export_document import OUTPUTS_KEY, export_document, export_documents
+from gemel.models.export.export_document import OUTPUTS_KEY, export_document, export_documents
 from tests.models.bundle.conftest import Sample, record, tied_models, write
 
 MADE = Made("yard", "none", 0)

@@ -20,8 +20,8 @@ from gemel.models.bundle.format import tensor_name
 from gemel.models.decoders.files import ModelFile
 from gemel.models.decoders.graph_model import GraphDetector
 from gemel.models.errors import BundleError, InputError
-from gemel.models.export_folder import export_folder
-from gemel.models.query_export import export_query
+from gemel.models.export.export_folder import export_folder
+from gemel.models.export.query_export import export_query
 from gemel.models.workload import Query, load_workload
 from gemel.models.zoo import build_query
 from tests.models.decoders.tiny_graphs import TinyYolox, export

@@ -18,7 +18,7 @@ from gemel.models.bundle import open_bundle
 from gemel.models.bundle.format import is_open_as, open_file
 from gemel.models.bundle.model_spec import load_model_spec, model_spec
 from gemel.models.errors import BundleError, InputError
-from gemel.models.weights import save_weights
+from gemel.models.files.weights import save_weights
 
 
 def test_models_share_views_of_one_mapping(sample):

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from gemel.models.class_names import parse
 from gemel.models.decoders import choose_columns, choose_decoder, coco_names
 from gemel.models.decoders.classifier import Classifier
 from gemel.models.decoders.detr import Detr
@@ -11,6 +10,7 @@ from gemel.models.decoders.registry import GraphHead, Output, class_names
 from gemel.models.decoders.yolo import Yolo
 from gemel.models.decoders.yolox import Yolox
 from gemel.models.errors import InputError
+from gemel.models.labels.class_names import parse
 
 SIZE = (320, 320)
 ULTRALYTICS = {

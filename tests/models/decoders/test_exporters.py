@@ -11,7 +11,6 @@ import onnxruntime
 import pytest
 import torch
 
-from gemel.models.candidates import DecodedReader
 from gemel.models.decoders.families import PLAIN
 from gemel.models.decoders.files import load_file
 from gemel.models.decoders.graph_model import GraphDetector
@@ -23,7 +22,8 @@ from gemel.models.graph.fill import fill_graph
 from gemel.models.graph.stored import store_graph
 from gemel.models.graph.unfold import unfold_norms
 from gemel.models.notes import collect_notes
-from gemel.models.outlines import fill_outline
+from gemel.models.objects.candidates import DecodedReader
+from gemel.models.objects.outlines import fill_outline
 from gemel.models.predictions import DetectionPrediction
 from gemel.models.preprocess import Preprocess
 from gemel.models.tensors import as_arrays

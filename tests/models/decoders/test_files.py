@@ -12,10 +12,10 @@ import pytest
 import torch
 import torchvision
 
-from gemel.models.candidates import suppress
 from gemel.models.detector import Detector
 from gemel.models.errors import InputError
 from gemel.models.notes import collect_notes
+from gemel.models.objects.candidates import suppress
 from gemel.models.sharing.layers import architecture
 from gemel.models.tensors import as_arrays
 from gemel.models.workload import Query, load_workload

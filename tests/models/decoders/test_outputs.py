@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from gemel.edge_runtime.daemon import run
+from gemel.edge_runtime.life.daemon import run
 from gemel.merger import merge
 from gemel.models.decoders.outputs import RawOutputs, find_outputs
 from gemel.models.decoders.registry import GraphHead, Output

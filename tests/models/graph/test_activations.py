@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gemel.merger.computed import QueryNetwork
-from gemel.models.export_document import export_document
+from gemel.models.export.export_document import export_document
 from gemel.models.graph.activations import INPUT, find_activations, measure_errors
 from gemel.models.graph.proto_graph import ProtoGraph
 from tests.edge_runtime.engines.sample_bundles import pack_weights

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gemel.models.bundle import Made, open_bundle, write_bundle
-from gemel.models.cost import flops, layer_flops
+from gemel.models.export.cost import flops, layer_flops
 from gemel.models.sharing.flop_rates import flop_rates
 from tests.edge_runtime.tiny import FACTORY, SIZE, net, query, trained_looking
 

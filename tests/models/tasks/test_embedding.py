@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from gemel.models.data import load_split
-from gemel.models.evaluation import find_gap
-from gemel.models.evidence import EvidenceConfig
+from gemel.models.measures.evaluation import find_gap
+from gemel.models.measures.evidence import EvidenceConfig
 from gemel.models.predictions import EmbeddingPrediction, IdentityLabel, unpack_float16
 from gemel.models.tasks import task_of
+from tests.models.measures.test_evaluation import make_split
 from tests.models.queries import make_query
-from tests.models.test_evaluation import make_split
 
 TASK = task_of("embedding")
 QUERY = make_query(task="embedding", classes=())

@@ -17,12 +17,12 @@ from torchvision.models.detection.roi_heads import heatmaps_to_keypoints
 
 from gemel.merger.objectives.boxes import KeypointObjective
 from gemel.models import zoo
-from gemel.models.candidates import SuppressedReader
 from gemel.models.data import load_split
 from gemel.models.detector import PoseTarget
 from gemel.models.errors import InputError
-from gemel.models.metrics import average_precision, pose_overlaps_of
+from gemel.models.measures.metrics import average_precision, pose_overlaps_of
 from gemel.models.notes import collect_notes
+from gemel.models.objects.candidates import SuppressedReader
 from gemel.models.predictions import PoseLabels, PosePrediction
 from gemel.models.preprocess import Preprocess
 from gemel.models.tasks import task_of

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from pycocotools import mask as coco
 
-from gemel.models.masks import IGNORED, resample
-from gemel.models.rle import decode_rle, encode_rle
+from gemel.models.labels.rle import decode_rle, encode_rle
+from gemel.models.objects.masks import IGNORED, resample
 
 MASKS = st.tuples(st.integers(1, 40), st.integers(1, 40)).flatmap(lambda shape: arrays(bool, shape))
 

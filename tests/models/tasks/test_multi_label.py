@@ -10,12 +10,12 @@ import pytest
 
 from gemel.models.data import load_split
 from gemel.models.errors import InputError
-from gemel.models.evaluation import find_gap
-from gemel.models.evidence import EvidenceConfig
+from gemel.models.measures.evaluation import find_gap
+from gemel.models.measures.evidence import EvidenceConfig
 from gemel.models.predictions import LabelSet, LabelsPrediction
 from gemel.models.tasks import task_of
+from tests.models.measures.test_evaluation import make_split
 from tests.models.queries import make_query
-from tests.models.test_evaluation import make_split
 
 QUERY = make_query(classes=("car", "person"), multi_label=True)
 TASK = task_of(QUERY)

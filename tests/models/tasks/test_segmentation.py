@@ -14,12 +14,12 @@ from gemel.merger.objectives.outputs import SegmentationObjective
 from gemel.models import zoo
 from gemel.models.data import load_split
 from gemel.models.errors import InputError
-from gemel.models.evaluation import find_gap
-from gemel.models.masks import IGNORED
+from gemel.models.labels.rle import decode_rle
+from gemel.models.measures.evaluation import find_gap
 from gemel.models.notes import collect_notes
+from gemel.models.objects.masks import IGNORED
 from gemel.models.predictions import MaskLabels, MaskPrediction
 from gemel.models.preprocess import Preprocess
-from gemel.models.rle import decode_rle
 from gemel.models.tasks import task_of
 from gemel.models.tasks.segmentation import choose_classes, prepare_mask
 from tests.models.queries import make_query

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from gemel.models.evaluation import find_gap
-from gemel.models.evidence import EvidenceConfig
-from gemel.models.io import MAX_VALUES
+from gemel.models.files.io import MAX_VALUES
+from gemel.models.measures.evaluation import find_gap
+from gemel.models.measures.evidence import EvidenceConfig
 from gemel.models.predictions import unpack_float16
 from gemel.models.tasks import task_of
 from gemel.models.tensors import as_arrays
+from tests.models.measures.test_evaluation import make_split
 from tests.models.queries import make_query
-from tests.models.test_evaluation import make_split
 
 TASKS = {
     by: task_of(make_query(task="tensor", agreement=by, classes=())) for by in ("argmax", "cosine", "relative-error")

@@ -11,8 +11,8 @@ import yaml
 
 from gemel.models import zoo
 from gemel.models.errors import InputError
+from gemel.models.files.weights import load_weights, save_weights
 from gemel.models.sharing.layers import layers_of
-from gemel.models.weights import load_weights, save_weights
 from gemel.models.workload import Query, load_workload
 
 HEADER = "import torch\nfrom torch import nn\n"

@@ -14,9 +14,9 @@ from torch import nn
 from gemel.models import zoo
 from gemel.models.bundle import BundleQuery, Made, open_bundle, verify_bundle, write_bundle
 from gemel.models.errors import InputError
+from gemel.models.files.weights import load_weights, save_weights
 from gemel.models.notes import collect_notes
 from gemel.models.preprocess import Preprocess
-from gemel.models.weights import load_weights, save_weights
 from gemel.models.workload import Query, load_workload
 from gemel.models.zoo.hubs import build_hub
 

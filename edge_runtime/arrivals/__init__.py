@@ -1,0 +1,1 @@
+"""Models that clients send to a running box, and the port by which they ask them."""

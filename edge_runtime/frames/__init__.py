@@ -1,0 +1,1 @@
+"""Frames between cameras and queries, the answers to them, samples and drawings of both."""

@@ -1,0 +1,1 @@
+"""Networks written as ONNX documents, and what they cost by document."""

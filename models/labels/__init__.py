@@ -1,0 +1,1 @@
+"""Labels and labelled pictures as other programs write them."""

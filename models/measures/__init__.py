@@ -1,0 +1,1 @@
+"""How good answers are, how alike, and how surely."""

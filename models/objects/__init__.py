@@ -1,0 +1,1 @@
+"""Objects in frames: boxes, masks, outlines, candidates."""
