@@ -243,6 +243,14 @@ ADDITION = (
     _parameter("public_key", Annotated[str | None, file_option("--public-key", "Require its signature by this key.")]),
 )
 """The bundle that a merge adds to."""
+REPLACING = (
+    _parameter("before", Annotated[str | None, file_option("--from", "The placement now; few bytes move.", "DIR")]),
+    _parameter(
+        "lost", Annotated[list[str] | None, Option("--lost", metavar="BOX", help="A box of --from that is no more.")]
+    ),
+    _limit("max_moves", int, 0, 10**6, "Queries of --from's other boxes that may move."),
+)
+"""The placement that `gemel place` changes, and how far."""
 TRAINING = (
     _limit("passes", int, 1, 10**12, "Frames shown in the first cycle (default 4000)."),
     _limit("rate", float, 0, 10, "AdamW's peak learning rate (default 0.001)."),
@@ -724,7 +732,7 @@ def profile_bundle(
     return CommandResult({**found.to_json(), "row": asdict(row)}, f"{found.to_text()}\n\n{row.to_text()}")
 
 
-@command(app, "place")
+@command(app, "place", REPLACING)
 def place_fleet(
     fleet: Annotated[str, Argument(metavar="FLEET", help="A fleet file (YAML).")],
     out: Annotated[str, file_option("-o --out", "Folder of placement.json and one workload a box.", "DIR")],
@@ -742,17 +750,11 @@ def place_fleet(
     min_frames: Annotated[
         float, number_option("--min-frames", 0, 1, "Fraction of its frames that every box must have time for.")
     ] = 0.0,
-    before: Annotated[str | None, file_option("--from", "The placement now; few bytes move.", "DIR")] = None,
-    lost: Annotated[
-        list[str], Option("--lost", metavar="BOX", help="A box of --from that is no more; may be repeated.")
-    ] = [],  # noqa: B006
-    max_moves: Annotated[
-        int | None, number_option("--max-moves", 0, 10**6, "Queries of --from's other boxes that may move.")
-    ] = None,
     max_seconds: Annotated[
         float, number_option("--max-seconds", 1e-3, 86_400, "Time limit of the search.")
     ] = DEFAULT_PLACEMENT.seconds,
     seed: Seed = 0,
+    **options: Any,
 ) -> CommandResult:  # fmt: skip
     """Decide which queries of a fleet run on which box; exit code 1 when some have no box."""
     from gemel.fleet import load_fleet, lose_boxes
@@ -761,13 +763,14 @@ def place_fleet(
 
     load = load_fleet(fleet)
     reserve_folder(out, load)
-    options = PlacementOptions(objective, shared, min_frames, seed, max_seconds, max_moves)
+    before, lost, max_moves = options["before"], options["lost"], options["max_moves"]
     if lost or max_moves is not None:
         if before is None:
             raise InputError("gemel place", "--lost and --max-moves change a placement", "give --from DIR")
-        load = lose_boxes(load, lost)
+        load = lose_boxes(load, lost or [])
+    goal = PlacementOptions(objective, shared, min_frames, seed, max_seconds, max_moves)
     with show_progress() as progress:
-        found = find_placement(load, options, read_placement(before) if before else {}, progress)
+        found = find_placement(load, goal, read_placement(before) if before else {}, progress)
     found.write(out)
     return CommandResult(found.to_json(), found.to_text(), exit_code_of(not found.unplaced))
 

@@ -85,7 +85,7 @@ def packed_of(query: Query | None, model: nn.Module, weights: WeightBits) -> dic
     heads = {weight_key(state, row.path) for row in layers_of(query) if row.head} if query is not None else set()
     found = {}
     for key, tensor in state.items():
-        if weights != "fp32" and (own := choices(key, tensor.shape, weights, key in heads)):
+        if weights not in ("auto", "fp32") and (own := choices(key, tensor.shape, weights, key in heads)):
             found[key] = pack(tensor, own[0])
     return found
 

@@ -174,7 +174,7 @@ def test_a_running_box_reloads_new_weights(box, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def checked(box, tmp_path_factory) -> Path:
+def drift_spool(box, tmp_path_factory) -> Path:
     """A spool of a box whose bundle has `gate` as its file has it, and `yard` not any more."""
     folder = tmp_path_factory.mktemp("drift")
     names = ("gate", "yard")
@@ -199,15 +199,15 @@ def checked(box, tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_drift_check_runs_originals_that_are_onnx_files(box, checked):
-    code, found, errors = box.run("drift", "check", str(checked / "spool"), str(checked / "w.yaml"), "--json")
+def test_a_drift_check_runs_originals_that_are_onnx_files(box, drift_spool):
+    code, found, errors = box.run("drift", "check", str(drift_spool / "spool"), str(drift_spool / "w.yaml"), "--json")
     assert code == 1 and isinstance(found, dict), errors
     rows = {row["id"]: row for row in found["queries"]}
     assert (rows["gate"]["ratio"], rows["gate"]["verdict"]) == (1.0, "kept") and rows["gate"]["frames"] == 80
     assert rows["yard"]["ratio"] < 0.5 and rows["yard"]["verdict"] == "below"
-    spool = checked / "with-torch"
-    shutil.copytree(checked / "spool", spool, ignore=shutil.ignore_patterns("drift*"))
-    for row in check_drift(spool, checked / "w.yaml").to_json()["queries"]:
+    spool = drift_spool / "with-torch"
+    shutil.copytree(drift_spool / "spool", spool, ignore=shutil.ignore_patterns("drift*"))
+    for row in check_drift(spool, drift_spool / "w.yaml").to_json()["queries"]:
         assert row["ratio"] == pytest.approx(rows[row["id"]]["ratio"], abs=0.02), "as the originals in PyTorch say"
 
 
@@ -217,15 +217,15 @@ def test_a_drift_check_runs_originals_that_are_onnx_files(box, checked):
      (lambda w: w["queries"][0].update(model="gone.onnx"), "there is no such file"),
      (lambda w: w["queries"].pop(), "does not hold the queries of")],
 )  # fmt: skip
-def test_a_drift_check_without_torch_names_what_it_lacks(box, checked, tmp_path, change, problem):
-    workload = yaml.safe_load((checked / "w.yaml").read_text())
+def test_a_drift_check_without_torch_names_what_it_lacks(box, drift_spool, tmp_path, change, problem):
+    workload = yaml.safe_load((drift_spool / "w.yaml").read_text())
     change(workload)
-    path = checked / f"{tmp_path.name}.yaml"
+    path = drift_spool / f"{tmp_path.name}.yaml"
     path.write_text(yaml.safe_dump(workload))
-    code, _, errors = box.run("drift", "check", str(checked / "spool"), str(path))
+    code, _, errors = box.run("drift", "check", str(drift_spool / "spool"), str(path))
     assert code == 2 and problem in errors and len(errors.splitlines()) == 1
     out = ("-o", str(tmp_path / "own"))
-    code, _, errors = box.run("drift", "check", str(checked / "spool"), str(checked / "w.yaml"), *out)
+    code, _, errors = box.run("drift", "check", str(drift_spool / "spool"), str(drift_spool / "w.yaml"), *out)
     assert code == 2 and "pip install gemel[merge]" in errors and not (tmp_path / "own").exists()
 
 
