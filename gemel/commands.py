@@ -236,10 +236,7 @@ SPENDING = (
 )
 """What `merger.prices.Spending.parse` takes."""
 ADDITION = (
-    _parameter(
-        "onto",
-        Annotated[str | None, file_option("--onto", "Add to this bundle: what it has unchanged stays.", "BUNDLE")],
-    ),
+    _parameter("onto", Annotated[str | None, file_option("--onto", "Add to this bundle; the rest stays.", "BUNDLE")]),
     _parameter("public_key", Annotated[str | None, file_option("--public-key", "Require its signature by this key.")]),
 )
 """The bundle that a merge adds to."""
