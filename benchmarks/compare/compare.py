@@ -34,7 +34,7 @@ FOLDER = Path(__file__).resolve().parent
 RATES = (2, 5, 10)
 SECONDS = 3
 REPLAY, LIMIT_PART = "replay", 8 / 12
-"""The replay's limit is meant for eight of twelve plain sessions (seven fit): about one load for each request, as issue 2448 tells."""
+"""A limit for eight of twelve plain sessions (seven fit): about one load for each request, as issue 2448 tells."""
 PLAIN = "sessions"
 
 

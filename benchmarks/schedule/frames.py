@@ -19,7 +19,7 @@ from gemel.edge_runtime.simulation.simulator import simulate
 MIN_SHARE, SUM_SHARE = 0.8, 0.98
 SHARED_CODE = (
     "scheduler",
-    "queues.py",
+    "frames/queues.py",
     "memory/allocator.py",
     "simulation/device_profiles.py",
     "simulation/simulator.py",
