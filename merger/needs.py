@@ -70,8 +70,8 @@ def find_needs(observed: Observed, error: float, block_s: float) -> Needs:
 def _find_minutes(observed: Observed, error: float, block_s: float) -> int | None:
     """Minutes of footage more, where differences stay as frequent as they are."""
     blocks, original = observed.blocks, observed.original
-    if original is None or observed.target >= 1:
-        return None
+    if original is None or observed.target >= 1 or not original.recall.any():
+        return None  # an original that is never right has no accuracy to keep, however long the footage
     if blocks is None or bool(is_clean(blocks).all()):
         count = 0 if blocks is None else blocks.count
         weight = original.recall / max(1e-9, float(original.recall.sum()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -60,12 +61,12 @@ class RgbConverter:
 
 def memory_of(picture: np.ndarray) -> memoryview | None:
     """What lives as long as the memory of FFmpeg that a picture is a view of; None where it is no such view."""
-    from av.video.plane import VideoPlane
-
+    # Where PyAV was not imported no picture is FFmpeg's; a box whose frames are pushed has no use for its memory.
+    plane: Any = getattr(sys.modules.get("av.video.plane"), "VideoPlane", ())
     base: Any = picture
     while base is not None and not isinstance(base, memoryview):
         base = getattr(base, "base", None)
-    return base if base is not None and isinstance(base.obj, VideoPlane) else None
+    return base if base is not None and isinstance(base.obj, plane) else None
 
 
 def to_planar(frame: av.VideoFrame, reformatter: VideoReformatter) -> av.VideoFrame:

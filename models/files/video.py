@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
@@ -57,6 +58,8 @@ MIN_GAP_S, GAP_INTERVALS = 0.5, 8
 LOSS_HINT = "copy or record the file again"
 TICK_SLACK = 1e-6
 """A frame's due time is a multiple of 1/fps, which floats miss by a hair."""
+_IMPORTING = threading.Lock()
+"""Cameras start together: of PyAV, whose modules import each other, others would see half while one imports it."""
 HDR_TRANSFERS = {16: "PQ", 18: "HLG"}
 """AVColorTransferCharacteristic of frames whose brightness exceeds an ordinary screen's."""
 
@@ -116,8 +119,10 @@ class Video:
         self, source: str, note: Callable[..., object], timeout_s: float | None = None, keys_only: bool = False,
         transport: str = TCP,
     ) -> None:  # fmt: skip
-        import av
-        import av.logging
+        with _IMPORTING:
+            import av
+            import av.filter
+            import av.logging
 
         av.logging.set_level(None)  # its messages name addresses with their passwords
         self._is_file, self._where, self._note = is_path(source), without_secret(source), note

@@ -253,8 +253,8 @@ def unreadable_here(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise AssertionError("read in this process")
 
-    for name in ("graph.reader.read_graph", "graph.reader.read_onnx", "checkpoint.read_checkpoint",
-                 "foreign_checkpoint.read_checkpoint", "checkpoint._unpickle",
+    for name in ("graph.reader.read_graph", "graph.reader.read_onnx", "files.checkpoint.read_checkpoint",
+                 "files.foreign_checkpoint.read_checkpoint", "files.checkpoint._unpickle",
                  "bundle.verify.verify_bundle", "bundle.confined.verify_bundle"):  # fmt: skip
         monkeypatch.setattr(f"gemel.models.{name}", fail)
 

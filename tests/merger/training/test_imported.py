@@ -107,7 +107,7 @@ def test_imported_detectors_train_together_from_their_files(tmp_path: Path, data
     for one in ("one", "two"):
         export(tmp_path / f"{one}.onnx", TinyYolox(2), names=json.dumps(["car", "bus"]))
     options = MergeOptions(
-        Recipe(epochs=1, features=1.0, frames_per_epoch=32), precision=precision, evidence=ANY_EVIDENCE
+        Recipe(epochs=1, features=1.0, frames_per_epoch=32), precision=precision, evidence=ANY_EVIDENCE, weights="fp32"
     )
     report = merge(load_workload(path), tmp_path / "box.safetensors", "joint", options=options)
     assert report.saved_fraction == 0 and len(report.queries) == 2
